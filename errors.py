@@ -1,0 +1,32 @@
+"""What can go wrong for a user, and the exit status that says so to a script."""
+
+import difflib
+from collections.abc import Iterable
+
+EXIT_DONE = 0
+EXIT_ERROR = 1
+EXIT_USAGE = 2  # argparse's own status for a bad command line
+EXIT_DIVERGED = 3  # a loss or gradient was not finite; the update was not applied
+EXIT_STOPPED = 75  # stopped early with a checkpoint: run the same command again (EX_TEMPFAIL of sysexits.h)
+
+
+class BadInput(Exception):
+    """A file, option or value the user can mend. The message is one line: what, where, got, wanted, what to do.
+
+    `on_every_rank` tells that all ranks raise it together, so that one of them says it for all.
+    """
+
+    def __init__(self, message: str, *, on_every_rank: bool = False):
+        super().__init__(message)
+        self.on_every_rank = on_every_rank
+
+
+class Diverged(Exception):
+    """Training produced a loss or gradient that is not finite. The message names step and rank."""
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Return "; did you mean 'x'?" for the known word most like `word`, or the list of known words."""
+    names = sorted(known)
+    close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
+    return f"; did you mean '{close[0]}'?" if close else f"; known: {', '.join(names)}"

@@ -1,0 +1,63 @@
+"""Validators for the fields of frozen `attrs` configurations: each says what it got and what it wanted."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+
+Validator = Callable[[Any, "attrs.Attribute[Any]", Any], None]
+
+
+def integer(minimum: int) -> Validator:
+    """Accept an int (not a bool) of at least `minimum`."""
+    return _check(
+        lambda value: type(value) is int and value >= minimum,
+        f"an integer of at least {minimum}",
+    )
+
+
+def number(minimum: float, maximum: float = math.inf, *, above: bool = False) -> Validator:
+    """Accept a finite int or float in [minimum, maximum], or in (minimum, maximum] when `above`."""
+    low = "above" if above else "from"
+    high = "" if maximum == math.inf else f" up to {maximum:g}"
+
+    def holds(value: Any) -> bool:
+        if type(value) not in (int, float) or not math.isfinite(value):
+            return False
+        return (value > minimum if above else value >= minimum) and value <= maximum
+
+    return _check(holds, f"a number {low} {minimum:g}{high}")
+
+
+def boolean() -> Validator:
+    """Accept true or false, and neither 0 nor 1."""
+    return _check(lambda value: type(value) is bool, "true or false")
+
+
+def text() -> Validator:
+    """Accept a non-empty string."""
+    return _check(lambda value: isinstance(value, str) and value != "", "a non-empty string")
+
+
+def one_of(*choices: str) -> Validator:
+    """Accept one of the given strings."""
+    return _check(lambda value: value in choices, " or ".join(f'"{choice}"' for choice in choices))
+
+
+def optional(validator: Validator) -> Validator:
+    """Accept null as well."""
+
+    def check(instance: Any, attribute: "attrs.Attribute[Any]", value: Any) -> None:
+        if value is not None:
+            validator(instance, attribute, value)
+
+    return check
+
+
+def _check(holds: Callable[[Any], bool], wanted: str) -> Validator:
+    def check(instance: Any, attribute: "attrs.Attribute[Any]", value: Any) -> None:
+        if not holds(value):
+            raise ValueError(f"{attribute.name}: got {value!r}, wanted {wanted}")
+
+    return check

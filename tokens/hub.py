@@ -1,0 +1,51 @@
+"""Token files from the Hugging Face hub, once per machine, resumable, only where the disk has room."""
+
+import json
+import shutil
+from pathlib import Path
+
+from errors import BadInput
+
+RECEIPT = "download.json"  # written last: without it an earlier download did not finish
+PATTERNS = ["*.safetensors", "*.json", "*.tiktoken"]
+
+
+def download_dataset(dataset: str, directory: Path) -> None:
+    """Bring the token files of a hub dataset, "OWNER/NAME", into the directory; do nothing where they are complete.
+
+    Raises BadInput when the hub cannot be reached, refuses, or the disk is too small.
+    """
+    if is_complete(directory):
+        return
+    from huggingface_hub import snapshot_download
+
+    where = f"dataset {dataset}"
+    try:
+        planned = snapshot_download(
+            dataset, repo_type="dataset", local_dir=directory, allow_patterns=PATTERNS, dry_run=True
+        )
+        wanted_bytes = sum(file.file_size or 0 for file in planned if file.will_download)
+        existing = next(parent for parent in [directory, *directory.absolute().parents] if parent.exists())
+        free_bytes = shutil.disk_usage(existing).free
+        if wanted_bytes > free_bytes:
+            raise BadInput(
+                f"{where}: got {free_bytes / 1e9:.1f} GB free at {existing}, wanted {wanted_bytes / 1e9:.1f} GB; "
+                "free some, or pass --token-files DIR on a larger disk"
+            )
+        snapshot_download(dataset, repo_type="dataset", local_dir=directory, allow_patterns=PATTERNS)
+    except BadInput:
+        raise
+    except Exception as error:  # the hub client raises errors of its own and lets its transport's through
+        detail = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise BadInput(
+            f"{where}: cannot be downloaded into {directory}: {detail}; run the same command to resume, "
+            "or pass --token-files DIR with files you have"
+        ) from error
+    (directory / RECEIPT).write_text(json.dumps({"dataset": dataset, "bytes": wanted_bytes}) + "\n")
+
+
+def is_complete(directory: Path) -> bool:
+    """Tell whether the directory holds a finished download, or token files that were put there otherwise."""
+    if (directory / RECEIPT).is_file():
+        return True
+    return not (directory / ".cache").exists() and any(directory.glob("train*.safetensors"))

@@ -1,0 +1,177 @@
+"""The on-disk format of tokens, and the only module that knows it.
+
+`<split>.safetensors` holds one 1-D tensor `tokens`, uint16 or uint32; a long stream may be split into
+`<split>-00000-of-00020.safetensors` and is read as one. `manifest.json` beside them is optional: a directory with
+nothing but token files loads.
+"""
+
+import json
+import re
+import struct
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import attrs
+import numpy as np
+
+from errors import BadInput
+
+HEADER_BYTES = 4096  # of the files we write: room for any token count, and the data starts on a page
+MANIFEST = "manifest.json"
+SCAN_TOKENS = 1 << 24  # looked at in one go when ids are checked
+
+_DTYPES = {"U16": np.dtype("<u2"), "U32": np.dtype("<u4")}  # safetensors' names
+
+
+@attrs.frozen
+class TokenFile:
+    """One file of a stream: where its tokens lie."""
+
+    path: Path
+    dtype: np.dtype
+    offset_bytes: int
+    length: int  # tokens
+
+
+class TokenStream:
+    """The tokens of one split, memory-mapped: however many processes read them, a machine holds one copy."""
+
+    def __init__(self, files: list[TokenFile]):
+        self.files = files
+        self.length = sum(file.length for file in files)  # tokens
+        self._starts = np.cumsum([0] + [file.length for file in files])
+        self._maps = [
+            np.memmap(file.path, file.dtype, mode="r", offset=file.offset_bytes, shape=(file.length,))
+            if file.length
+            else np.empty(0, file.dtype)
+            for file in files
+        ]
+
+    def read(self, start: int, count: int) -> np.ndarray:
+        """Return tokens start .. start + count, 1-D; a view of the file unless the range spans two files."""
+        assert 0 <= start and start + count <= self.length, (start, count, self.length)
+        first = int(np.searchsorted(self._starts, start, side="right")) - 1
+        parts = []
+        while count > 0:
+            offset = start - int(self._starts[first])
+            part = self._maps[first][offset : offset + count]
+            parts.append(part)
+            start, count, first = start + len(part), count - len(part), first + 1
+        return parts[0] if len(parts) == 1 else np.concatenate(parts or [np.empty(0, np.uint16)])
+
+    def locate(self, position: int) -> str:
+        """Return "FILE: token OFFSET" of a position in the stream, for error messages."""
+        first = int(np.searchsorted(self._starts, position, side="right")) - 1
+        return f"{self.files[first].path}: token {position - int(self._starts[first])}"
+
+    def check_ids(self, start: int, count: int, vocabulary_size: int) -> None:
+        """Raise BadInput naming file and offset of the first id in the range that is not below the vocabulary size."""
+        for at in range(start, start + count, SCAN_TOKENS):
+            ids = self.read(at, min(SCAN_TOKENS, start + count - at))
+            if ids.max() >= vocabulary_size:
+                bad = int(np.argmax(ids >= vocabulary_size))
+                raise BadInput(
+                    f"{self.locate(at + bad)}: got id {ids[bad]}, wanted less than vocab_size {vocabulary_size}; "
+                    "these tokens were made with another tokenizer, or the file is damaged"
+                )
+
+
+def open_split(directory: Path, split: str) -> TokenStream:
+    """Open `<split>.safetensors` or its shards. Raises BadInput for missing, damaged or foreign files."""
+    whole = directory / f"{split}.safetensors"
+    shards = sorted(directory.glob(f"{split}-[0-9]*-of-[0-9]*.safetensors"))
+    if whole.is_file() and shards:
+        raise BadInput(f"{directory}: holds both {whole.name} and {shards[0].name}; keep one of them")
+    if whole.is_file():
+        return TokenStream([read_header(whole)])
+    if not shards:
+        raise BadInput(f"{directory}: no {whole.name}; prepare_data.py writes one, or pass --token-files DIR")
+    _check_shards(directory, split, shards)
+    stream = TokenStream([read_header(shard) for shard in shards])
+    for file in stream.files:
+        if file.dtype != stream.files[0].dtype:
+            raise BadInput(f"{file.path}: got {file.dtype}, wanted {stream.files[0].dtype} as in {shards[0].name}")
+    return stream
+
+
+def read_header(path: Path) -> TokenFile:
+    """Return where the tokens of a safetensors file lie. Raises BadInput unless it is exactly one such tensor."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        prefix = file.read(8)
+        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
+        if not 2 <= length <= size - 8:
+            raise BadInput(f"{path}: not a safetensors file, or cut short at {size} bytes")
+        try:
+            header = json.loads(file.read(length))
+        except ValueError as error:
+            raise BadInput(f"{path}: not a safetensors file: its header is not JSON") from error
+    tensors = {name: value for name, value in header.items() if name != "__metadata__"}
+    if list(tensors) != ["tokens"]:
+        raise BadInput(f"{path}: got tensors {', '.join(tensors) or 'none'}, wanted one named 'tokens'")
+    tokens = tensors["tokens"]
+    if tokens["dtype"] not in _DTYPES or len(tokens["shape"]) != 1:
+        raise BadInput(
+            f"{path}: got dtype {tokens['dtype']} and shape {tokens['shape']}, wanted U16 or U32 and one dimension"
+        )
+    dtype, count = _DTYPES[tokens["dtype"]], tokens["shape"][0]
+    begin, end = tokens["data_offsets"]
+    if end - begin != count * dtype.itemsize or 8 + length + end != size:
+        raise BadInput(
+            f"{path}: cut short or damaged: got {size} bytes, wanted {8 + length + count * dtype.itemsize} "
+            f"for its {count} tokens; prepare or download it again"
+        )
+    return TokenFile(path, dtype, 8 + length + begin, count)
+
+
+def write_header(file: BinaryIO, dtype: np.dtype, length: int) -> None:
+    """Write the first HEADER_BYTES of a token file that holds `length` tokens; the data follows them."""
+    names = {value: name for name, value in _DTYPES.items()}
+    tensor = {"dtype": names[dtype], "shape": [length], "data_offsets": [0, length * dtype.itemsize]}
+    header = json.dumps({"tokens": tensor}).encode().ljust(HEADER_BYTES - 8)
+    file.seek(0)
+    file.write(struct.pack("<Q", len(header)) + header)
+
+
+def read_manifest(directory: Path) -> dict[str, Any] | None:
+    """Return the manifest of a token directory, or None where it has none. Raises BadInput where it is broken."""
+    path = directory / MANIFEST
+    if not path.is_file():
+        return None
+    try:
+        manifest = json.loads(path.read_text())
+    except ValueError as error:
+        raise BadInput(f"{path}: not JSON: {error}; prepare the tokens again or delete it") from error
+    if not isinstance(manifest, dict):
+        raise BadInput(f"{path}: got {type(manifest).__name__}, wanted an object; prepare the tokens again")
+    return manifest
+
+
+def check_manifest(stream: TokenStream, manifest: dict[str, Any] | None) -> int | None:
+    """Return the largest id that the manifest vouches for in every file of the stream, or None.
+
+    Raises BadInput where a file is not of the size that was written.
+    """
+    largest = 0
+    for file in stream.files:
+        entry = (manifest or {}).get("files", {}).get(file.path.name)
+        if entry is None:
+            return None
+        size = file.path.stat().st_size
+        if size != entry["size_bytes"]:
+            raise BadInput(
+                f"{file.path}: got {size} bytes, wanted {entry['size_bytes']} by {MANIFEST}; "
+                "the file or the manifest is from another preparation: prepare or download both again"
+            )
+        largest = max(largest, entry["max_id"])
+    return largest
+
+
+def _check_shards(directory: Path, split: str, shards: list[Path]) -> None:
+    total = re.fullmatch(rf"{split}-\d+-of-(\d+)", shards[0].stem)
+    count = int(total.group(1)) if total else 0
+    width = len(total.group(1)) if total else 5
+    wanted = [directory / f"{split}-{i:0{width}d}-of-{count:0{width}d}.safetensors" for i in range(count)]
+    if shards != wanted:
+        missing = [path.name for path in wanted if path not in shards]
+        raise BadInput(f"{directory}: shards of {split} do not add up: missing {', '.join(missing) or 'none'}")

@@ -1,0 +1,125 @@
+"""Text to token ids and back: GPT-2's byte-pair encoding, or plain bytes.
+
+Special tokens inside a text are ordinary text: only the writer places the end-of-text id, so a document that
+contains "<|endoftext|>" cannot forge a boundary.
+"""
+
+import base64
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from errors import BadInput
+
+if TYPE_CHECKING:
+    import tiktoken
+
+RANKS_FILE = "tokenizer.tiktoken"  # copy of the ranks beside the tokens they made
+
+
+class Tokenizer(Protocol):
+    """A reversible encoding of text as ids 0 .. vocabulary_size - 1."""
+
+    name: str
+    vocabulary_size: int
+    end_of_text_id: int
+    ranks_file: Path | None  # byte-pair ranks that travel with the token files; None where the name says all
+
+    def encode(self, text: str) -> np.ndarray:
+        """Return the ids of the text, 1-D, in `token_dtype(vocabulary_size)`."""
+        ...
+
+    def decode(self, ids: list[int]) -> str:
+        """Return the text of the ids; broken UTF-8 becomes U+FFFD, the end of text becomes <|endoftext|>."""
+        ...
+
+
+def token_dtype(vocabulary_size: int) -> np.dtype:
+    """Return uint16 where every id fits, else uint32."""
+    return np.dtype(np.uint16 if vocabulary_size <= 1 << 16 else np.uint32)
+
+
+def load_tokenizer(name: str) -> Tokenizer:
+    """Return the tokenizer "bytes", "gpt2" or that of a local .tiktoken ranks file.
+
+    Raises BadInput for another name, a damaged file, and "gpt2" where its ranks can be neither found nor downloaded.
+    """
+    if name == "bytes":
+        return ByteTokenizer()
+    if name == "gpt2":
+        return _load_gpt2()
+    if name.endswith(".tiktoken"):
+        return _load_ranks(Path(name))
+    raise BadInput(f"tokenizer '{name}' is unknown; wanted gpt2, bytes or the path of a .tiktoken file")
+
+
+class ByteTokenizer:
+    """UTF-8 bytes as ids 0..255; 256 ends a text."""
+
+    name = "bytes"
+    vocabulary_size = 257
+    end_of_text_id = 256
+    ranks_file = None
+
+    def encode(self, text: str) -> np.ndarray:
+        return np.frombuffer(text.encode("utf-8", errors="replace"), dtype=np.uint8).astype(np.uint16)
+
+    def decode(self, ids: list[int]) -> str:
+        parts = b"".join(b"<|endoftext|>" if token == self.end_of_text_id else bytes([token]) for token in ids)
+        return parts.decode("utf-8", errors="replace")
+
+
+class BytePairTokenizer:
+    """GPT-2's byte-pair encoding, computed by tiktoken; the end-of-text id follows the last rank."""
+
+    def __init__(self, name: str, encoding: "tiktoken.Encoding", ranks_file: Path | None):
+        self.name = name
+        self.ranks_file = ranks_file
+        self.end_of_text_id = encoding.eot_token
+        self.vocabulary_size = encoding.n_vocab
+        self._dtype = token_dtype(self.vocabulary_size)
+        self._encoding = encoding
+
+    def encode(self, text: str) -> np.ndarray:
+        return np.array(self._encoding.encode_ordinary(text), dtype=self._dtype)
+
+    def decode(self, ids: list[int]) -> str:
+        return self._encoding.decode(ids)
+
+
+def _load_gpt2() -> Tokenizer:
+    import tiktoken
+
+    try:
+        encoding = tiktoken.get_encoding("gpt2")
+    except Exception as error:  # tiktoken lets through whatever its download raises: requests', OSError, ValueError
+        raise BadInput(
+            f"tokenizer gpt2: its ranks are neither cached nor downloadable ({type(error).__name__}); "
+            "pass a local ranks file (--tokenizer FILE.tiktoken) or set TIKTOKEN_CACHE_DIR to a filled cache"
+        ) from error
+    return BytePairTokenizer("gpt2", encoding, ranks_file=None)
+
+
+def _load_ranks(path: Path) -> Tokenizer:
+    import tiktoken
+    from tiktoken_ext.openai_public import r50k_pat_str  # GPT-2's pre-tokenization pattern
+
+    if not path.is_file():
+        raise BadInput(f"{path}: no such ranks file; wanted lines of 'BASE64 RANK' as tiktoken writes them")
+    ranks: dict[bytes, int] = {}
+    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+        try:
+            token, rank = line.split()
+            ranks[base64.b64decode(token, validate=True)] = int(rank)
+        except ValueError as error:
+            raise BadInput(f"{path}: line {number}: got {line[:40]!r}, wanted 'BASE64 RANK'") from error
+    if sorted(ranks.values()) != list(range(len(ranks))) or len(ranks) < 256:
+        raise BadInput(f"{path}: got {len(ranks)} ranks, wanted each of 0, 1, 2, ... once and at least 256")
+    encoding = tiktoken.Encoding(
+        name=path.stem,
+        pat_str=r50k_pat_str,
+        mergeable_ranks=ranks,
+        special_tokens={"<|endoftext|>": len(ranks)},
+    )
+    return BytePairTokenizer(path.name, encoding, ranks_file=path)

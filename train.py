@@ -1,0 +1,130 @@
+#!/usr/bin/env python3
+"""Train one run directory: `torchrun --standalone --nproc_per_node=8 train.py runs/8xa100`."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from errors import EXIT_DIVERGED, EXIT_DONE, EXIT_ERROR, BadInput, Diverged
+
+if TYPE_CHECKING:
+    from training.config import Run
+
+EPILOG = """examples:
+  torchrun --standalone --nproc_per_node=8 train.py runs/8xa100 --price-per-hour 14.32
+  python train.py runs/quickstart --set train.learning_rate=6e-4
+  python train.py runs/8xa100 --dry-run --world-size 8
+
+The same command line continues a run that was stopped or killed. Exit status: 0 done (or nothing left to do),
+1 error, 2 usage, 3 diverged, 75 stopped early with a checkpoint. Under torchrun, which exits with 1 for all of
+these but 0, metrics.jsonl's last event tells.
+"""
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Return the command line's options."""
+    parser = argparse.ArgumentParser(
+        description="Train the GPT-2 of a run directory, alone or under torchrun on many GPUs.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("run", type=Path, help="run directory: model.json and train.json; checkpoints go beside them")
+    parser.add_argument("--token-files", type=Path, metavar="DIR", help="token files, instead of train.json's dataset")
+    parser.add_argument(
+        "--resume",
+        default="auto",
+        metavar="auto|never|NAME",
+        help="auto (default): from the newest checkpoint; never: archive earlier results and start anew; "
+        "NAME: from checkpoints/NAME",
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        dest="overrides",
+        help="override train.KEY or model.KEY; may be repeated",
+    )
+    parser.add_argument("--device", choices=("cuda", "cpu"), help="default: cuda where there is a GPU")
+    parser.add_argument(
+        "--max-steps", type=positive, metavar="N", help="pause with a checkpoint after step N; the schedule stays"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="print the arithmetic of the run and exit; needs no GPU")
+    parser.add_argument(
+        "--world-size", type=positive, metavar="N", help="with --dry-run: the number of ranks to plan for (default 1)"
+    )
+    parser.add_argument(
+        "--price-per-hour", type=float, metavar="USD", help="price of the machine: shows dollars spent and expected"
+    )
+    arguments = parser.parse_args()
+    if arguments.world_size is not None and not arguments.dry_run:
+        parser.error("--world-size goes with --dry-run; torchrun sets the world size of a run")
+    return arguments
+
+
+def positive(text: str) -> int:
+    """Return a whole number of at least 1, for argparse."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"got {value}, wanted at least 1")
+    return value
+
+
+def main() -> int:
+    """Run the command; return its exit status."""
+    arguments = parse_arguments()
+    from torch.distributed.elastic.multiprocessing.errors import record  # after --help: torch takes seconds
+
+    return record(train)(arguments)
+
+
+def train(arguments: argparse.Namespace) -> int:
+    """Check the run directory before any process group starts, then train it; return the exit status."""
+    from training.config import load_run
+    from training.plan import make_plan
+    from training.ranks import environment_rank, environment_world_size
+    from training.session import Options, run_session
+
+    said_by_all = True
+    try:
+        run = load_run(arguments.run, arguments.overrides)
+        if arguments.dry_run:
+            return dry_run(run, arguments)
+        if run.train.min_train_tokens is not None:  # else the number of steps needs the token files
+            make_plan(run, environment_world_size())
+        options = Options(
+            token_files=arguments.token_files,
+            resume=arguments.resume,
+            device=arguments.device,
+            max_steps=arguments.max_steps,
+            price_per_hour=arguments.price_per_hour,
+        )
+        said_by_all = False
+        return run_session(run, options)
+    except BadInput as error:
+        if environment_rank() == 0 or not (said_by_all or error.on_every_rank):
+            print(f"train.py: {error}", file=sys.stderr, flush=True)
+        return EXIT_ERROR
+    except Diverged as error:
+        if environment_rank() == 0:
+            print(f"train.py: {error}", file=sys.stderr, flush=True)
+        return EXIT_DIVERGED
+
+
+def dry_run(run: "Run", arguments: argparse.Namespace) -> int:
+    """Print what a run would do; needs neither GPU nor process group, nor tokens where min_train_tokens is set."""
+    from tokens.token_file import open_split
+    from training.plan import describe, make_plan
+    from training.session import locate_tokens
+
+    available = None
+    if run.train.min_train_tokens is None:
+        available = open_split(locate_tokens(run, arguments.token_files).directory, "train").length
+    plan = make_plan(run, arguments.world_size or 1, available)
+    print("\n".join([*run.notices, *describe(run, plan)]))
+    return EXIT_DONE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,94 @@
+"""`training-run-chart.png`, drawn from `metrics.jsonl`: losses, learning rate, gradient norm.
+
+`python -m training.chart RUN_DIR` draws it; a run does so in a process of its own at each checkpoint.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from training.metrics import read_metrics
+
+CHART = "training-run-chart.png"
+SMOOTHING = 0.9  # of the exponential moving average over logged steps
+TRAIN, VALIDATION, RATE, NORM = "#4477aa", "#cc3311", "#228833", "#aa7744"
+
+
+class ChartProcess:
+    """Draws in the background, one drawing at a time, so that no step waits for it."""
+
+    def __init__(self, directory: Path):
+        self._command = [sys.executable, "-m", "training.chart", str(directory.resolve())]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def redraw(self) -> None:
+        """Start a drawing unless the last one still runs."""
+        if self._process is None or self._process.poll() is not None:
+            self._process = subprocess.Popen(self._command, cwd=Path(__file__).parents[1], stdin=subprocess.DEVNULL)
+
+    def finish(self) -> None:
+        """Wait for a drawing in progress, then draw the final state and wait for that."""
+        if self._process is not None:
+            self._process.wait()
+        self.redraw()
+        assert self._process is not None
+        self._process.wait()
+
+
+def draw_chart(directory: Path) -> Path:
+    """Draw the chart of a run directory and return its path. The file is replaced in one go."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    records = read_metrics(directory)
+    train = [record for record in records if "train_loss" in record]
+    validation = [record for record in records if "validation_loss" in record]
+    figure = Figure(figsize=(9, 8), layout="constrained")
+    loss, rate, norm = figure.subplots(3, 1, sharex=True, height_ratios=[3, 1, 1])
+
+    steps = [record["step"] for record in train]
+    losses = [record["train_loss"] for record in train]
+    loss.plot(steps, losses, color=TRAIN, alpha=0.3, linewidth=1)
+    loss.plot(steps, _smoothed(losses), color=TRAIN, linewidth=2, label=_label("train", train, "train_loss"))
+    validation_steps = [record["step"] for record in validation]
+    validation_losses = [record["validation_loss"] for record in validation]
+    label = _label("validation", validation, "validation_loss")
+    loss.plot(validation_steps, validation_losses, color=VALIDATION, marker="o", markersize=4, label=label)
+    loss.set_ylabel("loss (nats per token)")
+    loss.set_title(f"{directory.name}: step {max(steps + validation_steps, default=0):,}")
+    loss.legend(loc="upper right")
+    rate.plot(steps, [record["learning_rate"] for record in train], color=RATE)
+    rate.set_ylabel("learning rate")
+    norm.plot(steps, [record["grad_norm"] for record in train], color=NORM, linewidth=1)
+    norm.set_ylabel("gradient norm\n(before clipping)")
+    norm.set_yscale("log")
+    norm.set_xlabel("step (optimizer updates)")
+    norm.xaxis.set_major_locator(MaxNLocator(integer=True))
+    for axes in (loss, rate, norm):
+        axes.grid(alpha=0.25)
+        for resumed in [record["step"] for record in records if record.get("event") == "start" and record["step"] > 0]:
+            axes.axvline(resumed, color="gray", linestyle=":", linewidth=1)
+
+    path = directory / CHART
+    partial = directory / f".partial-{CHART}"
+    figure.savefig(partial, dpi=110, format="png")
+    partial.replace(path)
+    return path
+
+
+def _smoothed(values: list[float]) -> list[float]:
+    """Return the bias-corrected exponential moving average (Kingma and Ba 2015, section 3)."""
+    smoothed, average = [], 0.0
+    for count, value in enumerate(values, start=1):
+        average = SMOOTHING * average + (1 - SMOOTHING) * value
+        smoothed.append(average / (1 - SMOOTHING**count))
+    return smoothed
+
+
+def _label(name: str, records: list[dict[str, Any]], key: str) -> str:
+    return f"{name}: {records[-1][key]:.4f}" if records else name
+
+
+if __name__ == "__main__":
+    draw_chart(Path(sys.argv[1]))

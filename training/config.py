@@ -1,0 +1,165 @@
+"""A run directory's `model.json` and `train.json`: read, translated from older spellings, checked."""
+
+import json
+from pathlib import Path
+from typing import Any, TypeVar
+
+import attrs
+
+from errors import BadInput, nearest
+from model import checks
+from model.config import ModelConfig
+
+Config = TypeVar("Config")
+
+
+@attrs.frozen(kw_only=True)
+class TrainConfig:
+    """The fields of `train.json`. What a directory leaves out means what it meant to its author.
+
+    Spellings and defaults are those of gpjt/ddp-base-model-from-scratch where it has the key.
+    """
+
+    # Data: a hub dataset or a local directory of token files, and where to begin in it
+    dataset: str = attrs.field(validator=checks.text())
+    min_train_tokens: int | None = attrs.field(default=None, validator=checks.optional(checks.integer(1)))
+    start_train_token: int = attrs.field(default=0, validator=checks.integer(0))
+    shuffle: bool = attrs.field(default=False, validator=checks.boolean())  # windows in a seeded order
+    # Batch, in sequences: the global batch is science, the micro-batch is what fits
+    microbatch_size: int = attrs.field(validator=checks.integer(1))
+    global_batch_size: int | None = attrs.field(default=None, validator=checks.optional(checks.integer(1)))
+    gradient_accumulation_steps: int | None = attrs.field(default=None, validator=checks.optional(checks.integer(1)))
+    # Optimizer: AdamW, decay on matrices only
+    learning_rate: float = attrs.field(default=4e-4, validator=checks.number(0, above=True))
+    schedule_learning_rate: bool = attrs.field(default=False, validator=checks.boolean())  # warm-up, then cosine
+    warmup_period_percent: float = attrs.field(default=0, validator=checks.number(0, 100))  # of all steps
+    weight_decay: float = attrs.field(default=0.1, validator=checks.number(0))
+    adam_beta1: float = attrs.field(default=0.9, validator=checks.number(0, 0.99999))
+    adam_beta2: float = attrs.field(default=0.999, validator=checks.number(0, 0.99999))
+    clipping_max_norm: float | None = attrs.field(
+        default=None, validator=checks.optional(checks.number(0, above=True))
+    )  # null: no clipping
+    # Intervals, in steps
+    checkpoint_interval: int = attrs.field(default=500, validator=checks.integer(1))
+    keep_checkpoints: int = attrs.field(default=3, validator=checks.integer(1))  # newest ones, and the best beside them
+    validation_interval: int | None = attrs.field(
+        default=500, validator=checks.optional(checks.integer(1))
+    )  # null: no validation
+    validation_sequences: int = attrs.field(default=1024, validator=checks.integer(1))
+    start_val_token: int = attrs.field(default=0, validator=checks.integer(0))
+    log_interval: int = attrs.field(default=10, validator=checks.integer(1))  # each logged step waits for the GPU once
+    # How it runs
+    random_seed: int = attrs.field(default=42, validator=checks.integer(0))
+    parallel: str = attrs.field(default="ddp", validator=checks.one_of("ddp", "fsdp"))
+    precision: str = attrs.field(default="auto", validator=checks.one_of("auto", "bf16", "fp16", "fp32"))
+    compile: bool | None = attrs.field(
+        default=None, validator=checks.optional(checks.boolean())
+    )  # null: on a GPU, not on a CPU
+
+
+@attrs.frozen(kw_only=True)
+class Run:
+    """A run directory, read and checked."""
+
+    directory: Path
+    model: ModelConfig
+    train: TrainConfig
+    notices: tuple[str, ...]  # what the user should know about translated or meaningless keys
+
+
+def load_run(directory: Path, overrides: list[str]) -> Run:
+    """Read a run directory; each override is "KEY=VALUE", "train.KEY=VALUE" or "model.KEY=VALUE".
+
+    Raises BadInput naming the file and the key of whatever is missing, unknown or out of range.
+    """
+    if not directory.is_dir():
+        raise BadInput(f"{directory}: no such run directory; wanted a folder with model.json and train.json")
+    model_file, train_file = directory / "model.json", directory / "train.json"
+    values = {"model": _read_json(model_file), "train": _read_json(train_file)}
+    for override in overrides:
+        _apply(override, values)
+    notices = _translate(values["model"], values["train"], model_file, train_file)
+    model = _build(ModelConfig, values["model"], model_file)
+    train = _build(TrainConfig, values["train"], train_file)
+    _check_batch(train, train_file)
+    return Run(directory=directory, model=model, train=train, notices=tuple(notices))
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise BadInput(f"{path}: no such file; a run directory holds model.json and train.json")
+    try:
+        values = json.loads(path.read_text(), object_pairs_hook=_without_duplicates)
+    except ValueError as error:
+        raise BadInput(f"{path}: not JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise BadInput(f"{path}: got {type(values).__name__}, wanted an object of keys and values")
+    return values
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    for key, _ in pairs:
+        if sum(key == other for other, _ in pairs) > 1:
+            raise ValueError(f"key '{key}' is given twice")
+    return dict(pairs)
+
+
+def _apply(override: str, values: dict[str, dict[str, Any]]) -> None:
+    name, equals, text = override.partition("=")
+    section, _, key = name.rpartition(".")
+    section = section or "train"
+    if not equals or not key or section not in values:
+        raise BadInput(f"--set {override}: wanted train.KEY=VALUE or model.KEY=VALUE")
+    try:
+        values[section][key] = json.loads(text)
+    except ValueError:
+        values[section][key] = text  # a bare word is a string
+
+
+def _translate(model: dict[str, Any], train: dict[str, Any], model_file: Path, train_file: Path) -> list[str]:
+    """Replace older spellings of gpjt/ddp-base-model-from-scratch in place; return a line for each."""
+    notices = []
+    if "moe" in model:
+        raise BadInput(f"{model_file}: key 'moe': mixtures of experts are not GPT-2; Lockstep trains dense models only")
+    if "minibatch_size" in train:
+        size = train.pop("minibatch_size")
+        if train.setdefault("microbatch_size", size) != size:
+            raise BadInput(f"{train_file}: minibatch_size {size} is the old name of microbatch_size; keep one of them")
+        notices.append(f"{train_file}: minibatch_size {size} is read as microbatch_size")
+    if "use_amp" in train:
+        use_amp = train.pop("use_amp")
+        precision = train.setdefault("precision", "auto" if use_amp else "fp32")
+        notices.append(f"{train_file}: use_amp {json.dumps(use_amp)} is read as precision {precision}")
+    if "validation_batches" in train:
+        batches, size = train.pop("validation_batches"), train.get("microbatch_size")
+        if "validation_sequences" in train:
+            raise BadInput(f"{train_file}: validation_batches and validation_sequences say the same; keep the latter")
+        if type(batches) is not int or type(size) is not int:
+            raise BadInput(f"{train_file}: validation_batches: got {batches!r}, wanted a whole number of micro-batches")
+        train["validation_sequences"] = batches * size
+        notices.append(
+            f"{train_file}: validation_batches {batches} of {size} are read as validation_sequences {batches * size}"
+        )
+    return notices
+
+
+def _build(kind: type[Config], values: dict[str, Any], path: Path) -> Config:
+    fields = attrs.fields_dict(kind)  # type: ignore[arg-type]  # both callers pass attrs classes
+    for key in values:
+        if key not in fields:
+            raise BadInput(f"{path}: unknown key '{key}'{nearest(key, fields)}")
+    for key, field in fields.items():
+        if key not in values and field.default is attrs.NOTHING:
+            raise BadInput(f"{path}: key '{key}' is missing")
+    try:
+        return kind(**values)
+    except ValueError as error:
+        raise BadInput(f"{path}: {error}") from error
+
+
+def _check_batch(train: TrainConfig, path: Path) -> None:
+    if train.global_batch_size is not None and train.global_batch_size % train.microbatch_size:
+        raise BadInput(
+            f"{path}: global_batch_size: got {train.global_batch_size}, "
+            f"wanted a multiple of microbatch_size, {train.microbatch_size}"
+        )

@@ -1,0 +1,208 @@
+"""The steps of a run, in order: train, log, validate, save; stop early when asked, at once when a step is not finite."""
+
+import bisect
+import time
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from errors import Diverged
+from training import checkpoint
+from training.chart import ChartProcess
+from training.feed import Feed, FeedSource
+from training.hardware import peak_flops, peak_memory_bytes
+from training.ledger import Ledger, Remaining
+from training.metrics import MetricsLog
+from training.plan import Plan
+from training.progress import Progress, Status
+from training.ranks import StopRequest
+from training.schedule import learning_rate
+from training.step import StepResult, Trainer, train_step
+from training.validation import Validation
+
+
+@attrs.frozen(kw_only=True)
+class Job:
+    """What a loop works through, besides the trainer's state."""
+
+    directory: Path
+    plan: Plan
+    feed_source: FeedSource
+    validation: Validation | None
+    stop_request: StopRequest
+    last_step: int  # plan.steps, or fewer with --max-steps
+    log_interval: int
+    validation_interval: int | None
+    checkpoint_interval: int
+    keep_checkpoints: int
+    flops_per_token: int
+    price_per_hour: float | None  # USD
+    config: dict[str, Any]  # resolved; travels in every checkpoint
+
+
+def validation_due(job: Job, step: int) -> bool:
+    """Tell whether to validate after `step` updates: at intervals, before a run's first step, with each checkpoint."""
+    if job.validation_interval is None:
+        return False
+    return step % job.validation_interval == 0 or checkpoint_due(job, step)
+
+
+def checkpoint_due(job: Job, step: int) -> bool:
+    """Tell whether to save after `step` updates: at intervals and at the end."""
+    return step > 0 and (step % job.checkpoint_interval == 0 or step == job.last_step)
+
+
+class Loop:
+    """Trains from where `progress` stands. One object per process; rank 0's writes and shows."""
+
+    def __init__(self, trainer: Trainer, job: Job, progress: checkpoint.Progress, ledger: Ledger):
+        self.trainer, self.job, self.progress, self.ledger = trainer, job, progress, ledger
+        self.peak = peak_flops(trainer.ranks)
+        self.feed = Feed(job.feed_source, trainer.ranks, progress.step, job.last_step)
+        coordinates = trainer.ranks.coordinates
+        self.metrics = MetricsLog(job.directory) if coordinates else None
+        self.chart = ChartProcess(job.directory) if coordinates else None
+        self.bar = Progress(progress.step, job.plan.steps) if coordinates else None
+        self.first_step = progress.step
+        self.last_loss = float("nan")  # of the last logged step
+        steps = range(progress.step + 1, job.last_step + 1)
+        self._validations = [step for step in steps if validation_due(job, step)]
+        self._checkpoints = [step for step in steps if checkpoint_due(job, step)]
+        self._logged_step = progress.step
+        self._logged_seconds = 0.0
+
+    def train(self) -> bool:
+        """Run to the last step; return False when it stopped early with a checkpoint. Raises Diverged."""
+        self._event("start", world_size=self.trainer.ranks.world_size, commit=self.job.config["git_commit"])
+        try:
+            if self.first_step == 0 and validation_due(self.job, 0):
+                self._validate()
+            for step in range(self.first_step, self.job.last_step):
+                rate = learning_rate(self.job.plan.schedule, step)
+                for group in self.trainer.optimizer.param_groups:
+                    group["lr"] = rate
+                result = train_step(self.trainer, step, self.feed)
+                self._finish_step(step + 1, result, rate)
+                if self.job.stop_request.agreed() and step + 1 < self.job.last_step:
+                    self._stop_early()
+                    return False
+            self._event("end" if self.job.last_step == self.job.plan.steps else "pause")
+            return True
+        finally:
+            self.feed.close()
+            if self.bar is not None:
+                self.bar.close()
+            if self.metrics is not None:
+                self.metrics.close()
+
+    def _finish_step(self, step: int, result: StepResult, rate: float) -> None:
+        """Account for a step and do what is due after it; `step` counts the updates done."""
+        job = self.job
+        self.ledger.after_step()
+        self.progress = attrs.evolve(
+            self.progress, step=step, tokens=step * job.plan.tokens_per_step, validation_loss=None
+        )
+        if self.bar is not None:
+            self.bar.advance()
+        saving, validating = checkpoint_due(job, step), validation_due(job, step)
+        logging = step % job.log_interval == 0 or step == job.last_step or step == 1
+        if logging or saving or validating or self.trainer.ranks.device.type == "cpu":
+            self._check_finite()
+        if logging and self.trainer.ranks.coordinates:
+            self._log(result, rate)
+        if validating:
+            self._validate()
+        if saving:
+            self._save()
+
+    def _check_finite(self) -> None:
+        problem = self.trainer.guard.problem()
+        if problem is not None:
+            self._event("diverged", problem=problem)
+            raise Diverged(f"{problem}; the last checkpoint is as it was: {self.job.directory / 'checkpoints'}")
+
+    def _log(self, result: StepResult, rate: float) -> None:
+        assert self.bar is not None and self.metrics is not None
+        step = self.progress.step
+        loss, grad_norm = result.loss.item(), result.grad_norm.item()  # the one wait for the GPU
+        self.last_loss = loss
+        training_seconds = self.ledger.training_seconds()
+        tokens = (step - self._logged_step) * self.job.plan.tokens_per_step
+        tokens_per_second = tokens / (training_seconds - self._logged_seconds)
+        self._logged_step, self._logged_seconds = step, training_seconds
+        mfu = None
+        if self.peak is not None:
+            mfu = self.job.flops_per_token * tokens_per_second / (self.peak * self.trainer.ranks.world_size)
+        elapsed = self.ledger.elapsed_seconds()
+        self.metrics.write(
+            {
+                "step": step,
+                "train_loss": loss,
+                "learning_rate": rate,
+                "grad_norm": grad_norm,
+                "tokens_per_second": round(tokens_per_second, 1),
+                "mfu": mfu,
+                "peak_memory_bytes": peak_memory_bytes(self.trainer.ranks),
+                "elapsed_seconds": round(elapsed, 3),
+            }
+        )
+        remaining = self.ledger.remaining_seconds(self._remaining())
+        self.bar.show(
+            Status(
+                step=step,
+                loss=loss,
+                tokens_per_second=tokens_per_second,
+                mfu=mfu,
+                remaining_seconds=remaining,
+                spent_usd=self._usd(elapsed),
+                expected_usd=self._usd(None if remaining is None else elapsed + remaining),
+            )
+        )
+
+    def _validate(self) -> None:
+        assert self.job.validation is not None
+        with self.ledger.measure("validation"):
+            loss = self.job.validation.measure(self.trainer)
+        best = self.progress.best_validation_loss
+        saved = checkpoint_due(self.job, self.progress.step)
+        self.progress = attrs.evolve(self.progress, validation_loss=loss)
+        if saved and (best is None or loss < best):
+            self.progress = attrs.evolve(self.progress, best_step=self.progress.step, best_validation_loss=loss)
+        if self.bar is not None and self.metrics is not None:
+            elapsed = round(self.ledger.elapsed_seconds(), 3)
+            self.metrics.write({"step": self.progress.step, "validation_loss": loss, "elapsed_seconds": elapsed})
+            self.bar.say(f"step {self.progress.step:,}: validation loss {loss:.4f}")
+
+    def _save(self) -> None:
+        with self.ledger.measure("checkpoint"):
+            self.progress = attrs.evolve(self.progress, elapsed_seconds=self.ledger.elapsed_seconds())
+            job = self.job
+            checkpoint.save(job.directory, self.trainer, self.progress, job.keep_checkpoints, job.config)
+        self._event("checkpoint", name=checkpoint.name_of(self.progress.step))
+        if self.chart is not None:
+            self.chart.redraw()
+
+    def _stop_early(self) -> None:
+        self._check_finite()
+        if not checkpoint_due(self.job, self.progress.step):
+            self._save()
+        self._event("stopped")
+
+    def _event(self, event: str, **details: Any) -> None:
+        if self.metrics is not None:
+            moment = {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+            self.metrics.write({"event": event, "step": self.progress.step, **details, **moment})
+
+    def _remaining(self) -> Remaining:
+        step = self.progress.step
+        return Remaining(
+            steps=self.job.last_step - step,
+            validations=len(self._validations) - bisect.bisect_left(self._validations, step),
+            checkpoints=len(self._checkpoints) - bisect.bisect_left(self._checkpoints, step),
+        )
+
+    def _usd(self, seconds: float | None) -> float | None:
+        if seconds is None or self.job.price_per_hour is None:
+            return None
+        return self.job.price_per_hour * seconds / 3600

@@ -1,0 +1,46 @@
+"""`metrics.jsonl`: append-only, one JSON object a line; everything shown is drawn from it.
+
+Lines with `train_loss` or `validation_loss` are measurements after `step` updates; lines with `event` tell what
+happened to the run. A run that resumes from step N starts with an event "start" at N: what an earlier process had
+logged beyond N was not kept, and `read_metrics` leaves it out.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+METRICS = "metrics.jsonl"
+
+
+class MetricsLog:
+    """Appends records; each is on its way to the disk when `write` returns."""
+
+    def __init__(self, directory: Path):
+        path = directory / METRICS
+        torn = path.is_file() and path.stat().st_size > 0 and not path.read_bytes().endswith(b"\n")
+        self._file = path.open("a")
+        if torn:  # the process before was killed in the middle of a line
+            self._file.write("\n")
+
+    def write(self, record: dict[str, Any]) -> None:
+        """Append one record."""
+        self._file.write(json.dumps(record) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_metrics(directory: Path) -> list[dict[str, Any]]:
+    """Return the records that belong to the run as it stands, in order; torn lines are skipped."""
+    path = directory / METRICS
+    records: list[dict[str, Any]] = []
+    for line in path.read_text().splitlines() if path.is_file() else []:
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if record.get("event") == "start":
+            records = [earlier for earlier in records if earlier.get("step", 0) <= record["step"]]
+        records.append(record)
+    return records

@@ -1,0 +1,79 @@
+"""One network on many ranks: DDP, FSDP2, or bare on a single rank.
+
+`Parallel` owns when gradients are synchronised, and turns parameters and their optimizer state into full CPU tensors
+and back: the only module that knows which wrapper is in use. Names are always those of the bare network.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from model.gpt import GPT
+from training.ranks import Ranks
+
+
+class Parallel:
+    """A network ready for training on all ranks. `network` keeps plain names, `model` is what to call."""
+
+    def __init__(self, network: GPT, kind: str, ranks: Ranks, *, compiled: bool):
+        self.network = network.to(ranks.device)
+        if compiled:
+            for block in network.blocks:
+                block.compile(fullgraph=True, dynamic=False)
+        self.model: Any = network
+        if kind == "fsdp":
+            mesh = DeviceMesh.from_group(dist.group.WORLD, ranks.device.type)
+            for block in network.blocks:
+                fully_shard(block, mesh=mesh)
+            self.model = fully_shard(network, mesh=mesh)
+        elif ranks.world_size > 1:
+            devices = [ranks.device.index] if ranks.device.type == "cuda" else None
+            self.model = DistributedDataParallel(network, device_ids=devices, gradient_as_bucket_view=True)
+        # Taken once: between a forward and its backward FSDP shows gathered weights under the same names.
+        self._parameters = dict(network.named_parameters())
+
+    @contextmanager
+    def gradient_sync(self, *, enabled: bool) -> Iterator[None]:
+        """Around one forward and backward: average gradients over ranks only when enabled.
+
+        Both belong inside: DDP decides in the forward pass whether the backward pass will reduce.
+        """
+        if isinstance(self.model, FSDPModule):
+            self.model.set_requires_gradient_sync(enabled)
+        skipping = isinstance(self.model, DistributedDataParallel) and not enabled
+        with self.model.no_sync() if skipping else nullcontext():
+            yield
+
+    def zero_grad(self, optimizer: torch.optim.Optimizer) -> None:
+        """Clear gradients for the next step. DDP's are views of its buckets: to free them would cost a copy a step."""
+        optimizer.zero_grad(set_to_none=not isinstance(self.model, DistributedDataParallel))
+
+    def named_parameters(self) -> dict[str, nn.Parameter]:
+        """Return the parameters that the optimizer updates; under FSDP each is this rank's shard."""
+        return self._parameters
+
+
+def full_tensor(value: Tensor) -> Tensor:
+    """Return the whole tensor of a possibly sharded one. Collective under FSDP: call it on every rank."""
+    return value.detach().full_tensor() if isinstance(value, DTensor) else value.detach()
+
+
+def local_tensor(value: Tensor) -> Tensor:
+    """Return this rank's part of a possibly sharded tensor; the whole of any other."""
+    return value.to_local() if isinstance(value, DTensor) else value
+
+
+def like(full: Tensor, template: Tensor) -> Tensor:
+    """Return a full CPU tensor as the template lies: on its device, and sharded as it is."""
+    moved = full.to(template.device)
+    if not isinstance(template, DTensor):
+        return moved
+    return distribute_tensor(moved, template.device_mesh, template.placements, src_data_rank=None)

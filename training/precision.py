@@ -1,0 +1,62 @@
+"""Arithmetic of the forward and backward pass: bf16 or fp16 autocast over fp32 weights, or fp32 throughout."""
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+
+from training.ranks import Ranks
+
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+INITIAL_LOSS_SCALE = 2.0**16  # the numbers of torch.amp.GradScaler
+GROWTH_INTERVAL = 2000  # finite steps before the scale doubles
+
+
+def resolve(precision: str, device: torch.device) -> str:
+    """Return "bf16", "fp16" or "fp32"; "auto" is bf16 on GPUs that compute it, fp16 on others, fp32 on CPUs."""
+    if precision != "auto":
+        return precision
+    if device.type == "cpu":
+        return "fp32"
+    return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
+
+
+def autocast(precision: str, ranks: Ranks) -> AbstractContextManager[object]:
+    """Return the context that a forward pass runs in."""
+    if precision == "fp32":
+        return nullcontext()
+    return torch.autocast(ranks.device.type, _DTYPES[precision])
+
+
+class LossScale:
+    """The factor that keeps fp16 gradients from underflowing: dynamic under fp16, always 1 otherwise.
+
+    torch.amp.GradScaler looks at each rank's own gradients, which differ under FSDP; this one is driven by the global
+    gradient norm, so that every rank takes the same decision and none waits for the GPU.
+    """
+
+    def __init__(self, precision: str, device: torch.device):
+        self.dynamic = precision == "fp16"
+        self.scale = torch.tensor(INITIAL_LOSS_SCALE if self.dynamic else 1.0, device=device)
+        self.finite_steps = torch.tensor(0, dtype=torch.int32, device=device)
+
+    def update(self, grad_norm: Tensor) -> None:
+        """Halve the scale after a step that overflowed; double it after GROWTH_INTERVAL steps that did not."""
+        if not self.dynamic:
+            return
+        finite = torch.isfinite(grad_norm)
+        counted = torch.where(finite, self.finite_steps + 1, 0)
+        grown = torch.where(counted == GROWTH_INTERVAL, self.scale * 2, self.scale)
+        self.scale.copy_(torch.where(finite, grown, self.scale / 2))
+        self.finite_steps.copy_(torch.where(counted == GROWTH_INTERVAL, 0, counted))
+
+    def state(self) -> dict[str, float]:
+        """Return what a checkpoint keeps."""
+        return {"scale": self.scale.item(), "finite_steps": self.finite_steps.item()}
+
+    def load(self, state: dict[str, float]) -> None:
+        """Continue from a checkpoint; a run that changed its precision starts with its own scale."""
+        if self.dynamic and state["scale"] != 1.0:
+            self.scale.fill_(state["scale"])
+            self.finite_steps.fill_(int(state["finite_steps"]))

@@ -1,0 +1,137 @@
+"""Who am I among the processes of this job, and how do all of us agree on something.
+
+Collectives on the default group move device tensors (NCCL on GPUs, gloo on CPUs). What may take minutes or carries
+Python objects goes over `control`, a gloo group with its own long timeout.
+"""
+
+import os
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import attrs
+import torch
+import torch.distributed as dist
+
+from errors import BadInput
+
+COLLECTIVE_TIMEOUT = timedelta(minutes=10)
+CONTROL_TIMEOUT = timedelta(hours=6)  # a download of tens of gigabytes on a slow line
+
+Value = TypeVar("Value")
+
+
+@attrs.frozen(kw_only=True)
+class Ranks:
+    """This process's place in the job."""
+
+    rank: int
+    world_size: int
+    local_rank: int  # on this machine; picks the GPU
+    local_world_size: int
+    device: torch.device
+    control: Any  # dist.ProcessGroup
+
+    @property
+    def coordinates(self) -> bool:
+        """True on the rank that writes files and speaks to the user."""
+        return self.rank == 0
+
+
+def environment_world_size() -> int:
+    """Return the world size that torchrun set, or 1."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def environment_rank() -> int:
+    """Return the rank that torchrun set, or 0."""
+    return int(os.environ.get("RANK", "0"))
+
+
+def start(device_kind: str | None) -> Ranks:
+    """Join the process group that torchrun describes, or a group of one. `device_kind`: "cuda", "cpu" or None.
+
+    Raises BadInput when there is no GPU for this rank.
+    """
+    if device_kind is None:
+        device_kind = "cuda" if torch.cuda.is_available() else "cpu"
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    options: dict[str, Any] = {"backend": "gloo", "timeout": COLLECTIVE_TIMEOUT}
+    device = torch.device("cpu")
+    if device_kind == "cuda":
+        available = torch.cuda.device_count()
+        if local_world_size > available:
+            raise BadInput(
+                f"--device cuda: got {available} GPUs for {local_world_size} ranks on this machine; "
+                f"start torchrun with --nproc_per_node={available or 1}" + ("" if available else " --device cpu")
+            )
+        device = torch.device("cuda", local_rank)
+        torch.cuda.set_device(device)
+        options.update(backend="cpu:gloo,cuda:nccl", device_id=device)
+    if "RANK" not in os.environ:
+        options.update(store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group(**options)
+    return Ranks(
+        rank=dist.get_rank(),
+        world_size=dist.get_world_size(),
+        local_rank=local_rank,
+        local_world_size=local_world_size,
+        device=device,
+        control=dist.new_group(backend="gloo", timeout=CONTROL_TIMEOUT),
+    )
+
+
+def stop() -> None:
+    """Leave the process group."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def gather(ranks: Ranks, value: Value) -> list[Value]:
+    """Return every rank's value, in rank order, on every rank."""
+    values: list[Any] = [None] * ranks.world_size
+    dist.all_gather_object(values, value, group=ranks.control)
+    return values
+
+
+def from_coordinator(ranks: Ranks, make: Callable[[], Value]) -> Value:
+    """Call `make` on rank 0 while the others wait; return its value on every rank, or raise its BadInput on every one."""
+    return together(ranks, make, only=ranks.coordinates)[0]
+
+
+def together(ranks: Ranks, work: Callable[[], Value], only: bool = True) -> list[Value]:
+    """Call `work` on the ranks where `only` is true; return their values in rank order, on every rank.
+
+    A BadInput on any rank is raised on all of them, the lowest rank's first, so that nobody waits for the dead.
+    """
+    value: Value | None = None
+    problem: str | None = None
+    if only:
+        try:
+            value = work()
+        except BadInput as error:
+            problem = str(error)
+    outcomes = gather(ranks, (only, value, problem))
+    for _, _, message in outcomes:
+        if message is not None:
+            raise BadInput(message, on_every_rank=True)
+    return [result for took_part, result, _ in outcomes if took_part]
+
+
+class StopRequest:
+    """A signal's wish to stop early, agreed on by all ranks between two steps."""
+
+    def __init__(self, ranks: Ranks):
+        self._ranks = ranks
+        self._asked = False
+
+    def ask(self) -> None:
+        """Ask this rank to stop. Safe to call from a signal handler."""
+        self._asked = True
+
+    def agreed(self) -> bool:
+        """Tell whether any rank was asked. All ranks call it at the same step and get the same answer."""
+        flag = torch.tensor([float(self._asked)])
+        dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self._ranks.control)
+        return bool(flag.item())

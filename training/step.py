@@ -1,0 +1,120 @@
+"""One optimizer update: every micro-batch forward and backward, one gradient reduction, clip, AdamW.
+
+Nothing here waits for the GPU: losses and norms stay on the device, and a step that is not finite is held back there.
+"""
+
+import hashlib
+from collections.abc import Callable
+
+import attrs
+import torch
+from torch import Tensor
+
+from model.loss import next_token_loss
+from tokens.batches import Layout, microbatch_index
+from training.feed import Feed
+from training.parallel import Parallel, local_tensor
+from training.precision import LossScale, autocast
+from training.ranks import Ranks, gather
+from training.reduction import global_grad_norm, mean_over_ranks
+
+Loss = Callable[[Tensor, Tensor], Tensor]  # logits (B, T, V), targets (B, T) -> nats per token
+
+CLIP_EPSILON = 1e-6  # keeps the division finite, as in torch.nn.utils.clip_grad_norm_
+
+
+@attrs.define(kw_only=True)
+class Trainer:
+    """What a step works on."""
+
+    ranks: Ranks
+    parallel: Parallel
+    optimizer: torch.optim.AdamW
+    layout: Layout
+    precision: str  # "bf16", "fp16" or "fp32"
+    loss_scale: LossScale
+    loss: Loss
+    guard: "FiniteGuard"
+    drop_rate: float
+    seed: int
+    clipping_max_norm: float | None
+
+
+@attrs.frozen
+class StepResult:
+    """Scalars on the device."""
+
+    loss: Tensor  # mean nats per token of the global batch, before the update
+    grad_norm: Tensor  # global L2 norm before clipping
+
+
+def train_step(trainer: Trainer, step: int, feed: Feed) -> StepResult:
+    """Take the step's micro-batches of this rank from the feed and apply one update, the same on every rank."""
+    accumulation = trainer.layout.accumulation
+    local_loss = torch.zeros((), device=trainer.ranks.device)
+    for micro_step in range(accumulation):
+        inputs, targets = feed.next()  # (B, T) int64 each
+        if trainer.drop_rate > 0:
+            seed_dropout(trainer.seed, step, microbatch_index(trainer.layout, micro_step, trainer.ranks.rank))
+        with trainer.parallel.gradient_sync(enabled=micro_step == accumulation - 1):
+            with autocast(trainer.precision, trainer.ranks):
+                logits = trainer.parallel.model(inputs)
+            micro_loss = trainer.loss(logits, targets) / accumulation
+            (micro_loss * trainer.loss_scale.scale).backward()
+        local_loss += micro_loss.detach()
+    loss = mean_over_ranks(local_loss.clone(), trainer.ranks.world_size)
+    grad_norm = _update(trainer, step, local_loss, loss)
+    return StepResult(loss, grad_norm)
+
+
+def seed_dropout(seed: int, step: int, index: int) -> None:
+    """Make the dropout masks of a micro-batch a function of (seed, step, its place in the step) alone."""
+    digest = hashlib.blake2b(f"{seed}/{step}/{index}".encode(), digest_size=8).digest()
+    torch.manual_seed(int.from_bytes(digest, "little") >> 1)  # the CPU's and every GPU's generator
+
+
+class FiniteGuard:
+    """Remembers, on the device, the first step that was not finite; from then on no update is applied."""
+
+    def __init__(self, ranks: Ranks):
+        self._ranks = ranks
+        self._first_bad = torch.tensor(-1, device=ranks.device)  # of the whole job
+        self._own_loss_bad = torch.tensor(False, device=ranks.device)
+
+    def observe(self, step: int, local_loss: Tensor, finite: Tensor) -> Tensor:
+        """Note whether the step was finite over all ranks; return 1.0 where updates are to be held back, else 0.0."""
+        healthy = self._first_bad < 0
+        self._own_loss_bad |= healthy & ~torch.isfinite(local_loss)
+        self._first_bad.copy_(torch.where(healthy & ~finite, step, self._first_bad))
+        return (self._first_bad >= 0).float()
+
+    def problem(self) -> str | None:
+        """Return what went wrong, naming step and ranks, or None. Waits for the GPU; call it on every rank."""
+        step = int(self._first_bad.item())
+        if step < 0:
+            return None
+        flags = gather(self._ranks, bool(self._own_loss_bad.item()))
+        bad = [str(rank) for rank, flag in enumerate(flags) if flag]
+        what = f"loss is not finite on rank {', '.join(bad)}" if bad else "gradient norm is not finite (losses are)"
+        return f"step {step + 1}: {what}; the update was not applied"
+
+
+def _update(trainer: Trainer, step: int, local_loss: Tensor, loss: Tensor) -> Tensor:
+    """Clip and apply the gradients; return their norm before clipping."""
+    gradients = [parameter.grad for parameter in trainer.parallel.named_parameters().values()]
+    grad_norm = global_grad_norm(gradients) / trainer.loss_scale.scale
+    factor = 1 / trainer.loss_scale.scale
+    if trainer.clipping_max_norm is not None:
+        factor = factor * (trainer.clipping_max_norm / (grad_norm + CLIP_EPSILON)).clamp(max=1.0)
+    torch._foreach_mul_([local_tensor(gradient) for gradient in gradients], factor)
+    overflow = ~torch.isfinite(grad_norm)
+    finite = torch.isfinite(loss) if trainer.loss_scale.dynamic else torch.isfinite(loss) & ~overflow
+    held = torch.maximum(trainer.guard.observe(step, local_loss, finite), overflow.float())
+    trainer.loss_scale.update(grad_norm)
+    if trainer.optimizer.defaults["fused"]:
+        trainer.optimizer.found_inf = held  # type: ignore[attr-defined]  # the fused kernel's own switch
+        trainer.optimizer.step()
+    elif not held.item():  # on a CPU nothing waits
+        trainer.optimizer.step()
+    trainer.parallel.zero_grad(trainer.optimizer)
+    return grad_norm

@@ -1,0 +1,54 @@
+"""Mean loss over a fixed slice of the validation stream, shared by all ranks."""
+
+import math
+
+import torch
+
+from model.loss import sequence_losses
+from tokens.batches import read_windows, window_count
+from tokens.token_file import TokenStream
+from training.precision import autocast
+from training.ranks import gather
+from training.step import Loss, Trainer
+
+
+class Validation:
+    """The slice and how to measure a model on it."""
+
+    def __init__(self, stream: TokenStream, start_token: int, sequences: int, loss: Loss = sequence_losses):
+        self._stream = stream
+        self._start_token = start_token
+        self._sequences = sequences
+        self._loss = loss
+
+    @torch.no_grad()
+    def measure(self, trainer: Trainer) -> float:
+        """Return the mean nats per token, dropout off. Call it on every rank; every rank gets the same number.
+
+        Each sequence's loss is computed once, on whichever rank, and the mean is exactly rounded (math.fsum), so the
+        result does not depend on how the slice is spread.
+        """
+        layout, ranks = trainer.layout, trainer.ranks
+        per_round = layout.microbatch_size * ranks.world_size
+        losses: dict[int, float] = {}
+        pending = []
+        trainer.parallel.model.eval()
+        for first in range(0, self._sequences, per_round):
+            own = range(first + ranks.rank * layout.microbatch_size, first + (ranks.rank + 1) * layout.microbatch_size)
+            # Every rank runs every round at the same shape: FSDP gathers weights in it. The surplus is not counted.
+            windows = [min(window, self._sequences - 1) for window in own]
+            inputs, targets = read_windows(self._stream, self._start_token, windows, layout.context_length)
+            with autocast(trainer.precision, ranks):
+                logits = trainer.parallel.model(inputs.to(ranks.device, non_blocking=True))
+            pending.append((own, self._loss(logits, targets.to(ranks.device, non_blocking=True))))
+        trainer.parallel.model.train()
+        for own, values in pending:
+            losses.update((window, value) for window, value in zip(own, values.tolist()) if window < self._sequences)
+        everywhere = [part for rank_losses in gather(ranks, losses) for part in rank_losses.items()]
+        assert len(everywhere) == self._sequences
+        return math.fsum(value for _, value in everywhere) / self._sequences
+
+
+def available_sequences(stream: TokenStream, start_token: int, context_length: int) -> int:
+    """Return how many sequences the stream holds from a token on."""
+    return window_count(stream.length, start_token, context_length)
