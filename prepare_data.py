@@ -81,9 +81,7 @@ def prepare(arguments: argparse.Namespace) -> None:
             writer.add(tokenizer.encode(piece.text), piece.ends_document)
             display.show(piece.position, writer.documents, writer.tokens)
         display.close()
-        entries = [
-            {"name": source.name, "files": len(source.files), "bytes": source.size_bytes} for source in sources
-        ]
+        entries = [{"name": source.name, "files": len(source.files), "bytes": source.size_bytes} for source in sources]
         manifest = writer.finish(Fractions(arguments.validation_fraction, arguments.test_fraction), entries)
     seconds = time.monotonic() - began
     print(f"{arguments.output}: {manifest['documents']:,} documents, {manifest['tokens']:,} tokens in {seconds:.1f} s")

@@ -76,7 +76,7 @@ def main() -> int:
     arguments = parse_arguments()
     from torch.distributed.elastic.multiprocessing.errors import record  # after --help: torch takes seconds
 
-    return record(train)(arguments)
+    return record(train)(arguments) or EXIT_DONE  # record's type allows None
 
 
 def train(arguments: argparse.Namespace) -> int:
@@ -116,7 +116,7 @@ def dry_run(run: "Run", arguments: argparse.Namespace) -> int:
     """Print what a run would do; needs neither GPU nor process group, nor tokens where min_train_tokens is set."""
     from tokens.token_file import open_split
     from training.plan import describe, make_plan
-    from training.session import locate_tokens
+    from training.token_set import locate_tokens
 
     available = None
     if run.train.min_train_tokens is None:

@@ -75,7 +75,7 @@ def _resolve(name: str) -> Source:
         if not found:
             raise BadInput(f"{name}: a folder without documents; wanted files ending in {', '.join(SUFFIXES)}")
     else:
-        found = [path] if path.is_file() else [Path(match) for match in glob.glob(name, recursive=True)]
+        found = [path] if path.is_file() else [Path(match) for match in glob.glob(name, recursive=True)]  # noqa: PTH207  # absolute patterns
         found = [file for file in found if file.is_file()]
         if not found:
             raise BadInput(f"{name}: no such file, folder or glob; quote a glob so that the shell leaves it alone")

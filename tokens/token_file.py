@@ -20,7 +20,7 @@ HEADER_BYTES = 4096  # of the files we write: room for any token count, and the 
 MANIFEST = "manifest.json"
 SCAN_TOKENS = 1 << 24  # looked at in one go when ids are checked
 
-_DTYPES = {"U16": np.dtype("<u2"), "U32": np.dtype("<u4")}  # safetensors' names
+_DTYPES: dict[str, np.dtype[Any]] = {"U16": np.dtype("<u2"), "U32": np.dtype("<u4")}  # safetensors' names
 
 
 @attrs.frozen
@@ -49,7 +49,7 @@ class TokenStream:
 
     def read(self, start: int, count: int) -> np.ndarray:
         """Return tokens start .. start + count, 1-D; a view of the file unless the range spans two files."""
-        assert 0 <= start and start + count <= self.length, (start, count, self.length)
+        assert start >= 0 and start + count <= self.length, (start, count, self.length)
         first = int(np.searchsorted(self._starts, start, side="right")) - 1
         parts = []
         while count > 0:

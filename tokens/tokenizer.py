@@ -60,7 +60,7 @@ class ByteTokenizer:
     name = "bytes"
     vocabulary_size = 257
     end_of_text_id = 256
-    ranks_file = None
+    ranks_file: Path | None = None
 
     def encode(self, text: str) -> np.ndarray:
         return np.frombuffer(text.encode("utf-8", errors="replace"), dtype=np.uint8).astype(np.uint16)

@@ -54,7 +54,9 @@ class TokenWriter:
         self._ends = self._partial("document-ends").open("w+b")  # int64 positions
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._stream.close()
         self._ends.close()
         self._remove_partial_files()
@@ -86,7 +88,7 @@ class TokenWriter:
         if self.tokenizer.ranks_file is not None:
             shutil.copyfile(self.tokenizer.ranks_file, self.directory / RANKS_FILE)
         for name in [*manifest["files"], MANIFEST]:
-            os.replace(self._partial(name), self.directory / name)
+            self._partial(name).replace(self.directory / name)
         _sync_directory(self.directory)
         return manifest
 

@@ -11,7 +11,7 @@ from typing import Any
 from training.metrics import read_metrics
 
 CHART = "training-run-chart.png"
-SMOOTHING = 0.9  # of the exponential moving average over logged steps
+SMOOTHED_SHARE = 0.02  # of the logged steps: the width of the exponential moving average
 TRAIN, VALIDATION, RATE, NORM = "#4477aa", "#cc3311", "#228833", "#aa7744"
 
 
@@ -78,11 +78,12 @@ def draw_chart(directory: Path) -> Path:
 
 
 def _smoothed(values: list[float]) -> list[float]:
-    """Return the bias-corrected exponential moving average (Kingma and Ba 2015, section 3)."""
+    """Return the bias-corrected exponential moving average (Kingma and Ba 2015, section 3); few values stay."""
+    decay = 1 - 1 / max(1.0, len(values) * SMOOTHED_SHARE)
     smoothed, average = [], 0.0
     for count, value in enumerate(values, start=1):
-        average = SMOOTHING * average + (1 - SMOOTHING) * value
-        smoothed.append(average / (1 - SMOOTHING**count))
+        average = decay * average + (1 - decay) * value
+        smoothed.append(average / (1 - decay**count))
     return smoothed
 
 

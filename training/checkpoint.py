@@ -27,6 +27,7 @@ from errors import BadInput
 from model.config import ModelConfig
 from model.pretrained import padded, unpadded
 from training.chart import CHART
+from training.config import Run
 from training.metrics import METRICS
 from training.parallel import full_tensor, like
 from training.ranks import together
@@ -39,15 +40,15 @@ MOMENTS = ("exp_avg", "exp_avg_sq")  # torch.optim.AdamW's names
 
 
 @attrs.frozen(kw_only=True)
-class Progress:
+class RunState:
     """What a run is besides its weights and moments. The step says which data, learning rate and dropout come next."""
 
-    step: int  # updates done
-    tokens: int  # trained on so far
-    elapsed_seconds: float  # wall clock, earlier processes included
-    validation_loss: float | None  # of these weights
-    best_step: int | None
-    best_validation_loss: float | None
+    step: int = 0  # updates done
+    tokens: int = 0  # trained on so far
+    elapsed_seconds: float = 0.0  # wall clock, earlier processes included
+    validation_loss: float | None = None  # of these weights
+    best_step: int | None = None  # of the checkpoints
+    best_validation_loss: float | None = None
 
 
 def name_of(step: int) -> str:
@@ -55,28 +56,28 @@ def name_of(step: int) -> str:
     return f"step-{step:08d}"
 
 
-def save(run_directory: Path, trainer: Trainer, progress: Progress, keep: int, config: dict[str, Any]) -> Path:
-    """Write a checkpoint, move `latest` and `best`, delete what is not kept; return its path. Call it on every rank.
+def save(run: Run, trainer: Trainer, run_state: RunState, config: dict[str, Any]) -> None:
+    """Write a checkpoint, move `latest` and `best`, delete what is not kept. Call it on every rank.
 
     Raises BadInput on every rank when it cannot be written; older checkpoints are not touched then.
     """
     tensors = _full_state(trainer)
     state = {
         "format": 1,
-        **attrs.asdict(progress),
+        **attrs.asdict(run_state),
         "optimizer_steps": _optimizer_steps(trainer),
         "loss_scale": trainer.loss_scale.state(),
         "config": config,
     }
-    path = run_directory / "checkpoints" / name_of(progress.step)
+    path = run.directory / "checkpoints" / name_of(run_state.step)
 
     def write() -> None:
         try:
             _write(path, tensors, state)
             point(path.parent, "latest", path.name)
-            if progress.best_step == progress.step:
+            if run_state.best_step == run_state.step:
                 point(path.parent, "best", path.name)
-            _delete_old(path.parent, keep)
+            _delete_old(path.parent, run.train.keep_checkpoints)
         except (OSError, SafetensorError) as error:  # a full disk comes as either
             raise BadInput(
                 f"{path}: cannot be written: {error}; older checkpoints are untouched: free disk space and run the "
@@ -84,7 +85,6 @@ def save(run_directory: Path, trainer: Trainer, progress: Progress, keep: int, c
             ) from error
 
     together(trainer.ranks, write, only=trainer.ranks.coordinates)
-    return path
 
 
 def find(run_directory: Path, wanted: str) -> Path | None:
@@ -100,7 +100,7 @@ def find(run_directory: Path, wanted: str) -> Path | None:
         if problem := verify(path):
             raise BadInput(f"{problem}; resume from another one with --resume NAME")
         return path.resolve()
-    problems = []
+    problems: list[str] = []
     for name in reversed([name for name in _names(directory) if name.startswith("step-")]):
         problem = verify(directory / name)
         if problem is None:
@@ -129,7 +129,7 @@ def verify(path: Path) -> str | None:
     return None
 
 
-def load(path: Path, trainer: Trainer) -> Progress:
+def load(path: Path, trainer: Trainer) -> RunState:
     """Put weights, moments and the optimizer's step count in place. Call it on every rank.
 
     Raises BadInput when the checkpoint is of another model.
@@ -150,7 +150,7 @@ def load(path: Path, trainer: Trainer) -> Progress:
                 steps = torch.tensor(float(state["optimizer_steps"]), device=_step_device(trainer))
                 trainer.optimizer.state[parameter] = {"step": steps, **restored}
     trainer.loss_scale.load(state["loss_scale"])
-    return Progress(**{field.name: state[field.name] for field in attrs.fields(Progress)})
+    return RunState(**{field.name: state[field.name] for field in attrs.fields(RunState)})
 
 
 def read_state(path: Path) -> dict[str, Any]:
@@ -177,7 +177,7 @@ def point(directory: Path, link: str, name: str) -> None:
     partial = directory / f"{PARTIAL}{link}"
     partial.unlink(missing_ok=True)
     partial.symlink_to(name)
-    os.replace(partial, directory / link)
+    partial.replace(directory / link)
     _sync(directory)
 
 
@@ -205,7 +205,8 @@ def _write(path: Path, tensors: dict[str, dict[str, Tensor]], state: dict[str, A
             save_file(values, partial / name)
         (partial / STATE).write_text(json.dumps(state, indent=2) + "\n")
         files = {
-            file.name: {"size_bytes": file.stat().st_size, "sha256": _sha256(file)} for file in sorted(partial.iterdir())
+            file.name: {"size_bytes": file.stat().st_size, "sha256": _sha256(file)}
+            for file in sorted(partial.iterdir())
         }
         (partial / MANIFEST).write_text(json.dumps({"format": 1, "files": files}, indent=2) + "\n")
         for written in [*partial.iterdir(), partial]:
@@ -267,4 +268,3 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-

@@ -5,7 +5,6 @@ import threading
 import time
 
 import attrs
-import torch
 from torch import Tensor
 
 from errors import BadInput
@@ -66,7 +65,7 @@ class Feed:
                     if self._closed.is_set():
                         return
                     self._ready.put(self._microbatch(step, micro_step))
-        except Exception as error:  # handed to the training thread, which raises it
+        except Exception as error:  # noqa: BLE001  # handed to the training thread, which raises it
             self._ready.put(error)
 
     def _microbatch(self, step: int, micro_step: int) -> tuple[Tensor, Tensor]:

@@ -21,8 +21,8 @@ class Remaining:
 class Ledger:
     """Seconds by part since this process began the run; `compute` is what no other part claims."""
 
-    def __init__(self, earlier_seconds: float):
-        self.earlier_seconds = earlier_seconds  # of the processes this run was resumed from
+    def __init__(self) -> None:
+        self.earlier_seconds = 0.0  # of the processes this run was resumed from
         self.seconds = dict.fromkeys(PARTS, 0.0)
         self._counts = dict.fromkeys(PARTS, 0)
         self._began = time.perf_counter()

@@ -1,15 +1,17 @@
-"""The steps of a run, in order: train, log, validate, save; stop early when asked, at once when a step is not finite."""
+"""The steps of a run: train, log, validate, save, in that order; stop when asked, or when a step is not finite."""
 
 import bisect
 import time
-from pathlib import Path
 from typing import Any
 
 import attrs
 
 from errors import Diverged
+from model.config import flops_per_token
 from training import checkpoint
 from training.chart import ChartProcess
+from training.checkpoint import RunState
+from training.config import Run
 from training.feed import Feed, FeedSource
 from training.hardware import peak_flops, peak_memory_bytes
 from training.ledger import Ledger, Remaining
@@ -26,50 +28,45 @@ from training.validation import Validation
 class Job:
     """What a loop works through, besides the trainer's state."""
 
-    directory: Path
+    run: Run
     plan: Plan
     feed_source: FeedSource
     validation: Validation | None
     stop_request: StopRequest
     last_step: int  # plan.steps, or fewer with --max-steps
-    log_interval: int
-    validation_interval: int | None
-    checkpoint_interval: int
-    keep_checkpoints: int
-    flops_per_token: int
     price_per_hour: float | None  # USD
     config: dict[str, Any]  # resolved; travels in every checkpoint
 
 
 def validation_due(job: Job, step: int) -> bool:
     """Tell whether to validate after `step` updates: at intervals, before a run's first step, with each checkpoint."""
-    if job.validation_interval is None:
+    if job.run.train.validation_interval is None:
         return False
-    return step % job.validation_interval == 0 or checkpoint_due(job, step)
+    return step % job.run.train.validation_interval == 0 or checkpoint_due(job, step)
 
 
 def checkpoint_due(job: Job, step: int) -> bool:
     """Tell whether to save after `step` updates: at intervals and at the end."""
-    return step > 0 and (step % job.checkpoint_interval == 0 or step == job.last_step)
+    return step > 0 and (step % job.run.train.checkpoint_interval == 0 or step == job.last_step)
 
 
 class Loop:
-    """Trains from where `progress` stands. One object per process; rank 0's writes and shows."""
+    """Trains from where `state` stands. One object per process; rank 0's writes and shows."""
 
-    def __init__(self, trainer: Trainer, job: Job, progress: checkpoint.Progress, ledger: Ledger):
-        self.trainer, self.job, self.progress, self.ledger = trainer, job, progress, ledger
+    def __init__(self, trainer: Trainer, job: Job, state: RunState, ledger: Ledger):
+        self.trainer, self.job, self.state, self.ledger = trainer, job, state, ledger
         self.peak = peak_flops(trainer.ranks)
-        self.feed = Feed(job.feed_source, trainer.ranks, progress.step, job.last_step)
+        self.feed = Feed(job.feed_source, trainer.ranks, state.step, job.last_step)
         coordinates = trainer.ranks.coordinates
-        self.metrics = MetricsLog(job.directory) if coordinates else None
-        self.chart = ChartProcess(job.directory) if coordinates else None
-        self.bar = Progress(progress.step, job.plan.steps) if coordinates else None
-        self.first_step = progress.step
+        self.metrics = MetricsLog(job.run.directory) if coordinates else None
+        self.chart = ChartProcess(job.run.directory) if coordinates else None
+        self.bar = Progress(state.step, job.plan.steps) if coordinates else None
+        self.first_step = state.step
         self.last_loss = float("nan")  # of the last logged step
-        steps = range(progress.step + 1, job.last_step + 1)
+        steps = range(state.step + 1, job.last_step + 1)
         self._validations = [step for step in steps if validation_due(job, step)]
         self._checkpoints = [step for step in steps if checkpoint_due(job, step)]
-        self._logged_step = progress.step
+        self._logged_step = state.step
         self._logged_seconds = 0.0
 
     def train(self) -> bool:
@@ -100,13 +97,11 @@ class Loop:
         """Account for a step and do what is due after it; `step` counts the updates done."""
         job = self.job
         self.ledger.after_step()
-        self.progress = attrs.evolve(
-            self.progress, step=step, tokens=step * job.plan.tokens_per_step, validation_loss=None
-        )
+        self.state = attrs.evolve(self.state, step=step, tokens=step * job.plan.tokens_per_step, validation_loss=None)
         if self.bar is not None:
             self.bar.advance()
         saving, validating = checkpoint_due(job, step), validation_due(job, step)
-        logging = step % job.log_interval == 0 or step == job.last_step or step == 1
+        logging = step % job.run.train.log_interval == 0 or step in (1, job.last_step)
         if logging or saving or validating or self.trainer.ranks.device.type == "cpu":
             self._check_finite()
         if logging and self.trainer.ranks.coordinates:
@@ -120,11 +115,11 @@ class Loop:
         problem = self.trainer.guard.problem()
         if problem is not None:
             self._event("diverged", problem=problem)
-            raise Diverged(f"{problem}; the last checkpoint is as it was: {self.job.directory / 'checkpoints'}")
+            raise Diverged(f"{problem}; the last checkpoint is as it was: {self.job.run.directory / 'checkpoints'}")
 
     def _log(self, result: StepResult, rate: float) -> None:
         assert self.bar is not None and self.metrics is not None
-        step = self.progress.step
+        step = self.state.step
         loss, grad_norm = result.loss.item(), result.grad_norm.item()  # the one wait for the GPU
         self.last_loss = loss
         training_seconds = self.ledger.training_seconds()
@@ -133,7 +128,7 @@ class Loop:
         self._logged_step, self._logged_seconds = step, training_seconds
         mfu = None
         if self.peak is not None:
-            mfu = self.job.flops_per_token * tokens_per_second / (self.peak * self.trainer.ranks.world_size)
+            mfu = flops_per_token(self.job.run.model) * tokens_per_second / (self.peak * self.trainer.ranks.world_size)
         elapsed = self.ledger.elapsed_seconds()
         self.metrics.write(
             {
@@ -164,38 +159,37 @@ class Loop:
         assert self.job.validation is not None
         with self.ledger.measure("validation"):
             loss = self.job.validation.measure(self.trainer)
-        best = self.progress.best_validation_loss
-        saved = checkpoint_due(self.job, self.progress.step)
-        self.progress = attrs.evolve(self.progress, validation_loss=loss)
+        best = self.state.best_validation_loss
+        saved = checkpoint_due(self.job, self.state.step)
+        self.state = attrs.evolve(self.state, validation_loss=loss)
         if saved and (best is None or loss < best):
-            self.progress = attrs.evolve(self.progress, best_step=self.progress.step, best_validation_loss=loss)
+            self.state = attrs.evolve(self.state, best_step=self.state.step, best_validation_loss=loss)
         if self.bar is not None and self.metrics is not None:
             elapsed = round(self.ledger.elapsed_seconds(), 3)
-            self.metrics.write({"step": self.progress.step, "validation_loss": loss, "elapsed_seconds": elapsed})
-            self.bar.say(f"step {self.progress.step:,}: validation loss {loss:.4f}")
+            self.metrics.write({"step": self.state.step, "validation_loss": loss, "elapsed_seconds": elapsed})
+            self.bar.say(f"step {self.state.step:,}: validation loss {loss:.4f}")
 
     def _save(self) -> None:
         with self.ledger.measure("checkpoint"):
-            self.progress = attrs.evolve(self.progress, elapsed_seconds=self.ledger.elapsed_seconds())
-            job = self.job
-            checkpoint.save(job.directory, self.trainer, self.progress, job.keep_checkpoints, job.config)
-        self._event("checkpoint", name=checkpoint.name_of(self.progress.step))
+            self.state = attrs.evolve(self.state, elapsed_seconds=self.ledger.elapsed_seconds())
+            checkpoint.save(self.job.run, self.trainer, self.state, self.job.config)
+        self._event("checkpoint", name=checkpoint.name_of(self.state.step))
         if self.chart is not None:
             self.chart.redraw()
 
     def _stop_early(self) -> None:
         self._check_finite()
-        if not checkpoint_due(self.job, self.progress.step):
+        if not checkpoint_due(self.job, self.state.step):
             self._save()
         self._event("stopped")
 
     def _event(self, event: str, **details: Any) -> None:
         if self.metrics is not None:
             moment = {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
-            self.metrics.write({"event": event, "step": self.progress.step, **details, **moment})
+            self.metrics.write({"event": event, "step": self.state.step, **details, **moment})
 
     def _remaining(self) -> Remaining:
-        step = self.progress.step
+        step = self.state.step
         return Remaining(
             steps=self.job.last_step - step,
             validations=len(self._validations) - bisect.bisect_left(self._validations, step),

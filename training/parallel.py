@@ -9,9 +9,8 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
@@ -30,7 +29,7 @@ class Parallel:
                 block.compile(fullgraph=True, dynamic=False)
         self.model: Any = network
         if kind == "fsdp":
-            mesh = DeviceMesh.from_group(dist.group.WORLD, ranks.device.type)
+            mesh = init_device_mesh(ranks.device.type, (ranks.world_size,))
             for block in network.blocks:
                 fully_shard(block, mesh=mesh)
             self.model = fully_shard(network, mesh=mesh)
@@ -60,10 +59,14 @@ class Parallel:
         """Return the parameters that the optimizer updates; under FSDP each is this rank's shard."""
         return self._parameters
 
+    def gradients(self) -> list[Tensor]:
+        """Return the gradients after a synchronised backward pass, in the order of the parameters."""
+        return [parameter.grad for parameter in self._parameters.values() if parameter.grad is not None]
+
 
 def full_tensor(value: Tensor) -> Tensor:
     """Return the whole tensor of a possibly sharded one. Collective under FSDP: call it on every rank."""
-    return value.detach().full_tensor() if isinstance(value, DTensor) else value.detach()
+    return value.full_tensor().detach() if isinstance(value, DTensor) else value.detach()
 
 
 def local_tensor(value: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import attrs
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 
 from errors import BadInput
 
@@ -70,7 +71,7 @@ def start(device_kind: str | None) -> Ranks:
         torch.cuda.set_device(device)
         options.update(backend="cpu:gloo,cuda:nccl", device_id=device)
     if "RANK" not in os.environ:
-        options.update(store=dist.HashStore(), rank=0, world_size=1)
+        options.update(store=HashStore(), rank=0, world_size=1)
     dist.init_process_group(**options)
     return Ranks(
         rank=dist.get_rank(),
@@ -96,16 +97,16 @@ def gather(ranks: Ranks, value: Value) -> list[Value]:
 
 
 def from_coordinator(ranks: Ranks, make: Callable[[], Value]) -> Value:
-    """Call `make` on rank 0 while the others wait; return its value on every rank, or raise its BadInput on every one."""
+    """Call `make` on rank 0 while the others wait; return its value, or raise its BadInput, on every rank."""
     return together(ranks, make, only=ranks.coordinates)[0]
 
 
-def together(ranks: Ranks, work: Callable[[], Value], only: bool = True) -> list[Value]:
+def together(ranks: Ranks, work: Callable[[], Value], *, only: bool = True) -> list[Value]:
     """Call `work` on the ranks where `only` is true; return their values in rank order, on every rank.
 
     A BadInput on any rank is raised on all of them, the lowest rank's first, so that nobody waits for the dead.
     """
-    value: Value | None = None
+    value: Any = None
     problem: str | None = None
     if only:
         try:

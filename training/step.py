@@ -10,7 +10,6 @@ import attrs
 import torch
 from torch import Tensor
 
-from model.loss import next_token_loss
 from tokens.batches import Layout, microbatch_index
 from training.feed import Feed
 from training.parallel import Parallel, local_tensor
@@ -101,7 +100,7 @@ class FiniteGuard:
 
 def _update(trainer: Trainer, step: int, local_loss: Tensor, loss: Tensor) -> Tensor:
     """Clip and apply the gradients; return their norm before clipping."""
-    gradients = [parameter.grad for parameter in trainer.parallel.named_parameters().values()]
+    gradients = trainer.parallel.gradients()
     grad_norm = global_grad_norm(gradients) / trainer.loss_scale.scale
     factor = 1 / trainer.loss_scale.scale
     if trainer.clipping_max_norm is not None:

@@ -43,7 +43,9 @@ class Validation:
             pending.append((own, self._loss(logits, targets.to(ranks.device, non_blocking=True))))
         trainer.parallel.model.train()
         for own, values in pending:
-            losses.update((window, value) for window, value in zip(own, values.tolist()) if window < self._sequences)
+            losses.update(
+                (window, value) for window, value in zip(own, values.tolist(), strict=True) if window < self._sequences
+            )
         everywhere = [part for rank_losses in gather(ranks, losses) for part in rank_losses.items()]
         assert len(everywhere) == self._sequences
         return math.fsum(value for _, value in everywhere) / self._sequences

@@ -1,0 +1,45 @@
+# make train   tokens, two minutes of training, a chart and a sample, from nothing
+# make test    the whole test suite
+# make lint    style, types, shell scripts
+# Each makes .venv and installs what it needs. PYTHON=python3.12 picks another interpreter.
+
+PYTHON ?= python3
+BIN := .venv/bin
+QUICKSTART := runs/quickstart
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: train test lint install python-version
+
+train: .venv/installed token_files/quickstart/manifest.json
+	$(BIN)/torchrun --standalone \
+	  --nproc_per_node=$$($(BIN)/python -c 'import torch; print(torch.cuda.device_count() or 2)') \
+	  train.py $(QUICKSTART)
+	$(BIN)/python evaluate.py smoke $(QUICKSTART) --prompt "def " --tokens 200
+
+test: .venv/installed-test
+	$(BIN)/python -m pytest
+
+lint: .venv/installed-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/shellcheck setup_lambda.sh .ci/run
+
+install: .venv/installed
+
+token_files/quickstart/manifest.json: | .venv/installed
+	$(BIN)/python prepare_data.py stdlib --tokenizer bytes --output token_files/quickstart --validation-fraction 0.03
+
+.venv/installed: requirements.txt | python-version
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --requirement requirements.txt
+	touch $@
+
+.venv/installed-test: requirements-test.txt .venv/installed
+	$(BIN)/python -m pip install --quiet --requirement requirements-test.txt
+	touch $@
+
+python-version:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || \
+	  { echo "Python 3.10 or newer is missing: $(PYTHON) is $$($(PYTHON) --version 2>&1 || echo absent); \
+	pass one with make PYTHON=..." >&2; exit 1; }

@@ -1,0 +1,77 @@
+"""What a run was asked to do: kept beside its metrics and in its checkpoints, compared when it resumes."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from errors import BadInput
+from tokens.tokenizer import RANKS_FILE
+from training import checkpoint
+from training.config import Run
+from training.hardware import environment, git_commit
+from training.plan import Plan
+from training.ranks import Ranks
+from training.token_set import TokenSet
+
+# A change of these would read tokens twice or never after a resume: a step would no longer mean the same windows.
+_POSITION_KEYS = ("global_batch_size", "start_train_token", "shuffle", "random_seed")
+
+
+def resolved(run: Run, plan: Plan) -> dict[str, Any]:
+    """Return the resolved configuration as JSON."""
+    return {
+        "model": attrs.asdict(run.model),
+        "train": attrs.asdict(run.train),
+        "global_batch_size": plan.layout.global_batch_size,
+        "accumulation": plan.layout.accumulation,
+        "world_size": plan.layout.world_size,
+        "steps": plan.steps,
+        "git_commit": git_commit(),
+    }
+
+
+def write_record(run: Run, plan: Plan, token_set: TokenSet, ranks: Ranks) -> None:
+    """Write `resolved.json`, and the tokenizer's ranks beside it, so that the run can be read without its tokens."""
+    record = {
+        **resolved(run, plan),
+        "token_files": str(token_set.directory.resolve()),
+        "tokenizer": token_set.tokenizer,
+        "environment": environment(ranks),
+        "command": sys.argv,
+    }
+    (run.directory / checkpoint.RESOLVED).write_text(json.dumps(record, indent=2) + "\n")
+    if (token_set.tokenizer or {}).get("ranks_file"):
+        shutil.copyfile(token_set.directory / RANKS_FILE, run.directory / RANKS_FILE)
+
+
+def differences(run: Run, plan: Plan, path: Path) -> list[str]:
+    """Return what changed since the checkpoint, a line each. Raises BadInput for what makes it unusable."""
+    before = checkpoint.read_state(path)["config"]
+    now = resolved(run, plan)
+    lines = []
+    for file, key, old, new in _changed_keys(before, now):
+        where = f"{run.directory / file}: {key}"
+        if (file == "model.json" and key != "drop_rate") or key in _POSITION_KEYS:
+            raise BadInput(
+                f"{where}: got {new}, but {path} was made with {old}; set it back to resume, "
+                "or start anew with --resume never"
+            )
+        lines.append(f"NOTE: {where} was {old} at {path.name} and is {new} now")
+    return lines
+
+
+def _changed_keys(before: dict[str, Any], now: dict[str, Any]) -> list[tuple[str, str, Any, Any]]:
+    """Return (file, key, old, new) of each difference between two resolved configurations."""
+    pairs = [
+        (f"{section}.json", key, before[section].get(key), value)
+        for section in ("model", "train")
+        for key, value in now[section].items()
+        if key != "global_batch_size"
+    ]
+    # as resolved: a directory without it follows the world size
+    pairs.append(("train.json", "global_batch_size", before["global_batch_size"], now["global_batch_size"]))
+    return [pair for pair in pairs if pair[2] != pair[3]]

@@ -1,0 +1,117 @@
+"""The token files of a run: found or downloaded, opened, and checked before the first step."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from errors import BadInput
+from tokens.hub import download_dataset
+from tokens.token_file import TokenStream, check_manifest, open_split, read_manifest
+from training.config import Run
+from training.plan import Plan
+from training.ranks import Ranks, together
+
+ROOT = Path(__file__).parents[1]
+DOWNLOADS = ROOT / "token_files"
+
+
+@attrs.frozen
+class TokenSet:
+    """The token files of a run, opened and checked."""
+
+    train: TokenStream
+    validation: TokenStream | None
+    manifest: dict[str, Any] | None
+    directory: Path
+
+    @property
+    def tokenizer(self) -> dict[str, Any] | None:
+        """The manifest's entry about the tokenizer, where there is one."""
+        return (self.manifest or {}).get("tokenizer")
+
+
+@attrs.frozen
+class TokenPlace:
+    """Where a run's token files are; `hub_dataset` names what has to be there, downloaded if need be."""
+
+    directory: Path
+    hub_dataset: str | None
+
+
+def locate_tokens(run: Run, given: Path | None) -> TokenPlace:
+    """Return the place of a run's tokens: `given`, a local directory, or that of a hub dataset under token_files/."""
+    if given is not None:
+        return TokenPlace(given, None)
+    dataset = run.train.dataset
+    for directory in (Path(dataset), ROOT / dataset):
+        if directory.is_dir():
+            return TokenPlace(directory, None)
+    if re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", dataset) and not dataset.startswith("token_files/"):
+        return TokenPlace(DOWNLOADS / dataset, dataset)
+    raise BadInput(
+        f"{run.directory / 'train.json'}: dataset: {dataset} is no directory here; prepare it with "
+        f"prepare_data.py SOURCE... --output {dataset}, or pass --token-files DIR"
+    )
+
+
+def open_tokens(run: Run, given: Path | None, ranks: Ranks) -> TokenSet:
+    """Return the run's tokens, downloaded first if need be. Call it on every rank. Raises BadInput on every rank."""
+    place = locate_tokens(run, given)
+    directory, dataset = place.directory, place.hub_dataset
+    if dataset is not None:  # once per machine, while its other ranks wait on gloo
+        together(ranks, lambda: download_dataset(dataset, directory), only=ranks.local_rank == 0)
+    validating = run.train.validation_interval is not None
+
+    def open_all() -> TokenSet:
+        manifest = read_manifest(directory)
+        tokenizer = (manifest or {}).get("tokenizer")
+        if tokenizer is not None and tokenizer["vocabulary_size"] > run.model.vocab_size:
+            raise BadInput(
+                f"{run.directory / 'model.json'}: vocab_size: got {run.model.vocab_size}, wanted at least "
+                f"{tokenizer['vocabulary_size']}, the vocabulary of tokenizer {tokenizer['name']} in {directory}"
+            )
+        streams = [open_split(directory, "train"), open_split(directory, "validation") if validating else None]
+        assert streams[0] is not None
+        return TokenSet(streams[0], streams[1], manifest, directory)
+
+    token_sets: list[TokenSet] = []
+    together(ranks, lambda: token_sets.append(open_all()))
+    return token_sets[0]
+
+
+def check_tokens(run: Run, plan: Plan, token_set: TokenSet, ranks: Ranks) -> None:
+    """Raise BadInput before step 0 for too few tokens or an id beyond the vocabulary, on whichever rank finds it."""
+    length, context = token_set.train.length, plan.layout.context_length
+    wanted = plan.start_token + plan.train_tokens + 1
+    if length < wanted:
+        raise BadInput(
+            f"{token_set.train.files[0].path}: got {length:,} tokens, wanted at least {wanted:,} = "
+            f"{plan.start_token:,} + {plan.steps:,} steps x {plan.tokens_per_step:,} + 1; prepare more, or lower "
+            f"min_train_tokens in {run.directory / 'train.json'}"
+        )
+    ranges = [(token_set.train, plan.start_token, plan.train_tokens + 1)]
+    if run.train.shuffle:  # any window of the stream may come
+        ranges = [(token_set.train, plan.start_token, length - plan.start_token)]
+    if token_set.validation is not None:
+        count = plan.validation_sequences * context + 1
+        begin = run.train.start_val_token
+        if token_set.validation.length < begin + count:
+            raise BadInput(
+                f"{token_set.validation.files[0].path}: got {token_set.validation.length:,} tokens, wanted at least "
+                f"{begin + count:,} = {begin:,} + {plan.validation_sequences:,} sequences x {context:,} + 1; hold out "
+                f"more with --validation-fraction, or lower validation_sequences in {run.directory / 'train.json'}"
+            )
+        ranges.append((token_set.validation, begin, count))
+
+    def check() -> None:
+        for stream, begin, count in ranges:
+            largest = check_manifest(stream, token_set.manifest)
+            if largest is not None and largest < run.model.vocab_size:
+                continue
+            share = -(-count // ranks.local_world_size)  # each machine looks at its copy once
+            first = begin + ranks.local_rank * share
+            stream.check_ids(first, max(0, min(share, begin + count - first)), run.model.vocab_size)
+
+    together(ranks, check)
