@@ -44,7 +44,7 @@ class TokenWriter:
         self._end_of_text = np.array([tokenizer.end_of_text_id], self.dtype)
 
     def __enter__(self) -> "TokenWriter":
-        taken = [*self.directory.glob("*.safetensors"), *self.directory.glob(MANIFEST)]
+        taken = [*self.directory.glob("[!.]*.safetensors"), *self.directory.glob(MANIFEST)]
         if taken:
             raise BadInput(f"{taken[0]}: exists; pass another --output, or delete it to prepare these tokens anew")
         self.directory.mkdir(parents=True, exist_ok=True)

@@ -30,14 +30,14 @@ class TrainConfig:
     global_batch_size: int | None = attrs.field(default=None, validator=checks.optional(checks.integer(1)))
     gradient_accumulation_steps: int | None = attrs.field(default=None, validator=checks.optional(checks.integer(1)))
     # Optimizer: AdamW, decay on matrices only
-    learning_rate: float = attrs.field(default=4e-4, validator=checks.number(0, above=True))
+    learning_rate: float = attrs.field(default=4e-4, validator=checks.number(0.0, above=True))
     schedule_learning_rate: bool = attrs.field(default=False, validator=checks.boolean())  # warm-up, then cosine
-    warmup_period_percent: float = attrs.field(default=0, validator=checks.number(0, 100))  # of all steps
-    weight_decay: float = attrs.field(default=0.1, validator=checks.number(0))
-    adam_beta1: float = attrs.field(default=0.9, validator=checks.number(0, 0.99999))
-    adam_beta2: float = attrs.field(default=0.999, validator=checks.number(0, 0.99999))
+    warmup_period_percent: float = attrs.field(default=0, validator=checks.number(0.0, 100.0))  # of all steps
+    weight_decay: float = attrs.field(default=0.1, validator=checks.number(0.0))
+    adam_beta1: float = attrs.field(default=0.9, validator=checks.number(0.0, 0.99999))
+    adam_beta2: float = attrs.field(default=0.999, validator=checks.number(0.0, 0.99999))
     clipping_max_norm: float | None = attrs.field(
-        default=None, validator=checks.optional(checks.number(0, above=True))
+        default=None, validator=checks.optional(checks.number(0.0, above=True))
     )  # null: no clipping
     # Intervals, in steps
     checkpoint_interval: int = attrs.field(default=500, validator=checks.integer(1))

@@ -1,0 +1,111 @@
+"""What many tests share: real text, small run directories, and real torchrun processes.
+
+Shapes annotated in `model/` are checked while these tests run: a silent broadcast fails.
+"""
+
+import os
+
+os.environ["OMP_NUM_THREADS"] = "1"  # as torchrun sets it: one process gets the same arithmetic as two
+
+from jaxtyping import install_import_hook
+
+install_import_hook("model", "beartype.beartype")
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+ROOT = Path(__file__).parents[1]
+SHARED_DATA = ROOT.parent / "shared" / "data"
+
+TINY_MODEL = {
+    "vocab_size": 257,
+    "context_length": 32,
+    "emb_dim": 32,
+    "n_heads": 2,
+    "n_layers": 2,
+    "drop_rate": 0.0,
+    "qkv_bias": True,
+    "tie_weights": True,
+}
+TINY_TRAIN = {
+    "min_train_tokens": 8 * 8 * 32,
+    "microbatch_size": 2,
+    "global_batch_size": 8,
+    "learning_rate": 0.01,
+    "schedule_learning_rate": True,
+    "warmup_period_percent": 25,
+    "clipping_max_norm": 1.0,
+    "checkpoint_interval": 4,
+    "validation_interval": 4,
+    "validation_sequences": 10,
+    "log_interval": 1,
+}
+
+
+def shared(name: str) -> Path:
+    """Return a file of real input, or skip the test that wants it."""
+    path = SHARED_DATA / name
+    if not path.is_file():
+        pytest.skip(f"needs {name}, real input that lies beside the repository on its developers' machines")
+    return path
+
+
+@pytest.fixture(scope="session")
+def token_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Bytes of four of this Python's own modules, prepared by the real command."""
+    directory = tmp_path_factory.mktemp("tokens") / "bytes"
+    sources = [str(Path(os.__file__).with_name(name)) for name in ("argparse.py", "os.py", "tarfile.py", "typing.py")]
+    command = [sys.executable, "prepare_data.py", *sources, "--output", str(directory)]
+    subprocess.run([*command, "--tokenizer", "bytes"], cwd=ROOT, check=True, capture_output=True)
+    return directory
+
+
+@pytest.fixture
+def make_run(tmp_path: Path, token_files: Path) -> Callable[..., Path]:
+    """Return a function that writes a tiny run directory; keywords override train.json, `model` model.json."""
+
+    def make(name: str = "run", model: dict[str, Any] | None = None, **train: Any) -> Path:
+        directory = tmp_path / name
+        directory.mkdir()
+        (directory / "model.json").write_text(json.dumps(TINY_MODEL | (model or {})))
+        (directory / "train.json").write_text(json.dumps({"dataset": str(token_files)} | TINY_TRAIN | train))
+        return directory
+
+    return make
+
+
+def train(run: Path, *options: str, ranks: int = 1, environment: dict[str, str] | None = None) -> Any:
+    """Run train.py to its end, under torchrun for more than one rank; return the finished process."""
+    return subprocess.run(
+        train_command(run, *options, ranks=ranks),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+        env={**os.environ, **(environment or {})},
+    )
+
+
+def train_command(run: Path, *options: str, ranks: int) -> list[str]:
+    """Return the command line of a run on the CPU."""
+    launcher = [sys.executable]
+    if ranks > 1:
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
+    return [*launcher, "train.py", str(run), "--device", "cpu", *options]
+
+
+def metrics(run: Path, key: str) -> dict[int, float]:
+    """Return one measurement of a run by step, as recorded."""
+    from training.metrics import read_metrics
+
+    return {record["step"]: record[key] for record in read_metrics(run) if key in record}

@@ -1,0 +1,93 @@
+"""Token files load with or without a manifest, whole or in shards; damaged ones are refused by name."""
+
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from errors import BadInput
+from tokens.token_file import check_manifest, open_split, read_manifest
+
+
+def save(path: Path, values: np.ndarray, name: str = "tokens") -> Path:
+    path.parent.mkdir(exist_ok=True)
+    save_file({name: values}, path)
+    return path
+
+
+def test_a_directory_with_nothing_but_token_files_loads(tmp_path: Path) -> None:
+    save(tmp_path / "train.safetensors", np.arange(100, dtype=np.uint16))
+    stream = open_split(tmp_path, "train")
+    assert stream.length == 100
+    assert stream.read(10, 5).tolist() == [10, 11, 12, 13, 14]
+    assert read_manifest(tmp_path) is None
+
+
+def test_shards_are_read_as_one_stream(tmp_path: Path) -> None:
+    bounds = [0, 7, 7, 30, 64]
+    for index, (begin, end) in enumerate(itertools.pairwise(bounds)):
+        save(tmp_path / f"train-{index:05d}-of-00004.safetensors", np.arange(begin, end, dtype=np.uint32))
+    stream = open_split(tmp_path, "train")
+    assert stream.length == 64
+    for begin in range(64):
+        for end in range(begin, 65):
+            assert stream.read(begin, end - begin).tolist() == list(range(begin, end))
+    assert stream.locate(29).endswith("train-00002-of-00004.safetensors: token 22")
+
+
+def test_ids_beyond_the_vocabulary_are_named_by_file_and_offset(tmp_path: Path) -> None:
+    values = np.arange(100, dtype=np.uint16) % 50
+    values[[77, 90]] = 300
+    path = save(tmp_path / "train.safetensors", values)
+    stream = open_split(tmp_path, "train")
+    stream.check_ids(0, 77, 257)
+    with pytest.raises(BadInput, match=f"{path}: token 77: got id 300, wanted less than vocab_size 257"):
+        stream.check_ids(20, 80, 257)
+
+
+@pytest.mark.parametrize(
+    ("values", "name", "message"),
+    [
+        (np.arange(4, dtype=np.int64), "tokens", "got dtype I64"),
+        (np.zeros((2, 2), np.uint16), "tokens", r"shape \[2, 2\], wanted U16 or U32 and one dimension"),
+        (np.arange(4, dtype=np.uint16), "ids", "got tensors ids, wanted one named 'tokens'"),
+    ],
+)
+def test_other_tensors_are_refused(tmp_path: Path, values: np.ndarray, name: str, message: str) -> None:
+    save(tmp_path / "train.safetensors", values, name)
+    with pytest.raises(BadInput, match=message):
+        open_split(tmp_path, "train")
+
+
+@pytest.mark.parametrize("kept", [0, 5, 40, 150])
+def test_a_file_cut_short_is_refused(tmp_path: Path, kept: int) -> None:
+    path = save(tmp_path / "train.safetensors", np.arange(100, dtype=np.uint16))
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(BadInput, match="cut short"):
+        open_split(tmp_path, "train")
+
+
+def test_missing_files_and_shards_are_named(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"no train\.safetensors"):
+        open_split(tmp_path, "train")
+    save(tmp_path / "train-00000-of-00002.safetensors", np.arange(4, dtype=np.uint16))
+    with pytest.raises(BadInput, match=r"missing train-00001-of-00002\.safetensors"):
+        open_split(tmp_path, "train")
+
+
+def test_a_manifest_vouches_for_ids_and_refuses_another_size(tmp_path: Path) -> None:
+    path = save(tmp_path / "train.safetensors", np.arange(100, dtype=np.uint16))
+    stream = open_split(tmp_path, "train")
+    entry = {"size_bytes": path.stat().st_size, "max_id": 99}
+    assert check_manifest(stream, None) is None
+    assert check_manifest(stream, {"files": {"train.safetensors": entry}}) == 99
+    with pytest.raises(BadInput, match=r"wanted 7 by manifest\.json"):
+        check_manifest(stream, {"files": {"train.safetensors": entry | {"size_bytes": 7}}})
+    (tmp_path / "manifest.json").write_text("{")
+    with pytest.raises(BadInput, match=r"manifest\.json: not JSON"):
+        read_manifest(tmp_path)
+    (tmp_path / "manifest.json").write_text(json.dumps({"files": {}}))
+    assert read_manifest(tmp_path) == {"files": {}}

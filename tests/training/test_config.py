@@ -1,0 +1,157 @@
+"""Run directories: ours and the public ones load; anything wrong is named by file and key."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from errors import BadInput
+from tests.conftest import ROOT, TINY_MODEL, TINY_TRAIN
+from training.config import load_run
+from training.plan import describe, make_plan
+
+GPT2_124M = {
+    "vocab_size": 50257,
+    "context_length": 1024,
+    "emb_dim": 768,
+    "n_heads": 12,
+    "n_layers": 12,
+    "drop_rate": 0.1,
+    "qkv_bias": False,
+}
+# Keys and values as they stand in public run directories of gpjt/ddp-base-model-from-scratch.
+PUBLIC = {
+    "dataset": "gpjt/fineweb-gpt2-tokens",
+    "min_train_tokens": 3260190720,
+    "start_train_token": 0,
+    "start_val_token": 0,
+    "microbatch_size": 12,
+    "checkpoint_interval": 617,
+}
+
+
+def run_directory(folder: Path, model: dict[str, Any], train: dict[str, Any]) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "model.json").write_text(json.dumps(model))
+    (folder / "train.json").write_text(json.dumps(train))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {},
+        {"clipping_max_norm": 3.5, "weight_decay": 0.01, "learning_rate": 0.0014},
+        {"schedule_learning_rate": True, "warmup_period_percent": 5, "gradient_accumulation_steps": 16},
+        {"random_seed": 67},
+    ],
+)
+def test_public_run_directories_load_unchanged(tmp_path: Path, extra: dict[str, Any]) -> None:
+    run = load_run(run_directory(tmp_path / "r", GPT2_124M, PUBLIC | extra), [])
+    assert run.notices == ()
+    accumulation = extra.get("gradient_accumulation_steps", 1)
+    plan = make_plan(run, world_size=8)
+    assert plan.layout.global_batch_size == 12 * accumulation * 8
+    assert plan.train_tokens >= 3260190720
+    assert "no global_batch_size in train.json" in "\n".join(describe(run, plan))
+
+
+@pytest.mark.parametrize(
+    ("extra", "key", "value", "notice"),
+    [
+        ({"use_amp": False}, "precision", "fp32", "use_amp false is read as precision fp32"),
+        ({"use_amp": True}, "precision", "auto", "use_amp true is read as precision auto"),
+        ({"validation_batches": 300}, "validation_sequences", 3600, "are read as validation_sequences 3600"),
+        ({"minibatch_size": 12}, "microbatch_size", 12, "minibatch_size 12 is read as microbatch_size"),
+    ],
+)
+def test_older_spellings_are_translated_and_said(
+    tmp_path: Path, extra: dict[str, Any], key: str, value: object, notice: str
+) -> None:
+    run = load_run(run_directory(tmp_path / "r", GPT2_124M, PUBLIC | extra), [])
+    assert getattr(run.train, key) == value
+    assert [notice in line for line in run.notices] == [True]
+
+
+@pytest.mark.parametrize("name", ["1xrtx3090", "1xh100", "8xa100", "8xa100m80", "8xh100", "8xb200"])
+def test_shipped_run_directories_train_the_same_model_on_the_same_batches(name: str) -> None:
+    run = load_run(ROOT / "runs" / name, [])
+    reference = load_run(ROOT / "runs" / "8xa100", [])
+    assert (run.model, run.train) == (reference.model, reference.train)
+    for world_size in (1, 2, 4, 8):
+        plan = make_plan(run, world_size)
+        assert plan.layout.global_batch_size == 128
+        assert plan.layout.microbatch_size == 16
+        assert plan.steps == 24_874
+        assert 3_260_190_720 <= plan.train_tokens < 3_260_190_720 + plan.tokens_per_step
+    assert run.train.dataset == "gpjt/fineweb-gpt2-tokens"
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "message"),
+    [
+        ("train", {"warmup_step": 3}, "train.json: unknown key 'warmup_step'; did you mean 'warmup_period_percent'?"),
+        ("train", {"learning_rates": 1}, "train.json: unknown key 'learning_rates'; did you mean 'learning_rate'?"),
+        ("train", {"zzz": 1}, "train.json: unknown key 'zzz'; known: adam_beta1"),
+        ("train", {"learning_rate": "fast"}, "learning_rate: got 'fast', wanted a number above 0"),
+        ("train", {"microbatch_size": 2.0}, "microbatch_size: got 2.0, wanted an integer of at least 1"),
+        ("train", {"min_train_tokens": -1}, "min_train_tokens: got -1, wanted an integer of at least 1"),
+        ("train", {"parallel": "zero"}, """parallel: got 'zero', wanted "ddp" or "fsdp\""""),
+        ("train", {"shuffle": 1}, "shuffle: got 1, wanted true or false"),
+        ("train", {"global_batch_size": 9}, "global_batch_size: got 9, wanted a multiple of microbatch_size, 2"),
+        ("model", {"n_head": 2}, "model.json: unknown key 'n_head'; did you mean 'n_heads'?"),
+        ("model", {"emb_dim": 33}, "model.json: emb_dim: got 33, wanted a multiple of n_heads, 2"),
+        ("model", {"moe": {"num_experts": 6}}, "model.json: key 'moe': mixtures of experts are not GPT-2"),
+    ],
+)
+def test_wrong_values_are_one_line_with_file_and_key(
+    tmp_path: Path, file: str, change: dict[str, Any], message: str
+) -> None:
+    values = {"model": dict(TINY_MODEL), "train": {"dataset": "x"} | TINY_TRAIN}
+    values[file] |= change
+    with pytest.raises(BadInput) as caught:
+        load_run(run_directory(tmp_path / "r", values["model"], values["train"]), [])
+    assert message in str(caught.value)
+    assert str(tmp_path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_files_keys_and_broken_json_are_named(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="no such run directory"):
+        load_run(tmp_path / "absent", [])
+    run = run_directory(tmp_path / "r", TINY_MODEL, TINY_TRAIN)
+    with pytest.raises(BadInput, match=r"train\.json: key 'dataset' is missing"):
+        load_run(run, [])
+    (run / "train.json").write_text('{"dataset": "x", "dataset": "y"}')
+    with pytest.raises(BadInput, match="not JSON: key 'dataset' is given twice"):
+        load_run(run, [])
+    (run / "train.json").write_text('{"dataset": ')
+    with pytest.raises(BadInput, match=r"train\.json: not JSON"):
+        load_run(run, [])
+    (run / "model.json").unlink()
+    with pytest.raises(BadInput, match=r"model\.json: no such file"):
+        load_run(run, [])
+
+
+def test_overrides_replace_values_of_either_file(tmp_path: Path) -> None:
+    directory = run_directory(tmp_path / "r", TINY_MODEL, {"dataset": "x"} | TINY_TRAIN)
+    run = load_run(directory, ["train.learning_rate=6e-4", "parallel=fsdp", "model.n_layers=3", "dataset=a/b"])
+    assert (run.train.learning_rate, run.train.parallel, run.model.n_layers) == (6e-4, "fsdp", 3)
+    assert run.train.dataset == "a/b"
+    for wrong in ("learning_rate", "optimizer.lr=1", "=3"):
+        with pytest.raises(BadInput, match=r"wanted train\.KEY=VALUE or model\.KEY=VALUE"):
+            load_run(directory, [wrong])
+
+
+def test_a_world_size_that_does_not_divide_is_refused_with_those_that_do(tmp_path: Path) -> None:
+    run = load_run(run_directory(tmp_path / "r", TINY_MODEL, {"dataset": "x"} | TINY_TRAIN), ["global_batch_size=24"])
+    with pytest.raises(BadInput, match="world size 5 does not divide; world sizes that do: 1, 2, 3, 4, 6, 12"):
+        make_plan(run, 5)
+
+
+def test_accumulation_that_contradicts_the_global_batch_is_refused(tmp_path: Path) -> None:
+    directory = run_directory(tmp_path / "r", TINY_MODEL, {"dataset": "x"} | TINY_TRAIN)
+    assert make_plan(load_run(directory, ["gradient_accumulation_steps=4"]), 1).layout.accumulation == 4
+    with pytest.raises(BadInput, match="gradient_accumulation_steps: got 3, but global_batch_size 8 makes it 4"):
+        make_plan(load_run(directory, ["gradient_accumulation_steps=3"]), 1)
