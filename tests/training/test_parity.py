@@ -1,0 +1,80 @@
+"""One process, DDP and FSDP on two ranks train the same model, and read each other's checkpoints."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.conftest import metrics, train
+
+LAYOUTS = [(1, "ddp"), (1, "fsdp"), (2, "ddp"), (2, "fsdp")]
+
+
+@pytest.mark.parametrize("drop_rate", [0.0, 0.1])
+def test_ddp_fsdp_and_one_process_have_one_loss_curve(make_run: Callable[..., Path], drop_rate: float) -> None:
+    curves = {}
+    for ranks, parallel in LAYOUTS:
+        run = make_run(
+            f"{ranks}-{parallel}", {"drop_rate": drop_rate, "tie_weights": drop_rate == 0}, parallel=parallel
+        )
+        done = train(run, ranks=ranks)
+        assert done.returncode == 0, done.stderr
+        curves[ranks, parallel] = {
+            key: metrics(run, key) for key in ("train_loss", "validation_loss", "grad_norm", "learning_rate")
+        }
+    reference = curves[1, "ddp"]
+    assert list(reference["train_loss"]) == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert list(reference["validation_loss"]) == [0, 4, 8]
+    assert reference["train_loss"][8] < reference["train_loss"][1] - 0.5
+    for layout, curve in curves.items():
+        for key, values in reference.items():
+            assert curve[key] == pytest.approx(values, rel=1e-5), (layout, key)
+
+
+def test_a_run_goes_on_under_another_wrapper_and_world_size_as_if_nothing_happened(
+    make_run: Callable[..., Path],
+) -> None:
+    straight, walked = make_run("straight"), make_run("walked")
+    assert train(straight).returncode == 0
+    walk = [(2, "fsdp", "2"), (1, "ddp", "4"), (2, "ddp", "6"), (1, "fsdp", "8")]
+    for ranks, parallel, last in walk:
+        done = train(walked, "--set", f"parallel={parallel}", "--max-steps", last, ranks=ranks)
+        assert done.returncode == 0, done.stderr
+    assert metrics(walked, "train_loss") == pytest.approx(metrics(straight, "train_loss"), rel=1e-5)
+    final = [load_file(run / "checkpoints" / "latest" / "model.safetensors") for run in (straight, walked)]
+    assert final[0].keys() == final[1].keys()
+    for name, weight in final[0].items():
+        assert weight.shape == final[1][name].shape
+        assert (weight - final[1][name]).abs().max() < 1e-4, name
+
+
+def test_weights_have_plain_names_and_the_vocabularys_rows(make_run: Callable[..., Path]) -> None:
+    run = make_run(parallel="fsdp")
+    assert train(run, "--set", "compile=false", "--max-steps", "1", ranks=2).returncode == 0
+    weights = load_file(run / "checkpoints" / "latest" / "model.safetensors")
+    assert weights["token_embedding.weight"].shape == (257, 32)
+    assert "blocks.1.attention.qkv.weight" in weights
+    assert not any("module" in name or "_orig_mod" in name for name in weights)
+
+
+def test_the_compiled_network_trains_like_the_plain_one(make_run: Callable[..., Path]) -> None:
+    curves = []
+    for compiled in ("false", "true"):
+        run = make_run(compiled)
+        done = train(run, "--set", f"compile={compiled}", "--max-steps", "3")
+        assert done.returncode == 0, done.stderr
+        curves.append(metrics(run, "train_loss"))
+    assert curves[1] == pytest.approx(curves[0], rel=1e-5)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_lower_precision_trains_nearly_like_fp32(make_run: Callable[..., Path], precision: str) -> None:
+    curves = []
+    for name in ("fp32", precision):
+        run = make_run(name)
+        done = train(run, "--set", f"precision={name}", "--set", "validation_interval=null")
+        assert done.returncode == 0, done.stderr
+        curves.append(metrics(run, "train_loss"))
+    assert curves[1] == pytest.approx(curves[0], rel=0.02)
+    assert curves[1] != curves[0]

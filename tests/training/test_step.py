@@ -1,0 +1,125 @@
+"""One step: one reduction whatever the accumulation, the right gradient, dropout by position, decay on matrices."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.conftest import ROOT
+
+# Runs under torchrun on two ranks. Counts what the process group is asked for in the third step of a run.
+COUNT_COLLECTIVES = """
+import sys
+import torch
+from torch.profiler import ProfilerActivity, profile
+from training import loop, step
+from training.config import load_run
+from training.session import Options, run_session
+from pathlib import Path
+
+plain = step.train_step
+
+def counted(trainer, number, feed):
+    if number != 2:
+        return plain(trainer, number, feed)
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        result = plain(trainer, number, feed)
+    names = [event.name for event in profiler.events()]
+    reduced = sum("c10d::allreduce_" in name for name in names)
+    scattered = sum("c10d::_reduce_scatter_base_" in name for name in names)
+    if trainer.ranks.coordinates:
+        print("COUNTS", reduced, scattered, len(trainer.parallel.network.blocks))
+    return result
+
+loop.train_step = counted
+run = load_run(Path(sys.argv[1]), sys.argv[2:])
+options = Options(token_files=None, resume="never", device="cpu", max_steps=3, price_per_hour=None)
+sys.exit(run_session(run, options))
+"""
+
+
+def count_collectives(run: Path, script: Path, *overrides: str) -> tuple[int, int, int]:
+    script.write_text(COUNT_COLLECTIVES)
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc_per_node=2",
+        str(script),
+        str(run),
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [*command, *overrides], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    line = next(line for line in done.stdout.splitlines() if line.startswith("COUNTS"))
+    reduced, scattered, blocks = map(int, line.split()[1:])
+    return reduced, scattered, blocks
+
+
+@pytest.mark.parametrize("accumulation", [1, 4])
+def test_ddp_reduces_gradients_once_a_step(make_run, tmp_path: Path, accumulation: int) -> None:  # type: ignore[no-untyped-def]
+    run = make_run(global_batch_size=4 * accumulation, validation_interval=None)
+    reduced, scattered, _ = count_collectives(run, tmp_path / "count.py", "parallel=ddp")
+    assert scattered == 0
+    assert reduced == 1 + 1  # one bucket of gradients, the loss
+
+
+@pytest.mark.parametrize("accumulation", [1, 4])
+def test_fsdp_reduces_each_group_once_a_step(make_run, tmp_path: Path, accumulation: int) -> None:  # type: ignore[no-untyped-def]
+    run = make_run(global_batch_size=4 * accumulation, validation_interval=None)
+    reduced, scattered, blocks = count_collectives(run, tmp_path / "count.py", "parallel=fsdp")
+    assert scattered == blocks + 1  # each block, and embeddings with the last norm
+    assert reduced == 1 + 1  # the loss, the norm
+
+
+def test_dropout_is_a_function_of_seed_step_and_place() -> None:
+    from training.step import seed_dropout
+
+    def mask(*position: int) -> torch.Tensor:
+        torch.rand(torch.randint(1, 50, ()).item())  # history of the generator does not matter
+        seed_dropout(*position)
+        return torch.dropout(torch.ones(1000), 0.5, train=True)
+
+    assert torch.equal(mask(42, 3, 1), mask(42, 3, 1))
+    others = [mask(42, 3, 0), mask(42, 2, 1), mask(43, 3, 1), mask(42, 1, 3)]
+    assert not any(torch.equal(mask(42, 3, 1), other) for other in others)
+
+
+def test_only_matrices_decay() -> None:
+    from model.gpt import GPT
+    from tests.model.test_gpt import SMALL
+    from training.config import TrainConfig
+    from training.optimizer import make_optimizer
+
+    parameters = dict(GPT(SMALL).named_parameters())
+    config = TrainConfig(dataset="x", microbatch_size=1, weight_decay=0.3)
+    optimizer = make_optimizer(parameters, config, torch.device("cpu"))
+    decayed = {id(parameter) for parameter in optimizer.param_groups[0]["params"]}
+    assert optimizer.param_groups[0]["weight_decay"] == 0.3
+    assert optimizer.param_groups[1]["weight_decay"] == 0.0
+    for name, parameter in parameters.items():
+        assert (id(parameter) in decayed) == (name.endswith("weight") and "norm" not in name), name
+
+
+def test_fp16_scale_halves_on_overflow_and_doubles_after_a_quiet_time() -> None:
+    from training.precision import GROWTH_INTERVAL, INITIAL_LOSS_SCALE, LossScale
+
+    scale = LossScale("fp16", torch.device("cpu"))
+    scale.update(torch.tensor(torch.inf))
+    assert scale.scale.item() == INITIAL_LOSS_SCALE / 2
+    for _ in range(GROWTH_INTERVAL):
+        scale.update(torch.tensor(1.0))
+    assert scale.scale.item() == INITIAL_LOSS_SCALE
+    restored = LossScale("fp16", torch.device("cpu"))
+    scale.update(torch.tensor(1.0))
+    restored.load(scale.state())
+    assert restored.state() == scale.state() == {"scale": INITIAL_LOSS_SCALE, "finite_steps": 1}
+    quiet = LossScale("bf16", torch.device("cpu"))
+    quiet.update(torch.tensor(torch.nan))
+    assert quiet.scale.item() == 1.0

@@ -1,0 +1,188 @@
+"""Runs that are stopped, killed, finished or diverging: the same command goes on, and nothing is lost."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.conftest import ROOT, metrics, train, train_command
+from training.checkpoint import verify
+
+LONG = {"min_train_tokens": 200 * 8 * 32, "log_interval": 1, "validation_interval": None, "checkpoint_interval": 50}
+
+
+def start(run: Path, ranks: int) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        train_command(run, ranks=ranks), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def wait_for_step(run: Path, step: int, process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 60
+    while not any(logged >= step for logged in metrics(run, "train_loss")):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def assert_same_weights(first: Path, second: Path) -> None:
+    for file in ("model.safetensors", "optimizer.safetensors"):
+        ours, theirs = (load_file(run / "checkpoints" / "latest" / file) for run in (first, second))
+        assert all(torch.equal(ours[name], theirs[name]) for name in ours | theirs)
+
+
+def test_stopped_and_resumed_equals_straight_to_the_bit(make_run: Callable[..., Path]) -> None:
+    straight, stopped = make_run("straight"), make_run("stopped")
+    assert train(straight).returncode == 0
+    assert train(stopped, "--max-steps", "3").returncode == 0
+    done = train(stopped)
+    assert done.returncode == 0
+    assert "resuming from" in done.stdout
+    assert metrics(stopped, "train_loss") == metrics(straight, "train_loss")
+    assert metrics(stopped, "grad_norm") == metrics(straight, "grad_norm")
+    assert metrics(stopped, "validation_loss")[8] == metrics(straight, "validation_loss")[8]
+    assert_same_weights(stopped, straight)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_a_lone_process_with_a_checkpoint_and_exit_75(
+    make_run: Callable[..., Path], number: signal.Signals
+) -> None:
+    run = make_run(**LONG)
+    process = start(run, ranks=1)
+    wait_for_step(run, 5, process)
+    process.send_signal(number)
+    output, errors = process.communicate(timeout=30)
+    assert process.returncode == 75, errors
+    assert "stopped early; the same command continues" in output
+    state = json.loads((run / "checkpoints" / "latest" / "state.json").read_text())
+    assert 5 <= state["step"] < 200
+    assert verify(run / "checkpoints" / "latest") is None
+    assert f"at step {state['step']} of 200" in train(run, "--max-steps", str(state["step"])).stdout
+
+
+def test_ctrl_c_under_torchrun_leaves_a_checkpoint_and_no_process(make_run: Callable[..., Path]) -> None:
+    run = make_run(**LONG)
+    process = start(run, ranks=2)
+    wait_for_step(run, 5, process)
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=40)
+    assert "stopped early; the same command continues" in output, errors
+    assert verify(run / "checkpoints" / "latest") is None
+    assert str(run) not in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+
+
+def test_killed_in_the_middle_loses_only_the_steps_since_the_checkpoint(make_run: Callable[..., Path]) -> None:
+    settings = LONG | {"checkpoint_interval": 10, "min_train_tokens": 60 * 8 * 32}
+    straight, killed = make_run("straight", **settings), make_run("killed", **settings)
+    assert train(straight, ranks=2).returncode == 0
+    process = start(killed, ranks=2)
+    wait_for_step(killed, 25, process)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    subprocess.run(["pkill", "-9", "-f", str(killed)], check=False)  # torchrun's orphans
+    with (killed / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 59, "train_lo')  # a line that the kill cut short
+    done = train(killed, ranks=2)
+    assert done.returncode == 0, done.stderr
+    assert metrics(killed, "train_loss") == metrics(straight, "train_loss")
+    assert_same_weights(killed, straight)
+
+
+def test_a_dead_rank_ends_the_job_promptly_with_its_traceback(make_run: Callable[..., Path], tmp_path: Path) -> None:
+    run = make_run(**LONG)
+    process = start(run, ranks=2)
+    wait_for_step(run, 5, process)
+    ranks = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=True).stdout.split()
+    began = time.monotonic()
+    os.kill(int(ranks[-1]), signal.SIGKILL)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert time.monotonic() - began < 40
+    assert "Signal 9 (SIGKILL)" in errors
+
+
+def test_a_finished_run_says_so_and_can_start_anew_without_losing_anything(make_run: Callable[..., Path]) -> None:
+    run = make_run()
+    assert train(run).returncode == 0
+    again = train(run)
+    assert again.returncode == 0
+    assert "the run is complete: 8 steps, best validation loss" in again.stdout
+    before = (run / "metrics.jsonl").read_text()
+    anew = train(run, "--resume", "never", "--max-steps", "1")
+    assert anew.returncode == 0
+    [archive] = (run / "archive").iterdir()
+    assert (archive / "metrics.jsonl").read_text() == before
+    assert verify(archive / "checkpoints" / "latest") is None
+    assert list(metrics(run, "train_loss")) == [1]
+
+
+def test_newest_checkpoints_and_the_best_are_kept(make_run: Callable[..., Path]) -> None:
+    # A learning rate that ruins the model after the first checkpoints makes an early one the best.
+    run = make_run(checkpoint_interval=1, keep_checkpoints=2, learning_rate=0.5, warmup_period_percent=50)
+    assert train(run).returncode == 0
+    losses = metrics(run, "validation_loss")
+    best = min(range(1, 9), key=losses.__getitem__)
+    checkpoints = run / "checkpoints"
+    names = {f"step-{step:08d}" for step in (best, 7, 8)}
+    assert {path.name for path in checkpoints.iterdir()} == names | {"best", "latest"}
+    assert (checkpoints / "best").readlink().name == f"step-{best:08d}"
+    assert (checkpoints / "latest").readlink().name == "step-00000008"
+    assert json.loads((checkpoints / "best" / "state.json").read_text())["validation_loss"] == losses[best]
+
+
+@pytest.mark.parametrize("damage", ["flip", "truncate", "delete", "manifest"])
+def test_a_damaged_checkpoint_is_passed_over_loudly(make_run: Callable[..., Path], damage: str) -> None:
+    run = make_run()
+    assert train(run).returncode == 0
+    newest = run / "checkpoints" / "step-00000008"
+    weights = newest / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    if damage == "flip":
+        data[-1000] ^= 1
+        weights.write_bytes(data)
+    elif damage == "truncate":
+        weights.write_bytes(data[:-10])
+    elif damage == "delete":
+        weights.unlink()
+    else:
+        (newest / "manifest.json").write_text("{}")
+    done = train(run)
+    assert done.returncode == 0, done.stderr
+    assert f"WARNING: {newest}" in done.stdout + done.stderr
+    assert "falling back to step-00000004" in done.stdout + done.stderr
+    assert verify(newest) is None  # written again
+    named = train(run, "--resume", "step-00000009")
+    assert named.returncode == 1
+    assert "no such checkpoint; there are best, latest, step-00000004, step-00000008" in named.stderr
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_loss_that_is_not_finite_is_never_applied(make_run: Callable[..., Path], ranks: int) -> None:
+    run = make_run(checkpoint_interval=2)
+    assert train(run, "--max-steps", "2").returncode == 0
+    checkpoint = run / "checkpoints" / "step-00000002"
+    weights = load_file(checkpoint / "model.safetensors")
+    weights["final_norm.weight"][3] = torch.inf
+    save_file(weights, checkpoint / "model.safetensors")
+    shutil.copy(checkpoint / "model.safetensors", run / "kept")
+    (checkpoint / "manifest.json").write_text(json.dumps({"files": {}}))
+    done = train(run, ranks=ranks)
+    assert done.returncode == (3 if ranks == 1 else 1)  # torchrun exits with 1 for any failure
+    everyone = ", ".join(str(rank) for rank in range(ranks))
+    assert f"step 3: loss is not finite on rank {everyone}; the update was not applied" in done.stderr
+    assert done.stderr.count("is not finite") == 1
+    assert [path.name for path in (run / "checkpoints").glob("step-*")] == ["step-00000002"]
+    assert (checkpoint / "model.safetensors").read_bytes() == (run / "kept").read_bytes()
+    last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+    assert last["event"] == "diverged"
+    if ranks == 2:
+        assert "exitcode  : 3" in done.stderr
