@@ -34,7 +34,7 @@ class Progress:
                 initial=first_step,
                 unit="step",
                 dynamic_ncols=True,
-                bar_format="{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} {postfix}",
+                bar_format="{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}{postfix}",
             )
             if sys.stderr.isatty()
             else None

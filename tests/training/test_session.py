@@ -1,0 +1,222 @@
+"""What a run shows, records and refuses: through the real command."""
+
+import fcntl
+import json
+import os
+import pty
+import shutil
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from tests.conftest import ROOT, train, train_command
+from training.metrics import MetricsLog, read_metrics
+
+
+def one_line(done: Any) -> str:
+    """Return the one line that a refused run says, as train.py's own."""
+    assert done.returncode == 1, done.stdout + done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.startswith("train.py: ")]
+    assert len(lines) == 1, done.stderr
+    assert 'train.py", line' not in done.stderr  # no traceback of ours; torchrun adds its own
+    return lines[0]
+
+
+def test_metrics_and_record_hold_what_others_read(make_run: Callable[..., Path]) -> None:
+    run = make_run()
+    done = train(run, "--price-per-hour", "3600", "--set", "train.learning_rate=0.02")
+    assert done.returncode == 0, done.stderr
+    records = read_metrics(run)
+    steps = [record for record in records if "train_loss" in record]
+    assert [record["step"] for record in steps] == list(range(1, 9))
+    for record in steps:
+        assert record.keys() == {
+            "step",
+            "train_loss",
+            "learning_rate",
+            "grad_norm",
+            "tokens_per_second",
+            "mfu",
+            "peak_memory_bytes",
+            "elapsed_seconds",
+        }
+        assert record["mfu"] is None  # of a CPU there is no peak to divide by
+        assert record["peak_memory_bytes"] > 50 * 2**20
+    assert steps[1]["learning_rate"] == 0.02  # the peak, after 2 of 8 steps of warm-up
+    assert [record["step"] for record in records if "validation_loss" in record] == [0, 4, 8]
+    assert [record["event"] for record in records if "event" in record] == ["start", "checkpoint", "checkpoint", "end"]
+    resolved = json.loads((run / "resolved.json").read_text())
+    assert resolved["train"]["learning_rate"] == 0.02
+    assert resolved["environment"]["packages"]["torch"]
+    assert resolved["tokenizer"]["name"] == "bytes"
+    assert (run / "training-run-chart.png").read_bytes().startswith(b"\x89PNG")
+    assert "global batch 8 sequences = micro-batch 2 x accumulation 4 x world size 1" in done.stdout
+    assert "8 steps x 256 = 2,048 tokens" in done.stdout
+    for part in ("done: step 8 of 8, train loss", "best validation loss", "time: start-up", "cost: $"):
+        assert part in done.stdout
+    seconds = steps[-1]["elapsed_seconds"]
+    assert f"of ${seconds:,.0f}"[:4] in done.stderr  # plain lines show dollars spent of expected
+
+
+def test_ids_beyond_the_vocabulary_are_refused_before_the_first_step(
+    make_run: Callable[..., Path], token_files: Path, tmp_path: Path
+) -> None:
+    directory = tmp_path / "foreign"
+    directory.mkdir()
+    values = np.zeros(3000, np.uint16)
+    values[2000] = 999
+    save_file({"tokens": values}, directory / "train.safetensors")
+    shutil.copy(token_files / "validation.safetensors", directory)
+    run = make_run()
+    for ranks in (1, 2):
+        line = one_line(train(run, "--token-files", str(directory), ranks=ranks))
+        assert f"{directory}/train.safetensors: token 2000: got id 999, wanted less than vocab_size 257" in line
+    assert not (run / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--set", "min_train_tokens=10000000"], "tokens, wanted at least"),
+        (["--set", "validation_sequences=100000"], "hold out more with --validation-fraction"),
+        (
+            ["--set", "model.vocab_size=256"],
+            "vocab_size: got 256, wanted at least 257, the vocabulary of tokenizer bytes",
+        ),
+        (["--set", "dataset=token_files/absent"], "is no directory here; prepare it with prepare_data.py SOURCE"),
+        (["--token-files", "/absent"], "/absent: no train.safetensors"),
+        (["--device", "cuda"], "--device cuda: got 0 GPUs for 1 ranks"),
+        (["--resume", "step-1"], "no such checkpoint; there are none"),
+    ],
+)
+def test_wrong_input_is_one_line_and_status_1(make_run: Callable[..., Path], options: list[str], message: str) -> None:
+    run = make_run()
+    assert message in one_line(train(run, *options))
+    assert sorted(path.name for path in run.iterdir()) == ["model.json", "train.json"]
+
+
+def test_an_impossible_world_size_is_said_once_before_any_process_group(make_run: Callable[..., Path]) -> None:
+    line = one_line(train(make_run(global_batch_size=6), ranks=2))
+    assert "which world size 2 does not divide; world sizes that do: 1, 3" in line
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("model.n_heads=4", "model.json: n_heads: got 4, but"),
+        ("global_batch_size=4", "train.json: global_batch_size: got 4, but"),
+        ("shuffle=true", "train.json: shuffle: got True, but"),
+    ],
+)
+def test_a_checkpoint_of_another_run_is_not_resumed(make_run: Callable[..., Path], option: str, message: str) -> None:
+    run = make_run()
+    assert train(run, "--max-steps", "1").returncode == 0
+    line = one_line(train(run, "--set", option))
+    assert message in line
+    assert "set it back to resume, or start anew with --resume never" in line
+
+
+def test_what_changed_since_the_checkpoint_is_said(make_run: Callable[..., Path]) -> None:
+    run = make_run()
+    assert train(run, "--max-steps", "1").returncode == 0
+    done = train(run, "--set", "learning_rate=0.02")
+    assert done.returncode == 0
+    assert "NOTE: " in done.stdout
+    assert "learning_rate was 0.01 at step-00000001 and is 0.02 now" in done.stdout
+
+
+def test_a_dry_run_needs_no_tokens_and_little_time() -> None:
+    began = time.monotonic()
+    done = train(ROOT / "runs" / "8xa100", "--dry-run", "--world-size", "8")
+    assert time.monotonic() - began < 20  # 5 s on a quiet machine
+    assert done.returncode == 0, done.stderr
+    assert "124,439,808 parameters" in done.stdout
+    assert "24,874 steps x 131,072 = 3,260,284,928 tokens" in done.stdout
+    assert "micro-batch 16 x accumulation 1 x world size 8" in done.stdout
+    wrong = train(ROOT / "runs" / "8xa100", "--world-size", "8")
+    assert wrong.returncode == 2
+
+
+def test_all_tokens_are_used_where_no_number_is_given(make_run: Callable[..., Path], token_files: Path) -> None:
+    run = make_run(min_train_tokens=None)
+    planned = train(run, "--dry-run", "--world-size", "2")
+    manifest = json.loads((token_files / "manifest.json").read_text())
+    available = manifest["files"]["train.safetensors"]["tokens"]
+    assert f"run          {(available - 1) // 32 // 8:,} steps x 256" in planned.stdout
+
+
+def test_in_a_terminal_there_is_one_bar_with_everything(make_run: Callable[..., Path]) -> None:
+    run = make_run(min_train_tokens=24 * 256, log_interval=2)
+    controller, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 160, 0, 0))  # rows, columns
+    command = train_command(run, "--price-per-hour", "14.32", ranks=2)
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=terminal)
+    os.close(terminal)
+    shown = b""
+    while True:
+        try:
+            part = os.read(controller, 65536)
+        except OSError:  # the other end is closed
+            break
+        if not part:
+            break
+        shown += part
+    os.close(controller)
+    assert process.wait() == 0, shown
+    last = shown.decode().replace("\n", "\r").split("\r")
+    bars = [line for line in last if "24/24" in line]
+    assert bars
+    for word in ("100%", "loss ", "tok/s", "ETA ", "$0.0", "of $0.0"):
+        assert word in bars[-1]
+
+
+def test_torn_lines_and_superseded_steps_are_left_out(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path)
+    log.write({"event": "start", "step": 0})
+    for step in (1, 2, 3):
+        log.write({"step": step, "train_loss": float(step)})
+    log.close()
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 4, "tra')
+    log = MetricsLog(tmp_path)
+    log.write({"event": "start", "step": 2})
+    log.write({"step": 3, "train_loss": 30.0})
+    log.close()
+    losses = [(record["step"], record["train_loss"]) for record in read_metrics(tmp_path) if "train_loss" in record]
+    assert losses == [(1, 1.0), (2, 2.0), (3, 30.0)]
+
+
+def test_the_ledger_adds_up_to_the_clock_and_foresees_what_is_due() -> None:
+    from training.ledger import Ledger, Remaining
+
+    ledger = Ledger()
+    for _ in range(3):
+        time.sleep(0.02)
+        ledger.after_step()
+    with ledger.measure("validation"):
+        time.sleep(0.05)
+    parts = ledger.breakdown(waited_for_data_seconds=0.01)
+    assert sum(parts.values()) == pytest.approx(ledger.process_seconds(), abs=0.005)
+    assert parts["validation"] >= 0.05
+    expected = ledger.remaining_seconds(Remaining(steps=10, validations=2, checkpoints=1))
+    assert expected == pytest.approx(10 * 0.02 + 2 * 0.05, rel=0.5)
+
+
+def test_a_chart_is_drawn_from_metrics_alone(make_run: Callable[..., Path]) -> None:
+    run = make_run()
+    log = MetricsLog(run)
+    log.write({"event": "start", "step": 0})
+    for step in range(1, 200):
+        log.write({"step": step, "train_loss": 5 / step, "learning_rate": 1e-3, "grad_norm": 1.0})
+    log.close()
+    subprocess.run([sys.executable, "-m", "training.chart", str(run)], cwd=ROOT, check=True)
+    assert (run / "training-run-chart.png").stat().st_size > 10_000
