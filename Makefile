@@ -14,7 +14,7 @@ train: .venv/installed token_files/quickstart/manifest.json
 	$(BIN)/torchrun --standalone \
 	  --nproc_per_node=$$($(BIN)/python -c 'import torch; print(torch.cuda.device_count() or 2)') \
 	  train.py $(QUICKSTART)
-	$(BIN)/python evaluate.py smoke $(QUICKSTART) --prompt "def " --tokens 200
+	$(BIN)/python evaluate.py smoke $(QUICKSTART) --prompt "def " --tokens 100
 
 test: .venv/installed-test
 	$(BIN)/python -m pytest

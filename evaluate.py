@@ -8,7 +8,7 @@ from pathlib import Path
 from errors import EXIT_DONE, EXIT_ERROR, BadInput
 
 EPILOG = """examples:
-  python evaluate.py smoke runs/quickstart --prompt "def " --tokens 200
+  python evaluate.py smoke runs/quickstart --prompt "def " --tokens 100
   python evaluate.py smoke runs/8xa100 --checkpoint latest --temperature 0
 
 Exit status: 0 done, 1 error or degenerate output, 2 usage.

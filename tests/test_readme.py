@@ -1,0 +1,110 @@
+"""Every command in the README is run, in a fresh copy of the repository, as it stands there.
+
+What a test machine lacks is replaced, nothing else: multi-GPU commands become dry runs of that world size, the hub is on
+loopback, its text is tokenized as bytes (GPT-2's ranks are on the network), and the quickstart takes a few steps.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from tests.conftest import ROOT, metrics
+from tests.hub_server import Hub, serve
+
+FINEWEB_CARD = """---
+configs:
+- config_name: sample-10BT
+  data_files: sample/10BT/*.parquet
+---
+"""
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """Return a copy of the tracked files with a short quickstart, and this Python's packages as its `.venv`."""
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    for name in tracked:
+        target = tmp_path / "clone" / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, target)
+    clone = tmp_path / "clone"
+    (clone / ".venv").symlink_to(sys.prefix)
+    path = clone / "runs" / "quickstart" / "train.json"
+    short = {
+        "min_train_tokens": 6 * 2048,
+        "checkpoint_interval": 3,
+        "validation_interval": 3,
+        "validation_sequences": 8,
+    }
+    path.write_text(json.dumps(json.loads(path.read_text()) | short))
+    return clone
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[Hub]:
+    folder = tmp_path / "fineweb" / "sample" / "10BT"
+    folder.mkdir(parents=True)
+    (tmp_path / "fineweb" / "README.md").write_text(FINEWEB_CARD)
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["a document"] * 300}), folder / "000.parquet")
+    with serve({"HuggingFaceFW/fineweb": tmp_path / "fineweb"}) as server:
+        yield server
+
+
+def commands() -> list[str]:
+    blocks = re.findall(r"```bash\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    return [line for block in blocks for line in block.splitlines() if line and not line.startswith("#")]
+
+
+def as_it_can_run_here(command: str) -> str:
+    many = re.search(r"--nproc_per_node=(\d+) train\.py runs/(?!quickstart)", command)
+    if many:
+        command = re.sub(r"torchrun .*?train\.py", "python train.py", command) + f" --dry-run --world-size {many[1]}"
+    return command + " --tokenizer bytes" if "hf:" in command else command
+
+
+def test_every_command_of_the_readme_runs(clone: Path, hub: Hub) -> None:
+    environment = {
+        **os.environ,
+        "HF_ENDPOINT": hub.url,
+        "HF_HOME": str(clone / "cache"),
+        "HF_HUB_DISABLE_XET": "1",
+        "PYTHON": sys.executable,
+    }
+    assert len(commands()) >= 10
+    script = "set -euo pipefail\n"
+    for command in commands():
+        script += f"echo {json.dumps('+ ' + command)}\n{as_it_can_run_here(command)}\n"
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=clone, env=environment, capture_output=True, text=True, timeout=230, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert list(metrics(clone / "runs" / "quickstart", "validation_loss")) == [0, 3, 6]
+    assert "runs/quickstart: the run is complete" in done.stdout  # its second start
+    assert "24,874 steps x 131,072" in done.stdout
+    assert json.loads((clone / "token_files" / "fineweb-10b" / "manifest.json").read_text())["documents"] == 300
+    assert "free disk" in done.stdout
+
+
+def test_an_old_python_is_told_in_one_line(clone: Path, tmp_path: Path) -> None:
+    old = tmp_path / "python3.8"
+    old.write_text('#!/bin/sh\ncase "$1" in --version) echo Python 3.8.18;; *) exit 1;; esac\n')
+    old.chmod(0o755)
+    (clone / ".venv").unlink()
+    for python, version in ((str(old), "Python 3.8.18"), ("absent-python", "")):
+        done = subprocess.run(
+            ["make", "train", f"PYTHON={python}"], cwd=clone, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 2
+        first = done.stderr.splitlines()[0]
+        assert first.startswith(f"Python 3.10 or newer is missing: {python} is")
+        assert version in first
+        assert not (clone / ".venv").exists()
