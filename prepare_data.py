@@ -21,6 +21,7 @@ Exit status: 0 done, 1 error, 2 usage, 130 interrupted. Nothing is ever left hal
 """
 
 EXIT_INTERRUPTED = 130
+SURPRISING_SHARE = 3.0  # times what was asked for
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -87,6 +88,10 @@ def prepare(arguments: argparse.Namespace) -> None:
     print(f"{arguments.output}: {manifest['documents']:,} documents, {manifest['tokens']:,} tokens in {seconds:.1f} s")
     for name, entry in manifest["files"].items():
         print(f"  {name}: {entry['tokens']:,} tokens ({entry['tokens'] / manifest['tokens']:.2%})")
+    held_out = 1 - manifest["files"]["train.safetensors"]["tokens"] / manifest["tokens"]
+    asked = arguments.validation_fraction + arguments.test_fraction
+    if held_out > SURPRISING_SHARE * asked:
+        print(f"NOTE: {held_out:.0%} are held out for {asked:.0%} asked: whole documents, and the last ones are long")
 
 
 class Display:

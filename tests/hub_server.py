@@ -63,8 +63,8 @@ def serve(datasets: dict[str, Path]) -> Iterator[Hub]:
             ]
             if rest.startswith("/tree/"):
                 under = rest.split("/", 3)[3] if rest.count("/") > 2 else ""
-                kept = [entry for entry in entries if str(entry["path"]).startswith(under)]
-                return self.send(200, json.dumps(kept).encode())
+                recursive = "recursive=true" in urlparse(self.path).query.lower()
+                return self.send(200, json.dumps(tree(entries, under, recursive=recursive)).encode())
             if rest.startswith("/paths-info/"):
                 wanted = json.loads(posted).get("paths", []) if posted.startswith(b"{") else []
                 return self.send(200, json.dumps([e for e in entries if e["path"] in wanted]).encode())
@@ -111,6 +111,18 @@ def serve(datasets: dict[str, Path]) -> Iterator[Hub]:
     finally:
         server.shutdown()
         server.server_close()
+
+
+def tree(entries: list[dict[str, object]], under: str, *, recursive: bool) -> list[dict[str, object]]:
+    """Return the files below a folder; unless recursive, those in it and the folders in it."""
+    prefix = f"{under}/" if under else ""
+    below = [entry for entry in entries if str(entry["path"]).startswith(prefix)]
+    if recursive:
+        return below
+    direct = [entry for entry in below if "/" not in str(entry["path"]).removeprefix(prefix)]
+    deeper = {str(entry["path"]).removeprefix(prefix).partition("/")[0] for entry in below if entry not in direct}
+    folders = [{"type": "directory", "path": prefix + name, "size": 0, "oid": "0" * 40} for name in sorted(deeper)]
+    return folders + direct
 
 
 def etag(path: Path) -> str:

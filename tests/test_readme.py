@@ -1,7 +1,7 @@
 """Every command in the README is run, in a fresh copy of the repository, as it stands there.
 
-What a test machine lacks is replaced, nothing else: multi-GPU commands become dry runs of that world size, the hub is on
-loopback, its text is tokenized as bytes (GPT-2's ranks are on the network), and the quickstart takes a few steps.
+What a test machine lacks is replaced, nothing else: commands for GPUs become dry runs of that world size, the hub is
+on loopback, its text is tokenized as bytes (GPT-2's ranks are on the network), the quickstart takes a few steps.
 """
 
 import json
@@ -39,12 +39,7 @@ def clone(tmp_path: Path) -> Path:
     clone = tmp_path / "clone"
     (clone / ".venv").symlink_to(sys.prefix)
     path = clone / "runs" / "quickstart" / "train.json"
-    short = {
-        "min_train_tokens": 6 * 2048,
-        "checkpoint_interval": 3,
-        "validation_interval": 3,
-        "validation_sequences": 8,
-    }
+    short = {"min_train_tokens": 6 * 2048, "checkpoint_interval": 3, "validation_interval": 3}
     path.write_text(json.dumps(json.loads(path.read_text()) | short))
     return clone
 
