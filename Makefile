@@ -6,14 +6,14 @@
 PYTHON ?= python3
 BIN := .venv/bin
 QUICKSTART := runs/quickstart
+# two processes on a CPU; else the GPUs, rounded down to a power of two up to 8: its 8 micro-batches divide evenly
+RANKS := 'import torch; print(1 << (min(torch.cuda.device_count() or 2, 8).bit_length() - 1))'
 export OMP_NUM_THREADS ?= 1
 
 .PHONY: train test lint install python-version
 
 train: .venv/installed token_files/quickstart/manifest.json
-	$(BIN)/torchrun --standalone \
-	  --nproc_per_node=$$($(BIN)/python -c 'import torch; print(torch.cuda.device_count() or 2)') \
-	  train.py $(QUICKSTART)
+	$(BIN)/torchrun --standalone --nproc_per_node=$$($(BIN)/python -c $(RANKS)) train.py $(QUICKSTART)
 	$(BIN)/python evaluate.py smoke $(QUICKSTART) --prompt "def " --tokens 100
 
 test: .venv/installed-test

@@ -83,25 +83,31 @@ def make_run(tmp_path: Path, token_files: Path) -> Callable[..., Path]:
     return make
 
 
-def train(run: Path, *options: str, ranks: int = 1, environment: dict[str, str] | None = None) -> Any:
-    """Run train.py to its end, under torchrun for more than one rank; return the finished process."""
+def train(
+    run: Path,
+    *options: str,
+    ranks: int = 1,
+    environment: dict[str, str] | None = None,
+    script: Path = ROOT / "train.py",
+) -> Any:
+    """Run train.py, or a script around it, to its end; under torchrun for more than one rank."""
     return subprocess.run(
-        train_command(run, *options, ranks=ranks),
+        train_command(run, *options, ranks=ranks, script=script),
         cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=180,
         check=False,
-        env={**os.environ, **(environment or {})},
+        env={**os.environ, "PYTHONPATH": str(ROOT), **(environment or {})},
     )
 
 
-def train_command(run: Path, *options: str, ranks: int) -> list[str]:
+def train_command(run: Path, *options: str, ranks: int, script: Path = ROOT / "train.py") -> list[str]:
     """Return the command line of a run on the CPU."""
     launcher = [sys.executable]
     if ranks > 1:
         launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
-    return [*launcher, "train.py", str(run), "--device", "cpu", *options]
+    return [*launcher, str(script), str(run), "--device", "cpu", *options]
 
 
 def metrics(run: Path, key: str) -> dict[int, float]:

@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -105,7 +106,7 @@ def find(run_directory: Path, wanted: str) -> Path | None:
         problem = verify(directory / name)
         if problem is None:
             for line in problems:
-                print(f"WARNING: {line}; falling back to {name}")
+                print(f"WARNING: {line}; falling back to {name}", file=sys.stderr)
             return directory / name
         problems.append(problem)
     if problems:

@@ -60,6 +60,8 @@ class Feed:
 
     def _read(self, first_step: int, steps: int) -> None:
         try:
+            if self._ranks.device.type == "cuda":
+                torch.cuda.set_device(self._ranks.device)  # else pinning opens a context on GPU 0 in every rank
             for step in range(first_step, steps):
                 for micro_step in range(self._source.layout.accumulation):
                     if self._closed.is_set():

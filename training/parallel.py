@@ -9,6 +9,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
+import torch._dynamo
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
@@ -25,6 +26,8 @@ class Parallel:
     def __init__(self, network: GPT, kind: str, ranks: Ranks, *, compiled: bool):
         self.network = network.to(ranks.device)
         if compiled:
+            # Blocks are graphs of their own, so DDP's hooks run between them: to split graphs at buckets gains nothing.
+            torch._dynamo.config.optimize_ddp = False
             for block in network.blocks:
                 block.compile(fullgraph=True, dynamic=False)
         self.model: Any = network

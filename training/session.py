@@ -9,7 +9,7 @@ import torch
 
 from errors import EXIT_DONE, EXIT_STOPPED
 from model.gpt import GPT, initialize
-from model.loss import next_token_loss
+from model.loss import next_token_loss, sequence_losses
 from training import checkpoint
 from training.chart import CHART
 from training.checkpoint import RunState
@@ -24,7 +24,7 @@ from training.precision import LossScale, resolve
 from training.progress import duration
 from training.ranks import Ranks, StopRequest, from_coordinator, start, stop
 from training.record import differences, resolved, write_record
-from training.step import FiniteGuard, Trainer
+from training.step import FiniteGuard, Loss, Trainer
 from training.token_set import TokenSet, check_tokens, open_tokens
 from training.validation import Validation
 
@@ -106,12 +106,17 @@ def _make_trainer(run: Run, plan: Plan, ranks: Ranks) -> Trainer:
         layout=plan.layout,
         precision=precision,
         loss_scale=LossScale(precision, ranks.device),
-        loss=torch.compile(next_token_loss, dynamic=False) if compiled else next_token_loss,
+        loss=_compile(next_token_loss) if compiled else next_token_loss,
         guard=FiniteGuard(ranks),
         drop_rate=run.model.drop_rate,
         seed=run.train.random_seed,
         clipping_max_norm=run.train.clipping_max_norm,
     )
+
+
+def _compile(loss: Loss) -> Loss:
+    """Return the loss compiled: fp32 logits then live in registers, never in memory."""
+    return torch.compile(loss, dynamic=False)
 
 
 def _compiled(run: Run, ranks: Ranks) -> bool:
@@ -139,7 +144,8 @@ def _resume(run: Run, plan: Plan, wanted: str, trainer: Trainer) -> RunState:
 def _make_job(run: Run, plan: Plan, token_set: TokenSet, options: Options, ranks: Ranks) -> Job:
     validation = None
     if token_set.validation is not None:
-        validation = Validation(token_set.validation, run.train.start_val_token, plan.validation_sequences)
+        loss = _compile(sequence_losses) if _compiled(run, ranks) else sequence_losses
+        validation = Validation(token_set.validation, run.train.start_val_token, plan.validation_sequences, loss)
     return Job(
         run=run,
         plan=plan,

@@ -17,7 +17,7 @@ from training.precision import LossScale, autocast
 from training.ranks import Ranks, gather
 from training.reduction import global_grad_norm, mean_over_ranks
 
-Loss = Callable[[Tensor, Tensor], Tensor]  # logits (B, T, V), targets (B, T) -> nats per token
+Loss = Callable[[Tensor, Tensor], Tensor]  # logits (B, T, V), targets (B, T) -> nats per token, mean or (B,)
 
 CLIP_EPSILON = 1e-6  # keeps the division finite, as in torch.nn.utils.clip_grad_norm_
 

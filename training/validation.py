@@ -4,8 +4,7 @@ import math
 
 import torch
 
-from model.loss import sequence_losses
-from tokens.batches import read_windows, window_count
+from tokens.batches import read_windows
 from tokens.token_file import TokenStream
 from training.precision import autocast
 from training.ranks import gather
@@ -15,11 +14,11 @@ from training.step import Loss, Trainer
 class Validation:
     """The slice and how to measure a model on it."""
 
-    def __init__(self, stream: TokenStream, start_token: int, sequences: int, loss: Loss = sequence_losses):
+    def __init__(self, stream: TokenStream, start_token: int, sequences: int, loss: Loss):
         self._stream = stream
         self._start_token = start_token
         self._sequences = sequences
-        self._loss = loss
+        self._loss = loss  # logits (B, T, V), targets (B, T) -> (B,) nats per token
 
     @torch.no_grad()
     def measure(self, trainer: Trainer) -> float:
@@ -49,8 +48,3 @@ class Validation:
         everywhere = [part for rank_losses in gather(ranks, losses) for part in rank_losses.items()]
         assert len(everywhere) == self._sequences
         return math.fsum(value for _, value in everywhere) / self._sequences
-
-
-def available_sequences(stream: TokenStream, start_token: int, context_length: int) -> int:
-    """Return how many sequences the stream holds from a token on."""
-    return window_count(stream.length, start_token, context_length)

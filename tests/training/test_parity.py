@@ -62,7 +62,7 @@ def test_the_compiled_network_trains_like_the_plain_one(make_run: Callable[..., 
     curves = []
     for compiled in ("false", "true"):
         run = make_run(compiled)
-        done = train(run, "--set", f"compile={compiled}", "--max-steps", "3")
+        done = train(run, "--set", f"compile={compiled}", "--max-steps", "3", ranks=2)
         assert done.returncode == 0, done.stderr
         curves.append(metrics(run, "train_loss"))
     assert curves[1] == pytest.approx(curves[0], rel=1e-5)

@@ -1,26 +1,22 @@
 """One step: one reduction whatever the accumulation, the right gradient, dropout by position, decay on matrices."""
 
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.conftest import ROOT
+from tests.conftest import train
 
 # Runs under torchrun on two ranks. Counts what the process group is asked for in the third step of a run.
 COUNT_COLLECTIVES = """
-import sys
-import torch
 from torch.profiler import ProfilerActivity, profile
+
+import train
 from training import loop, step
-from training.config import load_run
-from training.session import Options, run_session
-from pathlib import Path
 
 plain = step.train_step
+
 
 def counted(trainer, number, feed):
     if number != 2:
@@ -34,28 +30,15 @@ def counted(trainer, number, feed):
         print("COUNTS", reduced, scattered, len(trainer.parallel.network.blocks))
     return result
 
+
 loop.train_step = counted
-run = load_run(Path(sys.argv[1]), sys.argv[2:])
-options = Options(token_files=None, resume="never", device="cpu", max_steps=3, price_per_hour=None)
-sys.exit(run_session(run, options))
+train.leave(train.main())
 """
 
 
-def count_collectives(run: Path, script: Path, *overrides: str) -> tuple[int, int, int]:
+def count_collectives(run: Path, script: Path, parallel: str) -> tuple[int, int, int]:
     script.write_text(COUNT_COLLECTIVES)
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc_per_node=2",
-        str(script),
-        str(run),
-    ]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [*command, *overrides], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False
-    )
+    done = train(run, "--set", f"parallel={parallel}", "--max-steps", "3", ranks=2, script=script)
     assert done.returncode == 0, done.stderr
     line = next(line for line in done.stdout.splitlines() if line.startswith("COUNTS"))
     reduced, scattered, blocks = map(int, line.split()[1:])
@@ -63,17 +46,17 @@ def count_collectives(run: Path, script: Path, *overrides: str) -> tuple[int, in
 
 
 @pytest.mark.parametrize("accumulation", [1, 4])
-def test_ddp_reduces_gradients_once_a_step(make_run, tmp_path: Path, accumulation: int) -> None:  # type: ignore[no-untyped-def]
+def test_ddp_reduces_gradients_once_a_step(make_run: Callable[..., Path], tmp_path: Path, accumulation: int) -> None:
     run = make_run(global_batch_size=4 * accumulation, validation_interval=None)
-    reduced, scattered, _ = count_collectives(run, tmp_path / "count.py", "parallel=ddp")
+    reduced, scattered, _ = count_collectives(run, tmp_path / "count.py", "ddp")
     assert scattered == 0
     assert reduced == 1 + 1  # one bucket of gradients, the loss
 
 
 @pytest.mark.parametrize("accumulation", [1, 4])
-def test_fsdp_reduces_each_group_once_a_step(make_run, tmp_path: Path, accumulation: int) -> None:  # type: ignore[no-untyped-def]
+def test_fsdp_reduces_each_group_once_a_step(make_run: Callable[..., Path], tmp_path: Path, accumulation: int) -> None:
     run = make_run(global_batch_size=4 * accumulation, validation_interval=None)
-    reduced, scattered, blocks = count_collectives(run, tmp_path / "count.py", "parallel=fsdp")
+    reduced, scattered, blocks = count_collectives(run, tmp_path / "count.py", "fsdp")
     assert scattered == blocks + 1  # each block, and embeddings with the last norm
     assert reduced == 1 + 1  # the loss, the norm
 

@@ -110,6 +110,35 @@ def test_a_dead_rank_ends_the_job_promptly_with_its_traceback(make_run: Callable
     assert "Signal 9 (SIGKILL)" in errors
 
 
+FAILING_RANK = """
+import train
+from training import loop, step
+
+plain = step.train_step
+
+
+def failing(trainer, number, feed):
+    if number == 2 and trainer.ranks.rank == 1:
+        raise RuntimeError("rank one broke")
+    return plain(trainer, number, feed)
+
+
+loop.train_step = failing
+train.leave(train.main())
+"""
+
+
+def test_the_first_traceback_is_visible_and_nobody_waits(make_run: Callable[..., Path], tmp_path: Path) -> None:
+    script = tmp_path / "failing.py"
+    script.write_text(FAILING_RANK)
+    began = time.monotonic()
+    done = train(make_run(), ranks=2, script=script)
+    assert done.returncode == 1
+    assert time.monotonic() - began < 45
+    first = done.stderr.index("Traceback (most recent call last)")
+    assert "RuntimeError: rank one broke" in done.stderr[first : first + 3000]
+
+
 def test_a_finished_run_says_so_and_can_start_anew_without_losing_anything(make_run: Callable[..., Path]) -> None:
     run = make_run()
     assert train(run).returncode == 0
