@@ -9,6 +9,7 @@ QUICKSTART := runs/quickstart
 # two processes on a CPU; else the GPUs, rounded down to a power of two up to 8: its 8 micro-batches divide evenly
 RANKS := 'import torch; print(1 << (min(torch.cuda.device_count() or 2, 8).bit_length() - 1))'
 export OMP_NUM_THREADS ?= 1
+export TORCH_ELASTIC_SHUTDOWN_TIMEOUT ?= 300 # seconds that torchrun leaves a stopping run to save
 
 .PHONY: train test lint install python-version
 

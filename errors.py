@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 EXIT_DONE = 0
 EXIT_ERROR = 1
-EXIT_USAGE = 2  # argparse's own status for a bad command line
+# 2 is argparse's own status for a bad command line
 EXIT_DIVERGED = 3  # a loss or gradient was not finite; the update was not applied
 EXIT_STOPPED = 75  # stopped early with a checkpoint: run the same command again (EX_TEMPFAIL of sysexits.h)
 
@@ -13,12 +13,12 @@ EXIT_STOPPED = 75  # stopped early with a checkpoint: run the same command again
 class BadInput(Exception):
     """A file, option or value the user can mend. The message is one line: what, where, got, wanted, what to do.
 
-    `on_every_rank` tells that all ranks raise it together, so that one of them says it for all.
+    All ranks of a job raise it together and rank 0 says it for them, unless `alone`: then this rank says it itself.
     """
 
-    def __init__(self, message: str, *, on_every_rank: bool = False):
+    def __init__(self, message: str, *, alone: bool = False):
         super().__init__(message)
-        self.on_every_rank = on_every_rank
+        self.alone = alone
 
 
 class Diverged(Exception):

@@ -39,7 +39,10 @@ def parse_arguments() -> argparse.Namespace:
         "--validation-fraction", type=fraction, default=0.01, metavar="F", help="of the documents, the last (0.01)"
     )
     parser.add_argument("--test-fraction", type=fraction, default=0.0, metavar="F", help="likewise, after them (0)")
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if arguments.validation_fraction + arguments.test_fraction >= 1:
+        parser.error("--validation-fraction and --test-fraction: wanted a sum below 1, something to train on")
+    return arguments
 
 
 def fraction(text: str) -> float:

@@ -34,7 +34,10 @@ print(f"{'torch':14} {torch.__version__} ({cuda}), {torch.cuda.device_count()} G
 for index in range(torch.cuda.device_count()):
     torch.ones(8, device=f"cuda:{index}").sum().item()
 PYTHON
+saved_token=${HF_HOME:-$HOME/.cache/huggingface}/token
 for name in HF_TOKEN OPENAI_API_KEY; do
-  if [ -n "${!name:-}" ]; then say "$name" set; else say "$name" "not set"; fi
+  if [ -n "${!name:-}" ]; then say "$name" set
+  elif [ "$name" = HF_TOKEN ] && [ -s "$saved_token" ]; then say "$name" "saved by hf auth login"
+  else say "$name" "not set"; fi
 done
-echo "ready: .venv/bin/torchrun --standalone --nproc_per_node=gpu train.py runs/8xa100"
+echo "ready: TORCH_ELASTIC_SHUTDOWN_TIMEOUT=300 .venv/bin/torchrun --standalone --nproc_per_node=gpu train.py runs/8xa100"

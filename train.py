@@ -4,6 +4,8 @@
 import argparse
 import os
 import sys
+import time
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -74,43 +76,56 @@ def positive(text: str) -> int:
 
 def main() -> int:
     """Run the command; return its exit status."""
+    began = time.perf_counter()
     arguments = parse_arguments()
     from torch.distributed.elastic.multiprocessing.errors import record  # after --help: torch takes seconds
 
-    return record(train)(arguments) or EXIT_DONE  # record's type allows None
+    try:
+        return record(train)(arguments, began) or EXIT_DONE  # record's type allows None
+    except Exception:  # noqa: BLE001  # record has kept it for torchrun; said here, because leave() says nothing
+        traceback.print_exc()
+        return EXIT_ERROR
 
 
-def train(arguments: argparse.Namespace) -> int:
+def train(arguments: argparse.Namespace, began: float) -> int:
     """Check the run directory before any process group starts, then train it; return the exit status."""
+    import torch
+
     from training.config import load_run
-    from training.plan import make_plan
+    from training.plan import derive_layout
     from training.ranks import environment_rank, environment_world_size
     from training.session import Options, run_session
 
-    said_by_all = True
     try:
         run = load_run(arguments.run, arguments.overrides)
         if arguments.dry_run:
             return dry_run(run, arguments)
-        if run.train.min_train_tokens is not None:  # else the number of steps needs the token files
-            make_plan(run, environment_world_size())
+        derive_layout(run, environment_world_size())
         options = Options(
             token_files=arguments.token_files,
             resume=arguments.resume,
             device=arguments.device,
             max_steps=arguments.max_steps,
             price_per_hour=arguments.price_per_hour,
+            began=began,
         )
-        said_by_all = False
         return run_session(run, options)
-    except BadInput as error:
-        if environment_rank() == 0 or not (said_by_all or error.on_every_rank):
-            print(f"train.py: {error}", file=sys.stderr, flush=True)
+    except (BadInput, Diverged) as error:
+        if environment_rank() == 0 or (isinstance(error, BadInput) and error.alone):
+            say(str(error))
+        return EXIT_DIVERGED if isinstance(error, Diverged) else EXIT_ERROR
+    except torch.OutOfMemoryError:
+        size = run.train.microbatch_size
+        say(
+            f"rank {environment_rank()}: the GPU's memory does not hold microbatch_size {size}; "
+            f"try --set microbatch_size={max(1, size // 2)}: with global_batch_size set, the result stays the same"
+        )
         return EXIT_ERROR
-    except Diverged as error:
-        if environment_rank() == 0:
-            print(f"train.py: {error}", file=sys.stderr, flush=True)
-        return EXIT_DIVERGED
+
+
+def say(problem: str) -> None:
+    """Print what went wrong, as one line."""
+    print(f"train.py: {problem}", file=sys.stderr, flush=True)
 
 
 def dry_run(run: "Run", arguments: argparse.Namespace) -> int:

@@ -36,7 +36,8 @@ def load_trained(run_directory: Path, name: str | None, tokenizer: str | None, d
     if name is None:
         name = "best" if (run_directory / "checkpoints" / "best").is_dir() else "latest"
     path = checkpoint.find(run_directory, name)
-    assert path is not None  # only "auto" may find nothing
+    if path is None:  # "auto" may find nothing
+        raise BadInput(f"{run_directory / 'checkpoints'}: no checkpoint yet; train the run first")
     network = GPT(ModelConfig(**checkpoint.read_state(path)["config"]["model"]))
     try:
         load_plain(network, load_file(path / checkpoint.WEIGHTS))

@@ -4,22 +4,30 @@ from errors import BadInput
 from evaluation.load import Trained
 from model.generate import Sampling, generate
 
-REPEATED_TOKENS = 10  # so many tokens, all the same, are no text
+REPEATED_TOKENS = 10  # so many tokens that only repeat a few are no text
+LONGEST_CYCLE = 3  # tokens
 
 
 def smoke(trained: Trained, prompt: str, count: int, sampling: Sampling) -> str:
-    """Return the prompt with `count` new tokens. Raises BadInput when they are empty, not finite or all the same."""
+    """Return the prompt with `count` new tokens. Raises BadInput when they are blank, not finite or a repetition."""
     ids = [int(token) for token in trained.tokenizer.encode(prompt)]
     try:
         chosen = generate(trained.network, ids, count, sampling)
     except ValueError as error:
         raise BadInput(f"{trained.path}: {error}") from error
     text = _decode(trained, chosen)
-    if not text:
-        raise BadInput(f"{trained.path}: degenerate output: {count} tokens that decode to nothing")
-    if len(chosen) >= REPEATED_TOKENS and len(set(chosen)) == 1:
-        raise BadInput(f"{trained.path}: degenerate output: {count} times the same token, {text[:20]!r}")
+    if not text.strip():
+        raise BadInput(f"{trained.path}: degenerate output: {count} tokens that decode to {text[:20]!r}")
+    if (cycle := shortest_cycle(chosen)) is not None:
+        raise BadInput(f"{trained.path}: degenerate output: {count} tokens that repeat every {cycle}, {text[:20]!r}")
     return prompt + text
+
+
+def shortest_cycle(tokens: list[int]) -> int | None:
+    """Return after how many tokens a sequence repeats itself to its end, or None for one that does not."""
+    if len(tokens) < REPEATED_TOKENS:
+        return None
+    return next((n for n in range(1, LONGEST_CYCLE + 1) if tokens[n:] == tokens[:-n]), None)
 
 
 def _decode(trained: Trained, chosen: list[int]) -> str:

@@ -57,7 +57,8 @@ class Attention(nn.Module):
         queries, keys, values = (split_heads(part, self.heads) for part in self.qkv(x).chunk(3, dim=-1))
         causal = True
         if cache is not None:
-            causal = cache.length == 0  # one new token may look at everything before it
+            causal = cache.length == 0
+            assert causal or x.shape[1] == 1  # one new token may look at everything before it, several may not
             keys, values = cache.extend(self.layer, keys, values)
         mixed = F.scaled_dot_product_attention(
             queries,

@@ -10,6 +10,7 @@ import hashlib
 import io
 import json
 import sysconfig
+import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -23,6 +24,8 @@ RECORD_SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 SUFFIXES = (*TEXT_SUFFIXES, *RECORD_SUFFIXES, ".parquet")
 STANDARD_LIBRARY = "stdlib"
 PIECE_BYTES = 1 << 20  # of a text file, read at a time
+LONGEST_PIECE = 1 << 26  # characters without a place to cut; no text looks like that
+LONE_SPACES = " \n\t"
 PARQUET_ROWS = 256  # decoded at a time
 
 
@@ -118,20 +121,24 @@ def _read_text(file: Path) -> Iterator[Piece]:
             if cut:
                 yield Piece(text[:cut], False, stream.tell())
                 text = text[cut:]
+            elif len(text) > LONGEST_PIECE:
+                raise BadInput(f"{file}: {len(text):,} characters without space or symbol are no text; leave it out")
         yield Piece(text + decoder.decode(b"", final=True), True, stream.tell())
 
 
 def cut_position(text: str) -> int:
     """Return the last position where the text can be cut without changing its GPT-2 tokens, or 0 for none.
 
-    Before a single space between two characters that are not white space: in GPT-2's pattern white space stands only
-    at the start of a match or in a run of its own, so the match before ends there whatever follows.
+    GPT-2's pattern matches letters, digits, other characters and white space in runs of their own. So no match spans
+    the place before a lone white space, nor before a symbol (but for the apostrophe of "'s") that follows a letter.
     """
-    end = len(text)
-    while (space := text.rfind(" ", 1, end - 1)) > 0:
-        if not text[space - 1].isspace() and not text[space + 1].isspace():
-            return space
-        end = space + 1
+    for place in range(len(text) - 2, 0, -1):
+        before, here, after = text[place - 1], text[place], text[place + 1]
+        if here in LONE_SPACES:
+            if not before.isspace() and not after.isspace():
+                return place
+        elif here != "'" and before.isalpha() and unicodedata.category(here)[0] in "PS":
+            return place
     return 0
 
 

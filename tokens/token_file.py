@@ -18,6 +18,7 @@ from errors import BadInput
 
 HEADER_BYTES = 4096  # of the files we write: room for any token count, and the data starts on a page
 MANIFEST = "manifest.json"
+FORMAT = 1  # of the manifest
 SCAN_TOKENS = 1 << 24  # looked at in one go when ids are checked
 
 _DTYPES: dict[str, np.dtype[Any]] = {"U16": np.dtype("<u2"), "U32": np.dtype("<u4")}  # safetensors' names
@@ -106,16 +107,17 @@ def read_header(path: Path) -> TokenFile:
             header = json.loads(file.read(length))
         except ValueError as error:
             raise BadInput(f"{path}: not a safetensors file: its header is not JSON") from error
-    tensors = {name: value for name, value in header.items() if name != "__metadata__"}
+    try:
+        tensors = {name: value for name, value in header.items() if name != "__metadata__"}
+        described = [(value["dtype"], value["shape"], *value["data_offsets"]) for value in tensors.values()]
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise BadInput(f"{path}: not a safetensors file: its header describes no tensors") from error
     if list(tensors) != ["tokens"]:
         raise BadInput(f"{path}: got tensors {', '.join(tensors) or 'none'}, wanted one named 'tokens'")
-    tokens = tensors["tokens"]
-    if tokens["dtype"] not in _DTYPES or len(tokens["shape"]) != 1:
-        raise BadInput(
-            f"{path}: got dtype {tokens['dtype']} and shape {tokens['shape']}, wanted U16 or U32 and one dimension"
-        )
-    dtype, count = _DTYPES[tokens["dtype"]], tokens["shape"][0]
-    begin, end = tokens["data_offsets"]
+    [(kind, shape, begin, end)] = described
+    if kind not in _DTYPES or len(shape) != 1:
+        raise BadInput(f"{path}: got dtype {kind} and shape {shape}, wanted U16 or U32 and one dimension")
+    dtype, count = _DTYPES[kind], shape[0]
     if end - begin != count * dtype.itemsize or 8 + length + end != size:
         raise BadInput(
             f"{path}: cut short or damaged: got {size} bytes, wanted {8 + length + count * dtype.itemsize} "
@@ -134,7 +136,7 @@ def write_header(file: BinaryIO, dtype: np.dtype, length: int) -> None:
 
 
 def read_manifest(directory: Path) -> dict[str, Any] | None:
-    """Return the manifest of a token directory, or None where it has none. Raises BadInput where it is broken."""
+    """Return the manifest of a token directory, or None without one of ours. Raises BadInput for a broken one."""
     path = directory / MANIFEST
     if not path.is_file():
         return None
@@ -142,8 +144,8 @@ def read_manifest(directory: Path) -> dict[str, Any] | None:
         manifest = json.loads(path.read_text())
     except ValueError as error:
         raise BadInput(f"{path}: not JSON: {error}; prepare the tokens again or delete it") from error
-    if not isinstance(manifest, dict):
-        raise BadInput(f"{path}: got {type(manifest).__name__}, wanted an object; prepare the tokens again")
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        return None  # somebody else's file of that name
     return manifest
 
 

@@ -7,7 +7,6 @@ encoding happen before `add`: a parallel preparation hands its tokens over in th
 
 import hashlib
 import json
-import os
 import shutil
 from pathlib import Path
 from types import TracebackType
@@ -17,7 +16,8 @@ import attrs
 import numpy as np
 
 from errors import BadInput
-from tokens.token_file import HEADER_BYTES, MANIFEST, write_header
+from files import sync
+from tokens.token_file import FORMAT, HEADER_BYTES, MANIFEST, write_header
 from tokens.tokenizer import RANKS_FILE, Tokenizer, token_dtype
 
 PARTIAL = ".partial-"
@@ -84,18 +84,33 @@ class TokenWriter:
         self._fill_header(self._stream, lengths["train"])
         self._stream.close()
         manifest = self._manifest(lengths, sources)
-        _write_durably(self._partial(MANIFEST), json.dumps(manifest, indent=2) + "\n")
+        self._partial(MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
+        sync(self._partial(MANIFEST))
         if self.tokenizer.ranks_file is not None:
             shutil.copyfile(self.tokenizer.ranks_file, self.directory / RANKS_FILE)
-        for name in [*manifest["files"], MANIFEST]:
-            self._partial(name).replace(self.directory / name)
-        _sync_directory(self.directory)
+            sync(self.directory / RANKS_FILE)
+        self._give_names([*reversed(manifest["files"]), MANIFEST])
         return manifest
+
+    def _give_names(self, names: list[str]) -> None:
+        """Rename the partial files, the manifest last; an interruption takes the names back."""
+        try:
+            for name in names:
+                self._partial(name).replace(self.directory / name)
+            sync(self.directory)
+        except BaseException:
+            for name in names:
+                (self.directory / name).unlink(missing_ok=True)
+            raise
 
     def _cuts(self, fractions: Fractions) -> tuple[int, int]:
         """Return the token positions where validation and test begin."""
         if self.documents == 1:
             held_out = [_share(self.tokens, fraction) for fraction in (fractions.validation, fractions.test)]
+            if sum(held_out) >= self.tokens:
+                raise BadInput(
+                    f"a lone document of {self.tokens} tokens is too short to hold out {sum(held_out)} of them"
+                )
             return self.tokens - sum(held_out), self.tokens - held_out[1]
         held_out = [_share(self.documents, fraction) for fraction in (fractions.validation, fractions.test)]
         if sum(held_out) >= self.documents:
@@ -123,7 +138,7 @@ class TokenWriter:
     def _fill_header(self, file: BinaryIO, length: int) -> None:
         write_header(file, self.dtype, length)
         file.flush()
-        os.fsync(file.fileno())
+        sync(Path(file.name))
 
     def _manifest(self, lengths: dict[str, int], sources: list[dict[str, Any]]) -> dict[str, Any]:
         files = {
@@ -132,7 +147,7 @@ class TokenWriter:
             if lengths[split] or split == "train"
         }
         return {
-            "format": 1,
+            "format": FORMAT,
             "files": files,
             "documents": self.documents,
             "tokens": self.tokens,
@@ -175,16 +190,3 @@ def _describe(path: Path, dtype: np.dtype) -> dict[str, Any]:
         "dtype": dtype.name,
         "max_id": largest,
     }
-
-
-def _write_durably(path: Path, text: str) -> None:
-    with path.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    os.fsync(descriptor)
-    os.close(descriptor)

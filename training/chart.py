@@ -3,6 +3,7 @@
 `python -m training.chart RUN_DIR` draws it; a run does so in a process of its own at each checkpoint.
 """
 
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -25,7 +26,8 @@ class ChartProcess:
     def redraw(self) -> None:
         """Start a drawing unless the last one still runs."""
         if self._process is None or self._process.poll() is not None:
-            self._process = subprocess.Popen(self._command, cwd=Path(__file__).parents[1], stdin=subprocess.DEVNULL)
+            # A session of its own: the terminal's Ctrl-C is for the run, which waits for its last chart.
+            self._process = subprocess.Popen(self._command, cwd=Path(__file__).parents[1], start_new_session=True)
 
     def finish(self) -> None:
         """Wait for a drawing in progress, then draw the final state and wait for that."""
@@ -60,7 +62,7 @@ def draw_chart(directory: Path) -> Path:
     loss.legend(loc="upper right")
     rate.plot(steps, [record["learning_rate"] for record in train], color=RATE)
     rate.set_ylabel("learning rate")
-    norm.plot(steps, [record["grad_norm"] for record in train], color=NORM, linewidth=1)
+    norm.plot(steps, [record["grad_norm"] or math.nan for record in train], color=NORM, linewidth=1)
     norm.set_ylabel("gradient norm\n(before clipping)")
     norm.set_yscale("log")
     norm.set_xlabel("step (optimizer updates)")

@@ -9,9 +9,8 @@
 A checkpoint is written under a hidden name, synced to disk and renamed: under its own name it is complete.
 """
 
-import hashlib
 import json
-import os
+import re
 import shutil
 import sys
 from datetime import datetime, timezone
@@ -25,8 +24,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from errors import BadInput
+from files import sha256, sync
 from model.config import ModelConfig
 from model.pretrained import padded, unpadded
+from tokens.tokenizer import RANKS_FILE
 from training.chart import CHART
 from training.config import Run
 from training.metrics import METRICS
@@ -102,7 +103,7 @@ def find(run_directory: Path, wanted: str) -> Path | None:
             raise BadInput(f"{problem}; resume from another one with --resume NAME")
         return path.resolve()
     problems: list[str] = []
-    for name in reversed([name for name in _names(directory) if name.startswith("step-")]):
+    for name in reversed(_steps(directory)):
         problem = verify(directory / name)
         if problem is None:
             for line in problems:
@@ -123,7 +124,7 @@ def verify(path: Path) -> str | None:
             size = (path / name).stat().st_size
             if size != entry["size_bytes"]:
                 return f"{path / name}: got {size} bytes, wanted {entry['size_bytes']}"
-            if _sha256(path / name) != entry["sha256"]:
+            if sha256(path / name) != entry["sha256"]:
                 return f"{path / name}: damaged: its sha256 is not the one in {MANIFEST}"
     except (OSError, ValueError, KeyError, TypeError) as error:
         return f"{path}: not a complete checkpoint: {error}"
@@ -160,14 +161,32 @@ def read_state(path: Path) -> dict[str, Any]:
     return state
 
 
+def archive_after(run_directory: Path, step: int) -> Path | None:
+    """Move checkpoints of later steps into `archive/<time>/`, so that none is taken for the newest; return where."""
+    directory = run_directory / "checkpoints"
+    later = [directory / name for name in _steps(directory) if name > name_of(step)]
+    if not later:
+        return None
+    target = _new_archive(run_directory) / "checkpoints"
+    target.mkdir()
+    for path in later:
+        path.rename(target / path.name)
+    point(directory, "latest", name_of(step))
+    best = read_state(directory / name_of(step))["best_step"]
+    if best is not None and (directory / name_of(best)).is_dir():
+        point(directory, "best", name_of(best))
+    else:
+        (directory / "best").unlink(missing_ok=True)
+    return target
+
+
 def archive(run_directory: Path) -> Path | None:
     """Move what earlier runs wrote into `archive/<time>/`, so that a new start loses nothing; return where."""
-    written = [run_directory / name for name in ("checkpoints", METRICS, CHART, RESOLVED)]
+    written = [run_directory / name for name in ("checkpoints", METRICS, CHART, RESOLVED, RANKS_FILE)]
     existing = [path for path in written if path.exists()]
     if not existing:
         return None
-    target = run_directory / "archive" / datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%S.%fZ")
-    target.mkdir(parents=True)
+    target = _new_archive(run_directory)
     for path in existing:
         path.rename(target / path.name)
     return target
@@ -177,9 +196,11 @@ def point(directory: Path, link: str, name: str) -> None:
     """Make the link name a checkpoint; at no moment is there no link."""
     partial = directory / f"{PARTIAL}{link}"
     partial.unlink(missing_ok=True)
+    if (directory / link).is_dir() and not (directory / link).is_symlink():  # a copy that followed the link
+        shutil.rmtree(directory / link)
     partial.symlink_to(name)
     partial.replace(directory / link)
-    _sync(directory)
+    sync(directory)
 
 
 def _full_state(trainer: Trainer) -> dict[str, dict[str, Tensor]]:
@@ -187,7 +208,9 @@ def _full_state(trainer: Trainer) -> dict[str, dict[str, Tensor]]:
     files: dict[str, dict[str, Tensor]] = {WEIGHTS: {}, OPTIMIZER: {}}
     for name, parameter in trainer.parallel.named_parameters().items():
         moments = trainer.optimizer.state[parameter]
-        values = [(WEIGHTS, name, parameter)] + [(OPTIMIZER, f"{key}.{name}", moments[key]) for key in MOMENTS]
+        values = [(WEIGHTS, name, parameter)]
+        for key in MOMENTS:  # AdamW has none before its first update, which fp16 may have skipped
+            values.append((OPTIMIZER, f"{key}.{name}", moments.get(key, torch.zeros_like(parameter))))
         for file, key, value in values:
             whole = full_tensor(value)  # collective under FSDP: on every rank
             if trainer.ranks.coordinates:
@@ -206,12 +229,11 @@ def _write(path: Path, tensors: dict[str, dict[str, Tensor]], state: dict[str, A
             save_file(values, partial / name)
         (partial / STATE).write_text(json.dumps(state, indent=2) + "\n")
         files = {
-            file.name: {"size_bytes": file.stat().st_size, "sha256": _sha256(file)}
-            for file in sorted(partial.iterdir())
+            file.name: {"size_bytes": file.stat().st_size, "sha256": sha256(file)} for file in sorted(partial.iterdir())
         }
         (partial / MANIFEST).write_text(json.dumps({"format": 1, "files": files}, indent=2) + "\n")
         for written in [*partial.iterdir(), partial]:
-            _sync(written)
+            sync(written)
     except (OSError, SafetensorError):
         shutil.rmtree(partial, ignore_errors=True)
         raise
@@ -222,13 +244,12 @@ def _write(path: Path, tensors: dict[str, dict[str, Tensor]], state: dict[str, A
         shutil.rmtree(aside)
     else:
         partial.rename(path)
-    _sync(path.parent)
+    sync(path.parent)
 
 
 def _delete_old(directory: Path, keep: int) -> None:
     kept = {(directory / link).resolve().name for link in ("latest", "best")}
-    steps = [name for name in _names(directory) if name.startswith("step-")]
-    for name in steps[:-keep]:
+    for name in _steps(directory)[:-keep]:
         if name not in kept:
             hidden = directory / f"{PARTIAL}{name}"
             (directory / name).rename(hidden)  # a deletion that is cut short leaves no half checkpoint
@@ -241,31 +262,27 @@ def _names(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir() if not path.name.startswith("."))
 
 
+def _steps(directory: Path) -> list[str]:
+    """Return the names of checkpoints that a run wrote, oldest first; copies under other names are left alone."""
+    return [name for name in _names(directory) if re.fullmatch(r"step-\d{8}", name)]
+
+
+def _new_archive(run_directory: Path) -> Path:
+    target = run_directory / "archive" / datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%S.%fZ")
+    target.mkdir(parents=True)
+    return target
+
+
 def _read(file: Any, key: str, parameter_name: str, config: ModelConfig) -> Tensor:
     return padded(parameter_name, file.get_tensor(key), config)
 
 
 def _optimizer_steps(trainer: Trainer) -> int:
     """Return how many updates AdamW has applied; fewer than the run's steps where fp16 overflowed."""
-    return int(next(iter(trainer.optimizer.state.values()))["step"].item())
+    states = [state for state in trainer.optimizer.state.values() if state]
+    return int(states[0]["step"].item()) if states else 0
 
 
 def _step_device(trainer: Trainer) -> torch.device:
     """Return where AdamW wants its step count: fused kernels read it on the GPU."""
     return trainer.ranks.device if trainer.optimizer.defaults["fused"] else torch.device("cpu")
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 22):
-            digest.update(block)
-    return digest.hexdigest()
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -76,11 +76,10 @@ def load_run(directory: Path, overrides: list[str]) -> Run:
         raise BadInput(f"{directory}: no such run directory; wanted a folder with model.json and train.json")
     model_file, train_file = directory / "model.json", directory / "train.json"
     values = {"model": _read_json(model_file), "train": _read_json(train_file)}
-    for override in overrides:
-        _apply(override, values)
+    overridden = {_apply(override, values) for override in overrides}
     notices = _translate(values["model"], values["train"], model_file, train_file)
-    model = _build(ModelConfig, values["model"], model_file)
-    train = _build(TrainConfig, values["train"], train_file)
+    model = _build(ModelConfig, values["model"], model_file, overridden)
+    train = _build(TrainConfig, values["train"], train_file, overridden)
     _check_batch(train, train_file)
     return Run(directory=directory, model=model, train=train, notices=tuple(notices))
 
@@ -104,7 +103,8 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return dict(pairs)
 
 
-def _apply(override: str, values: dict[str, dict[str, Any]]) -> None:
+def _apply(override: str, values: dict[str, dict[str, Any]]) -> str:
+    """Put an override in place; return its key."""
     name, equals, text = override.partition("=")
     section, _, key = name.rpartition(".")
     section = section or "train"
@@ -114,6 +114,7 @@ def _apply(override: str, values: dict[str, dict[str, Any]]) -> None:
         values[section][key] = json.loads(text)
     except ValueError:
         values[section][key] = text  # a bare word is a string
+    return key
 
 
 def _translate(model: dict[str, Any], train: dict[str, Any], model_file: Path, train_file: Path) -> list[str]:
@@ -143,18 +144,20 @@ def _translate(model: dict[str, Any], train: dict[str, Any], model_file: Path, t
     return notices
 
 
-def _build(kind: type[Config], values: dict[str, Any], path: Path) -> Config:
+def _build(kind: type[Config], values: dict[str, Any], path: Path, overridden: set[str]) -> Config:
     fields = attrs.fields_dict(kind)  # type: ignore[arg-type]  # both callers pass attrs classes
     for key in values:
         if key not in fields:
-            raise BadInput(f"{path}: unknown key '{key}'{nearest(key, fields)}")
+            where = "--set" if key in overridden else str(path)
+            raise BadInput(f"{where}: unknown key '{key}'{nearest(key, fields)}")
     for key, field in fields.items():
         if key not in values and field.default is attrs.NOTHING:
             raise BadInput(f"{path}: key '{key}' is missing")
     try:
         return kind(**values)
-    except ValueError as error:
-        raise BadInput(f"{path}: {error}") from error
+    except ValueError as error:  # our validators': "KEY: got ..., wanted ..."
+        where = "--set" if str(error).partition(":")[0] in overridden else str(path)
+        raise BadInput(f"{where}: {error}") from error
 
 
 def _check_batch(train: TrainConfig, path: Path) -> None:

@@ -5,6 +5,7 @@ import threading
 import time
 
 import attrs
+import torch
 from torch import Tensor
 
 from errors import BadInput
@@ -76,10 +77,17 @@ class Feed:
         windows = [source.order.window(place) for place in places]
         batch = read_windows(source.stream, source.start_token, windows, source.layout.context_length)
         if max(int(part.max()) for part in batch) >= source.vocabulary_size:
-            for window in windows:
-                first = source.start_token + window * source.layout.context_length
-                source.stream.check_ids(first, source.layout.context_length + 1, source.vocabulary_size)
-            raise BadInput(f"step {step + 1}: the token files changed while they were read")
+            raise BadInput(f"step {step + 1}: {self._find_bad_id(windows)}", alone=True)
         if self._ranks.device.type == "cuda":
             return batch[0].pin_memory(), batch[1].pin_memory()
         return batch
+
+    def _find_bad_id(self, windows: list[int]) -> str:
+        source = self._source
+        try:
+            for window in windows:
+                first = source.start_token + window * source.layout.context_length
+                source.stream.check_ids(first, source.layout.context_length + 1, source.vocabulary_size)
+        except BadInput as error:
+            return str(error)
+        return "the token files changed while they were read"

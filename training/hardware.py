@@ -1,6 +1,8 @@
 """What this run runs on: names for the record, peak arithmetic for MFU, memory in use."""
 
+import functools
 import platform
+import re
 import resource
 import shutil
 import subprocess
@@ -42,7 +44,13 @@ def peak_flops(ranks: Ranks) -> float | None:
     if ranks.device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(ranks.device)
-    return next((peak for part, peak in _PEAK_FLOPS.items() if part in name), None)
+    return known_peak_flops(name)
+
+
+def known_peak_flops(gpu: str) -> float | None:
+    """Return the dense bf16 peak of a GPU by its name, or None."""
+    words = (rf"\b{part}\b(?!.*Laptop)" for part in _PEAK_FLOPS)
+    return next((peak for word, peak in zip(words, _PEAK_FLOPS.values(), strict=True) if re.search(word, gpu)), None)
 
 
 def peak_memory_bytes(ranks: Ranks) -> int:
@@ -54,10 +62,9 @@ def peak_memory_bytes(ranks: Ranks) -> int:
 
 
 def environment(ranks: Ranks) -> dict[str, Any]:
-    """Return the commit, package versions and hardware for the record."""
+    """Return package versions and hardware for the record."""
     cuda = ranks.device.type == "cuda"
     return {
-        "git_commit": git_commit(),
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in _PACKAGES},
         "platform": platform.platform(),
@@ -68,6 +75,7 @@ def environment(ranks: Ranks) -> dict[str, Any]:
     }
 
 
+@functools.cache
 def git_commit() -> str | None:
     """Return the commit this code is at, with "-dirty" when tracked files differ from it, or None outside git."""
     if shutil.which("git") is None:

@@ -21,13 +21,19 @@ class Remaining:
 class Ledger:
     """Seconds by part since this process began the run; `compute` is what no other part claims."""
 
-    def __init__(self) -> None:
+    def __init__(self, began: float) -> None:
         self.earlier_seconds = 0.0  # of the processes this run was resumed from
         self.seconds = dict.fromkeys(PARTS, 0.0)
         self._counts = dict.fromkeys(PARTS, 0)
-        self._began = time.perf_counter()
+        self._began = began  # by time.perf_counter()
         self.first_step_seconds = 0.0  # compilation, buffers: not typical of later steps
         self._steps = 0
+
+    @contextmanager
+    def start_up(self) -> Iterator[None]:
+        """Account everything since the process began, what runs inside included, to the start-up."""
+        yield
+        self.seconds["start-up"] = self.process_seconds()
 
     @contextmanager
     def measure(self, part: str) -> Iterator[None]:

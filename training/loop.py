@@ -1,6 +1,7 @@
 """The steps of a run: train, log, validate, save, in that order; stop when asked, or when a step is not finite."""
 
 import bisect
+import math
 import time
 from typing import Any
 
@@ -135,7 +136,7 @@ class Loop:
                 "step": step,
                 "train_loss": loss,
                 "learning_rate": rate,
-                "grad_norm": grad_norm,
+                "grad_norm": grad_norm if math.isfinite(grad_norm) else None,  # fp16 overflowed: the step was skipped
                 "tokens_per_second": round(tokens_per_second, 1),
                 "mfu": mfu,
                 "peak_memory_bytes": peak_memory_bytes(self.trainer.ranks),

@@ -4,6 +4,7 @@
 and back: the only module that knows which wrapper is in use. Names are always those of the bare network.
 """
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -32,6 +33,8 @@ class Parallel:
                 block.compile(fullgraph=True, dynamic=False)
         self.model: Any = network
         if kind == "fsdp":
+            # The logits are a view of the padded head's; nothing writes into them in place.
+            warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
             mesh = init_device_mesh(ranks.device.type, (ranks.world_size,))
             for block in network.blocks:
                 fully_shard(block, mesh=mesh)

@@ -31,10 +31,10 @@ class Plan:
 def make_plan(run: Run, world_size: int, available_tokens: int | None = None) -> Plan:
     """Derive accumulation, steps and schedule. `available_tokens` is the length of the train stream, where known.
 
-    Raises BadInput when the world size does not divide the global batch, naming those that do, and when
-    `min_train_tokens` is null and the stream's length is not known or too short for one step.
+    Raises BadInput as `derive_layout` does, and when `min_train_tokens` is null and the stream's length is not known or
+    too short for one step.
     """
-    layout = _layout(run, world_size)
+    layout = derive_layout(run, world_size)
     tokens_per_step = layout.global_batch_size * layout.context_length
     wanted = run.train.min_train_tokens
     if wanted is not None:
@@ -65,6 +65,35 @@ def make_plan(run: Run, world_size: int, available_tokens: int | None = None) ->
         start_token=run.train.start_train_token,
         schedule=schedule,
         validation_sequences=run.train.validation_sequences if validating else 0,
+    )
+
+
+def derive_layout(run: Run, world_size: int) -> Layout:
+    """Return how the global batch is spread. Raises BadInput when the world size does not divide it."""
+    train = run.train
+    if train.global_batch_size is None:
+        accumulation = train.gradient_accumulation_steps or 1
+    else:
+        micro_batches = train.global_batch_size // train.microbatch_size
+        if micro_batches % world_size:
+            legal = ", ".join(str(size) for size in range(1, micro_batches + 1) if micro_batches % size == 0)
+            raise BadInput(
+                f"{run.directory / 'train.json'}: global_batch_size {train.global_batch_size} is {micro_batches} "
+                f"micro-batches of {train.microbatch_size}, which world size {world_size} does not divide; "
+                f"world sizes that do: {legal}"
+            )
+        accumulation = micro_batches // world_size
+        if train.gradient_accumulation_steps not in (None, accumulation):
+            raise BadInput(
+                f"{run.directory / 'train.json'}: gradient_accumulation_steps: got "
+                f"{train.gradient_accumulation_steps}, but global_batch_size {train.global_batch_size} makes it "
+                f"{accumulation} on world size {world_size}; leave it out: it is derived"
+            )
+    return Layout(
+        context_length=run.model.context_length,
+        microbatch_size=train.microbatch_size,
+        accumulation=accumulation,
+        world_size=world_size,
     )
 
 
@@ -106,34 +135,6 @@ def describe(run: Run, plan: Plan) -> list[str]:
         "and the best are kept"
     )
     return lines
-
-
-def _layout(run: Run, world_size: int) -> Layout:
-    train = run.train
-    if train.global_batch_size is None:
-        accumulation = train.gradient_accumulation_steps or 1
-    else:
-        micro_batches = train.global_batch_size // train.microbatch_size
-        if micro_batches % world_size:
-            legal = ", ".join(str(size) for size in range(1, micro_batches + 1) if micro_batches % size == 0)
-            raise BadInput(
-                f"{run.directory / 'train.json'}: global_batch_size {train.global_batch_size} is {micro_batches} "
-                f"micro-batches of {train.microbatch_size}, which world size {world_size} does not divide; "
-                f"world sizes that do: {legal}"
-            )
-        accumulation = micro_batches // world_size
-        if train.gradient_accumulation_steps not in (None, accumulation):
-            raise BadInput(
-                f"{run.directory / 'train.json'}: gradient_accumulation_steps: got "
-                f"{train.gradient_accumulation_steps}, but global_batch_size {train.global_batch_size} makes it "
-                f"{accumulation} on world size {world_size}; leave it out: it is derived"
-            )
-    return Layout(
-        context_length=run.model.context_length,
-        microbatch_size=train.microbatch_size,
-        accumulation=accumulation,
-        world_size=world_size,
-    )
 
 
 def _describe_schedule(schedule: Schedule) -> str:

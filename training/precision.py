@@ -10,6 +10,7 @@ from training.ranks import Ranks
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 INITIAL_LOSS_SCALE = 2.0**16  # the numbers of torch.amp.GradScaler
+SMALLEST_LOSS_SCALE = 1.0  # gradients that overflow below it are not finite in any precision
 GROWTH_INTERVAL = 2000  # finite steps before the scale doubles
 
 
@@ -40,6 +41,10 @@ class LossScale:
         self.dynamic = precision == "fp16"
         self.scale = torch.tensor(INITIAL_LOSS_SCALE if self.dynamic else 1.0, device=device)
         self.finite_steps = torch.tensor(0, dtype=torch.int32, device=device)
+
+    def exhausted(self) -> Tensor:
+        """Tell, on the device, whether the scale fell so low that overflow is not its fault any more."""
+        return self.scale < SMALLEST_LOSS_SCALE
 
     def update(self, grad_norm: Tensor) -> None:
         """Halve the scale after a step that overflowed; double it after GROWTH_INTERVAL steps that did not."""

@@ -1,7 +1,7 @@
 """Who am I among the processes of this job, and how do all of us agree on something.
 
-Collectives on the default group move device tensors (NCCL on GPUs, gloo on CPUs). What may take minutes or carries
-Python objects goes over `control`, a gloo group with its own long timeout.
+Collectives on the default group move device tensors (NCCL on GPUs, gloo on CPUs). Python objects and the wish to stop
+go over `control`, a gloo group; while one rank of a machine downloads, the others wait on `download`, which has hours.
 """
 
 import os
@@ -12,12 +12,11 @@ from typing import Any, TypeVar
 import attrs
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore
 
 from errors import BadInput
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
-CONTROL_TIMEOUT = timedelta(hours=6)  # a download of tens of gigabytes on a slow line
+DOWNLOAD_TIMEOUT = timedelta(hours=6)  # tens of gigabytes on a slow line
 
 Value = TypeVar("Value")
 
@@ -32,6 +31,7 @@ class Ranks:
     local_world_size: int
     device: torch.device
     control: Any  # dist.ProcessGroup
+    download: Any  # likewise
 
     @property
     def coordinates(self) -> bool:
@@ -71,7 +71,8 @@ def start(device_kind: str | None) -> Ranks:
         torch.cuda.set_device(device)
         options.update(backend="cpu:gloo,cuda:nccl", device_id=device)
     if "RANK" not in os.environ:
-        options.update(store=HashStore(), rank=0, world_size=1)
+        store = dist.HashStore()  # type: ignore[attr-defined]  # missing from its __all__
+        options.update(store=store, rank=0, world_size=1)
     dist.init_process_group(**options)
     return Ranks(
         rank=dist.get_rank(),
@@ -79,7 +80,8 @@ def start(device_kind: str | None) -> Ranks:
         local_rank=local_rank,
         local_world_size=local_world_size,
         device=device,
-        control=dist.new_group(backend="gloo", timeout=CONTROL_TIMEOUT),
+        control=dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT),
+        download=dist.new_group(backend="gloo", timeout=DOWNLOAD_TIMEOUT),
     )
 
 
@@ -89,10 +91,10 @@ def stop() -> None:
         dist.destroy_process_group()
 
 
-def gather(ranks: Ranks, value: Value) -> list[Value]:
-    """Return every rank's value, in rank order, on every rank."""
+def gather(ranks: Ranks, value: Value, group: Any = None) -> list[Value]:
+    """Return every rank's value, in rank order, on every rank; over `control` unless told otherwise."""
     values: list[Any] = [None] * ranks.world_size
-    dist.all_gather_object(values, value, group=ranks.control)
+    dist.all_gather_object(values, value, group=group or ranks.control)
     return values
 
 
@@ -101,7 +103,7 @@ def from_coordinator(ranks: Ranks, make: Callable[[], Value]) -> Value:
     return together(ranks, make, only=ranks.coordinates)[0]
 
 
-def together(ranks: Ranks, work: Callable[[], Value], *, only: bool = True) -> list[Value]:
+def together(ranks: Ranks, work: Callable[[], Value], *, only: bool = True, group: Any = None) -> list[Value]:
     """Call `work` on the ranks where `only` is true; return their values in rank order, on every rank.
 
     A BadInput on any rank is raised on all of them, the lowest rank's first, so that nobody waits for the dead.
@@ -113,10 +115,10 @@ def together(ranks: Ranks, work: Callable[[], Value], *, only: bool = True) -> l
             value = work()
         except BadInput as error:
             problem = str(error)
-    outcomes = gather(ranks, (only, value, problem))
+    outcomes = gather(ranks, (only, value, problem), group)
     for _, _, message in outcomes:
         if message is not None:
-            raise BadInput(message, on_every_rank=True)
+            raise BadInput(message)
     return [result for took_part, result, _ in outcomes if took_part]
 
 

@@ -21,7 +21,7 @@ from training.token_set import TokenSet
 _POSITION_KEYS = ("global_batch_size", "start_train_token", "shuffle", "random_seed")
 
 
-def resolved(run: Run, plan: Plan) -> dict[str, Any]:
+def resolved(run: Run, plan: Plan, token_set: TokenSet) -> dict[str, Any]:
     """Return the resolved configuration as JSON."""
     return {
         "model": attrs.asdict(run.model),
@@ -30,6 +30,7 @@ def resolved(run: Run, plan: Plan) -> dict[str, Any]:
         "accumulation": plan.layout.accumulation,
         "world_size": plan.layout.world_size,
         "steps": plan.steps,
+        "train_stream": _describe(token_set),
         "git_commit": git_commit(),
     }
 
@@ -37,7 +38,7 @@ def resolved(run: Run, plan: Plan) -> dict[str, Any]:
 def write_record(run: Run, plan: Plan, token_set: TokenSet, ranks: Ranks) -> None:
     """Write `resolved.json`, and the tokenizer's ranks beside it, so that the run can be read without its tokens."""
     record = {
-        **resolved(run, plan),
+        **resolved(run, plan, token_set),
         "token_files": str(token_set.directory.resolve()),
         "tokenizer": token_set.tokenizer,
         "environment": environment(ranks),
@@ -48,19 +49,20 @@ def write_record(run: Run, plan: Plan, token_set: TokenSet, ranks: Ranks) -> Non
         shutil.copyfile(token_set.directory / RANKS_FILE, run.directory / RANKS_FILE)
 
 
-def differences(run: Run, plan: Plan, path: Path) -> list[str]:
+def differences(run: Run, plan: Plan, token_set: TokenSet, path: Path) -> list[str]:
     """Return what changed since the checkpoint, a line each. Raises BadInput for what makes it unusable."""
     before = checkpoint.read_state(path)["config"]
-    now = resolved(run, plan)
+    now = resolved(run, plan, token_set)
+    _refuse_other_tokens(before, now, path, token_set.directory)
     lines = []
     for file, key, old, new in _changed_keys(before, now):
         where = f"{run.directory / file}: {key}"
         if (file == "model.json" and key != "drop_rate") or key in _POSITION_KEYS:
             raise BadInput(
-                f"{where}: got {new}, but {path} was made with {old}; set it back to resume, "
+                f"{where}: got {json.dumps(new)}, but {path} was made with {json.dumps(old)}; set it back to resume, "
                 "or start anew with --resume never"
             )
-        lines.append(f"NOTE: {where} was {old} at {path.name} and is {new} now")
+        lines.append(f"NOTE: {where} was {json.dumps(old)} at {path.name} and is {json.dumps(new)} now")
     return lines
 
 
@@ -75,3 +77,21 @@ def _changed_keys(before: dict[str, Any], now: dict[str, Any]) -> list[tuple[str
     # as resolved: a directory without it follows the world size
     pairs.append(("train.json", "global_batch_size", before["global_batch_size"], now["global_batch_size"]))
     return [pair for pair in pairs if pair[2] != pair[3]]
+
+
+def _describe(token_set: TokenSet) -> dict[str, Any]:
+    """Return what identifies the train stream: its length, and its files' sha256 where a manifest has them."""
+    files = (token_set.manifest or {}).get("files", {})
+    digests = [files.get(file.path.name, {}).get("sha256") for file in token_set.train.files]
+    return {"tokens": token_set.train.length, "sha256": digests}
+
+
+def _refuse_other_tokens(before: dict[str, Any], now: dict[str, Any], path: Path, directory: Path) -> None:
+    """Raise BadInput when the stream is not the one that the checkpoint was trained on: its windows are others."""
+    old, new = before["train_stream"], now["train_stream"]
+    both = [pair for pair in zip(old["sha256"], new["sha256"], strict=False) if None not in pair]
+    if old["tokens"] != new["tokens"] or any(first != second for first, second in both):
+        raise BadInput(
+            f"{directory}: its {new['tokens']:,} train tokens are not the {old['tokens']:,} that {path} was made with; "
+            "pass those with --token-files DIR, or start anew with --resume never"
+        )

@@ -38,27 +38,27 @@ class Options:
     device: str | None
     max_steps: int | None
     price_per_hour: float | None
+    began: float  # time.perf_counter() when the process started
 
 
 def run_session(run: Run, options: Options) -> int:
     """Train the run and return the exit status. Call it on every rank. Raises BadInput and Diverged."""
+    ledger = Ledger(options.began)
     ranks = start(options.device)
-    try:
-        return _train(run, options, ranks)
-    finally:
-        stop()
+    status = _train(run, options, ranks, ledger)
+    stop()  # not after an exception: to leave NCCL's group can wait for peers that are in a collective
+    return status
 
 
-def _train(run: Run, options: Options, ranks: Ranks) -> int:
-    ledger = Ledger()
-    with ledger.measure("start-up"):
+def _train(run: Run, options: Options, ranks: Ranks, ledger: Ledger) -> int:
+    with ledger.start_up():
         _say(ranks, list(run.notices))
         token_set = open_tokens(run, options.token_files, ranks)
         plan = make_plan(run, ranks.world_size, token_set.train.length)
         check_tokens(run, plan, token_set, ranks)
         _say(ranks, _introduction(run, plan, ranks))
         trainer = _make_trainer(run, plan, ranks)
-        state = _resume(run, plan, options.resume, trainer)
+        state = _resume(run, plan, token_set, options.resume, trainer)
         ledger.earlier_seconds = state.elapsed_seconds
         job = _make_job(run, plan, token_set, options, ranks)
         if state.step >= job.last_step:
@@ -70,9 +70,10 @@ def _train(run: Run, options: Options, ranks: Ranks) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: job.stop_request.ask())
     finished = loop.train()
+    lines = _summary(loop, finished)
     if loop.chart is not None:
         loop.chart.finish()
-    _say(ranks, _summary(loop, finished))
+    _say(ranks, lines)
     return EXIT_DONE if finished else EXIT_STOPPED
 
 
@@ -123,7 +124,7 @@ def _compiled(run: Run, ranks: Ranks) -> bool:
     return ranks.device.type == "cuda" if run.train.compile is None else run.train.compile
 
 
-def _resume(run: Run, plan: Plan, wanted: str, trainer: Trainer) -> RunState:
+def _resume(run: Run, plan: Plan, token_set: TokenSet, wanted: str, trainer: Trainer) -> RunState:
     """Return where the run stands: loaded from a checkpoint, or at step 0."""
     ranks = trainer.ranks
     path = None
@@ -135,8 +136,12 @@ def _resume(run: Run, plan: Plan, wanted: str, trainer: Trainer) -> RunState:
         path = from_coordinator(ranks, lambda: checkpoint.find(run.directory, wanted))
     if path is None:
         return RunState()
-    _say(ranks, differences(run, plan, path))
+    _say(ranks, differences(run, plan, token_set, path))
     state = checkpoint.load(path, trainer)
+    if wanted != "auto":  # what came after is another branch now
+        archived = from_coordinator(ranks, lambda: checkpoint.archive_after(run.directory, state.step))
+        if archived is not None:
+            _say(ranks, [f"--resume {wanted}: later checkpoints are now in {archived}"])
     _say(ranks, [f"resuming from {path} at step {state.step:,} of {plan.steps:,}"])
     return state
 
@@ -160,7 +165,7 @@ def _make_job(run: Run, plan: Plan, token_set: TokenSet, options: Options, ranks
         stop_request=StopRequest(ranks),
         last_step=plan.steps if options.max_steps is None else min(plan.steps, options.max_steps),
         price_per_hour=options.price_per_hour,
-        config=resolved(run, plan),
+        config=resolved(run, plan, token_set),
     )
 
 
@@ -175,7 +180,10 @@ def _summary(loop: Loop, finished: bool) -> list[str]:
     parts = ledger.breakdown(loop.feed.waited_seconds)
     total = ledger.process_seconds()
     tokens = (state.step - loop.first_step) * job.plan.tokens_per_step
-    done = "done" if finished and state.step == job.plan.steps else "stopped early; the same command continues"
+    if state.step == job.plan.steps:
+        done = "done"
+    else:
+        done = "paused by --max-steps" if finished else "stopped early; the same command continues"
     directory = job.run.directory
     losses = f"train loss {loop.last_loss:.4f}{_best(state)}"
     lines = [

@@ -94,7 +94,7 @@ class FiniteGuard:
             return None
         flags = gather(self._ranks, bool(self._own_loss_bad.item()))
         bad = [str(rank) for rank, flag in enumerate(flags) if flag]
-        what = f"loss is not finite on rank {', '.join(bad)}" if bad else "gradient norm is not finite (losses are)"
+        what = f"loss is not finite on rank {', '.join(bad)}" if bad else "gradient norm is not finite, every loss is"
         return f"step {step + 1}: {what}; the update was not applied"
 
 
@@ -107,7 +107,8 @@ def _update(trainer: Trainer, step: int, local_loss: Tensor, loss: Tensor) -> Te
         factor = factor * (trainer.clipping_max_norm / (grad_norm + CLIP_EPSILON)).clamp(max=1.0)
     torch._foreach_mul_([local_tensor(gradient) for gradient in gradients], factor)
     overflow = ~torch.isfinite(grad_norm)
-    finite = torch.isfinite(loss) if trainer.loss_scale.dynamic else torch.isfinite(loss) & ~overflow
+    excused = trainer.loss_scale.dynamic & ~trainer.loss_scale.exhausted()  # fp16: the scale halves, the run goes on
+    finite = torch.isfinite(loss) & (~overflow | excused)
     held = torch.maximum(trainer.guard.observe(step, local_loss, finite), overflow.float())
     trainer.loss_scale.update(grad_norm)
     if trainer.optimizer.defaults["fused"]:

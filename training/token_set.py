@@ -61,7 +61,7 @@ def open_tokens(run: Run, given: Path | None, ranks: Ranks) -> TokenSet:
     place = locate_tokens(run, given)
     directory, dataset = place.directory, place.hub_dataset
     if dataset is not None:  # once per machine, while its other ranks wait on gloo
-        together(ranks, lambda: download_dataset(dataset, directory), only=ranks.local_rank == 0)
+        together(ranks, lambda: download_dataset(dataset, directory), only=ranks.local_rank == 0, group=ranks.download)
     validating = run.train.validation_interval is not None
 
     def open_all() -> TokenSet:

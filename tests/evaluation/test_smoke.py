@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from evaluation.smoke import shortest_cycle
 from tests.conftest import ROOT, shared, train
 from training.checkpoint import MANIFEST, WEIGHTS
 
@@ -53,7 +54,7 @@ def test_degenerate_and_damaged_models_exit_non_zero(make_run: Callable[..., Pat
     change_weights(run, repeat)
     same = smoke(run)
     assert same.returncode == 1
-    assert "degenerate output: 20 times the same token" in same.stderr
+    assert "degenerate output: 20 tokens that repeat every 1, 'AAAAA" in same.stderr
     change_weights(run, lambda weights: weights["final_norm.bias"].fill_(torch.nan))
     broken = smoke(run)
     assert broken.returncode == 1
@@ -62,6 +63,14 @@ def test_degenerate_and_damaged_models_exit_non_zero(make_run: Callable[..., Pat
     missing = smoke(run)
     assert missing.returncode == 1
     assert "parameter final_norm.bias is missing" in missing.stderr
+
+
+def test_repetition_is_told_from_text() -> None:
+    assert shortest_cycle([5] * 10) == 1
+    assert shortest_cycle([5, 6] * 5 + [5]) == 2
+    assert shortest_cycle([5, 6, 6] * 4) == 3
+    assert shortest_cycle([5, 6] * 5 + [6]) is None
+    assert shortest_cycle([5] * 9) is None
 
 
 def test_a_run_on_gpt2_tokens_carries_its_tokenizer(make_run: Callable[..., Path], tmp_path: Path) -> None:

@@ -64,6 +64,15 @@ def test_a_long_file_is_one_document_in_small_pieces(tmp_path: Path) -> None:
     assert pieces[-1].position == path.stat().st_size
 
 
+def test_text_without_spaces_comes_in_pieces_too(tmp_path: Path) -> None:
+    for name, text in (("chinese.txt", "北京大学的学生、都喜欢吃苹果。" * 100_000), ("words.txt", "word\n" * 700_000)):
+        (tmp_path / name).write_text(text)
+        pieces = list(read_documents(resolve_sources([str(tmp_path / name)]), "text"))
+        assert "".join(piece.text for piece in pieces) == text
+        assert len(pieces) >= 3
+        assert max(len(piece.text.encode()) for piece in pieces) < 2 * PIECE_BYTES
+
+
 def test_positions_grow_to_the_size_of_the_sources(tmp_path: Path) -> None:
     write_all_formats(tmp_path)
     sources = resolve_sources([str(tmp_path)])

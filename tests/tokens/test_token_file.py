@@ -70,6 +70,14 @@ def test_a_file_cut_short_is_refused(tmp_path: Path, kept: int) -> None:
         open_split(tmp_path, "train")
 
 
+@pytest.mark.parametrize("header", [b"[]", b'{"tokens": 3}', b'{"tokens": {"dtype": "U16"}}', b"{", b"{}"])
+def test_a_header_that_makes_no_sense_is_refused(tmp_path: Path, header: bytes) -> None:
+    path = tmp_path / "train.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(BadInput, match=r"train\.safetensors: (not a safetensors file|got tensors none)"):
+        open_split(tmp_path, "train")
+
+
 def test_missing_files_and_shards_are_named(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"no train\.safetensors"):
         open_split(tmp_path, "train")
@@ -89,5 +97,8 @@ def test_a_manifest_vouches_for_ids_and_refuses_another_size(tmp_path: Path) -> 
     (tmp_path / "manifest.json").write_text("{")
     with pytest.raises(BadInput, match=r"manifest\.json: not JSON"):
         read_manifest(tmp_path)
-    (tmp_path / "manifest.json").write_text(json.dumps({"files": {}}))
-    assert read_manifest(tmp_path) == {"files": {}}
+    for foreign in ([], {"files": 3}, {"format": 2}):
+        (tmp_path / "manifest.json").write_text(json.dumps(foreign))
+        assert read_manifest(tmp_path) is None
+    (tmp_path / "manifest.json").write_text(json.dumps({"format": 1, "files": {}}))
+    assert read_manifest(tmp_path) == {"format": 1, "files": {}}

@@ -43,12 +43,30 @@ def test_the_text_of_a_special_token_is_ordinary_text() -> None:
     assert 256 not in load_tokenizer("bytes").encode("a<|endoftext|>b")
 
 
-@given(
-    st.lists(
-        st.sampled_from(["a", "b's", " ", "  ", "\n", "\t", "12", "!?", "é", "日", "'ll", "\u00a0", "\r\n"]),
-        max_size=40,
-    )
-)
+PARTS = [
+    "a",
+    "b's",
+    " ",
+    "  ",
+    "\n",
+    "\t",
+    "12",
+    "!?",
+    "é",
+    "日",
+    "、",
+    "'ll",
+    "'",
+    "\xa0",
+    "\x1c",
+    "\r\n",
+    "½",
+    "̀",
+    "🙂",
+]
+
+
+@given(st.lists(st.sampled_from(PARTS), max_size=40))
 def test_cutting_a_text_does_not_change_its_ids(parts: list[str]) -> None:
     text = "".join(parts)
     encode = reference().encode_ordinary

@@ -144,6 +144,14 @@ def test_overrides_replace_values_of_either_file(tmp_path: Path) -> None:
             load_run(directory, [wrong])
 
 
+def test_a_wrong_override_is_blamed_not_the_file(tmp_path: Path) -> None:
+    directory = run_directory(tmp_path / "r", TINY_MODEL, {"dataset": "x"} | TINY_TRAIN)
+    with pytest.raises(BadInput, match=r"^--set: learning_rate: got 'fast', wanted a number above 0$"):
+        load_run(directory, ["learning_rate=fast"])
+    with pytest.raises(BadInput, match=r"^--set: unknown key 'lr'"):
+        load_run(directory, ["train.lr=1"])
+
+
 def test_a_world_size_that_does_not_divide_is_refused_with_those_that_do(tmp_path: Path) -> None:
     run = load_run(run_directory(tmp_path / "r", TINY_MODEL, {"dataset": "x"} | TINY_TRAIN), ["global_batch_size=24"])
     with pytest.raises(BadInput, match="world size 5 does not divide; world sizes that do: 1, 2, 3, 4, 6, 12"):

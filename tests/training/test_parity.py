@@ -1,5 +1,6 @@
 """One process, DDP and FSDP on two ranks train the same model, and read each other's checkpoints."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -78,3 +79,48 @@ def test_lower_precision_trains_nearly_like_fp32(make_run: Callable[..., Path], 
         curves.append(metrics(run, "train_loss"))
     assert curves[1] == pytest.approx(curves[0], rel=0.02)
     assert curves[1] != curves[0]
+
+
+RECORD_WINDOWS = """
+import json, os
+from pathlib import Path
+
+import train
+from training import feed
+
+plain = feed.read_windows
+
+
+def recorded(stream, start, windows, context_length):
+    with Path(os.environ["WINDOWS"], os.environ.get("RANK", "0")).open("a") as file:
+        print(json.dumps([start, *windows]), file=file)
+    return plain(stream, start, windows, context_length)
+
+
+feed.read_windows = recorded
+train.leave(train.main())
+"""
+
+
+def test_real_ranks_read_every_window_of_the_run_exactly_once(make_run: Callable[..., Path], tmp_path: Path) -> None:
+    script = tmp_path / "record.py"
+    script.write_text(RECORD_WINDOWS)
+    settings = {"shuffle": True, "start_train_token": 100, "validation_interval": None, "microbatch_size": 1}
+    steps_read = {}
+    for ranks in (1, 2, 4):
+        folder = tmp_path / f"windows-{ranks}"
+        folder.mkdir()
+        run = make_run(f"run-{ranks}", **settings)
+        done = train(run, ranks=ranks, script=script, environment={"WINDOWS": str(folder)})
+        assert done.returncode == 0, done.stderr
+        per_rank = [[json.loads(line) for line in (folder / str(rank)).open()] for rank in range(ranks)]
+        accumulation = 8 // ranks
+        steps_read[ranks] = [
+            [window for rows in per_rank for _, window in rows[step * accumulation : (step + 1) * accumulation]]
+            for step in range(8)
+        ]
+        assert {start for rows in per_rank for start, _ in rows} == {100}
+    assert steps_read[1] == steps_read[2] == steps_read[4]
+    read = [window for step in steps_read[1] for window in step]
+    assert len(set(read)) == len(read) == 8 * 8
+    assert read != sorted(read)

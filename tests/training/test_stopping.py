@@ -21,7 +21,12 @@ LONG = {"min_train_tokens": 200 * 8 * 32, "log_interval": 1, "validation_interva
 
 def start(run: Path, ranks: int) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        train_command(run, ranks=ranks), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        train_command(run, ranks=ranks),
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # a process group of its own, as a terminal's foreground job
     )
 
 
@@ -73,9 +78,11 @@ def test_ctrl_c_under_torchrun_leaves_a_checkpoint_and_no_process(make_run: Call
     run = make_run(**LONG)
     process = start(run, ranks=2)
     wait_for_step(run, 5, process)
-    process.send_signal(signal.SIGINT)
+    os.killpg(process.pid, signal.SIGINT)
     output, errors = process.communicate(timeout=40)
     assert "stopped early; the same command continues" in output, errors
+    assert process.returncode != 0
+    assert 'train.py", line' not in errors  # only torchrun's own words
     assert verify(run / "checkpoints" / "latest") is None
     assert str(run) not in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
 
@@ -97,7 +104,7 @@ def test_killed_in_the_middle_loses_only_the_steps_since_the_checkpoint(make_run
     assert_same_weights(killed, straight)
 
 
-def test_a_dead_rank_ends_the_job_promptly_with_its_traceback(make_run: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_killed_rank_ends_the_job_promptly(make_run: Callable[..., Path]) -> None:
     run = make_run(**LONG)
     process = start(run, ranks=2)
     wait_for_step(run, 5, process)
@@ -215,3 +222,96 @@ def test_a_loss_that_is_not_finite_is_never_applied(make_run: Callable[..., Path
     assert last["event"] == "diverged"
     if ranks == 2:
         assert "exitcode  : 3" in done.stderr
+
+
+POISONED = """
+import torch
+
+import train
+from training import loop, step
+
+what, rank = {what!r}, {rank}
+original = step.train_step
+
+
+def poisoned(trainer, number, feed):
+    if number == 2 and trainer.ranks.rank in rank:
+        if what == "loss":
+            healthy = trainer.loss
+            trainer.loss = lambda logits, targets: healthy(logits, targets) * torch.nan
+        else:
+            next(iter(trainer.parallel.named_parameters().values())).register_hook(lambda grad: grad * torch.inf)
+    return original(trainer, number, feed)
+
+
+loop.train_step = poisoned
+train.leave(train.main())
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "bad_ranks", "message"),
+    [
+        ("loss", (1,), "step 3: loss is not finite on rank 1; the update was not applied"),
+        ("gradient", (0, 1), "step 3: gradient norm is not finite, every loss is; the update was not applied"),
+    ],
+)
+def test_what_is_not_finite_is_named_and_the_state_before_it_kept(
+    make_run: Callable[..., Path], tmp_path: Path, what: str, bad_ranks: tuple[int, ...], message: str
+) -> None:
+    run = make_run(checkpoint_interval=2)
+    script = tmp_path / "poisoned.py"
+    script.write_text(POISONED.format(what=what, rank=bad_ranks))
+    done = train(run, ranks=2, script=script)
+    assert done.returncode == 1
+    assert message in done.stderr
+    assert list(metrics(run, "train_loss")) == [1, 2]
+    assert verify(run / "checkpoints" / "step-00000002") is None
+    assert train(run).returncode == 0  # goes on from there
+
+
+def test_an_overflow_that_lasts_ends_an_fp16_run_too(make_run: Callable[..., Path], tmp_path: Path) -> None:
+    run = make_run(min_train_tokens=40 * 256, validation_interval=None)
+    script = tmp_path / "poisoned.py"
+    script.write_text(POISONED.format(what="gradient", rank=(0,)))
+    done = train(run, "--set", "precision=fp16", script=script)
+    assert done.returncode == 3, done.stderr
+    assert "gradient norm is not finite, every loss is" in done.stderr
+    norms = metrics(run, "grad_norm")
+    assert norms[2] is not None
+    assert {norms[step] for step in norms if step > 2} == {None}
+    assert len(norms) >= 2 + 16  # the scale fell from 2 ** 16 to below 1 first
+
+
+def test_resuming_by_name_makes_that_checkpoint_the_newest(make_run: Callable[..., Path]) -> None:
+    run = make_run(checkpoint_interval=2)
+    assert train(run).returncode == 0
+    done = train(run, "--resume", "step-00000004", "--max-steps", "5")
+    assert done.returncode == 0, done.stderr
+    assert "--resume step-00000004: later checkpoints are now in" in done.stdout
+    [archive] = (run / "archive").iterdir()
+    assert {path.name for path in (archive / "checkpoints").iterdir()} == {"step-00000006", "step-00000008"}
+    again = train(run)
+    assert "at step 5 of 8" in again.stdout
+    assert list(metrics(run, "train_loss")) == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+def test_a_full_disk_ends_the_run_in_one_line_and_older_checkpoints_stay(
+    make_run: Callable[..., Path], tmp_path: Path
+) -> None:
+    run = make_run()
+    assert train(run, "--max-steps", "4").returncode == 0
+    script = tmp_path / "full.py"
+    script.write_text(
+        "import resource, signal, train\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
+        "train.leave(train.main())"
+    )
+    done = train(run, ranks=2, script=script)
+    assert done.returncode == 1
+    assert "step-00000008: cannot be written" in done.stderr
+    assert done.stderr.count("older checkpoints are untouched") == 1
+    assert [path.name for path in (run / "checkpoints").glob("*step-*")] == ["step-00000004"]
+    assert verify(run / "checkpoints" / "step-00000004") is None
+    assert train(run).returncode == 0
