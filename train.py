@@ -14,6 +14,8 @@ from errors import EXIT_DIVERGED, EXIT_DONE, EXIT_ERROR, BadInput, Diverged
 if TYPE_CHECKING:
     from training.config import Run
 
+RANK_0_SPEAKS_SECONDS = 30.0  # a slow start included: torchrun ends all ranks as soon as one of them has failed
+
 EPILOG = """examples:
   torchrun --standalone --nproc_per_node=8 train.py runs/8xa100 --price-per-hour 14.32
   python train.py runs/quickstart --set train.learning_rate=6e-4
@@ -111,8 +113,9 @@ def train(arguments: argparse.Namespace, began: float) -> int:
         )
         return run_session(run, options)
     except (BadInput, Diverged) as error:
-        if environment_rank() == 0 or (isinstance(error, BadInput) and error.alone):
-            say(str(error))
+        if environment_rank() != 0 and not (isinstance(error, BadInput) and error.alone):
+            time.sleep(RANK_0_SPEAKS_SECONDS)  # it raises the same; when it has spoken, torchrun ends us
+        say(str(error))
         return EXIT_DIVERGED if isinstance(error, Diverged) else EXIT_ERROR
     except torch.OutOfMemoryError:
         size = run.train.microbatch_size

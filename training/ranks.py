@@ -5,7 +5,9 @@ go over `control`, a gloo group; while one rank of a machine downloads, the othe
 """
 
 import os
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -132,6 +134,17 @@ class StopRequest:
     def ask(self) -> None:
         """Ask this rank to stop. Safe to call from a signal handler."""
         self._asked = True
+
+    @contextmanager
+    def on_signals(self) -> Iterator[None]:
+        """While inside, SIGINT and SIGTERM ask to stop instead of ending the process."""
+        numbers = (signal.SIGINT, signal.SIGTERM)
+        before = [signal.signal(number, lambda *_: self.ask()) for number in numbers]
+        try:
+            yield
+        finally:
+            for number, handler in zip(numbers, before, strict=True):
+                signal.signal(number, handler)
 
     def agreed(self) -> bool:
         """Tell whether any rank was asked. All ranks call it at the same step and get the same answer."""

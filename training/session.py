@@ -1,6 +1,5 @@
 """One process's part in a run: build every object from the checked configuration, train, say how it went."""
 
-import signal
 import sys
 from pathlib import Path
 
@@ -67,9 +66,8 @@ def _train(run: Run, options: Options, ranks: Ranks, ledger: Ledger) -> int:
         if ranks.coordinates:
             write_record(run, plan, token_set, ranks)
     loop = Loop(trainer, job, state, ledger)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: job.stop_request.ask())
-    finished = loop.train()
+    with job.stop_request.on_signals():
+        finished = loop.train()
     lines = _summary(loop, finished)
     if loop.chart is not None:
         loop.chart.finish()
