@@ -62,6 +62,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--price-per-hour", type=float, metavar="USD", help="price of the machine: shows dollars spent and expected"
     )
+    parser.add_argument(
+        "--hash-every", type=positive, metavar="N", help="write the hash of weights and moments to the metrics"
+    )
     arguments = parser.parse_args()
     if arguments.world_size is not None and not arguments.dry_run:
         parser.error("--world-size goes with --dry-run; torchrun sets the world size of a run")
@@ -109,6 +112,7 @@ def train(arguments: argparse.Namespace, began: float) -> int:
             device=arguments.device,
             max_steps=arguments.max_steps,
             price_per_hour=arguments.price_per_hour,
+            hash_every=arguments.hash_every,
             began=began,
         )
         return run_session(run, options)

@@ -9,6 +9,7 @@
 A checkpoint is written under a hidden name, synced to disk and renamed: under its own name it is complete.
 """
 
+import hashlib
 import json
 import re
 import shutil
@@ -69,6 +70,7 @@ def save(run: Run, trainer: Trainer, run_state: RunState, config: dict[str, Any]
         **attrs.asdict(run_state),
         "optimizer_steps": _optimizer_steps(trainer),
         "loss_scale": trainer.loss_scale.state(),
+        "state_sha256": _hash(tensors, run_state.step),
         "config": config,
     }
     path = run.directory / "checkpoints" / name_of(run_state.step)
@@ -87,6 +89,12 @@ def save(run: Run, trainer: Trainer, run_state: RunState, config: dict[str, Any]
             ) from error
 
     together(trainer.ranks, write, only=trainer.ranks.coordinates)
+
+
+def state_sha256(trainer: Trainer, step: int) -> str | None:
+    """Return the hash of weights, both moments and the step; None but on rank 0. Call it on every rank."""
+    tensors = _full_state(trainer)
+    return _hash(tensors, step) if trainer.ranks.coordinates else None
 
 
 def find(run_directory: Path, wanted: str) -> Path | None:
@@ -217,6 +225,16 @@ def _full_state(trainer: Trainer) -> dict[str, dict[str, Tensor]]:
                 stored = unpadded(name, whole, trainer.parallel.network.config)
                 files[file][key] = stored.to("cpu").contiguous()
     return files
+
+
+def _hash(tensors: dict[str, dict[str, Tensor]], step: int) -> str:
+    """Return a hash that does not depend on ranks, wrapper or file layout: whole tensors, by name."""
+    digest = hashlib.sha256(str(step).encode())
+    for file in sorted(tensors):
+        for name in sorted(tensors[file]):
+            digest.update(name.encode())
+            digest.update(tensors[file][name].numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _write(path: Path, tensors: dict[str, dict[str, Tensor]], state: dict[str, Any]) -> None:

@@ -51,6 +51,10 @@ class TrainConfig:
     # How it runs
     random_seed: int = attrs.field(default=42, validator=checks.integer(0))
     parallel: str = attrs.field(default="ddp", validator=checks.one_of("ddp", "fsdp"))
+    determinism: str | None = attrs.field(
+        default=None, validator=checks.optional(checks.one_of("off", "run", "elastic"))
+    )  # null: elastic on a CPU where the world size allows it, off on a GPU
+    cpu_threads: int = attrs.field(default=1, validator=checks.integer(1))  # of a rank on a CPU: they change the bits
     precision: str = attrs.field(default="auto", validator=checks.one_of("auto", "bf16", "fp16", "fp32"))
     compile: bool | None = attrs.field(
         default=None, validator=checks.optional(checks.boolean())

@@ -36,6 +36,7 @@ class Job:
     stop_request: StopRequest
     last_step: int  # plan.steps, or fewer with --max-steps
     price_per_hour: float | None  # USD
+    hash_every: int | None  # steps
     config: dict[str, Any]  # resolved; travels in every checkpoint
 
 
@@ -107,6 +108,8 @@ class Loop:
             self._check_finite()
         if logging and self.trainer.ranks.coordinates:
             self._log(result, rate)
+        if job.hash_every is not None and step % job.hash_every == 0:
+            self._hash()
         if validating:
             self._validate()
         if saving:
@@ -155,6 +158,11 @@ class Loop:
                 expected_usd=self._usd(None if remaining is None else elapsed + remaining),
             )
         )
+
+    def _hash(self) -> None:
+        digest = checkpoint.state_sha256(self.trainer, self.state.step)
+        if self.metrics is not None:
+            self.metrics.write({"step": self.state.step, "state_sha256": digest})
 
     def _validate(self) -> None:
         assert self.job.validation is not None

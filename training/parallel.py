@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
+import attrs
 import torch
 import torch._dynamo
 from torch import Tensor, nn
@@ -18,39 +19,69 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from model.gpt import GPT
+from tokens.batches import Layout
+from training.elastic import ElasticGradients
 from training.ranks import Ranks
+
+
+@attrs.frozen(kw_only=True)
+class Wrapping:
+    """How to make one network of many ranks' copies."""
+
+    kind: str  # "ddp" or "fsdp"
+    compiled: bool
+    elastic: bool  # the same bits on any world size
 
 
 class Parallel:
     """A network ready for training on all ranks. `network` keeps plain names, `model` is what to call."""
 
-    def __init__(self, network: GPT, kind: str, ranks: Ranks, *, compiled: bool):
+    def __init__(self, network: GPT, wrapping: Wrapping, layout: Layout, ranks: Ranks):
+        elastic = wrapping.elastic
         self.network = network.to(ranks.device)
-        if compiled:
+        # What turns the reduced gradient of unscaled losses into that of the global mean.
+        self.gradient_divisor = layout.accumulation * (ranks.world_size if elastic else 1)
+        self._elastic = None
+        if elastic:
+            self._elastic = ElasticGradients(network, layout.accumulation * ranks.world_size, ranks.world_size)
+        if wrapping.compiled:
             # Blocks are graphs of their own, so DDP's hooks run between them: to split graphs at buckets gains nothing.
             torch._dynamo.config.optimize_ddp = False
             for block in network.blocks:
                 block.compile(fullgraph=True, dynamic=False)
         self.model: Any = network
-        if kind == "fsdp":
+        if wrapping.kind == "fsdp" and not (
+            elastic and ranks.world_size == 1
+        ):  # FSDP on one rank skips its reduce-scatter
             # The logits are a view of the padded head's; nothing writes into them in place.
             warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
             mesh = init_device_mesh(ranks.device.type, (ranks.world_size,))
             for block in network.blocks:
                 fully_shard(block, mesh=mesh)
             self.model = fully_shard(network, mesh=mesh)
+            if self._elastic is not None:
+                for module in (*network.blocks, network):
+                    module.set_custom_reduce_scatter(self._elastic.reduce_scatter())
+                    module.set_gradient_divide_factor(1.0)
+                    module.set_force_sum_reduction_for_comms(True)
         elif ranks.world_size > 1:
             devices = [ranks.device.index] if ranks.device.type == "cuda" else None
             self.model = DistributedDataParallel(network, device_ids=devices, gradient_as_bucket_view=True)
+            if self._elastic is not None:
+                self.model.register_comm_hook(None, self._elastic.ddp_hook)
         # Taken once: between a forward and its backward FSDP shows gathered weights under the same names.
         self._parameters = dict(network.named_parameters())
 
     @contextmanager
     def gradient_sync(self, *, enabled: bool) -> Iterator[None]:
-        """Around one forward and backward: average gradients over ranks only when enabled.
+        """Around one forward and backward: reduce gradients over ranks only when enabled.
 
         Both belong inside: DDP decides in the forward pass whether the backward pass will reduce.
         """
+        if self._elastic is not None:  # every micro-batch's gradient passes it; it reduces in the last
+            with self._elastic.microbatch(last=enabled):
+                yield
+            return
         if isinstance(self.model, FSDPModule):
             self.model.set_requires_gradient_sync(enabled)
         skipping = isinstance(self.model, DistributedDataParallel) and not enabled

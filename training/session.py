@@ -13,11 +13,12 @@ from training import checkpoint
 from training.chart import CHART
 from training.checkpoint import RunState
 from training.config import Run
+from training.determinism import resolve_determinism, set_determinism
 from training.feed import FeedSource
 from training.ledger import PARTS, Ledger
 from training.loop import Job, Loop
 from training.optimizer import make_optimizer
-from training.parallel import Parallel
+from training.parallel import Parallel, Wrapping
 from training.plan import Plan, describe, make_plan, window_order
 from training.precision import LossScale, resolve
 from training.progress import duration
@@ -37,6 +38,7 @@ class Options:
     device: str | None
     max_steps: int | None
     price_per_hour: float | None
+    hash_every: int | None  # steps
     began: float  # time.perf_counter() when the process started
 
 
@@ -55,8 +57,10 @@ def _train(run: Run, options: Options, ranks: Ranks, ledger: Ledger) -> int:
         token_set = open_tokens(run, options.token_files, ranks)
         plan = make_plan(run, ranks.world_size, token_set.train.length)
         check_tokens(run, plan, token_set, ranks)
-        _say(ranks, _introduction(run, plan, ranks))
-        trainer = _make_trainer(run, plan, ranks)
+        determinism = resolve_determinism(run, plan, ranks)
+        set_determinism(determinism, run.train.cpu_threads, ranks)
+        _say(ranks, _introduction(run, plan, determinism, ranks))
+        trainer = _make_trainer(run, plan, determinism, ranks)
         state = _resume(run, plan, token_set, options.resume, trainer)
         ledger.earlier_seconds = state.elapsed_seconds
         job = _make_job(run, plan, token_set, options, ranks)
@@ -75,12 +79,13 @@ def _train(run: Run, options: Options, ranks: Ranks, ledger: Ledger) -> int:
     return EXIT_DONE if finished else EXIT_STOPPED
 
 
-def _introduction(run: Run, plan: Plan, ranks: Ranks) -> list[str]:
+def _introduction(run: Run, plan: Plan, determinism: str, ranks: Ranks) -> list[str]:
     precision = resolve(run.train.precision, ranks.device)
     compiled = "compiled" if _compiled(run, ranks) else "not compiled"
     name = torch.cuda.get_device_name(ranks.device) if ranks.device.type == "cuda" else "CPU"
     wrapper = run.train.parallel if ranks.world_size > 1 or run.train.parallel == "fsdp" else "one process"
-    lines = [f"{run.directory}: {ranks.world_size} x {name}, {wrapper}, {precision}, {compiled}", *describe(run, plan)]
+    how = f"{ranks.world_size} x {name}, {wrapper}, {precision}, {compiled}, determinism {determinism}"
+    lines = [f"{run.directory}: {how}", *describe(run, plan)]
     visible = torch.cuda.device_count() if ranks.device.type == "cuda" else 0
     if visible > ranks.local_world_size:
         lines.append(
@@ -90,14 +95,15 @@ def _introduction(run: Run, plan: Plan, ranks: Ranks) -> list[str]:
     return lines
 
 
-def _make_trainer(run: Run, plan: Plan, ranks: Ranks) -> Trainer:
+def _make_trainer(run: Run, plan: Plan, determinism: str, ranks: Ranks) -> Trainer:
     precision = resolve(run.train.precision, ranks.device)
     # Matrix products that autocast leaves in fp32 may use TF32; a run that asks for fp32 gets fp32.
     torch.set_float32_matmul_precision("highest" if precision == "fp32" else "high")
     network = GPT(run.model)
     initialize(network, run.train.random_seed)
     compiled = _compiled(run, ranks)
-    parallel = Parallel(network, run.train.parallel, ranks, compiled=compiled)
+    wrapping = Wrapping(kind=run.train.parallel, compiled=compiled, elastic=determinism == "elastic")
+    parallel = Parallel(network, wrapping, plan.layout, ranks)
     return Trainer(
         ranks=ranks,
         parallel=parallel,
@@ -163,6 +169,7 @@ def _make_job(run: Run, plan: Plan, token_set: TokenSet, options: Options, ranks
         stop_request=StopRequest(ranks),
         last_step=plan.steps if options.max_steps is None else min(plan.steps, options.max_steps),
         price_per_hour=options.price_per_hour,
+        hash_every=options.hash_every,
         config=resolved(run, plan, token_set),
     )
 

@@ -50,7 +50,7 @@ class StepResult:
 def train_step(trainer: Trainer, step: int, feed: Feed) -> StepResult:
     """Take the step's micro-batches of this rank from the feed and apply one update, the same on every rank."""
     accumulation = trainer.layout.accumulation
-    local_loss = torch.zeros((), device=trainer.ranks.device)
+    losses = []
     for micro_step in range(accumulation):
         inputs, targets = feed.next()  # (B, T) int64 each
         if trainer.drop_rate > 0:
@@ -58,12 +58,13 @@ def train_step(trainer: Trainer, step: int, feed: Feed) -> StepResult:
         with trainer.parallel.gradient_sync(enabled=micro_step == accumulation - 1):
             with autocast(trainer.precision, trainer.ranks):
                 logits = trainer.parallel.model(inputs)
-            micro_loss = trainer.loss(logits, targets) / accumulation
-            (micro_loss * trainer.loss_scale.scale).backward()
-        local_loss += micro_loss.detach()
-    loss = mean_over_ranks(local_loss.clone(), trainer.ranks.world_size)
-    grad_norm = _update(trainer, step, local_loss, loss)
-    return StepResult(loss, grad_norm)
+            loss = trainer.loss(logits, targets)
+            (loss * trainer.loss_scale.scale).backward()
+        losses.append(loss.detach())
+    own_losses = torch.stack(losses)  # (accumulation,)
+    mean_loss = mean_over_ranks(own_losses, trainer.ranks.world_size)
+    grad_norm = _update(trainer, step, own_losses, mean_loss)
+    return StepResult(mean_loss, grad_norm)
 
 
 def seed_dropout(seed: int, step: int, index: int) -> None:
@@ -80,10 +81,10 @@ class FiniteGuard:
         self._first_bad = torch.tensor(-1, device=ranks.device)  # of the whole job
         self._own_loss_bad = torch.tensor(False, device=ranks.device)
 
-    def observe(self, step: int, local_loss: Tensor, finite: Tensor) -> Tensor:
+    def observe(self, step: int, own_losses: Tensor, finite: Tensor) -> Tensor:
         """Note whether the step was finite over all ranks; return 1.0 where updates are to be held back, else 0.0."""
         healthy = self._first_bad < 0
-        self._own_loss_bad |= healthy & ~torch.isfinite(local_loss)
+        self._own_loss_bad |= healthy & ~torch.isfinite(own_losses).all()
         self._first_bad.copy_(torch.where(healthy & ~finite, step, self._first_bad))
         return (self._first_bad >= 0).float()
 
@@ -98,18 +99,18 @@ class FiniteGuard:
         return f"step {step + 1}: {what}; the update was not applied"
 
 
-def _update(trainer: Trainer, step: int, local_loss: Tensor, loss: Tensor) -> Tensor:
+def _update(trainer: Trainer, step: int, own_losses: Tensor, loss: Tensor) -> Tensor:
     """Clip and apply the gradients; return their norm before clipping."""
     gradients = trainer.parallel.gradients()
-    grad_norm = global_grad_norm(gradients) / trainer.loss_scale.scale
-    factor = 1 / trainer.loss_scale.scale
+    factor = 1 / (trainer.loss_scale.scale * trainer.parallel.gradient_divisor)
+    grad_norm = global_grad_norm(gradients, trainer.ranks.world_size) * factor
     if trainer.clipping_max_norm is not None:
         factor = factor * (trainer.clipping_max_norm / (grad_norm + CLIP_EPSILON)).clamp(max=1.0)
     torch._foreach_mul_([local_tensor(gradient) for gradient in gradients], factor)
     overflow = ~torch.isfinite(grad_norm)
     excused = trainer.loss_scale.dynamic & ~trainer.loss_scale.exhausted()  # fp16: the scale halves, the run goes on
     finite = torch.isfinite(loss) & (~overflow | excused)
-    held = torch.maximum(trainer.guard.observe(step, local_loss, finite), overflow.float())
+    held = torch.maximum(trainer.guard.observe(step, own_losses, finite), overflow.float())
     trainer.loss_scale.update(grad_norm)
     if trainer.optimizer.defaults["fused"]:
         trainer.optimizer.found_inf = held  # type: ignore[attr-defined]  # the fused kernel's own switch

@@ -1,0 +1,44 @@
+"""How much of a run's arithmetic is promised to repeat, and the switches that make it so.
+
+off       the fastest kernels and reductions
+run       the same world size: the same bits
+elastic   any legal world size, DDP or FSDP, resumed or not: the same bits
+"""
+
+import os
+
+import torch
+
+from errors import BadInput
+from training.config import Run
+from training.elastic import elastic_world_sizes
+from training.plan import Plan
+from training.ranks import Ranks
+
+
+def resolve_determinism(run: Run, plan: Plan, ranks: Ranks) -> str:
+    """Return "off", "run" or "elastic". Raises BadInput when elastic is asked for on a world size it cannot serve."""
+    wanted = run.train.determinism
+    microbatches = plan.layout.global_batch_size // plan.layout.microbatch_size
+    legal = elastic_world_sizes(microbatches)
+    if wanted is None:
+        if ranks.device.type == "cuda":
+            return "off"
+        return "elastic" if ranks.world_size in legal else "run"
+    if wanted == "elastic" and ranks.world_size not in legal:
+        sizes = ", ".join(map(str, legal))
+        raise BadInput(
+            f"{run.directory / 'train.json'}: determinism elastic adds {microbatches} micro-batches in one tree, which "
+            f"world size {ranks.world_size} does not divide; world sizes that do: {sizes}; or set determinism to run"
+        )
+    return wanted
+
+
+def set_determinism(level: str, cpu_threads: int, ranks: Ranks) -> None:
+    """Choose kernels for the level. Call it before the first one runs."""
+    if ranks.device.type == "cpu":
+        torch.set_num_threads(cpu_threads)
+    if level != "off":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
+        torch.use_deterministic_algorithms(True)
+        torch.backends.cudnn.benchmark = False
