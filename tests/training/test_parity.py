@@ -1,4 +1,4 @@
-"""One process, DDP and FSDP on two ranks train the same model, and read each other's checkpoints."""
+"""One process, DDP and FSDP on two ranks train the same model, with their own reductions too (determinism "off")."""
 
 import json
 from collections.abc import Callable
@@ -16,9 +16,8 @@ LAYOUTS = [(1, "ddp"), (1, "fsdp"), (2, "ddp"), (2, "fsdp")]
 def test_ddp_fsdp_and_one_process_have_one_loss_curve(make_run: Callable[..., Path], drop_rate: float) -> None:
     curves = {}
     for ranks, parallel in LAYOUTS:
-        run = make_run(
-            f"{ranks}-{parallel}", {"drop_rate": drop_rate, "tie_weights": drop_rate == 0}, parallel=parallel
-        )
+        shape = {"drop_rate": drop_rate, "tie_weights": drop_rate == 0}
+        run = make_run(f"{ranks}-{parallel}", shape, parallel=parallel, determinism="off")
         done = train(run, ranks=ranks)
         assert done.returncode == 0, done.stderr
         curves[ranks, parallel] = {
@@ -31,23 +30,6 @@ def test_ddp_fsdp_and_one_process_have_one_loss_curve(make_run: Callable[..., Pa
     for layout, curve in curves.items():
         for key, values in reference.items():
             assert curve[key] == pytest.approx(values, rel=1e-5), (layout, key)
-
-
-def test_a_run_goes_on_under_another_wrapper_and_world_size_as_if_nothing_happened(
-    make_run: Callable[..., Path],
-) -> None:
-    straight, walked = make_run("straight"), make_run("walked")
-    assert train(straight).returncode == 0
-    walk = [(2, "fsdp", "2"), (1, "ddp", "4"), (2, "ddp", "6"), (1, "fsdp", "8")]
-    for ranks, parallel, last in walk:
-        done = train(walked, "--set", f"parallel={parallel}", "--max-steps", last, ranks=ranks)
-        assert done.returncode == 0, done.stderr
-    assert metrics(walked, "train_loss") == pytest.approx(metrics(straight, "train_loss"), rel=1e-5)
-    final = [load_file(run / "checkpoints" / "latest" / "model.safetensors") for run in (straight, walked)]
-    assert final[0].keys() == final[1].keys()
-    for name, weight in final[0].items():
-        assert weight.shape == final[1][name].shape
-        assert (weight - final[1][name]).abs().max() < 1e-4, name
 
 
 def test_weights_have_plain_names_and_the_vocabularys_rows(make_run: Callable[..., Path]) -> None:

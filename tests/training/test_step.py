@@ -1,5 +1,6 @@
 """One step: one reduction whatever the accumulation, the right gradient, dropout by position, decay on matrices."""
 
+import ast
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from tests.conftest import train
 
 # Runs under torchrun on two ranks. Counts what the process group is asked for in the third step of a run.
 COUNT_COLLECTIVES = """
+import collections
+
 from torch.profiler import ProfilerActivity, profile
 
 import train
@@ -23,11 +26,9 @@ def counted(trainer, number, feed):
         return plain(trainer, number, feed)
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         result = plain(trainer, number, feed)
-    names = [event.name for event in profiler.events()]
-    reduced = sum("c10d::allreduce_" in name for name in names)
-    scattered = sum("c10d::_reduce_scatter_base_" in name for name in names)
+    counts = collections.Counter(event.name for event in profiler.events() if event.name.startswith("c10d::"))
     if trainer.ranks.coordinates:
-        print("COUNTS", reduced, scattered, len(trainer.parallel.network.blocks))
+        print("COUNTS", dict(counts), len(trainer.parallel.network.blocks), sep="; ")
     return result
 
 
@@ -36,29 +37,30 @@ train.leave(train.main())
 """
 
 
-def count_collectives(run: Path, script: Path, parallel: str) -> tuple[int, int, int]:
+def count_collectives(run: Path, script: Path, *overrides: str) -> tuple[dict[str, int], int]:
     script.write_text(COUNT_COLLECTIVES)
-    done = train(run, "--set", f"parallel={parallel}", "--max-steps", "3", ranks=2, script=script)
+    options = [word for override in overrides for word in ("--set", override)]
+    done = train(run, *options, "--max-steps", "3", ranks=2, script=script)
     assert done.returncode == 0, done.stderr
-    line = next(line for line in done.stdout.splitlines() if line.startswith("COUNTS"))
-    reduced, scattered, blocks = map(int, line.split()[1:])
-    return reduced, scattered, blocks
+    _, counts, blocks = next(line for line in done.stdout.splitlines() if line.startswith("COUNTS")).split("; ")
+    return ast.literal_eval(counts), int(blocks)
 
 
+@pytest.mark.parametrize("determinism", ["off", "elastic"])
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 @pytest.mark.parametrize("accumulation", [1, 4])
-def test_ddp_reduces_gradients_once_a_step(make_run: Callable[..., Path], tmp_path: Path, accumulation: int) -> None:
+def test_gradients_are_reduced_once_a_step_whatever_the_accumulation(
+    make_run: Callable[..., Path], tmp_path: Path, accumulation: int, parallel: str, determinism: str
+) -> None:
     run = make_run(global_batch_size=4 * accumulation, validation_interval=None)
-    reduced, scattered, _ = count_collectives(run, tmp_path / "count.py", "ddp")
-    assert scattered == 0
-    assert reduced == 1 + 1  # one bucket of gradients, the loss
-
-
-@pytest.mark.parametrize("accumulation", [1, 4])
-def test_fsdp_reduces_each_group_once_a_step(make_run: Callable[..., Path], tmp_path: Path, accumulation: int) -> None:
-    run = make_run(global_batch_size=4 * accumulation, validation_interval=None)
-    reduced, scattered, blocks = count_collectives(run, tmp_path / "count.py", "fsdp")
-    assert scattered == blocks + 1  # each block, and embeddings with the last norm
-    assert reduced == 1 + 1  # the loss, the norm
+    options = (f"parallel={parallel}", f"determinism={determinism}")
+    counts, blocks = count_collectives(run, tmp_path / "count.py", *options)
+    groups = 1 if parallel == "ddp" else blocks + 1  # one bucket; or each block, and embeddings with the last norm
+    own = {"ddp": "c10d::allreduce_", "fsdp": "c10d::_reduce_scatter_base_"}[parallel]
+    reduction = {"off": own, "elastic": "c10d::alltoall_base_"}[determinism]
+    assert counts[reduction] == groups
+    others = {"c10d::allreduce_", "c10d::_reduce_scatter_base_", "c10d::alltoall_base_"} - {reduction}
+    assert not others & counts.keys()
 
 
 def test_dropout_is_a_function_of_seed_step_and_place() -> None:

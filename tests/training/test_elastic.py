@@ -1,0 +1,122 @@
+"""The same bits on any world size: sums in one tree, and hashes of real runs.
+
+Hashes are compared within one run of this suite, never with recorded ones: another torch or CPU has other bits.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.conftest import metrics, train
+from training.elastic import LeafSum, elastic_world_sizes, odd_factor, pairwise_sum
+
+EVERYTHING = {"drop_rate": 0.1, "tie_weights": True}
+LAYOUTS = [(1, "ddp"), (1, "fsdp"), (2, "ddp"), (2, "fsdp"), (4, "ddp"), (4, "fsdp")]
+
+
+def leaves(count: int, seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    scale = torch.logspace(-6, 6, count)[torch.randperm(count, generator=generator)]
+    return torch.randn(count, 33, generator=generator) * scale[:, None]
+
+
+def sum_on(world_size: int, parts: torch.Tensor) -> torch.Tensor:
+    """Return the sum as so many ranks compute it, each adding its contiguous run of leaves first."""
+    run = odd_factor(len(parts))
+    of_ranks = []
+    for own in parts.chunk(world_size):
+        total = LeafSum(run)
+        for leaf in own:
+            total.add(leaf)
+        of_ranks.append(total.take())
+    return pairwise_sum(torch.stack(of_ranks))
+
+
+@given(st.integers(1, 48), st.integers(0, 1000))
+def test_the_sum_has_the_same_bits_on_every_legal_world_size(count: int, seed: int) -> None:
+    parts = leaves(count, seed)
+    reference = sum_on(1, parts)
+    for world_size in elastic_world_sizes(count):
+        assert torch.equal(sum_on(world_size, parts), reference), world_size
+    exact = parts.double().sum(dim=0)
+    assert torch.allclose(reference.double(), exact, atol=float(parts.abs().max()) * 1e-5)
+
+
+def test_legal_world_sizes_are_the_powers_of_two_that_divide() -> None:
+    assert elastic_world_sizes(8) == [1, 2, 4, 8]
+    assert elastic_world_sizes(12) == [1, 2, 4]
+    assert elastic_world_sizes(7) == [1]
+
+
+def test_a_sum_can_be_used_again_and_keeps_no_leaf() -> None:
+    total = LeafSum(1)
+    leaf = torch.ones(3)
+    for _ in range(2):
+        total.add(leaf)
+        leaf.fill_(5.0)
+        total.add(leaf)
+        assert total.take().tolist() == [6.0] * 3
+        leaf.fill_(1.0)
+
+
+def test_zero_has_one_sign() -> None:
+    total = LeafSum(1)
+    total.add(torch.tensor([-0.0]))
+    assert not np.signbit(total.take().numpy())[0]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_every_layout_has_the_same_state_after_every_step(make_run: Callable[..., Path], precision: str) -> None:
+    seen = {}
+    for ranks, parallel in LAYOUTS if precision == "fp32" else LAYOUTS[1::2]:
+        run = make_run(f"{ranks}-{parallel}", EVERYTHING, parallel=parallel, precision=precision)
+        done = train(run, "--hash-every", "1", ranks=ranks)
+        assert done.returncode == 0, done.stderr
+        assert "determinism elastic" in done.stdout
+        keys = ("state_sha256", "train_loss", "grad_norm", "validation_loss")
+        seen[ranks, parallel] = [metrics(run, key) for key in keys]
+    reference = seen[1, "fsdp"]
+    assert len(set(reference[0].values())) == 8  # the state moved at every step
+    for layout, values in seen.items():
+        assert values == reference, layout
+
+
+def test_without_elastic_the_world_size_shows(make_run: Callable[..., Path]) -> None:
+    # Guards the tests above: their equality is not a property of this small model.
+    hashes = []
+    for ranks in (1, 4):
+        run = make_run(str(ranks), EVERYTHING, determinism="run")
+        assert train(run, "--hash-every", "8", ranks=ranks).returncode == 0
+        hashes.append(metrics(run, "state_sha256")[8])
+    assert hashes[0] != hashes[1]
+
+
+def test_a_walk_over_world_sizes_and_wrappers_ends_in_the_state_of_the_straight_run(
+    make_run: Callable[..., Path],
+) -> None:
+    straight, walked = make_run("straight", EVERYTHING), make_run("walked", EVERYTHING)
+    assert train(straight, "--hash-every", "1", ranks=2).returncode == 0
+    for ranks, parallel, last in ((4, "fsdp", "2"), (1, "ddp", "3"), (2, "fsdp", "6"), (4, "ddp", "8")):
+        options = ("--set", f"parallel={parallel}", "--max-steps", last, "--hash-every", "1")
+        done = train(walked, *options, ranks=ranks)
+        assert done.returncode == 0, done.stderr
+    for key in ("state_sha256", "train_loss", "grad_norm"):
+        assert metrics(walked, key) == metrics(straight, key), key
+
+
+def test_an_odd_number_of_micro_batches_is_elastic_over_its_power_of_two(make_run: Callable[..., Path]) -> None:
+    hashes = []
+    for ranks in (1, 2):
+        run = make_run(str(ranks), EVERYTHING, global_batch_size=12, parallel="fsdp")
+        assert train(run, "--hash-every", "5", "--max-steps", "5", ranks=ranks).returncode == 0
+        hashes.append(metrics(run, "state_sha256"))
+    assert hashes[0] == hashes[1] != {}
+    refused = train(make_run("3"), "--set", "global_batch_size=6", "--set", "determinism=elastic", ranks=3)
+    assert refused.returncode == 1
+    assert "adds 3 micro-batches in one tree, which world size 3 does not divide" in refused.stderr
+    assert "world sizes that do: 1; or set determinism to run" in refused.stderr
