@@ -65,6 +65,11 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--hash-every", type=positive, metavar="N", help="write the hash of weights and moments to the metrics"
     )
+    parser.add_argument(
+        "--allow-numerics-drift",
+        action="store_true",
+        help="resume although torch, hardware, micro-batch or another part of the bits changed",
+    )
     arguments = parser.parse_args()
     if arguments.world_size is not None and not arguments.dry_run:
         parser.error("--world-size goes with --dry-run; torchrun sets the world size of a run")
@@ -113,6 +118,7 @@ def train(arguments: argparse.Namespace, began: float) -> int:
             max_steps=arguments.max_steps,
             price_per_hour=arguments.price_per_hour,
             hash_every=arguments.hash_every,
+            allow_numerics_drift=arguments.allow_numerics_drift,
             began=began,
         )
         return run_session(run, options)

@@ -71,8 +71,10 @@ class Loop:
         self._logged_step = state.step
         self._logged_seconds = 0.0
 
-    def train(self) -> bool:
+    def train(self, numerics_changes: list[str]) -> bool:
         """Run to the last step; return False when it stopped early with a checkpoint. Raises Diverged."""
+        if numerics_changes:
+            self._event("numerics-drift", changes=numerics_changes)
         self._event("start", world_size=self.trainer.ranks.world_size, commit=self.job.config["git_commit"])
         try:
             if self.first_step == 0 and validation_due(self.job, 0):

@@ -13,6 +13,7 @@ from tokens.tokenizer import RANKS_FILE
 from training import checkpoint
 from training.config import Run
 from training.hardware import environment, git_commit
+from training.numerics import drift
 from training.plan import Plan
 from training.ranks import Ranks
 from training.token_set import TokenSet
@@ -35,10 +36,10 @@ def resolved(run: Run, plan: Plan, token_set: TokenSet) -> dict[str, Any]:
     }
 
 
-def write_record(run: Run, plan: Plan, token_set: TokenSet, ranks: Ranks) -> None:
+def write_record(run: Run, config: dict[str, Any], token_set: TokenSet, ranks: Ranks) -> None:
     """Write `resolved.json`, and the tokenizer's ranks beside it, so that the run can be read without its tokens."""
     record = {
-        **resolved(run, plan, token_set),
+        **config,
         "token_files": str(token_set.directory.resolve()),
         "tokenizer": token_set.tokenizer,
         "environment": environment(ranks),
@@ -49,11 +50,9 @@ def write_record(run: Run, plan: Plan, token_set: TokenSet, ranks: Ranks) -> Non
         shutil.copyfile(token_set.directory / RANKS_FILE, run.directory / RANKS_FILE)
 
 
-def differences(run: Run, plan: Plan, token_set: TokenSet, path: Path) -> list[str]:
+def differences(run: Run, before: dict[str, Any], now: dict[str, Any], path: Path) -> list[str]:
     """Return what changed since the checkpoint, a line each. Raises BadInput for what makes it unusable."""
-    before = checkpoint.read_state(path)["config"]
-    now = resolved(run, plan, token_set)
-    _refuse_other_tokens(before, now, path, token_set.directory)
+    _refuse_other_tokens(before["train_stream"], now["train_stream"], path)
     lines = []
     for file, key, old, new in _changed_keys(before, now):
         where = f"{run.directory / file}: {key}"
@@ -64,6 +63,21 @@ def differences(run: Run, plan: Plan, token_set: TokenSet, path: Path) -> list[s
             )
         lines.append(f"NOTE: {where} was {json.dumps(old)} at {path.name} and is {json.dumps(new)} now")
     return lines
+
+
+def numerics_drift(before: dict[str, Any], now: dict[str, Any], path: Path, *, allowed: bool) -> list[str]:
+    """Return how the numerics changed since the checkpoint.
+
+    Raises BadInput when that breaks what `determinism` promises and is not allowed.
+    """
+    changes = drift(before["numerics"], now["numerics"])
+    promised = {before["numerics"]["determinism"], now["numerics"]["determinism"]} - {"off"}
+    if changes and promised and not allowed:
+        raise BadInput(
+            f"{path}: made with other numerics ({'; '.join(changes)}), so the run would not continue to the bit; "
+            "set them back, or pass --allow-numerics-drift, which the metrics will show"
+        )
+    return changes
 
 
 def _changed_keys(before: dict[str, Any], now: dict[str, Any]) -> list[tuple[str, str, Any, Any]]:
@@ -83,15 +97,14 @@ def _describe(token_set: TokenSet) -> dict[str, Any]:
     """Return what identifies the train stream: its length, and its files' sha256 where a manifest has them."""
     files = (token_set.manifest or {}).get("files", {})
     digests = [files.get(file.path.name, {}).get("sha256") for file in token_set.train.files]
-    return {"tokens": token_set.train.length, "sha256": digests}
+    return {"directory": str(token_set.directory), "tokens": token_set.train.length, "sha256": digests}
 
 
-def _refuse_other_tokens(before: dict[str, Any], now: dict[str, Any], path: Path, directory: Path) -> None:
+def _refuse_other_tokens(old: dict[str, Any], new: dict[str, Any], path: Path) -> None:
     """Raise BadInput when the stream is not the one that the checkpoint was trained on: its windows are others."""
-    old, new = before["train_stream"], now["train_stream"]
     both = [pair for pair in zip(old["sha256"], new["sha256"], strict=False) if None not in pair]
     if old["tokens"] != new["tokens"] or any(first != second for first, second in both):
         raise BadInput(
-            f"{directory}: its {new['tokens']:,} train tokens are not the {old['tokens']:,} that {path} was made with; "
-            "pass those with --token-files DIR, or start anew with --resume never"
+            f"{new['directory']}: its {new['tokens']:,} train tokens are not the {old['tokens']:,} that {path} was "
+            "made with; pass those with --token-files DIR, or start anew with --resume never"
         )

@@ -13,17 +13,18 @@ from training import checkpoint
 from training.chart import CHART
 from training.checkpoint import RunState
 from training.config import Run
-from training.determinism import resolve_determinism, set_determinism
+from training.determinism import set_determinism
 from training.feed import FeedSource
 from training.ledger import PARTS, Ledger
 from training.loop import Job, Loop
+from training.numerics import Numerics, fingerprint, resolve_numerics
 from training.optimizer import make_optimizer
 from training.parallel import Parallel, Wrapping
 from training.plan import Plan, describe, make_plan, window_order
-from training.precision import LossScale, resolve
+from training.precision import LossScale
 from training.progress import duration
 from training.ranks import Ranks, StopRequest, from_coordinator, start, stop
-from training.record import differences, resolved, write_record
+from training.record import differences, numerics_drift, resolved, write_record
 from training.step import FiniteGuard, Loss, Trainer
 from training.token_set import TokenSet, check_tokens, open_tokens
 from training.validation import Validation
@@ -39,6 +40,7 @@ class Options:
     max_steps: int | None
     price_per_hour: float | None
     hash_every: int | None  # steps
+    allow_numerics_drift: bool
     began: float  # time.perf_counter() when the process started
 
 
@@ -57,21 +59,21 @@ def _train(run: Run, options: Options, ranks: Ranks, ledger: Ledger) -> int:
         token_set = open_tokens(run, options.token_files, ranks)
         plan = make_plan(run, ranks.world_size, token_set.train.length)
         check_tokens(run, plan, token_set, ranks)
-        determinism = resolve_determinism(run, plan, ranks)
-        set_determinism(determinism, run.train.cpu_threads, ranks)
-        _say(ranks, _introduction(run, plan, determinism, ranks))
-        trainer = _make_trainer(run, plan, determinism, ranks)
-        state = _resume(run, plan, token_set, options.resume, trainer)
+        numerics = resolve_numerics(run, plan, ranks)
+        set_determinism(numerics.determinism, run.train.cpu_threads, ranks)
+        _say(ranks, _introduction(run, plan, numerics, ranks))
+        trainer = _make_trainer(run, plan, numerics, ranks)
+        job = _make_job(run, plan, token_set, trainer, options)
+        state, changes = _resume(job, options, trainer)
         ledger.earlier_seconds = state.elapsed_seconds
-        job = _make_job(run, plan, token_set, options, ranks)
         if state.step >= job.last_step:
             _say(ranks, [_nothing_to_do(run, plan, state)])
             return EXIT_DONE
         if ranks.coordinates:
-            write_record(run, plan, token_set, ranks)
+            write_record(run, job.config, token_set, ranks)
     loop = Loop(trainer, job, state, ledger)
     with job.stop_request.on_signals():
-        finished = loop.train()
+        finished = loop.train(changes)
     lines = _summary(loop, finished)
     if loop.chart is not None:
         loop.chart.finish()
@@ -79,13 +81,12 @@ def _train(run: Run, options: Options, ranks: Ranks, ledger: Ledger) -> int:
     return EXIT_DONE if finished else EXIT_STOPPED
 
 
-def _introduction(run: Run, plan: Plan, determinism: str, ranks: Ranks) -> list[str]:
-    precision = resolve(run.train.precision, ranks.device)
-    compiled = "compiled" if _compiled(run, ranks) else "not compiled"
+def _introduction(run: Run, plan: Plan, numerics: Numerics, ranks: Ranks) -> list[str]:
+    compiled = "compiled" if numerics.compiled else "not compiled"
     name = torch.cuda.get_device_name(ranks.device) if ranks.device.type == "cuda" else "CPU"
     wrapper = run.train.parallel if ranks.world_size > 1 or run.train.parallel == "fsdp" else "one process"
-    how = f"{ranks.world_size} x {name}, {wrapper}, {precision}, {compiled}, determinism {determinism}"
-    lines = [f"{run.directory}: {how}", *describe(run, plan)]
+    how = f"{wrapper}, {numerics.precision}, {compiled}, determinism {numerics.determinism}"
+    lines = [f"{run.directory}: {ranks.world_size} x {name}, {how}", *describe(run, plan)]
     visible = torch.cuda.device_count() if ranks.device.type == "cuda" else 0
     if visible > ranks.local_world_size:
         lines.append(
@@ -95,23 +96,22 @@ def _introduction(run: Run, plan: Plan, determinism: str, ranks: Ranks) -> list[
     return lines
 
 
-def _make_trainer(run: Run, plan: Plan, determinism: str, ranks: Ranks) -> Trainer:
-    precision = resolve(run.train.precision, ranks.device)
+def _make_trainer(run: Run, plan: Plan, numerics: Numerics, ranks: Ranks) -> Trainer:
     # Matrix products that autocast leaves in fp32 may use TF32; a run that asks for fp32 gets fp32.
-    torch.set_float32_matmul_precision("highest" if precision == "fp32" else "high")
+    torch.set_float32_matmul_precision("highest" if numerics.precision == "fp32" else "high")
     network = GPT(run.model)
     initialize(network, run.train.random_seed)
-    compiled = _compiled(run, ranks)
-    wrapping = Wrapping(kind=run.train.parallel, compiled=compiled, elastic=determinism == "elastic")
+    elastic = numerics.determinism == "elastic"
+    wrapping = Wrapping(kind=run.train.parallel, compiled=numerics.compiled, elastic=elastic)
     parallel = Parallel(network, wrapping, plan.layout, ranks)
     return Trainer(
         ranks=ranks,
         parallel=parallel,
         optimizer=make_optimizer(parallel.named_parameters(), run.train, ranks.device),
         layout=plan.layout,
-        precision=precision,
-        loss_scale=LossScale(precision, ranks.device),
-        loss=_compile(next_token_loss) if compiled else next_token_loss,
+        numerics=numerics,
+        loss_scale=LossScale(numerics.precision, ranks.device),
+        loss=_compile(next_token_loss) if numerics.compiled else next_token_loss,
         guard=FiniteGuard(ranks),
         drop_rate=run.model.drop_rate,
         seed=run.train.random_seed,
@@ -124,36 +124,36 @@ def _compile(loss: Loss) -> Loss:
     return torch.compile(loss, dynamic=False)
 
 
-def _compiled(run: Run, ranks: Ranks) -> bool:
-    return ranks.device.type == "cuda" if run.train.compile is None else run.train.compile
-
-
-def _resume(run: Run, plan: Plan, token_set: TokenSet, wanted: str, trainer: Trainer) -> RunState:
-    """Return where the run stands: loaded from a checkpoint, or at step 0."""
-    ranks = trainer.ranks
+def _resume(job: Job, options: Options, trainer: Trainer) -> tuple[RunState, list[str]]:
+    """Return where the run stands, loaded from a checkpoint or at step 0, and how its numerics changed since."""
+    ranks, directory, wanted = trainer.ranks, job.run.directory, options.resume
     path = None
     if wanted == "never":
-        archived = from_coordinator(ranks, lambda: checkpoint.archive(run.directory))
+        archived = from_coordinator(ranks, lambda: checkpoint.archive(directory))
         if archived is not None:
             _say(ranks, [f"--resume never: what earlier runs wrote is now in {archived}"])
     else:
-        path = from_coordinator(ranks, lambda: checkpoint.find(run.directory, wanted))
+        path = from_coordinator(ranks, lambda: checkpoint.find(directory, wanted))
     if path is None:
-        return RunState()
-    _say(ranks, differences(run, plan, token_set, path))
+        return RunState(), []
+    before = checkpoint.read_state(path)["config"]
+    _say(ranks, differences(job.run, before, job.config, path))
+    changes = numerics_drift(before, job.config, path, allowed=options.allow_numerics_drift)
+    _say(ranks, [f"WARNING: numerics changed since {path.name}: {change}" for change in changes])
     state = checkpoint.load(path, trainer)
     if wanted != "auto":  # what came after is another branch now
-        archived = from_coordinator(ranks, lambda: checkpoint.archive_after(run.directory, state.step))
+        archived = from_coordinator(ranks, lambda: checkpoint.archive_after(directory, state.step))
         if archived is not None:
             _say(ranks, [f"--resume {wanted}: later checkpoints are now in {archived}"])
-    _say(ranks, [f"resuming from {path} at step {state.step:,} of {plan.steps:,}"])
-    return state
+    _say(ranks, [f"resuming from {path} at step {state.step:,} of {job.plan.steps:,}"])
+    return state, changes
 
 
-def _make_job(run: Run, plan: Plan, token_set: TokenSet, options: Options, ranks: Ranks) -> Job:
+def _make_job(run: Run, plan: Plan, token_set: TokenSet, trainer: Trainer, options: Options) -> Job:
+    numerics = trainer.numerics
     validation = None
     if token_set.validation is not None:
-        loss = _compile(sequence_losses) if _compiled(run, ranks) else sequence_losses
+        loss = _compile(sequence_losses) if numerics.compiled else sequence_losses
         validation = Validation(token_set.validation, run.train.start_val_token, plan.validation_sequences, loss)
     return Job(
         run=run,
@@ -166,11 +166,11 @@ def _make_job(run: Run, plan: Plan, token_set: TokenSet, options: Options, ranks
             vocabulary_size=run.model.vocab_size,
         ),
         validation=validation,
-        stop_request=StopRequest(ranks),
+        stop_request=StopRequest(trainer.ranks),
         last_step=plan.steps if options.max_steps is None else min(plan.steps, options.max_steps),
         price_per_hour=options.price_per_hour,
         hash_every=options.hash_every,
-        config=resolved(run, plan, token_set),
+        config=resolved(run, plan, token_set) | {"numerics": fingerprint(run, numerics, trainer.ranks)},
     )
 
 

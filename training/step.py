@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tokens.batches import Layout, microbatch_index
 from training.feed import Feed
+from training.numerics import Numerics
 from training.parallel import Parallel, local_tensor
 from training.precision import LossScale, autocast
 from training.ranks import Ranks, gather
@@ -30,7 +31,7 @@ class Trainer:
     parallel: Parallel
     optimizer: torch.optim.AdamW
     layout: Layout
-    precision: str  # "bf16", "fp16" or "fp32"
+    numerics: Numerics
     loss_scale: LossScale
     loss: Loss
     guard: "FiniteGuard"
@@ -56,7 +57,7 @@ def train_step(trainer: Trainer, step: int, feed: Feed) -> StepResult:
         if trainer.drop_rate > 0:
             seed_dropout(trainer.seed, step, microbatch_index(trainer.layout, micro_step, trainer.ranks.rank))
         with trainer.parallel.gradient_sync(enabled=micro_step == accumulation - 1):
-            with autocast(trainer.precision, trainer.ranks):
+            with autocast(trainer.numerics.precision, trainer.ranks):
                 logits = trainer.parallel.model(inputs)
             loss = trainer.loss(logits, targets)
             (loss * trainer.loss_scale.scale).backward()

@@ -37,7 +37,7 @@ class Validation:
             # Every rank runs every round at the same shape: FSDP gathers weights in it. The surplus is not counted.
             windows = [min(window, self._sequences - 1) for window in own]
             inputs, targets = read_windows(self._stream, self._start_token, windows, layout.context_length)
-            with autocast(trainer.precision, ranks):
+            with autocast(trainer.numerics.precision, ranks):
                 logits = trainer.parallel.model(inputs.to(ranks.device, non_blocking=True))
             pending.append((own, self._loss(logits, targets.to(ranks.device, non_blocking=True))))
         trainer.parallel.model.train()

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from tests.conftest import metrics, train
 from training.elastic import LeafSum, elastic_world_sizes, odd_factor, pairwise_sum
+from training.metrics import read_metrics
 
 EVERYTHING = {"drop_rate": 0.1, "tie_weights": True}
 LAYOUTS = [(1, "ddp"), (1, "fsdp"), (2, "ddp"), (2, "fsdp"), (4, "ddp"), (4, "fsdp")]
@@ -107,6 +108,22 @@ def test_a_walk_over_world_sizes_and_wrappers_ends_in_the_state_of_the_straight_
         assert done.returncode == 0, done.stderr
     for key in ("state_sha256", "train_loss", "grad_norm"):
         assert metrics(walked, key) == metrics(straight, key), key
+
+
+def test_other_numerics_are_refused_by_name_unless_allowed_and_then_recorded(make_run: Callable[..., Path]) -> None:
+    run = make_run()
+    assert train(run, "--max-steps", "2").returncode == 0
+    refused = train(run, "--set", "cpu_threads=2", "--set", "microbatch_size=4")
+    assert refused.returncode == 1
+    assert "made with other numerics (cpu_threads: 1 -> 2; microbatch_size: 2 -> 4)" in refused.stderr
+    assert "pass --allow-numerics-drift, which the metrics will show" in refused.stderr
+    elsewhere = train(run, "--max-steps", "3", environment={"ATEN_CPU_CAPABILITY": "default"})
+    assert "ATEN_CPU_CAPABILITY: None -> default; cpu_capability: " in elsewhere.stderr
+    allowed = train(run, "--set", "cpu_threads=2", "--allow-numerics-drift")
+    assert allowed.returncode == 0
+    assert "WARNING: numerics changed since step-00000002: cpu_threads: 1 -> 2" in allowed.stderr
+    changes = [record["changes"] for record in read_metrics(run) if record.get("event") == "numerics-drift"]
+    assert changes == [["cpu_threads: 1 -> 2"]]
 
 
 def test_an_odd_number_of_micro_batches_is_elastic_over_its_power_of_two(make_run: Callable[..., Path]) -> None:
