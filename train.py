@@ -70,6 +70,13 @@ def parse_arguments() -> argparse.Namespace:
         action="store_true",
         help="resume although torch, hardware, micro-batch or another part of the bits changed",
     )
+    parser.add_argument(
+        "--replay",
+        type=positive,
+        nargs=2,
+        metavar=("FROM", "TO"),
+        help="run these steps again from the nearest checkpoint, beside their record; writes nothing",
+    )
     arguments = parser.parse_args()
     if arguments.world_size is not None and not arguments.dry_run:
         parser.error("--world-size goes with --dry-run; torchrun sets the world size of a run")
@@ -119,6 +126,7 @@ def train(arguments: argparse.Namespace, began: float) -> int:
             price_per_hour=arguments.price_per_hour,
             hash_every=arguments.hash_every,
             allow_numerics_drift=arguments.allow_numerics_drift,
+            replay=None if arguments.replay is None else tuple(arguments.replay),
             began=began,
         )
         return run_session(run, options)

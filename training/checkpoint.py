@@ -123,6 +123,13 @@ def find(run_directory: Path, wanted: str) -> Path | None:
     return None
 
 
+def find_before(run_directory: Path, step: int) -> Path | None:
+    """Return the newest complete checkpoint from which `step` is still to come, or None to begin at the start."""
+    directory = run_directory / "checkpoints"
+    earlier = [directory / name for name in reversed(_steps(directory)) if name < name_of(step)]
+    return next((path for path in earlier if verify(path) is None), None)
+
+
 def verify(path: Path) -> str | None:
     """Return what is wrong with a checkpoint, or None when every file is as it was written."""
     manifest_file = path / MANIFEST

@@ -20,7 +20,6 @@ from training.metrics import MetricsLog
 from training.plan import Plan
 from training.progress import Progress, Status
 from training.ranks import StopRequest
-from training.schedule import learning_rate
 from training.step import StepResult, Trainer, train_step
 from training.validation import Validation
 
@@ -80,11 +79,8 @@ class Loop:
             if self.first_step == 0 and validation_due(self.job, 0):
                 self._validate()
             for step in range(self.first_step, self.job.last_step):
-                rate = learning_rate(self.job.plan.schedule, step)
-                for group in self.trainer.optimizer.param_groups:
-                    group["lr"] = rate
                 result = train_step(self.trainer, step, self.feed)
-                self._finish_step(step + 1, result, rate)
+                self._finish_step(step + 1, result)
                 if self.job.stop_request.agreed() and step + 1 < self.job.last_step:
                     self._stop_early()
                     return False
@@ -97,7 +93,7 @@ class Loop:
             if self.metrics is not None:
                 self.metrics.close()
 
-    def _finish_step(self, step: int, result: StepResult, rate: float) -> None:
+    def _finish_step(self, step: int, result: StepResult) -> None:
         """Account for a step and do what is due after it; `step` counts the updates done."""
         job = self.job
         self.ledger.after_step()
@@ -109,7 +105,7 @@ class Loop:
         if logging or saving or validating or self.trainer.ranks.device.type == "cpu":
             self._check_finite()
         if logging and self.trainer.ranks.coordinates:
-            self._log(result, rate)
+            self._log(result)
         if job.hash_every is not None and step % job.hash_every == 0:
             self._hash()
         if validating:
@@ -123,7 +119,7 @@ class Loop:
             self._event("diverged", problem=problem)
             raise Diverged(f"{problem}; the last checkpoint is as it was: {self.job.run.directory / 'checkpoints'}")
 
-    def _log(self, result: StepResult, rate: float) -> None:
+    def _log(self, result: StepResult) -> None:
         assert self.bar is not None and self.metrics is not None
         step = self.state.step
         loss, grad_norm = result.loss.item(), result.grad_norm.item()  # the one wait for the GPU
@@ -140,7 +136,7 @@ class Loop:
             {
                 "step": step,
                 "train_loss": loss,
-                "learning_rate": rate,
+                "learning_rate": result.learning_rate,
                 "grad_norm": grad_norm if math.isfinite(grad_norm) else None,  # fp16 overflowed: the step was skipped
                 "tokens_per_second": round(tokens_per_second, 1),
                 "mfu": mfu,
@@ -181,10 +177,12 @@ class Loop:
             self.bar.say(f"step {self.state.step:,}: validation loss {loss:.4f}")
 
     def _save(self) -> None:
+        began = time.perf_counter()
         with self.ledger.measure("checkpoint"):
             self.state = attrs.evolve(self.state, elapsed_seconds=self.ledger.elapsed_seconds())
             checkpoint.save(self.job.run, self.trainer, self.state, self.job.config)
-        self._event("checkpoint", name=checkpoint.name_of(self.state.step))
+        stall = round(time.perf_counter() - began, 4)
+        self._event("checkpoint", name=checkpoint.name_of(self.state.step), stall_seconds=stall)
         if self.chart is not None:
             self.chart.redraw()
 

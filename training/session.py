@@ -6,7 +6,7 @@ from pathlib import Path
 import attrs
 import torch
 
-from errors import EXIT_DONE, EXIT_STOPPED
+from errors import EXIT_DONE, EXIT_ERROR, EXIT_STOPPED, BadInput
 from model.gpt import GPT, initialize
 from model.loss import next_token_loss, sequence_losses
 from training import checkpoint
@@ -25,6 +25,7 @@ from training.precision import LossScale
 from training.progress import duration
 from training.ranks import Ranks, StopRequest, from_coordinator, start, stop
 from training.record import differences, numerics_drift, resolved, write_record
+from training.replay import replay
 from training.step import FiniteGuard, Loss, Trainer
 from training.token_set import TokenSet, check_tokens, open_tokens
 from training.validation import Validation
@@ -41,6 +42,7 @@ class Options:
     price_per_hour: float | None
     hash_every: int | None  # steps
     allow_numerics_drift: bool
+    replay: tuple[int, int] | None  # first and last step
     began: float  # time.perf_counter() when the process started
 
 
@@ -64,6 +66,8 @@ def _train(run: Run, options: Options, ranks: Ranks, ledger: Ledger) -> int:
         _say(ranks, _introduction(run, plan, numerics, ranks))
         trainer = _make_trainer(run, plan, numerics, ranks)
         job = _make_job(run, plan, token_set, trainer, options)
+        if options.replay is not None:
+            return _replay(job, options, trainer)
         state, changes = _resume(job, options, trainer)
         ledger.earlier_seconds = state.elapsed_seconds
         if state.step >= job.last_step:
@@ -109,6 +113,7 @@ def _make_trainer(run: Run, plan: Plan, numerics: Numerics, ranks: Ranks) -> Tra
         parallel=parallel,
         optimizer=make_optimizer(parallel.named_parameters(), run.train, ranks.device),
         layout=plan.layout,
+        schedule=plan.schedule,
         numerics=numerics,
         loss_scale=LossScale(numerics.precision, ranks.device),
         loss=_compile(next_token_loss) if numerics.compiled else next_token_loss,
@@ -147,6 +152,25 @@ def _resume(job: Job, options: Options, trainer: Trainer) -> tuple[RunState, lis
             _say(ranks, [f"--resume {wanted}: later checkpoints are now in {archived}"])
     _say(ranks, [f"resuming from {path} at step {state.step:,} of {job.plan.steps:,}"])
     return state, changes
+
+
+def _replay(job: Job, options: Options, trainer: Trainer) -> int:
+    """Run the asked steps again beside the record; return the exit status: 1 where a number differs."""
+    assert options.replay is not None
+    first, last = options.replay
+    if not 1 <= first <= last <= job.plan.steps:
+        raise BadInput(f"--replay {first} {last}: wanted steps from 1 to {job.plan.steps}, the first one first")
+    ranks, directory = trainer.ranks, job.run.directory
+    path = from_coordinator(ranks, lambda: checkpoint.find_before(directory, first))
+    state = RunState()
+    if path is not None:
+        before = checkpoint.read_state(path)["config"]
+        _say(ranks, differences(job.run, before, job.config, path))
+        changes = numerics_drift(before, job.config, path, allowed=True)
+        _say(ranks, [f"WARNING: numerics changed since {path.name}: {change}" for change in changes])
+        state = checkpoint.load(path, trainer)
+    _say(ranks, [f"replaying from {path or 'the start'} at step {state.step:,}; nothing is written"])
+    return EXIT_DONE if replay(trainer, job, state, first, last) else EXIT_ERROR
 
 
 def _make_job(run: Run, plan: Plan, token_set: TokenSet, trainer: Trainer, options: Options) -> Job:

@@ -17,6 +17,7 @@ from training.parallel import Parallel, local_tensor
 from training.precision import LossScale, autocast
 from training.ranks import Ranks, gather
 from training.reduction import global_grad_norm, mean_over_ranks
+from training.schedule import Schedule, learning_rate
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # logits (B, T, V), targets (B, T) -> nats per token, mean or (B,)
 
@@ -31,6 +32,7 @@ class Trainer:
     parallel: Parallel
     optimizer: torch.optim.AdamW
     layout: Layout
+    schedule: Schedule
     numerics: Numerics
     loss_scale: LossScale
     loss: Loss
@@ -42,8 +44,9 @@ class Trainer:
 
 @attrs.frozen
 class StepResult:
-    """Scalars on the device."""
+    """What a step did; its tensors are scalars on the device."""
 
+    learning_rate: float
     loss: Tensor  # mean nats per token of the global batch, before the update
     grad_norm: Tensor  # global L2 norm before clipping
 
@@ -51,6 +54,7 @@ class StepResult:
 def train_step(trainer: Trainer, step: int, feed: Feed) -> StepResult:
     """Take the step's micro-batches of this rank from the feed and apply one update, the same on every rank."""
     accumulation = trainer.layout.accumulation
+    rate = learning_rate(trainer.schedule, step)
     losses = []
     for micro_step in range(accumulation):
         inputs, targets = feed.next()  # (B, T) int64 each
@@ -64,8 +68,10 @@ def train_step(trainer: Trainer, step: int, feed: Feed) -> StepResult:
         losses.append(loss.detach())
     own_losses = torch.stack(losses)  # (accumulation,)
     mean_loss = mean_over_ranks(own_losses, trainer.ranks.world_size)
+    for group in trainer.optimizer.param_groups:
+        group["lr"] = rate
     grad_norm = _update(trainer, step, own_losses, mean_loss)
-    return StepResult(mean_loss, grad_norm)
+    return StepResult(rate, mean_loss, grad_norm)
 
 
 def seed_dropout(seed: int, step: int, index: int) -> None:

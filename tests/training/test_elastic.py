@@ -126,6 +126,27 @@ def test_other_numerics_are_refused_by_name_unless_allowed_and_then_recorded(mak
     assert changes == [["cpu_threads: 1 -> 2"]]
 
 
+def test_a_replay_repeats_recorded_steps_elsewhere_and_touches_nothing(make_run: Callable[..., Path]) -> None:
+    run = make_run(model=EVERYTHING)
+    assert train(run, "--hash-every", "1", "--set", "parallel=fsdp", ranks=2).returncode == 0
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    done = train(run, "--replay", "6", "7")
+    assert done.returncode == 0, done.stderr
+    assert f"replaying from {run}/checkpoints/step-00000004 at step 4; nothing is written" in done.stdout
+    rows = [line.split() for line in done.stdout.splitlines() if line.split()[-1:] in (["same"], ["DIFFERENT"])]
+    assert [(row[0], row[1], row[-1]) for row in rows] == [
+        (step, key, "same") for step in "67" for key in ("train_loss", "grad_norm", "state_sha256")
+    ]
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
+    other = train(run, "--replay", "1", "2", "--set", "learning_rate=0.02")
+    assert other.returncode == 1
+    assert "replaying from the start" in other.stdout
+    assert "DIFFERENT" in other.stdout
+    beyond = train(run, "--replay", "3", "9")
+    assert beyond.returncode == 1
+    assert "--replay 3 9: wanted steps from 1 to 8, the first one first" in beyond.stderr
+
+
 def test_an_odd_number_of_micro_batches_is_elastic_over_its_power_of_two(make_run: Callable[..., Path]) -> None:
     hashes = []
     for ranks in (1, 2):

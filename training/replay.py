@@ -1,0 +1,54 @@
+"""Run steps of a run again, from the nearest checkpoint, without touching it: a loss spike of 8 GPUs, seen on one.
+
+Elastic determinism makes the repetition exact: what differs from the record differs for a reason.
+"""
+
+from training import checkpoint
+from training.checkpoint import RunState
+from training.feed import Feed
+from training.loop import Job
+from training.metrics import read_metrics
+from training.step import Trainer, train_step
+
+KEYS = ("train_loss", "grad_norm", "state_sha256")
+
+
+def replay(trainer: Trainer, job: Job, state: RunState, first: int, last: int) -> bool:
+    """Train from `state` to step `last` and print steps `first` on beside the record. Call it on every rank.
+
+    Returns False when a recorded number is another one.
+    """
+    recorded: dict[int, dict[str, float | str]] = {}
+    for record in read_metrics(job.run.directory):
+        if "step" in record:
+            recorded.setdefault(record["step"], {}).update({key: record[key] for key in KEYS if key in record})
+    feed = Feed(job.feed_source, trainer.ranks, state.step, last)
+    same = True
+    if trainer.ranks.coordinates:
+        print("  step  what          replayed                recorded")
+    try:
+        for step in range(state.step, last):
+            result = train_step(trainer, step, feed)
+            problem = trainer.guard.problem()
+            if step + 1 < first and problem is None:
+                continue
+            digest = checkpoint.state_sha256(trainer, step + 1)
+            seen = dict(zip(KEYS, (result.loss.item(), result.grad_norm.item(), digest), strict=True))
+            if trainer.ranks.coordinates:
+                same = _show(step + 1, seen, recorded.get(step + 1, {})) and same
+                if problem is not None:
+                    print(f"        {problem}")
+            if problem is not None:
+                break
+    finally:
+        feed.close()
+    return same
+
+
+def _show(step: int, seen: dict[str, float | str | None], recorded: dict[str, float | str]) -> bool:
+    """Print the numbers of a step beside the recorded ones; return whether those that are recorded are the same."""
+    for key, value in seen.items():
+        was = recorded.get(key)
+        verdict = "not recorded" if was is None else "same" if was == value else "DIFFERENT"
+        print(f"{step:6}  {key:12}  {str(value)[:22]:22}  {'' if was is None else str(was)[:22]:22}  {verdict}")
+    return all(recorded[key] == value for key, value in seen.items() if key in recorded)
