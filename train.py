@@ -137,10 +137,9 @@ def train(arguments: argparse.Namespace, began: float) -> int:
         return EXIT_DIVERGED if isinstance(error, Diverged) else EXIT_ERROR
     except torch.OutOfMemoryError:
         size = run.train.microbatch_size
-        say(
-            f"rank {environment_rank()}: the GPU's memory does not hold microbatch_size {size}; "
-            f"try --set microbatch_size={max(1, size // 2)}: with global_batch_size set, the result stays the same"
-        )
+        smaller = next((n for n in range(size - 1, 0, -1) if size % n == 0), None)
+        advice = "use a larger GPU, or parallel fsdp" if smaller is None else f"try --set microbatch_size={smaller}"
+        say(f"rank {environment_rank()}: the GPU's memory does not hold microbatch_size {size}; {advice}")
         return EXIT_ERROR
 
 

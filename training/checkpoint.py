@@ -39,6 +39,7 @@ from training.step import Trainer
 WEIGHTS, OPTIMIZER, STATE, MANIFEST = "model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"
 RESOLVED = "resolved.json"
 PARTIAL = ".partial-"
+FORMAT = 2  # of state.json
 MOMENTS = ("exp_avg", "exp_avg_sq")  # torch.optim.AdamW's names
 
 
@@ -66,7 +67,7 @@ def save(run: Run, trainer: Trainer, run_state: RunState, config: dict[str, Any]
     """
     tensors = _full_state(trainer)
     state = {
-        "format": 1,
+        "format": FORMAT,
         **attrs.asdict(run_state),
         "optimizer_steps": _optimizer_steps(trainer),
         "loss_scale": trainer.loss_scale.state(),
@@ -171,21 +172,30 @@ def load(path: Path, trainer: Trainer) -> RunState:
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """Return a checkpoint's `state.json`."""
+    """Return a checkpoint's `state.json`. Raises BadInput for another version's."""
     state: dict[str, Any] = json.loads((path / STATE).read_text())
+    if state.get("format") != FORMAT:
+        raise BadInput(
+            f"{path / STATE}: got format {state.get('format')}, wanted {FORMAT}: another version of Lockstep wrote it; "
+            "resume with that version, or start anew with --resume never"
+        )
     return state
 
 
-def archive_after(run_directory: Path, step: int) -> Path | None:
-    """Move checkpoints of later steps into `archive/<time>/`, so that none is taken for the newest; return where."""
+def archive_after(run_directory: Path, path: Path, step: int) -> Path | None:
+    """Move checkpoints later than `path` into `archive/<time>/`, so that none is taken for the newest; return where."""
     directory = run_directory / "checkpoints"
+    if not (directory / name_of(step)).exists():  # `path` is a copy that was kept under another name
+        partial = directory / f"{PARTIAL}{name_of(step)}"
+        shutil.copytree(path, partial)
+        partial.rename(directory / name_of(step))
     later = [directory / name for name in _steps(directory) if name > name_of(step)]
     if not later:
         return None
     target = _new_archive(run_directory) / "checkpoints"
     target.mkdir()
-    for path in later:
-        path.rename(target / path.name)
+    for other in later:
+        other.rename(target / other.name)
     point(directory, "latest", name_of(step))
     best = read_state(directory / name_of(step))["best_step"]
     if best is not None and (directory / name_of(best)).is_dir():

@@ -1,7 +1,7 @@
 """How much of a run's arithmetic is promised to repeat, and the switches that make it so.
 
 off       the fastest kernels and reductions
-run       the same world size: the same bits
+run       the same world size and wrapper: the same bits
 elastic   any legal world size, DDP or FSDP, resumed or not: the same bits
 """
 
@@ -41,4 +41,5 @@ def set_determinism(level: str, cpu_threads: int, ranks: Ranks) -> None:
     if level != "off":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
         torch.use_deterministic_algorithms(True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # NaN in every buffer
         torch.backends.cudnn.benchmark = False

@@ -59,9 +59,10 @@ class LeafSum:
 
 
 def pairwise_sum(parts: Tensor) -> Tensor:
-    """Return the sum over the first dimension, a power of two long, neighbours first."""
+    """Return the sum over the first dimension, neighbours first; of an odd number the last one waits."""
     while len(parts) > 1:
-        parts = parts[0::2] + parts[1::2]
+        pairs = parts[0 : len(parts) // 2 * 2 : 2] + parts[1::2]
+        parts = pairs if len(parts) % 2 == 0 else torch.cat([pairs, parts[-1:]])
     return parts[0]
 
 
@@ -82,13 +83,17 @@ def ordered_all_reduce(buffer: Tensor, world_size: int) -> Tensor:
     return flat[: buffer.numel()].view_as(buffer)
 
 
-class ElasticGradients:
-    """Collects the gradients of every micro-batch of a step, and reduces them in the last one only."""
+class OrderedGradients:
+    """Collects the gradients of every micro-batch of a step, and reduces them in the last one only.
 
-    def __init__(self, network: GPT, microbatches: int, world_size: int):
+    `run` is how many leaves of a rank are added in order before the pairwise tree begins: the odd factor of all
+    micro-batches makes the sum elastic; all leaves of a rank make it the same on one world size, whichever that is.
+    """
+
+    def __init__(self, network: GPT, run: int, world_size: int):
         self._network = network
         self._world_size = world_size
-        self._run = odd_factor(microbatches)
+        self._run = run
         self._sums: dict[Any, LeafSum] = {}
         self._last = False
 
@@ -113,6 +118,7 @@ class ElasticGradients:
             gradient.zero_() if total is None else gradient.copy_(total)
         if self._last:
             bucket.buffer().copy_(ordered_all_reduce(bucket.buffer(), self._world_size))
+        # Collectives and DDP's own reading of the buffer are on one CUDA stream: the future need not carry an event.
         done: torch.futures.Future[Tensor] = torch.futures.Future()
         done.set_result(bucket.buffer())
         return done
@@ -131,7 +137,7 @@ class ElasticGradients:
 class OrderedReduceScatter(_fsdp_api.ReduceScatter):
     """FSDP's reduce-scatter of one group of parameters: silent but in the last micro-batch, then in tree shape."""
 
-    def __init__(self, gradients: ElasticGradients, world_size: int):
+    def __init__(self, gradients: OrderedGradients, world_size: int):
         self._gradients = gradients
         self._world_size = world_size
 

@@ -68,11 +68,19 @@ def environment(ranks: Ranks) -> dict[str, Any]:
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in _PACKAGES},
         "platform": platform.platform(),
-        "device": torch.cuda.get_device_name(ranks.device) if cuda else platform.processor() or platform.machine(),
+        "device": torch.cuda.get_device_name(ranks.device) if cuda else cpu_name(),
         "cuda": torch.version.cuda if cuda else None,
         "world_size": ranks.world_size,
         "threads": torch.get_num_threads(),
     }
+
+
+def cpu_name() -> str:
+    """Return the processor's model name, or its architecture where the system does not tell."""
+    information = Path("/proc/cpuinfo")
+    text = information.read_text() if information.is_file() else ""
+    found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    return found[1].strip() if found else platform.processor() or platform.machine()
 
 
 @functools.cache

@@ -6,14 +6,23 @@ from typing import Any
 import attrs
 import torch
 
+from errors import BadInput
 from training.config import Run
 from training.determinism import resolve_determinism
+from training.hardware import cpu_name
 from training.plan import Plan
 from training.precision import resolve
-from training.ranks import Ranks
+from training.ranks import Ranks, gather
 
 # Settings that change which kernels run or how they add.
-_ENVIRONMENT = ("ATEN_CPU_CAPABILITY", "CUBLAS_WORKSPACE_CONFIG", "MKL_CBWR", "NVIDIA_TF32_OVERRIDE")
+_ENVIRONMENT = (
+    "ATEN_CPU_CAPABILITY",
+    "CUBLAS_WORKSPACE_CONFIG",
+    "MKL_CBWR",
+    "MKL_ENABLE_INSTRUCTIONS",
+    "NVIDIA_TF32_OVERRIDE",
+    "ONEDNN_MAX_CPU_ISA",
+)
 
 
 @attrs.frozen(kw_only=True)
@@ -43,7 +52,8 @@ def fingerprint(run: Run, numerics: Numerics, ranks: Ranks) -> dict[str, Any]:
         "torch": torch.__version__,
         "cuda": torch.version.cuda if cuda else None,
         "cudnn": torch.backends.cudnn.version() if cuda else None,
-        "device": torch.cuda.get_device_name(ranks.device) if cuda else "cpu",
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if cuda else None,
+        "device": torch.cuda.get_device_name(ranks.device) if cuda else cpu_name(),
         "attention": _attention_backends() if cuda else "cpu",
         "cpu_capability": None if cuda else torch.backends.cpu.get_cpu_capability(),
         "cpu_threads": None if cuda else torch.get_num_threads(),
@@ -51,6 +61,19 @@ def fingerprint(run: Run, numerics: Numerics, ranks: Ranks) -> dict[str, Any]:
     if numerics.determinism == "run":  # elastic is what makes these two not matter
         values |= {"world_size": ranks.world_size, "parallel": run.train.parallel}
     return values | {name: os.environ.get(name) for name in _ENVIRONMENT}
+
+
+def agreed_fingerprint(run: Run, numerics: Numerics, ranks: Ranks) -> dict[str, Any]:
+    """Return rank 0's fingerprint, on every rank. Raises BadInput when exact ranks compute with different ones."""
+    everywhere = gather(ranks, fingerprint(run, numerics, ranks))
+    for rank, other in enumerate(everywhere):
+        changes = drift(everywhere[0], other)
+        if changes and numerics.determinism != "off":
+            raise BadInput(
+                f"determinism {numerics.determinism}: rank {rank} computes with other numerics than rank 0 "
+                f"({'; '.join(changes)}); use equal machines, or set determinism to off"
+            )
+    return everywhere[0]
 
 
 def drift(before: dict[str, Any], now: dict[str, Any]) -> list[str]:

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from model.gpt import GPT
 from tokens.batches import Layout
-from training.elastic import ElasticGradients
+from training.elastic import OrderedGradients, odd_factor
 from training.ranks import Ranks
 
 
@@ -30,45 +30,46 @@ class Wrapping:
 
     kind: str  # "ddp" or "fsdp"
     compiled: bool
-    elastic: bool  # the same bits on any world size
+    determinism: str  # "off", "run" or "elastic"
 
 
 class Parallel:
     """A network ready for training on all ranks. `network` keeps plain names, `model` is what to call."""
 
     def __init__(self, network: GPT, wrapping: Wrapping, layout: Layout, ranks: Ranks):
-        elastic = wrapping.elastic
         self.network = network.to(ranks.device)
-        # What turns the reduced gradient of unscaled losses into that of the global mean.
-        self.gradient_divisor = layout.accumulation * (ranks.world_size if elastic else 1)
-        self._elastic = None
-        if elastic:
-            self._elastic = ElasticGradients(network, layout.accumulation * ranks.world_size, ranks.world_size)
+        ordered = wrapping.determinism != "off"
+        microbatches = layout.accumulation * ranks.world_size
+        # What turns the reduced gradient of unscaled losses into that of the global mean; native reductions average.
+        self.gradient_divisor = microbatches if ordered else layout.accumulation
+        self._ordered = None
+        if ordered:
+            run = odd_factor(microbatches) if wrapping.determinism == "elastic" else layout.accumulation
+            self._ordered = OrderedGradients(network, run, ranks.world_size)
         if wrapping.compiled:
             # Blocks are graphs of their own, so DDP's hooks run between them: to split graphs at buckets gains nothing.
             torch._dynamo.config.optimize_ddp = False
             for block in network.blocks:
                 block.compile(fullgraph=True, dynamic=False)
         self.model: Any = network
-        if wrapping.kind == "fsdp" and not (
-            elastic and ranks.world_size == 1
-        ):  # FSDP on one rank skips its reduce-scatter
+        # On one rank FSDP skips its reduce-scatter, and with it the ordered sum: the bare network does the same.
+        if wrapping.kind == "fsdp" and (ranks.world_size > 1 or not ordered):
             # The logits are a view of the padded head's; nothing writes into them in place.
             warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
             mesh = init_device_mesh(ranks.device.type, (ranks.world_size,))
             for block in network.blocks:
                 fully_shard(block, mesh=mesh)
             self.model = fully_shard(network, mesh=mesh)
-            if self._elastic is not None:
+            if self._ordered is not None:
                 for module in (*network.blocks, network):
-                    module.set_custom_reduce_scatter(self._elastic.reduce_scatter())
+                    module.set_custom_reduce_scatter(self._ordered.reduce_scatter())
                     module.set_gradient_divide_factor(1.0)
                     module.set_force_sum_reduction_for_comms(True)
         elif ranks.world_size > 1:
             devices = [ranks.device.index] if ranks.device.type == "cuda" else None
             self.model = DistributedDataParallel(network, device_ids=devices, gradient_as_bucket_view=True)
-            if self._elastic is not None:
-                self.model.register_comm_hook(None, self._elastic.ddp_hook)
+            if self._ordered is not None:
+                self.model.register_comm_hook(None, self._ordered.ddp_hook)
         # Taken once: between a forward and its backward FSDP shows gathered weights under the same names.
         self._parameters = dict(network.named_parameters())
 
@@ -78,8 +79,8 @@ class Parallel:
 
         Both belong inside: DDP decides in the forward pass whether the backward pass will reduce.
         """
-        if self._elastic is not None:  # every micro-batch's gradient passes it; it reduces in the last
-            with self._elastic.microbatch(last=enabled):
+        if self._ordered is not None:  # every micro-batch's gradient passes it; it reduces in the last
+            with self._ordered.microbatch(last=enabled):
                 yield
             return
         if isinstance(self.model, FSDPModule):

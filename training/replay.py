@@ -3,6 +3,8 @@
 Elastic determinism makes the repetition exact: what differs from the record differs for a reason.
 """
 
+import math
+
 from training import checkpoint
 from training.checkpoint import RunState
 from training.feed import Feed
@@ -18,7 +20,7 @@ def replay(trainer: Trainer, job: Job, state: RunState, first: int, last: int) -
 
     Returns False when a recorded number is another one.
     """
-    recorded: dict[int, dict[str, float | str]] = {}
+    recorded: dict[int, dict[str, float | str | None]] = {}
     for record in read_metrics(job.run.directory):
         if "step" in record:
             recorded.setdefault(record["step"], {}).update({key: record[key] for key in KEYS if key in record})
@@ -33,7 +35,8 @@ def replay(trainer: Trainer, job: Job, state: RunState, first: int, last: int) -
             if step + 1 < first and problem is None:
                 continue
             digest = checkpoint.state_sha256(trainer, step + 1)
-            seen = dict(zip(KEYS, (result.loss.item(), result.grad_norm.item(), digest), strict=True))
+            norm = result.grad_norm.item()
+            seen = dict(zip(KEYS, (result.loss.item(), norm if math.isfinite(norm) else None, digest), strict=True))
             if trainer.ranks.coordinates:
                 same = _show(step + 1, seen, recorded.get(step + 1, {})) and same
                 if problem is not None:
@@ -45,10 +48,10 @@ def replay(trainer: Trainer, job: Job, state: RunState, first: int, last: int) -
     return same
 
 
-def _show(step: int, seen: dict[str, float | str | None], recorded: dict[str, float | str]) -> bool:
+def _show(step: int, seen: dict[str, float | str | None], recorded: dict[str, float | str | None]) -> bool:
     """Print the numbers of a step beside the recorded ones; return whether those that are recorded are the same."""
     for key, value in seen.items():
         was = recorded.get(key)
-        verdict = "not recorded" if was is None else "same" if was == value else "DIFFERENT"
-        print(f"{step:6}  {key:12}  {str(value)[:22]:22}  {'' if was is None else str(was)[:22]:22}  {verdict}")
+        verdict = "not recorded" if key not in recorded else "same" if was == value else "DIFFERENT"
+        print(f"{step:6}  {key:12}  {str(value)[:22]:22}  {str(was)[:22] if key in recorded else '':22}  {verdict}")
     return all(recorded[key] == value for key, value in seen.items() if key in recorded)

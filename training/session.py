@@ -17,7 +17,7 @@ from training.determinism import set_determinism
 from training.feed import FeedSource
 from training.ledger import PARTS, Ledger
 from training.loop import Job, Loop
-from training.numerics import Numerics, fingerprint, resolve_numerics
+from training.numerics import Numerics, agreed_fingerprint, resolve_numerics
 from training.optimizer import make_optimizer
 from training.parallel import Parallel, Wrapping
 from training.plan import Plan, describe, make_plan, window_order
@@ -105,8 +105,7 @@ def _make_trainer(run: Run, plan: Plan, numerics: Numerics, ranks: Ranks) -> Tra
     torch.set_float32_matmul_precision("highest" if numerics.precision == "fp32" else "high")
     network = GPT(run.model)
     initialize(network, run.train.random_seed)
-    elastic = numerics.determinism == "elastic"
-    wrapping = Wrapping(kind=run.train.parallel, compiled=numerics.compiled, elastic=elastic)
+    wrapping = Wrapping(kind=run.train.parallel, compiled=numerics.compiled, determinism=numerics.determinism)
     parallel = Parallel(network, wrapping, plan.layout, ranks)
     return Trainer(
         ranks=ranks,
@@ -147,7 +146,7 @@ def _resume(job: Job, options: Options, trainer: Trainer) -> tuple[RunState, lis
     _say(ranks, [f"WARNING: numerics changed since {path.name}: {change}" for change in changes])
     state = checkpoint.load(path, trainer)
     if wanted != "auto":  # what came after is another branch now
-        archived = from_coordinator(ranks, lambda: checkpoint.archive_after(directory, state.step))
+        archived = from_coordinator(ranks, lambda: checkpoint.archive_after(directory, path, state.step))
         if archived is not None:
             _say(ranks, [f"--resume {wanted}: later checkpoints are now in {archived}"])
     _say(ranks, [f"resuming from {path} at step {state.step:,} of {job.plan.steps:,}"])
@@ -194,7 +193,7 @@ def _make_job(run: Run, plan: Plan, token_set: TokenSet, trainer: Trainer, optio
         last_step=plan.steps if options.max_steps is None else min(plan.steps, options.max_steps),
         price_per_hour=options.price_per_hour,
         hash_every=options.hash_every,
-        config=resolved(run, plan, token_set) | {"numerics": fingerprint(run, numerics, trainer.ranks)},
+        config=resolved(run, plan, token_set) | {"numerics": agreed_fingerprint(run, numerics, trainer.ranks)},
     )
 
 

@@ -16,7 +16,7 @@ from training.numerics import Numerics
 from training.parallel import Parallel, local_tensor
 from training.precision import LossScale, autocast
 from training.ranks import Ranks, gather
-from training.reduction import global_grad_norm, mean_over_ranks
+from training.reduction import fast_grad_norm, mean_over_ranks, ordered_grad_norm
 from training.schedule import Schedule, learning_rate
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # logits (B, T, V), targets (B, T) -> nats per token, mean or (B,)
@@ -110,7 +110,10 @@ def _update(trainer: Trainer, step: int, own_losses: Tensor, loss: Tensor) -> Te
     """Clip and apply the gradients; return their norm before clipping."""
     gradients = trainer.parallel.gradients()
     factor = 1 / (trainer.loss_scale.scale * trainer.parallel.gradient_divisor)
-    grad_norm = global_grad_norm(gradients, trainer.ranks.world_size) * factor
+    if trainer.numerics.determinism == "off":
+        grad_norm = fast_grad_norm(gradients) * factor
+    else:
+        grad_norm = ordered_grad_norm(gradients, trainer.ranks.world_size) * factor
     if trainer.clipping_max_norm is not None:
         factor = factor * (trainer.clipping_max_norm / (grad_norm + CLIP_EPSILON)).clamp(max=1.0)
     torch._foreach_mul_([local_tensor(gradient) for gradient in gradients], factor)

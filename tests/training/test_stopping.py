@@ -296,6 +296,31 @@ def test_resuming_by_name_makes_that_checkpoint_the_newest(make_run: Callable[..
     assert list(metrics(run, "train_loss")) == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
+def test_resuming_from_a_copy_that_was_kept_makes_it_the_newest(make_run: Callable[..., Path]) -> None:
+    run = make_run(checkpoint_interval=2, keep_checkpoints=1, validation_interval=None)
+    assert train(run, "--max-steps", "2").returncode == 0
+    checkpoints = run / "checkpoints"
+    shutil.copytree(checkpoints / "step-00000002", checkpoints / "keep-me")
+    assert train(run).returncode == 0
+    assert not (checkpoints / "step-00000002").exists()
+    done = train(run, "--resume", "keep-me", "--max-steps", "3")
+    assert done.returncode == 0, done.stderr
+    assert "at step 3 of 8" in train(run).stdout
+    assert (checkpoints / "keep-me").is_dir()
+
+
+def test_a_checkpoint_of_another_version_is_refused_in_one_line(make_run: Callable[..., Path]) -> None:
+    run = make_run()
+    assert train(run, "--max-steps", "1").returncode == 0
+    path = run / "checkpoints" / "latest"
+    state = json.loads((path / "state.json").read_text())
+    (path / "state.json").write_text(json.dumps(state | {"format": 1}))
+    (path / "manifest.json").write_text('{"files": {}}')
+    done = train(run)
+    assert done.returncode == 1
+    assert "state.json: got format 1, wanted 2: another version of Lockstep wrote it" in done.stderr
+
+
 def test_a_full_disk_ends_the_run_in_one_line_and_older_checkpoints_stay(
     make_run: Callable[..., Path], tmp_path: Path
 ) -> None:
