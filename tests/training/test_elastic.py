@@ -19,7 +19,7 @@ from training.metrics import read_metrics
 # More than DDP's first bucket of 1 MiB; rows and columns that 4 ranks do not divide; an untied head.
 EVERYTHING = {"drop_rate": 0.1, "tie_weights": False, "emb_dim": 134, "context_length": 30}
 EIGHT_STEPS = 8 * 8 * 30
-LAYOUTS = [(1, "ddp"), (1, "fsdp"), (2, "ddp"), (2, "fsdp"), (4, "ddp"), (4, "fsdp")]
+LAYOUTS = [(1, "fsdp"), (2, "ddp"), (2, "fsdp"), (4, "ddp"), (4, "fsdp")]  # one rank is bare under either
 
 
 def leaves(count: int, seed: int) -> torch.Tensor:
@@ -106,7 +106,7 @@ def test_a_walk_over_world_sizes_and_wrappers_ends_in_the_state_of_the_straight_
     small = EVERYTHING | {"emb_dim": 34}
     straight, walked = (make_run(name, small, min_train_tokens=EIGHT_STEPS) for name in ("straight", "walked"))
     assert train(straight, "--hash-every", "1", ranks=2).returncode == 0
-    for ranks, parallel, last in ((4, "fsdp", "2"), (1, "ddp", "3"), (2, "fsdp", "6"), (4, "ddp", "8")):
+    for ranks, parallel, last in ((4, "fsdp", "2"), (1, "ddp", "4"), (2, "fsdp", "8")):
         options = ("--set", f"parallel={parallel}", "--max-steps", last, "--hash-every", "1")
         done = train(walked, *options, ranks=ranks)
         assert done.returncode == 0, done.stderr

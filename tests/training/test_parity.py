@@ -12,12 +12,10 @@ from tests.conftest import metrics, train
 LAYOUTS = [(1, "ddp"), (1, "fsdp"), (2, "ddp"), (2, "fsdp")]
 
 
-@pytest.mark.parametrize("drop_rate", [0.0, 0.1])
-def test_ddp_fsdp_and_one_process_have_one_loss_curve(make_run: Callable[..., Path], drop_rate: float) -> None:
+def test_ddp_fsdp_and_one_process_have_one_loss_curve(make_run: Callable[..., Path]) -> None:
     curves = {}
     for ranks, parallel in LAYOUTS:
-        shape = {"drop_rate": drop_rate, "tie_weights": drop_rate == 0}
-        run = make_run(f"{ranks}-{parallel}", shape, parallel=parallel, determinism="off")
+        run = make_run(f"{ranks}-{parallel}", {"drop_rate": 0.1}, parallel=parallel, determinism="off")
         done = train(run, ranks=ranks)
         assert done.returncode == 0, done.stderr
         curves[ranks, parallel] = {

@@ -85,24 +85,23 @@ def test_ids_beyond_the_vocabulary_are_refused_before_the_first_step(
     assert not (run / "metrics.jsonl").exists()
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("ranks", "options", "message"),
     [
-        (["--set", "min_train_tokens=10000000"], "tokens, wanted at least"),
-        (["--set", "validation_sequences=100000"], "hold out more with --validation-fraction"),
+        (2, ["--set", "min_train_tokens=10000000"], "tokens, wanted at least"),
+        (1, ["--set", "validation_sequences=100000"], "hold out more with --validation-fraction"),
         (
             ["--set", "model.vocab_size=256"],
             "vocab_size: got 256, wanted at least 257, the vocabulary of tokenizer bytes",
         ),
-        (["--set", "dataset=token_files/absent"], "is no directory here; prepare it with prepare_data.py SOURCE"),
-        (["--token-files", "/absent"], "/absent: no train.safetensors"),
-        (["--device", "cuda"], "--device cuda: got 0 GPUs for"),
-        (["--resume", "step-1"], "no such checkpoint; there are none"),
+        (1, ["--set", "dataset=token_files/absent"], "is no directory here; prepare it with prepare_data.py SOURCE"),
+        (2, ["--token-files", "/absent"], "/absent: no train.safetensors"),
+        (1, ["--device", "cuda"], "--device cuda: got 0 GPUs for"),
+        (1, ["--resume", "step-1"], "no such checkpoint; there are none"),
     ],
 )
 def test_wrong_input_is_one_line_and_status_1(
-    make_run: Callable[..., Path], options: list[str], message: str, ranks: int
+    make_run: Callable[..., Path], ranks: int, options: list[str], message: str
 ) -> None:
     run = make_run()
     assert message in one_line(train(run, *options, ranks=ranks))

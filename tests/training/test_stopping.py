@@ -196,6 +196,11 @@ def test_a_damaged_checkpoint_is_passed_over_loudly(make_run: Callable[..., Path
     assert f"WARNING: {newest}" in done.stdout + done.stderr
     assert "falling back to step-00000004" in done.stdout + done.stderr
     assert verify(newest) is None  # written again
+
+
+def test_a_checkpoint_that_is_not_there_is_refused_with_those_that_are(make_run: Callable[..., Path]) -> None:
+    run = make_run()
+    assert train(run).returncode == 0
     named = train(run, "--resume", "step-00000009")
     assert named.returncode == 1
     assert "no such checkpoint; there are best, latest, step-00000004, step-00000008" in named.stderr
