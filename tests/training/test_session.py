@@ -91,6 +91,7 @@ def test_ids_beyond_the_vocabulary_are_refused_before_the_first_step(
         (2, ["--set", "min_train_tokens=10000000"], "tokens, wanted at least"),
         (1, ["--set", "validation_sequences=100000"], "hold out more with --validation-fraction"),
         (
+            1,
             ["--set", "model.vocab_size=256"],
             "vocab_size: got 256, wanted at least 257, the vocabulary of tokenizer bytes",
         ),
