@@ -57,8 +57,10 @@ def hub(tmp_path: Path) -> Iterator[Hub]:
 
 
 def commands() -> list[str]:
-    blocks = re.findall(r"```bash\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    return [line for block in blocks for line in block.splitlines() if line and not line.startswith("#")]
+    readme = (ROOT / "README.md").read_text()
+    blocks = re.findall(r"```bash\n(.*?)```", readme, re.DOTALL)
+    in_table = re.findall(r"`(torchrun [^`]+)`", readme)
+    return [line for block in blocks for line in block.splitlines() if line and not line.startswith("#")] + in_table
 
 
 def as_it_can_run_here(command: str) -> str:
