@@ -233,9 +233,10 @@ def _full_state(trainer: Trainer) -> dict[str, dict[str, Tensor]]:
     files: dict[str, dict[str, Tensor]] = {WEIGHTS: {}, OPTIMIZER: {}}
     for name, parameter in trainer.parallel.named_parameters().items():
         moments = trainer.optimizer.state[parameter]
-        values = [(WEIGHTS, name, parameter)]
+        values: list[tuple[str, str, Tensor]] = [(WEIGHTS, name, parameter)]
         for key in MOMENTS:  # AdamW has none before its first update, which fp16 may have skipped
-            values.append((OPTIMIZER, f"{key}.{name}", moments.get(key, torch.zeros_like(parameter))))
+            moment = moments[key] if key in moments else torch.zeros_like(parameter)
+            values.append((OPTIMIZER, f"{key}.{name}", moment))
         for file, key, value in values:
             whole = full_tensor(value)  # collective under FSDP: on every rank
             if trainer.ranks.coordinates:

@@ -140,17 +140,22 @@ def _resume(job: Job, options: Options, trainer: Trainer) -> tuple[RunState, lis
         path = from_coordinator(ranks, lambda: checkpoint.find(directory, wanted))
     if path is None:
         return RunState(), []
-    before = checkpoint.read_state(path)["config"]
-    _say(ranks, differences(job.run, before, job.config, path))
-    changes = numerics_drift(before, job.config, path, allowed=options.allow_numerics_drift)
-    _say(ranks, [f"WARNING: numerics changed since {path.name}: {change}" for change in changes])
-    state = checkpoint.load(path, trainer)
+    state, changes = _load(path, job, trainer, allow_drift=options.allow_numerics_drift)
     if wanted != "auto":  # what came after is another branch now
         archived = from_coordinator(ranks, lambda: checkpoint.archive_after(directory, path, state.step))
         if archived is not None:
             _say(ranks, [f"--resume {wanted}: later checkpoints are now in {archived}"])
     _say(ranks, [f"resuming from {path} at step {state.step:,} of {job.plan.steps:,}"])
     return state, changes
+
+
+def _load(path: Path, job: Job, trainer: Trainer, *, allow_drift: bool) -> tuple[RunState, list[str]]:
+    """Load a checkpoint after saying what changed since; return its state and how its numerics changed."""
+    before = checkpoint.read_state(path)["config"]
+    _say(trainer.ranks, differences(job.run, before, job.config, path))
+    changes = numerics_drift(before, job.config, path, allowed=allow_drift)
+    _say(trainer.ranks, [f"WARNING: numerics changed since {path.name}: {change}" for change in changes])
+    return checkpoint.load(path, trainer), changes
 
 
 def _replay(job: Job, options: Options, trainer: Trainer) -> int:
@@ -163,11 +168,7 @@ def _replay(job: Job, options: Options, trainer: Trainer) -> int:
     path = from_coordinator(ranks, lambda: checkpoint.find_before(directory, first))
     state = RunState()
     if path is not None:
-        before = checkpoint.read_state(path)["config"]
-        _say(ranks, differences(job.run, before, job.config, path))
-        changes = numerics_drift(before, job.config, path, allowed=True)
-        _say(ranks, [f"WARNING: numerics changed since {path.name}: {change}" for change in changes])
-        state = checkpoint.load(path, trainer)
+        state, _ = _load(path, job, trainer, allow_drift=True)
     _say(ranks, [f"replaying from {path or 'the start'} at step {state.step:,}; nothing is written"])
     return EXIT_DONE if replay(trainer, job, state, first, last) else EXIT_ERROR
 

@@ -65,16 +65,16 @@ def open_tokens(run: Run, given: Path | None, ranks: Ranks) -> TokenSet:
     validating = run.train.validation_interval is not None
 
     def open_all() -> TokenSet:
-        manifest = read_manifest(directory)
-        tokenizer = (manifest or {}).get("tokenizer")
+        train = open_split(directory, "train")
+        validation = open_split(directory, "validation") if validating else None
+        token_set = TokenSet(train, validation, read_manifest(directory), directory)
+        tokenizer = token_set.tokenizer
         if tokenizer is not None and tokenizer["vocabulary_size"] > run.model.vocab_size:
             raise BadInput(
                 f"{run.directory / 'model.json'}: vocab_size: got {run.model.vocab_size}, wanted at least "
                 f"{tokenizer['vocabulary_size']}, the vocabulary of tokenizer {tokenizer['name']} in {directory}"
             )
-        streams = [open_split(directory, "train"), open_split(directory, "validation") if validating else None]
-        assert streams[0] is not None
-        return TokenSet(streams[0], streams[1], manifest, directory)
+        return token_set
 
     token_sets: list[TokenSet] = []
     together(ranks, lambda: token_sets.append(open_all()))
