@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from errors import EXIT_DIVERGED, EXIT_DONE, EXIT_ERROR, BadInput, Diverged
+from training.claim import Claim
+from training.signals import StopSignals
 
 if TYPE_CHECKING:
     from training.config import Run
@@ -22,8 +24,8 @@ EPILOG = """examples:
   python train.py runs/8xa100 --dry-run --world-size 8
 
 The same command line continues a run that was stopped or killed. Exit status: 0 done (or nothing left to do),
-1 error, 2 usage, 3 diverged, 75 stopped early with a checkpoint. Under torchrun, which exits with 1 for all of
-these but 0, metrics.jsonl's last event tells.
+1 error, 2 usage, 3 diverged, 75 stopped early with a checkpoint. torchrun exits with 1 for all of these but 0: the
+file exit.json in the run directory tells; where there is none, the job was killed.
 """
 
 
@@ -95,16 +97,27 @@ def main() -> int:
     """Run the command; return its exit status."""
     began = time.perf_counter()
     arguments = parse_arguments()
+    signals = StopSignals()
+    writes = not arguments.dry_run and arguments.replay is None
+    if writes and os.environ.get("RANK", "0") == "0" and arguments.run.is_dir():
+        try:
+            signals.claim = Claim(arguments.run)
+        except BadInput as error:
+            say(str(error))
+            return EXIT_ERROR
     from torch.distributed.elastic.multiprocessing.errors import record  # after --help: torch takes seconds
 
     try:
-        return record(train)(arguments, began) or EXIT_DONE  # record's type allows None
+        status = record(train)(arguments, signals, began) or EXIT_DONE  # record's type allows None
     except Exception:  # noqa: BLE001  # record has kept it for torchrun; said here, because leave() says nothing
         traceback.print_exc()
-        return EXIT_ERROR
+        status = EXIT_ERROR
+    if signals.claim is not None:
+        signals.claim.end(status)
+    return status
 
 
-def train(arguments: argparse.Namespace, began: float) -> int:
+def train(arguments: argparse.Namespace, signals: StopSignals, began: float) -> int:
     """Check the run directory before any process group starts, then train it; return the exit status."""
     import torch
 
@@ -127,6 +140,7 @@ def train(arguments: argparse.Namespace, began: float) -> int:
             hash_every=arguments.hash_every,
             allow_numerics_drift=arguments.allow_numerics_drift,
             replay=None if arguments.replay is None else tuple(arguments.replay),
+            signals=signals,
             began=began,
         )
         return run_session(run, options)

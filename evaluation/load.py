@@ -13,6 +13,7 @@ from model.gpt import GPT
 from model.pretrained import load_plain
 from tokens.tokenizer import RANKS_FILE, Tokenizer, load_tokenizer
 from training import checkpoint
+from training.state_files import WEIGHTS
 
 GPT2_VOCABULARY_SIZE = 50_257
 
@@ -40,9 +41,9 @@ def load_trained(run_directory: Path, name: str | None, tokenizer: str | None, d
         raise BadInput(f"{run_directory / 'checkpoints'}: no checkpoint yet; train the run first")
     network = GPT(ModelConfig(**checkpoint.read_state(path)["config"]["model"]))
     try:
-        load_plain(network, load_file(path / checkpoint.WEIGHTS))
+        load_plain(network, load_file(path / WEIGHTS))
     except ValueError as error:
-        raise BadInput(f"{path / checkpoint.WEIGHTS}: {error}") from error
+        raise BadInput(f"{path / WEIGHTS}: {error}") from error
     return Trained(network.to(device).eval(), _tokenizer(run_directory, tokenizer, network.config), path)
 
 

@@ -25,6 +25,11 @@ def unpadded(name: str, value: Tensor, config: ModelConfig) -> Tensor:
     return value[: config.vocab_size] if is_padded(name) else value
 
 
+def stored_rows(name: str, rows: int, config: ModelConfig) -> int:
+    """Return how many of a parameter's rows a checkpoint stores: all but the vocabulary's padding."""
+    return config.vocab_size if is_padded(name) else rows
+
+
 def padded(name: str, value: Tensor, config: ModelConfig) -> Tensor:
     """Return the value with zero rows up to `padded_vocab_size`: what the module holds."""
     if not is_padded(name):

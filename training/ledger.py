@@ -36,12 +36,12 @@ class Ledger:
         self.seconds["start-up"] = self.process_seconds()
 
     @contextmanager
-    def measure(self, part: str) -> Iterator[None]:
-        """Account what runs inside to a part."""
+    def measure(self, part: str, *, counts: bool = True) -> Iterator[None]:
+        """Account what runs inside to a part; it counts as one validation or checkpoint unless told otherwise."""
         began = time.perf_counter()
         yield
         self.seconds[part] += time.perf_counter() - began
-        self._counts[part] += 1
+        self._counts[part] += counts
 
     def after_step(self) -> None:
         """Count a finished step; the first one's compute is kept apart from the typical ones."""

@@ -2,16 +2,15 @@
 
 import bisect
 import math
-import time
 from typing import Any
 
 import attrs
 
-from errors import Diverged
+from errors import BadInput, Diverged
 from model.config import flops_per_token
-from training import checkpoint
 from training.chart import ChartProcess
-from training.checkpoint import RunState
+from training.checkpoint import RunState, name_of
+from training.claim import utc_now
 from training.config import Run
 from training.feed import Feed, FeedSource
 from training.hardware import peak_flops, peak_memory_bytes
@@ -20,6 +19,8 @@ from training.metrics import MetricsLog
 from training.plan import Plan
 from training.progress import Progress, Status
 from training.ranks import StopRequest
+from training.saver import Saved, Saver
+from training.state_files import state_sha256
 from training.step import StepResult, Trainer, train_step
 from training.validation import Validation
 
@@ -62,6 +63,10 @@ class Loop:
         self.metrics = MetricsLog(job.run.directory) if coordinates else None
         self.chart = ChartProcess(job.run.directory) if coordinates else None
         self.bar = Progress(state.step, job.plan.steps) if coordinates else None
+        self.saver = Saver(job.run, trainer, job.config)
+        self._best = (state.best_step, state.best_validation_loss)  # of what is on the disk
+        self._newest_save = state.step or None  # step of the newest checkpoint, be it still in flight
+        self._told_save: int | None = None  # step of the last save whose end was told
         self.first_step = state.step
         self.last_loss = float("nan")  # of the last logged step
         steps = range(state.step + 1, job.last_step + 1)
@@ -76,14 +81,14 @@ class Loop:
             self._event("numerics-drift", changes=numerics_changes)
         self._event("start", world_size=self.trainer.ranks.world_size, commit=self.job.config["git_commit"])
         try:
-            if self.first_step == 0 and validation_due(self.job, 0):
-                self._validate()
+            self._catch_up()
             for step in range(self.first_step, self.job.last_step):
-                result = train_step(self.trainer, step, self.feed)
-                self._finish_step(step + 1, result)
-                if self.job.stop_request.agreed() and step + 1 < self.job.last_step:
+                if self.job.stop_request.agreed():
                     self._stop_early()
                     return False
+                result = train_step(self.trainer, step, self.feed)
+                self._finish_step(step + 1, result)
+            self._settle(insist=True)
             self._event("end" if self.job.last_step == self.job.plan.steps else "pause")
             return True
         finally:
@@ -93,6 +98,13 @@ class Loop:
             if self.metrics is not None:
                 self.metrics.close()
 
+    def _catch_up(self) -> None:
+        """Validate where that is due but not done: before the first step of all, or when a stop cut it short."""
+        if self.state.validation_loss is None and validation_due(self.job, self.state.step):
+            self._validate()
+            if self.state.validation_loss is not None and checkpoint_due(self.job, self.state.step):
+                self._save()  # once more, with its loss: it may be the best
+
     def _finish_step(self, step: int, result: StepResult) -> None:
         """Account for a step and do what is due after it; `step` counts the updates done."""
         job = self.job
@@ -100,6 +112,7 @@ class Loop:
         self.state = attrs.evolve(self.state, step=step, tokens=step * job.plan.tokens_per_step, validation_loss=None)
         if self.bar is not None:
             self.bar.advance()
+        self._tell_save(self.saver.ended())
         saving, validating = checkpoint_due(job, step), validation_due(job, step)
         logging = step % job.run.train.log_interval == 0 or step in (1, job.last_step)
         if logging or saving or validating or self.trainer.ranks.device.type == "cpu":
@@ -108,6 +121,8 @@ class Loop:
             self._log(result)
         if job.hash_every is not None and step % job.hash_every == 0:
             self._hash()
+        if saving:
+            self._settle()  # the save before, on the disk long ago unless saves follow each other closely
         if validating:
             self._validate()
         if saving:
@@ -116,6 +131,7 @@ class Loop:
     def _check_finite(self) -> None:
         problem = self.trainer.guard.problem()
         if problem is not None:
+            self._settle()
             self._event("diverged", problem=problem)
             raise Diverged(f"{problem}; the last checkpoint is as it was: {self.job.run.directory / 'checkpoints'}")
 
@@ -158,14 +174,16 @@ class Loop:
         )
 
     def _hash(self) -> None:
-        digest = checkpoint.state_sha256(self.trainer, self.state.step)
+        digest = state_sha256(self.trainer, self.state.step)
         if self.metrics is not None:
             self.metrics.write({"step": self.state.step, "state_sha256": digest})
 
     def _validate(self) -> None:
         assert self.job.validation is not None
         with self.ledger.measure("validation"):
-            loss = self.job.validation.measure(self.trainer)
+            loss = self.job.validation.measure(self.trainer, self.job.stop_request)
+        if loss is None:
+            return
         best = self.state.best_validation_loss
         saved = checkpoint_due(self.job, self.state.step)
         self.state = attrs.evolve(self.state, validation_loss=loss)
@@ -177,25 +195,57 @@ class Loop:
             self.bar.say(f"step {self.state.step:,}: validation loss {loss:.4f}")
 
     def _save(self) -> None:
-        began = time.perf_counter()
         with self.ledger.measure("checkpoint"):
             self.state = attrs.evolve(self.state, elapsed_seconds=self.ledger.elapsed_seconds())
-            checkpoint.save(self.job.run, self.trainer, self.state, self.job.config)
-        stall = round(time.perf_counter() - began, 4)
-        self._event("checkpoint", name=checkpoint.name_of(self.state.step), stall_seconds=stall)
-        if self.chart is not None:
+            self.saver.begin(self.state)
+        self._newest_save = self.state.step
+
+    def _settle(self, *, insist: bool = False) -> None:
+        """Wait until the save in flight is on the disk. Raises BadInput when it is not, if the run depends on it."""
+        with self.ledger.measure("checkpoint", counts=False):
+            saved = self.saver.settle()
+        if saved is None:
+            return
+        if saved.durable:
+            self._best = (saved.state.best_step, saved.state.best_validation_loss)
+        else:
+            best_step, best_loss = self._best
+            self.state = attrs.evolve(self.state, best_step=best_step, best_validation_loss=best_loss)
+        self._tell_save(saved)
+        if insist and not saved.durable:
+            raise BadInput(
+                f"{saved.problem}; the last steps are not saved, older checkpoints are as they were: mend that and run "
+                "the same command again"
+            )
+
+    def _tell_save(self, saved: Saved | None) -> None:
+        """Record how a save went, once."""
+        if saved is None or saved.state.step == self._told_save or self.bar is None or self.chart is None:
+            return
+        step = self._told_save = saved.state.step
+        seconds = {"stall_seconds": round(saved.stall_seconds, 4), "write_seconds": round(saved.write_seconds, 3)}
+        problem = {} if saved.problem is None else {"problem": saved.problem}
+        event = "checkpoint" if saved.durable else "checkpoint-failed"
+        self._event(event, step=step, name=name_of(step), **seconds, **problem)
+        if saved.problem is not None:
+            what = "saved, but" if saved.durable else "NOT SAVED, to be tried again at the next checkpoint:"
+            self.bar.say(f"WARNING: step {step:,}: {what} {saved.problem}")
+        self.bar.warn(None if saved.durable else f"step {step:,} NOT SAVED")
+        if saved.durable:
             self.chart.redraw()
 
     def _stop_early(self) -> None:
         self._check_finite()
-        if not checkpoint_due(self.job, self.state.step):
+        if self._newest_save != self.state.step:
+            self._settle()
             self._save()
+        self._settle(insist=True)
         self._event("stopped")
 
-    def _event(self, event: str, **details: Any) -> None:
+    def _event(self, event: str, *, step: int | None = None, **details: Any) -> None:
         if self.metrics is not None:
-            moment = {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
-            self.metrics.write({"event": event, "step": self.state.step, **details, **moment})
+            at = self.state.step if step is None else step
+            self.metrics.write({"event": event, "step": at, **details, "time": utc_now()})
 
     def _remaining(self) -> Remaining:
         step = self.state.step

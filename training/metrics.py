@@ -13,19 +13,22 @@ METRICS = "metrics.jsonl"
 
 
 class MetricsLog:
-    """Appends records; each is on its way to the disk when `write` returns."""
+    """Appends records; each is in the file when `write` returns, unless the disk is full."""
 
     def __init__(self, directory: Path):
         path = directory / METRICS
         torn = path.is_file() and path.stat().st_size > 0 and not path.read_bytes().endswith(b"\n")
-        self._file = path.open("a")
-        if torn:  # the process before was killed in the middle of a line
-            self._file.write("\n")
+        self._file = path.open("ab", buffering=0)
+        self._pending = b"\n" if torn else b""  # the process before was killed in the middle of a line
 
     def write(self, record: dict[str, Any]) -> None:
-        """Append one record."""
-        self._file.write(json.dumps(record) + "\n")
-        self._file.flush()
+        """Append one record. What a full disk does not take is kept, and written with a later one."""
+        self._pending += json.dumps(record).encode() + b"\n"
+        try:
+            while self._pending:
+                self._pending = self._pending[self._file.write(self._pending) :]
+        except OSError:
+            return
 
     def close(self) -> None:
         self._file.close()

@@ -15,7 +15,7 @@ import torch._dynamo
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from model.gpt import GPT
@@ -112,9 +112,18 @@ def local_tensor(value: Tensor) -> Tensor:
     return value.to_local() if isinstance(value, DTensor) else value
 
 
-def like(full: Tensor, template: Tensor) -> Tensor:
-    """Return a full CPU tensor as the template lies: on its device, and sharded as it is."""
-    moved = full.to(template.device)
-    if not isinstance(template, DTensor):
-        return moved
-    return distribute_tensor(moved, template.device_mesh, template.placements, src_data_rank=None)
+def held_rows(value: Tensor) -> tuple[int, Tensor]:
+    """Return the rows (dim 0) of a tensor that this rank has in memory, and the first one's place in the whole."""
+    if not isinstance(value, DTensor):
+        return 0, value.detach()
+    per_rank = -(-value.shape[0] // value.device_mesh.size())  # fully_shard cuts as torch.chunk does
+    return value.device_mesh.get_local_rank() * per_rank, value.to_local().detach()
+
+
+def rows_of(value: Tensor, ranks: Ranks) -> tuple[int, Tensor]:
+    """Return the rows (dim 0) of a tensor that this rank answers for: FSDP's shard, or what it would be."""
+    if isinstance(value, DTensor):
+        return held_rows(value)
+    per_rank = -(-value.shape[0] // ranks.world_size)
+    first = min(ranks.rank * per_rank, value.shape[0])
+    return first, value.detach()[first : first + per_rank]

@@ -28,6 +28,7 @@ class Progress:
     def __init__(self, first_step: int, steps: int):
         self._steps = steps
         self._last_line = 0.0
+        self._warning: str | None = None
         self._bar = (
             tqdm(
                 total=steps,
@@ -48,14 +49,21 @@ class Progress:
     def show(self, status: Status) -> None:
         """Show the numbers of a logged step."""
         if self._bar is not None:
-            self._bar.set_postfix_str(describe(status))
+            self._bar.set_postfix_str(self._line(status))
         elif time.monotonic() - self._last_line >= LINE_SECONDS or status.step == self._steps:
             self._last_line = time.monotonic()
-            self.say(f"step {status.step:,}/{self._steps:,}  {describe(status)}")
+            self.say(f"step {status.step:,}/{self._steps:,}  {self._line(status)}")
 
     def say(self, line: str) -> None:
         """Print a line above the bar."""
         tqdm.write(line, file=sys.stderr)
+
+    def warn(self, warning: str | None) -> None:
+        """Show a warning beside the numbers until it is taken back with None."""
+        self._warning = warning
+
+    def _line(self, status: Status) -> str:
+        return describe(status) if self._warning is None else f"{describe(status)}  {self._warning}"
 
     def close(self) -> None:
         if self._bar is not None:

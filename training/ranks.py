@@ -5,9 +5,7 @@ go over `control`, a gloo group; while one rank of a machine downloads, the othe
 """
 
 import os
-import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -16,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from errors import BadInput
+from training.signals import StopSignals
 
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 DOWNLOAD_TIMEOUT = timedelta(hours=6)  # tens of gigabytes on a slow line
@@ -125,29 +124,14 @@ def together(ranks: Ranks, work: Callable[[], Value], *, only: bool = True, grou
 
 
 class StopRequest:
-    """A signal's wish to stop early, agreed on by all ranks between two steps."""
+    """A signal's wish to stop early, agreed on by all ranks."""
 
-    def __init__(self, ranks: Ranks):
+    def __init__(self, ranks: Ranks, signals: StopSignals):
         self._ranks = ranks
-        self._asked = False
-
-    def ask(self) -> None:
-        """Ask this rank to stop. Safe to call from a signal handler."""
-        self._asked = True
-
-    @contextmanager
-    def on_signals(self) -> Iterator[None]:
-        """While inside, SIGINT and SIGTERM ask to stop instead of ending the process."""
-        numbers = (signal.SIGINT, signal.SIGTERM)
-        before = [signal.signal(number, lambda *_: self.ask()) for number in numbers]
-        try:
-            yield
-        finally:
-            for number, handler in zip(numbers, before, strict=True):
-                signal.signal(number, handler)
+        self._signals = signals
 
     def agreed(self) -> bool:
-        """Tell whether any rank was asked. All ranks call it at the same step and get the same answer."""
-        flag = torch.tensor([float(self._asked)])
+        """Tell whether any rank was asked. All ranks call it at the same place and get the same answer."""
+        flag = torch.tensor([float(self._signals.asked)])
         dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self._ranks.control)
         return bool(flag.item())

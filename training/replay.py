@@ -5,11 +5,11 @@ Elastic determinism makes the repetition exact: what differs from the record dif
 
 import math
 
-from training import checkpoint
 from training.checkpoint import RunState
 from training.feed import Feed
 from training.loop import Job
 from training.metrics import read_metrics
+from training.state_files import state_sha256
 from training.step import Trainer, train_step
 
 KEYS = ("train_loss", "grad_norm", "state_sha256")
@@ -34,7 +34,7 @@ def replay(trainer: Trainer, job: Job, state: RunState, first: int, last: int) -
             problem = trainer.guard.problem()
             if step + 1 < first and problem is None:
                 continue
-            digest = checkpoint.state_sha256(trainer, step + 1)
+            digest = state_sha256(trainer, step + 1)
             norm = result.grad_norm.item()
             seen = dict(zip(KEYS, (result.loss.item(), norm if math.isfinite(norm) else None, digest), strict=True))
             if trainer.ranks.coordinates:

@@ -1,5 +1,6 @@
 """One process's part in a run: build every object from the checked configuration, train, say how it went."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import torch
 from errors import EXIT_DONE, EXIT_ERROR, EXIT_STOPPED, BadInput
 from model.gpt import GPT, initialize
 from model.loss import next_token_loss, sequence_losses
-from training import checkpoint
+from training import archive, checkpoint
 from training.chart import CHART
 from training.checkpoint import RunState
 from training.config import Run
@@ -26,6 +27,7 @@ from training.progress import duration
 from training.ranks import Ranks, StopRequest, from_coordinator, start, stop
 from training.record import differences, numerics_drift, resolved, write_record
 from training.replay import replay
+from training.signals import StopSignals
 from training.step import FiniteGuard, Loss, Trainer
 from training.token_set import TokenSet, check_tokens, open_tokens
 from training.validation import Validation
@@ -43,6 +45,7 @@ class Options:
     hash_every: int | None  # steps
     allow_numerics_drift: bool
     replay: tuple[int, int] | None  # first and last step
+    signals: StopSignals
     began: float  # time.perf_counter() when the process started
 
 
@@ -75,9 +78,9 @@ def _train(run: Run, options: Options, ranks: Ranks, ledger: Ledger) -> int:
             return EXIT_DONE
         if ranks.coordinates:
             write_record(run, job.config, token_set, ranks)
+    options.signals.training_begins()
     loop = Loop(trainer, job, state, ledger)
-    with job.stop_request.on_signals():
-        finished = loop.train(changes)
+    finished = loop.train(changes)
     lines = _summary(loop, finished)
     if loop.chart is not None:
         loop.chart.finish()
@@ -131,9 +134,11 @@ def _compile(loss: Loss) -> Loss:
 def _resume(job: Job, options: Options, trainer: Trainer) -> tuple[RunState, list[str]]:
     """Return where the run stands, loaded from a checkpoint or at step 0, and how its numerics changed since."""
     ranks, directory, wanted = trainer.ranks, job.run.directory, options.resume
+    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0:
+        wanted = "auto"  # torchrun --max-restarts: this job has obeyed its --resume already
     path = None
     if wanted == "never":
-        archived = from_coordinator(ranks, lambda: checkpoint.archive(directory))
+        archived = from_coordinator(ranks, lambda: archive.archive(directory))
         if archived is not None:
             _say(ranks, [f"--resume never: what earlier runs wrote is now in {archived}"])
     else:
@@ -141,10 +146,10 @@ def _resume(job: Job, options: Options, trainer: Trainer) -> tuple[RunState, lis
     if path is None:
         return RunState(), []
     state, changes = _load(path, job, trainer, allow_drift=options.allow_numerics_drift)
-    if wanted != "auto":  # what came after is another branch now
-        archived = from_coordinator(ranks, lambda: checkpoint.archive_after(directory, path, state.step))
-        if archived is not None:
-            _say(ranks, [f"--resume {wanted}: later checkpoints are now in {archived}"])
+    # What lies after it is damaged, or another branch now.
+    archived = from_coordinator(ranks, lambda: archive.archive_after(directory, path, state.step))
+    if archived is not None:
+        _say(ranks, [f"--resume {wanted}: later checkpoints are now in {archived}"])
     _say(ranks, [f"resuming from {path} at step {state.step:,} of {job.plan.steps:,}"])
     return state, changes
 
@@ -190,7 +195,7 @@ def _make_job(run: Run, plan: Plan, token_set: TokenSet, trainer: Trainer, optio
             vocabulary_size=run.model.vocab_size,
         ),
         validation=validation,
-        stop_request=StopRequest(trainer.ranks),
+        stop_request=StopRequest(trainer.ranks, options.signals),
         last_step=plan.steps if options.max_steps is None else min(plan.steps, options.max_steps),
         price_per_hour=options.price_per_hour,
         hash_every=options.hash_every,

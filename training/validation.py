@@ -7,7 +7,7 @@ import torch
 from tokens.batches import read_windows
 from tokens.token_file import TokenStream
 from training.precision import autocast
-from training.ranks import gather
+from training.ranks import StopRequest, gather
 from training.step import Loss, Trainer
 
 
@@ -21,8 +21,10 @@ class Validation:
         self._loss = loss  # logits (B, T, V), targets (B, T) -> (B,) nats per token
 
     @torch.no_grad()
-    def measure(self, trainer: Trainer) -> float:
-        """Return the mean nats per token, dropout off. Call it on every rank; every rank gets the same number.
+    def measure(self, trainer: Trainer, stop_request: StopRequest) -> float | None:
+        """Return the mean nats per token, dropout off; None when asked to stop meanwhile.
+
+        Call it on every rank; every rank gets the same number.
 
         Each sequence's loss is computed once, on whichever rank, and the mean is exactly rounded (math.fsum), so the
         result does not depend on how the slice is spread.
@@ -32,7 +34,11 @@ class Validation:
         losses: dict[int, float] = {}
         pending = []
         trainer.parallel.model.eval()
+        stopping = False
         for first in range(0, self._sequences, per_round):
+            stopping = stop_request.agreed()
+            if stopping:
+                break
             own = range(first + ranks.rank * layout.microbatch_size, first + (ranks.rank + 1) * layout.microbatch_size)
             # Every rank runs every round at the same shape: FSDP gathers weights in it. The surplus is not counted.
             windows = [min(window, self._sequences - 1) for window in own]
@@ -41,6 +47,8 @@ class Validation:
                 logits = trainer.parallel.model(inputs.to(ranks.device, non_blocking=True))
             pending.append((own, self._loss(logits, targets.to(ranks.device, non_blocking=True))))
         trainer.parallel.model.train()
+        if stopping:
+            return None
         for own, values in pending:
             losses.update(
                 (window, value) for window, value in zip(own, values.tolist(), strict=True) if window < self._sequences

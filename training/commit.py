@@ -1,0 +1,104 @@
+"""How a checkpoint gets its name: rank 0's part of a save, safe against a kill between any two of its lines.
+
+A checkpoint is written under a hidden name, synced and renamed, so under its own name it is complete. The links
+`latest` and `best` are for people: nothing is resumed by following them.
+"""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from files import sha256, sync
+from training.checkpoint import MANIFEST, PARTIAL, STATE, manifest_text, steps_in
+from training.state_files import OPTIMIZER, WEIGHTS, Share, combined_sha256
+
+
+def reached(moment: str) -> None:
+    """Do nothing: the name of a moment of a save, for tests that end the process there."""
+
+
+def partial_of(path: Path) -> Path:
+    """Return where a checkpoint is written until it is complete."""
+    return path.parent / f"{PARTIAL}{path.name}"
+
+
+def prepare(path: Path, share: Share) -> None:
+    """Make the two tensor files at their full size, with their headers, for all ranks to write into."""
+    for left_behind in path.parent.glob(f"{PARTIAL}*"):
+        _remove(left_behind)
+    partial = partial_of(path)
+    partial.mkdir(parents=True)
+    for name, header in share.headers.items():
+        with (partial / name).open("wb") as file:
+            file.write(header)
+            file.truncate(share.sizes[name])
+    reached("prepared")
+
+
+def seal(path: Path, state: dict[str, Any]) -> None:
+    """Hash what all ranks have written, and add state and manifest; then all of it is on the disk."""
+    partial = partial_of(path)
+    digests = {name: sha256(partial / name) for name in (WEIGHTS, OPTIMIZER)}
+    reached("hashed")
+    state = state | {"state_sha256": combined_sha256(state["step"], digests)}
+    (partial / STATE).write_text(json.dumps(state, indent=2) + "\n")
+    sync(partial / STATE)
+    reached("state written")
+    digests[STATE] = sha256(partial / STATE)
+    files = {name: {"size_bytes": (partial / name).stat().st_size, "sha256": digests[name]} for name in digests}
+    (partial / MANIFEST).write_text(manifest_text(files))
+    sync(partial / MANIFEST)
+    sync(partial)
+    reached("manifest written")
+
+
+def publish(path: Path) -> None:
+    """Give the checkpoint its name."""
+    if path.exists():  # the same step again: damaged, or saved before its validation
+        path.rename(path.parent / f"{PARTIAL}{path.name}-replaced")
+        reached("old one aside")
+    partial_of(path).rename(path)
+    reached("renamed")
+    sync(path.parent)
+    sync(path.parent.parent)  # the first checkpoint's folder is new as well
+    reached("durable")
+
+
+def discard(path: Path) -> None:
+    """Remove what a failed save has written."""
+    shutil.rmtree(partial_of(path), ignore_errors=True)
+
+
+def point(directory: Path, link: str, name: str) -> None:
+    """Make the link name a checkpoint; at no moment is there no link."""
+    partial = directory / f"{PARTIAL}{link}"
+    partial.unlink(missing_ok=True)
+    if (directory / link).is_dir() and not (directory / link).is_symlink():  # a copy that followed the link
+        shutil.rmtree(directory / link)
+    partial.symlink_to(name)
+    reached(f"{link} made")
+    partial.replace(directory / link)
+    sync(directory)
+    reached(f"{link} moved")
+
+
+def delete_old(directory: Path, keep: int) -> None:
+    """Delete all but the newest `keep` checkpoints and those that the links name."""
+    kept = {(directory / link).resolve().name for link in ("latest", "best")}
+    for name in steps_in(directory)[:-keep]:
+        if name not in kept:
+            hidden = directory / f"{PARTIAL}{name}"
+            (directory / name).rename(hidden)  # a deletion that is cut short leaves no half checkpoint
+            reached("hidden")
+            _remove(hidden)
+            reached("deleted")
+    for replaced in directory.glob(f"{PARTIAL}*"):
+        _remove(replaced)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()

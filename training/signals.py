@@ -1,0 +1,44 @@
+"""Signals that ask a run to stop: heard from the first moment on, obeyed where nothing is lost.
+
+Until training begins there is nothing to save, and the process ends at once. From then on a signal is only noted, and
+all ranks agree between two steps to stop. torch is not needed here: importing it takes longer than some notices leave.
+"""
+
+import os
+import signal
+from types import FrameType
+
+from errors import EXIT_STOPPED
+from training.claim import Claim
+
+# The cloud's notice, Ctrl-C, a batch system's notice, a closed terminal.
+NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+
+
+class StopSignals:
+    """What this process has been asked. One object per process, made by the entry script."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self.claim: Claim | None = None  # to say on the way out how it ended
+        self._training = False
+        for number in NUMBERS:
+            signal.signal(number, self._handle)
+
+    def ask(self) -> None:
+        """Ask this rank to stop at the next step boundary."""
+        self.asked = True
+
+    def training_begins(self) -> None:
+        """From now on signals are noted only."""
+        self._training = True
+
+    def _handle(self, number: int, _: FrameType | None) -> None:
+        self.asked = True
+        if self._training:
+            return
+        if self.claim is not None:
+            self.claim.end(EXIT_STOPPED)
+            name = signal.Signals(number).name
+            print(f"train.py: {name} before the first step: nothing is lost; the same command continues", flush=True)
+        os._exit(EXIT_STOPPED)
