@@ -145,9 +145,10 @@ def train(arguments: argparse.Namespace, signals: StopSignals, began: float) -> 
         )
         return run_session(run, options)
     except (BadInput, Diverged) as error:
-        if environment_rank() != 0 and not (isinstance(error, BadInput) and error.alone):
-            time.sleep(RANK_0_SPEAKS_SECONDS)  # it raises the same; when it has spoken, torchrun ends us
-        say(str(error))
+        alone = isinstance(error, BadInput) and error.alone
+        # Rank 0 raises the same; when it has spoken, torchrun asks us to end.
+        if environment_rank() == 0 or alone or not signals.wait(RANK_0_SPEAKS_SECONDS):
+            say(str(error))
         return EXIT_DIVERGED if isinstance(error, Diverged) else EXIT_ERROR
     except torch.OutOfMemoryError:
         size = run.train.microbatch_size

@@ -110,6 +110,19 @@ def train_command(run: Path, *options: str, ranks: int, script: Path = ROOT / "t
     return [*launcher, str(script), str(run), "--device", "cpu", *options]
 
 
+def seal_again(checkpoint: Path) -> None:
+    """Make a manifest for a checkpoint whose files a test has changed."""
+    from files import sha256
+    from training.checkpoint import MANIFEST, manifest_text
+
+    files = {
+        path.name: {"size_bytes": path.stat().st_size, "sha256": sha256(path)}
+        for path in checkpoint.iterdir()
+        if path.name != MANIFEST
+    }
+    (checkpoint / MANIFEST).write_text(manifest_text(files))
+
+
 def metrics(run: Path, key: str) -> dict[int, float]:
     """Return one measurement of a run by step, as recorded."""
     from training.metrics import read_metrics

@@ -13,9 +13,27 @@ from files import sha256, sync
 from training.checkpoint import MANIFEST, PARTIAL, STATE, manifest_text, steps_in
 from training.state_files import OPTIMIZER, WEIGHTS, Share, combined_sha256
 
+MOMENTS = (
+    "prepared",
+    "share written",
+    "hashed",
+    "state written",
+    "manifest written",
+    "old one aside",
+    "renamed",
+    "durable",
+    "latest made",
+    "latest moved",
+    "best made",
+    "best moved",
+    "deletion hidden",
+    "deleted",
+)  # of a save, in order
+
 
 def reached(moment: str) -> None:
-    """Do nothing: the name of a moment of a save, for tests that end the process there."""
+    """Do nothing at a moment of a save: where tests end the process."""
+    assert moment in MOMENTS, moment
 
 
 def partial_of(path: Path) -> Path:
@@ -90,7 +108,7 @@ def delete_old(directory: Path, keep: int) -> None:
         if name not in kept:
             hidden = directory / f"{PARTIAL}{name}"
             (directory / name).rename(hidden)  # a deletion that is cut short leaves no half checkpoint
-            reached("hidden")
+            reached("deletion hidden")
             _remove(hidden)
             reached("deleted")
     for replaced in directory.glob(f"{PARTIAL}*"):

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp._fully_shard import _fsdp_api  # ReduceScatter, the interface of set_custom_reduce_scatter
 
 from model.gpt import GPT
+from training.ranks import all_gather_single
 
 
 def odd_factor(count: int) -> int:
@@ -79,7 +80,7 @@ def ordered_all_reduce(buffer: Tensor, world_size: int) -> Tensor:
         return buffer
     flat = nn.functional.pad(buffer.flatten(), (0, -buffer.numel() % world_size))
     shard = ordered_reduce_scatter(flat, world_size)
-    dist.all_gather_into_tensor(flat, shard)
+    all_gather_single(flat, shard)
     return flat[: buffer.numel()].view_as(buffer)
 
 

@@ -19,6 +19,8 @@ from training.signals import StopSignals
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 DOWNLOAD_TIMEOUT = timedelta(hours=6)  # tens of gigabytes on a slow line
 
+all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # before torch 2.13
+
 Value = TypeVar("Value")
 
 

@@ -6,6 +6,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from training.parallel import local_tensor
+from training.ranks import all_gather_single
 
 
 def mean_over_ranks(values: Tensor, world_size: int) -> Tensor:
@@ -14,7 +15,7 @@ def mean_over_ranks(values: Tensor, world_size: int) -> Tensor:
     All values are gathered in rank order and averaged in one piece: the order of additions is that of one rank.
     """
     everywhere = torch.empty(world_size * len(values), dtype=values.dtype, device=values.device)
-    dist.all_gather_into_tensor(everywhere, values)
+    all_gather_single(everywhere, values)
     return everywhere.mean()
 
 
@@ -54,6 +55,6 @@ def _gathered(own: list[Tensor], row_counts: list[int], world_size: int) -> list
     padded = [torch.nn.functional.pad(part, (0, chunk - len(part))) for part, chunk in zip(own, chunks, strict=True)]
     flat = torch.cat(padded)
     everywhere = torch.empty(world_size * len(flat), dtype=flat.dtype, device=flat.device)
-    dist.all_gather_into_tensor(everywhere, flat)
+    all_gather_single(everywhere, flat)
     by_parameter = everywhere.view(world_size, -1).split(chunks, dim=1)  # (W, chunk) each
     return [part.flatten()[:rows] for part, rows in zip(by_parameter, row_counts, strict=True)]

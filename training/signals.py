@@ -6,6 +6,7 @@ all ranks agree between two steps to stop. torch is not needed here: importing i
 
 import os
 import signal
+import time
 from types import FrameType
 
 from errors import EXIT_STOPPED
@@ -32,6 +33,13 @@ class StopSignals:
     def training_begins(self) -> None:
         """From now on signals are noted only."""
         self._training = True
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until asked to stop, but no longer than so many seconds; return whether asked."""
+        deadline = time.monotonic() + seconds
+        while not self.asked and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return self.asked
 
     def _handle(self, number: int, _: FrameType | None) -> None:
         self.asked = True

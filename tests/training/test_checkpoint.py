@@ -1,0 +1,169 @@
+"""Checkpoints: complete or not there, whenever the process is killed; damage found by name; a full disk survived."""
+
+import json
+import os
+import random
+import resource
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.conftest import ROOT, metrics, train, train_command
+from training.checkpoint import verify
+from training.commit import MOMENTS
+from training.metrics import read_metrics
+
+FILES = ("manifest.json", "model.safetensors", "optimizer.safetensors", "state.json")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, token_files: Path) -> Path:
+    """A run with two checkpoints, to be copied and damaged."""
+    from tests.conftest import TINY_MODEL, TINY_TRAIN
+
+    directory = tmp_path_factory.mktemp("finished") / "run"
+    directory.mkdir()
+    (directory / "model.json").write_text(json.dumps(TINY_MODEL))
+    (directory / "train.json").write_text(json.dumps({"dataset": str(token_files)} | TINY_TRAIN))
+    assert train(directory).returncode == 0
+    return directory
+
+
+def test_a_kill_at_any_moment_of_a_save_loses_no_earlier_checkpoint_and_changes_nothing(
+    make_run: Callable[..., Path], tmp_path: Path
+) -> None:
+    run = make_run(checkpoint_interval=2, validation_interval=2, keep_checkpoints=1)
+    done = subprocess.run(
+        [sys.executable, "tests/training/crash.py", str(run), str(tmp_path / "crashed")],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    straight, *reports = map(json.loads, done.stdout.splitlines())
+    assert [report["moment"] for report in reports] == list(MOMENTS)
+    for report in reports:
+        moment = report["moment"]
+        assert report["killed_by"] == 9, moment  # it did come to that moment
+        before = MOMENTS.index(moment) < MOMENTS.index("renamed")
+        if moment == "old one aside":
+            assert report["intact"] is None
+        else:
+            assert report["intact"] == ("step-00000002" if before else "step-00000004"), moment
+        for key in ("exit", "state_sha256", "best", "files"):
+            assert report[key] == straight[key], (moment, key)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_damage_of_any_file_is_found_by_name(finished: Path, tmp_path: Path, name: str) -> None:
+    checkpoint = tmp_path / "step-00000008"
+    shutil.copytree(finished / "checkpoints" / "step-00000008", checkpoint)
+    assert verify(checkpoint) is None
+    file = checkpoint / name
+    intact = file.read_bytes()
+    draw = random.Random(name)
+    positions = range(len(intact)) if len(intact) < 2000 else [draw.randrange(len(intact)) for _ in range(200)]
+    damaged = [flipped(intact, position, draw.randrange(8)) for position in positions]
+    page = draw.randrange(max(1, len(intact) // 4096)) * 4096
+    damaged.append(intact[:page] + bytes(len(intact[page : page + 4096])) + intact[page + 4096 :])
+    damaged += [intact[:-1], b"", intact + b"\0"]
+    for content in damaged:
+        file.write_bytes(content)
+        problem = verify(checkpoint)
+        assert problem is not None
+        assert name in problem
+    file.unlink()
+    assert name in str(verify(checkpoint))
+
+
+def flipped(content: bytes, position: int, bit: int) -> bytes:
+    changed = bytearray(content)
+    changed[position] ^= 1 << bit
+    return bytes(changed)
+
+
+def test_a_damaged_checkpoint_is_passed_over_loudly_and_set_aside(finished: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(finished, run, symlinks=True)
+    newest = run / "checkpoints" / "step-00000008"
+    weights = newest / "model.safetensors"
+    weights.write_bytes(flipped(weights.read_bytes(), -1000, 0))
+    done = train(run, ranks=2)
+    assert done.returncode == 0, done.stderr
+    assert f"WARNING: {weights}: damaged: its sha256 is not the one in manifest.json" in done.stderr
+    assert "falling back to step-00000004" in done.stderr
+    assert verify(newest) is None  # written again
+    assert len(list((run / "archive").glob("*/checkpoints/step-00000008"))) == 1
+    # Byte for byte what one rank had written: the layout of the files does not depend on who writes them.
+    for name in ("model.safetensors", "optimizer.safetensors"):
+        assert (newest / name).read_bytes() == (finished / "checkpoints" / newest.name / name).read_bytes()
+
+
+def test_no_pickle_is_read(finished: Path) -> None:
+    checkpoint = finished / "checkpoints" / "step-00000008"
+    assert {path.name for path in checkpoint.iterdir()} == set(FILES)
+    assert load_file(checkpoint / "model.safetensors")  # by the library, not by us
+    for source in ROOT.glob("t*/*.py"):
+        assert "torch.load" not in source.read_text()
+
+
+LONG = {"min_train_tokens": 400 * 8 * 32, "validation_interval": None, "checkpoint_interval": 10}
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_full_disk_stops_no_run_and_the_next_save_is_tried_again(make_run: Callable[..., Path], ranks: int) -> None:
+    straight, run = (make_run(name, **LONG) for name in ("straight", "full"))
+    command = train_command(run, ranks=ranks)
+    full = 60_000  # bytes that any file may have: less than the weights
+    process = subprocess.Popen(
+        ["prlimit", f"--fsize={full}:unlimited", *command], cwd=ROOT, stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 60
+    while not (failures := [record for record in read_metrics(run) if record.get("event") == "checkpoint-failed"]):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert "File too large" in failures[0]["problem"]
+    assert not list((run / "checkpoints").glob("step-*"))
+    workers = subprocess.run(["pgrep", "-f", str(run)], capture_output=True, text=True, check=True).stdout.split()
+    for worker in map(int, workers):
+        resource.prlimit(worker, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    assert f"WARNING: step {failures[0]['step']}: NOT SAVED, to be tried again at the next checkpoint" in errors
+    saved = [record["step"] for record in read_metrics(run) if record.get("event") == "checkpoint"]
+    assert saved[-1] == 400
+    assert not list((run / "checkpoints").glob(".partial-*"))
+    assert train(straight, ranks=1).returncode == 0
+    assert metrics(run, "train_loss") == metrics(straight, "train_loss")
+    states = [json.loads((path / "checkpoints/latest/state.json").read_text()) for path in (run, straight)]
+    assert states[0]["state_sha256"] == states[1]["state_sha256"]
+
+
+def test_a_run_whose_last_checkpoint_cannot_be_written_says_so_and_goes_on_later(
+    make_run: Callable[..., Path],
+) -> None:
+    run = make_run()
+    assert train(run, "--max-steps", "4").returncode == 0
+    done = subprocess.run(
+        ["prlimit", "--fsize=60000", *train_command(run, ranks=2)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.count("the last steps are not saved, older checkpoints are as they were") == 1
+    assert [path.name for path in (run / "checkpoints").glob("*step-*")] == ["step-00000004"]
+    assert verify(run / "checkpoints" / "step-00000004") is None
+    assert json.loads((run / "exit.json").read_text())["outcome"] == "error"
+    assert train(run).returncode == 0
