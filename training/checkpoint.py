@@ -71,6 +71,7 @@ def save(run: Run, trainer: Trainer, run_state: RunState, config: dict[str, Any]
         **attrs.asdict(run_state),
         "optimizer_steps": _optimizer_steps(trainer),
         "loss_scale": trainer.loss_scale.state(),
+        "guard": trainer.guard.state(),
         "state_sha256": _hash(tensors, run_state.step),
         "config": config,
     }
@@ -168,6 +169,7 @@ def load(path: Path, trainer: Trainer) -> RunState:
                 steps = torch.tensor(float(state["optimizer_steps"]), device=_step_device(trainer))
                 trainer.optimizer.state[parameter] = {"step": steps, **restored}
     trainer.loss_scale.load(state["loss_scale"])
+    trainer.guard.load(state.get("guard"))  # earlier checkpoints have none
     return RunState(**{field.name: state[field.name] for field in attrs.fields(RunState)})
 
 
