@@ -130,6 +130,17 @@ def test_a_spike_is_held_back_alone_or_with_all_that_follows(on_spike: str | Non
     assert judging.new_skips() is None  # told once
 
 
+def test_a_resumed_guard_counts_on_and_tells_only_of_its_own_skips() -> None:
+    first, second = guard(), guard()
+    assert [judge(first, step, loss, 1.0) for step, loss in enumerate([1.0, 2.0, 1.0, 50.0])] == [0.0, 0.0, 0.0, 1.0]
+    second.load(first.state())
+    assert second.new_skips() is None
+    assert judge(second, 4, 5000.0, 1.0) == 1.0
+    skips = second.new_skips()
+    assert skips is not None
+    assert (skips.count, skips.total, skips.last.step) == (1, 2, 5)
+
+
 def test_skipping_excuses_no_loss_that_is_not_finite_but_fp16_may_overflow() -> None:
     judging = guard()
     steps = [(1.0, 1.0, True), (2.0, torch.inf, True), (1.0, 1.0, True), (torch.nan, 1.0, True), (1.0, 1.0, True)]
