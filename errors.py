@@ -6,7 +6,7 @@ from collections.abc import Iterable
 EXIT_DONE = 0
 EXIT_ERROR = 1
 # 2 is argparse's own status for a bad command line
-EXIT_DIVERGED = 3  # a loss or gradient was not finite; the update was not applied
+EXIT_DIVERGED = 3  # a loss or gradient was not finite, or spiked; the update was not applied
 EXIT_STOPPED = 75  # stopped early with a checkpoint: run the same command again (EX_TEMPFAIL of sysexits.h)
 
 
@@ -22,7 +22,7 @@ class BadInput(Exception):
 
 
 class Diverged(Exception):
-    """Training produced a loss or gradient that is not finite. The message names step and rank."""
+    """Training produced a loss or gradient that is not finite, or a spike. The message names the step."""
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

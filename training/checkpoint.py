@@ -118,6 +118,7 @@ def load(path: Path, trainer: Trainer) -> RunState:
     state = read_state(path)
     read_state_files(path, trainer, state["optimizer_steps"])
     trainer.loss_scale.load(state["loss_scale"])
+    trainer.guard.load(state["guard"])
     return RunState(**{field.name: state[field.name] for field in attrs.fields(RunState)})
 
 

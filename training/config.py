@@ -39,6 +39,10 @@ class TrainConfig:
     clipping_max_norm: float | None = attrs.field(
         default=None, validator=checks.optional(checks.number(0.0, above=True))
     )  # null: no clipping
+    # A loss or gradient norm far above those of the steps before; null: only what is not finite is held back
+    on_spike: str | None = attrs.field(default=None, validator=checks.optional(checks.one_of("stop", "skip")))
+    spike_window: int = attrs.field(default=128, validator=checks.integer(2))  # steps
+    spike_zscore: float = attrs.field(default=6.0, validator=checks.number(0.0, above=True))  # standard deviations
     # Intervals, in steps
     checkpoint_interval: int = attrs.field(default=500, validator=checks.integer(1))
     keep_checkpoints: int = attrs.field(default=3, validator=checks.integer(1))  # newest ones, and the best beside them

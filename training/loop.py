@@ -1,4 +1,4 @@
-"""The steps of a run: train, log, validate, save, in that order; stop when asked, or when a step is not finite."""
+"""The steps of a run: train, log, validate, save, in that order; stop when asked, or when the guard says so."""
 
 import bisect
 import math
@@ -116,7 +116,7 @@ class Loop:
         saving, validating = checkpoint_due(job, step), validation_due(job, step)
         logging = step % job.run.train.log_interval == 0 or step in (1, job.last_step)
         if logging or saving or validating or self.trainer.ranks.device.type == "cpu":
-            self._check_finite()
+            self._check_guard()
         if logging and self.trainer.ranks.coordinates:
             self._log(result)
         if job.hash_every is not None and step % job.hash_every == 0:
@@ -128,7 +128,12 @@ class Loop:
         if saving:
             self._save()
 
-    def _check_finite(self) -> None:
+    def _check_guard(self) -> None:
+        """Tell of steps that were skipped; raise Diverged for one that ends the run. Call it on every rank."""
+        skips = self.trainer.guard.new_skips()
+        if skips is not None and self.bar is not None:
+            self._event("spike-skipped", skipped=skips.count, last_skipped_step=skips.last.step, reason=str(skips.last))
+            self.bar.say(f"{skips.last}; the update was skipped, {skips.total:,} so far")
         problem = self.trainer.guard.problem()
         if problem is not None:
             self._settle()
@@ -158,6 +163,7 @@ class Loop:
                 "mfu": mfu,
                 "peak_memory_bytes": peak_memory_bytes(self.trainer.ranks),
                 "elapsed_seconds": round(elapsed, 3),
+                **self.trainer.guard.metrics(),
             }
         )
         remaining = self.ledger.remaining_seconds(self._remaining())
@@ -235,7 +241,7 @@ class Loop:
             self.chart.redraw()
 
     def _stop_early(self) -> None:
-        self._check_finite()
+        self._check_guard()
         if self._newest_save != self.state.step:
             self._settle()
             self._save()

@@ -31,7 +31,7 @@ def replay(trainer: Trainer, job: Job, state: RunState, first: int, last: int) -
     try:
         for step in range(state.step, last):
             result = train_step(trainer, step, feed)
-            problem = trainer.guard.problem()
+            skips, problem = trainer.guard.new_skips(), trainer.guard.problem()
             if step + 1 < first and problem is None:
                 continue
             digest = state_sha256(trainer, step + 1)
@@ -39,6 +39,8 @@ def replay(trainer: Trainer, job: Job, state: RunState, first: int, last: int) -
             seen = dict(zip(KEYS, (result.loss.item(), norm if math.isfinite(norm) else None, digest), strict=True))
             if trainer.ranks.coordinates:
                 same = _show(step + 1, seen, recorded.get(step + 1, {})) and same
+                if skips is not None:
+                    print(f"        {skips.last}; the update was skipped")
                 if problem is not None:
                     print(f"        {problem}")
             if problem is not None:

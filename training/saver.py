@@ -59,6 +59,7 @@ class Saver:
             **attrs.asdict(run_state),
             "optimizer_steps": _optimizer_steps(self._trainer),
             "loss_scale": self._trainer.loss_scale.state(),
+            "guard": self._trainer.guard.state(),
             "config": self._config,
         }
         stall_seconds = time.perf_counter() - began

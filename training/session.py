@@ -16,6 +16,7 @@ from training.checkpoint import RunState
 from training.config import Run
 from training.determinism import set_determinism
 from training.feed import FeedSource
+from training.guard import Guard
 from training.ledger import PARTS, Ledger
 from training.loop import Job, Loop
 from training.numerics import Numerics, agreed_fingerprint, resolve_numerics
@@ -28,7 +29,7 @@ from training.ranks import Ranks, StopRequest, from_coordinator, start, stop
 from training.record import differences, numerics_drift, resolved, write_record
 from training.replay import replay
 from training.signals import StopSignals
-from training.step import FiniteGuard, Loss, Trainer
+from training.step import Loss, Trainer
 from training.token_set import TokenSet, check_tokens, open_tokens
 from training.validation import Validation
 
@@ -119,7 +120,7 @@ def _make_trainer(run: Run, plan: Plan, numerics: Numerics, ranks: Ranks) -> Tra
         numerics=numerics,
         loss_scale=LossScale(numerics.precision, ranks.device),
         loss=_compile(next_token_loss) if numerics.compiled else next_token_loss,
-        guard=FiniteGuard(ranks),
+        guard=Guard(ranks, run.train),
         drop_rate=run.model.drop_rate,
         seed=run.train.random_seed,
         clipping_max_norm=run.train.clipping_max_norm,

@@ -1,6 +1,6 @@
 """One optimizer update: every micro-batch forward and backward, one gradient reduction, clip, AdamW.
 
-Nothing here waits for the GPU: losses and norms stay on the device, and a step that is not finite is held back there.
+Nothing here waits for the GPU: losses and norms stay on the device, and the guard holds updates back there.
 """
 
 import hashlib
@@ -12,10 +12,11 @@ from torch import Tensor
 
 from tokens.batches import Layout, microbatch_index
 from training.feed import Feed
+from training.guard import Guard
 from training.numerics import Numerics
 from training.parallel import Parallel, local_tensor
 from training.precision import LossScale, autocast
-from training.ranks import Ranks, gather
+from training.ranks import Ranks
 from training.reduction import fast_grad_norm, mean_over_ranks, ordered_grad_norm
 from training.schedule import Schedule, learning_rate
 
@@ -36,7 +37,7 @@ class Trainer:
     numerics: Numerics
     loss_scale: LossScale
     loss: Loss
-    guard: "FiniteGuard"
+    guard: Guard
     drop_rate: float
     seed: int
     clipping_max_norm: float | None
@@ -80,32 +81,6 @@ def seed_dropout(seed: int, step: int, index: int) -> None:
     torch.manual_seed(int.from_bytes(digest, "little") >> 1)  # the CPU's and every GPU's generator
 
 
-class FiniteGuard:
-    """Remembers, on the device, the first step that was not finite; from then on no update is applied."""
-
-    def __init__(self, ranks: Ranks):
-        self._ranks = ranks
-        self._first_bad = torch.tensor(-1, device=ranks.device)  # of the whole job
-        self._own_loss_bad = torch.tensor(False, device=ranks.device)
-
-    def observe(self, step: int, own_losses: Tensor, finite: Tensor) -> Tensor:
-        """Note whether the step was finite over all ranks; return 1.0 where updates are to be held back, else 0.0."""
-        healthy = self._first_bad < 0
-        self._own_loss_bad |= healthy & ~torch.isfinite(own_losses).all()
-        self._first_bad.copy_(torch.where(healthy & ~finite, step, self._first_bad))
-        return (self._first_bad >= 0).float()
-
-    def problem(self) -> str | None:
-        """Return what went wrong, naming step and ranks, or None. Waits for the GPU; call it on every rank."""
-        step = int(self._first_bad.item())
-        if step < 0:
-            return None
-        flags = gather(self._ranks, bool(self._own_loss_bad.item()))
-        bad = [str(rank) for rank, flag in enumerate(flags) if flag]
-        what = f"loss is not finite on rank {', '.join(bad)}" if bad else "gradient norm is not finite, every loss is"
-        return f"step {step + 1}: {what}; the update was not applied"
-
-
 def _update(trainer: Trainer, step: int, own_losses: Tensor, loss: Tensor) -> Tensor:
     """Clip and apply the gradients; return their norm before clipping."""
     gradients = trainer.parallel.gradients()
@@ -117,10 +92,8 @@ def _update(trainer: Trainer, step: int, own_losses: Tensor, loss: Tensor) -> Te
     if trainer.clipping_max_norm is not None:
         factor = factor * (trainer.clipping_max_norm / (grad_norm + CLIP_EPSILON)).clamp(max=1.0)
     torch._foreach_mul_([local_tensor(gradient) for gradient in gradients], factor)
-    overflow = ~torch.isfinite(grad_norm)
     excused = trainer.loss_scale.dynamic & ~trainer.loss_scale.exhausted()  # fp16: the scale halves, the run goes on
-    finite = torch.isfinite(loss) & (~overflow | excused)
-    held = torch.maximum(trainer.guard.observe(step, own_losses, finite), overflow.float())
+    held = trainer.guard.observe(step, own_losses, torch.stack([loss, grad_norm]), excused)
     trainer.loss_scale.update(grad_norm)
     if trainer.optimizer.defaults["fused"]:
         trainer.optimizer.found_inf = held  # type: ignore[attr-defined]  # the fused kernel's own switch
