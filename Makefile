@@ -1,5 +1,6 @@
 # make train   tokens, two minutes of training, a chart and a sample, from nothing
 # make test    the whole test suite
+# make test-long  random walks and kills for an hour, up to 8 ranks
 # make lint    style, types, shell scripts
 # Each makes .venv and installs what it needs. PYTHON=python3.12 picks another interpreter.
 
@@ -11,7 +12,7 @@ RANKS := 'import torch; print(1 << (min(torch.cuda.device_count() or 2, 8).bit_l
 export OMP_NUM_THREADS ?= 1
 export TORCH_ELASTIC_SHUTDOWN_TIMEOUT ?= 300 # seconds that torchrun leaves a stopping run to save
 
-.PHONY: train test lint install python-version
+.PHONY: train test test-long lint install python-version
 
 train: .venv/installed token_files/quickstart/manifest.json
 	$(BIN)/torchrun --standalone --nproc_per_node=$$($(BIN)/python -c $(RANKS)) train.py $(QUICKSTART)
@@ -19,6 +20,9 @@ train: .venv/installed token_files/quickstart/manifest.json
 
 test: .venv/installed-test
 	$(BIN)/python -m pytest
+
+test-long: .venv/installed-test
+	$(BIN)/python -m pytest -m long -n 0 -s tests/long
 
 lint: .venv/installed-test
 	$(BIN)/ruff check .

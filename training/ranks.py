@@ -73,10 +73,8 @@ def start(device_kind: str | None) -> Ranks:
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
         options.update(backend="cpu:gloo,cuda:nccl", device_id=device)
-    if "RANK" not in os.environ:
-        store = dist.HashStore()  # type: ignore[attr-defined]  # missing from its __all__
-        options.update(store=store, rank=0, world_size=1)
-    dist.init_process_group(**options)
+    store, rank, world_size = _rendezvous()
+    dist.init_process_group(**options, store=store, rank=rank, world_size=world_size)
     return Ranks(
         rank=dist.get_rank(),
         world_size=dist.get_world_size(),
@@ -86,6 +84,11 @@ def start(device_kind: str | None) -> Ranks:
         control=dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT),
         download=dist.new_group(backend="gloo", timeout=DOWNLOAD_TIMEOUT),
     )
+
+
+def restarts() -> int:
+    """Return how often torchrun --max-restarts has started this group anew."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 def stop() -> None:
@@ -123,6 +126,15 @@ def together(ranks: Ranks, work: Callable[[], Value], *, only: bool = True, grou
         if message is not None:
             raise BadInput(message)
     return [result for took_part, result, _ in outcomes if took_part]
+
+
+def _rendezvous() -> tuple[Any, int, int]:
+    """Return the store where ranks find each other, this rank and the world size."""
+    if "RANK" not in os.environ:
+        return dist.HashStore(), 0, 1  # type: ignore[attr-defined]  # missing from its __all__
+    store, rank, world_size = next(dist.rendezvous("env://"))  # type: ignore[attr-defined]
+    # torchrun --standalone keeps its store over a restart, with the addresses of the group that died.
+    return dist.PrefixStore(f"start {restarts()}", store), rank, world_size  # type: ignore[attr-defined]
 
 
 class StopRequest:

@@ -1,6 +1,5 @@
 """One process's part in a run: build every object from the checked configuration, train, say how it went."""
 
-import os
 import sys
 from pathlib import Path
 
@@ -25,7 +24,7 @@ from training.parallel import Parallel, Wrapping
 from training.plan import Plan, describe, make_plan, window_order
 from training.precision import LossScale
 from training.progress import duration
-from training.ranks import Ranks, StopRequest, from_coordinator, start, stop
+from training.ranks import Ranks, StopRequest, from_coordinator, restarts, start, stop
 from training.record import differences, numerics_drift, resolved, write_record
 from training.replay import replay
 from training.signals import StopSignals
@@ -135,8 +134,8 @@ def _compile(loss: Loss) -> Loss:
 def _resume(job: Job, options: Options, trainer: Trainer) -> tuple[RunState, list[str]]:
     """Return where the run stands, loaded from a checkpoint or at step 0, and how its numerics changed since."""
     ranks, directory, wanted = trainer.ranks, job.run.directory, options.resume
-    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0:
-        wanted = "auto"  # torchrun --max-restarts: this job has obeyed its --resume already
+    if restarts() > 0:
+        wanted = "auto"  # this job has obeyed its --resume already
     path = None
     if wanted == "never":
         archived = from_coordinator(ranks, lambda: archive.archive(directory))

@@ -13,26 +13,36 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from errors import BadInput
 from tests.conftest import ROOT, metrics, seal_again, train, train_command
+from tests.walks import children, kill
+from training import claim
 from training.checkpoint import verify
+from training.claim import Claim
+from training.metrics import read_metrics
 
 LONG = {"min_train_tokens": 200 * 8 * 32, "log_interval": 1, "validation_interval": None, "checkpoint_interval": 50}
 
 
-def start(run: Path, ranks: int) -> subprocess.Popen[str]:
+def start(run: Path, ranks: int, script: Path = ROOT / "train.py") -> subprocess.Popen[str]:
     return subprocess.Popen(
-        train_command(run, ranks=ranks),
+        train_command(run, ranks=ranks, script=script),
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         start_new_session=True,  # a process group of its own, as a terminal's foreground job
     )
 
 
 def wait_for_step(run: Path, step: int, process: subprocess.Popen[str]) -> None:
+    wait_until(lambda: any(logged >= step for logged in metrics(run, "train_loss")), process)
+
+
+def wait_until(reached: Callable[[], bool], process: subprocess.Popen[str]) -> None:
     deadline = time.monotonic() + 60
-    while not any(logged >= step for logged in metrics(run, "train_loss")):
+    while not reached():
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -57,7 +67,7 @@ def test_stopped_and_resumed_equals_straight_to_the_bit(make_run: Callable[..., 
     assert_same_weights(stopped, straight)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP])
 def test_a_signal_stops_a_lone_process_with_a_checkpoint_and_exit_75(
     make_run: Callable[..., Path], number: signal.Signals
 ) -> None:
@@ -67,6 +77,7 @@ def test_a_signal_stops_a_lone_process_with_a_checkpoint_and_exit_75(
     process.send_signal(number)
     output, errors = process.communicate(timeout=30)
     assert process.returncode == 75, errors
+    assert json.loads((run / "exit.json").read_text())["outcome"] == "stopped"
     assert "stopped early; the same command continues" in output
     state = json.loads((run / "checkpoints" / "latest" / "state.json").read_text())
     assert 5 <= state["step"] < 200
@@ -87,17 +98,94 @@ def test_ctrl_c_under_torchrun_leaves_a_checkpoint_and_no_process(make_run: Call
     assert str(run) not in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
 
 
-def test_a_killed_rank_ends_the_job_promptly(make_run: Callable[..., Path]) -> None:
+SLOW_SAVES = """
+import time
+
+import train
+from training import commit
+
+commit.reached = lambda moment: time.sleep(1.5 if moment == "prepared" else 0)
+train.leave(train.main())
+"""
+
+
+@pytest.mark.parametrize("phase", ["start", "validation", "save", "step"])
+def test_a_signal_is_obeyed_in_every_phase(make_run: Callable[..., Path], tmp_path: Path, phase: str) -> None:
+    settings = {"min_train_tokens": 300 * 8 * 32, "checkpoint_interval": 50, "validation_interval": 300}
+    straight, run = (make_run(name, **settings, validation_sequences=1000) for name in ("straight", "stopped"))
+    script = tmp_path / "slow.py"
+    script.write_text(SLOW_SAVES)
+    process = start(run, ranks=2, script=script)
+    in_phase = {
+        "start": (run / ".lock").exists,
+        "validation": lambda: any("event" in record for record in read_metrics(run)),
+        "save": lambda: any((run / "checkpoints").glob(".partial-step-*")),
+        "step": lambda: any(step % 50 > 10 for step in metrics(run, "train_loss")),
+    }
+    wait_until(in_phase[phase], process)
+    process.send_signal(signal.SIGTERM)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert json.loads((run / "exit.json").read_text())["status"] == 75, errors
+    if phase == "start":
+        assert "nothing is lost; the same command continues" in output
+        assert not (run / "checkpoints").exists()
+    else:
+        newest = run / "checkpoints" / "latest"
+        step = json.loads((newest / "state.json").read_text())["step"]
+        assert verify(newest) is None
+        assert max(metrics(run, "train_loss"), default=0) == step
+        assert step == 0 if phase == "validation" else 0 < step < 300
+    for other in (straight, run):
+        done = train(other)
+        assert done.returncode == 0, done.stderr
+        assert json.loads((other / "exit.json").read_text())["outcome"] == "done"
+    for key in ("train_loss", "validation_loss"):
+        assert metrics(run, key) == metrics(straight, key), key
+    assert_same_weights(run, straight)
+
+
+def test_one_job_at_a_time_trains_a_run(make_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run()
+    first = Claim(run)
+    monkeypatch.setattr(claim, "LOCK_SECONDS", 0.1)
+    with pytest.raises(BadInput, match="another job trains this run; wait for it, or stop it"):
+        Claim(run)
+    first.end(0)
+    assert json.loads((run / "exit.json").read_text())["outcome"] == "done"
+    del first  # as when its process ends
+    Claim(run)
+    assert not (run / "exit.json").exists()
+
+
+def test_a_group_that_torchrun_restarts_resumes_by_itself(make_run: Callable[..., Path]) -> None:
+    settings = LONG | {"checkpoint_interval": 20}
+    straight, run = make_run("straight", **settings), make_run("restarted", **settings)
+    assert train(straight).returncode == 0
+    command = train_command(run, "--resume", "never", ranks=2)
+    command.insert(command.index("--standalone"), "--max-restarts=1")
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    wait_for_step(run, 50, process)
+    kill(children(process.pid)[0])
+    output, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    assert "resuming from" in output  # though the command line says never: it has been obeyed once
+    assert metrics(run, "train_loss") == metrics(straight, "train_loss")
+    assert_same_weights(run, straight)
+
+
+def test_a_killed_rank_ends_the_job_promptly_and_nothing_is_saved(make_run: Callable[..., Path]) -> None:
     run = make_run(**LONG)
     process = start(run, ranks=2)
     wait_for_step(run, 5, process)
-    ranks = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=True).stdout.split()
     began = time.monotonic()
-    os.kill(int(ranks[-1]), signal.SIGKILL)
+    kill(children(process.pid)[-1])
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 1
     assert time.monotonic() - began < 40
     assert "Signal 9 (SIGKILL)" in errors
+    assert all(path.name in ("step-00000050", "latest") for path in (run / "checkpoints").glob("*"))
+    assert json.loads((run / "exit.json").read_text())["outcome"] == "error"
 
 
 FAILING_RANK = """

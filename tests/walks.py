@@ -1,0 +1,162 @@
+"""Random disturbances of real runs: kill -9 at any instant, and stops that change world size and wrapper.
+
+Whatever happens, the run must end in the state of the one that was left in peace.
+"""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import attrs
+
+from tests.conftest import ROOT, metrics, train, train_command
+from training.checkpoint import find
+from training.metrics import METRICS, read_metrics
+
+VICTIMS = ("a rank", "all ranks", "torchrun", "everything")
+KILL_INTERVAL = 5  # steps between checkpoints of a run to be killed: a save is nearly always in flight
+KILL_MODEL = {"context_length": 16}
+KILL_SETTINGS = {
+    "min_train_tokens": 1000 * 8 * 16,
+    "checkpoint_interval": KILL_INTERVAL,
+    "validation_interval": 50,
+    "validation_sequences": 4,
+    "keep_checkpoints": 2,
+}
+
+
+@attrs.frozen(kw_only=True)
+class Layout:
+    """How a run is started."""
+
+    ranks: int
+    parallel: str
+
+    def __str__(self) -> str:
+        return f"{self.ranks} {self.parallel}"
+
+
+def kill_again_and_again(
+    make_run: Callable[..., Path], layouts: list[Layout], kills: int, seed: int
+) -> tuple[list[str], set[str]]:
+    """Kill runs until enough kills have hit; let each run end. Return a log, a line a kill, and all final hashes.
+
+    The first hash is of an undisturbed run on one rank. Asserts that no durable checkpoint is lost and that no more
+    steps are redone than lie between two checkpoints and were done while one was being written.
+    """
+    draw = random.Random(seed)
+    straight = make_run("straight", KILL_MODEL, **KILL_SETTINGS)
+    assert train(straight).returncode == 0
+    log, hashes = [], {final_hash(straight)}
+    while len(log) < kills:
+        run = make_run(f"killed-{len(log)}", KILL_MODEL, **KILL_SETTINGS)
+        while len(log) < kills:
+            line = start_and_kill(run, draw.choice(layouts), draw)
+            if line is None:  # the run was faster
+                break
+            log.append(f"{len(log) + 1:3}  {line}")
+            print(log[-1], flush=True)
+        done = train(run, ranks=draw.choice([1, 2]))
+        assert done.returncode == 0, done.stderr
+        hashes.add(final_hash(run))
+        assert metrics(run, "train_loss") == metrics(straight, "train_loss")
+        assert metrics(run, "validation_loss") == metrics(straight, "validation_loss")
+    return log, hashes
+
+
+def start_and_kill(run: Path, layout: Layout, draw: random.Random) -> str | None:
+    """Start a run, kill something, see that everything ends; return a line about it, or None if the run ended first."""
+    command = train_command(run, "--set", f"parallel={layout.parallel}", ranks=layout.ranks)
+    before = last_step(run)
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    at_start = draw.random() < 0.2
+    if not at_start:  # in training: some time after the first new step
+        deadline = time.monotonic() + 120
+        while size_of(run) == before[1] and process.poll() is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    time.sleep(draw.uniform(0, 4.0 if at_start else 1.5))
+    workers = children(process.pid) if layout.ranks > 1 else [process.pid]
+    if process.poll() is not None:
+        assert process.returncode == 0, process.communicate()[1]
+        return None
+    victims = draw.choice(VICTIMS) if workers and layout.ranks > 1 else "everything"
+    chosen = {
+        "a rank": [draw.choice(workers)] if workers else [],
+        "all ranks": workers,
+        "torchrun": [process.pid],
+        "everything": [process.pid, *workers],
+    }[victims]
+    for pid in chosen:
+        kill(pid)
+    process.communicate(timeout=90)
+    wait_for_nobody(run)
+    step, _ = last_step(run)
+    durable = [record["step"] for record in read_metrics(run) if record.get("event") == "checkpoint"]
+    intact = find(run, "auto")
+    resumes_at = 0 if intact is None else int(intact.name.removeprefix("step-"))
+    assert resumes_at >= max(durable, default=0)
+    redone = step - resumes_at
+    assert redone < 2 * KILL_INTERVAL, (step, resumes_at)
+    leftovers = len(list((run / "checkpoints").glob(".partial-*")))
+    where = "start" if at_start else "training"
+    return (
+        f"{layout!s:7} {where:9} kill -9 {victims:11} at step {step:5}, resumes at {resumes_at:5}, "
+        f"{redone} redone, {leftovers} partial files left behind"
+    )
+
+
+def walk(run: Path, layouts: list[Layout], steps: int, draw: random.Random) -> list[str]:
+    """Take a run to its end in up to five legs, each on another layout; return what it did."""
+    stops = sorted(draw.sample(range(1, steps), draw.randint(2, 4)))
+    legs = []
+    for stop in [*stops, steps]:
+        layout = draw.choice(layouts)
+        options = ("--set", f"parallel={layout.parallel}", "--max-steps", str(stop), "--hash-every", "1")
+        done = train(run, *options, ranks=layout.ranks)
+        assert done.returncode == 0, done.stderr
+        legs.append(f"{layout} to step {stop}")
+    return legs
+
+
+def final_hash(run: Path) -> str:
+    """Return the `state_sha256` of the newest checkpoint."""
+    return json.loads((run / "checkpoints" / "latest" / "state.json").read_text())["state_sha256"]
+
+
+def last_step(run: Path) -> tuple[int, int]:
+    """Return the last step that the metrics tell of, and their size in bytes."""
+    steps = [record["step"] for record in read_metrics(run) if "train_loss" in record]
+    return max(steps, default=0), size_of(run)
+
+
+def size_of(run: Path) -> int:
+    """Return the size of the metrics in bytes."""
+    return (run / METRICS).stat().st_size if (run / METRICS).exists() else 0
+
+
+def children(pid: int) -> list[int]:
+    """Return the ranks that torchrun has started."""
+    found = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True, check=False).stdout
+    return [int(word) for word in found.split()]
+
+
+def kill(pid: int) -> None:
+    """Kill a process that may have ended by itself."""
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def wait_for_nobody(run: Path) -> None:
+    """Wait until no process of this run is left; a rank that outlives torchrun stops by itself."""
+    deadline = time.monotonic() + 60
+    while subprocess.run(["pgrep", "-f", f"train.py {run} "], capture_output=True, check=False).returncode == 0:
+        assert time.monotonic() < deadline, "a process is left"
+        time.sleep(0.05)
