@@ -17,8 +17,9 @@ import torch.distributed as dist
 
 from errors import BadInput
 
-COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 DOWNLOAD_TIMEOUT = timedelta(hours=6)  # tens of gigabytes on a slow line
+# NCCL's own watchdog ends the process without a word to Python: gloo, where every step meets as well, gives up first.
+NCCL_EXTRA = timedelta(minutes=1)
 
 Value = TypeVar("Value")
 
@@ -51,16 +52,18 @@ def environment_rank() -> int:
     return int(os.environ.get("RANK", "0"))
 
 
-def start(device_kind: str | None) -> Ranks:
+def start(device_kind: str | None, timeout_seconds: int) -> Ranks:
     """Join the process group that torchrun describes, or a group of one. `device_kind`: "cuda", "cpu" or None.
 
+    A collective raises RuntimeError when it has waited for `timeout_seconds`.
     Raises BadInput when there is no GPU for this rank.
     """
     if device_kind is None:
         device_kind = "cuda" if torch.cuda.is_available() else "cpu"
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    options: dict[str, Any] = {"backend": "gloo", "timeout": COLLECTIVE_TIMEOUT}
+    timeout = timedelta(seconds=timeout_seconds)
+    options: dict[str, Any] = {"backend": "gloo", "timeout": timeout}
     device = torch.device("cpu")
     if device_kind == "cuda":
         available = torch.cuda.device_count()
@@ -71,7 +74,7 @@ def start(device_kind: str | None) -> Ranks:
             )
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
-        options.update(backend="cpu:gloo,cuda:nccl", device_id=device)
+        options.update(backend="cpu:gloo,cuda:nccl", device_id=device, timeout=timeout + NCCL_EXTRA)
     if "RANK" not in os.environ:
         store = dist.HashStore()  # type: ignore[attr-defined]  # missing from its __all__
         options.update(store=store, rank=0, world_size=1)
@@ -82,7 +85,7 @@ def start(device_kind: str | None) -> Ranks:
         local_rank=local_rank,
         local_world_size=local_world_size,
         device=device,
-        control=dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT),
+        control=dist.new_group(backend="gloo", timeout=timeout),
         download=dist.new_group(backend="gloo", timeout=DOWNLOAD_TIMEOUT),
     )
 
