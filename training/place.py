@@ -41,7 +41,7 @@ def _innermost(walk: Iterable[tuple[FrameType, int]]) -> tuple[str | None, str]:
             call = function
         elif call is None and function == "_engine_run_backward":  # where DDP's own all-reduce is waited for, in C++
             call = "backward"
-    return call, "outside this repository"
+    return call, "code outside this repository"
 
 
 def _text(call: str | None, line: str) -> str:

@@ -34,17 +34,18 @@ SPEAKER_SECONDS = 2.0  # the others' head start for the one that speaks: torchru
 class Beat:
     """A rank's sign of life."""
 
-    count: int | None  # beats so far; None: the rank has left in good order
+    count: int  # beats so far
+    left: str | None  # "done" or "failed": its last beat
     host: str
+    node: str | None  # of torchrun's: ranks of one node can send each other signals; host names may repeat
     pid: int
     step: int | None  # None: before the first
     place: str
 
     def standing(self) -> str:
         """Return where the rank was."""
-        if self.count is None:
-            return "done"
-        return f"{'starting up' if self.step is None else f'at step {self.step}'} in {self.place}"
+        where = f"{'starting up' if self.step is None else f'at step {self.step}'} in {self.place}"
+        return where if self.left is None else f"{self.left} {where}"
 
 
 class Watch:
@@ -57,10 +58,12 @@ class Watch:
         # In own polls, not by the clock: when a whole machine sleeps and wakes up, nobody has missed a beat. Half the
         # timeout at most, so that this speaks before the collective that waits for the lost rank gives up.
         self._patience = int(min(timeout_seconds / 2, LOST_SECONDS) / BEAT_SECONDS)
+        self._count = 0  # own beats
         self._beats: dict[int, Beat] = {}
         self._silent_polls = [0] * ranks.world_size
-        self._failed_in: str | None = None  # place of the collective that failed on this rank
-        self._told = threading.Event()  # after a failure: by this rank or by another one
+        self._failed_in: str | None = None  # place of the error that ends this rank
+        self._tell_all = False  # a collective has failed: the others' places explain it
+        self._told = threading.Event()  # by this rank or by another one
         self._wake = threading.Event()
         self._closing = False
         self._thread = None
@@ -77,12 +80,13 @@ class Watch:
 
     def __exit__(self, _: object, error: BaseException | None, trace: TracebackType | None) -> None:
         """Stop watching; if a collective has failed, say first where every rank is."""
-        if error is None:
-            self.close()
-        elif self._thread is not None and _of_collective(error):
+        if error is not None:
             self._failed_in = place_of_error(trace)
-            self._wake.set()
-            self._told.wait(3 * BEAT_SECONDS)  # the store may be gone, too
+            if self._thread is not None and _of_collective(error):
+                self._tell_all = True
+                self._wake.set()
+                self._told.wait(3 * BEAT_SECONDS)  # the store may be gone, too
+        self.close()
 
     def close(self) -> None:
         """Tell the others that this rank leaves, and end the thread."""
@@ -96,33 +100,44 @@ class Watch:
         lines = []
         for rank, beat in sorted(self._beats.items()):
             silence = self._silent_polls[rank] * BEAT_SECONDS
-            silent = f", silent for {silence:.0f} s" if silence > 2 * BEAT_SECONDS and beat.count is not None else ""
+            silent = f", silent for {silence:.0f} s" if silence > 2 * BEAT_SECONDS and beat.left is None else ""
             lines.append(f"rank {rank} ({beat.host}, pid {beat.pid}{silent}): {beat.standing()}")
         return lines
 
     def _run(self) -> None:
-        count = 0
         try:
             while not self._closing:
-                count += 1
-                self._publish(count)
+                self._publish()
                 self._read()
                 if max(self._silent_polls) >= self._patience:
                     self._end_without([n for n, polls in enumerate(self._silent_polls) if polls > self._patience / 2])
-                if self._failed_in is not None and not self._told.is_set():
+                if self._tell_all and not self._told.is_set():
                     self._tell()
                 self._wake.wait(BEAT_SECONDS)
                 self._wake.clear()
-            self._publish(None)
+            self._publish("done" if self._failed_in is None else "failed")
         except dist.DistError:  # a store that stands still makes its callers wait; this one is gone
-            if not self._closing:
-                if self._ranks.coordinates:
-                    _say("torchrun is gone: stopping at the next step")
-                self.on_orphaned()
+            if self._closing:
+                return
+            if any(beat.left == "failed" for beat in self._beats.values()):
+                time.sleep(self._patience * BEAT_SECONDS)  # enough, unless this rank is stuck
+                _leave()
+            if self._ranks.coordinates:
+                _say("torchrun is gone: stopping at the next step")
+            self.on_orphaned()
 
-    def _publish(self, count: int | None) -> None:
+    def _publish(self, left: str | None = None) -> None:
         where = self._failed_in or current_place()
-        beat = Beat(count=count, host=socket.gethostname(), pid=os.getpid(), step=self.step, place=where)
+        self._count += 1
+        beat = Beat(
+            count=self._count,
+            left=left,
+            host=socket.gethostname(),
+            node=os.environ.get("GROUP_RANK"),
+            pid=os.getpid(),
+            step=self.step,
+            place=where,
+        )
         self._store.set(str(self._ranks.rank), json.dumps(attrs.asdict(beat)))
 
     def _read(self) -> None:
@@ -130,37 +145,44 @@ class Watch:
         begun = [rank for rank in ranks if rank in self._beats or self._store.check([str(rank)])]
         for rank, text in zip(begun, self._store.multi_get([str(rank) for rank in begun]), strict=True):
             beat, before = Beat(**json.loads(text)), self._beats.get(rank)
-            missed = before is not None and beat.count == before.count and beat.count is not None
+            missed = before is not None and beat.count == before.count and beat.left != "done"
             self._silent_polls[rank] = self._silent_polls[rank] + 1 if missed else 0
             self._beats[rank] = beat
 
     def _end_without(self, lost: list[int]) -> NoReturn:
-        """End this process; kill the lost ones of this machine, or torchrun would wait for them."""
+        """End this process; kill the frozen ones of this node, or torchrun would wait for them.
+
+        Of ranks that have failed, the errors are told already: this one did not notice, because it is stuck.
+        """
         own = self._beats[self._ranks.rank]
-        present = [rank for rank, beat in self._beats.items() if rank not in lost and beat.count is not None]
+        frozen = [rank for rank in lost if self._beats[rank].left is None]
+        present = [rank for rank, beat in self._beats.items() if rank not in lost and beat.left is None]
         try:
-            if self._ranks.rank == min(present):
-                gone = "; ".join(
-                    f"rank {rank} ({self._beats[rank].host}, pid {self._beats[rank].pid}) has not answered for "
-                    f"{self._silent_polls[rank] * BEAT_SECONDS:.0f} s, last seen {self._beats[rank].standing()}"
-                    for rank in lost
-                )
+            if frozen and self._ranks.rank == min(present):
                 _say(
-                    f"{gone}; rank {self._ranks.rank} waits {own.standing()}; the last checkpoint is as it was: "
-                    "run the same command again"
+                    f"{'; '.join(self._silence(rank) for rank in frozen)}; rank {self._ranks.rank} is "
+                    f"{own.standing()}; the last checkpoint is as it was: run the same command again"
                 )
             else:
                 time.sleep(SPEAKER_SECONDS)
-            for beat in (self._beats[rank] for rank in lost):
-                if beat.host == own.host:
+            for beat in (self._beats[rank] for rank in frozen):
+                if beat.node is not None and beat.node == own.node:
                     with suppress(OSError):
                         os.kill(beat.pid, signal.SIGKILL)
         finally:
-            os._exit(EXIT_ERROR)
+            _leave()
+
+    def _silence(self, rank: int) -> str:
+        beat, seconds = self._beats[rank], self._silent_polls[rank] * BEAT_SECONDS
+        return (
+            f"rank {rank} ({beat.host}, pid {beat.pid}) has not answered for {seconds:.0f} s, "
+            f"last seen {beat.standing()}"
+        )
 
     def _tell(self) -> None:
         if self._store.add("told", 1) == 1:  # the first rank of all
-            _say("\n  ".join([f"a collective failed on rank {self._ranks.rank}; ranks stand:", *self.report()]))
+            failed = f"a collective failed on rank {self._ranks.rank}; the ranks at their last signs of life:"
+            _say("\n  ".join([failed, *self.report()]))
         else:
             time.sleep(SPEAKER_SECONDS)
         self._told.set()

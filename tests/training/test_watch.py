@@ -4,13 +4,14 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import metrics, train
+from tests.conftest import ROOT, metrics, train
 from tests.training.test_stopping import LONG, start, wait_for_step
 from training.checkpoint import verify
 from training.metrics import read_metrics
@@ -18,8 +19,9 @@ from training.watch import BEAT_SECONDS
 
 TIMEOUT_SECONDS = 10  # a rank counts as lost after half of it
 SETTINGS = LONG | {"min_train_tokens": 900 * 8 * 32, "checkpoint_interval": 5, "timeout_seconds": TIMEOUT_SECONDS}
-STANDING = r"at step \d+ in (\w+ \()?training/\w+\.py:\d+, \w+\)?"
-COLLECTIVE = r"at step \d+ in (all|reduce|broadcast)\w+ \(training/\w+\.py:\d+, \w+\)"
+LINE = r"[\w/]+\.py:\d+, [\w<>]+"
+STANDING = rf"at step \d+ in (\w+ \()?{LINE}\)?"
+COLLECTIVE = rf"at step \d+ in (all|reduce|broadcast)\w+ \({LINE}\)"
 
 
 def pids(process: subprocess.Popen[str]) -> list[int]:
@@ -56,7 +58,7 @@ def test_a_frozen_rank_ends_the_job_by_name(make_run: Callable[..., Path], froze
     [line] = [line for line in errors.splitlines() if line.startswith("train.py:")]
     assert re.fullmatch(
         rf"train\.py: rank {frozen} \(\S+, pid {pid}\) has not answered for 5 s, last seen {STANDING}; "
-        rf"rank {1 - frozen} waits {COLLECTIVE}; the last checkpoint is as it was: run the same command again",
+        rf"rank {1 - frozen} is {COLLECTIVE}; the last checkpoint is as it was: run the same command again",
         line,
     ), line
     assert checkpoints(run) == saved
@@ -95,11 +97,13 @@ def test_a_stuck_rank_fails_a_collective_and_a_table_says_where_each_rank_is(
     script = tmp_path / "stuck.py"
     script.write_text(STUCK)
     run = make_run(timeout_seconds=TIMEOUT_SECONDS)
-    done = train(run, ranks=2, script=script, environment={"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "2"})
+    done = train(run, ranks=2, script=script)
     assert done.returncode == 1
-    [table] = re.findall(r"train\.py: a collective failed on rank 0; ranks stand:\n(.*\n)(.*\n)", done.stderr)
-    assert re.fullmatch(r"  rank 0 \(\S+, pid \d+\): at step 3 in \w+ \(training/\w+\.py:\d+, \w+\)\n", table[0])
-    assert re.fullmatch(r"  rank 1 \(\S+, pid \d+\): at step 3 in training/step\.py:\d+, train_step\n", table[1])
+    head = r"train\.py: a collective failed on rank 0; the ranks at their last signs of life:"
+    [(first, second)] = re.findall(rf"{head}\n  (.*)\n  (.*)\n", done.stderr)
+    assert re.fullmatch(rf"rank 0 \(\S+, pid \d+\): at step 3 in \w+ \({LINE}\)", first)
+    assert re.fullmatch(r"rank 1 \(\S+, pid \d+\): at step 3 in training/step\.py:\d+, train_step", second)
+    assert "SIGKILL" not in done.stderr  # the stuck rank ends before torchrun ends it
     assert done.stderr.index("a collective failed") < done.stderr.index("Traceback (most recent call last)")
     assert not (run / "checkpoints").exists()
     assert_no_process_left(run)
@@ -116,3 +120,41 @@ def test_ranks_whose_torchrun_was_killed_stop_with_a_checkpoint(make_run: Callab
     assert read_metrics(run)[-1]["event"] == "stopped"
     assert verify(run / "checkpoints" / "latest") is None
     assert_no_process_left(run)
+
+
+SLEEPING = """
+import os
+import time
+
+import torch
+from torch.distributed import TCPStore
+
+from training import watch
+from training.ranks import Ranks
+
+server = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(server.port))
+watch.BEAT_SECONDS = 0.1
+place = dict(local_world_size=2, device=torch.device("cpu"), control=None, download=None)
+ranks = [Ranks(rank=rank, world_size=2, local_rank=rank, **place) for rank in range(2)]
+watches = [watch.Watch(each, timeout_seconds=1) for each in ranks]
+time.sleep(0.5)
+print("asleep", flush=True)
+time.sleep(1)
+print(*watches[0].report(), sep="\\n")
+for each in watches:
+    each.close()
+os._exit(0)
+"""
+
+
+def test_a_machine_that_sleeps_loses_nobody() -> None:
+    command = [sys.executable, "-c", SLEEPING]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    assert process.stdout is not None and process.stdout.readline() == "asleep\n"
+    process.send_signal(signal.SIGSTOP)
+    time.sleep(1.5)  # three times what a rank may be silent
+    process.send_signal(signal.SIGCONT)
+    output, errors = process.communicate(timeout=30)
+    assert process.returncode == 0, errors
+    assert re.fullmatch(r"(rank [01] \(\S+, pid \d+\): starting up in \S.*\n){2}", output), output + errors
