@@ -63,6 +63,7 @@ class TrainConfig:
     compile: bool | None = attrs.field(
         default=None, validator=checks.optional(checks.boolean())
     )  # null: on a GPU, not on a CPU
+    timeout_seconds: int = attrs.field(default=600, validator=checks.integer(10))  # of one collective
 
 
 @attrs.frozen(kw_only=True)

@@ -16,8 +16,9 @@ import torch.distributed as dist
 from errors import BadInput
 from training.signals import StopSignals
 
-COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 DOWNLOAD_TIMEOUT = timedelta(hours=6)  # tens of gigabytes on a slow line
+# NCCL's own watchdog ends the process without a word to Python: gloo, where every step meets as well, gives up first.
+NCCL_EXTRA = timedelta(minutes=1)
 
 all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # before torch 2.13
 
@@ -52,16 +53,18 @@ def environment_rank() -> int:
     return int(os.environ.get("RANK", "0"))
 
 
-def start(device_kind: str | None) -> Ranks:
+def start(device_kind: str | None, timeout_seconds: int) -> Ranks:
     """Join the process group that torchrun describes, or a group of one. `device_kind`: "cuda", "cpu" or None.
 
+    A collective raises RuntimeError when it has waited for `timeout_seconds`.
     Raises BadInput when there is no GPU for this rank.
     """
     if device_kind is None:
         device_kind = "cuda" if torch.cuda.is_available() else "cpu"
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    options: dict[str, Any] = {"backend": "gloo", "timeout": COLLECTIVE_TIMEOUT}
+    timeout = timedelta(seconds=timeout_seconds)
+    options: dict[str, Any] = {"backend": "gloo", "timeout": timeout}
     device = torch.device("cpu")
     if device_kind == "cuda":
         available = torch.cuda.device_count()
@@ -72,7 +75,7 @@ def start(device_kind: str | None) -> Ranks:
             )
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
-        options.update(backend="cpu:gloo,cuda:nccl", device_id=device)
+        options.update(backend="cpu:gloo,cuda:nccl", device_id=device, timeout=timeout + NCCL_EXTRA)
     store, rank, world_size = _rendezvous()
     dist.init_process_group(**options, store=store, rank=rank, world_size=world_size)
     return Ranks(
@@ -81,7 +84,7 @@ def start(device_kind: str | None) -> Ranks:
         local_rank=local_rank,
         local_world_size=local_world_size,
         device=device,
-        control=dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT),
+        control=dist.new_group(backend="gloo", timeout=timeout),
         download=dist.new_group(backend="gloo", timeout=DOWNLOAD_TIMEOUT),
     )
 

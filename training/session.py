@@ -31,6 +31,7 @@ from training.signals import StopSignals
 from training.step import Loss, Trainer
 from training.token_set import TokenSet, check_tokens, open_tokens
 from training.validation import Validation
+from training.watch import Watch
 
 
 @attrs.frozen(kw_only=True)
@@ -52,13 +53,14 @@ class Options:
 def run_session(run: Run, options: Options) -> int:
     """Train the run and return the exit status. Call it on every rank. Raises BadInput and Diverged."""
     ledger = Ledger(options.began)
-    ranks = start(options.device)
-    status = _train(run, options, ranks, ledger)
+    ranks = start(options.device, run.train.timeout_seconds)
+    with Watch(ranks, run.train.timeout_seconds) as watch:
+        status = _train(run, options, ranks, ledger, watch)
     stop()  # not after an exception: to leave NCCL's group can wait for peers that are in a collective
     return status
 
 
-def _train(run: Run, options: Options, ranks: Ranks, ledger: Ledger) -> int:
+def _train(run: Run, options: Options, ranks: Ranks, ledger: Ledger, watch: Watch) -> int:
     with ledger.start_up():
         _say(ranks, list(run.notices))
         token_set = open_tokens(run, options.token_files, ranks)
@@ -67,7 +69,7 @@ def _train(run: Run, options: Options, ranks: Ranks, ledger: Ledger) -> int:
         numerics = resolve_numerics(run, plan, ranks)
         set_determinism(numerics.determinism, run.train.cpu_threads, ranks)
         _say(ranks, _introduction(run, plan, numerics, ranks))
-        trainer = _make_trainer(run, plan, numerics, ranks)
+        trainer = _make_trainer(run, plan, numerics, ranks, watch)
         job = _make_job(run, plan, token_set, trainer, options)
         if options.replay is not None:
             return _replay(job, options, trainer)
@@ -80,6 +82,7 @@ def _train(run: Run, options: Options, ranks: Ranks, ledger: Ledger) -> int:
             write_record(run, job.config, token_set, ranks)
     options.signals.training_begins()
     loop = Loop(trainer, job, state, ledger)
+    watch.on_orphaned = options.signals.ask
     finished = loop.train(changes)
     lines = _summary(loop, finished)
     if loop.chart is not None:
@@ -103,7 +106,7 @@ def _introduction(run: Run, plan: Plan, numerics: Numerics, ranks: Ranks) -> lis
     return lines
 
 
-def _make_trainer(run: Run, plan: Plan, numerics: Numerics, ranks: Ranks) -> Trainer:
+def _make_trainer(run: Run, plan: Plan, numerics: Numerics, ranks: Ranks, watch: Watch) -> Trainer:
     # Matrix products that autocast leaves in fp32 may use TF32; a run that asks for fp32 gets fp32.
     torch.set_float32_matmul_precision("highest" if numerics.precision == "fp32" else "high")
     network = GPT(run.model)
@@ -120,6 +123,7 @@ def _make_trainer(run: Run, plan: Plan, numerics: Numerics, ranks: Ranks) -> Tra
         loss_scale=LossScale(numerics.precision, ranks.device),
         loss=_compile(next_token_loss) if numerics.compiled else next_token_loss,
         guard=Guard(ranks, run.train),
+        watch=watch,
         drop_rate=run.model.drop_rate,
         seed=run.train.random_seed,
         clipping_max_norm=run.train.clipping_max_norm,

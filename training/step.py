@@ -19,6 +19,7 @@ from training.precision import LossScale, autocast
 from training.ranks import Ranks
 from training.reduction import fast_grad_norm, mean_over_ranks, ordered_grad_norm
 from training.schedule import Schedule, learning_rate
+from training.watch import Watch
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # logits (B, T, V), targets (B, T) -> nats per token, mean or (B,)
 
@@ -38,6 +39,7 @@ class Trainer:
     loss_scale: LossScale
     loss: Loss
     guard: Guard
+    watch: Watch
     drop_rate: float
     seed: int
     clipping_max_norm: float | None
@@ -54,6 +56,7 @@ class StepResult:
 
 def train_step(trainer: Trainer, step: int, feed: Feed) -> StepResult:
     """Take the step's micro-batches of this rank from the feed and apply one update, the same on every rank."""
+    trainer.watch.step = step + 1
     accumulation = trainer.layout.accumulation
     rate = learning_rate(trainer.schedule, step)
     losses = []

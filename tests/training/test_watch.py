@@ -1,0 +1,160 @@
+"""Ranks that stand still, are stuck or lose torchrun: the job ends by itself, says why, and leaves nothing behind."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT, metrics, train
+from tests.training.test_stopping import LONG, start, wait_for_step
+from training.checkpoint import verify
+from training.metrics import read_metrics
+from training.watch import BEAT_SECONDS
+
+TIMEOUT_SECONDS = 10  # a rank counts as lost after half of it
+SETTINGS = LONG | {"min_train_tokens": 900 * 8 * 32, "checkpoint_interval": 5, "timeout_seconds": TIMEOUT_SECONDS}
+LINE = r"[\w/]+\.py:\d+, [\w<>]+"
+STANDING = rf"at step \d+ in (\w+ \()?{LINE}\)?"
+COLLECTIVE = rf"at step \d+ in (all|reduce|broadcast)\w+ \({LINE}\)"
+
+
+def pids(process: subprocess.Popen[str]) -> list[int]:
+    """Return torchrun's processes in rank order."""
+    shown = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=True).stdout
+    return [int(pid) for pid in shown.split()]
+
+
+def assert_no_process_left(run: Path) -> None:
+    deadline = time.monotonic() + 10  # a chart may still be drawn
+    while str(run) in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def checkpoints(run: Path) -> set[str]:
+    return {path.name for path in (run / "checkpoints").iterdir()}
+
+
+@pytest.mark.parametrize("frozen", [0, 1])
+def test_a_frozen_rank_ends_the_job_by_name(make_run: Callable[..., Path], frozen: int) -> None:
+    run = make_run(**SETTINGS)
+    process = start(run, ranks=2)
+    wait_for_step(run, 6, process)
+    time.sleep(2 * BEAT_SECONDS)  # a step of this model is much shorter than the time between two beats
+    pid = pids(process)[frozen]
+    os.kill(pid, signal.SIGSTOP)
+    began = time.monotonic()
+    time.sleep(1)  # a save that had begun is done, the other rank waits
+    saved = checkpoints(run)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert time.monotonic() - began < TIMEOUT_SECONDS + 10
+    [line] = [line for line in errors.splitlines() if line.startswith("train.py:")]
+    assert re.fullmatch(
+        rf"train\.py: rank {frozen} \(\S+, pid {pid}\) has not answered for 5 s, last seen {STANDING}; "
+        rf"rank {1 - frozen} is {COLLECTIVE}; the last checkpoint is as it was: run the same command again",
+        line,
+    ), line
+    assert checkpoints(run) == saved
+    assert_no_process_left(run)
+    if frozen == 1:
+        reached = max(metrics(run, "train_loss"))
+        done = train(run, "--max-steps", str(reached + 5), ranks=2)
+        assert done.returncode == 0, done.stderr
+        assert "resuming from" in done.stdout
+        assert max(metrics(run, "train_loss")) == reached + 5
+
+
+STUCK = """
+import time
+
+import train
+from training import loop, step
+
+plain = step.train_step
+
+
+def stuck(trainer, number, feed):
+    if number == 2 and trainer.ranks.rank == 1:
+        trainer.loss = lambda logits, targets: time.sleep(1000)
+    return plain(trainer, number, feed)
+
+
+loop.train_step = stuck
+train.leave(train.main())
+"""
+
+
+def test_a_stuck_rank_fails_a_collective_and_a_table_says_where_each_rank_is(
+    make_run: Callable[..., Path], tmp_path: Path
+) -> None:
+    script = tmp_path / "stuck.py"
+    script.write_text(STUCK)
+    run = make_run(timeout_seconds=TIMEOUT_SECONDS)
+    done = train(run, ranks=2, script=script)
+    assert done.returncode == 1
+    head = r"train\.py: a collective failed on rank 0; the ranks at their last signs of life:"
+    [(first, second)] = re.findall(rf"{head}\n  (.*)\n  (.*)\n", done.stderr)
+    assert re.fullmatch(rf"rank 0 \(\S+, pid \d+\): at step 3 in \w+ \({LINE}\)", first)
+    assert re.fullmatch(r"rank 1 \(\S+, pid \d+\): at step 3 in training/step\.py:\d+, train_step", second)
+    assert "SIGKILL" not in done.stderr  # the stuck rank ends before torchrun ends it
+    assert done.stderr.index("a collective failed") < done.stderr.index("Traceback (most recent call last)")
+    assert not (run / "checkpoints").exists()
+    assert_no_process_left(run)
+
+
+def test_ranks_whose_torchrun_was_killed_stop_with_a_checkpoint(make_run: Callable[..., Path]) -> None:
+    run = make_run(**SETTINGS | {"checkpoint_interval": 1000})
+    process = start(run, ranks=2)
+    wait_for_step(run, 5, process)
+    process.kill()
+    output, errors = process.communicate(timeout=30)  # the ranks have its pipes
+    assert "stopped early; the same command continues" in output, errors
+    assert errors.count("train.py: torchrun is gone: stopping at the next step") == 1
+    assert read_metrics(run)[-1]["event"] == "stopped"
+    assert verify(run / "checkpoints" / "latest") is None
+    assert_no_process_left(run)
+
+
+SLEEPING = """
+import os
+import time
+
+import torch
+from torch.distributed import TCPStore
+
+from training import watch
+from training.ranks import Ranks
+
+server = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(server.port))
+watch.BEAT_SECONDS = 0.1
+place = dict(local_world_size=2, device=torch.device("cpu"), control=None, download=None)
+ranks = [Ranks(rank=rank, world_size=2, local_rank=rank, **place) for rank in range(2)]
+watches = [watch.Watch(each, timeout_seconds=1) for each in ranks]
+time.sleep(0.5)
+print("asleep", flush=True)
+time.sleep(1)
+print(*watches[0].report(), sep="\\n")
+for each in watches:
+    each.close()
+os._exit(0)
+"""
+
+
+def test_a_machine_that_sleeps_loses_nobody() -> None:
+    command = [sys.executable, "-c", SLEEPING]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    assert process.stdout is not None and process.stdout.readline() == "asleep\n"
+    process.send_signal(signal.SIGSTOP)
+    time.sleep(1.5)  # three times what a rank may be silent
+    process.send_signal(signal.SIGCONT)
+    output, errors = process.communicate(timeout=30)
+    assert process.returncode == 0, errors
+    assert re.fullmatch(r"(rank [01] \(\S+, pid \d+\): starting up in \S.*\n){2}", output), output + errors
