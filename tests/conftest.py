@@ -74,13 +74,17 @@ def make_run(tmp_path: Path, token_files: Path) -> Callable[..., Path]:
     """Return a function that writes a tiny run directory; keywords override train.json, `model` model.json."""
 
     def make(name: str = "run", model: dict[str, Any] | None = None, **train: Any) -> Path:
-        directory = tmp_path / name
-        directory.mkdir()
-        (directory / "model.json").write_text(json.dumps(TINY_MODEL | (model or {})))
-        (directory / "train.json").write_text(json.dumps({"dataset": str(token_files)} | TINY_TRAIN | train))
-        return directory
+        return write_run(tmp_path / name, token_files, model, **train)
 
     return make
+
+
+def write_run(directory: Path, token_files: Path, model: dict[str, Any] | None = None, **train: Any) -> Path:
+    """Write a tiny run directory and return it."""
+    directory.mkdir()
+    (directory / "model.json").write_text(json.dumps(TINY_MODEL | (model or {})))
+    (directory / "train.json").write_text(json.dumps({"dataset": str(token_files)} | TINY_TRAIN | train))
+    return directory
 
 
 def train(

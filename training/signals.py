@@ -6,8 +6,9 @@ all ranks agree between two steps to stop. torch is not needed here: importing i
 
 import os
 import signal
+import threading
 import time
-from types import FrameType
+from typing import NoReturn
 
 from errors import EXIT_STOPPED
 from training.claim import Claim
@@ -23,8 +24,13 @@ class StopSignals:
         self.asked = False
         self.claim: Claim | None = None  # to say on the way out how it ended
         self._training = False
+        heard, hears = os.pipe()
+        os.set_blocking(hears, False)
         for number in NUMBERS:
-            signal.signal(number, self._handle)
+            signal.signal(number, lambda *_: None)
+        # Python's own handlers wait while the main thread is in C++, as in a rendezvous: a thread listens instead.
+        signal.set_wakeup_fd(hears, warn_on_full_buffer=False)
+        threading.Thread(target=self._listen, args=(heard,), name="signals", daemon=True).start()
 
     def ask(self) -> None:
         """Ask this rank to stop at the next step boundary."""
@@ -41,12 +47,17 @@ class StopSignals:
             time.sleep(0.1)
         return self.asked
 
-    def _handle(self, number: int, _: FrameType | None) -> None:
-        self.asked = True
-        if self._training:
-            return
+    def _listen(self, heard: int) -> None:
+        while True:
+            numbers = os.read(heard, 1)
+            if numbers[0] not in NUMBERS:
+                continue
+            self.asked = True
+            if not self._training:
+                self._end(signal.Signals(numbers[0]).name)
+
+    def _end(self, name: str) -> NoReturn:
         if self.claim is not None:
             self.claim.end(EXIT_STOPPED)
-            name = signal.Signals(number).name
             print(f"train.py: {name} before the first step: nothing is lost; the same command continues", flush=True)
         os._exit(EXIT_STOPPED)

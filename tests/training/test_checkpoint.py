@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from tests.conftest import ROOT, metrics, train, train_command
+from tests.conftest import ROOT, metrics, train, train_command, write_run
 from training.checkpoint import verify
 from training.commit import MOMENTS
 from training.metrics import read_metrics
@@ -25,14 +25,9 @@ FILES = ("manifest.json", "model.safetensors", "optimizer.safetensors", "state.j
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory, token_files: Path) -> Path:
     """A run with two checkpoints, to be copied and damaged."""
-    from tests.conftest import TINY_MODEL, TINY_TRAIN
-
-    directory = tmp_path_factory.mktemp("finished") / "run"
-    directory.mkdir()
-    (directory / "model.json").write_text(json.dumps(TINY_MODEL))
-    (directory / "train.json").write_text(json.dumps({"dataset": str(token_files)} | TINY_TRAIN))
-    assert train(directory).returncode == 0
-    return directory
+    run = write_run(tmp_path_factory.mktemp("finished") / "run", token_files)
+    assert train(run).returncode == 0
+    return run
 
 
 def test_a_kill_at_any_moment_of_a_save_loses_no_earlier_checkpoint_and_changes_nothing(
