@@ -60,7 +60,7 @@ def _train(run: Run, options: Options, ranks: Ranks, ledger: Ledger) -> int:
         _say(ranks, list(run.notices))
         token_set = open_tokens(run, options.token_files, ranks)
         plan = make_plan(run, ranks.world_size, token_set.train.length)
-        check_tokens(run, plan, token_set, ranks)
+        token_set = check_tokens(run, plan, token_set, ranks)
         numerics = resolve_numerics(run, plan, ranks)
         set_determinism(numerics.determinism, run.train.cpu_threads, ranks)
         _say(ranks, _introduction(run, plan, numerics, ranks))
