@@ -75,6 +75,8 @@ class Loop:
         if numerics_changes:
             self._event("numerics-drift", changes=numerics_changes)
         self._event("start", world_size=self.trainer.ranks.world_size, commit=self.job.config["git_commit"])
+        if self.job.config["self_test"] is not None:
+            self._event("self-test", **self.job.config["self_test"])
         try:
             if self.first_step == 0 and validation_due(self.job, 0):
                 self._validate()

@@ -26,6 +26,7 @@ from training.progress import duration
 from training.ranks import Ranks, StopRequest, from_coordinator, start, stop
 from training.record import differences, numerics_drift, resolved, write_record
 from training.replay import replay
+from training.selftest import self_test
 from training.step import FiniteGuard, Loss, Trainer
 from training.token_set import TokenSet, check_tokens, open_tokens
 from training.validation import Validation
@@ -73,6 +74,9 @@ def _train(run: Run, options: Options, ranks: Ranks, ledger: Ledger) -> int:
         if state.step >= job.last_step:
             _say(ranks, [_nothing_to_do(run, plan, state)])
             return EXIT_DONE
+        outcome, lines = self_test(trainer)
+        _say(ranks, lines)
+        job = attrs.evolve(job, config={**job.config, "self_test": outcome})
         if ranks.coordinates:
             write_record(run, job.config, token_set, ranks)
     loop = Loop(trainer, job, state, ledger)
@@ -170,6 +174,7 @@ def _replay(job: Job, options: Options, trainer: Trainer) -> int:
     if path is not None:
         state, _ = _load(path, job, trainer, allow_drift=True)
     _say(ranks, [f"replaying from {path or 'the start'} at step {state.step:,}; nothing is written"])
+    _say(ranks, self_test(trainer)[1])
     return EXIT_DONE if replay(trainer, job, state, first, last) else EXIT_ERROR
 
 
