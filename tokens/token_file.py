@@ -1,8 +1,7 @@
 """The on-disk format of tokens, and the only module that knows it.
 
 `<split>.safetensors` holds one 1-D tensor `tokens`, uint16 or uint32; a long stream may be split into
-`<split>-00000-of-00020.safetensors` and is read as one. `manifest.json` beside them is optional: a directory with
-nothing but token files loads.
+`<split>-00000-of-00020.safetensors` and is read as one.
 """
 
 import json
@@ -17,8 +16,6 @@ import numpy as np
 from errors import BadInput
 
 HEADER_BYTES = 4096  # of the files we write: room for any token count, and the data starts on a page
-MANIFEST = "manifest.json"
-FORMAT = 1  # of the manifest
 SCAN_TOKENS = 1 << 24  # looked at in one go when ids are checked
 
 _DTYPES: dict[str, np.dtype[Any]] = {"U16": np.dtype("<u2"), "U32": np.dtype("<u4")}  # safetensors' names
@@ -107,23 +104,25 @@ def read_header(path: Path) -> TokenFile:
             header = json.loads(file.read(length))
         except ValueError as error:
             raise BadInput(f"{path}: not a safetensors file: its header is not JSON") from error
-    try:
-        tensors = {name: value for name, value in header.items() if name != "__metadata__"}
-        described = [(value["dtype"], value["shape"], *value["data_offsets"]) for value in tensors.values()]
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise BadInput(f"{path}: not a safetensors file: its header describes no tensors") from error
-    if list(tensors) != ["tokens"]:
-        raise BadInput(f"{path}: got tensors {', '.join(tensors) or 'none'}, wanted one named 'tokens'")
-    [(kind, shape, begin, end)] = described
-    if kind not in _DTYPES or len(shape) != 1:
+    if not isinstance(header, dict):
+        raise BadInput(f"{path}: not a safetensors file: its header describes no tensors")
+    names = [name for name in header if name != "__metadata__"]
+    if names != ["tokens"]:
+        raise BadInput(f"{path}: got tensors {', '.join(names) or 'none'}, wanted one named 'tokens'")
+    match header["tokens"]:
+        case {"dtype": str(kind), "shape": [*shape], "data_offsets": [int(begin), int(end)]}:
+            pass
+        case _:
+            raise BadInput(f"{path}: not a safetensors file: its header does not describe its tokens")
+    if kind not in _DTYPES or len(shape) != 1 or not isinstance(shape[0], int):
         raise BadInput(f"{path}: got dtype {kind} and shape {shape}, wanted U16 or U32 and one dimension")
     dtype, count = _DTYPES[kind], shape[0]
-    if end - begin != count * dtype.itemsize or 8 + length + end != size:
+    if begin != 0 or end != count * dtype.itemsize or 8 + length + end != size:
         raise BadInput(
             f"{path}: cut short or damaged: got {size} bytes, wanted {8 + length + count * dtype.itemsize} "
             f"for its {count} tokens; prepare or download it again"
         )
-    return TokenFile(path, dtype, 8 + length + begin, count)
+    return TokenFile(path, dtype, 8 + length, count)
 
 
 def write_header(file: BinaryIO, dtype: np.dtype, length: int) -> None:
@@ -133,40 +132,6 @@ def write_header(file: BinaryIO, dtype: np.dtype, length: int) -> None:
     header = json.dumps({"tokens": tensor}).encode().ljust(HEADER_BYTES - 8)
     file.seek(0)
     file.write(struct.pack("<Q", len(header)) + header)
-
-
-def read_manifest(directory: Path) -> dict[str, Any] | None:
-    """Return the manifest of a token directory, or None without one of ours. Raises BadInput for a broken one."""
-    path = directory / MANIFEST
-    if not path.is_file():
-        return None
-    try:
-        manifest = json.loads(path.read_text())
-    except ValueError as error:
-        raise BadInput(f"{path}: not JSON: {error}; prepare the tokens again or delete it") from error
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        return None  # somebody else's file of that name
-    return manifest
-
-
-def check_manifest(stream: TokenStream, manifest: dict[str, Any] | None) -> int | None:
-    """Return the largest id that the manifest vouches for in every file of the stream, or None.
-
-    Raises BadInput where a file is not of the size that was written.
-    """
-    largest = 0
-    for file in stream.files:
-        entry = (manifest or {}).get("files", {}).get(file.path.name)
-        if entry is None:
-            return None
-        size = file.path.stat().st_size
-        if size != entry["size_bytes"]:
-            raise BadInput(
-                f"{file.path}: got {size} bytes, wanted {entry['size_bytes']} by {MANIFEST}; "
-                "the file or the manifest is from another preparation: prepare or download both again"
-            )
-        largest = max(largest, entry["max_id"])
-    return largest
 
 
 def _check_shards(directory: Path, split: str, shards: list[Path]) -> None:

@@ -5,7 +5,6 @@ becomes validation and test, headers are filled in and the files get their names
 encoding happen before `add`: a parallel preparation hands its tokens over in the same order.
 """
 
-import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -17,7 +16,8 @@ import numpy as np
 
 from errors import BadInput
 from files import sync
-from tokens.token_file import FORMAT, HEADER_BYTES, MANIFEST, write_header
+from tokens.manifest import FORMAT, MANIFEST, read_content
+from tokens.token_file import HEADER_BYTES, read_header, write_header
 from tokens.tokenizer import RANKS_FILE, Tokenizer, token_dtype
 
 PARTIAL = ".partial-"
@@ -142,7 +142,7 @@ class TokenWriter:
 
     def _manifest(self, lengths: dict[str, int], sources: list[dict[str, Any]]) -> dict[str, Any]:
         files = {
-            f"{split}.safetensors": _describe(self._partial(f"{split}.safetensors"), self.dtype)
+            f"{split}.safetensors": _describe(self._partial(f"{split}.safetensors"))
             for split in ("train", "validation", "test")
             if lengths[split] or split == "train"
         }
@@ -173,20 +173,7 @@ def _share(count: int, fraction: float) -> int:
     return max(1, round(count * fraction)) if fraction > 0 else 0
 
 
-def _describe(path: Path, dtype: np.dtype) -> dict[str, Any]:
+def _describe(path: Path) -> dict[str, Any]:
     """Return the manifest's entry of a finished token file, read back from disk."""
-    digest = hashlib.sha256()
-    largest = 0
-    with path.open("rb") as file:
-        digest.update(file.read(HEADER_BYTES))
-        while data := file.read(COPY_BYTES):
-            digest.update(data)
-            largest = max(largest, int(np.frombuffer(data, dtype).max()))
-    size = path.stat().st_size
-    return {
-        "size_bytes": size,
-        "sha256": digest.hexdigest(),
-        "tokens": (size - HEADER_BYTES) // dtype.itemsize,
-        "dtype": dtype.name,
-        "max_id": largest,
-    }
+    file = read_header(path)
+    return {**attrs.asdict(read_content(file)), "tokens": file.length, "dtype": file.dtype.name}

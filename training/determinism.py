@@ -43,3 +43,5 @@ def set_determinism(level: str, cpu_threads: int, ranks: Ranks) -> None:
         torch.use_deterministic_algorithms(True)
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # NaN in every buffer
         torch.backends.cudnn.benchmark = False
+        # Torch has no deterministic backward for it: strict mode passes it over, and so does the record when it is off.
+        torch.backends.cuda.enable_cudnn_sdp(False)

@@ -80,6 +80,8 @@ class Loop:
         if numerics_changes:
             self._event("numerics-drift", changes=numerics_changes)
         self._event("start", world_size=self.trainer.ranks.world_size, commit=self.job.config["git_commit"])
+        if self.job.config["self_test"] is not None:
+            self._event("self-test", **self.job.config["self_test"])
         try:
             self._catch_up()
             for step in range(self.first_step, self.job.last_step):

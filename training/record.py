@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 
 from errors import BadInput
+from tokens.token_file import TokenStream
 from tokens.tokenizer import RANKS_FILE
 from training import checkpoint
 from training.config import Run
@@ -31,7 +32,8 @@ def resolved(run: Run, plan: Plan, token_set: TokenSet) -> dict[str, Any]:
         "accumulation": plan.layout.accumulation,
         "world_size": plan.layout.world_size,
         "steps": plan.steps,
-        "train_stream": _describe(token_set),
+        "train_stream": _describe(token_set, token_set.train),
+        "validation_stream": None if token_set.validation is None else _describe(token_set, token_set.validation),
         "git_commit": git_commit(),
     }
 
@@ -52,7 +54,9 @@ def write_record(run: Run, config: dict[str, Any], token_set: TokenSet, ranks: R
 
 def differences(run: Run, before: dict[str, Any], now: dict[str, Any], path: Path) -> list[str]:
     """Return what changed since the checkpoint, a line each. Raises BadInput for what makes it unusable."""
-    _refuse_other_tokens(before["train_stream"], now["train_stream"], path)
+    for key in ("train_stream", "validation_stream"):
+        if before.get(key) is not None and now[key] is not None:
+            _refuse_other_tokens(key.removesuffix("_stream"), before[key], now[key], path)
     lines = []
     for file, key, old, new in _changed_keys(before, now):
         where = f"{run.directory / file}: {key}"
@@ -93,18 +97,29 @@ def _changed_keys(before: dict[str, Any], now: dict[str, Any]) -> list[tuple[str
     return [pair for pair in pairs if pair[2] != pair[3]]
 
 
-def _describe(token_set: TokenSet) -> dict[str, Any]:
-    """Return what identifies the train stream: its length, and its files' sha256 where a manifest has them."""
-    files = (token_set.manifest or {}).get("files", {})
-    digests = [files.get(file.path.name, {}).get("sha256") for file in token_set.train.files]
-    return {"directory": str(token_set.directory), "tokens": token_set.train.length, "sha256": digests}
+def _describe(token_set: TokenSet, stream: TokenStream) -> dict[str, Any]:
+    """Return what identifies a stream: its length, and each file's sha256 as it was read."""
+    names = [file.path.name for file in stream.files]
+    digests = [token_set.contents[name].sha256 for name in names]
+    return {"directory": str(token_set.directory), "tokens": stream.length, "files": names, "sha256": digests}
 
 
-def _refuse_other_tokens(old: dict[str, Any], new: dict[str, Any], path: Path) -> None:
-    """Raise BadInput when the stream is not the one that the checkpoint was trained on: its windows are others."""
-    both = [pair for pair in zip(old["sha256"], new["sha256"], strict=False) if None not in pair]
-    if old["tokens"] != new["tokens"] or any(first != second for first, second in both):
+def _refuse_other_tokens(split: str, old: dict[str, Any], new: dict[str, Any], path: Path) -> None:
+    """Raise BadInput when a stream is not the one that the checkpoint was made with: its windows are others."""
+    advice = "pass those with --token-files DIR, or start anew with --resume never"
+    if old["tokens"] != new["tokens"]:
         raise BadInput(
-            f"{new['directory']}: its {new['tokens']:,} train tokens are not the {old['tokens']:,} that {path} was "
-            "made with; pass those with --token-files DIR, or start anew with --resume never"
+            f"{new['directory']}: its {new['tokens']:,} {split} tokens are not the {old['tokens']:,} that {path} was "
+            f"made with; {advice}"
         )
+    if len(old["sha256"]) != len(new["sha256"]):
+        raise BadInput(
+            f"{new['directory']}: its {split} tokens are cut into other files than those that {path} was made with; "
+            f"{advice}"
+        )
+    for name, before, now in zip(new["files"], old["sha256"], new["sha256"], strict=True):
+        if before not in (None, now):  # None: written when a file without a manifest was not read through
+            raise BadInput(
+                f"{Path(new['directory']) / name}: damaged, or another file than the one that {path} was made with: "
+                f"got sha256 {now[:12]}..., wanted {before[:12]}...; {advice}"
+            )

@@ -27,6 +27,7 @@ from training.progress import duration
 from training.ranks import Ranks, StopRequest, from_coordinator, restarts, start, stop
 from training.record import differences, numerics_drift, resolved, write_record
 from training.replay import replay
+from training.selftest import self_test
 from training.signals import StopSignals
 from training.step import Loss, Trainer
 from training.token_set import TokenSet, check_tokens, open_tokens
@@ -65,7 +66,7 @@ def _train(run: Run, options: Options, ranks: Ranks, ledger: Ledger, watch: Watc
         _say(ranks, list(run.notices))
         token_set = open_tokens(run, options.token_files, ranks)
         plan = make_plan(run, ranks.world_size, token_set.train.length)
-        check_tokens(run, plan, token_set, ranks)
+        token_set = check_tokens(run, plan, token_set, ranks)
         numerics = resolve_numerics(run, plan, ranks)
         set_determinism(numerics.determinism, run.train.cpu_threads, ranks)
         _say(ranks, _introduction(run, plan, numerics, ranks))
@@ -78,6 +79,9 @@ def _train(run: Run, options: Options, ranks: Ranks, ledger: Ledger, watch: Watc
         if state.step >= job.last_step:
             _say(ranks, [_nothing_to_do(run, plan, state)])
             return EXIT_DONE
+        outcome, lines = self_test(trainer)
+        _say(ranks, lines)
+        job = attrs.evolve(job, config={**job.config, "self_test": outcome})
         if ranks.coordinates:
             write_record(run, job.config, token_set, ranks)
     options.signals.training_begins()
@@ -179,6 +183,7 @@ def _replay(job: Job, options: Options, trainer: Trainer) -> int:
     if path is not None:
         state, _ = _load(path, job, trainer, allow_drift=True)
     _say(ranks, [f"replaying from {path or 'the start'} at step {state.step:,}; nothing is written"])
+    _say(ranks, self_test(trainer)[1])
     return EXIT_DONE if replay(trainer, job, state, first, last) else EXIT_ERROR
 
 

@@ -57,11 +57,24 @@ class StepResult:
 def train_step(trainer: Trainer, step: int, feed: Feed) -> StepResult:
     """Take the step's micro-batches of this rank from the feed and apply one update, the same on every rank."""
     trainer.watch.step = step + 1
-    accumulation = trainer.layout.accumulation
     rate = learning_rate(trainer.schedule, step)
+    own_losses = run_microbatches(trainer, step, feed.next)
+    mean_loss = mean_over_ranks(own_losses, trainer.ranks.world_size)
+    for group in trainer.optimizer.param_groups:
+        group["lr"] = rate
+    grad_norm = _update(trainer, step, own_losses, mean_loss)
+    return StepResult(rate, mean_loss, grad_norm)
+
+
+def run_microbatches(trainer: Trainer, step: int, next_batch: Callable[[], tuple[Tensor, Tensor]]) -> Tensor:
+    """Run this rank's micro-batches of a step forward and backward, and reduce their gradients over all ranks.
+
+    `next_batch` yields (B, T) int64 inputs and targets. Return the loss of each, (accumulation,).
+    """
+    accumulation = trainer.layout.accumulation
     losses = []
     for micro_step in range(accumulation):
-        inputs, targets = feed.next()  # (B, T) int64 each
+        inputs, targets = next_batch()
         if trainer.drop_rate > 0:
             seed_dropout(trainer.seed, step, microbatch_index(trainer.layout, micro_step, trainer.ranks.rank))
         with trainer.parallel.gradient_sync(enabled=micro_step == accumulation - 1):
@@ -70,12 +83,7 @@ def train_step(trainer: Trainer, step: int, feed: Feed) -> StepResult:
             loss = trainer.loss(logits, targets)
             (loss * trainer.loss_scale.scale).backward()
         losses.append(loss.detach())
-    own_losses = torch.stack(losses)  # (accumulation,)
-    mean_loss = mean_over_ranks(own_losses, trainer.ranks.world_size)
-    for group in trainer.optimizer.param_groups:
-        group["lr"] = rate
-    grad_norm = _update(trainer, step, own_losses, mean_loss)
-    return StepResult(rate, mean_loss, grad_norm)
+    return torch.stack(losses)
 
 
 def seed_dropout(seed: int, step: int, index: int) -> None:

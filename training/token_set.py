@@ -8,28 +8,36 @@ import attrs
 
 from errors import BadInput
 from tokens.hub import download_dataset
-from tokens.token_file import TokenStream, check_manifest, open_split, read_manifest
+from tokens.manifest import Content, Manifest, open_listed, read_contents, read_manifest
+from tokens.token_file import TokenStream
 from training.config import Run
 from training.plan import Plan
 from training.ranks import Ranks, together
 
 ROOT = Path(__file__).parents[1]
 DOWNLOADS = ROOT / "token_files"
+ANNOUNCED_BYTES = 2e9  # what takes longer to read than a few seconds is said
 
 
 @attrs.frozen
 class TokenSet:
-    """The token files of a run, opened and checked."""
+    """The token files of a run, opened; checked as soon as `contents` are there."""
 
     train: TokenStream
     validation: TokenStream | None
-    manifest: dict[str, Any] | None
+    manifest: Manifest | None
     directory: Path
+    contents: dict[str, Content] = attrs.field(factory=dict)  # by file name, from check_tokens
 
     @property
     def tokenizer(self) -> dict[str, Any] | None:
         """The manifest's entry about the tokenizer, where there is one."""
-        return (self.manifest or {}).get("tokenizer")
+        return None if self.manifest is None else self.manifest.tokenizer
+
+    @property
+    def streams(self) -> list[TokenStream]:
+        """What the run reads."""
+        return [self.train] if self.validation is None else [self.train, self.validation]
 
 
 @attrs.frozen
@@ -65,9 +73,10 @@ def open_tokens(run: Run, given: Path | None, ranks: Ranks) -> TokenSet:
     validating = run.train.validation_interval is not None
 
     def open_all() -> TokenSet:
-        train = open_split(directory, "train")
-        validation = open_split(directory, "validation") if validating else None
-        token_set = TokenSet(train, validation, read_manifest(directory), directory)
+        manifest = read_manifest(directory)
+        train = open_listed(directory, "train", manifest)
+        validation = open_listed(directory, "validation", manifest) if validating else None
+        token_set = TokenSet(train, validation, manifest, directory)
         tokenizer = token_set.tokenizer
         if tokenizer is not None and tokenizer["vocabulary_size"] > run.model.vocab_size:
             raise BadInput(
@@ -81,8 +90,50 @@ def open_tokens(run: Run, given: Path | None, ranks: Ranks) -> TokenSet:
     return token_sets[0]
 
 
-def check_tokens(run: Run, plan: Plan, token_set: TokenSet, ranks: Ranks) -> None:
-    """Raise BadInput before step 0 for too few tokens or an id beyond the vocabulary, on whichever rank finds it."""
+def check_tokens(run: Run, plan: Plan, token_set: TokenSet, ranks: Ranks) -> TokenSet:
+    """Return the token set with what its files hold, all of them read once per machine. Call it on every rank.
+
+    Raises BadInput on every rank for too few tokens, a damaged file, or an id beyond the vocabulary.
+    """
+    ranges = _ranges_to_read(run, plan, token_set)
+    files = [file for stream in token_set.streams for file in stream.files]
+    size = sum(file.path.stat().st_size for file in files)
+    if ranks.coordinates and size > ANNOUNCED_BYTES:
+        print(f"checking token files: {size / 1e9:.1f} GB", flush=True)
+    on_machines = together(  # its other ranks wait on gloo, and leave it the processor
+        ranks,
+        lambda: read_contents(files, token_set.manifest),
+        only=ranks.local_rank == 0,
+        group=ranks.download,
+    )
+    contents = agreed_contents(token_set.directory, on_machines)
+
+    def check_ids() -> None:
+        for stream, begin, count in ranges:
+            if max(contents[file.path.name].max_id for file in stream.files) < run.model.vocab_size:
+                continue
+            share = -(-count // ranks.local_world_size)  # each machine looks at its copy once
+            first = begin + ranks.local_rank * share
+            stream.check_ids(first, max(0, min(share, begin + count - first)), run.model.vocab_size)
+
+    together(ranks, check_ids)
+    return attrs.evolve(token_set, contents=contents)
+
+
+def agreed_contents(directory: Path, on_machines: list[dict[str, Content]]) -> dict[str, Content]:
+    """Return what every machine's token files hold. Raises BadInput when one machine's differ from the first one's."""
+    for number, other in enumerate(on_machines):
+        for name, content in on_machines[0].items():
+            if other.get(name) != content:
+                raise BadInput(
+                    f"{directory / name}: machine {number + 1} of {len(on_machines)} has another file of this name, or "
+                    "none, than the first; bring the same token files to all machines"
+                )
+    return on_machines[0]
+
+
+def _ranges_to_read(run: Run, plan: Plan, token_set: TokenSet) -> list[tuple[TokenStream, int, int]]:
+    """Return (stream, first token, count) of what the run reads. Raises BadInput for a stream that is too short."""
     length, context = token_set.train.length, plan.layout.context_length
     wanted = plan.start_token + plan.train_tokens + 1
     if length < wanted:
@@ -104,14 +155,4 @@ def check_tokens(run: Run, plan: Plan, token_set: TokenSet, ranks: Ranks) -> Non
                 f"more with --validation-fraction, or lower validation_sequences in {run.directory / 'train.json'}"
             )
         ranges.append((token_set.validation, begin, count))
-
-    def check() -> None:
-        for stream, begin, count in ranges:
-            largest = check_manifest(stream, token_set.manifest)
-            if largest is not None and largest < run.model.vocab_size:
-                continue
-            share = -(-count // ranks.local_world_size)  # each machine looks at its copy once
-            first = begin + ranks.local_rank * share
-            stream.check_ids(first, max(0, min(share, begin + count - first)), run.model.vocab_size)
-
-    together(ranks, check)
+    return ranges

@@ -1,7 +1,6 @@
-"""Token files load with or without a manifest, whole or in shards; damaged ones are refused by name."""
+"""Token files load whole or in shards; damaged ones are refused by name."""
 
 import itertools
-import json
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +8,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from errors import BadInput
-from tokens.token_file import check_manifest, open_split, read_manifest
+from tokens.token_file import open_split
 
 
 def save(path: Path, values: np.ndarray, name: str = "tokens") -> Path:
@@ -23,7 +22,6 @@ def test_a_directory_with_nothing_but_token_files_loads(tmp_path: Path) -> None:
     stream = open_split(tmp_path, "train")
     assert stream.length == 100
     assert stream.read(10, 5).tolist() == [10, 11, 12, 13, 14]
-    assert read_manifest(tmp_path) is None
 
 
 def test_shards_are_read_as_one_stream(tmp_path: Path) -> None:
@@ -86,19 +84,16 @@ def test_missing_files_and_shards_are_named(tmp_path: Path) -> None:
         open_split(tmp_path, "train")
 
 
-def test_a_manifest_vouches_for_ids_and_refuses_another_size(tmp_path: Path) -> None:
+def test_one_flipped_bit_in_a_header_is_refused_by_name_or_changes_nothing(tmp_path: Path) -> None:
     path = save(tmp_path / "train.safetensors", np.arange(100, dtype=np.uint16))
-    stream = open_split(tmp_path, "train")
-    entry = {"size_bytes": path.stat().st_size, "max_id": 99}
-    assert check_manifest(stream, None) is None
-    assert check_manifest(stream, {"files": {"train.safetensors": entry}}) == 99
-    with pytest.raises(BadInput, match=r"wanted 7 by manifest\.json"):
-        check_manifest(stream, {"files": {"train.safetensors": entry | {"size_bytes": 7}}})
-    (tmp_path / "manifest.json").write_text("{")
-    with pytest.raises(BadInput, match=r"manifest\.json: not JSON"):
-        read_manifest(tmp_path)
-    for foreign in ([], {"files": 3}, {"format": 2}):
-        (tmp_path / "manifest.json").write_text(json.dumps(foreign))
-        assert read_manifest(tmp_path) is None
-    (tmp_path / "manifest.json").write_text(json.dumps({"format": 1, "files": {}}))
-    assert read_manifest(tmp_path) == {"format": 1, "files": {}}
+    good, intact = path.read_bytes(), open_split(tmp_path, "train").files
+    for bit in range(8 * intact[0].offset_bytes):
+        damaged = bytearray(good)
+        damaged[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(damaged)
+        try:
+            files = open_split(tmp_path, "train").files
+        except BadInput as error:
+            assert str(error).startswith(str(path)), bit
+        else:
+            assert files == intact, bit

@@ -106,7 +106,7 @@ def test_wrong_input_is_one_line_and_status_1(
 ) -> None:
     run = make_run()
     assert message in one_line(train(run, *options, ranks=ranks))
-    assert sorted(path.name for path in run.iterdir()) == ["model.json", "train.json"]
+    assert sorted(path.name for path in run.iterdir()) == [".lock", "exit.json", "model.json", "train.json"]
 
 
 def test_an_impossible_world_size_is_said_once_before_any_process_group(make_run: Callable[..., Path]) -> None:
@@ -143,17 +143,77 @@ def test_a_resume_on_other_tokens_is_refused(make_run: Callable[..., Path], toke
     assert f"{other}: its {len(tokens) - 1:,} train tokens are not the {len(tokens):,} that" in line
 
 
-def test_an_id_that_a_manifest_hid_is_found_when_it_is_read(
+# Runs under torchrun. The file changes after it was checked: nothing but the feed can find that.
+DAMAGE_AFTER_THE_CHECK = """
+import train
+from training import session
+
+plain = session.check_tokens
+
+
+def check_then_damage(run, plan, token_set, ranks):
+    checked = plain(run, plan, token_set, ranks)
+    if ranks.coordinates:
+        with token_set.train.files[0].path.open("r+b") as file:
+            file.seek(token_set.train.files[0].offset_bytes + 2 * 1000)  # token 1000, in step 4
+            file.write(bytes([255, 255]))
+    return checked
+
+
+session.check_tokens = check_then_damage
+train.leave(train.main())
+"""
+
+
+def test_an_id_that_goes_wrong_later_is_found_when_it_is_read(
     make_run: Callable[..., Path], token_files: Path, tmp_path: Path
+) -> None:
+    damaged, script = tmp_path / "damaged", tmp_path / "damage.py"
+    shutil.copytree(token_files, damaged)
+    script.write_text(DAMAGE_AFTER_THE_CHECK)
+    # one rank finds it, the other loses its peer
+    done = train(make_run(), "--token-files", str(damaged), ranks=2, script=script)
+    assert done.returncode == 1
+    assert f"train.py: step 4: {damaged}/train.safetensors: token 1000: got id 65535" in done.stderr
+
+
+@pytest.mark.parametrize(("split", "ranks"), [("train", 2), ("validation", 1)])
+def test_a_damaged_token_file_ends_the_start_with_its_name(
+    make_run: Callable[..., Path], token_files: Path, tmp_path: Path, split: str, ranks: int
 ) -> None:
     damaged = tmp_path / "damaged"
     shutil.copytree(token_files, damaged)
-    with (damaged / "train.safetensors").open("r+b") as file:
-        file.seek(4096 + 2 * 1000)  # token 1000, in step 4
-        file.write(b"\xff\xff")
-    done = train(make_run(), "--token-files", str(damaged), ranks=2)  # one rank finds it, the other loses its peer
-    assert done.returncode == 1
-    assert f"train.py: step 4: {damaged}/train.safetensors: token 1000: got id 65535" in done.stderr
+    path = damaged / f"{split}.safetensors"
+    data = bytearray(path.read_bytes())
+    data[5000] ^= 1  # another legal id
+    path.write_bytes(data)
+    run = make_run()
+    line = one_line(train(run, "--token-files", str(damaged), ranks=ranks))
+    assert f"{path}: damaged: got sha256" in line
+    assert "prepare or download it again" in line
+    assert not (run / "metrics.jsonl").exists()
+
+
+def test_without_a_manifest_a_resume_on_a_damaged_file_is_refused(
+    make_run: Callable[..., Path], token_files: Path, tmp_path: Path
+) -> None:
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    for split in ("train", "validation"):
+        shutil.copy(token_files / f"{split}.safetensors", bare)
+    run = make_run(dataset=str(bare))
+    assert train(run, "--max-steps", "1").returncode == 0
+    record = json.loads((run / "resolved.json").read_text())
+    manifest = json.loads((token_files / "manifest.json").read_text())
+    for split in ("train", "validation"):
+        name = f"{split}.safetensors"
+        assert record[f"{split}_stream"]["files"] == [name]
+        assert record[f"{split}_stream"]["sha256"] == [manifest["files"][name]["sha256"]]
+    with (bare / "validation.safetensors").open("r+b") as file:
+        file.seek(4096 + 64)
+        file.write(bytes(64))
+    line = one_line(train(run))
+    assert f"{bare}/validation.safetensors: damaged, or another file than the one that {run}/checkpoints" in line
 
 
 def test_what_changed_since_the_checkpoint_is_said(make_run: Callable[..., Path]) -> None:
