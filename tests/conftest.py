@@ -21,9 +21,11 @@ from typing import Any
 import pytest
 import torch
 
+from tests import launch
+from tests.launch import ROOT
+
 torch.set_num_threads(1)
 
-ROOT = Path(__file__).parents[1]
 SHARED_DATA = ROOT.parent / "shared" / "data"
 
 TINY_MODEL = {
@@ -93,14 +95,20 @@ def train(
     ranks: int = 1,
     environment: dict[str, str] | None = None,
     script: Path = ROOT / "train.py",
+    as_user: bool = False,
 ) -> Any:
-    """Run train.py, or a script around it, to its end; under torchrun for more than one rank."""
+    """Run train.py, or a script around it, to its end; under torchrun for more than one rank.
+
+    As a user does it, by a command; or else with processes that have imported torch already: tests/launch.py.
+    """
+    if not as_user:
+        return launch.run(script, str(run), "--device", "cpu", *options, ranks=ranks, environment=environment)
     return subprocess.run(
         train_command(run, *options, ranks=ranks, script=script),
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=launch.TIMEOUT_SECONDS,
         check=False,
         env={**os.environ, "PYTHONPATH": str(ROOT), **(environment or {})},
     )

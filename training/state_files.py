@@ -7,6 +7,7 @@ nothing is gathered; under DDP, where every rank holds everything, it writes the
 
 import hashlib
 import json
+import math
 import os
 import struct
 from collections.abc import Iterator
@@ -137,7 +138,7 @@ def _files(trainer: Trainer) -> Iterator[tuple[str, list[Stored]]]:
     config = trainer.parallel.network.config
 
     def stored(key: str, name: str, value: Tensor) -> Stored:
-        row_bytes = value[:1].numel() * value.element_size()
+        row_bytes = math.prod(value.shape[1:]) * value.element_size()  # by shape: a slice of a DTensor gathers it
         return Stored(key, value.detach(), stored_rows(name, value.shape[0], config), row_bytes)
 
     yield WEIGHTS, [stored(name, name, parameters[name]) for name in sorted(parameters)]

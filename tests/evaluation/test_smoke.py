@@ -12,13 +12,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from evaluation.smoke import shortest_cycle
-from tests.conftest import ROOT, shared, train
-from training.checkpoint import MANIFEST, WEIGHTS
+from tests import launch
+from tests.conftest import ROOT, seal_again, shared, train
+from training.checkpoint import WEIGHTS
 
 
 def smoke(run: Path, *options: str) -> Any:
-    command = [sys.executable, "evaluate.py", "smoke", str(run), "--device", "cpu", "--prompt", "def", *options]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return launch.run(ROOT / "evaluate.py", "smoke", str(run), "--device", "cpu", "--prompt", "def", *options)
 
 
 def change_weights(run: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
@@ -26,7 +26,7 @@ def change_weights(run: Path, change: Callable[[dict[str, torch.Tensor]], None])
     weights = load_file(path / WEIGHTS)
     change(weights)
     save_file(weights, path / WEIGHTS)
-    (path / MANIFEST).write_text('{"files": {}}')
+    seal_again(path)
 
 
 def test_a_trained_run_continues_a_prompt_the_same_way_for_the_same_seed(make_run: Callable[..., Path]) -> None:

@@ -102,7 +102,7 @@ def test_a_stuck_rank_fails_a_collective_and_a_table_says_where_each_rank_is(
     head = r"train\.py: a collective failed on rank 0; the ranks at their last signs of life:"
     [(first, second)] = re.findall(rf"{head}\n  (.*)\n  (.*)\n", done.stderr)
     assert re.fullmatch(rf"rank 0 \(\S+, pid \d+\): at step 3 in \w+ \({LINE}\)", first)
-    assert re.fullmatch(r"rank 1 \(\S+, pid \d+\): at step 3 in training/step\.py:\d+, train_step", second)
+    assert re.fullmatch(r"rank 1 \(\S+, pid \d+\): at step 3 in training/step\.py:\d+, run_microbatches", second)
     assert "SIGKILL" not in done.stderr  # the stuck rank ends before torchrun ends it
     assert done.stderr.index("a collective failed") < done.stderr.index("Traceback (most recent call last)")
     assert not (run / "checkpoints").exists()
