@@ -103,6 +103,36 @@ def test_a_damaged_checkpoint_is_passed_over_loudly_and_set_aside(finished: Path
         assert (newest / name).read_bytes() == (finished / "checkpoints" / newest.name / name).read_bytes()
 
 
+# Runs under torchrun: fails where a copy of the state for a save communicates.
+WATCHED = """
+from torch.distributed.tensor.debug import CommDebugMode
+
+import train
+from training.state_files import Share
+
+copy = Share.copy
+
+
+def watched(share):
+    with CommDebugMode() as communication:
+        copy(share)
+    print(f"collectives in a save's copy: {communication.get_total_counts()}")
+
+
+Share.copy = watched
+train.leave(train.main())
+"""
+
+
+def test_a_sharded_save_gathers_nothing(make_run: Callable[..., Path], tmp_path: Path) -> None:
+    script = tmp_path / "watched.py"
+    script.write_text(WATCHED)
+    done = train(make_run(parallel="fsdp"), ranks=2, script=script)
+    assert done.returncode == 0, done.stderr
+    counts = [line for line in done.stdout.splitlines() if line.startswith("collectives in a save's copy: ")]
+    assert counts == ["collectives in a save's copy: 0"] * 4  # two saves on two ranks
+
+
 def test_no_pickle_is_read(finished: Path) -> None:
     checkpoint = finished / "checkpoints" / "step-00000008"
     assert {path.name for path in checkpoint.iterdir()} == set(FILES)
