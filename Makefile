@@ -1,7 +1,7 @@
-# make train   tokens, two minutes of training, a chart and a sample, from nothing
-# make test    the whole test suite
-# make test-long  random walks and kills for an hour, up to 8 ranks
-# make lint    style, types, shell scripts
+# make train      tokens, two minutes of training, a chart and a sample, from nothing
+# make test       the whole test suite, but for
+# make test-long  random walks and kills, up to 8 ranks: half an hour
+# make lint       style, types, shell scripts
 # Each makes .venv and installs what it needs. PYTHON=python3.12 picks another interpreter.
 
 PYTHON ?= python3
