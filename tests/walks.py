@@ -22,7 +22,8 @@ VICTIMS = ("a rank", "all ranks", "torchrun", "everything")
 KILL_INTERVAL = 5  # steps between checkpoints of a run to be killed: a save is nearly always in flight
 KILL_MODEL = {"context_length": 16}
 KILL_SETTINGS = {
-    "min_train_tokens": 1000 * 8 * 16,
+    "global_batch_size": 16,  # 8 micro-batches: up to 8 ranks
+    "min_train_tokens": 1000 * 16 * 16,
     "checkpoint_interval": KILL_INTERVAL,
     "validation_interval": 50,
     "validation_sequences": 4,
