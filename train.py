@@ -105,6 +105,9 @@ def main() -> int:
         except BadInput as error:
             say(str(error))
             return EXIT_ERROR
+        if signals.claim.ending is not None:
+            say(f"this job ended with status {signals.claim.ending}, and torchrun started it anew: ending again")
+            return signals.claim.ending
     from torch.distributed.elastic.multiprocessing.errors import record  # after --help: torch takes seconds
 
     try:

@@ -142,7 +142,7 @@ def size_of(run: Path) -> int:
 
 
 def children(pid: int) -> list[int]:
-    """Return the ranks that torchrun has started."""
+    """Return the ranks that torchrun has started, in order."""
     found = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True, check=False).stdout
     return [int(word) for word in found.split()]
 

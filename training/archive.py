@@ -12,22 +12,29 @@ from training.metrics import METRICS
 
 
 def archive_after(run_directory: Path, path: Path, step: int) -> Path | None:
-    """Move checkpoints later than `path` into `archive/<time>/`, so that none is taken for the newest; return where."""
+    """Make `path` the newest checkpoint: move later ones into `archive/<time>/`; return where, if there were any.
+
+    A copy that was kept under another name gets its step's name; what has that name is moved as well.
+    """
     directory = run_directory / "checkpoints"
-    if not (directory / name_of(step)).exists():  # `path` is a copy that was kept under another name
-        partial = directory / f"{PARTIAL}{name_of(step)}"
+    newest = directory / name_of(step)
+    kept_copy = path.resolve() != newest.resolve()
+    displaced = [directory / name for name in steps_in(directory) if name > newest.name]
+    if kept_copy:
+        partial = directory / f"{PARTIAL}{newest.name}"
         shutil.rmtree(partial, ignore_errors=True)  # of a start that was killed here
         shutil.copytree(path, partial)
-        partial.rename(directory / name_of(step))
-    later = [directory / name for name in steps_in(directory) if name > name_of(step)]
-    if not later:
-        return None
-    target = _new_archive(run_directory) / "checkpoints"
-    target.mkdir()
-    for other in later:
-        other.rename(target / other.name)
-    point(directory, "latest", name_of(step))
-    best = read_state(directory / name_of(step))["best_step"]
+        displaced += [newest] if newest.exists() else []
+    target = None
+    if displaced:
+        target = _new_archive(run_directory) / "checkpoints"
+        target.mkdir()
+        for other in displaced:
+            other.rename(target / other.name)
+    if kept_copy:
+        partial.rename(newest)
+    point(directory, "latest", newest.name)
+    best = read_state(newest)["best_step"]
     if best is not None and (directory / name_of(best)).is_dir():
         point(directory, "best", name_of(best))
     else:

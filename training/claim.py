@@ -2,7 +2,9 @@
 
 import fcntl
 import json
+import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
@@ -10,36 +12,87 @@ from errors import EXIT_DIVERGED, EXIT_DONE, EXIT_ERROR, EXIT_STOPPED, BadInput
 
 EXIT_FILE, LOCK_FILE = "exit.json", ".lock"
 LOCK_SECONDS = 30.0  # to wait for a job that is about to end
-OUTCOMES = {EXIT_DONE: "done", EXIT_ERROR: "error", EXIT_DIVERGED: "diverged", EXIT_STOPPED: "stopped"}
+ERROR = "error"
+LOST = "lost"  # another rank was killed, froze or hung; EXIT_ERROR as well
+OUTCOMES = {EXIT_DONE: "done", EXIT_ERROR: ERROR, EXIT_DIVERGED: "diverged", EXIT_STOPPED: "stopped"}
+RESUMED = "resumed"  # in the lock file, after torchrun's name for the job
+
+
+def restarts() -> int:
+    """Return how often torchrun --max-restarts has started this group of ranks anew."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 class Claim:
-    """A job's claim on a run directory, for as long as its process lives. Rank 0's."""
+    """A job's claim on a run directory, for as long as its process lives. Rank 0's.
+
+    The lock file names torchrun's job, for the next group of ranks that it may start: `resumed` tells that an earlier
+    group of this job had done what --resume asked, `ending` that it had stopped or diverged: the status to end with.
+    """
 
     def __init__(self, run_directory: Path):
         """Take it. Raises BadInput when another job has it."""
         self._directory = run_directory
         try:
-            self._file = (run_directory / LOCK_FILE).open("w")
+            self._file = (run_directory / LOCK_FILE).open("a+")
         except OSError as error:
             raise BadInput(f"{run_directory}: cannot be written: {error}; checkpoints and metrics go there") from error
         _lock(self._file, run_directory)
-        (run_directory / EXIT_FILE).unlink(missing_ok=True)
+        self._ended = False
+        self._file.seek(0)
+        before = self._file.read().split()
+        again = restarts() > 0 and before[:1] == [_job()]
+        self.resumed = again and RESUMED in before
+        self.ending = _final_status(run_directory) if again else None
+        if self.ending is None:
+            (run_directory / EXIT_FILE).unlink(missing_ok=True)
+        if not again:
+            self._note(_job())
 
-    def end(self, status: int) -> None:
-        """Write `exit.json`. Where a job has ended without one, it was killed."""
+    def resume_done(self) -> None:
+        """Note for later groups of this job that what --resume asked is done."""
+        self._note(f"{_job()} {RESUMED}")
+
+    def end(self, status: int, outcome: str | None = None) -> None:
+        """Write `exit.json`, once. Where a job has ended without one, all of it was killed."""
+        if self._ended or self.ending is not None:
+            return
+        self._ended = True
         partial = self._directory / f".partial-{EXIT_FILE}"
-        ending = {"status": status, "outcome": OUTCOMES[status], "time": utc_now()}
+        ending = {"status": status, "outcome": outcome or OUTCOMES[status], "time": utc_now()}
         try:
             partial.write_text(json.dumps(ending) + "\n")
             partial.replace(self._directory / EXIT_FILE)
         except OSError as error:  # a full disk: the exit status still tells
             print(f"WARNING: {self._directory / EXIT_FILE}: {error}", flush=True)
 
+    def lost(self) -> None:
+        """Write that the job ends because another rank is gone."""
+        self.end(EXIT_ERROR, LOST)
+
+    def _note(self, text: str) -> None:
+        with suppress(OSError):  # a full disk: a restarted group then obeys --resume again, and archives what it moves
+            self._file.truncate(0)
+            self._file.write(text)
+            self._file.flush()
+
 
 def utc_now() -> str:
     """Return date and time in UTC, ISO 8601, to the second."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+def _job() -> str:
+    return os.environ.get("TORCHELASTIC_RUN_ID", "alone")
+
+
+def _final_status(run_directory: Path) -> int | None:
+    """Return the status that an earlier group left with, if it is one that no restart mends."""
+    try:
+        status = json.loads((run_directory / EXIT_FILE).read_text())["status"]
+    except (OSError, ValueError, KeyError):
+        return None
+    return status if status in (EXIT_STOPPED, EXIT_DIVERGED) else None
 
 
 def _lock(file: TextIO, run_directory: Path) -> None:

@@ -13,7 +13,7 @@ from files import sha256, sync
 from training.checkpoint import MANIFEST, PARTIAL, STATE, manifest_text, steps_in
 from training.state_files import OPTIMIZER, WEIGHTS, Share, combined_sha256
 
-MOMENTS = (
+CRASH_POINTS = (
     "prepared",
     "share written",
     "hashed",
@@ -29,11 +29,12 @@ MOMENTS = (
     "deletion hidden",
     "deleted",
 )  # of a save, in order
+ASIDE = "-aside"  # ends the hidden name of a checkpoint that is being replaced
 
 
 def reached(moment: str) -> None:
     """Do nothing at a moment of a save: where tests end the process."""
-    assert moment in MOMENTS, moment
+    assert moment in CRASH_POINTS, moment
 
 
 def partial_of(path: Path) -> Path:
@@ -73,14 +74,28 @@ def seal(path: Path, state: dict[str, Any]) -> None:
 
 def publish(path: Path) -> None:
     """Give the checkpoint its name."""
-    if path.exists():  # the same step again: damaged, or saved before its validation
-        path.rename(path.parent / f"{PARTIAL}{path.name}-replaced")
+    aside = path.parent / f"{PARTIAL}{path.name}{ASIDE}"
+    if path.exists():  # the same step again: saved before its validation
+        path.rename(aside)
         reached("old one aside")
-    partial_of(path).rename(path)
+    try:
+        partial_of(path).rename(path)
+    except OSError:
+        if aside.exists():
+            aside.rename(path)
+        raise
     reached("renamed")
     sync(path.parent)
     sync(path.parent.parent)  # the first checkpoint's folder is new as well
     reached("durable")
+
+
+def restore(directory: Path) -> None:
+    """Give a checkpoint its name back whose replacement by a newer one was cut short. For a start, before `find`."""
+    for aside in directory.glob(f"{PARTIAL}*{ASIDE}"):
+        path = directory / aside.name.removeprefix(PARTIAL).removesuffix(ASIDE)
+        if not path.exists():
+            aside.rename(path)
 
 
 def discard(path: Path) -> None:
@@ -90,6 +105,8 @@ def discard(path: Path) -> None:
 
 def point(directory: Path, link: str, name: str) -> None:
     """Make the link name a checkpoint; at no moment is there no link."""
+    if (directory / link).is_symlink() and (directory / link).readlink() == Path(name):
+        return
     partial = directory / f"{PARTIAL}{link}"
     partial.unlink(missing_ok=True)
     if (directory / link).is_dir() and not (directory / link).is_symlink():  # a copy that followed the link

@@ -24,14 +24,19 @@ class MetricsLog:
     def write(self, record: dict[str, Any]) -> None:
         """Append one record. What a full disk does not take is kept, and written with a later one."""
         self._pending += json.dumps(record).encode() + b"\n"
+        self._flush()
+
+    def close(self) -> None:
+        """Write what is left, if it can be, and close the file."""
+        self._flush()
+        self._file.close()
+
+    def _flush(self) -> None:
         try:
             while self._pending:
                 self._pending = self._pending[self._file.write(self._pending) :]
         except OSError:
             return
-
-    def close(self) -> None:
-        self._file.close()
 
 
 def read_metrics(directory: Path) -> list[dict[str, Any]]:

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from errors import BadInput
+from training.claim import restarts
 from training.signals import StopSignals
 
 DOWNLOAD_TIMEOUT = timedelta(hours=6)  # tens of gigabytes on a slow line
@@ -87,11 +88,6 @@ def start(device_kind: str | None, timeout_seconds: int) -> Ranks:
         control=dist.new_group(backend="gloo", timeout=timeout),
         download=dist.new_group(backend="gloo", timeout=DOWNLOAD_TIMEOUT),
     )
-
-
-def restarts() -> int:
-    """Return how often torchrun --max-restarts has started this group anew."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 def stop() -> None:

@@ -115,15 +115,16 @@ class Saver:
                 commit.discard(path)
             return False, str(error)
         try:
-            self._all(lambda: self._tidy(path, best=run_state.best_step == run_state.step), only=coordinates)
+            self._all(lambda: self._tidy(path, run_state.best_step), only=coordinates)
         except BadInput as error:  # neither links nor leftovers matter to a resume
             return True, str(error)
         return True, None
 
-    def _tidy(self, path: Path, *, best: bool) -> None:
+    def _tidy(self, path: Path, best_step: int | None) -> None:
         commit.point(path.parent, "latest", path.name)
-        if best:
-            commit.point(path.parent, "best", path.name)
+        # Each time, not only for a new best one: a kill may have come between that one's name and its link.
+        if best_step is not None and (path.parent / name_of(best_step)).is_dir():
+            commit.point(path.parent, "best", name_of(best_step))
         commit.delete_old(path.parent, self._keep)
 
     def _all(self, work: Callable[[], None], *, only: bool) -> None:

@@ -9,7 +9,7 @@ import torch
 from errors import EXIT_DONE, EXIT_ERROR, EXIT_STOPPED, BadInput
 from model.gpt import GPT, initialize
 from model.loss import next_token_loss, sequence_losses
-from training import archive, checkpoint
+from training import archive, checkpoint, commit
 from training.chart import CHART
 from training.checkpoint import RunState
 from training.config import Run
@@ -24,7 +24,7 @@ from training.parallel import Parallel, Wrapping
 from training.plan import Plan, describe, make_plan, window_order
 from training.precision import LossScale
 from training.progress import duration
-from training.ranks import Ranks, StopRequest, from_coordinator, restarts, start, stop
+from training.ranks import Ranks, StopRequest, from_coordinator, start, stop
 from training.record import differences, numerics_drift, resolved, write_record
 from training.replay import replay
 from training.selftest import self_test
@@ -56,6 +56,9 @@ def run_session(run: Run, options: Options) -> int:
     ledger = Ledger(options.began)
     ranks = start(options.device, run.train.timeout_seconds)
     with Watch(ranks, run.train.timeout_seconds) as watch:
+        options.signals.trouble = watch.trouble
+        if options.signals.claim is not None:
+            watch.on_lost = options.signals.claim.lost
         status = _train(run, options, ranks, ledger, watch)
     stop()  # not after an exception: to leave NCCL's group can wait for peers that are in a collective
     return status
@@ -89,10 +92,13 @@ def _train(run: Run, options: Options, ranks: Ranks, ledger: Ledger, watch: Watc
     watch.on_orphaned = options.signals.ask
     finished = loop.train(changes)
     lines = _summary(loop, finished)
+    status = EXIT_DONE if finished else EXIT_STOPPED
+    if options.signals.claim is not None:
+        options.signals.claim.end(status)  # the chart may take longer than torchrun waits
     if loop.chart is not None:
         loop.chart.finish()
     _say(ranks, lines)
-    return EXIT_DONE if finished else EXIT_STOPPED
+    return status
 
 
 def _introduction(run: Run, plan: Plan, numerics: Numerics, ranks: Ranks) -> list[str]:
@@ -142,8 +148,11 @@ def _compile(loss: Loss) -> Loss:
 def _resume(job: Job, options: Options, trainer: Trainer) -> tuple[RunState, list[str]]:
     """Return where the run stands, loaded from a checkpoint or at step 0, and how its numerics changed since."""
     ranks, directory, wanted = trainer.ranks, job.run.directory, options.resume
-    if restarts() > 0:
-        wanted = "auto"  # this job has obeyed its --resume already
+    claim = options.signals.claim  # rank 0's
+    if from_coordinator(ranks, lambda: claim is not None and claim.resumed):
+        wanted = "auto"  # this job has obeyed its --resume, before torchrun started it anew
+    if ranks.coordinates:
+        commit.restore(directory / "checkpoints")
     path = None
     if wanted == "never":
         archived = from_coordinator(ranks, lambda: archive.archive(directory))
@@ -152,6 +161,7 @@ def _resume(job: Job, options: Options, trainer: Trainer) -> tuple[RunState, lis
     else:
         path = from_coordinator(ranks, lambda: checkpoint.find(directory, wanted))
     if path is None:
+        _resume_done(options)
         return RunState(), []
     state, changes = _load(path, job, trainer, allow_drift=options.allow_numerics_drift)
     # What lies after it is damaged, or another branch now.
@@ -159,7 +169,13 @@ def _resume(job: Job, options: Options, trainer: Trainer) -> tuple[RunState, lis
     if archived is not None:
         _say(ranks, [f"--resume {wanted}: later checkpoints are now in {archived}"])
     _say(ranks, [f"resuming from {path} at step {state.step:,} of {job.plan.steps:,}"])
+    _resume_done(options)
     return state, changes
+
+
+def _resume_done(options: Options) -> None:
+    if options.signals.claim is not None:
+        options.signals.claim.resume_done()
 
 
 def _load(path: Path, job: Job, trainer: Trainer, *, allow_drift: bool) -> tuple[RunState, list[str]]:

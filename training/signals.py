@@ -8,9 +8,10 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from typing import NoReturn
 
-from errors import EXIT_STOPPED
+from errors import EXIT_ERROR, EXIT_STOPPED
 from training.claim import Claim
 
 # The cloud's notice, Ctrl-C, a batch system's notice, a closed terminal.
@@ -23,6 +24,7 @@ class StopSignals:
     def __init__(self) -> None:
         self.asked = False
         self.claim: Claim | None = None  # to say on the way out how it ended
+        self.trouble: Callable[[], str | None] = lambda: None  # why torchrun asks: what has become of another rank
         self._training = False
         heard, hears = os.pipe()
         os.set_blocking(hears, False)
@@ -57,6 +59,11 @@ class StopSignals:
                 self._end(signal.Signals(numbers[0]).name)
 
     def _end(self, name: str) -> NoReturn:
+        outcome = self.trouble()
+        if outcome is not None:
+            if self.claim is not None:
+                self.claim.end(EXIT_ERROR, outcome)
+            os._exit(EXIT_ERROR)
         if self.claim is not None:
             self.claim.end(EXIT_STOPPED)
             print(f"train.py: {name} before the first step: nothing is lost; the same command continues", flush=True)

@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # missing from its __all__
 
 from errors import EXIT_ERROR
+from training.claim import ERROR, LOST
 from training.place import current_place, place_of_error
 from training.ranks import Ranks
 
@@ -35,7 +36,7 @@ class Beat:
     """A rank's sign of life."""
 
     count: int  # beats so far
-    left: str | None  # "done" or "failed": its last beat
+    left: str | None  # its last beat: "done", "asked" to stop, "failed", or "alone": failed because another one is gone
     host: str
     node: str | None  # of torchrun's: ranks of one node can send each other signals; host names may repeat
     pid: int
@@ -49,11 +50,12 @@ class Beat:
 
 
 class Watch:
-    """This rank's beats, and its eyes on the others'; with one rank, nothing. Leave it before the process group."""
+    """This rank's beats, and its eyes on the others'; without torchrun, nothing. Leave it before the process group."""
 
     def __init__(self, ranks: Ranks, timeout_seconds: int):
         self.step: int | None = None  # being worked on; set by the training thread
         self.on_orphaned: Callable[[], object] = _leave  # called when torchrun is gone; before the loop: end
+        self.on_lost: Callable[[], object] = lambda: None  # called when this job ends because a rank is gone
         self._ranks = ranks
         # In own polls, not by the clock: when a whole machine sleeps and wakes up, nobody has missed a beat. Half the
         # timeout at most, so that this speaks before the collective that waits for the lost rank gives up.
@@ -62,12 +64,12 @@ class Watch:
         self._beats: dict[int, Beat] = {}
         self._silent_polls = [0] * ranks.world_size
         self._failed_in: str | None = None  # place of the error that ends this rank
-        self._tell_all = False  # a collective has failed: the others' places explain it
+        self._alone = False  # that error is a collective's: the others' places explain it
         self._told = threading.Event()  # by this rank or by another one
         self._wake = threading.Event()
         self._closing = False
         self._thread = None
-        if ranks.world_size > 1:
+        if "TORCHELASTIC_RUN_ID" in os.environ:
             server = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
             start = [os.environ.get(f"TORCHELASTIC_{name}", "") for name in ("RUN_ID", "RESTART_COUNT")]
             store = TCPStore(*server, is_master=False, wait_for_workers=False)
@@ -83,10 +85,12 @@ class Watch:
         if error is not None:
             self._failed_in = place_of_error(trace)
             if self._thread is not None and _of_collective(error):
-                self._tell_all = True
+                self._alone = True
                 self._wake.set()
                 self._told.wait(3 * BEAT_SECONDS)  # the store may be gone, too
         self.close()
+        if self._alone and all(beat.left != "failed" for beat in self._beats.values()):
+            self.on_lost()
 
     def close(self) -> None:
         """Tell the others that this rank leaves, and end the thread."""
@@ -94,6 +98,31 @@ class Watch:
         self._wake.set()
         if self._thread is not None:
             self._thread.join(3 * BEAT_SECONDS)  # longer only where torchrun stands still
+
+    def trouble(self) -> str | None:
+        """Say that this rank was asked to stop; return the job's outcome if another rank has failed or is gone.
+
+        For a rank that ends at once: torchrun asks the living to stop, too. Waits for the others' signs of life, or
+        for them to say that they were asked.
+        """
+        others = {str(rank) for rank in range(self._ranks.world_size)} - {str(self._ranks.rank)}
+        counts: dict[str, int] = {}
+        gone = False
+        deadline = time.monotonic() + 3 * BEAT_SECONDS
+        try:
+            self._publish("asked")
+            while others and time.monotonic() < deadline:
+                for key in [key for key in others if self._store.check([key])]:
+                    beat = Beat(**json.loads(self._store.get(key)))
+                    if beat.left == "failed":
+                        return ERROR
+                    gone = gone or beat.left == "alone"
+                    if beat.left is not None or beat.count > counts.setdefault(key, beat.count):
+                        others.remove(key)
+                time.sleep(BEAT_SECONDS / 10)
+        except dist.DistError:  # torchrun is gone
+            return LOST
+        return LOST if gone or others else None
 
     def report(self) -> list[str]:
         """Return where each rank stands, a line each, as of the last beats."""
@@ -111,15 +140,16 @@ class Watch:
                 self._read()
                 if max(self._silent_polls) >= self._patience:
                     self._end_without([n for n, polls in enumerate(self._silent_polls) if polls > self._patience / 2])
-                if self._tell_all and not self._told.is_set():
+                if self._alone and not self._told.is_set():
                     self._tell()
                 self._wake.wait(BEAT_SECONDS)
                 self._wake.clear()
-            self._publish("done" if self._failed_in is None else "failed")
+            self._read()  # another rank's last word may have come since
+            self._publish("done" if self._failed_in is None else "alone" if self._alone else "failed")
         except dist.DistError:  # a store that stands still makes its callers wait; this one is gone
             if self._closing:
                 return
-            if any(beat.left == "failed" for beat in self._beats.values()):
+            if any(beat.left in ("failed", "alone") for beat in self._beats.values()):
                 time.sleep(self._patience * BEAT_SECONDS)  # enough, unless this rank is stuck
                 _leave()
             if self._ranks.coordinates:
@@ -169,6 +199,8 @@ class Watch:
                 if beat.node is not None and beat.node == own.node:
                     with suppress(OSError):
                         os.kill(beat.pid, signal.SIGKILL)
+            if frozen:
+                self.on_lost()
         finally:
             _leave()
 

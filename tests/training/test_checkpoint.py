@@ -1,24 +1,26 @@
 """Checkpoints: complete or not there, whenever the process is killed; damage found by name; a full disk survived."""
 
 import json
-import os
 import random
 import resource
 import shutil
+import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file
 
 from tests.conftest import ROOT, metrics, train, train_command, write_run
-from training.checkpoint import verify
-from training.commit import MOMENTS
+from training.checkpoint import find, verify
+from training.commit import CRASH_POINTS, restore
 from training.metrics import read_metrics
 
+CRASH = ROOT / "tests" / "training" / "crash.py"
+CRASH_SETTINGS = {"checkpoint_interval": 2, "validation_interval": 2, "keep_checkpoints": 1}
 FILES = ("manifest.json", "model.safetensors", "optimizer.safetensors", "state.json")
 
 
@@ -30,32 +32,50 @@ def finished(tmp_path_factory: pytest.TempPathFactory, token_files: Path) -> Pat
     return run
 
 
-def test_a_kill_at_any_moment_of_a_save_loses_no_earlier_checkpoint_and_changes_nothing(
-    make_run: Callable[..., Path], tmp_path: Path
+@pytest.fixture(scope="module")
+def uncrashed(tmp_path_factory: pytest.TempPathFactory, token_files: Path) -> dict[str, Any]:
+    """What a run of CRASH_SETTINGS leaves behind that was not killed."""
+    run = write_run(tmp_path_factory.mktemp("uncrashed") / "run", token_files, **CRASH_SETTINGS)
+    assert train(run, script=CRASH).returncode == 0
+    left = left_behind(run)
+    assert left["files"]["best"] == "step-00000004"
+    return left
+
+
+def left_behind(run: Path) -> dict[str, Any]:
+    state = json.loads((run / "checkpoints" / "latest" / "state.json").read_text())
+    return {
+        **{key: state[key] for key in ("step", "state_sha256", "best_step", "best_validation_loss")},
+        "files": {path.name: path.resolve().name for path in (run / "checkpoints").iterdir()},
+    }
+
+
+@pytest.mark.parametrize(
+    ("point", "ranks", "rank"),
+    [
+        *((point, 1, 0) for point in CRASH_POINTS),
+        *((point, 2, 0) for point in ("prepared", "renamed", "latest moved")),
+        ("share written", 2, 1),
+    ],
+)
+def test_a_kill_at_any_point_of_a_save_loses_nothing_and_changes_nothing(
+    make_run: Callable[..., Path], uncrashed: dict[str, Any], point: str, ranks: int, rank: int
 ) -> None:
-    run = make_run(checkpoint_interval=2, validation_interval=2, keep_checkpoints=1)
-    done = subprocess.run(
-        [sys.executable, "tests/training/crash.py", str(run), str(tmp_path / "crashed")],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+    run = make_run(**CRASH_SETTINGS)
+    at = {"CRASH_AT": point, "CRASH_SAVE": "2", "CRASH_RANK": str(rank)}
+    if point == "old one aside":  # a checkpoint is replaced only when its validation is made up for
+        assert train(run, script=CRASH, environment={"STOP_IN_STEP_2": "1"}).returncode == 75
+        at["CRASH_SAVE"] = "1"
+    killed = train(run, ranks=ranks, script=CRASH, environment=at)
+    assert killed.returncode == (-signal.SIGKILL if ranks == 1 else 1)
+    assert "Signal 9" in killed.stderr or ranks == 1
+    restore(run / "checkpoints")  # as a start does
+    intact = find(run, "auto")
+    before = CRASH_POINTS.index(point) < CRASH_POINTS.index("renamed")
+    assert intact is not None and intact.name == ("step-00000002" if before else "step-00000004")
+    done = train(run, ranks=ranks, script=CRASH)
     assert done.returncode == 0, done.stderr
-    straight, *reports = map(json.loads, done.stdout.splitlines())
-    assert [report["moment"] for report in reports] == list(MOMENTS)
-    for report in reports:
-        moment = report["moment"]
-        assert report["killed_by"] == 9, moment  # it did come to that moment
-        before = MOMENTS.index(moment) < MOMENTS.index("renamed")
-        if moment == "old one aside":
-            assert report["intact"] is None
-        else:
-            assert report["intact"] == ("step-00000002" if before else "step-00000004"), moment
-        for key in ("exit", "state_sha256", "best", "files"):
-            assert report[key] == straight[key], (moment, key)
+    assert left_behind(run) == uncrashed
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.conftest import metrics, train
+from tests.walks import final_hash
 from training.elastic import LeafSum, elastic_world_sizes, odd_factor, pairwise_sum
 from training.metrics import read_metrics
 
@@ -84,6 +85,7 @@ def test_every_layout_has_the_same_state_after_every_step(make_run: Callable[...
         assert "determinism elastic" in done.stdout
         keys = ("state_sha256", "train_loss", "grad_norm", "validation_loss")
         seen[ranks, parallel] = [metrics(run, key) for key in keys]
+        assert final_hash(run) == seen[ranks, parallel][0][8]  # of the files as of the state in memory
     reference = seen[1, "fsdp"]
     assert len(set(reference[0].values())) == 8  # the state moved at every step
     for layout, values in seen.items():
@@ -106,7 +108,7 @@ def test_a_walk_over_world_sizes_and_wrappers_ends_in_the_state_of_the_straight_
     small = EVERYTHING | {"emb_dim": 34}
     straight, walked = (make_run(name, small, min_train_tokens=EIGHT_STEPS) for name in ("straight", "walked"))
     assert train(straight, "--hash-every", "1", ranks=2).returncode == 0
-    for ranks, parallel, last in ((4, "fsdp", "2"), (1, "ddp", "4"), (2, "fsdp", "8")):
+    for ranks, parallel, last in ((4, "fsdp", "2"), (2, "ddp", "4"), (1, "ddp", "6"), (2, "fsdp", "8")):
         options = ("--set", f"parallel={parallel}", "--max-steps", last, "--hash-every", "1")
         done = train(walked, *options, ranks=ranks)
         assert done.returncode == 0, done.stderr

@@ -36,6 +36,10 @@ def start(run: Path, ranks: int, script: Path = ROOT / "train.py") -> subprocess
     )
 
 
+def outcome(run: Path) -> str:
+    return str(json.loads((run / "exit.json").read_text())["outcome"])
+
+
 def wait_for_step(run: Path, step: int, process: subprocess.Popen[str]) -> None:
     wait_until(lambda: any(logged >= step for logged in metrics(run, "train_loss")), process)
 
@@ -77,7 +81,7 @@ def test_a_signal_stops_a_lone_process_with_a_checkpoint_and_exit_75(
     process.send_signal(number)
     output, errors = process.communicate(timeout=30)
     assert process.returncode == 75, errors
-    assert json.loads((run / "exit.json").read_text())["outcome"] == "stopped"
+    assert outcome(run) == "stopped"
     assert "stopped early; the same command continues" in output
     state = json.loads((run / "checkpoints" / "latest" / "state.json").read_text())
     assert 5 <= state["step"] < 200
@@ -155,7 +159,7 @@ def test_a_signal_is_obeyed_in_every_phase(
         assert step == 0 if phase == "validation" else 0 < step < 100
     done = train(run)
     assert done.returncode == 0, done.stderr
-    assert json.loads((run / "exit.json").read_text())["outcome"] == "done"
+    assert outcome(run) == "done"
     for key in ("train_loss", "validation_loss"):
         assert metrics(run, key) == metrics(undisturbed, key), key
     assert_same_weights(run, undisturbed)
@@ -168,7 +172,7 @@ def test_one_job_at_a_time_trains_a_run(make_run: Callable[..., Path], monkeypat
     with pytest.raises(BadInput, match="another job trains this run; wait for it, or stop it"):
         Claim(run)
     first.end(0)
-    assert json.loads((run / "exit.json").read_text())["outcome"] == "done"
+    assert outcome(run) == "done"
     del first  # as when its process ends
     Claim(run)
     assert not (run / "exit.json").exists()
@@ -190,6 +194,89 @@ def test_a_group_that_torchrun_restarts_resumes_by_itself(make_run: Callable[...
     assert_same_weights(run, straight)
 
 
+STOPPED_RANK = """
+import os
+import signal
+
+import train
+from training import loop, step
+
+plain = step.train_step
+
+
+def stopped(trainer, number, feed):
+    if number == 2 and trainer.ranks.rank == 1:
+        os.kill(os.getpid(), signal.SIGTERM)
+    return plain(trainer, number, feed)
+
+
+loop.train_step = stopped
+train.leave(train.main())
+"""
+
+
+def test_a_group_that_was_asked_to_stop_is_not_restarted(make_run: Callable[..., Path], tmp_path: Path) -> None:
+    script = tmp_path / "stopped.py"
+    script.write_text(STOPPED_RANK)
+    run = make_run()
+    done = train(run, ranks=2, script=script, environment={"PET_MAX_RESTARTS": "2"})
+    assert done.returncode == 1
+    assert outcome(run) == "stopped"
+    assert done.stderr.count("this job ended with status 75, and torchrun started it anew: ending again") == 2
+    assert [record["event"] for record in read_metrics(run) if "event" in record] == ["start", "checkpoint", "stopped"]
+    assert train(run, ranks=2).returncode == 0
+
+
+DYING_IN_START_UP = """
+import os
+import signal
+import time
+
+import train
+from training import session
+
+plain = session._resume
+
+
+def resume(job, options, trainer):
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        if trainer.ranks.rank == 1:
+            time.sleep(1)
+            if os.environ["DEATH"] == "error":
+                raise ValueError("broken")
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(5)  # as while it reads a large checkpoint
+    return plain(job, options, trainer)
+
+
+session._resume = resume
+train.leave(train.main())
+"""
+
+
+@pytest.mark.parametrize("death", ["error", "lost"])
+def test_a_death_in_start_up_is_no_request_to_stop(make_run: Callable[..., Path], tmp_path: Path, death: str) -> None:
+    script = tmp_path / "dying.py"
+    script.write_text(DYING_IN_START_UP)
+    run = make_run()
+    done = train(run, ranks=2, script=script, environment={"DEATH": death})
+    assert done.returncode == 1
+    assert "nothing is lost" not in done.stdout
+    assert outcome(run) == death
+
+
+def test_a_group_restarted_before_it_obeyed_resume_obeys_it(make_run: Callable[..., Path], tmp_path: Path) -> None:
+    script = tmp_path / "dying.py"
+    script.write_text(DYING_IN_START_UP)
+    run = make_run()
+    assert train(run, ranks=2).returncode == 0
+    environment = {"DEATH": "lost", "PET_MAX_RESTARTS": "1"}
+    done = train(run, "--resume", "never", ranks=2, script=script, environment=environment)
+    assert done.returncode == 0, done.stderr
+    assert "--resume never: what earlier runs wrote is now in" in done.stdout
+    assert len(metrics(run, "train_loss")) == 8
+
+
 def test_a_killed_rank_ends_the_job_promptly_and_nothing_is_saved(make_run: Callable[..., Path]) -> None:
     run = make_run(**LONG)
     process = start(run, ranks=2)
@@ -201,7 +288,7 @@ def test_a_killed_rank_ends_the_job_promptly_and_nothing_is_saved(make_run: Call
     assert time.monotonic() - began < 40
     assert "Signal 9 (SIGKILL)" in errors
     assert all(path.name in ("step-00000050", "latest") for path in (run / "checkpoints").glob("*"))
-    assert json.loads((run / "exit.json").read_text())["outcome"] == "error"
+    assert outcome(run) == "lost"
 
 
 FAILING_RANK = """

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT, metrics, train
-from tests.training.test_stopping import LONG, start, wait_for_step
+from tests.training.test_stopping import LONG, outcome, start, wait_for_step
+from tests.walks import children
 from training.checkpoint import verify
 from training.metrics import read_metrics
 from training.watch import BEAT_SECONDS
@@ -22,12 +23,6 @@ SETTINGS = LONG | {"min_train_tokens": 900 * 8 * 32, "checkpoint_interval": 5, "
 LINE = r"[\w/]+\.py:\d+, [\w<>]+"
 STANDING = rf"at step \d+ in (\w+ \()?{LINE}\)?"
 COLLECTIVE = rf"at step \d+ in (all|reduce|broadcast)\w+ \({LINE}\)"
-
-
-def pids(process: subprocess.Popen[str]) -> list[int]:
-    """Return torchrun's processes in rank order."""
-    shown = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=True).stdout
-    return [int(pid) for pid in shown.split()]
 
 
 def assert_no_process_left(run: Path) -> None:
@@ -47,7 +42,7 @@ def test_a_frozen_rank_ends_the_job_by_name(make_run: Callable[..., Path], froze
     process = start(run, ranks=2)
     wait_for_step(run, 6, process)
     time.sleep(2 * BEAT_SECONDS)  # a step of this model is much shorter than the time between two beats
-    pid = pids(process)[frozen]
+    pid = children(process.pid)[frozen]
     os.kill(pid, signal.SIGSTOP)
     began = time.monotonic()
     time.sleep(1)  # a save that had begun is done, the other rank waits
@@ -62,6 +57,8 @@ def test_a_frozen_rank_ends_the_job_by_name(make_run: Callable[..., Path], froze
         line,
     ), line
     assert checkpoints(run) == saved
+    if frozen == 1:
+        assert outcome(run) == "lost"
     assert_no_process_left(run)
     if frozen == 1:
         reached = max(metrics(run, "train_loss"))
@@ -133,7 +130,7 @@ from training import watch
 from training.ranks import Ranks
 
 server = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
-os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(server.port))
+os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(server.port), TORCHELASTIC_RUN_ID="sleeping")
 watch.BEAT_SECONDS = 0.1
 place = dict(local_world_size=2, device=torch.device("cpu"), control=None, download=None)
 ranks = [Ranks(rank=rank, world_size=2, local_rank=rank, **place) for rank in range(2)]
