@@ -23,7 +23,7 @@ KILL_INTERVAL = 5  # steps between checkpoints of a run to be killed: a save is 
 KILL_MODEL = {"context_length": 16}
 KILL_SETTINGS = {
     "global_batch_size": 16,  # 8 micro-batches: up to 8 ranks
-    "min_train_tokens": 1000 * 16 * 16,
+    "min_train_tokens": 800 * 16 * 16,
     "checkpoint_interval": KILL_INTERVAL,
     "validation_interval": 50,
     "validation_sequences": 4,

@@ -10,10 +10,12 @@ Of all validations the one after step 4 is the best.
 
 import os
 import signal
-from typing import Any
+import time
 
 import train
 from training import commit
+from training.ranks import StopRequest
+from training.step import Trainer
 from training.validation import Validation
 
 BEST_STEP = 4
@@ -22,11 +24,13 @@ measure = Validation.measure
 saves = []
 
 
-def measured(self: Validation, trainer: Any, *arguments: Any) -> float | None:
+def measured(self: Validation, trainer: Trainer, stop_request: StopRequest) -> float | None:
     step = trainer.watch.step or 0
     if step == 2 and "STOP_IN_STEP_2" in os.environ:
         os.kill(os.getpid(), signal.SIGTERM)
-    loss = measure(self, trainer, *arguments)
+        while not stop_request.agreed():  # the signal is heard by another thread
+            time.sleep(0.01)
+    loss = measure(self, trainer, stop_request)
     return loss + 10 if step > BEST_STEP and loss is not None else loss
 
 
