@@ -8,23 +8,16 @@ at the default checkpoint_interval of 500 such steps. On a GPU a step has the 0.
 """
 
 import argparse
-import json
 import statistics
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import attrs
-import numpy as np
+import random_run
 import torch
-from safetensors.numpy import save_file
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
-
-from model.config import GPT2_SIZES, ModelConfig, parameter_count  # noqa: E402  # after the path to them
+from model.config import GPT2_SIZES, parameter_count
 
 STEPS, INTERVAL = 16, 5
 DEFAULT_INTERVAL = 500  # of train.json
@@ -41,52 +34,29 @@ def main() -> None:
     context, microbatch, global_batch = (1024, 16, 512) if torch.cuda.is_available() else (128, 1, 2)
     with tempfile.TemporaryDirectory() as folder:
         model = attrs.evolve(config, context_length=context)
-        run = prepare(Path(folder), model, microbatch, global_batch)
+        run = random_run.prepare(
+            Path(folder),
+            model,
+            STEPS,
+            microbatch_size=microbatch,
+            global_batch_size=global_batch,
+            checkpoint_interval=INTERVAL,
+            keep_checkpoints=1,
+        )
         state = 3 * 4 * parameter_count(model) / 2**30
         print(f"{arguments.size}: {parameter_count(model):,} parameters, {state:.2f} GiB of weights and moments")
         print("ranks  wrapper  s a step  s, others  stall s  stall/step  s to the disk  at 500")
         for ranks in arguments.ranks:
             for parallel in ("ddp", "fsdp") if ranks > 1 else ("ddp",):
-                print(row(run, ranks, parallel), flush=True)
+                print(row(run, ranks, parallel, global_batch * context), flush=True)
         print("s a step: while no save is being written; others: while one is")
 
 
-def prepare(folder: Path, model: ModelConfig, microbatch: int, global_batch: int) -> Path:
-    """Write token files and a run directory; return the latter."""
-    tokens_per_step = global_batch * model.context_length
-    generator = np.random.default_rng(0)
-    tokens = generator.integers(0, model.vocab_size, tokens_per_step * STEPS + 1, dtype=np.uint16)
-    (folder / "tokens").mkdir()
-    save_file({"tokens": tokens}, folder / "tokens" / "train.safetensors")
-    run = folder / "run"
-    run.mkdir()
-    (run / "model.json").write_text(json.dumps(attrs.asdict(model)))
-    train: dict[str, Any] = {
-        "dataset": str(folder / "tokens"),
-        "microbatch_size": microbatch,
-        "global_batch_size": global_batch,
-        "clipping_max_norm": 1.0,
-        "validation_interval": None,
-        "checkpoint_interval": INTERVAL,
-        "keep_checkpoints": 1,
-        "log_interval": 1,
-    }
-    (run / "train.json").write_text(json.dumps(train))
-    return run
-
-
-def row(run: Path, ranks: int, parallel: str) -> str:
+def row(run: Path, ranks: int, parallel: str, tokens_per_step: int) -> str:
     """Train the run and return its line of the table."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}", "train.py"]
-    options = ["--resume", "never", "--set", f"parallel={parallel}"]
-    done = subprocess.run([*command, str(run), *options], cwd=ROOT, capture_output=True, text=True, check=False)
-    if done.returncode:
-        sys.exit(done.stderr)
-    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    logged = {record["step"]: record for record in records if "train_loss" in record}
-    tokens_per_step = logged_tokens(run)
-    saves = [record for record in records if record.get("event") == "checkpoint" and record["step"] < STEPS]
-    step_seconds = {step: tokens_per_step / record["tokens_per_second"] for step, record in logged.items()}
+    records, _ = random_run.train(run, ranks, parallel=parallel)
+    saves = random_run.saves(records, STEPS)
+    step_seconds = random_run.seconds_by_step(records, tokens_per_step)
     writing = writing_steps(saves, step_seconds)
     free = statistics.median(value for step, value in step_seconds.items() if step > FIRST and step not in writing)
     busy = statistics.median(step_seconds[step] for step in writing)
@@ -98,12 +68,6 @@ def row(run: Path, ranks: int, parallel: str) -> str:
         f"{ranks:5}  {parallel:7}  {free:8.3f}  {busy:9.3f}  {stall:7.3f}  {stall / free:10.3f}  {write:13.2f}  "
         f"{share:6.3%}"
     )
-
-
-def logged_tokens(run: Path) -> int:
-    """Return the tokens of a step."""
-    resolved = json.loads((run / "resolved.json").read_text())
-    return int(resolved["global_batch_size"] * resolved["model"]["context_length"])
 
 
 def writing_steps(saves: list[dict[str, Any]], step_seconds: dict[int, float]) -> set[int]:

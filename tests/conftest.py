@@ -11,9 +11,13 @@ from jaxtyping import install_import_hook
 
 install_import_hook("model", "beartype.beartype")
 
+import fcntl
 import json
+import pty
+import struct
 import subprocess
 import sys
+import termios
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -120,6 +124,25 @@ def train_command(run: Path, *options: str, ranks: int, script: Path = ROOT / "t
     if ranks > 1:
         launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
     return [*launcher, str(script), str(run), "--device", "cpu", *options]
+
+
+def in_terminal(command: list[str]) -> tuple[int, list[str]]:
+    """Run a command with a terminal for its errors; return its status and the lines that were shown, in order."""
+    controller, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 160, 0, 0))  # rows, columns
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=terminal)
+    os.close(terminal)
+    shown = b""
+    while True:
+        try:
+            part = os.read(controller, 65536)
+        except OSError:  # the other end is closed
+            break
+        if not part:
+            break
+        shown += part
+    os.close(controller)
+    return process.wait(), shown.decode().replace("\n", "\r").split("\r")
 
 
 def seal_again(checkpoint: Path) -> None:

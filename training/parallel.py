@@ -1,7 +1,7 @@
 """One network on many ranks: DDP, FSDP2, or bare on a single rank.
 
-`Parallel` owns when gradients are synchronised, and turns parameters and their optimizer state into full CPU tensors
-and back: the only module that knows which wrapper is in use. Names are always those of the bare network.
+`Parallel` owns when gradients are synchronised; beside it, which rows of a tensor this rank holds. Names are always
+those of the bare network.
 """
 
 import warnings

@@ -1,15 +1,10 @@
 """What a run shows, records and refuses: through the real command."""
 
-import fcntl
 import json
-import os
-import pty
 import re
 import shutil
-import struct
 import subprocess
 import sys
-import termios
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +14,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from tests.conftest import ROOT, train, train_command
+from tests.conftest import ROOT, in_terminal, train, train_command
 from training.metrics import MetricsLog, read_metrics
 
 
@@ -247,23 +242,8 @@ def test_all_tokens_are_used_where_no_number_is_given(make_run: Callable[..., Pa
 
 def test_in_a_terminal_there_is_one_bar_with_everything(make_run: Callable[..., Path]) -> None:
     run = make_run(min_train_tokens=24 * 256, log_interval=2)
-    controller, terminal = pty.openpty()
-    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 160, 0, 0))  # rows, columns
-    command = train_command(run, "--price-per-hour", "14.32", ranks=2)
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=terminal)
-    os.close(terminal)
-    shown = b""
-    while True:
-        try:
-            part = os.read(controller, 65536)
-        except OSError:  # the other end is closed
-            break
-        if not part:
-            break
-        shown += part
-    os.close(controller)
-    assert process.wait() == 0, shown
-    last = shown.decode().replace("\n", "\r").split("\r")
+    status, last = in_terminal(train_command(run, "--price-per-hour", "14.32", ranks=2))
+    assert status == 0, last
     bars = [line for line in last if "24/24" in line]
     assert bars
     assert len(bars[0]) > 80
