@@ -1,5 +1,6 @@
 """Where this process stands: the line of this repository that it works on, and the collective that it waits in."""
 
+import itertools
 import sys
 import threading
 import traceback
@@ -17,6 +18,9 @@ def current_place() -> str:
     """Return where training stands. Call it from another thread than the main one, at any time."""
     frames = sys._current_frames()
     main = frames.pop(threading.main_thread().ident or 0)
+    joined = _joined(main)
+    if joined is not None:  # a save in flight, which may wait for another rank
+        main = frames.get(joined.ident or 0, main)
     for thread in threading.enumerate():
         if not thread.name.startswith("Dummy"):  # Python's stand-in for a thread that it has not started
             frames.pop(thread.ident or 0, None)
@@ -28,6 +32,15 @@ def current_place() -> str:
 def place_of_error(trace: TracebackType | None) -> str:
     """Return where an exception was raised, from its traceback."""
     return _text(*_innermost(reversed([*traceback.walk_tb(trace)])))
+
+
+def _joined(frame: FrameType) -> threading.Thread | None:
+    """Return the thread whose end the innermost frame waits for, if it does."""
+    for inner, _ in itertools.islice(traceback.walk_stack(frame), 2):  # Python < 3.13 waits in a function of join's
+        if inner.f_code is threading.Thread.join.__code__:
+            thread: threading.Thread = inner.f_locals["self"]
+            return thread
+    return None
 
 
 def _innermost(walk: Iterable[tuple[FrameType, int]]) -> tuple[str | None, str]:

@@ -465,6 +465,23 @@ def test_resuming_from_a_copy_that_was_kept_makes_it_the_newest(make_run: Callab
     assert (checkpoints / "keep-me").is_dir()
 
 
+def test_a_copy_takes_the_place_of_what_has_its_steps_name(make_run: Callable[..., Path]) -> None:
+    run = make_run(checkpoint_interval=2, validation_interval=None)
+    assert train(run, "--max-steps", "2").returncode == 0
+    checkpoints = run / "checkpoints"
+    shutil.copytree(checkpoints / "step-00000002", checkpoints / "keep-me")
+    assert train(run, "--resume", "never", "--set", "learning_rate=0.02", "--max-steps", "2").returncode == 0
+    [kept] = (run / "archive").glob("*/checkpoints/keep-me")
+    shutil.copytree(kept, checkpoints / "keep-me")
+    other = (checkpoints / "step-00000002" / "manifest.json").read_text()
+    done = train(run, "--resume", "keep-me", "--max-steps", "2")
+    assert done.returncode == 0, done.stderr
+    wanted = (kept / "manifest.json").read_text()
+    assert (checkpoints / "step-00000002" / "manifest.json").read_text() == wanted != other
+    moved = {path.read_text() for path in (run / "archive").glob("*/checkpoints/step-00000002/manifest.json")}
+    assert moved == {wanted, other}  # the first run's, archived with it, and the one whose place was taken
+
+
 def test_a_checkpoint_of_another_version_is_refused_in_one_line(make_run: Callable[..., Path]) -> None:
     run = make_run()
     assert train(run, "--max-steps", "1").returncode == 0

@@ -5,17 +5,19 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT, metrics, train
+from tests.conftest import ROOT, metrics, train, train_command
 from tests.training.test_stopping import LONG, outcome, start, wait_for_step
 from tests.walks import children
 from training.checkpoint import verify
 from training.metrics import read_metrics
+from training.place import current_place
 from training.watch import BEAT_SECONDS
 
 TIMEOUT_SECONDS = 10  # a rank counts as lost after half of it
@@ -106,9 +108,11 @@ def test_a_stuck_rank_fails_a_collective_and_a_table_says_where_each_rank_is(
     assert_no_process_left(run)
 
 
-def test_ranks_whose_torchrun_was_killed_stop_with_a_checkpoint(make_run: Callable[..., Path]) -> None:
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_ranks_whose_torchrun_was_killed_stop_with_a_checkpoint(make_run: Callable[..., Path], ranks: int) -> None:
     run = make_run(**SETTINGS | {"checkpoint_interval": 1000})
-    process = start(run, ranks=2)
+    command = [word.replace("nproc_per_node=2", f"nproc_per_node={ranks}") for word in train_command(run, ranks=2)]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     wait_for_step(run, 5, process)
     process.kill()
     output, errors = process.communicate(timeout=30)  # the ranks have its pipes
@@ -155,3 +159,25 @@ def test_a_machine_that_sleeps_loses_nobody() -> None:
     output, errors = process.communicate(timeout=30)
     assert process.returncode == 0, errors
     assert re.fullmatch(r"(rank [01] \(\S+, pid \d+\): starting up in \S.*\n){2}", output), output + errors
+
+
+def test_a_rank_that_waits_for_its_save_stands_where_the_save_does() -> None:
+    seen, places = threading.Event(), []
+
+    def save() -> None:
+        seen.wait(20)
+
+    def look() -> None:
+        for _ in range(100):  # until the main thread waits
+            places.append(current_place())
+            if places[-1].endswith(", save"):
+                break
+            time.sleep(0.1)
+        seen.set()
+
+    threads = [threading.Thread(target=work) for work in (save, look)]
+    for thread in threads:
+        thread.start()
+    threads[0].join()
+    threads[1].join()
+    assert re.fullmatch(r"tests/training/test_watch\.py:\d+, save", places[-1]), places
