@@ -12,11 +12,14 @@ from typing import Any, TypeVar
 import attrs
 import torch
 import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # missing from its __all__
 
 from errors import BadInput
 from training.claim import restarts
 from training.signals import StopSignals
 
+CONNECT_TIMEOUT = timedelta(seconds=10)  # to torchrun, which is there before its ranks are
+STORE_TIMEOUT = timedelta(minutes=30)  # torch's own, for ranks that are slow to start
 DOWNLOAD_TIMEOUT = timedelta(hours=6)  # tens of gigabytes on a slow line
 # NCCL's own watchdog ends the process without a word to Python: gloo, where every step meets as well, gives up first.
 NCCL_EXTRA = timedelta(minutes=1)
@@ -58,7 +61,7 @@ def start(device_kind: str | None, timeout_seconds: int) -> Ranks:
     """Join the process group that torchrun describes, or a group of one. `device_kind`: "cuda", "cpu" or None.
 
     A collective raises RuntimeError when it has waited for `timeout_seconds`.
-    Raises BadInput when there is no GPU for this rank.
+    Raises BadInput when there is no GPU for this rank, dist.DistError when torchrun is gone.
     """
     if device_kind is None:
         device_kind = "cuda" if torch.cuda.is_available() else "cpu"
@@ -88,6 +91,14 @@ def start(device_kind: str | None, timeout_seconds: int) -> Ranks:
         control=dist.new_group(backend="gloo", timeout=timeout),
         download=dist.new_group(backend="gloo", timeout=DOWNLOAD_TIMEOUT),
     )
+
+
+def torchrun_store() -> TCPStore:
+    """Return a connection of its own to torchrun's store. Raises dist.DistError when torchrun is gone."""
+    server = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = TCPStore(*server, is_master=False, wait_for_workers=False, timeout=CONNECT_TIMEOUT)
+    store.set_timeout(STORE_TIMEOUT)
+    return store
 
 
 def stop() -> None:
@@ -131,7 +142,10 @@ def _rendezvous() -> tuple[Any, int, int]:
     """Return the store where ranks find each other, this rank and the world size."""
     if "RANK" not in os.environ:
         return dist.HashStore(), 0, 1  # type: ignore[attr-defined]  # missing from its __all__
-    store, rank, world_size = next(dist.rendezvous("env://"))  # type: ignore[attr-defined]
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True):
+        store, rank, world_size = torchrun_store(), environment_rank(), int(os.environ["WORLD_SIZE"])
+    else:  # another launcher: rank 0 holds the store, and may come late
+        store, rank, world_size = next(dist.rendezvous("env://"))  # type: ignore[attr-defined]
     # torchrun --standalone keeps its store over a restart, with the addresses of the group that died.
     return dist.PrefixStore(f"start {restarts()}", store), rank, world_size  # type: ignore[attr-defined]
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import attrs
 import torch
+import torch.distributed as dist
 
 from errors import EXIT_DONE, EXIT_ERROR, EXIT_STOPPED, BadInput
 from model.gpt import GPT, initialize
@@ -54,14 +55,25 @@ class Options:
 def run_session(run: Run, options: Options) -> int:
     """Train the run and return the exit status. Call it on every rank. Raises BadInput and Diverged."""
     ledger = Ledger(options.began)
-    ranks = start(options.device, run.train.timeout_seconds)
-    with Watch(ranks, run.train.timeout_seconds) as watch:
+    ranks, watch = _join(run, options)
+    with watch:
         options.signals.trouble = watch.trouble
         if options.signals.claim is not None:
             watch.on_lost = options.signals.claim.lost
         status = _train(run, options, ranks, ledger, watch)
     stop()  # not after an exception: to leave NCCL's group can wait for peers that are in a collective
     return status
+
+
+def _join(run: Run, options: Options) -> tuple[Ranks, Watch]:
+    """Meet the other ranks. Raises BadInput, on this rank alone, when torchrun is gone."""
+    try:
+        ranks = start(options.device, run.train.timeout_seconds)
+        return ranks, Watch(ranks, run.train.timeout_seconds)
+    except dist.DistError as error:
+        if options.signals.claim is not None:
+            options.signals.claim.lost()
+        raise BadInput("torchrun is gone, or does not answer; run the same command again", alone=True) from error
 
 
 def _train(run: Run, options: Options, ranks: Ranks, ledger: Ledger, watch: Watch) -> int:

@@ -19,12 +19,12 @@ from typing import NoReturn
 
 import attrs
 import torch.distributed as dist
-from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # missing from its __all__
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # missing from its __all__
 
 from errors import EXIT_ERROR
 from training.claim import ERROR, LOST
 from training.place import current_place, place_of_error
-from training.ranks import Ranks
+from training.ranks import Ranks, torchrun_store
 
 BEAT_SECONDS = 1.0
 LOST_SECONDS = 60.0  # at most; a thread that only sleeps and beats is never busy for so long
@@ -70,10 +70,10 @@ class Watch:
         self._closing = False
         self._thread = None
         if "TORCHELASTIC_RUN_ID" in os.environ:
-            server = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
             start = [os.environ.get(f"TORCHELASTIC_{name}", "") for name in ("RUN_ID", "RESTART_COUNT")]
-            store = TCPStore(*server, is_master=False, wait_for_workers=False)
-            self._store = PrefixStore("/".join(["watch", *start]), store)  # not a restarted job's earlier beats
+            self._store = PrefixStore(
+                "/".join(["watch", *start]), torchrun_store()
+            )  # not a restarted job's earlier beats
             self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
             self._thread.start()
 

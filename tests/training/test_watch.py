@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -181,3 +182,17 @@ def test_a_rank_that_waits_for_its_save_stands_where_the_save_does() -> None:
     threads[0].join()
     threads[1].join()
     assert re.fullmatch(r"tests/training/test_watch\.py:\d+, save", places[-1]), places
+
+
+def test_a_rank_that_starts_when_torchrun_is_gone_ends(make_run: Callable[..., Path]) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        port = closed.getsockname()[1]
+    places = dict.fromkeys(["RANK", "LOCAL_RANK"], "0") | dict.fromkeys(["WORLD_SIZE", "LOCAL_WORLD_SIZE"], "1")
+    torchrun = {"TORCHELASTIC_RUN_ID": "gone", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    server = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    run = make_run()
+    done = train(run, environment=places | torchrun | server)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "train.py: torchrun is gone, or does not answer; run the same command again"
+    assert outcome(run) == "lost"
