@@ -16,6 +16,16 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def replace_file(path: Path, text: str) -> None:
+    """Give a file another content: all of it, or on an error none. Not synced."""
+    partial = path.with_name(f".partial-{path.name}")
+    try:
+        partial.write_text(text)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
 def sha256(path: Path) -> str:
     """Return the sha256 of a file's content, in hexadecimal."""
     digest = hashlib.sha256()

@@ -118,10 +118,12 @@ def train(
     )
 
 
-def train_command(run: Path, *options: str, ranks: int, script: Path = ROOT / "train.py") -> list[str]:
-    """Return the command line of a run on the CPU."""
+def train_command(
+    run: Path, *options: str, ranks: int, script: Path = ROOT / "train.py", torchrun: bool = False
+) -> list[str]:
+    """Return the command line of a run on the CPU; under torchrun for more than one rank, or if asked."""
     launcher = [sys.executable]
-    if ranks > 1:
+    if ranks > 1 or torchrun:
         launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
     return [*launcher, str(script), str(run), "--device", "cpu", *options]
 

@@ -103,7 +103,7 @@ def start_and_kill(run: Path, layout: Layout, draw: random.Random) -> str | None
     resumes_at = 0 if intact is None else int(intact.name.removeprefix("step-"))
     assert resumes_at >= max(durable, default=0)
     redone = step - resumes_at
-    assert redone < 2 * KILL_INTERVAL, (step, resumes_at)
+    assert redone <= 2 * KILL_INTERVAL, (step, resumes_at)
     leftovers = len(list((run / "checkpoints").glob(".partial-*")))
     where = "start" if at_start else "training"
     return (

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TextIO
 
 from errors import EXIT_DIVERGED, EXIT_DONE, EXIT_ERROR, EXIT_STOPPED, BadInput
+from files import replace_file
 
 EXIT_FILE, LOCK_FILE = "exit.json", ".lock"
 LOCK_SECONDS = 30.0  # to wait for a job that is about to end
@@ -53,16 +54,17 @@ class Claim:
         """Note for later groups of this job that what --resume asked is done."""
         self._note(f"{_job()} {RESUMED}")
 
-    def end(self, status: int, outcome: str | None = None) -> None:
-        """Write `exit.json`, once. Where a job has ended without one, all of it was killed."""
+    def end(self, status: int, outcome: str | None = None, *, final: bool = True) -> None:
+        """Write `exit.json`, once. Where a job has ended without one, all of it was killed.
+
+        Not `final`: a stop that may have been torchrun's own, after another rank's death. A restarted group goes on.
+        """
         if self._ended or self.ending is not None:
             return
         self._ended = True
-        partial = self._directory / f".partial-{EXIT_FILE}"
-        ending = {"status": status, "outcome": outcome or OUTCOMES[status], "time": utc_now()}
+        ending = {"status": status, "outcome": outcome or OUTCOMES[status], "final": final, "time": utc_now()}
         try:
-            partial.write_text(json.dumps(ending) + "\n")
-            partial.replace(self._directory / EXIT_FILE)
+            replace_file(self._directory / EXIT_FILE, json.dumps(ending) + "\n")
         except OSError as error:  # a full disk: the exit status still tells
             print(f"WARNING: {self._directory / EXIT_FILE}: {error}", flush=True)
 
@@ -89,10 +91,11 @@ def _job() -> str:
 def _final_status(run_directory: Path) -> int | None:
     """Return the status that an earlier group left with, if it is one that no restart mends."""
     try:
-        status = json.loads((run_directory / EXIT_FILE).read_text())["status"]
+        ending = json.loads((run_directory / EXIT_FILE).read_text())
+        status, final = ending["status"], ending["final"]
     except (OSError, ValueError, KeyError):
         return None
-    return status if status in (EXIT_STOPPED, EXIT_DIVERGED) else None
+    return status if final and status in (EXIT_STOPPED, EXIT_DIVERGED) else None
 
 
 def _lock(file: TextIO, run_directory: Path) -> None:

@@ -44,6 +44,7 @@ def partial_of(path: Path) -> Path:
 
 def prepare(path: Path, share: Share) -> None:
     """Make the two tensor files at their full size, with their headers, for all ranks to write into."""
+    restore(path.parent)
     for left_behind in path.parent.glob(f"{PARTIAL}*"):
         _remove(left_behind)
     partial = partial_of(path)
@@ -80,18 +81,20 @@ def publish(path: Path) -> None:
         reached("old one aside")
     try:
         partial_of(path).rename(path)
+        reached("renamed")
+        sync(path.parent)
+        sync(path.parent.parent)  # the first checkpoint's folder is new as well
     except OSError:
+        if not partial_of(path).exists():
+            path.rename(partial_of(path))
         if aside.exists():
             aside.rename(path)
         raise
-    reached("renamed")
-    sync(path.parent)
-    sync(path.parent.parent)  # the first checkpoint's folder is new as well
     reached("durable")
 
 
 def restore(directory: Path) -> None:
-    """Give a checkpoint its name back whose replacement by a newer one was cut short. For a start, before `find`."""
+    """Give a checkpoint its name back whose replacement by a newer one was cut short."""
     for aside in directory.glob(f"{PARTIAL}*{ASIDE}"):
         path = directory / aside.name.removeprefix(PARTIAL).removesuffix(ASIDE)
         if not path.exists():
@@ -109,13 +112,19 @@ def point(directory: Path, link: str, name: str) -> None:
         return
     partial = directory / f"{PARTIAL}{link}"
     partial.unlink(missing_ok=True)
-    if (directory / link).is_dir() and not (directory / link).is_symlink():  # a copy that followed the link
-        shutil.rmtree(directory / link)
+    if not (directory / link).is_symlink():
+        remove_link(directory, link)
     partial.symlink_to(name)
     reached(f"{link} made")
     partial.replace(directory / link)
     sync(directory)
     reached(f"{link} moved")
+
+
+def remove_link(directory: Path, link: str) -> None:
+    """Remove a link; or the directory that a copy of the run, which followed links, has made of it."""
+    if (directory / link).is_symlink() or (directory / link).exists():
+        _remove(directory / link)
 
 
 def delete_old(directory: Path, keep: int) -> None:

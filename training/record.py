@@ -1,7 +1,6 @@
 """What a run was asked to do: kept beside its metrics and in its checkpoints, compared when it resumes."""
 
 import json
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import attrs
 
 from errors import BadInput
+from files import replace_file
 from tokens.token_file import TokenStream
 from tokens.tokenizer import RANKS_FILE
 from training import checkpoint
@@ -39,7 +39,10 @@ def resolved(run: Run, plan: Plan, token_set: TokenSet) -> dict[str, Any]:
 
 
 def write_record(run: Run, config: dict[str, Any], token_set: TokenSet, ranks: Ranks) -> None:
-    """Write `resolved.json`, and the tokenizer's ranks beside it, so that the run can be read without its tokens."""
+    """Write `resolved.json`, and the tokenizer's ranks beside it, so that the run can be read without its tokens.
+
+    Raises BadInput where that cannot be done.
+    """
     record = {
         **config,
         "token_files": str(token_set.directory.resolve()),
@@ -47,9 +50,14 @@ def write_record(run: Run, config: dict[str, Any], token_set: TokenSet, ranks: R
         "environment": environment(ranks),
         "command": sys.argv,
     }
-    (run.directory / checkpoint.RESOLVED).write_text(json.dumps(record, indent=2) + "\n")
-    if (token_set.tokenizer or {}).get("ranks_file"):
-        shutil.copyfile(token_set.directory / RANKS_FILE, run.directory / RANKS_FILE)
+    try:
+        replace_file(run.directory / checkpoint.RESOLVED, json.dumps(record, indent=2) + "\n")
+        if (token_set.tokenizer or {}).get("ranks_file"):
+            replace_file(run.directory / RANKS_FILE, (token_set.directory / RANKS_FILE).read_text())
+    except OSError as error:
+        raise BadInput(
+            f"{run.directory}: cannot be written: {error}; make room and run the same command again"
+        ) from error
 
 
 def differences(run: Run, before: dict[str, Any], now: dict[str, Any], path: Path) -> list[str]:

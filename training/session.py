@@ -10,7 +10,7 @@ import torch.distributed as dist
 from errors import EXIT_DONE, EXIT_ERROR, EXIT_STOPPED, BadInput
 from model.gpt import GPT, initialize
 from model.loss import next_token_loss, sequence_losses
-from training import archive, checkpoint, commit
+from training import archive, checkpoint
 from training.chart import CHART
 from training.checkpoint import RunState
 from training.config import Run
@@ -57,7 +57,7 @@ def run_session(run: Run, options: Options) -> int:
     ledger = Ledger(options.began)
     ranks, watch = _join(run, options)
     with watch:
-        options.signals.trouble = watch.trouble
+        options.signals.explain_stop = watch.explain_stop
         if options.signals.claim is not None:
             watch.on_lost = options.signals.claim.lost
         status = _train(run, options, ranks, ledger, watch)
@@ -97,8 +97,7 @@ def _train(run: Run, options: Options, ranks: Ranks, ledger: Ledger, watch: Watc
         outcome, lines = self_test(trainer)
         _say(ranks, lines)
         job = attrs.evolve(job, config={**job.config, "self_test": outcome})
-        if ranks.coordinates:
-            write_record(run, job.config, token_set, ranks)
+        from_coordinator(ranks, lambda: write_record(run, job.config, token_set, ranks))
     options.signals.training_begins()
     loop = Loop(trainer, job, state, ledger)
     watch.on_orphaned = options.signals.ask
@@ -163,8 +162,7 @@ def _resume(job: Job, options: Options, trainer: Trainer) -> tuple[RunState, lis
     claim = options.signals.claim  # rank 0's
     if from_coordinator(ranks, lambda: claim is not None and claim.resumed):
         wanted = "auto"  # this job has obeyed its --resume, before torchrun started it anew
-    if ranks.coordinates:
-        commit.restore(directory / "checkpoints")
+    from_coordinator(ranks, lambda: archive.restore(directory))
     path = None
     if wanted == "never":
         archived = from_coordinator(ranks, lambda: archive.archive(directory))

@@ -24,7 +24,8 @@ class StopSignals:
     def __init__(self) -> None:
         self.asked = False
         self.claim: Claim | None = None  # to say on the way out how it ended
-        self.trouble: Callable[[], str | None] = lambda: None  # why torchrun asks: what has become of another rank
+        # What has become of another rank, if that is why torchrun asks; None until the ranks have met, and then set.
+        self.explain_stop: Callable[[], str | None] | None = None
         self._training = False
         heard, hears = os.pipe()
         os.set_blocking(hears, False)
@@ -59,12 +60,12 @@ class StopSignals:
                 self._end(signal.Signals(numbers[0]).name)
 
     def _end(self, name: str) -> NoReturn:
-        outcome = self.trouble()
+        outcome = None if self.explain_stop is None else self.explain_stop()
         if outcome is not None:
             if self.claim is not None:
                 self.claim.end(EXIT_ERROR, outcome)
             os._exit(EXIT_ERROR)
         if self.claim is not None:
-            self.claim.end(EXIT_STOPPED)
+            self.claim.end(EXIT_STOPPED, final=self.explain_stop is not None)
             print(f"train.py: {name} before the first step: nothing is lost; the same command continues", flush=True)
         os._exit(EXIT_STOPPED)

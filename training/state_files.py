@@ -45,7 +45,6 @@ class Extent:
 
     file: str
     offset_bytes: int  # from the beginning of the file
-    first_row: int  # of the whole tensor
     copy: Tensor  # (rows, ...) on the CPU, pinned beside a GPU
 
 
@@ -65,7 +64,7 @@ class Share:
                     place = len(header) + offset + first * stored.row_bytes
                     pinned = trainer.ranks.device.type == "cuda"
                     copy = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=pinned)
-                    self._extents.append(Extent(file, place, first, copy))
+                    self._extents.append(Extent(file, place, copy))
                 offset += stored.rows * stored.row_bytes
             self.headers[file], self.sizes[file] = header, len(header) + offset
 

@@ -65,6 +65,7 @@ class Watch:
         self._silent_polls = [0] * ranks.world_size
         self._failed_in: str | None = None  # place of the error that ends this rank
         self._alone = False  # that error is a collective's: the others' places explain it
+        self._asked = False  # to stop, before the first step: this rank is about to end
         self._told = threading.Event()  # by this rank or by another one
         self._wake = threading.Event()
         self._closing = False
@@ -99,18 +100,21 @@ class Watch:
         if self._thread is not None:
             self._thread.join(3 * BEAT_SECONDS)  # longer only where torchrun stands still
 
-    def trouble(self) -> str | None:
-        """Say that this rank was asked to stop; return the job's outcome if another rank has failed or is gone.
+    def explain_stop(self) -> str | None:
+        """Tell the others that this rank was asked to stop; return the job's outcome if one has failed or is gone.
 
-        For a rank that ends at once: torchrun asks the living to stop, too. Waits for the others' signs of life, or
-        for them to say that they were asked.
+        For a rank that ends at once: torchrun asks the living to stop, too. Waits, 3 beats at most, for the others'
+        signs of life, or for them to say that they were asked.
         """
+        if self._thread is None:
+            return None
+        self._asked = True
         others = {str(rank) for rank in range(self._ranks.world_size)} - {str(self._ranks.rank)}
         counts: dict[str, int] = {}
         gone = False
         deadline = time.monotonic() + 3 * BEAT_SECONDS
         try:
-            self._publish("asked")
+            self._publish()
             while others and time.monotonic() < deadline:
                 for key in [key for key in others if self._store.check([key])]:
                     beat = Beat(**json.loads(self._store.get(key)))
@@ -157,11 +161,11 @@ class Watch:
             self.on_orphaned()
 
     def _publish(self, left: str | None = None) -> None:
-        where = self._failed_in or current_place()
+        where = self._failed_in or _place()
         self._count += 1
         beat = Beat(
             count=self._count,
-            left=left,
+            left=left or ("asked" if self._asked else None),
             host=socket.gethostname(),
             node=os.environ.get("GROUP_RANK"),
             pid=os.getpid(),
@@ -218,6 +222,13 @@ class Watch:
         else:
             time.sleep(SPEAKER_SECONDS)
         self._told.set()
+
+
+def _place() -> str:
+    try:
+        return current_place()
+    except Exception as error:  # noqa: BLE001  # other threads' frames are foreign ground, and the beats must go on
+        return f"code that cannot be told ({type(error).__name__})"
 
 
 def _of_collective(error: BaseException) -> bool:

@@ -268,20 +268,21 @@ def test_torn_lines_and_superseded_steps_are_left_out(tmp_path: Path) -> None:
     assert losses == [(1, 1.0), (2, 2.0), (3, 30.0)]
 
 
-def test_the_ledger_adds_up_to_the_clock_and_foresees_what_is_due() -> None:
+def test_the_ledger_adds_up_to_the_clock_and_foresees_what_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
     from training.ledger import Ledger, Remaining
 
-    ledger = Ledger(began=time.perf_counter())
-    for _ in range(3):
-        time.sleep(0.02)
+    now = 100.0
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+    ledger = Ledger(began=now)
+    for seconds in (9.0, 2.0, 2.0):
+        now += seconds
         ledger.after_step()
     with ledger.measure("validation"):
-        time.sleep(0.05)
-    parts = ledger.breakdown(waited_for_data_seconds=0.01)
-    assert sum(parts.values()) == pytest.approx(ledger.process_seconds(), abs=0.005)
-    assert parts["validation"] >= 0.05
-    expected = ledger.remaining_seconds(Remaining(steps=10, validations=2, checkpoints=1))
-    assert expected == pytest.approx(10 * 0.02 + 2 * 0.05, rel=0.5)
+        now += 5.0
+    parts = ledger.breakdown(waited_for_data_seconds=1.0)
+    assert parts == {"start-up": 0.0, "data": 1.0, "compute": 12.0, "validation": 5.0, "checkpoint": 0.0}
+    assert ledger.process_seconds() == 18.0
+    assert ledger.remaining_seconds(Remaining(steps=10, validations=2, checkpoints=1)) == 10 * 2.0 + 2 * 5.0
 
 
 def test_a_chart_is_drawn_from_metrics_alone(make_run: Callable[..., Path]) -> None:

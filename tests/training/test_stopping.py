@@ -21,17 +21,25 @@ from training.checkpoint import verify
 from training.claim import Claim
 from training.metrics import read_metrics
 
+SLOW = Path(__file__).with_name("slow.py")
 LONG = {"min_train_tokens": 200 * 8 * 32, "log_interval": 1, "validation_interval": None, "checkpoint_interval": 50}
 
 
-def start(run: Path, ranks: int, script: Path = ROOT / "train.py") -> subprocess.Popen[str]:
+def start(
+    run: Path, ranks: int, *options: str, torchrun: bool = False, restarts: int = 0, **seconds: float
+) -> subprocess.Popen[str]:
+    """Start a run as a user does, with steps of 10 ms at least. `seconds`: see tests/training/slow.py."""
+    command = train_command(run, *options, ranks=ranks, script=SLOW, torchrun=torchrun)
+    if restarts:
+        command.insert(command.index("--standalone"), f"--max-restarts={restarts}")
+    slow = {name: str(value) for name, value in ({"SLOW_STEP": 0.01} | seconds).items()}
     return subprocess.Popen(
-        train_command(run, ranks=ranks, script=script),
+        command,
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(ROOT), **slow},
         start_new_session=True,  # a process group of its own, as a terminal's foreground job
     )
 
@@ -102,22 +110,11 @@ def test_ctrl_c_under_torchrun_leaves_a_checkpoint_and_no_process(make_run: Call
     assert str(run) not in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
 
 
-SLOW_SAVES = """
-import time
-
-import train
-from training import commit
-
-commit.reached = lambda moment: time.sleep(1.5 if moment == "prepared" else 0)
-train.leave(train.main())
-"""
-
-
 PHASES = {
     "min_train_tokens": 100 * 8 * 32,
     "checkpoint_interval": 25,
     "validation_interval": 100,
-    "validation_sequences": 600,
+    "validation_sequences": 64,
 }
 
 
@@ -130,15 +127,12 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, token_files: Path) -> 
 
 
 @pytest.mark.parametrize("phase", ["start", "validation", "save", "step"])
-def test_a_signal_is_obeyed_in_every_phase(
-    make_run: Callable[..., Path], undisturbed: Path, tmp_path: Path, phase: str
-) -> None:
+def test_a_signal_is_obeyed_in_every_phase(make_run: Callable[..., Path], undisturbed: Path, phase: str) -> None:
     run = make_run(**PHASES)
-    script = tmp_path / "slow.py"
-    script.write_text(SLOW_SAVES)
-    process = start(run, ranks=2, script=script)
+    slow = {"SLOW_SAVE": 1.5} | ({"SLOW_VALIDATION": 0.2} if phase == "validation" else {})
+    process = start(run, ranks=2, **slow)
     in_phase = {
-        "start": (run / ".lock").exists,
+        "start": (run / ".lock").exists,  # before the ranks have met
         "validation": lambda: any("event" in record for record in read_metrics(run)),
         "save": lambda: any((run / "checkpoints").glob(".partial-step-*")),
         "step": lambda: any(step % 25 > 5 for step in metrics(run, "train_loss")),
@@ -165,6 +159,22 @@ def test_a_signal_is_obeyed_in_every_phase(
     assert_same_weights(run, undisturbed)
 
 
+@pytest.mark.parametrize(("ranks", "asked"), [(1, "the process"), (2, "torchrun"), (2, "rank 0"), (2, "rank 1")])
+def test_a_signal_to_any_process_that_starts_up_is_obeyed_at_once(
+    make_run: Callable[..., Path], ranks: int, asked: str
+) -> None:
+    run = make_run()
+    process = start(run, ranks=ranks, SLOW_START=60)
+    wait_until(lambda: all((run / f"waiting-{rank}").exists() for rank in range(ranks)), process)
+    pid = children(process.pid)[int(asked[-1])] if asked.startswith("rank") else process.pid
+    os.kill(pid, signal.SIGTERM)
+    output, errors = process.communicate(timeout=30)
+    assert "Exception in thread" not in errors
+    assert output.count("SIGTERM before the first step: nothing is lost; the same command continues") == 1, errors
+    assert outcome(run) == "stopped"
+    assert not (run / "checkpoints").exists()
+
+
 def test_one_job_at_a_time_trains_a_run(make_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
     run = make_run()
     first = Claim(run)
@@ -182,9 +192,7 @@ def test_a_group_that_torchrun_restarts_resumes_by_itself(make_run: Callable[...
     settings = LONG | {"checkpoint_interval": 20}
     straight, run = make_run("straight", **settings), make_run("restarted", **settings)
     assert train(straight).returncode == 0
-    command = train_command(run, "--resume", "never", ranks=2)
-    command.insert(command.index("--standalone"), "--max-restarts=1")
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = start(run, 2, "--resume", "never", restarts=1)
     wait_for_step(run, 50, process)
     kill(children(process.pid)[0])
     output, errors = process.communicate(timeout=120)
@@ -235,7 +243,15 @@ import time
 import train
 from training import session
 
-plain = session._resume
+plain, plain_start = session._resume, session.start
+
+
+def start(*arguments):
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and os.environ["DEATH"] == "early":
+        if os.environ["RANK"] == "1":
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(60)  # as in a rendezvous
+    return plain_start(*arguments)
 
 
 def resume(job, options, trainer):
@@ -249,7 +265,7 @@ def resume(job, options, trainer):
     return plain(job, options, trainer)
 
 
-session._resume = resume
+session._resume, session.start = resume, start
 train.leave(train.main())
 """
 
@@ -265,12 +281,15 @@ def test_a_death_in_start_up_is_no_request_to_stop(make_run: Callable[..., Path]
     assert outcome(run) == death
 
 
-def test_a_group_restarted_before_it_obeyed_resume_obeys_it(make_run: Callable[..., Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("death", ["early", "lost"])
+def test_a_group_restarted_before_it_obeyed_resume_obeys_it(
+    make_run: Callable[..., Path], tmp_path: Path, death: str
+) -> None:
     script = tmp_path / "dying.py"
     script.write_text(DYING_IN_START_UP)
     run = make_run()
     assert train(run, ranks=2).returncode == 0
-    environment = {"DEATH": "lost", "PET_MAX_RESTARTS": "1"}
+    environment = {"DEATH": death, "PET_MAX_RESTARTS": "1"}
     done = train(run, "--resume", "never", ranks=2, script=script, environment=environment)
     assert done.returncode == 0, done.stderr
     assert "--resume never: what earlier runs wrote is now in" in done.stdout
@@ -278,7 +297,7 @@ def test_a_group_restarted_before_it_obeyed_resume_obeys_it(make_run: Callable[.
 
 
 def test_a_killed_rank_ends_the_job_promptly_and_nothing_is_saved(make_run: Callable[..., Path]) -> None:
-    run = make_run(**LONG)
+    run = make_run(**LONG | {"checkpoint_interval": 1000})
     process = start(run, ranks=2)
     wait_for_step(run, 5, process)
     began = time.monotonic()
@@ -287,7 +306,7 @@ def test_a_killed_rank_ends_the_job_promptly_and_nothing_is_saved(make_run: Call
     assert process.returncode == 1
     assert time.monotonic() - began < 40
     assert "Signal 9 (SIGKILL)" in errors
-    assert all(path.name in ("step-00000050", "latest") for path in (run / "checkpoints").glob("*"))
+    assert not (run / "checkpoints").exists()
     assert outcome(run) == "lost"
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT, metrics, train, train_command
+from tests.conftest import ROOT, metrics, train
 from tests.training.test_stopping import LONG, outcome, start, wait_for_step
 from tests.walks import children
 from training.checkpoint import verify
@@ -48,8 +48,9 @@ def test_a_frozen_rank_ends_the_job_by_name(make_run: Callable[..., Path], froze
     pid = children(process.pid)[frozen]
     os.kill(pid, signal.SIGSTOP)
     began = time.monotonic()
-    time.sleep(1)  # a save that had begun is done, the other rank waits
-    saved = checkpoints(run)
+    saved: set[str] = set()
+    while saved != (saved := checkpoints(run)):  # a save that had begun is done, the other rank waits
+        time.sleep(1)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 1
     assert time.monotonic() - began < TIMEOUT_SECONDS + 10
@@ -112,8 +113,7 @@ def test_a_stuck_rank_fails_a_collective_and_a_table_says_where_each_rank_is(
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_ranks_whose_torchrun_was_killed_stop_with_a_checkpoint(make_run: Callable[..., Path], ranks: int) -> None:
     run = make_run(**SETTINGS | {"checkpoint_interval": 1000})
-    command = [word.replace("nproc_per_node=2", f"nproc_per_node={ranks}") for word in train_command(run, ranks=2)]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = start(run, ranks, torchrun=True)
     wait_for_step(run, 5, process)
     process.kill()
     output, errors = process.communicate(timeout=30)  # the ranks have its pipes
