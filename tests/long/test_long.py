@@ -1,4 +1,4 @@
-"""What takes half an hour: `make test-long`."""
+"""What takes a quarter of an hour: `make test-long`."""
 
 import random
 from collections.abc import Callable
