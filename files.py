@@ -16,12 +16,16 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def replace_file(path: Path, text: str) -> None:
-    """Give a file another content: all of it, or on an error none. Not synced."""
+def replace_file(path: Path, text: str, *, durable: bool = False) -> None:
+    """Give a file another content: all of it, or on an error none. `durable`: wait until it is on the disk."""
     partial = path.with_name(f".partial-{path.name}")
     try:
         partial.write_text(text)
+        if durable:
+            sync(partial)
         partial.replace(path)
+        if durable:
+            sync(path.parent)
     finally:
         partial.unlink(missing_ok=True)
 

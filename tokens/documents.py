@@ -1,32 +1,32 @@
-"""Every input format as one stream of texts: files, folders, globs, JSON lines, Parquet, Hugging Face datasets.
+"""The documents of a work unit, whatever the input's format, in pieces of bounded size.
 
-A long text file arrives in pieces, so that memory does not grow with the file; `ends_document` marks the last.
+A unit has ranges of files. A line or a row belongs to the range in which it begins; a long text file, which is one
+document, is cut at the first place after each edge of a range where no token of GPT-2's pattern can span. Both
+neighbours of an edge find the same place, so any cutting into units gives the same documents and the same tokens.
 """
 
 import codecs
-import glob
 import gzip
-import hashlib
 import io
 import json
-import sysconfig
+import re
 import unicodedata
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import attrs
 
 from errors import BadInput
+from tokens.sources import COMPRESSED_SUFFIXES, TEXT_SUFFIXES, Input
+from tokens.unit_plan import Extent
 
-TEXT_SUFFIXES = (".txt", ".md", ".py")
-RECORD_SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
-SUFFIXES = (*TEXT_SUFFIXES, *RECORD_SUFFIXES, ".parquet")
-STANDARD_LIBRARY = "stdlib"
 PIECE_BYTES = 1 << 20  # of a text file, read at a time
 LONGEST_PIECE = 1 << 26  # characters without a place to cut; no text looks like that
+HEAD_CHARACTERS = 1 << 16  # by which a document is told from others
 LONE_SPACES = " \n\t"
-PARQUET_ROWS = 256  # decoded at a time
+ROWS_BYTES = 1 << 21  # of a Parquet column, decoded at a time, about
+EDGE_BYTES = 1 << 16  # searched for a cut at a time
+EDGE = re.compile(rb"\S[ \n\t](?=\S)")
 
 
 @attrs.frozen
@@ -35,95 +35,167 @@ class Piece:
 
     text: str
     ends_document: bool
-    position: int  # bytes of all sources read so far, as they lie on disk; 0 where that is unknown
+    head: str  # the document's first characters, at most HEAD_CHARACTERS
 
 
-@attrs.frozen
-class Source:
-    """One argument of prepare_data.py, resolved to files; a Hugging Face dataset has none."""
+@attrs.frozen(kw_only=True)
+class Problem:
+    """What could not be turned into tokens, or not as it was."""
 
-    name: str
-    files: tuple[Path, ...]
-
-    @property
-    def size_bytes(self) -> int:
-        return sum(file.stat().st_size for file in self.files)
-
-
-def resolve_sources(names: list[str]) -> list[Source]:
-    """Return the files behind each SOURCE, in sorted order. Raises BadInput where there are none."""
-    return [_resolve(name) for name in names]
+    kind: str  # one or two words, to count by
+    where: str  # file and line, row or byte
+    detail: str
+    documents: int = 1  # that are lost
+    lost_bytes: int = 0  # of input, where documents cannot be counted
 
 
-def read_documents(sources: list[Source], text_field: str) -> Iterator[Piece]:
-    """Yield the documents of the sources in order. Raises BadInput naming file and line of what cannot be read."""
-    done = 0
-    for source in sources:
-        if source.name.startswith("hf:"):
-            yield from _read_hugging_face(source.name, text_field, done)
-        for file in source.files:
-            for piece in _read_file(file, text_field):
-                yield attrs.evolve(piece, position=done + piece.position)
-            done += file.stat().st_size
+class Reader:
+    """Reads units and keeps what was wrong with them."""
 
+    def __init__(self, inputs: tuple[Input, ...], text_field: str):
+        self.problems: list[Problem] = []
+        self._inputs = inputs
+        self._text_field = text_field
 
-def _resolve(name: str) -> Source:
-    if name.startswith("hf:"):
-        return Source(name, ())
-    if name == STANDARD_LIBRARY:
-        return Source(name, _standard_library())
-    path = Path(name)
-    if path.is_dir():
-        found = [file for file in path.rglob("*") if file.is_file() and file.name.endswith(SUFFIXES)]
-        if not found:
-            raise BadInput(f"{name}: a folder without documents; wanted files ending in {', '.join(SUFFIXES)}")
-    else:
-        found = [path] if path.is_file() else [Path(match) for match in glob.glob(name, recursive=True)]  # noqa: PTH207  # absolute patterns
-        found = [file for file in found if file.is_file()]
-        if not found:
-            raise BadInput(f"{name}: no such file, folder or glob; quote a glob so that the shell leaves it alone")
-    for file in found:
-        if not file.name.endswith(SUFFIXES):
-            raise BadInput(f"{file}: unknown kind of document; wanted a name ending in {', '.join(SUFFIXES)}")
-    return Source(name, tuple(sorted(found)))
+    def read(self, unit: tuple[Extent, ...]) -> Iterator[Piece]:
+        """Yield the documents of a unit. What cannot be read is added to `problems`.
 
+        Raises BadInput for a file that is gone or has changed.
+        """
+        for extent in unit:
+            item = self._inputs[extent.input]
+            if item.path.endswith(TEXT_SUFFIXES):
+                yield from self._text(item, extent)
+            elif item.path.endswith(".parquet"):
+                yield from self._rows(item, extent)
+            elif item.path.endswith(COMPRESSED_SUFFIXES):
+                yield from self._compressed_lines(item)
+            else:
+                yield from self._lines(item, extent)
 
-def _standard_library() -> tuple[Path, ...]:
-    """Return the running Python's own library sources, without installed packages and without its test suites.
+    def _text(self, item: Input, extent: Extent) -> Iterator[Piece]:
+        with item.open() as stream:
+            begin, end = _edge(stream, extent.begin, item.size_bytes), _edge(stream, extent.end, item.size_bytes)
+            stream.seek(0)
+            # Fewer bytes would do for most texts, but never more; a cut character at the end is beyond the head.
+            head = stream.read(4 * HEAD_CHARACTERS).decode(errors="replace")[:HEAD_CHARACTERS]
+            stream.seek(begin)
+            decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+            text, left = "", end - begin
+            while left > 0 and (data := stream.read(min(PIECE_BYTES, left))):
+                left -= len(data)
+                text += decoder.decode(data)
+                cut = cut_position(text)
+                if cut and left:
+                    yield Piece(text[:cut], False, head)
+                    text = text[cut:]
+                elif len(text) > LONGEST_PIECE:
+                    raise BadInput(
+                        f"{item.path}: {len(text):,} characters without space or symbol are no text; leave it out"
+                    )
+            if left:
+                raise BadInput(f"{item.path}: became shorter while it was read; bring it back and start again")
+            text += decoder.decode(b"", final=True)
+            last = end == item.size_bytes
+            if text or (last and begin < end) or item.size_bytes == 0:
+                yield Piece(text, last, head)
 
-    In the order of a hash of their names, so that the last documents are a fair sample of all.
-    """
-    root = Path(sysconfig.get_path("stdlib"))
-    skipped = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
-    files = [file for file in root.rglob("*.py") if not skipped.intersection(file.relative_to(root).parts)]
-    return tuple(sorted(files, key=lambda file: hashlib.sha256(str(file.relative_to(root)).encode()).digest()))
+    def _lines(self, item: Input, extent: Extent) -> Iterator[Piece]:
+        with item.open() as stream:
+            position = extent.begin
+            if position > 0:  # a line that began before belongs to the range before
+                stream.seek(position - 1)
+                position += len(stream.readline()) - 1
+            while position < extent.end:
+                line = stream.readline()
+                if not line:
+                    break
+                yield from self._record(line, item, position)
+                position += len(line)
 
+    def _compressed_lines(self, item: Input) -> Iterator[Piece]:
+        with item.open() as stream:
+            lines: Any = gzip.GzipFile(fileobj=stream)
+            if item.path.endswith(".zst"):
+                lines = io.BufferedReader(_ZstandardReader(stream), PIECE_BYTES)
+            number = 0
+            try:
+                for number, line in enumerate(lines, start=1):  # noqa: B007  # told below
+                    yield from self._record(line, item, number, "line")
+            except (OSError, EOFError, ValueError) as error:  # EOFError: a truncated gzip
+                lost = max(1, item.size_bytes - stream.tell())
+                self._problem("damaged file", f"{item.path}: after line {number}", str(error), 1, lost)
 
-def _read_file(file: Path, text_field: str) -> Iterator[Piece]:
-    try:
-        if file.name.endswith(TEXT_SUFFIXES):
-            yield from _read_text(file)
-        elif file.name.endswith(RECORD_SUFFIXES):
-            yield from _read_records(file, text_field)
+    def _record(self, line: bytes, item: Input, position: int, unit: str = "byte") -> Iterator[Piece]:
+        if not line.strip():
+            return
+        where = f"{item.path}: {unit} {position}"
+        try:
+            record = json.loads(line)
+        except ValueError as error:
+            self._problem("not JSON", where, str(error))
+            return
+        if not isinstance(record, dict) or self._text_field not in record:
+            has = ", ".join(record) if isinstance(record, dict) else type(record).__name__
+            self._problem("no text field", where, f"no '{self._text_field}'; it has {has}: pass --text-field")
+            return
+        text = record[self._text_field]
+        if isinstance(text, str) and b"\\u" in line:
+            text = self._without_lone_surrogates(text, where)
+        yield from self._document(text, where)
+
+    def _without_lone_surrogates(self, text: str, where: str) -> str:
+        """Return the text as tiktoken would read it: halves that meet are one character, others become U+FFFD."""
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+            self._problem("lone surrogate", where, "replaced by U+FFFD", documents=0)
+        return text
+
+    def _rows(self, item: Input, extent: Extent) -> Iterator[Piece]:
+        import pyarrow
+        import pyarrow.parquet
+
+        with item.open() as stream:
+            try:
+                table = pyarrow.parquet.ParquetFile(stream)
+                if extent.begin == extent.end:
+                    raise OSError("it was not when the work was planned")
+            except (OSError, pyarrow.ArrowException) as error:
+                self._problem("damaged file", item.path, f"not readable as Parquet: {error}", 1, item.size_bytes)
+                return
+            column = [table.metadata.schema.column(index).path for index in range(table.metadata.num_columns)].index(
+                self._text_field
+            )
+            first_row = sum(table.metadata.row_group(group).num_rows for group in range(extent.begin))
+            for group in range(extent.begin, extent.end):
+                metadata = table.metadata.row_group(group)
+                row = first_row
+                row_bytes = metadata.column(column).total_uncompressed_size / max(1, metadata.num_rows)
+                rows = max(1, min(1 << 16, int(ROWS_BYTES / max(1.0, row_bytes))))
+                try:
+                    for batch in table.iter_batches(rows, row_groups=[group], columns=[self._text_field]):
+                        for text in batch.column(0).to_pylist():
+                            row += 1
+                            yield from self._document(text, f"{item.path}: row {row}")
+                except (OSError, UnicodeDecodeError, pyarrow.ArrowException) as error:
+                    left = first_row + metadata.num_rows - row
+                    self._problem("damaged file", f"{item.path}: after row {row}", str(error), left)
+                first_row += metadata.num_rows
+
+    def _document(self, text: Any, where: str) -> Iterator[Piece]:
+        if isinstance(text, str):
+            yield Piece(text, True, text[:HEAD_CHARACTERS])
         else:
-            yield from _read_parquet(file, text_field)
-    except (OSError, EOFError) as error:  # EOFError: a truncated gzip
-        raise BadInput(f"{file}: cannot be read: {error}") from error
+            kind = "null text" if text is None else "not a string"
+            self._problem(kind, where, f"got {type(text).__name__}, wanted a string")
 
-
-def _read_text(file: Path) -> Iterator[Piece]:
-    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-    with file.open("rb") as stream:
-        text = ""
-        while data := stream.read(PIECE_BYTES):
-            text += decoder.decode(data)
-            cut = cut_position(text)
-            if cut:
-                yield Piece(text[:cut], False, stream.tell())
-                text = text[cut:]
-            elif len(text) > LONGEST_PIECE:
-                raise BadInput(f"{file}: {len(text):,} characters without space or symbol are no text; leave it out")
-        yield Piece(text + decoder.decode(b"", final=True), True, stream.tell())
+    def _problem(self, kind: str, where: str, detail: str, documents: int = 1, lost_bytes: int = 0) -> None:
+        detail = detail.splitlines()[0] if detail else ""
+        self.problems.append(
+            Problem(kind=kind, where=where, detail=detail, documents=documents, lost_bytes=lost_bytes)
+        )
 
 
 def cut_position(text: str) -> int:
@@ -142,26 +214,22 @@ def cut_position(text: str) -> int:
     return 0
 
 
-def _read_records(file: Path, text_field: str) -> Iterator[Piece]:
-    with file.open("rb") as stream:
-        for number, line in enumerate(_decompressed(file, stream), start=1):
-            if not line.strip():
-                continue
-            try:
-                record = json.loads(line)
-            except ValueError as error:
-                raise BadInput(f"{file}: line {number}: not JSON: {error}") from error
-            yield Piece(_text_of(record, text_field, f"{file}: line {number}"), True, stream.tell())
-
-
-def _decompressed(file: Path, stream: BinaryIO) -> Iterator[bytes]:
-    """Yield the lines of a file whose name tells its compression; `stream` is at the bytes taken from disk."""
-    if file.name.endswith(".gz"):
-        yield from gzip.GzipFile(fileobj=stream)
-    elif file.name.endswith(".zst"):
-        yield from io.BufferedReader(_ZstandardReader(stream))
-    else:
-        yield from stream
+def _edge(stream: BinaryIO, position: int, size: int) -> int:
+    """Return the first place from `position` on where a text file may be cut: before a lone white space, or the end."""
+    if position == 0:
+        return 0
+    begin = position - 1
+    while begin < size:
+        stream.seek(max(0, begin - 3))  # the character before may have four bytes
+        window = stream.read(EDGE_BYTES)
+        for match in EDGE.finditer(window, begin - max(0, begin - 3)):
+            space = match.start() + 1
+            before = window[max(0, space - 4) : space].decode(errors="replace")[-1:]
+            after = window[space + 1 : space + 5].decode(errors="replace")[:1]
+            if space + 5 <= len(window) and not before.isspace() and not after.isspace():
+                return max(0, begin - 3) + space
+        begin += EDGE_BYTES - 8  # what lies on the seam is looked at again
+    return size
 
 
 class _ZstandardReader(io.RawIOBase):
@@ -198,46 +266,3 @@ class _ZstandardReader(io.RawIOBase):
         buffer[:count] = self._waiting[:count]
         self._waiting = self._waiting[count:]
         return count
-
-
-def _read_parquet(file: Path, text_field: str) -> Iterator[Piece]:
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        table = pyarrow.parquet.ParquetFile(file)
-        if text_field not in table.schema_arrow.names:
-            raise BadInput(
-                f"{file}: no column '{text_field}'; it has {', '.join(table.schema_arrow.names)}: pass --text-field"
-            )
-        rows, size, row = table.metadata.num_rows, file.stat().st_size, 0
-        for batch in table.iter_batches(batch_size=PARQUET_ROWS, columns=[text_field]):
-            for text in batch.column(0).to_pylist():
-                row += 1
-                yield Piece(_text_of({text_field: text}, text_field, f"{file}: row {row}"), True, size * row // rows)
-    except pyarrow.ArrowInvalid as error:
-        raise BadInput(f"{file}: not readable as Parquet: {error}") from error
-
-
-def _read_hugging_face(name: str, text_field: str, position: int) -> Iterator[Piece]:
-    """Stream a dataset of the hub, hf:OWNER/NAME[:CONFIG], through `datasets`; its train split where it has several."""
-    import datasets
-
-    repository, _, configuration = name.removeprefix("hf:").partition(":")
-    try:
-        stream = datasets.load_dataset(repository, configuration or None, split="train", streaming=True)
-        for number, record in enumerate(stream, start=1):
-            yield Piece(_text_of(record, text_field, f"{name}: record {number}"), True, position)
-    except (OSError, ValueError) as error:  # ConnectionError, DatasetNotFoundError; unknown configuration or split
-        detail = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise BadInput(f"{name}: cannot be streamed from the hub: {detail}") from error
-
-
-def _text_of(record: Any, text_field: str, where: str) -> str:
-    if not isinstance(record, dict) or text_field not in record:
-        has = ", ".join(record) if isinstance(record, dict) else type(record).__name__
-        raise BadInput(f"{where}: no field '{text_field}'; it has {has}: pass --text-field")
-    text = record[text_field]
-    if not isinstance(text, str):
-        raise BadInput(f"{where}: field '{text_field}': got {type(text).__name__}, wanted a string")
-    return text

@@ -5,6 +5,7 @@ contains "<|endoftext|>" cannot forge a boundary.
 """
 
 import base64
+import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -14,6 +15,18 @@ from errors import BadInput
 
 if TYPE_CHECKING:
     import tiktoken
+
+PROBE = [
+    "",
+    "Hello world! It's what we'll've said; they'RE not I'm.  Two  spaces, a tab\t\tand\r\n\r\n  lines \n",
+    "def f(x):\n        return {'a': [x ** 2, 0xFF, 1_000_000.5e-3]}  # 日本語のコメント\n",
+    "<|endoftext|> is <|fim_prefix|> text",
+    "naïve cafe\u0301 Straße ΑΒΓ абв שלום مرحبا हिन्दी ไทย 한국어 中文，。 ﬁ ² ½ Ⅷ ①",
+    "\U0001f468\u200d\U0001f469\u200d\U0001f467 \U0001f600\ufe0f \x00\x01\x1c\x7f\x85\xa0\u2028\u3000\u200b\ufeff\ufffd\U0010ffff",
+    # Letters in newer Unicode only, before what GPT-2's pattern takes for the end of a contraction.
+    "\U000323b0's \U00016ea0're \u1c89'll \ua7cb's \U00010d50've",
+    "a" * 300 + "1" * 300 + " " * 300 + "\n" * 50 + "!?" * 100 + "é" * 100 + "中" * 100,
+]
 
 RANKS_FILE = "tokenizer.tiktoken"  # copy of the ranks beside the tokens they made
 
@@ -30,9 +43,23 @@ class Tokenizer(Protocol):
         """Return the ids of the text, 1-D, in `token_dtype(vocabulary_size)`."""
         ...
 
+    def encode_batch(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Return the ids of all texts, one after the other, 1-D, as `encode` does; and how many each has, int64."""
+        ...
+
     def decode(self, ids: list[int]) -> str:
         """Return the text of the ids; broken UTF-8 becomes U+FFFD, the end of text becomes <|endoftext|>."""
         ...
+
+
+def fingerprint(tokenizer: Tokenizer) -> str:
+    """Return a sha256 of what the tokenizer does to a text that is made to tell tokenizers apart.
+
+    Not of names and versions: tiktoken's own result may change with the Unicode tables of its regex library.
+    """
+    ids, lengths = tokenizer.encode_batch(PROBE)
+    values = [tokenizer.vocabulary_size, tokenizer.end_of_text_id, *lengths.tolist(), *ids.tolist()]
+    return hashlib.sha256(" ".join(str(value) for value in values).encode()).hexdigest()
 
 
 def token_dtype(vocabulary_size: int) -> np.dtype:
@@ -65,6 +92,9 @@ class ByteTokenizer:
     def encode(self, text: str) -> np.ndarray:
         return np.frombuffer(text.encode("utf-8", errors="replace"), dtype=np.uint8).astype(np.uint16)
 
+    def encode_batch(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        return _joined([self.encode(text) for text in texts])
+
     def decode(self, ids: list[int]) -> str:
         parts = b"".join(b"<|endoftext|>" if token == self.end_of_text_id else bytes([token]) for token in ids)
         return parts.decode("utf-8", errors="replace")
@@ -84,8 +114,19 @@ class BytePairTokenizer:
     def encode(self, text: str) -> np.ndarray:
         return np.array(self._encoding.encode_ordinary(text), dtype=self._dtype)
 
+    def encode_batch(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        return _joined([self.encode(text) for text in texts])
+
     def decode(self, ids: list[int]) -> str:
         return self._encoding.decode(ids)
+
+    def ranks(self) -> dict[bytes, int]:
+        """Return the id of every byte sequence, special tokens left out."""
+        return {token: self._encoding.encode_single_token(token) for token in self._encoding.token_byte_values()}
+
+
+def _joined(parts: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    return np.concatenate(parts), np.array([len(part) for part in parts], np.int64)
 
 
 def _load_gpt2() -> Tokenizer:

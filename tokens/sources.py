@@ -1,0 +1,174 @@
+"""What the SOURCE arguments name, as files: local ones, remote ones that fsspec opens, those of a hub dataset."""
+
+import glob
+import hashlib
+import sysconfig
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import attrs
+
+from errors import BadInput
+
+TEXT_SUFFIXES = (".txt", ".md", ".py")  # a file is a document
+LINE_SUFFIXES = (".jsonl", ".json")  # a line is a document
+COMPRESSED_SUFFIXES = tuple(f"{lines}{packed}" for lines in LINE_SUFFIXES for packed in (".gz", ".zst"))
+SUFFIXES = (*TEXT_SUFFIXES, *LINE_SUFFIXES, *COMPRESSED_SUFFIXES, ".parquet")
+STANDARD_LIBRARY = "stdlib"
+HUB = "hf:"
+REMOTE = "://"
+
+
+@attrs.frozen
+class Input:
+    """One file of documents, as it was when the plan was made."""
+
+    path: str  # or URL
+    size_bytes: int
+    stamp: str  # another one when the content may have changed: time of modification, or the server's tag
+
+    def open(self) -> BinaryIO:
+        """Open the file for reading. Raises BadInput when it is gone or is not what it was."""
+        now = look_up(self.path)
+        if now != self:
+            raise BadInput(
+                f"{self.path}: changed since these tokens were begun: got {now.size_bytes:,} bytes of {now.stamp}, "
+                f"wanted {self.size_bytes:,} of {self.stamp}; bring it back, or begin anew in another --output"
+            )
+        if REMOTE in self.path:
+            import fsspec
+
+            return fsspec.open(self.path, "rb").open()
+        return Path(self.path).open("rb")
+
+
+@attrs.frozen
+class Source:
+    """One SOURCE argument."""
+
+    name: str
+    inputs: tuple[Input, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(item.size_bytes for item in self.inputs)
+
+
+def resolve_sources(names: list[str]) -> list[Source]:
+    """Return the files behind each SOURCE, in an order that depends on their names alone.
+
+    Raises BadInput where there are none, and for files of an unknown kind.
+    """
+    return [Source(name, tuple(_resolve(name))) for name in names]
+
+
+def look_up(path: str) -> Input:
+    """Return size and stamp of a file. Raises BadInput when there is none."""
+    try:
+        if REMOTE not in path:
+            status = Path(path).stat()
+            return Input(path, status.st_size, f"mtime {status.st_mtime_ns}")
+        import fsspec
+
+        file_system, inner = fsspec.core.url_to_fs(path)
+        return _remote(path, file_system.info(inner))
+    except (OSError, ValueError, ImportError) as error:  # ImportError: fsspec names the package that is missing
+        raise BadInput(f"{path}: cannot be read: {_detail(error)}; the same command goes on when it is there") from error
+
+
+def _resolve(name: str) -> list[Input]:
+    if name.startswith(HUB):
+        return _hugging_face(name)
+    if name == STANDARD_LIBRARY:
+        return [look_up(str(path)) for path in _standard_library()]
+    found = _remote_files(name) if REMOTE in name else [look_up(str(path)) for path in _local_files(name)]
+    return sorted(found, key=lambda item: item.path)
+
+
+def _local_files(name: str) -> list[Path]:
+    path = Path(name)
+    if path.is_dir():
+        found = [file for file in path.rglob("*") if file.is_file() and file.name.endswith(SUFFIXES)]
+        if not found:
+            raise BadInput(f"{name}: a folder without documents; wanted files ending in {', '.join(SUFFIXES)}")
+        return found
+    found = [path] if path.is_file() else [Path(match) for match in glob.glob(name, recursive=True)]  # noqa: PTH207  # absolute patterns
+    found = [file for file in found if file.is_file()]
+    if not found:
+        raise BadInput(f"{name}: no such file, folder or glob; quote a glob so that the shell leaves it alone")
+    for file in found:
+        _check_kind(str(file))
+    return found
+
+
+def _remote_files(name: str) -> list[Input]:
+    """Return the files behind a URL: one file, a folder's, or a glob's."""
+    import fsspec
+
+    try:
+        file_system, inner = fsspec.core.url_to_fs(name)
+        if glob.has_magic(inner):
+            found = file_system.glob(inner, detail=True)
+        elif file_system.isdir(inner):
+            found = file_system.find(inner, detail=True)
+            found = {path: entry for path, entry in found.items() if path.endswith(SUFFIXES)}
+        else:
+            found = {inner: file_system.info(inner)}
+    except (OSError, ValueError, ImportError) as error:
+        raise BadInput(f"{name}: cannot be listed: {_detail(error)}") from error
+    inputs = [
+        _remote(file_system.unstrip_protocol(path), entry) for path, entry in found.items() if entry["type"] == "file"
+    ]
+    if not inputs:
+        raise BadInput(f"{name}: holds no documents; wanted files ending in {', '.join(SUFFIXES)}")
+    for item in inputs:
+        _check_kind(item.path)
+    return inputs
+
+
+def _remote(url: str, entry: dict[str, Any]) -> Input:
+    tags = ("ETag", "etag", "blob_id", "md5Hash", "LastModified", "last_modified", "mtime")
+    tag = next((f"{key} {entry[key]}" for key in tags if entry.get(key)), "no tag")
+    if entry.get("size") is None:
+        raise BadInput(f"{url}: its server does not tell how long it is; download it first")
+    return Input(url, int(entry["size"]), tag.replace('"', ""))
+
+
+def _hugging_face(name: str) -> list[Input]:
+    """Return the data files of hf:OWNER/NAME[:CONFIG], its train split, at the commit that is newest now."""
+    import datasets
+    import fsspec
+
+    repository, _, configuration = name.removeprefix(HUB).partition(":")
+    try:
+        builder = datasets.load_dataset_builder(repository, configuration or None)
+        urls = [str(url) for url in (builder.config.data_files or {}).get("train", [])]
+        file_system = fsspec.filesystem("hf")
+        inputs = [_remote(url, file_system.info(url)) for url in urls]
+    except (OSError, ValueError) as error:  # ConnectionError, DatasetNotFoundError; unknown configuration or split
+        raise BadInput(f"{name}: cannot be resolved on the hub: {_detail(error)}") from error
+    if not inputs:
+        raise BadInput(f"{name}: no files of a train split; name its files: hf://datasets/{repository}/...")
+    for item in inputs:
+        _check_kind(item.path)
+    return inputs
+
+
+def _standard_library() -> tuple[Path, ...]:
+    """Return the running Python's own library sources, without installed packages and without its test suites.
+
+    In the order of a hash of their names, so that any range of them is a fair sample of all.
+    """
+    root = Path(sysconfig.get_path("stdlib"))
+    skipped = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
+    files = [file for file in root.rglob("*.py") if not skipped.intersection(file.relative_to(root).parts)]
+    return tuple(sorted(files, key=lambda file: hashlib.sha256(str(file.relative_to(root)).encode()).digest()))
+
+
+def _check_kind(path: str) -> None:
+    if not path.endswith(SUFFIXES):
+        raise BadInput(f"{path}: unknown kind of document; wanted a name ending in {', '.join(SUFFIXES)}")
+
+
+def _detail(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -1,0 +1,194 @@
+"""One unit of work: read, encode and write its tokens. Runs in any process on any machine that sees the same files.
+
+No tokens pass between processes: a unit's go to files of its own, and a few numbers about them come back.
+"""
+
+import functools
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+
+from tokens.documents import Piece, Problem, Reader
+from tokens.sources import Input
+from tokens.splits import SPLITS, SplitRule
+from tokens.tokenizer import Tokenizer, load_tokenizer, token_dtype
+from tokens.unit_plan import Extent
+
+BATCH_CHARACTERS = 1 << 20  # of text encoded at a time
+EXAMPLES = 5  # of problems, a unit, that are told in full
+
+
+@attrs.frozen(kw_only=True)
+class Job:
+    """What is the same for all units."""
+
+    directory: Path  # of the units' files
+    text_field: str
+    tokenizer: str
+    fast: bool  # use the accelerated tokenizer: the coordinator has found that it does the same
+    rule: SplitRule
+
+
+@attrs.frozen(kw_only=True)
+class Task:
+    """One unit, and the inputs that its extents number."""
+
+    index: int
+    extents: tuple[Extent, ...]  # numbered as below
+    inputs: tuple[Input, ...]
+
+
+@attrs.frozen(kw_only=True)
+class Part:
+    """What a unit has written for one split."""
+
+    tokens: int
+    documents: int  # that end here
+    max_id: int
+    digest: str  # xxh3_128 of the bytes, in hexadecimal
+
+
+@attrs.frozen(kw_only=True)
+class Result:
+    """What is known about a finished unit."""
+
+    index: int
+    parts: dict[str, Part]  # by split; without those that got nothing
+    text_bytes: int  # of documents, in UTF-8
+    problems: dict[str, int]  # how often, by kind
+    lost_documents: int
+    lost_bytes: int  # of input
+    examples: tuple[str, ...]
+
+
+def run_unit(job: Job, task: Task) -> Result:
+    """Write the tokens of a unit into `unit_file`s; return what they are. Repeating it writes the same bytes.
+
+    Raises BadInput for an input that is gone or has changed, OSError when the disk is full.
+    """
+    tokenizer = _tokenizer(job.tokenizer, job.fast)
+    reader = Reader(task.inputs, job.text_field)
+    writers = {split: _PartWriter(job, task.index, split, tokenizer) for split in SPLITS}
+    text_bytes = 0
+    try:
+        for batch in _batches(reader.read(task.extents)):
+            text_bytes += _encode(batch, tokenizer, job.rule, writers)
+        parts = {split: writer.finish() for split, writer in writers.items()}
+    finally:
+        for writer in writers.values():
+            writer.close()
+    return Result(
+        index=task.index,
+        parts={split: part for split, part in parts.items() if part is not None},
+        text_bytes=text_bytes,
+        **_summary(reader.problems),
+    )
+
+
+def unit_file(directory: Path, index: int, split: str) -> Path:
+    """Return where a unit's tokens of one split are until they are committed."""
+    return directory / f"{index:08d}.{split}"
+
+
+class _PartWriter:
+    """The tokens of one split, as they come; the file gets its name when it is complete and on the disk."""
+
+    def __init__(self, job: Job, index: int, split: str, tokenizer: Tokenizer):
+        import xxhash
+
+        self._path = unit_file(job.directory, index, split)
+        # Another process may compute the same unit, of a coordinator that is gone.
+        self._partial = self._path.with_name(f".{self._path.name}-{os.uname().nodename}-{os.getpid()}")
+        self._dtype = token_dtype(tokenizer.vocabulary_size).newbyteorder("<")
+        self._digest = xxhash.xxh3_128()
+        self._file: Any = None
+        self._tokens = self._documents = self._max_id = 0
+
+    def write(self, ids: np.ndarray, documents: int) -> None:
+        if not len(ids):
+            return
+        if self._file is None:
+            self._file = self._partial.open("wb", buffering=0)
+        data = memoryview(ids.astype(self._dtype, copy=False)).cast("B")
+        written = 0
+        while written < len(data):  # an unbuffered write may be short
+            written += self._file.write(data[written:])
+        self._digest.update(data)
+        self._tokens += len(ids)
+        self._documents += documents
+        self._max_id = max(self._max_id, int(ids.max()))
+
+    def finish(self) -> Part | None:
+        """Give the file its name; None where there was nothing to write."""
+        if self._file is None:
+            return None
+        os.fsync(self._file.fileno())
+        self._partial.replace(self._path)
+        return Part(
+            tokens=self._tokens, documents=self._documents, max_id=self._max_id, digest=self._digest.hexdigest()
+        )
+
+    def close(self) -> None:
+        """Leave nothing half-written behind."""
+        if self._file is not None:
+            self._file.close()
+            self._partial.unlink(missing_ok=True)
+
+
+@functools.lru_cache(maxsize=2)
+def _tokenizer(name: str, fast: bool) -> Tokenizer:
+    tokenizer = load_tokenizer(name)
+    if fast:
+        from tokens.fast_tokenizer import accelerated
+
+        tokenizer, _ = accelerated(tokenizer)
+    return tokenizer
+
+
+def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
+    """Group pieces by the length of their text, not by their number: memory is bounded for any documents."""
+    batch: list[Piece] = []
+    characters = 0
+    for piece in pieces:
+        if batch and characters + len(piece.text) > BATCH_CHARACTERS:
+            yield batch
+            batch, characters = [], 0
+        batch.append(piece)
+        characters += len(piece.text)
+    if batch:
+        yield batch
+
+
+def _encode(batch: list[Piece], tokenizer: Tokenizer, rule: SplitRule, writers: dict[str, _PartWriter]) -> int:
+    """Encode a batch and hand its tokens to the writers; return the bytes of its text."""
+    texts = [piece.text for piece in batch]
+    ids, lengths = tokenizer.encode_batch(texts)
+    ends = np.array([piece.ends_document for piece in batch])
+    after = np.cumsum(lengths)[ends]  # the end-of-text id goes before these places
+    ids = np.insert(ids, after, np.full(len(after), tokenizer.end_of_text_id, ids.dtype))
+    splits = rule.of(piece.head for piece in batch)
+    if splits is None:
+        writers[SPLITS[0]].write(ids, len(after))
+    else:
+        of_token = np.repeat(splits, lengths + ends)
+        for number, split in enumerate(SPLITS):
+            chosen = splits == number
+            if chosen.any():
+                writers[split].write(ids[of_token == number], int((chosen & ends).sum()))
+    return sum(len(text) if text.isascii() else len(text.encode()) for text in texts)
+
+
+def _summary(problems: list[Problem]) -> dict[str, Any]:
+    counts: dict[str, int] = {}
+    for problem in problems:
+        counts[problem.kind] = counts.get(problem.kind, 0) + max(1, problem.documents)
+    return {
+        "problems": counts,
+        "lost_documents": sum(problem.documents for problem in problems),
+        "lost_bytes": sum(problem.lost_bytes for problem in problems),
+        "examples": tuple(f"{problem.where}: {problem.kind}: {problem.detail}" for problem in problems[:EXAMPLES]),
+    }
