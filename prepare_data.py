@@ -1,27 +1,41 @@
 #!/usr/bin/env python3
-"""Turn documents into token files: `python prepare_data.py SOURCE... --output DIR`."""
+"""Turn documents into token files: `python prepare_data.py SOURCE... --output DIR`; and look after them."""
 
 import argparse
+import os
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from errors import EXIT_DONE, EXIT_ERROR, BadInput
 
+if TYPE_CHECKING:
+    from tokens.executors import Executor
+    from tokens.prepare import Progress
+
 EPILOG = """sources:
-  FILE, FOLDER or 'GLOB'   .txt .md .py (a file is a document), .jsonl (.gz, .zst), .parquet
-  hf:OWNER/NAME[:CONFIG]   the train split of a Hugging Face dataset, streamed
+  FILE, FOLDER or 'GLOB'   .txt .md .py (a file is a document), .jsonl .json (a line is; .gz, .zst), .parquet
+  s3://... gs://... https://...   the same, wherever fsspec reads (pip install s3fs, gcsfs)
+  hf:OWNER/NAME[:CONFIG]   the data files of a Hugging Face dataset's train split
   stdlib                   the running Python's own library sources: real text that is on every machine
 
 examples:
   python prepare_data.py stdlib --output token_files/quickstart --tokenizer bytes
   python prepare_data.py hf:HuggingFaceFW/fineweb:sample-10BT --output token_files/fineweb-10b
 
-Exit status: 0 done, 1 error, 2 usage, 130 interrupted. Nothing is ever left half-written under a final name.
+  python prepare_data.py status DIR     how far a preparation has come
+  python prepare_data.py verify DIR     whether every token is as it was written
+
+The same command goes on where an earlier one was interrupted or killed; the number of workers may change.
+Exit status: 0 done, 1 error, or more than 1 % of the documents were bad, 2 usage, 130 interrupted. Nothing is ever left
+half-written under a final name.
 """
 
 EXIT_INTERRUPTED = 130
 SURPRISING_SHARE = 3.0  # times what was asked for
+BAD_SHARE = 0.01  # of documents, or of the input's bytes, that may be lost
+COMMANDS = ("status", "verify")
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -32,13 +46,30 @@ def parse_arguments() -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("sources", nargs="+", metavar="SOURCE")
-    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="directory without token files yet")
+    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="of the token files; goes on in it")
     parser.add_argument("--tokenizer", default="gpt2", metavar="gpt2|bytes|FILE.tiktoken", help="default: gpt2")
     parser.add_argument("--text-field", default="text", metavar="NAME", help="field of records (default: text)")
     parser.add_argument(
-        "--validation-fraction", type=fraction, default=0.01, metavar="F", help="of the documents, the last (0.01)"
+        "--validation-fraction", type=fraction, default=0.01, metavar="F", help="share of the documents (0.01)"
     )
-    parser.add_argument("--test-fraction", type=fraction, default=0.0, metavar="F", help="likewise, after them (0)")
+    parser.add_argument("--test-fraction", type=fraction, default=0.0, metavar="F", help="likewise (0)")
+    parser.add_argument(
+        "--split",
+        choices=("hash", "tail"),
+        default="hash",
+        help="which documents are held out: by a hash of their text, or the last ones (default: hash)",
+    )
+    parser.add_argument("--split-seed", type=int, default=0, metavar="N", help="of the hash (0)")
+    parser.add_argument("--executor", choices=("process", "inline", "ray"), default="process", help="default: process")
+    parser.add_argument("--workers", type=positive, default=os.cpu_count(), metavar="N", help="processes (all cores)")
+    parser.add_argument("--ray-address", metavar="ADDRESS", help="of the cluster: auto, or HOST:PORT")
+    parser.add_argument("--unit-bytes", type=positive, default=1 << 24, metavar="N", help="of work, about (16777216)")
+    parser.add_argument(
+        "--on-bad-document",
+        choices=("skip", "fail"),
+        default="skip",
+        help="what cannot be read is counted and left out, or ends the command (default: skip)",
+    )
     arguments = parser.parse_args()
     if arguments.validation_fraction + arguments.test_fraction >= 1:
         parser.error("--validation-fraction and --test-fraction: wanted a sum below 1, something to train on")
@@ -53,81 +84,161 @@ def fraction(text: str) -> float:
     return value
 
 
+def positive(text: str) -> int:
+    """Return a number from 1 on, for argparse."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"got {text}, wanted at least 1")
+    return value
+
+
 def main() -> int:
     """Run the command; return its exit status."""
-    arguments = parse_arguments()
+    if sys.argv[1:2] and sys.argv[1] in COMMANDS:
+        command, where = look_after, "prepare_data.py"
+    else:
+        command, where = prepare, "prepare_data.py"
     try:
-        prepare(arguments)
+        return command()
     except BadInput as error:
-        print(f"prepare_data.py: {error}", file=sys.stderr)
+        print(f"{where}: {error}", file=sys.stderr)
         return EXIT_ERROR
     except OSError as error:  # a full disk, above all
-        print(f"prepare_data.py: {arguments.output}: cannot be written: {error}; nothing was left", file=sys.stderr)
+        print(f"{where}: {error}; what was committed is kept: the same command goes on", file=sys.stderr)
         return EXIT_ERROR
     except KeyboardInterrupt:
-        print("prepare_data.py: interrupted; nothing was written under a final name", file=sys.stderr)
+        print(f"{where}: interrupted; what was committed is kept: the same command goes on", file=sys.stderr)
         return EXIT_INTERRUPTED
-    return EXIT_DONE
 
 
-def prepare(arguments: argparse.Namespace) -> None:
+def prepare() -> int:
     """Read, encode and write every document, in the order of the sources."""
-    from tokens.documents import read_documents, resolve_sources
-    from tokens.tokenizer import load_tokenizer
-    from tokens.writer import Fractions, TokenWriter
+    arguments = parse_arguments()
+    from tokens.prepare import Request, prepare
+    from tokens.splits import SplitRule
 
-    sources = resolve_sources(arguments.sources)
-    tokenizer = load_tokenizer(arguments.tokenizer)
+    request = Request(
+        sources=arguments.sources,
+        directory=arguments.output,
+        tokenizer=arguments.tokenizer,
+        text_field=arguments.text_field,
+        rule=SplitRule(
+            kind=arguments.split,
+            seed=arguments.split_seed,
+            validation=arguments.validation_fraction,
+            test=arguments.test_fraction,
+        ),
+        unit_bytes=arguments.unit_bytes,
+        fail_on_bad_document=arguments.on_bad_document == "fail",
+    )
     began = time.monotonic()
-    with TokenWriter(arguments.output, tokenizer) as writer:
-        display = Display(sum(source.size_bytes for source in sources))
-        for piece in read_documents(sources, arguments.text_field):
-            writer.add(tokenizer.encode(piece.text), piece.ends_document)
-            display.show(piece.position, writer.documents, writer.tokens)
+    display = Display()
+    try:
+        manifest = prepare(request, lambda: make_executor(arguments), say, display.show)
+    finally:
         display.close()
-        entries = [{"name": source.name, "files": len(source.files), "bytes": source.size_bytes} for source in sources]
-        manifest = writer.finish(Fractions(arguments.validation_fraction, arguments.test_fraction), entries)
-    seconds = time.monotonic() - began
+    report(arguments, manifest, time.monotonic() - began)
+    return EXIT_ERROR if too_many_bad(manifest) else EXIT_DONE
+
+
+def make_executor(arguments: argparse.Namespace) -> "Executor":
+    """Return who computes the units."""
+    from tokens.executors import Inline, Processes, RayCluster
+
+    if arguments.executor == "ray":
+        return RayCluster(arguments.ray_address)
+    return Inline() if arguments.executor == "inline" else Processes(arguments.workers)
+
+
+def say(line: str) -> None:
+    """Print a line for people."""
+    print(line, file=sys.stderr)
+
+
+def report(arguments: argparse.Namespace, manifest: dict[str, Any], seconds: float) -> None:
+    """Print what was written, and what was not."""
     print(f"{arguments.output}: {manifest['documents']:,} documents, {manifest['tokens']:,} tokens in {seconds:.1f} s")
     for name, entry in manifest["files"].items():
         print(f"  {name}: {entry['tokens']:,} tokens ({entry['tokens'] / manifest['tokens']:.2%})")
     held_out = 1 - manifest["files"]["train.safetensors"]["tokens"] / manifest["tokens"]
     asked = arguments.validation_fraction + arguments.test_fraction
     if held_out > SURPRISING_SHARE * asked:
-        print(f"NOTE: {held_out:.0%} are held out for {asked:.0%} asked: whole documents, and the last ones are long")
+        print(f"NOTE: {held_out:.0%} are held out for {asked:.0%} asked: whole documents, and some of them are long")
+    if manifest["problems"]:
+        kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(manifest["problems"].items()))
+        print(
+            f"bad documents: {kinds}; {manifest['lost_documents']:,} documents and {manifest['lost_bytes']:,} bytes of "
+            "input are left out:",
+            file=sys.stderr,
+        )
+        print("".join(f"  {example}\n" for example in manifest["examples"]), end="", file=sys.stderr)
+
+
+def too_many_bad(manifest: dict[str, Any]) -> bool:
+    """Tell whether more was lost than may be passed over."""
+    documents = manifest["documents"] + manifest["lost_documents"]
+    size = sum(source["bytes"] for source in manifest["sources"])
+    too_many = manifest["lost_documents"] > BAD_SHARE * documents or manifest["lost_bytes"] > BAD_SHARE * size
+    if too_many:
+        print(
+            f"prepare_data.py: more than {BAD_SHARE:.0%} of the documents or of the input could not be read; the token "
+            "files are complete without them",
+            file=sys.stderr,
+        )
+    return too_many
+
+
+def look_after() -> int:
+    """Run one of COMMANDS on a token directory."""
+    parser = argparse.ArgumentParser(prog=f"prepare_data.py {sys.argv[1]}")
+    parser.add_argument("directory", type=Path, metavar="DIR")
+    directory = parser.parse_args(sys.argv[2:]).directory
+    from tokens.audit import status, verify
+
+    lines = {"status": status, "verify": verify}[sys.argv[1]](directory)
+    print("\n".join(lines))
+    return EXIT_DONE
 
 
 class Display:
     """A bar over the bytes of the sources in a terminal, a line every few seconds elsewhere, on stderr."""
 
-    REFRESH_SECONDS = 0.2
     LINE_SECONDS = 10.0
 
-    def __init__(self, total_bytes: int):
-        from tqdm import tqdm
-
+    def __init__(self) -> None:
         self._began = self._shown = time.monotonic()
         self._terminal = sys.stderr.isatty()
-        self._bar = tqdm(total=total_bytes or None, unit="B", unit_scale=True, disable=not self._terminal)
+        self._bar: Any = None
+        self._first: Progress | None = None
 
-    def show(self, position: int, documents: int, tokens: int) -> None:
-        """Show how far reading has come."""
+    def show(self, progress: "Progress") -> None:
+        """Show how far it has come."""
         now = time.monotonic()
-        if now - self._shown < (self.REFRESH_SECONDS if self._terminal else self.LINE_SECONDS):
+        if self._first is None:
+            self._began, self._first = now, progress  # start-up, and what an earlier command did, are no measure
+            if self._terminal:
+                from tqdm import tqdm
+
+                self._bar = tqdm(total=progress.total_bytes, unit="B", unit_scale=True, initial=progress.done_bytes)
+        if not self._terminal and now - self._shown < self.LINE_SECONDS:
             return
         self._shown = now
-        seconds = now - self._began
-        rates = f"{documents / seconds:,.0f} documents/s, {tokens / seconds:,.0f} tokens/s"
+        totals, seconds = progress.totals, max(now - self._began, 1e-9)
+        tokens = sum(totals.tokens.values())
+        new = tokens - sum(self._first.totals.tokens.values())
+        rates = f"{totals.units:,} of {progress.units:,} units, {tokens:,} tokens, {new / seconds:,.0f} tokens/s"
         if self._terminal:
             self._bar.set_postfix_str(rates, refresh=False)
-            self._bar.update(position - self._bar.n)
+            self._bar.update(progress.done_bytes - self._bar.n)
         else:
-            share = f"{position / self._bar.total:.0%}, " if self._bar.total else ""
-            remaining = f", ETA {seconds * (self._bar.total / position - 1):.0f} s" if share and position else ""
-            print(f"{share}{documents:,} documents, {rates}{remaining}", file=sys.stderr)
+            new_bytes = progress.done_bytes - self._first.done_bytes
+            left = seconds * (progress.total_bytes - progress.done_bytes) / new_bytes if new_bytes else None
+            eta = "" if left is None else f", ETA {left:.0f} s"
+            print(f"{progress.done_bytes / progress.total_bytes:.0%}, {rates}{eta}", file=sys.stderr)
 
     def close(self) -> None:
-        self._bar.close()
+        if self._bar is not None:
+            self._bar.close()
 
 
 if __name__ == "__main__":

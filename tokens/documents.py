@@ -175,7 +175,7 @@ class Reader:
                 row_bytes = metadata.column(column).total_uncompressed_size / max(1, metadata.num_rows)
                 rows = max(1, min(1 << 16, int(ROWS_BYTES / max(1.0, row_bytes))))
                 try:
-                    for batch in table.iter_batches(rows, row_groups=[group], columns=[self._text_field]):
+                    for batch in table.iter_batches(rows, [group], [self._text_field], use_threads=False):
                         for text in batch.column(0).to_pylist():
                             row += 1
                             yield from self._document(text, f"{item.path}: row {row}")

@@ -58,6 +58,11 @@ def read_manifest(directory: Path) -> Manifest | None:
     raise BadInput(f"{path}: damaged: wanted format {FORMAT}, files and tokenizer; {_advice(path)}")
 
 
+def manifest_text(values: dict[str, Any]) -> str:
+    """Return the text of a manifest."""
+    return json.dumps({"format": FORMAT, **values}, indent=2) + "\n"
+
+
 def open_listed(directory: Path, split: str, manifest: Manifest | None) -> TokenStream:
     """Open a split whose files are those of the manifest, by name and size; their content is not read yet.
 

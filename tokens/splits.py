@@ -28,7 +28,7 @@ class SplitRule:
             return None
         import xxhash
 
-        hashes = np.array([xxhash.xxh3_64_intdigest(head, self.seed) for head in heads], np.uint64)
+        hashes = np.array([xxhash.xxh3_64_intdigest(head.encode(), self.seed) for head in heads], np.uint64)
         places = hashes / 2.0**64  # in 0 .. 1
         # The shares lie side by side from 0 on: a larger test share takes nothing from validation.
         held_out = np.where(places < self.validation, 1, 2)

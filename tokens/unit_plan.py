@@ -45,7 +45,6 @@ class Settings:
     validation_fraction: float
     test_fraction: float
     unit_bytes: int
-    on_bad_document: str  # "skip" or "fail"
 
 
 @attrs.frozen

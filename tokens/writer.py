@@ -1,179 +1,211 @@
-"""Documents to token files: constant memory, nothing under a final name until all of it is on disk.
+"""Units to token files: appended in the order of the plan, durable with each commit, named when all of it is there.
 
-All tokens are appended to one partial file while a second one notes where each document ends; at the end the tail
-becomes validation and test, headers are filled in and the files get their names, the manifest last. Reading and
-encoding happen before `add`: a parallel preparation hands its tokens over in the same order.
+Until then the files are hidden: `.partial-train.safetensors` has room for its header and then the tokens of all
+committed units. A kill at any moment loses what was not committed, and nothing else.
 """
 
-import json
+import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO
 
 import attrs
 import numpy as np
 
 from errors import BadInput
-from files import sync
-from tokens.manifest import FORMAT, MANIFEST, read_content
+from files import replace_file, sync
+from tokens.ledger import Ledger
+from tokens.manifest import MANIFEST, manifest_text, read_content
+from tokens.splits import SPLITS, SplitRule
 from tokens.token_file import HEADER_BYTES, read_header, write_header
 from tokens.tokenizer import RANKS_FILE, Tokenizer, token_dtype
+from tokens.work import Result, unit_file
 
 PARTIAL = ".partial-"
 COPY_BYTES = 1 << 24
 
 
-@attrs.frozen
-class Fractions:
-    """Shares of the documents that are held out, from the end: train | validation | test."""
-
-    validation: float
-    test: float
-
-
 class TokenWriter:
-    """Collects tokens into DIR. Use as a context manager: leaving it by an exception removes what was written."""
+    """The growing token files of one directory."""
 
-    def __init__(self, directory: Path, tokenizer: Tokenizer):
+    def __init__(self, directory: Path, units: Path, tokenizer: Tokenizer, ledger: Ledger):
+        """Continue where the ledger ends. Raises BadInput when a file is shorter than that."""
         self.directory = directory
-        self.tokenizer = tokenizer
-        self.dtype = token_dtype(tokenizer.vocabulary_size).newbyteorder("<")
-        self.documents = 0
-        self.tokens = 0
-        self._end_of_text = np.array([tokenizer.end_of_text_id], self.dtype)
+        self._units = units
+        self._tokenizer = tokenizer
+        self._ledger = ledger
+        self._dtype = token_dtype(tokenizer.vocabulary_size).newbyteorder("<")
+        self._take_names_back()
+        self._files = {split: self._open(split) for split in SPLITS}
 
-    def __enter__(self) -> "TokenWriter":
-        taken = [*self.directory.glob("[!.]*.safetensors"), *self.directory.glob(MANIFEST)]
-        if taken:
-            raise BadInput(f"{taken[0]}: exists; pass another --output, or delete it to prepare these tokens anew")
-        self.directory.mkdir(parents=True, exist_ok=True)
-        self._remove_partial_files()  # left by a run that was killed
-        self._stream = self._partial("train.safetensors").open("w+b")
-        self._stream.write(bytes(HEADER_BYTES))
-        self._ends = self._partial("document-ends").open("w+b")  # int64 positions
-        return self
+    def commit(self, results: list[Result]) -> None:
+        """Append units, the next ones of the plan; their tokens and the ledger are on the disk when it returns."""
+        for split, file in self._files.items():
+            paths = [unit_file(self._units, result.index, split) for result in results if split in result.parts]
+            for path in paths:
+                with path.open("rb") as unit:
+                    shutil.copyfileobj(unit, file, COPY_BYTES)
+            if paths:
+                file.flush()
+                os.fsync(file.fileno())
+        self._ledger.append(results)
+        for result in results:
+            for split in result.parts:
+                unit_file(self._units, result.index, split).unlink()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stream.close()
-        self._ends.close()
-        self._remove_partial_files()
+    def finish(self, rule: SplitRule, description: dict[str, Any]) -> dict[str, Any]:
+        """Cut off what is missing of validation and test, write headers and manifest, give the files their names.
 
-    def add(self, ids: np.ndarray, ends_document: bool) -> None:
-        """Append the tokens of a document or of a piece of one, 1-D; the end-of-text id follows its last piece."""
-        self._stream.write(ids.astype(self.dtype, copy=False).data)
-        self.tokens += len(ids)
-        if ends_document:
-            self._stream.write(self._end_of_text.data)
-            self.tokens += 1
-            self.documents += 1
-            self._ends.write(np.array([self.tokens], np.int64).data)
-
-    def finish(self, fractions: Fractions, sources: list[dict[str, Any]]) -> dict[str, Any]:
-        """Cut the splits, write headers and manifest, give the files their names; return the manifest."""
-        if self.documents == 0:
-            raise BadInput("the sources hold no document; nothing was written")
-        validation, test = self._cuts(fractions)
-        lengths = {"test": self.tokens - test, "validation": test - validation, "train": validation}
-        self._ends.close()
-        for split, start in (("test", test), ("validation", validation)):  # from the end: each shortens the stream
-            if lengths[split]:
-                self._split_off(split, start, lengths[split])
-        self._fill_header(self._stream, lengths["train"])
-        self._stream.close()
-        manifest = self._manifest(lengths, sources)
-        self._partial(MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
-        sync(self._partial(MANIFEST))
-        if self.tokenizer.ranks_file is not None:
-            shutil.copyfile(self.tokenizer.ranks_file, self.directory / RANKS_FILE)
+        Returns the manifest, `description` included. Raises BadInput where a split cannot be filled.
+        """
+        lengths = self._ledger.cut or self._cut(rule)
+        self._file("train").truncate(self._end("train", lengths["train"]))
+        used = [split for split in SPLITS if lengths[split]]
+        for split, file in self._files.items():
+            if split in used:
+                write_header(file, self._dtype, lengths[split])
+                file.flush()
+                os.fsync(file.fileno())
+            file.close()
+        contents = {split: read_content(read_header(self._path(split))) for split in used}
+        totals = self._ledger.totals
+        manifest = {
+            "files": {
+                f"{split}.safetensors": {
+                    **attrs.asdict(contents[split]),
+                    "tokens": lengths[split],
+                    "dtype": self._dtype.name,
+                }
+                for split in used
+            },
+            "documents": sum(totals.documents.values()),
+            "tokens": sum(lengths.values()),
+            "text_bytes": totals.text_bytes,
+            "tokenizer": {
+                "name": self._tokenizer.name,
+                "vocabulary_size": self._tokenizer.vocabulary_size,
+                "end_of_text_id": self._tokenizer.end_of_text_id,
+                "ranks_file": RANKS_FILE if self._tokenizer.ranks_file else None,
+            },
+            **description,
+        }
+        if self._tokenizer.ranks_file is not None:
+            shutil.copyfile(self._tokenizer.ranks_file, self.directory / RANKS_FILE)
             sync(self.directory / RANKS_FILE)
-        self._give_names([*reversed(manifest["files"]), MANIFEST])
+        for split in SPLITS:
+            if split in used:
+                self._path(split).replace(self.directory / f"{split}.safetensors")
+            else:
+                self._path(split).unlink()
+        sync(self.directory)
+        replace_file(self.directory / MANIFEST, manifest_text(manifest), durable=True)
         return manifest
 
-    def _give_names(self, names: list[str]) -> None:
-        """Rename the partial files, the manifest last; an interruption takes the names back."""
-        try:
-            for name in names:
-                self._partial(name).replace(self.directory / name)
-            sync(self.directory)
-        except BaseException:
-            for name in names:
-                (self.directory / name).unlink(missing_ok=True)
-            raise
+    def close(self) -> None:
+        for file in self._files.values():
+            file.close()
 
-    def _cuts(self, fractions: Fractions) -> tuple[int, int]:
-        """Return the token positions where validation and test begin."""
-        if self.documents == 1:
-            held_out = [_share(self.tokens, fraction) for fraction in (fractions.validation, fractions.test)]
-            if sum(held_out) >= self.tokens:
-                raise BadInput(
-                    f"a lone document of {self.tokens} tokens is too short to hold out {sum(held_out)} of them"
-                )
-            return self.tokens - sum(held_out), self.tokens - held_out[1]
-        held_out = [_share(self.documents, fraction) for fraction in (fractions.validation, fractions.test)]
-        if sum(held_out) >= self.documents:
+    def _open(self, split: str) -> BinaryIO:
+        path = self._path(split)
+        if not path.exists():
+            path.write_bytes(bytes(HEADER_BYTES))
+        tokens = self._ledger.totals.tokens[split] if self._ledger.cut is None else self._ledger.cut[split]
+        end = self._end(split, tokens)
+        if path.stat().st_size < end:
             raise BadInput(
-                f"{self.documents} documents are too few to hold out {held_out[0]} for validation and {held_out[1]} "
-                "for test; add documents or lower the fractions"
+                f"{path}: got {path.stat().st_size:,} bytes, wanted at least {end:,} by {self._ledger.path.name}: "
+                "it was cut or replaced; begin anew in another --output"
             )
-        return self._end_of(self.documents - sum(held_out)), self._end_of(self.documents - held_out[1])
+        file = path.open("r+b")
+        if self._ledger.cut is None or split != "train":  # the train stream's tail goes when all else is ready
+            file.truncate(end)
+        file.seek(end)
+        return file
 
-    def _end_of(self, document_count: int) -> int:
-        """Return the position after the first `document_count` documents."""
-        self._ends.seek(8 * (document_count - 1))
-        return int(np.frombuffer(self._ends.read(8), np.int64)[0])
+    def _take_names_back(self) -> None:
+        """Hide files whose naming was cut short: without a manifest the work is not done."""
+        for split in SPLITS:
+            path = self.directory / f"{split}.safetensors"
+            if path.exists():
+                path.replace(self._path(split))
 
-    def _split_off(self, split: str, start: int, length: int) -> None:
-        """Move the stream's tokens from `start` to its end into the split's own partial file."""
-        begin = HEADER_BYTES + start * self.dtype.itemsize
-        with self._partial(f"{split}.safetensors").open("w+b") as file:
-            file.seek(HEADER_BYTES)
-            self._stream.seek(begin)
-            shutil.copyfileobj(self._stream, file, COPY_BYTES)
-            self._fill_header(file, length)
-        self._stream.truncate(begin)
+    def _cut(self, rule: SplitRule) -> dict[str, int]:
+        """Copy the tail of the train stream to the splits that are wanted and empty; return all splits' lengths.
 
-    def _fill_header(self, file: BinaryIO, length: int) -> None:
-        write_header(file, self.dtype, length)
+        By whole documents; a lone one is cut by tokens.
+        """
+        totals = self._ledger.totals
+        shares = {"validation": rule.validation, "test": rule.test}
+        missing = {split: share for split, share in shares.items() if share > 0 and not totals.tokens[split]}
+        documents, tokens = sum(totals.documents.values()), totals.tokens["train"]
+        if tokens == 0:
+            raise BadInput(
+                "the sources hold no document; nothing was written"
+                if documents == 0
+                else "every document's hash fell to a held-out split; add documents, or pass --split tail"
+            )
+        held_out = {split: _share(documents, share) for split, share in missing.items()}
+        if documents == 1:
+            held_out = {split: _share(tokens, share) for split, share in missing.items()}
+            if sum(held_out.values()) >= tokens:
+                raise BadInput(
+                    f"a lone document of {tokens} tokens is too short to hold out {sum(held_out.values())} of them"
+                )
+        elif sum(held_out.values()) >= totals.documents["train"]:
+            raise BadInput(
+                f"{documents} documents are too few to hold out "
+                f"{' and '.join(f'{count} for {split}' for split, count in held_out.items())}; add documents or lower "
+                "the fractions"
+            )
+        lengths = dict(totals.tokens)
+        end = tokens
+        for split in reversed(held_out):  # the test split is the very end
+            begin = end - held_out[split] if documents == 1 else self._before_documents(held_out[split], end)
+            self._copy_out(split, begin, end)
+            lengths[split] = end - begin
+            end = begin
+        lengths["train"] = end
+        self._ledger.append_cut(lengths)
+        return lengths
+
+    def _before_documents(self, count: int, end: int) -> int:
+        """Return where the last `count` documents before `end` begin in the train stream, from their end-of-text ids."""
+        stop = end - 1  # the last one's own
+        while stop > 0:
+            begin = max(0, stop - COPY_BYTES)
+            found = np.flatnonzero(self._train_tokens(begin, stop) == self._tokenizer.end_of_text_id)
+            if len(found) >= count:
+                return begin + int(found[-count]) + 1
+            count, stop = count - len(found), begin
+        raise AssertionError("more documents than end-of-text ids")
+
+    def _train_tokens(self, begin: int, end: int) -> np.ndarray:
+        return np.memmap(self._path("train"), self._dtype, mode="r", offset=HEADER_BYTES)[begin:end]
+
+    def _copy_out(self, split: str, begin: int, end: int) -> None:
+        file = self._file(split)
+        file.seek(HEADER_BYTES)
+        for start in range(begin, end, COPY_BYTES):
+            file.write(self._train_tokens(start, min(end, start + COPY_BYTES)).tobytes())
         file.flush()
-        sync(Path(file.name))
+        os.fsync(file.fileno())
 
-    def _manifest(self, lengths: dict[str, int], sources: list[dict[str, Any]]) -> dict[str, Any]:
-        files = {
-            f"{split}.safetensors": _describe(self._partial(f"{split}.safetensors"))
-            for split in ("train", "validation", "test")
-            if lengths[split] or split == "train"
-        }
-        return {
-            "format": FORMAT,
-            "files": files,
-            "documents": self.documents,
-            "tokens": self.tokens,
-            "tokenizer": {
-                "name": self.tokenizer.name,
-                "vocabulary_size": self.tokenizer.vocabulary_size,
-                "end_of_text_id": self.tokenizer.end_of_text_id,
-                "ranks_file": RANKS_FILE if self.tokenizer.ranks_file else None,
-            },
-            "sources": sources,
-        }
+    def _file(self, split: str) -> BinaryIO:
+        return self._files[split]
 
-    def _partial(self, name: str) -> Path:
-        return self.directory / f"{PARTIAL}{name}"
+    def _end(self, split: str, tokens: int) -> int:
+        return HEADER_BYTES + tokens * self._dtype.itemsize
 
-    def _remove_partial_files(self) -> None:
-        for path in self.directory.glob(f"{PARTIAL}*"):
-            path.unlink()
+    def _path(self, split: str) -> Path:
+        return self.directory / f"{PARTIAL}{split}.safetensors"
+
+
+def partial_files(directory: Path) -> Iterator[Path]:
+    """Yield the hidden files of token files that are not finished."""
+    return directory.glob(f"{PARTIAL}*.safetensors")
 
 
 def _share(count: int, fraction: float) -> int:
     """Return the held-out share of a count: at least one where anything is asked for."""
     return max(1, round(count * fraction)) if fraction > 0 else 0
-
-
-def _describe(path: Path) -> dict[str, Any]:
-    """Return the manifest's entry of a finished token file, read back from disk."""
-    file = read_header(path)
-    return {**attrs.asdict(read_content(file)), "tokens": file.length, "dtype": file.dtype.name}

@@ -1,0 +1,171 @@
+"""Who computes the units: this process, processes of this machine, or a Ray cluster. The same function, the same bytes."""
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, ProcessPoolExecutor, wait
+from pathlib import Path
+from typing import Any, Protocol
+
+from errors import BadInput
+from tokens.work import Job, Result, Task, run_unit
+
+ROOT = Path(__file__).parents[1]
+UNITS_AHEAD = 4  # a worker: what is computed before it can be committed bounds the disk
+RESTARTS = 5  # of all workers, without a unit that came to its end
+PARENT_SECONDS = 1.0  # between two looks whether the coordinator is still there
+
+
+class Executor(Protocol):
+    """Computes units in any order."""
+
+    window: int  # units in flight
+
+    def submit(self, job: Job, task: Task) -> "Future[Result]":
+        """Begin a unit. Its future may raise BrokenExecutor when a worker was killed."""
+        ...
+
+    def restart(self) -> None:
+        """Replace workers that were killed."""
+        ...
+
+    def close(self) -> None:
+        """Give up what has not begun, and wait for what has."""
+        ...
+
+
+class Inline:
+    """Computes units in this process, one after the other."""
+
+    window = 1
+
+    def submit(self, job: Job, task: Task) -> "Future[Result]":
+        future: Future[Result] = Future()
+        try:
+            future.set_result(run_unit(job, task))
+        except Exception as error:  # noqa: BLE001  # raised by its result()
+            future.set_exception(error)
+        return future
+
+    def restart(self) -> None:
+        raise AssertionError("there is no worker")
+
+    def close(self) -> None:
+        pass
+
+
+class Processes:
+    """Computes units in processes of this machine."""
+
+    def __init__(self, workers: int):
+        self.window = UNITS_AHEAD * workers
+        self._workers = workers
+        self.restart()
+
+    def submit(self, job: Job, task: Task) -> "Future[Result]":
+        return self._pool.submit(run_unit, job, task)
+
+    def restart(self) -> None:
+        context = multiprocessing.get_context("spawn")  # a fork would copy pyarrow's threads' locks
+        self._pool = ProcessPoolExecutor(self._workers, context, _begin_worker, (os.getpid(),))
+
+    def close(self) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+
+class RayCluster:
+    """Computes units as tasks of a Ray cluster whose machines share the inputs, the output and this repository."""
+
+    def __init__(self, address: str | None):
+        try:
+            import ray
+        except ImportError as error:
+            raise BadInput("--executor ray: the package ray is not installed; pip install ray") from error
+        variables = {"PYTHONPATH": str(ROOT), "RAYON_NUM_THREADS": "1"}
+        try:
+            ray.init(address, runtime_env={"env_vars": variables}, log_to_driver=False, logging_level="ERROR")
+        except (ConnectionError, ValueError) as error:
+            raise BadInput(f"--ray-address {address}: no cluster answers: {error}; start one with ray start") from error
+        self._ray = ray
+        self._run_unit = ray.remote(num_cpus=1, max_retries=RESTARTS)(run_unit)
+        self.window = UNITS_AHEAD * max(1, int(ray.cluster_resources().get("CPU", 1)))
+
+    def submit(self, job: Job, task: Task) -> "Future[Result]":
+        reference: Any = self._run_unit.remote(job, task)
+        return reference.future()
+
+    def restart(self) -> None:
+        raise BadInput("the Ray cluster lost a unit more often than it is retried; mend it, and run the command again")
+
+    def close(self) -> None:
+        self._ray.shutdown()
+
+
+def in_order(executor: Executor, job: Job, tasks: Iterator[Task], first: int) -> Iterator[list[Result]]:
+    """Yield the results of tasks number `first`, `first` + 1, ..., as many at a time as are ready. Raises their errors.
+
+    No more than `executor.window` units are computed ahead of the one that is waited for.
+    """
+    running: dict[Future[Result], Task] = {}
+    ready: dict[int, Result] = {}
+    restarts, due, submitted, exhausted = 0, first, first, False
+    while True:
+        while not exhausted and submitted < due + executor.window:
+            task = next(tasks, None)
+            exhausted = task is None
+            if task is not None:
+                running[_submit(executor, job, task)] = task
+                submitted += 1
+        if not running:
+            return
+        finished, _ = wait(running, return_when=FIRST_COMPLETED)
+        lost = []
+        for future in finished:
+            task = running.pop(future)
+            if isinstance(future.exception(), BrokenExecutor):
+                lost.append(task)
+            else:
+                ready[task.index] = future.result()
+                restarts = 0
+        if lost:  # the pool is broken for all
+            lost += running.values()
+            running = {}
+            restarts += 1
+            if restarts > RESTARTS:
+                raise BadInput(
+                    f"workers were killed {restarts} times in a row while units {min(task.index for task in lost)} to "
+                    f"{max(task.index for task in lost)} were computed; if memory was short, pass fewer --workers"
+                )
+            executor.restart()
+            running = {_submit(executor, job, task): task for task in lost}
+        batch = []
+        while due in ready:
+            batch.append(ready.pop(due))
+            due += 1
+        if batch:
+            yield batch
+
+
+def _submit(executor: Executor, job: Job, task: Task) -> "Future[Result]":
+    try:
+        return executor.submit(job, task)
+    except BrokenExecutor as error:  # a worker was killed since the last result
+        future: Future[Result] = Future()
+        future.set_exception(error)
+        return future
+
+
+def _begin_worker(coordinator: int) -> None:
+    """End this worker when its coordinator is gone, and leave Ctrl-C to it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.environ["RAYON_NUM_THREADS"] = "1"
+
+    def watch() -> None:
+        while os.getppid() == coordinator:
+            time.sleep(PARENT_SECONDS)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()

@@ -1,0 +1,195 @@
+"""From sources to token files: plan, compute, commit, name. The same command goes on after any interruption."""
+
+import fcntl
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from errors import BadInput
+from tokens.executors import Executor, in_order
+from tokens.fast_tokenizer import accelerated
+from tokens.ledger import LEDGER, Ledger, Totals
+from tokens.manifest import MANIFEST
+from tokens.sources import COMPRESSED_SUFFIXES, resolve_sources
+from tokens.splits import SplitRule
+from tokens.tokenizer import Tokenizer, fingerprint, load_tokenizer
+from tokens.unit_plan import Settings, UnitPlan, check_same, make_plan, read_plan, write_plan
+from tokens.work import Job, Task
+from tokens.writer import TokenWriter, partial_files
+
+UNITS, LOCK = ".units", ".lock"
+
+
+@attrs.frozen(kw_only=True)
+class Request:
+    """What a command asks for."""
+
+    sources: list[str]
+    directory: Path
+    tokenizer: str
+    text_field: str
+    rule: SplitRule
+    unit_bytes: int
+    fail_on_bad_document: bool
+
+
+@attrs.frozen(kw_only=True)
+class Progress:
+    """How far a preparation has come."""
+
+    totals: Totals
+    units: int  # of the plan
+    done_bytes: int  # of input
+    total_bytes: int
+
+
+def prepare(
+    request: Request,
+    make_executor: Callable[[], Executor],
+    say: Callable[[str], None],
+    show: Callable[[Progress], None],
+) -> dict[str, Any]:
+    """Write the token files that are asked for, or what is missing of them; return their manifest.
+
+    Raises BadInput, and OSError when the disk is full; in either case what is committed stays.
+    """
+    directory = request.directory.absolute()
+    sources = resolve_sources(request.sources)
+    tokenizer, how = accelerated(load_tokenizer(request.tokenizer))
+    settings = Settings(
+        text_field=request.text_field,
+        tokenizer=request.tokenizer,
+        fingerprint=fingerprint(tokenizer),
+        split=request.rule.kind,
+        split_seed=request.rule.seed,
+        validation_fraction=request.rule.validation,
+        test_fraction=request.rule.test,
+        unit_bytes=request.unit_bytes,
+    )
+    directory.mkdir(parents=True, exist_ok=True)
+    with _lock(directory):
+        plan = read_plan(directory)
+        if plan is None:
+            _refuse_other_tokens(directory)
+            plan = make_plan(sources, settings)
+            write_plan(directory, plan)
+        else:
+            check_same(directory, plan, settings, sources)
+        if (directory / MANIFEST).exists():
+            say(f"{request.directory}: complete already")
+            return json.loads((directory / MANIFEST).read_text())
+        say(f"tokenizer {how}")
+        _warn_of_large_units(plan, say)
+        job = Job(
+            directory=directory / UNITS,
+            text_field=request.text_field,
+            tokenizer=_tokenizer_for_workers(request.tokenizer, tokenizer),
+            fast=how == "fastokens",
+            rule=request.rule,
+        )
+        shutil.rmtree(job.directory, ignore_errors=True)  # computed, not committed: computed again
+        job.directory.mkdir()
+        ledger = Ledger(directory, plan.fingerprint())
+        writer = TokenWriter(directory, job.directory, tokenizer, ledger)
+        try:
+            _compute(request, plan, job, make_executor, (ledger, writer), say, show)
+            manifest = writer.finish(request.rule, _description(plan, ledger.totals))
+        finally:
+            writer.close()
+            ledger.close()
+        shutil.rmtree(job.directory)
+        return manifest
+
+
+def _compute(
+    request: Request,
+    plan: UnitPlan,
+    job: Job,
+    make_executor: Callable[[], Executor],
+    output: tuple[Ledger, TokenWriter],
+    say: Callable[[str], None],
+    show: Callable[[Progress], None],
+) -> None:
+    ledger, writer = output
+    first = ledger.totals.units
+    if first:
+        say(f"going on after {first:,} of {len(plan.units):,} units")
+    if first == len(plan.units):
+        return
+    done, total = sum(plan.unit_bytes[:first]), sum(plan.unit_bytes)
+    executor = make_executor()
+    try:
+        for results in in_order(executor, job, _tasks(plan, first), first):
+            for result in results:
+                if request.fail_on_bad_document and result.examples and (result.lost_documents or result.lost_bytes):
+                    raise BadInput(f"{result.examples[0]}; mend it, or pass --on-bad-document skip")
+            writer.commit(results)
+            done += sum(plan.unit_bytes[result.index] for result in results)
+            show(Progress(totals=ledger.totals, units=len(plan.units), done_bytes=done, total_bytes=total))
+    finally:
+        executor.close()
+
+
+def _tasks(plan: UnitPlan, first: int) -> Iterator[Task]:
+    inputs = plan.inputs
+    for index in range(first, len(plan.units)):
+        unit = plan.units[index]
+        numbers = sorted({extent.input for extent in unit})
+        extents = tuple(attrs.evolve(extent, input=numbers.index(extent.input)) for extent in unit)
+        yield Task(index=index, extents=extents, inputs=tuple(inputs[number] for number in numbers))
+
+
+def _description(plan: UnitPlan, totals: Totals) -> dict[str, Any]:
+    """Return what the manifest tells beside the files."""
+    return {
+        "sources": [
+            {"name": source.name, "files": len(source.inputs), "bytes": source.size_bytes} for source in plan.sources
+        ],
+        "split": {"kind": plan.settings.split, "seed": plan.settings.split_seed},
+        "units": totals.units,
+        "plan": plan.fingerprint(),
+        "problems": totals.problems,
+        "lost_documents": totals.lost_documents,
+        "lost_bytes": totals.lost_bytes,
+        "examples": totals.examples,
+    }
+
+
+def _refuse_other_tokens(directory: Path) -> None:
+    taken = [*directory.glob("[!.]*.safetensors"), *directory.glob(MANIFEST), *directory.glob(LEDGER)]
+    if taken:
+        raise BadInput(f"{taken[0]}: exists; pass another --output, or delete it to prepare these tokens anew")
+    for path in partial_files(directory):  # without a plan nobody goes on with them
+        path.unlink()
+
+
+def _warn_of_large_units(plan: UnitPlan, say: Callable[[str], None]) -> None:
+    large = [item for item in plan.inputs if item.path.endswith(COMPRESSED_SUFFIXES)]
+    large = [item for item in large if item.size_bytes > 8 * plan.settings.unit_bytes]
+    if large:
+        say(
+            f"NOTE: {large[0].path}{f' and {len(large) - 1} more files' if len(large) > 1 else ''}: compressed as a "
+            "whole, so one worker reads each from end to end, and a kill loses all of it; Parquet or plain JSON lines "
+            "go faster"
+        )
+
+
+def _tokenizer_for_workers(name: str, tokenizer: Tokenizer) -> str:
+    return name if tokenizer.ranks_file is None else str(tokenizer.ranks_file.absolute())
+
+
+@contextmanager
+def _lock(directory: Path) -> Iterator[None]:
+    with (directory / LOCK).open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BadInput(f"{directory}: another process prepares these tokens; wait for it, or stop it") from None
+        except OSError:  # a file system without locks
+            pass
+        yield
