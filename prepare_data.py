@@ -209,13 +209,14 @@ class Display:
         self._began = self._shown = time.monotonic()
         self._terminal = sys.stderr.isatty()
         self._bar: Any = None
-        self._first: Progress | None = None
+        self._first: tuple[int, int] | None = None  # tokens and bytes that were there when measuring began
 
     def show(self, progress: "Progress") -> None:
         """Show how far it has come."""
         now = time.monotonic()
-        if self._first is None:
-            self._began, self._first = now, progress  # start-up, and what an earlier command did, are no measure
+        totals, tokens = progress.totals, sum(progress.totals.tokens.values())
+        if self._first is None:  # start-up, and what an earlier command did, are no measure
+            self._began, self._first = now, (tokens, progress.done_bytes)
             if self._terminal:
                 from tqdm import tqdm
 
@@ -223,15 +224,13 @@ class Display:
         if not self._terminal and now - self._shown < self.LINE_SECONDS:
             return
         self._shown = now
-        totals, seconds = progress.totals, max(now - self._began, 1e-9)
-        tokens = sum(totals.tokens.values())
-        new = tokens - sum(self._first.totals.tokens.values())
-        rates = f"{totals.units:,} of {progress.units:,} units, {tokens:,} tokens, {new / seconds:,.0f} tokens/s"
+        seconds = max(now - self._began, 1e-9)
+        new_tokens, new_bytes = tokens - self._first[0], progress.done_bytes - self._first[1]
+        rates = f"{totals.units:,} of {progress.units:,} units, {tokens:,} tokens, {new_tokens / seconds:,.0f} tokens/s"
         if self._terminal:
             self._bar.set_postfix_str(rates, refresh=False)
             self._bar.update(progress.done_bytes - self._bar.n)
         else:
-            new_bytes = progress.done_bytes - self._first.done_bytes
             left = seconds * (progress.total_bytes - progress.done_bytes) / new_bytes if new_bytes else None
             eta = "" if left is None else f", ETA {left:.0f} s"
             print(f"{progress.done_bytes / progress.total_bytes:.0%}, {rates}{eta}", file=sys.stderr)
