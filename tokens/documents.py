@@ -159,7 +159,7 @@ class Reader:
 
         with item.open() as stream:
             try:
-                table = pyarrow.parquet.ParquetFile(stream)
+                table = pyarrow.parquet.ParquetFile(stream, page_checksum_verification=True)
                 if extent.begin == extent.end:
                     raise OSError("it was not when the work was planned")
             except (OSError, pyarrow.ArrowException) as error:
