@@ -24,6 +24,23 @@ from tokens.work import Result, unit_file
 
 PARTIAL = ".partial-"
 COPY_BYTES = 1 << 24
+CRASH_POINTS = (
+    "tokens written",
+    "ledger written",
+    "unit deleted",
+    "tail copied",
+    "cut noted",
+    "tail cut off",
+    "headers written",
+    "file named",
+    "all named",
+    "manifest written",
+)  # of a commit and of the end, in order
+
+
+def reached(point: str) -> None:
+    """Do nothing at a moment of the work: where tests end the process."""
+    assert point in CRASH_POINTS, point
 
 
 class TokenWriter:
@@ -49,10 +66,13 @@ class TokenWriter:
             if paths:
                 file.flush()
                 os.fsync(file.fileno())
+        reached("tokens written")
         self._ledger.append(results)
+        reached("ledger written")
         for result in results:
             for split in result.parts:
                 unit_file(self._units, result.index, split).unlink()
+                reached("unit deleted")
 
     def finish(self, rule: SplitRule, description: dict[str, Any]) -> dict[str, Any]:
         """Cut off what is missing of validation and test, write headers and manifest, give the files their names.
@@ -61,6 +81,7 @@ class TokenWriter:
         """
         lengths = self._ledger.cut or self._cut(rule)
         self._file("train").truncate(self._end("train", lengths["train"]))
+        reached("tail cut off")
         used = [split for split in SPLITS if lengths[split]]
         for split, file in self._files.items():
             if split in used:
@@ -68,6 +89,7 @@ class TokenWriter:
                 file.flush()
                 os.fsync(file.fileno())
             file.close()
+        reached("headers written")
         contents = {split: read_content(read_header(self._path(split))) for split in used}
         totals = self._ledger.totals
         manifest = {
@@ -96,10 +118,13 @@ class TokenWriter:
         for split in SPLITS:
             if split in used:
                 self._path(split).replace(self.directory / f"{split}.safetensors")
+                reached("file named")
             else:
                 self._path(split).unlink()
         sync(self.directory)
+        reached("all named")
         replace_file(self.directory / MANIFEST, manifest_text(manifest), durable=True)
+        reached("manifest written")
         return manifest
 
     def close(self) -> None:
@@ -166,7 +191,9 @@ class TokenWriter:
             lengths[split] = end - begin
             end = begin
         lengths["train"] = end
+        reached("tail copied")
         self._ledger.append_cut(lengths)
+        reached("cut noted")
         return lengths
 
     def _before_documents(self, count: int, end: int) -> int:

@@ -1,0 +1,275 @@
+#!/usr/bin/env python3
+"""How fast text becomes tokens, against two other ways to do it, on the same text in the same run.
+
+`python benchmarks/tokenization.py [FILE.parquet] [--workers 2] [--rounds 2] [--megabytes 200] [--tokenizer FILE]`
+
+Without a file, a Parquet file of distinct texts is made from what lies on this machine (documentation, sources). Each way
+runs in a process of its own, in turn. CPU seconds are those of the process and all that it starts, memory is the peak of
+their anonymous memory, sampled, and disk the most that was written beside the input.
+
+gpjt      the loop of gpjt/ddp-base-model-from-scratch's prepare_datasets.py: datasets -> encode_batch of 1,000 documents in
+          8 threads -> lists -> a tensor -> all tensors together, one file a split
+nanoGPT   the two phases of nanoGPT's data/openwebtext/prepare.py: datasets.map of one document at a time in `workers`
+          processes, then 1,024 shards of the result into a memory map
+lockstep  prepare_data.py; with tiktoken alone, and with fastokens where it is installed
+"""
+
+import argparse
+import hashlib
+import os
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+TEXT_NAMES = (".py", ".pyi", ".txt", ".md", ".rst", ".html", ".h", ".c", ".js", ".pl", ".po", ".xml")
+LONGEST_FILE = 2_000_000  # bytes; what is longer is data
+SAMPLE_SECONDS = 0.05
+VALIDATION = 0.01
+
+
+@attrs.frozen
+class Cost:
+    """What one run took."""
+
+    wall_seconds: float
+    cpu_seconds: float
+    peak_memory_bytes: int
+    peak_disk_bytes: int
+
+
+def main() -> None:
+    """Measure and print; with --run, be one of the ways."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parquet", nargs="?", type=Path)
+    parser.add_argument("--tokenizer", default="gpt2", metavar="gpt2|FILE.tiktoken")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--megabytes", type=int, default=200)
+    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=list(WAYS))
+    parser.add_argument("--run", choices=("gpjt", "nanogpt"), help=argparse.SUPPRESS)
+    parser.add_argument("--output", type=Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.run is not None:
+        {"gpjt": gpjt, "nanogpt": nanogpt}[arguments.run](arguments)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        if arguments.parquet is None:
+            arguments.parquet = Path(folder) / "text.parquet"
+            make_text(arguments.parquet, arguments.megabytes * 1_000_000)
+        compare(arguments, Path(folder))
+
+
+def compare(arguments: argparse.Namespace, folder: Path) -> None:
+    """Run all ways in turn and print a table of medians."""
+    costs: dict[str, list[Cost]] = {way: [] for way in arguments.ways}
+    tokens: dict[str, int] = {}
+    for _ in range(arguments.rounds):
+        for way, taken in costs.items():
+            output = folder / "output"
+            shutil.rmtree(output, ignore_errors=True)
+            output.mkdir()
+            taken.append(measure(WAYS[way](arguments, output), output))
+            tokens[way] = count_tokens(output)
+    medians = {
+        way: Cost(*(statistics.median(getattr(cost, field.name) for cost in taken) for field in attrs.fields(Cost)))
+        for way, taken in costs.items()
+    }
+    first = next(iter(medians.values()))
+    print(f"{tokens[arguments.ways[-1]]:,} tokens, {arguments.workers} workers, medians of {arguments.rounds} rounds")
+    print("way                     wall s   CPU s  M tokens/CPU s  memory MB  disk MB  wall x   CPU x   tokens")
+    for way, cost in medians.items():
+        print(
+            f"{way:22}  {cost.wall_seconds:6.1f}  {cost.cpu_seconds:6.1f}  {tokens[way] / cost.cpu_seconds / 1e6:14.2f}  "
+            f"{cost.peak_memory_bytes / 1e6:9.0f}  {cost.peak_disk_bytes / 1e6:7.0f}  "
+            f"{first.wall_seconds / cost.wall_seconds:6.1f}  {first.cpu_seconds / cost.cpu_seconds:6.1f}  {tokens[way]:,}"
+        )
+
+
+def measure(command: list[str], output: Path) -> Cost:
+    """Run a command to its end and return what it took."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    began = time.perf_counter()
+    environment = {**os.environ, "HF_HOME": str(output / "cache"), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "1"}
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment, cwd=ROOT)
+    peaks = [0, 0]
+    sampler = threading.Thread(target=sample, args=(process, output, peaks), daemon=True)
+    sampler.start()
+    _, errors = process.communicate()
+    wall = time.perf_counter() - began
+    sampler.join()
+    if process.returncode != 0:
+        raise SystemExit(f"{' '.join(command)}:\n{errors.decode()[-2000:]}")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return Cost(wall, cpu, peaks[0], max(peaks[1], size_of(output)))
+
+
+def sample(process: "subprocess.Popen[bytes]", output: Path, peaks: list[int]) -> None:
+    """Keep the peaks of memory and disk while a process runs."""
+    turn = 0
+    while process.poll() is None:
+        peaks[0] = max(peaks[0], sum(anonymous_bytes(pid) for pid in tree(process.pid)))
+        if turn % 20 == 0:
+            peaks[1] = max(peaks[1], size_of(output))
+        turn += 1
+        time.sleep(SAMPLE_SECONDS)
+
+
+def tree(pid: int) -> Iterator[int]:
+    """Yield a process and all below it."""
+    yield pid
+    try:
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            for child in (task / "children").read_text().split():
+                yield from tree(int(child))
+    except OSError:  # it has just ended
+        return
+
+
+def anonymous_bytes(pid: int) -> int:
+    """Return a process's share of its anonymous memory."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss_Anon:")), 0)
+
+
+def size_of(folder: Path) -> int:
+    """Return the bytes of all files in a folder."""
+    total = 0
+    for path in folder.rglob("*"):
+        try:
+            total += path.stat().st_size if path.is_file() else 0
+        except OSError:
+            continue
+    return total
+
+
+def count_tokens(output: Path) -> int:
+    """Return how many tokens a way has written."""
+    from tokens.token_file import read_header
+
+    files = [read_header(path).length for path in output.glob("*.safetensors")]
+    return sum(files) if files else sum(path.stat().st_size // 2 for path in output.glob("*.bin"))
+
+
+def make_text(path: Path, wanted_bytes: int) -> None:
+    """Write a Parquet file of distinct documents: the text files of this machine."""
+    import pyarrow
+    import pyarrow.parquet
+
+    texts, known, size = [], set(), 0
+    for root in (Path(sys.base_prefix) / "lib", Path("/usr/share"), Path("/usr/lib"), Path(sys.prefix) / "lib"):
+        for file in sorted(root.rglob("*")):
+            if size >= wanted_bytes:
+                break
+            try:
+                if not file.name.endswith(TEXT_NAMES) or file.is_symlink() or file.stat().st_size > LONGEST_FILE:
+                    continue
+                text = file.read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError):
+                continue
+            digest = hashlib.sha256(text.encode()).digest()
+            if digest not in known:
+                known.add(digest)
+                texts.append(text)
+                size += len(text.encode())
+    pyarrow.parquet.write_table(pyarrow.table({"text": texts}), path, row_group_size=500)
+    print(f"{len(texts):,} documents, {size / 1e6:.0f} MB of distinct text from this machine")
+
+
+def load(arguments: argparse.Namespace) -> Any:
+    """Return tiktoken's encoding."""
+    from tokens.tokenizer import BytePairTokenizer, load_tokenizer
+
+    tokenizer = load_tokenizer(arguments.tokenizer)
+    assert isinstance(tokenizer, BytePairTokenizer)
+    return tokenizer._encoding
+
+
+def gpjt(arguments: argparse.Namespace) -> None:
+    """Batches of lists, in memory until the end."""
+    import torch
+    from datasets import load_dataset
+    from safetensors.torch import save_file
+
+    encoding = load(arguments)
+    share = round(100 * (1 - VALIDATION))
+    splits = {"train": f"train[:{share}%]", "validation": f"train[{share}%:]"}
+    documents = load_dataset("parquet", data_files=str(arguments.parquet), split=splits)
+    for split in ("validation", "train"):
+        batches = []
+        for start in range(0, len(documents[split]), 1000):
+            texts = documents[split][start : start + 1000]["text"]
+            joined = []
+            for ids in encoding.encode_batch(texts, allowed_special={"<|endoftext|>"}):
+                joined.extend(ids)
+                joined.append(encoding.eot_token)
+            batches.append(torch.tensor(joined, dtype=torch.uint16))
+        save_file({"tokens": torch.cat(batches)}, arguments.output / f"{split}.safetensors")
+
+
+def nanogpt(arguments: argparse.Namespace) -> None:
+    """A mapped dataset, then a memory map."""
+    import numpy as np
+    from datasets import load_dataset
+
+    encoding = load(arguments)
+
+    def encode(example: dict[str, Any]) -> dict[str, Any]:
+        ids = [*encoding.encode_ordinary(example["text"]), encoding.eot_token]
+        return {"ids": ids, "len": len(ids)}
+
+    documents = load_dataset("parquet", data_files=str(arguments.parquet), num_proc=arguments.workers)["train"]
+    splits = documents.train_test_split(test_size=VALIDATION, seed=2357, shuffle=True)
+    mapped = splits.map(encode, remove_columns=["text"], num_proc=arguments.workers)
+    for split, rows in mapped.items():
+        length = int(np.sum(rows["len"], dtype=np.uint64))
+        tokens = np.memmap(arguments.output / f"{split}.bin", dtype=np.uint16, mode="w+", shape=(length,))
+        shards, at = min(1024, len(rows)), 0
+        for index in range(shards):
+            shard = rows.shard(num_shards=shards, index=index, contiguous=True).with_format("numpy")
+            ids = np.concatenate(shard["ids"])
+            tokens[at : at + len(ids)] = ids
+            at += len(ids)
+        tokens.flush()
+
+
+def other(name: str, arguments: argparse.Namespace, output: Path) -> list[str]:
+    """Return the command of a way that is written here."""
+    options = ["--run", name, "--tokenizer", arguments.tokenizer, "--workers", str(arguments.workers)]
+    return [sys.executable, __file__, str(arguments.parquet), *options, "--output", str(output)]
+
+
+def lockstep(fast: bool, arguments: argparse.Namespace, output: Path) -> list[str]:
+    """Return the command of prepare_data.py."""
+    hide = "" if fast else "sys.modules['fastokens'] = None; "
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); {hide}import prepare_data; sys.exit(prepare_data.main())"
+    options = ["--tokenizer", arguments.tokenizer, "--workers", str(arguments.workers)]
+    return [sys.executable, "-c", code, str(arguments.parquet), "--output", str(output), *options]
+
+
+WAYS = {
+    "gpjt": lambda arguments, output: other("gpjt", arguments, output),
+    "nanoGPT": lambda arguments, output: other("nanogpt", arguments, output),
+    "lockstep, tiktoken": lambda arguments, output: lockstep(False, arguments, output),
+    "lockstep, fastokens": lambda arguments, output: lockstep(True, arguments, output),
+}
+
+
+if __name__ == "__main__":
+    main()

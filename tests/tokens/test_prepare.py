@@ -1,0 +1,418 @@
+"""Token files hold exactly the documents, whoever computed them and whatever was killed, and are never half there."""
+
+import hashlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+from safetensors.numpy import load_file
+
+from errors import BadInput
+from tests.conftest import ROOT, shared
+from tests.tokens.test_tokenizer import reference
+from tests.walks import children, kill
+from tokens import executors
+from tokens.executors import Inline, Processes
+from tokens.prepare import Request, prepare
+from tokens.splits import SplitRule
+from tokens.writer import CRASH_POINTS
+
+PREPARE = [sys.executable, "prepare_data.py"]
+CRASH = [sys.executable, "tests/tokens/crash.py"]
+
+
+def write(directory: Path, source: Path, *, workers: int = 0, **changes: Any) -> dict[str, Any]:
+    """Prepare the bytes of a source, in this process or with workers; return the manifest."""
+    rule = {"kind": "tail", "seed": 0, "validation": 0.0, "test": 0.0}
+    request = {
+        "sources": [str(source)],
+        "directory": directory,
+        "tokenizer": "bytes",
+        "text_field": "text",
+        "rule": SplitRule(**rule | {key: changes.pop(key) for key in list(changes) if key in rule}),
+        "unit_bytes": 1 << 24,
+        "fail_on_bad_document": False,
+    }
+    make = (lambda: Processes(workers)) if workers else Inline
+    return prepare(Request(**request | changes), make, lambda line: None, lambda progress: None)
+
+
+def jsonl(path: Path, texts: list[str]) -> Path:
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return path
+
+
+def tokens_of(directory: Path, split: str) -> list[int]:
+    tensors = load_file(directory / f"{split}.safetensors")  # the stock reader
+    assert list(tensors) == ["tokens"]
+    assert tensors["tokens"].dtype == np.uint16
+    return tensors["tokens"].tolist()
+
+
+def texts_of(directory: Path, split: str) -> list[str]:
+    path = directory / f"{split}.safetensors"
+    ids = tokens_of(directory, split) if path.exists() else []
+    return "".join("\0" if token == 256 else chr(token) for token in ids).split("\0")[:-1]
+
+
+def files_of(directory: Path) -> dict[str, str]:
+    """Return the sha256 of each token file."""
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in directory.glob("*.safetensors")}
+
+
+def run(command: list[str], *options: str | Path, **environment: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [*command, *map(str, options)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+    )
+
+
+def test_documents_are_joined_by_the_end_of_text_id(tmp_path: Path) -> None:
+    write(tmp_path / "out", jsonl(tmp_path / "a.jsonl", ["ab", "", "c"]))
+    assert tokens_of(tmp_path / "out", "train") == [97, 98, 256, 256, 99, 256]
+    assert not (tmp_path / "out" / "validation.safetensors").exists()
+
+
+@pytest.mark.parametrize("unit_bytes", [30, 1 << 24])
+def test_the_last_documents_are_validation_and_test(tmp_path: Path, unit_bytes: int) -> None:
+    source = jsonl(tmp_path / "a.jsonl", [str(number) for number in range(10)])
+    write(tmp_path / "out", source, validation=0.2, test=0.1, unit_bytes=unit_bytes)
+    splits = {split: "".join(texts_of(tmp_path / "out", split)) for split in ("train", "validation", "test")}
+    assert splits == {"train": "0123456", "validation": "78", "test": "9"}
+
+
+def test_a_lone_document_is_cut_by_tokens(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("x" * 99)
+    for kind in ("tail", "hash"):
+        write(tmp_path / kind, tmp_path / "a.txt", kind=kind, validation=0.1, test=0.05)
+        lengths = [len(tokens_of(tmp_path / kind, split)) for split in ("train", "validation", "test")]
+        assert lengths == [85, 10, 5]
+
+
+def test_a_documents_hash_alone_decides_its_split(tmp_path: Path) -> None:
+    texts = [f"document {number}" for number in range(2000)]
+    rule = {"kind": "hash", "validation": 0.05, "test": 0.02}
+    write(tmp_path / "first", jsonl(tmp_path / "a.jsonl", texts), **rule)
+    others = [f"other {number}" for number in range(500)]
+    shuffled = random.Random(0).sample(texts + others + texts[:300], len(texts) + len(others) + 300)
+    write(tmp_path / "second", jsonl(tmp_path / "b.jsonl", shuffled), unit_bytes=999, **rule)
+    for split, share in (("train", 0.93), ("validation", 0.05), ("test", 0.02)):
+        first, second = (texts_of(tmp_path / name, split) for name in ("first", "second"))
+        assert len(first) == pytest.approx(share * len(texts), rel=0.4)
+        assert {text for text in second if text in set(texts)} == set(first)
+    write(tmp_path / "third", tmp_path / "a.jsonl", seed=1, **rule)
+    assert texts_of(tmp_path / "third", "validation") != texts_of(tmp_path / "first", "validation")
+
+
+def test_a_split_that_no_hash_falls_to_gets_the_last_documents(tmp_path: Path) -> None:
+    write(tmp_path / "out", jsonl(tmp_path / "a.jsonl", list("abcdefgh")), kind="hash", validation=0.001)
+    assert "".join(texts_of(tmp_path / "out", "train")) == "abcdefg"
+    assert texts_of(tmp_path / "out", "validation") == ["h"]
+
+
+def test_the_manifest_tells_what_is_there(tmp_path: Path) -> None:
+    manifest = write(tmp_path / "out", jsonl(tmp_path / "a.jsonl", ["ab", "ö"]), validation=0.5)
+    kept = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert kept == {"format": 1, **manifest}
+    assert manifest["documents"] == 2
+    assert manifest["tokens"] == 6
+    assert manifest["text_bytes"] == 4
+    assert manifest["tokenizer"] == {
+        "name": "bytes",
+        "vocabulary_size": 257,
+        "end_of_text_id": 256,
+        "ranks_file": None,
+    }
+    for name, entry in manifest["files"].items():
+        data = (tmp_path / "out" / name).read_bytes()
+        assert entry["sha256"] == hashlib.sha256(data).hexdigest()
+        assert entry["size_bytes"] == len(data)
+        assert entry["max_id"] == 256
+        assert entry["tokens"] == len(tokens_of(tmp_path / "out", name.removesuffix(".safetensors")))
+
+
+def test_too_few_documents_and_none_are_refused(tmp_path: Path) -> None:
+    two = jsonl(tmp_path / "a.jsonl", ["a", "b"])
+    with pytest.raises(BadInput, match="2 documents are too few to hold out 1 for validation and 1 for test"):
+        write(tmp_path / "out", two, validation=0.1, test=0.1)
+    with pytest.raises(BadInput, match="the sources hold no document"):
+        write(tmp_path / "none", jsonl(tmp_path / "b.jsonl", []))
+    assert not list(tmp_path.rglob("[!.]*.safetensors"))
+
+
+def test_existing_tokens_are_not_overwritten(tmp_path: Path) -> None:
+    write(tmp_path / "out", jsonl(tmp_path / "a.jsonl", ["kept"]))
+    for name in ("plan.json", "ledger.jsonl", "manifest.json"):
+        (tmp_path / "out" / name).unlink()
+    with pytest.raises(BadInput, match=r"train\.safetensors: exists; pass another --output"):
+        write(tmp_path / "out", jsonl(tmp_path / "b.jsonl", ["other"]))
+    assert texts_of(tmp_path / "out", "train") == ["kept"]
+
+
+def test_another_command_does_not_go_on_with_these_tokens(tmp_path: Path) -> None:
+    source = jsonl(tmp_path / "a.jsonl", ["a", "b", "c"])
+    write(tmp_path / "out", source, validation=0.3)
+    before = files_of(tmp_path / "out")
+    write(tmp_path / "out", source, validation=0.3)  # complete already
+    for change, message in (
+        ({"validation": 0.4}, "validation_fraction: got 0.4, wanted 0.3"),
+        ({"text_field": "body"}, "text_field: got body, wanted text"),
+        ({"unit_bytes": 1000}, "unit_bytes: got 1000"),
+    ):
+        with pytest.raises(BadInput, match=message):
+            write(tmp_path / "out", source, **{"validation": 0.3} | change)
+    with pytest.raises(BadInput, match=r"a\.jsonl is not among the sources any more"):
+        write(tmp_path / "out", jsonl(tmp_path / "b.jsonl", ["x"]), validation=0.3)
+    jsonl(source, ["a", "b", "d"])
+    with pytest.raises(BadInput, match=r"a\.jsonl: changed since these tokens were begun"):
+        write(tmp_path / "out", source, validation=0.3)
+    assert files_of(tmp_path / "out") == before
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Real text in every format, some 4 MB."""
+    folder = tmp_path_factory.mktemp("corpus")
+    text = shared("wikitext2.txt").read_text() + shared("tinyshakespeare.txt").read_text()
+    draw = random.Random(0)
+    texts, at = [], 0
+    while at < len(text):
+        length = draw.choice([1, 30, 300, 3000, 20_000])
+        texts.append(text[at : at + length])
+        at += length
+    pyarrow.parquet.write_table(pyarrow.table({"text": texts}), folder / "a.parquet", row_group_size=50)
+    jsonl(folder / "b.jsonl", texts[: len(texts) // 2])
+    (folder / "c.txt").write_text(text[:500_000])
+    (folder / "d.txt").write_text("")
+    return folder
+
+
+COMMAND = ("--validation-fraction", "0.02", "--unit-bytes", "100000")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The files of a preparation that was left in peace, by split."""
+    directory = tmp_path_factory.mktemp("undisturbed")
+    ranks = shared("gpt2.tiktoken")
+    done = run(PREPARE, corpus, "--output", directory, "--tokenizer", ranks, "--executor", "inline", *COMMAND)
+    assert done.returncode == 0, done.stderr
+    return files_of(directory)
+
+
+def test_gpt2_tokens_are_tiktokens_and_carry_their_ranks(corpus: Path, tmp_path: Path) -> None:
+    ranks, out = shared("gpt2.tiktoken"), tmp_path / "out"
+    text = (corpus / "c.txt").read_text()
+    done = run(PREPARE, corpus / "c.txt", "--output", out, "--tokenizer", ranks, *COMMAND)
+    assert done.returncode == 0, done.stderr
+    assert tokens_of(out, "train") + tokens_of(out, "validation") == [*reference().encode_ordinary(text), 50256]
+    assert (out / "tokenizer.tiktoken").read_bytes() == ranks.read_bytes()
+    assert f"{out}: 1 documents, " in done.stdout
+
+
+@pytest.mark.parametrize(("workers", "unit_bytes"), [(1, 3_000_000), (3, 50_000)])
+def test_any_number_of_workers_and_any_unit_writes_the_same_bytes(
+    corpus: Path, undisturbed: dict[str, str], tmp_path: Path, workers: int, unit_bytes: int
+) -> None:
+    options = ("--workers", str(workers), "--unit-bytes", str(unit_bytes), "--validation-fraction", "0.02")
+    done = run(PREPARE, corpus, "--output", tmp_path / "out", "--tokenizer", shared("gpt2.tiktoken"), *options)
+    assert done.returncode == 0, done.stderr
+    assert files_of(tmp_path / "out") == undisturbed
+
+
+@pytest.mark.parametrize("point", CRASH_POINTS)
+@pytest.mark.parametrize("split", ["hash", "tail"])
+def test_a_kill_at_any_moment_of_a_commit_changes_nothing(tmp_path: Path, point: str, split: str) -> None:
+    source = jsonl(tmp_path / "a.jsonl", [f"document {number}" for number in range(200)])
+    options = ("--tokenizer", "bytes", "--unit-bytes", "1000", "--executor", "inline", "--split", split)
+    fractions = ("--validation-fraction", "0.1", "--test-fraction", "0.0001")  # no hash falls to test: cut off as well
+    command = (source, *options, *fractions)
+    assert run(PREPARE, *command, "--output", tmp_path / "straight").returncode == 0
+    wanted = files_of(tmp_path / "straight")
+    assert len(wanted) == 3
+    for number in ("1", "3") if point in CRASH_POINTS[:3] else ("1",):
+        out = tmp_path / f"out{number}"
+        killed = run(CRASH, *command, "--output", out, CRASH_AT=point, CRASH_TIME=number)
+        assert killed.returncode == -signal.SIGKILL, killed.stderr
+        if point != "manifest written":
+            assert not (out / "manifest.json").exists()
+        done = run(PREPARE, *command, "--output", out)
+        assert done.returncode == 0, done.stderr
+        assert files_of(out) == wanted
+        left = {path.name for path in out.iterdir()} - {".lock", "plan.json", "ledger.jsonl", "manifest.json"}
+        assert left == set(wanted)
+
+
+def test_random_kills_of_anything_under_changing_workers_change_nothing(
+    corpus: Path, undisturbed: dict[str, str], tmp_path: Path
+) -> None:
+    log = kill_again_and_again(corpus, tmp_path, kills=6, seed=6)
+    assert len(log) == 6
+    assert files_of(tmp_path / "out") == undisturbed
+
+
+def kill_again_and_again(corpus: Path, folder: Path, kills: int, seed: int) -> list[str]:
+    """Kill preparations until enough kills have hit, then let the last one end in `folder`/out; return a log."""
+    draw, log = random.Random(seed), []
+    out = folder / "out"
+    while True:
+        workers = draw.choice([1, 2, 3])
+        options = ("--workers", str(workers)) if draw.random() < 0.8 else ("--executor", "inline")
+        command = [*PREPARE, str(corpus), "--output", str(out), "--tokenizer", str(shared("gpt2.tiktoken")), *options]
+        process = subprocess.Popen([*command, *COMMAND], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+        if len(log) == kills:
+            _, errors = process.communicate(timeout=120)
+            assert process.returncode == 0, errors
+            return log
+        time.sleep(draw.uniform(0.3, 3.0))
+        victims = draw.choice(["a worker", "the coordinator", "everything"])
+        workers_now = children(process.pid)
+        chosen = [draw.choice(workers_now)] if victims == "a worker" and workers_now else [process.pid]
+        for pid in [*chosen, *(workers_now if victims == "everything" else [])]:
+            kill(pid)
+        if victims == "a worker":  # it goes on by itself; then the coordinator goes, too
+            time.sleep(draw.uniform(0, 1))
+            kill(process.pid)
+        process.communicate(timeout=60)  # its workers, which have its pipes, end by themselves
+        if process.returncode == 0:
+            out = folder / f"out{len(log)}"
+            (folder / "out").rename(out)
+            assert (out / "manifest.json").exists()
+            out = folder / "out"
+            continue
+        committed = (out / "ledger.jsonl").read_bytes().count(b"\n") if (out / "ledger.jsonl").exists() else 0
+        log.append(f"{len(log) + 1:3}  {' '.join(options):18} kill -9 {victims:15} after {committed} ledger lines")
+        print(log[-1], flush=True)
+
+
+def test_a_killed_worker_is_replaced(corpus: Path, undisturbed: dict[str, str], tmp_path: Path) -> None:
+    command = [*PREPARE, str(corpus), "--output", str(tmp_path / "out"), "--tokenizer", str(shared("gpt2.tiktoken"))]
+    process = subprocess.Popen([*command, "--workers", "2", *COMMAND], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    ledger = tmp_path / "out" / "ledger.jsonl"
+    deadline = time.monotonic() + 60
+    while not ledger.exists() or ledger.read_bytes().count(b"\n") < 3:
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.005)
+    kill(children(process.pid)[-1])
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    assert files_of(tmp_path / "out") == undisturbed
+
+
+def test_workers_that_die_again_and_again_end_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = jsonl(tmp_path / "a.jsonl", ["text"] * 10)
+    monkeypatch.setattr(executors, "run_unit", os._exit)  # called with two arguments, it is no exit: see below
+    monkeypatch.setattr(executors, "_begin_worker", dying)
+    with pytest.raises(BadInput, match="workers were killed 6 times in a row while units 0 to 0 were computed"):
+        write(tmp_path / "out", source, workers=1)
+
+
+def dying(_: int) -> None:
+    os._exit(1)
+
+
+def test_a_flipped_bit_is_found_and_its_unit_and_source_are_named(corpus: Path, tmp_path: Path) -> None:
+    for split in ("hash", "tail"):
+        out = tmp_path / split
+        options = ("--tokenizer", "bytes", "--split", split, *COMMAND)
+        assert run(PREPARE, corpus, "--output", out, *options).returncode == 0
+        done = run(PREPARE, "verify", out)
+        assert done.returncode == 0 and "all as written" in done.stdout
+        plan = json.loads((out / "plan.json").read_text())
+        results = [json.loads(line) for line in (out / "ledger.jsonl").read_text().splitlines()[1:]]
+        before = sum(result["parts"]["train"]["tokens"] for result in results[:20])
+        data = bytearray((out / "train.safetensors").read_bytes())
+        data[4096 + 2 * before + 1] ^= 1
+        (out / "train.safetensors").write_bytes(data)
+        done = run(PREPARE, "verify", out)
+        assert done.returncode == 1
+        [extent, *_] = plan["units"][20]
+        inputs = [item["path"] for source in plan["sources"] for item in source["inputs"]]
+        assert f"train.safetensors: damaged: got sha256" in done.stderr
+        assert f"of train, made from unit 20: {inputs[extent['input']]} (" in done.stderr
+
+
+def test_status_tells_how_far_a_preparation_has_come(tmp_path: Path) -> None:
+    source = jsonl(tmp_path / "a.jsonl", ["text"] * 100 + [None] * 1)  # type: ignore[list-item]
+    command = (source, "--output", tmp_path / "out", "--tokenizer", "bytes", "--unit-bytes", "200", "--executor", "inline")
+    run(CRASH, *command, CRASH_AT="ledger written", CRASH_TIME="4")
+    done = run(PREPARE, "status", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    assert "not complete, last commit" in done.stdout
+    assert "units      4 of" in done.stdout
+    assert run(PREPARE, *command).returncode == 0
+    done = run(PREPARE, "status", tmp_path / "out")
+    assert f"{tmp_path / 'out'}: complete" in done.stdout
+    assert '{"null text": 1}, 1 documents lost' in done.stdout
+    assert run(PREPARE, "status", tmp_path).returncode == 1
+
+
+def test_bad_documents_are_told_and_too_many_are_an_error(tmp_path: Path) -> None:
+    for bad, status in ((1, 0), (5, 1)):
+        source = jsonl(tmp_path / f"{bad}.jsonl", ["text"] * 200 + [None] * bad)  # type: ignore[list-item]
+        done = run(PREPARE, source, "--output", tmp_path / f"out{bad}", "--tokenizer", "bytes")
+        assert done.returncode == status
+        assert f"bad documents: {bad} null text; {bad} documents and 0 bytes of input are left out:" in done.stderr
+        assert f"{source}: byte 3400: null text: got NoneType, wanted a string" in done.stderr
+        assert (tmp_path / f"out{bad}" / "manifest.json").exists()
+    options = ("--tokenizer", "bytes", "--on-bad-document", "fail")
+    done = run(PREPARE, source, "--output", tmp_path / "fail", *options)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith(f"prepare_data.py: {source}: byte 3400: null text: got NoneType")
+    assert not list((tmp_path / "fail").glob("[!.]*.safetensors"))
+
+
+def test_a_full_disk_is_one_line_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    source = jsonl(tmp_path / "a.jsonl", ["text " * 1000] * 100)
+    options = (source, "--output", tmp_path / "out", "--tokenizer", "bytes", "--unit-bytes", "50000", "--workers", "2")
+    full = run(["prlimit", "--fsize=300000", *PREPARE], *options)
+    assert full.returncode == 1
+    assert "Traceback" not in full.stderr
+    assert "File too large; what was committed is kept: the same command goes on" in full.stderr.splitlines()[-1]
+    assert not list((tmp_path / "out").glob("[!.]*.safetensors"))
+    done = run(PREPARE, *options)
+    assert done.returncode == 0
+    assert "going on after 2 of 11 units" in done.stderr
+    assert sum(len(texts_of(tmp_path / "out", split)) for split in ("train", "validation")) == 100
+
+
+def test_memory_does_not_grow_with_the_input(tmp_path: Path) -> None:
+    peaks = []
+    for megabytes in (8, 64):
+        source = tmp_path / f"{megabytes}.txt"
+        with source.open("w") as file:
+            for number in range(megabytes * 1024):
+                file.write(f"line {number:<8}" + "of a file that is one document " * 33 + "\n")
+        code = (
+            "import resource, sys; sys.argv[0] = 'prepare_data.py'; import prepare_data; status = prepare_data.main(); "
+            "print('peak', resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024); sys.exit(status)"
+        )
+        command = [sys.executable, "-c", code]
+        options = ("--output", tmp_path / f"out{megabytes}", "--tokenizer", "bytes", "--executor", "inline")
+        peaks.append(int(run(command, source, *options).stdout.split("peak ")[1]))
+    assert peaks[1] < peaks[0] + 20, f"peak MiB for 8 and 64 MiB of input: {peaks}"
+
+
+def test_two_commands_do_not_prepare_the_same_tokens_at_once(tmp_path: Path) -> None:
+    source = jsonl(tmp_path / "a.jsonl", ["text"] * 20)
+    from tokens.prepare import _lock
+
+    (tmp_path / "out").mkdir()
+    with _lock(tmp_path / "out"), pytest.raises(BadInput, match="another process prepares these tokens"):
+        write(tmp_path / "out", source)
+    write(tmp_path / "out", source)
