@@ -114,7 +114,7 @@ def main() -> int:
 def prepare() -> int:
     """Read, encode and write every document, in the order of the sources."""
     arguments = parse_arguments()
-    from tokens.prepare import Request, prepare
+    from tokens.prepare import Host, Request, prepare
     from tokens.splits import SplitRule
 
     request = Request(
@@ -134,7 +134,7 @@ def prepare() -> int:
     began = time.monotonic()
     display = Display()
     try:
-        manifest = prepare(request, lambda: make_executor(arguments), say, display.show)
+        manifest = prepare(request, Host(make_executor=lambda: make_executor(arguments), say=say, show=display.show))
     finally:
         display.close()
     report(arguments, manifest, time.monotonic() - began)

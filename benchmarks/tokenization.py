@@ -3,12 +3,12 @@
 
 `python benchmarks/tokenization.py [FILE.parquet] [--workers 2] [--rounds 2] [--megabytes 200] [--tokenizer FILE]`
 
-Without a file, a Parquet file of distinct texts is made from what lies on this machine (documentation, sources). Each way
-runs in a process of its own, in turn. CPU seconds are those of the process and all that it starts, memory is the peak of
-their anonymous memory, sampled, and disk the most that was written beside the input.
+Without a file, a Parquet file of distinct texts is made from what lies on this machine: documentation, sources. Each
+way runs in a process of its own, in turn. CPU seconds are those of the process and all that it starts, memory is the
+peak of their anonymous memory, sampled, and disk the most that was written beside the input.
 
-gpjt      the loop of gpjt/ddp-base-model-from-scratch's prepare_datasets.py: datasets -> encode_batch of 1,000 documents in
-          8 threads -> lists -> a tensor -> all tensors together, one file a split
+gpjt      the loop of gpjt/ddp-base-model-from-scratch's prepare_datasets.py: datasets -> encode_batch of 1,000
+          documents in 8 threads -> lists -> a tensor -> all tensors together, one file a split
 nanoGPT   the two phases of nanoGPT's data/openwebtext/prepare.py: datasets.map of one document at a time in `workers`
           processes, then 1,024 shards of the result into a memory map
 lockstep  prepare_data.py; with tiktoken alone, and with fastokens where it is installed
@@ -91,11 +91,11 @@ def compare(arguments: argparse.Namespace, folder: Path) -> None:
     print(f"{tokens[arguments.ways[-1]]:,} tokens, {arguments.workers} workers, medians of {arguments.rounds} rounds")
     print("way                     wall s   CPU s  M tokens/CPU s  memory MB  disk MB  wall x   CPU x   tokens")
     for way, cost in medians.items():
-        print(
-            f"{way:22}  {cost.wall_seconds:6.1f}  {cost.cpu_seconds:6.1f}  {tokens[way] / cost.cpu_seconds / 1e6:14.2f}  "
-            f"{cost.peak_memory_bytes / 1e6:9.0f}  {cost.peak_disk_bytes / 1e6:7.0f}  "
-            f"{first.wall_seconds / cost.wall_seconds:6.1f}  {first.cpu_seconds / cost.cpu_seconds:6.1f}  {tokens[way]:,}"
-        )
+        rate = tokens[way] / cost.cpu_seconds / 1e6
+        space = f"{cost.peak_memory_bytes / 1e6:9.0f}  {cost.peak_disk_bytes / 1e6:7.0f}"
+        ratios = f"{first.wall_seconds / cost.wall_seconds:6.1f}  {first.cpu_seconds / cost.cpu_seconds:6.1f}"
+        times = f"{cost.wall_seconds:6.1f}  {cost.cpu_seconds:6.1f}"
+        print(f"{way:22}  {times}  {rate:14.2f}  {space}  {ratios}  {tokens[way]:,}")
 
 
 def measure(command: list[str], output: Path) -> Cost:

@@ -46,7 +46,7 @@ def status(directory: Path) -> list[str]:
 
 
 def verify(directory: Path) -> list[str]:
-    """Read every token file against the manifest, and say so. Raises BadInput naming what is damaged, and its source."""
+    """Read every token file against the manifest. Raises BadInput naming what is damaged, and what it was made from."""
     manifest = read_manifest(directory)
     if manifest is None:
         raise BadInput(f"{directory / MANIFEST}: missing; only a finished preparation has one")
@@ -78,7 +78,9 @@ def _damaged_unit(directory: Path) -> str | None:
             for block in tokens.take(split, part.tokens):
                 digest.update(block.tobytes())
             if digest.hexdigest() != part.digest:
-                return f"tokens {begin:,} to {begin + part.tokens:,} of {split}, made from {_sources(plan, result.index)}"
+                return (
+                    f"tokens {begin:,} to {begin + part.tokens:,} of {split}, made from {_sources(plan, result.index)}"
+                )
     return None
 
 

@@ -120,7 +120,7 @@ class Reader:
                 lines = io.BufferedReader(_ZstandardReader(stream), PIECE_BYTES)
             number = 0
             try:
-                for number, line in enumerate(lines, start=1):  # noqa: B007  # told below
+                for number, line in enumerate(lines, start=1):
                     yield from self._record(line, item, number, "line")
             except (OSError, EOFError, ValueError) as error:  # EOFError: a truncated gzip
                 lost = max(1, item.size_bytes - stream.tell())
@@ -193,9 +193,7 @@ class Reader:
 
     def _problem(self, kind: str, where: str, detail: str, documents: int = 1, lost_bytes: int = 0) -> None:
         detail = detail.splitlines()[0] if detail else ""
-        self.problems.append(
-            Problem(kind=kind, where=where, detail=detail, documents=documents, lost_bytes=lost_bytes)
-        )
+        self.problems.append(Problem(kind=kind, where=where, detail=detail, documents=documents, lost_bytes=lost_bytes))
 
 
 def cut_position(text: str) -> int:

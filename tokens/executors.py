@@ -1,4 +1,4 @@
-"""Who computes the units: this process, processes of this machine, or a Ray cluster. The same function, the same bytes."""
+"""Who computes the units: this process, processes of this machine, or a Ray cluster. The bytes are the same."""
 
 import multiprocessing
 import os

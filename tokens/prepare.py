@@ -39,6 +39,15 @@ class Request:
 
 
 @attrs.frozen(kw_only=True)
+class Host:
+    """Who computes the units, and who is told."""
+
+    make_executor: Callable[[], Executor]
+    say: Callable[[str], None]  # a line for people
+    show: Callable[["Progress"], None]
+
+
+@attrs.frozen(kw_only=True)
 class Progress:
     """How far a preparation has come."""
 
@@ -48,12 +57,7 @@ class Progress:
     total_bytes: int
 
 
-def prepare(
-    request: Request,
-    make_executor: Callable[[], Executor],
-    say: Callable[[str], None],
-    show: Callable[[Progress], None],
-) -> dict[str, Any]:
+def prepare(request: Request, host: Host) -> dict[str, Any]:
     """Write the token files that are asked for, or what is missing of them; return their manifest.
 
     Raises BadInput, and OSError when the disk is full; in either case what is committed stays.
@@ -81,10 +85,11 @@ def prepare(
         else:
             check_same(directory, plan, settings, sources)
         if (directory / MANIFEST).exists():
-            say(f"{request.directory}: complete already")
+            shutil.rmtree(directory / UNITS, ignore_errors=True)
+            host.say(f"{request.directory}: complete already")
             return json.loads((directory / MANIFEST).read_text())
-        say(f"tokenizer {how}")
-        _warn_of_large_units(plan, say)
+        host.say(f"tokenizer {how}")
+        _warn_of_large_units(plan, host)
         job = Job(
             directory=directory / UNITS,
             text_field=request.text_field,
@@ -97,7 +102,7 @@ def prepare(
         ledger = Ledger(directory, plan.fingerprint())
         writer = TokenWriter(directory, job.directory, tokenizer, ledger)
         try:
-            _compute(request, plan, job, make_executor, (ledger, writer), say, show)
+            _compute(request, host, plan, job, writer)
             manifest = writer.finish(request.rule, _description(plan, ledger.totals))
         finally:
             writer.close()
@@ -106,23 +111,14 @@ def prepare(
         return manifest
 
 
-def _compute(
-    request: Request,
-    plan: UnitPlan,
-    job: Job,
-    make_executor: Callable[[], Executor],
-    output: tuple[Ledger, TokenWriter],
-    say: Callable[[str], None],
-    show: Callable[[Progress], None],
-) -> None:
-    ledger, writer = output
-    first = ledger.totals.units
+def _compute(request: Request, host: Host, plan: UnitPlan, job: Job, writer: TokenWriter) -> None:
+    first = writer.totals.units
     if first:
-        say(f"going on after {first:,} of {len(plan.units):,} units")
+        host.say(f"going on after {first:,} of {len(plan.units):,} units")
     if first == len(plan.units):
         return
     done, total = sum(plan.unit_bytes[:first]), sum(plan.unit_bytes)
-    executor = make_executor()
+    executor = host.make_executor()
     try:
         for results in in_order(executor, job, _tasks(plan, first), first):
             for result in results:
@@ -130,7 +126,7 @@ def _compute(
                     raise BadInput(f"{result.examples[0]}; mend it, or pass --on-bad-document skip")
             writer.commit(results)
             done += sum(plan.unit_bytes[result.index] for result in results)
-            show(Progress(totals=ledger.totals, units=len(plan.units), done_bytes=done, total_bytes=total))
+            host.show(Progress(totals=writer.totals, units=len(plan.units), done_bytes=done, total_bytes=total))
     finally:
         executor.close()
 
@@ -168,11 +164,11 @@ def _refuse_other_tokens(directory: Path) -> None:
         path.unlink()
 
 
-def _warn_of_large_units(plan: UnitPlan, say: Callable[[str], None]) -> None:
+def _warn_of_large_units(plan: UnitPlan, host: Host) -> None:
     large = [item for item in plan.inputs if item.path.endswith(COMPRESSED_SUFFIXES)]
     large = [item for item in large if item.size_bytes > 8 * plan.settings.unit_bytes]
     if large:
-        say(
+        host.say(
             f"NOTE: {large[0].path}{f' and {len(large) - 1} more files' if len(large) > 1 else ''}: compressed as a "
             "whole, so one worker reads each from end to end, and a kill loses all of it; Parquet or plain JSON lines "
             "go faster"

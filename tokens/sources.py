@@ -73,7 +73,9 @@ def look_up(path: str) -> Input:
         file_system, inner = fsspec.core.url_to_fs(path)
         return _remote(path, file_system.info(inner))
     except (OSError, ValueError, ImportError) as error:  # ImportError: fsspec names the package that is missing
-        raise BadInput(f"{path}: cannot be read: {_detail(error)}; the same command goes on when it is there") from error
+        raise BadInput(
+            f"{path}: cannot be read: {_detail(error)}; the same command goes on when it is there"
+        ) from error
 
 
 def _resolve(name: str) -> list[Input]:

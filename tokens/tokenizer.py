@@ -21,8 +21,9 @@ PROBE = [
     "Hello world! It's what we'll've said; they'RE not I'm.  Two  spaces, a tab\t\tand\r\n\r\n  lines \n",
     "def f(x):\n        return {'a': [x ** 2, 0xFF, 1_000_000.5e-3]}  # 日本語のコメント\n",
     "<|endoftext|> is <|fim_prefix|> text",
-    "naïve cafe\u0301 Straße ΑΒΓ абв שלום مرحبا हिन्दी ไทย 한국어 中文，。 ﬁ ² ½ Ⅷ ①",
-    "\U0001f468\u200d\U0001f469\u200d\U0001f467 \U0001f600\ufe0f \x00\x01\x1c\x7f\x85\xa0\u2028\u3000\u200b\ufeff\ufffd\U0010ffff",
+    "naïve cafe\u0301 Straße ΑΒΓ абв שלום مرحبا हिन्दी ไทย 한국어 中文\uff0c\u3002 ﬁ ² ½ Ⅷ ①",
+    "\U0001f468\u200d\U0001f469\u200d\U0001f467 \U0001f600\ufe0f",
+    "\x00\x01\x1c\x7f\x85\xa0\u2028\u3000\u200b\ufeff\ufffd\U0010ffff",
     # Letters in newer Unicode only, before what GPT-2's pattern takes for the end of a contraction.
     "\U000323b0's \U00016ea0're \u1c89'll \ua7cb's \U00010d50've",
     "a" * 300 + "1" * 300 + " " * 300 + "\n" * 50 + "!?" * 100 + "é" * 100 + "中" * 100,

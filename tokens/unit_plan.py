@@ -5,6 +5,7 @@ kept beside the tokens; a command goes on with it or is refused.
 """
 
 import hashlib
+import itertools
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -147,7 +148,7 @@ def _atoms(number: int, item: Input, settings: Settings) -> Iterator[tuple[Exten
     else:
         count = max(1, round(item.size_bytes / settings.unit_bytes))
         edges = [item.size_bytes * part // count for part in range(count + 1)]
-        for begin, end in zip(edges[:-1], edges[1:], strict=True):
+        for begin, end in itertools.pairwise(edges):
             yield Extent(number, begin, end), end - begin
 
 

@@ -113,7 +113,7 @@ class _PartWriter:
             return
         if self._file is None:
             self._file = self._partial.open("wb", buffering=0)
-        data = memoryview(ids.astype(self._dtype, copy=False)).cast("B")
+        data = ids.astype(self._dtype, copy=False).data.cast("B")
         written = 0
         while written < len(data):  # an unbuffered write may be short
             written += self._file.write(data[written:])

@@ -15,7 +15,7 @@ import numpy as np
 
 from errors import BadInput
 from files import replace_file, sync
-from tokens.ledger import Ledger
+from tokens.ledger import Ledger, Totals
 from tokens.manifest import MANIFEST, manifest_text, read_content
 from tokens.splits import SPLITS, SplitRule
 from tokens.token_file import HEADER_BYTES, read_header, write_header
@@ -55,6 +55,11 @@ class TokenWriter:
         self._dtype = token_dtype(tokenizer.vocabulary_size).newbyteorder("<")
         self._take_names_back()
         self._files = {split: self._open(split) for split in SPLITS}
+
+    @property
+    def totals(self) -> Totals:
+        """Sums over what is committed."""
+        return self._ledger.totals
 
     def commit(self, results: list[Result]) -> None:
         """Append units, the next ones of the plan; their tokens and the ledger are on the disk when it returns."""
@@ -197,7 +202,7 @@ class TokenWriter:
         return lengths
 
     def _before_documents(self, count: int, end: int) -> int:
-        """Return where the last `count` documents before `end` begin in the train stream, from their end-of-text ids."""
+        """Return where the last `count` documents of the train stream before `end` begin."""
         stop = end - 1  # the last one's own
         while stop > 0:
             begin = max(0, stop - COPY_BYTES)

@@ -79,7 +79,9 @@ def test_records_are_the_same_in_units_of_any_size(tmp_path: Path, unit_bytes: i
 def test_a_text_file_is_cut_at_the_same_places_in_units_of_any_size(tmp_path: Path, unit_bytes: int) -> None:
     from tests.tokens.test_tokenizer import reference
 
-    text = shared("wikitext2.txt").read_text()[:150_000] + "中文，文本。\n北京 大学。\u3000全角 \u00a0x \u2003 y" * 500
+    text = (
+        shared("wikitext2.txt").read_text()[:150_000] + "中文\uff0c文本。\n北京 大学。\u3000全角 \u00a0x \u2003 y" * 500
+    )
     (tmp_path / "a.txt").write_text(text)
     assert documents(tmp_path / "a.txt", unit_bytes=unit_bytes) == [text]
     pieces, _ = read(tmp_path / "a.txt", unit_bytes=unit_bytes)
@@ -140,7 +142,11 @@ def test_the_standard_library_is_a_source_in_the_same_order_everywhere() -> None
 GOOD = json.dumps({"text": "fine"}).encode() + b"\n"
 BROKEN = {
     "line.jsonl": (GOOD + b"{'text': 1}\n" + GOOD, ": byte 17: not JSON: ", 2),
-    "field.jsonl": (GOOD + b'{"body": "x"}\n' + GOOD, ": byte 17: no text field: no 'text'; it has body: pass --text", 2),
+    "field.jsonl": (
+        GOOD + b'{"body": "x"}\n' + GOOD,
+        ": byte 17: no text field: no 'text'; it has body: pass --text",
+        2,
+    ),
     "null.jsonl": (GOOD + b'{"text": null}\n' + GOOD, ": byte 17: null text: got NoneType, wanted a string", 2),
     "list.jsonl": (GOOD + b"[1]\n" + GOOD, ": byte 17: no text field: no 'text'; it has list", 2),
     "cut.jsonl.gz": (gzip.compress(GOOD * 1000)[:-20], ": damaged file: Compressed file ended", None),

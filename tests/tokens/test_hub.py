@@ -106,7 +106,7 @@ def test_free_disk_is_checked_first(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert calls == [True]
 
 
-def test_a_hugging_face_dataset_is_streamed_to_tokens(tmp_path: Path) -> None:
+def test_a_hugging_face_dataset_is_read_from_its_data_files(tmp_path: Path) -> None:
     texts = [f"document {number} of the hub" for number in range(500)]
     (tmp_path / "dataset").mkdir()
     pyarrow.parquet.write_table(pyarrow.table({"text": texts}), tmp_path / "dataset" / "train.parquet")
@@ -125,4 +125,4 @@ def test_a_hugging_face_dataset_is_streamed_to_tokens(tmp_path: Path) -> None:
     assert bytes(t for t in ids.read(0, 100).tolist() if t < 256).decode().startswith("document 0 of the hub")
     assert ids.length == sum(len(text) + 1 for text in texts)
     assert missing.returncode == 1
-    assert "hf:owner/nothing: cannot be streamed from the hub" in missing.stderr.splitlines()[-1]
+    assert "hf:owner/nothing: cannot be resolved on the hub" in missing.stderr.splitlines()[-1]
