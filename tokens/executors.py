@@ -84,7 +84,7 @@ class RayCluster:
             import ray
         except ImportError as error:
             raise BadInput("--executor ray: the package ray is not installed; pip install ray") from error
-        variables = {"PYTHONPATH": str(ROOT), "RAYON_NUM_THREADS": "1"}
+        variables = {"PYTHONPATH": str(ROOT)}
         try:
             ray.init(address, runtime_env={"env_vars": variables}, log_to_driver=False, logging_level="ERROR")
         except (ConnectionError, ValueError) as error:
@@ -161,7 +161,6 @@ def _submit(executor: Executor, job: Job, task: Task) -> "Future[Result]":
 def _begin_worker(coordinator: int) -> None:
     """End this worker when its coordinator is gone, and leave Ctrl-C to it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.environ["RAYON_NUM_THREADS"] = "1"
 
     def watch() -> None:
         while os.getppid() == coordinator:

@@ -2,32 +2,35 @@
 
 import base64
 import os
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import attrs
 import numpy as np
 
-from tokens.tokenizer import BytePairTokenizer, Tokenizer, fingerprint, token_dtype
+from tokens.tokenizer import BytePairTokenizer, Encoder, fingerprint, token_dtype
 
 if TYPE_CHECKING:
     import fastokens
 
 
-class FastBytePairTokenizer:
+@attrs.frozen(kw_only=True)
+class Ranks:
+    """A byte-pair encoding in a file, for processes that need not load it with tiktoken first."""
+
+    path: Path  # lines of 'BASE64 RANK'
+    vocabulary_size: int
+    end_of_text_id: int
+
+
+class FastBytePairEncoder:
     """The ids of a `BytePairTokenizer`, computed by fastokens."""
 
-    def __init__(self, exact: BytePairTokenizer, encoding: "fastokens.Tokenizer"):
-        self.name = exact.name
-        self.vocabulary_size = exact.vocabulary_size
-        self.end_of_text_id = exact.end_of_text_id
-        self.ranks_file = exact.ranks_file
-        self.decode = exact.decode
-        self._dtype = token_dtype(exact.vocabulary_size)
+    def __init__(self, ranks: Ranks, encoding: "fastokens.Tokenizer"):
+        self.vocabulary_size = ranks.vocabulary_size
+        self.end_of_text_id = ranks.end_of_text_id
+        self._dtype = token_dtype(ranks.vocabulary_size)
         self._encoding = encoding
-
-    def encode(self, text: str) -> np.ndarray:
-        return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
         ids, offsets = self._encoding.encode_batch_flat(texts, split_special_tokens=True)
@@ -35,28 +38,23 @@ class FastBytePairTokenizer:
         return np.frombuffer(ids, "<u4").astype(self._dtype), lengths
 
 
-def accelerated(tokenizer: Tokenizer) -> tuple[Tokenizer, str]:
-    """Return the fastest tokenizer that does the same as the given one, and what computes it.
+def write_ranks(tokenizer: BytePairTokenizer, path: Path) -> Ranks:
+    """Write a tokenizer's ranks for `fast_encoder`."""
+    ranks = sorted(tokenizer.ranks().items(), key=lambda item: item[1])
+    path.write_bytes(b"".join(base64.b64encode(token) + b" %d\n" % rank for token, rank in ranks))
+    return Ranks(path=path, vocabulary_size=tokenizer.vocabulary_size, end_of_text_id=tokenizer.end_of_text_id)
 
-    Without fastokens, or where its result on a probe differs in one id, that is the given one.
-    """
-    if not isinstance(tokenizer, BytePairTokenizer):
-        return tokenizer, tokenizer.name
-    # One thread a process: the workers are the parallelism. Read when the library is loaded.
-    os.environ.setdefault("RAYON_NUM_THREADS", "1")
+
+def fast_encoder(ranks: Ranks, wanted_fingerprint: str) -> Encoder | None:
+    """Return an encoder that does what the fingerprint tells, or None: not installed, or it gives other ids."""
+    os.environ["RAYON_NUM_THREADS"] = "1"  # the processes are the parallelism; read when the library is loaded
     try:
         import fastokens
     except ImportError:
-        return tokenizer, "tiktoken (fastokens, an optional package, is several times faster)"
-    from tiktoken_ext.openai_public import r50k_pat_str
+        return None
+    from tiktoken_ext.openai_public import r50k_pat_str  # GPT-2's pre-tokenization pattern
 
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "ranks.tiktoken"
-        ranks = sorted(tokenizer.ranks().items(), key=lambda item: item[1])
-        path.write_bytes(b"".join(base64.b64encode(token) + b" %d\n" % rank for token, rank in ranks))
-        special = {"<|endoftext|>": tokenizer.end_of_text_id}
-        encoding = fastokens.Tokenizer.from_tiktoken(str(path), pattern=r50k_pat_str, special_tokens=special)
-    fast = FastBytePairTokenizer(tokenizer, encoding)
-    if fingerprint(fast) != fingerprint(tokenizer):
-        return tokenizer, "tiktoken (the installed fastokens gives other tokens)"
-    return fast, "fastokens"
+    special = {"<|endoftext|>": ranks.end_of_text_id}
+    encoding = fastokens.Tokenizer.from_tiktoken(str(ranks.path), pattern=r50k_pat_str, special_tokens=special)
+    encoder = FastBytePairEncoder(ranks, encoding)
+    return encoder if fingerprint(encoder) == wanted_fingerprint else None

@@ -12,12 +12,12 @@ import attrs
 
 from errors import BadInput
 from tokens.executors import Executor, in_order
-from tokens.fast_tokenizer import accelerated
+from tokens.fast_tokenizer import Ranks, fast_encoder, write_ranks
 from tokens.ledger import LEDGER, Ledger, Totals
 from tokens.manifest import MANIFEST
 from tokens.sources import COMPRESSED_SUFFIXES, resolve_sources
 from tokens.splits import SplitRule
-from tokens.tokenizer import Tokenizer, fingerprint, load_tokenizer
+from tokens.tokenizer import RANKS_FILE, BytePairTokenizer, Tokenizer, fingerprint, load_tokenizer
 from tokens.unit_plan import Settings, UnitPlan, check_same, make_plan, read_plan, write_plan
 from tokens.work import Job, Task
 from tokens.writer import TokenWriter, partial_files
@@ -64,7 +64,7 @@ def prepare(request: Request, host: Host) -> dict[str, Any]:
     """
     directory = request.directory.absolute()
     sources = resolve_sources(request.sources)
-    tokenizer, how = accelerated(load_tokenizer(request.tokenizer))
+    tokenizer = load_tokenizer(request.tokenizer)
     settings = Settings(
         text_field=request.text_field,
         tokenizer=request.tokenizer,
@@ -88,17 +88,17 @@ def prepare(request: Request, host: Host) -> dict[str, Any]:
             shutil.rmtree(directory / UNITS, ignore_errors=True)
             host.say(f"{request.directory}: complete already")
             return json.loads((directory / MANIFEST).read_text())
-        host.say(f"tokenizer {how}")
         _warn_of_large_units(plan, host)
+        shutil.rmtree(directory / UNITS, ignore_errors=True)  # computed, not committed: computed again
+        (directory / UNITS).mkdir()
         job = Job(
             directory=directory / UNITS,
             text_field=request.text_field,
-            tokenizer=_tokenizer_for_workers(request.tokenizer, tokenizer),
-            fast=how == "fastokens",
+            tokenizer=request.tokenizer if tokenizer.ranks_file is None else str(tokenizer.ranks_file.absolute()),
+            fingerprint=settings.fingerprint,
+            ranks=_ranks(directory / UNITS, tokenizer, settings.fingerprint, host),
             rule=request.rule,
         )
-        shutil.rmtree(job.directory, ignore_errors=True)  # computed, not committed: computed again
-        job.directory.mkdir()
         ledger = Ledger(directory, plan.fingerprint())
         writer = TokenWriter(directory, job.directory, tokenizer, ledger)
         try:
@@ -175,8 +175,15 @@ def _warn_of_large_units(plan: UnitPlan, host: Host) -> None:
         )
 
 
-def _tokenizer_for_workers(name: str, tokenizer: Tokenizer) -> str:
-    return name if tokenizer.ranks_file is None else str(tokenizer.ranks_file.absolute())
+def _ranks(units: Path, tokenizer: Tokenizer, wanted_fingerprint: str, host: Host) -> Ranks | None:
+    """Return what workers need for the fast encoder, or None where it is missing or gives other tokens."""
+    if not isinstance(tokenizer, BytePairTokenizer):
+        return None
+    ranks = write_ranks(tokenizer, units / RANKS_FILE)
+    if fast_encoder(ranks, wanted_fingerprint) is None:
+        host.say("NOTE: encoding with tiktoken; fastokens, which is several times faster, is not installed or differs")
+        return None
+    return ranks
 
 
 @contextmanager

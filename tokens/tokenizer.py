@@ -32,20 +32,25 @@ PROBE = [
 RANKS_FILE = "tokenizer.tiktoken"  # copy of the ranks beside the tokens they made
 
 
-class Tokenizer(Protocol):
-    """A reversible encoding of text as ids 0 .. vocabulary_size - 1."""
+class Encoder(Protocol):
+    """An encoding of text as ids 0 .. vocabulary_size - 1."""
 
-    name: str
     vocabulary_size: int
     end_of_text_id: int
+
+    def encode_batch(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Return the ids of all texts, one after the other, 1-D, `token_dtype`; and how many each has, int64."""
+        ...
+
+
+class Tokenizer(Encoder, Protocol):
+    """A reversible encoding."""
+
+    name: str
     ranks_file: Path | None  # byte-pair ranks that travel with the token files; None where the name says all
 
     def encode(self, text: str) -> np.ndarray:
         """Return the ids of the text, 1-D, in `token_dtype(vocabulary_size)`."""
-        ...
-
-    def encode_batch(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Return the ids of all texts, one after the other, 1-D, as `encode` does; and how many each has, int64."""
         ...
 
     def decode(self, ids: list[int]) -> str:
@@ -53,13 +58,13 @@ class Tokenizer(Protocol):
         ...
 
 
-def fingerprint(tokenizer: Tokenizer) -> str:
-    """Return a sha256 of what the tokenizer does to a text that is made to tell tokenizers apart.
+def fingerprint(encoder: Encoder) -> str:
+    """Return a sha256 of what an encoder does to a text that is made to tell encoders apart.
 
     Not of names and versions: tiktoken's own result may change with the Unicode tables of its regex library.
     """
-    ids, lengths = tokenizer.encode_batch(PROBE)
-    values = [tokenizer.vocabulary_size, tokenizer.end_of_text_id, *lengths.tolist(), *ids.tolist()]
+    ids, lengths = encoder.encode_batch(PROBE)
+    values = [encoder.vocabulary_size, encoder.end_of_text_id, *lengths.tolist(), *ids.tolist()]
     return hashlib.sha256(" ".join(str(value) for value in values).encode()).hexdigest()
 
 

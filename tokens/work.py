@@ -12,10 +12,12 @@ from typing import Any
 import attrs
 import numpy as np
 
+from errors import BadInput
 from tokens.documents import Piece, Problem, Reader
+from tokens.fast_tokenizer import Ranks, fast_encoder
 from tokens.sources import Input
 from tokens.splits import SPLITS, SplitRule
-from tokens.tokenizer import Tokenizer, load_tokenizer, token_dtype
+from tokens.tokenizer import Encoder, fingerprint, load_tokenizer, token_dtype
 from tokens.unit_plan import Extent
 
 BATCH_CHARACTERS = 1 << 20  # of text encoded at a time
@@ -29,7 +31,8 @@ class Job:
     directory: Path  # of the units' files
     text_field: str
     tokenizer: str
-    fast: bool  # use the accelerated tokenizer: the coordinator has found that it does the same
+    fingerprint: str  # of what the tokenizer must do, on any machine
+    ranks: Ranks | None  # for the fast encoder
     rule: SplitRule
 
 
@@ -70,13 +73,13 @@ def run_unit(job: Job, task: Task) -> Result:
 
     Raises BadInput for an input that is gone or has changed, OSError when the disk is full.
     """
-    tokenizer = _tokenizer(job.tokenizer, job.fast)
+    encoder = _encoder(job.tokenizer, job.fingerprint, job.ranks)
     reader = Reader(task.inputs, job.text_field)
-    writers = {split: _PartWriter(job, task.index, split, tokenizer) for split in SPLITS}
+    writers = {split: _PartWriter(job, task.index, split, encoder) for split in SPLITS}
     text_bytes = 0
     try:
         for batch in _batches(reader.read(task.extents)):
-            text_bytes += _encode(batch, tokenizer, job.rule, writers)
+            text_bytes += _encode(batch, encoder, job.rule, writers)
         parts = {split: writer.finish() for split, writer in writers.items()}
     finally:
         for writer in writers.values():
@@ -97,13 +100,13 @@ def unit_file(directory: Path, index: int, split: str) -> Path:
 class _PartWriter:
     """The tokens of one split, as they come; the file gets its name when it is complete and on the disk."""
 
-    def __init__(self, job: Job, index: int, split: str, tokenizer: Tokenizer):
+    def __init__(self, job: Job, index: int, split: str, encoder: Encoder):
         import xxhash
 
         self._path = unit_file(job.directory, index, split)
         # Another process may compute the same unit, of a coordinator that is gone.
         self._partial = self._path.with_name(f".{self._path.name}-{os.uname().nodename}-{os.getpid()}")
-        self._dtype = token_dtype(tokenizer.vocabulary_size).newbyteorder("<")
+        self._dtype = token_dtype(encoder.vocabulary_size).newbyteorder("<")
         self._digest = xxhash.xxh3_128()
         self._file: Any = None
         self._tokens = self._documents = self._max_id = 0
@@ -123,10 +126,10 @@ class _PartWriter:
         self._max_id = max(self._max_id, int(ids.max()))
 
     def finish(self) -> Part | None:
-        """Give the file its name; None where there was nothing to write."""
+        """Give the file its name; None where there was nothing to write. Not synced: only a commit is to last."""
         if self._file is None:
             return None
-        os.fsync(self._file.fileno())
+        self._file.close()
         self._partial.replace(self._path)
         return Part(
             tokens=self._tokens, documents=self._documents, max_id=self._max_id, digest=self._digest.hexdigest()
@@ -139,14 +142,17 @@ class _PartWriter:
             self._partial.unlink(missing_ok=True)
 
 
-@functools.lru_cache(maxsize=2)
-def _tokenizer(name: str, fast: bool) -> Tokenizer:
-    tokenizer = load_tokenizer(name)
-    if fast:
-        from tokens.fast_tokenizer import accelerated
-
-        tokenizer, _ = accelerated(tokenizer)
-    return tokenizer
+@functools.lru_cache(maxsize=1)
+def _encoder(name: str, wanted: str, ranks: Ranks | None) -> Encoder:
+    encoder = None if ranks is None else fast_encoder(ranks, wanted)
+    if encoder is None:
+        encoder = load_tokenizer(name)
+        if fingerprint(encoder) != wanted:
+            raise BadInput(
+                f"{os.uname().nodename}: tokenizer {name} gives other tokens than where the plan was made; install "
+                "the same version of tiktoken on all machines"
+            )
+    return encoder
 
 
 def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
@@ -163,13 +169,13 @@ def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
         yield batch
 
 
-def _encode(batch: list[Piece], tokenizer: Tokenizer, rule: SplitRule, writers: dict[str, _PartWriter]) -> int:
+def _encode(batch: list[Piece], encoder: Encoder, rule: SplitRule, writers: dict[str, _PartWriter]) -> int:
     """Encode a batch and hand its tokens to the writers; return the bytes of its text."""
     texts = [piece.text for piece in batch]
-    ids, lengths = tokenizer.encode_batch(texts)
+    ids, lengths = encoder.encode_batch(texts)
     ends = np.array([piece.ends_document for piece in batch])
     after = np.cumsum(lengths)[ends]  # the end-of-text id goes before these places
-    ids = np.insert(ids, after, np.full(len(after), tokenizer.end_of_text_id, ids.dtype))
+    ids = np.insert(ids, after, np.full(len(after), encoder.end_of_text_id, ids.dtype))
     splits = rule.of(piece.head for piece in batch)
     if splits is None:
         writers[SPLITS[0]].write(ids, len(after))
