@@ -3,19 +3,19 @@
 import multiprocessing
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, ProcessPoolExecutor, wait
-from pathlib import Path
 from typing import Any, Protocol
 
 from errors import BadInput
 from tokens.work import Job, Result, Task, run_unit
 
-ROOT = Path(__file__).parents[1]
 UNITS_AHEAD = 4  # a worker: what is computed before it can be committed bounds the disk
 RESTARTS = 5  # of all workers, without a unit that came to its end
+CONNECT_SECONDS = 10.0
 PARENT_SECONDS = 1.0  # between two looks whether the coordinator is still there
 
 
@@ -84,10 +84,12 @@ class RayCluster:
             import ray
         except ImportError as error:
             raise BadInput("--executor ray: the package ray is not installed; pip install ray") from error
-        variables = {"PYTHONPATH": str(ROOT)}
         try:
-            ray.init(address, runtime_env={"env_vars": variables}, log_to_driver=False, logging_level="ERROR")
-        except (ConnectionError, ValueError) as error:
+            if address is not None and ":" in address:  # Ray itself waits for minutes
+                host, _, port = address.rpartition(":")
+                socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
+            ray.init(address, log_to_driver=False, logging_level="ERROR")  # its workers have this process's sys.path
+        except (OSError, ValueError) as error:  # ConnectionError is an OSError
             raise BadInput(f"--ray-address {address}: no cluster answers: {error}; start one with ray start") from error
         self._ray = ray
         self._run_unit = ray.remote(num_cpus=1, max_retries=RESTARTS)(run_unit)
