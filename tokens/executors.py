@@ -1,5 +1,6 @@
 """Who computes the units: this process, processes of this machine, or a Ray cluster. The bytes are the same."""
 
+import logging
 import multiprocessing
 import os
 import signal
@@ -88,7 +89,9 @@ class RayCluster:
             if address is not None and ":" in address:  # Ray itself waits for minutes
                 host, _, port = address.rpartition(":")
                 socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
-            ray.init(address, log_to_driver=False, logging_level="ERROR")  # its workers have this process's sys.path
+            ray.init(
+                address, log_to_driver=False, logging_level=logging.ERROR
+            )  # its workers have this process's sys.path
         except (OSError, ValueError) as error:  # ConnectionError is an OSError
             raise BadInput(f"--ray-address {address}: no cluster answers: {error}; start one with ray start") from error
         self._ray = ray

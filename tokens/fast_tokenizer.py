@@ -38,11 +38,10 @@ class FastBytePairEncoder:
         return np.frombuffer(ids, "<u4").astype(self._dtype), lengths
 
 
-def write_ranks(tokenizer: BytePairTokenizer, path: Path) -> Ranks:
-    """Write a tokenizer's ranks for `fast_encoder`."""
+def write_ranks(tokenizer: BytePairTokenizer, path: Path) -> None:
+    """Write a tokenizer's ranks as tiktoken keeps them."""
     ranks = sorted(tokenizer.ranks().items(), key=lambda item: item[1])
     path.write_bytes(b"".join(base64.b64encode(token) + b" %d\n" % rank for token, rank in ranks))
-    return Ranks(path=path, vocabulary_size=tokenizer.vocabulary_size, end_of_text_id=tokenizer.end_of_text_id)
 
 
 def fast_encoder(ranks: Ranks, wanted_fingerprint: str) -> Encoder | None:

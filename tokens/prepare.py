@@ -12,7 +12,7 @@ import attrs
 
 from errors import BadInput
 from tokens.executors import Executor, in_order
-from tokens.fast_tokenizer import Ranks, fast_encoder, write_ranks
+from tokens.fast_tokenizer import Ranks, write_ranks
 from tokens.ledger import LEDGER, Ledger, Totals
 from tokens.manifest import MANIFEST
 from tokens.sources import COMPRESSED_SUFFIXES, resolve_sources
@@ -96,7 +96,7 @@ def prepare(request: Request, host: Host) -> dict[str, Any]:
             text_field=request.text_field,
             tokenizer=request.tokenizer if tokenizer.ranks_file is None else str(tokenizer.ranks_file.absolute()),
             fingerprint=settings.fingerprint,
-            ranks=_ranks(directory / UNITS, tokenizer, settings.fingerprint, host),
+            ranks=_ranks(directory / UNITS, tokenizer),
             rule=request.rule,
         )
         ledger = Ledger(directory, plan.fingerprint())
@@ -118,9 +118,13 @@ def _compute(request: Request, host: Host, plan: UnitPlan, job: Job, writer: Tok
     if first == len(plan.units):
         return
     done, total = sum(plan.unit_bytes[:first]), sum(plan.unit_bytes)
+    told = False
     executor = host.make_executor()
     try:
         for results in in_order(executor, job, _tasks(plan, first), first):
+            if job.ranks is not None and not told and not all(result.fast for result in results):
+                told = True
+                host.say("NOTE: encoding with tiktoken: fastokens, several times faster, is not installed, or differs")
             for result in results:
                 if request.fail_on_bad_document and result.examples and (result.lost_documents or result.lost_bytes):
                     raise BadInput(f"{result.examples[0]}; mend it, or pass --on-bad-document skip")
@@ -175,15 +179,19 @@ def _warn_of_large_units(plan: UnitPlan, host: Host) -> None:
         )
 
 
-def _ranks(units: Path, tokenizer: Tokenizer, wanted_fingerprint: str, host: Host) -> Ranks | None:
-    """Return what workers need for the fast encoder, or None where it is missing or gives other tokens."""
+def _ranks(units: Path, tokenizer: Tokenizer) -> Ranks | None:
+    """Return what workers need to try the fast encoder; None for another kind of tokenizer."""
     if not isinstance(tokenizer, BytePairTokenizer):
         return None
-    ranks = write_ranks(tokenizer, units / RANKS_FILE)
-    if fast_encoder(ranks, wanted_fingerprint) is None:
-        host.say("NOTE: encoding with tiktoken; fastokens, which is several times faster, is not installed or differs")
-        return None
-    return ranks
+    path = tokenizer.ranks_file
+    if path is None:
+        path = units / RANKS_FILE
+        write_ranks(tokenizer, path)
+    return Ranks(
+        path=path.absolute(),
+        vocabulary_size=tokenizer.vocabulary_size,
+        end_of_text_id=tokenizer.end_of_text_id,
+    )
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import numpy as np
 
 from errors import BadInput
 from tokens.documents import Piece, Problem, Reader
-from tokens.fast_tokenizer import Ranks, fast_encoder
+from tokens.fast_tokenizer import FastBytePairEncoder, Ranks, fast_encoder
 from tokens.sources import Input
 from tokens.splits import SPLITS, SplitRule
 from tokens.tokenizer import Encoder, fingerprint, load_tokenizer, token_dtype
@@ -62,6 +62,7 @@ class Result:
     index: int
     parts: dict[str, Part]  # by split; without those that got nothing
     text_bytes: int  # of documents, in UTF-8
+    fast: bool  # computed by the fast encoder
     problems: dict[str, int]  # how often, by kind
     lost_documents: int
     lost_bytes: int  # of input
@@ -88,6 +89,7 @@ def run_unit(job: Job, task: Task) -> Result:
         index=task.index,
         parts={split: part for split, part in parts.items() if part is not None},
         text_bytes=text_bytes,
+        fast=isinstance(encoder, FastBytePairEncoder),
         **_summary(reader.problems),
     )
 

@@ -1,4 +1,4 @@
-"""A Ray cluster of two nodes on this machine: prints its address, loses a node at the first line read, ends at the next."""
+"""A Ray cluster of two nodes on this machine: prints its address, loses a node at the first line, ends at the next."""
 
 import sys
 
