@@ -118,10 +118,13 @@ def read_results(directory: Path) -> Iterator[Result]:
 
 def ledger_entries(directory: Path) -> Iterator[dict[str, Any]]:
     """Yield the complete lines of a ledger but the first."""
-    path = directory / LEDGER
+    return (entry for entry, _ in entries_after(directory / LEDGER, 0))
+
+
+def entries_after(path: Path, seen_bytes: int) -> Iterator[tuple[dict[str, Any], int]]:
+    """Yield the complete lines of a ledger after its first `seen_bytes`, but for the head, and where each ends."""
     if path.exists():
-        _, begin = _read_head(path)
-        yield from (entry for entry, _ in _entries(path, begin))
+        yield from _entries(path, seen_bytes or _read_head(path)[1])
 
 
 def _read_head(path: Path) -> tuple[dict[str, Any] | None, int]:

@@ -69,6 +69,8 @@ def prepare(request: Request, host: Host) -> dict[str, Any]:
         text_field=request.text_field,
         tokenizer=request.tokenizer,
         fingerprint=fingerprint(tokenizer),
+        vocabulary_size=tokenizer.vocabulary_size,
+        end_of_text_id=tokenizer.end_of_text_id,
         split=request.rule.kind,
         split_seed=request.rule.seed,
         validation_fraction=request.rule.validation,

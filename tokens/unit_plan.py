@@ -41,6 +41,8 @@ class Settings:
     text_field: str
     tokenizer: str  # as it was named on the command line
     fingerprint: str  # of what the tokenizer does: tokens.tokenizer.fingerprint
+    vocabulary_size: int
+    end_of_text_id: int
     split: str  # "hash" or "tail"
     split_seed: int
     validation_fraction: float

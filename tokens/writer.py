@@ -230,7 +230,12 @@ class TokenWriter:
         return HEADER_BYTES + tokens * self._dtype.itemsize
 
     def _path(self, split: str) -> Path:
-        return self.directory / f"{PARTIAL}{split}.safetensors"
+        return partial_file(self.directory, split)
+
+
+def partial_file(directory: Path, split: str) -> Path:
+    """Return where the tokens of a split are until it is finished."""
+    return directory / f"{PARTIAL}{split}.safetensors"
 
 
 def partial_files(directory: Path) -> Iterator[Path]:

@@ -1,0 +1,108 @@
+"""Token files that are still being written, read as far as their ledger goes.
+
+What is committed stays as it is: the finished files begin with the same tokens. So whoever waits for what a batch needs
+reads the same batch while the files grow as when they are done.
+"""
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from errors import BadInput
+from tokens.ledger import LEDGER, entries_after
+from tokens.manifest import MANIFEST
+from tokens.splits import HASH
+from tokens.token_file import HEADER_BYTES, TokenFile, TokenStream
+from tokens.tokenizer import token_dtype
+from tokens.unit_plan import read_plan
+from tokens.writer import partial_file
+
+
+class GrowingTokens:
+    """The token directory of a preparation that may still be at work."""
+
+    def __init__(self, directory: Path):
+        """Open it. Raises BadInput where there is no plan, or where the end of the work moves tokens between files."""
+        plan = read_plan(directory)
+        if plan is None:
+            raise BadInput(
+                f"{directory}: no plan.json; prepare_data.py SOURCE... --output {directory} writes one first"
+            )
+        settings = plan.settings
+        if settings.split != HASH:
+            raise BadInput(
+                f"{directory}: prepared with --split {settings.split}, which holds out what comes last; wait for its "
+                "end, or prepare with --split hash"
+            )
+        self.directory = directory
+        self.fingerprint = plan.fingerprint()
+        self.settings = settings
+        self.finished = False
+        self._units = len(plan.units)
+        self._seen_units = 0
+        self._seen_bytes = 0  # of the ledger
+        shares = {"validation": settings.validation_fraction, "test": settings.test_fraction}
+        self._wanted = ["train", *(split for split, share in shares.items() if share > 0)]
+        self._tokens = dict.fromkeys(self._wanted, 0)
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Look how far the work has come."""
+        finished = (self.directory / MANIFEST).exists()  # before the ledger: what is finished has all its lines
+        for entry, end in entries_after(self.directory / LEDGER, self._seen_bytes):
+            self._seen_bytes = end
+            if "cut" in entry:
+                self._tokens = {split: entry["cut"][split] for split in self._wanted}
+            else:
+                self._seen_units += 1
+                for split, part in entry["parts"].items():
+                    self._tokens[split] += part["tokens"]
+        self.finished = finished
+
+    def committed(self, split: str) -> int:
+        """Return how many tokens of a split are there to stay.
+
+        None while a split that is wanted is empty: at the end it might still be cut out of the train stream's tail.
+        """
+        return self._tokens[split] if self.finished or all(self._tokens.values()) else 0
+
+    def progress(self) -> str:
+        """Return how far the work has come, for people."""
+        return f"{self._seen_units:,} of {self._units:,} units, {self.committed('train'):,} tokens to train on"
+
+    def stream(self, split: str) -> "GrowingStream":
+        """Return one split."""
+        return GrowingStream(self, split)
+
+
+class GrowingStream(TokenStream):
+    """One split of `GrowingTokens`: its length grows as that is refreshed."""
+
+    def __init__(self, tokens: GrowingTokens, split: str):
+        super().__init__([])
+        self._growing, self._split = tokens, split
+        self.dtype = token_dtype(tokens.settings.vocabulary_size).newbyteorder("<")
+
+    def read(self, start: int, count: int) -> np.ndarray:
+        """Return tokens start .. start + count, 1-D; a view of the file. They must have been committed."""
+        if start + count > self.length:
+            self._map(self._growing.committed(self._split))
+        return super().read(start, count)
+
+    def _map(self, length: int) -> None:
+        final = self._growing.directory / f"{self._split}.safetensors"
+        path = final if final.exists() else partial_file(self._growing.directory, self._split)
+        try:
+            super().__init__([TokenFile(path, self.dtype, HEADER_BYTES, length)])
+        except FileNotFoundError:  # it got its name a moment ago
+            super().__init__([TokenFile(final, self.dtype, HEADER_BYTES, length)])
+
+
+def finished_by(directory: Path) -> str | None:
+    """Return the fingerprint of the plan by which finished token files were made, or None where that is not known."""
+    try:
+        plan = json.loads((directory / MANIFEST).read_text()).get("plan")
+    except (OSError, ValueError, AttributeError):
+        return None
+    return plan if isinstance(plan, str) else None
