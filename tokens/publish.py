@@ -18,6 +18,7 @@ from tokens.ledger import LEDGER
 from tokens.length_chart import CHART
 from tokens.manifest import MANIFEST, manifest_text, read_manifest
 from tokens.sources import HUB, REMOTE, STANDARD_LIBRARY
+from tokens.splits import SPLITS
 from tokens.tokenizer import RANKS_FILE
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ def push(directory: Path, repository: str, *, private: bool, license_name: str |
     _check_logged_in()
     lines = verify(directory)
     values = json.loads((directory / MANIFEST).read_text())
+    _check_verified(directory, values)
     from huggingface_hub import HfApi
 
     api = HfApi()
@@ -123,6 +125,13 @@ def _check_logged_in() -> None:
 
     if get_token() is None:
         raise BadInput("no token of the Hugging Face hub: run `hf auth login`, or set HF_TOKEN")
+
+
+def _check_verified(directory: Path, values: dict[str, Any]) -> None:
+    """Raise BadInput for a manifest that lists anything but token files beside it: of other names verify reads none."""
+    for name in values["files"]:
+        if not re.fullmatch(rf"({'|'.join(SPLITS)})(-\d+-of-\d+)?\.safetensors", name):
+            raise BadInput(f"{directory / MANIFEST}: files: got {name}, wanted token files of {', '.join(SPLITS)}")
 
 
 def _check_repository(repository: str, there: "DatasetInfo", values: dict[str, Any], *, private: bool) -> None:

@@ -167,6 +167,12 @@ def test_what_cannot_be_published_is_refused_before_anything_is_sent(prepared: P
     assert "wanted OWNER/NAME" in refusal(push(hub, prepared, "datasets/owner/tokens"))
     assert "--license: got 'a: b', wanted an identifier" in refusal(push(hub, prepared, NAME, "--license", "a: b"))
     assert "manifest.json: missing; only a finished preparation" in refusal(push(hub, tmp_path, NAME))
+    manifest = (prepared / "manifest.json").read_text()
+    (prepared / "manifest.json").write_text(
+        manifest.replace('files": {', 'files": {"../key": {"size_bytes": 1, "sha256": "", "max_id": 0},')
+    )
+    assert "files: got ../key, wanted token files of train" in refusal(push(hub, prepared, NAME))
+    (prepared / "manifest.json").write_text(manifest)
     data = bytearray((prepared / "train.safetensors").read_bytes())
     data[-1] ^= 1
     (prepared / "train.safetensors").write_bytes(data)
