@@ -26,6 +26,8 @@ examples:
 
   python prepare_data.py status DIR     how far a preparation has come
   python prepare_data.py verify DIR     whether every token is as it was written
+  python prepare_data.py stats DIR      documents, their lengths (also as a chart), and duplicates
+  python prepare_data.py push DIR OWNER/NAME [--private] [--license mit]     to the Hugging Face hub, as a dataset
 
 The same command goes on where an earlier one was interrupted or killed; the number of workers may change.
 Exit status: 0 done, 1 error, or more than 1 % of the documents were bad, 2 usage, 130 interrupted. Nothing is ever left
@@ -35,7 +37,7 @@ half-written under a final name.
 EXIT_INTERRUPTED = 130
 SURPRISING_SHARE = 3.0  # times what was asked for
 BAD_SHARE = 0.01  # of documents, or of the input's bytes, that may be lost
-COMMANDS = ("status", "verify")
+COMMANDS = ("status", "verify", "stats", "push")
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -190,12 +192,30 @@ def too_many_bad(manifest: dict[str, Any]) -> bool:
 
 def look_after() -> int:
     """Run one of COMMANDS on a token directory."""
-    parser = argparse.ArgumentParser(prog=f"prepare_data.py {sys.argv[1]}")
+    command = sys.argv[1]
+    parser = argparse.ArgumentParser(prog=f"prepare_data.py {command}")
     parser.add_argument("directory", type=Path, metavar="DIR")
-    directory = parser.parse_args(sys.argv[2:]).directory
-    from tokens.audit import status, verify
+    if command == "stats":
+        parser.add_argument("--end-of-text", type=int, metavar="ID", help="(the manifest's; without one: 50256)")
+    if command == "push":
+        parser.add_argument("repository", metavar="OWNER/NAME", help="of the dataset; is created if need be")
+        parser.add_argument("--private", action="store_true", help="visible to its owner alone (public)")
+        parser.add_argument("--license", metavar="ID", help="of the text, as the hub names it: mit, odc-by (not said)")
+    arguments = parser.parse_args(sys.argv[2:])
+    if command == "stats":
+        from tokens.stats import stats
 
-    lines = {"status": status, "verify": verify}[sys.argv[1]](directory)
+        lines = stats(arguments.directory, arguments.end_of_text)
+    elif command == "push":
+        from tokens.publish import push
+
+        lines = push(
+            arguments.directory, arguments.repository, private=arguments.private, license_name=arguments.license
+        )
+    else:
+        from tokens.audit import status, verify
+
+        lines = {"status": status, "verify": verify}[command](arguments.directory)
     print("\n".join(lines))
     return EXIT_DONE
 

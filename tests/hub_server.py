@@ -1,15 +1,19 @@
 """A small Hugging Face hub on loopback: enough of its HTTP interface for the real client libraries."""
 
+import base64
 import hashlib
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlparse
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
+LARGE = (".safetensors", ".png")  # what a new dataset's .gitattributes says
+TOKEN = "hf_write"  # the only one that may write, and only below OWNER
+OWNER = "owner"
 
 
 class Hub:
@@ -20,6 +24,11 @@ class Hub:
         self.requests: list[str] = []
         self.cut_after_bytes: int | None = None  # the next file transfer breaks off there
         self.url = ""
+        self.new: Path | None = None  # the folder of datasets that clients create
+        self.private: set[str] = set()
+        self.objects: dict[str, bytes] = {}  # large files that have arrived, by sha256, committed or not
+        self.commits: list[list[str]] = []  # names of their files
+        self.before_upload: Callable[[int], bool] = lambda size: True  # False: the server is out of order
 
 
 @contextmanager
@@ -40,9 +49,86 @@ def serve(datasets: dict[str, Path]) -> Iterator[Hub]:
             self.answer(body=True)
 
         def do_POST(self) -> None:
-            length = int(self.headers.get("Content-Length", 0))
-            fields = self.rfile.read(length)
-            self.answer(body=True, posted=fields)
+            posted = self.received()
+            path = unquote(urlparse(self.path).path)
+            if path.startswith("/api/repos/") or path.endswith(("/preupload/main", "/objects/batch", "/commit/main")):
+                hub.requests.append(f"POST {path}")
+                return self.write(path, posted)
+            if path == "/api/validate-yaml":
+                content = json.loads(posted)["content"]
+                assert content.startswith("---\n"), content
+                return self.reply({"errors": [], "warnings": []})
+            return self.answer(body=True, posted=posted)
+
+        def do_PUT(self) -> None:
+            hub.requests.append(f"PUT {self.path}")
+            data = self.received()
+            if not hub.before_upload(len(data)):
+                return self.reply({"error": "Out of order"}, 400)
+            oid = self.path.rpartition("/")[2]
+            assert hashlib.sha256(data).hexdigest() == oid
+            hub.objects[oid] = data
+            return self.reply({})
+
+        def received(self) -> bytes:
+            if self.headers.get("Transfer-Encoding") != "chunked":
+                return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            data = b""
+            while length := int(self.rfile.readline(), 16):
+                data += self.rfile.read(length)
+                self.rfile.readline()
+            self.rfile.readline()
+            return data
+
+        def write(self, path: str, posted: bytes) -> None:
+            """Answer what only a writer may ask: creating a dataset, and the three steps of an upload."""
+            if self.headers.get("Authorization") != f"Bearer {TOKEN}":
+                return self.reply({"error": "Invalid username or password."}, 401)
+            if path == "/api/repos/create":
+                wanted = json.loads(posted)
+                name = f"{wanted['organization']}/{wanted['name']}"
+                if wanted["organization"] != OWNER:
+                    said = f'You don\'t have the rights to create a dataset under the namespace "{name}"'
+                    return self.reply({"error": said}, 403)
+                if wanted.get("visibility") == "private" and name not in hub.datasets:
+                    hub.private.add(name)
+                status = 409 if name in hub.datasets else 200
+                if status == 200:
+                    assert hub.new is not None
+                    hub.datasets[name] = hub.new / name
+                    hub.datasets[name].mkdir(parents=True)
+                return self.reply({"url": f"{hub.url}/datasets/{name}"}, status)
+            name = next(name for name in hub.datasets if f"/datasets/{name}" in path)
+            folder = hub.datasets[name]
+            if path.endswith("/preupload/main"):
+                modes = [
+                    {
+                        "path": file["path"],
+                        "uploadMode": "lfs" if file["path"].endswith(LARGE) else "regular",
+                        "shouldIgnore": False,
+                        "oid": oid(folder / file["path"]),
+                    }
+                    for file in json.loads(posted)["files"]
+                ]
+                return self.reply({"files": modes})
+            if path.endswith("/objects/batch"):
+                objects = json.loads(posted)["objects"]
+                for entry in objects:
+                    if entry["oid"] not in hub.objects:
+                        entry["actions"] = {"upload": {"href": f"{hub.url}/objects/{entry['oid']}"}}
+                return self.reply({"transfer": "basic", "objects": objects})
+            lines = [json.loads(line) for line in posted.splitlines()]
+            files = {line["value"]["path"]: line for line in lines if line["key"] in ("file", "lfsFile")}
+            assert len(files) == len(lines) - 1
+            for file, line in files.items():
+                value = line["value"]
+                large = line["key"] == "lfsFile"
+                (folder / file).write_bytes(hub.objects[value["oid"]] if large else base64.b64decode(value["content"]))
+            hub.commits.append(sorted(files))
+            return self.reply({"commitUrl": f"{hub.url}/datasets/{name}/commit/{COMMIT}", "commitOid": COMMIT})
+
+        def reply(self, values: dict[str, object], status: int = 200) -> None:
+            self.send(status, json.dumps(values).encode())
 
         def answer(self, *, body: bool, posted: bytes = b"") -> None:
             path = unquote(urlparse(self.path).path)
@@ -68,8 +154,12 @@ def serve(datasets: dict[str, Path]) -> Iterator[Hub]:
             if rest.startswith("/paths-info/"):
                 wanted = json.loads(posted).get("paths", []) if posted.startswith(b"{") else []
                 return self.send(200, json.dumps([e for e in entries if e["path"] in wanted]).encode())
-            siblings = [{"rfilename": entry["path"]} for entry in entries]
-            info = {"id": name, "sha": COMMIT, "siblings": siblings, "private": False, "tags": [], "downloads": 0}
+            siblings: list[dict[str, object]] = [{"rfilename": entry["path"]} for entry in entries]
+            for path, sibling in zip(files, siblings, strict=True):
+                if "blobs" in self.path and path.name.endswith(LARGE):
+                    sibling["lfs"] = {"sha256": oid(path), "size": path.stat().st_size, "pointerSize": 134}
+            private = name in hub.private
+            info = {"id": name, "sha": COMMIT, "siblings": siblings, "private": private, "tags": [], "downloads": 0}
             return self.send(200, json.dumps(info).encode())
 
         def file(self, path: Path, *, body: bool) -> None:
@@ -128,3 +218,13 @@ def tree(entries: list[dict[str, object]], under: str, *, recursive: bool) -> li
 def etag(path: Path) -> str:
     """Return the identity of a file's content."""
     return hashlib.sha1(path.read_bytes()).hexdigest()
+
+
+def oid(path: Path) -> str | None:
+    """Return a file's object id as the hub tells it to a client that may upload another."""
+    if not path.is_file():
+        return None
+    data = path.read_bytes()
+    if path.name.endswith(LARGE):
+        return hashlib.sha256(data).hexdigest()
+    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()  # as git does
