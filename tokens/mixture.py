@@ -28,6 +28,7 @@ class Mixture:
 
     def __init__(self, stages: Sequence[Stage]):
         assert stages[0].first == 0, stages[0].first
+        self.shares = [[stage.first, list(stage.shares)] for stage in stages]  # as JSON keeps them
         self._firsts = np.array([stage.first for stage in stages])
         self._tables = [_Table(stage.shares) for stage in stages]
         self._before = [np.zeros(len(stages[0].shares), np.int64)]  # samples of each source before a stage
@@ -38,9 +39,9 @@ class Mixture:
         """Return each sample's source, and its place among that source's samples, 0, 1, 2 and so on."""
         sources, places = np.empty_like(samples), np.empty_like(samples)
         numbers = np.searchsorted(self._firsts, samples, side="right") - 1
-        for number in np.unique(numbers):
+        for number, table in enumerate(self._tables):
             here = numbers == number
-            found, rank = self._tables[number].find(samples[here] - self._firsts[number])
+            found, rank = table.find(samples[here] - self._firsts[number])
             sources[here], places[here] = found, self._before[number][found] + rank
         return sources, places
 
@@ -94,8 +95,8 @@ def assign(shares: Sequence[int]) -> list[int]:
 
     R. Tijdeman, The chairman assignment problem, Discrete Mathematics 32 (1980): with k sources a prefix is off by at
     most 1 - 1 / (2k - 2) samples. Sample n, counted from 1, may go to a source of weight w that has had j samples as
-    soon as n w - j >= 1 / (2k - 2), and goes to the one of these whose (1 - 1 / (2k - 2) - (n w - j)) / w is least. That
-    is the one with the least (j + 1 - 1 / (2k - 2)) / w, whatever n: a date by which its next sample is due.
+    soon as n w - j >= 1 / (2k - 2), and goes to the one of these whose (1 - 1 / (2k - 2) - (n w - j)) / w is least.
+    That is the one with the least (j + 1 - 1 / (2k - 2)) / w, whatever n: a date by which its next sample is due.
     """
     size, sources = sum(shares), [source for source, share in enumerate(shares) if share > 0]
     if len(sources) == 1:
