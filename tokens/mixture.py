@@ -28,7 +28,6 @@ class Mixture:
 
     def __init__(self, stages: Sequence[Stage]):
         assert stages[0].first == 0, stages[0].first
-        self.shares = [[stage.first, list(stage.shares)] for stage in stages]  # as JSON keeps them
         self._firsts = np.array([stage.first for stage in stages])
         self._tables = [_Table(stage.shares) for stage in stages]
         self._before = [np.zeros(len(stages[0].shares), np.int64)]  # samples of each source before a stage

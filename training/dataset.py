@@ -33,26 +33,28 @@ def read_parts(value: Any) -> tuple[Part, ...]:
     for name in names:
         if names.count(name) > 1:
             raise ValueError(f"dataset: got {name} twice, wanted each dataset once; give it the sum of the weights")
-    for first_step, weights in stages(parts):
-        if not any(weights):
-            raise ValueError(f"dataset: got no weight above 0 from step {first_step:,} on, wanted one at every step")
-        try:
-            to_shares(weights)
-        except ValueError as error:
-            raise ValueError(f"dataset: {error}") from error
+    try:
+        shares(parts)
+    except ValueError as error:
+        raise ValueError(f"dataset: {error}") from error
     for part in parts:
         if not any(weight for _, weight in part.weights):
             raise ValueError(f"dataset: got weight 0 for {part.dataset} in every stage; leave it out")
     return parts
 
 
-def stages(parts: Sequence[Part]) -> list[tuple[int, list[int | float]]]:
-    """Return (first step, each part's weight) wherever a weight changes."""
-    boundaries = sorted({first_step for part in parts for first_step, _ in part.weights})
-    return [
-        (boundary, [[weight for first_step, weight in part.weights if first_step <= boundary][-1] for part in parts])
-        for boundary in boundaries
-    ]
+def shares(parts: Sequence[Part]) -> list[tuple[int, tuple[int, ...]]]:
+    """Return (first step, each part's share in whole numbers) wherever a weight changes.
+
+    Raises ValueError where they are all 0, or too fine.
+    """
+    found = []
+    for step in sorted({first_step for part in parts for first_step, _ in part.weights}):
+        weights = [[weight for first_step, weight in part.weights if first_step <= step][-1] for part in parts]
+        if not any(weights):
+            raise ValueError(f"got no weight above 0 from step {step:,} on, wanted one at every step")
+        found.append((step, to_shares(weights)))
+    return found
 
 
 def _read_part(where: str, entry: Any) -> Part:

@@ -8,9 +8,9 @@ import attrs
 from errors import BadInput
 from model.config import flops_per_token, parameter_count
 from tokens.batches import Layout, window_count
-from tokens.mixture import Mixture, Stage, to_shares
+from tokens.mixture import Mixture, Stage
 from training.config import Run
-from training.dataset import stages
+from training.dataset import shares
 from training.schedule import Schedule
 
 
@@ -71,13 +71,9 @@ def make_plan(run: Run, world_size: int, lengths: Mapping[str, int | None] | Non
         for name, tokens in lengths.items()
     }
     steps = _count_steps(run, layout, lengths, windows)
-    mixture = Mixture(
-        [
-            Stage(first_step * layout.global_batch_size, to_shares(weights))
-            for first_step, weights in stages(run.train.parts)
-        ]
-    )
-    counts = mixture.counts(steps * layout.global_batch_size)
+    batch = layout.global_batch_size
+    mixture = Mixture([Stage(first_step * batch, share) for first_step, share in shares(run.train.parts)])
+    counts = mixture.counts(steps * batch)
     sources = tuple(SourcePlan(name, windows[name], count) for name, count in zip(lengths, counts, strict=True))
     for source in sources:
         _check_epochs(run, source)

@@ -14,14 +14,15 @@ from tokens.token_file import TokenStream
 from tokens.tokenizer import RANKS_FILE
 from training import checkpoint
 from training.config import Run, TrainConfig
+from training.dataset import shares
 from training.hardware import environment, git_commit
 from training.numerics import drift
 from training.plan import Plan
 from training.ranks import Ranks
 from training.token_set import TokenDirectory, TokenSet
 
+ONE_SOURCE = [[0, [1]]]  # the shares of a run with a single dataset, which older versions do not record
 # A change of these would read tokens twice or never after a resume: a step would no longer mean the same windows.
-ONE_SOURCE = [[0, [1]]]
 _POSITION_KEYS = ("global_batch_size", "start_train_token", "shuffle", "random_seed")
 
 
@@ -36,7 +37,7 @@ def resolved(run: Run, plan: Plan, token_set: TokenSet) -> dict[str, Any]:
         "accumulation": plan.layout.accumulation,
         "world_size": plan.layout.world_size,
         "steps": plan.steps,
-        "shares": plan.mixture.shares,
+        "shares": [[first_step, list(share)] for first_step, share in shares(run.train.parts)],
         "sources": plan.read_until(plan.steps),
         "train_stream": streams if len(streams) > 1 else streams[0],
         "validation_stream": _describe(held_out, held_out.validation) if held_out and held_out.validation else None,
@@ -134,7 +135,7 @@ def _refuse_other_mixture(run: Run, before: dict[str, Any], now: dict[str, Any],
     old, new = before.get("shares", ONE_SOURCE), now.get("shares", ONE_SOURCE)
     if old != new:
         raise BadInput(
-            f"{run.directory / 'train.json'}: dataset: got shares {json.dumps(new)} ([first sample, samples of each "
+            f"{run.directory / 'train.json'}: dataset: got shares {json.dumps(new)} ([first step, samples of each "
             f"dataset]), but {path} was made with {json.dumps(old)}; set datasets and weights back to resume, or start "
             "anew with --resume never"
         )
@@ -142,7 +143,7 @@ def _refuse_other_mixture(run: Run, before: dict[str, Any], now: dict[str, Any],
 
 def _refuse_other_tokens(split: str, old: dict[str, Any], new: dict[str, Any], path: Path) -> None:
     """Raise BadInput when a stream is not the one that the checkpoint was made with: its windows are others."""
-    advice = "pass those with --token-files DIR, or start anew with --resume never"
+    advice = "name those in train.json, or with --token-files DIR, or start anew with --resume never"
     if old["tokens"] != new["tokens"]:
         raise BadInput(
             f"{new['directory']}: its {new['tokens']:,} {split} tokens are not the {old['tokens']:,} that {path} was "

@@ -180,7 +180,8 @@ def _locate(run: Run, dataset: str) -> TokenPlace:
         return TokenPlace(dataset, download, dataset)
     raise BadInput(
         f"{run.directory / 'train.json'}: dataset: {dataset} is no directory here; prepare it with "
-        f"prepare_data.py SOURCE... --output {dataset}, or pass --token-files DIR"
+        f"prepare_data.py SOURCE... --output {dataset}"
+        + (", or pass --token-files DIR" if isinstance(run.train.dataset, str) else "")
     )
 
 
@@ -216,9 +217,9 @@ def _open_all(run: Run, places: list[TokenPlace]) -> TokenSet:
 
 
 def _validated(run: Run, places: list[TokenPlace], manifests: list[Manifest | None]) -> TokenPlace:
-    """Return the dataset to validate on: the first one that has a validation split, or the only one."""
+    """Return the dataset to validate on: the first one of a list that has a validation split."""
     for place, manifest in zip(places, manifests, strict=True):
-        if len(places) == 1 or _has_split(place.directory, "validation", manifest):
+        if isinstance(run.train.dataset, str) or _has_split(place.directory, "validation", manifest):
             return place
     raise BadInput(
         f"{run.directory / 'train.json'}: dataset: none of {', '.join(place.dataset for place in places)} holds "
