@@ -168,14 +168,10 @@ def say(problem: str) -> None:
 
 def dry_run(run: "Run", arguments: argparse.Namespace) -> int:
     """Print what a run would do; needs neither GPU nor process group, nor tokens where min_train_tokens is set."""
-    from tokens.token_file import open_split
     from training.plan import describe, make_plan
-    from training.token_set import locate_tokens
+    from training.token_set import lengths_at_hand
 
-    available = None
-    if run.train.min_train_tokens is None:
-        available = open_split(locate_tokens(run, arguments.token_files).directory, "train").length
-    plan = make_plan(run, arguments.world_size or 1, available)
+    plan = make_plan(run, arguments.world_size or 1, lengths_at_hand(run, arguments.token_files))
     print("\n".join([*run.notices, *describe(run, plan)]))
     return EXIT_DONE
 

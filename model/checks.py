@@ -17,13 +17,18 @@ def integer(minimum: int) -> Validator:
     )
 
 
+def is_number(value: Any) -> bool:
+    """Tell whether a value is a finite int or float, and no bool."""
+    return type(value) in (int, float) and math.isfinite(value)
+
+
 def number(minimum: float, maximum: float = math.inf, *, above: bool = False) -> Validator:
     """Accept a finite int or float in [minimum, maximum], or in (minimum, maximum] when `above`."""
     low = "above" if above else "from"
     high = "" if maximum == math.inf else f" up to {maximum:g}"
 
     def holds(value: Any) -> bool:
-        if type(value) not in (int, float) or not math.isfinite(value):
+        if not is_number(value):
             return False
         return (value > minimum if above else value >= minimum) and value <= maximum
 

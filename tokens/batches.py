@@ -1,8 +1,10 @@
 """Which tokens go to step, micro-step and rank: arithmetic on whole numbers, no state.
 
-The stream is cut into windows of T + 1 tokens that begin every T tokens: inputs are the first T, targets the last T.
-Step s takes windows s * G .. (s + 1) * G - 1 of the order, G the global batch. Within a step, micro-batch
-`rank * accumulation + micro_step` takes M of them, so a rank owns a contiguous run, whatever the world size.
+A stream is cut into windows of T + 1 tokens that begin every T tokens: inputs are the first T, targets the last T. Step
+s takes samples s * G .. (s + 1) * G - 1 of the run, G the global batch. Within a step, micro-batch
+`rank * accumulation + micro_step` takes M of them, so a rank owns a contiguous run, whatever the world size. A sample
+is a window: tokens/mixture.py says of which source, and at which place among those of its source, and the source's
+`WindowOrder` which of its windows is read there.
 """
 
 import attrs
@@ -13,6 +15,9 @@ from torch import Tensor
 from tokens.token_file import TokenStream
 
 FEISTEL_ROUNDS = 6
+WORD = 1 << 64
+GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # SplitMix64's increment
+MULTIPLIERS = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)  # and those of its finalizer
 
 
 @attrs.frozen(kw_only=True)
@@ -35,11 +40,12 @@ def microbatch_index(layout: Layout, micro_step: int, rank: int) -> int:
     return rank * layout.accumulation + micro_step
 
 
-def microbatch_places(layout: Layout, step: int, micro_step: int, rank: int) -> range:
-    """Return the places in the order of windows that one micro-batch takes."""
-    index = microbatch_index(layout, micro_step, rank)
-    first = step * layout.global_batch_size + index * layout.microbatch_size
-    return range(first, first + layout.microbatch_size)
+def rank_samples(layout: Layout, first_step: int, steps: int, rank: int) -> np.ndarray:
+    """Return the samples of the run that a rank takes in some steps: (steps, accumulation, M) int64."""
+    first = microbatch_index(layout, 0, rank) * layout.microbatch_size
+    own = np.arange(first, first + layout.accumulation * layout.microbatch_size)
+    beginnings = np.arange(first_step, first_step + steps) * layout.global_batch_size
+    return (beginnings[:, None] + own).reshape(steps, layout.accumulation, layout.microbatch_size)
 
 
 def window_count(stream_length: int, start: int, context_length: int) -> int:
@@ -49,48 +55,67 @@ def window_count(stream_length: int, start: int, context_length: int) -> int:
 
 @attrs.frozen(kw_only=True)
 class WindowOrder:
-    """The order in which windows are read: as they lie in the stream, or permuted by a seed."""
+    """The order in which a source's windows are read: as they lie in the stream, or permuted anew in each epoch."""
 
-    count: int  # windows of one pass
+    count: int  # windows of one epoch
     shuffle: bool
     seed: int
+    source: int = 0  # the source's place in a mixture: each has permutations of its own
 
-    def window(self, place: int) -> int:
-        """Return the window read at `place`, 0 <= place < count. A bijection; O(1) in time and memory."""
-        assert 0 <= place < self.count, (place, self.count)
+    def windows(self, places: np.ndarray) -> np.ndarray:
+        """Return the windows read at some places, 0, 1, 2 and so on: int64.
+
+        A bijection in each epoch; O(1) a place in time and memory.
+        """
+        epochs, within = np.divmod(places, self.count)
         if not self.shuffle:
-            return place
+            return within
         # A Feistel network permutes 0 .. 4^k - 1; places that leave 0 .. count - 1 are sent on until they return.
         half_bits = max(1, ((self.count - 1).bit_length() + 1) // 2)
-        while True:
-            place = _feistel(place, half_bits, self.seed)
-            if place < self.count:
-                return place
+        keys = self._keys(epochs)
+        windows = _feistel(within.astype(np.uint64), half_bits, keys)
+        while (outside := np.flatnonzero(windows >= self.count)).size:
+            windows[outside] = _feistel(windows[outside], half_bits, keys[outside])
+        return windows.astype(np.int64)
+
+    def _keys(self, epochs: np.ndarray) -> np.ndarray:
+        """Return the key of each epoch's permutation; the first one of a run's first source is the run's own seed."""
+        seed = np.array([self.seed % WORD], np.uint64)
+        keys = _mix(epochs.astype(np.uint64), _mix(seed, np.array([self.source], np.uint64)))
+        return np.where(epochs + self.source == 0, seed, keys)
 
 
-def read_windows(stream: TokenStream, start: int, windows: list[int], context_length: int) -> tuple[Tensor, Tensor]:
-    """Return inputs and targets, (B, T) int64 each, of the given windows of the stream from token `start` on."""
-    tokens = np.empty((len(windows), context_length + 1), np.int64)
-    for row, window in enumerate(windows):
-        tokens[row] = stream.read(start + window * context_length, context_length + 1)
-    rows = torch.from_numpy(tokens)
-    return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
+def read_windows(parts: list[tuple[TokenStream, int]], context_length: int) -> np.ndarray:
+    """Return windows, (B, T + 1) in the streams' type, of which each part gives the stream and the first token."""
+    rows = np.empty((len(parts), context_length + 1), np.result_type(*{stream.dtype for stream, _ in parts}))
+    for row, (stream, first) in zip(rows, parts, strict=True):
+        row[:] = stream.read(first, context_length + 1)
+    return rows
 
 
-def _feistel(value: int, half_bits: int, seed: int) -> int:
-    mask = (1 << half_bits) - 1
-    left, right = value >> half_bits, value & mask
+def inputs_and_targets(rows: np.ndarray) -> tuple[Tensor, Tensor]:
+    """Return what the network is given of windows (B, T + 1), and what it is to say: (B, T) int64 each."""
+    return torch.from_numpy(rows[:, :-1].astype(np.int64)), torch.from_numpy(rows[:, 1:].astype(np.int64))
+
+
+# Arrays of uint64, which wrap around silently, from here on; numbers alone would warn.
+
+
+def _feistel(values: np.ndarray, half_bits: int, keys: np.ndarray) -> np.ndarray:
+    half, mask = np.uint64(half_bits), np.uint64((1 << half_bits) - 1)
+    left, right = values >> half, values & mask
     for round_number in range(FEISTEL_ROUNDS):
-        left, right = right, left ^ (_mix(right, seed * FEISTEL_ROUNDS + round_number) & mask)
-    return left << half_bits | right
+        left, right = right, left ^ (_mix(right, keys * np.uint64(FEISTEL_ROUNDS) + np.uint64(round_number)) & mask)
+    return left << half | right
 
 
-def _mix(value: int, key: int) -> int:
-    """Return 64 well-mixed bits of value and key: two rounds of the SplitMix64 finalizer (Steele et al. 2014)."""
-    word = 1 << 64
-    mixed = (value + (key + 1) * 0x9E3779B97F4A7C15) % word
+def _mix(values: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    """Return 64 well-mixed bits of each value and key: two rounds of SplitMix64's finalizer (Steele et al. 2014)."""
+    mixed = values + (keys + np.uint64(1)) * GOLDEN
     for _ in range(2):
-        mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 % word
-        mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB % word
-        mixed ^= mixed >> 31
+        mixed ^= mixed >> np.uint64(30)
+        mixed *= MULTIPLIERS[0]
+        mixed ^= mixed >> np.uint64(27)
+        mixed *= MULTIPLIERS[1]
+        mixed ^= mixed >> np.uint64(31)
     return mixed

@@ -4,6 +4,8 @@
 `<split>-00000-of-00020.safetensors` and is read as one.
 """
 
+import bisect
+import itertools
 import json
 import re
 import struct
@@ -37,9 +39,11 @@ class TokenStream:
     def __init__(self, files: list[TokenFile]):
         self.files = files
         self.length = sum(file.length for file in files)  # tokens
-        self._starts = np.cumsum([0] + [file.length for file in files])
+        self.dtype = np.result_type(*{file.dtype for file in files})
+        self._starts = [0, *itertools.accumulate(file.length for file in files)]
+        # Seen as plain arrays: a slice of a memmap costs several times as much.
         self._maps = [
-            np.memmap(file.path, file.dtype, mode="r", offset=file.offset_bytes, shape=(file.length,))
+            np.asarray(np.memmap(file.path, file.dtype, mode="r", offset=file.offset_bytes, shape=(file.length,)))
             if file.length
             else np.empty(0, file.dtype)
             for file in files
@@ -48,10 +52,10 @@ class TokenStream:
     def read(self, start: int, count: int) -> np.ndarray:
         """Return tokens start .. start + count, 1-D; a view of the file unless the range spans two files."""
         assert start >= 0 and start + count <= self.length, (start, count, self.length)
-        first = int(np.searchsorted(self._starts, start, side="right")) - 1
+        first = bisect.bisect_right(self._starts, start) - 1
         parts = []
         while count > 0:
-            offset = start - int(self._starts[first])
+            offset = start - self._starts[first]
             part = self._maps[first][offset : offset + count]
             parts.append(part)
             start, count, first = start + len(part), count - len(part), first + 1
@@ -59,8 +63,8 @@ class TokenStream:
 
     def locate(self, position: int) -> str:
         """Return "FILE: token OFFSET" of a position in the stream, for error messages."""
-        first = int(np.searchsorted(self._starts, position, side="right")) - 1
-        return f"{self.files[first].path}: token {position - int(self._starts[first])}"
+        first = bisect.bisect_right(self._starts, position) - 1
+        return f"{self.files[first].path}: token {position - self._starts[first]}"
 
     def check_ids(self, start: int, count: int, vocabulary_size: int) -> None:
         """Raise BadInput naming file and offset of the first id in the range that is not below the vocabulary size."""

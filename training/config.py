@@ -9,6 +9,7 @@ import attrs
 from errors import BadInput, nearest
 from model import checks
 from model.config import ModelConfig
+from training.dataset import Part, read_parts
 
 Config = TypeVar("Config")
 
@@ -20,10 +21,11 @@ class TrainConfig:
     Spellings and defaults are those of gpjt/ddp-base-model-from-scratch where it has the key.
     """
 
-    # Data: a hub dataset or a local directory of token files, and where to begin in it
-    dataset: str = attrs.field(validator=checks.text())
+    # Data: a hub dataset or a local directory of token files, or several with weights, and where to begin in each
+    dataset: str | list[dict[str, Any]] = attrs.field(validator=lambda _, __, value: _check_dataset(value))
     min_train_tokens: int | None = attrs.field(default=None, validator=checks.optional(checks.integer(1)))
     start_train_token: int = attrs.field(default=0, validator=checks.integer(0))
+    max_epochs: int = attrs.field(default=1, validator=checks.integer(1))  # times that a window may be read
     shuffle: bool = attrs.field(default=False, validator=checks.boolean())  # windows in a seeded order
     # Batch, in sequences: the global batch is science, the micro-batch is what fits
     microbatch_size: int = attrs.field(validator=checks.integer(1))
@@ -65,6 +67,11 @@ class TrainConfig:
     )  # null: on a GPU, not on a CPU
     timeout_seconds: int = attrs.field(default=600, validator=checks.integer(10))  # of one collective
 
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The datasets and their weights."""
+        return read_parts(self.dataset)
+
 
 @attrs.frozen(kw_only=True)
 class Run:
@@ -89,7 +96,7 @@ def load_run(directory: Path, overrides: list[str]) -> Run:
     notices = _translate(values["model"], values["train"], model_file, train_file)
     model = _build(ModelConfig, values["model"], model_file, overridden)
     train = _build(TrainConfig, values["train"], train_file, overridden)
-    _check_batch(train, train_file)
+    _check_together(train, train_file)
     return Run(directory=directory, model=model, train=train, notices=tuple(notices))
 
 
@@ -169,9 +176,18 @@ def _build(kind: type[Config], values: dict[str, Any], path: Path, overridden: s
         raise BadInput(f"{where}: {error}") from error
 
 
-def _check_batch(train: TrainConfig, path: Path) -> None:
+def _check_dataset(value: Any) -> None:
+    read_parts(value)
+
+
+def _check_together(train: TrainConfig, path: Path) -> None:
     if train.global_batch_size is not None and train.global_batch_size % train.microbatch_size:
         raise BadInput(
             f"{path}: global_batch_size: got {train.global_batch_size}, "
             f"wanted a multiple of microbatch_size, {train.microbatch_size}"
+        )
+    if train.min_train_tokens is None and not isinstance(train.dataset, str):
+        raise BadInput(
+            f"{path}: min_train_tokens: got null (all tokens), wanted a number, because dataset is a list: its sources "
+            "end at different times; set min_train_tokens"
         )

@@ -8,11 +8,12 @@ import attrs
 
 from errors import BadInput, Diverged
 from model.config import flops_per_token
+from tokens.reading import Reading
 from training.chart import ChartProcess
 from training.checkpoint import RunState, name_of
 from training.claim import utc_now
 from training.config import Run
-from training.feed import Feed, FeedSource
+from training.feed import Feed
 from training.hardware import peak_flops, peak_memory_bytes
 from training.ledger import Ledger, Remaining
 from training.metrics import MetricsLog
@@ -31,7 +32,7 @@ class Job:
 
     run: Run
     plan: Plan
-    feed_source: FeedSource
+    reading: Reading
     validation: Validation | None
     stop_request: StopRequest
     last_step: int  # plan.steps, or fewer with --max-steps
@@ -58,7 +59,7 @@ class Loop:
     def __init__(self, trainer: Trainer, job: Job, state: RunState, ledger: Ledger):
         self.trainer, self.job, self.state, self.ledger = trainer, job, state, ledger
         self.peak = peak_flops(trainer.ranks)
-        self.feed = Feed(job.feed_source, trainer.ranks, state.step, job.last_step)
+        self.feed = Feed(job.reading, trainer.ranks, state.step, job.last_step)
         coordinates = trainer.ranks.coordinates
         self.metrics = MetricsLog(job.run.directory) if coordinates else None
         self.chart = ChartProcess(job.run.directory) if coordinates else None
@@ -91,7 +92,7 @@ class Loop:
                 result = train_step(self.trainer, step, self.feed)
                 self._finish_step(step + 1, result)
             self._settle(insist=True)
-            self._event("end" if self.job.last_step == self.job.plan.steps else "pause")
+            self._event("end" if self.job.last_step == self.job.plan.steps else "pause", sources=self._sources())
             return True
         finally:
             self.feed.close()
@@ -160,6 +161,7 @@ class Loop:
                 "step": step,
                 "train_loss": loss,
                 "learning_rate": result.learning_rate,
+                "epochs": [read["epochs"] for read in self._sources()],
                 "grad_norm": grad_norm if math.isfinite(grad_norm) else None,  # fp16 overflowed: the step was skipped
                 "tokens_per_second": round(tokens_per_second, 1),
                 "mfu": mfu,
@@ -248,7 +250,10 @@ class Loop:
             self._settle()
             self._save()
         self._settle(insist=True)
-        self._event("stopped")
+        self._event("stopped", sources=self._sources())
+
+    def _sources(self) -> list[dict[str, Any]]:
+        return self.job.plan.read_until(self.state.step)
 
     def _event(self, event: str, *, step: int | None = None, **details: Any) -> None:
         if self.metrics is not None:

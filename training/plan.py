@@ -1,12 +1,26 @@
-"""What a run will do, from its configuration and the world size alone: batches, steps, tokens, FLOPs."""
+"""What a run will do, from its configuration and the world size alone: batches, steps, tokens, epochs, FLOPs."""
+
+from collections.abc import Mapping
+from typing import Any
 
 import attrs
 
 from errors import BadInput
 from model.config import flops_per_token, parameter_count
-from tokens.batches import Layout, WindowOrder, window_count
+from tokens.batches import Layout, window_count
+from tokens.mixture import Mixture, Stage
 from training.config import Run
+from training.dataset import shares
 from training.schedule import Schedule
+
+
+@attrs.frozen
+class SourcePlan:
+    """What a run reads of one dataset."""
+
+    dataset: str
+    windows: int | None  # of one epoch; None where its token files are not at hand
+    sequences: int  # windows read in all, those of a second epoch counted again
 
 
 @attrs.frozen(kw_only=True)
@@ -15,7 +29,9 @@ class Plan:
 
     layout: Layout
     steps: int
-    start_token: int  # of the train stream
+    start_token: int  # of each train stream
+    mixture: Mixture
+    sources: tuple[SourcePlan, ...]
     schedule: Schedule
     validation_sequences: int  # of one validation, all ranks; 0 without validation
 
@@ -27,31 +43,40 @@ class Plan:
     def train_tokens(self) -> int:
         return self.steps * self.tokens_per_step
 
+    def read_until(self, step: int) -> list[dict[str, Any]]:
+        """Return what is read of each dataset in the first `step` steps: tokens and epochs."""
+        counts = self.mixture.counts(step * self.layout.global_batch_size)
+        return [
+            {
+                "dataset": source.dataset,
+                "tokens": count * self.layout.context_length,
+                "epochs": count / source.windows if source.windows else None,
+            }
+            for source, count in zip(self.sources, counts, strict=True)
+        ]
 
-def make_plan(run: Run, world_size: int, available_tokens: int | None = None) -> Plan:
-    """Derive accumulation, steps and schedule. `available_tokens` is the length of the train stream, where known.
 
-    Raises BadInput as `derive_layout` does, and when `min_train_tokens` is null and the stream's length is not known or
-    too short for one step.
+def make_plan(run: Run, world_size: int, lengths: Mapping[str, int | None] | None = None) -> Plan:
+    """Derive accumulation, steps and schedule.
+
+    `lengths` has the tokens of each dataset's train stream by the dataset's name, in order; None: not known. Raises
+    BadInput as `derive_layout` does, when `min_train_tokens` is null and the stream's length is not known or too short
+    for one step, and for a dataset that would be read more than `max_epochs` times.
     """
     layout = derive_layout(run, world_size)
-    tokens_per_step = layout.global_batch_size * layout.context_length
-    wanted = run.train.min_train_tokens
-    if wanted is not None:
-        steps = -(-wanted // tokens_per_step)
-    elif available_tokens is None:
-        raise BadInput(
-            f"{run.directory / 'train.json'}: min_train_tokens is null (all tokens), so the number of steps needs "
-            "the token files; pass --token-files DIR or set min_train_tokens"
-        )
-    else:
-        windows = window_count(available_tokens, run.train.start_train_token, layout.context_length)
-        steps = windows // layout.global_batch_size
-        if steps == 0:
-            raise BadInput(
-                f"{run.directory / 'train.json'}: dataset: got {available_tokens:,} tokens, wanted at least "
-                f"{run.train.start_train_token + tokens_per_step + 1:,} for one step; prepare more"
-            )
+    if lengths is None:
+        lengths = {part.dataset: None for part in run.train.parts}
+    windows = {
+        name: None if tokens is None else window_count(tokens, run.train.start_train_token, layout.context_length)
+        for name, tokens in lengths.items()
+    }
+    steps = _count_steps(run, layout, lengths, windows)
+    batch = layout.global_batch_size
+    mixture = Mixture([Stage(first_step * batch, share) for first_step, share in shares(run.train.parts)])
+    counts = mixture.counts(steps * batch)
+    sources = tuple(SourcePlan(name, windows[name], count) for name, count in zip(lengths, counts, strict=True))
+    for source in sources:
+        _check_epochs(run, source)
     schedule = Schedule(
         peak=run.train.learning_rate,
         warmup_steps=int(steps * run.train.warmup_period_percent // 100),
@@ -63,6 +88,8 @@ def make_plan(run: Run, world_size: int, available_tokens: int | None = None) ->
         layout=layout,
         steps=steps,
         start_token=run.train.start_train_token,
+        mixture=mixture,
+        sources=sources,
         schedule=schedule,
         validation_sequences=run.train.validation_sequences if validating else 0,
     )
@@ -97,12 +124,6 @@ def derive_layout(run: Run, world_size: int) -> Layout:
     )
 
 
-def window_order(run: Run, plan: Plan, available_tokens: int) -> WindowOrder:
-    """Return the order in which the train stream's windows are read."""
-    count = window_count(available_tokens, plan.start_token, plan.layout.context_length)
-    return WindowOrder(count=count, shuffle=run.train.shuffle, seed=run.train.random_seed)
-
-
 def describe(run: Run, plan: Plan) -> list[str]:
     """Return the arithmetic as lines for people."""
     layout, model = plan.layout, run.model
@@ -120,6 +141,7 @@ def describe(run: Run, plan: Plan) -> list[str]:
         f"batch        {batch}",
         f"step         {layout.global_batch_size} x {layout.context_length} = {plan.tokens_per_step:,} tokens",
         f"run          {plan.steps:,} steps x {plan.tokens_per_step:,} = {plan.train_tokens:,} tokens",
+        *(f"data         {_describe_source(source)}" for source in plan.sources),
         f"compute      {flops:,} FLOPs a token, {flops * plan.train_tokens:.3g} in all",
         f"schedule     {_describe_schedule(plan.schedule)}",
     ]
@@ -137,10 +159,50 @@ def describe(run: Run, plan: Plan) -> list[str]:
     return lines
 
 
+def _count_steps(run: Run, layout: Layout, lengths: Mapping[str, int | None], windows: Mapping[str, int | None]) -> int:
+    tokens_per_step = layout.global_batch_size * layout.context_length
+    if run.train.min_train_tokens is not None:
+        return -(-run.train.min_train_tokens // tokens_per_step)
+    [tokens], [available] = lengths.values(), windows.values()
+    if available is None:
+        raise BadInput(
+            f"{run.directory / 'train.json'}: min_train_tokens is null (all tokens), so the number of steps needs "
+            "the token files; pass --token-files DIR or set min_train_tokens"
+        )
+    steps = available * run.train.max_epochs // layout.global_batch_size
+    if steps == 0:
+        raise BadInput(
+            f"{run.directory / 'train.json'}: dataset: got {tokens:,} tokens, wanted at least "
+            f"{run.train.start_train_token + tokens_per_step + 1:,} for one step; prepare more"
+        )
+    return steps
+
+
 def _describe_schedule(schedule: Schedule) -> str:
     if schedule.constant:
         return f"constant learning rate {schedule.peak:g}"
     return (
         f"{schedule.warmup_steps:,} steps of warm-up to {schedule.peak:g}, "
         f"cosine decay to {schedule.peak / 10:g} at step {schedule.total_steps:,}"
+    )
+
+
+def _describe_source(source: SourcePlan) -> str:
+    if source.windows is None:
+        return f"{source.sequences:,} windows of {source.dataset}, whose token files are not here yet"
+    epochs = source.sequences / source.windows if source.windows else 0
+    return f"{epochs:.2f} epochs of {source.windows:,} windows: {source.sequences:,} of {source.dataset}"
+
+
+def _check_epochs(run: Run, source: SourcePlan) -> None:
+    """Raise BadInput for a dataset that does not hold enough."""
+    if source.windows is None or source.sequences <= source.windows * run.train.max_epochs:
+        return
+    where, needs = run.directory / "train.json", f"the run reads {source.sequences:,} windows of {source.dataset}"
+    if source.windows == 0:
+        raise BadInput(f"{where}: dataset: {needs}, which holds none of context_length + 1 tokens; prepare more")
+    epochs = -(-source.sequences // source.windows)
+    raise BadInput(
+        f"{where}: max_epochs: got {run.train.max_epochs}, wanted at least {epochs:,}: {needs}, which holds "
+        f"{source.windows:,}; prepare more, lower min_train_tokens, or set max_epochs to {epochs:,}"
     )

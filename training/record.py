@@ -9,22 +9,27 @@ import attrs
 
 from errors import BadInput
 from files import replace_file
+from model.config import ModelConfig
 from tokens.token_file import TokenStream
 from tokens.tokenizer import RANKS_FILE
 from training import checkpoint
-from training.config import Run
+from training.config import Run, TrainConfig
+from training.dataset import shares
 from training.hardware import environment, git_commit
 from training.numerics import drift
 from training.plan import Plan
 from training.ranks import Ranks
-from training.token_set import TokenSet
+from training.token_set import TokenDirectory, TokenSet
 
+ONE_SOURCE = [[0, [1]]]  # the shares of a run with a single dataset, which older versions do not record
 # A change of these would read tokens twice or never after a resume: a step would no longer mean the same windows.
 _POSITION_KEYS = ("global_batch_size", "start_train_token", "shuffle", "random_seed")
 
 
 def resolved(run: Run, plan: Plan, token_set: TokenSet) -> dict[str, Any]:
     """Return the resolved configuration as JSON."""
+    streams = [_describe(directory, directory.train) for directory in token_set.directories]
+    held_out = token_set.validation
     return {
         "model": attrs.asdict(run.model),
         "train": attrs.asdict(run.train),
@@ -32,8 +37,10 @@ def resolved(run: Run, plan: Plan, token_set: TokenSet) -> dict[str, Any]:
         "accumulation": plan.layout.accumulation,
         "world_size": plan.layout.world_size,
         "steps": plan.steps,
-        "train_stream": _describe(token_set, token_set.train),
-        "validation_stream": None if token_set.validation is None else _describe(token_set, token_set.validation),
+        "shares": [[first_step, list(share)] for first_step, share in shares(run.train.parts)],
+        "sources": plan.read_until(plan.steps),
+        "train_stream": streams if len(streams) > 1 else streams[0],
+        "validation_stream": _describe(held_out, held_out.validation) if held_out and held_out.validation else None,
         "git_commit": git_commit(),
     }
 
@@ -43,17 +50,19 @@ def write_record(run: Run, config: dict[str, Any], token_set: TokenSet, ranks: R
 
     Raises BadInput where that cannot be done.
     """
+    directories = [str(directory.path.resolve()) for directory in token_set.directories]
+    origin, tokenizer = token_set.tokenizer or (None, None)
     record = {
         **config,
-        "token_files": str(token_set.directory.resolve()),
-        "tokenizer": token_set.tokenizer,
+        "token_files": directories if len(directories) > 1 else directories[0],
+        "tokenizer": tokenizer,
         "environment": environment(ranks),
         "command": sys.argv,
     }
     try:
         replace_file(run.directory / checkpoint.RESOLVED, json.dumps(record, indent=2) + "\n")
-        if (token_set.tokenizer or {}).get("ranks_file"):
-            replace_file(run.directory / RANKS_FILE, (token_set.directory / RANKS_FILE).read_text())
+        if origin is not None and tokenizer is not None and tokenizer["ranks_file"]:
+            replace_file(run.directory / RANKS_FILE, (origin / RANKS_FILE).read_text())
     except OSError as error:
         raise BadInput(
             f"{run.directory}: cannot be written: {error}; make room and run the same command again"
@@ -62,9 +71,11 @@ def write_record(run: Run, config: dict[str, Any], token_set: TokenSet, ranks: R
 
 def differences(run: Run, before: dict[str, Any], now: dict[str, Any], path: Path) -> list[str]:
     """Return what changed since the checkpoint, a line each. Raises BadInput for what makes it unusable."""
+    _refuse_other_mixture(run, before, now, path)
     for key in ("train_stream", "validation_stream"):
         if before.get(key) is not None and now[key] is not None:
-            _refuse_other_tokens(key.removesuffix("_stream"), before[key], now[key], path)
+            for old, new in zip(_listed(before[key]), _listed(now[key]), strict=True):
+                _refuse_other_tokens(key.removesuffix("_stream"), old, new, path)
     lines = []
     for file, key, old, new in _changed_keys(before, now):
         where = f"{run.directory / file}: {key}"
@@ -94,9 +105,11 @@ def numerics_drift(before: dict[str, Any], now: dict[str, Any], path: Path, *, a
 
 def _changed_keys(before: dict[str, Any], now: dict[str, Any]) -> list[tuple[str, str, Any, Any]]:
     """Return (file, key, old, new) of each difference between two resolved configurations."""
+    kinds = {"model": ModelConfig, "train": TrainConfig}
     pairs = [
-        (f"{section}.json", key, before[section].get(key), value)
-        for section in ("model", "train")
+        # what a key means that an older version did not know
+        (f"{section}.json", key, before[section].get(key, getattr(attrs.fields(kind), key).default), value)
+        for section, kind in kinds.items()
         for key, value in now[section].items()
         if key != "global_batch_size"
     ]
@@ -105,16 +118,32 @@ def _changed_keys(before: dict[str, Any], now: dict[str, Any]) -> list[tuple[str
     return [pair for pair in pairs if pair[2] != pair[3]]
 
 
-def _describe(token_set: TokenSet, stream: TokenStream) -> dict[str, Any]:
+def _describe(directory: TokenDirectory, stream: TokenStream) -> dict[str, Any]:
     """Return what identifies a stream: its length, and each file's sha256 as it was read."""
     names = [file.path.name for file in stream.files]
-    digests = [token_set.contents[name].sha256 for name in names]
-    return {"directory": str(token_set.directory), "tokens": stream.length, "files": names, "sha256": digests}
+    digests = [directory.contents[name].sha256 for name in names]
+    return {"directory": str(directory.path), "tokens": stream.length, "files": names, "sha256": digests}
+
+
+def _listed(streams: Any) -> list[dict[str, Any]]:
+    """Return streams as a list; a run that reads a single dataset records it without one."""
+    return streams if isinstance(streams, list) else [streams]
+
+
+def _refuse_other_mixture(run: Run, before: dict[str, Any], now: dict[str, Any], path: Path) -> None:
+    """Raise BadInput when samples come from other sources than when the checkpoint was made."""
+    old, new = before.get("shares", ONE_SOURCE), now.get("shares", ONE_SOURCE)
+    if old != new:
+        raise BadInput(
+            f"{run.directory / 'train.json'}: dataset: got shares {json.dumps(new)} ([first step, samples of each "
+            f"dataset]), but {path} was made with {json.dumps(old)}; set datasets and weights back to resume, or start "
+            "anew with --resume never"
+        )
 
 
 def _refuse_other_tokens(split: str, old: dict[str, Any], new: dict[str, Any], path: Path) -> None:
     """Raise BadInput when a stream is not the one that the checkpoint was made with: its windows are others."""
-    advice = "pass those with --token-files DIR, or start anew with --resume never"
+    advice = "name those in train.json, or with --token-files DIR, or start anew with --resume never"
     if old["tokens"] != new["tokens"]:
         raise BadInput(
             f"{new['directory']}: its {new['tokens']:,} {split} tokens are not the {old['tokens']:,} that {path} was "

@@ -24,7 +24,7 @@ def replay(trainer: Trainer, job: Job, state: RunState, first: int, last: int) -
     for record in read_metrics(job.run.directory):
         if "step" in record:
             recorded.setdefault(record["step"], {}).update({key: record[key] for key in KEYS if key in record})
-    feed = Feed(job.feed_source, trainer.ranks, state.step, last)
+    feed = Feed(job.reading, trainer.ranks, state.step, last)
     same = True
     if trainer.ranks.coordinates:
         print("  step  what          replayed                recorded")

@@ -15,14 +15,13 @@ from training.chart import CHART
 from training.checkpoint import RunState
 from training.config import Run
 from training.determinism import set_determinism
-from training.feed import FeedSource
 from training.guard import Guard
 from training.ledger import PARTS, Ledger
 from training.loop import Job, Loop
 from training.numerics import Numerics, agreed_fingerprint, resolve_numerics
 from training.optimizer import make_optimizer
 from training.parallel import Parallel, Wrapping
-from training.plan import Plan, describe, make_plan, window_order
+from training.plan import Plan, describe, make_plan
 from training.precision import LossScale
 from training.progress import duration
 from training.ranks import Ranks, StopRequest, from_coordinator, start, stop
@@ -31,7 +30,7 @@ from training.replay import replay
 from training.selftest import self_test
 from training.signals import StopSignals
 from training.step import Loss, Trainer
-from training.token_set import TokenSet, check_tokens, open_tokens
+from training.token_set import TokenSet, check_tokens, make_reading, open_tokens
 from training.validation import Validation
 from training.watch import Watch
 
@@ -80,7 +79,7 @@ def _train(run: Run, options: Options, ranks: Ranks, ledger: Ledger, watch: Watc
     with ledger.start_up():
         _say(ranks, list(run.notices))
         token_set = open_tokens(run, options.token_files, ranks)
-        plan = make_plan(run, ranks.world_size, token_set.train.length)
+        plan = make_plan(run, ranks.world_size, token_set.lengths)
         token_set = check_tokens(run, plan, token_set, ranks)
         numerics = resolve_numerics(run, plan, ranks)
         set_determinism(numerics.determinism, run.train.cpu_threads, ranks)
@@ -215,20 +214,14 @@ def _replay(job: Job, options: Options, trainer: Trainer) -> int:
 
 def _make_job(run: Run, plan: Plan, token_set: TokenSet, trainer: Trainer, options: Options) -> Job:
     numerics = trainer.numerics
-    validation = None
-    if token_set.validation is not None:
+    validation, held_out = None, token_set.validation
+    if held_out is not None and held_out.validation is not None:
         loss = _compile(sequence_losses) if numerics.compiled else sequence_losses
-        validation = Validation(token_set.validation, run.train.start_val_token, plan.validation_sequences, loss)
+        validation = Validation(held_out.validation, run.train.start_val_token, plan.validation_sequences, loss)
     return Job(
         run=run,
         plan=plan,
-        feed_source=FeedSource(
-            stream=token_set.train,
-            start_token=plan.start_token,
-            order=window_order(run, plan, token_set.train.length),
-            layout=plan.layout,
-            vocabulary_size=run.model.vocab_size,
-        ),
+        reading=make_reading(run, plan, token_set),
         validation=validation,
         stop_request=StopRequest(trainer.ranks, options.signals),
         last_step=plan.steps if options.max_steps is None else min(plan.steps, options.max_steps),
@@ -257,12 +250,20 @@ def _summary(loop: Loop, finished: bool) -> list[str]:
     losses = f"train loss {loop.last_loss:.4f}{_best(state)}"
     lines = [
         f"{directory}: {done}: step {state.step:,} of {job.plan.steps:,}, {losses}",
+        *_data_lines(job.plan, state.step),
         f"{tokens:,} tokens in {duration(total)}, {tokens / ledger.training_seconds():,.0f} tokens/s while training",
         "time: " + ", ".join(f"{part} {duration(parts[part])} ({parts[part] / total:.0%})" for part in PARTS),
     ]
     if job.price_per_hour is not None:
         lines.append(f"cost: ${job.price_per_hour * ledger.elapsed_seconds() / 3600:,.2f} for the run so far")
     return [*lines, f"weights {directory / 'checkpoints' / 'latest'}, chart {directory / CHART}"]
+
+
+def _data_lines(plan: Plan, step: int) -> list[str]:
+    return [
+        f"data: {read['epochs']:.2f} epochs, {read['tokens']:,} tokens of {read['dataset']}"
+        for read in plan.read_until(step)
+    ]
 
 
 def _best(state: RunState) -> str:

@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from tokens.batches import read_windows
+from tokens.batches import inputs_and_targets, read_windows
 from tokens.token_file import TokenStream
 from training.precision import autocast
 from training.ranks import StopRequest, gather
@@ -42,7 +42,8 @@ class Validation:
             own = range(first + ranks.rank * layout.microbatch_size, first + (ranks.rank + 1) * layout.microbatch_size)
             # Every rank runs every round at the same shape: FSDP gathers weights in it. The surplus is not counted.
             windows = [min(window, self._sequences - 1) for window in own]
-            inputs, targets = read_windows(self._stream, self._start_token, windows, layout.context_length)
+            parts = [(self._stream, self._start_token + window * layout.context_length) for window in windows]
+            inputs, targets = inputs_and_targets(read_windows(parts, layout.context_length))
             with autocast(trainer.numerics.precision, ranks):
                 logits = trainer.parallel.model(inputs.to(ranks.device, non_blocking=True))
             pending.append((own, self._loss(logits, targets.to(ranks.device, non_blocking=True))))

@@ -9,6 +9,7 @@ import pytest
 from errors import BadInput
 from tests.conftest import ROOT, TINY_MODEL, TINY_TRAIN
 from training.config import load_run
+from training.dataset import shares
 from training.plan import describe, make_plan
 
 GPT2_124M = {
@@ -88,6 +89,10 @@ def test_shipped_run_directories_train_the_same_model_on_the_same_batches(name: 
     assert run.train.dataset == "gpjt/fineweb-gpt2-tokens"
 
 
+def part(dataset: str = "a", **keys: Any) -> dict[str, Any]:
+    return {"dataset": dataset} | keys
+
+
 @pytest.mark.parametrize(
     ("file", "change", "message"),
     [
@@ -101,6 +106,33 @@ def test_shipped_run_directories_train_the_same_model_on_the_same_batches(name: 
         ("train", {"on_spike": "wait"}, """on_spike: got 'wait', wanted "stop" or "skip\""""),
         ("train", {"spike_window": 1}, "spike_window: got 1, wanted an integer of at least 2"),
         ("train", {"spike_zscore": 0}, "spike_zscore: got 0, wanted a number above 0"),
+        ("train", {"dataset": ""}, "dataset: got '', wanted a non-empty string, or a list of {\"dataset\": NAME"),
+        ("train", {"dataset": []}, "dataset: got [], wanted a non-empty string, or a list of"),
+        ("train", {"dataset": ["a"]}, 'dataset: entry 1: got \'a\', wanted {"dataset": NAME, "weight": NUMBER}'),
+        ("train", {"dataset": [part(wieght=1)]}, "entry 1: unknown key 'wieght'; did you mean 'weight'?"),
+        ("train", {"dataset": [{"dataset": "a"}]}, "dataset: entry 1: key 'weight' is missing"),
+        ("train", {"dataset": [part("", weight=1)]}, "dataset: entry 1: got dataset '', wanted a non-empty string"),
+        (
+            "train",
+            {"dataset": [part("b", weight=1), part(weight=0)]},
+            "entry 2, a: got weight 0, wanted a number above",
+        ),
+        ("train", {"dataset": [part(weight="1")]}, "entry 1, a: got weight '1', wanted a number above 0, or stages"),
+        ("train", {"dataset": [part(weight=True)]}, "entry 1, a: got weight True, wanted a number above 0"),
+        ("train", {"dataset": [part(weight=1), part(weight=2)]}, "dataset: got a twice, wanted each dataset once"),
+        ("train", {"dataset": [part(weight=[])]}, "a: got stages [], wanted the first one to begin with step 0"),
+        ("train", {"dataset": [part(weight=[[1, 1]])]}, "a: got stages [[1, 1]], wanted the first one to begin with"),
+        ("train", {"dataset": [part(weight=[[0, 1], [0, 2]])]}, "a: got stage [0, 2], wanted [first step, weight], st"),
+        ("train", {"dataset": [part(weight=[[0, -1]])]}, "a: got stage [0, -1], wanted [first step, weight]"),
+        ("train", {"dataset": [part(weight=[[0, 1], [5, 0]])]}, "dataset: got no weight above 0 from step 5 on"),
+        ("train", {"dataset": [part(weight=[[0, 0]]), part("b", weight=1)]}, "got weight 0 for a in every stage"),
+        ("train", {"dataset": [part(weight=1e-9), part("b", weight=1)]}, "round the weights to fewer digits"),
+        (
+            "train",
+            {"dataset": [part(weight=1)], "min_train_tokens": None},
+            "min_train_tokens: got null (all tokens), wa",
+        ),
+        ("train", {"max_epochs": 0}, "max_epochs: got 0, wanted an integer of at least 1"),
         ("train", {"shuffle": 1}, "shuffle: got 1, wanted true or false"),
         ("train", {"global_batch_size": 9}, "global_batch_size: got 9, wanted a multiple of microbatch_size, 2"),
         ("model", {"n_head": 2}, "model.json: unknown key 'n_head'; did you mean 'n_heads'?"),
@@ -145,6 +177,15 @@ def test_overrides_replace_values_of_either_file(tmp_path: Path) -> None:
     for wrong in ("learning_rate", "optimizer.lr=1", "=3"):
         with pytest.raises(BadInput, match=r"wanted train\.KEY=VALUE or model\.KEY=VALUE"):
             load_run(directory, [wrong])
+
+
+def test_stages_of_different_datasets_may_begin_at_different_steps(tmp_path: Path) -> None:
+    parts = [part(weight=[[0, 0.7], [1000, 0]]), part("b", weight=0.3), part("c", weight=[[0, 0], [500, 1]])]
+    run = load_run(run_directory(tmp_path / "r", TINY_MODEL, {"dataset": parts} | TINY_TRAIN), [])
+    assert shares(run.train.parts) == [(0, (7, 3, 0)), (500, (7, 3, 10)), (1000, (0, 3, 10))]
+    plan = make_plan(run, 1)
+    assert [source.sequences for source in plan.sources] == [45, 19, 0]  # 64 of them, in the first stage
+    assert [round(read["tokens"] / 32) for read in plan.read_until(600)] == [2800 + 280, 1200 + 120, 400]
 
 
 def test_a_wrong_override_is_blamed_not_the_file(tmp_path: Path) -> None:

@@ -67,18 +67,18 @@ import json, os
 from pathlib import Path
 
 import train
-from training import feed
+from tokens import reading
 
-plain = feed.read_windows
+plain = reading.read_windows
 
 
-def recorded(stream, start, windows, context_length):
+def recorded(parts, context_length):
     with Path(os.environ["WINDOWS"], os.environ.get("RANK", "0")).open("a") as file:
-        print(json.dumps([start, *windows]), file=file)
-    return plain(stream, start, windows, context_length)
+        print(json.dumps([first for _, first in parts]), file=file)
+    return plain(parts, context_length)
 
 
-feed.read_windows = recorded
+reading.read_windows = recorded
 train.leave(train.main())
 """
 
@@ -97,11 +97,11 @@ def test_real_ranks_read_every_window_of_the_run_exactly_once(make_run: Callable
         per_rank = [[json.loads(line) for line in (folder / str(rank)).open()] for rank in range(ranks)]
         accumulation = 8 // ranks
         steps_read[ranks] = [
-            [window for rows in per_rank for _, window in rows[step * accumulation : (step + 1) * accumulation]]
+            [first for rows in per_rank for [first] in rows[step * accumulation : (step + 1) * accumulation]]
             for step in range(8)
         ]
-        assert {start for rows in per_rank for start, _ in rows} == {100}
+        assert {first % 32 for rows in per_rank for [first] in rows} == {100 % 32}
     assert steps_read[1] == steps_read[2] == steps_read[4]
-    read = [window for step in steps_read[1] for window in step]
+    read = [first for step in steps_read[1] for first in step]
     assert len(set(read)) == len(read) == 8 * 8
     assert read != sorted(read)

@@ -39,6 +39,7 @@ def test_metrics_and_record_hold_what_others_read(make_run: Callable[..., Path])
             "step",
             "train_loss",
             "learning_rate",
+            "epochs",
             "grad_norm",
             "tokens_per_second",
             "mfu",
@@ -83,7 +84,7 @@ def test_ids_beyond_the_vocabulary_are_refused_before_the_first_step(
 @pytest.mark.parametrize(
     ("ranks", "options", "message"),
     [
-        (2, ["--set", "min_train_tokens=10000000"], "tokens, wanted at least"),
+        (2, ["--set", "min_train_tokens=10000000"], "train.json: max_epochs: got 1, wanted at least"),
         (1, ["--set", "validation_sequences=100000"], "hold out more with --validation-fraction"),
         (
             1,
@@ -149,8 +150,8 @@ plain = session.check_tokens
 def check_then_damage(run, plan, token_set, ranks):
     checked = plain(run, plan, token_set, ranks)
     if ranks.coordinates:
-        with token_set.train.files[0].path.open("r+b") as file:
-            file.seek(token_set.train.files[0].offset_bytes + 2 * 1000)  # token 1000, in step 4
+        with token_set.directories[0].train.files[0].path.open("r+b") as file:
+            file.seek(token_set.directories[0].train.files[0].offset_bytes + 2 * 1000)  # token 1000, in step 4
             file.write(bytes([255, 255]))
     return checked
 

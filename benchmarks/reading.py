@@ -1,0 +1,113 @@
+#!/usr/bin/env python3
+"""How fast token files become micro-batches, on one core, and how soon the first one of any step is there.
+
+`python benchmarks/reading.py [--tokens 200000000] [--seconds 3]` writes random tokens to a temporary folder, once read
+so that they lie in memory, and prints a line for each way to read them: in the stream's order, shuffled, and a mixture
+of three shuffled sources. The first micro-batch is that of a random step, the median of 200.
+"""
+
+import argparse
+import gc
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.numpy import save_file
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from tokens.batches import Layout, WindowOrder, window_count  # noqa: E402  # after the path to it
+from tokens.mixture import Mixture, Stage, to_shares  # noqa: E402
+from tokens.reading import Reading, Source, micro_batches  # noqa: E402
+from tokens.token_file import TokenStream, open_split  # noqa: E402
+
+CONTEXT = 1024
+MICROBATCH = 8
+VOCABULARY = 50_257
+WEIGHTS = (0.7, 0.2995, 0.0005)
+STARTS = 200
+LAYOUTS = {"1 rank, 16 micro-batches a step": (1, 16), "8 ranks, 2 micro-batches a step": (8, 2)}
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, default=200_000_000)
+    parser.add_argument("--seconds", type=float, default=3.0)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        stream = write(Path(folder), arguments.tokens)
+        for title, (world_size, accumulation) in LAYOUTS.items():
+            layout = Layout(
+                context_length=CONTEXT, microbatch_size=MICROBATCH, accumulation=accumulation, world_size=world_size
+            )
+            print(f"{MICROBATCH} x {CONTEXT}, {title}    M tokens/s  first of a random step, ms (worst)")
+            for name, shuffle, weights in (("as it lies", False, (1,)), ("shuffled", True, (1,)), ("3", True, WEIGHTS)):
+                reading = prepare(stream, layout, shuffle, weights)
+                speed = throughput(reading, arguments.seconds)
+                starts = first_batches(reading)
+                label = name if len(weights) == 1 else f"mixture of {name}, shuffled"
+                print(
+                    f"  {label:31}  {speed / 1e6:16.0f}  {1000 * statistics.median(starts):21.1f} "
+                    f"({1000 * max(starts):.1f})",
+                    flush=True,
+                )
+
+
+def write(folder: Path, count: int) -> TokenStream:
+    """Return a stream of random tokens, read once."""
+    tokens = np.random.default_rng(0).integers(0, VOCABULARY, count, dtype=np.uint16)
+    save_file({"tokens": tokens}, folder / "train.safetensors")
+    stream = open_split(folder, "train")
+    stream.check_ids(0, count, VOCABULARY)
+    return stream
+
+
+def prepare(stream: TokenStream, layout: Layout, shuffle: bool, weights: tuple[float, ...]) -> Reading:
+    """Return the reading of a run; the sources of a mixture share the file, one after the other, like shards would."""
+    share = stream.length // len(weights)
+    sources = tuple(
+        Source(
+            stream=stream,
+            start_token=number * share,
+            order=WindowOrder(count=window_count(share, 0, CONTEXT), shuffle=shuffle, seed=42, source=number),
+        )
+        for number in range(len(weights))
+    )
+    mixture = Mixture([Stage(0, to_shares(weights))])
+    return Reading(sources=sources, mixture=mixture, layout=layout, vocabulary_size=VOCABULARY)
+
+
+def throughput(reading: Reading, seconds: float) -> float:
+    """Return the tokens that rank 0 reads in a second of processor time."""
+    batches = micro_batches(reading, 0, 0, sys.maxsize)
+    next(batches)
+    count, began = 0, time.process_time()
+    while time.process_time() - began < seconds:
+        for _ in range(100):
+            inputs, _ = next(batches)
+            count += inputs.numel()
+    return count / (time.process_time() - began)
+
+
+def first_batches(reading: Reading) -> list[float]:
+    """Return the seconds until the first micro-batch of a random step, anew each time."""
+    times = []
+    gc.collect()
+    gc.disable()  # a pass over all that torch has made takes 50 ms, now and then, whatever is done meanwhile
+    for step in np.random.default_rng(1).integers(0, 1_000_000, STARTS).tolist():
+        began = time.perf_counter()
+        next(micro_batches(reading, 0, step, 1_000_000_000))
+        times.append(time.perf_counter() - began)
+    gc.enable()
+    return times
+
+
+if __name__ == "__main__":
+    main()
