@@ -39,6 +39,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("run", type=Path, help="run directory: model.json and train.json; checkpoints go beside them")
     parser.add_argument("--token-files", type=Path, metavar="DIR", help="token files, instead of train.json's dataset")
     parser.add_argument(
+        "--follow", action="store_true", help="train on token files that prepare_data.py is still writing, as they come"
+    )
+    parser.add_argument(
         "--resume",
         default="auto",
         metavar="auto|never|NAME",
@@ -136,6 +139,7 @@ def train(arguments: argparse.Namespace, signals: StopSignals, began: float) -> 
         derive_layout(run, environment_world_size())
         options = Options(
             token_files=arguments.token_files,
+            follow=arguments.follow,
             resume=arguments.resume,
             device=arguments.device,
             max_steps=arguments.max_steps,

@@ -55,11 +55,16 @@ def window_count(stream_length: int, start: int, context_length: int) -> int:
 
 @attrs.frozen(kw_only=True)
 class WindowOrder:
-    """The order in which a source's windows are read: as they lie in the stream, or permuted anew in each epoch."""
+    """The order in which a source's windows are read: as they lie in the stream, or permuted anew in each epoch.
+
+    With eras, windows are permuted inside each era of so many: what a place stands for is then known as soon as its era
+    is there, and need not wait for the end of the stream.
+    """
 
     count: int  # windows of one epoch
     shuffle: bool
     seed: int
+    era: int | None = None  # windows
     source: int = 0  # the source's place in a mixture: each has permutations of its own
 
     def windows(self, places: np.ndarray) -> np.ndarray:
@@ -70,13 +75,23 @@ class WindowOrder:
         epochs, within = np.divmod(places, self.count)
         if not self.shuffle:
             return within
-        # A Feistel network permutes 0 .. 4^k - 1; places that leave 0 .. count - 1 are sent on until they return.
-        half_bits = max(1, ((self.count - 1).bit_length() + 1) // 2)
         keys = self._keys(epochs)
-        windows = _feistel(within.astype(np.uint64), half_bits, keys)
-        while (outside := np.flatnonzero(windows >= self.count)).size:
-            windows[outside] = _feistel(windows[outside], half_bits, keys[outside])
-        return windows.astype(np.int64)
+        if self.era is None:
+            return _permute(within, self.count, keys)
+        eras, within = np.divmod(within, self.era)
+        keys = _mix(eras.astype(np.uint64), keys)
+        windows = np.empty_like(within)
+        sizes = np.minimum(self.era, self.count - eras * self.era)  # the last era may be shorter
+        for size in np.unique(sizes).tolist():
+            same = sizes == size
+            windows[same] = eras[same] * self.era + _permute(within[same], size, keys[same])
+        return windows
+
+    def needed(self, place: int) -> int:
+        """Return how many windows of the stream's first epoch must be there to know what is read at a place."""
+        if not self.shuffle:
+            return place + 1
+        return self.count if self.era is None else min(self.count, (place // self.era + 1) * self.era)
 
     def _keys(self, epochs: np.ndarray) -> np.ndarray:
         """Return the key of each epoch's permutation; the first one of a run's first source is the run's own seed."""
@@ -99,6 +114,16 @@ def inputs_and_targets(rows: np.ndarray) -> tuple[Tensor, Tensor]:
 
 
 # Arrays of uint64, which wrap around silently, from here on; numbers alone would warn.
+
+
+def _permute(places: np.ndarray, count: int, keys: np.ndarray) -> np.ndarray:
+    """Return where each of the places 0 .. count - 1 is sent by its key's permutation."""
+    # A Feistel network permutes 0 .. 4^k - 1; places that leave 0 .. count - 1 are sent on until they return.
+    half_bits = max(1, ((count - 1).bit_length() + 1) // 2)
+    windows = _feistel(places.astype(np.uint64), half_bits, keys)
+    while (outside := np.flatnonzero(windows >= count)).size:
+        windows[outside] = _feistel(windows[outside], half_bits, keys[outside])
+    return windows.astype(np.int64)
 
 
 def _feistel(values: np.ndarray, half_bits: int, keys: np.ndarray) -> np.ndarray:

@@ -5,7 +5,9 @@ reads the same batch while the files grow as when they are done.
 """
 
 import json
+import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +16,7 @@ from tokens.ledger import LEDGER, entries_after
 from tokens.manifest import MANIFEST
 from tokens.splits import HASH
 from tokens.token_file import HEADER_BYTES, TokenFile, TokenStream
-from tokens.tokenizer import token_dtype
+from tokens.tokenizer import RANKS_FILE, token_dtype
 from tokens.unit_plan import read_plan
 from tokens.writer import partial_file
 
@@ -43,22 +45,38 @@ class GrowingTokens:
         self._seen_units = 0
         self._seen_bytes = 0  # of the ledger
         shares = {"validation": settings.validation_fraction, "test": settings.test_fraction}
-        self._wanted = ["train", *(split for split, share in shares.items() if share > 0)]
-        self._tokens = dict.fromkeys(self._wanted, 0)
+        self.splits = ["train", *(split for split, share in shares.items() if share > 0)]
+        self._tokens = dict.fromkeys(self.splits, 0)
+        self._lock = threading.Lock()
         self.refresh()
 
     def refresh(self) -> None:
-        """Look how far the work has come."""
+        """Look how far the work has come. Any thread may."""
+        with self._lock:
+            self._refresh()
+
+    def _refresh(self) -> None:
         finished = (self.directory / MANIFEST).exists()  # before the ledger: what is finished has all its lines
         for entry, end in entries_after(self.directory / LEDGER, self._seen_bytes):
             self._seen_bytes = end
             if "cut" in entry:
-                self._tokens = {split: entry["cut"][split] for split in self._wanted}
+                self._tokens = {split: entry["cut"][split] for split in self.splits}
             else:
                 self._seen_units += 1
                 for split, part in entry["parts"].items():
                     self._tokens[split] += part["tokens"]
         self.finished = finished
+
+    @property
+    def tokenizer(self) -> dict[str, Any]:
+        """What the manifest will tell of the tokenizer."""
+        ranks_file = RANKS_FILE if (self.directory / RANKS_FILE).exists() else None
+        return {
+            "name": Path(self.settings.tokenizer).name,
+            "vocabulary_size": self.settings.vocabulary_size,
+            "end_of_text_id": self.settings.end_of_text_id,
+            "ranks_file": ranks_file,
+        }
 
     def committed(self, split: str) -> int:
         """Return how many tokens of a split are there to stay.
@@ -80,9 +98,9 @@ class GrowingStream(TokenStream):
     """One split of `GrowingTokens`: its length grows as that is refreshed."""
 
     def __init__(self, tokens: GrowingTokens, split: str):
-        super().__init__([])
         self._growing, self._split = tokens, split
         self.dtype = token_dtype(tokens.settings.vocabulary_size).newbyteorder("<")
+        self._map(0)
 
     def read(self, start: int, count: int) -> np.ndarray:
         """Return tokens start .. start + count, 1-D; a view of the file. They must have been committed."""

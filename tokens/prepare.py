@@ -11,6 +11,7 @@ from typing import Any
 import attrs
 
 from errors import BadInput
+from files import sync
 from tokens.executors import Executor, in_order
 from tokens.fast_tokenizer import Ranks, write_ranks
 from tokens.ledger import LEDGER, Ledger, Totals
@@ -83,6 +84,9 @@ def prepare(request: Request, host: Host) -> dict[str, Any]:
         if plan is None:
             _refuse_other_tokens(directory)
             plan = make_plan(sources, settings)
+            if tokenizer.ranks_file is not None:
+                shutil.copyfile(tokenizer.ranks_file, directory / RANKS_FILE)
+                sync(directory / RANKS_FILE)
             write_plan(directory, plan)
         else:
             check_same(directory, plan, settings, sources)

@@ -117,9 +117,6 @@ class TokenWriter:
             },
             **description,
         }
-        if self._tokenizer.ranks_file is not None:
-            shutil.copyfile(self._tokenizer.ranks_file, self.directory / RANKS_FILE)
-            sync(self.directory / RANKS_FILE)
         for split in SPLITS:
             if split in used:
                 self._path(split).replace(self.directory / f"{split}.safetensors")

@@ -26,6 +26,9 @@ class TrainConfig:
     min_train_tokens: int | None = attrs.field(default=None, validator=checks.optional(checks.integer(1)))
     start_train_token: int = attrs.field(default=0, validator=checks.integer(0))
     max_epochs: int = attrs.field(default=1, validator=checks.integer(1))  # times that a window may be read
+    era_tokens: int | None = attrs.field(
+        default=None, validator=checks.optional(checks.integer(1))
+    )  # shuffle inside eras of so many tokens; null: over the whole stream
     shuffle: bool = attrs.field(default=False, validator=checks.boolean())  # windows in a seeded order
     # Batch, in sequences: the global batch is science, the micro-batch is what fits
     microbatch_size: int = attrs.field(validator=checks.integer(1))

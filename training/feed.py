@@ -7,10 +7,15 @@ import time
 import torch
 from torch import Tensor
 
-from tokens.reading import Reading, micro_batches
+from tokens.reading import Reading, micro_batches, ready
 from training.ranks import Ranks
 
 MICROBATCHES_AHEAD = 4
+POLL_SECONDS = 1.0  # between two looks at tokens that are being written
+
+
+class _Closed(Exception):
+    """The feed was closed while it waited for tokens."""
 
 
 class Feed:
@@ -45,16 +50,24 @@ class Feed:
             except queue.Empty:
                 self._thread.join(timeout=0.01)
 
+    def _wait_for(self, step: int) -> None:
+        while not self._closed.is_set() and not ready(self._reading, step):
+            self._closed.wait(POLL_SECONDS)
+        if self._closed.is_set():
+            raise _Closed
+
     def _read(self, first_step: int, steps: int) -> None:
         try:
             if self._ranks.device.type == "cuda":
                 torch.cuda.set_device(self._ranks.device)  # else pinning opens a context on GPU 0 in every rank
-            for inputs, targets in micro_batches(self._reading, self._ranks.rank, first_step, steps):
+            for inputs, targets in micro_batches(self._reading, self._ranks.rank, first_step, steps, self._wait_for):
                 if self._closed.is_set():
                     return
                 if self._ranks.device.type == "cuda":
                     self._ready.put((inputs.pin_memory(), targets.pin_memory()))
                 else:
                     self._ready.put((inputs, targets))
+        except _Closed:
+            return
         except Exception as error:  # noqa: BLE001  # handed to the training thread, which raises it
             self._ready.put(error)

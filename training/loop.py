@@ -2,6 +2,7 @@
 
 import bisect
 import math
+import time
 from typing import Any
 
 import attrs
@@ -14,6 +15,7 @@ from training.checkpoint import RunState, name_of
 from training.claim import utc_now
 from training.config import Run
 from training.feed import Feed
+from training.follow import wait_for_step
 from training.hardware import peak_flops, peak_memory_bytes
 from training.ledger import Ledger, Remaining
 from training.metrics import MetricsLog
@@ -89,6 +91,9 @@ class Loop:
                 if self.job.stop_request.agreed():
                     self._stop_early()
                     return False
+                if self.job.reading.grows and not self._data_is_there(step):
+                    self._stop_early()
+                    return False
                 result = train_step(self.trainer, step, self.feed)
                 self._finish_step(step + 1, result)
             self._settle(insist=True)
@@ -100,6 +105,18 @@ class Loop:
                 self.bar.close()
             if self.metrics is not None:
                 self.metrics.close()
+
+    def _data_is_there(self, step: int) -> bool:
+        """Wait for a step's tokens; return False when asked to stop meanwhile."""
+
+        def say(line: str) -> None:
+            if self.bar is not None:
+                self.bar.say(line)
+
+        began = time.perf_counter()
+        there = wait_for_step(self.job.reading, step, self.trainer.ranks, self.job.stop_request, say)
+        self.feed.waited_seconds += time.perf_counter() - began
+        return there
 
     def _catch_up(self) -> None:
         """Validate where that is due but not done: before the first step of all, or when a stop cut it short."""

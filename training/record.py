@@ -10,6 +10,7 @@ import attrs
 from errors import BadInput
 from files import replace_file
 from model.config import ModelConfig
+from tokens.growing import finished_by
 from tokens.token_file import TokenStream
 from tokens.tokenizer import RANKS_FILE
 from training import checkpoint
@@ -23,7 +24,7 @@ from training.token_set import TokenDirectory, TokenSet
 
 ONE_SOURCE = [[0, [1]]]  # the shares of a run with a single dataset, which older versions do not record
 # A change of these would read tokens twice or never after a resume: a step would no longer mean the same windows.
-_POSITION_KEYS = ("global_batch_size", "start_train_token", "shuffle", "random_seed")
+_POSITION_KEYS = ("global_batch_size", "start_train_token", "shuffle", "era_tokens", "random_seed")
 
 
 def resolved(run: Run, plan: Plan, token_set: TokenSet) -> dict[str, Any]:
@@ -120,9 +121,16 @@ def _changed_keys(before: dict[str, Any], now: dict[str, Any]) -> list[tuple[str
 
 def _describe(directory: TokenDirectory, stream: TokenStream) -> dict[str, Any]:
     """Return what identifies a stream: its length, and each file's sha256 as it was read."""
-    names = [file.path.name for file in stream.files]
+    names = [file.path.name for file in stream.files if directory.growing is None]
     digests = [directory.contents[name].sha256 for name in names]
-    return {"directory": str(directory.path), "tokens": stream.length, "files": names, "sha256": digests}
+    growing = directory.growing
+    return {
+        "directory": str(directory.path),
+        "tokens": None if growing is not None else stream.length,
+        "files": names,
+        "sha256": digests,
+        "plan": finished_by(directory.path) if growing is None else growing.fingerprint,  # what decides every byte
+    }
 
 
 def _listed(streams: Any) -> list[dict[str, Any]]:
@@ -144,6 +152,13 @@ def _refuse_other_mixture(run: Run, before: dict[str, Any], now: dict[str, Any],
 def _refuse_other_tokens(split: str, old: dict[str, Any], new: dict[str, Any], path: Path) -> None:
     """Raise BadInput when a stream is not the one that the checkpoint was made with: its windows are others."""
     advice = "name those in train.json, or with --token-files DIR, or start anew with --resume never"
+    if None in (old["tokens"], new["tokens"]):  # still being written, then or now
+        if old.get("plan") is None or old.get("plan") != new.get("plan"):
+            raise BadInput(
+                f"{new['directory']}: its {split} tokens are not prepared as those were that {path} was made with; "
+                f"{advice}"
+            )
+        return
     if old["tokens"] != new["tokens"]:
         raise BadInput(
             f"{new['directory']}: its {new['tokens']:,} {split} tokens are not the {old['tokens']:,} that {path} was "

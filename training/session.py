@@ -40,6 +40,7 @@ class Options:
     """What the command line adds to a run directory."""
 
     token_files: Path | None
+    follow: bool  # token files that are still being written
     resume: str  # "auto", "never" or a checkpoint's name
     device: str | None
     max_steps: int | None
@@ -78,7 +79,7 @@ def _join(run: Run, options: Options) -> tuple[Ranks, Watch]:
 def _train(run: Run, options: Options, ranks: Ranks, ledger: Ledger, watch: Watch) -> int:
     with ledger.start_up():
         _say(ranks, list(run.notices))
-        token_set = open_tokens(run, options.token_files, ranks)
+        token_set = open_tokens(run, options.token_files, ranks, follow=options.follow)
         plan = make_plan(run, ranks.world_size, token_set.lengths)
         token_set = check_tokens(run, plan, token_set, ranks)
         numerics = resolve_numerics(run, plan, ranks)

@@ -10,17 +10,20 @@ import attrs
 
 from errors import BadInput
 from tokens.batches import WindowOrder
+from tokens.growing import GrowingTokens
 from tokens.hub import download_dataset
 from tokens.manifest import Content, Manifest, open_listed, read_contents, read_manifest
 from tokens.reading import Reading, Source
 from tokens.token_file import TokenFile, TokenStream, open_split
 from tokens.tokenizer import RANKS_FILE
 from training.config import Run
+from training.follow import growing_directories, wait_for_validation
 from training.plan import Plan
 from training.ranks import Ranks, together
 
 ROOT = Path(__file__).parents[1]
 DOWNLOADS = ROOT / "token_files"
+ENDLESS = 1 << 62  # windows of a stream whose end is not known yet
 ANNOUNCED_BYTES = 2e9  # what takes longer to read than a few seconds is said
 
 
@@ -34,11 +37,19 @@ class TokenDirectory:
     train: TokenStream
     validation: TokenStream | None  # where the run validates on it
     contents: dict[str, Content] = attrs.field(factory=dict)  # by file name, from check_tokens
+    growing: GrowingTokens | None = None  # of files that are still being written
 
     @property
     def streams(self) -> list[TokenStream]:
         """What the run reads."""
         return [self.train] if self.validation is None else [self.train, self.validation]
+
+    @property
+    def tokenizer(self) -> dict[str, Any] | None:
+        """What is known of the tokenizer."""
+        if self.growing is not None:
+            return self.growing.tokenizer
+        return None if self.manifest is None else self.manifest.tokenizer
 
 
 @attrs.frozen
@@ -55,14 +66,17 @@ class TokenSet:
     @property
     def lengths(self) -> dict[str, int | None]:
         """Tokens of each train stream, by dataset."""
-        return {directory.dataset: directory.train.length for directory in self.directories}
+        return {
+            directory.dataset: None if directory.growing is not None else directory.train.length
+            for directory in self.directories
+        }
 
     @property
     def tokenizer(self) -> tuple[Path, dict[str, Any]] | None:
         """A directory whose manifest tells of the tokenizer, and what it tells; all that tell, tell the same."""
         for directory in self.directories:
-            if directory.manifest is not None:
-                return directory.path, directory.manifest.tokenizer
+            if directory.tokenizer is not None:
+                return directory.path, directory.tokenizer
         return None
 
 
@@ -104,13 +118,17 @@ def lengths_at_hand(run: Run, given: Path | None) -> dict[str, int | None]:
     return lengths
 
 
-def open_tokens(run: Run, given: Path | None, ranks: Ranks) -> TokenSet:
-    """Return the run's tokens, downloaded first if need be. Call it on every rank. Raises BadInput on every rank."""
+def open_tokens(run: Run, given: Path | None, ranks: Ranks, *, follow: bool) -> TokenSet:
+    """Return the run's tokens, downloaded first if need be; with `follow` also those that are still being written.
+
+    Call it on every rank. Raises BadInput on every rank.
+    """
     places = locate_tokens(run, given)
     for place in places:
         _download(place, ranks)
+    growing = growing_directories(run, [place.directory for place in places], ranks, follow=follow)
     token_sets: list[TokenSet] = []
-    together(ranks, lambda: token_sets.append(_open_all(run, places)))
+    together(ranks, lambda: token_sets.append(_open_all(run, places, growing)))
     return token_sets[0]
 
 
@@ -119,6 +137,7 @@ def check_tokens(run: Run, plan: Plan, token_set: TokenSet, ranks: Ranks) -> Tok
 
     Raises BadInput on every rank for too few tokens, a damaged file, or an id beyond the vocabulary.
     """
+    _wait_for_validation(run, plan, token_set, ranks)
     _check_validation_length(run, plan, token_set)
     size = sum(file.path.stat().st_size for directory in token_set.directories for file in _files(directory))
     if ranks.coordinates and size > ANNOUNCED_BYTES:
@@ -145,10 +164,20 @@ def check_tokens(run: Run, plan: Plan, token_set: TokenSet, ranks: Ranks) -> Tok
 def make_reading(run: Run, plan: Plan, token_set: TokenSet) -> Reading:
     """Return what the ranks of a run read."""
     sources = []
+    era = None if run.train.era_tokens is None else run.train.era_tokens // plan.layout.context_length
     for number, (directory, source) in enumerate(zip(token_set.directories, plan.sources, strict=True)):
-        assert source.windows is not None
-        order = WindowOrder(count=source.windows, shuffle=run.train.shuffle, seed=run.train.random_seed, source=number)
-        sources.append(Source(stream=directory.train, start_token=plan.start_token, order=order))
+        count = ENDLESS if source.windows is None else source.windows
+        seed, shuffle = run.train.random_seed, run.train.shuffle
+        order = WindowOrder(count=count, shuffle=shuffle, seed=seed, era=era, source=number)
+        sources.append(
+            Source(
+                stream=directory.train,
+                start_token=plan.start_token,
+                order=order,
+                max_epochs=run.train.max_epochs,
+                growing=directory.growing,
+            )
+        )
     return Reading(
         sources=tuple(sources), mixture=plan.mixture, layout=plan.layout, vocabulary_size=run.model.vocab_size
     )
@@ -197,13 +226,25 @@ def _download(place: TokenPlace, ranks: Ranks) -> None:
         )
 
 
-def _open_all(run: Run, places: list[TokenPlace]) -> TokenSet:
+def _open_all(run: Run, places: list[TokenPlace], growing: list[GrowingTokens | None]) -> TokenSet:
     manifests = [read_manifest(place.directory) for place in places]
     validated = None
     if run.train.validation_interval is not None:
-        validated = _validated(run, places, manifests)
+        validated = _validated(run, places, manifests, growing)
     directories = []
-    for place, manifest in zip(places, manifests, strict=True):
+    for place, manifest, grows in zip(places, manifests, growing, strict=True):
+        if grows is not None:
+            directories.append(
+                TokenDirectory(
+                    dataset=place.dataset,
+                    path=place.directory,
+                    manifest=None,
+                    train=grows.stream("train"),
+                    validation=grows.stream("validation") if place is validated else None,
+                    growing=grows,
+                )
+            )
+            continue
         train = open_listed(place.directory, "train", manifest)
         validation = open_listed(place.directory, "validation", manifest) if place is validated else None
         directories.append(
@@ -216,10 +257,15 @@ def _open_all(run: Run, places: list[TokenPlace]) -> TokenSet:
     return token_set
 
 
-def _validated(run: Run, places: list[TokenPlace], manifests: list[Manifest | None]) -> TokenPlace:
-    """Return the dataset to validate on: the first one of a list that has a validation split."""
-    for place, manifest in zip(places, manifests, strict=True):
-        if isinstance(run.train.dataset, str) or _has_split(place.directory, "validation", manifest):
+def _validated(
+    run: Run, places: list[TokenPlace], manifests: list[Manifest | None], growing: list[GrowingTokens | None]
+) -> TokenPlace:
+    """Return the dataset to validate on: the first one of a list that has a validation split, or will have one."""
+    for place, manifest, grows in zip(places, manifests, growing, strict=True):
+        if grows is not None:
+            if "validation" in grows.splits:
+                return place
+        elif isinstance(run.train.dataset, str) or _has_split(place.directory, "validation", manifest):
             return place
     raise BadInput(
         f"{run.directory / 'train.json'}: dataset: none of {', '.join(place.dataset for place in places)} holds "
@@ -244,9 +290,9 @@ def _check_tokenizers(run: Run, token_set: TokenSet) -> None:
             f"{tokenizer['vocabulary_size']}, the vocabulary of tokenizer {tokenizer['name']} in {first}"
         )
     for directory in token_set.directories:
-        if directory.manifest is None:
+        other = directory.tokenizer
+        if other is None:
             continue
-        other = directory.manifest.tokenizer
         if _identity(directory.path, other) != _identity(first, tokenizer):
             raise BadInput(
                 f"{directory.path}: made with tokenizer {other['name']}, {other['vocabulary_size']:,} ids, but {first} "
@@ -261,7 +307,8 @@ def _identity(directory: Path, tokenizer: dict[str, Any]) -> tuple[Any, ...]:
 
 
 def _files(directory: TokenDirectory) -> list[TokenFile]:
-    return [file for stream in directory.streams for file in stream.files]
+    """Return the files to be read through before the first step."""
+    return [] if directory.growing is not None else [file for stream in directory.streams for file in stream.files]
 
 
 def _ranges_to_read(
@@ -269,7 +316,8 @@ def _ranges_to_read(
 ) -> Iterator[tuple[TokenDirectory, TokenStream, int, int]]:
     """Yield (directory, stream, first token, count) of what the run reads."""
     for directory, source in zip(directories, plan.sources, strict=True):
-        assert source.windows is not None
+        if source.windows is None:  # still being written: ids are looked at when they are read
+            continue
         # Shuffled, any window may come.
         windows = source.windows if run.train.shuffle else min(source.windows, source.sequences)
         if source.sequences > 0:
@@ -279,9 +327,24 @@ def _ranges_to_read(
             yield directory, directory.validation, run.train.start_val_token, count
 
 
+def _wait_for_validation(run: Run, plan: Plan, token_set: TokenSet, ranks: Ranks) -> None:
+    """Wait until what the run validates on is there, once per machine, while its other ranks wait on gloo."""
+    directory = token_set.validation
+    if directory is None or directory.growing is None:
+        return
+    growing = directory.growing
+    wanted = run.train.start_val_token + plan.validation_sequences * plan.layout.context_length + 1
+
+    def wait() -> None:
+        wait_for_validation(growing, wanted, lambda line: print(line, flush=True) if ranks.coordinates else None)
+
+    together(ranks, wait, only=ranks.local_rank == 0, group=ranks.download)
+    growing.refresh()
+
+
 def _check_validation_length(run: Run, plan: Plan, token_set: TokenSet) -> None:
     directory = token_set.validation
-    if directory is None or directory.validation is None:
+    if directory is None or directory.validation is None or directory.growing is not None:
         return
     context, begin, stream = plan.layout.context_length, run.train.start_val_token, directory.validation
     wanted = begin + plan.validation_sequences * context + 1

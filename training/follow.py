@@ -1,0 +1,82 @@
+"""Training on token files that are still being written (train.py --follow): waiting for them, all ranks together."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from errors import BadInput
+from tokens.growing import GrowingTokens
+from tokens.manifest import MANIFEST
+from tokens.reading import Reading, ready
+from tokens.unit_plan import PLAN
+from training.config import Run
+from training.ranks import Ranks, StopRequest, from_coordinator
+
+POLL_SECONDS = 1.0  # between two looks at the ledger
+
+
+def growing_directories(run: Run, directories: list[Path], ranks: Ranks, *, follow: bool) -> list[GrowingTokens | None]:
+    """Return those of the directories that are still being written. Call it on every rank.
+
+    Rank 0 looks for all of them: the work may end between two ranks' looks. Raises BadInput on every rank unless the
+    command line says --follow, and where the order of the windows is not known before the work's end.
+    """
+
+    def look() -> list[bool]:
+        grow = [(path / PLAN).exists() and not (path / MANIFEST).exists() for path in directories]
+        for path in [path for path, grows in zip(directories, grow, strict=True) if grows]:
+            if not follow:
+                raise BadInput(f"{path}: still being prepared; wait for it, or pass --follow")
+            if run.train.shuffle and run.train.era_tokens is None:
+                raise BadInput(
+                    f"{run.directory / 'train.json'}: era_tokens: got null, wanted a number, such as 100000000: {path} "
+                    "is still being prepared, and a permutation of the whole stream would have to wait for its end"
+                )
+            GrowingTokens(path)
+        return grow
+
+    grow = from_coordinator(ranks, look)
+    return [GrowingTokens(path) if grows else None for path, grows in zip(directories, grow, strict=True)]
+
+
+def wait_for_validation(growing: GrowingTokens, wanted_tokens: int, say: Callable[[str], None]) -> None:
+    """Wait until a validation stream has so many tokens. Raises BadInput when it ends with less."""
+    told = False
+    while growing.committed("validation") < wanted_tokens:
+        growing.refresh()
+        have = growing.committed("validation")
+        if growing.finished and have < wanted_tokens:
+            raise BadInput(
+                f"{growing.directory}: its validation ended with {have:,} tokens, wanted at least {wanted_tokens:,}; "
+                "hold out more with --validation-fraction, or lower validation_sequences in train.json"
+            )
+        if have < wanted_tokens:
+            if not told:
+                told = True
+                say(f"waiting for {wanted_tokens:,} tokens to validate on; {growing.directory}: {growing.progress()}")
+            time.sleep(POLL_SECONDS)
+
+
+def wait_for_step(
+    reading: Reading, step: int, ranks: Ranks, stop_request: StopRequest, say: Callable[[str], None]
+) -> bool:
+    """Wait until every rank sees what a step reads; return False when asked to stop meanwhile. For growing tokens only.
+
+    Call it on every rank. No rank waits alone for data while the others wait for it in a collective.
+    """
+    told = False
+    while True:
+        flag = torch.tensor([float(ready(reading, step))])
+        dist.all_reduce(flag, op=dist.ReduceOp.MIN, group=ranks.control)
+        if flag.item():
+            return True
+        if stop_request.agreed():
+            return False
+        if not told:
+            told = True
+            growing = [source.growing for source in reading.sources if source.growing is not None]
+            say(f"waiting for tokens: {'; '.join(f'{each.directory}: {each.progress()}' for each in growing)}")
+        time.sleep(POLL_SECONDS)
