@@ -42,9 +42,8 @@ def growing_directories(run: Run, directories: list[Path], ranks: Ranks, *, foll
     return [GrowingTokens(path) if grows else None for path, grows in zip(directories, grow, strict=True)]
 
 
-def wait_for_validation(growing: GrowingTokens, wanted_tokens: int, say: Callable[[str], None]) -> None:
+def wait_for_validation(growing: GrowingTokens, wanted_tokens: int, *, say: bool) -> None:
     """Wait until a validation stream has so many tokens. Raises BadInput when it ends with less."""
-    told = False
     while growing.committed("validation") < wanted_tokens:
         growing.refresh()
         have = growing.committed("validation")
@@ -54,9 +53,10 @@ def wait_for_validation(growing: GrowingTokens, wanted_tokens: int, say: Callabl
                 "hold out more with --validation-fraction, or lower validation_sequences in train.json"
             )
         if have < wanted_tokens:
-            if not told:
-                told = True
-                say(f"waiting for {wanted_tokens:,} tokens to validate on; {growing.directory}: {growing.progress()}")
+            if say:
+                say = False
+                where = f"{growing.directory}: {growing.progress()}"
+                print(f"waiting for {wanted_tokens:,} tokens to validate on; {where}", flush=True)
             time.sleep(POLL_SECONDS)
 
 

@@ -22,6 +22,12 @@ class SourcePlan:
     windows: int | None  # of one epoch; None where its token files are not at hand
     sequences: int  # windows read in all, those of a second epoch counted again
 
+    def epochs(self, sequences: int) -> float | None:
+        """Return how many epochs so many windows are; None where the length of one is not known."""
+        if sequences == 0:
+            return 0.0
+        return None if self.windows is None else sequences / self.windows
+
 
 @attrs.frozen(kw_only=True)
 class Plan:
@@ -50,7 +56,7 @@ class Plan:
             {
                 "dataset": source.dataset,
                 "tokens": count * self.layout.context_length,
-                "epochs": count / source.windows if source.windows else None,
+                "epochs": source.epochs(count),
             }
             for source, count in zip(self.sources, counts, strict=True)
         ]
@@ -190,7 +196,7 @@ def _describe_schedule(schedule: Schedule) -> str:
 def _describe_source(source: SourcePlan) -> str:
     if source.windows is None:
         return f"{source.sequences:,} windows of {source.dataset}, whose token files are not here yet"
-    epochs = source.sequences / source.windows if source.windows else 0
+    epochs = source.epochs(source.sequences)
     return f"{epochs:.2f} epochs of {source.windows:,} windows: {source.sequences:,} of {source.dataset}"
 
 

@@ -30,7 +30,8 @@ from training.replay import replay
 from training.selftest import self_test
 from training.signals import StopSignals
 from training.step import Loss, Trainer
-from training.token_set import TokenSet, check_tokens, make_reading, open_tokens
+from training.token_check import check_tokens
+from training.token_set import TokenSet, make_reading, open_tokens
 from training.validation import Validation
 from training.watch import Watch
 

@@ -1,8 +1,6 @@
-"""The token files of a run: found or downloaded, opened, and checked before the first step."""
+"""The token files of a run: found or downloaded, and opened."""
 
-import functools
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +10,18 @@ from errors import BadInput
 from tokens.batches import WindowOrder
 from tokens.growing import GrowingTokens
 from tokens.hub import download_dataset
-from tokens.manifest import Content, Manifest, open_listed, read_contents, read_manifest
+from tokens.manifest import Content, Manifest, open_listed, read_manifest
 from tokens.reading import Reading, Source
-from tokens.token_file import TokenFile, TokenStream, open_split
+from tokens.token_file import TokenStream, open_split
 from tokens.tokenizer import RANKS_FILE
 from training.config import Run
-from training.follow import growing_directories, wait_for_validation
+from training.follow import growing_directories
 from training.plan import Plan
 from training.ranks import Ranks, together
 
 ROOT = Path(__file__).parents[1]
 DOWNLOADS = ROOT / "token_files"
 ENDLESS = 1 << 62  # windows of a stream whose end is not known yet
-ANNOUNCED_BYTES = 2e9  # what takes longer to read than a few seconds is said
 
 
 @attrs.frozen(kw_only=True)
@@ -36,7 +33,7 @@ class TokenDirectory:
     manifest: Manifest | None
     train: TokenStream
     validation: TokenStream | None  # where the run validates on it
-    contents: dict[str, Content] = attrs.field(factory=dict)  # by file name, from check_tokens
+    contents: dict[str, Content] = attrs.field(factory=dict)  # by file name, from training/token_check.py
     growing: GrowingTokens | None = None  # of files that are still being written
 
     @property
@@ -132,35 +129,6 @@ def open_tokens(run: Run, given: Path | None, ranks: Ranks, *, follow: bool) -> 
     return token_sets[0]
 
 
-def check_tokens(run: Run, plan: Plan, token_set: TokenSet, ranks: Ranks) -> TokenSet:
-    """Return the token set with what its files hold, all of them read once per machine. Call it on every rank.
-
-    Raises BadInput on every rank for too few tokens, a damaged file, or an id beyond the vocabulary.
-    """
-    _wait_for_validation(run, plan, token_set, ranks)
-    _check_validation_length(run, plan, token_set)
-    size = sum(file.path.stat().st_size for directory in token_set.directories for file in _files(directory))
-    if ranks.coordinates and size > ANNOUNCED_BYTES:
-        print(f"checking token files: {size / 1e9:.1f} GB", flush=True)
-    checked = []
-    for directory in token_set.directories:
-        read = functools.partial(read_contents, _files(directory), directory.manifest)
-        # its other ranks wait on gloo, and leave it the processor
-        on_machines = together(ranks, read, only=ranks.local_rank == 0, group=ranks.download)
-        checked.append(attrs.evolve(directory, contents=agreed_contents(directory.path, on_machines)))
-
-    def check_ids() -> None:
-        for directory, stream, begin, count in _ranges_to_read(run, plan, checked):
-            if max(directory.contents[file.path.name].max_id for file in stream.files) < run.model.vocab_size:
-                continue
-            share = -(-count // ranks.local_world_size)  # each machine looks at its copy once
-            first = begin + ranks.local_rank * share
-            stream.check_ids(first, max(0, min(share, begin + count - first)), run.model.vocab_size)
-
-    together(ranks, check_ids)
-    return TokenSet(tuple(checked))
-
-
 def make_reading(run: Run, plan: Plan, token_set: TokenSet) -> Reading:
     """Return what the ranks of a run read."""
     sources = []
@@ -181,18 +149,6 @@ def make_reading(run: Run, plan: Plan, token_set: TokenSet) -> Reading:
     return Reading(
         sources=tuple(sources), mixture=plan.mixture, layout=plan.layout, vocabulary_size=run.model.vocab_size
     )
-
-
-def agreed_contents(directory: Path, on_machines: list[dict[str, Content]]) -> dict[str, Content]:
-    """Return what every machine's token files hold. Raises BadInput when one machine's differ from the first one's."""
-    for number, other in enumerate(on_machines):
-        for name, content in on_machines[0].items():
-            if other.get(name) != content:
-                raise BadInput(
-                    f"{directory / name}: machine {number + 1} of {len(on_machines)} has another file of this name, or "
-                    "none, than the first; bring the same token files to all machines"
-                )
-    return on_machines[0]
 
 
 def _candidates(dataset: str) -> list[Path]:
@@ -304,53 +260,3 @@ def _check_tokenizers(run: Run, token_set: TokenSet) -> None:
 def _identity(directory: Path, tokenizer: dict[str, Any]) -> tuple[Any, ...]:
     ranks = (directory / RANKS_FILE).read_bytes() if tokenizer["ranks_file"] else None
     return tokenizer["name"], tokenizer["vocabulary_size"], tokenizer["end_of_text_id"], ranks
-
-
-def _files(directory: TokenDirectory) -> list[TokenFile]:
-    """Return the files to be read through before the first step."""
-    return [] if directory.growing is not None else [file for stream in directory.streams for file in stream.files]
-
-
-def _ranges_to_read(
-    run: Run, plan: Plan, directories: list[TokenDirectory]
-) -> Iterator[tuple[TokenDirectory, TokenStream, int, int]]:
-    """Yield (directory, stream, first token, count) of what the run reads."""
-    for directory, source in zip(directories, plan.sources, strict=True):
-        if source.windows is None:  # still being written: ids are looked at when they are read
-            continue
-        # Shuffled, any window may come.
-        windows = source.windows if run.train.shuffle else min(source.windows, source.sequences)
-        if source.sequences > 0:
-            yield directory, directory.train, plan.start_token, windows * plan.layout.context_length + 1
-        if directory.validation is not None:
-            count = plan.validation_sequences * plan.layout.context_length + 1
-            yield directory, directory.validation, run.train.start_val_token, count
-
-
-def _wait_for_validation(run: Run, plan: Plan, token_set: TokenSet, ranks: Ranks) -> None:
-    """Wait until what the run validates on is there, once per machine, while its other ranks wait on gloo."""
-    directory = token_set.validation
-    if directory is None or directory.growing is None:
-        return
-    growing = directory.growing
-    wanted = run.train.start_val_token + plan.validation_sequences * plan.layout.context_length + 1
-
-    def wait() -> None:
-        wait_for_validation(growing, wanted, lambda line: print(line, flush=True) if ranks.coordinates else None)
-
-    together(ranks, wait, only=ranks.local_rank == 0, group=ranks.download)
-    growing.refresh()
-
-
-def _check_validation_length(run: Run, plan: Plan, token_set: TokenSet) -> None:
-    directory = token_set.validation
-    if directory is None or directory.validation is None or directory.growing is not None:
-        return
-    context, begin, stream = plan.layout.context_length, run.train.start_val_token, directory.validation
-    wanted = begin + plan.validation_sequences * context + 1
-    if stream.length < wanted:
-        raise BadInput(
-            f"{stream.files[0].path}: got {stream.length:,} tokens, wanted at least {wanted:,} = {begin:,} + "
-            f"{plan.validation_sequences:,} sequences x {context:,} + 1; hold out more with --validation-fraction, or "
-            f"lower validation_sequences in {run.directory / 'train.json'}"
-        )

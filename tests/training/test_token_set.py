@@ -9,7 +9,7 @@ import pytest
 from errors import BadInput
 from tokens.manifest import Content
 from training.record import differences
-from training.token_set import agreed_contents
+from training.token_check import agreed_contents
 
 CONTENT = Content(size_bytes=8, sha256="0" * 64, max_id=1)
 
