@@ -195,7 +195,7 @@ def _describe_schedule(schedule: Schedule) -> str:
 
 def _describe_source(source: SourcePlan) -> str:
     if source.windows is None:
-        return f"{source.sequences:,} windows of {source.dataset}, whose token files are not here yet"
+        return f"{source.sequences:,} windows of {source.dataset}, whose token files are not all here yet"
     epochs = source.epochs(source.sequences)
     return f"{epochs:.2f} epochs of {source.windows:,} windows: {source.sequences:,} of {source.dataset}"
 

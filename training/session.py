@@ -263,7 +263,9 @@ def _summary(loop: Loop, finished: bool) -> list[str]:
 
 def _data_lines(plan: Plan, step: int) -> list[str]:
     return [
-        f"data: {read['epochs']:.2f} epochs, {read['tokens']:,} tokens of {read['dataset']}"
+        "data: "
+        + ("" if read["epochs"] is None else f"{read['epochs']:.2f} epochs, ")
+        + f"{read['tokens']:,} tokens of {read['dataset']}"
         for read in plan.read_until(step)
     ]
 
