@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 EPILOG = """sources:
   FILE, FOLDER or 'GLOB'   .txt .md .py (a file is a document), .jsonl .json (a line is; .gz, .zst), .parquet
-  s3://... gs://... https://...   the same, wherever fsspec reads (pip install s3fs, gcsfs)
+  s3://... gs://... https://...   the same, wherever fsspec reads (pip install s3fs, gcsfs, aiohttp); over http a
+                           folder's name ends in /; AWS_ENDPOINT_URL names an S3 server that is not Amazon's
   hf:OWNER/NAME[:CONFIG]   the data files of a Hugging Face dataset's train split
   stdlib                   the running Python's own library sources: real text that is on every machine
 

@@ -31,6 +31,7 @@ from tokens.writer import CRASH_POINTS
 
 PREPARE = [sys.executable, "prepare_data.py"]
 CRASH = [sys.executable, "tests/tokens/crash.py"]
+PYTHONPATH = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 
 
 def write(directory: Path, source: Path, *, workers: int = 0, **changes: Any) -> dict[str, Any]:
@@ -81,7 +82,7 @@ def run(command: list[str], *options: str | Path, **environment: str) -> "subpro
         text=True,
         check=False,
         timeout=120,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        env={**os.environ, "PYTHONPATH": PYTHONPATH, **environment},
     )
 
 
