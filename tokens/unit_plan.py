@@ -46,6 +46,7 @@ class Settings:
     validation_fraction: float
     test_fraction: float
     unit_bytes: int
+    shard_tokens: int | None = None  # of each file but the last
 
 
 @attrs.frozen

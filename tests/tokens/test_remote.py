@@ -111,7 +111,7 @@ def test_a_url_names_a_file_a_folder_or_a_glob(s3: S3Server, web: FileServer) ->
     assert len(paths(f"s3://{BUCKET}")) == 5
 
 
-def test_only_what_a_unit_needs_is_read(web: FileServer, tmp_path: Path) -> None:
+def test_a_file_is_found_without_reading_it(web: FileServer) -> None:
     pytest.importorskip("aiohttp")
     paths(f"{web.url}/d.txt")
     assert web.requests == ["HEAD /d.txt"] * 2  # to find it, and to know it
