@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 EPILOG = """sources:
   FILE, FOLDER or 'GLOB'   .txt .md .py (a file is a document), .jsonl .json (a line is; .gz, .zst), .parquet
-  s3://... gs://... https://...   the same, wherever fsspec reads (pip install s3fs, gcsfs)
+  s3://... gs://... https://...   the same, wherever fsspec reads (pip install s3fs, gcsfs, aiohttp); over http a
+                           folder's name ends in /; AWS_ENDPOINT_URL names an S3 server that is not Amazon's
   hf:OWNER/NAME[:CONFIG]   the data files of a Hugging Face dataset's train split
   stdlib                   the running Python's own library sources: real text that is on every machine
 
@@ -66,6 +67,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--workers", type=positive, default=os.cpu_count(), metavar="N", help="processes (all cores)")
     parser.add_argument("--ray-address", metavar="ADDRESS", help="of the cluster: auto, or HOST:PORT")
     parser.add_argument("--unit-bytes", type=positive, default=1 << 24, metavar="N", help="of work, about (16777216)")
+    parser.add_argument(
+        "--shard-tokens", type=positive, metavar="N", help="of each file, if a split has more (one file a split)"
+    )
     parser.add_argument(
         "--on-bad-document",
         choices=("skip", "fail"),
@@ -131,6 +135,7 @@ def prepare() -> int:
             test=arguments.test_fraction,
         ),
         unit_bytes=arguments.unit_bytes,
+        shard_tokens=arguments.shard_tokens,
         fail_on_bad_document=arguments.on_bad_document == "fail",
     )
     began = time.monotonic()
@@ -160,9 +165,16 @@ def say(line: str) -> None:
 def report(arguments: argparse.Namespace, manifest: dict[str, Any], seconds: float) -> None:
     """Print what was written, and what was not."""
     print(f"{arguments.output}: {manifest['documents']:,} documents, {manifest['tokens']:,} tokens in {seconds:.1f} s")
+    tokens: dict[str, int] = {}  # by split; of their files, which may be thousands
+    files: dict[str, int] = {}
     for name, entry in manifest["files"].items():
-        print(f"  {name}: {entry['tokens']:,} tokens ({entry['tokens'] / manifest['tokens']:.2%})")
-    held_out = 1 - manifest["files"]["train.safetensors"]["tokens"] / manifest["tokens"]
+        split = name.partition(".")[0].partition("-")[0]
+        tokens[split] = tokens.get(split, 0) + entry["tokens"]
+        files[split] = files.get(split, 0) + 1
+    for split, count in tokens.items():
+        what = f"{split}.safetensors" if files[split] == 1 else f"{split} in {files[split]:,} files"
+        print(f"  {what}: {count:,} tokens ({count / manifest['tokens']:.2%})")
+    held_out = 1 - tokens["train"] / manifest["tokens"]
     asked = arguments.validation_fraction + arguments.test_fraction
     if held_out > SURPRISING_SHARE * asked:
         print(f"NOTE: {held_out:.0%} are held out for {asked:.0%} asked: whole documents, and some of them are long")

@@ -6,6 +6,7 @@ reads the same batch while the files grow as when they are done.
 
 import json
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,13 @@ import numpy as np
 from errors import BadInput
 from tokens.ledger import LEDGER, entries_after
 from tokens.manifest import MANIFEST
+from tokens.shards import partial_path
 from tokens.splits import HASH
-from tokens.token_file import HEADER_BYTES, TokenFile, TokenStream
+from tokens.token_file import HEADER_BYTES, TokenFile, TokenStream, open_split
 from tokens.tokenizer import RANKS_FILE, token_dtype
 from tokens.unit_plan import read_plan
-from tokens.writer import partial_file
+
+NAMING_SECONDS = 0.1  # until a file that has lost its hidden name is looked for again
 
 
 class GrowingTokens:
@@ -89,12 +92,12 @@ class GrowingTokens:
         """Return how far the work has come, for people."""
         return f"{self._seen_units:,} of {self._units:,} units, {self.committed('train'):,} tokens to train on"
 
-    def stream(self, split: str) -> "GrowingStream":
+    def stream(self, split: str) -> "FollowedStream":
         """Return one split."""
-        return GrowingStream(self, split)
+        return FollowedStream(self, split)
 
 
-class GrowingStream(TokenStream):
+class FollowedStream(TokenStream):
     """One split of `GrowingTokens`: its length grows as that is refreshed."""
 
     def __init__(self, tokens: GrowingTokens, split: str):
@@ -109,12 +112,26 @@ class GrowingStream(TokenStream):
         return super().read(start, count)
 
     def _map(self, length: int) -> None:
-        final = self._growing.directory / f"{self._split}.safetensors"
-        path = final if final.exists() else partial_file(self._growing.directory, self._split)
-        try:
-            super().__init__([TokenFile(path, self.dtype, HEADER_BYTES, length)])
-        except FileNotFoundError:  # it got its name a moment ago
-            super().__init__([TokenFile(final, self.dtype, HEADER_BYTES, length)])
+        growing, split = self._growing, self._split
+        shard_tokens = growing.settings.shard_tokens or length
+        paths = [
+            partial_path(growing.directory, split, index, sharded=growing.settings.shard_tokens is not None)
+            for index in range(-(-length // max(1, shard_tokens)))
+        ]
+        while True:
+            try:
+                if (growing.directory / MANIFEST).exists():
+                    super().__init__(open_split(growing.directory, split).files)
+                else:
+                    super().__init__(
+                        [
+                            TokenFile(path, self.dtype, HEADER_BYTES, min(shard_tokens, length - index * shard_tokens))
+                            for index, path in enumerate(paths)
+                        ]
+                    )
+                return
+            except FileNotFoundError:  # files are being named: the manifest comes next
+                time.sleep(NAMING_SECONDS)
 
 
 def finished_by(directory: Path) -> str | None:

@@ -16,12 +16,13 @@ from tokens.executors import Executor, in_order
 from tokens.fast_tokenizer import Ranks, write_ranks
 from tokens.ledger import LEDGER, Ledger, Totals
 from tokens.manifest import MANIFEST
+from tokens.shards import partial_files
 from tokens.sources import COMPRESSED_SUFFIXES, resolve_sources
 from tokens.splits import SplitRule
 from tokens.tokenizer import RANKS_FILE, BytePairTokenizer, Tokenizer, fingerprint, load_tokenizer
 from tokens.unit_plan import Settings, UnitPlan, check_same, make_plan, read_plan, write_plan
 from tokens.work import Job, Task
-from tokens.writer import TokenWriter, partial_files
+from tokens.writer import TokenWriter
 
 UNITS, LOCK = ".units", ".lock"
 
@@ -36,6 +37,7 @@ class Request:
     text_field: str
     rule: SplitRule
     unit_bytes: int
+    shard_tokens: int | None  # of each file but the last; None: one file a split
     fail_on_bad_document: bool
 
 
@@ -77,6 +79,7 @@ def prepare(request: Request, host: Host) -> dict[str, Any]:
         validation_fraction=request.rule.validation,
         test_fraction=request.rule.test,
         unit_bytes=request.unit_bytes,
+        shard_tokens=request.shard_tokens,
     )
     directory.mkdir(parents=True, exist_ok=True)
     with _lock(directory):
@@ -106,7 +109,7 @@ def prepare(request: Request, host: Host) -> dict[str, Any]:
             rule=request.rule,
         )
         ledger = Ledger(directory, plan.fingerprint())
-        writer = TokenWriter(directory, job.directory, tokenizer, ledger)
+        writer = TokenWriter(directory, job.directory, tokenizer, ledger, request.shard_tokens)
         try:
             _compute(request, host, plan, job, writer)
             manifest = writer.finish(request.rule, _description(plan, ledger.totals))

@@ -9,6 +9,7 @@ from typing import Any, BinaryIO
 import attrs
 
 from errors import BadInput
+from tokens.remote import REMOTE, find_remote, look_up_remote, open_remote
 
 TEXT_SUFFIXES = (".txt", ".md", ".py")  # a file is a document
 LINE_SUFFIXES = (".jsonl", ".json")  # a line is a document
@@ -16,7 +17,6 @@ COMPRESSED_SUFFIXES = tuple(f"{lines}{packed}" for lines in LINE_SUFFIXES for pa
 SUFFIXES = (*TEXT_SUFFIXES, *LINE_SUFFIXES, *COMPRESSED_SUFFIXES, ".parquet")
 STANDARD_LIBRARY = "stdlib"
 HUB = "hf:"
-REMOTE = "://"
 
 
 @attrs.frozen
@@ -29,17 +29,15 @@ class Input:
 
     def open(self) -> BinaryIO:
         """Open the file for reading. Raises BadInput when it is gone or is not what it was."""
+        # Opened before it is looked at: from here on s3fs holds what it reads to the tag of what was opened.
+        stream = open_remote(self.path) if REMOTE in self.path else None
         now = look_up(self.path)
         if now != self:
             raise BadInput(
                 f"{self.path}: changed since these tokens were begun: got {now.size_bytes:,} bytes of {now.stamp}, "
                 f"wanted {self.size_bytes:,} of {self.stamp}; bring it back, or begin anew in another --output"
             )
-        if REMOTE in self.path:
-            import fsspec
-
-            return fsspec.open(self.path, "rb").open()
-        return Path(self.path).open("rb")
+        return stream or Path(self.path).open("rb")
 
 
 @attrs.frozen
@@ -64,18 +62,15 @@ def resolve_sources(names: list[str]) -> list[Source]:
 
 def look_up(path: str) -> Input:
     """Return size and stamp of a file. Raises BadInput when there is none."""
+    if REMOTE in path:
+        return _remote(path, look_up_remote(path))
     try:
-        if REMOTE not in path:
-            status = Path(path).stat()
-            return Input(path, status.st_size, f"mtime {status.st_mtime_ns}")
-        import fsspec
-
-        file_system, inner = fsspec.core.url_to_fs(path)
-        return _remote(path, file_system.info(inner))
-    except (OSError, ValueError, ImportError) as error:  # ImportError: fsspec names the package that is missing
+        status = Path(path).stat()
+    except OSError as error:
         raise BadInput(
             f"{path}: cannot be read: {_detail(error)}; the same command goes on when it is there"
         ) from error
+    return Input(path, status.st_size, f"mtime {status.st_mtime_ns}")
 
 
 def _resolve(name: str) -> list[Input]:
@@ -104,32 +99,18 @@ def _local_files(name: str) -> list[Path]:
 
 
 def _remote_files(name: str) -> list[Input]:
-    """Return the files behind a URL: one file, a folder's, or a glob's."""
-    import fsspec
-
-    try:
-        file_system, inner = fsspec.core.url_to_fs(name)
-        if glob.has_magic(inner):
-            found = file_system.glob(inner, detail=True)
-        elif file_system.isdir(inner):
-            found = file_system.find(inner, detail=True)
-            found = {path: entry for path, entry in found.items() if path.endswith(SUFFIXES)}
-        else:
-            found = {inner: file_system.info(inner)}
-    except (OSError, ValueError, ImportError) as error:
-        raise BadInput(f"{name}: cannot be listed: {_detail(error)}") from error
-    inputs = [
-        _remote(file_system.unstrip_protocol(path), entry) for path, entry in found.items() if entry["type"] == "file"
-    ]
-    if not inputs:
+    found = find_remote(name)
+    if not glob.has_magic(name) and name not in found:  # a folder holds other things as well
+        found = {url: entry for url, entry in found.items() if url.endswith(SUFFIXES)}
+    if not found:
         raise BadInput(f"{name}: holds no documents; wanted files ending in {', '.join(SUFFIXES)}")
-    for item in inputs:
-        _check_kind(item.path)
-    return inputs
+    for url in found:
+        _check_kind(url)
+    return [_remote(url, entry) for url, entry in found.items()]
 
 
 def _remote(url: str, entry: dict[str, Any]) -> Input:
-    tags = ("ETag", "etag", "blob_id", "md5Hash", "LastModified", "last_modified", "mtime")
+    tags = ("ETag", "etag", "blob_id", "md5Hash", "LastModified", "Last-Modified", "last_modified", "mtime")
     tag = next((f"{key} {entry[key]}" for key in tags if entry.get(key)), "no tag")
     if entry.get("size") is None:
         raise BadInput(f"{url}: its server does not tell how long it is; download it first")

@@ -31,6 +31,7 @@ from tokens.writer import CRASH_POINTS
 
 PREPARE = [sys.executable, "prepare_data.py"]
 CRASH = [sys.executable, "tests/tokens/crash.py"]
+PYTHONPATH = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 
 
 def write(directory: Path, source: Path, *, workers: int = 0, **changes: Any) -> dict[str, Any]:
@@ -43,6 +44,7 @@ def write(directory: Path, source: Path, *, workers: int = 0, **changes: Any) ->
         "text_field": "text",
         "rule": SplitRule(**rule | {key: changes.pop(key) for key in list(changes) if key in rule}),
         "unit_bytes": 1 << 24,
+        "shard_tokens": None,
         "fail_on_bad_document": False,
     }
     make = (lambda: Processes(workers)) if workers else Inline
@@ -81,7 +83,7 @@ def run(command: list[str], *options: str | Path, **environment: str) -> "subpro
         text=True,
         check=False,
         timeout=120,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        env={**os.environ, "PYTHONPATH": PYTHONPATH, **environment},
     )
 
 
@@ -240,15 +242,15 @@ def test_any_number_of_workers_and_any_unit_writes_the_same_bytes(
 
 
 @pytest.mark.parametrize("point", CRASH_POINTS)
-@pytest.mark.parametrize("split", ["hash", "tail"])
+@pytest.mark.parametrize("split", ["hash", "tail", "hash --shard-tokens 300", "tail --shard-tokens 300"])
 def test_a_kill_at_any_moment_of_a_commit_changes_nothing(tmp_path: Path, point: str, split: str) -> None:
     source = jsonl(tmp_path / "a.jsonl", [f"document {number}" for number in range(200)])
-    options = ("--tokenizer", "bytes", "--unit-bytes", "1000", "--executor", "inline", "--split", split)
+    options = ("--tokenizer", "bytes", "--unit-bytes", "1000", "--executor", "inline", "--split", *split.split())
     fractions = ("--validation-fraction", "0.1", "--test-fraction", "0.0001")  # no hash falls to test: cut off as well
     command = (source, *options, *fractions)
     assert run(PREPARE, *command, "--output", tmp_path / "straight").returncode == 0
     wanted = files_of(tmp_path / "straight")
-    assert len(wanted) == 3
+    assert len(wanted) == 3 if "shard" not in split else len(wanted) > 5
     for number in ("1", "3") if point in CRASH_POINTS[:3] else ("1",):
         out = tmp_path / f"out{number}"
         killed = run(CRASH, *command, "--output", out, CRASH_AT=point, CRASH_TIME=number)
@@ -270,14 +272,26 @@ def test_random_kills_of_anything_under_changing_workers_change_nothing(
     assert files_of(tmp_path / "out") == undisturbed
 
 
-def kill_again_and_again(corpus: Path, out: Path, wanted: dict[str, str], kills: int, seed: int) -> list[str]:
+def test_random_kills_change_no_shard(corpus: Path, tmp_path: Path) -> None:
+    shards = ("--shard-tokens", "100000")
+    command = (corpus, "--output", tmp_path / "straight", "--tokenizer", shared("gpt2.tiktoken"), *shards, *COMMAND)
+    assert run(PREPARE, *command, "--unit-bytes", "20000", "--split", "tail").returncode == 0
+    wanted = files_of(tmp_path / "straight")
+    assert len(wanted) > 5
+    kill_again_and_again(corpus, tmp_path / "out", wanted, 3, 7, (*shards, "--split", "tail"))
+    assert files_of(tmp_path / "out") == wanted
+
+
+def kill_again_and_again(
+    corpus: Path, out: Path, wanted: dict[str, str], kills: int, seed: int, more: tuple[str, ...] = ()
+) -> list[str]:
     """Kill preparations into `out` until enough kills have hit, then let the last one end; return a log."""
     draw, log = random.Random(seed), []
     while True:
         workers = draw.choice([1, 2, 3])
         options = ("--workers", str(workers)) if draw.random() < 0.8 else ("--executor", "inline")
         command = [*PREPARE, str(corpus), "--output", str(out), "--tokenizer", str(shared("gpt2.tiktoken")), *options]
-        process = subprocess.Popen([*command, *COMMAND, "--unit-bytes", "20000"], cwd=ROOT, **PIPES)
+        process = subprocess.Popen([*command, *COMMAND, "--unit-bytes", "20000", *more], cwd=ROOT, **PIPES)
         if len(log) == kills:
             _, errors = process.communicate(timeout=120)
             assert process.returncode == 0, errors

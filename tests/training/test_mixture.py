@@ -198,5 +198,5 @@ def test_token_files_on_the_command_line_replace_one_dataset_only(make_run: Make
 def test_a_dry_run_plans_for_datasets_that_are_not_here(make_run: Make, few: Path) -> None:
     done = train(make_run(**mixture(Path("someone/dataset"), few)), "--dry-run")
     assert done.returncode == 0, done.stderr
-    assert "data         22 windows of someone/dataset, whose token files are not here yet" in done.stdout
+    assert "data         22 windows of someone/dataset, whose token files are not all here yet" in done.stdout
     assert "data         1.27 epochs of 33 windows" in done.stdout
