@@ -103,7 +103,8 @@ class FollowedStream(TokenStream):
     def __init__(self, tokens: GrowingTokens, split: str):
         self._growing, self._split = tokens, split
         self.dtype = token_dtype(tokens.settings.vocabulary_size).newbyteorder("<")
-        self._map(0)
+        self.files, self.length = [], 0
+        self._starts, self._maps = [0], []
 
     def read(self, start: int, count: int) -> np.ndarray:
         """Return tokens start .. start + count, 1-D; a view of the file. They must have been committed."""

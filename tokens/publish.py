@@ -17,7 +17,8 @@ from tokens.dataset_card import dataset_card
 from tokens.ledger import LEDGER
 from tokens.length_chart import CHART
 from tokens.manifest import MANIFEST, manifest_text, read_manifest
-from tokens.sources import HUB, REMOTE, STANDARD_LIBRARY
+from tokens.remote import REMOTE
+from tokens.sources import HUB, STANDARD_LIBRARY
 from tokens.splits import SPLITS
 from tokens.tokenizer import RANKS_FILE
 

@@ -11,7 +11,7 @@ __all__ = ["corpus", "undisturbed"]  # fixtures
 
 
 def test_fifty_kills_of_a_preparation_change_nothing(corpus: Path, undisturbed: dict[str, str], tmp_path: Path) -> None:
-    log = kill_again_and_again(corpus, tmp_path / "out", undisturbed, kills=50, seed=50)
+    log = kill_again_and_again(corpus, tmp_path / "out", undisturbed, kills=50)
     assert len(log) == 50
     print(f"50 kills: {files_of(tmp_path / 'out')}, as undisturbed: {files_of(tmp_path / 'out') == undisturbed}")
     assert files_of(tmp_path / "out") == undisturbed

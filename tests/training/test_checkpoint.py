@@ -186,7 +186,7 @@ def test_no_pickle_is_read(finished: Path, tmp_path: Path) -> None:
     assert {path.name for path in (run / "checkpoints" / "step-00000008").iterdir()} == set(FILES)
 
 
-LONG = {"min_train_tokens": 400 * 8 * 32, "validation_interval": None, "checkpoint_interval": 10}
+LONG = {"min_train_tokens": 250 * 8 * 32, "validation_interval": None, "checkpoint_interval": 10}
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

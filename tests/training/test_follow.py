@@ -58,10 +58,11 @@ def wait_for(text: str, process: "subprocess.Popen[str]") -> None:
     raise AssertionError(process.communicate())
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(("ranks", "shards"), [(1, ()), (2, ("--shard-tokens", "1500"))])
 def test_a_run_that_follows_has_the_state_of_one_that_began_at_the_end(
-    make_run: Callable[..., Path], tmp_path: Path, preparation: tuple[object, ...], ranks: int
+    make_run: Callable[..., Path], tmp_path: Path, preparation: tuple[object, ...], ranks: int, shards: tuple[str, ...]
 ) -> None:
+    preparation += shards
     settings = SETTINGS | {"dataset": str(tmp_path / "tokens")}
     early, late = make_run("early", **settings), make_run("late", **settings)
     prepare_units(preparation, 4)
