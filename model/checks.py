@@ -19,7 +19,7 @@ def integer(minimum: int) -> Validator:
 
 def is_number(value: Any) -> bool:
     """Tell whether a value is a finite int or float, and no bool."""
-    return type(value) in (int, float) and math.isfinite(value)
+    return type(value) is int or (type(value) is float and math.isfinite(value))
 
 
 def number(minimum: float, maximum: float = math.inf, *, above: bool = False) -> Validator:

@@ -83,8 +83,8 @@ def to_shares(weights: Sequence[int | float]) -> tuple[int, ...]:
     shares = tuple(weight // divisor for weight in whole)
     if sum(shares) > MOST_ENTRIES:
         raise ValueError(
-            f"got weights {', '.join(map(str, weights))}, in whole numbers {', '.join(map(str, shares))}, wanted a sum "
-            f"of at most {MOST_ENTRIES:,} of these; round the weights to fewer digits"
+            f"got weights {', '.join(map(str, weights))}, wanted whole numbers of the same proportion to add up to "
+            f"{MOST_ENTRIES:,} at most; round the weights to fewer digits"
         )
     return shares
 

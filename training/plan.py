@@ -78,7 +78,8 @@ def make_plan(run: Run, world_size: int, lengths: Mapping[str, int | None] | Non
     }
     steps = _count_steps(run, layout, lengths, windows)
     batch = layout.global_batch_size
-    mixture = Mixture([Stage(first_step * batch, share) for first_step, share in shares(run.train.parts)])
+    reached = [stage for stage in shares(run.train.parts) if stage[0] < steps]
+    mixture = Mixture([Stage(first_step * batch, share) for first_step, share in reached])
     counts = mixture.counts(steps * batch)
     sources = tuple(SourcePlan(name, windows[name], count) for name, count in zip(lengths, counts, strict=True))
     for source in sources:

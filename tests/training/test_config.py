@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 
 from errors import BadInput
@@ -132,6 +133,7 @@ def part(dataset: str = "a", **keys: Any) -> dict[str, Any]:
             {"dataset": [part(weight=1)], "min_train_tokens": None},
             "min_train_tokens: got null (all tokens), wa",
         ),
+        ("train", {"dataset": [part(weight=1e-320), part("b", weight=10**400)]}, "round the weights to fewer digits"),
         ("train", {"max_epochs": 0}, "max_epochs: got 0, wanted an integer of at least 1"),
         ("train", {"shuffle": 1}, "shuffle: got 1, wanted true or false"),
         ("train", {"global_batch_size": 9}, "global_batch_size: got 9, wanted a multiple of microbatch_size, 2"),
@@ -185,7 +187,8 @@ def test_stages_of_different_datasets_may_begin_at_different_steps(tmp_path: Pat
     assert shares(run.train.parts) == [(0, (7, 3, 0)), (500, (7, 3, 10)), (1000, (0, 3, 10))]
     plan = make_plan(run, 1)
     assert [source.sequences for source in plan.sources] == [45, 19, 0]  # 64 of them, in the first stage
-    assert [round(read["tokens"] / 32) for read in plan.read_until(600)] == [2800 + 280, 1200 + 120, 400]
+    longer = make_plan(attrs.evolve(run, train=attrs.evolve(run.train, min_train_tokens=600 * 8 * 32)), 1)
+    assert [source.sequences for source in longer.sources] == [2800 + 280, 1200 + 120, 400]
 
 
 def test_a_wrong_override_is_blamed_not_the_file(tmp_path: Path) -> None:
