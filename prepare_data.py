@@ -24,12 +24,14 @@ EPILOG = """sources:
 examples:
   python prepare_data.py stdlib --output token_files/quickstart --tokenizer bytes
   python prepare_data.py hf:HuggingFaceFW/fineweb:sample-10BT --output token_files/fineweb-10b
+  python prepare_data.py s3://BUCKET/texts --output s3://BUCKET/tokens --shard-tokens 100000000
 
   python prepare_data.py status DIR     how far a preparation has come
   python prepare_data.py verify DIR     whether every token is as it was written
   python prepare_data.py stats DIR      documents, their lengths (also as a chart), and duplicates
   python prepare_data.py push DIR OWNER/NAME [--private] [--license mit]     to the Hugging Face hub, as a dataset
 
+With --output s3://... full shards leave this disk at once, with all that another machine needs to go on.
 The same command goes on where an earlier one was interrupted or killed; the number of workers may change.
 Exit status: 0 done, 1 error, or more than 1 % of the documents were bad, 2 usage, 130 interrupted. Nothing is ever left
 half-written under a final name.
@@ -49,7 +51,9 @@ def parse_arguments() -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("sources", nargs="+", metavar="SOURCE")
-    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="of the token files; goes on in it")
+    parser.add_argument(
+        "--output", required=True, metavar="DIR|s3://...", help="of the token files; goes on with what is in it"
+    )
     parser.add_argument("--tokenizer", default="gpt2", metavar="gpt2|bytes|FILE.tiktoken", help="default: gpt2")
     parser.add_argument("--text-field", default="text", metavar="NAME", help="field of records (default: text)")
     parser.add_argument(
@@ -71,6 +75,12 @@ def parse_arguments() -> argparse.Namespace:
         "--shard-tokens", type=positive, metavar="N", help="of each file, if a split has more (one file a split)"
     )
     parser.add_argument(
+        "--scratch",
+        type=Path,
+        metavar="DIR",
+        help="of an s3:// output: shards until they are there (token_files/NAME)",
+    )
+    parser.add_argument(
         "--on-bad-document",
         choices=("skip", "fail"),
         default="skip",
@@ -79,6 +89,15 @@ def parse_arguments() -> argparse.Namespace:
     arguments = parser.parse_args()
     if arguments.validation_fraction + arguments.test_fraction >= 1:
         parser.error("--validation-fraction and --test-fraction: wanted a sum below 1, something to train on")
+    remote = "://" in arguments.output
+    if remote and not arguments.output.startswith("s3://"):
+        parser.error(f"--output {arguments.output}: wanted a folder, or s3://BUCKET/PREFIX")
+    if remote and arguments.shard_tokens is None:
+        parser.error("--output s3://...: wanted --shard-tokens N, so that finished shards can leave this disk")
+    if remote and arguments.split == "tail":
+        parser.error("--output s3://...: wanted --split hash; the tail would be cut out of shards that have left")
+    if arguments.scratch is not None and not remote:
+        parser.error("--scratch: only for an s3:// output")
     return arguments
 
 
@@ -123,9 +142,12 @@ def prepare() -> int:
     from tokens.prepare import Host, Request, prepare
     from tokens.splits import SplitRule
 
+    bucket = arguments.output if "://" in arguments.output else None
+    scratch = arguments.scratch or Path("token_files", arguments.output.rstrip("/").rpartition("/")[2])
     request = Request(
         sources=arguments.sources,
-        directory=arguments.output,
+        directory=Path(arguments.output) if bucket is None else scratch,
+        bucket=bucket,
         tokenizer=arguments.tokenizer,
         text_field=arguments.text_field,
         rule=SplitRule(

@@ -1,6 +1,8 @@
 """A real S3 server on loopback, moto's, that can be made to fail now and then."""
 
+import io
 import threading
+import urllib.request
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,8 +19,9 @@ class S3Server:
 
     url: str = ""
     requests: list[str] = attrs.field(factory=list)
-    busy_every: int = 0  # this many reads; 0: never
+    busy_every: int = 0  # this many reads and writes; 0: never
     drop_every: int = 0  # the connection, after half of what was asked for
+    spoil: int = 0  # so many of the next uploads, by a bit
 
     def environment(self) -> dict[str, str]:
         """Return what a user sets for a server that is not Amazon's."""
@@ -64,6 +67,7 @@ def serve_s3() -> Iterator[S3Server]:
     server = make_server("127.0.0.1", 0, _ailing(moto, s3), threaded=True, request_handler=Quiet)
     s3.url = f"http://127.0.0.1:{server.server_port}"
     threading.Thread(target=server.serve_forever, daemon=True).start()
+    urllib.request.urlopen(f"{s3.url}/moto-api/reset", data=b"")  # its memory is the process's
     s3.client().create_bucket(Bucket=BUCKET)
     try:
         yield s3
@@ -74,23 +78,31 @@ def serve_s3() -> Iterator[S3Server]:
 
 def _ailing(app: Callable[..., Iterable[bytes]], s3: S3Server) -> Callable[..., Iterable[bytes]]:
     """Return an application that answers as `app` does, but for the server's ailments."""
-    reads = 0
+    transfers = 0
 
     def half(body: bytes) -> Iterator[bytes]:
         yield body[: len(body) // 2]
         raise ConnectionResetError("dropped")
 
     def answer(environment: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
-        nonlocal reads
+        nonlocal transfers
         asked = f"{environment['REQUEST_METHOD']} {environment['PATH_INFO']} {environment.get('HTTP_RANGE', '')}"
         s3.requests.append(asked.strip())
-        if environment["REQUEST_METHOD"] != "GET" or "HTTP_RANGE" not in environment:
+        method = environment["REQUEST_METHOD"]
+        if method == "PUT":
+            data = bytearray(environment["wsgi.input"].read(int(environment.get("CONTENT_LENGTH") or 0)))
+            if s3.spoil:
+                s3.spoil -= 1
+                data[len(data) // 2] ^= 1
+            environment["wsgi.input"] = io.BytesIO(bytes(data))
+        elif method != "GET" or "HTTP_RANGE" not in environment:
             return app(environment, start)
-        reads += 1
-        if s3.busy_every and reads % s3.busy_every == 0:
+        transfers += 1
+        if s3.busy_every and transfers % s3.busy_every == 0:
             start("503 Slow Down", [("Content-Type", "application/xml")])
             return [b"<Error><Code>SlowDown</Code><Message>Reduce your request rate.</Message></Error>"]
-        body = app(environment, start)
-        return half(b"".join(body)) if s3.drop_every and reads % s3.drop_every == 0 else body
+        if method == "PUT" or not s3.drop_every or transfers % s3.drop_every:
+            return app(environment, start)
+        return half(b"".join(app(environment, start)))
 
     return answer

@@ -55,6 +55,7 @@ class Ledger:
         self.path = directory / LEDGER
         self.totals = Totals()
         self.cut: dict[str, int] | None = None  # tokens of each split after the tail was cut off
+        self.uploaded: dict[str, dict[str, Any]] = {}  # what the shards in a bucket hold, by name
         known_bytes = 0
         if self.path.exists():
             head, known_bytes = _read_head(self.path)
@@ -82,12 +83,19 @@ class Ledger:
         self._append({"cut": cut})
         self.cut = cut
 
+    def append_uploaded(self, name: str, content: dict[str, Any]) -> None:
+        """Note what a shard holds that is in the bucket."""
+        self._append({"uploaded": name, "content": content})
+        self.uploaded[name] = content
+
     def close(self) -> None:
         self._file.close()
 
     def _take(self, entry: dict[str, Any]) -> None:
         if "cut" in entry:
             self.cut = entry["cut"]
+        elif "uploaded" in entry:
+            self.uploaded[entry["uploaded"]] = entry["content"]
         else:
             self.totals.add(_result(entry))
 
@@ -106,14 +114,14 @@ def read_ledger(directory: Path) -> tuple[Totals, dict[str, int] | None]:
     for entry in ledger_entries(directory):
         if "cut" in entry:
             cut = entry["cut"]
-        else:
+        elif "uploaded" not in entry:
             totals.add(_result(entry))
     return totals, cut
 
 
 def read_results(directory: Path) -> Iterator[Result]:
     """Yield the committed units, in order."""
-    return (_result(entry) for entry in ledger_entries(directory) if "cut" not in entry)
+    return (_result(entry) for entry in ledger_entries(directory) if "index" in entry)
 
 
 def ledger_entries(directory: Path) -> Iterator[dict[str, Any]]:

@@ -12,6 +12,7 @@ import attrs
 
 from errors import BadInput
 from files import sync
+from tokens.bucket import Bucket
 from tokens.executors import Executor, in_order
 from tokens.fast_tokenizer import Ranks, write_ranks
 from tokens.ledger import LEDGER, Ledger, Totals
@@ -22,7 +23,7 @@ from tokens.splits import SplitRule
 from tokens.tokenizer import RANKS_FILE, BytePairTokenizer, Tokenizer, fingerprint, load_tokenizer
 from tokens.unit_plan import Settings, UnitPlan, check_same, make_plan, read_plan, write_plan
 from tokens.work import Job, Task
-from tokens.writer import TokenWriter
+from tokens.writer import Place, TokenWriter
 
 UNITS, LOCK = ".units", ".lock"
 
@@ -33,6 +34,7 @@ class Request:
 
     sources: list[str]
     directory: Path
+    bucket: str | None  # an s3:// URL that the tokens go to; then `directory` is scratch
     tokenizer: str
     text_field: str
     rule: SplitRule
@@ -83,6 +85,8 @@ def prepare(request: Request, host: Host) -> dict[str, Any]:
     )
     directory.mkdir(parents=True, exist_ok=True)
     with _lock(directory):
+        bucket = None if request.bucket is None else Bucket(request.bucket, directory)
+        finished = _finished(directory) if bucket is None else bucket.open()
         plan = read_plan(directory)
         if plan is None:
             _refuse_other_tokens(directory)
@@ -91,12 +95,16 @@ def prepare(request: Request, host: Host) -> dict[str, Any]:
                 shutil.copyfile(tokenizer.ranks_file, directory / RANKS_FILE)
                 sync(directory / RANKS_FILE)
             write_plan(directory, plan)
+            if bucket is not None:
+                bucket.begin()
         else:
             check_same(directory, plan, settings, sources)
-        if (directory / MANIFEST).exists():
+        if finished is not None:
             shutil.rmtree(directory / UNITS, ignore_errors=True)
-            host.say(f"{request.directory}: complete already")
-            return json.loads((directory / MANIFEST).read_text())
+            if bucket is not None:
+                bucket.tidy()
+            host.say(f"{request.bucket or request.directory}: complete already")
+            return json.loads(finished)
         _warn_of_large_units(plan, host)
         shutil.rmtree(directory / UNITS, ignore_errors=True)  # computed, not committed: computed again
         (directory / UNITS).mkdir()
@@ -108,8 +116,12 @@ def prepare(request: Request, host: Host) -> dict[str, Any]:
             ranks=_ranks(directory / UNITS, tokenizer),
             rule=request.rule,
         )
+        if bucket is not None:
+            assert request.shard_tokens is not None
+            bucket.restore(request.shard_tokens)
         ledger = Ledger(directory, plan.fingerprint())
-        writer = TokenWriter(directory, job.directory, tokenizer, ledger, request.shard_tokens)
+        place = Place(directory=directory, units=job.directory, shard_tokens=request.shard_tokens, bucket=bucket)
+        writer = TokenWriter(place, tokenizer, ledger)
         try:
             _compute(request, host, plan, job, writer)
             manifest = writer.finish(request.rule, _description(plan, ledger.totals))
@@ -167,6 +179,12 @@ def _description(plan: UnitPlan, totals: Totals) -> dict[str, Any]:
         "lost_bytes": totals.lost_bytes,
         "examples": totals.examples,
     }
+
+
+def _finished(directory: Path) -> str | None:
+    """Return the manifest of token files that are complete."""
+    path = directory / MANIFEST
+    return path.read_text() if path.exists() else None
 
 
 def _refuse_other_tokens(directory: Path) -> None:

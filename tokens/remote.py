@@ -72,14 +72,14 @@ def file_system_of(url: str) -> tuple[Any, str]:
         raise BadInput(f"{url}: {_detail(error)}") from error
 
 
-def ask(url: str, call: Callable[[], Answer]) -> Answer:
-    """Return a server's answer. Raises BadInput when there is none after several attempts."""
+def ask(url: str, call: Callable[[], Answer], what: str = "read") -> Answer:
+    """Return a server's answer; `what` happens to the file. Raises BadInput after several attempts without one."""
     for pause in (*PAUSES, None):
         try:
             return call()
         except Exception as error:  # every library has errors of its own, and not all of them are OSErrors
             if pause is None or not (url.startswith(HTTP) and _may_pass(error)):
-                raise BadInput(f"{url}: cannot be read: {_detail(error)}; {GO_ON}") from error
+                raise BadInput(f"{url}: cannot be {what}: {_detail(error)}; {GO_ON}") from error
             time.sleep(pause)
     raise AssertionError("the last attempt raises")
 

@@ -4,6 +4,7 @@
 there will be is known at the end: then `train-00000-of-00012.safetensors`, or `train.safetensors` if one is enough.
 """
 
+import io
 import os
 import re
 import sys
@@ -38,6 +39,7 @@ class GrowingStream:
         """`shard_tokens`: of each file but the last; None: one file for all."""
         self.split = split
         self.length = 0  # tokens
+        self.elsewhere = 0  # so many shards, the first ones, are in a bucket and not here
         self._directory = directory
         self._dtype = dtype
         self._sharded = shard_tokens is not None
@@ -63,6 +65,17 @@ class GrowingStream:
                     "another --output"
                 )
         self._cut(length)
+
+    def go_on_elsewhere(self, length: int, tail: np.ndarray) -> None:
+        """Continue after `length` tokens: full shards that are not here, and the tail. Raises BadInput if it is not."""
+        self.elsewhere = length // self._shard_tokens
+        self._cut(self.elsewhere * self._shard_tokens)
+        self.append(io.BytesIO(tail.tobytes()))
+        if self.length != length:
+            raise BadInput(
+                f"{self.split}: the bucket's checkpoints hold {self.length:,} tokens, wanted {length:,} by its ledger; "
+                "begin anew in another --output"
+            )
 
     def append(self, source: BinaryIO) -> None:
         """Add the tokens of a file from its position on."""
@@ -110,6 +123,26 @@ class GrowingStream:
             name = self.split if count == 1 else f"{self.split}-{index:05d}-of-{count:05d}"
             tokens = min(self._shard_tokens, self.length - index * self._shard_tokens)
             yield Shard(self._partial(index), f"{name}.safetensors", tokens)
+
+    def here(self) -> list[Path]:
+        """Return the full shards that are not elsewhere."""
+        return [self._partial(index) for index in range(self.elsewhere, self.length // self._shard_tokens)]
+
+    def drop(self) -> None:
+        """Delete the full shards here: they are elsewhere now."""
+        for path in self.here():
+            path.unlink()
+            self.elsewhere += 1
+
+    def tail(self, begin: int) -> np.ndarray:
+        """Return the tokens from a position on, all of them in the last file."""
+        self.sync()
+        return self.read(begin, self.length)
+
+    @property
+    def full(self) -> int:
+        """How many tokens are in full shards."""
+        return self.length - self.length % self._shard_tokens
 
     def close(self) -> None:
         if self._file is not None:

@@ -9,13 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import numpy as np
 
+from errors import BadInput
 from files import replace_file, sync
+from tokens.bucket import Bucket
 from tokens.ledger import Ledger, Totals
 from tokens.manifest import MANIFEST, manifest_text, read_content
 from tokens.shards import GrowingStream, Shard
 from tokens.splits import SPLITS, SplitRule
-from tokens.tail import copy_tail
+from tokens.tail import copy_tail, missing_splits
 from tokens.token_file import read_header
 from tokens.tokenizer import RANKS_FILE, Tokenizer, token_dtype
 from tokens.work import Result, unit_file
@@ -39,21 +42,36 @@ def reached(point: str) -> None:
     assert point in CRASH_POINTS, point
 
 
+@attrs.frozen(kw_only=True)
+class Place:
+    """Where token files grow, and in what pieces."""
+
+    directory: Path
+    units: Path  # what workers have computed
+    shard_tokens: int | None  # of each file but the last; None: one file a split
+    bucket: Bucket | None  # which full shards go to
+
+
 class TokenWriter:
     """The growing token files of one directory."""
 
-    def __init__(
-        self, directory: Path, units: Path, tokenizer: Tokenizer, ledger: Ledger, shard_tokens: int | None = None
-    ):
+    def __init__(self, place: Place, tokenizer: Tokenizer, ledger: Ledger):
         """Continue where the ledger ends. Raises BadInput when a file is shorter than that."""
-        self.directory = directory
-        self._units = units
+        self.directory = place.directory
+        self._units = place.units
+        self._bucket = place.bucket
         self._tokenizer = tokenizer
         self._ledger = ledger
         self._dtype = token_dtype(tokenizer.vocabulary_size).newbyteorder("<")
-        self._streams = {split: GrowingStream(directory, split, self._dtype, shard_tokens) for split in SPLITS}
+        self._streams = {
+            split: GrowingStream(place.directory, split, self._dtype, place.shard_tokens) for split in SPLITS
+        }
         for split, length in (ledger.cut or ledger.totals.tokens).items():
-            self._streams[split].go_on(length, ledger.path)
+            if place.bucket is None:
+                self._streams[split].go_on(length, ledger.path)
+            else:
+                tail = place.bucket.tails.get(split, np.empty(0, self._dtype))
+                self._streams[split].go_on_elsewhere(length, tail)
 
     @property
     def totals(self) -> Totals:
@@ -76,19 +94,28 @@ class TokenWriter:
             for split in result.parts:
                 unit_file(self._units, result.index, split).unlink()
                 reached("unit deleted")
+        if self._bucket is not None:
+            self._hand_over(self._bucket)
 
     def finish(self, rule: SplitRule, description: dict[str, Any]) -> dict[str, Any]:
         """Cut off what is missing of validation and test, write headers and manifest, give the files their names.
 
         Returns the manifest, `description` included. Raises BadInput where a split cannot be filled.
         """
-        self._streams["train"].truncate((self._ledger.cut or self._cut(rule))["train"])
+        if self._bucket is None:
+            self._streams["train"].truncate((self._ledger.cut or self._cut(rule))["train"])
+        else:
+            _refuse_missing(rule, self._ledger.totals)
         reached("tail cut off")
         for stream in self._streams.values():
             stream.seal()
         reached("headers written")
         shards = [shard for stream in self._streams.values() for shard in stream.shards()]
-        manifest = self._manifest(self._entries(shards), description)
+        if self._bucket is not None:
+            return self._publish(self._bucket, shards, description)
+        with ThreadPoolExecutor() as threads:
+            contents = list(threads.map(lambda shard: attrs.asdict(read_content(read_header(shard.path))), shards))
+        manifest = self._manifest(self._entries(shards, contents), description)
         for shard in shards:
             shard.path.replace(self.directory / shard.name)
             reached("file named")
@@ -102,6 +129,34 @@ class TokenWriter:
         for stream in self._streams.values():
             stream.close()
 
+    def _hand_over(self, bucket: Bucket) -> None:
+        """Put full shards into the bucket, and what is needed to go on without this disk; drop them here."""
+        full = [path for stream in self._streams.values() for path in stream.here()]
+        if not full:
+            return
+        for path in full:
+            self._upload(bucket, path)
+        tails = {}
+        for split, stream in self._streams.items():
+            begin = bucket.begin_of_tail(split, stream.full)
+            tails[split] = (begin, stream.tail(begin))
+        bucket.checkpoint(tails)
+        for stream in self._streams.values():
+            stream.drop()
+
+    def _upload(self, bucket: Bucket, path: Path) -> None:
+        self._ledger.append_uploaded(path.name, attrs.asdict(bucket.upload(path)))
+
+    def _publish(self, bucket: Bucket, shards: list[Shard], description: dict[str, Any]) -> dict[str, Any]:
+        for shard in shards:
+            if shard.path.name not in self._ledger.uploaded:
+                self._upload(bucket, shard.path)
+        contents = [self._ledger.uploaded[shard.path.name] for shard in shards]
+        manifest = self._manifest(self._entries(shards, contents), description)
+        names = {shard.path.name: shard.name for shard in shards}
+        bucket.publish(names, self._tokenizer.ranks_file, manifest_text(manifest))
+        return manifest
+
     def _cut(self, rule: SplitRule) -> dict[str, int]:
         lengths = copy_tail(self._streams, rule, self._ledger.totals, self._tokenizer.end_of_text_id)
         reached("tail copied")
@@ -109,12 +164,10 @@ class TokenWriter:
         reached("cut noted")
         return lengths
 
-    def _entries(self, shards: list[Shard]) -> dict[str, dict[str, Any]]:
+    def _entries(self, shards: list[Shard], contents: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
         """Return what the manifest says of each file, by its name."""
-        with ThreadPoolExecutor() as threads:
-            contents = list(threads.map(lambda shard: read_content(read_header(shard.path)), shards))
         return {
-            shard.name: {**attrs.asdict(content), "tokens": shard.tokens, "dtype": self._dtype.name}
+            shard.name: {**content, "tokens": shard.tokens, "dtype": self._dtype.name}
             for shard, content in zip(shards, contents, strict=True)
         }
 
@@ -133,3 +186,13 @@ class TokenWriter:
             },
             **description,
         }
+
+
+def _refuse_missing(rule: SplitRule, totals: Totals) -> None:
+    for split in missing_splits(rule, totals):
+        raise BadInput(
+            f"no document's hash fell to {split}, and the train stream's tail is in the bucket; begin anew in another "
+            f"--output with a larger --{split}-fraction, or with 0"
+        )
+    if not totals.tokens["train"]:
+        raise BadInput("the sources hold no document to train on; nothing was written")

@@ -1,11 +1,11 @@
-"""prepare_data.py that kills itself at a moment of tokens.writer.CRASH_POINTS: CRASH_AT, for the CRASH_TIME-th time."""
+"""prepare_data.py that kills itself at a moment of the writer or the bucket: CRASH_AT, for the CRASH_TIME-th time."""
 
 import os
 import signal
 import sys
 
 import prepare_data
-from tokens import writer
+from tokens import bucket, writer
 
 points: list[str] = []
 
@@ -16,6 +16,6 @@ def reached(point: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-writer.reached = reached
+writer.reached = bucket.reached = reached
 if __name__ == "__main__":
     sys.exit(prepare_data.main())

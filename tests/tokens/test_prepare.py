@@ -45,6 +45,7 @@ def write(directory: Path, source: Path, *, workers: int = 0, **changes: Any) ->
         "rule": SplitRule(**rule | {key: changes.pop(key) for key in list(changes) if key in rule}),
         "unit_bytes": 1 << 24,
         "shard_tokens": None,
+        "bucket": None,
         "fail_on_bad_document": False,
     }
     make = (lambda: Processes(workers)) if workers else Inline
