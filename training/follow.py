@@ -26,7 +26,7 @@ def growing_directories(run: Run, directories: list[Path], ranks: Ranks, *, foll
     """
 
     def look() -> list[bool]:
-        grow = [(path / PLAN).exists() and not (path / MANIFEST).exists() for path in directories]
+        grow = [_grows(path) for path in directories]
         for path in [path for path, grows in zip(directories, grow, strict=True) if grows]:
             if not follow:
                 raise BadInput(f"{path}: still being prepared; wait for it, or pass --follow")
@@ -40,6 +40,11 @@ def growing_directories(run: Run, directories: list[Path], ranks: Ranks, *, foll
 
     grow = from_coordinator(ranks, look)
     return [GrowingTokens(path) if grows else None for path, grows in zip(directories, grow, strict=True)]
+
+
+def _grows(path: Path) -> bool:
+    named = [path / MANIFEST, *path.glob("train*.safetensors")]  # the manifest may have been deleted since
+    return (path / PLAN).exists() and not any(file.exists() for file in named)
 
 
 def wait_for_validation(growing: GrowingTokens, wanted_tokens: int, *, say: bool) -> None:
