@@ -33,7 +33,8 @@ lint: .venv/installed-test
 install: .venv/installed
 
 token_files/quickstart/manifest.json: | .venv/installed
-	$(BIN)/python prepare_data.py stdlib --tokenizer bytes --output token_files/quickstart --validation-fraction 0.03
+	$(BIN)/python prepare_data.py stdlib --tokenizer bytes --output token_files/quickstart \
+	  --validation-fraction 0.03 --split tail
 
 .venv/installed: requirements.txt | python-version
 	$(PYTHON) -m venv .venv
