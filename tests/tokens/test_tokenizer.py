@@ -1,5 +1,6 @@
 """GPT-2 ids are tiktoken's, a text cannot forge a document's end, and pieces change nothing."""
 
+import functools
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from tokens.documents import cut_position
 from tokens.tokenizer import load_tokenizer, token_dtype
 
 
+@functools.cache
 def reference() -> tiktoken.Encoding:
     """Return GPT-2's encoding as tiktoken itself builds it."""
     ranks = load_tiktoken_bpe(str(shared("gpt2.tiktoken")))

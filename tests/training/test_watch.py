@@ -184,7 +184,20 @@ def test_a_rank_that_waits_for_its_save_stands_where_the_save_does() -> None:
     assert re.fullmatch(r"tests/training/test_watch\.py:\d+, save", places[-1]), places
 
 
-def test_a_rank_that_starts_when_torchrun_is_gone_ends(make_run: Callable[..., Path]) -> None:
+HURRIED = """
+from datetime import timedelta
+
+import train
+from training import ranks
+
+ranks.CONNECT_TIMEOUT = timedelta(seconds=1)
+train.leave(train.main())
+"""
+
+
+def test_a_rank_that_starts_when_torchrun_is_gone_ends(make_run: Callable[..., Path], tmp_path: Path) -> None:
+    script = tmp_path / "hurried.py"
+    script.write_text(HURRIED)
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         port = closed.getsockname()[1]
@@ -192,7 +205,7 @@ def test_a_rank_that_starts_when_torchrun_is_gone_ends(make_run: Callable[..., P
     torchrun = {"TORCHELASTIC_RUN_ID": "gone", "TORCHELASTIC_USE_AGENT_STORE": "True"}
     server = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     run = make_run()
-    done = train(run, environment=places | torchrun | server)
+    done = train(run, environment=places | torchrun | server, script=script)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == "train.py: torchrun is gone, or does not answer; run the same command again"
     assert outcome(run) == "lost"
