@@ -257,10 +257,14 @@ def other(name: str, arguments: argparse.Namespace, output: Path) -> list[str]:
 
 def lockstep(fast: bool, arguments: argparse.Namespace, output: Path) -> list[str]:
     """Return the command of prepare_data.py."""
-    hide = "" if fast else "sys.modules['fastokens'] = None; "
-    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); {hide}import prepare_data; sys.exit(prepare_data.main())"
+    command = [sys.executable, str(ROOT / "prepare_data.py")]
+    if not fast:  # a module that cannot be imported stands before it, for workers as well
+        hidden = output.parent / "hidden"
+        hidden.mkdir(exist_ok=True)
+        (hidden / "fastokens.py").write_text("raise ImportError")
+        command = ["env", f"PYTHONPATH={hidden}", *command]
     options = ["--tokenizer", arguments.tokenizer, "--workers", str(arguments.workers)]
-    return [sys.executable, "-c", code, str(arguments.parquet), "--output", str(output), *options]
+    return [*command, str(arguments.parquet), "--output", str(output), *options]
 
 
 WAYS = {

@@ -14,7 +14,7 @@ from errors import BadInput
 from files import sync
 from tokens.bucket import Bucket
 from tokens.executors import Executor, in_order
-from tokens.fast_tokenizer import Ranks, write_ranks
+from tokens.fast_tokenizer import Recipe, write_recipe
 from tokens.ledger import LEDGER, Ledger, Totals
 from tokens.manifest import MANIFEST
 from tokens.shards import partial_files
@@ -113,7 +113,7 @@ def prepare(request: Request, host: Host) -> dict[str, Any]:
             text_field=request.text_field,
             tokenizer=request.tokenizer if tokenizer.ranks_file is None else str(tokenizer.ranks_file.absolute()),
             fingerprint=settings.fingerprint,
-            ranks=_ranks(directory / UNITS, tokenizer),
+            recipe=_recipe(directory / UNITS, tokenizer),
             rule=request.rule,
         )
         if bucket is not None:
@@ -143,7 +143,7 @@ def _compute(request: Request, host: Host, plan: UnitPlan, job: Job, writer: Tok
     executor = host.make_executor()
     try:
         for results in in_order(executor, job, _tasks(plan, first), first):
-            if job.ranks is not None and not told and not all(result.fast for result in results):
+            if job.recipe is not None and not told and not all(result.fast for result in results):
                 told = True
                 host.say("NOTE: encoding with tiktoken: fastokens, several times faster, is not installed, or differs")
             for result in results:
@@ -206,19 +206,9 @@ def _warn_of_large_units(plan: UnitPlan, host: Host) -> None:
         )
 
 
-def _ranks(units: Path, tokenizer: Tokenizer) -> Ranks | None:
+def _recipe(units: Path, tokenizer: Tokenizer) -> Recipe | None:
     """Return what workers need to try the fast encoder; None for another kind of tokenizer."""
-    if not isinstance(tokenizer, BytePairTokenizer):
-        return None
-    path = tokenizer.ranks_file
-    if path is None:
-        path = units / RANKS_FILE
-        write_ranks(tokenizer, path)
-    return Ranks(
-        path=path.absolute(),
-        vocabulary_size=tokenizer.vocabulary_size,
-        end_of_text_id=tokenizer.end_of_text_id,
-    )
+    return write_recipe(tokenizer, units / "recipe.json") if isinstance(tokenizer, BytePairTokenizer) else None
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import numpy as np
 
 from errors import BadInput
 from tokens.documents import Piece, Problem, Reader
-from tokens.fast_tokenizer import FastBytePairEncoder, Ranks, fast_encoder
+from tokens.fast_tokenizer import FastBytePairEncoder, Recipe, fast_encoder
 from tokens.sources import Input
 from tokens.splits import SPLITS, SplitRule
 from tokens.tokenizer import Encoder, fingerprint, load_tokenizer, token_dtype
@@ -32,7 +32,7 @@ class Job:
     text_field: str
     tokenizer: str
     fingerprint: str  # of what the tokenizer must do, on any machine
-    ranks: Ranks | None  # for the fast encoder
+    recipe: Recipe | None  # for the fast encoder
     rule: SplitRule
 
 
@@ -74,7 +74,7 @@ def run_unit(job: Job, task: Task) -> Result:
 
     Raises BadInput for an input that is gone or has changed, OSError when the disk is full.
     """
-    encoder = _encoder(job.tokenizer, job.fingerprint, job.ranks)
+    encoder = _encoder(job.tokenizer, job.fingerprint, job.recipe)
     reader = Reader(task.inputs, job.text_field)
     writers = {split: _PartWriter(job, task.index, split, encoder) for split in SPLITS}
     text_bytes = 0
@@ -145,8 +145,8 @@ class _PartWriter:
 
 
 @functools.lru_cache(maxsize=1)
-def _encoder(name: str, wanted: str, ranks: Ranks | None) -> Encoder:
-    encoder = None if ranks is None else fast_encoder(ranks, wanted)
+def _encoder(name: str, wanted: str, recipe: Recipe | None) -> Encoder:
+    encoder = None if recipe is None else fast_encoder(recipe, wanted)
     if encoder is None:
         encoder = load_tokenizer(name)
         if fingerprint(encoder) != wanted:
