@@ -12,7 +12,6 @@ from tokens.tokenizer import RANKS_FILE
 from training import commit
 from training.chart import CHART
 from training.checkpoint import PARTIAL, RESOLVED, name_of, read_state, steps_in
-from training.commit import point, remove_link
 from training.metrics import METRICS
 
 
@@ -69,12 +68,9 @@ def _archive_after(run_directory: Path, path: Path, step: int) -> Path | None:
     if kept_copy:
         partial.rename(newest)
         sync(directory)
-    point(directory, "latest", newest.name)
-    best = read_state(newest)["best_step"]
-    if best is not None and (directory / name_of(best)).is_dir():
-        point(directory, "best", name_of(best))
-    else:
-        remove_link(directory, "best")
+    commit.point(directory, "latest", newest.name)
+    if not commit.point_best(directory, read_state(newest)["best_step"]):
+        commit.remove_link(directory, "best")
     return target
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from files import sha256, sync
-from training.checkpoint import MANIFEST, PARTIAL, STATE, manifest_text, steps_in
+from training.checkpoint import MANIFEST, PARTIAL, STATE, manifest_text, name_of, steps_in
 from training.state_files import OPTIMIZER, WEIGHTS, Share, combined_sha256
 
 CRASH_POINTS = (
@@ -87,8 +87,7 @@ def publish(path: Path) -> None:
     except OSError:
         if not partial_of(path).exists():
             path.rename(partial_of(path))
-        if aside.exists():
-            aside.rename(path)
+        restore(path.parent)
         raise
     reached("durable")
 
@@ -119,6 +118,14 @@ def point(directory: Path, link: str, name: str) -> None:
     partial.replace(directory / link)
     sync(directory)
     reached(f"{link} moved")
+
+
+def point_best(directory: Path, step: int | None) -> bool:
+    """Make `best` name the checkpoint of a step, if there is one; return whether there is."""
+    if step is None or not (directory / name_of(step)).is_dir():
+        return False
+    point(directory, "best", name_of(step))
+    return True
 
 
 def remove_link(directory: Path, link: str) -> None:

@@ -123,8 +123,7 @@ class Saver:
     def _tidy(self, path: Path, best_step: int | None) -> None:
         commit.point(path.parent, "latest", path.name)
         # Each time, not only for a new best one: a kill may have come between that one's name and its link.
-        if best_step is not None and (path.parent / name_of(best_step)).is_dir():
-            commit.point(path.parent, "best", name_of(best_step))
+        commit.point_best(path.parent, best_step)
         commit.delete_old(path.parent, self._keep)
 
     def _all(self, work: Callable[[], None], *, only: bool) -> None:

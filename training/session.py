@@ -91,6 +91,8 @@ def _train(run: Run, options: Options, ranks: Ranks, ledger: Ledger, watch: Watc
         if options.replay is not None:
             return _replay(job, options, trainer)
         state, changes = _resume(job, options, trainer)
+        if options.signals.claim is not None:
+            options.signals.claim.resume_done()
         ledger.earlier_seconds = state.elapsed_seconds
         if state.step >= job.last_step:
             _say(ranks, [_nothing_to_do(run, plan, state)])
@@ -172,7 +174,6 @@ def _resume(job: Job, options: Options, trainer: Trainer) -> tuple[RunState, lis
     else:
         path = from_coordinator(ranks, lambda: checkpoint.find(directory, wanted))
     if path is None:
-        _resume_done(options)
         return RunState(), []
     state, changes = _load(path, job, trainer, allow_drift=options.allow_numerics_drift)
     # What lies after it is damaged, or another branch now.
@@ -180,13 +181,7 @@ def _resume(job: Job, options: Options, trainer: Trainer) -> tuple[RunState, lis
     if archived is not None:
         _say(ranks, [f"--resume {wanted}: later checkpoints are now in {archived}"])
     _say(ranks, [f"resuming from {path} at step {state.step:,} of {job.plan.steps:,}"])
-    _resume_done(options)
     return state, changes
-
-
-def _resume_done(options: Options) -> None:
-    if options.signals.claim is not None:
-        options.signals.claim.resume_done()
 
 
 def _load(path: Path, job: Job, trainer: Trainer, *, allow_drift: bool) -> tuple[RunState, list[str]]:

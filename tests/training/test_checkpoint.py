@@ -176,11 +176,9 @@ def test_no_pickle_is_read(finished: Path, tmp_path: Path) -> None:
     shutil.copytree(finished, run, symlinks=True)
     script = tmp_path / "without_pickle.py"
     script.write_text(WITHOUT_PICKLE)
-    for layout, last in (((1, "ddp"), "6"), ((2, "ddp"), "7"), ((2, "fsdp"), "8")):
+    for ranks, parallel, last in ((1, "ddp", "6"), (2, "ddp", "7"), (2, "fsdp", "8")):
         options = ("--resume", "step-00000004") if last == "6" else ()
-        done = train(
-            run, *options, "--max-steps", last, "--set", f"parallel={layout[1]}", ranks=layout[0], script=script
-        )
+        done = train(run, *options, "--max-steps", last, "--set", f"parallel={parallel}", ranks=ranks, script=script)
         assert done.returncode == 0, done.stderr
         assert "resuming from" in done.stdout
     assert {path.name for path in (run / "checkpoints" / "step-00000008").iterdir()} == set(FILES)
