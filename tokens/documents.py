@@ -12,7 +12,7 @@ import json
 import re
 import unicodedata
 from collections.abc import Iterator
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import attrs
 
@@ -29,13 +29,17 @@ EDGE_BYTES = 1 << 16  # searched for a cut at a time
 EDGE = re.compile(rb"\S[ \n\t](?=\S)")
 
 
-@attrs.frozen
-class Piece:
+class Piece(NamedTuple):
     """A whole document, or a part of one that is cut where no token of GPT-2's pattern can span."""
 
     text: str
     ends_document: bool
     head: str  # the document's first characters, at most HEAD_CHARACTERS
+
+
+def whole(text: str) -> Piece:
+    """Return a document as one piece."""
+    return Piece(text, True, text[:HEAD_CHARACTERS])
 
 
 @attrs.frozen(kw_only=True)
@@ -142,7 +146,10 @@ class Reader:
         text = record[self._text_field]
         if isinstance(text, str) and b"\\u" in line:
             text = self._without_lone_surrogates(text, where)
-        yield from self._document(text, where)
+        if isinstance(text, str):
+            yield whole(text)
+        else:
+            self._not_text(text, where)
 
     def _without_lone_surrogates(self, text: str, where: str) -> str:
         """Return the text as tiktoken would read it: halves that meet are one character, others become U+FFFD."""
@@ -178,18 +185,18 @@ class Reader:
                     for batch in table.iter_batches(rows, [group], [self._text_field], use_threads=False):
                         for text in batch.column(0).to_pylist():
                             row += 1
-                            yield from self._document(text, f"{item.path}: row {row}")
+                            if isinstance(text, str):
+                                yield whole(text)
+                            else:
+                                self._not_text(text, f"{item.path}: row {row}")
                 except (OSError, UnicodeDecodeError, pyarrow.ArrowException) as error:
                     left = first_row + metadata.num_rows - row
                     self._problem("damaged file", f"{item.path}: after row {row}", str(error), left)
                 first_row += metadata.num_rows
 
-    def _document(self, text: Any, where: str) -> Iterator[Piece]:
-        if isinstance(text, str):
-            yield Piece(text, True, text[:HEAD_CHARACTERS])
-        else:
-            kind = "null text" if text is None else "not a string"
-            self._problem(kind, where, f"got {type(text).__name__}, wanted a string")
+    def _not_text(self, value: Any, where: str) -> None:
+        kind = "null text" if value is None else "not a string"
+        self._problem(kind, where, f"got {type(value).__name__}, wanted a string")
 
     def _problem(self, kind: str, where: str, detail: str, documents: int = 1, lost_bytes: int = 0) -> None:
         detail = detail.splitlines()[0] if detail else ""

@@ -72,6 +72,8 @@ class Processes:
     def restart(self) -> None:
         context = multiprocessing.get_context("spawn")  # a fork would copy pyarrow's threads' locks
         self._pool = ProcessPoolExecutor(self._workers, context, _begin_worker, (os.getpid(),))
+        for _ in range(self._workers):  # each submission begins a process
+            self._pool.submit(_nothing)
 
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)
@@ -161,6 +163,10 @@ def _submit(executor: Executor, job: Job, task: Task) -> "Future[Result]":
         future: Future[Result] = Future()
         future.set_exception(error)
         return future
+
+
+def _nothing() -> None:
+    """Let a worker start, and import what it needs, before there is work."""
 
 
 def _begin_worker(coordinator: int) -> None:

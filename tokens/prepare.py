@@ -14,7 +14,7 @@ from errors import BadInput
 from files import sync
 from tokens.bucket import Bucket
 from tokens.executors import Executor, in_order
-from tokens.fast_tokenizer import Recipe, write_recipe
+from tokens.fast_tokenizer import write_recipe
 from tokens.ledger import LEDGER, Ledger, Totals
 from tokens.manifest import MANIFEST
 from tokens.shards import partial_files
@@ -108,31 +108,23 @@ def prepare(request: Request, host: Host) -> dict[str, Any]:
         _warn_of_large_units(plan, host)
         shutil.rmtree(directory / UNITS, ignore_errors=True)  # computed, not committed: computed again
         (directory / UNITS).mkdir()
-        job = Job(
-            directory=directory / UNITS,
-            text_field=request.text_field,
-            tokenizer=request.tokenizer if tokenizer.ranks_file is None else str(tokenizer.ranks_file.absolute()),
-            fingerprint=settings.fingerprint,
-            recipe=_recipe(directory / UNITS, tokenizer),
-            rule=request.rule,
-        )
         if bucket is not None:
             assert request.shard_tokens is not None
             bucket.restore(request.shard_tokens)
         ledger = Ledger(directory, plan.fingerprint())
-        place = Place(directory=directory, units=job.directory, shard_tokens=request.shard_tokens, bucket=bucket)
+        place = Place(directory=directory, units=directory / UNITS, shard_tokens=request.shard_tokens, bucket=bucket)
         writer = TokenWriter(place, tokenizer, ledger)
         try:
-            _compute(request, host, plan, job, writer)
+            _compute(request, host, plan, tokenizer, writer)
             manifest = writer.finish(request.rule, _description(plan, ledger.totals))
         finally:
             writer.close()
             ledger.close()
-        shutil.rmtree(job.directory)
+        shutil.rmtree(directory / UNITS)
         return manifest
 
 
-def _compute(request: Request, host: Host, plan: UnitPlan, job: Job, writer: TokenWriter) -> None:
+def _compute(request: Request, host: Host, plan: UnitPlan, tokenizer: Tokenizer, writer: TokenWriter) -> None:
     first = writer.totals.units
     if first:
         host.say(f"going on after {first:,} of {len(plan.units):,} units")
@@ -142,6 +134,7 @@ def _compute(request: Request, host: Host, plan: UnitPlan, job: Job, writer: Tok
     told = False
     executor = host.make_executor()
     try:
+        job = _job(request, writer.directory / UNITS, tokenizer)  # while the workers start
         for results in in_order(executor, job, _tasks(plan, first), first):
             if job.recipe is not None and not told and not all(result.fast for result in results):
                 told = True
@@ -206,9 +199,16 @@ def _warn_of_large_units(plan: UnitPlan, host: Host) -> None:
         )
 
 
-def _recipe(units: Path, tokenizer: Tokenizer) -> Recipe | None:
-    """Return what workers need to try the fast encoder; None for another kind of tokenizer."""
-    return write_recipe(tokenizer, units / "recipe.json") if isinstance(tokenizer, BytePairTokenizer) else None
+def _job(request: Request, units: Path, tokenizer: Tokenizer) -> Job:
+    recipe = write_recipe(tokenizer, units / "recipe.json") if isinstance(tokenizer, BytePairTokenizer) else None
+    return Job(
+        directory=units,
+        text_field=request.text_field,
+        tokenizer=request.tokenizer if tokenizer.ranks_file is None else str(tokenizer.ranks_file.absolute()),
+        fingerprint=fingerprint(tokenizer),
+        recipe=recipe,
+        rule=request.rule,
+    )
 
 
 @contextmanager
