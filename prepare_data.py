@@ -26,7 +26,7 @@ examples:
   python prepare_data.py hf:HuggingFaceFW/fineweb:sample-10BT --output token_files/fineweb-10b
   python prepare_data.py s3://BUCKET/texts --output s3://BUCKET/tokens --shard-tokens 100000000
 
-  python prepare_data.py status DIR     how far a preparation has come
+  python prepare_data.py status DIR     how far a preparation has come; DIR may be s3://..., here and for verify
   python prepare_data.py verify DIR     whether every token is as it was written
   python prepare_data.py stats DIR      documents, their lengths (also as a chart), and duplicates
   python prepare_data.py push DIR OWNER/NAME [--private] [--license mit]     to the Hugging Face hub, as a dataset
@@ -228,7 +228,8 @@ def look_after() -> int:
     """Run one of COMMANDS on a token directory."""
     command = sys.argv[1]
     parser = argparse.ArgumentParser(prog=f"prepare_data.py {command}")
-    parser.add_argument("directory", type=Path, metavar="DIR")
+    reads_buckets = command in ("status", "verify")
+    parser.add_argument("directory", metavar="DIR|s3://..." if reads_buckets else "DIR")
     if command == "stats":
         parser.add_argument("--end-of-text", type=int, metavar="ID", help="(the manifest's; without one: 50256)")
     if command == "push":
@@ -236,16 +237,17 @@ def look_after() -> int:
         parser.add_argument("--private", action="store_true", help="visible to its owner alone (public)")
         parser.add_argument("--license", metavar="ID", help="of the text, as the hub names it: mit, odc-by (not said)")
     arguments = parser.parse_args(sys.argv[2:])
+    if "://" in arguments.directory and not reads_buckets:
+        parser.error(f"{arguments.directory}: wanted a folder; copy the files there first")
+    directory = Path(arguments.directory)
     if command == "stats":
         from tokens.stats import stats
 
-        lines = stats(arguments.directory, arguments.end_of_text)
+        lines = stats(directory, arguments.end_of_text)
     elif command == "push":
         from tokens.publish import push
 
-        lines = push(
-            arguments.directory, arguments.repository, private=arguments.private, license_name=arguments.license
-        )
+        lines = push(directory, arguments.repository, private=arguments.private, license_name=arguments.license)
     else:
         from tokens.audit import status, verify
 

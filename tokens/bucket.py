@@ -16,6 +16,8 @@ passes through this machine, and a finished prefix is a token directory like any
 it is there. Names without the number would have spared a request a shard, and made every reader need the manifest.
 """
 
+import os
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -28,7 +30,7 @@ from tokens.objects import Objects
 from tokens.remote import THREADS
 from tokens.shards import PARTIAL, partial_files
 from tokens.tokenizer import RANKS_FILE
-from tokens.unit_plan import PLAN
+from tokens.unit_plan import PLAN, read_plan
 
 CHECKPOINT = ".checkpoint-"
 MARK = ".scratch"  # in a folder that may be emptied
@@ -75,6 +77,20 @@ class Bucket:
         elif names:
             raise BadInput(f"{self.url}/{min(names)}: exists, and no {PLAN}; pass another --output")
         return self._objects.read(MANIFEST).decode() if MANIFEST in names else None
+
+    def describe(self) -> None:
+        """Copy what describes the tokens, finished or not, into the scratch folder."""
+        names = set(self._objects.names())
+        for name in sorted(names & {PLAN, LEDGER, MANIFEST, RANKS_FILE}):
+            (self._scratch / name).write_bytes(self._objects.read(name))
+        plan = read_plan(self._scratch)
+        if plan is None or LEDGER in names:
+            return
+        assert plan.settings.shard_tokens is not None
+        self.restore(plan.settings.shard_tokens)
+        if self._checkpoints:
+            written = time.time() - self._objects.age_seconds(_checkpoint(self._checkpoints - 1))
+            os.utime(self._scratch / LEDGER, (written, written))
 
     def begin(self) -> None:
         """Put the plan into the bucket."""

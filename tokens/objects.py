@@ -1,10 +1,11 @@
 """Objects under one prefix of an S3 bucket: written so that they are known to be there, whole."""
 
 import hashlib
+import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from errors import BadInput
 from files import BLOCK_BYTES
@@ -50,6 +51,22 @@ class Objects:
                     f"{self.url}/{name}: exists: another process prepares these tokens; wait for it, or stop it"
                 ) from error
 
+    def open(self, name: str) -> BinaryIO:
+        """Open an object for reading."""
+        return open_remote(f"{self.url}/{name}")
+
+    def sha256(self, name: str) -> str:
+        """Read an object to its end; return its sha256."""
+        digest = hashlib.sha256()
+        with self.open(name) as stream:
+            while data := stream.read(BLOCK_BYTES):
+                digest.update(data)
+        return digest.hexdigest()
+
+    def age_seconds(self, name: str) -> float:
+        """Return how long ago an object was written, by the server's clock."""
+        return time.time() - self._entry(name)["LastModified"].timestamp()
+
     def upload(self, path: Path) -> Content:
         """Write a complete token file under its name and make sure of it; return what it holds."""
         content = read_content(read_header(path))
@@ -80,14 +97,10 @@ class Objects:
             return False
         if str(entry.get("ETag")).strip('"') == tag:
             return True
-        digest = hashlib.sha256()
         try:
-            with open_remote(f"{self.url}/{name}") as stream:
-                while data := stream.read(BLOCK_BYTES):
-                    digest.update(data)
+            return self.sha256(name) == content.sha256
         except BadInput:  # the server's own checksum says that it is not
             return False
-        return digest.hexdigest() == content.sha256
 
     def _copy(self, pair: tuple[str, str]) -> str:
         name, final = pair

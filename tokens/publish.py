@@ -38,7 +38,7 @@ def push(directory: Path, repository: str, *, private: bool, license_name: str |
     if read_manifest(directory) is None:
         raise BadInput(f"{directory / MANIFEST}: missing; only a finished preparation can be published")
     _check_logged_in()
-    lines = verify(directory)
+    lines = verify(str(directory))
     values = json.loads((directory / MANIFEST).read_text())
     _check_verified(directory, values)
     from huggingface_hub import HfApi

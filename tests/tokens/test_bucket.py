@@ -2,6 +2,7 @@
 
 import hashlib
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from tests.tokens.test_prepare import CRASH, PIPES, PREPARE, files_of, jsonl, ru
 from tests.tokens.test_remote import forget_servers
 from tests.walks import children, kill
 from tokens import objects as objects_module
+from tokens.audit import status, verify
 from tokens.bucket import BUCKET_CRASH_POINTS, Bucket
 from tokens.ledger import Ledger
 from tokens.objects import Objects
@@ -109,6 +111,30 @@ def test_what_the_bucket_holds_is_not_computed_again(s3: S3Server, source: Path,
     run(CRASH, *command, "--scratch", tmp_path / "a", CRASH_AT="checkpoint written", CRASH_TIME="3")
     done = run(PREPARE, *command, "--scratch", tmp_path / "b")
     assert "going on after 4 of" in done.stderr or "going on after 3 of" in done.stderr, done.stderr
+
+
+def test_a_bucket_is_looked_at_and_verified_where_it_is(s3: S3Server, source: Path, tmp_path: Path) -> None:
+    url = f"s3://{BUCKET}/out"
+    command = (source, "--output", url, "--scratch", tmp_path / "a", *OPTIONS, *FRACTIONS)
+    with pytest.raises(BadInput, match=f"{url}: no plan.json"):
+        status(url)
+    run(CRASH, *command, CRASH_AT="checkpoint written", CRASH_TIME="3")
+    midway = status(url)
+    assert f"{url}: not complete, last commit " in midway[0] and "3 of 5 (60.0% of " in midway[1]
+    with pytest.raises(BadInput, match=f"{url}: no manifest.json; only a finished preparation has one"):
+        verify(url)
+    assert run(PREPARE, *command).returncode == 0
+    whole = status(url)
+    assert f"{url}: complete" in whole[0] and "5 of 5 (100.0% of " in whole[1]
+    assert "all as written" in verify(url)[0]
+    name = max(name for name in s3.objects("out/") if name.startswith("train-"))
+    data = bytearray(s3.objects("out/")[name])
+    data[-1] ^= 1
+    s3.put(f"out/{name}", bytes(data))
+    damaged = run(PREPARE, "verify", url)
+    assert damaged.returncode == 1
+    assert f"{url}/{name}: damaged: got sha256 " in damaged.stderr
+    assert re.search(rf"of train, made from unit 4: {source} \(bytes [\d,]+ to [\d,]+\)$", damaged.stderr.strip())
 
 
 def test_the_tokenizers_ranks_go_with_the_tokens(s3: S3Server, source: Path, tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def test_what_is_pushed_is_what_is_downloaded(prepared: Path, hub: Hub, tmp_path
     assert f'{hub.url}/datasets/{NAME}: 6 files; "dataset": "{NAME}" in train.json trains on them' in done.stdout
     assert download(hub.url, tmp_path / "again", tmp_path / "cache").returncode == 0
     assert files_of(tmp_path / "again") == files_of(prepared)
-    assert "all as written" in verify(tmp_path / "again")[0]
+    assert "all as written" in verify(str(tmp_path / "again"))[0]
     assert open_split(tmp_path / "again", "train").length == open_split(prepared, "train").length
     done = push(hub, prepared, NAME)
     assert done.returncode == 0, done.stderr
