@@ -1,17 +1,18 @@
 #!/usr/bin/env python3
 """How fast text becomes tokens, against two other ways to do it, on the same text in the same run.
 
-`python benchmarks/tokenization.py [FILE.parquet] [--workers 2] [--rounds 2] [--megabytes 200] [--tokenizer FILE]`
+`python benchmarks/tokenization.py [FILE.parquet ...] [--workers 2] [--rounds 2] [--megabytes 200] [--tokenizer FILE]`
 
 Without a file, a Parquet file of distinct texts is made from what lies on this machine: documentation, sources. Each
 way runs in a process of its own, in turn. CPU seconds are those of the process and all that it starts, memory is the
-peak of their anonymous memory, sampled, and disk the most that was written beside the input.
+peak of their anonymous memory, sampled, and disk the most that was written beside the input. With several files, from
+small to large, the steady state is told as well: tokens more for seconds more, from the first file to the last.
 
 gpjt      the loop of gpjt/ddp-base-model-from-scratch's prepare_datasets.py: datasets -> encode_batch of 1,000
           documents in 8 threads -> lists -> a tensor -> all tensors together, one file a split
 nanoGPT   the two phases of nanoGPT's data/openwebtext/prepare.py: datasets.map of one document at a time in `workers`
           processes, then 1,024 shards of the result into a memory map
-lockstep  prepare_data.py; with tiktoken alone, and with fastokens where it is installed
+lockstep  prepare_data.py; with tiktoken alone, with fastokens where it is installed, and with that on Ray
 """
 
 import argparse
@@ -26,6 +27,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +50,13 @@ class Cost:
     cpu_seconds: float
     peak_memory_bytes: int
     peak_disk_bytes: int
+    tokens: float
 
 
 def main() -> None:
     """Measure and print; with --run, be one of the ways."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parquet", nargs="?", type=Path)
+    parser.add_argument("parquet", nargs="*", type=Path)
     parser.add_argument("--tokenizer", default="gpt2", metavar="gpt2|FILE.tiktoken")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=2)
@@ -63,39 +66,51 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.run is not None:
-        {"gpjt": gpjt, "nanogpt": nanogpt}[arguments.run](arguments)
+        {"gpjt": gpjt, "nanogpt": nanogpt}[arguments.run](arguments, arguments.parquet[0])
         return
     with tempfile.TemporaryDirectory() as folder:
-        if arguments.parquet is None:
-            arguments.parquet = Path(folder) / "text.parquet"
-            make_text(arguments.parquet, arguments.megabytes * 1_000_000)
-        compare(arguments, Path(folder))
+        files = arguments.parquet
+        if not files:
+            files = [Path(folder) / "text.parquet"]
+            make_text(files[0], arguments.megabytes * 1_000_000)
+        costs = [compare(arguments, file, Path(folder)) for file in files]
+        if len(costs) > 1:
+            print_steady_state(costs[0], costs[-1])
 
 
-def compare(arguments: argparse.Namespace, folder: Path) -> None:
-    """Run all ways in turn and print a table of medians."""
+def compare(arguments: argparse.Namespace, file: Path, folder: Path) -> dict[str, Cost]:
+    """Run all ways in turn on a file; print a table of medians, and return them."""
     costs: dict[str, list[Cost]] = {way: [] for way in arguments.ways}
-    tokens: dict[str, int] = {}
     for _ in range(arguments.rounds):
         for way, taken in costs.items():
             output = folder / "output"
             shutil.rmtree(output, ignore_errors=True)
             output.mkdir()
-            taken.append(measure(WAYS[way](arguments, output), output))
-            tokens[way] = count_tokens(output)
+            taken.append(measure(WAYS[way](arguments, file, output), output))
     medians = {
         way: Cost(*(statistics.median(getattr(cost, field.name) for cost in taken) for field in attrs.fields(Cost)))
         for way, taken in costs.items()
     }
     first = next(iter(medians.values()))
-    print(f"{tokens[arguments.ways[-1]]:,} tokens, {arguments.workers} workers, medians of {arguments.rounds} rounds")
+    print(f"{file.name}: {arguments.workers} workers, medians of {arguments.rounds} rounds")
     print("way                     wall s   CPU s  M tokens/CPU s  memory MB  disk MB  wall x   CPU x   tokens")
     for way, cost in medians.items():
-        rate = tokens[way] / cost.cpu_seconds / 1e6
+        rate = cost.tokens / cost.cpu_seconds / 1e6
         space = f"{cost.peak_memory_bytes / 1e6:9.0f}  {cost.peak_disk_bytes / 1e6:7.0f}"
         ratios = f"{first.wall_seconds / cost.wall_seconds:6.1f}  {first.cpu_seconds / cost.cpu_seconds:6.1f}"
         times = f"{cost.wall_seconds:6.1f}  {cost.cpu_seconds:6.1f}"
-        print(f"{way:22}  {times}  {rate:14.2f}  {space}  {ratios}  {tokens[way]:,}")
+        print(f"{way:22}  {times}  {rate:14.2f}  {space}  {ratios}  {cost.tokens:,.0f}")
+    return medians
+
+
+def print_steady_state(small: dict[str, Cost], large: dict[str, Cost]) -> None:
+    """Print what remains when start-up and end are taken away."""
+    print("steady state            M tokens/s  M tokens/CPU s  memory x")
+    for way, cost in large.items():
+        tokens = (cost.tokens - small[way].tokens) / 1e6
+        wall, cpu = cost.wall_seconds - small[way].wall_seconds, cost.cpu_seconds - small[way].cpu_seconds
+        memory = cost.peak_memory_bytes / small[way].peak_memory_bytes
+        print(f"{way:22}  {tokens / wall:10.1f}  {tokens / cpu:14.1f}  {memory:8.2f}")
 
 
 def measure(command: list[str], output: Path) -> Cost:
@@ -114,7 +129,7 @@ def measure(command: list[str], output: Path) -> Cost:
         raise SystemExit(f"{' '.join(command)}:\n{errors.decode()[-2000:]}")
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return Cost(wall, cpu, peaks[0], max(peaks[1], size_of(output)))
+    return Cost(wall, cpu, peaks[0], max(peaks[1], size_of(output)), count_tokens(output))
 
 
 def sample(process: "subprocess.Popen[bytes]", output: Path, peaks: list[int]) -> None:
@@ -201,7 +216,7 @@ def load(arguments: argparse.Namespace) -> Any:
     return tokenizer._encoding
 
 
-def gpjt(arguments: argparse.Namespace) -> None:
+def gpjt(arguments: argparse.Namespace, file: Path) -> None:
     """Batches of lists, in memory until the end."""
     import torch
     from datasets import load_dataset
@@ -210,7 +225,7 @@ def gpjt(arguments: argparse.Namespace) -> None:
     encoding = load(arguments)
     share = round(100 * (1 - VALIDATION))
     splits = {"train": f"train[:{share}%]", "validation": f"train[{share}%:]"}
-    documents = load_dataset("parquet", data_files=str(arguments.parquet), split=splits)
+    documents = load_dataset("parquet", data_files=str(file), split=splits)
     for split in ("validation", "train"):
         batches = []
         for start in range(0, len(documents[split]), 1000):
@@ -223,7 +238,7 @@ def gpjt(arguments: argparse.Namespace) -> None:
         save_file({"tokens": torch.cat(batches)}, arguments.output / f"{split}.safetensors")
 
 
-def nanogpt(arguments: argparse.Namespace) -> None:
+def nanogpt(arguments: argparse.Namespace, file: Path) -> None:
     """A mapped dataset, then a memory map."""
     import numpy as np
     from datasets import load_dataset
@@ -234,7 +249,7 @@ def nanogpt(arguments: argparse.Namespace) -> None:
         ids = [*encoding.encode_ordinary(example["text"]), encoding.eot_token]
         return {"ids": ids, "len": len(ids)}
 
-    documents = load_dataset("parquet", data_files=str(arguments.parquet), num_proc=arguments.workers)["train"]
+    documents = load_dataset("parquet", data_files=str(file), num_proc=arguments.workers)["train"]
     splits = documents.train_test_split(test_size=VALIDATION, seed=2357, shuffle=True)
     mapped = splits.map(encode, remove_columns=["text"], num_proc=arguments.workers)
     for split, rows in mapped.items():
@@ -249,13 +264,13 @@ def nanogpt(arguments: argparse.Namespace) -> None:
         tokens.flush()
 
 
-def other(name: str, arguments: argparse.Namespace, output: Path) -> list[str]:
+def other(name: str, arguments: argparse.Namespace, file: Path, output: Path) -> list[str]:
     """Return the command of a way that is written here."""
     options = ["--run", name, "--tokenizer", arguments.tokenizer, "--workers", str(arguments.workers)]
-    return [sys.executable, __file__, str(arguments.parquet), *options, "--output", str(output)]
+    return [sys.executable, __file__, str(file), *options, "--output", str(output)]
 
 
-def lockstep(fast: bool, arguments: argparse.Namespace, output: Path) -> list[str]:
+def lockstep(arguments: argparse.Namespace, file: Path, output: Path, *, executor: str, fast: bool) -> list[str]:
     """Return the command of prepare_data.py."""
     command = [sys.executable, str(ROOT / "prepare_data.py")]
     if not fast:  # a module that cannot be imported stands before it, for workers as well
@@ -263,15 +278,16 @@ def lockstep(fast: bool, arguments: argparse.Namespace, output: Path) -> list[st
         hidden.mkdir(exist_ok=True)
         (hidden / "fastokens.py").write_text("raise ImportError")
         command = ["env", f"PYTHONPATH={hidden}", *command]
-    options = ["--tokenizer", arguments.tokenizer, "--workers", str(arguments.workers)]
-    return [*command, str(arguments.parquet), "--output", str(output), *options]
+    options = ["--tokenizer", arguments.tokenizer, "--executor", executor, "--workers", str(arguments.workers)]
+    return [*command, str(file), "--output", str(output), *options]
 
 
 WAYS = {
-    "gpjt": lambda arguments, output: other("gpjt", arguments, output),
-    "nanoGPT": lambda arguments, output: other("nanogpt", arguments, output),
-    "lockstep, tiktoken": lambda arguments, output: lockstep(False, arguments, output),
-    "lockstep, fastokens": lambda arguments, output: lockstep(True, arguments, output),
+    "gpjt": partial(other, "gpjt"),
+    "nanoGPT": partial(other, "nanogpt"),
+    "lockstep, tiktoken": partial(lockstep, executor="process", fast=False),
+    "lockstep, fastokens": partial(lockstep, executor="process", fast=True),
+    "lockstep, Ray": partial(lockstep, executor="ray", fast=True),
 }
 
 
