@@ -29,6 +29,7 @@ PROBE = [
     "a" * 300 + "1" * 300 + " " * 300 + "\n" * 50 + "!?" * 100 + "é" * 100 + "中" * 100,
 ]
 
+END_OF_TEXT = "<|endoftext|>"
 RANKS_FILE = "tokenizer.tiktoken"  # copy of the ranks beside the tokens they made
 
 
@@ -102,7 +103,7 @@ class ByteTokenizer:
         return _joined([self.encode(text) for text in texts])
 
     def decode(self, ids: list[int]) -> str:
-        parts = b"".join(b"<|endoftext|>" if token == self.end_of_text_id else bytes([token]) for token in ids)
+        parts = b"".join(END_OF_TEXT.encode() if token == self.end_of_text_id else bytes([token]) for token in ids)
         return parts.decode("utf-8", errors="replace")
 
 
@@ -121,10 +122,22 @@ class BytePairTokenizer:
         return np.array(self._encoding.encode_ordinary(text), dtype=self._dtype)
 
     def encode_batch(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        return _joined([self.encode(text) for text in texts])
+        """Return the ids of texts as `Encoder` does. Raises UnicodeEncodeError for lone surrogates."""
+        ids, lengths = _joined([self._encoding.encode_to_numpy(text, disallowed_special=()) for text in texts])
+        return ids.astype(self._dtype), lengths
 
     def decode(self, ids: list[int]) -> str:
         return self._encoding.decode(ids)
+
+    def with_pattern(self, pattern: str) -> "BytePairTokenizer":
+        """Return the same byte-pair encoding with another way of splitting text."""
+        import tiktoken
+
+        special_tokens = {END_OF_TEXT: self.end_of_text_id}
+        encoding = tiktoken.Encoding(
+            self.name, pat_str=pattern, mergeable_ranks=self.ranks(), special_tokens=special_tokens
+        )
+        return BytePairTokenizer(self.name, encoding, self.ranks_file)
 
     def ranks(self) -> dict[bytes, int]:
         """Return the id of every byte sequence, special tokens left out."""
@@ -167,6 +180,6 @@ def _load_ranks(path: Path) -> Tokenizer:
         name=path.stem,
         pat_str=r50k_pat_str,
         mergeable_ranks=ranks,
-        special_tokens={"<|endoftext|>": len(ranks)},
+        special_tokens={END_OF_TEXT: len(ranks)},
     )
     return BytePairTokenizer(path.name, encoding, ranks_file=path)

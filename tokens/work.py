@@ -14,10 +14,10 @@ import numpy as np
 
 from errors import BadInput
 from tokens.documents import Piece, Problem, Reader
-from tokens.fast_tokenizer import FastBytePairEncoder, Recipe, fast_encoder
+from tokens.fast_tokenizer import FastBytePairEncoder, Recipe, encoders
 from tokens.sources import Input
 from tokens.splits import SPLITS, SplitRule
-from tokens.tokenizer import Encoder, fingerprint, load_tokenizer, token_dtype
+from tokens.tokenizer import Encoder, fingerprint, token_dtype
 from tokens.unit_plan import Extent
 
 BATCH_CHARACTERS = 1 << 20  # of text encoded at a time
@@ -146,15 +146,13 @@ class _PartWriter:
 
 @functools.lru_cache(maxsize=1)
 def _encoder(name: str, wanted: str, recipe: Recipe | None) -> Encoder:
-    encoder = None if recipe is None else fast_encoder(recipe, wanted)
-    if encoder is None:
-        encoder = load_tokenizer(name)
-        if fingerprint(encoder) != wanted:
-            raise BadInput(
-                f"{os.uname().nodename}: tokenizer {name} gives other tokens than where the plan was made; install "
-                "the same version of tiktoken on all machines"
-            )
-    return encoder
+    for encoder in encoders(name, recipe):
+        if fingerprint(encoder) == wanted:
+            return encoder
+    raise BadInput(
+        f"{os.uname().nodename}: tokenizer {name} gives other tokens than where the plan was made; install the same "
+        "version of tiktoken on all machines"
+    )
 
 
 def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:

@@ -1,0 +1,78 @@
+"""Whatever is faster gives tiktoken's ids, for any text; what gives others is not used."""
+
+import json
+import random
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import attrs
+import numpy as np
+import pytest
+
+from tests.conftest import shared
+from tests.tokens.test_tokenizer import reference
+from tokens.fast_tokenizer import FastBytePairEncoder, Recipe, encoders, write_recipe
+from tokens.tokenizer import PROBE, BytePairTokenizer, fingerprint, load_tokenizer
+from tokens.work import _encoder
+
+RANKS = str(shared("gpt2.tiktoken"))
+# What GPT-2's pattern tells apart, characters whose class depends on the Unicode version, and what regular expressions
+# and byte-pair encoders stumble over.
+PARTS = (
+    *"aZé日ǅ1٣½Ⅷ!?'\u2019_-、€🙂\u0300\u200d\u00a0\u0085\u3000\x00\x1c\t\n\r\v\f",
+    *("  ", "    ", "\r\n", "\n\n\n", "'s", "'re", "'LL", "'ve ", "<|endoftext|>", " the", "tion", "\U0010ffff"),
+    *("\U000323b0", "\U00016ea0", "\u1c89", "\ua7cb", "a" * 100, "1" * 100, " " * 100, "é" * 50, "中" * 50),
+)
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
+    return write_recipe(tiktokens(), tmp_path_factory.mktemp("recipe") / "recipe.json")
+
+
+def tiktokens() -> BytePairTokenizer:
+    tokenizer = load_tokenizer(RANKS)
+    assert isinstance(tokenizer, BytePairTokenizer)
+    return tokenizer
+
+
+def strange_texts(count: int) -> Iterator[str]:
+    draw = random.Random(0)
+    for _ in range(count):
+        yield "".join(draw.choices(PARTS, k=draw.randint(0, 30)))
+
+
+def test_every_way_gives_tiktokens_ids(recipe: Recipe) -> None:
+    pytest.importorskip("fastokens")
+    names = ("wikitext2.txt", "tinyshakespeare.txt", "instruction-data.json")
+    texts = [*PROBE, *strange_texts(20_000), *(shared(name).read_text() for name in names)]
+    parts = [reference().encode_ordinary(text) for text in texts]
+    wanted, lengths = np.concatenate([np.array(part, np.uint16) for part in parts]), [len(part) for part in parts]
+    ways = list(encoders(RANKS, recipe))
+    assert [type(way) for way in ways] == [FastBytePairEncoder, BytePairTokenizer, BytePairTokenizer]
+    for way in ways:
+        ids, counts = way.encode_batch(texts)
+        assert ids.dtype == wanted.dtype
+        assert counts.tolist() == lengths
+        assert ids.tolist() == wanted.tolist()
+
+
+def test_without_fastokens_tiktoken_does_it(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fastokens", None)
+    assert [type(way) for way in encoders(RANKS, recipe)] == [BytePairTokenizer, BytePairTokenizer]
+
+
+def test_an_encoder_that_gives_other_ids_is_passed_over(recipe: Recipe, tmp_path: Path) -> None:
+    pytest.importorskip("fastokens")
+    values = json.loads(recipe.path.read_text())
+    values["pre_tokenizer"]["add_prefix_space"] = True
+    other = attrs.evolve(recipe, path=tmp_path / "other.json")
+    other.path.write_text(json.dumps(values))
+    wanted = fingerprint(tiktokens())
+    assert fingerprint(next(encoders(RANKS, other))) != wanted
+    _encoder.cache_clear()
+    encoder = _encoder(RANKS, wanted, other)
+    _encoder.cache_clear()
+    assert isinstance(encoder, BytePairTokenizer)
+    assert fingerprint(encoder) == wanted
