@@ -268,7 +268,7 @@ def test_a_kill_at_any_moment_of_a_commit_changes_nothing(tmp_path: Path, point:
 def test_random_kills_of_anything_under_changing_workers_change_nothing(
     corpus: Path, undisturbed: dict[str, str], tmp_path: Path
 ) -> None:
-    log = kill_again_and_again(corpus, tmp_path / "out", undisturbed, kills=6)
+    log = kill_again_and_again([str(corpus)], tmp_path / "out", undisturbed, kills=6)
     assert len(log) == 6
     assert files_of(tmp_path / "out") == undisturbed
 
@@ -279,25 +279,28 @@ def test_random_kills_change_no_shard(corpus: Path, tmp_path: Path) -> None:
     assert run(PREPARE, *command, "--unit-bytes", "20000", "--split", "tail").returncode == 0
     wanted = files_of(tmp_path / "straight")
     assert len(wanted) > 5
-    kill_again_and_again(corpus, tmp_path / "out", wanted, 3, (*shards, "--split", "tail"))
+    kill_again_and_again([str(corpus), *shards, "--split", "tail"], tmp_path / "out", wanted, kills=3)
     assert files_of(tmp_path / "out") == wanted
 
 
 def kill_again_and_again(
-    corpus: Path, out: Path, wanted: dict[str, str], kills: int, more: tuple[str, ...] = ()
+    sources: list[str], out: Path, wanted: dict[str, str], kills: int, ray_address: str | None = None
 ) -> list[str]:
     """Kill preparations into `out` until enough kills have hit, then let the last one end; return a log."""
     draw, log = random.Random(kills), []
+    ways = [*(("--workers", number) for number in "112233"), ("--executor", "inline")]
+    ways += [("--executor", "ray", "--ray-address", ray_address)] if ray_address else []
     while True:
-        workers = draw.choice([1, 2, 3])
-        options = ("--workers", str(workers)) if draw.random() < 0.8 else ("--executor", "inline")
-        command = [*PREPARE, str(corpus), "--output", str(out), "--tokenizer", str(shared("gpt2.tiktoken")), *options]
-        process = subprocess.Popen([*command, *COMMAND, "--unit-bytes", "20000", *more], cwd=ROOT, **PIPES)
+        options = draw.choice(ways)
+        command = [*PREPARE, *sources, "--output", str(out), "--tokenizer", str(shared("gpt2.tiktoken")), *options]
+        before = ledger_lines(out)
+        process = subprocess.Popen([*command, *COMMAND, "--unit-bytes", "20000"], cwd=ROOT, **PIPES)
         if len(log) == kills:
             _, errors = process.communicate(timeout=120)
             assert process.returncode == 0, errors
             return log
-        time.sleep(draw.uniform(0.3, 2.0))
+        wait_for_lines(process, out, before + draw.randint(0, 12))  # 0: while it starts
+        time.sleep(draw.uniform(0, 0.3))
         victims = draw.choice(["a worker", "the coordinator", "everything"])
         workers_now = children(process.pid)
         chosen = [draw.choice(workers_now)] if victims == "a worker" and workers_now else [process.pid]
@@ -311,19 +314,28 @@ def kill_again_and_again(
             assert files_of(out) == wanted
             shutil.rmtree(out)
             continue
-        committed = (out / "ledger.jsonl").read_bytes().count(b"\n") if (out / "ledger.jsonl").exists() else 0
-        log.append(f"{len(log) + 1:3}  {' '.join(options):18} kill -9 {victims:15} after {committed} ledger lines")
+        after = f"from {before} to {ledger_lines(out)} ledger lines"
+        log.append(f"{len(log) + 1:3}  {' '.join(options[:2]):18} kill -9 {victims:15} {after}")
         print(log[-1], flush=True)
+
+
+def ledger_lines(directory: Path) -> int:
+    ledger = directory / "ledger.jsonl"
+    return ledger.read_bytes().count(b"\n") if ledger.exists() else 0
+
+
+def wait_for_lines(process: "subprocess.Popen[str]", directory: Path, wanted: int) -> None:
+    """Wait until a ledger is so long, or its process ends."""
+    deadline = time.monotonic() + 60
+    while ledger_lines(directory) < wanted and process.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
 
 
 def test_a_killed_worker_is_replaced(corpus: Path, undisturbed: dict[str, str], tmp_path: Path) -> None:
     command = [*PREPARE, str(corpus), "--output", str(tmp_path / "out"), "--tokenizer", str(shared("gpt2.tiktoken"))]
     process = subprocess.Popen([*command, "--workers", "2", *COMMAND], cwd=ROOT, stderr=subprocess.PIPE, text=True)
-    ledger = tmp_path / "out" / "ledger.jsonl"
-    deadline = time.monotonic() + 60
-    while not ledger.exists() or ledger.read_bytes().count(b"\n") < 3:
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.005)
+    wait_for_lines(process, tmp_path / "out", 3)
     kill(children(process.pid)[-1])
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors

@@ -2,14 +2,13 @@
 
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import ROOT
-from tests.tokens.test_prepare import PREPARE, files_of, jsonl, run
+from tests.tokens.test_prepare import PREPARE, files_of, jsonl, ledger_lines, run, wait_for_lines
 
 
 @pytest.fixture
@@ -30,19 +29,14 @@ def test_a_cluster_that_loses_a_node_writes_the_same_bytes(cluster: "subprocess.
     out = tmp_path / "out"
     command = [*PREPARE, str(source), *options, "--output", str(out), "--executor", "ray", "--ray-address", address]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    ledger = out / "ledger.jsonl"
-    deadline = time.monotonic() + 60
-    while not ledger.exists() or ledger.read_bytes().count(b"\n") < 10:
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_for_lines(process, out, 10)
     cluster.stdin.write("lose a node\n")
     cluster.stdin.flush()
     assert cluster.stdout.readline() == "one node left\n"
-    before = ledger.read_bytes().count(b"\n")
+    before = ledger_lines(out)
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
-    assert ledger.read_bytes().count(b"\n") > before  # it was lost in the middle
+    assert ledger_lines(out) > before  # it was lost in the middle
     assert files_of(out) == files_of(tmp_path / "straight")
 
 
