@@ -16,6 +16,7 @@ passes through this machine, and a finished prefix is a token directory like any
 it is there. Names without the number would have spared a request a shard, and made every reader need the manifest.
 """
 
+import json
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -77,7 +78,13 @@ class Bucket:
             (self._scratch / PLAN).write_bytes(self._objects.read(PLAN))
         elif names:
             raise BadInput(f"{self.url}/{min(names)}: exists, and no {PLAN}; pass another --output")
-        return self._objects.read(MANIFEST).decode() if MANIFEST in names else None
+        if MANIFEST not in names:
+            return None
+        manifest = self._objects.read(MANIFEST).decode()
+        for name in json.loads(manifest)["files"]:
+            if name not in names:
+                raise BadInput(f"{self.url}/{name}: missing, but {MANIFEST} lists it; begin anew in another --output")
+        return manifest
 
     def describe(self) -> None:
         """Copy what describes the tokens, finished or not, into the scratch folder."""

@@ -62,6 +62,8 @@ class GrowingTokens:
         finished = (self.directory / MANIFEST).exists()  # before the ledger: what is finished has all its lines
         for entry, end in entries_after(self.directory / LEDGER, self._seen_bytes):
             self._seen_bytes = end
+            if "uploaded" in entry:
+                raise BadInput(f"{self.directory}: its shards leave for a bucket while it grows; follow a folder")
             if "cut" in entry:
                 self._tokens = {split: entry["cut"][split] for split in self.splits}
             else:

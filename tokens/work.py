@@ -21,7 +21,7 @@ from tokens.tokenizer import Encoder, fingerprint, token_dtype
 from tokens.unit_plan import Extent
 
 BATCH_CHARACTERS = 1 << 20  # of text encoded at a time
-EXAMPLES = 5  # of problems, a unit, that are told in full
+EXAMPLES = 100  # of each kind of problem, a unit, that are told in full
 
 
 @attrs.frozen(kw_only=True)
@@ -66,7 +66,7 @@ class Result:
     problems: dict[str, int]  # how often, by kind
     lost_documents: int
     lost_bytes: int  # of input
-    examples: tuple[str, ...]
+    examples: dict[str, list[str]]  # the first ones, by kind; kinds that lost something come first
 
 
 def run_unit(job: Job, task: Task) -> Result:
@@ -190,11 +190,15 @@ def _encode(batch: list[Piece], encoder: Encoder, rule: SplitRule, writers: dict
 
 def _summary(problems: list[Problem]) -> dict[str, Any]:
     counts: dict[str, int] = {}
-    for problem in problems:
+    examples: dict[str, list[str]] = {}
+    for problem in sorted(problems, key=lambda problem: not (problem.documents or problem.lost_bytes)):
         counts[problem.kind] = counts.get(problem.kind, 0) + max(1, problem.documents)
+        told = examples.setdefault(problem.kind, [])
+        if len(told) < EXAMPLES:
+            told.append(f"{problem.where}: {problem.kind}: {problem.detail}")
     return {
         "problems": counts,
         "lost_documents": sum(problem.documents for problem in problems),
         "lost_bytes": sum(problem.lost_bytes for problem in problems),
-        "examples": tuple(f"{problem.where}: {problem.kind}: {problem.detail}" for problem in problems[:EXAMPLES]),
+        "examples": examples,
     }

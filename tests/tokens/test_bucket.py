@@ -94,14 +94,16 @@ def test_a_kill_at_any_moment_and_the_loss_of_the_disk_change_no_object(
     s3: S3Server, source: Path, local: dict[str, str], tmp_path: Path, point: str
 ) -> None:
     once = point in ("plan uploaded", "ledger uploaded", "manifest uploaded")
-    for number, scratch in (("1", "lost"), *([] if once else [("4", "kept")])):
-        prefix = f"{point.replace(' ', '-')}-{scratch}"
+    for number, disk in (("1", "lost"), *([] if once else [("4", "kept")])):
+        prefix, scratch = f"{point.replace(' ', '-')}-{disk}", tmp_path / disk
         command = (source, "--output", f"s3://{BUCKET}/{prefix}", *OPTIONS, *FRACTIONS)
-        killed = run(CRASH, *command, "--scratch", tmp_path / "kept", CRASH_AT=point, CRASH_TIME=number)
+        killed = run(CRASH, *command, "--scratch", scratch, CRASH_AT=point, CRASH_TIME=number)
         assert killed.returncode == -signal.SIGKILL, killed.stderr
         if number == "4" and point != "leftover deleted":
             assert ".checkpoint-00000000.safetensors" in s3.objects(f"{prefix}/")
-        done = run(PREPARE, *command, "--scratch", tmp_path / scratch)
+        if disk == "lost":
+            shutil.rmtree(scratch)
+        done = run(PREPARE, *command, "--scratch", scratch)
         assert done.returncode == 0, done.stderr
         assert objects(s3, prefix) == local
 

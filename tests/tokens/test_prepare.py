@@ -27,6 +27,7 @@ from tokens import executors
 from tokens.executors import Inline, Processes
 from tokens.prepare import Host, Request, prepare
 from tokens.splits import SplitRule
+from tokens.tokenizer import fingerprint, load_tokenizer
 from tokens.writer import CRASH_POINTS
 
 PREPARE = [sys.executable, "prepare_data.py"]
@@ -143,6 +144,7 @@ def test_the_manifest_tells_what_is_there(tmp_path: Path) -> None:
         "vocabulary_size": 257,
         "end_of_text_id": 256,
         "ranks_file": None,
+        "fingerprint": fingerprint(load_tokenizer("bytes")),
     }
     for name, entry in manifest["files"].items():
         data = (tmp_path / "out" / name).read_bytes()
