@@ -14,6 +14,7 @@ from pathlib import Path
 
 import attrs
 
+from tests import launch
 from tests.conftest import ROOT, metrics, train, train_command
 from training.checkpoint import find
 from training.metrics import METRICS, read_metrics
@@ -82,7 +83,7 @@ def start_and_kill(run: Path, layout: Layout, draw: random.Random) -> str | None
             assert time.monotonic() < deadline
             time.sleep(0.01)
     time.sleep(draw.uniform(0, 4.0 if at_start else 1.5))
-    workers = children(process.pid) if layout.ranks > 1 else [process.pid]
+    workers = children(process) if layout.ranks > 1 else [process.pid]
     if process.poll() is not None:
         assert process.returncode == 0, process.communicate()[1]
         return None
@@ -141,9 +142,11 @@ def size_of(run: Path) -> int:
     return (run / METRICS).stat().st_size if (run / METRICS).exists() else 0
 
 
-def children(pid: int) -> list[int]:
-    """Return the ranks that torchrun has started, in order."""
-    found = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True, check=False).stdout
+def children(process: launch.Process | subprocess.Popen[str]) -> list[int]:
+    """Return what a process has started, in order: the ranks of torchrun, the workers of a preparation."""
+    if isinstance(process, launch.Process):
+        return process.children()
+    found = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=False).stdout
     return [int(word) for word in found.split()]
 
 

@@ -299,7 +299,7 @@ def kill_again_and_again(
             return log
         time.sleep(draw.uniform(0.3, 2.0))
         victims = draw.choice(["a worker", "the coordinator", "everything"])
-        workers_now = children(process.pid)
+        workers_now = children(process)
         chosen = [draw.choice(workers_now)] if victims == "a worker" and workers_now else [process.pid]
         for pid in [*chosen, *(workers_now if victims == "everything" else [])]:
             kill(pid)
@@ -324,7 +324,7 @@ def test_a_killed_worker_is_replaced(corpus: Path, undisturbed: dict[str, str], 
     while not ledger.exists() or ledger.read_bytes().count(b"\n") < 3:
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.005)
-    kill(children(process.pid)[-1])
+    kill(children(process)[-1])
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
     assert files_of(tmp_path / "out") == undisturbed

@@ -8,12 +8,14 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from errors import BadInput
+from tests import launch
 from tests.conftest import ROOT, metrics, seal_again, train, train_command, write_run
 from tests.walks import children, kill
 from training import claim
@@ -25,14 +27,15 @@ SLOW = Path(__file__).with_name("slow.py")
 LONG = {"min_train_tokens": 200 * 8 * 32, "log_interval": 1, "validation_interval": None, "checkpoint_interval": 50}
 
 
-def start(
-    run: Path, ranks: int, *options: str, torchrun: bool = False, restarts: int = 0, **seconds: float
-) -> subprocess.Popen[str]:
-    """Start a run as a user does, with steps of 10 ms at least. `seconds`: see tests/training/slow.py."""
-    command = train_command(run, *options, ranks=ranks, script=SLOW, torchrun=torchrun)
-    if restarts:
-        command.insert(command.index("--standalone"), f"--max-restarts={restarts}")
+def start(run: Path, ranks: int, *options: str, as_user: bool = False, torchrun: bool = False, **seconds: float) -> Any:
+    """Start a run with steps of 10 ms at least. `seconds`: see tests/training/slow.py.
+
+    As a user does it, by a command, with torchrun for one rank, too, if asked; or else as tests/launch.py does.
+    """
     slow = {name: str(value) for name, value in ({"SLOW_STEP": 0.01} | seconds).items()}
+    if not as_user:
+        return launch.start(SLOW, str(run), "--device", "cpu", *options, ranks=ranks, environment=slow)
+    command = train_command(run, *options, ranks=ranks, script=SLOW, torchrun=torchrun)
     return subprocess.Popen(
         command,
         cwd=ROOT,
@@ -48,11 +51,11 @@ def outcome(run: Path) -> str:
     return str(json.loads((run / "exit.json").read_text())["outcome"])
 
 
-def wait_for_step(run: Path, step: int, process: subprocess.Popen[str]) -> None:
+def wait_for_step(run: Path, step: int, process: Any) -> None:
     wait_until(lambda: any(logged >= step for logged in metrics(run, "train_loss")), process)
 
 
-def wait_until(reached: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+def wait_until(reached: Callable[[], bool], process: Any) -> None:
     deadline = time.monotonic() + 60
     while not reached():
         assert process.poll() is None, process.communicate()
@@ -84,7 +87,7 @@ def test_a_signal_stops_a_lone_process_with_a_checkpoint_and_exit_75(
     make_run: Callable[..., Path], number: signal.Signals
 ) -> None:
     run = make_run(**LONG)
-    process = start(run, ranks=1)
+    process = start(run, ranks=1, as_user=number == signal.SIGTERM)
     wait_for_step(run, 5, process)
     process.send_signal(number)
     output, errors = process.communicate(timeout=30)
@@ -99,7 +102,7 @@ def test_a_signal_stops_a_lone_process_with_a_checkpoint_and_exit_75(
 
 def test_ctrl_c_under_torchrun_leaves_a_checkpoint_and_no_process(make_run: Callable[..., Path]) -> None:
     run = make_run(**LONG)
-    process = start(run, ranks=2)
+    process = start(run, ranks=2, as_user=True)
     wait_for_step(run, 5, process)
     os.killpg(process.pid, signal.SIGINT)
     output, errors = process.communicate(timeout=40)
@@ -130,7 +133,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, token_files: Path) -> 
 def test_a_signal_is_obeyed_in_every_phase(make_run: Callable[..., Path], undisturbed: Path, phase: str) -> None:
     run = make_run(**PHASES)
     slow = {"SLOW_SAVE": 1.5} | ({"SLOW_VALIDATION": 0.2} if phase == "validation" else {})
-    process = start(run, ranks=2, **slow)
+    process = start(run, ranks=2, as_user=phase == "step", **slow)
     in_phase = {
         "start": (run / ".lock").exists,  # before the ranks have met
         "validation": lambda: any("event" in record for record in read_metrics(run)),
@@ -166,7 +169,7 @@ def test_a_signal_to_any_process_that_starts_up_is_obeyed_at_once(
     run = make_run()
     process = start(run, ranks=ranks, SLOW_START=60)
     wait_until(lambda: all((run / f"waiting-{rank}").exists() for rank in range(ranks)), process)
-    pid = children(process.pid)[int(asked[-1])] if asked.startswith("rank") else process.pid
+    pid = children(process)[int(asked[-1])] if asked.startswith("rank") else process.pid
     os.kill(pid, signal.SIGTERM)
     output, errors = process.communicate(timeout=30)
     assert "Exception in thread" not in errors
@@ -192,9 +195,9 @@ def test_a_group_that_torchrun_restarts_resumes_by_itself(make_run: Callable[...
     settings = LONG | {"checkpoint_interval": 20}
     straight, run = make_run("straight", **settings), make_run("restarted", **settings)
     assert train(straight).returncode == 0
-    process = start(run, 2, "--resume", "never", restarts=1)
+    process = start(run, 2, "--resume", "never", as_user=True, PET_MAX_RESTARTS=1)
     wait_for_step(run, 50, process)
-    kill(children(process.pid)[0])
+    kill(children(process)[0])
     output, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
     assert "resuming from" in output  # though the command line says never: it has been obeyed once
@@ -301,7 +304,7 @@ def test_a_killed_rank_ends_the_job_promptly_and_nothing_is_saved(make_run: Call
     process = start(run, ranks=2)
     wait_for_step(run, 5, process)
     began = time.monotonic()
-    kill(children(process.pid)[-1])
+    kill(children(process)[-1])
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 1
     assert time.monotonic() - began < 40
