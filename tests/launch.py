@@ -36,6 +36,8 @@ IMPORTED_ONCE = [
     "matplotlib.backends.backend_agg",
     "training.session",
     "evaluation.smoke",
+    "tokens.prepare",
+    "s3fs",
 ]
 TIMEOUT_SECONDS = 180
 MESSAGE_BYTES = 1 << 20
