@@ -27,14 +27,24 @@ SLOW = Path(__file__).with_name("slow.py")
 LONG = {"min_train_tokens": 200 * 8 * 32, "log_interval": 1, "validation_interval": None, "checkpoint_interval": 50}
 
 
-def start(run: Path, ranks: int, *options: str, as_user: bool = False, torchrun: bool = False, **seconds: float) -> Any:
-    """Start a run with steps of 10 ms at least. `seconds`: see tests/training/slow.py.
+def start(
+    run: Path,
+    ranks: int,
+    *options: str,
+    as_user: bool = False,
+    torchrun: bool = False,
+    file_bytes: int | None = None,
+    **seconds: float,
+) -> Any:
+    """Start a run with steps of 10 ms at least. `seconds`: see tests/training/slow.py; `file_bytes`: tests/launch.py.
 
     As a user does it, by a command, with torchrun for one rank, too, if asked; or else as tests/launch.py does.
     """
     slow = {name: str(value) for name, value in ({"SLOW_STEP": 0.01} | seconds).items()}
     if not as_user:
-        return launch.start(SLOW, str(run), "--device", "cpu", *options, ranks=ranks, environment=slow)
+        options = ("--device", "cpu", *options)
+        return launch.start(SLOW, str(run), *options, ranks=ranks, environment=slow, file_bytes=file_bytes)
+    assert file_bytes is None
     command = train_command(run, *options, ranks=ranks, script=SLOW, torchrun=torchrun)
     return subprocess.Popen(
         command,
@@ -114,9 +124,9 @@ def test_ctrl_c_under_torchrun_leaves_a_checkpoint_and_no_process(make_run: Call
 
 
 PHASES = {
-    "min_train_tokens": 100 * 8 * 32,
+    "min_train_tokens": 50 * 8 * 32,
     "checkpoint_interval": 25,
-    "validation_interval": 100,
+    "validation_interval": 50,
     "validation_sequences": 64,
 }
 
@@ -132,8 +142,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, token_files: Path) -> 
 @pytest.mark.parametrize("phase", ["start", "validation", "save", "step"])
 def test_a_signal_is_obeyed_in_every_phase(make_run: Callable[..., Path], undisturbed: Path, phase: str) -> None:
     run = make_run(**PHASES)
-    slow = {"SLOW_SAVE": 1.5} | ({"SLOW_VALIDATION": 0.2} if phase == "validation" else {})
-    process = start(run, ranks=2, as_user=phase == "step", **slow)
+    slow = {"SLOW_STEP": 0.02, "SLOW_SAVE": 1.5} | ({"SLOW_VALIDATION": 0.2} if phase == "validation" else {})
+    process = start(run, ranks=2, as_user=phase == "start", **slow)
     in_phase = {
         "start": (run / ".lock").exists,  # before the ranks have met
         "validation": lambda: any("event" in record for record in read_metrics(run)),
@@ -153,7 +163,7 @@ def test_a_signal_is_obeyed_in_every_phase(make_run: Callable[..., Path], undist
         step = json.loads((newest / "state.json").read_text())["step"]
         assert verify(newest) is None
         assert max(metrics(run, "train_loss"), default=0) == step
-        assert step == 0 if phase == "validation" else 0 < step < 100
+        assert step == 0 if phase == "validation" else 0 < step < 50
     done = train(run)
     assert done.returncode == 0, done.stderr
     assert outcome(run) == "done"
@@ -192,11 +202,11 @@ def test_one_job_at_a_time_trains_a_run(make_run: Callable[..., Path], monkeypat
 
 
 def test_a_group_that_torchrun_restarts_resumes_by_itself(make_run: Callable[..., Path]) -> None:
-    settings = LONG | {"checkpoint_interval": 20}
+    settings = LONG | {"min_train_tokens": 80 * 8 * 32, "checkpoint_interval": 10}
     straight, run = make_run("straight", **settings), make_run("restarted", **settings)
     assert train(straight).returncode == 0
-    process = start(run, 2, "--resume", "never", as_user=True, PET_MAX_RESTARTS=1)
-    wait_for_step(run, 50, process)
+    process = start(run, 2, "--resume", "never", as_user=True, PET_MAX_RESTARTS=1, SLOW_STEP=0.03)
+    wait_for_step(run, 25, process)
     kill(children(process)[0])
     output, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
