@@ -22,6 +22,7 @@ import sys
 import tempfile
 import threading
 import traceback
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -53,7 +54,8 @@ def run(
     try:
         output, errors = process.communicate(TIMEOUT_SECONDS)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it has ended, another process has its streams
+            os.killpg(process.pid, signal.SIGKILL)
         raise
     assert process.returncode is not None
     return subprocess.CompletedProcess([str(script), *arguments], process.returncode, output, errors)

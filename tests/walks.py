@@ -165,7 +165,10 @@ def kill(pid: int) -> None:
 
 
 def wait_for_nobody(run: Path) -> None:
-    """Wait until no process of this run is left; a rank that outlives torchrun stops by itself."""
+    """Wait until no process of this run is left; a rank that outlives torchrun stops by itself.
+
+    Finds processes by their command line; of forked ones `communicate` has seen the last.
+    """
     deadline = time.monotonic() + 60
     while subprocess.run(["pgrep", "-f", f"train.py {run} "], capture_output=True, check=False).returncode == 0:
         assert time.monotonic() < deadline, "a process is left"

@@ -29,6 +29,7 @@ COLLECTIVE = rf"at step \d+ in (all|reduce|broadcast)\w+ \({LINE}\)"
 
 
 def assert_no_process_left(run: Path) -> None:
+    """Find processes by their command line; those of tests/launch.py have ended when `communicate` returns."""
     deadline = time.monotonic() + 10  # a chart may still be drawn
     while str(run) in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout:
         assert time.monotonic() < deadline
