@@ -163,7 +163,7 @@ def test_random_kills_and_lost_disks_change_no_object(s3: S3Server, tmp_path: Pa
             assert process.returncode == 0, errors
             break
         time.sleep(draw.uniform(1, 3))
-        for pid in [process.pid, *children(process.pid)]:
+        for pid in [process.pid, *children(process)]:
             kill(pid)
         process.communicate(timeout=60)
         if process.returncode == 0:  # it was faster

@@ -20,6 +20,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from errors import BadInput
+from tests import launch
 from tests.conftest import ROOT, shared
 from tests.tokens.test_tokenizer import reference
 from tests.walks import children, kill
@@ -78,6 +79,9 @@ def files_of(directory: Path) -> dict[str, str]:
 
 
 def run(command: list[str], *options: str | Path, **environment: str) -> "subprocess.CompletedProcess[str]":
+    """Run a command to its end; prepare_data.py, or what is made of it, by tests/launch.py."""
+    if command in (PREPARE, CRASH) and "PYTHONPATH" not in environment:  # packages that are there have been imported
+        return launch.run(ROOT / command[1], *map(str, options), environment=environment)
     return subprocess.run(
         [*command, *map(str, options)],
         cwd=ROOT,
@@ -304,7 +308,7 @@ def kill_again_and_again(
         wait_for_lines(process, out, before + draw.randint(0, 12))  # 0: while it starts
         time.sleep(draw.uniform(0, 0.3))
         victims = draw.choice(["a worker", "the coordinator", "everything"])
-        workers_now = children(process.pid)
+        workers_now = children(process)
         chosen = [draw.choice(workers_now)] if victims == "a worker" and workers_now else [process.pid]
         for pid in [*chosen, *(workers_now if victims == "everything" else [])]:
             kill(pid)
@@ -338,7 +342,7 @@ def test_a_killed_worker_is_replaced(corpus: Path, undisturbed: dict[str, str], 
     command = [*PREPARE, str(corpus), "--output", str(tmp_path / "out"), "--tokenizer", str(shared("gpt2.tiktoken"))]
     process = subprocess.Popen([*command, "--workers", "2", *COMMAND], cwd=ROOT, stderr=subprocess.PIPE, text=True)
     wait_for_lines(process, tmp_path / "out", 3)
-    kill(children(process.pid)[-1])
+    kill(children(process)[-1])
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
     assert files_of(tmp_path / "out") == undisturbed
@@ -347,13 +351,9 @@ def test_a_killed_worker_is_replaced(corpus: Path, undisturbed: dict[str, str], 
 def test_workers_that_die_again_and_again_end_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = jsonl(tmp_path / "a.jsonl", ["text"] * 10)
     monkeypatch.setattr(executors, "RESTARTS", 1)
-    monkeypatch.setattr(executors, "_begin_worker", dying)
+    monkeypatch.setattr(executors, "_begin_worker", os._exit)
     with pytest.raises(BadInput, match="workers were killed 2 times in a row while units 0 to 0 were computed"):
         write(tmp_path / "out", source, workers=1)
-
-
-def dying(_: int) -> None:
-    os._exit(1)
 
 
 def test_a_flipped_bit_is_found_and_its_unit_and_source_are_named(corpus: Path, tmp_path: Path) -> None:
