@@ -238,6 +238,26 @@ def test_two_machines_do_not_write_the_same_tokens(s3: S3Server, tmp_path: Path)
         places[1].checkpoint(tails)
 
 
+def test_the_scratch_of_another_preparation_is_left_alone(s3: S3Server, source: Path, tmp_path: Path) -> None:
+    scratch = tmp_path / "scratch"
+    assert run(PREPARE, source, "--output", f"s3://{BUCKET}/a", "--scratch", scratch, *OPTIONS).returncode == 0
+    killed = run(CRASH, source, "--output", scratch, *OPTIONS, CRASH_AT="ledger written", CRASH_TIME="3")
+    assert killed.returncode == -signal.SIGKILL
+    refused = run(PREPARE, source, "--output", f"s3://{BUCKET}/b", "--scratch", scratch, *OPTIONS)
+    assert "plan.json: another preparation's; pass another --scratch" in refused.stderr
+    assert "going on after 3 of" in run(PREPARE, source, "--output", scratch, *OPTIONS).stderr
+
+
+def test_a_preparation_that_finds_nothing_leaves_nothing_in_the_bucket(s3: S3Server, tmp_path: Path) -> None:
+    source = tmp_path / "a.jsonl"
+    source.write_text('{"content": "text"}\n' * 50)
+    command = (source, "--output", f"s3://{BUCKET}/out", "--scratch", tmp_path / "scratch", *OPTIONS)
+    assert "none of the 50 documents of the sources could be read" in run(PREPARE, *command).stderr
+    assert s3.objects("out/") == {}
+    done = run(PREPARE, *command, "--text-field", "content", "--validation-fraction", "0")
+    assert done.returncode == 0, done.stderr
+
+
 def test_what_cannot_be_done_is_one_line(s3: S3Server, source: Path, tmp_path: Path) -> None:
     s3.put("taken/other.txt", b"mine")
     s3.put("lost/plan.json", b"{}")
