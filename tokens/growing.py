@@ -92,7 +92,11 @@ class GrowingTokens:
 
     def progress(self) -> str:
         """Return how far the work has come, for people."""
-        return f"{self._seen_units:,} of {self._units:,} units, {self.committed('train'):,} tokens to train on"
+        units = f"{self._seen_units:,} of {self._units:,} units, {self.committed('train'):,} tokens to train on"
+        ledger = self.directory / LEDGER
+        if self.finished or not ledger.exists():
+            return units
+        return f"{units}, last commit {max(0.0, time.time() - ledger.stat().st_mtime):.0f} s ago"
 
     def stream(self, split: str) -> "FollowedStream":
         """Return one split."""
