@@ -171,21 +171,14 @@ def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
 
 def _encode(batch: list[Piece], encoder: Encoder, rule: SplitRule, writers: dict[str, _PartWriter]) -> int:
     """Encode a batch and hand its tokens to the writers; return the bytes of its text."""
-    texts = [piece.text for piece in batch]
-    ids, lengths = encoder.encode_batch(texts)
-    ends = np.array([piece.ends_document for piece in batch])
-    after = np.cumsum(lengths)[ends]  # the end-of-text id goes before these places
-    ids = np.insert(ids, after, np.full(len(after), encoder.end_of_text_id, ids.dtype))
     splits = rule.of(piece.head for piece in batch)
-    if splits is None:
-        writers[SPLITS[0]].write(ids, len(after))
-    else:
-        of_token = np.repeat(splits, lengths + ends)
-        for number, split in enumerate(SPLITS):
-            chosen = splits == number
-            if chosen.any():
-                writers[split].write(ids[of_token == number], int((chosen & ends).sum()))
-    return sum(len(text) if text.isascii() else len(text.encode()) for text in texts)
+    for number in [0] if splits is None else np.unique(splits):
+        pieces = batch if splits is None else [batch[place] for place in np.flatnonzero(splits == number)]
+        ids, lengths = encoder.encode_batch([piece.text for piece in pieces])
+        ends = np.cumsum(lengths)[[piece.ends_document for piece in pieces]]  # the end-of-text id goes before these
+        ids = np.insert(ids, ends, np.full(len(ends), encoder.end_of_text_id, ids.dtype))
+        writers[SPLITS[number]].write(ids, len(ends))
+    return sum(len(piece.text) if piece.text.isascii() else len(piece.text.encode()) for piece in batch)
 
 
 def _summary(problems: list[Problem]) -> dict[str, Any]:
