@@ -14,7 +14,7 @@ from errors import BadInput
 from files import sync
 from tokens.bucket import Bucket
 from tokens.executors import Executor, in_order
-from tokens.fast_tokenizer import write_recipe
+from tokens.fast_tokenizer import has_fastokens, write_recipe
 from tokens.ledger import LEDGER, Ledger, Totals
 from tokens.manifest import MANIFEST, read_finished
 from tokens.shards import partial_files
@@ -146,7 +146,7 @@ def _compute(request: Request, host: Host, plan: UnitPlan, tokenizer: Tokenizer,
     try:
         job = _job(request, writer.directory / UNITS, tokenizer)  # while the workers start
         for results in in_order(executor, job, _tasks(plan, first), first):
-            if job.recipe is not None and not told and not all(result.fast for result in results):
+            if isinstance(tokenizer, BytePairTokenizer) and not told and not all(result.fast for result in results):
                 told = True
                 host.say("NOTE: encoding with tiktoken: fastokens, several times faster, is not installed, or differs")
             for result in results:
@@ -221,7 +221,9 @@ def _warn_of_large_units(plan: UnitPlan, host: Host) -> None:
 
 
 def _job(request: Request, units: Path, tokenizer: Tokenizer) -> Job:
-    recipe = write_recipe(tokenizer, units / "recipe.json") if isinstance(tokenizer, BytePairTokenizer) else None
+    recipe = None
+    if isinstance(tokenizer, BytePairTokenizer) and has_fastokens():
+        recipe = write_recipe(tokenizer, units / "recipe.json")
     return Job(
         directory=units,
         text_field=request.text_field,
