@@ -121,6 +121,7 @@ def positive(text: str) -> int:
 
 def main() -> int:
     """Run the command; return its exit status."""
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # else numpy starts a thread per core, in each worker
     preparing = sys.argv[1:2] == [] or sys.argv[1] not in COMMANDS
     kept = "; what was committed is kept: the same command goes on" if preparing else ""
     try:
