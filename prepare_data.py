@@ -273,7 +273,7 @@ class Display:
         """Show how far it has come."""
         now = time.monotonic()
         totals, tokens = progress.totals, sum(progress.totals.tokens.values())
-        if self._first is None:  # start-up, and what an earlier command did, are no measure
+        if self._first is None:  # what an earlier command did is no measure
             self._began, self._first = now, (tokens, progress.done_bytes)
             if self._terminal:
                 from tqdm import tqdm

@@ -142,6 +142,11 @@ def _compute(request: Request, host: Host, plan: UnitPlan, tokenizer: Tokenizer,
         return
     done, total = sum(plan.unit_bytes[:first]), sum(plan.unit_bytes)
     told = False
+
+    def show() -> None:
+        host.show(Progress(totals=writer.totals, units=len(plan.units), done_bytes=done, total_bytes=total))
+
+    show()
     executor = host.make_executor()
     try:
         job = _job(request, writer.directory / UNITS, tokenizer)  # while the workers start
@@ -155,7 +160,7 @@ def _compute(request: Request, host: Host, plan: UnitPlan, tokenizer: Tokenizer,
                     raise BadInput(f"{example}; mend it, or pass --on-bad-document skip")
             writer.commit(results)
             done += sum(plan.unit_bytes[result.index] for result in results)
-            host.show(Progress(totals=writer.totals, units=len(plan.units), done_bytes=done, total_bytes=total))
+            show()
     finally:
         executor.close()
 
