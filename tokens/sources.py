@@ -3,13 +3,15 @@
 import glob
 import hashlib
 import sysconfig
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import attrs
 
 from errors import BadInput
-from tokens.remote import REMOTE, find_remote, look_up_remote, open_remote
+from tokens.remote import GO_ON, REMOTE, find_remote, look_up_remote, open_remote
 
 TEXT_SUFFIXES = (".txt", ".md", ".py")  # a file is a document
 LINE_SUFFIXES = (".jsonl", ".json")  # a line is a document
@@ -17,6 +19,10 @@ COMPRESSED_SUFFIXES = tuple(f"{lines}{packed}" for lines in LINE_SUFFIXES for pa
 SUFFIXES = (*TEXT_SUFFIXES, *LINE_SUFFIXES, *COMPRESSED_SUFFIXES, ".parquet")
 STANDARD_LIBRARY = "stdlib"
 HUB = "hf:"
+
+
+class Damaged(Exception):
+    """What a file holds is not what its format says. The message says how."""
 
 
 @attrs.frozen
@@ -28,16 +34,21 @@ class Input:
     stamp: str  # another one when the content may have changed: time of modification, or the server's tag
 
     def open(self) -> BinaryIO:
-        """Open the file for reading. Raises BadInput when it is gone or is not what it was."""
+        """Open the file for reading. Raises BadInput when it is gone, is not what it was, or may not be read."""
         # Opened before it is looked at: from here on s3fs holds what it reads to the tag of what was opened.
         stream = open_remote(self.path) if REMOTE in self.path else None
+        self.check_unchanged()
+        with readable(self.path):
+            return stream or Path(self.path).open("rb")
+
+    def check_unchanged(self) -> None:
+        """Raise BadInput when the file is gone, or is not what it was."""
         now = look_up(self.path)
         if now != self:
             raise BadInput(
                 f"{self.path}: changed since these tokens were begun: got {now.size_bytes:,} bytes of {now.stamp}, "
                 f"wanted {self.size_bytes:,} of {self.stamp}; bring it back, or begin anew in another --output"
             )
-        return stream or Path(self.path).open("rb")
 
 
 @attrs.frozen
@@ -64,13 +75,18 @@ def look_up(path: str) -> Input:
     """Return size and stamp of a file. Raises BadInput when there is none."""
     if REMOTE in path:
         return _remote(path, look_up_remote(path))
-    try:
+    with readable(path):
         status = Path(path).stat()
-    except OSError as error:
-        raise BadInput(
-            f"{path}: cannot be read: {_detail(error)}; the same command goes on when it is there"
-        ) from error
     return Input(path, status.st_size, f"mtime {status.st_mtime_ns}")
+
+
+@contextmanager
+def readable(path: str) -> Iterator[None]:
+    """Raise BadInput naming the file for what the machine says when it is read."""
+    try:
+        yield
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read: {_detail(error)}; {GO_ON}") from error
 
 
 def _resolve(name: str) -> list[Input]:

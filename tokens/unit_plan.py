@@ -16,7 +16,8 @@ import attrs
 
 from errors import BadInput
 from files import replace_file
-from tokens.sources import COMPRESSED_SUFFIXES, Input, Source
+from tokens.parquet import check_column, group_bytes, open_parquet
+from tokens.sources import COMPRESSED_SUFFIXES, Damaged, Input, Source, readable
 
 PLAN = "plan.json"
 FORMAT = 1
@@ -156,25 +157,17 @@ def _atoms(number: int, item: Input, settings: Settings) -> Iterator[tuple[Exten
 
 
 def _row_groups(number: int, item: Input, settings: Settings) -> Iterator[tuple[Extent, int]]:
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        with item.open() as stream:
-            metadata = pyarrow.parquet.ParquetFile(stream).metadata
-    except (OSError, pyarrow.ArrowException):
-        yield Extent(number, 0, 0), item.size_bytes  # its unit says that it is damaged
-        return
-    names = [metadata.schema.column(index).path for index in range(metadata.num_columns)]
-    if settings.text_field not in names:
-        columns = metadata.schema.to_arrow_schema().names
-        raise BadInput(
-            f"{item.path}: no column '{settings.text_field}'; it has {', '.join(columns)}: pass --text-field"
-        )
-    column = names.index(settings.text_field)
-    for group in range(metadata.num_row_groups):
-        size = metadata.row_group(group).column(column).total_uncompressed_size
-        yield Extent(number, group, group + 1), size
+    with item.open() as stream, readable(item.path):
+        try:
+            table = open_parquet(stream)
+        except Damaged:
+            table = None
+        if table is None or table.metadata.num_rows == 0:
+            yield Extent(number, 0, 0), item.size_bytes  # its unit says that it is damaged, or empty
+            return
+        check_column(table, settings.text_field, item.path)
+        for group in range(table.metadata.num_row_groups):
+            yield Extent(number, group, group + 1), group_bytes(table, group, settings.text_field)
 
 
 def _from_json(values: dict[str, Any]) -> UnitPlan:
