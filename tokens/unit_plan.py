@@ -17,7 +17,7 @@ import attrs
 from errors import BadInput
 from files import replace_file
 from tokens.parquet import check_column, group_bytes, open_parquet
-from tokens.sources import COMPRESSED_SUFFIXES, Damaged, Input, Source, readable
+from tokens.sources import COMPRESSED_SUFFIXES, Damaged, Input, Source, look_up, readable
 
 PLAN = "plan.json"
 FORMAT = 1
@@ -129,17 +129,15 @@ def check_same(directory: Path, kept: UnitPlan, wanted: Settings, sources: list[
     now_inputs = {item.path: item for source in sources for item in source.inputs}
     for path, item in was_inputs.items():
         if path not in now_inputs:
+            look_up(path)  # raises when the file is gone
             raise BadInput(f"{where}: {path} is not among the sources any more; {advice}")
-        if now_inputs[path] != item:
-            raise BadInput(
-                f"{path}: changed since these tokens were begun: got {now_inputs[path].size_bytes:,} bytes of "
-                f"{now_inputs[path].stamp}, wanted {item.size_bytes:,} of {item.stamp}; bring it back, or pass "
-                "another --output"
-            )
+        item.compare(now_inputs[path])
     for path in now_inputs:
         if path not in was_inputs:
             raise BadInput(f"{where}: {path} was not among the sources; {advice}")
-    if list(now_inputs) != list(was_inputs) or [source.name for source in sources] != [s.name for s in kept.sources]:
+    # Names may differ: of the same files, seen from another folder.
+    now, was = ([[item.path for item in source.inputs] for source in listed] for listed in (sources, kept.sources))
+    if now != was:
         raise BadInput(f"{where}: the sources were named otherwise, or in another order; {advice}")
 
 

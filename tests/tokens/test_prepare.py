@@ -422,6 +422,7 @@ def test_what_an_encoder_cannot_do_names_the_unit_and_its_files(
     class PanicException(BaseException):  # what Rust's panics are to Python
         pass
 
+    (tmp_path / "b.txt").write_text("boom")
     encode = ByteTokenizer.encode
     for error in (PanicException("stack overflow\nmore"), ValueError("Regex error")):
 
@@ -431,7 +432,6 @@ def test_what_an_encoder_cannot_do_names_the_unit_and_its_files(
             return encode(tokenizer, text)
 
         monkeypatch.setattr(ByteTokenizer, "encode", fail)
-        (tmp_path / "b.txt").write_text("boom")
         message = re.escape(f"unit 0, made from {tmp_path}/b.txt: cannot be encoded: {str(error).splitlines()[0]}; ")
         with pytest.raises(BadInput, match=message):
             write(tmp_path / "out", tmp_path / "b.txt")
