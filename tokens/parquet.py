@@ -30,7 +30,7 @@ def check_column(table: "pyarrow.parquet.ParquetFile", name: str, path: str) -> 
     has = f"it has {', '.join(schema.names)}"
     what = f"no column '{name}'"
     if name in schema.names:
-        what = f"column '{name}' is {schema.field(name).type}, not text"
+        what = f"column '{name}' is {schema.types[schema.names.index(name)]}, not text"
         has = f"columns of text: {', '.join(names) or 'none'}"
     elif name in (metadata.schema.column(index).path for index in range(metadata.num_columns)):
         what = f"'{name}' is a part of a column, which cannot be named"

@@ -41,23 +41,24 @@ def text_pieces(stream: BinaryIO, begin: int, end: int) -> Iterator[str | NoText
             raise EOFError
         position += len(data)
         known = max(1, len(text) - 1)  # no place before
-        text += decoder.decode(data, final=position == end)
+        last = position == end
+        text += decoder.decode(data, final=last)
+        decoded = position - len(decoder.getstate()[0])
         if dropped + known > LONGEST_PIECE - 2 * PIECE_BYTES:  # the first place tells how long this has become
-            last = position == end
             cut = _first_cut(text, known, len(text) - (not last)) or (len(text) if last else 0)
             if dropped + (cut or len(text) - 2) > LONGEST_PIECE:
                 if not cut:
                     dropped += len(text) - 2
                     text = text[-2:]
                     continue
-                stop = position - len(text[cut:].encode())
+                stop = decoded - len(text[cut:].encode())
                 yield NoText(start, stop, f"more than {LONGEST_PIECE:,} characters without space or symbol")
                 text, start, dropped, known = text[cut:], stop, 0, 1
-        cut = len(text) if position == end else cut_position(text, known)
+        cut = len(text) if last else cut_position(text, known)
         if cut:
             yield from _without_gaps(text[:cut], start)
             text = text[cut:]
-            start = position - len(text.encode())
+            start = decoded - len(text.encode())
 
 
 def edge(stream: BinaryIO, position: int, size: int) -> int:

@@ -426,6 +426,23 @@ def test_a_part_of_a_text_without_a_place_to_cut_is_left_out_alike_in_units_of_a
         assert documents(tmp_path / "a.txt", unit_bytes=unit_bytes) == [good]
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_any_text_loses_the_same_parts_in_units_of_any_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    for name, value in (("PIECE_BYTES", 64), ("LONGEST_PIECE", 300), ("LONGEST_GAP", 70)):
+        monkeypatch.setattr(text_file, name, value)
+    draw = random.Random(seed)
+    words = ["word ", "a!b ", "é ", "\n", "'s ", ", ", "中文。", "\t\t"]
+    words += ["x" * count for count in (5, 290, 299, 300, 301, 900)] + [" " * count for count in (2, 69, 70, 71, 500)]
+    (tmp_path / "a.txt").write_text("".join(draw.choices(words, k=100)))
+    results = []
+    for unit_bytes in (37, 100, 333, 1000, 1 << 24):
+        pieces, reader = read(tmp_path / "a.txt", unit_bytes=unit_bytes)
+        results.append(("".join(piece.text for piece in pieces), left_out(reader)))
+    assert results == [results[0]] * len(results)
+
+
 @pytest.mark.parametrize("unit_bytes", [5000, 1 << 24])
 def test_a_file_without_any_place_to_cut_is_no_document_and_the_next_one_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unit_bytes: int
