@@ -2,6 +2,7 @@
 """Turn documents into token files: `python prepare_data.py SOURCE... --output DIR`; and look after them."""
 
 import argparse
+import itertools
 import os
 import sys
 import time
@@ -22,7 +23,7 @@ EPILOG = """sources:
   stdlib                   the running Python's own library sources: real text that is on every machine
 
 examples:
-  python prepare_data.py stdlib --output token_files/quickstart --tokenizer bytes
+  python prepare_data.py stdlib --output token_files/quickstart --tokenizer bytes --validation-fraction 0.03
   python prepare_data.py hf:HuggingFaceFW/fineweb:sample-10BT --output token_files/fineweb-10b
   python prepare_data.py s3://BUCKET/texts --output s3://BUCKET/tokens --shard-tokens 100000000
 
@@ -33,12 +34,13 @@ examples:
 
 With --output s3://... full shards leave this disk at once, with all that another machine needs to go on.
 The same command goes on where an earlier one was interrupted or killed; the number of workers may change.
-Exit status: 0 done, 1 error, or more than 1 % of the documents were bad, 2 usage, 130 interrupted. Nothing is ever left
-half-written under a final name.
+Exit status: 0 done; 1 error, a damaged file, or more than 1 % of the documents bad; 2 usage; 130 interrupted. Nothing
+is ever left half-written under a final name.
 """
 
 EXIT_INTERRUPTED = 130
 SURPRISING_SHARE = 3.0  # times what was asked for
+DAMAGED = "damaged file"  # a kind of problem
 BAD_SHARE = 0.01  # of documents, or of the input's bytes, that may be lost
 COMMANDS = ("status", "verify", "stats", "push")
 
@@ -119,20 +121,19 @@ def positive(text: str) -> int:
 
 def main() -> int:
     """Run the command; return its exit status."""
-    if sys.argv[1:2] and sys.argv[1] in COMMANDS:
-        command, where = look_after, "prepare_data.py"
-    else:
-        command, where = prepare, "prepare_data.py"
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # else numpy starts a thread per core, in each worker
+    preparing = sys.argv[1:2] == [] or sys.argv[1] not in COMMANDS
+    kept = "; what was committed is kept: the same command goes on" if preparing else ""
     try:
-        return command()
+        return prepare() if preparing else look_after()
     except BadInput as error:
-        print(f"{where}: {error}", file=sys.stderr)
+        print(f"prepare_data.py: {error}", file=sys.stderr)
         return EXIT_ERROR
     except OSError as error:  # a full disk, above all
-        print(f"{where}: {error}; what was committed is kept: the same command goes on", file=sys.stderr)
+        print(f"prepare_data.py: {error}{kept}", file=sys.stderr)
         return EXIT_ERROR
     except KeyboardInterrupt:
-        print(f"{where}: interrupted; what was committed is kept: the same command goes on", file=sys.stderr)
+        print(f"prepare_data.py: interrupted{kept}", file=sys.stderr)
         return EXIT_INTERRUPTED
 
 
@@ -207,21 +208,22 @@ def report(arguments: argparse.Namespace, manifest: dict[str, Any], seconds: flo
             "input are left out:",
             file=sys.stderr,
         )
-        print("".join(f"  {example}\n" for example in manifest["examples"]), end="", file=sys.stderr)
+        for line in itertools.chain.from_iterable(manifest["examples"].values()):
+            print(f"  {line}", file=sys.stderr)
+        if any(len(lines) < manifest["problems"][kind] for kind, lines in manifest["examples"].items()):
+            print("  ledger.jsonl names more", file=sys.stderr)
 
 
 def too_many_bad(manifest: dict[str, Any]) -> bool:
     """Tell whether more was lost than may be passed over."""
     documents = manifest["documents"] + manifest["lost_documents"]
     size = sum(source["bytes"] for source in manifest["sources"])
+    damaged = manifest["problems"].get(DAMAGED)  # nobody knows what was in it
     too_many = manifest["lost_documents"] > BAD_SHARE * documents or manifest["lost_bytes"] > BAD_SHARE * size
-    if too_many:
-        print(
-            f"prepare_data.py: more than {BAD_SHARE:.0%} of the documents or of the input could not be read; the token "
-            "files are complete without them",
-            file=sys.stderr,
-        )
-    return too_many
+    what = f"{damaged:,} documents or more in damaged files" if damaged else f"more than {BAD_SHARE:.0%} of the input"
+    if damaged or too_many:
+        print(f"prepare_data.py: {what} could not be read; the token files are complete without", file=sys.stderr)
+    return bool(damaged or too_many)
 
 
 def look_after() -> int:

@@ -1,22 +1,28 @@
 """Start scripts, alone or under torchrun, as forks of a process that has imported torch: in a tenth of a second each.
 
 Everything after the imports is real: the script runs as `__main__`, torchrun's own agent starts, watches and ends the
-ranks, each rank is a process in a session of its own, with gloo between them. What a fork cannot show, such as imports
-on a fresh interpreter or another hash seed per rank, is left to the tests that start commands as a user does.
+ranks, each rank is a process in a session of its own, with gloo between them; signals and kills reach these processes
+as any others. What a fork cannot show, such as imports on a fresh interpreter, another hash seed per rank or torchrun's
+command line, is left to the tests that start commands as a user does.
 """
 
 import atexit
+import gc
 import importlib
 import json
 import os
+import resource
 import runpy
 import selectors
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import traceback
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,6 +37,8 @@ IMPORTED_ONCE = [
     "matplotlib.backends.backend_agg",
     "training.session",
     "evaluation.smoke",
+    "tokens.prepare",
+    "s3fs",
 ]
 TIMEOUT_SECONDS = 180
 MESSAGE_BYTES = 1 << 20
@@ -39,37 +47,43 @@ _address = ""  # of the server's socket, in the server and in all that it forks
 
 
 def run(
-    script: Path, *arguments: str, ranks: int = 1, environment: dict[str, str] | None = None
+    script: Path, *arguments: str, ranks: int = 1, environment: dict[str, str] | None = None, **options: Any
 ) -> subprocess.CompletedProcess[str]:
-    """Run a Python script from the repository's root to its end; under torchrun for more than one rank."""
-    command = [str(script), *arguments]
-    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
-        streams = (output.fileno(), errors.fileno())
-        process = Fork(_start_server(), command, {**os.environ, **(environment or {})}, streams, ranks)
-        try:
-            status = process.wait(TIMEOUT_SECONDS)
-        except subprocess.TimeoutExpired:
+    """Run a Python script from the repository's root to its end; `options` as of `start`."""
+    process = start(script, *arguments, ranks=ranks, environment=environment, **options)
+    try:
+        output, errors = process.communicate(TIMEOUT_SECONDS)
+    except subprocess.TimeoutExpired:
+        with suppress(ProcessLookupError):  # it has ended, another process has its streams
             os.killpg(process.pid, signal.SIGKILL)
-            raise
-        finally:
-            texts = []
-            for file in (output, errors):
-                file.seek(0)
-                texts.append(file.read().decode())
-        return subprocess.CompletedProcess(command, status, *texts)
+        raise
+    assert process.returncode is not None
+    return subprocess.CompletedProcess([str(script), *arguments], process.returncode, output, errors)
+
+
+def start(
+    script: Path,
+    *arguments: str,
+    ranks: int = 1,
+    environment: dict[str, str] | None = None,
+    file_bytes: int | None = None,
+) -> "Process":
+    """Start a Python script from the repository's root; under torchrun for more than one rank.
+
+    `file_bytes`: a full disk, the most that any file may have.
+    """
+    return Process([str(script), *arguments], {**os.environ, **(environment or {})}, ranks, file_bytes)
 
 
 class Fork:
     """A process that the server forks; looks like a subprocess.Popen of `python COMMAND`, in a session of its own."""
 
-    def __init__(
-        self, address: str, command: list[str], environment: dict[str, str], streams: tuple[int, int], ranks: int = 1
-    ):
-        # `streams`: file descriptors of its output and errors
-        self._command = command
+    def __init__(self, address: str, request: dict[str, Any], streams: tuple[int, int]):
+        # `request`: keywords of _become; `streams`: file descriptors of its output and errors
+        self._command = request["command"]
+        request = {"file_bytes": resource.getrlimit(resource.RLIMIT_FSIZE)[0]} | request  # a child inherits it
         self._connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._connection.connect(address)
-        request = {"command": command, "environment": environment, "ranks": ranks}
         socket.send_fds(self._connection, [json.dumps(request).encode()], streams)
         self.pid = int(self._connection.recv(MESSAGE_BYTES))
         self.returncode: int | None = None
@@ -90,6 +104,54 @@ class Fork:
             except (BlockingIOError, TimeoutError) as error:
                 raise subprocess.TimeoutExpired(self._command, timeout or 0) from error
         return self.returncode
+
+
+class Process(Fork):
+    """What a test has started: with its streams, and the processes that it started itself."""
+
+    def __init__(self, command: list[str], environment: dict[str, str], ranks: int, file_bytes: int | None):
+        request = {"command": command, "environment": environment, "ranks": ranks}
+        pipes = os.pipe(), os.pipe()
+        super().__init__(
+            _start_server(),
+            request | ({} if file_bytes is None else {"file_bytes": file_bytes}),
+            (pipes[0][1], pipes[1][1]),
+        )
+        for _, writer in pipes:
+            os.close(writer)
+        self.stdout, self.stderr = (os.fdopen(reader) for reader, _ in pipes)
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """Return what was said, as output and errors, when no process is left that could say more.
+
+        Raises subprocess.TimeoutExpired.
+        """
+        texts: dict[int, str] = {}
+
+        def read(number: int) -> None:
+            with (self.stdout, self.stderr)[number] as stream:
+                texts[number] = stream.read()
+
+        readers = [threading.Thread(target=read, args=(number,), daemon=True) for number in range(2)]
+        for reader in readers:
+            reader.start()
+        self.wait(timeout)
+        for reader in readers:
+            reader.join(timeout)
+        if len(texts) < 2:
+            raise subprocess.TimeoutExpired(self._command, timeout or 0)
+        return texts[0], texts[1]
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def children(self) -> list[int]:
+        """Return the pids of those that it started and that live, in order: of torchrun the ranks."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+            connection.connect(_start_server())
+            connection.send(json.dumps({"children_of": self.pid}).encode())
+            return json.loads(connection.recv(MESSAGE_BYTES))
 
 
 @cache
@@ -124,24 +186,29 @@ def serve(address: str) -> None:
     _address = address
     for name in IMPORTED_ONCE:
         importlib.import_module(name)
+    _draw_a_chart()
+    gc.collect()
+    gc.freeze()  # what is here already: a collection would make each fork copy all of it
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind(address)
     listener.listen()
     selector = selectors.DefaultSelector()
     selector.register(listener, selectors.EVENT_READ)
     selector.register(sys.stdin, selectors.EVENT_READ)
+    parents: dict[int, int] = {}  # of each living process, the one that asked for it
     print("ready", flush=True)
     while True:
         for key, _ in selector.select():
             if key.fileobj is sys.stdin:
                 return
             if key.fileobj is listener:
-                _answer(listener, selector)
+                _answer(listener, selector, parents)
             else:
                 pid, connection = key.data
                 selector.unregister(key.fd)
                 os.close(key.fd)
                 status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+                del parents[pid]
                 with connection:
                     try:
                         connection.send(str(status).encode())
@@ -149,9 +216,26 @@ def serve(address: str) -> None:
                         continue  # nobody asks
 
 
-def _answer(listener: socket.socket, selector: selectors.BaseSelector) -> None:
+def _draw_a_chart() -> None:
+    """Fill matplotlib's caches; else every chart of every run would do it again."""
+    from training import chart
+
+    with tempfile.TemporaryDirectory() as folder:
+        steps = [{"step": step, "train_loss": 1, "learning_rate": 1, "grad_norm": 1} for step in range(1, 9)]
+        Path(folder, "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in steps))
+        chart.draw_chart(Path(folder))
+
+
+def _answer(listener: socket.socket, selector: selectors.BaseSelector, parents: dict[int, int]) -> None:
     connection, _ = listener.accept()
     text, streams, _, _ = socket.recv_fds(connection, MESSAGE_BYTES, 2)
+    request = json.loads(text)
+    if "children_of" in request:
+        with connection:
+            children = [pid for pid, parent in parents.items() if parent == request["children_of"]]
+            connection.send(json.dumps(children).encode())
+        return
+    asker = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
     pid = os.fork()
     if pid == 0:
         for key in list(selector.get_map().values()):
@@ -166,21 +250,23 @@ def _answer(listener: socket.socket, selector: selectors.BaseSelector) -> None:
             os.dup2(stream, number)
             os.close(stream)
         os.setsid()
-        _become(**json.loads(text))
+        _become(**request)
     for stream in streams:
         os.close(stream)
+    parents[pid] = asker
     connection.send(str(pid).encode())
     selector.register(os.pidfd_open(pid), selectors.EVENT_READ, (pid, connection))
 
 
-def _become(command: list[str], environment: dict[str, str], ranks: int) -> NoReturn:
+def _become(command: list[str], environment: dict[str, str], file_bytes: int, ranks: int = 1) -> NoReturn:
     """Run a script, or torchrun with it, as Python would from its start, and end this process."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
     os.environ.clear()
     os.environ.update(environment)
     sys.path[:0] = [str(Path(command[0]).parent), str(ROOT)]
     from training import chart
 
-    chart.subprocess = SimpleNamespace(Popen=lambda args, **_: Fork(_address, args[1:], dict(os.environ), (1, 2)))
+    chart.subprocess = SimpleNamespace(Popen=lambda args, **_: _fork_again(args[1:], dict(os.environ)))
     status: Any = 0
     try:
         if ranks > 1:
@@ -201,10 +287,15 @@ def _become(command: list[str], environment: dict[str, str], ranks: int) -> NoRe
     os._exit(status or 0)
 
 
+def _fork_again(command: list[str], environment: dict[str, str]) -> Fork:
+    """Have the server fork a process of what runs here, with its streams."""
+    return Fork(_address, {"command": command, "environment": environment}, (1, 2))
+
+
 def _torchrun(command: list[str], ranks: int) -> None:
     """Run torchrun's agent; what it starts as `python -u SCRIPT ...` is forked by the server, too."""
     from torch.distributed import run as torchrun
     from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
-    SubprocessHandler._popen = lambda _, args, environment: Fork(_address, list(args[2:]), environment, (1, 2))
+    SubprocessHandler._popen = lambda _, args, environment: _fork_again(list(args[2:]), environment)
     torchrun.main(["--standalone", f"--nproc_per_node={ranks}", *command])

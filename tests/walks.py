@@ -14,6 +14,7 @@ from pathlib import Path
 
 import attrs
 
+from tests import launch
 from tests.conftest import ROOT, metrics, train, train_command
 from training.checkpoint import find
 from training.metrics import METRICS, read_metrics
@@ -23,7 +24,6 @@ KILL_INTERVAL = 5  # steps between checkpoints of a run to be killed: a save is 
 KILL_MODEL = {"context_length": 16}
 KILL_SETTINGS = {
     "global_batch_size": 16,  # 8 micro-batches: up to 8 ranks
-    "min_train_tokens": 800 * 16 * 16,
     "checkpoint_interval": KILL_INTERVAL,
     "validation_interval": 50,
     "validation_sequences": 4,
@@ -43,21 +43,23 @@ class Layout:
 
 
 def kill_again_and_again(
-    make_run: Callable[..., Path], layouts: list[Layout], kills: int, seed: int
+    make_run: Callable[..., Path], layouts: list[Layout], kills: int, *, steps: int, as_user: bool
 ) -> tuple[list[str], set[str]]:
     """Kill runs until enough kills have hit; let each run end. Return a log, a line a kill, and all final hashes.
 
+    Runs have so many steps and are started as a user does, or else by tests/launch.py; the number of kills is the seed.
     The first hash is of an undisturbed run on one rank. Asserts that no durable checkpoint is lost and that no more
     steps are redone than lie between two checkpoints and were done while one was being written.
     """
-    draw = random.Random(seed)
-    straight = make_run("straight", KILL_MODEL, **KILL_SETTINGS)
+    draw = random.Random(kills)
+    settings = KILL_SETTINGS | {"min_train_tokens": steps * 16 * 16}
+    straight = make_run("straight", KILL_MODEL, **settings)
     assert train(straight).returncode == 0
     log, hashes = [], {final_hash(straight)}
     while len(log) < kills:
-        run = make_run(f"killed-{len(log)}", KILL_MODEL, **KILL_SETTINGS)
+        run = make_run(f"killed-{len(log)}", KILL_MODEL, **settings)
         while len(log) < kills:
-            line = start_and_kill(run, draw.choice(layouts), draw)
+            line = start_and_kill(run, draw.choice(layouts), draw, as_user)
             if line is None:  # the run was faster
                 break
             log.append(f"{len(log) + 1:3}  {line}")
@@ -70,19 +72,24 @@ def kill_again_and_again(
     return log, hashes
 
 
-def start_and_kill(run: Path, layout: Layout, draw: random.Random) -> str | None:
+def start_and_kill(run: Path, layout: Layout, draw: random.Random, as_user: bool) -> str | None:
     """Start a run, kill something, see that everything ends; return a line about it, or None if the run ended first."""
-    command = train_command(run, "--set", f"parallel={layout.parallel}", ranks=layout.ranks)
+    options = ("--set", f"parallel={layout.parallel}")
     before = last_step(run)
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    if as_user:
+        command = train_command(run, *options, ranks=layout.ranks)
+        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    else:
+        process = launch.start(ROOT / "train.py", str(run), "--device", "cpu", *options, ranks=layout.ranks)
+    start_seconds = 4.0 if as_user else 0.6
     at_start = draw.random() < 0.2
     if not at_start:  # in training: some time after the first new step
         deadline = time.monotonic() + 120
         while size_of(run) == before[1] and process.poll() is None:
             assert time.monotonic() < deadline
             time.sleep(0.01)
-    time.sleep(draw.uniform(0, 4.0 if at_start else 1.5))
-    workers = children(process.pid) if layout.ranks > 1 else [process.pid]
+    time.sleep(draw.uniform(0, start_seconds if at_start else 1.5))
+    workers = children(process) if layout.ranks > 1 else [process.pid]
     if process.poll() is not None:
         assert process.returncode == 0, process.communicate()[1]
         return None
@@ -141,9 +148,11 @@ def size_of(run: Path) -> int:
     return (run / METRICS).stat().st_size if (run / METRICS).exists() else 0
 
 
-def children(pid: int) -> list[int]:
-    """Return the ranks that torchrun has started, in order."""
-    found = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True, check=False).stdout
+def children(process: launch.Process | subprocess.Popen[str]) -> list[int]:
+    """Return what a process has started, in order: the ranks of torchrun, the workers of a preparation."""
+    if isinstance(process, launch.Process):
+        return process.children()
+    found = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=False).stdout
     return [int(word) for word in found.split()]
 
 
@@ -156,7 +165,10 @@ def kill(pid: int) -> None:
 
 
 def wait_for_nobody(run: Path) -> None:
-    """Wait until no process of this run is left; a rank that outlives torchrun stops by itself."""
+    """Wait until no process of this run is left; a rank that outlives torchrun stops by itself.
+
+    Finds processes by their command line; of forked ones `communicate` has seen the last.
+    """
     deadline = time.monotonic() + 60
     while subprocess.run(["pgrep", "-f", f"train.py {run} "], capture_output=True, check=False).returncode == 0:
         assert time.monotonic() < deadline, "a process is left"

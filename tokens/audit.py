@@ -3,25 +3,22 @@
 import itertools
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from functools import partial
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Protocol
-
-import numpy as np
+from typing import BinaryIO
 
 from errors import BadInput
 from files import BLOCK_BYTES
 from tokens.bucket import Bucket
-from tokens.ledger import LEDGER, read_ledger, read_results
-from tokens.manifest import MANIFEST, Manifest, open_listed, read_contents, read_manifest
+from tokens.ledger import LEDGER, SHOWN, read_ledger, read_results
+from tokens.manifest import MANIFEST, Manifest, is_of, open_listed, read_contents, read_manifest
 from tokens.objects import Objects
 from tokens.remote import REMOTE, THREADS
 from tokens.splits import SPLITS
-from tokens.token_file import HEADER_BYTES
+from tokens.token_file import HEADER_BYTES, TokenFile
 from tokens.tokenizer import token_dtype
 from tokens.unit_plan import PLAN, UnitPlan, read_plan
 
@@ -52,7 +49,7 @@ def status(where: str) -> list[str]:
     ]
     if totals.problems:
         lines.append(f"  problems   {json.dumps(totals.problems)}, {totals.lost_documents:,} documents lost")
-        lines += [f"    {example}" for example in totals.examples]
+        lines += [f"    {line}" for line in itertools.chain.from_iterable(totals.examples.values())]
     return lines
 
 
@@ -65,24 +62,24 @@ def verify(where: str) -> list[str]:
         manifest = read_manifest(directory)
         if manifest is None:
             raise BadInput(f"{where}: no {MANIFEST}; only a finished preparation has one")
-        splits = [split for split in SPLITS if any(_is_of(name, split) for name in manifest.files)]
-        streams: dict[str, Readable]
-        check: Callable[[], object]
+        plan = read_plan(directory)
         if REMOTE in where:
             objects = Objects(where)
-            streams = {split: _RemoteStream(objects, split, manifest) for split in splits}
-            check = partial(_check_objects, objects, manifest)
+            damaged, tokens = _damaged_objects(objects, manifest), _Tokens(manifest, objects.open)
         else:
-            local = {split: open_listed(directory, split, manifest) for split in splits}
-            streams = dict(local)
-            check = partial(read_contents, [file for stream in local.values() for file in stream.files], manifest)
-        try:
-            check()
-        except BadInput as error:
-            damaged = _damaged_unit(directory, streams)
-            if damaged is None:
-                raise
-            raise BadInput(f"{error}; damaged: {damaged}") from error
+            damaged = _damaged_files(directory, manifest)
+            tokens = _Tokens(manifest, lambda name: (directory / name).open("rb"))
+        units = []
+        if plan is not None and (damaged or REMOTE not in where):  # who pays for reading a bucket twice?
+            if plan.fingerprint() != json.loads((directory / MANIFEST).read_text()).get("plan"):
+                damaged.append(f"{where}/{PLAN}: not the plan that {MANIFEST} tells of")
+            units = list(itertools.islice(_damaged_units(directory, plan, tokens), SHOWN))
+            if units and not damaged:
+                damaged = [f"{where}/{LEDGER}: damaged: {units[0]}: its digest is not that of the tokens"]
+    if damaged:
+        made_from = f"; damaged: {'; '.join(units)}" if units else ""
+        more = f" (and {len(damaged) - SHOWN} more)" if len(damaged) > SHOWN else ""
+        raise BadInput(f"{'; '.join(damaged[:SHOWN])}{more}{made_from}")
     size = sum(content.size_bytes for content in manifest.files.values())
     return [f"{where}: {len(manifest.files)} files, {size:,} bytes: all as written"]
 
@@ -98,106 +95,91 @@ def _described(where: str) -> Iterator[Path]:
         yield Path(folder)
 
 
-def _is_of(name: str, split: str) -> bool:
-    return name.startswith((f"{split}.", f"{split}-"))
+def _damaged_files(directory: Path, manifest: Manifest) -> list[str]:
+    """Return a line for each file of a folder that is not what its manifest says."""
+    problems, files = [], []
+    for split in SPLITS:
+        if any(is_of(name, split) for name in manifest.files) or any(directory.glob(f"{split}*.safetensors")):
+            try:
+                files += open_listed(directory, split, manifest).files
+            except BadInput as error:
+                problems.append(str(error))
+
+    def check(file: TokenFile) -> str | None:
+        try:
+            read_contents([file], manifest)
+        except BadInput as error:
+            return str(error)
+        return None
+
+    with ThreadPoolExecutor() as threads:
+        return problems + [problem for problem in threads.map(check, files) if problem is not None]
 
 
-def _check_objects(objects: Objects, manifest: Manifest) -> None:
+def _damaged_objects(objects: Objects, manifest: Manifest) -> list[str]:
+    """Return a line for each object of a bucket that is not what its manifest says."""
+
+    def check(name: str) -> str | None:
+        wanted = manifest.files[name].sha256
+        try:
+            got = objects.sha256(name)
+        except BadInput as error:
+            return str(error)
+        if got == wanted:
+            return None
+        where = f"{objects.url}/{name}"
+        return f"{where}: damaged: got sha256 {got[:12]}..., wanted {wanted[:12]}... by {MANIFEST}; prepare it again"
+
     with ThreadPoolExecutor(THREADS) as threads:
-        for (name, content), digest in zip(
-            manifest.files.items(), threads.map(objects.sha256, manifest.files), strict=True
-        ):
-            if digest != content.sha256:
-                raise BadInput(
-                    f"{objects.url}/{name}: damaged: got sha256 {digest[:12]}..., wanted {content.sha256[:12]}... by "
-                    f"{MANIFEST}; prepare it again"
-                )
+        return [problem for problem in threads.map(check, manifest.files) if problem is not None]
 
 
-class Readable(Protocol):
-    """The tokens of one split."""
-
-    length: int
-
-    def read(self, start: int, count: int) -> np.ndarray:
-        """Return tokens start .. start + count, 1-D."""
-        ...
-
-
-class _RemoteStream:
-    """The tokens of one split in a bucket."""
-
-    def __init__(self, objects: Objects, split: str, manifest: Manifest):
-        self._objects = objects
-        self._dtype = token_dtype(manifest.tokenizer["vocabulary_size"]).newbyteorder("<")
-        files = {name: entry for name, entry in manifest.files.items() if _is_of(name, split)}
-        self._names = sorted(files)
-        lengths = [(files[name].size_bytes - HEADER_BYTES) // self._dtype.itemsize for name in self._names]
-        self._starts = [0, *itertools.accumulate(lengths)]
-        self.length = self._starts[-1]
-
-    def read(self, start: int, count: int) -> np.ndarray:
-        parts = [np.empty(0, self._dtype)]
-        for name, (begin, end) in zip(self._names, itertools.pairwise(self._starts), strict=True):
-            first, last = max(start, begin), min(start + count, end)
-            if first < last:
-                with self._objects.open(name) as stream:
-                    stream.seek(HEADER_BYTES + (first - begin) * self._dtype.itemsize)
-                    parts.append(np.frombuffer(stream.read((last - first) * self._dtype.itemsize), self._dtype))
-        return np.concatenate(parts)
-
-
-def _damaged_unit(directory: Path, streams: dict[str, Readable]) -> str | None:
-    """Return which unit's tokens are not those of the ledger, and what they were made from."""
+def _damaged_units(directory: Path, plan: UnitPlan, tokens: "_Tokens") -> Iterator[str]:
+    """Yield which units' tokens are not those of the ledger, and what they were made from."""
     import xxhash
 
-    plan = read_plan(directory)
-    if plan is None:
-        return None
-    _, cut = read_ledger(directory)
-    tokens = _Tokens(streams, cut is not None)
+    totals, cut = read_ledger(directory)
+    from_tail = [split for split in SPLITS if cut is not None and not totals.tokens[split]]  # of train
+    begins = dict.fromkeys(SPLITS, 0)
     for result in read_results(directory):
         for split, part in result.parts.items():
-            digest, begin = xxhash.xxh3_128(), tokens.position(split)
-            for block in tokens.take(split, part.tokens):
-                digest.update(block.tobytes())
+            begin, end = begins[split], begins[split] + part.tokens
+            begins[split] = end
+            digest = xxhash.xxh3_128()
+            for data in tokens.read([split, *(from_tail if split == "train" else [])], begin, end):
+                digest.update(data)
             if digest.hexdigest() != part.digest:
-                return (
-                    f"tokens {begin:,} to {begin + part.tokens:,} of {split}, made from {_sources(plan, result.index)}"
-                )
-    return None
+                yield f"tokens {begin:,} to {end:,} of {split}, made from {_sources(plan, result.index)}"
 
 
 class _Tokens:
-    """The tokens of each split in the order of the units; of a cut tail, train's go on in validation and test."""
+    """The tokens of a preparation's files, wherever they are, by where the manifest says that they lie."""
 
-    def __init__(self, streams: dict[str, Readable], cut: bool):
-        self._cut = cut
-        self._streams = streams
-        self._positions = dict.fromkeys(SPLITS, 0)
+    def __init__(self, manifest: Manifest, open_file: Callable[[str], BinaryIO]):
+        self._open = open_file
+        self._item_bytes = token_dtype(manifest.tokenizer["vocabulary_size"]).itemsize
+        self._files = {
+            split: {
+                name: (manifest.files[name].size_bytes - HEADER_BYTES) // self._item_bytes
+                for name in sorted(manifest.files)
+                if is_of(name, split)
+            }
+            for split in SPLITS
+        }
 
-    def position(self, split: str) -> int:
-        return self._positions[split]
-
-    def take(self, split: str, count: int) -> Iterator[np.ndarray]:
-        """Yield the next tokens of a split, in blocks."""
-        while count > 0:
-            stream, offset = self._place(split)
-            length = min(count, BLOCK_BYTES, stream.length - offset)
-            if length <= 0:
-                return  # the file is too short: the digest tells
-            yield stream.read(offset, length)
-            self._positions[split] += length
-            count -= length
-
-    def _place(self, split: str) -> tuple[Readable, int]:
-        offset = self._positions[split]
-        if split == "train" and self._cut:
-            for name, stream in self._streams.items():
-                if offset < stream.length or name == list(self._streams)[-1]:
-                    return stream, offset
-                offset -= stream.length
-        return self._streams[split], offset
+    def read(self, splits: Iterable[str], begin: int, end: int) -> Iterator[bytes]:
+        """Yield tokens begin .. end of splits, one after the other, as bytes; less where a file is cut short."""
+        position = 0
+        for name, length in itertools.chain.from_iterable(self._files[split].items() for split in splits):
+            first, last = max(begin, position), min(end, position + length)
+            if first < last:
+                with suppress(OSError, BadInput), self._open(name) as file:
+                    file.seek(HEADER_BYTES + (first - position) * self._item_bytes)
+                    left = (last - first) * self._item_bytes
+                    while left > 0 and (data := file.read(min(left, BLOCK_BYTES))):
+                        left -= len(data)
+                        yield data
+            position += length
 
 
 def _sources(plan: UnitPlan, index: int) -> str:

@@ -16,6 +16,7 @@ passes through this machine, and a finished prefix is a token directory like any
 it is there. Names without the number would have spared a request a shard, and made every reader need the manifest.
 """
 
+import json
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -33,7 +34,7 @@ from tokens.tokenizer import RANKS_FILE
 from tokens.unit_plan import PLAN, read_plan
 
 CHECKPOINT = ".checkpoint-"
-MARK = ".scratch"  # in a folder that may be emptied
+MARK = ".scratch"  # in a folder that may be emptied, with the URL that it stands in for
 BUCKET_CRASH_POINTS = (
     "plan uploaded",
     "shard uploaded",
@@ -67,16 +68,23 @@ class Bucket:
         finished = [*self._scratch.glob("[!.]*.safetensors"), *self._scratch.glob(MANIFEST)]
         if finished:
             raise BadInput(f"{finished[0]}: finished tokens are no scratch; pass another --scratch")
-        if (self._scratch / PLAN).exists() and not (self._scratch / MARK).exists():
+        mark = self._scratch / MARK
+        if (self._scratch / PLAN).exists() and not (mark.exists() and mark.read_text() == self.url):
             raise BadInput(f"{self._scratch / PLAN}: another preparation's; pass another --scratch")
-        (self._scratch / MARK).touch()
+        mark.write_text(self.url)
         self._empty_scratch()
         names = set(self._objects.names())
         if PLAN in names:
             (self._scratch / PLAN).write_bytes(self._objects.read(PLAN))
         elif names:
             raise BadInput(f"{self.url}/{min(names)}: exists, and no {PLAN}; pass another --output")
-        return self._objects.read(MANIFEST).decode() if MANIFEST in names else None
+        if MANIFEST not in names:
+            return None
+        manifest = self._objects.read(MANIFEST).decode()
+        for name in json.loads(manifest)["files"]:
+            if name not in names:
+                raise BadInput(f"{self.url}/{name}: missing, but {MANIFEST} lists it; begin anew in another --output")
+        return manifest
 
     def describe(self) -> None:
         """Copy what describes the tokens, finished or not, into the scratch folder."""
@@ -166,7 +174,17 @@ class Bucket:
         names = [name for name in self._objects.names() if name.startswith((CHECKPOINT, PARTIAL))]
         for _ in self._objects.delete(names):
             reached("leftover deleted")
+        self._leave_scratch()
+
+    def discard(self) -> None:
+        """Delete a preparation that came to nothing, in the bucket and here."""
+        for _ in self._objects.delete(self._objects.names()):
+            reached("leftover deleted")
+        self._leave_scratch()
+
+    def _leave_scratch(self) -> None:
         self._empty_scratch()
+        (self._scratch / MARK).unlink(missing_ok=True)
 
     def _empty_scratch(self) -> None:
         for path in (*partial_files(self._scratch), self._scratch / PLAN, self._scratch / LEDGER):

@@ -5,7 +5,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from tokens.length_chart import CHART
-from tokens.splits import HASH
+from tokens.manifest import is_of
+from tokens.splits import HASH, SPLITS
 from tokens.tokenizer import RANKS_FILE
 
 
@@ -75,17 +76,15 @@ def _tokens(manifest: dict[str, Any]) -> int:
 
 def _split_rule(manifest: dict[str, Any]) -> str:
     rule, total = manifest.get("split", {}), max(1, _tokens(manifest))
-    shares = ", ".join(
-        f"{name.removesuffix('.safetensors')} {entry['tokens'] / total:.2%}"
-        for name, entry in manifest["files"].items()
-    )
-    if rule.get("kind") == HASH:
-        how = (
-            f"by a hash (xxh3_64, seed {rule['seed']}) of their text, so copies of a document are on one side; "
-            "where the hash gave a split nothing, the last documents"
-        )
+    tokens = {
+        split: sum(entry["tokens"] for name, entry in manifest["files"].items() if is_of(name, split))
+        for split in SPLITS
+    }
+    shares = ", ".join(f"{split} {count / total:.2%}" for split, count in tokens.items() if count)
+    if rule.get("kind") != HASH or rule.get("from_tail"):
+        how = "the last documents" + (f" ({' and '.join(rule['from_tail'])})" if rule.get("kind") == HASH else "")
     else:
-        how = "the last documents"
+        how = f"those of a hash (xxh3_64, seed {rule['seed']}) of their text, so copies of a document are on one side"
     return f"split: {shares}; held out are {how}"
 
 

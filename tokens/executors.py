@@ -1,14 +1,16 @@
 """Who computes the units: this process, processes of this machine, or a Ray cluster. The bytes are the same."""
 
+import functools
 import logging
 import multiprocessing
 import os
 import signal
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, ProcessPoolExecutor, wait
+from contextlib import suppress
+from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 from errors import BadInput
@@ -17,7 +19,6 @@ from tokens.work import Job, Result, Task, run_unit
 UNITS_AHEAD = 4  # a worker: what is computed before it can be committed bounds the disk
 RESTARTS = 5  # of all workers, without a unit that came to its end
 CONNECT_SECONDS = 10.0
-PARENT_SECONDS = 1.0  # between two looks whether the coordinator is still there
 
 
 class Executor(Protocol):
@@ -34,7 +35,7 @@ class Executor(Protocol):
         ...
 
     def close(self) -> None:
-        """Give up what has not begun, and wait for what has."""
+        """Give up what is not finished."""
         ...
 
 
@@ -71,11 +72,13 @@ class Processes:
 
     def restart(self) -> None:
         context = multiprocessing.get_context("spawn")  # a fork would copy pyarrow's threads' locks
-        self._pool = ProcessPoolExecutor(self._workers, context, _begin_worker, (os.getpid(),))
+        ear, self._line = context.Pipe(duplex=False)
+        self._pool = ProcessPoolExecutor(self._workers, context, _begin_worker, (ear,))
         for _ in range(self._workers):  # each submission begins a process
             self._pool.submit(_nothing)
 
     def close(self) -> None:
+        self._line.close()  # workers end, whatever they are at: what is not committed does not count
         self._pool.shutdown(cancel_futures=True)
 
 
@@ -83,6 +86,7 @@ class RayCluster:
     """Computes units as tasks of a Ray cluster whose machines share the inputs, the output and this repository."""
 
     def __init__(self, address: str | None):
+        """Join the cluster at an address; None: one of this machine alone, for this command."""
         try:
             import ray
         except ImportError as error:
@@ -91,9 +95,8 @@ class RayCluster:
             if address is not None and ":" in address:  # Ray itself waits for minutes
                 host, _, port = address.rpartition(":")
                 socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
-            ray.init(
-                address, log_to_driver=False, logging_level=logging.ERROR
-            )  # its workers have this process's sys.path
+            # Its workers have this process's sys.path.
+            ray.init(address or "local", log_to_driver=False, logging_level=logging.ERROR)
         except (OSError, ValueError) as error:  # ConnectionError is an OSError
             raise BadInput(f"--ray-address {address}: no cluster answers: {error}; start one with ray start") from error
         self._ray = ray
@@ -102,7 +105,16 @@ class RayCluster:
 
     def submit(self, job: Job, task: Task) -> "Future[Result]":
         reference: Any = self._run_unit.remote(job, task)
-        return reference.future()
+        future: Future[Result] = Future()
+        reference.future().add_done_callback(functools.partial(self._pass_on, future))
+        return future
+
+    def _pass_on(self, future: "Future[Result]", inner: "Future[Result]") -> None:
+        error = inner.exception()
+        if error is None:
+            future.set_result(inner.result())
+        else:  # Ray wraps what a task raises, and its traceback
+            future.set_exception(error.cause if isinstance(error, self._ray.exceptions.RayTaskError) else error)
 
     def restart(self) -> None:
         raise BadInput("the Ray cluster lost a unit more often than it is retried; mend it, and run the command again")
@@ -169,13 +181,13 @@ def _nothing() -> None:
     """Let a worker start, and import what it needs, before there is work."""
 
 
-def _begin_worker(coordinator: int) -> None:
-    """End this worker when its coordinator is gone, and leave Ctrl-C to it."""
+def _begin_worker(line: Connection) -> None:
+    """End this worker when its coordinator hangs up, however that ends, and leave Ctrl-C to it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
-    def watch() -> None:
-        while os.getppid() == coordinator:
-            time.sleep(PARENT_SECONDS)
+    def listen() -> None:
+        with suppress(EOFError, OSError):
+            line.recv()
         os._exit(1)
 
-    threading.Thread(target=watch, daemon=True).start()
+    threading.Thread(target=listen, daemon=True).start()

@@ -80,24 +80,25 @@ def write_recipe(tokenizer: BytePairTokenizer, path: Path) -> Recipe:
 
 
 def encoders(name: str, recipe: Recipe | None) -> Iterator[Encoder]:
-    """Yield what may do the same as the tokenizer of that name, the fastest first, and itself at last.
-
-    `recipe`: None where there is but one way.
-    """
-    if recipe is None:
-        yield load_tokenizer(name)
-        return
+    """Yield what may do the same as the tokenizer of that name, the fastest first, and itself at last."""
     os.environ.update(RAYON_NUM_THREADS="1", FASTOKENS_BPE_THREADS="1")  # the processes are the parallelism
-    try:
+    if recipe is not None and has_fastokens():
         import fastokens
-    except ImportError:
-        pass
-    else:
+
         yield FastBytePairEncoder(recipe, fastokens.Tokenizer.from_file(str(recipe.path)))
     tokenizer = load_tokenizer(name)
-    assert isinstance(tokenizer, BytePairTokenizer)
-    yield tokenizer.with_pattern(GROUPED_PATTERN)
+    if isinstance(tokenizer, BytePairTokenizer):
+        yield tokenizer.with_pattern(GROUPED_PATTERN)
     yield tokenizer
+
+
+def has_fastokens() -> bool:
+    """Tell whether the optional package can be imported."""
+    try:
+        import fastokens  # noqa: F401
+    except ImportError:
+        return False
+    return True
 
 
 def _merged(token: bytes, ranks: dict[bytes, int]) -> tuple[bytes, bytes]:

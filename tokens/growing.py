@@ -62,6 +62,8 @@ class GrowingTokens:
         finished = (self.directory / MANIFEST).exists()  # before the ledger: what is finished has all its lines
         for entry, end in entries_after(self.directory / LEDGER, self._seen_bytes):
             self._seen_bytes = end
+            if "uploaded" in entry:
+                raise BadInput(f"{self.directory}: its shards leave for a bucket while it grows; follow a folder")
             if "cut" in entry:
                 self._tokens = {split: entry["cut"][split] for split in self.splits}
             else:
@@ -90,7 +92,11 @@ class GrowingTokens:
 
     def progress(self) -> str:
         """Return how far the work has come, for people."""
-        return f"{self._seen_units:,} of {self._units:,} units, {self.committed('train'):,} tokens to train on"
+        units = f"{self._seen_units:,} of {self._units:,} units, {self.committed('train'):,} tokens to train on"
+        ledger = self.directory / LEDGER
+        if self.finished or not ledger.exists():
+            return units
+        return f"{units}, last commit {max(0.0, time.time() - ledger.stat().st_mtime):.0f} s ago"
 
     def stream(self, split: str) -> "FollowedStream":
         """Return one split."""

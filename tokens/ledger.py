@@ -15,9 +15,10 @@ import attrs
 from errors import BadInput
 from files import sync
 from tokens.splits import SPLITS
-from tokens.work import EXAMPLES, Part, Result
+from tokens.work import Part, Result
 
 LEDGER = "ledger.jsonl"
+SHOWN = 5  # examples of each kind of problem in the totals
 FORMAT = 1
 
 
@@ -32,7 +33,7 @@ class Totals:
     problems: dict[str, int] = attrs.field(factory=dict)
     lost_documents: int = 0
     lost_bytes: int = 0
-    examples: list[str] = attrs.field(factory=list)  # the first ones
+    examples: dict[str, list[str]] = attrs.field(factory=dict)  # the first ones, by kind
 
     def add(self, result: Result) -> None:
         self.units += 1
@@ -44,7 +45,9 @@ class Totals:
         self.text_bytes += result.text_bytes
         self.lost_documents += result.lost_documents
         self.lost_bytes += result.lost_bytes
-        self.examples += result.examples[: EXAMPLES - len(self.examples)]
+        for kind, lines in result.examples.items():
+            told = self.examples.setdefault(kind, [])
+            told += lines[: SHOWN - len(told)]
 
 
 class Ledger:
@@ -162,4 +165,4 @@ def _entries(path: Path, begin: int) -> Iterator[tuple[dict[str, Any], int]]:
 
 def _result(entry: dict[str, Any]) -> Result:
     parts = {split: Part(**part) for split, part in entry["parts"].items()}
-    return Result(**entry | {"parts": parts, "examples": tuple(entry["examples"])})
+    return Result(**entry | {"parts": parts})

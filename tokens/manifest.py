@@ -16,6 +16,7 @@ import numpy as np
 
 from errors import BadInput
 from files import BLOCK_BYTES
+from tokens.splits import SPLITS
 from tokens.token_file import TokenFile, TokenStream, open_split
 
 MANIFEST = "manifest.json"
@@ -71,7 +72,7 @@ def open_listed(directory: Path, split: str, manifest: Manifest | None) -> Token
     if manifest is None:
         return open_split(directory, split)
     for name in manifest.files:
-        if re.fullmatch(rf"{split}(-\d+-of-\d+)?\.safetensors", name) and not (directory / name).is_file():
+        if is_of(name, split) and not (directory / name).is_file():
             raise BadInput(f"{directory / name}: missing, but {MANIFEST} lists it; prepare or download it again")
     stream = open_split(directory, split)
     for file in stream.files:
@@ -84,6 +85,22 @@ def open_listed(directory: Path, split: str, manifest: Manifest | None) -> Token
                 "another preparation: prepare or download both again"
             )
     return stream
+
+
+def read_finished(directory: Path) -> str | None:
+    """Return the text of a finished preparation's manifest, None before. Raises BadInput unless its files are there."""
+    manifest = read_manifest(directory)
+    if manifest is None:
+        return None
+    for split in SPLITS:
+        if any(is_of(name, split) for name in manifest.files):
+            open_listed(directory, split, manifest)
+    return (directory / MANIFEST).read_text()
+
+
+def is_of(name: str, split: str) -> bool:
+    """Tell whether a file of that name, or a shard, is of a split."""
+    return re.fullmatch(rf"{split}(-\d+-of-\d+)?\.safetensors", name) is not None
 
 
 def read_contents(files: list[TokenFile], manifest: Manifest | None) -> dict[str, Content]:

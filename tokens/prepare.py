@@ -14,14 +14,15 @@ from errors import BadInput
 from files import sync
 from tokens.bucket import Bucket
 from tokens.executors import Executor, in_order
-from tokens.fast_tokenizer import write_recipe
+from tokens.fast_tokenizer import has_fastokens, write_recipe
 from tokens.ledger import LEDGER, Ledger, Totals
-from tokens.manifest import MANIFEST
+from tokens.manifest import MANIFEST, read_finished
 from tokens.shards import partial_files
 from tokens.sources import COMPRESSED_SUFFIXES, resolve_sources
-from tokens.splits import SplitRule
+from tokens.splits import HASH, SplitRule
+from tokens.tail import missing_splits
 from tokens.tokenizer import RANKS_FILE, BytePairTokenizer, Tokenizer, fingerprint, load_tokenizer
-from tokens.unit_plan import Settings, UnitPlan, check_same, make_plan, read_plan, write_plan
+from tokens.unit_plan import PLAN, Settings, UnitPlan, check_same, make_plan, read_plan, write_plan
 from tokens.work import Job, Task
 from tokens.writer import Place, TokenWriter
 
@@ -85,7 +86,7 @@ def prepare(request: Request, host: Host) -> dict[str, Any]:
     directory.mkdir(parents=True, exist_ok=True)
     with _lock(directory):
         bucket = None if request.bucket is None else Bucket(request.bucket, directory)
-        finished = _finished(directory) if bucket is None else bucket.open()
+        finished = read_finished(directory) if bucket is None else bucket.open()
         plan = read_plan(directory)
         sources = resolve_sources(request.sources, () if plan is None else plan.sources, host.say)
         if plan is None:
@@ -116,7 +117,16 @@ def prepare(request: Request, host: Host) -> dict[str, Any]:
         writer = TokenWriter(place, tokenizer, ledger)
         try:
             _compute(request, host, plan, tokenizer, writer)
-            manifest = writer.finish(request.rule, _description(plan, ledger.totals))
+            if sum(ledger.totals.documents.values()) == 0:
+                _discard(directory, bucket)
+                raise BadInput(f"{_nothing_found(ledger.totals)}; nothing was written")
+            from_tail = list(missing_splits(request.rule, ledger.totals)) if request.rule.kind == HASH else []
+            if from_tail:
+                host.say(
+                    f"NOTE: no document's hash fell to {' or '.join(from_tail)}: the last documents are held out, and "
+                    "copies of them may be in train"
+                )
+            manifest = writer.finish(request.rule, _description(plan, ledger.totals, from_tail))
         finally:
             writer.close()
             ledger.close()
@@ -136,12 +146,13 @@ def _compute(request: Request, host: Host, plan: UnitPlan, tokenizer: Tokenizer,
     try:
         job = _job(request, writer.directory / UNITS, tokenizer)  # while the workers start
         for results in in_order(executor, job, _tasks(plan, first), first):
-            if job.recipe is not None and not told and not all(result.fast for result in results):
+            if isinstance(tokenizer, BytePairTokenizer) and not told and not all(result.fast for result in results):
                 told = True
                 host.say("NOTE: encoding with tiktoken: fastokens, several times faster, is not installed, or differs")
             for result in results:
-                if request.fail_on_bad_document and result.examples and (result.lost_documents or result.lost_bytes):
-                    raise BadInput(f"{result.examples[0]}; mend it, or pass --on-bad-document skip")
+                if request.fail_on_bad_document and (result.lost_documents or result.lost_bytes):
+                    example = next(iter(result.examples.values()))[0]
+                    raise BadInput(f"{example}; mend it, or pass --on-bad-document skip")
             writer.commit(results)
             done += sum(plan.unit_bytes[result.index] for result in results)
             host.show(Progress(totals=writer.totals, units=len(plan.units), done_bytes=done, total_bytes=total))
@@ -158,13 +169,13 @@ def _tasks(plan: UnitPlan, first: int) -> Iterator[Task]:
         yield Task(index=index, extents=extents, inputs=tuple(inputs[number] for number in numbers))
 
 
-def _description(plan: UnitPlan, totals: Totals) -> dict[str, Any]:
+def _description(plan: UnitPlan, totals: Totals, from_tail: list[str]) -> dict[str, Any]:
     """Return what the manifest tells beside the files."""
     return {
         "sources": [
             {"name": source.name, "files": len(source.inputs), "bytes": source.size_bytes} for source in plan.sources
         ],
-        "split": {"kind": plan.settings.split, "seed": plan.settings.split_seed},
+        "split": {"kind": plan.settings.split, "seed": plan.settings.split_seed, "from_tail": from_tail},
         "units": totals.units,
         "plan": plan.fingerprint(),
         "problems": totals.problems,
@@ -174,10 +185,20 @@ def _description(plan: UnitPlan, totals: Totals) -> dict[str, Any]:
     }
 
 
-def _finished(directory: Path) -> str | None:
-    """Return the manifest of token files that are complete."""
-    path = directory / MANIFEST
-    return path.read_text() if path.exists() else None
+def _discard(directory: Path, bucket: Bucket | None) -> None:
+    """Delete a preparation that came to nothing, so that a better command may begin another one here."""
+    for path in (*partial_files(directory), directory / LEDGER, directory / RANKS_FILE, directory / PLAN):
+        path.unlink(missing_ok=True)
+    shutil.rmtree(directory / UNITS)
+    if bucket is not None:
+        bucket.discard()
+
+
+def _nothing_found(totals: Totals) -> str:
+    if not totals.lost_documents:
+        return "the sources hold no document"
+    first = next(iter(totals.examples.values()))[0]
+    return f"none of the {totals.lost_documents:,} documents of the sources could be read: {first}"
 
 
 def _refuse_other_tokens(directory: Path) -> None:
@@ -200,7 +221,9 @@ def _warn_of_large_units(plan: UnitPlan, host: Host) -> None:
 
 
 def _job(request: Request, units: Path, tokenizer: Tokenizer) -> Job:
-    recipe = write_recipe(tokenizer, units / "recipe.json") if isinstance(tokenizer, BytePairTokenizer) else None
+    recipe = None
+    if isinstance(tokenizer, BytePairTokenizer) and has_fastokens():
+        recipe = write_recipe(tokenizer, units / "recipe.json")
     return Job(
         directory=units,
         text_field=request.text_field,

@@ -80,7 +80,7 @@ def published_files(directory: Path, values: dict[str, Any]) -> dict[str, Path |
 def public_manifest(values: dict[str, Any]) -> dict[str, Any]:
     """Return a manifest without what is this machine's own: folders of local sources, examples of bad documents."""
     sources = [{**source, "name": public_name(source["name"])} for source in values.get("sources", [])]
-    return {**values, "sources": sources, "examples": []}
+    return {**values, "sources": sources, "examples": {}}
 
 
 def public_name(source: str) -> str:
@@ -97,7 +97,7 @@ def _public_ledger(path: Path) -> bytes:
     """Return a ledger without examples of bad documents: they quote paths."""
     entries = [json.loads(line) for line in path.read_text().splitlines()]
     return b"".join(
-        json.dumps({**entry, "examples": []} if "examples" in entry else entry).encode() + b"\n" for entry in entries
+        json.dumps({**entry, "examples": {}} if "examples" in entry else entry).encode() + b"\n" for entry in entries
     )
 
 

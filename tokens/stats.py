@@ -16,9 +16,10 @@ import numpy as np
 
 from errors import BadInput
 from tokens.length_chart import CHART, draw_chart
-from tokens.manifest import MANIFEST, Manifest, open_listed, read_manifest
+from tokens.manifest import MANIFEST, Manifest, is_of, open_listed, read_manifest
 from tokens.splits import SPLITS
 from tokens.token_file import TokenStream
+from tokens.unit_plan import PLAN
 
 GPT2_END_OF_TEXT = 50256  # the tokenizer of directories without a manifest, unless it is said
 BLOCK_TOKENS = 1 << 19
@@ -131,7 +132,9 @@ def _documents(
 
 def _streams(directory: Path, manifest: Manifest | None) -> dict[str, TokenStream]:
     names = manifest.files if manifest else [path.name for path in directory.glob("*.safetensors")]
-    found = [split for split in SPLITS if any(name.startswith((f"{split}.", f"{split}-")) for name in names)]
+    found = [split for split in SPLITS if any(is_of(name, split) for name in names)]
+    if not found and (directory / PLAN).exists():
+        raise BadInput(f"{directory}: not finished; prepare_data.py status {directory} tells how far it has come")
     if not found:
         raise BadInput(f"{directory}: no train.safetensors; prepare_data.py SOURCE... --output DIR writes one")
     return {split: open_listed(directory, split, manifest) for split in found}

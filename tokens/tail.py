@@ -28,11 +28,7 @@ def copy_tail(
     missing = missing_splits(rule, totals)
     documents, tokens = sum(totals.documents.values()), totals.tokens["train"]
     if tokens == 0:
-        raise BadInput(
-            "the sources hold no document; nothing was written"
-            if documents == 0
-            else "every document's hash fell to a held-out split; add documents, or pass --split tail"
-        )
+        raise BadInput("every document's hash fell to a held-out split; add documents, or pass --split tail")
     held_out = {split: _share(documents, share) for split, share in missing.items()}
     if documents == 1:
         held_out = {split: _share(tokens, share) for split, share in missing.items()}

@@ -22,7 +22,7 @@ from tokens.tokenizer import Encoder, fingerprint, token_dtype
 from tokens.unit_plan import Extent
 
 BATCH_CHARACTERS = 1 << 20  # of text encoded at a time
-EXAMPLES = 5  # of problems, a unit, that are told in full
+EXAMPLES = 100  # of each kind of problem, a unit, that are told in full
 
 
 @attrs.frozen(kw_only=True)
@@ -67,7 +67,7 @@ class Result:
     problems: dict[str, int]  # how often, by kind
     lost_documents: int
     lost_bytes: int  # of input
-    examples: tuple[str, ...]
+    examples: dict[str, list[str]]  # the first ones, by kind; kinds that lost something come first
 
 
 def run_unit(job: Job, task: Task) -> Result:
@@ -166,7 +166,7 @@ def _naming_inputs(task: Task) -> Iterator[None]:
         if not isinstance(error, ValueError) and type(error).__name__ != "PanicException":
             raise
         detail = (str(error).splitlines() or [type(error).__name__])[0]
-        names = ", ".join(item.path for item in task.inputs[:EXAMPLES]) + (", ..." if task.inputs[EXAMPLES:] else "")
+        names = ", ".join(item.path for item in task.inputs[:3]) + (", ..." if task.inputs[3:] else "")
         raise BadInput(f"unit {task.index}, made from {names}: cannot be encoded: {detail}; leave it out") from error
 
 
@@ -186,30 +186,27 @@ def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
 
 def _encode(batch: list[Piece], encoder: Encoder, rule: SplitRule, writers: dict[str, _PartWriter]) -> int:
     """Encode a batch and hand its tokens to the writers; return the bytes of its text."""
-    texts = [piece.text for piece in batch]
-    ids, lengths = encoder.encode_batch(texts)
-    ends = np.array([piece.ends_document for piece in batch])
-    after = np.cumsum(lengths)[ends]  # the end-of-text id goes before these places
-    ids = np.insert(ids, after, np.full(len(after), encoder.end_of_text_id, ids.dtype))
     splits = rule.of(piece.head for piece in batch)
-    if splits is None:
-        writers[SPLITS[0]].write(ids, len(after))
-    else:
-        of_token = np.repeat(splits, lengths + ends)
-        for number, split in enumerate(SPLITS):
-            chosen = splits == number
-            if chosen.any():
-                writers[split].write(ids[of_token == number], int((chosen & ends).sum()))
-    return sum(len(text) if text.isascii() else len(text.encode()) for text in texts)
+    for number in [0] if splits is None else np.unique(splits):
+        pieces = batch if splits is None else [batch[place] for place in np.flatnonzero(splits == number)]
+        ids, lengths = encoder.encode_batch([piece.text for piece in pieces])
+        ends = np.cumsum(lengths)[[piece.ends_document for piece in pieces]]  # the end-of-text id goes before these
+        ids = np.insert(ids, ends, np.full(len(ends), encoder.end_of_text_id, ids.dtype))
+        writers[SPLITS[number]].write(ids, len(ends))
+    return sum(len(piece.text) if piece.text.isascii() else len(piece.text.encode()) for piece in batch)
 
 
 def _summary(problems: list[Problem]) -> dict[str, Any]:
     counts: dict[str, int] = {}
-    for problem in problems:
+    examples: dict[str, list[str]] = {}
+    for problem in sorted(problems, key=lambda problem: not (problem.documents or problem.lost_bytes)):
         counts[problem.kind] = counts.get(problem.kind, 0) + max(1, problem.documents)
+        told = examples.setdefault(problem.kind, [])
+        if len(told) < EXAMPLES:
+            told.append(f"{problem.where}: {problem.kind}: {problem.detail}")
     return {
         "problems": counts,
         "lost_documents": sum(problem.documents for problem in problems),
         "lost_bytes": sum(problem.lost_bytes for problem in problems),
-        "examples": tuple(f"{problem.where}: {problem.kind}: {problem.detail}" for problem in problems[:EXAMPLES]),
+        "examples": examples,
     }

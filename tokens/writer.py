@@ -20,7 +20,7 @@ from tokens.shards import GrowingStream, Shard
 from tokens.splits import SPLITS, SplitRule
 from tokens.tail import copy_tail, missing_splits
 from tokens.token_file import read_header
-from tokens.tokenizer import RANKS_FILE, Tokenizer, token_dtype
+from tokens.tokenizer import RANKS_FILE, Tokenizer, fingerprint, token_dtype
 from tokens.work import Result, unit_file
 
 CRASH_POINTS = (
@@ -182,6 +182,7 @@ class TokenWriter:
                 "name": self._tokenizer.name,
                 "vocabulary_size": self._tokenizer.vocabulary_size,
                 "end_of_text_id": self._tokenizer.end_of_text_id,
+                "fingerprint": fingerprint(self._tokenizer),  # of what it does
                 "ranks_file": RANKS_FILE if self._tokenizer.ranks_file else None,
             },
             **description,
@@ -195,4 +196,4 @@ def _refuse_missing(rule: SplitRule, totals: Totals) -> None:
             f"--output with a larger --{split}-fraction, or with 0"
         )
     if not totals.tokens["train"]:
-        raise BadInput("the sources hold no document to train on; nothing was written")
+        raise BadInput("every document's hash fell to a held-out split; add documents")

@@ -99,7 +99,7 @@ def load_run(directory: Path, overrides: list[str]) -> Run:
     notices = _translate(values["model"], values["train"], model_file, train_file)
     model = _build(ModelConfig, values["model"], model_file, overridden)
     train = _build(TrainConfig, values["train"], train_file, overridden)
-    _check_together(train, train_file)
+    _check_together(model, train, train_file)
     return Run(directory=directory, model=model, train=train, notices=tuple(notices))
 
 
@@ -183,7 +183,7 @@ def _check_dataset(value: Any) -> None:
     read_parts(value)
 
 
-def _check_together(train: TrainConfig, path: Path) -> None:
+def _check_together(model: ModelConfig, train: TrainConfig, path: Path) -> None:
     if train.global_batch_size is not None and train.global_batch_size % train.microbatch_size:
         raise BadInput(
             f"{path}: global_batch_size: got {train.global_batch_size}, "
@@ -194,3 +194,10 @@ def _check_together(train: TrainConfig, path: Path) -> None:
             f"{path}: min_train_tokens: got null (all tokens), wanted a number, because dataset is a list: its sources "
             "end at different times; set min_train_tokens"
         )
+    if train.era_tokens is not None and train.era_tokens < model.context_length:
+        raise BadInput(
+            f"{path}: era_tokens: got {train.era_tokens}, wanted at least context_length {model.context_length}, and "
+            "better some thousand times as many: an era is what is shuffled at a time"
+        )
+    if train.era_tokens is not None and not train.shuffle:
+        raise BadInput(f"{path}: era_tokens: got {train.era_tokens}, wanted null, or shuffle true: eras are shuffled")

@@ -16,6 +16,7 @@ from training.config import Run
 from training.ranks import Ranks, StopRequest, from_coordinator
 
 POLL_SECONDS = 1.0  # between two looks at the ledger
+REMIND_SECONDS = 60.0  # between two lines that say so
 
 
 def growing_directories(run: Run, directories: list[Path], ranks: Ranks, *, follow: bool) -> list[GrowingTokens | None]:
@@ -72,7 +73,7 @@ def wait_for_step(
 
     Call it on every rank. No rank waits alone for data while the others wait for it in a collective.
     """
-    told = False
+    told = -REMIND_SECONDS
     while True:
         flag = torch.tensor([float(ready(reading, step))])
         dist.all_reduce(flag, op=dist.ReduceOp.MIN, group=ranks.control)
@@ -80,8 +81,8 @@ def wait_for_step(
             return True
         if stop_request.agreed():
             return False
-        if not told:
-            told = True
+        if time.monotonic() - told >= REMIND_SECONDS:
+            told = time.monotonic()
             growing = [source.growing for source in reading.sources if source.growing is not None]
             say(f"waiting for tokens: {'; '.join(f'{each.directory}: {each.progress()}' for each in growing)}")
         time.sleep(POLL_SECONDS)

@@ -10,7 +10,7 @@ from errors import BadInput
 from tokens.batches import WindowOrder
 from tokens.growing import GrowingTokens
 from tokens.hub import download_dataset
-from tokens.manifest import Content, Manifest, open_listed, read_manifest
+from tokens.manifest import Content, Manifest, is_of, open_listed, read_manifest
 from tokens.reading import Reading, Source
 from tokens.token_file import TokenStream, open_split
 from tokens.tokenizer import RANKS_FILE
@@ -232,7 +232,7 @@ def _validated(
 def _has_split(directory: Path, split: str, manifest: Manifest | None) -> bool:
     names = [path.name for path in directory.glob(f"{split}*.safetensors")]
     names += [] if manifest is None else manifest.files
-    return any(re.fullmatch(rf"{split}(-\d+-of-\d+)?\.safetensors", name) for name in names)
+    return any(is_of(name, split) for name in names)
 
 
 def _check_tokenizers(run: Run, token_set: TokenSet) -> None:

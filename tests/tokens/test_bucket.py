@@ -94,14 +94,16 @@ def test_a_kill_at_any_moment_and_the_loss_of_the_disk_change_no_object(
     s3: S3Server, source: Path, local: dict[str, str], tmp_path: Path, point: str
 ) -> None:
     once = point in ("plan uploaded", "ledger uploaded", "manifest uploaded")
-    for number, scratch in (("1", "lost"), *([] if once else [("4", "kept")])):
-        prefix = f"{point.replace(' ', '-')}-{scratch}"
+    for number, disk in (("1", "lost"), *([] if once else [("4", "kept")])):
+        prefix, scratch = f"{point.replace(' ', '-')}-{disk}", tmp_path / disk
         command = (source, "--output", f"s3://{BUCKET}/{prefix}", *OPTIONS, *FRACTIONS)
-        killed = run(CRASH, *command, "--scratch", tmp_path / "kept", CRASH_AT=point, CRASH_TIME=number)
+        killed = run(CRASH, *command, "--scratch", scratch, CRASH_AT=point, CRASH_TIME=number)
         assert killed.returncode == -signal.SIGKILL, killed.stderr
         if number == "4" and point != "leftover deleted":
             assert ".checkpoint-00000000.safetensors" in s3.objects(f"{prefix}/")
-        done = run(PREPARE, *command, "--scratch", tmp_path / scratch)
+        if disk == "lost":
+            shutil.rmtree(scratch)
+        done = run(PREPARE, *command, "--scratch", scratch)
         assert done.returncode == 0, done.stderr
         assert objects(s3, prefix) == local
 
@@ -161,7 +163,7 @@ def test_random_kills_and_lost_disks_change_no_object(s3: S3Server, tmp_path: Pa
             assert process.returncode == 0, errors
             break
         time.sleep(draw.uniform(1, 3))
-        for pid in [process.pid, *children(process.pid)]:
+        for pid in [process.pid, *children(process)]:
             kill(pid)
         process.communicate(timeout=60)
         if process.returncode == 0:  # it was faster
@@ -234,6 +236,26 @@ def test_two_machines_do_not_write_the_same_tokens(s3: S3Server, tmp_path: Path)
     places[0].checkpoint(tails)
     with pytest.raises(BadInput, match="exists: another process prepares these tokens"):
         places[1].checkpoint(tails)
+
+
+def test_the_scratch_of_another_preparation_is_left_alone(s3: S3Server, source: Path, tmp_path: Path) -> None:
+    scratch = tmp_path / "scratch"
+    assert run(PREPARE, source, "--output", f"s3://{BUCKET}/a", "--scratch", scratch, *OPTIONS).returncode == 0
+    killed = run(CRASH, source, "--output", scratch, *OPTIONS, CRASH_AT="ledger written", CRASH_TIME="3")
+    assert killed.returncode == -signal.SIGKILL
+    refused = run(PREPARE, source, "--output", f"s3://{BUCKET}/b", "--scratch", scratch, *OPTIONS)
+    assert "plan.json: another preparation's; pass another --scratch" in refused.stderr
+    assert "going on after 3 of" in run(PREPARE, source, "--output", scratch, *OPTIONS).stderr
+
+
+def test_a_preparation_that_finds_nothing_leaves_nothing_in_the_bucket(s3: S3Server, tmp_path: Path) -> None:
+    source = tmp_path / "a.jsonl"
+    source.write_text('{"content": "text"}\n' * 50)
+    command = (source, "--output", f"s3://{BUCKET}/out", "--scratch", tmp_path / "scratch", *OPTIONS)
+    assert "none of the 50 documents of the sources could be read" in run(PREPARE, *command).stderr
+    assert s3.objects("out/") == {}
+    done = run(PREPARE, *command, "--text-field", "content", "--validation-fraction", "0")
+    assert done.returncode == 0, done.stderr
 
 
 def test_what_cannot_be_done_is_one_line(s3: S3Server, source: Path, tmp_path: Path) -> None:

@@ -60,3 +60,12 @@ def test_a_tail_that_is_cut_off_and_a_directory_without_plan_are_refused(tmp_pat
         GrowingTokens(tmp_path / "out")
     with pytest.raises(BadInput, match=r"no plan\.json"):
         GrowingTokens(tmp_path)
+
+
+def test_the_scratch_of_a_bucket_is_refused(tmp_path: Path) -> None:
+    options = command(tmp_path)
+    assert run(CRASH, *options, CRASH_AT="ledger written", CRASH_TIME="3").returncode == -signal.SIGKILL
+    with (tmp_path / "out" / "ledger.jsonl").open("a") as ledger:
+        ledger.write('{"uploaded": ".partial-train-00000.safetensors", "content": {}}\n')
+    with pytest.raises(BadInput, match="its shards leave for a bucket while it grows; follow a folder"):
+        GrowingTokens(tmp_path / "out")

@@ -1,5 +1,6 @@
 """Token files hold exactly the documents, whoever computed them and whatever was killed, and are never half there."""
 
+import gzip
 import hashlib
 import json
 import os
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +22,15 @@ import pytest
 from safetensors.numpy import load_file
 
 from errors import BadInput
+from tests import launch
 from tests.conftest import ROOT, shared
 from tests.tokens.test_tokenizer import reference
 from tests.walks import children, kill
 from tokens import executors
-from tokens.executors import Inline, Processes
+from tokens.executors import Executor, Inline, Processes
 from tokens.prepare import Host, Request, prepare
 from tokens.splits import SplitRule
-from tokens.tokenizer import ByteTokenizer
+from tokens.tokenizer import ByteTokenizer, fingerprint, load_tokenizer
 from tokens.writer import CRASH_POINTS
 
 PREPARE = [sys.executable, "prepare_data.py"]
@@ -35,8 +38,10 @@ CRASH = [sys.executable, "tests/tokens/crash.py"]
 PYTHONPATH = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 
 
-def write(directory: Path, source: Path, *, workers: int = 0, **changes: Any) -> dict[str, Any]:
-    """Prepare the bytes of a source, in this process or with workers; return the manifest."""
+def write(
+    directory: Path, source: Path, *, workers: int = 0, make: Callable[[], Executor] | None = None, **changes: Any
+) -> dict[str, Any]:
+    """Prepare the bytes of a source, in this process, with workers or with another executor; return the manifest."""
     rule = {"kind": "tail", "seed": 0, "validation": 0.0, "test": 0.0}
     request = {
         "sources": [str(source)],
@@ -49,7 +54,7 @@ def write(directory: Path, source: Path, *, workers: int = 0, **changes: Any) ->
         "bucket": None,
         "fail_on_bad_document": False,
     }
-    make = (lambda: Processes(workers)) if workers else Inline
+    make = make or ((lambda: Processes(workers)) if workers else Inline)
     host = Host(make_executor=make, say=lambda line: None, show=lambda progress: None)
     return prepare(Request(**request | changes), host)
 
@@ -78,6 +83,9 @@ def files_of(directory: Path) -> dict[str, str]:
 
 
 def run(command: list[str], *options: str | Path, **environment: str) -> "subprocess.CompletedProcess[str]":
+    """Run a command to its end; prepare_data.py, or what is made of it, by tests/launch.py."""
+    if command in (PREPARE, CRASH) and "PYTHONPATH" not in environment:  # packages that are there have been imported
+        return launch.run(ROOT / command[1], *map(str, options), environment=environment)
     return subprocess.run(
         [*command, *map(str, options)],
         cwd=ROOT,
@@ -144,6 +152,7 @@ def test_the_manifest_tells_what_is_there(tmp_path: Path) -> None:
         "vocabulary_size": 257,
         "end_of_text_id": 256,
         "ranks_file": None,
+        "fingerprint": fingerprint(load_tokenizer("bytes")),
     }
     for name, entry in manifest["files"].items():
         data = (tmp_path / "out" / name).read_bytes()
@@ -303,7 +312,7 @@ def kill_again_and_again(
         wait_for_lines(process, out, before + draw.randint(0, 12))  # 0: while it starts
         time.sleep(draw.uniform(0, 0.3))
         victims = draw.choice(["a worker", "the coordinator", "everything"])
-        workers_now = children(process.pid)
+        workers_now = children(process)
         chosen = [draw.choice(workers_now)] if victims == "a worker" and workers_now else [process.pid]
         for pid in [*chosen, *(workers_now if victims == "everything" else [])]:
             kill(pid)
@@ -337,7 +346,7 @@ def test_a_killed_worker_is_replaced(corpus: Path, undisturbed: dict[str, str], 
     command = [*PREPARE, str(corpus), "--output", str(tmp_path / "out"), "--tokenizer", str(shared("gpt2.tiktoken"))]
     process = subprocess.Popen([*command, "--workers", "2", *COMMAND], cwd=ROOT, stderr=subprocess.PIPE, text=True)
     wait_for_lines(process, tmp_path / "out", 3)
-    kill(children(process.pid)[-1])
+    kill(children(process)[-1])
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
     assert files_of(tmp_path / "out") == undisturbed
@@ -346,59 +355,9 @@ def test_a_killed_worker_is_replaced(corpus: Path, undisturbed: dict[str, str], 
 def test_workers_that_die_again_and_again_end_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = jsonl(tmp_path / "a.jsonl", ["text"] * 10)
     monkeypatch.setattr(executors, "RESTARTS", 1)
-    monkeypatch.setattr(executors, "_begin_worker", dying)
+    monkeypatch.setattr(executors, "_begin_worker", os._exit)
     with pytest.raises(BadInput, match="workers were killed 2 times in a row while units 0 to 0 were computed"):
         write(tmp_path / "out", source, workers=1)
-
-
-def dying(_: int) -> None:
-    os._exit(1)
-
-
-def test_a_flipped_bit_is_found_and_its_unit_and_source_are_named(corpus: Path, tmp_path: Path) -> None:
-    for split in ("hash", "tail"):
-        out = tmp_path / split
-        options = ("--tokenizer", "bytes", "--split", split, *COMMAND)
-        assert run(PREPARE, corpus, "--output", out, *options).returncode == 0
-        done = run(PREPARE, "verify", out)
-        assert done.returncode == 0 and "all as written" in done.stdout
-        plan = json.loads((out / "plan.json").read_text())
-        results = [json.loads(line) for line in (out / "ledger.jsonl").read_text().splitlines()[1:]]
-        before = sum(result["parts"]["train"]["tokens"] for result in results[:20])
-        data = bytearray((out / "train.safetensors").read_bytes())
-        data[4096 + 2 * before + 1] ^= 1
-        (out / "train.safetensors").write_bytes(data)
-        done = run(PREPARE, "verify", out)
-        assert done.returncode == 1
-        [extent, *_] = plan["units"][20]
-        inputs = [item["path"] for source in plan["sources"] for item in source["inputs"]]
-        assert "train.safetensors: damaged: got sha256" in done.stderr
-        assert f"of train, made from unit 20: {inputs[extent['input']]} (" in done.stderr
-
-
-def test_status_tells_how_far_a_preparation_has_come(tmp_path: Path) -> None:
-    source = jsonl(tmp_path / "a.jsonl", ["text"] * 100 + [None] * 1)  # type: ignore[list-item]
-    command = (
-        source,
-        "--output",
-        tmp_path / "out",
-        "--tokenizer",
-        "bytes",
-        "--unit-bytes",
-        "200",
-        "--executor",
-        "inline",
-    )
-    run(CRASH, *command, CRASH_AT="ledger written", CRASH_TIME="4")
-    done = run(PREPARE, "status", tmp_path / "out")
-    assert done.returncode == 0, done.stderr
-    assert "not complete, last commit" in done.stdout
-    assert "units      4 of" in done.stdout
-    assert run(PREPARE, *command).returncode == 0
-    done = run(PREPARE, "status", tmp_path / "out")
-    assert f"{tmp_path / 'out'}: complete" in done.stdout
-    assert '{"null text": 1}, 1 documents lost' in done.stdout
-    assert run(PREPARE, "status", tmp_path).returncode == 1
 
 
 def test_bad_documents_are_told_and_too_many_are_an_error(tmp_path: Path) -> None:
@@ -409,6 +368,8 @@ def test_bad_documents_are_told_and_too_many_are_an_error(tmp_path: Path) -> Non
         assert f"bad documents: {bad} null text; {bad} documents and 0 bytes of input are left out:" in done.stderr
         assert f"{source}: byte 3400: null text: got NoneType, wanted a string" in done.stderr
         assert (tmp_path / f"out{bad}" / "manifest.json").exists()
+    with source.open("a") as file:
+        file.write('{"text": "\\ud800"}\n')  # which is mended, and no loss
     options = ("--tokenizer", "bytes", "--on-bad-document", "fail")
     done = run(PREPARE, source, "--output", tmp_path / "fail", *options)
     assert done.returncode == 1
@@ -435,6 +396,41 @@ def test_what_an_encoder_cannot_do_names_the_unit_and_its_files(
         message = re.escape(f"unit 0, made from {tmp_path}/b.txt: cannot be encoded: {str(error).splitlines()[0]}; ")
         with pytest.raises(BadInput, match=message):
             write(tmp_path / "out", tmp_path / "b.txt")
+
+
+def test_a_damaged_file_is_an_error_however_small(tmp_path: Path) -> None:
+    whole = jsonl(tmp_path / "whole.jsonl", ["text " * 100] * 1000)
+    damaged = tmp_path / "damaged.jsonl.gz"
+    damaged.write_bytes(gzip.compress(b'{"text": "a"}\n' * 1000)[:-9])
+    jsonl(tmp_path / "nulls.jsonl", [None] * 5)  # type: ignore[list-item]
+    done = run(PREPARE, tmp_path, "--output", tmp_path / "out", "--tokenizer", "bytes")
+    assert done.returncode == 1
+    assert f"{damaged}: " in done.stderr and "damaged file" in done.stderr  # however many others there are
+    assert "in damaged files could not be read; the token files are complete without" in done.stderr
+    assert whole.name not in done.stderr
+
+
+def test_sources_without_a_readable_document_leave_nothing_behind(tmp_path: Path) -> None:
+    source, out = tmp_path / "a.jsonl", tmp_path / "out"
+    source.write_text('{"content": "text"}\n' * 50)
+    command = (source, "--output", out, "--tokenizer", "bytes")
+    refused = run(PREPARE, *command)
+    assert refused.returncode == 1
+    said = f"none of the 50 documents of the sources could be read: {source}: byte 0: no text field: no 'text'; it has"
+    assert said in refused.stderr.splitlines()[-1] and "nothing was written" in refused.stderr
+    assert [path.name for path in out.iterdir()] == [".lock"]
+    assert run(PREPARE, *command, "--text-field", "content").returncode == 0
+
+
+def test_finished_tokens_that_are_gone_are_not_called_complete(tmp_path: Path) -> None:
+    command = (jsonl(tmp_path / "a.jsonl", ["text"] * 20), "--output", tmp_path / "out", "--tokenizer", "bytes")
+    assert run(PREPARE, *command).returncode == 0
+    assert "complete already" in run(PREPARE, *command).stderr
+    (tmp_path / "out" / "train.safetensors").unlink()
+    gone = run(PREPARE, *command)
+    assert gone.returncode == 1 and "train.safetensors: missing, but manifest.json lists it" in gone.stderr
+    (tmp_path / "out" / "manifest.json").write_text("{")
+    assert "manifest.json: damaged: not JSON" in run(PREPARE, *command).stderr
 
 
 def test_a_full_disk_is_one_line_and_the_same_command_goes_on(tmp_path: Path) -> None:

@@ -3,12 +3,16 @@
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 
+from errors import BadInput
 from tests.conftest import ROOT
-from tests.tokens.test_prepare import PREPARE, files_of, jsonl, ledger_lines, run, wait_for_lines
+from tests.tokens.test_prepare import PREPARE, files_of, jsonl, ledger_lines, run, wait_for_lines, write
+from tokens import executors
+from tokens.work import Job, Result, Task
 
 
 @pytest.fixture
@@ -47,3 +51,17 @@ def test_a_cluster_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith("prepare_data.py: --ray-address 127.0.0.1:1: no cluster answers:")
     assert "Traceback" not in done.stderr
+
+
+def test_what_a_task_refuses_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, kept = jsonl(tmp_path / "a.jsonl", ["text"]), executors.RayCluster.submit
+
+    def vanish(cluster: executors.RayCluster, job: Job, task: Task) -> "Future[Result]":
+        source.unlink()  # after the plan was made
+        return kept(cluster, job, task)
+
+    monkeypatch.setattr(executors.RayCluster, "submit", vanish)
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")  # which nobody asked for
+    with pytest.raises(BadInput) as refused:
+        write(tmp_path / "out", source, make=lambda: executors.RayCluster(None))
+    assert str(refused.value).startswith(f"{source}: cannot be read: ") and "\n" not in str(refused.value)

@@ -5,7 +5,6 @@ import random
 import resource
 import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,9 @@ from typing import Any
 
 import pytest
 
+from tests import launch
 from tests.conftest import ROOT, in_terminal, metrics, train, train_command, write_run
+from tests.training.test_stopping import start
 from training import commit
 from training.checkpoint import find, verify
 from training.commit import CRASH_POINTS, restore
@@ -136,7 +137,8 @@ copy = Share.copy
 def watched(share):
     with CommDebugMode() as communication:
         copy(share)
-    print(f"collectives in a save's copy: {communication.get_total_counts()}")
+    # in one piece: another rank writes to the same pipe
+    print(f"collectives in a save's copy: {communication.get_total_counts()}\\n", end="", flush=True)
 
 
 Share.copy = watched
@@ -184,17 +186,14 @@ def test_no_pickle_is_read(finished: Path, tmp_path: Path) -> None:
     assert {path.name for path in (run / "checkpoints" / "step-00000008").iterdir()} == set(FILES)
 
 
-LONG = {"min_train_tokens": 250 * 8 * 32, "validation_interval": None, "checkpoint_interval": 10}
+LONG = {"min_train_tokens": 80 * 8 * 32, "validation_interval": None, "checkpoint_interval": 10}
+FULL = 60_000  # bytes that any file may have: less than the weights
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_full_disk_stops_no_run_and_the_next_save_is_tried_again(make_run: Callable[..., Path], ranks: int) -> None:
     straight, run = (make_run(name, **LONG) for name in ("straight", "full"))
-    command = train_command(run, ranks=ranks)
-    full = 60_000  # bytes that any file may have: less than the weights
-    process = subprocess.Popen(
-        ["prlimit", f"--fsize={full}:unlimited", *command], cwd=ROOT, stderr=subprocess.PIPE, text=True
-    )
+    process = start(run, ranks, file_bytes=FULL, SLOW_STEP=0.03)
     deadline = time.monotonic() + 60
     while not (failures := [record for record in read_metrics(run) if record.get("event") == "checkpoint-failed"]):
         assert process.poll() is None, process.communicate()
@@ -202,14 +201,13 @@ def test_a_full_disk_stops_no_run_and_the_next_save_is_tried_again(make_run: Cal
         time.sleep(0.02)
     assert "File too large" in failures[0]["problem"]
     assert not list((run / "checkpoints").glob("step-*"))
-    workers = subprocess.run(["pgrep", "-f", str(run)], capture_output=True, text=True, check=True).stdout.split()
-    for worker in map(int, workers):
+    for worker in [process.pid, *process.children()]:
         resource.prlimit(worker, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
     assert f"WARNING: step {failures[0]['step']}: NOT SAVED, to be tried again at the next checkpoint" in errors
     saved = [record["step"] for record in read_metrics(run) if record.get("event") == "checkpoint"]
-    assert saved[-1] == 250
+    assert saved[-1] == 80
     assert not list((run / "checkpoints").glob(".partial-*"))
     assert train(straight, ranks=1).returncode == 0
     assert metrics(run, "train_loss") == metrics(straight, "train_loss")
@@ -217,9 +215,13 @@ def test_a_full_disk_stops_no_run_and_the_next_save_is_tried_again(make_run: Cal
     assert states[0]["state_sha256"] == states[1]["state_sha256"]
 
 
+def train_on_full_disk(run: Path, *options: str, file_bytes: int) -> Any:
+    return launch.run(ROOT / "train.py", str(run), "--device", "cpu", *options, ranks=2, file_bytes=file_bytes)
+
+
 def test_a_failed_save_stays_in_the_bar_until_one_succeeds(make_run: Callable[..., Path]) -> None:
     run = make_run(min_train_tokens=24 * 8 * 32, validation_interval=None)
-    status, lines = in_terminal(["prlimit", "--fsize=60000", *train_command(run, ranks=1)])
+    status, lines = in_terminal(["prlimit", f"--fsize={FULL}", *train_command(run, ranks=1)])
     assert status == 1  # the last save failed, too
     assert any("20/24" in line and "loss " in line and line.endswith("NOT SAVED") for line in lines), lines
     done = train(run)
@@ -232,13 +234,7 @@ def test_a_run_whose_last_checkpoint_cannot_be_written_says_so_and_goes_on_later
 ) -> None:
     run = make_run()
     assert train(run, "--max-steps", "4").returncode == 0
-    done = subprocess.run(
-        ["prlimit", "--fsize=60000", *train_command(run, ranks=2)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = train_on_full_disk(run, file_bytes=FULL)
     assert done.returncode == 1
     assert done.stderr.count("the last steps are not saved, older checkpoints are as they were") == 1
     assert [path.name for path in (run / "checkpoints").glob("*step-*")] == ["step-00000004"]
@@ -269,8 +265,7 @@ def test_a_full_disk_at_a_start_is_one_line(finished: Path, tmp_path: Path) -> N
     run = tmp_path / "run"
     shutil.copytree(finished, run, symlinks=True)
     before = (run / "resolved.json").read_text()
-    command = ["prlimit", "--fsize=500", *train_command(run, "--resume", "step-00000004", ranks=2)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = train_on_full_disk(run, "--resume", "step-00000004", file_bytes=500)
     assert done.returncode == 1
     assert f"train.py: {run}: cannot be written: [Errno 27] File too large; make room" in done.stderr
     assert 'train.py", line' not in done.stderr

@@ -136,6 +136,8 @@ def part(dataset: str = "a", **keys: Any) -> dict[str, Any]:
         ("train", {"dataset": [part(weight=1e-320), part("b", weight=10**400)]}, "round the weights to fewer digits"),
         ("train", {"max_epochs": 0}, "max_epochs: got 0, wanted an integer of at least 1"),
         ("train", {"shuffle": 1}, "shuffle: got 1, wanted true or false"),
+        ("train", {"shuffle": True, "era_tokens": 1}, "era_tokens: got 1, wanted at least context_length"),
+        ("train", {"era_tokens": 1000}, "era_tokens: got 1000, wanted null, or shuffle true"),
         ("train", {"global_batch_size": 9}, "global_batch_size: got 9, wanted a multiple of microbatch_size, 2"),
         ("model", {"n_head": 2}, "model.json: unknown key 'n_head'; did you mean 'n_heads'?"),
         ("model", {"emb_dim": 33}, "model.json: emb_dim: got 33, wanted a multiple of n_heads, 2"),

@@ -1,15 +1,14 @@
 """A run that begins while its tokens are being prepared sees the batches of one that begins when all is done."""
 
-import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT, metrics, train, train_command
+from tests import launch
+from tests.conftest import ROOT, metrics, train
 from tests.tokens.test_prepare import CRASH, PREPARE, jsonl
 from tests.tokens.test_prepare import run as command
 from tests.training.test_stopping import assert_same_weights
@@ -38,20 +37,12 @@ def prepare_units(preparation: tuple[object, ...], units: int) -> None:
     assert killed.returncode == -signal.SIGKILL, killed.stderr
 
 
-def follow(run: Path, ranks: int) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        train_command(run, "--follow", "--hash-every", "1", ranks=ranks),
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
+def follow(run: Path, ranks: int) -> launch.Process:
+    return launch.start(ROOT / "train.py", str(run), "--device", "cpu", "--follow", "--hash-every", "1", ranks=ranks)
 
 
-def wait_for(text: str, process: "subprocess.Popen[str]") -> None:
+def wait_for(text: str, process: launch.Process) -> None:
     """Read what a run says until it says this."""
-    assert process.stderr is not None and process.stdout is not None
     for line in process.stderr if text.startswith("waiting for tokens") else process.stdout:
         if text in line:
             return

@@ -64,9 +64,9 @@ def test_a_mixture_with_stages_and_epochs_has_the_same_bits_on_any_layout_killed
         assert hashes(run) == hashes(straight)
     assert len(set(hashes(straight).values())) == 8
     killed = make_run("killed", **keys, checkpoint_interval=2)
-    process = start(killed, 2, "--hash-every", "1", SLOW_STEP=0.3, torchrun=True)
+    process = start(killed, 2, "--hash-every", "1", SLOW_STEP=0.3)
     wait_for_step(killed, 5, process)
-    for pid in [*children(process.pid), process.pid]:
+    for pid in [*children(process), process.pid]:
         kill(pid)
     process.communicate(timeout=60)
     done = train(killed, "--hash-every", "1")

@@ -8,12 +8,14 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from errors import BadInput
+from tests import launch
 from tests.conftest import ROOT, metrics, seal_again, train, train_command, write_run
 from tests.walks import children, kill
 from training import claim
@@ -26,13 +28,24 @@ LONG = {"min_train_tokens": 200 * 8 * 32, "log_interval": 1, "validation_interva
 
 
 def start(
-    run: Path, ranks: int, *options: str, torchrun: bool = False, restarts: int = 0, **seconds: float
-) -> subprocess.Popen[str]:
-    """Start a run as a user does, with steps of 10 ms at least. `seconds`: see tests/training/slow.py."""
-    command = train_command(run, *options, ranks=ranks, script=SLOW, torchrun=torchrun)
-    if restarts:
-        command.insert(command.index("--standalone"), f"--max-restarts={restarts}")
+    run: Path,
+    ranks: int,
+    *options: str,
+    as_user: bool = False,
+    torchrun: bool = False,
+    file_bytes: int | None = None,
+    **seconds: float,
+) -> Any:
+    """Start a run with steps of 10 ms at least. `seconds`: see tests/training/slow.py; `file_bytes`: tests/launch.py.
+
+    As a user does it, by a command, with torchrun for one rank, too, if asked; or else as tests/launch.py does.
+    """
     slow = {name: str(value) for name, value in ({"SLOW_STEP": 0.01} | seconds).items()}
+    if not as_user:
+        options = ("--device", "cpu", *options)
+        return launch.start(SLOW, str(run), *options, ranks=ranks, environment=slow, file_bytes=file_bytes)
+    assert file_bytes is None
+    command = train_command(run, *options, ranks=ranks, script=SLOW, torchrun=torchrun)
     return subprocess.Popen(
         command,
         cwd=ROOT,
@@ -48,11 +61,11 @@ def outcome(run: Path) -> str:
     return str(json.loads((run / "exit.json").read_text())["outcome"])
 
 
-def wait_for_step(run: Path, step: int, process: subprocess.Popen[str]) -> None:
+def wait_for_step(run: Path, step: int, process: Any) -> None:
     wait_until(lambda: any(logged >= step for logged in metrics(run, "train_loss")), process)
 
 
-def wait_until(reached: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+def wait_until(reached: Callable[[], bool], process: Any) -> None:
     deadline = time.monotonic() + 60
     while not reached():
         assert process.poll() is None, process.communicate()
@@ -84,7 +97,7 @@ def test_a_signal_stops_a_lone_process_with_a_checkpoint_and_exit_75(
     make_run: Callable[..., Path], number: signal.Signals
 ) -> None:
     run = make_run(**LONG)
-    process = start(run, ranks=1)
+    process = start(run, ranks=1, as_user=number == signal.SIGTERM)
     wait_for_step(run, 5, process)
     process.send_signal(number)
     output, errors = process.communicate(timeout=30)
@@ -99,7 +112,7 @@ def test_a_signal_stops_a_lone_process_with_a_checkpoint_and_exit_75(
 
 def test_ctrl_c_under_torchrun_leaves_a_checkpoint_and_no_process(make_run: Callable[..., Path]) -> None:
     run = make_run(**LONG)
-    process = start(run, ranks=2)
+    process = start(run, ranks=2, as_user=True)
     wait_for_step(run, 5, process)
     os.killpg(process.pid, signal.SIGINT)
     output, errors = process.communicate(timeout=40)
@@ -111,9 +124,9 @@ def test_ctrl_c_under_torchrun_leaves_a_checkpoint_and_no_process(make_run: Call
 
 
 PHASES = {
-    "min_train_tokens": 100 * 8 * 32,
+    "min_train_tokens": 50 * 8 * 32,
     "checkpoint_interval": 25,
-    "validation_interval": 100,
+    "validation_interval": 50,
     "validation_sequences": 64,
 }
 
@@ -129,8 +142,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, token_files: Path) -> 
 @pytest.mark.parametrize("phase", ["start", "validation", "save", "step"])
 def test_a_signal_is_obeyed_in_every_phase(make_run: Callable[..., Path], undisturbed: Path, phase: str) -> None:
     run = make_run(**PHASES)
-    slow = {"SLOW_SAVE": 1.5} | ({"SLOW_VALIDATION": 0.2} if phase == "validation" else {})
-    process = start(run, ranks=2, **slow)
+    slow = {"SLOW_STEP": 0.02, "SLOW_SAVE": 1.5} | ({"SLOW_VALIDATION": 0.2} if phase == "validation" else {})
+    process = start(run, ranks=2, as_user=phase == "start", **slow)
     in_phase = {
         "start": (run / ".lock").exists,  # before the ranks have met
         "validation": lambda: any("event" in record for record in read_metrics(run)),
@@ -150,7 +163,7 @@ def test_a_signal_is_obeyed_in_every_phase(make_run: Callable[..., Path], undist
         step = json.loads((newest / "state.json").read_text())["step"]
         assert verify(newest) is None
         assert max(metrics(run, "train_loss"), default=0) == step
-        assert step == 0 if phase == "validation" else 0 < step < 100
+        assert step == 0 if phase == "validation" else 0 < step < 50
     done = train(run)
     assert done.returncode == 0, done.stderr
     assert outcome(run) == "done"
@@ -166,7 +179,7 @@ def test_a_signal_to_any_process_that_starts_up_is_obeyed_at_once(
     run = make_run()
     process = start(run, ranks=ranks, SLOW_START=60)
     wait_until(lambda: all((run / f"waiting-{rank}").exists() for rank in range(ranks)), process)
-    pid = children(process.pid)[int(asked[-1])] if asked.startswith("rank") else process.pid
+    pid = children(process)[int(asked[-1])] if asked.startswith("rank") else process.pid
     os.kill(pid, signal.SIGTERM)
     output, errors = process.communicate(timeout=30)
     assert "Exception in thread" not in errors
@@ -189,12 +202,12 @@ def test_one_job_at_a_time_trains_a_run(make_run: Callable[..., Path], monkeypat
 
 
 def test_a_group_that_torchrun_restarts_resumes_by_itself(make_run: Callable[..., Path]) -> None:
-    settings = LONG | {"checkpoint_interval": 20}
+    settings = LONG | {"min_train_tokens": 80 * 8 * 32, "checkpoint_interval": 10}
     straight, run = make_run("straight", **settings), make_run("restarted", **settings)
     assert train(straight).returncode == 0
-    process = start(run, 2, "--resume", "never", restarts=1)
-    wait_for_step(run, 50, process)
-    kill(children(process.pid)[0])
+    process = start(run, 2, "--resume", "never", as_user=True, PET_MAX_RESTARTS=1, SLOW_STEP=0.03)
+    wait_for_step(run, 25, process)
+    kill(children(process)[0])
     output, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
     assert "resuming from" in output  # though the command line says never: it has been obeyed once
@@ -301,7 +314,7 @@ def test_a_killed_rank_ends_the_job_promptly_and_nothing_is_saved(make_run: Call
     process = start(run, ranks=2)
     wait_for_step(run, 5, process)
     began = time.monotonic()
-    kill(children(process.pid)[-1])
+    kill(children(process)[-1])
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 1
     assert time.monotonic() - began < 40

@@ -29,6 +29,7 @@ COLLECTIVE = rf"at step \d+ in (all|reduce|broadcast)\w+ \({LINE}\)"
 
 
 def assert_no_process_left(run: Path) -> None:
+    """Find processes by their command line; those of tests/launch.py have ended when `communicate` returns."""
     deadline = time.monotonic() + 10  # a chart may still be drawn
     while str(run) in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout:
         assert time.monotonic() < deadline
@@ -45,7 +46,7 @@ def test_a_frozen_rank_ends_the_job_by_name(make_run: Callable[..., Path], froze
     process = start(run, ranks=2)
     wait_for_step(run, 6, process)
     time.sleep(2 * BEAT_SECONDS)  # a step of this model is much shorter than the time between two beats
-    pid = children(process.pid)[frozen]
+    pid = children(process)[frozen]
     os.kill(pid, signal.SIGSTOP)
     began = time.monotonic()
     saved: set[str] = set()
@@ -113,7 +114,7 @@ def test_a_stuck_rank_fails_a_collective_and_a_table_says_where_each_rank_is(
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_ranks_whose_torchrun_was_killed_stop_with_a_checkpoint(make_run: Callable[..., Path], ranks: int) -> None:
     run = make_run(**SETTINGS | {"checkpoint_interval": 1000})
-    process = start(run, ranks, torchrun=True)
+    process = start(run, ranks, as_user=True, torchrun=True)
     wait_for_step(run, 5, process)
     process.kill()
     output, errors = process.communicate(timeout=30)  # the ranks have its pipes
