@@ -159,7 +159,8 @@ def serve(datasets: dict[str, Path]) -> Iterator[Hub]:
                 if "blobs" in self.path and path.name.endswith(LARGE):
                     sibling["lfs"] = {"sha256": oid(path), "size": path.stat().st_size, "pointerSize": 134}
             private = name in hub.private
-            info = {"id": name, "sha": COMMIT, "siblings": siblings, "private": private, "tags": [], "downloads": 0}
+            commit = COMMIT if rest in ("", "/revision/main") else rest.removeprefix("/revision/")
+            info = {"id": name, "sha": commit, "siblings": siblings, "private": private, "tags": [], "downloads": 0}
             return self.send(200, json.dumps(info).encode())
 
         def file(self, path: Path, *, body: bool) -> None:

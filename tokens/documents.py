@@ -5,28 +5,21 @@ document, is cut at the first place after each edge of a range where no token of
 neighbours of an edge find the same place, so any cutting into units gives the same documents and the same tokens.
 """
 
-import codecs
-import gzip
-import io
 import json
-import re
-import unicodedata
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any, BinaryIO, NamedTuple
 
 import attrs
 
 from errors import BadInput
-from tokens.sources import COMPRESSED_SUFFIXES, TEXT_SUFFIXES, Input
+from tokens import parquet
+from tokens.compressed import decompressed_lines
+from tokens.sources import COMPRESSED_SUFFIXES, TEXT_SUFFIXES, Damaged, Input, readable
+from tokens.text_file import GAP, LONGEST_GAP, NoText, edge, gap_position, text_pieces
 from tokens.unit_plan import Extent
 
-PIECE_BYTES = 1 << 20  # of a text file, read at a time
-LONGEST_PIECE = 1 << 26  # characters without a place to cut; no text looks like that
 HEAD_CHARACTERS = 1 << 16  # by which a document is told from others
-LONE_SPACES = " \n\t"
-ROWS_BYTES = 1 << 21  # of a Parquet column, decoded at a time, about
-EDGE_BYTES = 1 << 16  # searched for a cut at a time
-EDGE = re.compile(rb"\S[ \n\t](?=\S)")
 
 
 class Piece(NamedTuple):
@@ -64,79 +57,81 @@ class Reader:
     def read(self, unit: tuple[Extent, ...]) -> Iterator[Piece]:
         """Yield the documents of a unit. What cannot be read is added to `problems`.
 
-        Raises BadInput for a file that is gone or has changed.
+        Raises BadInput for a file that is gone, has changed, or cannot be read for a reason of the machine's.
         """
         for extent in unit:
             item = self._inputs[extent.input]
-            if item.path.endswith(TEXT_SUFFIXES):
-                yield from self._text(item, extent)
-            elif item.path.endswith(".parquet"):
-                yield from self._rows(item, extent)
-            elif item.path.endswith(COMPRESSED_SUFFIXES):
-                yield from self._compressed_lines(item)
-            else:
-                yield from self._lines(item, extent)
-
-    def _text(self, item: Input, extent: Extent) -> Iterator[Piece]:
-        with item.open() as stream:
-            begin, end = _edge(stream, extent.begin, item.size_bytes), _edge(stream, extent.end, item.size_bytes)
-            stream.seek(0)
-            # Fewer bytes would do for most texts, but never more; a cut character at the end is beyond the head.
-            head = stream.read(4 * HEAD_CHARACTERS).decode(errors="replace")[:HEAD_CHARACTERS]
-            stream.seek(begin)
-            decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-            text, left = "", end - begin
-            while left > 0 and (data := stream.read(min(PIECE_BYTES, left))):
-                left -= len(data)
-                text += decoder.decode(data)
-                cut = cut_position(text)
-                if cut and left:
-                    yield Piece(text[:cut], False, head)
-                    text = text[cut:]
-                elif len(text) > LONGEST_PIECE:
-                    raise BadInput(
-                        f"{item.path}: {len(text):,} characters without space or symbol are no text; leave it out"
-                    )
-            if left:
-                raise BadInput(f"{item.path}: became shorter while it was read; bring it back and start again")
-            text += decoder.decode(b"", final=True)
-            last = end == item.size_bytes
-            if text or (last and begin < end) or item.size_bytes == 0:
-                yield Piece(text, last, head)
-
-    def _lines(self, item: Input, extent: Extent) -> Iterator[Piece]:
-        with item.open() as stream:
-            position = extent.begin
-            if position > 0:  # a line that began before belongs to the range before
-                stream.seek(position - 1)
-                position += len(stream.readline()) - 1
-            while position < extent.end:
-                line = stream.readline()
-                if not line:
-                    break
-                yield from self._record(line, item, position)
-                position += len(line)
-
-    def _compressed_lines(self, item: Input) -> Iterator[Piece]:
-        with item.open() as stream:
-            lines: Any = gzip.GzipFile(fileobj=stream)
-            if item.path.endswith(".zst"):
-                lines = io.BufferedReader(_ZstandardReader(stream), PIECE_BYTES)
-            number = 0
             try:
-                for number, line in enumerate(lines, start=1):
-                    yield from self._record(line, item, number, "line")
-            except (OSError, EOFError, ValueError) as error:  # EOFError: a truncated gzip
-                lost = max(1, item.size_bytes - stream.tell())
-                self._problem("damaged file", f"{item.path}: after line {number}", str(error), 1, lost)
+                with item.open() as stream, readable(item.path):
+                    yield from self._documents(item, stream, extent)
+            except EOFError as error:
+                raise BadInput(
+                    f"{item.path}: became shorter while it was read; bring it back and start again"
+                ) from error
+            item.check_unchanged()
 
-    def _record(self, line: bytes, item: Input, position: int, unit: str = "byte") -> Iterator[Piece]:
-        if not line.strip():
-            return
-        where = f"{item.path}: {unit} {position}"
+    def _documents(self, item: Input, stream: BinaryIO, extent: Extent) -> Iterator[Piece]:
+        if item.path.endswith(TEXT_SUFFIXES):
+            return self._text(item, stream, extent)
+        if item.path.endswith(".parquet"):
+            return self._rows(item, stream, extent)
+        if item.path.endswith(COMPRESSED_SUFFIXES):
+            return self._compressed_lines(item, stream)
+        return self._lines(item, stream, extent)
+
+    def _text(self, item: Input, stream: BinaryIO, extent: Extent) -> Iterator[Piece]:
+        begin, end = (edge(stream, position, item.size_bytes) for position in (extent.begin, extent.end))
+        stream.seek(0)
+        # Fewer bytes would do for most texts, but never more; a cut character at the end is beyond the head.
+        head = stream.read(4 * HEAD_CHARACTERS).decode(errors="replace")[:HEAD_CHARACTERS]
+        ends = begin < end == item.size_bytes or item.size_bytes == 0
+        for piece in text_pieces(stream, begin, end):
+            if isinstance(piece, NoText):
+                everything = piece.begin == 0 and piece.end == item.size_bytes
+                ends = ends and not everything
+                where, lost_bytes = f"{item.path}: byte {piece.begin}", piece.end - piece.begin
+                self._problem("no text", where, piece.reason, int(everything), lost_bytes)
+            else:
+                yield Piece(piece, False, head)
+        if ends:
+            yield Piece("", True, head)
+
+    def _lines(self, item: Input, stream: BinaryIO, extent: Extent) -> Iterator[Piece]:
+        position, blank = extent.begin, True
+        if position > 0:  # a line that began before belongs to the range before
+            stream.seek(position - 1)
+            position += len(stream.readline()) - 1
+        while position < extent.end:
+            line = stream.readline()
+            if not line:
+                raise EOFError
+            if line.strip():
+                blank = False
+                yield from self._record(line, f"{item.path}: byte {position}")
+            position += len(line)
+        if blank and (extent.begin, extent.end) == (0, item.size_bytes):
+            self._empty(item)
+
+    def _compressed_lines(self, item: Input, stream: BinaryIO) -> Iterator[Piece]:
+        number, good, blank = 0, 0, True
+        lines = decompressed_lines(stream, zstandard=item.path.endswith(".zst"))
         try:
-            record = json.loads(line)
-        except ValueError as error:
+            for line, begin in lines:
+                number, good = number + 1, begin
+                if line.strip():
+                    blank = False
+                    yield from self._record(line, f"{item.path}: line {number}")
+        except Damaged as error:
+            lost = max(1, item.size_bytes - good)
+            self._problem("damaged file", f"{item.path}: after line {number}", str(error), 1, lost)
+        else:
+            if blank:
+                self._empty(item)
+
+    def _record(self, line: bytes, where: str) -> Iterator[Piece]:
+        try:
+            record = _parse(line)
+        except (ValueError, RecursionError) as error:
             self._problem("not JSON", where, str(error))
             return
         if not isinstance(record, dict) or self._text_field not in record:
@@ -144,9 +139,10 @@ class Reader:
             self._problem("no text field", where, f"no '{self._text_field}'; it has {has}: pass --text-field")
             return
         text = record[self._text_field]
-        if isinstance(text, str) and b"\\u" in line:
+        # Surrogates may be escaped, raw, or in UTF-16: json.loads lets all pass.
+        if isinstance(text, str) and (b"\\u" in line or b"\xed" in line or b"\0" in line):
             text = self._without_lone_surrogates(text, where)
-        if isinstance(text, str):
+        if isinstance(text, str) and (len(text) < LONGEST_GAP or gap_position(text) is None):
             yield whole(text)
         else:
             self._not_text(text, where)
@@ -160,114 +156,51 @@ class Reader:
             self._problem("lone surrogate", where, "replaced by U+FFFD", documents=0)
         return text
 
-    def _rows(self, item: Input, extent: Extent) -> Iterator[Piece]:
-        import pyarrow
-        import pyarrow.parquet
-
-        with item.open() as stream:
+    def _rows(self, item: Input, stream: BinaryIO, extent: Extent) -> Iterator[Piece]:
+        if item.size_bytes == 0:
+            self._empty(item)
+            return
+        try:
+            table = parquet.open_parquet(stream)
+        except Damaged as error:
+            self._problem("damaged file", item.path, f"not readable as Parquet: {error}", 1, item.size_bytes)
+            return
+        if table.metadata.num_rows == 0:
+            self._empty(item)
+        first_row = sum(table.metadata.row_group(group).num_rows for group in range(extent.begin))
+        for group in range(extent.begin, extent.end):
+            row = first_row
+            first_row += table.metadata.row_group(group).num_rows
             try:
-                table = pyarrow.parquet.ParquetFile(stream, page_checksum_verification=True)
-                if extent.begin == extent.end:
-                    raise OSError("it was not when the work was planned")
-            except (OSError, pyarrow.ArrowException) as error:
-                self._problem("damaged file", item.path, f"not readable as Parquet: {error}", 1, item.size_bytes)
-                return
-            column = [table.metadata.schema.column(index).path for index in range(table.metadata.num_columns)].index(
-                self._text_field
-            )
-            first_row = sum(table.metadata.row_group(group).num_rows for group in range(extent.begin))
-            for group in range(extent.begin, extent.end):
-                metadata = table.metadata.row_group(group)
-                row = first_row
-                row_bytes = metadata.column(column).total_uncompressed_size / max(1, metadata.num_rows)
-                rows = max(1, min(1 << 16, int(ROWS_BYTES / max(1.0, row_bytes))))
-                try:
-                    for batch in table.iter_batches(rows, [group], [self._text_field], use_threads=False):
-                        for text in batch.column(0).to_pylist():
-                            row += 1
-                            if isinstance(text, str):
-                                yield whole(text)
-                            else:
-                                self._not_text(text, f"{item.path}: row {row}")
-                except (OSError, UnicodeDecodeError, pyarrow.ArrowException) as error:
-                    left = first_row + metadata.num_rows - row
-                    self._problem("damaged file", f"{item.path}: after row {row}", str(error), left)
-                first_row += metadata.num_rows
+                for value in chain.from_iterable(parquet.texts(table, group, self._text_field)):
+                    row += 1
+                    if isinstance(value, str) and (len(value) < LONGEST_GAP or gap_position(value) is None):
+                        yield whole(value)
+                    else:
+                        self._not_text(value, f"{item.path}: row {row}")
+            except Damaged as error:
+                self._problem("damaged file", f"{item.path}: after row {row}", str(error), first_row - row)
 
     def _not_text(self, value: Any, where: str) -> None:
-        kind = "null text" if value is None else "not a string"
-        self._problem(kind, where, f"got {type(value).__name__}, wanted a string")
+        kind, detail = "not a string", f"got {type(value).__name__}, wanted a string"
+        if value is None:
+            kind = "null text"
+        elif isinstance(value, str):
+            kind, detail = "no text", GAP
+        elif isinstance(value, UnicodeDecodeError):
+            kind, detail = "not UTF-8", str(value)
+        self._problem(kind, where, detail)
+
+    def _empty(self, item: Input) -> None:
+        self._problem("empty file", item.path, "it holds no record", documents=0)
 
     def _problem(self, kind: str, where: str, detail: str, documents: int = 1, lost_bytes: int = 0) -> None:
         detail = detail.splitlines()[0] if detail else ""
         self.problems.append(Problem(kind=kind, where=where, detail=detail, documents=documents, lost_bytes=lost_bytes))
 
 
-def cut_position(text: str) -> int:
-    """Return the last position where the text can be cut without changing its GPT-2 tokens, or 0 for none.
-
-    GPT-2's pattern matches letters, digits, other characters and white space in runs of their own. So no match spans
-    the place before a lone white space, nor before a symbol (but for the apostrophe of "'s") that follows a letter.
-    """
-    for place in range(len(text) - 2, 0, -1):
-        before, here, after = text[place - 1], text[place], text[place + 1]
-        if here in LONE_SPACES:
-            if not before.isspace() and not after.isspace():
-                return place
-        elif here != "'" and before.isalpha() and unicodedata.category(here)[0] in "PS":
-            return place
-    return 0
-
-
-def _edge(stream: BinaryIO, position: int, size: int) -> int:
-    """Return the first place from `position` on where a text file may be cut: before a lone white space, or the end."""
-    if position == 0:
-        return 0
-    begin = position - 1
-    while begin < size:
-        stream.seek(max(0, begin - 3))  # the character before may have four bytes
-        window = stream.read(EDGE_BYTES)
-        for match in EDGE.finditer(window, begin - max(0, begin - 3)):
-            space = match.start() + 1
-            before = window[max(0, space - 4) : space].decode(errors="replace")[-1:]
-            after = window[space + 1 : space + 5].decode(errors="replace")[:1]
-            if space + 5 <= len(window) and not before.isspace() and not after.isspace():
-                return max(0, begin - 3) + space
-        begin += EDGE_BYTES - 8  # what lies on the seam is looked at again
-    return size
-
-
-class _ZstandardReader(io.RawIOBase):
-    """Decompresses frame after frame; unlike zstandard's own reader it notices a file that is cut short."""
-
-    def __init__(self, stream: BinaryIO):
-        import zstandard
-
-        self._stream = stream
-        self._new_frame = zstandard.ZstdDecompressor().decompressobj
-        self._frame = self._new_frame()
-        self._in_frame = False
-        self._waiting = b""
-        self._error = zstandard.ZstdError
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not self._waiting:
-            data = self._frame.unused_data or self._stream.read(PIECE_BYTES)
-            if not data:
-                if self._in_frame:
-                    raise OSError("the Zstandard stream is cut short")
-                return 0
-            if self._frame.eof:
-                self._frame = self._new_frame()
-            try:
-                self._waiting = self._frame.decompress(data)
-            except self._error as error:
-                raise OSError(f"not a Zstandard stream: {error}") from error
-            self._in_frame = not self._frame.eof
-        count = min(len(buffer), len(self._waiting))
-        buffer[:count] = self._waiting[:count]
-        self._waiting = self._waiting[count:]
-        return count
+def _parse(line: bytes) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError:
+        return json.loads(line, parse_int=float)  # Python makes no integer of more than 4,300 digits

@@ -69,7 +69,6 @@ def prepare(request: Request, host: Host) -> dict[str, Any]:
     Raises BadInput, and OSError when the disk is full; in either case what is committed stays.
     """
     directory = request.directory.absolute()
-    sources = resolve_sources(request.sources)
     tokenizer = load_tokenizer(request.tokenizer)
     settings = Settings(
         text_field=request.text_field,
@@ -89,6 +88,7 @@ def prepare(request: Request, host: Host) -> dict[str, Any]:
         bucket = None if request.bucket is None else Bucket(request.bucket, directory)
         finished = read_finished(directory) if bucket is None else bucket.open()
         plan = read_plan(directory)
+        sources = resolve_sources(request.sources, () if plan is None else plan.sources, host.say)
         if plan is None:
             _refuse_other_tokens(directory)
             plan = make_plan(sources, settings)

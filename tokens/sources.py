@@ -2,14 +2,20 @@
 
 import glob
 import hashlib
+import os
+import re
 import sysconfig
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import attrs
 
 from errors import BadInput
-from tokens.remote import REMOTE, find_remote, look_up_remote, open_remote
+from tokens.remote import GO_ON, REMOTE, find_remote, look_up_remote, open_remote
 
 TEXT_SUFFIXES = (".txt", ".md", ".py")  # a file is a document
 LINE_SUFFIXES = (".jsonl", ".json")  # a line is a document
@@ -17,6 +23,12 @@ COMPRESSED_SUFFIXES = tuple(f"{lines}{packed}" for lines in LINE_SUFFIXES for pa
 SUFFIXES = (*TEXT_SUFFIXES, *LINE_SUFFIXES, *COMPRESSED_SUFFIXES, ".parquet")
 STANDARD_LIBRARY = "stdlib"
 HUB = "hf:"
+MODIFIED = "mtime "  # then nanoseconds
+COMMIT = re.compile("@([0-9a-f]{40})/")  # in the URL of a hub dataset's file
+
+
+class Damaged(Exception):
+    """What a file holds is not what its format says. The message says how."""
 
 
 @attrs.frozen
@@ -28,16 +40,25 @@ class Input:
     stamp: str  # another one when the content may have changed: time of modification, or the server's tag
 
     def open(self) -> BinaryIO:
-        """Open the file for reading. Raises BadInput when it is gone or is not what it was."""
+        """Open the file for reading. Raises BadInput when it is gone, is not what it was, or may not be read."""
         # Opened before it is looked at: from here on s3fs holds what it reads to the tag of what was opened.
         stream = open_remote(self.path) if REMOTE in self.path else None
-        now = look_up(self.path)
+        self.check_unchanged()
+        with readable(self.path):
+            return stream or Path(self.path).open("rb")
+
+    def check_unchanged(self) -> None:
+        """Raise BadInput when the file is gone, or is not what it was."""
+        self.compare(look_up(self.path))
+
+    def compare(self, now: "Input") -> None:
+        """Raise BadInput when the file that is there now is not this one."""
         if now != self:
             raise BadInput(
-                f"{self.path}: changed since these tokens were begun: got {now.size_bytes:,} bytes of {now.stamp}, "
-                f"wanted {self.size_bytes:,} of {self.stamp}; bring it back, or begin anew in another --output"
+                f"{self.path}: changed since these tokens were begun: got {now.size_bytes:,} bytes of "
+                f"{_readable_stamp(now.stamp)}, wanted {self.size_bytes:,} of {_readable_stamp(self.stamp)}; bring it "
+                "back, or begin anew in another --output"
             )
-        return stream or Path(self.path).open("rb")
 
 
 @attrs.frozen
@@ -52,40 +73,65 @@ class Source:
         return sum(item.size_bytes for item in self.inputs)
 
 
-def resolve_sources(names: list[str]) -> list[Source]:
+def resolve_sources(
+    names: list[str], kept: Iterable[Source] = (), say: Callable[[str], None] = lambda line: None
+) -> list[Source]:
     """Return the files behind each SOURCE, in an order that depends on their names alone.
 
-    Raises BadInput where there are none, and for files of an unknown kind.
+    `kept`: of the plan that is gone on with; a hub dataset that it has is taken at the same commit. `say` is told what
+    may surprise. Raises BadInput where there are no files, for those of an unknown kind, and what cannot be read.
     """
-    return [Source(name, tuple(_resolve(name))) for name in names]
+    sources = [Source(name, tuple(_resolve(name, kept, say))) for name in names]
+    counts = Counter(item.path for source in sources for item in source.inputs)
+    twice = [path for path, count in counts.items() if count > 1]
+    if twice:
+        say(f"NOTE: named twice, so prepared twice: {_first(twice)}")
+    return sources
 
 
 def look_up(path: str) -> Input:
     """Return size and stamp of a file. Raises BadInput when there is none."""
     if REMOTE in path:
         return _remote(path, look_up_remote(path))
-    try:
+    with readable(path):
         status = Path(path).stat()
+    return Input(path, status.st_size, f"{MODIFIED}{status.st_mtime_ns}")
+
+
+@contextmanager
+def readable(path: str) -> Iterator[None]:
+    """Raise BadInput naming the file for what the machine says when it is read."""
+    try:
+        yield
     except OSError as error:
-        raise BadInput(
-            f"{path}: cannot be read: {_detail(error)}; the same command goes on when it is there"
-        ) from error
-    return Input(path, status.st_size, f"mtime {status.st_mtime_ns}")
+        raise BadInput(f"{path}: cannot be read: {_detail(error)}; {GO_ON}") from error
 
 
-def _resolve(name: str) -> list[Input]:
+def _resolve(name: str, kept: Iterable[Source], say: Callable[[str], None]) -> list[Input]:
     if name.startswith(HUB):
-        return _hugging_face(name)
+        paths = [item.path for source in kept if source.name == name for item in source.inputs]
+        return _hugging_face(name, next((commit for path in paths for commit in COMMIT.findall(path)), None))
     if name == STANDARD_LIBRARY:
         return [look_up(str(path)) for path in _standard_library()]
-    found = _remote_files(name) if REMOTE in name else [look_up(str(path)) for path in _local_files(name)]
+    others: list[str] = []  # of a folder, which holds other things as well
+    if REMOTE in name:
+        found = _remote_files(name, others)
+    else:
+        found = [look_up(str(path.absolute())) for path in _local_files(name, others)]
+    if others:
+        say(f"NOTE: {name}: files of other kinds are left out: {_first(others)}")
     return sorted(found, key=lambda item: item.path)
 
 
-def _local_files(name: str) -> list[Path]:
+def _local_files(name: str, others: list[str]) -> list[Path]:
     path = Path(name)
     if path.is_dir():
-        found = [file for file in path.rglob("*") if file.is_file() and file.name.endswith(SUFFIXES)]
+        found = []
+        for file in _files_below(path):
+            if file.name.endswith(SUFFIXES):
+                found.append(file)
+            elif not file.name.startswith("."):
+                others.append(str(file))
         if not found:
             raise BadInput(f"{name}: a folder without documents; wanted files ending in {', '.join(SUFFIXES)}")
         return found
@@ -98,9 +144,35 @@ def _local_files(name: str) -> list[Path]:
     return found
 
 
-def _remote_files(name: str) -> list[Input]:
+def _files_below(top: Path) -> Iterator[Path]:
+    """Yield a folder's files and symbolic links that lead nowhere; not those of token directories in it."""
+    from tokens.unit_plan import PLAN  # which imports this module
+
+    def refuse(error: OSError) -> None:
+        raise BadInput(f"{error.filename}: cannot be read: {_detail(error)}; {GO_ON}") from error
+
+    seen = set()  # links may lead in circles
+    for name, folders, files in os.walk(top, followlinks=True, onerror=refuse):
+        folder = Path(name)
+        if PLAN in files and folder == top:
+            raise BadInput(f"{top}: holds {PLAN}, so it is of tokens; name a folder of documents")
+        if PLAN in files or folder.resolve() in seen:
+            folders.clear()
+            continue
+        seen.add(folder.resolve())
+        folders.sort()
+        for file in files:
+            path = folder / file
+            with readable(str(path)):
+                wanted = path.is_file() or not path.exists()
+            if wanted:
+                yield path
+
+
+def _remote_files(name: str, others: list[str]) -> list[Input]:
     found = find_remote(name)
-    if not glob.has_magic(name) and name not in found:  # a folder holds other things as well
+    if not glob.has_magic(name) and name not in found:
+        others += [url for url in found if not url.endswith(SUFFIXES)]
         found = {url: entry for url, entry in found.items() if url.endswith(SUFFIXES)}
     if not found:
         raise BadInput(f"{name}: holds no documents; wanted files ending in {', '.join(SUFFIXES)}")
@@ -117,14 +189,18 @@ def _remote(url: str, entry: dict[str, Any]) -> Input:
     return Input(url, int(entry["size"]), tag.replace('"', ""))
 
 
-def _hugging_face(name: str) -> list[Input]:
-    """Return the data files of hf:OWNER/NAME[:CONFIG], its train split, at the commit that is newest now."""
+def _hugging_face(name: str, commit: str | None) -> list[Input]:
+    """Return the data files of hf:OWNER/NAME[:CONFIG][@REVISION], its train split.
+
+    At a commit; where it is None, at the one that the revision, or else the main branch, is at now.
+    """
     import datasets
     import fsspec
 
-    repository, _, configuration = name.removeprefix(HUB).partition(":")
+    dataset, _, revision = name.removeprefix(HUB).partition("@")
+    repository, _, configuration = dataset.partition(":")
     try:
-        builder = datasets.load_dataset_builder(repository, configuration or None)
+        builder = datasets.load_dataset_builder(repository, configuration or None, revision=commit or revision or None)
         urls = [str(url) for url in (builder.config.data_files or {}).get("train", [])]
         file_system = fsspec.filesystem("hf")
         inputs = [_remote(url, file_system.info(url)) for url in urls]
@@ -155,3 +231,17 @@ def _check_kind(path: str) -> None:
 
 def _detail(error: Exception) -> str:
     return str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
+def _readable_stamp(stamp: str) -> str:
+    """Return a stamp with a local file's time in a form that people read."""
+    nanoseconds = stamp.removeprefix(MODIFIED)
+    if nanoseconds == stamp or not nanoseconds.isdigit():
+        return stamp
+    seconds, rest = divmod(int(nanoseconds), 10**9)
+    when = datetime.fromtimestamp(seconds).astimezone()
+    return f"{when:%Y-%m-%dT%H:%M:%S}.{rest:09}{when:%z}"
+
+
+def _first(paths: list[str]) -> str:
+    return min(paths) + (f" and {len(paths) - 1:,} more" if len(paths) > 1 else "")

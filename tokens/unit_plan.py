@@ -16,7 +16,8 @@ import attrs
 
 from errors import BadInput
 from files import replace_file
-from tokens.sources import COMPRESSED_SUFFIXES, Input, Source
+from tokens.parquet import check_column, group_bytes, open_parquet
+from tokens.sources import COMPRESSED_SUFFIXES, Damaged, Input, Source, look_up, readable
 
 PLAN = "plan.json"
 FORMAT = 1
@@ -128,17 +129,15 @@ def check_same(directory: Path, kept: UnitPlan, wanted: Settings, sources: list[
     now_inputs = {item.path: item for source in sources for item in source.inputs}
     for path, item in was_inputs.items():
         if path not in now_inputs:
+            look_up(path)  # raises when the file is gone
             raise BadInput(f"{where}: {path} is not among the sources any more; {advice}")
-        if now_inputs[path] != item:
-            raise BadInput(
-                f"{path}: changed since these tokens were begun: got {now_inputs[path].size_bytes:,} bytes of "
-                f"{now_inputs[path].stamp}, wanted {item.size_bytes:,} of {item.stamp}; bring it back, or pass "
-                "another --output"
-            )
+        item.compare(now_inputs[path])
     for path in now_inputs:
         if path not in was_inputs:
             raise BadInput(f"{where}: {path} was not among the sources; {advice}")
-    if list(now_inputs) != list(was_inputs) or [source.name for source in sources] != [s.name for s in kept.sources]:
+    # Names may differ: of the same files, seen from another folder.
+    now, was = ([[item.path for item in source.inputs] for source in listed] for listed in (sources, kept.sources))
+    if now != was:
         raise BadInput(f"{where}: the sources were named otherwise, or in another order; {advice}")
 
 
@@ -156,25 +155,17 @@ def _atoms(number: int, item: Input, settings: Settings) -> Iterator[tuple[Exten
 
 
 def _row_groups(number: int, item: Input, settings: Settings) -> Iterator[tuple[Extent, int]]:
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        with item.open() as stream:
-            metadata = pyarrow.parquet.ParquetFile(stream).metadata
-    except (OSError, pyarrow.ArrowException):
-        yield Extent(number, 0, 0), item.size_bytes  # its unit says that it is damaged
-        return
-    names = [metadata.schema.column(index).path for index in range(metadata.num_columns)]
-    if settings.text_field not in names:
-        columns = metadata.schema.to_arrow_schema().names
-        raise BadInput(
-            f"{item.path}: no column '{settings.text_field}'; it has {', '.join(columns)}: pass --text-field"
-        )
-    column = names.index(settings.text_field)
-    for group in range(metadata.num_row_groups):
-        size = metadata.row_group(group).column(column).total_uncompressed_size
-        yield Extent(number, group, group + 1), size
+    with item.open() as stream, readable(item.path):
+        try:
+            table = open_parquet(stream)
+        except Damaged:
+            table = None
+        if table is None or table.metadata.num_rows == 0:
+            yield Extent(number, 0, 0), item.size_bytes  # its unit says that it is damaged, or empty
+            return
+        check_column(table, settings.text_field, item.path)
+        for group in range(table.metadata.num_row_groups):
+            yield Extent(number, group, group + 1), group_bytes(table, group, settings.text_field)
 
 
 def _from_json(values: dict[str, Any]) -> UnitPlan:

@@ -6,6 +6,7 @@ No tokens pass between processes: a unit's go to files of its own, and a few num
 import functools
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,7 @@ class Result:
 def run_unit(job: Job, task: Task) -> Result:
     """Write the tokens of a unit into `unit_file`s; return what they are. Repeating it writes the same bytes.
 
-    Raises BadInput for an input that is gone or has changed, OSError when the disk is full.
+    Raises BadInput for an input that is gone, has changed or cannot be encoded, OSError when the disk is full.
     """
     encoder = _encoder(job.tokenizer, job.fingerprint, job.recipe)
     reader = Reader(task.inputs, job.text_field)
@@ -80,7 +81,8 @@ def run_unit(job: Job, task: Task) -> Result:
     text_bytes = 0
     try:
         for batch in _batches(reader.read(task.extents)):
-            text_bytes += _encode(batch, encoder, job.rule, writers)
+            with _naming_inputs(task):
+                text_bytes += _encode(batch, encoder, job.rule, writers)
         parts = {split: writer.finish() for split, writer in writers.items()}
     finally:
         for writer in writers.values():
@@ -153,6 +155,19 @@ def _encoder(name: str, wanted: str, recipe: Recipe | None) -> Encoder:
         f"{os.uname().nodename}: tokenizer {name} gives other tokens than where the plan was made; install the same "
         "version of tiktoken on all machines"
     )
+
+
+@contextmanager
+def _naming_inputs(task: Task) -> Iterator[None]:
+    """Raise BadInput for what an encoder raises: a ValueError, or a panic of Rust's, which cannot even be pickled."""
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, ValueError) and type(error).__name__ != "PanicException":
+            raise
+        detail = (str(error).splitlines() or [type(error).__name__])[0]
+        names = ", ".join(item.path for item in task.inputs[:3]) + (", ..." if task.inputs[3:] else "")
+        raise BadInput(f"unit {task.index}, made from {names}: cannot be encoded: {detail}; leave it out") from error
 
 
 def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:

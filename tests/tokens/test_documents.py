@@ -1,8 +1,12 @@
 """Every input format gives the same documents, however it is cut into units; what is bad is counted and named."""
 
+import errno
 import gzip
+import io
 import json
+import os
 import random
+import re
 from pathlib import Path
 
 import attrs
@@ -13,8 +17,10 @@ import zstandard
 
 from errors import BadInput
 from tests.conftest import shared
-from tokens.documents import PIECE_BYTES, Piece, Reader
+from tokens import compressed, text_file
+from tokens.documents import Piece, Reader
 from tokens.sources import look_up, resolve_sources
+from tokens.text_file import PIECE_BYTES
 from tokens.unit_plan import Settings, UnitPlan, make_plan
 
 TEXTS = ["first", "second document\nof two lines", "", "vierte: äöü 日本"]
@@ -155,6 +161,12 @@ BROKEN = {
     "cut.jsonl.zst": (zstandard.ZstdCompressor().compress(GOOD * 1000)[:-5], "the Zstandard stream is cut short", None),
     "no.jsonl.zst": (b"plain text\n", ": after line 0: damaged file: not a Zstandard stream", 0),
     "no.parquet": (b"PAR1 is not enough", ": damaged file: not readable as Parquet", 0),
+    "deep.jsonl": (GOOD + b'{"text": ' + b"[" * 100_000 + b"\n" + GOOD, ": byte 17: not JSON: maximum recursion", 2),
+    "white.jsonl": (
+        GOOD + json.dumps({"text": "a" + " \n" * 250_000}).encode() + b"\n" + GOOD,
+        ": byte 17: no text: 500,000 characters of white space, or more",
+        2,
+    ),
 }
 
 
@@ -189,6 +201,79 @@ def test_a_damaged_page_of_a_parquet_file_loses_its_row_group_only(tmp_path: Pat
     assert problem.documents == 100
 
 
+def flipped(data: bytes, place: int) -> bytes:
+    return data[:place] + bytes([data[place] ^ 0xFF]) + data[place + 1 :]
+
+
+@pytest.mark.parametrize("kind", ["gz", "zst"])
+def test_damage_in_a_compressed_file_costs_what_lies_behind_it(tmp_path: Path, kind: str) -> None:
+    draw = random.Random(0)
+    lines = b"".join(json.dumps({"text": draw.randbytes(200).hex()}).encode() + b"\n" for _ in range(3000))
+    compress = {"gz": gzip.compress, "zst": zstandard.ZstdCompressor(write_checksum=True).compress}[kind]
+    data = compress(lines)
+    place = 2 * len(data) // 3
+    for damaged, behind in ((data[:place], 0), (flipped(data, place), len(data) - place)):
+        (tmp_path / f"a.jsonl.{kind}").write_bytes(damaged)
+        pieces, reader = read(tmp_path / f"a.jsonl.{kind}")
+        assert len(pieces) > 1000
+        damage = reader.problems[-1]
+        assert (damage.kind, damage.documents) == ("damaged file", 1)
+        if "garbled" not in damage.detail:  # it was found where it is
+            assert len(pieces) <= 2000
+            assert behind <= damage.lost_bytes <= behind + 2 * compressed.BLOCK_BYTES
+            assert damage.lost_bytes > 1
+
+
+def test_a_wrong_checksum_says_that_the_lines_before_it_may_be_garbled(tmp_path: Path) -> None:
+    checked = zstandard.ZstdCompressor(write_checksum=True).compress(GOOD * 9)
+    for name, data in (("a.jsonl.gz", flipped(gzip.compress(GOOD * 9), -8)), ("a.jsonl.zst", flipped(checked, -1))):
+        (tmp_path / name).write_bytes(data)
+        _, reader = read(tmp_path / name)
+        [damage] = reader.problems
+        assert damage.kind == "damaged file"
+        assert damage.detail.endswith("lines before it may be garbled")
+
+
+def test_bytes_that_zlib_refuses_are_damage(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl.gz"
+    data = gzip.compress(GOOD * 1000)
+    path.write_bytes(data[:10] + b"\xff" * (len(data) - 10))
+    pieces, reader = read(path)
+    assert pieces == []
+    [damage] = reader.problems
+    assert (damage.kind, damage.lost_bytes) == ("damaged file", len(data))
+    assert damage.detail == "Error -3 while decompressing data: invalid block type"
+
+
+def test_a_text_that_is_not_utf8_loses_its_row_only(tmp_path: Path) -> None:
+    texts = [b"one", b"caf\xe9", b"two", b"\xed\xa0\x80", b"three"]
+    column = pyarrow.Array.from_buffers(pyarrow.string(), 5, pyarrow.array(texts).buffers())
+    pyarrow.parquet.write_table(pyarrow.table({"text": column}), tmp_path / "a.parquet")
+    pieces, reader = read(tmp_path / "a.parquet")
+    assert [piece.text for piece in pieces] == ["one", "two", "three"]
+    assert [(problem.kind, problem.documents) for problem in reader.problems] == [("not UTF-8", 1)] * 2
+    assert [problem.where for problem in reader.problems] == [f"{tmp_path}/a.parquet: row {row}" for row in (2, 4)]
+
+
+def test_an_integer_of_any_length_loses_no_document(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"n": %s, "text": "x"}\n' % ("1" * 5000))
+    assert documents(tmp_path / "a.jsonl") == ["x"]
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "json.gz", "jsonl.zst", "parquet"])
+def test_a_file_without_a_record_is_named(tmp_path: Path, suffix: str) -> None:
+    (tmp_path / f"a.{suffix}").write_bytes(b"")
+    blank = {"jsonl": b"\n\n", "json.gz": gzip.compress(b"\n"), "jsonl.zst": zstandard.compress(b"")}
+    (tmp_path / f"b.{suffix}").write_bytes(blank.get(suffix, b""))
+    if suffix == "parquet":
+        pyarrow.parquet.write_table(pyarrow.table({"text": pyarrow.array([], "string")}), tmp_path / "b.parquet")
+    pieces, reader = read(tmp_path)
+    assert pieces == []
+    assert [(problem.kind, problem.documents, problem.lost_bytes) for problem in reader.problems] == [
+        ("empty file", 0, 0)
+    ] * 2
+
+
 def test_lone_surrogates_become_what_tiktoken_makes_of_them(tmp_path: Path) -> None:
     from tests.tokens.test_tokenizer import reference
 
@@ -198,6 +283,10 @@ def test_lone_surrogates_become_what_tiktoken_makes_of_them(tmp_path: Path) -> N
     assert reference().encode_ordinary(piece.text) == reference().encode_ordinary("half \ud83d and whole 😀")
     [problem] = reader.problems
     assert (problem.kind, problem.documents) == ("lone surrogate", 0)
+    (tmp_path / "b.jsonl").write_bytes(b'{"text": "raw \xed\xa0\xbd, a pair \xed\xa0\xbd\xed\xb8\x80"}\n')
+    [piece], reader = read(tmp_path / "b.jsonl")
+    assert piece.text == "raw \ufffd, a pair 😀"
+    assert [problem.kind for problem in reader.problems] == ["lone surrogate"]
 
 
 def test_files_of_an_unknown_kind_are_refused(tmp_path: Path) -> None:
@@ -211,6 +300,29 @@ def test_a_missing_column_is_named_with_those_there_are(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="no column 'text'; it has body, url: pass --text-field"):
         documents(tmp_path / "t.parquet")
     assert documents(tmp_path / "t.parquet", text_field="body") == ["x"]
+
+
+def test_a_column_that_is_no_text_is_named_with_its_type_and_those_that_are(tmp_path: Path) -> None:
+    table = pyarrow.table(
+        {
+            "text": [["x"]],
+            "raw": [b"x"],
+            "meta": [{"text": "x"}],
+            "large": pyarrow.array(["x"], pyarrow.large_string()),
+            "view": pyarrow.array(["x"], pyarrow.string_view()),
+            "few": pyarrow.array(["x"]).dictionary_encode(),
+        }
+    )
+    pyarrow.parquet.write_table(table, tmp_path / "t.parquet")
+    for name, message in (
+        ("text", "column 'text' is list<element: string>, not text; columns of text: large, view, few: pass --text"),
+        ("raw", "column 'raw' is binary, not text; columns of text: large, view, few"),
+        ("meta.text", "'meta.text' is a part of a column, which cannot be named; columns of text: large, view, few"),
+    ):
+        with pytest.raises(BadInput, match=re.escape(f"{tmp_path / 't.parquet'}: {message}")):
+            documents(tmp_path / "t.parquet", text_field=name)
+    for name in ("large", "view", "few"):
+        assert documents(tmp_path / "t.parquet", text_field=name) == ["x"]
 
 
 def test_sources_that_are_nowhere_are_refused(tmp_path: Path) -> None:
@@ -231,3 +343,115 @@ def test_an_input_that_is_gone_or_another_one_is_refused(tmp_path: Path) -> None
     path.unlink()
     with pytest.raises(BadInput, match=r"a\.txt: cannot be read: .*No such file"):
         list(Reader((item,), "text").read(plan.units[0]))
+
+
+def test_a_file_that_the_machine_cannot_read_is_refused_and_never_counted_as_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_all_formats(tmp_path)
+    (tmp_path / "e.txt").write_text("text")
+    paths = sorted(tmp_path.iterdir())
+    units = {path: make_plan(resolve_sources([str(path)]), SETTINGS) for path in paths}
+
+    class Broken(io.FileIO):
+        def readinto(self, *_: object) -> int:
+            raise OSError(errno.EIO, "Input/output error")
+
+        read = readinto  # type: ignore[assignment]
+
+    def refuse(path: Path, mode: str) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    for opened, said in (
+        (lambda path, mode: io.BufferedReader(Broken(path)), "Input/output error"),
+        (refuse, "Permission denied"),
+    ):
+        monkeypatch.setattr(Path, "open", opened)
+        for path, plan in units.items():
+            with pytest.raises(BadInput, match=rf"{path}: cannot be read: \[Errno \d+\] {said}"):
+                list(Reader(plan.inputs, "text").read(plan.units[0]))
+        with pytest.raises(BadInput, match=rf"d\.parquet: cannot be read: \[Errno \d+\] {said}"):
+            make_plan(resolve_sources([str(tmp_path / "d.parquet")]), SETTINGS)
+
+
+@pytest.mark.parametrize("change", ["cut", "grown", "touched"])
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.txt"])
+def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path, name: str, change: str) -> None:
+    path = tmp_path / name
+    data = b"".join(json.dumps({"text": random.Random(n).randbytes(30).hex()}).encode() + b"\n" for n in range(80_000))
+    path.write_bytes(gzip.compress(data, 1) if name.endswith(".gz") else data)
+    plan = make_plan(resolve_sources([str(path)]), SETTINGS)
+    pieces = Reader(plan.inputs, "text").read(plan.units[0])
+    next(pieces)
+    if change == "cut":
+        os.truncate(path, path.stat().st_size // 2)
+    elif change == "grown":
+        with path.open("ab") as file:
+            file.write(b"more")
+    else:
+        os.utime(path, ns=(1, 1))
+    message = "became shorter while it was read" if change == "cut" and name != "a.jsonl.gz" else "changed since these"
+    with pytest.raises(BadInput, match=rf"{path}: {message}"):
+        list(pieces)
+
+
+def left_out(reader: Reader) -> tuple[list[str], int, int]:
+    problems = reader.problems
+    assert {problem.kind for problem in problems} == {"no text"}
+    return (
+        [problem.where.partition(": ")[2] for problem in problems],
+        sum(problem.documents for problem in problems),
+        sum(problem.lost_bytes for problem in problems),
+    )
+
+
+@pytest.mark.parametrize("unit_bytes", [3000, 7777, 50_000, 1 << 24])
+def test_a_part_of_a_text_without_a_place_to_cut_is_left_out_alike_in_units_of_any_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unit_bytes: int
+) -> None:
+    monkeypatch.setattr(text_file, "PIECE_BYTES", 1 << 10)
+    monkeypatch.setattr(text_file, "LONGEST_PIECE", 20_000)
+    monkeypatch.setattr(text_file, "LONGEST_GAP", 5_000)
+    for middle in ("x" * 20_001, "x" * 100_000, " " * 5_000, "\n" * 100_000, " " * 6_000 + "," + "\t" * 7_000):
+        text = f"{'some words ' * 2_000}before{middle} after! {'more words ' * 2_000}"
+        (tmp_path / "a.txt").write_text(text)
+        pieces, reader = read(tmp_path / "a.txt", unit_bytes=unit_bytes)
+        start = text.index(" before")
+        stop = text.index(" after") if "x" in middle else text.index("! more")
+        assert "".join(piece.text for piece in pieces) == text[:start] + text[stop:]
+        assert [piece.ends_document for piece in pieces] == [False] * (len(pieces) - 1) + [True]
+        assert left_out(reader) == ([f"byte {start}"], 0, stop - start)
+        good = text.replace(middle, middle[: 19_000 if "x" in middle else 3_000])
+        (tmp_path / "a.txt").write_text(good)
+        assert documents(tmp_path / "a.txt", unit_bytes=unit_bytes) == [good]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_any_text_loses_the_same_parts_in_units_of_any_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    for name, value in (("PIECE_BYTES", 64), ("LONGEST_PIECE", 300), ("LONGEST_GAP", 70)):
+        monkeypatch.setattr(text_file, name, value)
+    draw = random.Random(seed)
+    words = ["word ", "a!b ", "é ", "\n", "'s ", ", ", "中文。", "\t\t"]
+    words += ["x" * count for count in (5, 290, 299, 300, 301, 900)] + [" " * count for count in (2, 69, 70, 71, 500)]
+    (tmp_path / "a.txt").write_text("".join(draw.choices(words, k=100)))
+    results = []
+    for unit_bytes in (37, 100, 333, 1000, 1 << 24):
+        pieces, reader = read(tmp_path / "a.txt", unit_bytes=unit_bytes)
+        results.append(("".join(piece.text for piece in pieces), left_out(reader)))
+    assert results == [results[0]] * len(results)
+
+
+@pytest.mark.parametrize("unit_bytes", [5000, 1 << 24])
+def test_a_file_without_any_place_to_cut_is_no_document_and_the_next_one_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unit_bytes: int
+) -> None:
+    monkeypatch.setattr(text_file, "PIECE_BYTES", 1 << 10)
+    monkeypatch.setattr(text_file, "LONGEST_PIECE", 20_000)
+    for byte in (b"x", b" "):
+        (tmp_path / "a.txt").write_bytes(byte * 50_000)
+        (tmp_path / "b.txt").write_text("the next")
+        pieces, reader = read(tmp_path, unit_bytes=unit_bytes)
+        assert pieces == [Piece("the next", False, "the next"), Piece("", True, "the next")]
+        assert left_out(reader) == (["byte 0"], 1, 50_000)

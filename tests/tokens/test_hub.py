@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from errors import BadInput
+from tests import hub_server
 from tests.conftest import ROOT, metrics, train
 from tests.hub_server import serve
 from tokens import hub
@@ -126,3 +128,30 @@ def test_a_hugging_face_dataset_is_read_from_its_data_files(tmp_path: Path) -> N
     assert ids.length == sum(len(text) + 1 for text in texts)
     assert missing.returncode == 1
     assert "hf:owner/nothing: cannot be resolved on the hub" in missing.stderr.splitlines()[-1]
+
+
+def test_a_preparation_stays_at_the_commit_that_it_began_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "dataset").mkdir()
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["x"] * 500}), tmp_path / "dataset" / "train.parquet")
+
+    def begin(source: str, out: str) -> "subprocess.CompletedProcess[str]":
+        code = (
+            f"import sys; sys.argv = ['prepare_data.py', {source!r}, '--output', {str(tmp_path / out)!r}, "
+            "'--tokenizer', 'bytes', '--executor', 'inline']; import prepare_data; sys.exit(prepare_data.main())"
+        )
+        return in_fresh_process(code, server.url, tmp_path / "cache")
+
+    def commit(out: str) -> str:
+        plan = json.loads((tmp_path / out / "plan.json").read_text())
+        return re.findall("@(.{40})/train.parquet", plan["sources"][0]["inputs"][0]["path"])[0]
+
+    old, new = hub_server.COMMIT, "b" * 40
+    with serve({"owner/text": tmp_path / "dataset"}) as server:
+        assert begin("hf:owner/text", "out").returncode == 0
+        monkeypatch.setattr(hub_server, "COMMIT", new)
+        again = begin("hf:owner/text", "out")
+        assert again.returncode == 0, again.stderr
+        assert "complete already" in again.stderr
+        assert begin("hf:owner/text", "newer").returncode == 0
+        assert begin(f"hf:owner/text@{old}", "older").returncode == 0
+    assert [commit(out) for out in ("out", "newer", "older")] == [old, new, old]

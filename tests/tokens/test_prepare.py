@@ -30,7 +30,7 @@ from tokens import executors
 from tokens.executors import Executor, Inline, Processes
 from tokens.prepare import Host, Request, prepare
 from tokens.splits import SplitRule
-from tokens.tokenizer import fingerprint, load_tokenizer
+from tokens.tokenizer import ByteTokenizer, fingerprint, load_tokenizer
 from tokens.writer import CRASH_POINTS
 
 PREPARE = [sys.executable, "prepare_data.py"]
@@ -375,6 +375,27 @@ def test_bad_documents_are_told_and_too_many_are_an_error(tmp_path: Path) -> Non
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith(f"prepare_data.py: {source}: byte 3400: null text: got NoneType")
     assert not list((tmp_path / "fail").glob("[!.]*.safetensors"))
+
+
+def test_what_an_encoder_cannot_do_names_the_unit_and_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class PanicException(BaseException):  # what Rust's panics are to Python
+        pass
+
+    (tmp_path / "b.txt").write_text("boom")
+    encode = ByteTokenizer.encode
+    for error in (PanicException("stack overflow\nmore"), ValueError("Regex error")):
+
+        def fail(tokenizer: ByteTokenizer, text: str, error: BaseException = error) -> np.ndarray:
+            if text == "boom":
+                raise error
+            return encode(tokenizer, text)
+
+        monkeypatch.setattr(ByteTokenizer, "encode", fail)
+        message = re.escape(f"unit 0, made from {tmp_path}/b.txt: cannot be encoded: {str(error).splitlines()[0]}; ")
+        with pytest.raises(BadInput, match=message):
+            write(tmp_path / "out", tmp_path / "b.txt")
 
 
 def test_a_damaged_file_is_an_error_however_small(tmp_path: Path) -> None:

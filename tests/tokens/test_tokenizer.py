@@ -13,7 +13,7 @@ from tiktoken_ext.openai_public import r50k_pat_str
 
 from errors import BadInput
 from tests.conftest import shared
-from tokens.documents import cut_position
+from tokens.text_file import cut_position
 from tokens.tokenizer import load_tokenizer, token_dtype
 
 

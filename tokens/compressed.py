@@ -1,0 +1,86 @@
+"""The lines of a compressed file, and how far into it they are known to be good."""
+
+import gzip
+import io
+import zlib
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+from tokens.sources import Damaged
+
+BLOCK_BYTES = 1 << 15  # read at a time: what damage costs is known as exactly
+LINES_BYTES = 1 << 20  # decompressed at a time, at most
+CHECKSUMS = ("CRC", "Incorrect length", "checksum")  # in what the libraries say
+
+
+def decompressed_lines(stream: BinaryIO, *, zstandard: bool) -> Iterator[tuple[bytes, int]]:
+    """Yield the lines of a gzip or Zstandard file, each with where the compressed block begins in which it ends.
+
+    Raises Damaged where it goes no further.
+    """
+    blocks = _Blocks(stream)
+    lines: Any = gzip.GzipFile(fileobj=blocks)  # type: ignore[call-overload]  # it needs read() alone
+    if zstandard:
+        lines = io.BufferedReader(_ZstandardReader(blocks), LINES_BYTES)
+    try:
+        for line in lines:
+            yield line, blocks.begin
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:  # EOFError: a truncated gzip
+        raise _damaged(str(error)) from error
+
+
+class _Blocks:
+    """Hands out a stream in small blocks, and knows where the last one begins."""
+
+    def __init__(self, stream: BinaryIO):
+        self.begin = 0
+        self._stream = stream
+
+    def read(self, count: int) -> bytes:
+        begin = self._stream.tell()
+        data = self._stream.read(min(count, BLOCK_BYTES))
+        if data:  # at the end, what the last block held may still come out
+            self.begin = begin
+        return data
+
+
+class _ZstandardReader(io.RawIOBase):
+    """Decompresses frame after frame; unlike zstandard's own reader it notices a file that is cut short."""
+
+    def __init__(self, blocks: _Blocks):
+        import zstandard
+
+        self._blocks = blocks
+        self._new_frame = zstandard.ZstdDecompressor().decompressobj
+        self._frame = self._new_frame()
+        self._in_frame = False
+        self._waiting = b""
+        self._error = zstandard.ZstdError
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._waiting:
+            data = self._frame.unused_data or self._blocks.read(BLOCK_BYTES)
+            if not data:
+                if self._in_frame:
+                    raise Damaged("the Zstandard stream is cut short")
+                return 0
+            if self._frame.eof:
+                self._frame = self._new_frame()
+            try:
+                self._waiting = self._frame.decompress(data)
+            except self._error as error:
+                raise _damaged(f"not a Zstandard stream: {error}") from error
+            self._in_frame = not self._frame.eof
+        count = min(len(buffer), len(self._waiting))
+        buffer[:count] = self._waiting[:count]
+        self._waiting = self._waiting[count:]
+        return count
+
+
+def _damaged(detail: str) -> Damaged:
+    """Return what to raise; a wrong checksum at the end tells of damage anywhere before."""
+    garbled = any(word in detail for word in CHECKSUMS)
+    return Damaged(f"{detail}; lines before it may be garbled" if garbled else detail)
