@@ -19,7 +19,7 @@ EPILOG = """sources:
   FILE, FOLDER or 'GLOB'   .txt .md .py (a file is a document), .jsonl .json (a line is; .gz, .zst), .parquet
   s3://... gs://... https://...   the same, wherever fsspec reads (pip install s3fs, gcsfs, aiohttp); over http a
                            folder's name ends in /; AWS_ENDPOINT_URL names an S3 server that is not Amazon's
-  hf:OWNER/NAME[:CONFIG]   the data files of a Hugging Face dataset's train split
+  hf:OWNER/NAME[:CONFIG][@REVISION]   the data files of a Hugging Face dataset's train split
   stdlib                   the running Python's own library sources: real text that is on every machine
 
 examples:
@@ -40,7 +40,6 @@ is ever left half-written under a final name.
 
 EXIT_INTERRUPTED = 130
 SURPRISING_SHARE = 3.0  # times what was asked for
-DAMAGED = "damaged file"  # a kind of problem
 BAD_SHARE = 0.01  # of documents, or of the input's bytes, that may be lost
 COMMANDS = ("status", "verify", "stats", "push")
 
@@ -218,7 +217,7 @@ def too_many_bad(manifest: dict[str, Any]) -> bool:
     """Tell whether more was lost than may be passed over."""
     documents = manifest["documents"] + manifest["lost_documents"]
     size = sum(source["bytes"] for source in manifest["sources"])
-    damaged = manifest["problems"].get(DAMAGED)  # nobody knows what was in it
+    damaged = manifest["problems"].get("damaged file")  # nobody knows what was in it
     too_many = manifest["lost_documents"] > BAD_SHARE * documents or manifest["lost_bytes"] > BAD_SHARE * size
     what = f"{damaged:,} documents or more in damaged files" if damaged else f"more than {BAD_SHARE:.0%} of the input"
     if damaged or too_many:

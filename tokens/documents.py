@@ -16,7 +16,7 @@ from errors import BadInput
 from tokens import parquet
 from tokens.compressed import decompressed_lines
 from tokens.sources import COMPRESSED_SUFFIXES, TEXT_SUFFIXES, Damaged, Input, readable
-from tokens.text_file import GAP, LONGEST_GAP, NoText, edge, gap_position, text_pieces
+from tokens.text_file import GAP, LONGEST_GAP, PIECE_BYTES, NoText, cut_position, edge, gap_position, text_pieces
 from tokens.unit_plan import Extent
 
 HEAD_CHARACTERS = 1 << 16  # by which a document is told from others
@@ -30,9 +30,13 @@ class Piece(NamedTuple):
     head: str  # the document's first characters, at most HEAD_CHARACTERS
 
 
-def whole(text: str) -> Piece:
-    """Return a document as one piece."""
-    return Piece(text, True, text[:HEAD_CHARACTERS])
+def pieces(text: str) -> Iterator[Piece]:
+    """Yield a document, a long one in pieces, so that its tokens need little memory."""
+    head, begin = text[:HEAD_CHARACTERS], 0
+    while len(text) - begin > PIECE_BYTES and (cut := cut_position(text[begin : begin + PIECE_BYTES])):
+        yield Piece(text[begin : begin + cut], False, head)
+        begin += cut
+    yield Piece(text[begin:], True, head)
 
 
 @attrs.frozen(kw_only=True)
@@ -143,7 +147,7 @@ class Reader:
         if isinstance(text, str) and (b"\\u" in line or b"\xed" in line or b"\0" in line):
             text = self._without_lone_surrogates(text, where)
         if isinstance(text, str) and (len(text) < LONGEST_GAP or gap_position(text) is None):
-            yield whole(text)
+            yield from pieces(text)
         else:
             self._not_text(text, where)
 
@@ -174,8 +178,10 @@ class Reader:
             try:
                 for value in chain.from_iterable(parquet.texts(table, group, self._text_field)):
                     row += 1
-                    if isinstance(value, str) and (len(value) < LONGEST_GAP or gap_position(value) is None):
-                        yield whole(value)
+                    if isinstance(value, str) and len(value) < LONGEST_GAP:  # as nearly all are
+                        yield Piece(value, True, value[:HEAD_CHARACTERS])
+                    elif isinstance(value, str) and gap_position(value) is None:
+                        yield from pieces(value)
                     else:
                         self._not_text(value, f"{item.path}: row {row}")
             except Damaged as error:

@@ -17,6 +17,7 @@ import zstandard
 
 from errors import BadInput
 from tests.conftest import shared
+from tests.tokens.test_tokenizer import reference
 from tokens import compressed, text_file
 from tokens.documents import Piece, Reader
 from tokens.sources import look_up, resolve_sources
@@ -135,6 +136,22 @@ def test_text_without_spaces_comes_in_pieces_too(tmp_path: Path) -> None:
         assert "".join(piece.text for piece in pieces) == text
         assert len(pieces) >= 3
         assert max(len(piece.text.encode()) for piece in pieces) < 2 * PIECE_BYTES
+
+
+def test_a_long_record_comes_in_pieces_of_one_document(tmp_path: Path) -> None:
+    text = "Some words, and 123 more; " * 100_000
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"text": text}) + "\n" + json.dumps({"text": "b"}) + "\n")
+    pyarrow.parquet.write_table(pyarrow.table({"text": [text, "b"]}), tmp_path / "b.parquet")
+    encode = reference().encode_ordinary
+    for source in (path, tmp_path / "b.parquet"):
+        pieces = list(read(source)[0])
+        *long, last, short = pieces
+        assert len(long) >= 2 and max(len(piece.text) for piece in pieces) <= 1 << 20
+        assert "".join(piece.text for piece in [*long, last]) == text and last.ends_document and short.text == "b"
+        assert not any(piece.ends_document for piece in long)
+        assert {piece.head for piece in [*long, last]} == {text[: 1 << 16]}
+        assert [token for piece in [*long, last] for token in encode(piece.text)] == encode(text)
 
 
 def test_the_standard_library_is_a_source_in_the_same_order_everywhere() -> None:

@@ -310,7 +310,7 @@ def kill_again_and_again(
             assert process.returncode == 0, errors
             return log
         wait_for_lines(process, out, before + draw.randint(0, 12))  # 0: while it starts
-        time.sleep(draw.uniform(0, 0.3))
+        time.sleep(draw.uniform(0, 0.1))
         victims = draw.choice(["a worker", "the coordinator", "everything"])
         workers_now = children(process)
         chosen = [draw.choice(workers_now)] if victims == "a worker" and workers_now else [process.pid]
