@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,14 +45,17 @@ class FastBytePairEncoder:
         return np.frombuffer(ids, "<u4").astype(self._dtype), lengths
 
 
-def write_recipe(tokenizer: BytePairTokenizer, path: Path) -> Recipe:
-    """Write what `fast_encoder` needs.
+def write_recipe(tokenizer: BytePairTokenizer, path: Path) -> Recipe | None:
+    """Write what fastokens needs, or return None for ranks that no sequence of merges gives.
 
     fastokens reads .tiktoken files as well, but then splits text by a general regular expression; where GPT-2's way of
     splitting is named, it is three times as fast.
     """
     ranks, letters = tokenizer.ranks(), _letters()
-    spelled = {token: token.decode("latin-1").translate(letters) for token in sorted(ranks, key=ranks.__getitem__)}
+    halves = _halves(ranks)
+    if halves is None:
+        return None
+    spelled = {token: token.decode("latin-1").translate(letters) for token in ranks}
     splitting = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
     values: dict[str, Any] = {
         "version": "1.0",
@@ -68,12 +72,10 @@ def write_recipe(tokenizer: BytePairTokenizer, path: Path) -> Recipe:
         "model": {
             "type": "BPE",
             "vocab": {spelling: ranks[token] for token, spelling in spelled.items()},
-            "merges": [
-                " ".join(spelled[part] for part in _merged(token, ranks)) for token in spelled if len(token) > 1
-            ],
+            "merges": [f"{spelled[left]} {spelled[right]}" for left, right in halves.values()],
         },
     }
-    path.write_text(json.dumps(values))
+    path.write_text(json.dumps(values, ensure_ascii=False), encoding="utf-8")
     return Recipe(
         path=path.absolute(), vocabulary_size=tokenizer.vocabulary_size, end_of_text_id=tokenizer.end_of_text_id
     )
@@ -101,20 +103,48 @@ def has_fastokens() -> bool:
     return True
 
 
-def _merged(token: bytes, ranks: dict[bytes, int]) -> tuple[bytes, bytes]:
-    """Return the two tokens that are merged into this one: what byte-pair encoding has before its last merge."""
-    rank = ranks[token]
-    cuts = [cut for cut in range(1, len(token)) if ranks.get(token[:cut], rank) < rank > ranks.get(token[cut:], rank)]
-    if len(cuts) == 1:
-        return token[: cuts[0]], token[cuts[0] :]
-    edges = list(range(len(token) + 1))  # of the parts
-    pairs = [ranks.get(token[begin : begin + 2], rank) for begin in edges[:-2]]  # of neighbours, by the left one
-    while len(edges) > 3:
-        first = pairs.index(min(pairs))
-        del edges[first + 1], pairs[first]
-        for left in range(max(0, first - 1), min(first + 1, len(pairs))):
-            pairs[left] = ranks.get(token[edges[left] : edges[left + 2]], rank)
-    return token[: edges[1]], token[edges[1] :]
+def _halves(ranks: dict[bytes, int]) -> dict[bytes, tuple[bytes, bytes]] | None:
+    """Return the two tokens that are merged into each longer one, in the order of ranks; None where one has none."""
+    halves: dict[bytes, tuple[bytes, bytes]] = {}
+    for token in sorted(ranks, key=ranks.__getitem__):
+        if len(token) == 1:
+            continue
+        rank = ranks[token]
+        for cut in _cuts(len(token)):
+            left, right = token[:cut], token[cut:]
+            if ranks.get(left, rank) < rank > ranks.get(right, rank) and _meet(left, right, rank, ranks, halves):
+                halves[token] = left, right
+                break
+        else:
+            return None
+    return halves
+
+
+def _meet(left: bytes, right: bytes, rank: int, ranks: dict[bytes, int], halves: dict[bytes, Any]) -> bool:
+    """Tell whether byte-pair encoding of left + right has just these two before the merge of that rank.
+
+    It does unless the neighbours of the place between them merge at some moment before. That is looked at backwards in
+    time: the later of the two is taken apart, the right one of two alike, since merges go from left to right.
+    """
+    left_ends = right_ends = rank  # when the neighbour on that side becomes a part of a longer one
+    left_rank, right_rank = ranks[left], ranks[right]
+    while len(left) > 1 or len(right) > 1:
+        if len(left) > 1 and (left_rank > right_rank or len(right) == 1):
+            left_ends, left = left_rank, halves[left][1]
+            left_rank = ranks[left]
+        else:
+            right_ends, right = right_rank, halves[right][0]
+            right_rank = ranks[right]
+        merged = ranks.get(left + right, rank)
+        if merged < left_ends and merged <= right_ends:
+            return False
+    return True
+
+
+@cache
+def _cuts(length: int) -> list[int]:
+    """Return where a token of so many bytes may be cut, the likeliest first: near its middle."""
+    return sorted(range(1, length), key=lambda cut: abs(2 * cut - length))
 
 
 def _letters() -> dict[int, str]:

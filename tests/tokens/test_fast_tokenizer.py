@@ -1,8 +1,10 @@
 """Whatever is faster gives tiktoken's ids, for any text; what gives others is not used."""
 
+import itertools
 import json
 import random
 import sys
+from base64 import b64encode
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +14,7 @@ import pytest
 
 from tests.conftest import shared
 from tests.tokens.test_tokenizer import reference
-from tokens.fast_tokenizer import FastBytePairEncoder, Recipe, encoders, write_recipe
+from tokens.fast_tokenizer import FastBytePairEncoder, Recipe, _halves, encoders, write_recipe
 from tokens.tokenizer import PROBE, BytePairTokenizer, fingerprint, load_tokenizer
 from tokens.work import _encoder
 
@@ -28,7 +30,9 @@ PARTS = (
 
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
-    return write_recipe(tiktokens(), tmp_path_factory.mktemp("recipe") / "recipe.json")
+    written = write_recipe(tiktokens(), tmp_path_factory.mktemp("recipe") / "recipe.json")
+    assert written is not None
+    return written
 
 
 def tiktokens() -> BytePairTokenizer:
@@ -76,3 +80,28 @@ def test_an_encoder_that_gives_other_ids_is_passed_over(recipe: Recipe, tmp_path
     _encoder.cache_clear()
     assert isinstance(encoder, BytePairTokenizer)
     assert fingerprint(encoder) == wanted
+
+
+def test_the_halves_of_a_token_are_what_its_last_merge_joins() -> None:
+    ranks = tiktokens().ranks()
+    halves = _halves(ranks)
+    assert halves is not None
+    assert list(halves) == [token for token in sorted(ranks, key=ranks.__getitem__) if len(token) > 1]
+    for token, pair in halves.items():
+        parts = [token[at : at + 1] for at in range(len(token))]
+        while len(parts) > 2:  # byte-pair encoding, step by step
+            merged = [ranks.get(left + right, len(ranks)) for left, right in itertools.pairwise(parts)]
+            first = merged.index(min(merged))
+            parts[first : first + 2] = [parts[first] + parts[first + 1]]
+        assert tuple(parts) == pair
+
+
+def test_ranks_that_no_merges_give_are_left_to_tiktoken(tmp_path: Path) -> None:
+    tokens = [*(bytes([byte]) for byte in range(256)), b"abc"]  # of which no part is a token
+    path = tmp_path / "mine.tiktoken"
+    path.write_text("".join(f"{b64encode(token).decode()} {rank}\n" for rank, token in enumerate(tokens)))
+    tokenizer = load_tokenizer(str(path))
+    assert isinstance(tokenizer, BytePairTokenizer)
+    assert write_recipe(tokenizer, tmp_path / "recipe.json") is None
+    assert tokenizer.encode("abc abcd").tolist() == [256, *b" abcd"]
+    assert [way.encode_batch(["abc abcd"])[0].tolist() for way in encoders(str(path), None)] == [[256, *b" abcd"]] * 2
