@@ -10,7 +10,7 @@ from tokens.sources import Damaged
 if TYPE_CHECKING:
     import pyarrow.parquet
 
-ROWS_BYTES = 1 << 21  # of a column, decoded at a time, about
+ROWS_BYTES = 1 << 20  # of a column, decoded at a time, about
 
 
 def open_parquet(stream: BinaryIO) -> "pyarrow.parquet.ParquetFile":

@@ -20,7 +20,7 @@ from files import sync
 from tokens.token_file import HEADER_BYTES, write_header
 
 PARTIAL = ".partial-"
-COPY_BYTES = 1 << 24
+COPY_BYTES = 1 << 20
 
 
 @attrs.frozen

@@ -21,7 +21,7 @@ from tokens.splits import SPLITS, SplitRule
 from tokens.tokenizer import Encoder, fingerprint, token_dtype
 from tokens.unit_plan import Extent
 
-BATCH_CHARACTERS = 1 << 20  # of text encoded at a time
+BATCH_CHARACTERS = 1 << 19  # of text encoded at a time
 EXAMPLES = 100  # of each kind of problem, a unit, that are told in full
 
 
