@@ -290,7 +290,7 @@ class Display:
         else:
             left = seconds * (progress.total_bytes - progress.done_bytes) / new_bytes if new_bytes else None
             eta = "" if left is None else f", ETA {left:.0f} s"
-            print(f"{progress.done_bytes / progress.total_bytes:.0%}, {rates}{eta}", file=sys.stderr)
+            print(f"{progress.done_bytes / max(1, progress.total_bytes):.0%}, {rates}{eta}", file=sys.stderr)
 
     def close(self) -> None:
         if self._bar is not None:

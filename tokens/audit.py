@@ -73,7 +73,10 @@ def verify(where: str) -> list[str]:
         if plan is not None and (damaged or REMOTE not in where):  # who pays for reading a bucket twice?
             if plan.fingerprint() != json.loads((directory / MANIFEST).read_text()).get("plan"):
                 damaged.append(f"{where}/{PLAN}: not the plan that {MANIFEST} tells of")
-            units = list(itertools.islice(_damaged_units(directory, plan, tokens), SHOWN))
+            try:
+                units = list(itertools.islice(_damaged_units(directory, plan, tokens), SHOWN))
+            except BadInput as error:  # of the ledger
+                damaged.append(str(error))
             if units and not damaged:
                 damaged = [f"{where}/{LEDGER}: damaged: {units[0]}: its digest is not that of the tokens"]
     if damaged:
@@ -91,15 +94,19 @@ def _described(where: str) -> Iterator[Path]:
         yield Path(where)
         return
     with TemporaryDirectory() as folder:
-        Bucket(where, Path(folder)).describe()
-        yield Path(folder)
+        try:
+            Bucket(where, Path(folder)).describe()
+            yield Path(folder)
+        except BadInput as error:
+            raise BadInput(str(error).replace(folder, where)) from error
 
 
 def _damaged_files(directory: Path, manifest: Manifest) -> list[str]:
     """Return a line for each file of a folder that is not what its manifest says."""
     problems, files = [], []
     for split in SPLITS:
-        if any(is_of(name, split) for name in manifest.files) or any(directory.glob(f"{split}*.safetensors")):
+        names = {*manifest.files, *(path.name for path in directory.glob(f"{split}*.safetensors"))}
+        if any(is_of(name, split) for name in names):
             try:
                 files += open_listed(directory, split, manifest).files
             except BadInput as error:
@@ -184,7 +191,7 @@ class _Tokens:
 
 def _sources(plan: UnitPlan, index: int) -> str:
     parts = []
-    for extent in plan.units[index]:
+    for extent in plan.units[index] if index < len(plan.units) else ():
         path = plan.inputs[extent.input].path
         what = "row groups" if path.endswith(".parquet") else "bytes"
         parts.append(f"{path} ({what} {extent.begin:,} to {extent.end:,})")

@@ -92,9 +92,8 @@ class Bucket:
         for name in sorted(names & {PLAN, LEDGER, MANIFEST, RANKS_FILE}):
             (self._scratch / name).write_bytes(self._objects.read(name))
         plan = read_plan(self._scratch)
-        if plan is None or LEDGER in names:
+        if plan is None or LEDGER in names or plan.settings.shard_tokens is None:
             return
-        assert plan.settings.shard_tokens is not None
         self.restore(plan.settings.shard_tokens)
         if self._checkpoints:
             written = time.time() - self._objects.age_seconds(_checkpoint(self._checkpoints - 1))
@@ -178,8 +177,8 @@ class Bucket:
 
     def discard(self) -> None:
         """Delete a preparation that came to nothing, in the bucket and here."""
-        for _ in self._objects.delete(self._objects.names()):
-            reached("leftover deleted")
+        if self._objects.read(PLAN) == (self._scratch / PLAN).read_bytes():  # without tokens there is nothing else
+            list(self._objects.delete([PLAN]))
         self._leave_scratch()
 
     def _leave_scratch(self) -> None:

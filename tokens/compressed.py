@@ -51,7 +51,7 @@ class _ZstandardReader(io.RawIOBase):
         import zstandard
 
         self._blocks = blocks
-        self._new_frame = zstandard.ZstdDecompressor().decompressobj
+        self._new_frame = zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj
         self._frame = self._new_frame()
         self._in_frame = False
         self._waiting = b""

@@ -16,7 +16,17 @@ from errors import BadInput
 from tokens import parquet
 from tokens.compressed import decompressed_lines
 from tokens.sources import COMPRESSED_SUFFIXES, TEXT_SUFFIXES, Damaged, Input, readable
-from tokens.text_file import GAP, LONGEST_GAP, PIECE_BYTES, NoText, cut_position, edge, gap_position, text_pieces
+from tokens.text_file import (
+    GAP,
+    LONGEST_GAP,
+    PIECE_BYTES,
+    NoText,
+    Replaced,
+    cut_position,
+    edge,
+    gap_position,
+    text_pieces,
+)
 from tokens.unit_plan import Extent
 
 HEAD_CHARACTERS = 1 << 16  # by which a document is told from others
@@ -89,7 +99,8 @@ class Reader:
         # Fewer bytes would do for most texts, but never more; a cut character at the end is beyond the head.
         head = stream.read(4 * HEAD_CHARACTERS).decode(errors="replace")[:HEAD_CHARACTERS]
         ends = begin < end == item.size_bytes or item.size_bytes == 0
-        for piece in text_pieces(stream, begin, end):
+        replaced = Replaced()
+        for piece in text_pieces(stream, begin, end, replaced):
             if isinstance(piece, NoText):
                 everything = piece.begin == 0 and piece.end == item.size_bytes
                 ends = ends and not everything
@@ -97,6 +108,9 @@ class Reader:
                 self._problem("no text", where, piece.reason, int(everything), lost_bytes)
             else:
                 yield Piece(piece, False, head)
+        if replaced.bytes:
+            where, detail = f"{item.path}: bytes {begin} to {end}", f"{replaced.bytes:,} bytes became U+FFFD"
+            self._problem("not UTF-8", where, detail, documents=0, lost_bytes=replaced.bytes)
         if ends:
             yield Piece("", True, head)
 
@@ -171,6 +185,8 @@ class Reader:
             return
         if table.metadata.num_rows == 0:
             self._empty(item)
+        elif extent.begin == extent.end:
+            self._problem("damaged file", item.path, "it could not be read when the plan was made", 1, item.size_bytes)
         first_row = sum(table.metadata.row_group(group).num_rows for group in range(extent.begin))
         for group in range(extent.begin, extent.end):
             row = first_row

@@ -4,6 +4,7 @@ import functools
 import logging
 import multiprocessing
 import os
+import pickle
 import signal
 import socket
 import threading
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, ProcessPoolExecutor, wait
 from contextlib import suppress
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, Protocol
 
 from errors import BadInput
@@ -68,14 +70,24 @@ class Processes:
         self.restart()
 
     def submit(self, job: Job, task: Task) -> "Future[Result]":
-        return self._pool.submit(run_unit, job, task)
+        # A unit of many small files is a long task. In a file, none is ever half-way through a pipe when workers end,
+        # for which Python 3.10 would wait for ever.
+        path = job.directory / f"{task.index:08d}.task"
+        path.write_bytes(pickle.dumps(task))
+        return self._pool.submit(_run_kept, job, path)
 
     def restart(self) -> None:
         context = multiprocessing.get_context("spawn")  # a fork would copy pyarrow's threads' locks
         ear, self._line = context.Pipe(duplex=False)
         self._pool = ProcessPoolExecutor(self._workers, context, _begin_worker, (ear,))
-        for _ in range(self._workers):  # each submission begins a process
-            self._pool.submit(_nothing)
+        handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # which they inherit: Ctrl-C is the coordinator's
+        try:
+            for _ in range(self._workers):  # each submission begins a process
+                self._pool.submit(_nothing)
+        except BrokenExecutor:
+            pass  # one was killed already: the first task will tell
+        finally:
+            signal.signal(signal.SIGINT, handler)
 
     def close(self) -> None:
         self._line.close()  # workers end, whatever they are at: what is not committed does not count
@@ -97,7 +109,7 @@ class RayCluster:
                 socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
             # Its workers have this process's sys.path.
             ray.init(address or "local", log_to_driver=False, logging_level=logging.ERROR)
-        except (OSError, ValueError) as error:  # ConnectionError is an OSError
+        except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: another version of Ray or Python there
             raise BadInput(f"--ray-address {address}: no cluster answers: {error}; start one with ray start") from error
         self._ray = ray
         self._run_unit = ray.remote(num_cpus=1, max_retries=RESTARTS)(run_unit)
@@ -113,8 +125,10 @@ class RayCluster:
         error = inner.exception()
         if error is None:
             future.set_result(inner.result())
-        else:  # Ray wraps what a task raises, and its traceback
-            future.set_exception(error.cause if isinstance(error, self._ray.exceptions.RayTaskError) else error)
+        elif isinstance(error, self._ray.exceptions.RayTaskError):  # what the task raised, and its traceback
+            future.set_exception(error.cause)
+        else:
+            future.set_exception(BrokenExecutor(str(error)))
 
     def restart(self) -> None:
         raise BadInput("the Ray cluster lost a unit more often than it is retried; mend it, and run the command again")
@@ -177,13 +191,17 @@ def _submit(executor: Executor, job: Job, task: Task) -> "Future[Result]":
         return future
 
 
+def _run_kept(job: Job, path: Path) -> Result:
+    """Run the task that a file holds."""
+    return run_unit(job, pickle.loads(path.read_bytes()))
+
+
 def _nothing() -> None:
     """Let a worker start, and import what it needs, before there is work."""
 
 
 def _begin_worker(line: Connection) -> None:
-    """End this worker when its coordinator hangs up, however that ends, and leave Ctrl-C to it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """End this worker when its coordinator hangs up, however that ends."""
 
     def listen() -> None:
         with suppress(EOFError, OSError):

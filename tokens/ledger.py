@@ -164,5 +164,8 @@ def _entries(path: Path, begin: int) -> Iterator[tuple[dict[str, Any], int]]:
 
 
 def _result(entry: dict[str, Any]) -> Result:
-    parts = {split: Part(**part) for split, part in entry["parts"].items()}
-    return Result(**entry | {"parts": parts})
+    try:
+        parts = {split: Part(**part) for split, part in entry["parts"].items()}
+        return Result(**entry | {"parts": parts})
+    except (KeyError, TypeError, AttributeError) as error:
+        raise BadInput(f"{LEDGER}: damaged: a line is no unit: {error!r}; begin anew in another --output") from error

@@ -69,6 +69,8 @@ def _damage() -> Iterator[None]:
 
     try:
         yield
+    except MemoryError:  # pyarrow's is an ArrowException as well
+        raise
     except (OSError, UnicodeDecodeError, pyarrow.ArrowException) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise

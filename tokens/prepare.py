@@ -12,7 +12,7 @@ import attrs
 
 from errors import BadInput
 from files import sync
-from tokens.bucket import Bucket
+from tokens.bucket import MARK, Bucket
 from tokens.executors import Executor, in_order
 from tokens.fast_tokenizer import has_fastokens, write_recipe
 from tokens.ledger import LEDGER, Ledger, Totals
@@ -83,6 +83,7 @@ def prepare(request: Request, host: Host) -> dict[str, Any]:
         unit_bytes=request.unit_bytes,
         shard_tokens=request.shard_tokens,
     )
+    _refuse_output(request)
     directory.mkdir(parents=True, exist_ok=True)
     with _lock(directory):
         bucket = None if request.bucket is None else Bucket(request.bucket, directory)
@@ -120,13 +121,7 @@ def prepare(request: Request, host: Host) -> dict[str, Any]:
             if sum(ledger.totals.documents.values()) == 0:
                 _discard(directory, bucket)
                 raise BadInput(f"{_nothing_found(ledger.totals)}; nothing was written")
-            from_tail = list(missing_splits(request.rule, ledger.totals)) if request.rule.kind == HASH else []
-            if from_tail:
-                host.say(
-                    f"NOTE: no document's hash fell to {' or '.join(from_tail)}: the last documents are held out, and "
-                    "copies of them may be in train"
-                )
-            manifest = writer.finish(request.rule, _description(plan, ledger.totals, from_tail))
+            manifest = writer.finish(request.rule, _description(plan, ledger.totals, _from_tail(request, host, writer)))
         finally:
             writer.close()
             ledger.close()
@@ -192,11 +187,11 @@ def _description(plan: UnitPlan, totals: Totals, from_tail: list[str]) -> dict[s
 
 def _discard(directory: Path, bucket: Bucket | None) -> None:
     """Delete a preparation that came to nothing, so that a better command may begin another one here."""
+    if bucket is not None:
+        bucket.discard()
     for path in (*partial_files(directory), directory / LEDGER, directory / RANKS_FILE, directory / PLAN):
         path.unlink(missing_ok=True)
     shutil.rmtree(directory / UNITS)
-    if bucket is not None:
-        bucket.discard()
 
 
 def _nothing_found(totals: Totals) -> str:
@@ -204,6 +199,29 @@ def _nothing_found(totals: Totals) -> str:
         return "the sources hold no document"
     first = next(iter(totals.examples.values()))[0]
     return f"none of the {totals.lost_documents:,} documents of the sources could be read: {first}"
+
+
+def _from_tail(request: Request, host: Host, writer: TokenWriter) -> list[str]:
+    """Return the splits that no document's hash fell to, and that get the last documents."""
+    if request.rule.kind != HASH or request.bucket is not None:
+        return []
+    splits = list(missing_splits(request.rule, writer.totals))
+    if splits:
+        host.say(
+            f"NOTE: no document's hash fell to {' or '.join(splits)}: the last documents are held out, and copies of "
+            "them may be in train"
+        )
+    return splits
+
+
+def _refuse_output(request: Request) -> None:
+    """Raise BadInput for an output that is something else already."""
+    directory = request.directory.resolve()
+    if any(Path(name).is_dir() and Path(name).resolve() == directory for name in request.sources):
+        raise BadInput(f"{request.directory}: is a source and the output as well; pass another --output")
+    mark = directory / MARK
+    if request.bucket is None and mark.exists():
+        raise BadInput(f"{request.directory}: is the --scratch of {mark.read_text()}; pass another --output")
 
 
 def _refuse_other_tokens(directory: Path) -> None:

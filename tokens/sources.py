@@ -127,7 +127,7 @@ def _local_files(name: str, others: list[str]) -> list[Path]:
     path = Path(name)
     if path.is_dir():
         found = []
-        for file in _files_below(path):
+        for file in _files_below(path, others):
             if file.name.endswith(SUFFIXES):
                 found.append(file)
             elif not file.name.startswith("."):
@@ -144,9 +144,8 @@ def _local_files(name: str, others: list[str]) -> list[Path]:
     return found
 
 
-def _files_below(top: Path) -> Iterator[Path]:
-    """Yield a folder's files and symbolic links that lead nowhere; not those of token directories in it."""
-    from tokens.unit_plan import PLAN  # which imports this module
+def _files_below(top: Path, others: list[str]) -> Iterator[Path]:
+    """Yield a folder's files and symbolic links that lead nowhere; not those of token directories in it: `others`."""
 
     def refuse(error: OSError) -> None:
         raise BadInput(f"{error.filename}: cannot be read: {_detail(error)}; {GO_ON}") from error
@@ -154,9 +153,11 @@ def _files_below(top: Path) -> Iterator[Path]:
     seen = set()  # links may lead in circles
     for name, folders, files in os.walk(top, followlinks=True, onerror=refuse):
         folder = Path(name)
-        if PLAN in files and folder == top:
-            raise BadInput(f"{top}: holds {PLAN}, so it is of tokens; name a folder of documents")
-        if PLAN in files or folder.resolve() in seen:
+        if _is_of_tokens(files) and folder == top:
+            raise BadInput(f"{top}: holds tokens; name a folder of documents")
+        if _is_of_tokens(files):
+            others.append(str(folder))
+        if _is_of_tokens(files) or folder.resolve() in seen:
             folders.clear()
             continue
         seen.add(folder.resolve())
@@ -169,11 +170,22 @@ def _files_below(top: Path) -> Iterator[Path]:
                 yield path
 
 
+def _is_of_tokens(names: Iterable[str]) -> bool:
+    """Tell whether a folder with files of these names is a token directory: finished, or not yet."""
+    names = set(names)
+    begun = any(name in {"ledger.jsonl", ".lock"} or name.startswith(".checkpoint-") for name in names)
+    return "plan.json" in names and begun
+
+
 def _remote_files(name: str, others: list[str]) -> list[Input]:
     found = find_remote(name)
     if not glob.has_magic(name) and name not in found:
-        others += [url for url in found if not url.endswith(SUFFIXES)]
-        found = {url: entry for url, entry in found.items() if url.endswith(SUFFIXES)}
+        names: dict[str, list[str]] = {}  # by folder
+        for url in found:
+            names.setdefault(url.rpartition("/")[0], []).append(url.rpartition("/")[2])
+        tokens = tuple(f"{folder}/" for folder, files in names.items() if _is_of_tokens(files))
+        others += [url for url in found if not url.endswith(SUFFIXES) or url.startswith(tokens)]
+        found = {url: entry for url, entry in found.items() if url not in set(others)}
     if not found:
         raise BadInput(f"{name}: holds no documents; wanted files ending in {', '.join(SUFFIXES)}")
     for url in found:

@@ -26,13 +26,26 @@ class NoText(NamedTuple):
     reason: str
 
 
-def text_pieces(stream: BinaryIO, begin: int, end: int) -> Iterator[str | NoText]:
+class Replaced:
+    """Counts bytes that are not UTF-8, and become U+FFFD."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        codecs.register_error("replaced", self._replace)
+
+    def _replace(self, error: UnicodeError) -> tuple[str, int]:
+        assert isinstance(error, UnicodeDecodeError)
+        self.bytes += error.end - error.start
+        return "\ufffd", error.end
+
+
+def text_pieces(stream: BinaryIO, begin: int, end: int, replaced: Replaced) -> Iterator[str | NoText]:
     """Yield what lies between two edges of a text file in pieces of about PIECE_BYTES.
 
     Raises EOFError where the file ends before.
     """
     stream.seek(begin)
-    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replaced")
     text, start, position = "", begin, begin  # the text is that from byte `start` on
     dropped = 0  # characters before the text, without a place to cut
     while position < end:

@@ -71,6 +71,10 @@ def test_a_changed_ledger_and_a_changed_plan_are_told(sharded: Path) -> None:
     ledger.write_text(kept.replace('"digest": "', '"digest": "0', 1))
     with pytest.raises(BadInput, match=r"ledger\.jsonl: damaged: tokens 0 to \d+ of \w+, made from unit 0: "):
         verify(str(sharded))
+    for line in (kept.replace('"parts"', '"qarts"', 1), kept.replace('"index"', '"jndex"', 1)):
+        ledger.write_text(line)
+        with pytest.raises(BadInput, match=r"ledger\.jsonl: damaged: a line is no unit: "):
+            verify(str(sharded))
     ledger.write_text(kept)
     assert "all as written" in verify(str(sharded))[0]
     plan.write_text(plan.read_text().replace('"split_seed": 0', '"split_seed": 1'))

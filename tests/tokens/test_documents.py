@@ -22,7 +22,7 @@ from tokens import compressed, text_file
 from tokens.documents import Piece, Reader
 from tokens.sources import look_up, resolve_sources
 from tokens.text_file import PIECE_BYTES
-from tokens.unit_plan import Settings, UnitPlan, make_plan
+from tokens.unit_plan import Extent, Settings, UnitPlan, make_plan
 
 TEXTS = ["first", "second document\nof two lines", "", "vierte: äöü 日本"]
 SETTINGS = Settings(
@@ -105,7 +105,11 @@ def test_bytes_that_are_no_text_are_cut_like_text(tmp_path: Path) -> None:
     data = bytes(draw.choice(b"ab \n\xc3\xa4\xe3\x80\x80\xff\xe2\xf0\x9f") for _ in range(5_000))
     (tmp_path / "a.txt").write_bytes(data)
     for unit_bytes in (7, 1000):
-        assert documents(tmp_path / "a.txt", unit_bytes=unit_bytes) == [data.decode(errors="replace")]
+        pieces, reader = read(tmp_path / "a.txt", unit_bytes=unit_bytes)
+        assert "".join(piece.text for piece in pieces) == data.decode(errors="replace")
+        assert [piece.ends_document for piece in pieces] == [False] * (len(pieces) - 1) + [True]
+        lost = len(data) - len(data.decode(errors="ignore").encode())
+        assert sum(problem.lost_bytes for problem in reader.problems) == lost
 
 
 def test_a_folder_a_glob_and_a_list_are_read_in_sorted_order(tmp_path: Path) -> None:
@@ -136,6 +140,25 @@ def test_text_without_spaces_comes_in_pieces_too(tmp_path: Path) -> None:
         assert "".join(piece.text for piece in pieces) == text
         assert len(pieces) >= 3
         assert max(len(piece.text.encode()) for piece in pieces) < 2 * PIECE_BYTES
+
+
+def test_bytes_that_are_not_utf8_are_counted_in_units_of_any_size(tmp_path: Path) -> None:
+    path = tmp_path / "latin1.txt"
+    path.write_bytes("eine Straße und ein Café, ".encode("latin-1") * 100)
+    for unit_bytes in (1 << 24, 300):
+        pieces, reader = read(path, unit_bytes=unit_bytes)
+        assert "".join(piece.text for piece in pieces) == "eine Stra\ufffde und ein Caf\ufffd, " * 100
+        assert {(problem.kind, problem.documents) for problem in reader.problems} == {("not UTF-8", 0)}
+        assert sum(problem.lost_bytes for problem in reader.problems) == 200
+
+
+def test_a_parquet_file_that_could_not_be_planned_is_damaged_even_if_it_can_be_read_now(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"text": TEXTS}), path)
+    reader = Reader((look_up(str(path)),), "text")
+    assert list(reader.read((Extent(0, 0, 0),))) == []
+    [problem] = reader.problems
+    assert (problem.kind, problem.lost_bytes) == ("damaged file", path.stat().st_size)
 
 
 def test_a_long_record_comes_in_pieces_of_one_document(tmp_path: Path) -> None:

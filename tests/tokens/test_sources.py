@@ -65,8 +65,17 @@ def test_token_files_inside_a_source_are_no_documents(folder: Path) -> None:
     for _ in range(2):  # the second command finds plan.json, ledger.jsonl and manifest.json of the first
         write(folder / "tokens", folder)
     assert texts_of(folder / "tokens", "train") == ["a.txt", "sub/b.txt"]
-    with pytest.raises(BadInput, match=rf"{folder}/tokens: holds plan\.json, so it is of tokens"):
+    with pytest.raises(BadInput, match=rf"{folder}/tokens: holds tokens; name a folder of documents"):
         resolve(folder / "tokens")
+    assert resolve(folder)[1] == [f"NOTE: {folder}: files of other kinds are left out: {folder}/tokens"]
+    (folder / "sub" / "plan.json").write_text('{"text": "somebody else\'s"}\n')
+    assert resolve(folder)[0] == [[f"{folder}/{name}" for name in ("a.txt", "sub/b.txt", "sub/plan.json")]]
+
+
+def test_a_source_is_not_the_output(folder: Path) -> None:
+    with pytest.raises(BadInput, match=rf"{folder}: is a source and the output as well; pass another --output"):
+        write(folder, folder)
+    assert sorted(path.name for path in folder.iterdir()) == ["a.txt", "sub"]
 
 
 def test_files_of_other_kinds_and_those_named_twice_are_told_and_are_no_part_of_the_plan(folder: Path) -> None:
