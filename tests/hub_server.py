@@ -31,170 +31,178 @@ class Hub:
         self.before_upload: Callable[[int], bool] = lambda size: True  # False: the server is out of order
 
 
+class Handler(BaseHTTPRequestHandler):
+    """Answers for the hub of its server."""
+
+    protocol_version = "HTTP/1.1"
+
+    @property
+    def hub(self) -> Hub:
+        return self.server.hub  # type: ignore[attr-defined]  # serve puts it there
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_HEAD(self) -> None:
+        self.answer(body=False)
+
+    def do_GET(self) -> None:
+        self.answer(body=True)
+
+    def do_POST(self) -> None:
+        posted = self.received()
+        path = unquote(urlparse(self.path).path)
+        if path.startswith("/api/repos/") or path.endswith(("/preupload/main", "/objects/batch", "/commit/main")):
+            self.hub.requests.append(f"POST {path}")
+            return self.write(path, posted)
+        if path == "/api/validate-yaml":
+            content = json.loads(posted)["content"]
+            assert content.startswith("---\n"), content
+            return self.reply({"errors": [], "warnings": []})
+        return self.answer(body=True, posted=posted)
+
+    def do_PUT(self) -> None:
+        self.hub.requests.append(f"PUT {self.path}")
+        data = self.received()
+        if not self.hub.before_upload(len(data)):
+            return self.reply({"error": "Out of order"}, 400)
+        oid = self.path.rpartition("/")[2]
+        assert hashlib.sha256(data).hexdigest() == oid
+        self.hub.objects[oid] = data
+        return self.reply({})
+
+    def received(self) -> bytes:
+        if self.headers.get("Transfer-Encoding") != "chunked":
+            return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        data = b""
+        while length := int(self.rfile.readline(), 16):
+            data += self.rfile.read(length)
+            self.rfile.readline()
+        self.rfile.readline()
+        return data
+
+    def write(self, path: str, posted: bytes) -> None:
+        """Answer what only a writer may ask: creating a dataset, and the three steps of an upload."""
+        if self.headers.get("Authorization") != f"Bearer {TOKEN}":
+            return self.reply({"error": "Invalid username or password."}, 401)
+        if path == "/api/repos/create":
+            wanted = json.loads(posted)
+            name = f"{wanted['organization']}/{wanted['name']}"
+            if wanted["organization"] != OWNER:
+                said = f'You don\'t have the rights to create a dataset under the namespace "{name}"'
+                return self.reply({"error": said}, 403)
+            if wanted.get("visibility") == "private" and name not in self.hub.datasets:
+                self.hub.private.add(name)
+            status = 409 if name in self.hub.datasets else 200
+            if status == 200:
+                assert self.hub.new is not None
+                self.hub.datasets[name] = self.hub.new / name
+                self.hub.datasets[name].mkdir(parents=True)
+            return self.reply({"url": f"{self.hub.url}/datasets/{name}"}, status)
+        name = next(name for name in self.hub.datasets if f"/datasets/{name}" in path)
+        folder = self.hub.datasets[name]
+        if path.endswith("/preupload/main"):
+            modes = [
+                {
+                    "path": file["path"],
+                    "uploadMode": "lfs" if file["path"].endswith(LARGE) else "regular",
+                    "shouldIgnore": False,
+                    "oid": oid(folder / file["path"]),
+                }
+                for file in json.loads(posted)["files"]
+            ]
+            return self.reply({"files": modes})
+        if path.endswith("/objects/batch"):
+            objects = json.loads(posted)["objects"]
+            for entry in objects:
+                if entry["oid"] not in self.hub.objects:
+                    entry["actions"] = {"upload": {"href": f"{self.hub.url}/objects/{entry['oid']}"}}
+            return self.reply({"transfer": "basic", "objects": objects})
+        lines = [json.loads(line) for line in posted.splitlines()]
+        files = {line["value"]["path"]: line for line in lines if line["key"] in ("file", "lfsFile")}
+        assert len(files) == len(lines) - 1
+        for file, line in files.items():
+            value = line["value"]
+            large = line["key"] == "lfsFile"
+            (folder / file).write_bytes(self.hub.objects[value["oid"]] if large else base64.b64decode(value["content"]))
+        self.hub.commits.append(sorted(files))
+        return self.reply({"commitUrl": f"{self.hub.url}/datasets/{name}/commit/{COMMIT}", "commitOid": COMMIT})
+
+    def reply(self, values: dict[str, object], status: int = 200) -> None:
+        self.send(status, json.dumps(values).encode())
+
+    def answer(self, *, body: bool, posted: bytes = b"") -> None:
+        path = unquote(urlparse(self.path).path)
+        self.hub.requests.append(f"{self.command} {path} {self.headers.get('Range', '')}".strip())
+        for name, folder in self.hub.datasets.items():
+            if path.startswith(f"/api/datasets/{name}"):
+                return self.describe(path.removeprefix(f"/api/datasets/{name}"), name, folder, posted)
+            prefix = f"/datasets/{name}/resolve/"
+            if path.startswith(prefix):
+                return self.file(folder / path.removeprefix(prefix).partition("/")[2], body=body)
+        return self.send(404, b'{"error": "Repository not found"}', {"X-Error-Code": "RepoNotFound"})
+
+    def describe(self, rest: str, name: str, folder: Path, posted: bytes) -> None:
+        files = sorted(path for path in folder.rglob("*") if path.is_file())
+        entries = [
+            {"type": "file", "path": str(path.relative_to(folder)), "size": path.stat().st_size, "oid": etag(path)}
+            for path in files
+        ]
+        if rest.startswith("/tree/"):
+            under = rest.split("/", 3)[3] if rest.count("/") > 2 else ""
+            recursive = "recursive=true" in urlparse(self.path).query.lower()
+            return self.send(200, json.dumps(tree(entries, under, recursive=recursive)).encode())
+        if rest.startswith("/paths-info/"):
+            wanted = json.loads(posted).get("paths", []) if posted.startswith(b"{") else []
+            return self.send(200, json.dumps([e for e in entries if e["path"] in wanted]).encode())
+        siblings: list[dict[str, object]] = [{"rfilename": entry["path"]} for entry in entries]
+        for path, sibling in zip(files, siblings, strict=True):
+            if "blobs" in self.path and path.name.endswith(LARGE):
+                sibling["lfs"] = {"sha256": oid(path), "size": path.stat().st_size, "pointerSize": 134}
+        private = name in self.hub.private
+        commit = COMMIT if rest in ("", "/revision/main") else rest.removeprefix("/revision/")
+        info = {"id": name, "sha": commit, "siblings": siblings, "private": private, "tags": [], "downloads": 0}
+        return self.send(200, json.dumps(info).encode())
+
+    def file(self, path: Path, *, body: bool) -> None:
+        if not path.is_file():
+            return self.send(404, b"", {"X-Error-Code": "EntryNotFound"})
+        data = path.read_bytes()
+        headers = {"ETag": f'"{etag(path)}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
+        status, first, last = 200, 0, len(data) - 1
+        if asked := self.headers.get("Range"):
+            begin, _, end = asked.removeprefix("bytes=").partition("-")
+            first, last = int(begin or 0), min(int(end or last), last)
+            headers["Content-Range"] = f"bytes {first}-{last}/{len(data)}"
+            status = 206
+        part = data[first : last + 1]
+        if body and self.hub.cut_after_bytes is not None and len(part) > self.hub.cut_after_bytes:
+            self.start(status, len(part), headers)
+            self.wfile.write(part[: self.hub.cut_after_bytes])
+            self.hub.cut_after_bytes = None
+            self.close_connection = True
+            return None
+        return self.send(status, part, headers, body=body)
+
+    def start(self, status: int, length: int, headers: dict[str, str] | None) -> None:
+        self.send_response(status)
+        for key, value in {"Content-Length": str(length), **(headers or {})}.items():
+            self.send_header(key, value)
+        self.end_headers()
+
+    def send(self, status: int, data: bytes, headers: dict[str, str] | None = None, *, body: bool = True) -> None:
+        self.start(status, len(data), {"Content-Type": "application/json", **(headers or {})})
+        if body and self.command != "HEAD":
+            self.wfile.write(data)
+
+
 @contextmanager
 def serve(datasets: dict[str, Path]) -> Iterator[Hub]:
     """Serve the datasets while the context lasts."""
     hub = Hub(datasets)
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-        def do_HEAD(self) -> None:
-            self.answer(body=False)
-
-        def do_GET(self) -> None:
-            self.answer(body=True)
-
-        def do_POST(self) -> None:
-            posted = self.received()
-            path = unquote(urlparse(self.path).path)
-            if path.startswith("/api/repos/") or path.endswith(("/preupload/main", "/objects/batch", "/commit/main")):
-                hub.requests.append(f"POST {path}")
-                return self.write(path, posted)
-            if path == "/api/validate-yaml":
-                content = json.loads(posted)["content"]
-                assert content.startswith("---\n"), content
-                return self.reply({"errors": [], "warnings": []})
-            return self.answer(body=True, posted=posted)
-
-        def do_PUT(self) -> None:
-            hub.requests.append(f"PUT {self.path}")
-            data = self.received()
-            if not hub.before_upload(len(data)):
-                return self.reply({"error": "Out of order"}, 400)
-            oid = self.path.rpartition("/")[2]
-            assert hashlib.sha256(data).hexdigest() == oid
-            hub.objects[oid] = data
-            return self.reply({})
-
-        def received(self) -> bytes:
-            if self.headers.get("Transfer-Encoding") != "chunked":
-                return self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            data = b""
-            while length := int(self.rfile.readline(), 16):
-                data += self.rfile.read(length)
-                self.rfile.readline()
-            self.rfile.readline()
-            return data
-
-        def write(self, path: str, posted: bytes) -> None:
-            """Answer what only a writer may ask: creating a dataset, and the three steps of an upload."""
-            if self.headers.get("Authorization") != f"Bearer {TOKEN}":
-                return self.reply({"error": "Invalid username or password."}, 401)
-            if path == "/api/repos/create":
-                wanted = json.loads(posted)
-                name = f"{wanted['organization']}/{wanted['name']}"
-                if wanted["organization"] != OWNER:
-                    said = f'You don\'t have the rights to create a dataset under the namespace "{name}"'
-                    return self.reply({"error": said}, 403)
-                if wanted.get("visibility") == "private" and name not in hub.datasets:
-                    hub.private.add(name)
-                status = 409 if name in hub.datasets else 200
-                if status == 200:
-                    assert hub.new is not None
-                    hub.datasets[name] = hub.new / name
-                    hub.datasets[name].mkdir(parents=True)
-                return self.reply({"url": f"{hub.url}/datasets/{name}"}, status)
-            name = next(name for name in hub.datasets if f"/datasets/{name}" in path)
-            folder = hub.datasets[name]
-            if path.endswith("/preupload/main"):
-                modes = [
-                    {
-                        "path": file["path"],
-                        "uploadMode": "lfs" if file["path"].endswith(LARGE) else "regular",
-                        "shouldIgnore": False,
-                        "oid": oid(folder / file["path"]),
-                    }
-                    for file in json.loads(posted)["files"]
-                ]
-                return self.reply({"files": modes})
-            if path.endswith("/objects/batch"):
-                objects = json.loads(posted)["objects"]
-                for entry in objects:
-                    if entry["oid"] not in hub.objects:
-                        entry["actions"] = {"upload": {"href": f"{hub.url}/objects/{entry['oid']}"}}
-                return self.reply({"transfer": "basic", "objects": objects})
-            lines = [json.loads(line) for line in posted.splitlines()]
-            files = {line["value"]["path"]: line for line in lines if line["key"] in ("file", "lfsFile")}
-            assert len(files) == len(lines) - 1
-            for file, line in files.items():
-                value = line["value"]
-                large = line["key"] == "lfsFile"
-                (folder / file).write_bytes(hub.objects[value["oid"]] if large else base64.b64decode(value["content"]))
-            hub.commits.append(sorted(files))
-            return self.reply({"commitUrl": f"{hub.url}/datasets/{name}/commit/{COMMIT}", "commitOid": COMMIT})
-
-        def reply(self, values: dict[str, object], status: int = 200) -> None:
-            self.send(status, json.dumps(values).encode())
-
-        def answer(self, *, body: bool, posted: bytes = b"") -> None:
-            path = unquote(urlparse(self.path).path)
-            hub.requests.append(f"{self.command} {path} {self.headers.get('Range', '')}".strip())
-            for name, folder in hub.datasets.items():
-                if path.startswith(f"/api/datasets/{name}"):
-                    return self.describe(path.removeprefix(f"/api/datasets/{name}"), name, folder, posted)
-                prefix = f"/datasets/{name}/resolve/"
-                if path.startswith(prefix):
-                    return self.file(folder / path.removeprefix(prefix).partition("/")[2], body=body)
-            return self.send(404, b'{"error": "Repository not found"}', {"X-Error-Code": "RepoNotFound"})
-
-        def describe(self, rest: str, name: str, folder: Path, posted: bytes) -> None:
-            files = sorted(path for path in folder.rglob("*") if path.is_file())
-            entries = [
-                {"type": "file", "path": str(path.relative_to(folder)), "size": path.stat().st_size, "oid": etag(path)}
-                for path in files
-            ]
-            if rest.startswith("/tree/"):
-                under = rest.split("/", 3)[3] if rest.count("/") > 2 else ""
-                recursive = "recursive=true" in urlparse(self.path).query.lower()
-                return self.send(200, json.dumps(tree(entries, under, recursive=recursive)).encode())
-            if rest.startswith("/paths-info/"):
-                wanted = json.loads(posted).get("paths", []) if posted.startswith(b"{") else []
-                return self.send(200, json.dumps([e for e in entries if e["path"] in wanted]).encode())
-            siblings: list[dict[str, object]] = [{"rfilename": entry["path"]} for entry in entries]
-            for path, sibling in zip(files, siblings, strict=True):
-                if "blobs" in self.path and path.name.endswith(LARGE):
-                    sibling["lfs"] = {"sha256": oid(path), "size": path.stat().st_size, "pointerSize": 134}
-            private = name in hub.private
-            commit = COMMIT if rest in ("", "/revision/main") else rest.removeprefix("/revision/")
-            info = {"id": name, "sha": commit, "siblings": siblings, "private": private, "tags": [], "downloads": 0}
-            return self.send(200, json.dumps(info).encode())
-
-        def file(self, path: Path, *, body: bool) -> None:
-            if not path.is_file():
-                return self.send(404, b"", {"X-Error-Code": "EntryNotFound"})
-            data = path.read_bytes()
-            headers = {"ETag": f'"{etag(path)}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
-            status, first, last = 200, 0, len(data) - 1
-            if asked := self.headers.get("Range"):
-                begin, _, end = asked.removeprefix("bytes=").partition("-")
-                first, last = int(begin or 0), min(int(end or last), last)
-                headers["Content-Range"] = f"bytes {first}-{last}/{len(data)}"
-                status = 206
-            part = data[first : last + 1]
-            if body and hub.cut_after_bytes is not None and len(part) > hub.cut_after_bytes:
-                self.start(status, len(part), headers)
-                self.wfile.write(part[: hub.cut_after_bytes])
-                hub.cut_after_bytes = None
-                self.close_connection = True
-                return None
-            return self.send(status, part, headers, body=body)
-
-        def start(self, status: int, length: int, headers: dict[str, str] | None) -> None:
-            self.send_response(status)
-            for key, value in {"Content-Length": str(length), **(headers or {})}.items():
-                self.send_header(key, value)
-            self.end_headers()
-
-        def send(self, status: int, data: bytes, headers: dict[str, str] | None = None, *, body: bool = True) -> None:
-            self.start(status, len(data), {"Content-Type": "application/json", **(headers or {})})
-            if body and self.command != "HEAD":
-                self.wfile.write(data)
-
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.hub = hub  # type: ignore[attr-defined]
     hub.url = f"http://127.0.0.1:{server.server_address[1]}"
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:

@@ -13,6 +13,7 @@ from typing import BinaryIO
 from errors import BadInput
 from files import BLOCK_BYTES
 from tokens.bucket import Bucket
+from tokens.growing import finished_by
 from tokens.ledger import LEDGER, SHOWN, read_ledger, read_results
 from tokens.manifest import MANIFEST, Manifest, is_of, open_listed, read_contents, read_manifest
 from tokens.objects import Objects
@@ -71,7 +72,7 @@ def verify(where: str) -> list[str]:
             tokens = _Tokens(manifest, lambda name: (directory / name).open("rb"))
         units = []
         if plan is not None and (damaged or REMOTE not in where):  # who pays for reading a bucket twice?
-            if plan.fingerprint() != json.loads((directory / MANIFEST).read_text()).get("plan"):
+            if plan.fingerprint() != finished_by(directory):
                 damaged.append(f"{where}/{PLAN}: not the plan that {MANIFEST} tells of")
             try:
                 units = list(itertools.islice(_damaged_units(directory, plan, tokens), SHOWN))

@@ -18,7 +18,6 @@ it is there. Names without the number would have spared a request a shard, and m
 
 import json
 import os
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -96,7 +95,7 @@ class Bucket:
             return
         self.restore(plan.settings.shard_tokens)
         if self._checkpoints:
-            written = time.time() - self._objects.age_seconds(_checkpoint(self._checkpoints - 1))
+            written = self._objects.written_at(_checkpoint(self._checkpoints - 1))
             os.utime(self._scratch / LEDGER, (written, written))
 
     def begin(self) -> None:

@@ -1,7 +1,6 @@
 """Objects under one prefix of an S3 bucket: written so that they are known to be there, whole."""
 
 import hashlib
-import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -63,9 +62,9 @@ class Objects:
                 digest.update(data)
         return digest.hexdigest()
 
-    def age_seconds(self, name: str) -> float:
-        """Return how long ago an object was written, by the server's clock."""
-        return time.time() - self._entry(name)["LastModified"].timestamp()
+    def written_at(self, name: str) -> float:
+        """Return when an object was written, by the server's clock, in seconds since 1970."""
+        return self._entry(name)["LastModified"].timestamp()
 
     def upload(self, path: Path) -> Content:
         """Write a complete token file under its name and make sure of it; return what it holds."""

@@ -70,45 +70,19 @@ def prepare(request: Request, host: Host) -> dict[str, Any]:
     """
     directory = request.directory.absolute()
     tokenizer = load_tokenizer(request.tokenizer)
-    settings = Settings(
-        text_field=request.text_field,
-        tokenizer=request.tokenizer,
-        fingerprint=fingerprint(tokenizer),
-        vocabulary_size=tokenizer.vocabulary_size,
-        end_of_text_id=tokenizer.end_of_text_id,
-        split=request.rule.kind,
-        split_seed=request.rule.seed,
-        validation_fraction=request.rule.validation,
-        test_fraction=request.rule.test,
-        unit_bytes=request.unit_bytes,
-        shard_tokens=request.shard_tokens,
-    )
     _refuse_output(request)
     directory.mkdir(parents=True, exist_ok=True)
     with _lock(directory):
         bucket = None if request.bucket is None else Bucket(request.bucket, directory)
         finished = read_finished(directory) if bucket is None else bucket.open()
-        plan = read_plan(directory)
-        sources = resolve_sources(request.sources, () if plan is None else plan.sources, host.say)
-        if plan is None:
-            _refuse_other_tokens(directory)
-            plan = make_plan(sources, settings)
-            if tokenizer.ranks_file is not None:
-                shutil.copyfile(tokenizer.ranks_file, directory / RANKS_FILE)
-                sync(directory / RANKS_FILE)
-            write_plan(directory, plan)
-            if bucket is not None:
-                bucket.begin()
-        else:
-            check_same(directory, plan, settings, sources)
+        plan = _begin(request, host, tokenizer, bucket)
+        shutil.rmtree(directory / UNITS, ignore_errors=True)  # computed, not committed: computed again
         if finished is not None:
-            shutil.rmtree(directory / UNITS, ignore_errors=True)
             if bucket is not None:
                 bucket.tidy()
             host.say(f"{request.bucket or request.directory}: complete already")
             return json.loads(finished)
         _warn_of_large_units(plan, host)
-        shutil.rmtree(directory / UNITS, ignore_errors=True)  # computed, not committed: computed again
         (directory / UNITS).mkdir()
         if bucket is not None:
             assert request.shard_tokens is not None
@@ -129,6 +103,38 @@ def prepare(request: Request, host: Host) -> dict[str, Any]:
         return manifest
 
 
+def _begin(request: Request, host: Host, tokenizer: Tokenizer, bucket: Bucket | None) -> UnitPlan:
+    """Return the plan that is gone on with, when this command is the one that began it, or begin with a new one."""
+    directory = request.directory.absolute()
+    settings = Settings(
+        text_field=request.text_field,
+        tokenizer=request.tokenizer,
+        fingerprint=fingerprint(tokenizer),
+        vocabulary_size=tokenizer.vocabulary_size,
+        end_of_text_id=tokenizer.end_of_text_id,
+        split=request.rule.kind,
+        split_seed=request.rule.seed,
+        validation_fraction=request.rule.validation,
+        test_fraction=request.rule.test,
+        unit_bytes=request.unit_bytes,
+        shard_tokens=request.shard_tokens,
+    )
+    plan = read_plan(directory)
+    sources = resolve_sources(request.sources, () if plan is None else plan.sources, host.say)
+    if plan is not None:
+        check_same(directory, plan, settings, sources)
+        return plan
+    _refuse_other_tokens(directory)
+    plan = make_plan(sources, settings)
+    if tokenizer.ranks_file is not None:
+        shutil.copyfile(tokenizer.ranks_file, directory / RANKS_FILE)
+        sync(directory / RANKS_FILE)
+    write_plan(directory, plan)
+    if bucket is not None:
+        bucket.begin()
+    return plan
+
+
 def _compute(request: Request, host: Host, plan: UnitPlan, tokenizer: Tokenizer, writer: TokenWriter) -> None:
     first = writer.totals.units
     if first:
@@ -144,7 +150,7 @@ def _compute(request: Request, host: Host, plan: UnitPlan, tokenizer: Tokenizer,
     show()
     executor = host.make_executor()
     try:
-        job = _job(request, writer.directory / UNITS, tokenizer)  # while the workers start
+        job = _job(request, plan, writer.directory / UNITS, tokenizer)  # while the workers start
         for results in in_order(executor, job, _tasks(plan, first), first):
             if isinstance(tokenizer, BytePairTokenizer) and not told and not all(result.fast for result in results):
                 told = True
@@ -243,7 +249,7 @@ def _warn_of_large_units(plan: UnitPlan, host: Host) -> None:
         )
 
 
-def _job(request: Request, units: Path, tokenizer: Tokenizer) -> Job:
+def _job(request: Request, plan: UnitPlan, units: Path, tokenizer: Tokenizer) -> Job:
     recipe = None
     if isinstance(tokenizer, BytePairTokenizer) and has_fastokens():
         recipe = write_recipe(tokenizer, units / "recipe.json")
@@ -251,7 +257,7 @@ def _job(request: Request, units: Path, tokenizer: Tokenizer) -> Job:
         directory=units,
         text_field=request.text_field,
         tokenizer=request.tokenizer if tokenizer.ranks_file is None else str(tokenizer.ranks_file.absolute()),
-        fingerprint=fingerprint(tokenizer),
+        fingerprint=plan.settings.fingerprint,
         recipe=recipe,
         rule=request.rule,
     )

@@ -16,7 +16,7 @@ from tokens.audit import verify
 from tokens.dataset_card import dataset_card
 from tokens.ledger import LEDGER
 from tokens.length_chart import CHART
-from tokens.manifest import MANIFEST, manifest_text, read_manifest
+from tokens.manifest import MANIFEST, is_of, manifest_text, read_manifest
 from tokens.remote import REMOTE
 from tokens.sources import HUB, STANDARD_LIBRARY
 from tokens.splits import SPLITS
@@ -131,7 +131,7 @@ def _check_logged_in() -> None:
 def _check_verified(directory: Path, values: dict[str, Any]) -> None:
     """Raise BadInput for a manifest that lists anything but token files beside it: of other names verify reads none."""
     for name in values["files"]:
-        if not re.fullmatch(rf"({'|'.join(SPLITS)})(-\d+-of-\d+)?\.safetensors", name):
+        if not any(is_of(name, split) for split in SPLITS):
             raise BadInput(f"{directory / MANIFEST}: files: got {name}, wanted token files of {', '.join(SPLITS)}")
 
 

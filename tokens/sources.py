@@ -148,16 +148,18 @@ def _files_below(top: Path, others: list[str]) -> Iterator[Path]:
     """Yield a folder's files and symbolic links that lead nowhere; not those of token directories in it: `others`."""
 
     def refuse(error: OSError) -> None:
-        raise BadInput(f"{error.filename}: cannot be read: {_detail(error)}; {GO_ON}") from error
+        with readable(error.filename):
+            raise error
 
     seen = set()  # links may lead in circles
     for name, folders, files in os.walk(top, followlinks=True, onerror=refuse):
         folder = Path(name)
-        if _is_of_tokens(files) and folder == top:
+        of_tokens = _is_of_tokens(files)
+        if of_tokens and folder == top:
             raise BadInput(f"{top}: holds tokens; name a folder of documents")
-        if _is_of_tokens(files):
+        if of_tokens:
             others.append(str(folder))
-        if _is_of_tokens(files) or folder.resolve() in seen:
+        if of_tokens or folder.resolve() in seen:
             folders.clear()
             continue
         seen.add(folder.resolve())
@@ -184,8 +186,9 @@ def _remote_files(name: str, others: list[str]) -> list[Input]:
         for url in found:
             names.setdefault(url.rpartition("/")[0], []).append(url.rpartition("/")[2])
         tokens = tuple(f"{folder}/" for folder, files in names.items() if _is_of_tokens(files))
-        others += [url for url in found if not url.endswith(SUFFIXES) or url.startswith(tokens)]
-        found = {url: entry for url, entry in found.items() if url not in set(others)}
+        left_out = {url for url in found if not url.endswith(SUFFIXES) or url.startswith(tokens)}
+        others += sorted(left_out)
+        found = {url: entry for url, entry in found.items() if url not in left_out}
     if not found:
         raise BadInput(f"{name}: holds no documents; wanted files ending in {', '.join(SUFFIXES)}")
     for url in found:
