@@ -1,8 +1,10 @@
 """Faster ways to do what tiktoken does with GPT-2's pattern, each taken only where it is found to do the same."""
 
+import ctypes
 import json
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 # may begin with an apostrophe as well.
 GROUPED_PATTERN = r"(?: ?\p{L}+|'(?:[sdmt]|ll|ve|re)| ?\p{N}+| ?[^\s\p{L}\p{N}]+)|\s+(?!\S)|\s"
 
+FORGET_TOKENS = 1 << 24  # whose words fastokens remembers
+
 
 @attrs.frozen(kw_only=True)
 class Recipe:
@@ -32,18 +36,35 @@ class Recipe:
 
 
 class FastBytePairEncoder:
-    """The ids of a `BytePairTokenizer`, computed by fastokens."""
+    """The ids of a `BytePairTokenizer`, computed by fastokens.
+
+    It remembers the words that it has met, up to 100 MB of them, as long as the thread lives that met them. So it runs
+    in a thread that is replaced now and then: memory does not grow with the words of the text.
+    """
 
     def __init__(self, recipe: Recipe, encoding: "fastokens.Tokenizer"):
         self.vocabulary_size = recipe.vocabulary_size
         self.end_of_text_id = recipe.end_of_text_id
         self._dtype = token_dtype(recipe.vocabulary_size)
         self._encoding = encoding
+        self._thread = ThreadPoolExecutor(1)
+        self._remembered = 0
 
     def encode_batch(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        ids, offsets = self._encoding.encode_batch_flat(texts, split_special_tokens=True)
+        if self._remembered > FORGET_TOKENS:
+            self._forget()
+        flat = self._thread.submit(self._encoding.encode_batch_flat, texts, split_special_tokens=True)
+        ids, offsets = flat.result()
         lengths = np.diff(np.frombuffer(offsets, "<u8").astype(np.int64))
+        self._remembered += len(ids) // 4
         return np.frombuffer(ids, "<u4").astype(self._dtype), lengths
+
+    def _forget(self) -> None:
+        self._thread.shutdown()
+        self._thread, self._remembered = ThreadPoolExecutor(1), 0
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:  # glibc, which keeps much of what was freed among small things
+            trim(0)
 
 
 def write_recipe(tokenizer: BytePairTokenizer, path: Path) -> Recipe | None:

@@ -17,6 +17,7 @@ def open_parquet(stream: BinaryIO) -> "pyarrow.parquet.ParquetFile":
     """Return a Parquet file. Raises Damaged."""
     import pyarrow.parquet
 
+    pyarrow.set_memory_pool(pyarrow.system_memory_pool())  # the default one keeps what it is given back
     with _damage():
         return pyarrow.parquet.ParquetFile(stream, page_checksum_verification=True)
 

@@ -2,10 +2,12 @@
 
 import itertools
 import json
+import multiprocessing
 import random
 import sys
 from base64 import b64encode
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import attrs
@@ -14,6 +16,7 @@ import pytest
 
 from tests.conftest import shared
 from tests.tokens.test_tokenizer import reference
+from tokens import fast_tokenizer
 from tokens.fast_tokenizer import FastBytePairEncoder, Recipe, _halves, encoders, write_recipe
 from tokens.tokenizer import PROBE, BytePairTokenizer, fingerprint, load_tokenizer
 from tokens.work import _encoder
@@ -60,6 +63,30 @@ def test_every_way_gives_tiktokens_ids(recipe: Recipe) -> None:
         assert ids.dtype == wanted.dtype
         assert counts.tolist() == lengths
         assert ids.tolist() == wanted.tolist()
+
+
+def memory_growth(recipe: Recipe, forget_tokens: int) -> int:
+    """Return by how many KiB this process's peak grows over four million tokens of words that are all new."""
+    fast_tokenizer.FORGET_TOKENS = forget_tokens
+    encoder = next(encoders(RANKS, recipe))
+    draw = np.random.default_rng(0)
+    peaks = []
+    for _ in range(16):
+        letters = draw.integers(ord("a"), ord("z") + 1, (60_000, 8), np.uint8)
+        letters[:, 0] = ord(" ")
+        encoder.encode_batch([letters.tobytes().decode()])
+        peaks.append(int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]))
+    return peaks[-1] - peaks[0]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
+def test_words_that_were_met_are_forgotten(recipe: Recipe) -> None:
+    pytest.importorskip("fastokens")
+    grown = []
+    for forget_tokens in (1 << 40, 1 << 20):
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+            grown.append(process.submit(memory_growth, recipe, forget_tokens).result())
+    assert grown[1] < grown[0] / 2
 
 
 def test_without_fastokens_tiktoken_does_it(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
