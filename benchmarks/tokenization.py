@@ -6,8 +6,8 @@
 Without a file, a Parquet file of distinct texts is made from what lies on this machine: documentation, sources. Each
 way runs in a process of its own, in turn. CPU seconds are those of the process and all that it starts and waits for
 (Ray's workers are none of those). Memory is the peak of their anonymous memory, and disk the most that was written
-beside the input; both are sampled in a round of their own, which is not timed. With several files, from small to large,
-the steady state is told as well: tokens more for seconds more, from the first file to the last.
+beside the input; both are sampled in a round of their own, which is not timed. The steady state is told of
+prepare_data.py alone: the rate at which tokens are committed, start-up and end left out.
 
 gpjt      the loop of gpjt/ddp-base-model-from-scratch's prepare_datasets.py: datasets -> encode_batch of 1,000
           documents in 8 threads -> lists -> a tensor -> all tensors together, one file a split
@@ -37,10 +37,13 @@ import attrs
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
+from tokens.ledger import LEDGER, entries_after  # noqa: E402  # after the path to it
+
 TEXT_NAMES = (".py", ".pyi", ".txt", ".md", ".rst", ".html", ".h", ".c", ".js", ".pl", ".po", ".xml")
 LONGEST_FILE = 2_000_000  # bytes; what is longer is data
 SAMPLE_SECONDS = 0.05
 VALIDATION = 0.01
+STEADY = (0.15, 0.9)  # from and to which share of the tokens
 
 
 @attrs.frozen
@@ -51,7 +54,8 @@ class Cost:
     cpu_seconds: float
     peak_memory_bytes: int
     peak_disk_bytes: int
-    tokens: float
+    tokens: int
+    steady_rate: float  # tokens committed a second; 0 where nothing tells
 
 
 def main() -> None:
@@ -74,13 +78,12 @@ def main() -> None:
         if not files:
             files = [Path(folder) / "text.parquet"]
             make_text(files[0], arguments.megabytes * 1_000_000)
-        costs = [compare(arguments, file, Path(folder)) for file in files]
-        if len(costs) > 1:
-            print_steady_state(costs[0], costs[-1])
+        for file in files:
+            compare(arguments, file, Path(folder))
 
 
-def compare(arguments: argparse.Namespace, file: Path, folder: Path) -> dict[str, Cost]:
-    """Run all ways in turn on a file; print a table of medians, and return them."""
+def compare(arguments: argparse.Namespace, file: Path, folder: Path) -> None:
+    """Run all ways in turn on a file; print a table of medians."""
     costs: dict[str, list[Cost]] = {way: [] for way in arguments.ways}
     for turn in range(arguments.rounds + 1):
         for way, taken in costs.items():
@@ -90,30 +93,20 @@ def compare(arguments: argparse.Namespace, file: Path, folder: Path) -> dict[str
             taken.append(measure(WAYS[way](arguments, file, output), output, look=turn == 0))
     medians = {}
     for way, (looked_at, *timed) in costs.items():
-        wall, cpu = (
-            statistics.median(getattr(cost, name) for cost in timed) for name in ("wall_seconds", "cpu_seconds")
-        )
-        medians[way] = attrs.evolve(looked_at, wall_seconds=wall, cpu_seconds=cpu)
+        names = ("wall_seconds", "cpu_seconds", "steady_rate")
+        middle = {name: statistics.median(getattr(cost, name) for cost in timed) for name in names}
+        medians[way] = attrs.evolve(looked_at, **middle)
     first = next(iter(medians.values()))
     print(f"{file.name}: {arguments.workers} workers, medians of {arguments.rounds} rounds")
-    print("way                     wall s   CPU s  M tokens/CPU s  memory MB  disk MB  wall x   CPU x   tokens")
+    print(
+        "way                     wall s   CPU s  wall x   CPU x  steady M tokens/s  memory MB  disk MB         tokens"
+    )
     for way, cost in medians.items():
-        rate = cost.tokens / cost.cpu_seconds / 1e6
-        space = f"{cost.peak_memory_bytes / 1e6:9.0f}  {cost.peak_disk_bytes / 1e6:7.0f}"
-        ratios = f"{first.wall_seconds / cost.wall_seconds:6.1f}  {first.cpu_seconds / cost.cpu_seconds:6.1f}"
         times = f"{cost.wall_seconds:6.1f}  {cost.cpu_seconds:6.1f}"
-        print(f"{way:22}  {times}  {rate:14.2f}  {space}  {ratios}  {cost.tokens:,.0f}")
-    return medians
-
-
-def print_steady_state(small: dict[str, Cost], large: dict[str, Cost]) -> None:
-    """Print what remains when start-up and end are taken away."""
-    print("steady state            M tokens/s  M tokens/CPU s  memory x")
-    for way, cost in large.items():
-        tokens = (cost.tokens - small[way].tokens) / 1e6
-        wall, cpu = cost.wall_seconds - small[way].wall_seconds, cost.cpu_seconds - small[way].cpu_seconds
-        memory = cost.peak_memory_bytes / small[way].peak_memory_bytes
-        print(f"{way:22}  {tokens / wall:10.1f}  {tokens / cpu:14.1f}  {memory:8.2f}")
+        ratios = f"{first.wall_seconds / cost.wall_seconds:6.1f}  {first.cpu_seconds / cost.cpu_seconds:6.1f}"
+        rate = f"{cost.steady_rate / 1e6:17.1f}" if cost.steady_rate else " " * 17
+        space = f"{cost.peak_memory_bytes / 1e6:9.0f}  {cost.peak_disk_bytes / 1e6:7.0f}"
+        print(f"{way:22}  {times}  {ratios}  {rate}  {space}  {cost.tokens:13,}")
 
 
 def measure(command: list[str], output: Path, *, look: bool) -> Cost:
@@ -123,18 +116,19 @@ def measure(command: list[str], output: Path, *, look: bool) -> Cost:
     environment = {**os.environ, "HF_HOME": str(output / "cache"), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "1"}
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment, cwd=ROOT)
     peaks = [0, 0]
-    sampler = threading.Thread(target=sample, args=(process, output, peaks), daemon=True)
-    if look:
-        sampler.start()
+    commits: list[tuple[float, int]] = []
+    watch = (sample, process, output, peaks) if look else (follow, process, output, commits)
+    watcher = threading.Thread(target=watch[0], args=watch[1:], daemon=True)
+    watcher.start()
     _, errors = process.communicate()
     wall = time.perf_counter() - began
-    if look:
-        sampler.join()
+    watcher.join()
     if process.returncode != 0:
         raise SystemExit(f"{' '.join(command)}:\n{errors.decode()[-2000:]}")
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return Cost(wall, cpu, peaks[0], max(peaks[1], size_of(output)), count_tokens(output))
+    disk = max(peaks[1], size_of(output))
+    return Cost(wall, cpu, peaks[0], disk, count_tokens(output), steady_rate(commits))
 
 
 def sample(process: "subprocess.Popen[bytes]", output: Path, peaks: list[int]) -> None:
@@ -146,6 +140,28 @@ def sample(process: "subprocess.Popen[bytes]", output: Path, peaks: list[int]) -
             peaks[1] = max(peaks[1], size_of(output))
         turn += 1
         time.sleep(SAMPLE_SECONDS)
+
+
+def follow(process: "subprocess.Popen[bytes]", output: Path, commits: list[tuple[float, int]]) -> None:
+    """Note when how many tokens are committed, while a process of prepare_data.py runs."""
+    seen, tokens = 0, 0
+    while process.poll() is None:
+        time.sleep(SAMPLE_SECONDS)
+        for entry, end in entries_after(output / LEDGER, seen):
+            seen = end
+            tokens += sum(part["tokens"] for part in entry.get("parts", {}).values())
+        if tokens and (not commits or commits[-1][1] < tokens):
+            commits.append((time.perf_counter(), tokens))
+
+
+def steady_rate(commits: list[tuple[float, int]]) -> float:
+    """Return the tokens committed a second between the shares that `STEADY` tells; 0 where there are none."""
+    if not commits:
+        return 0.0
+    (began, before), (ended, after) = (
+        next(commit for commit in commits if commit[1] >= share * commits[-1][1]) for share in STEADY
+    )
+    return (after - before) / (ended - began) if ended > began else 0.0
 
 
 def tree(pid: int) -> Iterator[int]:
