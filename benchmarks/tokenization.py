@@ -7,7 +7,8 @@ Without a file, a Parquet file of distinct texts is made from what lies on this 
 way runs in a process of its own, in turn. CPU seconds are those of the process and all that it starts and waits for
 (Ray's workers are none of those). Memory is the peak of their anonymous memory, and disk the most that was written
 beside the input; both are sampled in a round of their own, which is not timed. The steady state is told of
-prepare_data.py alone: the rate at which tokens are committed, start-up and end left out.
+prepare_data.py alone: the rate at which tokens are committed, of all workers together, start-up and end left out. Below
+a gigabyte of text there are too few commits to tell much.
 
 gpjt      the loop of gpjt/ddp-base-model-from-scratch's prepare_datasets.py: datasets -> encode_batch of 1,000
           documents in 8 threads -> lists -> a tensor -> all tensors together, one file a split
@@ -36,8 +37,6 @@ import attrs
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
-
-from tokens.ledger import LEDGER, entries_after  # noqa: E402  # after the path to it
 
 TEXT_NAMES = (".py", ".pyi", ".txt", ".md", ".rst", ".html", ".h", ".c", ".js", ".pl", ".po", ".xml")
 LONGEST_FILE = 2_000_000  # bytes; what is longer is data
@@ -143,7 +142,9 @@ def sample(process: "subprocess.Popen[bytes]", output: Path, peaks: list[int]) -
 
 
 def follow(process: "subprocess.Popen[bytes]", output: Path, commits: list[tuple[float, int]]) -> None:
-    """Note when how many tokens are committed, while a process of prepare_data.py runs."""
+    """Note when how many tokens are committed, while a process of prepare_data.py runs; of others there are none."""
+    from tokens.ledger import LEDGER, entries_after  # not where it would count for the other ways
+
     seen, tokens = 0, 0
     while process.poll() is None:
         time.sleep(SAMPLE_SECONDS)

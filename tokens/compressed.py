@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
+from tokens.lines import read_line
 from tokens.sources import Damaged
 
 BLOCK_BYTES = 1 << 15  # read at a time: what damage costs is known as exactly
@@ -13,18 +14,18 @@ LINES_BYTES = 1 << 20  # decompressed at a time, at most
 CHECKSUMS = ("CRC", "Incorrect length", "checksum")  # in what the libraries say
 
 
-def decompressed_lines(stream: BinaryIO, *, zstandard: bool) -> Iterator[tuple[bytes, int]]:
+def decompressed_lines(stream: BinaryIO, *, zstandard: bool) -> Iterator[tuple[bytes | None, int]]:
     """Yield the lines of a gzip or Zstandard file, each with where the compressed block begins in which it ends.
 
-    Raises Damaged where it goes no further.
+    None is a line that is too long for `read_line`. Raises Damaged where it goes no further.
     """
     blocks = _Blocks(stream)
     lines: Any = gzip.GzipFile(fileobj=blocks)  # type: ignore[call-overload]  # it needs read() alone
     if zstandard:
         lines = io.BufferedReader(_ZstandardReader(blocks), LINES_BYTES)
     try:
-        for line in lines:
-            yield line, blocks.begin
+        while (line := read_line(lines))[1]:
+            yield line[0], blocks.begin
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:  # EOFError: a truncated gzip
         raise _damaged(str(error)) from error
 

@@ -15,6 +15,7 @@ import attrs
 from errors import BadInput
 from tokens import parquet
 from tokens.compressed import decompressed_lines
+from tokens.lines import LONGEST_LINE, read_line, skip_line
 from tokens.sources import COMPRESSED_SUFFIXES, TEXT_SUFFIXES, Damaged, Input, readable
 from tokens.text_file import (
     GAP,
@@ -29,6 +30,7 @@ from tokens.text_file import (
 )
 from tokens.unit_plan import Extent
 
+TOO_LONG = f"more than {LONGEST_LINE:,} bytes without a line end; wanted one record a line"
 HEAD_CHARACTERS = 1 << 16  # by which a document is told from others
 
 
@@ -118,15 +120,19 @@ class Reader:
         position, blank = extent.begin, True
         if position > 0:  # a line that began before belongs to the range before
             stream.seek(position - 1)
-            position += len(stream.readline()) - 1
+            position += skip_line(stream, extent.end - position + 1) - 1
         while position < extent.end:
-            line = stream.readline()
-            if not line:
+            line, length = read_line(stream)
+            if not length:
                 raise EOFError
-            if line.strip():
+            where = f"{item.path}: byte {position}"
+            if line is None:
                 blank = False
-                yield from self._record(line, f"{item.path}: byte {position}")
-            position += len(line)
+                self._problem("line too long", where, TOO_LONG, lost_bytes=length)
+            elif line.strip():
+                blank = False
+                yield from self._record(line, where)
+            position += length
         if blank and (extent.begin, extent.end) == (0, item.size_bytes):
             self._empty(item)
 
@@ -136,9 +142,13 @@ class Reader:
         try:
             for line, begin in lines:
                 number, good = number + 1, begin
-                if line.strip():
+                where = f"{item.path}: line {number}"
+                if line is None:
                     blank = False
-                    yield from self._record(line, f"{item.path}: line {number}")
+                    self._problem("line too long", where, TOO_LONG)
+                elif line.strip():
+                    blank = False
+                    yield from self._record(line, where)
         except Damaged as error:
             lost = max(1, item.size_bytes - good)
             self._problem("damaged file", f"{item.path}: after line {number}", str(error), 1, lost)

@@ -80,7 +80,7 @@ class Processes:
         context = multiprocessing.get_context("spawn")  # a fork would copy pyarrow's threads' locks
         ear, self._line = context.Pipe(duplex=False)
         self._pool = ProcessPoolExecutor(self._workers, context, _begin_worker, (ear,))
-        handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # which they inherit: Ctrl-C is the coordinator's
+        handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # which they inherit, until they see to it themselves
         try:
             for _ in range(self._workers):  # each submission begins a process
                 self._pool.submit(_nothing)
@@ -192,8 +192,10 @@ def _submit(executor: Executor, job: Job, task: Task) -> "Future[Result]":
 
 
 def _run_kept(job: Job, path: Path) -> Result:
-    """Run the task that a file holds."""
-    return run_unit(job, pickle.loads(path.read_bytes()))
+    """Run the task that a file holds, and delete the file; who submits the task again writes it again."""
+    result = run_unit(job, pickle.loads(path.read_bytes()))
+    path.unlink(missing_ok=True)
+    return result
 
 
 def _nothing() -> None:
@@ -201,7 +203,8 @@ def _nothing() -> None:
 
 
 def _begin_worker(line: Connection) -> None:
-    """End this worker when its coordinator hangs up, however that ends."""
+    """End this worker when its coordinator hangs up, however that ends, but not at Ctrl-C, which is for that."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def listen() -> None:
         with suppress(EOFError, OSError):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # may begin with an apostrophe as well.
 GROUPED_PATTERN = r"(?: ?\p{L}+|'(?:[sdmt]|ll|ve|re)| ?\p{N}+| ?[^\s\p{L}\p{N}]+)|\s+(?!\S)|\s"
 
-FORGET_TOKENS = 1 << 24  # whose words fastokens remembers
+FORGET_TOKENS = 1 << 24  # after so many, fastokens forgets the words that it has met
 
 
 @attrs.frozen(kw_only=True)
@@ -51,20 +51,17 @@ class FastBytePairEncoder:
         self._remembered = 0
 
     def encode_batch(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        if self._remembered > FORGET_TOKENS:
-            self._forget()
-        flat = self._thread.submit(self._encoding.encode_batch_flat, texts, split_special_tokens=True)
-        ids, offsets = flat.result()
+        forget = self._remembered > FORGET_TOKENS
+        if forget:
+            self._thread.shutdown()
+            self._thread, self._remembered = ThreadPoolExecutor(1), 0
+        encode = self._encoding.encode_batch_flat
+        ids, offsets = self._thread.submit(encode, texts, split_special_tokens=True).result()
+        if forget:  # and not before: up to Python 3.12 a thread that was shut down frees its memory a moment later
+            _give_back_memory()
         lengths = np.diff(np.frombuffer(offsets, "<u8").astype(np.int64))
         self._remembered += len(ids) // 4
         return np.frombuffer(ids, "<u4").astype(self._dtype), lengths
-
-    def _forget(self) -> None:
-        self._thread.shutdown()
-        self._thread, self._remembered = ThreadPoolExecutor(1), 0
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-        if trim is not None:  # glibc, which keeps much of what was freed among small things
-            trim(0)
 
 
 def write_recipe(tokenizer: BytePairTokenizer, path: Path) -> Recipe | None:
@@ -114,6 +111,13 @@ def encoders(name: str, recipe: Recipe | None) -> Iterator[Encoder]:
     if isinstance(tokenizer, BytePairTokenizer):
         yield tokenizer.with_pattern(GROUPED_PATTERN)
     yield tokenizer
+
+
+def _give_back_memory() -> None:
+    """Let glibc, which keeps what was freed among small things, return it to the system."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def has_fastokens() -> bool:

@@ -21,7 +21,7 @@ from tokens.token_file import HEADER_BYTES, TokenFile, TokenStream, open_split
 from tokens.tokenizer import RANKS_FILE, token_dtype
 from tokens.unit_plan import read_plan
 
-NAMING_SECONDS = 0.1  # until a file that has lost its hidden name is looked for again
+NAMING_SECONDS, NAMING_TRIES = 0.1, 50  # until a file that has lost its hidden name is looked for again
 
 
 class GrowingTokens:
@@ -86,7 +86,7 @@ class GrowingTokens:
     def committed(self, split: str) -> int:
         """Return how many tokens of a split are there to stay.
 
-        None while a split that is wanted is empty: at the end it might still be cut out of the train stream's tail.
+        0 while a split that is wanted is empty: at the end it might still be cut out of the train stream's tail.
         """
         return self._tokens[split] if self.finished or all(self._tokens.values()) else 0
 
@@ -119,26 +119,43 @@ class FollowedStream(TokenStream):
         return super().read(start, count)
 
     def _map(self, length: int) -> None:
-        growing, split = self._growing, self._split
+        growing = self._growing
         shard_tokens = growing.settings.shard_tokens or length
-        paths = [
-            partial_path(growing.directory, split, index, sharded=growing.settings.shard_tokens is not None)
-            for index in range(-(-length // max(1, shard_tokens)))
-        ]
+        tries = 0
         while True:
             try:
                 if (growing.directory / MANIFEST).exists():
-                    super().__init__(open_split(growing.directory, split).files)
+                    super().__init__(open_split(growing.directory, self._split).files)
                 else:
                     super().__init__(
                         [
-                            TokenFile(path, self.dtype, HEADER_BYTES, min(shard_tokens, length - index * shard_tokens))
-                            for index, path in enumerate(paths)
+                            TokenFile(
+                                self._path(index),
+                                self.dtype,
+                                HEADER_BYTES,
+                                min(shard_tokens, length - index * shard_tokens),
+                            )
+                            for index in range(-(-length // max(1, shard_tokens)))
                         ]
                     )
                 return
-            except FileNotFoundError:  # files are being named: the manifest comes next
+            except FileNotFoundError as error:  # it was given its name just now
+                tries += 1
+                if tries == NAMING_TRIES:
+                    raise BadInput(
+                        f"{growing.directory}: a token file that its {LEDGER} lists is gone; bring it back, or prepare "
+                        "these tokens anew"
+                    ) from error
                 time.sleep(NAMING_SECONDS)
+
+    def _path(self, index: int) -> Path:
+        """Return where a file is: hidden, or under its name, where the writer was killed before the manifest came."""
+        growing, sharded = self._growing, self._growing.settings.shard_tokens is not None
+        hidden = partial_path(growing.directory, self._split, index, sharded=sharded)
+        if hidden.exists():
+            return hidden
+        names = [f"{self._split}.safetensors", f"{self._split}-{index:05d}-of-*.safetensors"]
+        return next((path for name in names for path in growing.directory.glob(name)), hidden)
 
 
 def finished_by(directory: Path) -> str | None:

@@ -83,7 +83,7 @@ def prepare(request: Request, host: Host) -> dict[str, Any]:
             host.say(f"{request.bucket or request.directory}: complete already")
             return json.loads(finished)
         _warn_of_large_units(plan, host)
-        (directory / UNITS).mkdir()
+        (directory / UNITS).mkdir(exist_ok=True)  # a worker of a coordinator that is gone may still write there
         if bucket is not None:
             assert request.shard_tokens is not None
             bucket.restore(request.shard_tokens)
@@ -99,7 +99,7 @@ def prepare(request: Request, host: Host) -> dict[str, Any]:
         finally:
             writer.close()
             ledger.close()
-        shutil.rmtree(directory / UNITS)
+        shutil.rmtree(directory / UNITS, ignore_errors=True)
         return manifest
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import random
 import re
+import resource
 from pathlib import Path
 
 import attrs
@@ -18,8 +19,9 @@ import zstandard
 from errors import BadInput
 from tests.conftest import shared
 from tests.tokens.test_tokenizer import reference
-from tokens import compressed, text_file
+from tokens import compressed, lines, text_file
 from tokens.documents import Piece, Reader
+from tokens.lines import LONGEST_LINE
 from tokens.sources import look_up, resolve_sources
 from tokens.text_file import PIECE_BYTES
 from tokens.unit_plan import Extent, Settings, UnitPlan, make_plan
@@ -243,6 +245,35 @@ def test_a_damaged_page_of_a_parquet_file_loses_its_row_group_only(tmp_path: Pat
 
 def flipped(data: bytes, place: int) -> bytes:
     return data[:place] + bytes([data[place] ^ 0xFF]) + data[place + 1 :]
+
+
+@pytest.mark.parametrize("unit_bytes", [1, 30, 1 << 24])
+@pytest.mark.parametrize("kind", ["", ".gz", ".zst"])
+def test_a_line_that_is_too_long_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, unit_bytes: int
+) -> None:
+    monkeypatch.setattr(lines, "LONGEST_LINE", 40)
+    monkeypatch.setattr(lines, "BLOCK_BYTES", 7)
+    compress = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.ZstdCompressor().compress}[kind]
+    longest, too_long = (json.dumps({"text": "x" * length}).encode() + b"\n" for length in (27, 28))
+    assert len(longest) == 40
+    content = [longest, too_long, longest, b"[" * 500 + b"\n", longest, b"[" * 300]
+    (tmp_path / f"a.jsonl{kind}").write_bytes(compress(b"".join(content)))
+    pieces, reader = read(tmp_path / f"a.jsonl{kind}", unit_bytes=unit_bytes)
+    assert [piece.text for piece in pieces] == ["x" * 27] * 3
+    assert [(problem.kind, problem.documents) for problem in reader.problems] == [("line too long", 1)] * 3
+    places = ["byte 40", "byte 121", "byte 662"] if kind == "" else ["line 2", "line 4", "line 6"]
+    assert [problem.where for problem in reader.problems] == [f"{tmp_path}/a.jsonl{kind}: {place}" for place in places]
+    assert sum(problem.lost_bytes for problem in reader.problems) == (41 + 501 + 300 if kind == "" else 0)
+
+
+def test_an_array_of_records_is_not_read_into_memory(tmp_path: Path) -> None:
+    with (tmp_path / "a.json").open("wb") as file:
+        file.truncate(1 << 30)  # no line end anywhere
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    pieces, reader = read(tmp_path / "a.json", unit_bytes=1 << 26)
+    assert pieces == [] and [problem.lost_bytes for problem in reader.problems] == [1 << 30]
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 3 * LONGEST_LINE / 1024
 
 
 @pytest.mark.parametrize("kind", ["gz", "zst"])

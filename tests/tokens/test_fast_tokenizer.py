@@ -79,6 +79,20 @@ def memory_growth(recipe: Recipe, forget_tokens: int) -> int:
     return peaks[-1] - peaks[0]
 
 
+def test_what_fastokens_raises_is_raised() -> None:
+    class PanicException(BaseException):  # what Rust's panics are to Python
+        pass
+
+    class Broken:
+        def encode_batch_flat(self, texts: list[str], **_: bool) -> None:
+            raise PanicException(texts[0])
+
+    encoder = FastBytePairEncoder(Recipe(path=Path(), vocabulary_size=257, end_of_text_id=256), Broken())  # type: ignore[arg-type]
+    for _ in range(2):
+        with pytest.raises(PanicException, match="text"):
+            encoder.encode_batch(["text"])
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
 def test_words_that_were_met_are_forgotten(recipe: Recipe) -> None:
     pytest.importorskip("fastokens")

@@ -8,6 +8,7 @@ import pytest
 from errors import BadInput
 from tests.tokens.test_prepare import CRASH, PREPARE, jsonl, run, tokens_of
 from tokens.growing import GrowingTokens, finished_by
+from tokens.token_file import open_split
 
 
 def command(tmp_path: Path, *options: str) -> tuple[object, ...]:
@@ -42,6 +43,27 @@ def test_what_is_committed_is_read_while_it_grows_and_stays(tmp_path: Path) -> N
         tokens_of(tmp_path / "out", "validation")[:held_out] == growing.stream("validation").read(0, held_out).tolist()
     )
     assert finished_by(tmp_path / "out") == growing.fingerprint
+
+
+@pytest.mark.parametrize("options", [(), ("--shard-tokens", "20000")])
+def test_files_are_read_whose_naming_was_cut_short(tmp_path: Path, options: tuple[str, ...]) -> None:
+    whole = command(tmp_path, *options)
+    assert run(CRASH, *whole, CRASH_AT="file named", CRASH_TIME="2").returncode == -signal.SIGKILL
+    growing = GrowingTokens(tmp_path / "out")
+    lengths = {split: growing.committed(split) for split in ("train", "validation")}
+    early = {split: growing.stream(split).read(0, length).tolist() for split, length in lengths.items()}
+    assert run(PREPARE, *whole).returncode == 0
+    final = {split: open_split(tmp_path / "out", split) for split in lengths}
+    assert early == {split: stream.read(0, stream.length).tolist() for split, stream in final.items()}
+
+
+def test_a_token_file_that_is_gone_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run(CRASH, *command(tmp_path), CRASH_AT="ledger written", CRASH_TIME="3").returncode == -signal.SIGKILL
+    growing = GrowingTokens(tmp_path / "out")
+    (tmp_path / "out" / ".partial-train.safetensors").unlink()
+    monkeypatch.setattr("tokens.growing.NAMING_SECONDS", 0)
+    with pytest.raises(BadInput, match="a token file that its ledger"):
+        growing.stream("train").read(0, 10)
 
 
 def test_nothing_is_served_that_the_end_may_take_away(tmp_path: Path) -> None:

@@ -352,6 +352,24 @@ def test_a_killed_worker_is_replaced(corpus: Path, undisturbed: dict[str, str], 
     assert files_of(tmp_path / "out") == undisturbed
 
 
+@pytest.mark.parametrize("executor", [("--workers", "2"), ("--executor", "inline")])
+def test_ctrl_c_is_one_line_and_the_same_command_goes_on(
+    corpus: Path, undisturbed: dict[str, str], tmp_path: Path, executor: tuple[str, str]
+) -> None:
+    command = [*PREPARE, str(corpus), "--output", str(tmp_path / "out"), "--tokenizer", str(shared("gpt2.tiktoken"))]
+    process = subprocess.Popen(
+        [*command, *executor, *COMMAND], cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    wait_for_lines(process, tmp_path / "out", 3)
+    os.killpg(process.pid, signal.SIGINT)  # a terminal sends it to all
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert "Traceback" not in errors
+    assert errors.splitlines()[-1].startswith("prepare_data.py: interrupted; what was committed is kept")
+    assert run(PREPARE, *command[2:], *COMMAND).returncode == 0
+    assert files_of(tmp_path / "out") == undisturbed
+
+
 def test_workers_that_die_again_and_again_end_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = jsonl(tmp_path / "a.jsonl", ["text"] * 10)
     monkeypatch.setattr(executors, "RESTARTS", 1)
@@ -441,6 +459,10 @@ def test_a_full_disk_is_one_line_and_the_same_command_goes_on(tmp_path: Path) ->
     assert "Traceback" not in full.stderr
     assert "File too large; what was committed is kept: the same command goes on" in full.stderr.splitlines()[-1]
     assert not list((tmp_path / "out").glob("[!.]*.safetensors"))
+    full = run(["prlimit", "--fsize=300000", *PREPARE], *options, "--workers", "2")  # now a worker may be the first
+    assert full.returncode == 1
+    assert "Traceback" not in full.stderr
+    assert "File too large; what was committed is kept" in full.stderr.splitlines()[-1]
     done = run(PREPARE, *options)
     assert done.returncode == 0
     assert re.search(r"going on after 2 of 10 units", done.stderr), done.stderr
