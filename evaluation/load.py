@@ -1,68 +1,193 @@
-"""A trained model and its tokenizer, from what a run directory holds."""
+"""A trained model and its tokenizer, from a run, a checkpoint, or a directory or repository of Hugging Face's."""
 
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import attrs
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
+from torch import Tensor
 
 from errors import BadInput
+from hub_client import show_bars_in_terminals_only
 from model.config import ModelConfig
 from model.gpt import GPT
+from model.naming import config_of, to_plain
 from model.pretrained import load_plain
 from tokens.tokenizer import RANKS_FILE, Tokenizer, load_tokenizer
+from tokens.tokenizer_files import read_tokenizer_files
 from training import checkpoint
 from training.state_files import WEIGHTS
 
 GPT2_VOCABULARY_SIZE = 50_257
+INDEX = f"{WEIGHTS}.index.json"  # of weights in several files
+# Where n_heads is written: Hugging Face's, gpjt's (its run directories and published models), OpenAI's.
+CONFIG_FILES = ("config.json", "model.json", "hparams.json")
+HEADS_KEYS = ("n_head", "n_heads", "num_attention_heads")
+# What of Hugging Face's config.json would make another network of the same weights.
+ONLY_VALUES: dict[str, tuple[Any, ...]] = {
+    "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
+    "layer_norm_epsilon": (1e-5,),
+    "scale_attn_weights": (True,),
+    "scale_attn_by_inverse_layer_idx": (False,),
+    "add_cross_attention": (False,),
+}
+HUB_FILES = [*CONFIG_FILES, "*.safetensors", INDEX, "tokenizer*.json", "vocab.json", "merges.txt"]
 
 
 @attrs.frozen
 class Trained:
-    """A model ready to be asked, in fp32 on `device`."""
+    """A model ready to be asked, in fp32 on its device."""
 
     network: GPT
     tokenizer: Tokenizer
-    path: Path  # of the checkpoint
+    path: Path  # of the checkpoint or model directory
+    run: Path | None  # the run directory that it belongs to
 
 
-def load_trained(run_directory: Path, name: str | None, tokenizer: str | None, device: torch.device) -> Trained:
-    """Load a checkpoint by name; None takes `best`, or `latest` where nothing was validated.
+def load_trained(reference: str, name: str | None, tokenizer: str | None, device: torch.device) -> Trained:
+    """Load the model that a command line names: a directory, or OWNER/NAME on the hub.
 
-    `tokenizer` overrides the one that made the run's tokens. Raises BadInput naming what is missing or damaged.
+    `name`: which checkpoint of a run; None takes `best`, or `latest` where nothing was validated. `tokenizer` overrides
+    the one that belongs to the model. Raises BadInput naming what is missing or damaged.
     """
-    if not run_directory.is_dir():
-        raise BadInput(f"{run_directory}: no such run directory")
+    path = Path(reference)
+    if not path.is_dir():
+        path = _download(reference)
+    run = path if (path / "checkpoints").is_dir() or (path / "train.json").is_file() else None
+    if run is not None:
+        path = _checkpoint(run, name)
+    elif name is not None:
+        raise BadInput(f"{path}: --checkpoint {name} names one of a run directory, which this is not")
+    elif path.resolve().parent.name == "checkpoints":
+        path = path.resolve()
+        run = path.parent.parent
+    network = _own(path) if (path / checkpoint.STATE).is_file() else _foreign(path, run)
+    return Trained(network.to(device).eval(), _tokenizer(path, run, tokenizer, network.config), path, run)
+
+
+def _checkpoint(run: Path, name: str | None) -> Path:
+    directory = run / "checkpoints"
     if name is None:
-        name = "best" if (run_directory / "checkpoints" / "best").is_dir() else "latest"
-    path = checkpoint.find(run_directory, name)
-    if path is None:  # "auto" may find nothing
-        raise BadInput(f"{run_directory / 'checkpoints'}: no checkpoint yet; train the run first")
+        name = "best" if (directory / "best").is_dir() else "latest"
+    path = directory / name
+    if (path / WEIGHTS).is_file() and not (path / checkpoint.STATE).is_file():
+        return path.resolve()  # of gpjt/ddp-base-model-from-scratch
+    found = checkpoint.find(run, name)
+    if found is None:  # "auto" may find nothing
+        raise BadInput(f"{directory}: no checkpoint yet; train the run first")
+    return found
+
+
+def _own(path: Path) -> GPT:
+    if problem := checkpoint.verify(path):
+        raise BadInput(f"{problem}; take another checkpoint")
     network = GPT(ModelConfig(**checkpoint.read_state(path)["config"]["model"]))
+    _fill(network, load_file(path / WEIGHTS), path / WEIGHTS)
+    return network
+
+
+def _foreign(path: Path, run: Path | None) -> GPT:
+    """Return the network of weights under other names."""
+    config_file, values = _read_config(path, run)
+    weights = _read_weights(path)
+    if values.get("tie_word_embeddings", False) and "lm_head.weight" in weights:
+        del weights["lm_head.weight"]  # a copy
+    heads = next((values[key] for key in HEADS_KEYS if key in values), None)
+    if heads is None:
+        raise BadInput(
+            f"{config_file}: got no {', '.join(HEADS_KEYS)}; how many heads the model has, nothing else tells"
+        )
+    for key, wanted in ONLY_VALUES.items():
+        if values.get(key, wanted[0]) not in wanted:
+            raise BadInput(f"{config_file}: {key}: got {values[key]!r}, wanted {wanted[0]!r} as in GPT-2")
     try:
-        load_plain(network, load_file(path / WEIGHTS))
+        plain = to_plain(weights)
+        network = GPT(config_of(plain, heads))
     except ValueError as error:
-        raise BadInput(f"{path / WEIGHTS}: {error}") from error
-    return Trained(network.to(device).eval(), _tokenizer(run_directory, tokenizer, network.config), path)
+        raise BadInput(f"{path}: {error}") from error
+    _fill(network, plain, path)
+    return network
 
 
-def _tokenizer(run_directory: Path, wanted: str | None, config: ModelConfig) -> Tokenizer:
-    loaded = load_tokenizer(wanted if wanted is not None else _recorded_tokenizer(run_directory, config))
+def _fill(network: GPT, plain: dict[str, Tensor], path: Path) -> None:
+    try:
+        load_plain(network, plain)
+    except ValueError as error:
+        raise BadInput(f"{path}: {error}") from error
+
+
+def _read_config(path: Path, run: Path | None) -> tuple[Path, dict[str, Any]]:
+    candidates = [path / name for name in CONFIG_FILES] + ([run / "model.json"] if run is not None else [])
+    file = next((file for file in candidates if file.is_file()), None)
+    if file is None:
+        raise BadInput(
+            f"{path}: no model; wanted a run directory, one of its checkpoints, or weights with a {CONFIG_FILES[0]}"
+        )
+    values = _read_json(file)
+    return file, values.get("cfg") or values  # gpjt's published models have theirs inside
+
+
+def _read_weights(path: Path) -> dict[str, Tensor]:
+    names = [WEIGHTS]
+    if (path / INDEX).is_file():
+        names = sorted(set(_read_json(path / INDEX).get("weight_map", {}).values()))
+    weights: dict[str, Tensor] = {}
+    for name in names:
+        try:
+            weights |= load_file(path / name)
+        except FileNotFoundError as error:
+            raise BadInput(f"{path / name}: missing; wanted weights as safetensors") from error
+        except SafetensorError as error:
+            raise BadInput(f"{path / name}: damaged: {error}") from error
+    return weights
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(file.read_text())
+    except ValueError as error:
+        raise BadInput(f"{file}: not JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise BadInput(f"{file}: got {type(values).__name__}, wanted a JSON object")
+    return values
+
+
+def _download(reference: str) -> Path:
+    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", reference, re.ASCII):
+        raise BadInput(f"{reference}: no such directory; wanted a run, a checkpoint, or a model of the hub, OWNER/NAME")
+    from huggingface_hub import snapshot_download
+
+    show_bars_in_terminals_only()
+    try:
+        return Path(snapshot_download(reference, allow_patterns=HUB_FILES))
+    except Exception as error:  # the hub client raises errors of its own and lets its transport's through
+        detail = " ".join(str(error).split()) or type(error).__name__
+        raise BadInput(f"{reference}: no such directory, and no model of the hub that can be had: {detail}") from error
+
+
+def _tokenizer(path: Path, run: Path | None, wanted: str | None, config: ModelConfig) -> Tokenizer:
+    if wanted is not None:
+        loaded = load_tokenizer(wanted)
+    else:
+        loaded = read_tokenizer_files(path) or load_tokenizer(_recorded_tokenizer(path if run is None else run, config))
     if loaded.vocabulary_size > config.vocab_size:
         raise BadInput(
-            f"tokenizer {loaded.name}: got {loaded.vocabulary_size} ids, but the model of {run_directory} "
+            f"tokenizer {loaded.name}: got {loaded.vocabulary_size} ids, but the model of {path} "
             f"knows {config.vocab_size}; pass the tokenizer of its tokens with --tokenizer"
         )
     return loaded
 
 
-def _recorded_tokenizer(run_directory: Path, config: ModelConfig) -> str:
+def _recorded_tokenizer(directory: Path, config: ModelConfig) -> str:
     """Return the tokenizer of the run's tokens as `resolved.json` names it; public GPT-2 token sets name none."""
-    record = run_directory / checkpoint.RESOLVED
+    record = directory / checkpoint.RESOLVED
     entry = json.loads(record.read_text()).get("tokenizer") if record.is_file() else None
     if entry is not None:
-        return str(run_directory / RANKS_FILE) if entry["ranks_file"] else str(entry["name"])
+        return str(directory / RANKS_FILE) if entry["ranks_file"] else str(entry["name"])
     if config.vocab_size == GPT2_VOCABULARY_SIZE:
         return "gpt2"
     raise BadInput(f"{record}: does not name the tokenizer of the run's tokens; pass it with --tokenizer")

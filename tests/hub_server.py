@@ -17,7 +17,7 @@ OWNER = "owner"
 
 
 class Hub:
-    """Datasets by "OWNER/NAME", each a folder, and what was asked of them."""
+    """Datasets and models by "OWNER/NAME", each a folder, and what was asked of them."""
 
     def __init__(self, datasets: dict[str, Path]):
         self.datasets = datasets
@@ -98,8 +98,9 @@ class Handler(BaseHTTPRequestHandler):
                 assert self.hub.new is not None
                 self.hub.datasets[name] = self.hub.new / name
                 self.hub.datasets[name].mkdir(parents=True)
-            return self.reply({"url": f"{self.hub.url}/datasets/{name}"}, status)
-        name = next(name for name in self.hub.datasets if f"/datasets/{name}" in path)
+            kind = "datasets/" if wanted.get("type") == "dataset" else ""
+            return self.reply({"url": f"{self.hub.url}/{kind}{name}"}, status)
+        name = next(name for name in self.hub.datasets if f"/{name}" in path)
         folder = self.hub.datasets[name]
         if path.endswith("/preupload/main"):
             modes = [
@@ -135,11 +136,12 @@ class Handler(BaseHTTPRequestHandler):
         path = unquote(urlparse(self.path).path)
         self.hub.requests.append(f"{self.command} {path} {self.headers.get('Range', '')}".strip())
         for name, folder in self.hub.datasets.items():
-            if path.startswith(f"/api/datasets/{name}"):
-                return self.describe(path.removeprefix(f"/api/datasets/{name}"), name, folder, posted)
-            prefix = f"/datasets/{name}/resolve/"
-            if path.startswith(prefix):
-                return self.file(folder / path.removeprefix(prefix).partition("/")[2], body=body)
+            for kind, files in (("datasets", "/datasets"), ("models", "")):
+                if path.startswith(f"/api/{kind}/{name}"):
+                    return self.describe(path.removeprefix(f"/api/{kind}/{name}"), name, folder, posted)
+                if path.startswith(f"{files}/{name}/resolve/"):
+                    rest = path.removeprefix(f"{files}/{name}/resolve/")
+                    return self.file(folder / rest.partition("/")[2], body=body)
         return self.send(404, b'{"error": "Repository not found"}', {"X-Error-Code": "RepoNotFound"})
 
     def describe(self, rest: str, name: str, folder: Path, posted: bytes) -> None:

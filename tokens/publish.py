@@ -5,13 +5,12 @@ end shows all of them at once, so nobody downloads half a dataset.
 """
 
 import json
-import re
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from errors import BadInput
+from hub_client import CARD, check_logged_in, check_names, explained, upload
 from tokens.audit import verify
 from tokens.dataset_card import dataset_card
 from tokens.ledger import LEDGER
@@ -23,10 +22,7 @@ from tokens.splits import SPLITS
 from tokens.tokenizer import RANKS_FILE
 
 if TYPE_CHECKING:
-    from huggingface_hub import HfApi
     from huggingface_hub.hf_api import DatasetInfo
-
-CARD = "README.md"
 
 
 def push(directory: Path, repository: str, *, private: bool, license_name: str | None) -> list[str]:
@@ -34,10 +30,10 @@ def push(directory: Path, repository: str, *, private: bool, license_name: str |
 
     Raises BadInput where there is nothing to publish, for damaged files, and when the hub cannot be reached or refuses.
     """
-    _check_names(repository, license_name)
+    check_names(repository, license_name)
     if read_manifest(directory) is None:
         raise BadInput(f"{directory / MANIFEST}: missing; only a finished preparation can be published")
-    _check_logged_in()
+    check_logged_in()
     lines = verify(str(directory))
     values = json.loads((directory / MANIFEST).read_text())
     _check_verified(directory, values)
@@ -54,11 +50,11 @@ def push(directory: Path, repository: str, *, private: bool, license_name: str |
             lines.append(f"{repository}: its {CARD} is kept; delete it on the hub to get a new one")
         else:
             files[CARD] = dataset_card(repository, files, public_manifest(values), license_name).encode()
-        _upload(api, repository, files)
+        upload(api, repository, files, "dataset", "Tokens prepared by Lockstep")
     except BadInput:
         raise
     except Exception as error:  # the hub client raises errors of its own and lets its transport's through
-        raise BadInput(f"dataset {repository}: cannot be uploaded: {_detail(error)}") from error
+        raise BadInput(f"dataset {repository}: cannot be uploaded: {explained(error)}") from error
     return [*lines, f'{url}: {len(files)} files; "dataset": "{repository}" in train.json trains on them']
 
 
@@ -101,33 +97,6 @@ def _public_ledger(path: Path) -> bytes:
     )
 
 
-def _upload(api: "HfApi", repository: str, files: dict[str, Path | bytes]) -> None:
-    from huggingface_hub import CommitOperationAdd
-    from huggingface_hub.utils.tqdm import disable_progress_bars
-
-    if not sys.stderr.isatty():
-        disable_progress_bars()
-    operations = [CommitOperationAdd(name, content) for name, content in files.items()]
-    for operation in operations:
-        # One by one: what has arrived is known to the hub, committed or not, and the same command passes over it.
-        api.preupload_lfs_files(repository, [operation], repo_type="dataset", free_memory=False)
-    api.create_commit(repository, operations, commit_message="Tokens prepared by Lockstep", repo_type="dataset")
-
-
-def _check_names(repository: str, license_name: str | None) -> None:
-    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", repository, re.ASCII):
-        raise BadInput(f"{repository}: no name of a dataset; wanted OWNER/NAME, as in its address on the hub")
-    if license_name is not None and not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", license_name):
-        raise BadInput(f"--license: got '{license_name}', wanted an identifier of the hub, as mit, odc-by or cc-by-4.0")
-
-
-def _check_logged_in() -> None:
-    from huggingface_hub import get_token
-
-    if get_token() is None:
-        raise BadInput("no token of the Hugging Face hub: run `hf auth login`, or set HF_TOKEN")
-
-
 def _check_verified(directory: Path, values: dict[str, Any]) -> None:
     """Raise BadInput for a manifest that lists anything but token files beside it: of other names verify reads none."""
     for name in values["files"]:
@@ -146,14 +115,3 @@ def _check_repository(repository: str, there: "DatasetInfo", values: dict[str, A
                 raise BadInput(
                     f"{repository}: has another {file.rfilename} than {MANIFEST} lists; pass another name, or delete it"
                 )
-
-
-def _detail(error: BaseException) -> str:
-    while type(error) is RuntimeError and error.__cause__ is not None:  # "Error while uploading"
-        error = error.__cause__
-    status = getattr(getattr(error, "response", None), "status_code", None)
-    said = getattr(error, "server_message", None) or str(error).strip() or type(error).__name__
-    detail = " ".join(said.split())
-    if status in (401, 403):
-        return f"{detail}; run `hf auth login` with a token that may write to it"
-    return f"{detail}; the same command goes on"

@@ -102,6 +102,10 @@ class ByteTokenizer:
     def encode_batch(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
         return _joined([self.encode(text) for text in texts])
 
+    def ranks(self) -> dict[bytes, int]:
+        """Return the id of every byte sequence that has one, special tokens left out."""
+        return {bytes([byte]): byte for byte in range(256)}
+
     def decode(self, ids: list[int]) -> str:
         parts = b"".join(END_OF_TEXT.encode() if token == self.end_of_text_id else bytes([token]) for token in ids)
         return parts.decode("utf-8", errors="replace")
@@ -144,6 +148,16 @@ class BytePairTokenizer:
         return {token: self._encoding.encode_single_token(token) for token in self._encoding.token_byte_values()}
 
 
+def byte_pair_tokenizer(name: str, ranks: dict[bytes, int], ranks_file: Path | None) -> BytePairTokenizer:
+    """Return the tokenizer of ranks 0, 1, 2, ... with GPT-2's way of splitting text."""
+    import tiktoken
+    from tiktoken_ext.openai_public import r50k_pat_str  # GPT-2's pre-tokenization pattern
+
+    special_tokens = {END_OF_TEXT: len(ranks)}
+    encoding = tiktoken.Encoding(name, pat_str=r50k_pat_str, mergeable_ranks=ranks, special_tokens=special_tokens)
+    return BytePairTokenizer(name, encoding, ranks_file)
+
+
 def _joined(parts: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate(parts), np.array([len(part) for part in parts], np.int64)
 
@@ -162,9 +176,6 @@ def _load_gpt2() -> Tokenizer:
 
 
 def _load_ranks(path: Path) -> Tokenizer:
-    import tiktoken
-    from tiktoken_ext.openai_public import r50k_pat_str  # GPT-2's pre-tokenization pattern
-
     if not path.is_file():
         raise BadInput(f"{path}: no such ranks file; wanted lines of 'BASE64 RANK' as tiktoken writes them")
     ranks: dict[bytes, int] = {}
@@ -176,10 +187,4 @@ def _load_ranks(path: Path) -> Tokenizer:
             raise BadInput(f"{path}: line {number}: got {line[:40]!r}, wanted 'BASE64 RANK'") from error
     if sorted(ranks.values()) != list(range(len(ranks))) or len(ranks) < 256:
         raise BadInput(f"{path}: got {len(ranks)} ranks, wanted each of 0, 1, 2, ... once and at least 256")
-    encoding = tiktoken.Encoding(
-        name=path.stem,
-        pat_str=r50k_pat_str,
-        mergeable_ranks=ranks,
-        special_tokens={END_OF_TEXT: len(ranks)},
-    )
-    return BytePairTokenizer(path.name, encoding, ranks_file=path)
+    return byte_pair_tokenizer(path.name, ranks, ranks_file=path)

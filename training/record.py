@@ -46,7 +46,9 @@ def resolved(run: Run, plan: Plan, token_set: TokenSet) -> dict[str, Any]:
     }
 
 
-def write_record(run: Run, config: dict[str, Any], token_set: TokenSet, ranks: Ranks) -> None:
+def write_record(
+    run: Run, config: dict[str, Any], token_set: TokenSet, ranks: Ranks, price_per_hour: float | None
+) -> None:
     """Write `resolved.json`, and the tokenizer's ranks beside it, so that the run can be read without its tokens.
 
     Raises BadInput where that cannot be done.
@@ -58,6 +60,7 @@ def write_record(run: Run, config: dict[str, Any], token_set: TokenSet, ranks: R
         "token_files": directories if len(directories) > 1 else directories[0],
         "tokenizer": tokenizer,
         "environment": environment(ranks),
+        "price_per_hour": price_per_hour,  # of the machine, USD
         "command": sys.argv,
     }
     try:

@@ -100,7 +100,7 @@ def _train(run: Run, options: Options, ranks: Ranks, ledger: Ledger, watch: Watc
         outcome, lines = self_test(trainer)
         _say(ranks, lines)
         job = attrs.evolve(job, config={**job.config, "self_test": outcome})
-        from_coordinator(ranks, lambda: write_record(run, job.config, token_set, ranks))
+        from_coordinator(ranks, lambda: write_record(run, job.config, token_set, ranks, job.price_per_hour))
     options.signals.training_begins()
     loop = Loop(trainer, job, state, ledger)
     watch.on_orphaned = options.signals.ask

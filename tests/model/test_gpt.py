@@ -10,7 +10,8 @@ from jaxtyping import TypeCheckError
 from model.config import GPT2_SIZES, ModelConfig, flops_per_token, parameter_count
 from model.gpt import GPT, initialize
 from model.loss import next_token_loss, sequence_losses
-from model.pretrained import from_hugging_face, load_plain, padded, unpadded
+from model.naming import to_plain
+from model.pretrained import load_plain, padded, unpadded
 
 PUBLISHED_PARAMETERS = {"124M": 124_439_808, "350M": 354_823_168, "774M": 774_030_080, "1.5B": 1_557_611_200}
 SMALL = ModelConfig(
@@ -60,7 +61,7 @@ def test_logits_match_hugging_face(tied: bool) -> None:
         for parameter in theirs.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.05)
     ours = GPT(attrs.evolve(SMALL, tie_weights=tied)).eval()
-    load_plain(ours, from_hugging_face(theirs.state_dict(), ours.config))
+    load_plain(ours, to_plain(dict(theirs.state_dict())))
     tokens = torch.randint(SMALL.vocab_size, (3, 48))
     with torch.no_grad():
         difference = (ours(tokens) - theirs(tokens).logits).abs().max()

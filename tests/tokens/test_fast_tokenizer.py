@@ -17,8 +17,9 @@ import pytest
 from tests.conftest import shared
 from tests.tokens.test_tokenizer import reference
 from tokens import fast_tokenizer
-from tokens.fast_tokenizer import FastBytePairEncoder, Recipe, _halves, encoders, write_recipe
+from tokens.fast_tokenizer import FastBytePairEncoder, Recipe, encoders, write_recipe
 from tokens.tokenizer import PROBE, BytePairTokenizer, fingerprint, load_tokenizer
+from tokens.tokenizer_files import _halves
 from tokens.work import _encoder
 
 RANKS = str(shared("gpt2.tiktoken"))

@@ -163,7 +163,7 @@ def refusal(done: "subprocess.CompletedProcess[str]") -> str:
 
 def test_what_cannot_be_published_is_refused_before_anything_is_sent(prepared: Path, hub: Hub, tmp_path: Path) -> None:
     assert "no token of the Hugging Face hub: run `hf auth login`" in refusal(push(hub, prepared, NAME, token=None))
-    assert "tokens: no name of a dataset; wanted OWNER/NAME" in refusal(push(hub, prepared, "tokens"))
+    assert "tokens: no name on the hub; wanted OWNER/NAME" in refusal(push(hub, prepared, "tokens"))
     assert "wanted OWNER/NAME" in refusal(push(hub, prepared, "datasets/owner/tokens"))
     assert "--license: got 'a: b', wanted an identifier" in refusal(push(hub, prepared, NAME, "--license", "a: b"))
     assert "manifest.json: missing; only a finished preparation" in refusal(push(hub, tmp_path, NAME))

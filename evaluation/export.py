@@ -1,0 +1,112 @@
+"""A model as a directory that Hugging Face's libraries load as their own GPT-2, without code of ours."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import attrs
+from safetensors.torch import save_file
+
+from errors import BadInput
+from evaluation.load import Trained
+from evaluation.model_card import model_card
+from files import replace_file
+from hub_client import CARD, check_logged_in, check_names, explained, upload
+from model.config import ModelConfig
+from model.gpt import INITIAL_STD
+from model.naming import to_hugging_face
+from model.pretrained import unpadded
+from tokens.tokenizer_files import write_tokenizer_files
+
+CONFIG, GENERATION, WEIGHTS = "config.json", "generation_config.json", "model.safetensors"
+
+
+@attrs.frozen(kw_only=True)
+class Publication:
+    """Where a model goes on the hub, and what is said of it."""
+
+    repository: str | None  # OWNER/NAME; None: nowhere
+    private: bool
+    license_name: str | None  # an identifier of the hub
+
+    def check(self) -> None:
+        """Raise BadInput before anything is written for what would be refused at the end."""
+        check_names(self.repository or "owner/name", self.license_name)
+        if self.repository is not None:
+            check_logged_in()
+
+
+def export(trained: Trained, directory: Path, publication: Publication) -> None:
+    """Write the directory, all of it or nothing. Raises BadInput where there is something already."""
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise BadInput(f"{directory}: exists; pass another folder, or delete it")
+    partial = directory.with_name(f".partial-{directory.name}")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        partial.mkdir(parents=True)
+        _write(trained, partial, publication.repository or directory.name, publication.license_name)
+        if directory.exists():
+            directory.rmdir()
+        partial.rename(directory)
+    except OSError as error:
+        raise BadInput(f"{directory}: cannot be written: {error}") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def push(directory: Path, publication: Publication) -> str:
+    """Upload an exported directory; return its address. Raises BadInput when the hub cannot be reached or refuses."""
+    from huggingface_hub import HfApi
+
+    repository = publication.repository
+    assert repository is not None
+    api = HfApi()
+    try:
+        url = api.create_repo(repository, private=publication.private or None, exist_ok=True)
+        if publication.private and not api.model_info(repository).private:
+            raise BadInput(f"{repository}: exists and is public; make it private on the hub, or pass another name")
+        files: dict[str, Path | bytes] = {path.name: path for path in sorted(directory.iterdir())}
+        upload(api, repository, files, "model", "A model trained by Lockstep")
+    except BadInput:
+        raise
+    except Exception as error:  # the hub client raises errors of its own and lets its transport's through
+        raise BadInput(f"model {repository}: cannot be uploaded: {explained(error)}") from error
+    return str(url)
+
+
+def _write(trained: Trained, directory: Path, name: str, license_name: str | None) -> None:
+    network, config = trained.network, trained.network.config
+    plain = {key: unpadded(key, value.detach().cpu(), config) for key, value in network.named_parameters()}
+    save_file(to_hugging_face(plain, config), directory / WEIGHTS, metadata={"format": "pt"})
+    write_tokenizer_files(trained.tokenizer, directory, config.context_length)
+    end = {"bos_token_id": trained.tokenizer.end_of_text_id, "eos_token_id": trained.tokenizer.end_of_text_id}
+    for file, values in (
+        (CONFIG, _config(config) | end),
+        (GENERATION, {**end, "pad_token_id": trained.tokenizer.end_of_text_id}),
+    ):
+        replace_file(directory / file, json.dumps(values, indent=2) + "\n")
+    replace_file(directory / CARD, model_card(trained, name, license_name))
+    (directory / WEIGHTS).chmod((directory / CARD).stat().st_mode)  # safetensors lets nobody else read it
+
+
+def _config(config: ModelConfig) -> dict[str, Any]:
+    """Return what Hugging Face's GPT2Config reads."""
+    return {
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
+        "vocab_size": config.vocab_size,
+        "n_positions": config.context_length,
+        "n_ctx": config.context_length,
+        "n_embd": config.emb_dim,
+        "n_layer": config.n_layers,
+        "n_head": config.n_heads,
+        "n_inner": None,
+        "activation_function": "gelu_new",
+        "layer_norm_epsilon": 1e-5,
+        "initializer_range": INITIAL_STD,
+        **dict.fromkeys(["attn_pdrop", "embd_pdrop", "resid_pdrop"], config.drop_rate),
+        "tie_word_embeddings": config.tie_weights,
+        "torch_dtype": "float32",
+        "use_cache": True,
+    }

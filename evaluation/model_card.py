@@ -1,0 +1,123 @@
+"""The README.md of an exported model, from what its run recorded. What is not known has no line."""
+
+import json
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from evaluation.load import Trained
+from model.config import ModelConfig, parameter_count
+from tokens.publish import public_name
+from training import checkpoint
+from training.metrics import read_metrics
+
+
+def model_card(trained: Trained, name: str, license_name: str | None) -> str:
+    """Return the card; the front matter is what the hub reads. `name`: OWNER/NAME or a folder's."""
+    config = trained.network.config
+    front = [
+        "---",
+        *([f"license: {license_name}"] if license_name else []),
+        "library_name: transformers",
+        "pipeline_tag: text-generation",
+        "tags:\n- gpt2\n- lockstep",
+        "---",
+    ]
+    body = [
+        f"# {name.rpartition('/')[2]}",
+        f"A GPT-2 of {parameter_count(config):,} parameters, a base model: it continues text and follows no "
+        "instructions. Loaded as Hugging Face's own GPT-2, without remote code:",
+        _code(name),
+        "## Model",
+        _table(_shape(trained, config)),
+    ]
+    training = list(_training(trained))
+    if training:
+        body += ["## Training", "By Lockstep's `train.py`, from random weights.", _table(training)]
+    return "\n".join(front) + "\n\n" + "\n\n".join(body) + "\n"
+
+
+def _shape(trained: Trained, config: ModelConfig) -> Iterator[tuple[str, str]]:
+    yield "layers, heads, width", f"{config.n_layers}, {config.n_heads}, {config.emb_dim}"
+    yield "context", f"{config.context_length:,} tokens"
+    yield "tokenizer", f"`{trained.tokenizer.name}`: {trained.tokenizer.vocabulary_size:,} ids"
+    yield "output head", "the token embedding" if config.tie_weights else "weights of its own"
+    yield "bias of queries, keys and values", "yes" if config.qkv_bias else "no: zeros here"
+    yield "weights", "fp32"
+
+
+def _training(trained: Trained) -> Iterator[tuple[str, str]]:
+    """Yield what is known of the run, in a reader's order."""
+    if trained.run is None or not (trained.path / checkpoint.STATE).is_file():
+        return
+    state = checkpoint.read_state(trained.path)
+    config = state["config"]
+    train = config["train"]
+    record = trained.run / checkpoint.RESOLVED
+    known: dict[str, Any] = json.loads(record.read_text()) if record.is_file() else {}
+    length = config["model"]["context_length"]
+    yield "dataset", ", ".join(f"`{_dataset(entry)}`" for entry in _listed(train["dataset"]))
+    yield "tokens", f"{state['tokens']:,}"
+    batch = config["global_batch_size"]
+    yield "global batch", f"{batch:,} sequences of {length:,} tokens, {batch * length:,} tokens"
+    yield "updates", f"{state['step']:,} of {config['steps']:,}"
+    yield "optimizer", _optimizer(train)
+    yield "seed", str(train["random_seed"])
+    yield from _losses(trained, state)
+    hours = state["elapsed_seconds"] / 3600
+    environment = known.get("environment", {})
+    if environment:
+        yield "machine", f"{environment['world_size']} x {environment['device']}"
+        yield "precision", str(config.get("numerics", {}).get("precision", train["precision"]))
+        yield "software", f"torch {environment['packages']['torch']}, Python {environment['python']}"
+    yield "time", f"{hours:,.2f} hours"
+    price = known.get("price_per_hour")
+    if price is not None:
+        yield "cost", f"${price * hours:,.2f} at ${price:,.2f} an hour"
+    if config.get("git_commit"):
+        yield "commit", f"`{config['git_commit']}`"
+
+
+def _losses(trained: Trained, state: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    assert trained.run is not None
+    losses = [
+        record["train_loss"]
+        for record in read_metrics(trained.run)
+        if "train_loss" in record and record["step"] <= state["step"]
+    ]
+    if losses:
+        yield "training loss", f"{losses[-1]:.4f} nats a token"
+    loss = state["validation_loss"]
+    if loss is not None:
+        yield "validation loss", f"{loss:.4f} nats a token (perplexity {math.exp(loss):,.2f})"
+
+
+def _optimizer(train: dict[str, Any]) -> str:
+    values = {key: train.get(key) for key in ("learning_rate", "adam_beta1", "adam_beta2", "weight_decay")}
+    schedule = "warm-up, then cosine" if train["schedule_learning_rate"] else "constant"
+    return (
+        f"AdamW, learning rate {values['learning_rate']:g} ({schedule}), betas {values['adam_beta1']:g} and "
+        f"{values['adam_beta2']:g}, weight decay {values['weight_decay']:g}"
+    )
+
+
+def _listed(dataset: Any) -> list[str]:
+    return [dataset] if isinstance(dataset, str) else [entry["dataset"] for entry in dataset]
+
+
+def _dataset(name: str) -> str:
+    """Return a dataset's name without folders of this machine; OWNER/NAME of the hub as it is."""
+    return name if name.count("/") == 1 and not name.startswith(("/", ".")) else public_name(name)
+
+
+def _table(rows: Any) -> str:
+    return "| | |\n|---|---|\n" + "\n".join(f"| {key} | {value} |" for key, value in rows)
+
+
+def _code(name: str) -> str:
+    return f"""```python
+from transformers import pipeline
+
+speak = pipeline("text-generation", "{name}")
+print(speak("Every effort moves you", max_new_tokens=40)[0]["generated_text"])
+```"""

@@ -1,0 +1,146 @@
+"""GPT-2 weights under the names that other programs give them, and back under Hugging Face's.
+
+Understood are the names of Hugging Face, nanoGPT, OpenAI's released code and gpjt/ddp-base-model-from-scratch, which
+are those of Raschka's book, inside whatever wrapped the module when it was saved (DDP, torch.compile, a model class).
+C embedding width, L layers, T context length, V vocabulary size.
+"""
+
+import re
+
+import torch
+from torch import Tensor
+
+from model.config import ModelConfig
+
+WRAPPERS = re.compile(r"(?:(?:module|_orig_mod|model|transformer)[./])+")
+PARAMETER = re.compile(
+    r"(?:(?:h|trf_blocks|blocks)\.(?P<layer>\d+)\.)?(?P<module>.+?)(?:\.(?P<leaf>weight|bias|scale|shift|[gbw]))?"
+)
+LEAVES = {"scale": "weight", "g": "weight", "w": "weight", "shift": "bias", "b": "bias", None: "weight"}
+# What a module of another program is called here; the parts of a block before the others.
+MODULES = {
+    **{"ln_1": "attention_norm", "attn.c_attn": "attention.qkv", "attn.c_proj": "attention.output"},
+    **{"ln_2": "mlp_norm", "mlp.c_fc": "mlp.up", "mlp.c_proj": "mlp.down"},
+    **{"norm1": "attention_norm", "att.out_proj": "attention.output"},
+    **{"norm2": "mlp_norm", "ff.layers.0": "mlp.up", "ff.layers.2": "mlp.down"},
+    **{"wte": "token_embedding", "wpe": "position_embedding", "ln_f": "final_norm", "lm_head": "head"},
+    **{"tok_emb": "token_embedding", "pos_emb": "position_embedding", "out_head": "head"},
+}
+BUFFERS = ("attn", "attn.masked_bias", "att.mask")  # causal masks; of the first, the leaf is called bias
+APART = ("att.W_query", "att.W_key", "att.W_value")  # in the order of attention.qkv
+BLOCK = ("attention_norm", "attention.qkv", "attention.output", "mlp_norm", "mlp.up", "mlp.down")
+PROJECTIONS = ("attention.qkv", "attention.output", "mlp.up", "mlp.down")
+HUGGING_FACE = {
+    ours: theirs for theirs, ours in reversed(MODULES.items()) if theirs.startswith(("ln", "attn", "mlp", "w", "lm"))
+}
+
+
+def to_plain(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return a plain state dict of weights under any of the names, in fp32.
+
+    A head that equals the token embedding is left out: it is tied. Raises ValueError naming a parameter that GPT-2 does
+    not have, or that is missing.
+    """
+    plain: dict[str, Tensor] = {}
+    for name, value in state.items():
+        place = _place(name)
+        if place is not None:
+            # OpenAI's projections are convolutions of width 1: (1, in, out)
+            plain[place] = (value[0] if value.dim() == 3 and value.shape[0] == 1 else value).float()
+    for layer in range(_layers(plain)):
+        _join(plain, f"blocks.{layer}")
+    _transpose(plain)
+    head = plain.get("head.weight")
+    if head is not None and torch.equal(head, plain.get("token_embedding.weight", head[:0])):
+        del plain["head.weight"]
+    _complete(plain)
+    return plain
+
+
+def config_of(plain: dict[str, Tensor], heads: int) -> ModelConfig:
+    """Return the shape of the network that a plain state dict is of. Raises ValueError where `heads` do not fit."""
+    vocabulary, width = plain["token_embedding.weight"].shape
+    return ModelConfig(
+        vocab_size=vocabulary,
+        context_length=plain["position_embedding.weight"].shape[0],
+        emb_dim=width,
+        n_heads=heads,
+        n_layers=_layers(plain),
+        qkv_bias="blocks.0.attention.qkv.bias" in plain,
+        tie_weights="head.weight" not in plain,
+    )
+
+
+def to_hugging_face(plain: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+    """Return a plain state dict under the names and in the layout of Hugging Face's GPT2LMHeadModel.
+
+    It has a bias for queries, keys and values in any case; of a model without one it is zero.
+    """
+    theirs = {}
+    for name, value in plain.items():
+        module, _, leaf = name.rpartition(".")
+        if module == "head":
+            theirs["lm_head.weight"] = value.contiguous()
+            continue
+        block = re.match(r"blocks\.(\d+)\.", module)
+        part = module[block.end() :] if block else module
+        where = f"transformer.h.{block[1]}" if block else "transformer"
+        transposed = part in PROJECTIONS and leaf == "weight"
+        theirs[f"{where}.{HUGGING_FACE[part]}.{leaf}"] = (value.t() if transposed else value).contiguous()
+    if not config.qkv_bias:
+        for layer in range(config.n_layers):
+            theirs[f"transformer.h.{layer}.attn.c_attn.bias"] = torch.zeros(3 * config.emb_dim)
+    return theirs
+
+
+def _place(name: str) -> str | None:
+    """Return the name of a parameter here, or nearly; None for a buffer. Raises ValueError for one GPT-2 lacks."""
+    wrapper = WRAPPERS.match(name)
+    inner = name[wrapper.end() :] if wrapper else name
+    found = PARAMETER.fullmatch(re.sub(r"^h(\d)", r"h.\1", inner.replace("/", ".")))
+    assert found is not None  # its module takes anything
+    module = found["module"]
+    if module in BUFFERS:
+        return None
+    known = MODULES.get(module, module)
+    if known not in (*BLOCK, *APART, *MODULES.values()) and known != "final_norm":
+        raise ValueError(f"parameter {name} is none of GPT-2's")
+    prefix = "" if found["layer"] is None else f"blocks.{found['layer']}."
+    return f"{prefix}{known}.{LEAVES.get(found['leaf'], found['leaf'])}"
+
+
+def _layers(plain: dict[str, Tensor]) -> int:
+    numbers = {int(found[1]) for name in plain if (found := re.match(r"blocks\.(\d+)\.", name))}
+    return max(numbers) + 1 if numbers else 0
+
+
+def _join(plain: dict[str, Tensor], block: str) -> None:
+    """Make one projection of those that are apart."""
+    for leaf in ("weight", "bias"):
+        parts = [plain.pop(f"{block}.{name}.{leaf}") for name in APART if f"{block}.{name}.{leaf}" in plain]
+        if len(parts) == len(APART):
+            plain[f"{block}.attention.qkv.{leaf}"] = torch.cat(parts)
+        elif parts:
+            raise ValueError(f"{block}: got {len(parts)} of the three {leaf}s of queries, keys and values")
+
+
+def _transpose(plain: dict[str, Tensor]) -> None:
+    """Bring projections of (in, out) into the order of nn.Linear; which they are, the widest of them tells."""
+    widest = plain.get("blocks.0.attention.qkv.weight")
+    if widest is None or widest.dim() != 2 or widest.shape[0] > widest.shape[1]:
+        return
+    for name, value in plain.items():
+        if name.startswith("blocks.") and name.endswith(tuple(f"{part}.weight" for part in PROJECTIONS)):
+            plain[name] = value.t()
+
+
+def _complete(plain: dict[str, Tensor]) -> None:
+    """Add the biases that nanoGPT can do without, but for those that a model may lack here as well."""
+    wanted = [f"blocks.{layer}.{part}" for layer in range(_layers(plain)) for part in BLOCK]
+    for module in ("token_embedding", "position_embedding", *wanted, "final_norm"):
+        if f"{module}.weight" not in plain:
+            raise ValueError(f"parameter {module}.weight is missing")
+        if not module.endswith(("embedding", "attention.qkv")) and f"{module}.bias" not in plain:
+            plain[f"{module}.bias"] = torch.zeros(plain[f"{module}.weight"].shape[0])
+    if not wanted:
+        raise ValueError("it has no block")
