@@ -20,7 +20,7 @@ def replace_file(path: Path, text: str, *, durable: bool = False) -> None:
     """Give a file another content: all of it, or on an error none. `durable`: wait until it is on the disk."""
     partial = path.with_name(f".partial-{path.name}")
     try:
-        partial.write_text(text)
+        partial.write_text(text, encoding="utf-8")
         if durable:
             sync(partial)
         partial.replace(path)

@@ -1,11 +1,13 @@
 """A model as a directory that Hugging Face's libraries load as their own GPT-2, without code of ours."""
 
+import filecmp
 import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import attrs
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from errors import BadInput
@@ -19,6 +21,7 @@ from model.naming import to_hugging_face
 from model.pretrained import unpadded
 from tokens.tokenizer_files import write_tokenizer_files
 
+LONGEST_GENERATION = 256  # tokens unless told otherwise: pipelines' own default, which a short context does not hold
 CONFIG, GENERATION, WEIGHTS = "config.json", "generation_config.json", "model.safetensors"
 
 
@@ -38,18 +41,27 @@ class Publication:
 
 
 def export(trained: Trained, directory: Path, publication: Publication) -> None:
-    """Write the directory, all of it or nothing. Raises BadInput where there is something already."""
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        raise BadInput(f"{directory}: exists; pass another folder, or delete it")
+    """Write the directory, all of it or nothing. Raises BadInput where there is something else already.
+
+    An export of the same weights that is to be pushed is left as it is: an earlier push may have failed.
+    """
+    directory = directory.resolve()
     partial = directory.with_name(f".partial-{directory.name}")
     shutil.rmtree(partial, ignore_errors=True)
     try:
+        empty = not directory.exists() or (directory.is_dir() and not any(directory.iterdir()))
+        if not empty and (publication.repository is None or not (directory / WEIGHTS).is_file()):
+            raise BadInput(f"{directory}: exists; pass another folder, or delete it")
         partial.mkdir(parents=True)
         _write(trained, partial, publication.repository or directory.name, publication.license_name)
+        if not empty:
+            if not filecmp.cmp(directory / WEIGHTS, partial / WEIGHTS, shallow=False):
+                raise BadInput(f"{directory}: holds other weights; pass another folder, or delete it")
+            return
         if directory.exists():
             directory.rmdir()
         partial.rename(directory)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise BadInput(f"{directory}: cannot be written: {error}") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -81,9 +93,10 @@ def _write(trained: Trained, directory: Path, name: str, license_name: str | Non
     save_file(to_hugging_face(plain, config), directory / WEIGHTS, metadata={"format": "pt"})
     write_tokenizer_files(trained.tokenizer, directory, config.context_length)
     end = {"bos_token_id": trained.tokenizer.end_of_text_id, "eos_token_id": trained.tokenizer.end_of_text_id}
+    most = min(LONGEST_GENERATION, max(1, config.context_length // 2))
     for file, values in (
         (CONFIG, _config(config) | end),
-        (GENERATION, {**end, "pad_token_id": trained.tokenizer.end_of_text_id}),
+        (GENERATION, {**end, "pad_token_id": trained.tokenizer.end_of_text_id, "max_new_tokens": most}),
     ):
         replace_file(directory / file, json.dumps(values, indent=2) + "\n")
     replace_file(directory / CARD, model_card(trained, name, license_name))

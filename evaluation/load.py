@@ -20,6 +20,7 @@ from model.pretrained import load_plain
 from tokens.tokenizer import RANKS_FILE, Tokenizer, load_tokenizer
 from tokens.tokenizer_files import read_tokenizer_files
 from training import checkpoint
+from training.ranks import Ranks, together
 from training.state_files import WEIGHTS
 
 GPT2_VOCABULARY_SIZE = 50_257
@@ -39,20 +40,38 @@ HUB_FILES = [*CONFIG_FILES, "*.safetensors", INDEX, "tokenizer*.json", "vocab.js
 
 
 @attrs.frozen
+class Place:
+    """Where a model lies."""
+
+    path: Path  # of the checkpoint or model directory
+    run: Path | None  # the run directory that it belongs to
+
+    @property
+    def is_own(self) -> bool:
+        """True for a checkpoint of ours, which tells how it was made."""
+        return (self.path / checkpoint.STATE).is_file()
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """What the run wrote about itself, if it did."""
+        file = None if self.run is None else self.run / checkpoint.RESOLVED
+        return _read_json(file) if file is not None and file.is_file() else {}
+
+
+@attrs.frozen
 class Trained:
     """A model ready to be asked, in fp32 on its device."""
 
     network: GPT
     tokenizer: Tokenizer
-    path: Path  # of the checkpoint or model directory
-    run: Path | None  # the run directory that it belongs to
+    place: Place
 
 
-def load_trained(reference: str, name: str | None, tokenizer: str | None, device: torch.device) -> Trained:
-    """Load the model that a command line names: a directory, or OWNER/NAME on the hub.
+def locate(reference: str, name: str | None) -> Place:
+    """Find the model that a command line names: a directory, or OWNER/NAME on the hub, which is downloaded.
 
-    `name`: which checkpoint of a run; None takes `best`, or `latest` where nothing was validated. `tokenizer` overrides
-    the one that belongs to the model. Raises BadInput naming what is missing or damaged.
+    `name`: which checkpoint of a run; None takes `best`, or `latest` where nothing was validated. Raises BadInput where
+    there is none.
     """
     path = Path(reference)
     if not path.is_dir():
@@ -65,8 +84,24 @@ def load_trained(reference: str, name: str | None, tokenizer: str | None, device
     elif path.resolve().parent.name == "checkpoints":
         path = path.resolve()
         run = path.parent.parent
-    network = _own(path) if (path / checkpoint.STATE).is_file() else _foreign(path, run)
-    return Trained(network.to(device).eval(), _tokenizer(path, run, tokenizer, network.config), path, run)
+    return Place(path, run)
+
+
+def load(place: Place, tokenizer: str | None, device: torch.device) -> Trained:
+    """Load a model. `tokenizer` overrides the one that belongs to it. Raises BadInput naming what is damaged."""
+    network = _own(place.path) if place.is_own else _foreign(place.path, place.run)
+    return Trained(network.to(device).eval(), _tokenizer(place, tokenizer, network.config), place)
+
+
+def load_on_all(ranks: Ranks, place: Place, tokenizer: str | None) -> Trained:
+    """Load a model on every rank. Raises BadInput on every rank."""
+    loaded: list[Trained] = []
+
+    def work() -> None:
+        loaded.append(load(place, tokenizer, ranks.device))
+
+    together(ranks, work)
+    return loaded[0]
 
 
 def _checkpoint(run: Path, name: str | None) -> Path:
@@ -94,7 +129,7 @@ def _foreign(path: Path, run: Path | None) -> GPT:
     """Return the network of weights under other names."""
     config_file, values = _read_config(path, run)
     weights = _read_weights(path)
-    if values.get("tie_word_embeddings", False) and "lm_head.weight" in weights:
+    if values.get("tie_word_embeddings", values.get("model_type") == "gpt2") and "lm_head.weight" in weights:
         del weights["lm_head.weight"]  # a copy
     heads = next((values[key] for key in HEADS_KEYS if key in values), None)
     if heads is None:
@@ -128,20 +163,24 @@ def _read_config(path: Path, run: Path | None) -> tuple[Path, dict[str, Any]]:
             f"{path}: no model; wanted a run directory, one of its checkpoints, or weights with a {CONFIG_FILES[0]}"
         )
     values = _read_json(file)
-    return file, values.get("cfg") or values  # gpjt's published models have theirs inside
+    inside = values.get("cfg")  # of gpjt's published models
+    return file, inside if isinstance(inside, dict) else values
 
 
 def _read_weights(path: Path) -> dict[str, Tensor]:
     names = [WEIGHTS]
     if (path / INDEX).is_file():
-        names = sorted(set(_read_json(path / INDEX).get("weight_map", {}).values()))
+        places = _read_json(path / INDEX).get("weight_map")
+        names = sorted({str(name) for name in places.values()}) if isinstance(places, dict) else []
+        if any(Path(name).name != name for name in names) or not names:
+            raise BadInput(f"{path / INDEX}: damaged: wanted weight_map with the names of files beside it")
     weights: dict[str, Tensor] = {}
     for name in names:
         try:
             weights |= load_file(path / name)
         except FileNotFoundError as error:
             raise BadInput(f"{path / name}: missing; wanted weights as safetensors") from error
-        except SafetensorError as error:
+        except (SafetensorError, OSError) as error:
             raise BadInput(f"{path / name}: damaged: {error}") from error
     return weights
 
@@ -149,7 +188,7 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
 def _read_json(file: Path) -> dict[str, Any]:
     try:
         values = json.loads(file.read_text())
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         raise BadInput(f"{file}: not JSON: {error}") from error
     if not isinstance(values, dict):
         raise BadInput(f"{file}: got {type(values).__name__}, wanted a JSON object")
@@ -169,25 +208,26 @@ def _download(reference: str) -> Path:
         raise BadInput(f"{reference}: no such directory, and no model of the hub that can be had: {detail}") from error
 
 
-def _tokenizer(path: Path, run: Path | None, wanted: str | None, config: ModelConfig) -> Tokenizer:
+def _tokenizer(place: Place, wanted: str | None, config: ModelConfig) -> Tokenizer:
     if wanted is not None:
         loaded = load_tokenizer(wanted)
     else:
-        loaded = read_tokenizer_files(path) or load_tokenizer(_recorded_tokenizer(path if run is None else run, config))
+        loaded = read_tokenizer_files(place.path) or load_tokenizer(_recorded_tokenizer(place, config))
     if loaded.vocabulary_size > config.vocab_size:
         raise BadInput(
-            f"tokenizer {loaded.name}: got {loaded.vocabulary_size} ids, but the model of {path} "
+            f"tokenizer {loaded.name}: got {loaded.vocabulary_size} ids, but the model of {place.path} "
             f"knows {config.vocab_size}; pass the tokenizer of its tokens with --tokenizer"
         )
     return loaded
 
 
-def _recorded_tokenizer(directory: Path, config: ModelConfig) -> str:
+def _recorded_tokenizer(place: Place, config: ModelConfig) -> str:
     """Return the tokenizer of the run's tokens as `resolved.json` names it; public GPT-2 token sets name none."""
-    record = directory / checkpoint.RESOLVED
-    entry = json.loads(record.read_text()).get("tokenizer") if record.is_file() else None
+    entry = place.record.get("tokenizer")
     if entry is not None:
-        return str(directory / RANKS_FILE) if entry["ranks_file"] else str(entry["name"])
+        assert place.run is not None
+        return str(place.run / RANKS_FILE) if entry["ranks_file"] else str(entry["name"])
     if config.vocab_size == GPT2_VOCABULARY_SIZE:
         return "gpt2"
+    record = (place.run or place.path) / checkpoint.RESOLVED
     raise BadInput(f"{record}: does not name the tokenizer of the run's tokens; pass it with --tokenizer")

@@ -3,11 +3,12 @@
 import json
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
-from evaluation.load import Trained
+from evaluation.load import Place, Trained
 from model.config import ModelConfig, parameter_count
-from tokens.publish import public_name
+from tokens.hub import RECEIPT
 from training import checkpoint
 from training.metrics import read_metrics
 
@@ -48,22 +49,25 @@ def _shape(trained: Trained, config: ModelConfig) -> Iterator[tuple[str, str]]:
 
 def _training(trained: Trained) -> Iterator[tuple[str, str]]:
     """Yield what is known of the run, in a reader's order."""
-    if trained.run is None or not (trained.path / checkpoint.STATE).is_file():
+    place = trained.place
+    if not place.is_own:
         return
-    state = checkpoint.read_state(trained.path)
+    state = checkpoint.read_state(place.path)
     config = state["config"]
     train = config["train"]
-    record = trained.run / checkpoint.RESOLVED
-    known: dict[str, Any] = json.loads(record.read_text()) if record.is_file() else {}
+    known = place.record
     length = config["model"]["context_length"]
-    yield "dataset", ", ".join(f"`{_dataset(entry)}`" for entry in _listed(train["dataset"]))
+    streams = config.get("train_stream") or []
+    names = [_dataset(Path(stream["directory"])) for stream in (streams if isinstance(streams, list) else [streams])]
+    if names:
+        yield "dataset", ", ".join(f"`{name}`" for name in names)
     yield "tokens", f"{state['tokens']:,}"
     batch = config["global_batch_size"]
     yield "global batch", f"{batch:,} sequences of {length:,} tokens, {batch * length:,} tokens"
     yield "updates", f"{state['step']:,} of {config['steps']:,}"
     yield "optimizer", _optimizer(train)
     yield "seed", str(train["random_seed"])
-    yield from _losses(trained, state)
+    yield from _losses(place, state)
     hours = state["elapsed_seconds"] / 3600
     environment = known.get("environment", {})
     if environment:
@@ -78,11 +82,10 @@ def _training(trained: Trained) -> Iterator[tuple[str, str]]:
         yield "commit", f"`{config['git_commit']}`"
 
 
-def _losses(trained: Trained, state: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    assert trained.run is not None
+def _losses(place: Place, state: dict[str, Any]) -> Iterator[tuple[str, str]]:
     losses = [
         record["train_loss"]
-        for record in read_metrics(trained.run)
+        for record in (read_metrics(place.run) if place.run is not None else [])
         if "train_loss" in record and record["step"] <= state["step"]
     ]
     if losses:
@@ -101,13 +104,10 @@ def _optimizer(train: dict[str, Any]) -> str:
     )
 
 
-def _listed(dataset: Any) -> list[str]:
-    return [dataset] if isinstance(dataset, str) else [entry["dataset"] for entry in dataset]
-
-
-def _dataset(name: str) -> str:
-    """Return a dataset's name without folders of this machine; OWNER/NAME of the hub as it is."""
-    return name if name.count("/") == 1 and not name.startswith(("/", ".")) else public_name(name)
+def _dataset(directory: Path) -> str:
+    """Return what a token directory is called: by its name on the hub where it came from there, or its own."""
+    receipt = directory / RECEIPT
+    return str(json.loads(receipt.read_text())["dataset"]) if receipt.is_file() else directory.resolve().name
 
 
 def _table(rows: Any) -> str:

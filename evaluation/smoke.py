@@ -14,12 +14,14 @@ def smoke(trained: Trained, prompt: str, count: int, sampling: Sampling) -> str:
     try:
         chosen = generate(trained.network, ids, count, sampling)
     except ValueError as error:
-        raise BadInput(f"{trained.path}: {error}") from error
+        raise BadInput(f"{trained.place.path}: {error}") from error
     text = _decode(trained, chosen)
     if not text.strip():
-        raise BadInput(f"{trained.path}: degenerate output: {count} tokens that decode to {text[:20]!r}")
+        raise BadInput(f"{trained.place.path}: degenerate output: {count} tokens that decode to {text[:20]!r}")
     if (cycle := shortest_cycle(chosen)) is not None:
-        raise BadInput(f"{trained.path}: degenerate output: {count} tokens that repeat every {cycle}, {text[:20]!r}")
+        raise BadInput(
+            f"{trained.place.path}: degenerate output: {count} tokens that repeat every {cycle}, {text[:20]!r}"
+        )
     return prompt + text
 
 

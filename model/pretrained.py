@@ -37,10 +37,7 @@ def load_plain(model: GPT, state: dict[str, Tensor]) -> None:
         raise ValueError(f"parameter {name} is {'missing' if name in parameters else 'unknown'}")
     with torch.no_grad():
         for name, parameter in parameters.items():
-            value = padded(name, state[name], model.config)
-            if value.shape != parameter.shape:
-                raise ValueError(
-                    f"parameter {name}: got shape {tuple(state[name].shape)}, "
-                    f"wanted {tuple(unpadded(name, parameter, model.config).shape)}"
-                )
-            parameter.copy_(value)
+            wanted = unpadded(name, parameter, model.config).shape
+            if state[name].shape != wanted:
+                raise ValueError(f"parameter {name}: got shape {tuple(state[name].shape)}, wanted {tuple(wanted)}")
+            parameter.copy_(padded(name, state[name], model.config))

@@ -54,6 +54,10 @@ class Tokenizer(Encoder, Protocol):
         """Return the ids of the text, 1-D, in `token_dtype(vocabulary_size)`."""
         ...
 
+    def ranks(self) -> dict[bytes, int]:
+        """Return the id of every byte sequence that has one, special tokens left out."""
+        ...
+
     def decode(self, ids: list[int]) -> str:
         """Return the text of the ids; broken UTF-8 becomes U+FFFD, the end of text becomes <|endoftext|>."""
         ...
@@ -103,7 +107,6 @@ class ByteTokenizer:
         return _joined([self.encode(text) for text in texts])
 
     def ranks(self) -> dict[bytes, int]:
-        """Return the id of every byte sequence that has one, special tokens left out."""
         return {bytes([byte]): byte for byte in range(256)}
 
     def decode(self, ids: list[int]) -> str:
@@ -144,7 +147,6 @@ class BytePairTokenizer:
         return BytePairTokenizer(self.name, encoding, self.ranks_file)
 
     def ranks(self) -> dict[bytes, int]:
-        """Return the id of every byte sequence, special tokens left out."""
         return {token: self._encoding.encode_single_token(token) for token in self._encoding.token_byte_values()}
 
 

@@ -11,14 +11,14 @@ from typing import Any
 
 from errors import BadInput
 from files import replace_file
-from tokens.tokenizer import END_OF_TEXT, BytePairTokenizer, ByteTokenizer, Tokenizer, byte_pair_tokenizer
+from tokens.tokenizer import END_OF_TEXT, Tokenizer, byte_pair_tokenizer
 
 TOKENIZER, SETTINGS, VOCABULARY, MERGES = "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt"
 # GPT-2's way of splitting text is part of it.
 SPLITTING = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 
 
-def tokenizer_json(tokenizer: BytePairTokenizer | ByteTokenizer) -> dict[str, Any] | None:
+def tokenizer_json(tokenizer: Tokenizer) -> dict[str, Any] | None:
     """Return the content of tokenizer.json, or None for ranks that no sequence of merges gives."""
     ranks, letters = tokenizer.ranks(), _letters()
     halves = _halves(ranks)
@@ -47,7 +47,6 @@ def tokenizer_json(tokenizer: BytePairTokenizer | ByteTokenizer) -> dict[str, An
 
 def write_tokenizer_files(tokenizer: Tokenizer, directory: Path, context_length: int) -> None:
     """Write what AutoTokenizer, older loaders and converters read. Raises BadInput for ranks that no merges give."""
-    assert isinstance(tokenizer, BytePairTokenizer | ByteTokenizer)
     values = tokenizer_json(tokenizer)
     if values is None:
         raise BadInput(f"tokenizer {tokenizer.name}: no sequence of merges gives its ranks; it cannot be exported")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 METRICS = "metrics.jsonl"
+EVALUATIONS = "evaluations.jsonl"  # what evaluate.py measured
 
 
 class MetricsLog:

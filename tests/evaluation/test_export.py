@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from evaluation.load import load_trained
+from evaluation.load import Trained, load, locate
 from model.generate import Sampling, generate
 from tests import launch
 from tests.conftest import ROOT, TINY_MODEL, shared, train
@@ -22,6 +22,10 @@ from tokens.tokenizer_files import read_tokenizer_files
 
 CPU = torch.device("cpu")
 VARIANTS = [(tied, bias) for tied in (True, False) for bias in (True, False)]
+
+
+def trained(reference: str) -> Trained:
+    return load(locate(reference, None), None, CPU)
 
 
 def evaluate(*arguments: str | Path, environment: dict[str, str] | None = None) -> Any:
@@ -44,13 +48,13 @@ def at(hub: Hub, token: str | None = TOKEN) -> dict[str, str]:
 def test_transformers_loads_it_and_speaks_the_same(
     make_run: Callable[..., Path], tmp_path: Path, *, tied: bool, bias: bool
 ) -> None:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 
     run = make_run(model={"tie_weights": tied, "qkv_bias": bias})
     assert train(run, "--max-steps", "3").returncode == 0
     done = evaluate("export", run, tmp_path / "exported")
     assert done.returncode == 0, done.stderr
-    ours = load_trained(str(run), None, None, CPU)
+    ours = trained(str(run))
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "exported", trust_remote_code=False).eval()
     assert type(theirs).__name__ == "GPT2LMHeadModel"
     assert theirs.dtype == torch.float32
@@ -62,7 +66,9 @@ def test_transformers_loads_it_and_speaks_the_same(
     assert tokenizer("def ")["input_ids"] == prompt
     spoken = theirs.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False, eos_token_id=None)
     assert spoken[0, len(prompt) :].tolist() == generate(ours.network, prompt, 12, Sampling(temperature=0))
-    back = load_trained(str(tmp_path / "exported"), None, None, CPU)  # and home again
+    said = pipeline("text-generation", str(tmp_path / "exported"))("def ")  # as much as it likes: the context is short
+    assert said[0]["generated_text"].startswith("def ")
+    back = trained(str(tmp_path / "exported"))  # and home again
     assert back.network.config.tie_weights == tied
     with torch.no_grad():
         assert (back.network(tokens) - ours.network(tokens)).abs().max() < 1e-6
@@ -110,6 +116,7 @@ def test_the_card_tells_what_the_run_was(make_run: Callable[..., Path], tmp_path
     ):
         assert line in card
     assert str(tmp_path) not in card
+    assert "| dataset | `bytes` |" in card
     assert "None" not in card
 
 
@@ -130,6 +137,8 @@ def test_a_published_model_is_the_exported_one_and_can_be_asked(
     here, asked = (evaluate("smoke", model, "--prompt", "def", environment=at(hub)) for model in (run, "owner/model"))
     assert asked.returncode == 0, asked.stderr
     assert asked.stdout.split(":\n", 1)[1] == here.stdout.split(":\n", 1)[1]
+    again = evaluate("export", run, tmp_path / "out", "--push", "owner/model", environment=at(hub))
+    assert again.returncode == 0, again.stderr  # as after a push that failed
     other = evaluate("export", run, tmp_path / "more", "--push", "somebody/model", environment=at(hub))
     assert other.returncode == 1
     assert "You don't have the rights" in other.stderr
@@ -141,7 +150,7 @@ def test_models_of_other_programs_are_asked_like_ours(
 ) -> None:
     run = make_run()
     assert train(run, "--max-steps", "2").returncode == 0
-    ours = load_trained(str(run), None, None, CPU)
+    ours = trained(str(run))
     weights = naming(plain_of(ours.network), ours.network.config)
     if naming is gpjt:  # a run directory as that repository leaves it
         folder = tmp_path / "theirs" / "checkpoints" / "20251201Z120000-iteration-2"
