@@ -2,7 +2,6 @@
 """What is a model worth, and how do others use it: `python evaluate.py smoke runs/quickstart`."""
 
 import argparse
-import os
 import sys
 from pathlib import Path
 
@@ -88,7 +87,9 @@ def main() -> int:
     try:
         {"smoke": run_smoke, "loss": run_loss, "export": run_export}[arguments.command](arguments)
     except BadInput as error:
-        if os.environ.get("RANK", "0") == "0" or error.alone:  # all ranks raise it together
+        from training.ranks import environment_rank
+
+        if environment_rank() == 0 or error.alone:  # all ranks raise it together
             print(f"evaluate.py: {error}", file=sys.stderr)
         return EXIT_ERROR
     return EXIT_DONE

@@ -20,27 +20,23 @@ lockstep  prepare_data.py; with tiktoken alone, with fastokens where it is insta
 import argparse
 import hashlib
 import os
-import resource
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import attrs
+from process_cost import SAMPLE_SECONDS, Peaks, Process, measure
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 TEXT_NAMES = (".py", ".pyi", ".txt", ".md", ".rst", ".html", ".h", ".c", ".js", ".pl", ".po", ".xml")
 LONGEST_FILE = 2_000_000  # bytes; what is longer is data
-SAMPLE_SECONDS = 0.05
 VALIDATION = 0.01
 STEADY = (0.15, 0.9)  # from and to which share of the tokens
 
@@ -89,7 +85,7 @@ def compare(arguments: argparse.Namespace, file: Path, folder: Path) -> None:
             output = folder / "output"
             shutil.rmtree(output, ignore_errors=True)
             output.mkdir()
-            taken.append(measure(WAYS[way](arguments, file, output), output, look=turn == 0))
+            taken.append(measure_way(WAYS[way](arguments, file, output), output, look=turn == 0))
     medians = {}
     for way, (looked_at, *timed) in costs.items():
         names = ("wall_seconds", "cpu_seconds", "steady_rate")
@@ -108,40 +104,18 @@ def compare(arguments: argparse.Namespace, file: Path, folder: Path) -> None:
         print(f"{way:22}  {times}  {ratios}  {rate}  {space}  {cost.tokens:13,}")
 
 
-def measure(command: list[str], output: Path, *, look: bool) -> Cost:
+def measure_way(command: list[str], output: Path, *, look: bool) -> Cost:
     """Run a command to its end and return what it took; memory and disk where it is looked at, which costs time."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    began = time.perf_counter()
     environment = {**os.environ, "HF_HOME": str(output / "cache"), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "1"}
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment, cwd=ROOT)
-    peaks = [0, 0]
+    peaks = Peaks(output)
     commits: list[tuple[float, int]] = []
-    watch = (sample, process, output, peaks) if look else (follow, process, output, commits)
-    watcher = threading.Thread(target=watch[0], args=watch[1:], daemon=True)
-    watcher.start()
-    _, errors = process.communicate()
-    wall = time.perf_counter() - began
-    watcher.join()
-    if process.returncode != 0:
-        raise SystemExit(f"{' '.join(command)}:\n{errors.decode()[-2000:]}")
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    disk = max(peaks[1], size_of(output))
-    return Cost(wall, cpu, peaks[0], disk, count_tokens(output), steady_rate(commits))
+    watch = peaks.watch if look else partial(follow, output, commits)
+    wall, cpu = measure(command, ROOT, environment, watch)
+    peaks.look_at_disk()
+    return Cost(wall, cpu, peaks.memory, peaks.disk, count_tokens(output), steady_rate(commits))
 
 
-def sample(process: "subprocess.Popen[bytes]", output: Path, peaks: list[int]) -> None:
-    """Keep the peaks of memory and disk while a process runs."""
-    turn = 0
-    while process.poll() is None:
-        peaks[0] = max(peaks[0], sum(anonymous_bytes(pid) for pid in tree(process.pid)))
-        if turn % 20 == 0:
-            peaks[1] = max(peaks[1], size_of(output))
-        turn += 1
-        time.sleep(SAMPLE_SECONDS)
-
-
-def follow(process: "subprocess.Popen[bytes]", output: Path, commits: list[tuple[float, int]]) -> None:
+def follow(output: Path, commits: list[tuple[float, int]], process: Process) -> None:
     """Note when how many tokens are committed, while a process of prepare_data.py runs; of others there are none."""
     from tokens.ledger import LEDGER, entries_after  # not where it would count for the other ways
 
@@ -163,37 +137,6 @@ def steady_rate(commits: list[tuple[float, int]]) -> float:
         next(commit for commit in commits if commit[1] >= share * commits[-1][1]) for share in STEADY
     )
     return (after - before) / (ended - began) if ended > began else 0.0
-
-
-def tree(pid: int) -> Iterator[int]:
-    """Yield a process and all below it."""
-    yield pid
-    try:
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            for child in (task / "children").read_text().split():
-                yield from tree(int(child))
-    except OSError:  # it has just ended
-        return
-
-
-def anonymous_bytes(pid: int) -> int:
-    """Return a process's share of its anonymous memory."""
-    try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss_Anon:")), 0)
-
-
-def size_of(folder: Path) -> int:
-    """Return the bytes of all files in a folder."""
-    total = 0
-    for path in folder.rglob("*"):
-        try:
-            total += path.stat().st_size if path.is_file() else 0
-        except OSError:
-            continue
-    return total
 
 
 def count_tokens(output: Path) -> int:

@@ -71,7 +71,7 @@ def locate(reference: str, name: str | None) -> Place:
     """Find the model that a command line names: a directory, or OWNER/NAME on the hub, which is downloaded.
 
     `name`: which checkpoint of a run; None takes `best`, or `latest` where nothing was validated. Raises BadInput where
-    there is none.
+    there is none, or where the files of one of ours are not what its manifest says.
     """
     path = Path(reference)
     if not path.is_dir():
@@ -84,6 +84,8 @@ def locate(reference: str, name: str | None) -> Place:
     elif path.resolve().parent.name == "checkpoints":
         path = path.resolve()
         run = path.parent.parent
+        if (path / checkpoint.STATE).is_file() and (problem := checkpoint.verify(path)):
+            raise BadInput(f"{problem}; take another checkpoint")
     return Place(path, run)
 
 
@@ -118,8 +120,6 @@ def _checkpoint(run: Path, name: str | None) -> Path:
 
 
 def _own(path: Path) -> GPT:
-    if problem := checkpoint.verify(path):
-        raise BadInput(f"{problem}; take another checkpoint")
     network = GPT(ModelConfig(**checkpoint.read_state(path)["config"]["model"]))
     _fill(network, load_file(path / WEIGHTS), path / WEIGHTS)
     return network

@@ -27,6 +27,7 @@ from tokens.token_file import TokenStream, open_split
 from tokens.tokenizer import RANKS_FILE, Tokenizer, load_tokenizer
 from training import checkpoint
 from training.ranks import Ranks, gather
+from training.record import listed
 
 FIRST_TOKEN, TOKENS = 50_000_000, 19_660_800  # the range on which gpjt/ddp-base-model-from-scratch compares its models
 BATCH_TOKENS = 1 << 12  # in a forward pass; of GPT-2's vocabulary their logits are 0.8 GB
@@ -213,8 +214,7 @@ def _seen(place: Place, directory: Path, split: str) -> list[_Seen]:
         return []
     config = checkpoint.read_state(place.path)["config"]
     train, held_out = config["train"], config.get("validation_stream")
-    length, streams = open_split(directory, split).length, config.get("train_stream") or []
-    streams = streams if isinstance(streams, list) else [streams]
+    length, streams = open_split(directory, split).length, listed(config.get("train_stream", []))
     sources = config.get("sources") or [{"tokens": None, "epochs": None}] * len(streams)  # of older versions: not known
     seen = []
     for stream, source in zip(streams, sources, strict=True):

@@ -11,6 +11,7 @@ from model.config import ModelConfig, parameter_count
 from tokens.hub import RECEIPT
 from training import checkpoint
 from training.metrics import read_metrics
+from training.record import listed
 
 
 def model_card(trained: Trained, name: str, license_name: str | None) -> str:
@@ -57,8 +58,7 @@ def _training(trained: Trained) -> Iterator[tuple[str, str]]:
     train = config["train"]
     known = place.record
     length = config["model"]["context_length"]
-    streams = config.get("train_stream") or []
-    names = [_dataset(Path(stream["directory"])) for stream in (streams if isinstance(streams, list) else [streams])]
+    names = [_dataset(Path(stream["directory"])) for stream in listed(config.get("train_stream", []))]
     if names:
         yield "dataset", ", ".join(f"`{name}`" for name in names)
     yield "tokens", f"{state['tokens']:,}"

@@ -2,11 +2,11 @@
 
 import json
 import os
-import time
 from typing import Any
 
 from errors import BadInput
 from evaluation.load import Place
+from training.claim import utc_now
 from training.metrics import EVALUATIONS
 
 
@@ -17,8 +17,7 @@ def append_result(place: Place, kind: str, values: dict[str, Any]) -> None:
     """
     if place.run is None:
         return
-    now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    line = json.dumps({"evaluation": kind, "model": place.path.name, "time": now, **values})
+    line = json.dumps({"evaluation": kind, "model": place.path.name, "time": utc_now(), **values})
     path = place.run / EVALUATIONS
     try:
         torn = path.is_file() and path.stat().st_size > 0 and not path.read_bytes().endswith(b"\n")

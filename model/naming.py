@@ -17,22 +17,23 @@ PARAMETER = re.compile(
     r"(?:(?:h|trf_blocks|blocks)\.(?P<layer>\d+)\.)?(?P<module>.+?)(?:\.(?P<leaf>weight|bias|scale|shift|[gbw]))?"
 )
 LEAVES = {"scale": "weight", "g": "weight", "w": "weight", "shift": "bias", "b": "bias", None: "weight"}
-# What a module of another program is called here; the parts of a block before the others.
+# What a module here is called by Hugging Face, nanoGPT and, but for dots, OpenAI.
+HUGGING_FACE = {
+    **{"attention_norm": "ln_1", "attention.qkv": "attn.c_attn", "attention.output": "attn.c_proj"},
+    **{"mlp_norm": "ln_2", "mlp.up": "mlp.c_fc", "mlp.down": "mlp.c_proj"},
+    **{"token_embedding": "wte", "position_embedding": "wpe", "final_norm": "ln_f", "head": "lm_head"},
+}
+# What a module of another program is called here.
 MODULES = {
-    **{"ln_1": "attention_norm", "attn.c_attn": "attention.qkv", "attn.c_proj": "attention.output"},
-    **{"ln_2": "mlp_norm", "mlp.c_fc": "mlp.up", "mlp.c_proj": "mlp.down"},
+    **{theirs: ours for ours, theirs in HUGGING_FACE.items()},
     **{"norm1": "attention_norm", "att.out_proj": "attention.output"},
     **{"norm2": "mlp_norm", "ff.layers.0": "mlp.up", "ff.layers.2": "mlp.down"},
-    **{"wte": "token_embedding", "wpe": "position_embedding", "ln_f": "final_norm", "lm_head": "head"},
     **{"tok_emb": "token_embedding", "pos_emb": "position_embedding", "out_head": "head"},
 }
 BUFFERS = ("attn", "attn.masked_bias", "att.mask")  # causal masks; of the first, the leaf is called bias
 APART = ("att.W_query", "att.W_key", "att.W_value")  # in the order of attention.qkv
 BLOCK = ("attention_norm", "attention.qkv", "attention.output", "mlp_norm", "mlp.up", "mlp.down")
 PROJECTIONS = ("attention.qkv", "attention.output", "mlp.up", "mlp.down")
-HUGGING_FACE = {
-    ours: theirs for theirs, ours in reversed(MODULES.items()) if theirs.startswith(("ln", "attn", "mlp", "w", "lm"))
-}
 
 
 def to_plain(state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -103,7 +104,7 @@ def _place(name: str) -> str | None:
     if module in BUFFERS:
         return None
     known = MODULES.get(module, module)
-    if known not in (*BLOCK, *APART, *MODULES.values()) and known != "final_norm":
+    if known not in (*HUGGING_FACE, *APART):
         raise ValueError(f"parameter {name} is none of GPT-2's")
     prefix = "" if found["layer"] is None else f"blocks.{found['layer']}."
     return f"{prefix}{known}.{LEAVES.get(found['leaf'], found['leaf'])}"

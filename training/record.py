@@ -78,7 +78,7 @@ def differences(run: Run, before: dict[str, Any], now: dict[str, Any], path: Pat
     _refuse_other_mixture(run, before, now, path)
     for key in ("train_stream", "validation_stream"):
         if before.get(key) is not None and now[key] is not None:
-            for old, new in zip(_listed(before[key]), _listed(now[key]), strict=True):
+            for old, new in zip(listed(before[key]), listed(now[key]), strict=True):
                 _refuse_other_tokens(key.removesuffix("_stream"), old, new, path)
     lines = []
     for file, key, old, new in _changed_keys(before, now):
@@ -136,7 +136,7 @@ def _describe(directory: TokenDirectory, stream: TokenStream) -> dict[str, Any]:
     }
 
 
-def _listed(streams: Any) -> list[dict[str, Any]]:
+def listed(streams: Any) -> list[dict[str, Any]]:
     """Return streams as a list; a run that reads a single dataset records it without one."""
     return streams if isinstance(streams, list) else [streams]
 

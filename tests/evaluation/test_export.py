@@ -14,9 +14,10 @@ from evaluation.load import Trained, load, locate
 from model.generate import Sampling, generate
 from tests import launch
 from tests.conftest import ROOT, TINY_MODEL, shared, train
-from tests.hub_server import TOKEN, Hub, serve
+from tests.hub_server import Hub, serve
 from tests.model.test_naming import gpjt, nanogpt, openai, plain_of
 from tests.tokens.test_fast_tokenizer import strange_texts
+from tests.tokens.test_publish import environment as at_hub
 from tokens.tokenizer import load_tokenizer
 from tokens.tokenizer_files import read_tokenizer_files
 
@@ -37,11 +38,6 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
     with serve({}) as server:
         server.new = tmp_path_factory.mktemp("hub")
         yield server
-
-
-def at(hub: Hub, token: str | None = TOKEN) -> dict[str, str]:
-    own = {"HF_ENDPOINT": hub.url, "HF_HOME": str(hub.new), "HF_HUB_DISABLE_XET": "1"}
-    return own | ({"HF_TOKEN": token} if token else {})
 
 
 @pytest.mark.parametrize(("tied", "bias"), VARIANTS)
@@ -125,21 +121,23 @@ def test_a_published_model_is_the_exported_one_and_can_be_asked(
 ) -> None:
     run = make_run()
     assert train(run, "--max-steps", "2").returncode == 0
-    nobody = evaluate("export", run, tmp_path / "out", "--push", "owner/model", environment=at(hub, None))
+    nobody = evaluate("export", run, tmp_path / "out", "--push", "owner/model", environment=at_hub(hub, None))
     assert nobody.returncode == 1
     assert "no token of the Hugging Face hub" in nobody.stderr
     assert not (tmp_path / "out").exists()
-    done = evaluate("export", run, tmp_path / "out", "--push", "owner/model", environment=at(hub))
+    done = evaluate("export", run, tmp_path / "out", "--push", "owner/model", environment=at_hub(hub))
     assert done.returncode == 0, done.stderr
     assert f"{hub.url}/owner/model" in done.stdout
     there = {path.name: path.read_bytes() for path in hub.datasets["owner/model"].iterdir()}
     assert there == {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
-    here, asked = (evaluate("smoke", model, "--prompt", "def", environment=at(hub)) for model in (run, "owner/model"))
+    here, asked = (
+        evaluate("smoke", model, "--prompt", "def", environment=at_hub(hub)) for model in (run, "owner/model")
+    )
     assert asked.returncode == 0, asked.stderr
     assert asked.stdout.split(":\n", 1)[1] == here.stdout.split(":\n", 1)[1]
-    again = evaluate("export", run, tmp_path / "out", "--push", "owner/model", environment=at(hub))
+    again = evaluate("export", run, tmp_path / "out", "--push", "owner/model", environment=at_hub(hub))
     assert again.returncode == 0, again.stderr  # as after a push that failed
-    other = evaluate("export", run, tmp_path / "more", "--push", "somebody/model", environment=at(hub))
+    other = evaluate("export", run, tmp_path / "more", "--push", "somebody/model", environment=at_hub(hub))
     assert other.returncode == 1
     assert "You don't have the rights" in other.stderr
 
