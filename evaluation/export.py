@@ -20,8 +20,10 @@ from model.gpt import INITIAL_STD
 from model.naming import to_hugging_face
 from model.pretrained import unpadded
 from tokens.tokenizer_files import write_tokenizer_files
+from training.metrics import ANSWERS, EVALUATIONS
 
 LONGEST_GENERATION = 256  # tokens unless told otherwise: pipelines' own default, which a short context does not hold
+OURS = (EVALUATIONS, ANSWERS)  # results about the model, which lie beside it
 CONFIG, GENERATION, WEIGHTS = "config.json", "generation_config.json", "model.safetensors"
 
 
@@ -78,7 +80,9 @@ def push(directory: Path, publication: Publication) -> str:
         url = api.create_repo(repository, private=publication.private or None, exist_ok=True)
         if publication.private and not api.model_info(repository).private:
             raise BadInput(f"{repository}: exists and is public; make it private on the hub, or pass another name")
-        files: dict[str, Path | bytes] = {path.name: path for path in sorted(directory.iterdir())}
+        files: dict[str, Path | bytes] = {
+            path.name: path for path in sorted(directory.iterdir()) if path.name not in OURS
+        }
         upload(api, repository, files, "model", "A model trained by Lockstep")
     except BadInput:
         raise

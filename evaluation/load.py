@@ -45,11 +45,17 @@ class Place:
 
     path: Path  # of the checkpoint or model directory
     run: Path | None  # the run directory that it belongs to
+    home: Path  # where results about it are kept: the run, the model directory, or for a model of the hub one in runs/
 
     @property
     def is_own(self) -> bool:
         """True for a checkpoint of ours, which tells how it was made."""
         return (self.path / checkpoint.STATE).is_file()
+
+    @property
+    def title(self) -> str:
+        """What people call it: of a run its name and the checkpoint's."""
+        return self.home.name.replace("--", "/") if self.run is None else f"{self.home.name} {self.path.resolve().name}"
 
     @property
     def record(self) -> dict[str, Any]:
@@ -73,6 +79,7 @@ def locate(reference: str, name: str | None) -> Place:
     `name`: which checkpoint of a run; None takes `best`, or `latest` where nothing was validated. Raises BadInput where
     there is none, or where the files of one of ours are not what its manifest says.
     """
+    home = home_of(reference)
     path = Path(reference)
     if not path.is_dir():
         path = _download(reference)
@@ -83,10 +90,19 @@ def locate(reference: str, name: str | None) -> Place:
         raise BadInput(f"{path}: --checkpoint {name} names one of a run directory, which this is not")
     elif path.resolve().parent.name == "checkpoints":
         path = path.resolve()
-        run = path.parent.parent
+        run = home = path.parent.parent
         if (path / checkpoint.STATE).is_file() and (problem := checkpoint.verify(path)):
             raise BadInput(f"{problem}; take another checkpoint")
-    return Place(path, run)
+    return Place(path, run, home)
+
+
+def home_of(reference: str) -> Path:
+    """Return the directory where results about a model are kept, `evaluations.jsonl` and answers; it may be absent."""
+    path = Path(reference)
+    if not path.is_dir():
+        return Path("runs") / reference.replace("/", "--")  # of the hub
+    path = path.resolve()
+    return path.parent.parent if path.parent.name == "checkpoints" else path
 
 
 def load(place: Place, tokenizer: str | None, device: torch.device) -> Trained:

@@ -1,4 +1,4 @@
-"""`evaluations.jsonl` of a run: append-only, one result a line; what is shown of evaluations is drawn from it."""
+"""`evaluations.jsonl` of a run or model: append-only, one result a line; what is shown is drawn from it."""
 
 import json
 import os
@@ -11,15 +11,14 @@ from training.metrics import EVALUATIONS
 
 
 def append_result(place: Place, kind: str, values: dict[str, Any]) -> None:
-    """Append a result to the run that a model belongs to, and wait until it is on the disk; without a run do nothing.
+    """Append a result to those of a model, and wait until it is on the disk.
 
     Raises BadInput where that cannot be done.
     """
-    if place.run is None:
-        return
-    line = json.dumps({"evaluation": kind, "model": place.path.name, "time": utc_now(), **values})
-    path = place.run / EVALUATIONS
+    line = json.dumps({"evaluation": kind, "model": place.title, "time": utc_now(), **values})
+    path = place.home / EVALUATIONS
     try:
+        place.home.mkdir(parents=True, exist_ok=True)
         torn = path.is_file() and path.stat().st_size > 0 and not path.read_bytes().endswith(b"\n")
         with path.open("a") as file:
             file.write(("\n" if torn else "") + line + "\n")

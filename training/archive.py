@@ -12,7 +12,7 @@ from tokens.tokenizer import RANKS_FILE
 from training import commit
 from training.chart import CHART
 from training.checkpoint import PARTIAL, RESOLVED, name_of, read_state, steps_in
-from training.metrics import EVALUATIONS, METRICS
+from training.metrics import ANSWERS, EVALUATIONS, METRICS
 
 
 def restore(run_directory: Path) -> None:
@@ -37,7 +37,8 @@ def archive(run_directory: Path) -> Path | None:
     Raises BadInput where the run directory cannot be changed.
     """
     with _changing(run_directory):
-        written = [run_directory / name for name in ("checkpoints", METRICS, EVALUATIONS, CHART, RESOLVED, RANKS_FILE)]
+        names = ("checkpoints", METRICS, EVALUATIONS, ANSWERS, CHART, RESOLVED, RANKS_FILE)
+        written = [run_directory / name for name in names]
         existing = [path for path in written if path.exists()]
         if not existing:
             return None

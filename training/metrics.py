@@ -11,6 +11,7 @@ from typing import Any
 
 METRICS = "metrics.jsonl"
 EVALUATIONS = "evaluations.jsonl"  # what evaluate.py measured
+ANSWERS = "answers"  # folder: what a fine-tuned copy answered
 
 
 class MetricsLog:

@@ -1,0 +1,46 @@
+"""What commands of `evaluate.py` have in common: which model, on what. Importing this is quick: no torch."""
+
+import argparse
+from typing import Any
+
+TIMEOUT_SECONDS = 3600  # that ranks wait for each other
+
+
+def add_models(parser: argparse.ArgumentParser, *, several: bool) -> None:
+    """Add MODEL, or several as `models`, and which checkpoint and tokenizer."""
+    what = "run, checkpoint or model directory, or OWNER/NAME on the hub"
+    if several:
+        parser.add_argument("models", metavar="MODEL", nargs="+", help=what)
+    else:
+        parser.add_argument("model", metavar="MODEL", help=what)
+    parser.add_argument(
+        "--checkpoint", metavar="best|latest|NAME", help="of a run; default: best where there is one, else latest"
+    )
+    parser.add_argument(
+        "--tokenizer", metavar="gpt2|bytes|FILE.tiktoken", help="default: that of the model, or of the run's tokens"
+    )
+
+
+def add_device(parser: argparse.ArgumentParser) -> None:
+    """Add --device."""
+    parser.add_argument("--device", choices=("cuda", "cpu"), help="default: cuda where there is a GPU")
+
+
+def at_least(least: int) -> Any:
+    """Return a type for argparse: an integer that is not below `least`."""
+
+    def integer(text: str) -> int:
+        value = int(text)
+        if value < least:
+            raise argparse.ArgumentTypeError(f"got {value}, wanted at least {least}")
+        return value
+
+    return integer
+
+
+def temperature(text: str) -> float:
+    """Return a number of 0 or more, for argparse."""
+    value = float(text)
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"got {text}, wanted at least 0")
+    return value

@@ -1,0 +1,122 @@
+"""Instructions with reference answers, and what models answered: JSON files that people read and other tools write."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from errors import BadInput
+from files import replace_file
+from training.metrics import ANSWERS
+
+
+@attrs.frozen(kw_only=True)
+class Record:
+    """One instruction in the form of Stanford's Alpaca (Taori et al. 2023)."""
+
+    instruction: str
+    input: str  # what it is about; empty where the instruction says it all
+    output: str  # the reference answer
+
+
+@attrs.frozen(kw_only=True)
+class Answer:
+    """What a model answered to a record."""
+
+    record: Record
+    text: str
+    reference_loss: float | None  # nats a token of the reference answer under that model
+
+
+@attrs.frozen(kw_only=True)
+class Answers:
+    """One model's answers to a set of questions, in the questions' order."""
+
+    model: str  # what people call it
+    seed: int  # of the fine-tuning
+    home: Path | None  # the run or model directory whose evaluations.jsonl takes results
+    settings: dict[str, Any]  # how it was fine-tuned
+    answers: list[Answer]
+
+
+def read_records(path: Path) -> list[Record]:
+    """Return the records of a JSON array or of JSON Lines. Raises BadInput naming the record that is damaged."""
+    rows = [_record(row, f"{path}: record {number}") for number, row in enumerate(_rows(path), 1)]
+    if not rows:
+        raise BadInput(f"{path}: holds no records; wanted a JSON array of objects with instruction, input and output")
+    return rows
+
+
+def write_answers(path: Path, answers: Answers) -> None:
+    """Write one model's answers, all or nothing. Raises BadInput where that cannot be done."""
+    value = {
+        "model": answers.model,
+        "seed": answers.seed,
+        "settings": answers.settings,
+        "answers": [
+            {**attrs.asdict(answer.record), "answer": answer.text, "reference_loss": answer.reference_loss}
+            for answer in answers.answers
+        ],
+    }
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n", durable=True)
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be written: {error}") from error
+
+
+def read_answers(path: Path) -> Answers:
+    """Return what `write_answers` wrote. Raises BadInput."""
+    value = _load(path, json.loads)
+    if not isinstance(value, dict) or not isinstance(value.get("answers"), list) or not value["answers"]:
+        raise BadInput(f"{path}: wanted a file of answers, as evaluate.py instruct writes it")
+    answers = []
+    for number, row in enumerate(value["answers"], 1):
+        where = f"{path}: answer {number}"
+        record, loss = _record(row, where), row.get("reference_loss")
+        if not isinstance(row.get("answer"), str) or not (loss is None or isinstance(loss, int | float)):
+            raise BadInput(f"{where}: wanted a text as 'answer', and a number or null as 'reference_loss'")
+        answers.append(Answer(record=record, text=row["answer"], reference_loss=loss))
+    model, seed, settings = value.get("model"), value.get("seed", 0), value.get("settings", {})
+    if not isinstance(model, str) or not isinstance(seed, int) or not isinstance(settings, dict):
+        raise BadInput(f"{path}: wanted a text as 'model', an integer as 'seed' and an object as 'settings'")
+    home = path.resolve().parent.parent if path.resolve().parent.name == ANSWERS else None
+    return Answers(model=model, seed=seed, home=home, settings=settings, answers=answers)
+
+
+def _record(row: Any, where: str) -> Record:
+    if not isinstance(row, dict):
+        raise BadInput(f"{where}: got {type(row).__name__}, wanted an object with instruction, input and output")
+    values = {key: row.get(key, "" if key == "input" else None) for key in ("instruction", "input", "output")}
+    for key, value in values.items():
+        if not isinstance(value, str):
+            problem = "is missing" if key not in row else f"is {type(value).__name__}, wanted a text"
+            raise BadInput(f"{where}: {key} {problem}; mend the record or leave it out")
+    if not values["instruction"].strip() or not values["output"].strip():
+        empty = "instruction" if not values["instruction"].strip() else "output"
+        raise BadInput(f"{where}: {empty} is empty; mend the record or leave it out")
+    return Record(**values)
+
+
+def _rows(path: Path) -> list[Any]:
+    value = _load(path, _array_or_lines)
+    if not isinstance(value, list):
+        raise BadInput(f"{path}: got {type(value).__name__}, wanted a JSON array of records")
+    return value
+
+
+def _array_or_lines(text: str) -> Any:
+    if text.lstrip().startswith("{"):
+        return [json.loads(line) for line in text.splitlines() if line.strip()]
+    return json.loads(text)
+
+
+def _load(path: Path, parse: Callable[[str], Any]) -> Any:
+    try:
+        return parse(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read: {error.strerror or error}") from error
+    except ValueError as error:
+        raise BadInput(f"{path}: not JSON: {error}") from error
