@@ -89,15 +89,18 @@ def read_answers(path: Path) -> Answers:
 def _record(row: Any, where: str) -> Record:
     if not isinstance(row, dict):
         raise BadInput(f"{where}: got {type(row).__name__}, wanted an object with instruction, input and output")
-    values = {key: row.get(key, "" if key == "input" else None) for key in ("instruction", "input", "output")}
-    for key, value in values.items():
-        if not isinstance(value, str):
-            problem = "is missing" if key not in row else f"is {type(value).__name__}, wanted a text"
+    row = {"input": ""} | row
+    for key in ("instruction", "input", "output"):
+        problem = None
+        if key not in row:
+            problem = "is missing"
+        elif not isinstance(row[key], str):
+            problem = f"is {type(row[key]).__name__}, wanted a text"
+        elif key != "input" and not row[key].strip():
+            problem = "is empty"
+        if problem:
             raise BadInput(f"{where}: {key} {problem}; mend the record or leave it out")
-    if not values["instruction"].strip() or not values["output"].strip():
-        empty = "instruction" if not values["instruction"].strip() else "output"
-        raise BadInput(f"{where}: {empty} is empty; mend the record or leave it out")
-    return Record(**values)
+    return Record(instruction=row["instruction"], input=row["input"], output=row["output"])
 
 
 def _rows(path: Path) -> list[Any]:

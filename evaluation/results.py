@@ -2,23 +2,23 @@
 
 import json
 import os
+from pathlib import Path
 from typing import Any
 
 from errors import BadInput
-from evaluation.load import Place
 from training.claim import utc_now
 from training.metrics import EVALUATIONS
 
 
-def append_result(place: Place, kind: str, values: dict[str, Any]) -> None:
-    """Append a result to those of a model, and wait until it is on the disk.
+def append_result(home: Path, model: str, kind: str, values: dict[str, Any]) -> None:
+    """Append a result to those of a model, which `home` and `model`, its title, are of; wait until it is on the disk.
 
     Raises BadInput where that cannot be done.
     """
-    line = json.dumps({"evaluation": kind, "model": place.title, "time": utc_now(), **values})
-    path = place.home / EVALUATIONS
+    line = json.dumps({"evaluation": kind, "model": model, "time": utc_now(), **values})
+    path = home / EVALUATIONS
     try:
-        place.home.mkdir(parents=True, exist_ok=True)
+        home.mkdir(parents=True, exist_ok=True)
         torn = path.is_file() and path.stat().st_size > 0 and not path.read_bytes().endswith(b"\n")
         with path.open("a") as file:
             file.write(("\n" if torn else "") + line + "\n")

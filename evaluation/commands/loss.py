@@ -52,5 +52,5 @@ def run(arguments: argparse.Namespace) -> None:
         if ranks.coordinates:
             print(f"{place.path}: {describe(result)}{'' if place.is_own else UNKNOWN}")
             where = {"tokens": str(span.directory), "split": span.split, "start": span.start, "count": span.count}
-            append_result(place, "loss", {"range": where, **attrs.asdict(result)})
+            append_result(place.home, place.title, "loss", {"range": where, **attrs.asdict(result)})
     stop()
