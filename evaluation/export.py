@@ -16,7 +16,7 @@ from evaluation.model_card import model_card
 from files import replace_file
 from hub_client import CARD, check_logged_in, check_names, explained, upload
 from model.config import ModelConfig
-from model.gpt import INITIAL_STD
+from model.gpt import GPT, INITIAL_STD
 from model.naming import to_hugging_face
 from model.pretrained import unpadded
 from tokens.tokenizer_files import write_tokenizer_files
@@ -91,18 +91,22 @@ def push(directory: Path, publication: Publication) -> str:
     return str(url)
 
 
-def _write(trained: Trained, directory: Path, name: str, license_name: str | None) -> None:
-    network, config = trained.network, trained.network.config
+def save_network(network: GPT, directory: Path, **more: Any) -> None:
+    """Write config.json, with `more` in it, and the weights of a network as Hugging Face's GPT2LMHeadModel reads it."""
+    config = network.config
     plain = {key: unpadded(key, value.detach().cpu(), config) for key, value in network.named_parameters()}
     save_file(to_hugging_face(plain, config), directory / WEIGHTS, metadata={"format": "pt"})
+    replace_file(directory / CONFIG, json.dumps(_config(config) | more, indent=2) + "\n")
+
+
+def _write(trained: Trained, directory: Path, name: str, license_name: str | None) -> None:
+    config = trained.network.config
     write_tokenizer_files(trained.tokenizer, directory, config.context_length)
     end = {"bos_token_id": trained.tokenizer.end_of_text_id, "eos_token_id": trained.tokenizer.end_of_text_id}
+    save_network(trained.network, directory, **end)
     most = min(LONGEST_GENERATION, max(1, config.context_length // 2))
-    for file, values in (
-        (CONFIG, _config(config) | end),
-        (GENERATION, {**end, "pad_token_id": trained.tokenizer.end_of_text_id, "max_new_tokens": most}),
-    ):
-        replace_file(directory / file, json.dumps(values, indent=2) + "\n")
+    generation = {**end, "pad_token_id": trained.tokenizer.end_of_text_id, "max_new_tokens": most}
+    replace_file(directory / GENERATION, json.dumps(generation, indent=2) + "\n")
     replace_file(directory / CARD, model_card(trained, name, license_name))
     (directory / WEIGHTS).chmod((directory / CARD).stat().st_mode)  # safetensors lets nobody else read it
 

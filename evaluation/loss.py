@@ -139,8 +139,6 @@ def token_losses(trained: Trained, stream: TokenStream, span: Range, ranks: Rank
     batches = [starts[at : min(at + size, whole)] for at in range(0, whole, size)]
     batches += [starts[whole:]] if whole < len(starts) else []
     mine = []
-    if ranks.device.type == "cpu":
-        torch.set_num_threads(1)
     bar = tqdm(batches[ranks.rank :: ranks.world_size], disable=None if ranks.coordinates else True, unit="batch")
     for batch in bar:
         ends = [min(start + length, span.start + span.count) for start in batch]

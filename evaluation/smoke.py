@@ -1,28 +1,68 @@
-"""Does the model speak at all? One prompt, one continuation, and a refusal of output that is no output."""
+"""Does the model speak at all? A gallery of continuations, and a refusal of output that is no output."""
+
+import attrs
+from tqdm import tqdm
 
 from errors import BadInput
 from evaluation.load import Trained
-from model.generate import Sampling, generate
+from model.generate import Sampling, generate, lay_out_for_generation
+from training.ranks import Ranks, gather
 
+# The beginnings of a sentence, a fact, a story, a list, a question and a program.
+GALLERY = [
+    "Every effort moves you",
+    "The capital of France is",
+    "Once upon a time",
+    "The three most important things in life are",
+    "Question: How many legs does a spider have?\nAnswer:",
+    "def fibonacci(n):\n",
+]
 REPEATED_TOKENS = 10  # so many tokens that only repeat a few are no text
 LONGEST_CYCLE = 3  # tokens
+GREEDY = Sampling(temperature=0)
 
 
-def smoke(trained: Trained, prompt: str, count: int, sampling: Sampling) -> str:
-    """Return the prompt with `count` new tokens. Raises BadInput when they are blank, not finite or a repetition."""
-    ids = [int(token) for token in trained.tokenizer.encode(prompt)]
-    try:
-        chosen = generate(trained.network, ids, count, sampling)
-    except ValueError as error:
-        raise BadInput(f"{trained.place.path}: {error}") from error
-    text = _decode(trained, chosen)
-    if not text.strip():
-        raise BadInput(f"{trained.place.path}: degenerate output: {count} tokens that decode to {text[:20]!r}")
-    if (cycle := shortest_cycle(chosen)) is not None:
-        raise BadInput(
-            f"{trained.place.path}: degenerate output: {count} tokens that repeat every {cycle}, {text[:20]!r}"
-        )
-    return prompt + text
+@attrs.frozen(kw_only=True)
+class Continuation:
+    """What a model made of a prompt."""
+
+    prompt: str
+    temperature: float  # 0: the most likely token each time
+    text: str  # what follows the prompt
+    problem: str | None  # what makes it no output
+
+
+def smoke(
+    trained: Trained, prompts: list[str] | None, count: int | None, sampling: Sampling, ranks: Ranks
+) -> list[Continuation]:
+    """Return how a model continues each prompt, greedily and by `sampling`; call it on every rank, which share them.
+
+    Without prompts it is the gallery, without a count 40 tokens or half the context; the gallery's prompts lose their
+    beginning where a context is short. Raises BadInput for prompts that do not fit, and logits that are not finite.
+    """
+    lay_out_for_generation(trained.network)
+    context = trained.network.config.context_length
+    new = min(40, max(1, context // 2)) if count is None else count
+    ways = [GREEDY] if sampling.temperature == 0 else [GREEDY, sampling]
+    jobs = [(prompt, way) for prompt in prompts or GALLERY for way in ways]
+    mine: list[Continuation | str] = []
+    for prompt, way in tqdm(
+        jobs[ranks.rank :: ranks.world_size], disable=None if ranks.coordinates else True, leave=False
+    ):
+        ids = [int(token) for token in trained.tokenizer.encode(prompt)]
+        try:
+            chosen = generate(trained.network, ids if prompts else ids[-max(1, context - new) :], new, way)
+            mine.append(_continuation(trained, prompt, way, chosen))
+        except ValueError as error:
+            mine.append(str(error))
+    shares = gather(ranks, mine)
+    done = []
+    for number in range(len(jobs)):
+        item = shares[number % ranks.world_size][number // ranks.world_size]
+        if isinstance(item, str):
+            raise BadInput(f"{trained.place.path}: {item}")
+        done.append(item)
+    return done
 
 
 def shortest_cycle(tokens: list[int]) -> int | None:
@@ -32,6 +72,15 @@ def shortest_cycle(tokens: list[int]) -> int | None:
     return next((n for n in range(1, LONGEST_CYCLE + 1) if tokens[n:] == tokens[:-n]), None)
 
 
-def _decode(trained: Trained, chosen: list[int]) -> str:
+def decode(trained: Trained, chosen: list[int]) -> str:
     """Return the text of the ids; ids between tokenizer and model vocabulary stand for nothing."""
     return trained.tokenizer.decode([token for token in chosen if token < trained.tokenizer.vocabulary_size])
+
+
+def _continuation(trained: Trained, prompt: str, way: Sampling, chosen: list[int]) -> Continuation:
+    text, problem = decode(trained, chosen), None
+    if not text.strip():
+        problem = f"{len(chosen)} tokens that decode to {text[:20]!r}"
+    elif way is not GREEDY and (cycle := shortest_cycle(chosen)) is not None:  # greedily all small models go in circles
+        problem = f"{len(chosen)} tokens that repeat every {cycle}, {text[:20]!r}"
+    return Continuation(prompt=prompt, temperature=way.temperature, text=text, problem=problem)

@@ -111,8 +111,11 @@ class GPT(nn.Module):
         self.final_norm = nn.LayerNorm(config.emb_dim)
         self.head = None if config.tie_weights else nn.Linear(config.emb_dim, config.padded_vocab_size, bias=False)
 
-    def forward(self, tokens: Int[Tensor, "B T"], cache: KeyValueCache | None = None) -> Float[Tensor, "B T V"]:
-        """Return logits of the token after each of `tokens`; with a cache, `tokens` follow those it has seen."""
+    def forward(self, tokens: Int[Tensor, "B T"], cache: KeyValueCache | None = None) -> Float[Tensor, "B _ V"]:
+        """Return logits of the token after each of `tokens`, (B, T, V).
+
+        With a cache, `tokens` follow those it has seen, and only the last one's logits are computed, (B, 1, V).
+        """
         first = 0 if cache is None else cache.length
         positions = torch.arange(first, first + tokens.shape[1], device=tokens.device)
         x = self.dropout(self.token_embedding(tokens) + self.position_embedding(positions))  # (B, T, C)
@@ -120,6 +123,7 @@ class GPT(nn.Module):
             x = block(x, cache)
         if cache is not None:
             cache.length += tokens.shape[1]
+            x = x[:, -1:]  # the others have their next token already
         weight = self.token_embedding.weight if self.head is None else self.head.weight
         logits = F.linear(self.final_norm(x), weight)  # (B, T, padded V)
         return logits[..., : self.config.vocab_size]

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from evaluation.smoke import shortest_cycle
+from evaluation.smoke import GALLERY, shortest_cycle
 from tests import launch
 from tests.conftest import ROOT, seal_again, shared, train
 from training.checkpoint import WEIGHTS
@@ -35,12 +35,26 @@ def test_a_trained_run_continues_a_prompt_the_same_way_for_the_same_seed(make_ru
     first, again, other = (smoke(run, "--seed", seed) for seed in ("1", "1", "2"))
     assert first.returncode == 0, first.stderr
     assert f"{run}/checkpoints/step-" in first.stdout
-    assert first.stdout.split(":\n", 1)[1].startswith("def")
+    greedy, sampled = first.stdout.split(":\n", 1)[1].split("[temperature 1] def")
+    assert greedy.startswith("[greedy] def")
+    assert sampled.strip()
     assert first.stdout == again.stdout != other.stdout
     assert "best" in smoke(run, "--checkpoint", "absent").stderr
     too_long = smoke(run, "--tokens", "100")
     assert too_long.returncode == 1
     assert "do not fit the context of 32 tokens" in too_long.stderr
+
+
+def test_the_gallery_is_the_same_on_any_number_of_ranks(make_run: Callable[..., Path]) -> None:
+    run = make_run()
+    assert train(run, "--max-steps", "3").returncode == 0
+    for ranks in (1, 2, 3):
+        done = launch.run(ROOT / "evaluate.py", "smoke", str(run), "--device", "cpu", ranks=ranks)
+        assert done.returncode == 0, done.stderr
+    first, *others = [json.loads(line)["said"] for line in (run / "evaluations.jsonl").read_text().splitlines()]
+    assert [first] * 2 == others
+    assert [(item["prompt"], item["temperature"]) for item in first] == [(p, t) for p in GALLERY for t in (0, 1)]
+    assert all(f"{item['prompt']}{item['text']}" in done.stdout for item in first)
 
 
 def test_degenerate_and_damaged_models_exit_non_zero(make_run: Callable[..., Path]) -> None:
@@ -54,7 +68,7 @@ def test_degenerate_and_damaged_models_exit_non_zero(make_run: Callable[..., Pat
     change_weights(run, repeat)
     same = smoke(run)
     assert same.returncode == 1
-    assert "degenerate output: 20 tokens that repeat every 1, 'AAAAA" in same.stderr
+    assert "degenerate output: 16 tokens that repeat every 1, 'AAAAA" in same.stderr
     change_weights(run, lambda weights: weights["final_norm.bias"].fill_(torch.nan))
     broken = smoke(run)
     assert broken.returncode == 1
@@ -83,7 +97,7 @@ def test_a_run_on_gpt2_tokens_carries_its_tokenizer(make_run: Callable[..., Path
     (out / "tokenizer.tiktoken").unlink()
     spoken = smoke(run)
     assert spoken.returncode == 0, spoken.stderr
-    assert ":\ndef" in spoken.stdout
+    assert "] def" in spoken.stdout
     wrong = smoke(run, "--tokenizer", "bert")
     assert wrong.returncode == 1
     assert "tokenizer 'bert' is unknown" in wrong.stderr

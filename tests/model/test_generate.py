@@ -3,27 +3,37 @@
 import pytest
 import torch
 
-from model.generate import Sampling, generate
+from model.generate import Sampling, choose, generate, lay_out_for_generation
 from model.gpt import GPT, initialize
 from tests.model.test_gpt import SMALL, network
 
 
-def uncached_greedy(model: GPT, prompt: list[int], count: int) -> list[int]:
+def uncached(model: GPT, prompt: list[int], count: int, sampling: Sampling) -> list[int]:
     tokens = list(prompt)
+    generator = torch.Generator().manual_seed(sampling.seed)
     with torch.no_grad():
         for _ in range(count):
-            tokens.append(int(model(torch.tensor([tokens]))[0, -1].argmax()))
+            tokens.append(int(choose(model(torch.tensor([tokens]))[:, -1], sampling, generator)))
     return tokens[len(prompt) :]
 
 
-def test_cached_generation_equals_uncached() -> None:
+@pytest.mark.parametrize("laid_out", [True, False])
+@pytest.mark.parametrize("sampling", [Sampling(temperature=0), *(Sampling(top_k=25, seed=seed) for seed in range(5))])
+def test_cached_generation_equals_uncached(sampling: Sampling, *, laid_out: bool) -> None:
     model = network(SMALL)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(5)  # logits far apart, many different tokens
-    chosen = generate(model, [3, 1, 4, 1, 5], 43, Sampling(temperature=0))
-    assert chosen == uncached_greedy(model, [3, 1, 4, 1, 5], 43)
+    wanted = uncached(model, [3, 1, 4, 1, 5], 43, sampling)
+    if laid_out:
+        before = {name: value.clone() for name, value in model.state_dict().items()}
+        lay_out_for_generation(model)
+        assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+        assert not model.token_embedding.weight.is_contiguous()
+    chosen = generate(model, [3, 1, 4, 1, 5], 43, sampling)
+    assert chosen == wanted
     assert len(set(chosen)) > 3
+    assert generate(model, [3, 1, 4, 1, 5], 43, sampling, stop=chosen[7]) == chosen[: chosen.index(chosen[7])]
 
 
 def test_sampling_is_a_function_of_the_seed() -> None:
