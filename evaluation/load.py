@@ -107,8 +107,6 @@ def home_of(reference: str) -> Path:
 
 def load(place: Place, tokenizer: str | None, device: torch.device) -> Trained:
     """Load a model. `tokenizer` overrides the one that belongs to it. Raises BadInput naming what is damaged."""
-    if device.type == "cpu":
-        torch.set_num_threads(1)  # as torchrun's ranks have: the same bits on any number of them
     network = _own(place.path) if place.is_own else _foreign(place.path, place.run)
     return Trained(network.to(device).eval(), _tokenizer(place, tokenizer, network.config), place)
 

@@ -16,17 +16,17 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from tqdm import tqdm
 
 from errors import BadInput
 from evaluation.load import Place, Trained
+from evaluation.shares import share
 from files import sha256
 from tokens.growing import finished_by
 from tokens.manifest import read_manifest
 from tokens.token_file import TokenStream, open_split
 from tokens.tokenizer import RANKS_FILE, Tokenizer, load_tokenizer
 from training import checkpoint
-from training.ranks import Ranks, gather
+from training.ranks import Ranks
 from training.record import listed
 
 FIRST_TOKEN, TOKENS = 50_000_000, 19_660_800  # the range on which gpjt/ddp-base-model-from-scratch compares its models
@@ -138,15 +138,13 @@ def token_losses(trained: Trained, stream: TokenStream, span: Range, ranks: Rank
     size = max(1, BATCH_TOKENS // length)
     batches = [starts[at : min(at + size, whole)] for at in range(0, whole, size)]
     batches += [starts[whole:]] if whole < len(starts) else []
-    mine = []
-    bar = tqdm(batches[ranks.rank :: ranks.world_size], disable=None if ranks.coordinates else True, unit="batch")
-    for batch in bar:
+
+    def losses(batch: range) -> np.ndarray:
         ends = [min(start + length, span.start + span.count) for start in batch]
         tokens = np.stack([stream.read(start, end - start + 1) for start, end in zip(batch, ends, strict=True)])
-        mine.append(_losses(network, torch.from_numpy(tokens.astype(np.int64)).to(ranks.device)).cpu().numpy())
-    shares = gather(ranks, mine)
-    ordered = [shares[number % ranks.world_size][number // ranks.world_size] for number in range(len(batches))]
-    return np.concatenate([losses.ravel() for losses in ordered])
+        return _losses(network, torch.from_numpy(tokens.astype(np.int64)).to(ranks.device)).cpu().numpy()
+
+    return np.concatenate(share(ranks, batches, losses))
 
 
 def summary(losses: np.ndarray, targets: np.ndarray, tokenizer: Tokenizer) -> HeldOutLoss:

@@ -1,12 +1,12 @@
 """Does the model speak at all? A gallery of continuations, and a refusal of output that is no output."""
 
 import attrs
-from tqdm import tqdm
 
 from errors import BadInput
 from evaluation.load import Trained
+from evaluation.shares import share
 from model.generate import Sampling, generate, lay_out_for_generation
-from training.ranks import Ranks, gather
+from training.ranks import Ranks
 
 # The beginnings of a sentence, a fact, a story, a list, a question and a program.
 GALLERY = [
@@ -44,25 +44,17 @@ def smoke(
     context = trained.network.config.context_length
     new = min(40, max(1, context // 2)) if count is None else count
     ways = [GREEDY] if sampling.temperature == 0 else [GREEDY, sampling]
-    jobs = [(prompt, way) for prompt in prompts or GALLERY for way in ways]
-    mine: list[Continuation | str] = []
-    for prompt, way in tqdm(
-        jobs[ranks.rank :: ranks.world_size], disable=None if ranks.coordinates else True, leave=False
-    ):
+
+    def work(job: tuple[str, Sampling]) -> Continuation:
+        prompt, way = job
         ids = [int(token) for token in trained.tokenizer.encode(prompt)]
         try:
             chosen = generate(trained.network, ids if prompts else ids[-max(1, context - new) :], new, way)
-            mine.append(_continuation(trained, prompt, way, chosen))
         except ValueError as error:
-            mine.append(str(error))
-    shares = gather(ranks, mine)
-    done = []
-    for number in range(len(jobs)):
-        item = shares[number % ranks.world_size][number // ranks.world_size]
-        if isinstance(item, str):
-            raise BadInput(f"{trained.place.path}: {item}")
-        done.append(item)
-    return done
+            raise BadInput(f"{trained.place.path}: {error}") from error
+        return _continuation(trained, prompt, way, chosen)
+
+    return share(ranks, [(prompt, way) for prompt in prompts or GALLERY for way in ways], work, "prompt")
 
 
 def shortest_cycle(tokens: list[int]) -> int | None:
