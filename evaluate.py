@@ -5,7 +5,7 @@ import argparse
 import sys
 
 from errors import EXIT_DONE, EXIT_ERROR, BadInput
-from evaluation.commands import export, hellaswag, loss, smoke
+from evaluation.commands import export, hellaswag, instruct, loss, smoke
 
 EPILOG = """examples:
   python evaluate.py smoke runs/quickstart --prompt "def " --tokens 100
@@ -19,7 +19,7 @@ EPILOG = """examples:
 Exit status: 0 done, 1 error or degenerate output, 2 usage.
 """
 
-COMMANDS = {"smoke": smoke, "loss": loss, "hellaswag": hellaswag, "export": export}
+COMMANDS = {"smoke": smoke, "loss": loss, "hellaswag": hellaswag, "instruct": instruct, "export": export}
 
 
 def parse_arguments() -> argparse.Namespace:

@@ -55,7 +55,8 @@ class Place:
     @property
     def title(self) -> str:
         """What people call it: of a run its name and the checkpoint's."""
-        return self.home.name.replace("--", "/") if self.run is None else f"{self.home.name} {self.path.resolve().name}"
+        name = self.home.resolve().name
+        return name.replace("--", "/") if self.run is None else f"{name} {self.path.resolve().name}"
 
     @property
     def record(self) -> dict[str, Any]:
@@ -101,8 +102,8 @@ def home_of(reference: str) -> Path:
     path = Path(reference)
     if not path.is_dir():
         return Path("runs") / reference.replace("/", "--")  # of the hub
-    path = path.resolve()
-    return path.parent.parent if path.parent.name == "checkpoints" else path
+    inside = path.resolve().parent
+    return inside.parent if inside.name == "checkpoints" else path
 
 
 def load(place: Place, tokenizer: str | None, device: torch.device) -> Trained:

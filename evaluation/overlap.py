@@ -40,6 +40,15 @@ def free_scores(answers: Answers) -> FreeScores:
     )
 
 
+def describe(scores: FreeScores) -> str:
+    """Return scores for people."""
+    pairs = [("chrF", scores.chrf, scores.chrf_error)]
+    if scores.reference_loss is not None:
+        pairs.insert(0, ("loss of the reference answers", scores.reference_loss, scores.reference_loss_error))
+    shown = [f"{name} {value:.4f}" + ("" if error is None else f" ± {error:.4f}") for name, value, error in pairs]
+    return ", ".join([*shown, f"{scores.exact:.1%} exact"])
+
+
 def _mean(values: list[float]) -> tuple[float, float | None]:
     """Return the mean and its standard error."""
     number = len(values)

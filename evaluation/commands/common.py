@@ -44,3 +44,11 @@ def temperature(text: str) -> float:
     if not 0 <= value < float("inf"):
         raise argparse.ArgumentTypeError(f"got {text}, wanted at least 0")
     return value
+
+
+def positive(text: str) -> float:
+    """Return a number above 0, for argparse."""
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"got {text}, wanted more than 0")
+    return value

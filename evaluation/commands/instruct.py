@@ -1,0 +1,68 @@
+"""evaluate.py instruct"""
+
+import argparse
+from pathlib import Path
+
+from evaluation.commands.common import TIMEOUT_SECONDS, add_device, add_models, at_least, positive
+
+HELP = "fine-tune a copy on instructions, and let it answer others"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    add_models(parser, several=True)
+    parser.add_argument(
+        "--data", type=Path, required=True, metavar="FILE", help="JSON of records: instruction, input, output"
+    )
+    parser.add_argument("--seeds", type=at_least(1), default=1, help="fine-tune so many times (%(default)s)")
+    parser.add_argument("--seed", type=at_least(0), default=0, help="the first of them (%(default)s)")
+    parser.add_argument("--epochs", type=at_least(1), default=20, help="at most (%(default)s)")
+    parser.add_argument("--batch-size", type=at_least(1), default=8, help="records of an update (%(default)s)")
+    parser.add_argument("--learning-rate", type=positive, default=5e-5, help="(%(default)s)")
+    parser.add_argument("--weight-decay", type=float, default=0.1, help="(%(default)s)")
+    parser.add_argument("--prompt-loss", action="store_true", help="train on the prompt's tokens as well")
+    parser.add_argument("--longest-answer", type=at_least(1), default=256, help="tokens (%(default)s)")
+    parser.add_argument("--output", type=Path, metavar="DIR", help="of the answers; default: answers/ of the run")
+    add_device(parser)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Print and keep what each model learns; under torchrun the ranks share the work."""
+    import attrs
+
+    from errors import BadInput
+    from evaluation.fine_tuning import Settings
+    from evaluation.instruct import Questions, describe_summary, instruct, read_questions, summary
+    from evaluation.load import Place, load_on_all, locate
+    from evaluation.results import append_result
+    from training.determinism import set_determinism
+    from training.ranks import from_coordinator, start, stop
+
+    ranks = start(arguments.device, TIMEOUT_SECONDS)
+    set_determinism("elastic", 1, ranks)
+
+    def prepare() -> tuple[list[Place], Questions]:
+        places = [locate(model, arguments.checkpoint) for model in arguments.models]
+        titles = [place.title for place in places]
+        if len(set(titles)) < len(titles):
+            raise BadInput(f"MODEL: got {', '.join(titles)}, wanted each once, under different names")
+        return places, read_questions(arguments.data)
+
+    places, questions = from_coordinator(ranks, prepare)
+    names = {field.name for field in attrs.fields(Settings)} - {"seed"}
+    settings = Settings(seed=arguments.seed, **{name: getattr(arguments, name) for name in names})
+    for place in places:
+        if ranks.coordinates:
+            print(f"{place.path}:", flush=True)
+        tuned = []
+        for seed in range(arguments.seed, arguments.seed + arguments.seeds):
+            trained = load_on_all(ranks, place, arguments.tokenizer)
+            tuned.append(instruct(trained, questions, attrs.evolve(settings, seed=seed), arguments.output, ranks))
+            if ranks.coordinates:
+                print(f"  {tuned[-1]}", flush=True)
+        if ranks.coordinates:
+            values = summary(tuned, questions, settings)
+            append_result(place.home, place.title, "instruct", values)
+            if len(tuned) > 1:
+                print(f"  {describe_summary(values)}")
+    stop()
