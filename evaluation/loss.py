@@ -6,6 +6,7 @@ rank has one thread, and losses are added up in their order, in fp64: the result
 ranks.
 """
 
+import hashlib
 import math
 from functools import cache
 from pathlib import Path
@@ -19,9 +20,11 @@ from torch import Tensor
 
 from errors import BadInput
 from evaluation.load import Place, Trained
+from evaluation.ratio import Groups, in_groups, ratio
 from evaluation.shares import share
 from files import sha256
 from tokens.growing import finished_by
+from tokens.hub import hub_name
 from tokens.manifest import read_manifest
 from tokens.token_file import TokenStream, open_split
 from tokens.tokenizer import RANKS_FILE, Tokenizer, load_tokenizer
@@ -58,6 +61,7 @@ class HeldOutLoss:
     perplexity: float
     bits_per_byte: float
     bits_per_byte_error: float | None
+    groups: Groups
 
 
 def token_directory(places: list[Place]) -> Path:
@@ -97,6 +101,19 @@ def check_unseen(place: Place, span: Range) -> None:
                 f"{span}: {place.path} was {part.how} on tokens {part.begin:,} to {part.end:,} of it; pass another "
                 "--from, --count or --split"
             )
+
+
+def identity(span: Range) -> dict[str, Any]:
+    """Return what tells a range from others, as JSON: where it lies, and the sha256 of its tokens as 32-bit numbers."""
+    tokens = open_split(span.directory, span.split).read(span.start, span.count + 1)
+    return {
+        "tokens": str(span.directory),
+        "dataset": hub_name(span.directory),
+        "split": span.split,
+        "start": span.start,
+        "count": span.count,
+        "sha256": hashlib.sha256(tokens.astype("<u4").tobytes()).hexdigest(),
+    }
 
 
 def measure(trained: Trained, span: Range, ranks: Ranks) -> HeldOutLoss:
@@ -150,16 +167,15 @@ def token_losses(trained: Trained, stream: TokenStream, span: Range, ranks: Rank
 def summary(losses: np.ndarray, targets: np.ndarray, tokenizer: Tokenizer) -> HeldOutLoss:
     """Return means and their standard errors from the loss of each target, both (count,).
 
-    A mean over tokens is a ratio of two sums over documents; its error is Cochran's (Sampling Techniques, 3rd ed. 1977,
-    section 2.11), with documents as the units.
+    The errors take documents as the units.
     """
     ends = np.flatnonzero(targets == tokenizer.end_of_text_id) + 1
     begins = np.unique(np.concatenate([[0], ends[ends < len(targets)]])).astype(np.int64)
     nats = np.add.reduceat(losses.astype(np.float64), begins)
     counts = np.diff(np.append(begins, len(targets))).astype(np.float64)
     text_bytes = np.add.reduceat(byte_lengths(tokenizer)[targets], begins).astype(np.float64)
-    mean, error = _ratio(nats, counts)
-    bits, bits_error = _ratio(nats / math.log(2), text_bytes)
+    mean, error = ratio(nats, counts)
+    bits, bits_error = ratio(nats / math.log(2), text_bytes)
     return HeldOutLoss(
         tokens=len(targets),
         documents=len(begins),
@@ -169,6 +185,7 @@ def summary(losses: np.ndarray, targets: np.ndarray, tokenizer: Tokenizer) -> He
         perplexity=math.exp(mean),
         bits_per_byte=bits,
         bits_per_byte_error=bits_error,
+        groups=in_groups(nats, counts, text_bytes),
     )
 
 
@@ -184,17 +201,6 @@ def byte_lengths(tokenizer: Tokenizer) -> np.ndarray:
 def _losses(network: torch.nn.Module, tokens: Tensor) -> Tensor:
     logits = network(tokens[:, :-1])  # (B, T, V)
     return F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten(), reduction="none")
-
-
-def _ratio(values: np.ndarray, sizes: np.ndarray) -> tuple[float, float | None]:
-    """Return the sum of values over the sum of sizes, and its standard error where there are two or more."""
-    total = float(sizes.sum())
-    ratio = float(values.sum()) / total
-    number = len(values)
-    if number < 2:
-        return ratio, None
-    squares = float(np.square(values - ratio * sizes).sum())
-    return ratio, math.sqrt(squares * number / (number - 1)) / total
 
 
 @attrs.frozen

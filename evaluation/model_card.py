@@ -1,14 +1,14 @@
 """The README.md of an exported model, from what its run recorded. What is not known has no line."""
 
-import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from evaluation.cost import cost_of
 from evaluation.load import Place, Trained
 from model.config import ModelConfig, parameter_count
-from tokens.hub import RECEIPT
+from tokens.hub import hub_name
 from training import checkpoint
 from training.metrics import read_metrics
 from training.record import listed
@@ -57,27 +57,27 @@ def _training(trained: Trained) -> Iterator[tuple[str, str]]:
     config = state["config"]
     train = config["train"]
     known = place.record
+    cost = cost_of(state, known)
     length = config["model"]["context_length"]
-    names = [_dataset(Path(stream["directory"])) for stream in listed(config.get("train_stream", []))]
+    directories = [Path(stream["directory"]) for stream in listed(config.get("train_stream", []))]
+    names = [hub_name(directory) or directory.resolve().name for directory in directories]
     if names:
         yield "dataset", ", ".join(f"`{name}`" for name in names)
-    yield "tokens", f"{state['tokens']:,}"
+    yield "tokens", f"{cost.tokens:,}"
     batch = config["global_batch_size"]
     yield "global batch", f"{batch:,} sequences of {length:,} tokens, {batch * length:,} tokens"
     yield "updates", f"{state['step']:,} of {config['steps']:,}"
     yield "optimizer", _optimizer(train)
     yield "seed", str(train["random_seed"])
     yield from _losses(place, state)
-    hours = state["elapsed_seconds"] / 3600
     environment = known.get("environment", {})
     if environment:
         yield "machine", f"{environment['world_size']} x {environment['device']}"
         yield "precision", str(config.get("numerics", {}).get("precision", train["precision"]))
         yield "software", f"torch {environment['packages']['torch']}, Python {environment['python']}"
-    yield "time", f"{hours:,.2f} hours"
-    price = known.get("price_per_hour")
-    if price is not None:
-        yield "cost", f"${price * hours:,.2f} at ${price:,.2f} an hour"
+    yield "time", f"{cost.hours:,.2f} hours"
+    if cost.dollars is not None:
+        yield "cost", f"${cost.dollars:,.2f} at ${known['price_per_hour']:,.2f} an hour"
     if config.get("git_commit"):
         yield "commit", f"`{config['git_commit']}`"
 
@@ -102,12 +102,6 @@ def _optimizer(train: dict[str, Any]) -> str:
         f"AdamW, learning rate {values['learning_rate']:g} ({schedule}), betas {values['adam_beta1']:g} and "
         f"{values['adam_beta2']:g}, weight decay {values['weight_decay']:g}"
     )
-
-
-def _dataset(directory: Path) -> str:
-    """Return what a token directory is called: by its name on the hub where it came from there, or its own."""
-    receipt = directory / RECEIPT
-    return str(json.loads(receipt.read_text())["dataset"]) if receipt.is_file() else directory.resolve().name
 
 
 def _table(rows: Any) -> str:

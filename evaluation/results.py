@@ -26,3 +26,17 @@ def append_result(home: Path, model: str, kind: str, values: dict[str, Any]) -> 
             os.fsync(file.fileno())
     except OSError as error:
         raise BadInput(f"{path}: cannot be written: {error}; the result is {line}") from error
+
+
+def read_results(home: Path) -> list[dict[str, Any]]:
+    """Return the results that are kept in `home`, oldest first; torn lines are skipped."""
+    path = home / EVALUATIONS
+    results = []
+    for line in path.read_text(errors="replace").splitlines() if path.is_file() else []:
+        try:
+            result = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(result, dict) and isinstance(result.get("model"), str):
+            results.append(result)
+    return results

@@ -49,3 +49,9 @@ def is_complete(directory: Path) -> bool:
     if (directory / RECEIPT).is_file():
         return True
     return not (directory / ".cache").exists() and any(directory.glob("train*.safetensors"))
+
+
+def hub_name(directory: Path) -> str | None:
+    """Return OWNER/NAME of the dataset that was downloaded into a directory, or None for other ones."""
+    receipt = directory / RECEIPT
+    return str(json.loads(receipt.read_text())["dataset"]) if receipt.is_file() else None

@@ -30,7 +30,7 @@ def run(arguments: argparse.Namespace) -> None:
     import attrs
 
     from evaluation.load import Place, load_on_all, locate
-    from evaluation.loss import Range, check_unseen, choose_range, describe, measure, token_directory
+    from evaluation.loss import Range, check_unseen, choose_range, describe, identity, measure, token_directory
     from evaluation.results import append_result
     from training.ranks import from_coordinator, start, stop
 
@@ -51,6 +51,5 @@ def run(arguments: argparse.Namespace) -> None:
         result = measure(load_on_all(ranks, place, arguments.tokenizer), span, ranks)
         if ranks.coordinates:
             print(f"{place.path}: {describe(result)}{'' if place.is_own else UNKNOWN}")
-            where = {"tokens": str(span.directory), "split": span.split, "start": span.start, "count": span.count}
-            append_result(place.home, place.title, "loss", {"range": where, **attrs.asdict(result)})
+            append_result(place.home, place.title, "loss", {"range": identity(span), **attrs.asdict(result)})
     stop()

@@ -1,5 +1,6 @@
 """Held-out loss is the mean that it says, with an error that holds, on any number of ranks, of unseen tokens."""
 
+import hashlib
 import json
 import math
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import torch.nn.functional as F
 
 from evaluation.load import load, locate
 from evaluation.loss import byte_lengths, describe, summary
+from evaluation.ratio import ratio
 from tests import launch
 from tests.conftest import ROOT, seal_again, shared, train
 from tests.tokens.test_prepare import PREPARE, run
@@ -91,6 +93,22 @@ def test_one_document_has_no_error_and_a_cut_one_counts() -> None:
     assert summary(losses, text, tokenizer).documents == 2
 
 
+def test_groups_are_whole_documents_whatever_the_model() -> None:
+    draw = np.random.default_rng(0)
+    tokenizer = load_tokenizer("bytes")
+    targets = draw.integers(0, 256, 40_000)
+    targets[draw.choice(40_000, 600, replace=False)] = tokenizer.end_of_text_id
+    one, other = (summary(draw.normal(3, 1, 40_000).astype(np.float32), targets, tokenizer) for _ in range(2))
+    assert len(one.groups.nats) == 256
+    assert one.groups.tokens == other.groups.tokens
+    assert (sum(one.groups.tokens), sum(one.groups.text_bytes)) == (40_000, one.text_bytes)
+    assert sum(one.groups.nats) / 40_000 == pytest.approx(one.nats_per_token, abs=1e-8)
+    ends = np.cumsum(one.groups.tokens)[:-1] - 1
+    assert (targets[ends] == tokenizer.end_of_text_id).all()
+    _, error = ratio(np.array(one.groups.nats), np.array(one.groups.tokens))
+    assert error == pytest.approx(one.nats_per_token_error, rel=0.2)  # of documents: they are independent here
+
+
 def test_bytes_of_tokens_are_those_of_their_text() -> None:
     tokenizer = load_tokenizer(str(shared("gpt2.tiktoken")))
     text = shared("wikitext2.txt").read_text()[:100_000] + "日本語 🙂"
@@ -102,9 +120,15 @@ def test_tokens_that_the_run_has_seen_are_refused(trained: Path, token_files: Pa
     done = loss(trained)
     assert done.returncode == 0, done.stderr
     length = open_split(token_files, "validation").length
+    tokens = open_split(token_files, "validation").read(VALIDATED + 1, length - VALIDATED - 1)
     assert results(trained)[0]["range"] == {
-        "tokens": str(token_files), "split": "validation", "start": VALIDATED + 1, "count": length - VALIDATED - 2
-    }  # fmt: skip
+        "tokens": str(token_files),
+        "dataset": None,
+        "split": "validation",
+        "start": VALIDATED + 1,
+        "count": length - VALIDATED - 2,
+        "sha256": hashlib.sha256(tokens.astype(np.uint32).tobytes()).hexdigest(),
+    }
     validated = loss(trained, "--from", "0", "--count", "100")
     assert validated.returncode == 1
     assert f"was validated on tokens 0 to {VALIDATED + 1:,} of it; pass another --from" in validated.stderr

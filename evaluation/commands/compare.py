@@ -1,0 +1,32 @@
+"""evaluate.py compare"""
+
+import argparse
+from pathlib import Path
+
+HELP = "one table of what is known of models, and which is better outside the noise"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    what = "run, checkpoint or model directory, or OWNER/NAME on the hub, that has been measured"
+    parser.add_argument("models", metavar="MODEL", nargs="+", help=what)
+    parser.add_argument("--markdown", action="store_true", help="print GitHub's markdown")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write a page as well")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Print what has been measured of models side by side; nothing is loaded or measured."""
+    from errors import BadInput
+    from evaluation.compare import compare
+    from evaluation.compare_page import as_page
+    from evaluation.compare_table import as_markdown, as_text
+    from evaluation.rows import read_rows
+    from files import replace_file
+
+    comparison = compare(read_rows(arguments.models))
+    print(as_markdown(comparison) if arguments.markdown else as_text(comparison))
+    if arguments.html is not None:
+        try:
+            replace_file(arguments.html, as_page(comparison))
+        except OSError as error:
+            raise BadInput(f"--html {arguments.html}: cannot be written: {error.strerror or error}") from error

@@ -1,0 +1,205 @@
+"""What is told of a model in a comparison, and how two models differ in it.
+
+Two results can be compared only if they have the same subject: the same tokens, items or questions, of a judge the same
+session.
+"""
+
+import json
+import math
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import numpy as np
+
+from evaluation.intervals import Interval, student_quantile
+from evaluation.ratio import ratio
+
+Result = dict[str, Any]  # a line of evaluations.jsonl
+
+
+@attrs.frozen(kw_only=True)
+class Cell:
+    """What a table shows."""
+
+    text: str
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+
+
+@attrs.frozen(kw_only=True)
+class Measure:
+    """A column of a comparison."""
+
+    name: str
+    kind: str  # of evaluation
+    unit: str
+    digits: int
+    sign: int  # 1 where more is better, -1 where less is
+    read: Callable[[Result, int], Cell]
+    # of a over b with the confidence that is asked for; None: differences are not told
+    difference: Callable[[Result, Result, float], Interval | None] | None
+
+
+def subject(result: Result) -> str | None:
+    """Return what a result is about, or None for one that cannot be understood: of another kind, or older."""
+    try:
+        match result.get("evaluation"):
+            case "loss":
+                _ = result["groups"]["nats"], result["nats_per_token"], result["bits_per_byte"]
+                return str(result["range"]["sha256"])
+            case "hellaswag":
+                _ = result["completion"]["hits_norm"], result["lm_eval"]["hits_norm"]
+                return f"{result['data']['sha256']} {result['items']}"
+            case "instruct":
+                _ = result["chrf"]["value"], result["reference_loss"]["value"]
+                return f"{result['data']['sha256']} {result['data']['test']}"
+            case "judge":
+                _ = result["score"]["value"]
+                return json.dumps([result[key] for key in ("judge", "questions", "orders", "seeds", "differences")])
+    except (KeyError, TypeError):
+        pass
+    return None
+
+
+def described(result: Result) -> str:
+    """Return what a result is about, for people."""
+    match result["evaluation"]:
+        case "loss":
+            span = result["range"]
+            where, end = span.get("dataset") or span["tokens"], span["start"] + span["count"]
+            return (
+                f"{span['split']} of {where}, tokens {span['start']:,} to {end:,}; ± is a standard error over documents"
+            )
+        case "hellaswag":
+            return (
+                f"acc_norm on {result['items']:,} items of {result['data']['file']}; ± is a standard error over items"
+            )
+        case "instruct":
+            data, seeds = result["data"], len(result.get("seeds") or [0])
+            return f"{data['test']} questions of {data['file']}; ± is the spread over fine-tuning seeds ({seeds})"
+        case _:
+            count = result["questions"]["count"]
+            return f"{count} questions in one session of {result['judge']}; 95 % intervals over questions and seeds"
+
+
+def _loss(key: str) -> Callable[[Result, int], Cell]:
+    return lambda result, digits: _with_error(result[key], result.get(f"{key}_error"), digits)
+
+
+def _accuracy(style: str) -> Callable[[Result, int], Cell]:
+    return lambda result, digits: _with_error(result[style]["acc_norm"], result[style].get("acc_norm_error"), digits)
+
+
+def _over_seeds(key: str) -> Callable[[Result, int], Cell]:
+    def read(result: Result, digits: int) -> Cell:
+        value, spread = result[key]["value"], result[key].get("spread")
+        return Cell(text=_plus_minus(value, spread, digits), value=value) if value is not None else Cell(text="")
+
+    return read
+
+
+def _judged(result: Result, digits: int) -> Cell:
+    score = result["score"]
+    value, low, high = score["value"], score.get("low"), score.get("high")
+    text = f"{value:.{digits}f}" + ("" if low is None else f" [{low:.{digits}f}, {high:.{digits}f}]")
+    return Cell(text=text, value=value, low=low, high=high)
+
+
+def _with_error(value: float, error: float | None, digits: int) -> Cell:
+    ends = (None, None) if error is None else (value - 1.96 * error, value + 1.96 * error)
+    return Cell(text=_plus_minus(value, error, digits), value=value, low=ends[0], high=ends[1])
+
+
+def _plus_minus(value: float, error: float | None, digits: int) -> str:
+    return f"{value:.{digits}f}" + ("" if error is None else f" ± {error:.{digits}f}")
+
+
+def _loss_difference(a: Result, b: Result, confidence: float) -> Interval | None:
+    """Compare group by group: what makes a text hard for both leaves their difference."""
+    sizes = np.array(a["groups"]["tokens"], np.float64)
+    nats = [np.array(result["groups"]["nats"], np.float64) for result in (a, b)]
+    if not len(sizes) == len(nats[0]) == len(nats[1]):
+        return None
+    _, error = ratio(nats[0] - nats[1], sizes)
+    return _interval(a["nats_per_token"] - b["nats_per_token"], error, len(sizes), confidence)
+
+
+def _accuracy_difference(style: str) -> Callable[[Result, Result, float], Interval | None]:
+    """Compare item by item (McNemar, Psychometrika 12, 1947): only items that one of the two has right tell."""
+
+    def difference(a: Result, b: Result, confidence: float) -> Interval | None:
+        items = int(a["items"])
+        bits = [int(result[style]["hits_norm"] or "0", 16) for result in (a, b)]
+        only_a, only_b = ((bits[0] & ~bits[1]).bit_count(), (bits[1] & ~bits[0]).bit_count())
+        value = (only_a - only_b) / items
+        variance = (only_a + only_b) / items - value**2
+        error = math.sqrt(variance / (items - 1)) if items > 1 else None
+        return _interval(value, error, items, confidence)
+
+    return difference
+
+
+def _judged_difference(a: Result, b: Result, _: float) -> Interval | None:
+    """Return what the session says of two of its candidates; its intervals hold for all of its pairs together."""
+    for entry in a["differences"]:
+        if [entry["a"], entry["b"]] == [a["model"], b["model"]]:
+            return Interval(value=entry["value"], low=entry.get("low"), high=entry.get("high"))
+        if [entry["b"], entry["a"]] == [a["model"], b["model"]]:
+            low, high = entry.get("low"), entry.get("high")
+            return Interval(
+                value=-entry["value"], low=None if high is None else -high, high=None if low is None else -low
+            )
+    return None
+
+
+def _interval(value: float, error: float | None, units: int, confidence: float) -> Interval:
+    if error is None:
+        return Interval(value=value, low=None, high=None)
+    reach = student_quantile((1 + confidence) / 2, units - 1) * error
+    return Interval(value=value, low=value - reach, high=value + reach)
+
+
+HELD_OUT, BITS = "held-out loss", "bits/byte"
+COMPLETION, LM_EVAL = "HellaSwag, completion", "HellaSwag, lm-eval"
+JUDGED = "judge's score"
+MEASURES = [
+    Measure(
+        name=HELD_OUT,
+        kind="loss",
+        unit="nats a token",
+        digits=4,
+        sign=-1,
+        read=_loss("nats_per_token"),
+        difference=_loss_difference,
+    ),
+    # On the same tokens bits a byte are the same comparison.
+    Measure(
+        name=BITS, kind="loss", unit="bits a byte", digits=4, sign=-1, read=_loss("bits_per_byte"), difference=None
+    ),
+    *(
+        Measure(
+            name=name,
+            kind="hellaswag",
+            unit="of all items",
+            digits=4,
+            sign=1,
+            read=_accuracy(style),
+            difference=_accuracy_difference(style),
+        )
+        for name, style in ((COMPLETION, "completion"), (LM_EVAL, "lm_eval"))
+    ),
+    # Their spread is over seeds alone, and questions differ more.
+    Measure(name="chrF", kind="instruct", unit="", digits=2, sign=1, read=_over_seeds("chrf"), difference=None),
+    Measure(
+        name="reference loss",
+        kind="instruct",
+        unit="nats a token",
+        digits=4,
+        sign=-1,
+        read=_over_seeds("reference_loss"),
+        difference=None,
+    ),
+    Measure(name=JUDGED, kind="judge", unit="points", digits=2, sign=1, read=_judged, difference=_judged_difference),
+]

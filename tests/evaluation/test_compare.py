@@ -1,0 +1,247 @@
+"""A comparison is read from what was kept, and names a better model only outside the noise."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from evaluation.compare import compare, verdict
+from evaluation.intervals import Interval
+from evaluation.measures import MEASURES
+from evaluation.ratio import in_groups, ratio
+from evaluation.results import append_result
+from evaluation.rows import read_rows
+from tests import launch
+from tests.conftest import ROOT, train, write_run
+from tests.tokens.test_prepare import PREPARE, run
+
+HELD_OUT = MEASURES[0]
+JUDGE = {"judge": "judge-1", "orders": 3, "seeds": [1], "questions": {"count": 110, "sha256": "q"}}
+
+
+def evaluate(*arguments: str | Path) -> Any:
+    return launch.run(ROOT / "evaluate.py", *map(str, arguments))
+
+
+def said(*arguments: str | Path) -> str:
+    done = evaluate("compare", *arguments)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def cells(markdown: str) -> dict[str, dict[str, str]]:
+    """Return a table in markdown by model and column."""
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in markdown.splitlines() if "|" in line]
+    return {row[0]: dict(zip(lines[0], row, strict=True)) for row in lines[2:]}
+
+
+def kept(home: Path, kind: str = "loss") -> dict[str, Any]:
+    lines = [json.loads(line) for line in (home / "evaluations.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["evaluation"] == kind][-1]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Runs of 3 and 8 steps, and one of 8 steps with another seed, measured on 200 documents and more."""
+    folder = tmp_path_factory.mktemp("compared")
+    pieces = "\n".join(path.read_text() for path in sorted((ROOT / "training").glob("*.py"))).split("\n\n")
+    (folder / "text.jsonl").write_text("".join(json.dumps({"text": piece}) + "\n" for piece in pieces))
+    options = ("--tokenizer", "bytes", "--validation-fraction", "0.5", "--output", folder / "tokens")
+    assert run(PREPARE, folder / "text.jsonl", *options).returncode == 0
+    made = {
+        name: write_run(folder / name, folder / "tokens", random_seed=seed)
+        for name, seed in (("short", 1), ("long", 1), ("other", 2))
+    }
+    for name, directory in made.items():
+        done = train(directory, "--price-per-hour", "3600", *(["--max-steps", "3"] if name == "short" else []))
+        assert done.returncode == 0, done.stderr
+    measured = evaluate("loss", *made.values(), "--from", "1000", "--device", "cpu")
+    assert measured.returncode == 0, measured.stderr
+    return made
+
+
+def test_what_trained_longer_is_better_and_a_copy_is_not(runs: dict[str, Path], tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(runs["long"], copy, symlinks=True)
+    shown = said(runs["short"], runs["long"], "--markdown")
+    short, long = "short step-00000003", "long step-00000008"
+    assert f"- held-out loss: {long} is better than {short} by " in shown
+    table = cells(shown)
+    state = json.loads((runs["long"] / "checkpoints" / "best" / "state.json").read_text())
+    result = kept(runs["long"])
+    assert table[long] == {
+        "model": long,
+        "tokens": "2,048",
+        "hours": "0.00",
+        "dollars": f"{state['elapsed_seconds']:,.2f}",
+        "validation loss": f"{state['validation_loss']:.4f}",
+        "held-out loss": f"{result['nats_per_token']:.4f} ± {result['nats_per_token_error']:.4f}",
+        "bits/byte": f"{result['bits_per_byte']:.4f} ± {result['bits_per_byte_error']:.4f}",
+    }
+    assert table["OpenAI GPT-2 small, published"]["held-out loss"] == "3.500 [1]"
+    assert "[1] gilesthomas.com" in shown and "not the text that is measured here" in shown
+    assert "no model is called better or worse than them" in shown
+    assert "train a run again with another random_seed" in shown
+    same = said(runs["long"], copy, "--markdown")
+    assert f"{copy}: {long} are not told apart: 0.0000 [0.0000, 0.0000]" in same
+
+
+def test_pairs_on_the_same_text_know_more_than_each_alone(runs: dict[str, Path]) -> None:
+    one, other = kept(runs["long"]), kept(runs["other"])
+    sizes = np.array(one["groups"]["tokens"], float)
+    assert len(sizes) > 100
+    nats = [np.array(result["groups"]["nats"]) for result in (one, other)]
+    paired, alone = ratio(nats[0] - nats[1], sizes)[1], [ratio(values, sizes)[1] for values in nats]
+    assert paired is not None
+    assert paired < 0.7 * np.hypot(*alone)
+
+
+def test_runs_that_differ_in_their_seed_show_the_noise_and_are_not_told_apart(runs: dict[str, Path]) -> None:
+    shown = said(*runs.values(), "--markdown")
+    losses = sorted(kept(runs[name])["nats_per_token"] for name in ("long", "other"))
+    deviation = (losses[1] - losses[0]) / 2**0.5
+    assert "- Seed noise, held-out loss: long step-00000008, other step-00000008 from " in shown
+    told = f"from {losses[0]:.4f} to {losses[1]:.4f}; standard deviation {deviation:.4f}, which is in the intervals of"
+    assert told in shown
+    assert "- held-out loss: long step-00000008 and other step-00000008 are not told apart: " in shown
+    assert "By how much is not known here" not in shown
+
+
+def test_equal_models_are_not_told_apart_19_times_in_20() -> None:
+    draw = np.random.default_rng(0)
+    winners = 0
+    for _ in range(400):
+        tokens = draw.integers(50, 2000, 300).astype(float)
+        hardness = draw.normal(3.5, 0.6, 300)
+        results = []
+        for _ in range(2):
+            nats = (hardness + draw.normal(0, 0.1, 300)) * tokens
+            groups = in_groups(nats, tokens, tokens)
+            total = {"nats_per_token": nats.sum() / tokens.sum()}
+            results.append({"groups": {"nats": groups.nats, "tokens": groups.tokens}, **total})
+        assert HELD_OUT.difference is not None
+        found = HELD_OUT.difference(*results, 0.95)
+        assert found is not None
+        winners += "is better" in verdict(HELD_OUT, ("a", "b"), found)
+    assert 8 <= winners <= 32  # 20 of 400
+
+
+def write(home: Path, kind: str, **values: Any) -> Path:
+    append_result(home, home.name, kind, values)
+    return home
+
+
+def hits(numbers: set[int], items: int) -> str:
+    return np.packbits([number in numbers for number in range(items)]).tobytes().hex()
+
+
+def hellaswag(home: Path, right: set[int], items: int = 1000) -> Path:
+    score = {"acc": 0, "acc_error": 0, "acc_norm": len(right) / items, "acc_norm_error": 0.015, "hits": ""}
+    style = {**score, "hits_norm": hits(right, items)}
+    data = {"file": "hellaswag_val.jsonl", "sha256": "h"}
+    return write(home, "hellaswag", data=data, items=items, cut=0, completion=style, lm_eval=style)
+
+
+def judged(home: Path, score: list[float], differences: list[dict[str, Any]]) -> Path:
+    value = dict(zip(("value", "low", "high"), score, strict=True))
+    return write(home, "judge", **JUDGE, score=value, differences=differences)
+
+
+def test_items_are_compared_one_by_one(tmp_path: Path) -> None:
+    a = hellaswag(tmp_path / "a", set(range(300)))
+    b = hellaswag(tmp_path / "b", set(range(330)))  # right wherever a is
+    c = hellaswag(tmp_path / "c", set(range(400, 730)))
+    found = compare(read_rows([str(a), str(b)]))
+    # 30 of 1000 differ: 0.03 ± t * sqrt(0.03 * 0.97 / 999)
+    assert "HellaSwag, completion: b is better than a by 0.0300 [0.0194, 0.0406] of all items" in found.statements
+    apart = compare(read_rows([str(a), str(c)])).statements
+    assert any("a and c are not told apart: -0.0300" in line for line in apart)  # the same means, other items
+    row = dict(zip(found.columns, (cell.text for cell in found.rows[0]), strict=True))
+    assert row["HellaSwag, completion"] == "0.3000 ± 0.0150"
+    assert [row[0].text for row in found.rows[2:]] == ["OpenAI GPT-2 small, published", "OpenAI GPT-2 XL, published"]
+
+
+def test_scores_of_other_sessions_are_shown_apart_and_never_compared(tmp_path: Path) -> None:
+    clear = [{"a": "a", "b": "b", "value": -4.0, "low": -7.0, "high": -1.0}]
+    a, b = judged(tmp_path / "a", [20, 17, 23], clear), judged(tmp_path / "b", [24, 21, 27], clear)
+    c = judged(tmp_path / "c", [90, 85, 95], [{"a": "c", "b": "d", "value": 50, "low": 40, "high": 60}])
+    found = compare(read_rows([str(c), str(b), str(a)]))
+    assert found.statements == ["judge's score: b is better than a by 4.00 [1.00, 7.00] points"]
+    shown = {row[0].text: row[-1].text for row in found.rows}
+    assert shown["b"] == "24.00 [21.00, 27.00]"
+    assert shown["c"] == "90.00 [85.00, 95.00] [a]"
+    assert shown["OpenAI GPT-2 medium, published"] == "38.53 [1]"
+    assert any(note.startswith("[a] not comparable with the others: judge: 110 questions") for note in found.notes)
+
+
+def test_what_most_models_share_is_shown_rather_than_what_is_newest(tmp_path: Path) -> None:
+    a, b = hellaswag(tmp_path / "a", {1}), hellaswag(tmp_path / "b", {1})
+    hellaswag(b, {1, 2}, items=10)
+    found = compare(read_rows([str(a), str(b)]))
+    assert found.statements[0].startswith("HellaSwag, completion: a and b are not told apart: 0.0000")
+
+
+def test_fine_tuned_answers_are_shown_and_never_ranked(tmp_path: Path) -> None:
+    data = {"file": "instructions.json", "sha256": "i", "train": 935, "validation": 55, "test": 110}
+    for name, value, spread in (("a", 21.5, 0.25), ("b", 31.5, None)):
+        loss = {"value": None, "spread": None}
+        write(
+            tmp_path / name,
+            "instruct",
+            data=data,
+            seeds=[],
+            chrf={"value": value, "spread": spread},
+            reference_loss=loss,
+        )
+    found = compare(read_rows([str(tmp_path / "a"), str(tmp_path / "b")]))
+    assert (found.columns, found.statements) == (["model", "chrF"], [])
+    assert [row[1].text for row in found.rows] == ["21.50 ± 0.25", "31.50"]
+
+
+def test_without_an_interval_nobody_is_better() -> None:
+    alone = verdict(HELD_OUT, ("a", "b"), Interval(value=-3, low=None, high=None))
+    assert alone.startswith("a and b are not told apart: -3.0000 nats a token, with no interval")
+
+
+def test_the_page_needs_nothing_else_and_hides_nothing(runs: dict[str, Path], tmp_path: Path) -> None:
+    evil = tmp_path / "<script>"
+    shutil.copytree(runs["long"], evil, symlinks=True)
+    (evil / "evaluations.jsonl").write_text(json.dumps(kept(evil) | {"model": "<script> step-00000008"}) + "\n")
+    shown = said(runs["short"], evil, "--html", tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert "<script" not in page and "http" not in page
+    assert "&lt;script&gt; step-00000008 is better than short" in page
+    assert page.count("<svg") == 4  # loss and bits a byte of both
+    assert "prefers-color-scheme: dark" in page
+    for line in shown.splitlines()[2:4]:
+        assert line.split()[-3] in page
+    assert "short step-00000003  " in shown
+
+
+def test_a_checkpoint_and_torn_or_unknown_lines(runs: dict[str, Path], tmp_path: Path) -> None:
+    home = tmp_path / "run"
+    shutil.copytree(runs["long"], home, symlinks=True)
+    with (home / "evaluations.jsonl").open("a") as file:
+        file.write(
+            '{"evaluation": "poetry", "model": "long step-00000008"}\n[1]\n{"evaluation": "loss", "model": "x"}\n'
+        )
+        file.write(json.dumps(kept(home) | {"model": "long step-00000004"}) + '\n{"evaluation": "lo')
+    assert "long step-00000004" in said(home)  # the newest
+    assert "long step-00000008" in said(home / "checkpoints" / "step-00000008")
+
+
+def test_what_cannot_be_compared_is_one_line(runs: dict[str, Path], tmp_path: Path) -> None:
+    def refused(*arguments: str | Path) -> str:
+        done = evaluate("compare", *arguments)
+        assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+        return done.stderr
+
+    a = hellaswag(tmp_path / "a", {1})
+    assert "long step-00000008, a: no overlap between result files" in refused(runs["long"], a)
+    (tmp_path / "empty").mkdir()
+    assert "got no results of" in refused(tmp_path / "empty")
+    assert "got no results of" in refused(tmp_path / "absent")
+    assert "--html" in refused(a, "--html", tmp_path / "absent" / "page.html")
