@@ -116,6 +116,7 @@ def test_no_fault_loses_or_doubles_a_verdict(
     assert done.returncode == 0, done.stderr
     assert result(files[0]) == faultless
     check_paid_once(server, files, wrong=3 if fault in ANSWERED_AGAIN else 0)
+    assert all(body["text"]["format"]["strict"] and body["store"] is False for body in server.requests)
 
 
 def test_chat_completions_say_the_same_whatever_happens(
@@ -127,6 +128,7 @@ def test_chat_completions_say_the_same_whatever_happens(
     assert result(files[0]) == faultless | {"effort": "low"}
     assert set(server.paths) == {"POST /v1/chat/completions"}
     assert {body["reasoning_effort"] for body in server.requests} == {"low"}
+    assert all(body["response_format"]["json_schema"]["strict"] for body in server.requests)
     check_paid_once(server, files, wrong=len(ANSWERED_AGAIN))
 
 
