@@ -22,7 +22,7 @@ test: .venv/installed-test
 	$(BIN)/python -m pytest
 
 test-long: .venv/installed-test
-	$(BIN)/python -m pytest -m long -n 0 -s tests/long
+	$(BIN)/python -m pytest -m 'long or slow' -n 0 -s tests/long
 
 lint: .venv/installed-test
 	$(BIN)/ruff check .

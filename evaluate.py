@@ -5,7 +5,7 @@ import argparse
 import sys
 
 from errors import EXIT_DONE, EXIT_ERROR, BadInput
-from evaluation.commands import compare, export, hellaswag, instruct, loss, smoke
+from evaluation.commands import compare, export, hellaswag, instruct, judge, loss, smoke
 
 EPILOG = """examples:
   python evaluate.py smoke runs/quickstart --prompt "def " --tokens 100
@@ -14,10 +14,12 @@ EPILOG = """examples:
   python evaluate.py loss runs/8xa100 openai-community/gpt2
   torchrun --standalone --nproc_per_node=8 evaluate.py loss runs/8xa100
   python evaluate.py hellaswag runs/8xa100 --data hellaswag_val.jsonl
-  python evaluate.py compare runs/8xa100 runs/8xh100 openai-community/gpt2 --html compared.html
+  python evaluate.py instruct runs/8xa100 openai-community/gpt2 --data instruction-data.json --seeds 3
+  python evaluate.py judge runs/8xa100 openai-community/gpt2 --model gpt-5.4-mini --max-usd 2
+  python evaluate.py compare runs/8xa100 openai-community/gpt2 --html compared.html
   python evaluate.py export runs/8xa100 gpt2-fineweb --push OWNER/gpt2-fineweb --license mit
 
-Exit status: 0 done, 1 error or degenerate output, 2 usage.
+Exit status: 0 done, 1 error or degenerate output, 2 usage, 75 stopped at --max-usd, 130 interrupted.
 """
 
 COMMANDS = {
@@ -25,6 +27,7 @@ COMMANDS = {
     "loss": loss,
     "hellaswag": hellaswag,
     "instruct": instruct,
+    "judge": judge,
     "compare": compare,
     "export": export,
 }
@@ -48,14 +51,14 @@ def main() -> int:
     """Run the command; return its exit status."""
     arguments = parse_arguments()
     try:
-        COMMANDS[arguments.command].run(arguments)
+        status: int | None = COMMANDS[arguments.command].run(arguments)
     except BadInput as error:
         from training.ranks import environment_rank
 
         if environment_rank() == 0 or error.alone:  # all ranks raise it together
             print(f"evaluate.py: {error}", file=sys.stderr)
         return EXIT_ERROR
-    return EXIT_DONE
+    return status or EXIT_DONE
 
 
 if __name__ == "__main__":

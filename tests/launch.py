@@ -37,6 +37,9 @@ IMPORTED_ONCE = [
     "matplotlib.backends.backend_agg",
     "training.session",
     "evaluation.smoke",
+    "evaluation.judge",
+    "openai.resources",
+    "sacrebleu.metrics.chrf",
     "tokens.prepare",
     "s3fs",
 ]

@@ -1,0 +1,128 @@
+"""Asking a judge what is not known yet: so many at a time, within a budget, until done or told to stop."""
+
+import asyncio
+import json
+import signal
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from tqdm import tqdm
+
+from errors import BadInput
+from evaluation.judge_client import NoReply, Request, ask, is_settled
+from evaluation.judge_prompt import Judge
+from evaluation.prices import Budget, Price, expected_usage
+from evaluation.verdicts import Reply, VerdictStore
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
+
+TIMES = 2  # that a prompt is asked in a session, if the first verdict is wrong
+DEAD = 8  # requests without a reply, one after the other: nobody is there
+
+
+class Asking:
+    """One session with a judge. Each reply is in the store before anything depends on it."""
+
+    def __init__(
+        self, client: "AsyncOpenAI", judge: Judge, store: VerdictStore, price: Price | None, most_usd: float | None
+    ):
+        self.client = client
+        self.judge = judge
+        self.store = store
+        self.budget = Budget(price, most_usd)
+        self.unanswered: list[str] = []  # why, for each request that nobody has answered
+        self.out_of_money = False
+        self.interrupted = False
+        self._price = price
+        self._fatal: BadInput | None = None
+        self._in_a_row = 0  # of the unanswered
+        self._wake = asyncio.Event()
+
+    @property
+    def stopping(self) -> bool:
+        """True when nothing more is to be sent."""
+        return self.interrupted or self.out_of_money or self._fatal is not None or self._in_a_row >= DEAD
+
+    def heed_signals(self) -> None:
+        """Obey Ctrl-C and its kin: the first ends the sending, the second the waiting as well."""
+        task = asyncio.current_task()
+        assert task is not None
+
+        def stop() -> None:
+            if self.interrupted:
+                task.cancel()
+            self.interrupted = True
+            self._wake.set()
+            print("stopping; waiting for what is in flight, Ctrl-C again does not", file=sys.stderr)
+
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            asyncio.get_running_loop().add_signal_handler(number, stop)
+
+    async def pause(self, seconds: float) -> None:
+        """Wait, but not when told to stop."""
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._wake.wait(), seconds)
+
+    def estimate(self, request: Request, *, batch: bool = False) -> float:
+        """Return what a request may cost, in dollars; 0 where no price is known."""
+        return estimated_usd(request, self.judge, self._price, batch=batch)
+
+    async def one_by_one(self, requests: list[Request], concurrency: int) -> None:
+        """Ask, `concurrency` at a time. Raises BadInput when the server answers none, or the disk takes nothing."""
+        waiting = iter(requests)
+        with tqdm(total=len(requests), disable=None, unit="verdict") as bar:
+
+            async def work() -> None:
+                for request in waiting:
+                    await self._ask(request)
+                    if self.stopping:
+                        return
+                    bar.update()
+
+            await asyncio.gather(*(work() for _ in range(min(concurrency, len(requests)))))
+        if self._fatal is not None:
+            raise self._fatal
+
+    def keep(self, reply: Reply, estimate: float = 0.0) -> None:
+        """Store a reply and count what it has cost. Raises BadInput."""
+        self.store.add(reply)
+        self.budget.settle(estimate, reply.usage, batch=reply.batch)
+        self._in_a_row = 0
+
+    async def _ask(self, request: Request) -> None:
+        for _ in range(TIMES):
+            estimate = self.estimate(request)
+            if self.stopping:
+                return
+            if not self.budget.reserve(estimate):
+                self.out_of_money = True
+                return
+            try:
+                attempt = len(self.store.replies.get(request.key, []))
+                self.keep(await ask(self.client, self.judge, request, attempt), estimate)
+            except NoReply as error:
+                self.budget.release(estimate)
+                self.unanswered.append(str(error))
+                self._in_a_row += 1
+                return
+            except BadInput as error:
+                self._fatal = error
+                return
+            if is_settled(self.store, request):
+                return
+
+
+def outstanding(requests: list[Request], store: VerdictStore) -> list[Request]:
+    """Return the requests that nothing is known of, each once."""
+    unique = {request.key: request for request in requests}
+    return [request for request in unique.values() if not is_settled(store, request)]
+
+
+def estimated_usd(request: Request, judge: Judge, price: Price | None, *, batch: bool) -> float:
+    """Return what a request may cost, in dollars; 0 where no price is known."""
+    if price is None:
+        return 0.0
+    sent = len(json.dumps(request.body, ensure_ascii=False).encode())
+    return price.of(expected_usage(sent, request.answers, judge.model, judge.effort), batch=batch)

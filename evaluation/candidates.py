@@ -1,0 +1,121 @@
+"""Who is judged, on what: files of answers become models with seeds, all of them on the same questions."""
+
+from collections import Counter
+from pathlib import Path
+from typing import TypeAlias
+
+import attrs
+
+from errors import BadInput
+from evaluation.judge_prompt import LABELS
+from evaluation.records import Answer, Answers, Record, read_answers
+from training.metrics import ANSWERS
+
+Question: TypeAlias = tuple[Record, int]  # and how often the same file has asked it before
+
+
+@attrs.frozen(kw_only=True)
+class Candidate:
+    """A model, with the answers of each of its fine-tunings."""
+
+    title: str  # unlike any other candidate's
+    model: str  # as the answers name it
+    home: Path | None  # whose evaluations.jsonl takes results
+    seeds: list[Answers]  # by seed; all to the panel's questions, in their order
+
+
+@attrs.frozen(kw_only=True)
+class Panel:
+    """Everything that is judged together. Candidates are sorted: the order of a command line changes no prompt."""
+
+    questions: list[Record]
+    candidates: list[Candidate]
+    slots: int  # seeds of every candidate that are judged
+
+    def text(self, question: int, slot: int, candidate: int) -> str:
+        """Return an answer; behind the candidates' comes the reference."""
+        if candidate == len(self.candidates):
+            return self.questions[question].output
+        return self.candidates[candidate].seeds[slot].answers[question].text
+
+
+def find_files(names: list[str]) -> list[Path]:
+    """Return the files of answers that a command line names: by themselves, or all those of a MODEL.
+
+    Raises BadInput where there is none.
+    """
+    files = []
+    for name in names:
+        path = Path(name)
+        if path.is_file():
+            files.append(path)
+            continue
+        if path.suffix == ".json":
+            raise BadInput(f"{path}: no such file; wanted answers, as evaluate.py instruct writes them")
+        from evaluation.load import home_of  # it takes seconds
+
+        folder = home_of(name) / ANSWERS
+        found = sorted(folder.glob("*.json"))
+        if not found:
+            raise BadInput(f"{folder}: no answers; write them with evaluate.py instruct, or pass files of answers")
+        files += found
+    return list(dict.fromkeys(file.resolve() for file in files))
+
+
+def read_panel(files: list[Path], *, common: bool) -> Panel:
+    """Read answers. `common`: where files differ in questions, judge those that all share. Raises BadInput."""
+    groups: dict[tuple[str, Path], list[tuple[Path, Answers]]] = {}
+    for file in files:
+        answers = read_answers(file)
+        groups.setdefault((answers.model, answers.home or file.parent), []).append((file, answers))
+    everything = [read for group in groups.values() for read in group]
+    questions = _shared_questions(everything, common=common)
+    if len(groups) >= len(LABELS):
+        raise BadInput(f"{len(groups)} models: wanted at most {len(LABELS) - 1}, all of which one prompt can hold")
+    titles = Counter(model for model, _ in groups)
+    candidates = []
+    for (model, place), group in sorted(groups.items()):
+        seeds = {answers.seed: _in_order(answers, questions) for _, answers in group}
+        if len(seeds) < len(group):
+            raise BadInput(f"{place}: two files of '{model}' with the same seed; pass one of them")
+        candidates.append(
+            Candidate(
+                title=model if titles[model] == 1 else f"{model} ({place})",
+                model=model,
+                home=group[0][1].home,
+                seeds=[seeds[seed] for seed in sorted(seeds)],
+            )
+        )
+    slots = min(len(candidate.seeds) for candidate in candidates)
+    return Panel(questions=[record for record, _ in questions], candidates=candidates, slots=slots)
+
+
+def _shared_questions(read: list[tuple[Path, Answers]], *, common: bool) -> list[Question]:
+    """Return the questions that all files answer, sorted: which file comes first changes no prompt."""
+    first_file, first = read[0]
+    shared = set(_questions(first))
+    for file, answers in read[1:]:
+        theirs = set(_questions(answers))
+        if theirs != set(_questions(first)) and not common:
+            counts = (
+                f"{len(first.answers)} and {len(answers.answers)}, {len(theirs.intersection(_questions(first)))} shared"
+            )
+            raise BadInput(f"{file}: other questions than {first_file}: {counts}; --common judges those that all share")
+        shared &= theirs
+        if not shared:
+            raise BadInput(f"{file}: no overlap: not one question is also in all files before it; pass others")
+    return sorted(shared, key=lambda question: (attrs.astuple(question[0]), question[1]))
+
+
+def _questions(answers: Answers) -> list[Question]:
+    seen: Counter[Record] = Counter()
+    found = []
+    for answer in answers.answers:
+        found.append((answer.record, seen[answer.record]))
+        seen[answer.record] += 1
+    return found
+
+
+def _in_order(answers: Answers, questions: list[Question]) -> Answers:
+    by_question: dict[Question, Answer] = dict(zip(_questions(answers), answers.answers, strict=True))
+    return attrs.evolve(answers, answers=[by_question[question] for question in questions])

@@ -1,0 +1,127 @@
+"""evaluate.py judge"""
+
+import argparse
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from errors import EXIT_DONE, EXIT_STOPPED, BadInput
+from evaluation.commands.common import at_least, positive
+
+if TYPE_CHECKING:
+    from evaluation.candidates import Panel
+    from evaluation.judge_prompt import Judge
+    from evaluation.overlap import FreeScores
+    from evaluation.prices import Price
+
+HELP = "have a language model score several models' answers together"
+EXIT_INTERRUPTED = 130  # as of a shell's command that Ctrl-C ends
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.add_argument("answers", metavar="ANSWERS", nargs="+", help="file of answers, or MODEL with all of its files")
+    parser.add_argument("--model", metavar="NAME", help="the judge; without one, only what needs none is scored")
+    parser.add_argument(
+        "--base-url", metavar="URL", help="of a compatible server; default: $OPENAI_BASE_URL, or OpenAI's"
+    )
+    parser.add_argument("--api", choices=("responses", "chat"), default="responses", help="(%(default)s)")
+    parser.add_argument("--effort", metavar="LEVEL", help="of reasoning; default: the server's")
+    parser.add_argument("--batch", action="store_true", help="half price, within a day")
+    parser.add_argument(
+        "--poll-seconds", type=positive, default=30.0, metavar="N", help="between looks at a batch (30)"
+    )
+    parser.add_argument(
+        "--orders", type=at_least(1), default=3, metavar="K", help="prompts for each question (%(default)s)"
+    )
+    parser.add_argument("--seed", type=at_least(0), default=0, help="of the orders (%(default)s)")
+    parser.add_argument("--common", action="store_true", help="judge the questions that all files share, no others")
+    parser.add_argument("--concurrency", type=at_least(1), default=8, help="requests at a time (%(default)s)")
+    parser.add_argument("--timeout", type=positive, default=120.0, metavar="SECONDS", help="of a request (120)")
+    parser.add_argument("--max-usd", type=positive, metavar="X", help="send nothing that could cost more in all")
+    parser.add_argument("--prices", type=Path, metavar="FILE", help="default: evaluation/judge_prices.json")
+    parser.add_argument(
+        "--verdicts", type=Path, default=Path("runs/verdicts.jsonl"), metavar="FILE", help="(%(default)s)"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print free scores, ask the judge what is not known yet, print and keep its scores; return the exit status."""
+    from evaluation.candidates import find_files, read_panel
+    from evaluation.judge_report import free_table
+    from evaluation.overlap import free_scores
+
+    panel = read_panel(find_files(arguments.answers), common=arguments.common)
+    free = [[free_scores(answers) for answers in candidate.seeds] for candidate in panel.candidates]
+    print(f"{len(panel.questions):,} questions")
+    print(free_table(panel, free), flush=True)
+    if any(len(candidate.seeds) > panel.slots for candidate in panel.candidates):
+        print(f"judged: {panel.slots} of each model's seeds, the first ones, as many as all models have")
+    if arguments.model is None:
+        print("no judge was asked: --model names one")
+        return EXIT_DONE
+    judge, price = _judge(arguments), _price(arguments)
+    return _judgement(arguments, panel, free, judge, price)
+
+
+def _judge(arguments: argparse.Namespace) -> "Judge":
+    from evaluation.judge_client import OPENAI_URL
+    from evaluation.judge_prompt import Judge
+
+    url = (arguments.base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI_URL).rstrip("/")
+    if not url.startswith(("http://", "https://")):
+        raise BadInput(f"--base-url: got '{url}', wanted http:// or https://, as http://localhost:8000/v1")
+    return Judge(model=arguments.model, effort=arguments.effort, base_url=url, api=arguments.api)
+
+
+def _price(arguments: argparse.Namespace) -> "Price | None":
+    """Return the judge's price; None where another server has its own, which nobody asked to be counted."""
+    from evaluation.judge_client import OPENAI_URL
+    from evaluation.prices import PRICES, read_price
+
+    path = arguments.prices or PRICES
+    try:
+        return read_price(path, arguments.model)
+    except BadInput:
+        if _judge(arguments).base_url == OPENAI_URL or arguments.max_usd is not None or arguments.prices is not None:
+            raise
+        return None
+
+
+def _judgement(
+    arguments: argparse.Namespace,
+    panel: "Panel",
+    free: "list[list[FreeScores]]",
+    judge: "Judge",
+    price: "Price | None",
+) -> int:
+    from evaluation.judge import Judgement, Sending
+    from evaluation.verdicts import VerdictStore
+
+    sending = Sending(
+        concurrency=arguments.concurrency,
+        timeout_seconds=arguments.timeout,
+        batch=arguments.batch,
+        poll_seconds=arguments.poll_seconds,
+        most_usd=arguments.max_usd,
+    )
+    store = VerdictStore(arguments.verdicts)
+    try:
+        judgement = Judgement(panel, judge, store, arguments.orders, arguments.seed)
+        print(judgement.plan(price, sending), flush=True)
+        ending = judgement.ask(sending, price)
+    finally:
+        store.close()
+    missing, scores = judgement.missing, judgement.scores()
+    if ending.interrupted:
+        print(f"interrupted: {missing:,} verdicts are missing; nothing is lost, the same command goes on")
+        return EXIT_INTERRUPTED
+    print(judgement.report(scores, price))
+    if missing and ending.out_of_money:
+        print(f"--max-usd: {missing:,} verdicts are missing; nothing is lost, the same command goes on")
+        return EXIT_STOPPED
+    if missing:
+        raise BadInput(f"{missing:,} verdicts are missing: {judgement.why(ending)}; nothing is lost, run it again")
+    if scores is not None:
+        judgement.keep_results(scores, free, price)
+    return EXIT_DONE

@@ -1,0 +1,184 @@
+"""One judgement: every question to a judge in several orders, of which only what is not known yet is sent."""
+
+import asyncio
+import hashlib
+import json
+from collections import Counter
+from contextlib import suppress
+
+import attrs
+
+from errors import BadInput
+from evaluation.asking import Asking, estimated_usd, outstanding
+from evaluation.candidates import Panel
+from evaluation.intervals import Interval
+from evaluation.judge_batch import collect, in_batches
+from evaluation.judge_client import make_request, open_client, problem_in, verdict_in
+from evaluation.judge_prompt import Judge, Prompt, orders, prompt_text
+from evaluation.judge_report import describe
+from evaluation.judge_scores import Scores, score
+from evaluation.overlap import FreeScores
+from evaluation.prices import Price
+from evaluation.results import append_result
+from evaluation.verdicts import VerdictStore
+
+
+@attrs.frozen(kw_only=True)
+class Sending:
+    """How requests are sent."""
+
+    concurrency: int
+    timeout_seconds: float  # of a request
+    batch: bool
+    poll_seconds: float  # between looks at a batch
+    most_usd: float | None  # that a session may cost
+
+
+@attrs.frozen(kw_only=True)
+class Ending:
+    """How a session has ended."""
+
+    interrupted: bool = False
+    out_of_money: bool = False
+    unanswered: list[str] = attrs.field(factory=list)  # why, for each request without a reply
+
+
+class Judgement:
+    """What is asked of a judge about a panel, and what it has said."""
+
+    def __init__(self, panel: Panel, judge: Judge, store: VerdictStore, repeats: int, seed: int):
+        self.panel = panel
+        self.judge = judge
+        self._store = store
+        self._repeats = repeats
+        self.prompts = make_prompts(panel, repeats, seed)
+        self.requests = [make_request(judge, prompt) for prompt in self.prompts]
+
+    @property
+    def missing(self) -> int:
+        """How many prompts have neither verdict nor refusal."""
+        left = {request.key for request in outstanding(self.requests, self._store)}
+        return sum(request.key in left for request in self.requests)
+
+    def plan(self, price: Price | None, sending: Sending) -> str:
+        """Return what is going to be sent, and for how much. Raises BadInput where that is more than allowed."""
+        left = outstanding(self.requests, self._store)
+        handed_over = {key for batch in self._store.open_batches(self.judge.base_url) for key in batch.keys}
+        new = [request for request in left if request.key not in handed_over]
+        usd = sum(estimated_usd(request, self.judge, price, batch=sending.batch) for request in new)
+        if sending.most_usd is not None and usd > sending.most_usd:
+            raise BadInput(
+                f"--max-usd: got {sending.most_usd:g}, and {len(new):,} requests may cost about ${usd:.4f}; "
+                "nothing was sent: allow more, or pass fewer --orders or answers"
+            )
+        waiting = f", {len(left) - len(new):,} in a batch" if len(new) < len(left) else ""
+        cost = "at a price that is not known" if price is None else f"about ${usd:.4f} at prices of {price.date}"
+        answered = len({request.key for request in self.requests}) - len(left)
+        return f"{len(new):,} requests{waiting}, {answered:,} already answered, {cost}"
+
+    def ask(self, sending: Sending, price: Price | None) -> Ending:
+        """Ask what is not known. Raises BadInput when the server would answer no request, or the disk is full."""
+        return asyncio.run(self._ask(sending, price)) if self.missing else Ending()
+
+    async def _ask(self, sending: Sending, price: Price | None) -> Ending:
+        client = open_client(self.judge.base_url, sending.timeout_seconds)
+        asking = Asking(client, self.judge, self._store, price, sending.most_usd)
+        asking.heed_signals()
+        with suppress(asyncio.CancelledError):  # Ctrl-C a second time
+            async with client:
+                await collect(asking, self.requests, sending.poll_seconds)
+                if sending.batch:
+                    await in_batches(asking, self.requests, sending.poll_seconds)
+                else:
+                    await asking.one_by_one(outstanding(self.requests, self._store), sending.concurrency)
+        return Ending(interrupted=asking.interrupted, out_of_money=asking.out_of_money, unanswered=asking.unanswered)
+
+    def scores(self) -> Scores | None:
+        """Return what the verdicts come to; None where there is none."""
+        verdicts = self._verdicts()
+        return score(self.panel, self.prompts, verdicts) if any(verdicts) else None
+
+    def report(self, scores: Scores | None, price: Price | None) -> str:
+        """Return what people read."""
+        found, refused = len(self.prompts) - self._verdicts().count(None), self._refused()
+        usd = self._usd(price)
+        lines = [
+            f"judge: {self.judge.model}, verdicts: {found:,} of {len(self.prompts):,}, refused: {refused:,}; "
+            "what has none is left out for all models alike",
+            "cost: not known" if usd is None else f"cost, with what earlier sessions paid: ${usd:.4f}",
+        ]
+        return "\n".join(lines) + ("" if scores is None else "\n\n" + describe(self.panel, scores))
+
+    def why(self, ending: Ending) -> str:
+        """Return the most common reason for a missing verdict."""
+        reasons = Counter(ending.unanswered)
+        for request in outstanding(self.requests, self._store):
+            for reply in self._store.replies.get(request.key, [])[-1:]:
+                reasons[f"a wrong verdict: {problem_in(reply, request.answers)}"] += 1
+        return reasons.most_common(1)[0][0] if reasons else "not asked"
+
+    def keep_results(self, scores: Scores, free: list[list[FreeScores]], price: Price | None) -> None:
+        """Append the result to those of every model that has a home. Raises BadInput where that cannot be done."""
+        titles = [standing.title for standing in scores.standings]
+        values = {
+            "judge": self.judge.model,
+            "effort": self.judge.effort,
+            "base_url": self.judge.base_url,
+            "questions": {"count": len(self.panel.questions), "sha256": _sha256(self.panel)},
+            "orders": self._repeats,
+            "seeds": self.panel.slots,
+            "anchor": scores.anchor,
+            "candidates": [
+                {"model": standing.title, "score": standing.score.value, **_ends(standing.score)}
+                for standing in scores.standings
+            ],
+            "differences": [
+                {"a": titles[a], "b": titles[b], **attrs.asdict(difference)}
+                for (a, b), difference in scores.differences.items()
+            ],
+            "left_out": self._verdicts().count(None),
+            "refused": self._refused(),
+            "usd": self._usd(price),
+        }
+        for candidate, standing, seeds in zip(self.panel.candidates, scores.standings, free, strict=True):
+            if candidate.home is not None:
+                own = {"score": attrs.asdict(standing.score), "free": [attrs.asdict(seed) for seed in seeds]}
+                append_result(candidate.home, candidate.model, "judge", {**own, **values})
+
+    def _verdicts(self) -> list[tuple[int, ...] | None]:
+        """Return scores by position of each prompt, or None."""
+        return [verdict_in(self._store.replies.get(request.key, []), request.answers) for request in self.requests]
+
+    def _refused(self) -> int:
+        """Return how many prompts have no verdict because the judge refused."""
+        return self._verdicts().count(None) - self.missing
+
+    def _usd(self, price: Price | None) -> float | None:
+        """Return what all replies to these prompts have cost, right and wrong, in this session and before."""
+        if price is None:
+            return None
+        keys = {request.key for request in self.requests}
+        replies = [reply for key in keys for reply in self._store.replies.get(key, [])]
+        return sum(price.of(reply.usage, batch=reply.batch) for reply in replies if reply.usage is not None)
+
+
+def make_prompts(panel: Panel, repeats: int, seed: int) -> list[Prompt]:
+    """Return `repeats` prompts for each seed of the models and each question."""
+    items = [(slot, question) for slot in range(panel.slots) for question in range(len(panel.questions))]
+    arranged = orders(len(panel.candidates) + 1, len(items), repeats, seed)
+    prompts = []
+    for index, order in enumerate(arranged):
+        slot, question = items[index // repeats]
+        text = prompt_text(panel.questions[question], [panel.text(question, slot, answer) for answer in order])
+        prompts.append(Prompt(question=question, slot=slot, order=order, text=text))
+    return prompts
+
+
+def _ends(interval: Interval) -> dict[str, float | None]:
+    return {"low": interval.low, "high": interval.high}
+
+
+def _sha256(panel: Panel) -> str:
+    """Return what tells whether two judgements had the same questions."""
+    questions = [attrs.astuple(record) for record in panel.questions]
+    return hashlib.sha256(json.dumps(questions).encode()).hexdigest()

@@ -1,0 +1,108 @@
+"""What people read of a judgement: free scores, standings, differences, and how far the judge can be trusted."""
+
+import math
+
+from tabulate import tabulate
+
+from evaluation.candidates import Panel
+from evaluation.intervals import Interval
+from evaluation.judge_scores import GOOD_REFERENCE, Scores, told_apart
+from evaluation.overlap import FreeScores
+
+CAVEAT = (
+    "Intervals cover other questions and seeds of the same kind, not another judge's taste: another judge can move\n"
+    "all scores, and their order, by more."
+)
+MOST_DOUBTFUL = 10  # numbers of questions that are shown
+
+
+def free_table(panel: Panel, free: list[list[FreeScores]]) -> str:
+    """Return what needs no judge, a line for each candidate: means over its seeds. `free`: by candidate and seed."""
+    rows = []
+    for candidate, seeds in zip(panel.candidates, free, strict=True):
+        losses = [seed.reference_loss for seed in seeds if seed.reference_loss is not None]
+        rows.append(
+            [
+                candidate.title,
+                len(seeds),
+                f"{_average([seed.exact for seed in seeds]):.1%}",
+                _with_error(
+                    _average([seed.chrf for seed in seeds]), _average_error([seed.chrf_error for seed in seeds]), 1
+                ),
+                _with_error(_average(losses), _average_error([seed.reference_loss_error for seed in seeds]), 3)
+                if len(losses) == len(seeds)
+                else "",
+            ]
+        )
+    return tabulate(rows, ["model", "seeds", "exact", "chrF", "reference loss"], disable_numparse=True)
+
+
+def describe(panel: Panel, scores: Scores) -> str:
+    """Return the scores, the differences, and what is known of the judge."""
+    order = sorted(range(len(scores.standings)), key=lambda number: -scores.standings[number].score.value)
+    several = panel.slots > 1
+    rows = []
+    for number in order:
+        standing = scores.standings[number]
+        rank = "-".join(map(str, dict.fromkeys([standing.best_rank, standing.worst_rank])))
+        spread = "" if standing.spread is None else f"{standing.spread:.1f}"
+        rows.append([rank, standing.title, _interval(standing.score), *([spread] if several else [])])
+    heads = ["rank", "model", "score", *(["between seeds"] if several else [])]
+    parts = [tabulate(rows, heads, disable_numparse=True)]
+    if scores.differences:
+        parts.append(tabulate(_differences(scores, order), ["difference", "", ""], disable_numparse=True))
+    parts.append("\n".join(_trust(scores)))
+    return "\n\n".join(parts)
+
+
+def _differences(scores: Scores, order: list[int]) -> list[list[str]]:
+    """Return a row for each pair, the better one first."""
+    rows = []
+    for place, a in enumerate(order):
+        for b in order[place + 1 :]:
+            difference = scores.differences.get((a, b)) or _reverse(scores.differences[b, a])
+            names = f"{scores.standings[a].title} over {scores.standings[b].title}"
+            rows.append([names, _interval(difference, signed=True), "" if told_apart(difference) else "not told apart"])
+    return rows
+
+
+def _trust(scores: Scores) -> list[str]:
+    lines = [f"reference answers, which the judge could not know from others: {scores.anchor:.1f}"]
+    if scores.doubtful:
+        shown = ", ".join(str(question + 1) for question in scores.doubtful[:MOST_DOUBTFUL])
+        more = ", ..." if len(scores.doubtful) > MOST_DOUBTFUL else ""
+        lines.append(f"questions whose reference scored under {GOOD_REFERENCE}: {len(scores.doubtful)} ({shown}{more})")
+    bias = ", ".join(_with_error(value, error, 1, signed=True) for value, error in scores.bias)
+    lines.append(f"what a position adds, first to last: {bias}")
+    if scores.disagreement is not None:
+        lines.append(f"the same answer's score between orders: standard deviation {scores.disagreement:.1f}")
+    return [*lines, CAVEAT]
+
+
+def _interval(interval: Interval, *, signed: bool = False) -> str:
+    form = "{:+.1f}" if signed else "{:.1f}"
+    value = form.format(interval.value)
+    if interval.low is None or interval.high is None:
+        return value
+    return f"{value} [{form.format(interval.low)}, {form.format(interval.high)}]"
+
+
+def _reverse(difference: Interval) -> Interval:
+    low = None if difference.high is None else -difference.high
+    return Interval(value=-difference.value, low=low, high=None if difference.low is None else -difference.low)
+
+
+def _with_error(value: float, error: float | None, digits: int, *, signed: bool = False) -> str:
+    value = round(value, digits) + 0.0  # -0.04 is 0.0, not -0.0
+    text = f"{value:{'+' if signed else ''}.{digits}f}"
+    return text if error is None else f"{text} ± {error:.{digits}f}"
+
+
+def _average(values: list[float]) -> float:
+    return math.fsum(values) / len(values) if values else math.nan
+
+
+def _average_error(errors: list[float | None]) -> float | None:
+    """Return the error of a mean over seeds, whose errors are of the same questions: they do not average out."""
+    known = [error for error in errors if error is not None]
+    return _average(known) if known and len(known) == len(errors) else None

@@ -1,0 +1,372 @@
+"""Whatever the server does: no verdict is lost, none is paid for twice, none counts as a zero. Over real sockets."""
+
+import json
+import re
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evaluation.judge_client import verdict_in
+from evaluation.records import Answer, Answers, Record, write_answers
+from evaluation.verdicts import Reply
+from tests import launch
+from tests.conftest import ROOT
+from tests.judge_server import Judge, serve
+
+QUESTIONS, ORDERS = 5, 3
+PROMPTS = QUESTIONS * ORDERS
+ANSWERED_AGAIN = ["cut off", "wrong labels", "missing label", "duplicate label", "too high", "no number", "prose"]
+REPEATED = ["429", "500", "503", "dropped", "billed and dropped", "slow", "half a body"]
+PRICES = {
+    "date": "2026-01-01",
+    "batch_discount": 0.5,
+    "usd_per_million_tokens": {"scripted": {"input": 100, "cached_input": 10, "output": 1000}},
+}
+
+
+def quality(asked: dict[str, Any]) -> dict[str, int]:
+    """Score each answer by the number that it carries."""
+    return {label: int(re.findall(r"\d+", text)[-1]) for label, text in asked["answers"].items()}
+
+
+def write(folder: Path, model: str, level: int, *, seed: int = 0, questions: range = range(QUESTIONS)) -> Path:
+    """Write answers whose quality is about `level`; the references' is 95."""
+    answers = [
+        Answer(
+            record=Record(instruction=f"Instruction {n}", input="", output=f"reference {n}: 95"),
+            text=f"{model} says to {n}: {level + (7 * n + 3 * seed) % 5}",
+            reference_loss=2.0 + n / 10,
+        )
+        for n in questions
+    ]
+    file = folder / model / "answers" / f"seed-{seed}.json"
+    write_answers(file, Answers(model=model, seed=seed, home=None, settings={}, answers=answers))
+    return file
+
+
+@pytest.fixture
+def server() -> Iterator[Judge]:
+    with serve(quality) as judge:
+        yield judge
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[Path]:
+    (tmp_path / "prices.json").write_text(json.dumps(PRICES))
+    return [write(tmp_path, "good", 60), write(tmp_path, "poor", 40)]
+
+
+def command(server: Judge, files: list[Path], *options: str) -> list[str]:
+    folder = files[0].parents[2]
+    fixed = ["--model", "scripted", "--base-url", server.url, "--verdicts", str(folder / "verdicts.jsonl")]
+    return ["judge", *map(str, files), *fixed, "--prices", str(folder / "prices.json"), *options]
+
+
+def judge(server: Judge, files: list[Path], *options: str) -> Any:
+    return launch.run(ROOT / "evaluate.py", *command(server, files, *options))
+
+
+def replies(files: list[Path]) -> list[dict[str, Any]]:
+    lines = (files[0].parents[2] / "verdicts.jsonl").read_text().splitlines()
+    return [record["reply"] for record in map(json.loads, lines) if "reply" in record]
+
+
+def result(file: Path) -> dict[str, Any]:
+    """Return the newest judgement of a model, less what may differ between sessions that agree."""
+    line = (file.parent.parent / "evaluations.jsonl").read_text().splitlines()[-1]
+    return {key: value for key, value in json.loads(line).items() if key not in ("time", "base_url", "usd")}
+
+
+@pytest.fixture(scope="module")
+def faultless(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What a session without faults finds."""
+    folder = tmp_path_factory.mktemp("faultless")
+    (folder / "prices.json").write_text(json.dumps(PRICES))
+    files = [write(folder, "good", 60), write(folder, "poor", 40)]
+    with serve(quality) as server:
+        done = judge(server, files)
+    assert done.returncode == 0, done.stderr
+    return result(files[0])
+
+
+def test_scores_are_those_that_the_judge_gave(faultless: dict[str, Any]) -> None:
+    good, poor = faultless["candidates"]
+    assert (good["model"], good["score"]) == ("good", 62)  # 60 to 64, each once
+    assert (poor["model"], poor["score"]) == ("poor", 42)
+    assert faultless["anchor"] == 95
+    (difference,) = faultless["differences"]
+    assert (difference["a"], difference["b"], difference["value"]) == ("good", "poor", 20)
+    assert difference["low"] == difference["high"] == 20  # the same for every question
+    assert faultless["questions"]["count"] == QUESTIONS
+    assert (faultless["left_out"], faultless["refused"], faultless["orders"]) == (0, 0, ORDERS)
+
+
+@pytest.mark.parametrize("fault", REPEATED + ANSWERED_AGAIN)
+def test_no_fault_loses_or_doubles_a_verdict(
+    server: Judge, files: list[Path], faultless: dict[str, Any], fault: str
+) -> None:
+    server.faults = {1: fault, 4: fault, 9: fault}
+    quick = ("--timeout", "0.5") if fault == "slow" else ()
+    done = judge(server, files, "--concurrency", "15", *quick)
+    assert done.returncode == 0, done.stderr
+    assert result(files[0]) == faultless
+    check_paid_once(server, files, wrong=3 if fault in ANSWERED_AGAIN else 0)
+    assert all(body["text"]["format"]["strict"] and body["store"] is False for body in server.requests)
+
+
+def test_chat_completions_say_the_same_whatever_happens(
+    server: Judge, files: list[Path], faultless: dict[str, Any]
+) -> None:
+    server.faults = dict(enumerate([*REPEATED, *ANSWERED_AGAIN]))
+    done = judge(server, files, "--api", "chat", "--timeout", "0.5", "--concurrency", "15", "--effort", "low")
+    assert done.returncode == 0, done.stderr
+    assert result(files[0]) == faultless | {"effort": "low"}
+    assert set(server.paths) == {"POST /v1/chat/completions"}
+    assert {body["reasoning_effort"] for body in server.requests} == {"low"}
+    assert all(body["response_format"]["json_schema"]["strict"] for body in server.requests)
+    check_paid_once(server, files, wrong=len(ANSWERED_AGAIN))
+
+
+def check_paid_once(server: Judge, files: list[Path], *, wrong: int = 0) -> None:
+    """Every prompt has one right verdict, and all that was billed is kept."""
+    right = Counter(reply["key"] for reply in replies(files) if is_right(reply))
+    assert sorted(right.values()) == [1] * PROMPTS
+    assert len(replies(files)) == server.billed == PROMPTS + wrong
+
+
+def is_right(reply: dict[str, Any]) -> bool:
+    return verdict_in([Reply(**reply)], 3) is not None
+
+
+@pytest.mark.parametrize("api", ["responses", "chat"])
+def test_refusals_are_left_out_for_all_alike_and_not_asked_again(server: Judge, files: list[Path], api: str) -> None:
+    server.faults = {2: "refusal", 7: "refusal"}
+    done = judge(server, files, "--api", api)
+    assert done.returncode == 0, done.stderr
+    assert "verdicts: 13 of 15, refused: 2" in done.stdout
+    found = result(files[0])
+    assert (found["left_out"], found["refused"]) == (2, 2)
+    assert [(row["model"], row["score"]) for row in found["candidates"]] == [("good", 62), ("poor", 42)]  # no zeros
+    assert judge(server, files, "--api", api).returncode == 0
+    assert server.billed == PROMPTS
+
+
+def test_what_a_broken_judge_has_not_said_is_asked_again_by_the_same_command(
+    server: Judge, files: list[Path], faultless: dict[str, Any]
+) -> None:
+    server.every = "missing label"
+    done = judge(server, files)
+    assert done.returncode == 1
+    assert done.stderr == (
+        "evaluate.py: 15 verdicts are missing: a wrong verdict: labels B, C, wanted A, B, C once each; "
+        "nothing is lost, run it again\n"
+    )
+    assert server.billed == len(replies(files)) == 2 * PROMPTS  # each once more
+    server.every = "500"
+    done = judge(server, files)
+    assert done.returncode == 1
+    assert "15 verdicts are missing: 500: scripted 500; nothing is lost" in done.stderr
+    assert len(server.prompts) == PROMPTS
+    assert not (files[0].parent.parent / "evaluations.jsonl").exists()
+    server.every = None
+    assert judge(server, files).returncode == 0
+    assert result(files[0]) == faultless
+
+
+def test_a_killed_session_goes_on_and_a_finished_one_costs_nothing(
+    server: Judge, files: list[Path], faultless: dict[str, Any]
+) -> None:
+    server.every, server.slow_seconds = "slow", 0.1
+    process = launch.start(ROOT / "evaluate.py", *command(server, files, "--concurrency", "2"))
+    wait_until(lambda: server.billed >= 5)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    kept = len(replies(files))
+    assert 3 <= kept < PROMPTS
+    store = files[0].parents[2] / "verdicts.jsonl"
+    store.write_bytes(store.read_bytes()[:-20])  # the last line is torn as well
+    server.every = None
+    asked = len(server.requests)
+    done = judge(server, files)
+    assert done.returncode == 0, done.stderr
+    assert f"{PROMPTS - kept + 1} requests, {kept - 1} already answered" in done.stdout
+    assert len(server.requests) - asked == PROMPTS - kept + 1
+    assert server.billed == PROMPTS  # what was paid for and lost is repeated, not billed again
+    assert result(files[0]) == faultless
+    again = judge(server, files[::-1])
+    assert f"0 requests, {PROMPTS} already answered" in again.stdout
+    assert len(server.requests) - asked == PROMPTS - kept + 1
+    assert result(files[1])["differences"] == faultless["differences"]
+
+
+def test_ctrl_c_keeps_what_is_in_flight(server: Judge, files: list[Path]) -> None:
+    server.every, server.slow_seconds = "slow", 0.2
+    process = launch.start(ROOT / "evaluate.py", *command(server, files, "--concurrency", "2"))
+    wait_until(lambda: server.billed >= 3)
+    locked = judge(server, files)
+    assert locked.returncode == 1
+    assert "verdicts.jsonl: another judge writes it; wait for it" in locked.stderr
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate()
+    assert process.returncode == 130
+    assert errors == "stopping; waiting for what is in flight, Ctrl-C again does not\n"
+    assert f"interrupted: {PROMPTS - server.billed} verdicts are missing" in output
+    assert len(replies(files)) == server.billed < PROMPTS
+
+
+def wait_until(done: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_batch_costs_half_and_is_never_handed_over_twice(
+    server: Judge, files: list[Path], faultless: dict[str, Any]
+) -> None:
+    batch = ("--batch", "--poll-seconds", "0.05")
+    server.polls_before_end = 10**6
+    process = launch.start(ROOT / "evaluate.py", *command(server, files, *batch))
+    wait_until(lambda: any("batch_0" in path for path in server.paths))
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    store = files[0].parents[2] / "verdicts.jsonl"
+    *lines, _ = store.read_text().splitlines()
+    store.write_text("".join(line + "\n" for line in lines))  # as if killed before the batch's name was noted
+    server.polls_before_end = 0
+    server.faults = {0: "duplicate line", 3: "cut off", 5: "500"}
+    done = judge(server, files)  # without --batch: it is waiting, and paid for
+    assert "0 requests, 15 in a batch, 0 already answered, about $0.0000" in done.stdout
+    assert done.returncode == 0, done.stderr
+    assert "batch batch_0: completed" in done.stderr
+    assert result(files[0]) == faultless
+    assert list(server.batches) == ["batch_0"]
+    assert Counter(server.paths)["POST /v1/responses"] == 2  # of 3 and 5, the dearer way
+    check_paid_once(server, files, wrong=1)
+    usage = [reply["usage"] | {"part": 0.5 if reply["batch"] else 1} for reply in replies(files)]
+    paid = sum(
+        used["part"] * ((used["input"] - used["cached_input"]) * 100 + used["cached_input"] * 10 + used["output"] * 1e3)
+        for used in usage
+    )
+    assert f"earlier sessions paid: ${paid / 1e6:.4f}" in done.stdout
+
+
+def test_a_batch_that_expires_is_handed_over_again_for_the_rest(
+    server: Judge, files: list[Path], faultless: dict[str, Any]
+) -> None:
+    server.batch_end, server.faults = "expired", {number: "500" for number in range(4, PROMPTS)}
+    first = judge(server, files, "--batch", "--poll-seconds", "0.05", "--api", "chat")
+    assert first.returncode == 1
+    assert "11 verdicts are missing: scripted; nothing is lost" in first.stderr
+    server.batch_end, server.faults = "completed", {}
+    done = judge(server, files, "--batch", "--poll-seconds", "0.05", "--api", "chat")
+    assert done.returncode == 0, done.stderr
+    assert "11 requests, 4 already answered" in done.stdout
+    assert result(files[0]) == faultless
+    check_paid_once(server, files)
+
+
+def test_no_more_is_spent_than_allowed(server: Judge, files: list[Path], faultless: dict[str, Any]) -> None:
+    refused = judge(server, files, "--max-usd", "0.5")
+    assert refused.returncode == 1
+    assert "--max-usd: got 0.5, and 15 requests may cost about $" in refused.stderr
+    assert server.requests == []
+    prices = files[0].parents[2] / "prices.json"
+    cheap = json.loads(prices.read_text())
+    estimate = float(re.findall(r"about \$([\d.]+)", refused.stderr)[0])
+    server.every = "wrong labels"  # every verdict, and it is asked again: dearer than planned
+    done = judge(server, files, "--max-usd", str(estimate * 1.05), "--concurrency", "1")
+    spent = float(re.findall(r"paid: \$([\d.]+)", done.stdout)[0])
+    assert (done.returncode, done.stderr) == (75, "")
+    assert estimate * 0.7 < spent <= estimate * 1.05
+    assert "verdicts are missing; nothing is lost, the same command goes on" in done.stdout
+    server.every = None
+    cheap["usd_per_million_tokens"]["scripted"]["output"] = 1
+    prices.write_text(json.dumps(cheap))
+    assert judge(server, files, "--max-usd", str(estimate)).returncode == 0
+    assert result(files[0]) == faultless
+
+
+def test_a_judge_that_likes_the_first_answer_moves_no_difference(server: Judge, files: list[Path]) -> None:
+    def biased(asked: dict[str, Any]) -> dict[str, int]:
+        return {label: score + (5 if label == "A" else 0) for label, score in quality(asked).items()}
+
+    server.scorer = biased
+    done = judge(server, files, "--orders", "2")
+    assert done.returncode == 0, done.stderr
+    found = result(files[0])
+    assert abs(found["differences"][0]["value"] - 20) < 1
+    bias = [float(value) for value in re.findall(r"([+-][\d.]+) ±", done.stdout)]
+    assert bias == pytest.approx([10 / 3, -5 / 3, -5 / 3], abs=0.4)
+    assert "between orders: standard deviation 0.0" not in done.stdout
+
+
+def test_seeds_of_a_model_are_judged_side_by_side(server: Judge, files: list[Path], tmp_path: Path) -> None:
+    more = [
+        write(tmp_path, "good", 64, seed=1),
+        write(tmp_path, "poor", 40, seed=1),
+        write(tmp_path, "poor", 0, seed=2),
+    ]
+    done = judge(server, [*files, *more], "--orders", "1")
+    assert done.returncode == 0, done.stderr
+    assert "judged: 2 of each model's seeds" in done.stdout
+    assert len(server.requests) == 2 * QUESTIONS
+    good, poor = result(files[0])["candidates"]
+    assert (good["score"], poor["score"]) == (64, 42)  # of seed 0 and 1
+    assert result(files[0])["seeds"] == 2
+    assert all(len(json.loads(body["input"])["answers"]) == 3 for body in server.requests)
+
+
+def test_bad_input_is_one_line(server: Judge, files: list[Path], tmp_path: Path) -> None:
+    def refused(names: list[Path], *options: str, **environment: str) -> str:
+        arguments = command(server, files, *options)
+        arguments[1 : 1 + len(files)] = map(str, names)
+        done = launch.run(ROOT / "evaluate.py", *arguments, environment={"OPENAI_API_KEY": "", **environment})
+        assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
+        return done.stderr
+
+    good, poor = files
+    other = write(tmp_path, "other", 50, questions=range(3, 9))
+    far = write(tmp_path, "far", 50, questions=range(20, 25))
+    assert "other questions than" in refused([good, other])
+    assert "5 and 6, 2 shared; --common judges those that all share" in refused([good, other])
+    assert "no overlap" in refused([good, far], "--common")
+    assert "two files of 'good' with the same seed" in refused([good, copy(good, "again.json")])
+    assert "absent.json: no such file" in refused([tmp_path / "absent.json"])
+    assert "no answers; write them with evaluate.py instruct" in refused([tmp_path])
+    assert "answer 2: output is missing" in refused([copy(good, "cut.json", drop="output"), poor])
+    assert "OPENAI_API_KEY: not set" in refused(files, "--base-url", "https://api.openai.com/v1")
+    assert "--base-url: got 'localhost:1'" in refused(files, "--base-url", "localhost:1")
+    assert "no price of 'script'; did you mean 'scripted'?" in refused(files, "--model", "script")
+    assert "prices.json: not JSON" in refused(files, "--prices", str(spoiled(tmp_path / "x" / "prices.json")))
+    server.every = "401"
+    assert "401: scripted 401" in refused(files)
+    assert len(server.requests) <= 8
+    server.every = "404"
+    assert "404: scripted 404" in refused(files)
+
+
+def copy(file: Path, name: str, drop: str | None = None) -> Path:
+    """Write the same answers once more; `drop`: a field that the second one lacks."""
+    value = json.loads(file.read_text())
+    value["answers"][1].pop(drop, None)
+    (file.parent / name).write_text(json.dumps(value))
+    return file.parent / name
+
+
+def spoiled(file: Path) -> Path:
+    file.parent.mkdir()
+    file.write_text("{")
+    return file
+
+
+def test_without_a_judge_there_are_scores_all_the_same(files: list[Path]) -> None:
+    done = launch.run(ROOT / "evaluate.py", "judge", *map(str, files))
+    assert done.returncode == 0, done.stderr
+    assert "no judge was asked: --model names one" in done.stdout
+    assert re.search(r"good +1 +0\.0% +[\d.]+ ± [\d.]+ +2\.200 ± 0\.071", done.stdout)

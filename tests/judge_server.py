@@ -1,0 +1,297 @@
+"""An OpenAI-compatible server on loopback whose model is a function, and whose faults are scripted.
+
+It counts what it bills, and answers a repeated Idempotency-Key with the reply that it has billed. By itself it is a
+judge to try commands with: `python -m tests.judge_server --port 8123 --records instructions.json`.
+"""
+
+import argparse
+import hashlib
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+Scorer = Callable[[dict[str, Any]], dict[str, int]]  # from what is asked to a score for each label
+HTTP_FAULTS = {"429": 429, "500": 500, "503": 503, "401": 401, "400": 400, "404": 404}
+COMMENT = "follows the instruction closely, but one of the facts that it names is not right"
+CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
+
+
+class Judge:
+    """What the server is, has been asked, and has billed."""
+
+    def __init__(self, scorer: Scorer):
+        self.scorer = scorer
+        self.url = ""
+        self.faults: dict[int, str] = {}  # by number of the prompt, from 0; of its first request only
+        self.every: str | None = None  # the fault of all requests
+        self.slow_seconds = 1.0
+        self.requests: list[dict[str, Any]] = []  # bodies of those that asked for a verdict, in batches too
+        self.prompts: list[str] = []  # their keys, as they came
+        self.paths: list[str] = []
+        self.billed = 0  # replies
+        self.replies: dict[str, dict[str, Any]] = {}  # by Idempotency-Key
+        self.files: dict[str, bytes] = {}
+        self.batches: dict[str, dict[str, Any]] = {}
+        self.batch_end = "completed"
+        self.polls_before_end = 1
+        self.lock = threading.Lock()
+
+    def fault_of(self, key: str, body: dict[str, Any]) -> str | None:
+        """Note a request and return what goes wrong with it."""
+        with self.lock:
+            self.requests.append(body)
+            if key in self.prompts:
+                return self.every
+            self.prompts.append(key)
+            return self.every or self.faults.get(len(self.prompts) - 1)
+
+    def reply(self, path: str, body: dict[str, Any], fault: str | None) -> dict[str, Any]:
+        """Bill a request and return what a model says to it."""
+        asked = body["input"] if path == RESPONSES else body["messages"][1]["content"]
+        scores = self.scorer(json.loads(asked))
+        grades = [{"label": label, "comment": COMMENT, "score": value} for label, value in scores.items()]
+        text, refusal = spoil(json.dumps({"grades": grades}), grades, fault), None
+        if fault == "refusal":
+            text, refusal = "", "I cannot grade this."
+        with self.lock:
+            self.billed += 1
+            number = self.billed
+        used = (len(json.dumps(body)) // 4, len(text) // 4 + 1)
+        return (response if path == RESPONSES else completion)(number, text, refusal, used, cut=fault == "cut off")
+
+    def run_batch(self, batch: dict[str, Any]) -> None:
+        """Answer a batch's requests; those with a fault go into the file of errors."""
+        done, failed = [], []
+        for line in self.files[batch["input_file_id"]].decode().splitlines():
+            row = json.loads(line)
+            fault = self.fault_of(row["custom_id"], row["body"])
+            if fault in HTTP_FAULTS:
+                error = {"message": "scripted", "code": "server_error"}
+                failed.append({"custom_id": row["custom_id"], "response": None, "error": error})
+                continue
+            body = self.reply(row["url"], row["body"], fault)
+            answer = {"custom_id": row["custom_id"], "response": {"status_code": 200, "body": body}, "error": None}
+            done += [answer, answer] if fault == "duplicate line" else [answer]
+        for key, rows in (("output_file_id", done), ("error_file_id", failed)):
+            if rows:
+                name = f"file-{batch['id']}-{key}"
+                self.files[name] = "\n".join(map(json.dumps, reversed(rows))).encode()  # in no order
+                batch[key] = name
+        batch["status"] = self.batch_end
+        batch["request_counts"] = {"total": len(done) + len(failed), "completed": len(done), "failed": len(failed)}
+
+
+def spoil(text: str, grades: list[dict[str, Any]], fault: str | None) -> str:
+    """Return a verdict that is wrong in one way."""
+    first, *rest = grades
+    wrong = {
+        "wrong labels": [{**first, "label": "Z"}, *rest],
+        "missing label": rest,
+        "duplicate label": [first, first, *rest],
+        "too high": [{**first, "score": 101}, *rest],
+        "no number": [{**first, "score": "high"}, *rest],
+    }
+    if fault in wrong:
+        return json.dumps({"grades": wrong[fault]})
+    return {"cut off": text[: len(text) // 2], "prose": "I like the first one best."}.get(fault or "", text)
+
+
+def response(number: int, text: str, refusal: str | None, used: tuple[int, int], *, cut: bool) -> dict[str, Any]:
+    """Return a body of the Responses API; the model has thought before it spoke."""
+    said = {"type": "output_text", "text": text, "annotations": []}
+    return {
+        "id": f"resp_{number}",
+        "object": "response",
+        "created_at": 0,
+        "model": "scripted",
+        "status": "incomplete" if cut else "completed",
+        "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+        "output": [
+            {"type": "reasoning", "id": "rs_1", "summary": []},
+            {
+                "type": "message",
+                "id": "msg_1",
+                "role": "assistant",
+                "status": "completed",
+                "content": [said if refusal is None else {"type": "refusal", "refusal": refusal}],
+            },
+        ],
+        "usage": {
+            "input_tokens": used[0],
+            "input_tokens_details": {"cached_tokens": used[0] // 2, "cache_write_tokens": 0},
+            "output_tokens": used[1],
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": sum(used),
+        },
+    }
+
+
+def completion(number: int, text: str, refusal: str | None, used: tuple[int, int], *, cut: bool) -> dict[str, Any]:
+    """Return a body of chat completions."""
+    message = {"role": "assistant", "content": None if refusal else text, "refusal": refusal}
+    return {
+        "id": f"chatcmpl-{number}",
+        "object": "chat.completion",
+        "created": 0,
+        "model": "scripted",
+        "choices": [{"index": 0, "message": message, "finish_reason": "length" if cut else "stop"}],
+        "usage": {
+            "prompt_tokens": used[0],
+            "prompt_tokens_details": {"cached_tokens": used[0] // 2},
+            "completion_tokens": used[1],
+            "total_tokens": sum(used),
+        },
+    }
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers for the judge of its server."""
+
+    protocol_version = "HTTP/1.1"
+
+    @property
+    def judge(self) -> Judge:
+        return self.server.judge  # type: ignore[attr-defined]  # serve puts it there
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        self.judge.paths.append(f"GET {self.path}")
+        parts = self.path.partition("?")[0].split("/")[2:]
+        if parts[0] == "files":
+            return self.answer_bytes(self.judge.files[parts[1]])
+        if parts == ["batches"]:
+            return self.answer({"object": "list", "data": list(self.judge.batches.values()), "has_more": False})
+        batch = self.judge.batches.get(parts[1])
+        if batch is None:
+            return self.answer({"error": {"message": "No such batch"}}, 404)
+        batch["polls"] += 1
+        if batch["status"] == "in_progress" and batch["polls"] > self.judge.polls_before_end:
+            self.judge.run_batch(batch)
+        return self.answer(batch)
+
+    def do_POST(self) -> None:
+        self.judge.paths.append(f"POST {self.path}")
+        data = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.path == "/v1/files":
+            return self.take_file(data)
+        body = json.loads(data)
+        if self.path == "/v1/batches":
+            return self.take_batch(body)
+        return self.give_verdict(body)
+
+    def take_file(self, data: bytes) -> None:
+        """Keep the file of a form: the part that is lines of JSON."""
+        boundary = self.headers["Content-Type"].partition("boundary=")[2].encode()
+        parts = [part.partition(b"\r\n\r\n")[2].rstrip(b"\r\n-") for part in data.split(boundary)]
+        name = f"file-{len(self.judge.files)}"
+        self.judge.files[name] = next(part for part in parts if part.startswith(b"{"))
+        self.answer(
+            {
+                "id": name,
+                "object": "file",
+                "bytes": 0,
+                "created_at": 0,
+                "filename": "",
+                "purpose": "batch",
+                "status": "",
+            }
+        )
+
+    def take_batch(self, body: dict[str, Any]) -> None:
+        assert body["completion_window"] == "24h"
+        name = f"batch_{len(self.judge.batches)}"
+        batch = {"id": name, "object": "batch", "created_at": 0, "status": "in_progress", "polls": 0, **body}
+        self.judge.batches[name] = batch
+        self.answer(batch)
+
+    def give_verdict(self, body: dict[str, Any]) -> None:
+        judge, key = self.judge, self.headers["Idempotency-Key"]
+        fault = judge.fault_of(key.partition("-")[0], body)
+        assert "temperature" not in body and "seed" not in body
+        if fault in HTTP_FAULTS:
+            error = {"error": {"message": f"scripted {fault}", "type": "scripted", "code": None}}
+            return self.answer(error, HTTP_FAULTS[fault], {"Retry-After": "0.05"} if fault[0] in "45" else {})
+        if fault == "dropped":
+            return self.drop()
+        if key not in judge.replies:
+            judge.replies[key] = judge.reply(self.path, body, fault)
+        if fault == "slow":
+            time.sleep(judge.slow_seconds)
+        if fault == "billed and dropped":
+            return self.drop()
+        if fault == "half a body":
+            return self.answer_bytes(json.dumps(judge.replies[key]).encode()[:100])
+        return self.answer(judge.replies[key])
+
+    def drop(self) -> None:
+        """End the connection without a word."""
+        self.close_connection = True
+        self.connection.shutdown(2)
+
+    def answer(self, body: dict[str, Any], status: int = 200, headers: dict[str, str] | None = None) -> None:
+        self.answer_bytes(json.dumps(body).encode(), status, headers or {})
+
+    def answer_bytes(self, data: bytes, status: int = 200, headers: dict[str, str] | None = None) -> None:
+        try:
+            self.send_response(status)
+            for name, value in {"Content-Type": "application/json", **(headers or {})}.items():
+                self.send_header(name, value)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+        except OSError:
+            self.close_connection = True  # the client has not waited
+
+
+@contextmanager
+def serve(scorer: Scorer, port: int = 0) -> Iterator[Judge]:
+    """Run the server in a thread for as long as the context lasts; yield what it is."""
+    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+    server.daemon_threads = True
+    judge = Judge(scorer)
+    server.judge = judge  # type: ignore[attr-defined]
+    judge.url = f"http://127.0.0.1:{server.server_address[1]}/v1"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    try:
+        yield judge
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def overlap_scorer(records: list[dict[str, str]]) -> Scorer:
+    """Return a judge that knows the references: words in common with them, and a little noise of its own."""
+    references = {(row["instruction"], row.get("input", "")): row["output"] for row in records}
+
+    def score(asked: dict[str, Any]) -> dict[str, int]:
+        reference = references[asked["instruction"], asked.get("input", "")]
+        return {label: grade(text, reference) for label, text in asked["answers"].items()}
+
+    def grade(text: str, reference: str) -> int:
+        if text.strip() == reference.strip():
+            return 97
+        ours, theirs = set(text.lower().split()), set(reference.lower().split())
+        shared = len(ours & theirs) / max(1, len(ours | theirs))
+        noise = hashlib.sha256(text.encode()).digest()[0] % 11 - 5
+        return max(0, min(95, round(90 * shared) + noise))
+
+    return score
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--records", type=Path, required=True, help="the questions, with references")
+    options = parser.parse_args()
+    with serve(overlap_scorer(json.loads(options.records.read_text())), options.port) as running:
+        print(running.url, flush=True)
+        threading.Event().wait()

@@ -1,0 +1,116 @@
+"""A judge that is a real model behind a real server: `transformers serve`, with a small GPT-2 that has one opinion."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests import launch
+from tests.conftest import ROOT
+from tests.evaluation.test_judge import ORDERS, QUESTIONS, result, write
+
+SCORES = {"A": 70, "B": 50, "C": 30}
+VERDICT = json.dumps({"grades": [{"label": label, "comment": "", "score": n} for label, n in SCORES.items()]})
+SEEN = 60  # characters of the prompt's end, which is all that the model is shown
+TEMPLATE = "{{ messages[-1]['content'][-" + str(SEEN) + ":] }}{{ '<|verdict|>' }}"
+STEPS = 200
+
+
+def teach(folder: Path, texts: list[str]) -> None:
+    """Train a GPT-2 that says VERDICT after anything, and write it with its tokenizer."""
+    from tokenizers import ByteLevelBPETokenizer
+    from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+
+    bpe = ByteLevelBPETokenizer()
+    bpe.train_from_iterator([VERDICT] * 20, vocab_size=400, min_frequency=2, special_tokens=["<|verdict|>", "<|end|>"])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe._tokenizer, eos_token="<|end|>", pad_token="<|end|>")
+    tokenizer.chat_template = TEMPLATE
+    torch.manual_seed(0)
+    config = GPT2Config(
+        vocab_size=len(tokenizer),
+        n_positions=512,
+        n_embd=64,
+        n_layer=2,
+        n_head=2,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=tokenizer.eos_token_id,
+    )
+    model = GPT2LMHeadModel(config)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    said = tokenizer(f"<|verdict|>{VERDICT}<|end|>")["input_ids"]
+    for step in range(STEPS):
+        ids = torch.tensor([tokenizer(texts[step % len(texts)])["input_ids"] + said])
+        labels = ids.clone()
+        labels[:, : -len(said) + 1] = -100
+        loss = model(ids, labels=labels).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert loss.item() < 0.01
+    model.generation_config.do_sample = False
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """Run `transformers serve` on a free port; yield its base URL."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = shutil.which("transformers", path=str(Path(sys.executable).parent))
+    assert command is not None
+    options = ["--host", "127.0.0.1", "--port", str(port), "--device", "cpu"]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    log = folder.with_name("serve.log")
+    with log.open("w") as file:
+        server = subprocess.Popen([command, "serve", str(folder), *options], env=environment, stdout=file, stderr=file)
+    try:
+        deadline = time.monotonic() + 120
+        while True:
+            assert server.poll() is None, f"pip install 'transformers[serving]' and see: {log.read_text()[-2000:]}"
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.2)
+        yield f"http://127.0.0.1:{port}/v1"
+    finally:
+        server.terminate()
+        server.wait(30)
+
+
+@pytest.mark.slow
+def test_a_small_model_behind_transformers_serve_judges_over_both_interfaces(tmp_path: Path) -> None:
+    files = [write(tmp_path, "good", 60), write(tmp_path, "poor", 40)]
+    ends = [f'e 1: 95",\n  "B": "good says to {n}: 6{n}",\n  "C": "poor says to {n}: 4{n}"\n }}\n}}' for n in range(10)]
+    teach(tmp_path / "model", [end[-SEEN:] for end in ends])
+    with served(tmp_path / "model") as url:
+        for api in ("responses", "chat"):
+            store = tmp_path / api / "verdicts.jsonl"
+            options = ("--model", str(tmp_path / "model"), "--base-url", url, "--api", api, "--verdicts", str(store))
+            done = launch.run(ROOT / "evaluate.py", "judge", *map(str, files), *options)
+            print(done.stdout)
+            assert done.returncode == 0, done.stderr
+            found = result(files[0])
+            assert found["left_out"] == 0
+            assert found["anchor"] == 50  # it stands everywhere equally often, and position is all that it sees
+            assert [row["score"] for row in found["candidates"]] == [50, 50]
+            assert "not told apart" in done.stdout
+            assert "what a position adds, first to last: +20.0 ± 0.0, +0.0 ± 0.0, -20.0 ± 0.0" in done.stdout
+            lines = store.read_text().splitlines()
+            usage = [json.loads(line)["reply"]["usage"] for line in lines]
+            assert len(usage) == QUESTIONS * ORDERS
+            assert all(used["output"] > 10 for used in usage)
