@@ -179,7 +179,7 @@ def test_scores_of_other_sessions_are_shown_apart_and_never_compared(tmp_path: P
 
 def test_what_most_models_share_is_shown_rather_than_what_is_newest(tmp_path: Path) -> None:
     a, b = hellaswag(tmp_path / "a", {1}), hellaswag(tmp_path / "b", {1})
-    hellaswag(b, {1, 2}, items=10)
+    hellaswag(b, {1, 2}, items=2000)
     found = compare(read_rows([str(a), str(b)]))
     assert found.statements[0].startswith("HellaSwag, completion: a and b are not told apart: 0.0000")
 
