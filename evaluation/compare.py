@@ -63,7 +63,7 @@ def compare(rows: list[Row]) -> Comparison:
 
 def _shown(row: Row, kind: str, rows: list[Row]) -> Result | None:
     """Return a model's newest result about what most of the models have a result about, of such the newest."""
-    ranks: dict[str | None, tuple[int, str]] = {}
+    ranks: dict[str, tuple[int, str]] = {}
     for other in rows:
         newest = {subject(result): str(result.get("time")) for result in other.results if result["evaluation"] == kind}
         for key, time in newest.items():
@@ -82,8 +82,8 @@ def _marks(shown: dict[str, list[Result | None]]) -> tuple[dict[str, str], list[
     marks: dict[str, str] = {}
     notes = []
     for kind, results in shown.items():
-        about = {str(subject(result)): described(result) for result in results if result is not None}
-        counts = Counter(str(subject(result)) for result in results if result is not None)
+        about = {subject(result): described(result) for result in results if result is not None}
+        counts = Counter(subject(result) for result in results if result is not None)
         for number, (key, _) in enumerate(counts.most_common()):
             if number > 0:
                 marks[key] = f"[{chr(ord('a') + len(marks) % 26)}]"
@@ -115,7 +115,7 @@ def _columns(
 def _cell(measure: Measure, result: Result | None, marks: dict[str, str]) -> Cell:
     if result is None:
         return Cell(text="")
-    cell, mark = measure.read(result, measure.digits), marks.get(str(subject(result)))
+    cell, mark = measure.read(result, measure.digits), marks.get(subject(result))
     # A mark stands apart: no interval is drawn on the scale of the others.
     return Cell(text=f"{cell.text} {mark}") if mark and cell.text else cell
 

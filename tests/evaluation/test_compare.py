@@ -58,7 +58,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for name, directory in made.items():
         done = train(directory, "--price-per-hour", "3600", *(["--max-steps", "3"] if name == "short" else []))
         assert done.returncode == 0, done.stderr
-    measured = evaluate("loss", *made.values(), "--from", "1000", "--device", "cpu")
+    measured = evaluate("loss", *made.values(), "--from", "1000", "--count", "40000", "--device", "cpu")
     assert measured.returncode == 0, measured.stderr
     return made
 
