@@ -59,7 +59,8 @@ def subject(result: Result) -> str:
         case "loss":
             return f"{result['range']['sha256']} {len(result['groups']['nats'])}"
         case "hellaswag":
-            return f"{result['data']['sha256']} {result['items']}"
+            lengths = [len(result[style]["hits_norm"]) for style in ("completion", "lm_eval")]
+            return f"{result['data']['sha256']} {result['items']} {lengths}"
         case "instruct":
             return f"{result['data']['sha256']} {result['data']['test']}"
         case _:
@@ -133,7 +134,7 @@ def _accuracy_difference(style: str) -> Callable[[Result, Result, float], Interv
 
     def difference(a: Result, b: Result, confidence: float) -> Interval | None:
         items = int(a["items"])
-        bits = [int(result[style]["hits_norm"] or "0", 16) for result in (a, b)]
+        bits = [int(result[style]["hits_norm"], 16) for result in (a, b)]
         only_a, only_b = ((bits[0] & ~bits[1]).bit_count(), (bits[1] & ~bits[0]).bit_count())
         value = (only_a - only_b) / items
         variance = (only_a + only_b) / items - value**2
