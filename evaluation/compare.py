@@ -61,9 +61,27 @@ def compare(rows: list[Row]) -> Comparison:
     )
 
 
+def verdict(measure: Measure, labels: tuple[str, str], found: Interval) -> str:
+    """Return what an interval of the difference of two models says: one is better only where it leaves out zero."""
+    one, other = labels
+    value, low, high, digits = found.value, found.low, found.high, measure.digits
+    if low is None or high is None:
+        size = f"{value:.{digits}f} {measure.unit}, with no interval: too little was measured"
+        return f"{one} and {other} are not told apart: {size}"
+    apart = low > 0 or high < 0
+    if apart and value < 0:
+        value, low, high = -value, -high, -low
+    size = f"{value:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}] {measure.unit}"
+    if not apart:
+        return f"{one} and {other} are not told apart: {size}"
+    if (found.value > 0) != (measure.sign > 0):
+        one, other = other, one
+    return f"{one} is better than {other} by {size}"
+
+
 def _shown(row: Row, kind: str, rows: list[Row]) -> Result | None:
     """Return a model's newest result about what most of the models have a result about, of such the newest."""
-    ranks: dict[str | None, tuple[int, str]] = {}
+    ranks: dict[str, tuple[int, str]] = {}
     for other in rows:
         newest = {subject(result): str(result.get("time")) for result in other.results if result["evaluation"] == kind}
         for key, time in newest.items():
@@ -82,8 +100,8 @@ def _marks(shown: dict[str, list[Result | None]]) -> tuple[dict[str, str], list[
     marks: dict[str, str] = {}
     notes = []
     for kind, results in shown.items():
-        about = {str(subject(result)): described(result) for result in results if result is not None}
-        counts = Counter(str(subject(result)) for result in results if result is not None)
+        about = {subject(result): described(result) for result in results if result is not None}
+        counts = Counter(subject(result) for result in results if result is not None)
         for number, (key, _) in enumerate(counts.most_common()):
             if number > 0:
                 marks[key] = f"[{chr(ord('a') + len(marks) % 26)}]"
@@ -115,7 +133,7 @@ def _columns(
 def _cell(measure: Measure, result: Result | None, marks: dict[str, str]) -> Cell:
     if result is None:
         return Cell(text="")
-    cell, mark = measure.read(result, measure.digits), marks.get(str(subject(result)))
+    cell, mark = measure.read(result, measure.digits), marks.get(subject(result))
     # A mark stands apart: no interval is drawn on the scale of the others.
     return Cell(text=f"{cell.text} {mark}") if mark and cell.text else cell
 
@@ -134,7 +152,7 @@ def _published(columns: list[str], losses: list[Result | None]) -> tuple[list[li
         ranges = [result["range"] for result in losses if result is not None]
         same = bool(ranges) and all(span.get(key) == value for span in ranges for key, value in GPJT_RANGE.items())
         text = "the same tokens as here" if same else "not the text that is measured here"
-        notes[0] += f"; {text if ranges else 'of other text'}, and never the same judge's session"
+        notes[0] += f"; {text}, and another judge's session"
     return rows, [*notes, NOT_COMPARED] if rows else []
 
 
@@ -150,21 +168,3 @@ def _statements(measure: Measure, rows: list[Row], results: list[Result | None],
             said = verdict(measure, (rows[a].label, rows[b].label), widened(found, noise))
             statements.append(f"{measure.name}: {said}")
     return statements
-
-
-def verdict(measure: Measure, labels: tuple[str, str], found: Interval) -> str:
-    """Return what an interval of the difference of two models says: one is better only where it leaves out zero."""
-    one, other = labels
-    if found.low is None or found.high is None:
-        size = f"{found.value:.{measure.digits}f} {measure.unit}, with no interval: too little was measured"
-        return f"{one} and {other} are not told apart: {size}"
-    value, low, high = found.value, found.low, found.high
-    if low <= 0 <= high:
-        size = f"{value:.{measure.digits}f} [{low:.{measure.digits}f}, {high:.{measure.digits}f}] {measure.unit}"
-        return f"{one} and {other} are not told apart: {size}"
-    if value < 0:
-        value, low, high = -value, -high, -low
-    if (found.value > 0) != (measure.sign > 0):
-        one, other = other, one
-    size = f"{value:.{measure.digits}f} [{low:.{measure.digits}f}, {high:.{measure.digits}f}] {measure.unit}"
-    return f"{one} is better than {other} by {size}"

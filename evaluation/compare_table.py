@@ -9,24 +9,31 @@ from evaluation.compare import Comparison
 def as_text(comparison: Comparison) -> str:
     """Return the table, statements and notes for a terminal."""
     width = max(60, min(120, shutil.get_terminal_size().columns))
-    parts = ["\n".join(comparison.statements)] if comparison.statements else []
+    table = _table(
+        [name.replace(", ", ",\n") for name in comparison.columns],
+        [[cell.text for cell in row] for row in comparison.rows],
+        "simple",
+    )
     notes = "\n".join(textwrap.fill(note, width, subsequent_indent="  ") for note in comparison.notes)
-    return "\n\n".join([_table(comparison, "simple"), *parts, notes])
+    return "\n\n".join(part for part in (table, "\n".join(comparison.statements), notes) if part)
 
 
 def as_markdown(comparison: Comparison) -> str:
     """Return the same in GitHub's markdown."""
-    lists = ("\n".join(f"- {line}" for line in lines) for lines in (comparison.statements, comparison.notes) if lines)
-    return "\n\n".join([_table(comparison, "pipe"), *lists])
+    rows = [[_literal(cell.text) for cell in row] for row in comparison.rows]
+    lists = ("\n".join(f"- {_literal(line)}" for line in lines) for lines in (comparison.statements, comparison.notes))
+    return "\n\n".join(part for part in (_table(comparison.columns, rows, "pipe"), *lists) if part)
 
 
-def _table(comparison: Comparison, form: str) -> str:
+def _table(columns: list[str], rows: list[list[str]], form: str) -> str:
     from tabulate import tabulate
 
-    return tabulate(
-        [[cell.text.replace("|", "\\|") if form == "pipe" else cell.text for cell in row] for row in comparison.rows],
-        headers=comparison.columns,
-        tablefmt=form,
-        colalign=["left"] + ["right"] * (len(comparison.columns) - 1),
-        disable_numparse=True,
-    )
+    numbers = ["right"] * (len(columns) - 1)
+    return tabulate(rows, columns, tablefmt=form, colalign=["left", *numbers], disable_numparse=True)
+
+
+def _literal(text: str) -> str:
+    """Return text that ends no cell and begins no tag."""
+    for sign in "\\|<":
+        text = text.replace(sign, f"\\{sign}")
+    return text

@@ -42,25 +42,29 @@ class Measure:
     difference: Callable[[Result, Result, float], Interval | None] | None
 
 
-def subject(result: Result) -> str | None:
-    """Return what a result is about, or None for one that cannot be understood: of another kind, or older."""
+def understood(result: Result) -> bool:
+    """Tell whether a result is of a kind that is compared, and whole: an older version's may lack something."""
+    measures = [measure for measure in MEASURES if measure.kind == result.get("evaluation")]
     try:
-        match result.get("evaluation"):
-            case "loss":
-                _ = result["groups"]["nats"], result["nats_per_token"], result["bits_per_byte"]
-                return str(result["range"]["sha256"])
-            case "hellaswag":
-                _ = result["completion"]["hits_norm"], result["lm_eval"]["hits_norm"]
-                return f"{result['data']['sha256']} {result['items']}"
-            case "instruct":
-                _ = result["chrf"]["value"], result["reference_loss"]["value"]
-                return f"{result['data']['sha256']} {result['data']['test']}"
-            case "judge":
-                _ = result["score"]["value"]
-                return json.dumps([result[key] for key in ("judge", "questions", "orders", "seeds", "differences")])
-    except (KeyError, TypeError):
-        pass
-    return None
+        for measure in measures:
+            _ = subject(result), described(result), measure.read(result, measure.digits)
+    except (KeyError, TypeError, ValueError):
+        return False
+    return bool(measures)
+
+
+def subject(result: Result) -> str:
+    """Return what tells the subject of a result from others."""
+    match result["evaluation"]:
+        case "loss":
+            return f"{result['range']['sha256']} {len(result['groups']['nats'])}"
+        case "hellaswag":
+            lengths = [len(result[style]["hits_norm"]) for style in ("completion", "lm_eval")]
+            return f"{result['data']['sha256']} {result['items']} {lengths}"
+        case "instruct":
+            return f"{result['data']['sha256']} {result['data']['test']}"
+        case _:
+            return json.dumps([result[key] for key in ("judge", "questions", "orders", "seeds", "differences")])
 
 
 def described(result: Result) -> str:
@@ -94,7 +98,8 @@ def _accuracy(style: str) -> Callable[[Result, int], Cell]:
 
 def _over_seeds(key: str) -> Callable[[Result, int], Cell]:
     def read(result: Result, digits: int) -> Cell:
-        value, spread = result[key]["value"], result[key].get("spread")
+        score = result[key] or {}
+        value, spread = score.get("value"), score.get("spread")
         return Cell(text=_plus_minus(value, spread, digits), value=value) if value is not None else Cell(text="")
 
     return read
@@ -120,8 +125,6 @@ def _loss_difference(a: Result, b: Result, confidence: float) -> Interval | None
     """Compare group by group: what makes a text hard for both leaves their difference."""
     sizes = np.array(a["groups"]["tokens"], np.float64)
     nats = [np.array(result["groups"]["nats"], np.float64) for result in (a, b)]
-    if not len(sizes) == len(nats[0]) == len(nats[1]):
-        return None
     _, error = ratio(nats[0] - nats[1], sizes)
     return _interval(a["nats_per_token"] - b["nats_per_token"], error, len(sizes), confidence)
 
@@ -131,7 +134,7 @@ def _accuracy_difference(style: str) -> Callable[[Result, Result, float], Interv
 
     def difference(a: Result, b: Result, confidence: float) -> Interval | None:
         items = int(a["items"])
-        bits = [int(result[style]["hits_norm"] or "0", 16) for result in (a, b)]
+        bits = [int(result[style]["hits_norm"], 16) for result in (a, b)]
         only_a, only_b = ((bits[0] & ~bits[1]).bit_count(), (bits[1] & ~bits[0]).bit_count())
         value = (only_a - only_b) / items
         variance = (only_a + only_b) / items - value**2

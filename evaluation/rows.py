@@ -9,7 +9,7 @@ import attrs
 from errors import BadInput
 from evaluation.cost import Cost, cost_of
 from evaluation.load import Place, home_of
-from evaluation.measures import subject
+from evaluation.measures import understood
 from evaluation.results import read_results
 from training import checkpoint
 from training.metrics import EVALUATIONS
@@ -50,7 +50,7 @@ def read_rows(references: list[str]) -> list[Row]:
 
 def _read(reference: str) -> Row:
     home, path = home_of(reference), Path(reference)
-    results = [result for result in read_results(home) if subject(result) is not None]
+    results = [result for result in read_results(home) if understood(result)]
     if path.is_dir() and path.resolve() != home.resolve():  # a checkpoint
         results = [result for result in results if _checkpoint(result["model"]) == path.resolve().name]
     if not results:

@@ -55,7 +55,7 @@ def widened(found: Interval, noise: SeedNoise | None) -> Interval:
 
 def _repeated(measure: Measure, rows: list[Row], results: list[Result | None]) -> list[dict[str, float]]:
     """Return, for each recipe and subject that several seeds were measured of, the values by model."""
-    groups: dict[tuple[str, str | None], dict[int, tuple[str, float]]] = {}
+    groups: dict[tuple[str, str], dict[int, tuple[str, float]]] = {}
     for row, result in zip(rows, results, strict=True):
         value = None if result is None else measure.read(result, measure.digits).value
         if result is not None and value is not None and row.recipe is not None and row.seed is not None:
