@@ -5,7 +5,7 @@ import argparse
 import sys
 
 from errors import EXIT_DONE, EXIT_ERROR, BadInput
-from evaluation.commands import export, hellaswag, loss, smoke
+from evaluation.commands import export, harness, hellaswag, loss, smoke
 
 EPILOG = """examples:
   python evaluate.py smoke runs/quickstart --prompt "def " --tokens 100
@@ -14,12 +14,13 @@ EPILOG = """examples:
   python evaluate.py loss runs/8xa100 openai-community/gpt2
   torchrun --standalone --nproc_per_node=8 evaluate.py loss runs/8xa100
   python evaluate.py hellaswag runs/8xa100 --data hellaswag_val.jsonl
+  python evaluate.py harness lambada_openai,arc_easy runs/8xa100
   python evaluate.py export runs/8xa100 gpt2-fineweb --push OWNER/gpt2-fineweb --license mit
 
 Exit status: 0 done, 1 error or degenerate output, 2 usage.
 """
 
-COMMANDS = {"smoke": smoke, "loss": loss, "hellaswag": hellaswag, "export": export}
+COMMANDS = {"smoke": smoke, "loss": loss, "hellaswag": hellaswag, "harness": harness, "export": export}
 
 
 def parse_arguments() -> argparse.Namespace:

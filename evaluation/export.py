@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 from safetensors import SafetensorError
 from safetensors.torch import save_file
+from torch import Tensor
 
 from errors import BadInput
 from evaluation.load import Trained
@@ -16,7 +17,7 @@ from evaluation.model_card import model_card
 from files import replace_file
 from hub_client import CARD, check_logged_in, check_names, explained, upload
 from model.config import ModelConfig
-from model.gpt import INITIAL_STD
+from model.gpt import GPT, INITIAL_STD
 from model.naming import to_hugging_face
 from model.pretrained import unpadded
 from tokens.tokenizer_files import write_tokenizer_files
@@ -91,23 +92,14 @@ def push(directory: Path, publication: Publication) -> str:
     return str(url)
 
 
-def _write(trained: Trained, directory: Path, name: str, license_name: str | None) -> None:
-    network, config = trained.network, trained.network.config
+def hugging_face_weights(network: GPT) -> dict[str, Tensor]:
+    """Return the state dict of Hugging Face's GPT2LMHeadModel, on the CPU."""
+    config = network.config
     plain = {key: unpadded(key, value.detach().cpu(), config) for key, value in network.named_parameters()}
-    save_file(to_hugging_face(plain, config), directory / WEIGHTS, metadata={"format": "pt"})
-    write_tokenizer_files(trained.tokenizer, directory, config.context_length)
-    end = {"bos_token_id": trained.tokenizer.end_of_text_id, "eos_token_id": trained.tokenizer.end_of_text_id}
-    most = min(LONGEST_GENERATION, max(1, config.context_length // 2))
-    for file, values in (
-        (CONFIG, _config(config) | end),
-        (GENERATION, {**end, "pad_token_id": trained.tokenizer.end_of_text_id, "max_new_tokens": most}),
-    ):
-        replace_file(directory / file, json.dumps(values, indent=2) + "\n")
-    replace_file(directory / CARD, model_card(trained, name, license_name))
-    (directory / WEIGHTS).chmod((directory / CARD).stat().st_mode)  # safetensors lets nobody else read it
+    return to_hugging_face(plain, config)
 
 
-def _config(config: ModelConfig) -> dict[str, Any]:
+def hugging_face_config(config: ModelConfig) -> dict[str, Any]:
     """Return what Hugging Face's GPT2Config reads."""
     return {
         "architectures": ["GPT2LMHeadModel"],
@@ -127,3 +119,18 @@ def _config(config: ModelConfig) -> dict[str, Any]:
         "torch_dtype": "float32",
         "use_cache": True,
     }
+
+
+def _write(trained: Trained, directory: Path, name: str, license_name: str | None) -> None:
+    config = trained.network.config
+    save_file(hugging_face_weights(trained.network), directory / WEIGHTS, metadata={"format": "pt"})
+    write_tokenizer_files(trained.tokenizer, directory, config.context_length)
+    end = {"bos_token_id": trained.tokenizer.end_of_text_id, "eos_token_id": trained.tokenizer.end_of_text_id}
+    most = min(LONGEST_GENERATION, max(1, config.context_length // 2))
+    for file, values in (
+        (CONFIG, hugging_face_config(config) | end),
+        (GENERATION, {**end, "pad_token_id": trained.tokenizer.end_of_text_id, "max_new_tokens": most}),
+    ):
+        replace_file(directory / file, json.dumps(values, indent=2) + "\n")
+    replace_file(directory / CARD, model_card(trained, name, license_name))
+    (directory / WEIGHTS).chmod((directory / CARD).stat().st_mode)  # safetensors lets nobody else read it
