@@ -9,6 +9,7 @@ import difflib
 import logging
 import tempfile
 from functools import partial
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -100,16 +101,11 @@ def _run(model: Any, wanted: Wanted) -> dict[str, dict[str, Any]]:
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
 
-    manager = TaskManager(include_path=None if wanted.folder is None else str(wanted.folder))
-    for task in wanted.tasks:
-        if not manager.match_tasks([task]):
-            close = difflib.get_close_matches(task, manager.all_tasks)
-            hint = f"did you mean {' or '.join(close)}?" if close else "`lm-eval ls tasks` lists them"
-            raise BadInput(f"task {task}: unknown to lm-evaluation-harness; {hint}")
     try:
+        manager = TaskManager(include_path=None if wanted.folder is None else str(wanted.folder))
         found = simple_evaluate(
             model,
-            tasks=manager.match_tasks(wanted.tasks),
+            tasks=[name for task in wanted.tasks for name in _named(task, manager)],
             num_fewshot=wanted.fewshot,
             limit=wanted.limit,
             task_manager=manager,
@@ -123,12 +119,22 @@ def _run(model: Any, wanted: Wanted) -> dict[str, dict[str, Any]]:
     return {task: _values(metrics) for task, metrics in found["results"].items()}
 
 
+def _named(task: str, manager: Any) -> list[str]:
+    """Return the tasks that a name or pattern means. Raises BadInput where there is none."""
+    names: list[str] = manager.match_tasks([task])
+    if not names:
+        close = difflib.get_close_matches(task, manager.all_tasks)
+        hint = f"did you mean {' or '.join(close)}?" if close else "`lm-eval ls tasks` lists them"
+        raise BadInput(f"task {task}: unknown to lm-evaluation-harness; {hint}")
+    return names
+
+
 def _values(metrics: dict[str, Any]) -> dict[str, Any]:
     """Return a task's numbers, by metric, with the name of the answers' filter where there is one."""
     return {
-        name.removesuffix(",none"): value
+        name.removesuffix(",none"): value if isinstance(value, int) else float(value)
         for name, value in metrics.items()
-        if isinstance(value, int | float) and not isinstance(value, bool)
+        if isinstance(value, Real)
     }
 
 

@@ -5,6 +5,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import torch
 
@@ -12,12 +13,15 @@ from evaluation.commands.harness import REQUIREMENT
 from evaluation.hellaswag import fitted, log_likelihoods, measure
 from evaluation.hellaswag import lm_eval as as_lm_eval
 from evaluation.hellaswag_items import read_items
-from evaluation.load import load, locate
+from evaluation.load import Trained, load, locate
+from model.gpt import GPT
 from tests import launch
-from tests.conftest import ROOT, train, write_run
+from tests.conftest import ROOT, shared, train, write_run
 from tests.evaluation.test_hellaswag import results, write_items
+from tokens.tokenizer import load_tokenizer
 from training.ranks import start, stop
 
+pytestmark = pytest.mark.timeout(900)  # importing the harness takes every rank ten seconds
 CONTEXT = 64  # bytes, of which some items have more
 OFFLINE = {"HF_DATASETS_OFFLINE": "1", "HF_HUB_OFFLINE": "1"}
 TASK = """task: {name}
@@ -86,7 +90,10 @@ def test_it_finds_the_same_on_any_number_of_ranks(trained: Path, tasks: Path) ->
 
 
 @pytest.mark.slow
-def test_our_hellaswag_is_the_harnesss(trained: Path, tasks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("encoding", ["bytes", "gpt2"])
+def test_our_hellaswag_is_the_harnesss(
+    trained: Path, tasks: Path, monkeypatch: pytest.MonkeyPatch, encoding: str
+) -> None:
     for name, value in OFFLINE.items():
         monkeypatch.setenv(name, value)
     from lm_eval import simple_evaluate
@@ -95,6 +102,12 @@ def test_our_hellaswag_is_the_harnesss(trained: Path, tasks: Path, monkeypatch: 
     from evaluation.harness import harness_model
 
     model = load(locate(str(trained), None), None, torch.device("cpu"))
+    length = CONTEXT
+    if encoding == "gpt2":
+        length = 24
+        config = attrs.evolve(model.network.config, vocab_size=50257, context_length=length)
+        torch.manual_seed(0)
+        model = Trained(GPT(config).eval(), load_tokenizer(str(shared("gpt2.tiktoken"))), model.place)
     manager = TaskManager(include_path=str(tasks), include_defaults=False)
     theirs = simple_evaluate(harness_model(model, 4, torch.device("cpu")), tasks=["our_choices"], task_manager=manager)
     items = read_items(str(tasks / "items.jsonl"), None).items
@@ -109,8 +122,8 @@ def test_our_hellaswag_is_the_harnesss(trained: Path, tasks: Path, monkeypatch: 
     cut = 0
     for item, sample in zip(items, samples, strict=True):
         choices = as_lm_eval(item, model.tokenizer)
-        cut += any(len(choice.tokens) > CONTEXT + 1 for choice in choices)
-        likelihoods = log_likelihoods(model, [fitted(choice, CONTEXT) for choice in choices], ranks)
+        cut += any(len(choice.tokens) > length + 1 for choice in choices)
+        likelihoods = log_likelihoods(model, [fitted(choice, length) for choice in choices], ranks)
         assert likelihoods.tolist() == pytest.approx([resps[0][0] for resps in sample["resps"]], abs=1e-4)
     stop()
     assert 0 < cut < len(items)
