@@ -104,7 +104,7 @@ def test_our_hellaswag_is_the_harnesss(
     model = load(locate(str(trained), None), None, torch.device("cpu"))
     length = CONTEXT
     if encoding == "gpt2":
-        length = 24
+        length = 14
         config = attrs.evolve(model.network.config, vocab_size=50257, context_length=length)
         torch.manual_seed(0)
         model = Trained(GPT(config).eval(), load_tokenizer(str(shared("gpt2.tiktoken"))), model.place)
