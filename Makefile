@@ -1,6 +1,6 @@
 # make train      tokens, two minutes of training, a chart and a sample, from nothing
 # make test       the whole test suite, but for
-# make test-long  random walks and kills, up to 8 ranks: a quarter of an hour
+# make test-long  random walks and kills, up to 8 ranks, and lm-evaluation-harness: a quarter of an hour
 # make lint       style, types, shell scripts
 # Each makes .venv and installs what it needs. PYTHON=python3.12 picks another interpreter.
 
@@ -22,7 +22,8 @@ test: .venv/installed-test
 	$(BIN)/python -m pytest
 
 test-long: .venv/installed-test
-	$(BIN)/python -m pytest -m 'long or slow' -n 0 -s tests/long
+	$(BIN)/python -m pip install --quiet "lm_eval[hf]==0.4.13" "transformers[serving]==5.20.2"
+	$(BIN)/python -m pytest -m "long or slow" -n 0 -s
 
 lint: .venv/installed-test
 	$(BIN)/ruff check .

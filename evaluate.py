@@ -5,7 +5,7 @@ import argparse
 import sys
 
 from errors import EXIT_DONE, EXIT_ERROR, BadInput
-from evaluation.commands import compare, export, hellaswag, instruct, judge, loss, smoke
+from evaluation.commands import compare, export, harness, hellaswag, instruct, judge, loss, smoke
 
 EPILOG = """examples:
   python evaluate.py smoke runs/quickstart --prompt "def " --tokens 100
@@ -14,6 +14,7 @@ EPILOG = """examples:
   python evaluate.py loss runs/8xa100 openai-community/gpt2
   torchrun --standalone --nproc_per_node=8 evaluate.py loss runs/8xa100
   python evaluate.py hellaswag runs/8xa100 --data hellaswag_val.jsonl
+  python evaluate.py harness lambada_openai,arc_easy runs/8xa100
   python evaluate.py instruct runs/8xa100 openai-community/gpt2 --data instruction-data.json --seeds 3
   python evaluate.py judge runs/8xa100 openai-community/gpt2 --model gpt-5.4-mini --max-usd 2
   python evaluate.py compare runs/8xa100 openai-community/gpt2 --html compared.html
@@ -26,6 +27,7 @@ COMMANDS = {
     "smoke": smoke,
     "loss": loss,
     "hellaswag": hellaswag,
+    "harness": harness,
     "instruct": instruct,
     "judge": judge,
     "compare": compare,

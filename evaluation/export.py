@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 from safetensors import SafetensorError
 from safetensors.torch import save_file
+from torch import Tensor
 
 from errors import BadInput
 from evaluation.load import Trained
@@ -93,25 +94,19 @@ def push(directory: Path, publication: Publication) -> str:
 
 def save_network(network: GPT, directory: Path, **more: Any) -> None:
     """Write config.json, with `more` in it, and the weights of a network as Hugging Face's GPT2LMHeadModel reads it."""
+    save_file(hugging_face_weights(network), directory / WEIGHTS, metadata={"format": "pt"})
+    config = hugging_face_config(network.config) | more
+    replace_file(directory / CONFIG, json.dumps(config, indent=2) + "\n")
+
+
+def hugging_face_weights(network: GPT) -> dict[str, Tensor]:
+    """Return the state dict of Hugging Face's GPT2LMHeadModel, on the CPU."""
     config = network.config
     plain = {key: unpadded(key, value.detach().cpu(), config) for key, value in network.named_parameters()}
-    save_file(to_hugging_face(plain, config), directory / WEIGHTS, metadata={"format": "pt"})
-    replace_file(directory / CONFIG, json.dumps(_config(config) | more, indent=2) + "\n")
+    return to_hugging_face(plain, config)
 
 
-def _write(trained: Trained, directory: Path, name: str, license_name: str | None) -> None:
-    config = trained.network.config
-    write_tokenizer_files(trained.tokenizer, directory, config.context_length)
-    end = {"bos_token_id": trained.tokenizer.end_of_text_id, "eos_token_id": trained.tokenizer.end_of_text_id}
-    save_network(trained.network, directory, **end)
-    most = min(LONGEST_GENERATION, max(1, config.context_length // 2))
-    generation = {**end, "pad_token_id": trained.tokenizer.end_of_text_id, "max_new_tokens": most}
-    replace_file(directory / GENERATION, json.dumps(generation, indent=2) + "\n")
-    replace_file(directory / CARD, model_card(trained, name, license_name))
-    (directory / WEIGHTS).chmod((directory / CARD).stat().st_mode)  # safetensors lets nobody else read it
-
-
-def _config(config: ModelConfig) -> dict[str, Any]:
+def hugging_face_config(config: ModelConfig) -> dict[str, Any]:
     """Return what Hugging Face's GPT2Config reads."""
     return {
         "architectures": ["GPT2LMHeadModel"],
@@ -131,3 +126,15 @@ def _config(config: ModelConfig) -> dict[str, Any]:
         "torch_dtype": "float32",
         "use_cache": True,
     }
+
+
+def _write(trained: Trained, directory: Path, name: str, license_name: str | None) -> None:
+    config = trained.network.config
+    write_tokenizer_files(trained.tokenizer, directory, config.context_length)
+    end = {"bos_token_id": trained.tokenizer.end_of_text_id, "eos_token_id": trained.tokenizer.end_of_text_id}
+    save_network(trained.network, directory, **end)
+    most = min(LONGEST_GENERATION, max(1, config.context_length // 2))
+    generation = {**end, "pad_token_id": trained.tokenizer.end_of_text_id, "max_new_tokens": most}
+    replace_file(directory / GENERATION, json.dumps(generation, indent=2) + "\n")
+    replace_file(directory / CARD, model_card(trained, name, license_name))
+    (directory / WEIGHTS).chmod((directory / CARD).stat().st_mode)  # safetensors lets nobody else read it

@@ -62,7 +62,7 @@ def measure(trained: Trained, items: list[Item], ranks: Ranks) -> HellaSwag:
     for name, convention in (("completion", completion), ("lm_eval", lm_eval)):
         choices = [choice for item in items for choice in convention(item, trained.tokenizer)]
         cut.update(index // ENDINGS for index, choice in enumerate(choices) if len(choice.tokens) > length + 1)
-        choices = [_fitted(choice, length) for choice in choices]
+        choices = [fitted(choice, length) for choice in choices]
         likelihoods = log_likelihoods(trained, choices, ranks)
         if not np.isfinite(likelihoods).all():
             raise BadInput(
@@ -97,6 +97,13 @@ def cleaned(text: str) -> str:
     """Return a text without the marks that WikiHow left in it, as lm-evaluation-harness does."""
     text = re.sub(r"\[.*?\]", "", text.strip().replace(" [title]", ". "))
     return text.replace("  ", " ")
+
+
+def fitted(choice: Choice, context_length: int) -> Choice:
+    """Return what of a choice the context holds: its last tokens, as lm-evaluation-harness takes them."""
+    return attrs.evolve(
+        choice, tokens=choice.tokens[-(context_length + 1) :], scored=min(choice.scored, context_length)
+    )
 
 
 def log_likelihoods(trained: Trained, choices: list[Choice], ranks: Ranks) -> np.ndarray:
@@ -136,13 +143,6 @@ def describe(result: Accuracy) -> str:
     pairs = (("acc", result.acc, result.acc_error), ("acc_norm", result.acc_norm, result.acc_norm_error))
     return ", ".join(
         f"{name} {value:.4f}" + ("" if error is None else f" ± {error:.4f}") for name, value, error in pairs
-    )
-
-
-def _fitted(choice: Choice, context_length: int) -> Choice:
-    """Return what of a choice the context holds: its last tokens, as lm-evaluation-harness takes them."""
-    return attrs.evolve(
-        choice, tokens=choice.tokens[-(context_length + 1) :], scored=min(choice.scored, context_length)
     )
 
 

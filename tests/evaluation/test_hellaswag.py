@@ -138,6 +138,8 @@ def test_the_hubs_parquet_counts_as_the_file_does(trained: Path, tmp_path: Path)
         hub.new = tmp_path / "cache"
         done = hellaswag(trained, "--count", "9", environment=at_hub(hub, None))
         assert done.returncode == 0, done.stderr
+        absent = hellaswag(trained, "--data", "owner/absent", environment=at_hub(hub, None))
+        assert "owner/absent: no such file, and no dataset of the hub that can be had" in absent.stderr
         assert not any("train-00000" in line for line in hub.requests if line.startswith("GET"))
     assert hellaswag(trained, "--count", "9", "--data", tmp_path / "items.jsonl").returncode == 0
     there, here = ({**result, "time": "", "data": ""} for result in results(trained)[-2:])
@@ -189,5 +191,7 @@ def test_items_that_cannot_be_counted_are_one_line(trained: Path, tmp_path: Path
     assert "item 1: ctx_a: got None, wanted a text" in refused(ITEM | {"ctx_a": None})
     assert "holds no items" in refused()
     assert "--count: got 2, but" in refused(ITEM, options=("--count", "2"))
+    (tmp_path / "items.parquet").write_bytes(b"PAR1")
+    assert "items.parquet: damaged: " in hellaswag(trained, "--data", tmp_path / "items.parquet").stderr
     absent = hellaswag(trained, "--data", tmp_path / "absent.jsonl", ranks=2)
     assert "absent.jsonl: no such file; wanted HellaSwag's items" in absent.stderr
