@@ -20,7 +20,7 @@ from evaluation.judge_scores import Scores, score
 from evaluation.overlap import FreeScores
 from evaluation.prices import Price
 from evaluation.results import append_result
-from evaluation.verdicts import VerdictStore
+from evaluation.verdicts import Reply, VerdictStore
 
 
 @attrs.frozen(kw_only=True)
@@ -101,11 +101,12 @@ class Judgement:
     def report(self, scores: Scores | None, price: Price | None) -> str:
         """Return what people read."""
         found, refused = len(self.prompts) - self._verdicts().count(None), self._refused()
-        usd = self._usd(price)
+        usd, uncounted = self._usd(price), sum(reply.usage is None for reply in self._replies())
         lines = [
             f"judge: {self.judge.model}, verdicts: {found:,} of {len(self.prompts):,}, refused: {refused:,}; "
             "what has none is left out for all models alike",
-            "cost: not known" if usd is None else f"cost, with what earlier sessions paid: ${usd:.4f}",
+            ("cost: not known" if usd is None else f"cost, with what earlier sessions paid: ${usd:.4f}")
+            + (f", and {uncounted:,} replies whose tokens the server did not count" if uncounted else ""),
         ]
         return "\n".join(lines) + ("" if scores is None else "\n\n" + describe(self.panel, scores))
 
@@ -157,9 +158,12 @@ class Judgement:
         """Return what all replies to these prompts have cost, right and wrong, in this session and before."""
         if price is None:
             return None
+        return sum(price.of(reply.usage, batch=reply.batch) for reply in self._replies() if reply.usage is not None)
+
+    def _replies(self) -> list[Reply]:
+        """Return all replies to these prompts, right and wrong."""
         keys = {request.key for request in self.requests}
-        replies = [reply for key in keys for reply in self._store.replies.get(key, [])]
-        return sum(price.of(reply.usage, batch=reply.batch) for reply in replies if reply.usage is not None)
+        return [reply for key in keys for reply in self._store.replies.get(key, [])]
 
 
 def make_prompts(panel: Panel, repeats: int, seed: int) -> list[Prompt]:

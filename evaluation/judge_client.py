@@ -98,7 +98,8 @@ async def ask(client: "AsyncOpenAI", judge: Judge, request: Request, attempt: in
     headers = {"Idempotency-Key": f"{request.key}-{attempt}"}
     for _ in range(2):
         try:
-            raw = await resource.with_raw_response.create(**request.body, extra_headers=headers)
+            # Said because transformers serve streams responses unless told otherwise.
+            raw = await resource.with_raw_response.create(**request.body, stream=False, extra_headers=headers)
             return read_reply(request.key, json.loads(raw.text))
         except APIStatusError as error:
             if (refusal := _refusal(error)) is not None:
