@@ -101,7 +101,7 @@ class Judgement:
     def report(self, scores: Scores | None, price: Price | None) -> str:
         """Return what people read."""
         found, refused = len(self.prompts) - self._verdicts().count(None), self._refused()
-        usd, uncounted = self._usd(price), sum(reply.usage is None for reply in self._replies())
+        usd, uncounted = self._usd(price), sum(r.usage is None and r.refusal is None for r in self._replies())
         lines = [
             f"judge: {self.judge.model}, verdicts: {found:,} of {len(self.prompts):,}, refused: {refused:,}; "
             "what has none is left out for all models alike",
@@ -116,7 +116,7 @@ class Judgement:
         for request in outstanding(self.requests, self._store):
             for reply in self._store.replies.get(request.key, [])[-1:]:
                 reasons[f"a wrong verdict: {problem_in(reply, request.answers)}"] += 1
-        return reasons.most_common(1)[0][0] if reasons else "not asked"
+        return " ".join(reasons.most_common(1)[0][0].split())[:300] if reasons else "not asked"
 
     def keep_results(self, scores: Scores, free: list[list[FreeScores]], price: Price | None) -> None:
         """Append the result to those of every model that has a home. Raises BadInput where that cannot be done."""
@@ -129,6 +129,9 @@ class Judgement:
             "orders": self._repeats,
             "seeds": self.panel.slots,
             "anchor": scores.anchor,
+            "doubtful": len(scores.doubtful),
+            "position_bias": [value for value, _ in scores.bias],
+            "disagreement": scores.disagreement,
             "candidates": [
                 {"model": standing.title, "score": standing.score.value, **_ends(standing.score)}
                 for standing in scores.standings

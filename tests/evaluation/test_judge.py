@@ -153,6 +153,9 @@ def test_refusals_are_left_out_for_all_alike_and_not_asked_again(server: Judge, 
     assert [(row["model"], row["score"]) for row in found["candidates"]] == [("good", 62), ("poor", 42)]  # no zeros
     assert judge(server, files, "--api", api).returncode == 0
     assert server.billed == PROMPTS
+    server.every = "refusal"
+    alone = judge(server, files[:1], "--api", api)
+    assert (alone.returncode, alone.stderr) == (1, "evaluate.py: scripted refused every prompt; ask another --model\n")
 
 
 def test_what_a_broken_judge_has_not_said_is_asked_again_by_the_same_command(
@@ -306,6 +309,10 @@ def test_a_judge_that_likes_the_first_answer_moves_no_difference(server: Judge, 
     bias = [float(value) for value in re.findall(r"([+-][\d.]+) ±", done.stdout)]
     assert bias == pytest.approx([10 / 3, -5 / 3, -5 / 3], abs=0.4)
     assert "between orders: standard deviation 0.0" not in done.stdout
+    alone = judge(server, files[:1])
+    assert alone.returncode == 0, alone.stderr
+    assert "difference" not in alone.stdout
+    assert [row["model"] for row in result(files[0])["candidates"]] == ["good"]
 
 
 def test_seeds_of_a_model_are_judged_side_by_side(server: Judge, files: list[Path], tmp_path: Path) -> None:
@@ -369,11 +376,14 @@ def test_what_no_judge_can_be_asked_for_is_one_line(server: Judge, files: list[P
     spoiled.write_text("{")
     assert "OPENAI_API_KEY: not set" in refused("--base-url", "https://api.openai.com/v1")
     assert "--base-url: got 'localhost:1'" in refused("--base-url", "localhost:1")
+    assert "http://127.0.0.1:1/v1: no server: [Errno 111]" in refused("--base-url", "http://127.0.0.1:1/v1")
     assert "no price of 'script'; did you mean 'scripted'?" in refused("--model", "script")
     assert "spoiled.json: not JSON" in refused("--prices", str(spoiled))
     server.every = "401"
     assert f"{server.url}: 401: scripted 401" in refused()
     assert len(server.requests) <= 8
+    server.every = "404"
+    assert "404: scripted 404; has it the Responses API? --api chat" in refused()
 
 
 def copy(file: Path, name: str, drop: str | None = None) -> Path:
