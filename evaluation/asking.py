@@ -53,6 +53,7 @@ class Asking:
         def stop() -> None:
             if self.interrupted:
                 task.cancel()
+                return
             self.interrupted = True
             self._wake.set()
             print("stopping; waiting for what is in flight, Ctrl-C again does not", file=sys.stderr)

@@ -20,7 +20,7 @@ from evaluation.judge_scores import Scores, score
 from evaluation.overlap import FreeScores
 from evaluation.prices import Price
 from evaluation.results import append_result
-from evaluation.verdicts import VerdictStore
+from evaluation.verdicts import Reply, VerdictStore
 
 
 @attrs.frozen(kw_only=True)
@@ -101,11 +101,12 @@ class Judgement:
     def report(self, scores: Scores | None, price: Price | None) -> str:
         """Return what people read."""
         found, refused = len(self.prompts) - self._verdicts().count(None), self._refused()
-        usd = self._usd(price)
+        usd, uncounted = self._usd(price), sum(r.usage is None and r.refusal is None for r in self._replies())
         lines = [
             f"judge: {self.judge.model}, verdicts: {found:,} of {len(self.prompts):,}, refused: {refused:,}; "
             "what has none is left out for all models alike",
-            "cost: not known" if usd is None else f"cost, with what earlier sessions paid: ${usd:.4f}",
+            ("cost: not known" if usd is None else f"cost, with what earlier sessions paid: ${usd:.4f}")
+            + (f", and {uncounted:,} replies whose tokens the server did not count" if uncounted else ""),
         ]
         return "\n".join(lines) + ("" if scores is None else "\n\n" + describe(self.panel, scores))
 
@@ -115,7 +116,7 @@ class Judgement:
         for request in outstanding(self.requests, self._store):
             for reply in self._store.replies.get(request.key, [])[-1:]:
                 reasons[f"a wrong verdict: {problem_in(reply, request.answers)}"] += 1
-        return reasons.most_common(1)[0][0] if reasons else "not asked"
+        return " ".join(reasons.most_common(1)[0][0].split())[:300] if reasons else "not asked"
 
     def keep_results(self, scores: Scores, free: list[list[FreeScores]], price: Price | None) -> None:
         """Append the result to those of every model that has a home. Raises BadInput where that cannot be done."""
@@ -128,6 +129,9 @@ class Judgement:
             "orders": self._repeats,
             "seeds": self.panel.slots,
             "anchor": scores.anchor,
+            "doubtful": len(scores.doubtful),
+            "position_bias": [value for value, _ in scores.bias],
+            "disagreement": scores.disagreement,
             "candidates": [
                 {"model": standing.title, "score": standing.score.value, **_ends(standing.score)}
                 for standing in scores.standings
@@ -157,9 +161,12 @@ class Judgement:
         """Return what all replies to these prompts have cost, right and wrong, in this session and before."""
         if price is None:
             return None
+        return sum(price.of(reply.usage, batch=reply.batch) for reply in self._replies() if reply.usage is not None)
+
+    def _replies(self) -> list[Reply]:
+        """Return all replies to these prompts, right and wrong."""
         keys = {request.key for request in self.requests}
-        replies = [reply for key in keys for reply in self._store.replies.get(key, [])]
-        return sum(price.of(reply.usage, batch=reply.batch) for reply in replies if reply.usage is not None)
+        return [reply for key in keys for reply in self._store.replies.get(key, [])]
 
 
 def make_prompts(panel: Panel, repeats: int, seed: int) -> list[Prompt]:

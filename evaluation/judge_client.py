@@ -6,7 +6,10 @@ client library's own types have.
 
 import json
 import os
+import socket
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 import attrs
 
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
 
 OPENAI_URL = "https://api.openai.com/v1"
 RETRIES = 6  # after the first try, by the client: it waits as long as Retry-After says, up to two minutes
+CONNECT_SECONDS = 10.0
 NAME = "verdict"
 REFUSED = ("content_filter", "content_policy_violation", "invalid_prompt")  # codes of 400: this prompt, not others
 NEVER_MENDED = (400, 401, 403, 404, 405, 422)  # by asking again
@@ -77,12 +81,13 @@ def is_settled(store: VerdictStore, request: Request) -> bool:
 
 
 def open_client(base_url: str, timeout_seconds: float) -> "AsyncOpenAI":
-    """Return a client. Raises BadInput where OpenAI's own server would be asked without a key."""
+    """Return a client. Raises BadInput where OpenAI would be asked without a key, or nobody answers at all."""
     from openai import AsyncOpenAI
 
     key = os.environ.get("OPENAI_API_KEY") or None
     if key is None and base_url == OPENAI_URL:
         raise BadInput("OPENAI_API_KEY: not set; set it to a key of the provider, or pass --base-url of another server")
+    _check_answers(base_url)
     return AsyncOpenAI(api_key=key or "none", base_url=base_url, timeout=timeout_seconds, max_retries=RETRIES)
 
 
@@ -98,13 +103,15 @@ async def ask(client: "AsyncOpenAI", judge: Judge, request: Request, attempt: in
     headers = {"Idempotency-Key": f"{request.key}-{attempt}"}
     for _ in range(2):
         try:
-            raw = await resource.with_raw_response.create(**request.body, extra_headers=headers)
+            # Said because transformers serve streams responses unless told otherwise.
+            raw = await resource.with_raw_response.create(**request.body, stream=False, extra_headers=headers)
             return read_reply(request.key, json.loads(raw.text))
         except APIStatusError as error:
             if (refusal := _refusal(error)) is not None:
                 return Reply(key=request.key, id=None, text="", refusal=refusal, usage=None, batch=False)
             if error.status_code in NEVER_MENDED or error.code == NO_CREDIT:
-                raise BadInput(f"{judge.base_url}: {explained(error)}") from error
+                hint = "; has it the Responses API? --api chat asks by the other" if error.status_code == 404 else ""
+                raise BadInput(f"{judge.base_url}: {explained(error)}{hint}") from error
             raise NoReply(explained(error)) from error
         except APIConnectionError as error:
             raise NoReply(explained(error)) from error
@@ -131,6 +138,16 @@ def explained(error: Exception) -> str:
         return f"{status}: {' '.join(str(said).split())[:300]}"
     cause = "" if error.__cause__ is None else f": {error.__cause__}"
     return " ".join(f"{error}{cause}".split())[:300]
+
+
+def _check_answers(base_url: str) -> None:
+    """Raise BadInput where no server of one's own listens: the client would try for a minute before it said so."""
+    url = urlsplit(base_url)
+    if url.scheme == "http" and not getproxies():
+        try:
+            socket.create_connection((url.hostname or "", url.port or 80), CONNECT_SECONDS).close()
+        except (OSError, ValueError) as error:
+            raise BadInput(f"{base_url}: no server: {error}; start it, or pass another --base-url") from error
 
 
 def _refusal(error: "APIStatusError") -> str | None:

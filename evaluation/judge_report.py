@@ -13,7 +13,7 @@ CAVEAT = (
     "Intervals cover other questions and seeds of the same kind, not another judge's taste: another judge can move\n"
     "all scores, and their order, by more."
 )
-MOST_DOUBTFUL = 10  # numbers of questions that are shown
+MOST_DOUBTFUL = 3  # questions that are shown
 
 
 def free_table(panel: Panel, free: list[list[FreeScores]]) -> str:
@@ -51,7 +51,7 @@ def describe(panel: Panel, scores: Scores) -> str:
     parts = [tabulate(rows, heads, disable_numparse=True)]
     if scores.differences:
         parts.append(tabulate(_differences(scores, order), ["difference", "", ""], disable_numparse=True))
-    parts.append("\n".join(_trust(scores)))
+    parts.append("\n".join(_trust(panel, scores)))
     return "\n\n".join(parts)
 
 
@@ -66,12 +66,11 @@ def _differences(scores: Scores, order: list[int]) -> list[list[str]]:
     return rows
 
 
-def _trust(scores: Scores) -> list[str]:
+def _trust(panel: Panel, scores: Scores) -> list[str]:
     lines = [f"reference answers, which the judge could not know from others: {scores.anchor:.1f}"]
     if scores.doubtful:
-        shown = ", ".join(str(question + 1) for question in scores.doubtful[:MOST_DOUBTFUL])
-        more = ", ..." if len(scores.doubtful) > MOST_DOUBTFUL else ""
-        lines.append(f"questions whose reference scored under {GOOD_REFERENCE}: {len(scores.doubtful)} ({shown}{more})")
+        lines.append(f"questions whose reference scored under {GOOD_REFERENCE}: {len(scores.doubtful)}, as")
+        lines += [f"  {panel.questions[number].instruction[:100]!r}" for number in scores.doubtful[:MOST_DOUBTFUL]]
     bias = ", ".join(_with_error(value, error, 1, signed=True) for value, error in scores.bias)
     lines.append(f"what a position adds, first to last: {bias}")
     if scores.disagreement is not None:

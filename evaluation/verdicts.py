@@ -73,8 +73,7 @@ class VerdictStore:
 
     def add(self, reply: Reply) -> None:
         """Keep a reply; one that the file has already is left out. Raises BadInput when the disk does not take it."""
-        known = self.replies.get(reply.key, [])
-        if reply.id is None or all(other.id != reply.id for other in known):
+        if reply.id is None or reply not in self.replies.get(reply.key, []):
             self._append({"reply": attrs.asdict(reply)})
 
     def open_batches(self, base_url: str) -> list[Batch]:
@@ -106,9 +105,10 @@ class VerdictStore:
             self._batches.pop(record["batch_done"], None)
 
     def _append(self, record: dict[str, Any]) -> None:
-        line = json.dumps({**record, "time": utc_now()}).encode() + b"\n"
+        line = (b"\n" if self._torn else b"") + json.dumps({**record, "time": utc_now()}).encode() + b"\n"
+        self._torn = True
         try:
-            if self._file.write((b"\n" if self._torn else b"") + line) < len(line):
+            if self._file.write(line) < len(line):
                 raise OSError("no space left")
             os.fsync(self._file.fileno())
         except OSError as error:
@@ -123,3 +123,5 @@ class VerdictStore:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise BadInput(f"{self.path}: another judge writes it; wait for it, or pass another --verdicts") from None
+        except OSError as error:  # a file system without locks
+            print(f"NOTE: {self.path}: cannot be locked ({error}); see that no other judge writes it", flush=True)

@@ -122,6 +122,7 @@ def _judgement(
         return EXIT_STOPPED
     if missing:
         raise BadInput(f"{missing:,} verdicts are missing: {judgement.why(ending)}; nothing is lost, run it again")
-    if scores is not None:
-        judgement.keep_results(scores, free, price)
+    if scores is None:
+        raise BadInput(f"{judge.model} refused every prompt; ask another --model")
+    judgement.keep_results(scores, free, price)
     return EXIT_DONE

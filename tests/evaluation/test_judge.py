@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
+from errors import BadInput
+from evaluation.candidates import find_files, read_panel
 from evaluation.judge_client import verdict_in
 from evaluation.records import Answer, Answers, Record, write_answers
-from evaluation.verdicts import Reply
+from evaluation.verdicts import Reply, VerdictStore
 from tests import launch
 from tests.conftest import ROOT
 from tests.judge_server import Judge, serve
@@ -71,9 +73,10 @@ def judge(server: Judge, files: list[Path], *options: str) -> Any:
     return launch.run(ROOT / "evaluate.py", *command(server, files, *options))
 
 
-def replies(files: list[Path]) -> list[dict[str, Any]]:
-    lines = (files[0].parents[2] / "verdicts.jsonl").read_text().splitlines()
-    return [record["reply"] for record in map(json.loads, lines) if "reply" in record]
+def replies(files: list[Path]) -> list[Reply]:
+    store = VerdictStore(files[0].parents[2] / "verdicts.jsonl")
+    store.close()
+    return [reply for same in store.replies.values() for reply in same]
 
 
 def result(file: Path) -> dict[str, Any]:
@@ -134,13 +137,9 @@ def test_chat_completions_say_the_same_whatever_happens(
 
 def check_paid_once(server: Judge, files: list[Path], *, wrong: int = 0) -> None:
     """Every prompt has one right verdict, and all that was billed is kept."""
-    right = Counter(reply["key"] for reply in replies(files) if is_right(reply))
+    right = Counter(reply.key for reply in replies(files) if verdict_in([reply], 3) is not None)
     assert sorted(right.values()) == [1] * PROMPTS
     assert len(replies(files)) == server.billed == PROMPTS + wrong
-
-
-def is_right(reply: dict[str, Any]) -> bool:
-    return verdict_in([Reply(**reply)], 3) is not None
 
 
 @pytest.mark.parametrize("api", ["responses", "chat"])
@@ -154,6 +153,9 @@ def test_refusals_are_left_out_for_all_alike_and_not_asked_again(server: Judge, 
     assert [(row["model"], row["score"]) for row in found["candidates"]] == [("good", 62), ("poor", 42)]  # no zeros
     assert judge(server, files, "--api", api).returncode == 0
     assert server.billed == PROMPTS
+    server.every = "refusal"
+    alone = judge(server, files[:1], "--api", api)
+    assert (alone.returncode, alone.stderr) == (1, "evaluate.py: scripted refused every prompt; ask another --model\n")
 
 
 def test_what_a_broken_judge_has_not_said_is_asked_again_by_the_same_command(
@@ -248,18 +250,20 @@ def test_a_batch_costs_half_and_is_never_handed_over_twice(
     assert list(server.batches) == ["batch_0"]
     assert Counter(server.paths)["POST /v1/responses"] == 2  # of 3 and 5, the dearer way
     check_paid_once(server, files, wrong=1)
-    usage = [reply["usage"] | {"part": 0.5 if reply["batch"] else 1} for reply in replies(files)]
-    paid = sum(
-        used["part"] * ((used["input"] - used["cached_input"]) * 100 + used["cached_input"] * 10 + used["output"] * 1e3)
-        for used in usage
-    )
+    paid = 0.0
+    for reply in replies(files):
+        assert reply.usage is not None
+        new = reply.usage.input - reply.usage.cached_input
+        usd = new * 100 + reply.usage.cached_input * 10 + reply.usage.output * 1000
+        paid += usd / 2 if reply.batch else usd
     assert f"earlier sessions paid: ${paid / 1e6:.4f}" in done.stdout
 
 
 def test_a_batch_that_expires_is_handed_over_again_for_the_rest(
     server: Judge, files: list[Path], faultless: dict[str, Any]
 ) -> None:
-    server.batch_end, server.faults = "expired", {number: "500" for number in range(4, PROMPTS)}
+    server.batch_end = "expired"
+    server.faults = {0: "prose", **{number: "500" for number in range(4, PROMPTS)}}
     first = judge(server, files, "--batch", "--poll-seconds", "0.05", "--api", "chat")
     assert first.returncode == 1
     assert "11 verdicts are missing: scripted; nothing is lost" in first.stderr
@@ -268,7 +272,8 @@ def test_a_batch_that_expires_is_handed_over_again_for_the_rest(
     assert done.returncode == 0, done.stderr
     assert "11 requests, 4 already answered" in done.stdout
     assert result(files[0]) == faultless
-    check_paid_once(server, files)
+    assert list(server.batches) == ["batch_0", "batch_1", "batch_2"]  # the second one of what was wrong
+    check_paid_once(server, files, wrong=1)
 
 
 def test_no_more_is_spent_than_allowed(server: Judge, files: list[Path], faultless: dict[str, Any]) -> None:
@@ -304,6 +309,10 @@ def test_a_judge_that_likes_the_first_answer_moves_no_difference(server: Judge, 
     bias = [float(value) for value in re.findall(r"([+-][\d.]+) ±", done.stdout)]
     assert bias == pytest.approx([10 / 3, -5 / 3, -5 / 3], abs=0.4)
     assert "between orders: standard deviation 0.0" not in done.stdout
+    alone = judge(server, files[:1])
+    assert alone.returncode == 0, alone.stderr
+    assert "difference" not in alone.stdout
+    assert [row["model"] for row in result(files[0])["candidates"]] == ["good"]
 
 
 def test_seeds_of_a_model_are_judged_side_by_side(server: Judge, files: list[Path], tmp_path: Path) -> None:
@@ -322,33 +331,59 @@ def test_seeds_of_a_model_are_judged_side_by_side(server: Judge, files: list[Pat
     assert all(len(json.loads(body["input"])["answers"]) == 3 for body in server.requests)
 
 
-def test_bad_input_is_one_line(server: Judge, files: list[Path], tmp_path: Path) -> None:
-    def refused(names: list[Path], *options: str, **environment: str) -> str:
-        arguments = command(server, files, *options)
-        arguments[1 : 1 + len(files)] = map(str, names)
-        done = launch.run(ROOT / "evaluate.py", *arguments, environment={"OPENAI_API_KEY": "", **environment})
-        assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
-        return done.stderr
+def test_a_full_disk_is_one_line_and_the_same_command_goes_on(
+    server: Judge, files: list[Path], faultless: dict[str, Any]
+) -> None:
+    full = launch.run(ROOT / "evaluate.py", *command(server, files), file_bytes=4000)
+    assert (full.returncode, full.stderr.count("\n")) == (1, 1), full.stderr
+    assert "verdicts.jsonl: cannot be written" in full.stderr
+    assert 0 < len(server.prompts) < PROMPTS
+    assert judge(server, files).returncode == 0
+    assert result(files[0]) == faultless
+    check_paid_once(server, files)
+
+
+def test_answers_that_cannot_be_judged_together_are_one_line(files: list[Path], tmp_path: Path) -> None:
+    def refused(*names: Path, common: bool = False) -> str:
+        with pytest.raises(BadInput) as found:
+            read_panel(find_files(list(map(str, names))), common=common)
+        assert "\n" not in str(found.value)
+        return str(found.value)
 
     good, poor = files
     other = write(tmp_path, "other", 50, questions=range(3, 9))
     far = write(tmp_path, "far", 50, questions=range(20, 25))
-    assert "other questions than" in refused([good, other])
-    assert "5 and 6, 2 shared; --common judges those that all share" in refused([good, other])
-    assert "no overlap" in refused([good, far], "--common")
-    assert "two files of 'good' with the same seed" in refused([good, copy(good, "again.json")])
-    assert "absent.json: no such file" in refused([tmp_path / "absent.json"])
-    assert "no answers; write them with evaluate.py instruct" in refused([tmp_path])
-    assert "answer 2: output is missing" in refused([copy(good, "cut.json", drop="output"), poor])
-    assert "OPENAI_API_KEY: not set" in refused(files, "--base-url", "https://api.openai.com/v1")
-    assert "--base-url: got 'localhost:1'" in refused(files, "--base-url", "localhost:1")
-    assert "no price of 'script'; did you mean 'scripted'?" in refused(files, "--model", "script")
-    assert "prices.json: not JSON" in refused(files, "--prices", str(spoiled(tmp_path / "x" / "prices.json")))
+    assert f"{other}: other questions than {good}: 5 and 6, 2 shared; --common judges" in refused(good, other)
+    assert "no overlap" in refused(good, far, common=True)
+    assert len(read_panel([good, other], common=True).questions) == 2
+    assert "two files of 'good' with the same seed" in refused(good, copy(good, "again.json"))
+    assert "absent.json: no such file" in refused(tmp_path / "absent.json")
+    assert "no answers; write them with evaluate.py instruct" in refused(tmp_path)
+    assert "answer 2: output is missing" in refused(copy(good, "cut.json", drop="output"), poor)
+    twin = write(tmp_path / "elsewhere", "good", 50)
+    titles = [candidate.title for candidate in read_panel([good, twin], common=False).candidates]
+    assert titles == [f"good ({tmp_path / 'elsewhere' / 'good'})", f"good ({tmp_path / 'good'})"]
+
+
+def test_what_no_judge_can_be_asked_for_is_one_line(server: Judge, files: list[Path], tmp_path: Path) -> None:
+    def refused(*options: str) -> str:
+        arguments = command(server, files, *options)
+        done = launch.run(ROOT / "evaluate.py", *arguments, environment={"OPENAI_API_KEY": ""})
+        assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
+        return done.stderr
+
+    spoiled = tmp_path / "spoiled.json"
+    spoiled.write_text("{")
+    assert "OPENAI_API_KEY: not set" in refused("--base-url", "https://api.openai.com/v1")
+    assert "--base-url: got 'localhost:1'" in refused("--base-url", "localhost:1")
+    assert "http://127.0.0.1:1/v1: no server: [Errno 111]" in refused("--base-url", "http://127.0.0.1:1/v1")
+    assert "no price of 'script'; did you mean 'scripted'?" in refused("--model", "script")
+    assert "spoiled.json: not JSON" in refused("--prices", str(spoiled))
     server.every = "401"
-    assert "401: scripted 401" in refused(files)
+    assert f"{server.url}: 401: scripted 401" in refused()
     assert len(server.requests) <= 8
     server.every = "404"
-    assert "404: scripted 404" in refused(files)
+    assert "404: scripted 404; has it the Responses API? --api chat" in refused()
 
 
 def copy(file: Path, name: str, drop: str | None = None) -> Path:
@@ -357,12 +392,6 @@ def copy(file: Path, name: str, drop: str | None = None) -> Path:
     value["answers"][1].pop(drop, None)
     (file.parent / name).write_text(json.dumps(value))
     return file.parent / name
-
-
-def spoiled(file: Path) -> Path:
-    file.parent.mkdir()
-    file.write_text("{")
-    return file
 
 
 def test_without_a_judge_there_are_scores_all_the_same(files: list[Path]) -> None:

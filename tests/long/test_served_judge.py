@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from evaluation.candidates import read_panel
+from evaluation.judge import make_prompts
 from tests import launch
 from tests.conftest import ROOT
 from tests.evaluation.test_judge import ORDERS, QUESTIONS, result, write
@@ -95,8 +97,8 @@ def served(folder: Path) -> Iterator[str]:
 @pytest.mark.slow
 def test_a_small_model_behind_transformers_serve_judges_over_both_interfaces(tmp_path: Path) -> None:
     files = [write(tmp_path, "good", 60), write(tmp_path, "poor", 40)]
-    ends = [f'e 1: 95",\n  "B": "good says to {n}: 6{n}",\n  "C": "poor says to {n}: 4{n}"\n }}\n}}' for n in range(10)]
-    teach(tmp_path / "model", [end[-SEEN:] for end in ends])
+    prompts = make_prompts(read_panel(files, common=False), repeats=ORDERS, seed=0)
+    teach(tmp_path / "model", [prompt.text[-SEEN:] for prompt in prompts])
     with served(tmp_path / "model") as url:
         for api in ("responses", "chat"):
             store = tmp_path / api / "verdicts.jsonl"
