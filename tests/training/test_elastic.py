@@ -19,7 +19,7 @@ from training.metrics import read_metrics
 
 # More than DDP's first bucket of 1 MiB; rows and columns that 4 ranks do not divide; an untied head.
 EVERYTHING = {"drop_rate": 0.1, "tie_weights": False, "emb_dim": 134, "context_length": 30}
-EIGHT_STEPS = 8 * 8 * 30
+FOUR_STEPS = {"min_train_tokens": 4 * 8 * 30, "checkpoint_interval": 2}
 LAYOUTS = [(1, "fsdp"), (2, "ddp"), (2, "fsdp"), (4, "ddp"), (4, "fsdp")]  # one rank is bare under either
 
 
@@ -78,16 +78,15 @@ def test_zero_has_one_sign() -> None:
 def test_every_layout_has_the_same_state_after_every_step(make_run: Callable[..., Path], precision: str) -> None:
     seen = {}
     for ranks, parallel in LAYOUTS if precision == "fp32" else [(1, "fsdp"), (2, "ddp"), (4, "fsdp")]:
-        settings = {"parallel": parallel, "precision": precision, "min_train_tokens": EIGHT_STEPS}
-        run = make_run(f"{ranks}-{parallel}", EVERYTHING, **settings)
+        run = make_run(f"{ranks}-{parallel}", EVERYTHING, parallel=parallel, precision=precision, **FOUR_STEPS)
         done = train(run, "--hash-every", "1", ranks=ranks, as_user=(precision, ranks, parallel) == ("fp32", 2, "fsdp"))
         assert done.returncode == 0, done.stderr
         assert "determinism elastic" in done.stdout
         keys = ("state_sha256", "train_loss", "grad_norm", "validation_loss")
         seen[ranks, parallel] = [metrics(run, key) for key in keys]
-        assert final_hash(run) == seen[ranks, parallel][0][8]  # of the files as of the state in memory
+        assert final_hash(run) == seen[ranks, parallel][0][4]  # of the files as of the state in memory
     reference = seen[1, "fsdp"]
-    assert len(set(reference[0].values())) == 8  # the state moved at every step
+    assert len(set(reference[0].values())) == 4  # the state moved at every step
     for layout, values in seen.items():
         assert values == reference, layout
 
@@ -96,9 +95,9 @@ def test_without_elastic_the_world_size_shows(make_run: Callable[..., Path]) -> 
     # Guards the tests above: their equality is not a property of this small model.
     hashes = []
     for ranks in (1, 4):
-        run = make_run(str(ranks), EVERYTHING, determinism="run", min_train_tokens=EIGHT_STEPS)
-        assert train(run, "--hash-every", "8", ranks=ranks).returncode == 0
-        hashes.append(metrics(run, "state_sha256")[8])
+        run = make_run(str(ranks), EVERYTHING, determinism="run", **FOUR_STEPS)
+        assert train(run, "--hash-every", "4", ranks=ranks).returncode == 0
+        hashes.append(metrics(run, "state_sha256")[4])
     assert hashes[0] != hashes[1]
 
 
@@ -106,7 +105,7 @@ def test_a_walk_over_world_sizes_and_wrappers_ends_in_the_state_of_the_straight_
     make_run: Callable[..., Path],
 ) -> None:
     small = EVERYTHING | {"emb_dim": 34}
-    straight, walked = (make_run(name, small, min_train_tokens=EIGHT_STEPS) for name in ("straight", "walked"))
+    straight, walked = (make_run(name, small, min_train_tokens=8 * 8 * 30) for name in ("straight", "walked"))
     assert train(straight, "--hash-every", "1", ranks=2).returncode == 0
     for ranks, parallel, last in ((4, "fsdp", "2"), (2, "ddp", "4"), (1, "ddp", "6"), (2, "fsdp", "8")):
         options = ("--set", f"parallel={parallel}", "--max-steps", last, "--hash-every", "1")
@@ -125,7 +124,7 @@ def test_other_numerics_are_refused_by_name_unless_allowed_and_then_recorded(mak
     assert "pass --allow-numerics-drift, which the metrics will show" in refused.stderr
     elsewhere = train(run, "--max-steps", "3", environment={"ATEN_CPU_CAPABILITY": "default"})
     assert "ATEN_CPU_CAPABILITY: None -> default; cpu_capability: " in elsewhere.stderr
-    allowed = train(run, "--set", "cpu_threads=2", "--allow-numerics-drift")
+    allowed = train(run, "--set", "cpu_threads=2", "--allow-numerics-drift", "--max-steps", "3")
     assert allowed.returncode == 0
     assert "WARNING: numerics changed since step-00000002: cpu_threads: 1 -> 2" in allowed.stderr
     changes = [record["changes"] for record in read_metrics(run) if record.get("event") == "numerics-drift"]

@@ -205,7 +205,7 @@ def test_a_group_that_torchrun_restarts_resumes_by_itself(make_run: Callable[...
     settings = LONG | {"min_train_tokens": 80 * 8 * 32, "checkpoint_interval": 10}
     straight, run = make_run("straight", **settings), make_run("restarted", **settings)
     assert train(straight).returncode == 0
-    process = start(run, 2, "--resume", "never", as_user=True, PET_MAX_RESTARTS=1, SLOW_STEP=0.03)
+    process = start(run, 2, "--resume", "never", PET_MAX_RESTARTS=1, SLOW_STEP=0.03)
     wait_for_step(run, 25, process)
     kill(children(process)[0])
     output, errors = process.communicate(timeout=120)
