@@ -1,8 +1,6 @@
 """`evaluate.py smoke` speaks with the run's own tokenizer, the same way for a seed, and refuses what is no output."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -89,8 +87,8 @@ def test_repetition_is_told_from_text() -> None:
 
 def test_a_run_on_gpt2_tokens_carries_its_tokenizer(make_run: Callable[..., Path], tmp_path: Path) -> None:
     out = tmp_path / "tokens"
-    command = [sys.executable, "prepare_data.py", str(shared("wikitext2.txt")), "--output", str(out)]
-    subprocess.run([*command, "--tokenizer", str(shared("gpt2.tiktoken"))], cwd=ROOT, check=True, capture_output=True)
+    options = ("--output", str(out), "--tokenizer", str(shared("gpt2.tiktoken")))
+    launch.run(ROOT / "prepare_data.py", str(shared("wikitext2.txt")), *options).check_returncode()
     run = make_run(model={"vocab_size": 50257}, dataset=str(out))
     done = train(run, "--max-steps", "1")
     assert done.returncode == 0, done.stderr

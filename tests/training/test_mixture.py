@@ -3,14 +3,13 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests import launch
 from tests.conftest import ROOT, metrics, seal_again, train
 from tests.training.test_stopping import start, wait_for_step
 from tests.walks import children, kill
@@ -24,8 +23,8 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One small module's bytes, 33 windows of 32, nothing held out."""
     directory = tmp_path_factory.mktemp("tokens") / "few"
     source = str(Path(os.__file__).with_name("keyword.py"))
-    command = [sys.executable, "prepare_data.py", source, "--output", str(directory), "--tokenizer", "bytes"]
-    subprocess.run([*command, "--validation-fraction", "0"], cwd=ROOT, check=True, capture_output=True)
+    options = ("--output", str(directory), "--tokenizer", "bytes", "--validation-fraction", "0")
+    launch.run(ROOT / "prepare_data.py", source, *options).check_returncode()
     return directory
 
 
