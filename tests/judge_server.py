@@ -8,7 +8,6 @@ import argparse
 import hashlib
 import json
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -30,6 +29,7 @@ class Judge:
         self.faults: dict[int, str] = {}  # by number of the prompt, from 0; of its first request only
         self.every: str | None = None  # the fault of all requests
         self.slow_seconds = 1.0
+        self.released = threading.Event()  # nothing is slow any more
         self.requests: list[dict[str, Any]] = []  # bodies of those that asked for a verdict, in batches too
         self.prompts: list[str] = []  # their keys, as they came
         self.paths: list[str] = []
@@ -223,7 +223,7 @@ class Handler(BaseHTTPRequestHandler):
         if key not in judge.replies:
             judge.replies[key] = judge.reply(self.path, body, fault)
         if fault == "slow":
-            time.sleep(judge.slow_seconds)
+            judge.released.wait(judge.slow_seconds)
         if fault == "billed and dropped":
             return self.drop()
         if fault == "half a body":
@@ -263,6 +263,7 @@ def serve(scorer: Scorer, port: int = 0) -> Iterator[Judge]:
     try:
         yield judge
     finally:
+        judge.released.set()
         server.shutdown()
         server.server_close()
         thread.join()

@@ -183,16 +183,15 @@ def test_what_a_broken_judge_has_not_said_is_asked_again_by_the_same_command(
 def test_a_killed_session_goes_on_and_a_finished_one_costs_nothing(
     server: Judge, files: list[Path], faultless: dict[str, Any]
 ) -> None:
-    server.every, server.slow_seconds = "slow", 0.1
+    server.faults, server.slow_seconds = {5: "slow", 6: "slow"}, 600
     process = launch.start(ROOT / "evaluate.py", *command(server, files, "--concurrency", "2"))
-    wait_until(lambda: server.billed >= 5)
+    wait_until(lambda: server.billed == 7)
     process.send_signal(signal.SIGKILL)
     process.communicate()
     kept = len(replies(files))
-    assert 3 <= kept < PROMPTS
+    assert kept == 5
     store = files[0].parents[2] / "verdicts.jsonl"
     store.write_bytes(store.read_bytes()[:-20])  # the last line is torn as well
-    server.every = None
     asked = len(server.requests)
     done = judge(server, files)
     assert done.returncode == 0, done.stderr
@@ -207,18 +206,19 @@ def test_a_killed_session_goes_on_and_a_finished_one_costs_nothing(
 
 
 def test_ctrl_c_keeps_what_is_in_flight(server: Judge, files: list[Path]) -> None:
-    server.every, server.slow_seconds = "slow", 0.2
+    server.faults, server.slow_seconds = {3: "slow", 4: "slow"}, 600
     process = launch.start(ROOT / "evaluate.py", *command(server, files, "--concurrency", "2"))
-    wait_until(lambda: server.billed >= 3)
+    wait_until(lambda: server.billed == 5)
     locked = judge(server, files)
     assert locked.returncode == 1
     assert "verdicts.jsonl: another judge writes it; wait for it" in locked.stderr
     process.send_signal(signal.SIGINT)
+    assert process.stderr.readline() == "stopping; waiting for what is in flight, Ctrl-C again does not\n"
+    server.released.set()
     output, errors = process.communicate()
-    assert process.returncode == 130
-    assert errors == "stopping; waiting for what is in flight, Ctrl-C again does not\n"
-    assert f"interrupted: {PROMPTS - server.billed} verdicts are missing" in output
-    assert len(replies(files)) == server.billed < PROMPTS
+    assert (process.returncode, errors) == (130, "")
+    assert "interrupted: 10 verdicts are missing" in output
+    assert len(replies(files)) == server.billed == 5
 
 
 def wait_until(done: Callable[[], bool]) -> None:
