@@ -37,7 +37,7 @@ IMPORTED_ONCE = [
     "matplotlib.backends.backend_agg",
     "training.session",
     "evaluation.smoke",
-    "evaluation.judge",
+    "evaluation.judging.judgement",
     "openai.resources",
     "sacrebleu.metrics.chrf",
     "tokens.prepare",

@@ -17,10 +17,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Print what has been measured of models side by side; nothing is loaded or measured."""
     from errors import BadInput
-    from evaluation.compare import compare
-    from evaluation.compare_page import as_page
-    from evaluation.compare_table import as_markdown, as_text
-    from evaluation.rows import read_rows
+    from evaluation.comparison.compare import compare
+    from evaluation.comparison.page import as_page
+    from evaluation.comparison.rows import read_rows
+    from evaluation.comparison.table import as_markdown, as_text
     from files import replace_file
 
     comparison = compare(read_rows(arguments.models))

@@ -9,10 +9,10 @@ from errors import EXIT_DONE, EXIT_STOPPED, BadInput
 from evaluation.commands.common import at_least, positive
 
 if TYPE_CHECKING:
-    from evaluation.candidates import Panel
-    from evaluation.judge_prompt import Judge
+    from evaluation.judging.candidates import Panel
+    from evaluation.judging.prices import Price
+    from evaluation.judging.prompt import Judge
     from evaluation.overlap import FreeScores
-    from evaluation.prices import Price
 
 HELP = "have a language model score several models' answers together"
 EXIT_INTERRUPTED = 130  # as of a shell's command that Ctrl-C ends
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--concurrency", type=at_least(1), default=8, help="requests at a time (%(default)s)")
     parser.add_argument("--timeout", type=positive, default=120.0, metavar="SECONDS", help="of a request (120)")
     parser.add_argument("--max-usd", type=positive, metavar="X", help="send nothing that could cost more in all")
-    parser.add_argument("--prices", type=Path, metavar="FILE", help="default: evaluation/judge_prices.json")
+    parser.add_argument("--prices", type=Path, metavar="FILE", help="default: evaluation/judging/prices.json")
     parser.add_argument(
         "--verdicts", type=Path, default=Path("runs/verdicts.jsonl"), metavar="FILE", help="(%(default)s)"
     )
@@ -47,8 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print free scores, ask the judge what is not known yet, print and keep its scores; return the exit status."""
-    from evaluation.candidates import find_files, read_panel
-    from evaluation.judge_report import free_table
+    from evaluation.judging.candidates import find_files, read_panel
+    from evaluation.judging.report import free_table
     from evaluation.overlap import free_scores
 
     panel = read_panel(find_files(arguments.answers), common=arguments.common)
@@ -65,8 +65,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _judge(arguments: argparse.Namespace) -> "Judge":
-    from evaluation.judge_client import OPENAI_URL
-    from evaluation.judge_prompt import Judge
+    from evaluation.judging.client import OPENAI_URL
+    from evaluation.judging.prompt import Judge
 
     url = (arguments.base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI_URL).rstrip("/")
     if not url.startswith(("http://", "https://")):
@@ -76,8 +76,8 @@ def _judge(arguments: argparse.Namespace) -> "Judge":
 
 def _price(arguments: argparse.Namespace) -> "Price | None":
     """Return the judge's price; None where another server has its own, which nobody asked to be counted."""
-    from evaluation.judge_client import OPENAI_URL
-    from evaluation.prices import PRICES, read_price
+    from evaluation.judging.client import OPENAI_URL
+    from evaluation.judging.prices import PRICES, read_price
 
     path = arguments.prices or PRICES
     try:
@@ -95,8 +95,8 @@ def _judgement(
     judge: "Judge",
     price: "Price | None",
 ) -> int:
-    from evaluation.judge import Judgement, Sending
-    from evaluation.verdicts import VerdictStore
+    from evaluation.judging.judgement import Judgement, Sending
+    from evaluation.judging.verdicts import VerdictStore
 
     sending = Sending(
         concurrency=arguments.concurrency,

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from evaluation.compare import compare, verdict
+from evaluation.comparison.compare import compare, verdict
+from evaluation.comparison.measures import MEASURES
+from evaluation.comparison.published import GPJT_RANGE
+from evaluation.comparison.rows import read_rows
 from evaluation.intervals import Interval
-from evaluation.measures import MEASURES
-from evaluation.published import GPJT_RANGE
 from evaluation.ratio import in_groups, ratio
 from evaluation.results import append_result
-from evaluation.rows import read_rows
 from tests import launch
 from tests.conftest import ROOT, train, write_run
 from tests.tokens.test_prepare import PREPARE, run

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from errors import BadInput
-from evaluation.candidates import find_files, read_panel
-from evaluation.judge_client import verdict_in
+from evaluation.judging.candidates import find_files, read_panel
+from evaluation.judging.client import verdict_in
+from evaluation.judging.verdicts import Reply, VerdictStore
 from evaluation.records import Answer, Answers, Record, write_answers
-from evaluation.verdicts import Reply, VerdictStore
 from tests import launch
 from tests.conftest import ROOT
 from tests.judge_server import Judge, serve

@@ -10,14 +10,14 @@ import attrs
 import pytest
 
 from errors import BadInput
-from evaluation.candidates import Candidate, Panel
-from evaluation.judge import make_prompts
-from evaluation.judge_client import read_reply
-from evaluation.judge_prompt import Judge, orders, prompt_key, prompt_text, read_verdict
-from evaluation.judge_scores import score
-from evaluation.prices import PRICES, Budget, read_price
+from evaluation.judging.candidates import Candidate, Panel
+from evaluation.judging.client import read_reply
+from evaluation.judging.judgement import make_prompts
+from evaluation.judging.prices import PRICES, Budget, read_price
+from evaluation.judging.prompt import Judge, orders, prompt_key, prompt_text, read_verdict
+from evaluation.judging.scores import score
+from evaluation.judging.verdicts import Usage
 from evaluation.records import Answer, Answers, Record
-from evaluation.verdicts import Usage
 
 JUDGE = Judge(model="gpt-5-mini", effort=None, base_url="http://here/v1", api="responses")
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from evaluation.candidates import read_panel
-from evaluation.judge import make_prompts
+from evaluation.judging.candidates import read_panel
+from evaluation.judging.judgement import make_prompts
 from tests import launch
 from tests.conftest import ROOT
 from tests.evaluation.test_judge import ORDERS, QUESTIONS, result, write

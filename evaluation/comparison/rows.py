@@ -7,9 +7,9 @@ from typing import Any
 import attrs
 
 from errors import BadInput
+from evaluation.comparison.measures import understood
 from evaluation.cost import Cost, cost_of
 from evaluation.load import Place, home_of
-from evaluation.measures import understood
 from evaluation.results import read_results
 from training import checkpoint
 from training.metrics import EVALUATIONS

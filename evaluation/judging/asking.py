@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from tqdm import tqdm
 
 from errors import BadInput
-from evaluation.judge_client import NoReply, Request, ask, is_settled
-from evaluation.judge_prompt import Judge
-from evaluation.prices import Budget, Price, expected_usage
-from evaluation.verdicts import Reply, VerdictStore
+from evaluation.judging.client import NoReply, Request, ask, is_settled
+from evaluation.judging.prices import Budget, Price, expected_usage
+from evaluation.judging.prompt import Judge
+from evaluation.judging.verdicts import Reply, VerdictStore
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI

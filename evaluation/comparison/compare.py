@@ -11,11 +11,11 @@ from itertools import combinations
 import attrs
 
 from errors import BadInput
+from evaluation.comparison.measures import MEASURES, Cell, Measure, Result, described, subject
+from evaluation.comparison.published import GPJT_RANGE, POST, PUBLISHED, SOURCES
+from evaluation.comparison.rows import Row
+from evaluation.comparison.seed_noise import SeedNoise, seed_noise, widened
 from evaluation.intervals import CONFIDENCE, Interval
-from evaluation.measures import MEASURES, Cell, Measure, Result, described, subject
-from evaluation.published import GPJT_RANGE, POST, PUBLISHED, SOURCES
-from evaluation.rows import Row
-from evaluation.seed_noise import SeedNoise, seed_noise, widened
 
 SCOPE = (
     "Intervals are over text, questions and fine-tuning seeds, not over trainings: two that differ in nothing but "

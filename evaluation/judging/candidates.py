@@ -7,7 +7,7 @@ from typing import TypeAlias
 import attrs
 
 from errors import BadInput
-from evaluation.judge_prompt import LABELS
+from evaluation.judging.prompt import LABELS
 from evaluation.records import Answer, Answers, Record, read_answers
 from training.metrics import ANSWERS
 

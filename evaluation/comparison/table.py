@@ -3,7 +3,7 @@
 import shutil
 import textwrap
 
-from evaluation.compare import Comparison
+from evaluation.comparison.compare import Comparison
 
 
 def as_text(comparison: Comparison) -> str:

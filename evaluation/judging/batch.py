@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from errors import BadInput
-from evaluation.asking import TIMES, Asking, outstanding
-from evaluation.judge_client import PATHS, REFUSED, Request, explained, read_reply
-from evaluation.verdicts import Batch, Reply
+from evaluation.judging.asking import TIMES, Asking, outstanding
+from evaluation.judging.client import PATHS, REFUSED, Request, explained, read_reply
+from evaluation.judging.verdicts import Batch, Reply
 
 if TYPE_CHECKING:
     from openai.types import Batch as RemoteBatch

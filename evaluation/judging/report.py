@@ -4,9 +4,9 @@ import math
 
 from tabulate import tabulate
 
-from evaluation.candidates import Panel
 from evaluation.intervals import Interval
-from evaluation.judge_scores import GOOD_REFERENCE, Scores, told_apart
+from evaluation.judging.candidates import Panel
+from evaluation.judging.scores import GOOD_REFERENCE, Scores, told_apart
 from evaluation.overlap import FreeScores
 
 CAVEAT = (

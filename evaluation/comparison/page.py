@@ -2,8 +2,8 @@
 
 from html import escape
 
-from evaluation.compare import Comparison
-from evaluation.measures import Cell
+from evaluation.comparison.compare import Comparison
+from evaluation.comparison.measures import Cell
 
 BAR_WIDTH, BAR_HEIGHT, MARGIN = 96, 12, 4  # pixels
 

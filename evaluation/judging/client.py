@@ -14,8 +14,8 @@ from urllib.request import getproxies
 import attrs
 
 from errors import BadInput
-from evaluation.judge_prompt import RUBRIC, Judge, Prompt, prompt_key, read_verdict, verdict_schema
-from evaluation.verdicts import Reply, Usage, VerdictStore
+from evaluation.judging.prompt import RUBRIC, Judge, Prompt, prompt_key, read_verdict, verdict_schema
+from evaluation.judging.verdicts import Reply, Usage, VerdictStore
 
 if TYPE_CHECKING:
     from openai import APIStatusError, AsyncOpenAI

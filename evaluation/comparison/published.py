@@ -2,7 +2,7 @@
 
 import attrs
 
-from evaluation.measures import COMPLETION, HELD_OUT, JUDGED, LM_EVAL
+from evaluation.comparison.measures import COMPLETION, HELD_OUT, JUDGED, LM_EVAL
 
 # gpjt's range of its own token set, on which its losses are measured (gpjt/ddp-base-model-from-scratch).
 GPJT_RANGE = {"dataset": "gpjt/fineweb-gpt2-tokens", "split": "validation", "start": 50_000_000, "count": 19_660_800}

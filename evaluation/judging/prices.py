@@ -8,9 +8,9 @@ from typing import Any
 import attrs
 
 from errors import BadInput, nearest
-from evaluation.verdicts import Usage
+from evaluation.judging.verdicts import Usage
 
-PRICES = Path(__file__).with_name("judge_prices.json")
+PRICES = Path(__file__).with_name("prices.json")
 BYTES_PER_TOKEN = 4  # of English, a little more in fact; the tokenizers of judges would have to be downloaded
 TOKENS_PER_GRADE = 40  # a label, a comment, a score
 REASONING_TOKENS = 500  # a guess, for models that think before they answer: only a model's own replies can tell

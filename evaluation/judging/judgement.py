@@ -9,18 +9,18 @@ from contextlib import suppress
 import attrs
 
 from errors import BadInput
-from evaluation.asking import Asking, estimated_usd, outstanding
-from evaluation.candidates import Panel
 from evaluation.intervals import Interval
-from evaluation.judge_batch import collect, in_batches
-from evaluation.judge_client import make_request, open_client, problem_in, verdict_in
-from evaluation.judge_prompt import Judge, Prompt, orders, prompt_text
-from evaluation.judge_report import describe
-from evaluation.judge_scores import Scores, score
+from evaluation.judging.asking import Asking, estimated_usd, outstanding
+from evaluation.judging.batch import collect, in_batches
+from evaluation.judging.candidates import Panel
+from evaluation.judging.client import make_request, open_client, problem_in, verdict_in
+from evaluation.judging.prices import Price
+from evaluation.judging.prompt import Judge, Prompt, orders, prompt_text
+from evaluation.judging.report import describe
+from evaluation.judging.scores import Scores, score
+from evaluation.judging.verdicts import Reply, VerdictStore
 from evaluation.overlap import FreeScores
-from evaluation.prices import Price
 from evaluation.results import append_result
-from evaluation.verdicts import Reply, VerdictStore
 
 
 @attrs.frozen(kw_only=True)

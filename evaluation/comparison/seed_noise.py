@@ -4,9 +4,9 @@ import math
 
 import attrs
 
+from evaluation.comparison.measures import Measure, Result, subject
+from evaluation.comparison.rows import Row
 from evaluation.intervals import CONFIDENCE, Interval, student_quantile
-from evaluation.measures import Measure, Result, subject
-from evaluation.rows import Row
 
 
 @attrs.frozen(kw_only=True)
