@@ -112,7 +112,7 @@ def _rows(path: Path) -> list[Any]:
 
 def _array_or_lines(text: str) -> Any:
     if text.lstrip().startswith("{"):
-        return [json.loads(line) for line in text.splitlines() if line.strip()]
+        return [json.loads(line) for line in text.split("\n") if line.strip()]
     return json.loads(text)
 
 
