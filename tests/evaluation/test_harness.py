@@ -1,7 +1,6 @@
 """lm-evaluation-harness finds the same in our model on any number of ranks, and on HellaSwag what we find."""
 
 import json
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -147,13 +146,13 @@ def test_what_the_harness_cannot_run_is_one_line(trained: Path, tasks: Path) -> 
     assert f"an answer is longer than the context, {CONTEXT} tokens" in refused("our_choices", trained, ranks=2)
 
 
-def test_without_the_harness_one_line_says_how_to_get_it() -> None:
-    if find_spec("lm_eval") is not None:
-        pytest.skip("lm_eval is installed here")
-    done = harness("hellaswag", "runs/quickstart")
+def test_without_the_harness_one_line_says_how_to_get_it(tmp_path: Path) -> None:
+    script = tmp_path / "without.py"
+    script.write_text("import sys\nsys.modules['lm_eval'] = None\nimport evaluate\nsys.exit(evaluate.main())\n")
+    done = launch.run(script, "harness", "hellaswag", "runs/quickstart")
     assert done.returncode == 1
-    said = "evaluate.py: lm-evaluation-harness is not installed (No module named 'lm_eval'): pip install"
-    assert done.stderr == f'{said} "{REQUIREMENT}"\n'
+    assert done.stderr.startswith("evaluate.py: lm-evaluation-harness is not installed (")
+    assert done.stderr.endswith(f'): pip install "{REQUIREMENT}"\n')
 
 
 def test_what_make_installs_is_what_the_line_says() -> None:
