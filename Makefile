@@ -9,6 +9,9 @@ BIN := .venv/bin
 QUICKSTART := runs/quickstart
 # two processes on a CPU; else the GPUs, rounded down to a power of two up to 8: its 8 micro-batches divide evenly
 RANKS := 'import torch; print(1 << (min(torch.cuda.device_count() or 2, 8).bit_length() - 1))'
+# pip compiles 20,000 files on one core, which takes a minute; all cores do it sooner. Some are templates, no Python.
+PIP := $(BIN)/python -m pip install --quiet --no-compile
+COMPILE := -$(BIN)/python -m compileall -q -j 0 .venv/lib > /dev/null 2>&1
 export OMP_NUM_THREADS ?= 1
 export TORCH_ELASTIC_SHUTDOWN_TIMEOUT ?= 300 # seconds that torchrun leaves a stopping run to save
 
@@ -22,7 +25,7 @@ test: .venv/installed-test
 	$(BIN)/python -m pytest
 
 test-long: .venv/installed-test
-	$(BIN)/python -m pip install --quiet "lm_eval[hf]==0.4.13" "transformers[serving]==5.20.2"
+	$(PIP) "lm_eval[hf]==0.4.13" "transformers[serving]==5.20.2"
 	$(BIN)/python -m pytest -m "long or slow" -n 0 -s
 
 lint: .venv/installed-test
@@ -39,11 +42,13 @@ token_files/quickstart/manifest.json: | .venv/installed
 
 .venv/installed: requirements.txt | python-version
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --requirement requirements.txt
+	$(PIP) --requirement requirements.txt
+	$(COMPILE)
 	touch $@
 
 .venv/installed-test: requirements-test.txt .venv/installed
-	$(BIN)/python -m pip install --quiet --requirement requirements-test.txt
+	$(PIP) --requirement requirements-test.txt
+	$(COMPILE)
 	touch $@
 
 python-version:
