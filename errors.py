@@ -7,6 +7,7 @@ EXIT_DONE = 0
 EXIT_ERROR = 1
 # 2 is argparse's own status for a bad command line
 EXIT_DIVERGED = 3  # a loss or gradient was not finite, or spiked; the update was not applied
+EXIT_INTERRUPTED = 130  # by Ctrl-C, as a shell says it, where there is no checkpoint to make
 EXIT_STOPPED = 75  # stopped early with a checkpoint: run the same command again (EX_TEMPFAIL of sysexits.h)
 
 

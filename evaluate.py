@@ -2,9 +2,10 @@
 """What is a model worth, and how do others use it: `python evaluate.py smoke runs/quickstart`."""
 
 import argparse
+import os
 import sys
 
-from errors import EXIT_DONE, EXIT_ERROR, BadInput
+from errors import EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, BadInput
 from evaluation.commands import compare, export, harness, hellaswag, instruct, judge, loss, smoke
 
 EPILOG = """examples:
@@ -54,11 +55,18 @@ def main() -> int:
     arguments = parse_arguments()
     try:
         status: int | None = COMMANDS[arguments.command].run(arguments)
+        sys.stdout.flush()
     except BadInput as error:
         from training.ranks import environment_rank
 
         if environment_rank() == 0 or error.alone:  # all ranks raise it together
             print(f"evaluate.py: {error}", file=sys.stderr)
+        return EXIT_ERROR
+    except KeyboardInterrupt:
+        print("evaluate.py: interrupted; what was measured before is kept", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:  # as of `evaluate.py compare ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python still flushes
         return EXIT_ERROR
     return status or EXIT_DONE
 

@@ -92,9 +92,15 @@ def locate(reference: str, name: str | None) -> Place:
     elif path.resolve().parent.name == "checkpoints":
         path = path.resolve()
         run = home = path.parent.parent
-        if (path / checkpoint.STATE).is_file() and (problem := checkpoint.verify(path)):
+    place = Place(path, run, home)
+    if place.is_own:
+        if problem := checkpoint.verify(path):
             raise BadInput(f"{problem}; take another checkpoint")
-    return Place(path, run, home)
+    else:
+        _read_config(path, run)
+        if not any((path / name).is_file() for name in (WEIGHTS, INDEX)):
+            raise BadInput(f"{path / WEIGHTS}: missing; wanted weights as safetensors")
+    return place
 
 
 def home_of(reference: str) -> Path:
@@ -127,13 +133,12 @@ def _checkpoint(run: Path, name: str | None) -> Path:
     directory = run / "checkpoints"
     if name is None:
         name = "best" if (directory / "best").is_dir() else "latest"
-    path = directory / name
-    if (path / WEIGHTS).is_file() and not (path / checkpoint.STATE).is_file():
-        return path.resolve()  # of gpjt/ddp-base-model-from-scratch
-    found = checkpoint.find(run, name)
-    if found is None:  # "auto" may find nothing
+    names = sorted(path.name for path in directory.glob("*/") if not path.name.startswith("."))
+    if not names:
         raise BadInput(f"{directory}: no checkpoint yet; train the run first")
-    return found
+    if name not in names:
+        raise BadInput(f"{directory / name}: no such checkpoint; there are {', '.join(names)}")
+    return (directory / name).resolve()
 
 
 def _own(path: Path) -> GPT:

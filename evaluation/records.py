@@ -1,6 +1,7 @@
 """Instructions with reference answers, and what models answered: JSON files that people read and other tools write."""
 
 import json
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import attrs
 
 from errors import BadInput
 from files import replace_file
-from training.metrics import ANSWERS
+from training.metrics import ANSWERS, EVALUATIONS
 
 
 @attrs.frozen(kw_only=True)
@@ -49,10 +50,20 @@ def read_records(path: Path) -> list[Record]:
     return rows
 
 
+def check_folder(folder: Path) -> None:
+    """Make the folder of answers. Raises BadInput where none could be written, before anything was trained."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise BadInput(f"{folder}: answers cannot be written: {error.strerror}; pass another --output") from error
+
+
 def write_answers(path: Path, answers: Answers) -> None:
     """Write one model's answers, all or nothing. Raises BadInput where that cannot be done."""
     value = {
         "model": answers.model,
+        "home": None if answers.home is None else str(answers.home),
         "seed": answers.seed,
         "settings": answers.settings,
         "answers": [
@@ -61,7 +72,6 @@ def write_answers(path: Path, answers: Answers) -> None:
         ],
     }
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n", durable=True)
     except OSError as error:
         raise BadInput(f"{path}: cannot be written: {error}") from error
@@ -82,8 +92,15 @@ def read_answers(path: Path) -> Answers:
     model, seed, settings = value.get("model"), value.get("seed", 0), value.get("settings", {})
     if not isinstance(model, str) or not isinstance(seed, int) or not isinstance(settings, dict):
         raise BadInput(f"{path}: wanted a text as 'model', an integer as 'seed' and an object as 'settings'")
-    home = path.resolve().parent.parent if path.resolve().parent.name == ANSWERS else None
-    return Answers(model=model, seed=seed, home=home, settings=settings, answers=answers)
+    return Answers(model=model, seed=seed, home=_home(path, value.get("home")), settings=settings, answers=answers)
+
+
+def _home(path: Path, recorded: Any) -> Path | None:
+    """Return where results about a model are kept: where its answers lie, or else where they came from."""
+    around = path.resolve().parent
+    if around.name == ANSWERS and (around.parent / EVALUATIONS).is_file():
+        return around.parent
+    return Path(recorded) if isinstance(recorded, str) and Path(recorded).is_dir() else None
 
 
 def _record(row: Any, where: str) -> Record:

@@ -52,7 +52,10 @@ def smoke(
             chosen = generate(trained.network, ids if prompts else ids[-max(1, context - new) :], new, way)
         except ValueError as error:
             raise BadInput(f"{trained.place.path}: {error}") from error
-        return _continuation(trained, prompt, way, chosen)
+        text = decode(trained, chosen)
+        # Greedily small models go in circles.
+        problem = _problem(chosen, text) if way is ways[-1] else None
+        return Continuation(prompt=prompt, temperature=way.temperature, text=text, problem=problem)
 
     return share(ranks, [(prompt, way) for prompt in prompts or GALLERY for way in ways], work, "prompt")
 
@@ -69,10 +72,8 @@ def decode(trained: Trained, chosen: list[int]) -> str:
     return trained.tokenizer.decode([token for token in chosen if token < trained.tokenizer.vocabulary_size])
 
 
-def _continuation(trained: Trained, prompt: str, way: Sampling, chosen: list[int]) -> Continuation:
-    text, problem = decode(trained, chosen), None
+def _problem(chosen: list[int], text: str) -> str | None:
     if not text.strip():
-        problem = f"{len(chosen)} tokens that decode to {text[:20]!r}"
-    elif way is not GREEDY and (cycle := shortest_cycle(chosen)) is not None:  # greedily all small models go in circles
-        problem = f"{len(chosen)} tokens that repeat every {cycle}, {text[:20]!r}"
-    return Continuation(prompt=prompt, temperature=way.temperature, text=text, problem=problem)
+        return f"{len(chosen)} tokens that decode to {text[:20]!r}"
+    cycle = shortest_cycle(chosen)
+    return None if cycle is None else f"{len(chosen)} tokens that repeat every {cycle}, {text[:20]!r}"

@@ -38,7 +38,7 @@ def at_least(least: int) -> Any:
     return integer
 
 
-def temperature(text: str) -> float:
+def not_negative(text: str) -> float:
     """Return a number of 0 or more, for argparse."""
     value = float(text)
     if not 0 <= value < float("inf"):

@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> None:
     for place in places:
         found = measure(load_on_all(ranks, place, arguments.tokenizer), wanted, ranks)
         if ranks.coordinates:
-            print(f"{place.path}:\n{describe(found)}")
             how = {"lm_eval": lm_eval.__version__, "fewshot": wanted.fewshot, "limit": wanted.limit}
             append_result(place.home, place.title, "harness", {**how, "batch_size": wanted.batch_size, "tasks": found})
+            print(f"{place.path}:\n{describe(found)}")
     stop()

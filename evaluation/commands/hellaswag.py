@@ -50,8 +50,8 @@ def run(arguments: argparse.Namespace) -> None:
     for place in places:
         result = measure(load_on_all(ranks, place, arguments.tokenizer), data.items, ranks)
         if ranks.coordinates:
-            cut = f"; the context did not hold all of {result.cut:,} items" if result.cut else ""
-            print(f"{place.path}: completion: {describe(result.completion)}; lm-eval: {describe(result.lm_eval)}{cut}")
             what = {"data": {"file": data.file, "sha256": data.sha256}}
             append_result(place.home, place.title, "hellaswag", what | attrs.asdict(result))
+            cut = f"; the context did not hold all of {result.cut:,} items" if result.cut else ""
+            print(f"{place.path}: completion: {describe(result.completion)}; lm-eval: {describe(result.lm_eval)}{cut}")
     stop()

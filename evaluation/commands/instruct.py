@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from evaluation.commands.common import TIMEOUT_SECONDS, add_device, add_models, at_least, positive
+from evaluation.commands.common import TIMEOUT_SECONDS, add_device, add_models, at_least, not_negative, positive
 
 HELP = "fine-tune a copy on instructions, and let it answer others"
 
@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--epochs", type=at_least(1), default=20, help="at most (%(default)s)")
     parser.add_argument("--batch-size", type=at_least(1), default=8, help="records of an update (%(default)s)")
     parser.add_argument("--learning-rate", type=positive, default=5e-5, help="(%(default)s)")
-    parser.add_argument("--weight-decay", type=float, default=0.1, help="(%(default)s)")
+    parser.add_argument("--weight-decay", type=not_negative, default=0.1, help="(%(default)s)")
     parser.add_argument("--prompt-loss", action="store_true", help="train on the prompt's tokens as well")
     parser.add_argument("--longest-answer", type=at_least(1), default=256, help="tokens (%(default)s)")
     parser.add_argument("--output", type=Path, metavar="DIR", help="of the answers; default: answers/ of the run")
@@ -34,8 +34,10 @@ def run(arguments: argparse.Namespace) -> None:
     from evaluation.fine_tuning import Settings
     from evaluation.instruct import Questions, describe_summary, instruct, read_questions, summary
     from evaluation.load import Place, load_on_all, locate
+    from evaluation.records import check_folder
     from evaluation.results import append_result
     from training.determinism import set_determinism
+    from training.metrics import ANSWERS
     from training.ranks import from_coordinator, start, stop
 
     ranks = start(arguments.device, TIMEOUT_SECONDS)
@@ -46,7 +48,10 @@ def run(arguments: argparse.Namespace) -> None:
         titles = [place.title for place in places]
         if len(set(titles)) < len(titles):
             raise BadInput(f"MODEL: got {', '.join(titles)}, wanted each once, under different names")
-        return places, read_questions(arguments.data)
+        questions = read_questions(arguments.data)
+        for place in places:
+            check_folder(arguments.output or place.home / ANSWERS)
+        return places, questions
 
     places, questions = from_coordinator(ranks, prepare)
     names = {field.name for field in attrs.fields(Settings)} - {"seed"}

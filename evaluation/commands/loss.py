@@ -50,6 +50,6 @@ def run(arguments: argparse.Namespace) -> None:
     for place in places:
         result = measure(load_on_all(ranks, place, arguments.tokenizer), span, ranks)
         if ranks.coordinates:
-            print(f"{place.path}: {describe(result)}{'' if place.is_own else UNKNOWN}")
             append_result(place.home, place.title, "loss", {"range": identity(span), **attrs.asdict(result)})
+            print(f"{place.path}: {describe(result)}{'' if place.is_own else UNKNOWN}")
     stop()

@@ -4,7 +4,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from errors import BadInput
-from evaluation.commands.common import TIMEOUT_SECONDS, add_device, add_models, at_least, temperature
+from evaluation.commands.common import TIMEOUT_SECONDS, add_device, add_models, at_least, not_negative
 
 if TYPE_CHECKING:
     from evaluation.smoke import Continuation
@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompt", action="append", metavar="TEXT", help="instead of the gallery; may be repeated")
     parser.add_argument("--tokens", type=at_least(1), help="to add; default: 40, or half of a short context")
     parser.add_argument(
-        "--temperature", type=temperature, default=1.0, help="of the sampling; 0 leaves it out (%(default)s)"
+        "--temperature", type=not_negative, default=1.0, help="of the sampling; 0 leaves it out (%(default)s)"
     )
     parser.add_argument("--top-k", type=at_least(1), default=25, help="candidates for each token (%(default)s)")
     parser.add_argument("--seed", type=at_least(0), default=0, help="of the sampling (%(default)s)")
@@ -44,9 +44,9 @@ def run(arguments: argparse.Namespace) -> None:
         said = smoke(trained, arguments.prompt, arguments.tokens, sampling, ranks)
         problems += [f"{place.path}: degenerate output: {item.problem}" for item in said if item.problem]
         if ranks.coordinates:
-            print(f"{place.path}:\n{_shown(said)}")
             values = {"top_k": sampling.top_k, "seed": sampling.seed}
             append_result(place.home, place.title, "smoke", values | {"said": [attrs.asdict(item) for item in said]})
+            print(f"{place.path}:\n{_shown(said)}")
     stop()
     if problems:
         raise BadInput(problems[0] + (f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""))

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -157,6 +158,8 @@ def test_what_cannot_be_learned_from_is_one_line(make_run: Callable[..., Path], 
 
     assert "wanted one of 1, 2, 4, 8, which share a batch to the bit" in refused("--data", data, ranks=3)
     assert "no/such.json: cannot be read" in refused("--data", "no/such.json", ranks=2)
+    file = ("--data", data, "--output", data / "answers")
+    assert "answers cannot be written: Not a directory; pass another --output" in refused(*file)
     for content, message in (
         ("[", "not JSON"),
         ("[]", "holds no records"),
@@ -170,3 +173,29 @@ def test_what_cannot_be_learned_from_is_one_line(make_run: Callable[..., Path], 
         assert message in refused("--data", tmp_path / "bad.json", *options)
     assert "MODEL: got run step-00000001, run step-00000001, wanted each once" in refused(run, "--data", data)
     assert not (run / "evaluations.jsonl").exists()
+
+
+def test_results_find_home_from_anywhere(make_run: Callable[..., Path], data: Path, tmp_path: Path) -> None:
+    run = make_run()
+    assert train(run, "--max-steps", "1").returncode == 0
+    done = instruct(run, "--data", data, "--epochs", "1", "--output", tmp_path / "elsewhere")
+    assert done.returncode == 0, done.stderr
+    (file,) = (tmp_path / "elsewhere").iterdir()
+    home = read_answers(file).home
+    assert home is not None
+    assert home.samefile(run)
+    (run / "answers").mkdir(exist_ok=True)
+    moved = run.rename(tmp_path / "moved")
+    assert read_answers(file).home is None
+    assert read_answers(file.rename(moved / "answers" / file.name)).home == moved
+
+
+def test_ctrl_c_is_one_line(make_run: Callable[..., Path], data: Path) -> None:
+    run = make_run()
+    assert train(run, "--max-steps", "1").returncode == 0
+    options = ("--device", "cpu", "--data", str(data), "--learning-rate", "1e-9", "--seeds", "99")
+    stopped = launch.start(ROOT / "evaluate.py", "instruct", str(run), *options)
+    assert stopped.stdout.readline().startswith(str(run))
+    stopped.send_signal(signal.SIGINT)
+    assert stopped.communicate(60)[1].splitlines()[-1] == "evaluate.py: interrupted; what was measured before is kept"
+    assert stopped.returncode == 130

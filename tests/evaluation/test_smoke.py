@@ -112,6 +112,16 @@ def test_without_a_record_of_the_tokenizer_it_is_asked_for(make_run: Callable[..
     assert smoke(run, "--tokenizer", "bytes").returncode == 0
 
 
+def test_a_reader_that_leaves_costs_no_result_and_is_no_traceback(make_run: Callable[..., Path]) -> None:
+    run = make_run()
+    assert train(run, "--max-steps", "1").returncode == 0
+    left = launch.start(ROOT / "evaluate.py", "smoke", str(run), "--device", "cpu")
+    left.stdout.close()
+    assert left.wait(60) == 1
+    assert "Traceback" not in left.stderr.read()
+    assert (run / "evaluations.jsonl").is_file()
+
+
 @pytest.mark.parametrize("run", ["runs/absent", "runs/8xa100"])
 def test_a_run_without_checkpoints_is_one_line(run: str) -> None:
     done = smoke(Path(run))
