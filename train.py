@@ -2,6 +2,7 @@
 """Train one run directory: `torchrun --standalone --nproc_per_node=8 train.py runs/8xa100`."""
 
 import argparse
+import math
 import os
 import sys
 import time
@@ -65,7 +66,16 @@ def parse_arguments() -> argparse.Namespace:
         "--world-size", type=positive, metavar="N", help="with --dry-run: the number of ranks to plan for (default 1)"
     )
     parser.add_argument(
-        "--price-per-hour", type=float, metavar="USD", help="price of the machine: shows dollars spent and expected"
+        "--price-per-hour",
+        type=positive_number,
+        metavar="USD",
+        help="price of the machine: shows dollars spent and expected",
+    )
+    parser.add_argument(
+        "--max-usd", type=positive_number, metavar="USD", help="stop with a checkpoint before the run has cost more"
+    )
+    parser.add_argument(
+        "--max-hours", type=positive_number, metavar="HOURS", help="stop with a checkpoint before it has taken more"
     )
     parser.add_argument(
         "--hash-every", type=positive, metavar="N", help="write the hash of weights and moments to the metrics"
@@ -85,6 +95,8 @@ def parse_arguments() -> argparse.Namespace:
     arguments = parser.parse_args()
     if arguments.world_size is not None and not arguments.dry_run:
         parser.error("--world-size goes with --dry-run; torchrun sets the world size of a run")
+    if arguments.max_usd is not None and arguments.price_per_hour is None:
+        parser.error("--max-usd needs --price-per-hour, the price of the machine")
     return arguments
 
 
@@ -93,6 +105,14 @@ def positive(text: str) -> int:
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"got {value}, wanted at least 1")
+    return value
+
+
+def positive_number(text: str) -> float:
+    """Return a finite number above 0, for argparse."""
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"got {text}, wanted a number above 0")
     return value
 
 
@@ -127,6 +147,7 @@ def train(arguments: argparse.Namespace, signals: StopSignals, began: float) -> 
     """Check the run directory before any process group starts, then train it; return the exit status."""
     import torch
 
+    from training.budget import Budget
     from training.config import load_run
     from training.plan import derive_layout
     from training.ranks import environment_rank, environment_world_size
@@ -144,6 +165,7 @@ def train(arguments: argparse.Namespace, signals: StopSignals, began: float) -> 
             device=arguments.device,
             max_steps=arguments.max_steps,
             price_per_hour=arguments.price_per_hour,
+            budget=Budget(max_hours=arguments.max_hours, max_usd=arguments.max_usd),
             hash_every=arguments.hash_every,
             allow_numerics_drift=arguments.allow_numerics_drift,
             replay=None if arguments.replay is None else tuple(arguments.replay),
