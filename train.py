@@ -23,6 +23,7 @@ EPILOG = """examples:
   torchrun --standalone --nproc_per_node=8 train.py runs/8xa100 --price-per-hour 14.32
   python train.py runs/quickstart --set train.learning_rate=6e-4
   python train.py runs/8xa100 --dry-run --world-size 8
+  python train.py runs/8xa100 --plan
 
 The same command line continues a run that was stopped or killed. Exit status: 0 done (or nothing left to do),
 1 error, 2 usage, 3 diverged, 75 stopped early with a checkpoint. torchrun exits with 1 for all of these but 0: the
@@ -66,6 +67,15 @@ def parse_arguments() -> argparse.Namespace:
         "--world-size", type=positive, metavar="N", help="with --dry-run: the number of ranks to plan for (default 1)"
     )
     parser.add_argument(
+        "--plan",
+        action="store_true",
+        help="print memory, hours and dollars on machines for rent and exit; needs no GPU",
+    )
+    parser.add_argument("--machines", type=Path, metavar="FILE", help="with --plan: a price list of your own")
+    parser.add_argument(
+        "--machine", action="append", default=[], metavar="NAME", help="with --plan: only this machine; may be repeated"
+    )
+    parser.add_argument(
         "--price-per-hour",
         type=positive_number,
         metavar="USD",
@@ -95,6 +105,8 @@ def parse_arguments() -> argparse.Namespace:
     arguments = parser.parse_args()
     if arguments.world_size is not None and not arguments.dry_run:
         parser.error("--world-size goes with --dry-run; torchrun sets the world size of a run")
+    if (arguments.machines is not None or arguments.machine) and not arguments.plan:
+        parser.error("--machines and --machine go with --plan")
     if arguments.max_usd is not None and arguments.price_per_hour is None:
         parser.error("--max-usd needs --price-per-hour, the price of the machine")
     return arguments
@@ -121,7 +133,7 @@ def main() -> int:
     began = time.perf_counter()
     arguments = parse_arguments()
     signals = StopSignals()
-    writes = not arguments.dry_run and arguments.replay is None
+    writes = not arguments.dry_run and not arguments.plan and arguments.replay is None
     if writes and os.environ.get("RANK", "0") == "0" and arguments.run.is_dir():
         try:
             signals.claim = Claim(arguments.run)
@@ -157,6 +169,8 @@ def train(arguments: argparse.Namespace, signals: StopSignals, began: float) -> 
         run = load_run(arguments.run, arguments.overrides)
         if arguments.dry_run:
             return dry_run(run, arguments)
+        if arguments.plan:
+            return plan_machines(run, arguments)
         derive_layout(run, environment_world_size())
         options = Options(
             token_files=arguments.token_files,
@@ -199,6 +213,20 @@ def dry_run(run: "Run", arguments: argparse.Namespace) -> int:
 
     plan = make_plan(run, arguments.world_size or 1, lengths_at_hand(run, arguments.token_files))
     print("\n".join([*run.notices, *describe(run, plan)]))
+    return EXIT_DONE
+
+
+def plan_machines(run: "Run", arguments: argparse.Namespace) -> int:
+    """Print what a run would take on machines for rent; needs what a dry run needs."""
+    from training.machines import MACHINES, read_machines
+    from training.offers import describe_offers, make_offers
+    from training.plan import describe
+    from training.token_set import lengths_at_hand
+
+    prices = read_machines(arguments.machines or MACHINES, arguments.machine)
+    offers = make_offers(run, prices, lengths_at_hand(run, arguments.token_files))
+    plan = next(offer.plan for offer in offers if offer.plan is not None)
+    print("\n".join([*run.notices, *describe(run, plan), "", *describe_offers(run, prices, offers)]))
     return EXIT_DONE
 
 

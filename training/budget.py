@@ -33,7 +33,7 @@ class Budget:
     def reached(self, ledger: Ledger, save_seconds: float) -> bool:
         """Tell whether another step, a save of so many seconds and the end may not fit any more."""
         left = self.seconds_left(ledger)
-        return left is not None and left[0] < STEPS_AHEAD * ledger.longest_step_seconds + save_seconds + END_SECONDS
+        return left is not None and left[0] < STEPS_AHEAD * ledger.longest_step_seconds() + save_seconds + END_SECONDS
 
     def check_start(self, ledger: Ledger, save_seconds: float) -> None:
         """Raise BadInput when nothing is left to train with: a job that starts again and again would only cost."""

@@ -1,6 +1,7 @@
 """Where the wall-clock time of a run goes, what it has cost, and what is still to come."""
 
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ import attrs
 from training.metrics import read_lines
 
 PARTS = ("start-up", "data", "compile", "training", "validation", "checkpoints", "idle")
+RECENT_STEPS = 100
 LOST = "lost"  # of earlier jobs that were killed before they could write their parts
 
 
@@ -31,6 +33,7 @@ class Earlier:
     seconds: dict[str, float] = attrs.field(factory=dict)  # by part; they add up to it
     usd: float | None = 0.0  # None: no job was told the machine's price
     unpriced_seconds: float = 0.0  # not in `usd`
+    compile_seconds: float = 0.0  # of the last job
 
 
 class Ledger:
@@ -39,7 +42,6 @@ class Ledger:
     def __init__(self, began: float, price_per_hour: float | None = None) -> None:
         self.earlier = Earlier()
         self.price_per_hour = price_per_hour  # of the machine, USD
-        self.longest_step_seconds = 0.0  # of the later steps
         self._began = began  # by time.perf_counter()
         self._part = "start-up"
         self._since = began
@@ -47,6 +49,7 @@ class Ledger:
         self._counts = dict.fromkeys(PARTS, 0)
         self._first_step_seconds = 0.0  # compilation, buffers: not typical of later steps
         self._before_step = 0.0  # training seconds
+        self._recent_seconds: deque[float] = deque(maxlen=RECENT_STEPS)  # of steps but the first
         self._steps = 0
 
     @contextmanager
@@ -73,7 +76,11 @@ class Ledger:
         if self._steps == 1:
             self._first_step_seconds = seconds
         else:
-            self.longest_step_seconds = max(self.longest_step_seconds, seconds)
+            self._recent_seconds.append(seconds)
+
+    def longest_step_seconds(self) -> float:
+        """Return what a step may take: the longest of late; before the first, what the last job took to compile."""
+        return max(self._recent_seconds, default=self.earlier.compile_seconds if self._steps == 0 else 0.0)
 
     def process_seconds(self) -> float:
         """Return the wall-clock seconds of this process."""
@@ -163,6 +170,7 @@ def read_earlier(run_directory: Path, checkpoint_seconds: float) -> Earlier:
         elapsed_seconds=elapsed,
         seconds={name: value for name, value in seconds.items() if value > 0},
         usd=usd,
+        compile_seconds=0.0 if ledger is None else ledger["ledger"]["compile"],
         unpriced_seconds=elapsed if ledger is None or usd is None else max(0.0, elapsed - ledger["elapsed_seconds"]),
     )
 

@@ -1,20 +1,28 @@
 """Where time and money go, and runs that stop before they cost more than they may."""
 
 import json
+import os
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 
 from errors import BadInput
-from tests.conftest import train
+from model.config import GPT2_SIZES
+from tests.conftest import ROOT, TINY_MODEL, train
 from tests.training.test_session import one_line
 from tests.training.test_stopping import SLOW, outcome
 from training.budget import Budget
+from training.config import load_run
 from training.ledger import Earlier, Ledger, Remaining, read_earlier
+from training.machines import MACHINES, Machine, read_machines
 from training.metrics import METRICS, read_metrics
+from training.offers import make_offers, run_seconds
+from training.throughput import MEASUREMENTS, OURS, measurements, roofline, throughput
 
 DOLLAR_A_SECOND = ("--price-per-hour", "3600")
 LONG = {"max_epochs": 9, "min_train_tokens": 2000 * 8 * 32, "validation_interval": None, "checkpoint_interval": 20}
@@ -120,3 +128,128 @@ def test_a_run_stops_within_its_budget_with_a_checkpoint_and_goes_on_with_a_larg
     assert sum(second["ledger"].values()) == pytest.approx(took, rel=0.01, abs=0.3)  # the test's own clock, forks
     assert sum(second["run_ledger"].values()) == pytest.approx(second["elapsed_seconds"], rel=0.001)
     assert second["ledger"]["training"] > 0.3 * took
+
+
+# The seed's table "Costs of training in the cloud": GPU, price, micro-batch, seconds of the whole train, without its
+# validation, and tokens/s that its trainer printed.
+SEED = {
+    "8xa100-40gb": (10.32, 13, 13904, 12404, 234480),
+    "8xa100-80gb": (14.32, 28, 11532, 9948, 282707),
+    "8xh100-80gb": (23.92, 27, 6650, 5738, 490249),
+    "8xb200": (39.92, 64, 4190, 3530, 778107),
+}
+SEED_MODEL = TINY_MODEL | {"vocab_size": 50257, "context_length": 1024, "emb_dim": 768, "n_heads": 12, "n_layers": 12}
+
+
+@pytest.mark.parametrize("name", SEED)
+def test_the_seeds_own_train_times_come_out_within_a_tenth(tmp_path: Path, name: str) -> None:
+    price, size, whole, without_validation, printed = SEED[name]
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "model.json").write_text(
+        json.dumps(SEED_MODEL | {"drop_rate": 0.1, "qkv_bias": False, "tie_weights": False})
+    )
+    batches = {"microbatch_size": size, "validation_interval": 617, "validation_batches": 300}
+    data = {"dataset": "gpjt/fineweb-gpt2-tokens", "min_train_tokens": 3260190720}
+    (run / "train.json").write_text(json.dumps(batches | data))
+    seed = load_run(run, [])
+    prices = read_machines(MACHINES, [name])
+    [offer] = make_offers(seed, prices, {"gpjt/fineweb-gpt2-tokens": None})
+    assert offer.plan is not None and offer.machine.usd_per_hour == price
+    assert run_seconds(seed, offer.plan, printed) == pytest.approx(whole, rel=0.1)
+    [measured] = measurements(seed.model, offer.machine)
+    assert run_seconds(seed, offer.plan, measured.tokens_per_second) == pytest.approx(without_validation, rel=0.1)
+    assert measured.tokens_per_second == pytest.approx(offer.plan.train_tokens / without_validation, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "size", "tokens_per_second"),
+    [
+        ("a100-80gb", "124M", 218e3),
+        ("a100-80gb", "350M", 80e3),
+        ("a100-80gb", "774M", 38.6e3),
+        ("h100-80gb", "124M", 468e3),
+        ("h100-80gb", "350M", 188e3),
+        ("h100-80gb", "1.5B", 47.6e3),
+    ],
+)
+def test_the_roofline_is_what_the_fastest_published_trainer_reached(
+    gpu: str, size: str, tokens_per_second: float
+) -> None:
+    assert roofline(GPT2_SIZES[size], gpu) == pytest.approx(tokens_per_second, rel=0.05)
+
+
+def test_what_is_entered_or_measured_goes_before_the_roofline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = GPT2_SIZES["124M"]
+    machine = Machine(name="mine", gpu="b200", gpus=8, usd_per_hour=1.0)
+    assert throughput(config, machine).source == "roofline, not fitted"
+    rows = json.loads(MEASUREMENTS.read_text())
+    own = rows[-1] | {"trainer": OURS, "tokens_per_second": 5e6}
+    monkeypatch.setattr("training.throughput.MEASUREMENTS", tmp_path / "rows.json")
+    (tmp_path / "rows.json").write_text(json.dumps([*rows, own]))
+    assert attrs.astuple(throughput(config, machine)) == (5e6, OURS)
+    assert throughput(GPT2_SIZES["350M"], machine).source != OURS
+    entered = attrs.evolve(machine, tokens_per_second=6e6)
+    assert attrs.astuple(throughput(config, entered)) == (6e6, "entered in the price list")
+
+
+def test_a_plan_prices_machines_that_one_does_not_have_and_writes_nothing() -> None:
+    run = ROOT / "runs" / "8xa100"
+    before = sorted(run.iterdir()), os.times().children_user
+    done = train(run, "--plan", "--set", "microbatch_size=64", "--set", "global_batch_size=512", as_user=True)
+    assert os.times().children_user - before[1] < 5  # seconds of a quiet machine
+    assert done.returncode == 0, done.stderr
+    assert "6,219 steps x 524,288 = 3,260,547,072 tokens" in done.stdout
+    rows = {line.split()[0]: line for line in done.stdout.splitlines() if line.startswith("8x")}
+    assert list(rows) == [*SEED, "8xa100-40gb:"]
+    assert re.search(r" 32 x 2 x 8 .* \d+\.\d of 39\.4 .* roofline", rows["8xa100-40gb"])
+    assert "8xa100-40gb: 64 does not fit; start with --set microbatch_size=32" in done.stdout
+    assert re.search(r" 64 x 1 x 8 .* of 178\.0 .* roofline, not fitted +cheapest, fastest$", rows["8xb200"])
+    assert "262,840" in done.stdout and "measured, gpjt/ddp-base-model-from-scratch" in done.stdout
+    assert "uncalibrated" in done.stdout
+    assert sorted(run.iterdir()) == before[0]
+
+
+HUGE = ("--set", "model.emb_dim=3072", "--set", "model.n_layers=200")
+NONSENSE = {"date": "2026-01-01", "machines": {"x": {"gpu": "b200", "gpus": 8, "usd_per_hour": 1}}}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--machine", "8xa100-40g"], "--machine 8xa100-40g: no such machine; did you mean '8xa100-40gb'?"),
+        ([*HUGE], "under fsdp it needs"),
+        (["--set", "model.emb_dim=3072", "--set", "model.n_layers=120"], "set parallel=fsdp, which fits on 8xb200"),
+        (
+            ["--set", "microbatch_size=2048", "--set", "global_batch_size=16384"],
+            "train.json: microbatch_size: got 2048, which needs",
+        ),
+        (["--set", "global_batch_size=48"], "global_batch_size 48 is 3 micro-batches of 16, which world size 8"),
+    ],
+)
+def test_a_plan_that_cannot_be_is_one_line(options: list[str], message: str) -> None:
+    assert message in one_line(train(ROOT / "runs" / "8xa100", "--plan", *options))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ("{", "not JSON"),
+        ('{"date": "2026-01-01", "machines": {}}', 'wanted {"date": "...", "machines": {"NAME": {...}}}'),
+        ({"date": "soon"}, "date: got 'soon', wanted the day of the prices"),
+        ({"gpu": "b2000"}, "x: gpu: got 'b2000'; did you mean 'b200'?"),
+        ({"usd_per_hour": -3}, "x: usd_per_hour: got -3, wanted a number above 0"),
+        ({"gpus": "8"}, "x: gpus: got '8', wanted an integer of at least 1"),
+        ({"price": 3}, "x: unknown key 'price'"),
+        ({"tokens_per_second": 0}, "x: tokens_per_second: got 0"),
+    ],
+)
+def test_a_price_list_with_nonsense_is_refused(tmp_path: Path, changes: str | dict[str, Any], message: str) -> None:
+    path = tmp_path / "prices.json"
+    values = json.loads(json.dumps(NONSENSE))
+    if isinstance(changes, dict):
+        (values if "date" in changes else values["machines"]["x"]).update(changes)
+    path.write_text(changes if isinstance(changes, str) else json.dumps(values))
+    with pytest.raises(BadInput) as raised:
+        read_machines(path, [])
+    assert str(raised.value).startswith(f"{path}: ") and message in str(raised.value)
