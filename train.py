@@ -102,7 +102,19 @@ def parse_arguments() -> argparse.Namespace:
         metavar=("FROM", "TO"),
         help="run these steps again from the nearest checkpoint, beside their record; writes nothing",
     )
+    parser.add_argument(
+        "--find-max-microbatch",
+        action="store_true",
+        help="try which micro-batch fits, without tokens, and train nothing; see find_batch_size.py",
+    )
+    parser.add_argument(
+        "--write",
+        action="store_true",
+        help="with --find-max-microbatch: put it into train.json; the global batch stays",
+    )
     arguments = parser.parse_args()
+    if arguments.write and not arguments.find_max_microbatch:
+        parser.error("--write goes with --find-max-microbatch")
     if arguments.world_size is not None and not arguments.dry_run:
         parser.error("--world-size goes with --dry-run; torchrun sets the world size of a run")
     if (arguments.machines is not None or arguments.machine) and not arguments.plan:
@@ -133,7 +145,7 @@ def main() -> int:
     began = time.perf_counter()
     arguments = parse_arguments()
     signals = StopSignals()
-    writes = not arguments.dry_run and not arguments.plan and arguments.replay is None
+    writes = not (arguments.dry_run or arguments.plan or arguments.find_max_microbatch) and arguments.replay is None
     if writes and os.environ.get("RANK", "0") == "0" and arguments.run.is_dir():
         try:
             signals.claim = Claim(arguments.run)
@@ -161,6 +173,7 @@ def train(arguments: argparse.Namespace, signals: StopSignals, began: float) -> 
 
     from training.budget import Budget
     from training.config import load_run
+    from training.finder import report_largest
     from training.plan import derive_layout
     from training.ranks import environment_rank, environment_world_size
     from training.session import Options, run_session
@@ -171,6 +184,9 @@ def train(arguments: argparse.Namespace, signals: StopSignals, began: float) -> 
             return dry_run(run, arguments)
         if arguments.plan:
             return plan_machines(run, arguments)
+        if arguments.find_max_microbatch:
+            report_largest(run, arguments.overrides, arguments.device, None, arguments.write)
+            return EXIT_DONE
         derive_layout(run, environment_world_size())
         options = Options(
             token_files=arguments.token_files,

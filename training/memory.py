@@ -5,6 +5,7 @@ T context, C width, V rows of the embedding in memory, W world size, N parameter
 """
 
 import functools
+import itertools
 from typing import Any
 
 import attrs
@@ -113,6 +114,22 @@ def gpu_bytes(name: str) -> int:
     if name not in GPU_GIB:
         raise BadInput(f"unknown GPU '{name}'{nearest(name, GPU_GIB)}")
     return int(GPU_GIB[name] * GIB)
+
+
+def remedies(config: ModelConfig, kind: str, world_size: int, usable_bytes: int | None = None) -> str:
+    """Return what would make one sequence fit, by prediction; in so much memory, where that is known."""
+    ways = []
+    if usable_bytes is not None:
+        if kind == "ddp" and world_size > 1 and largest_microbatch(config, "fsdp", world_size, usable_bytes):
+            ways.append("--set parallel=fsdp")
+        halves = (config.context_length >> power for power in range(1, config.context_length.bit_length()))
+        shorter = (attrs.evolve(config, context_length=tokens) for tokens in halves)
+        fitting = (short for short in shorter if largest_microbatch(short, kind, world_size, usable_bytes))
+        ways += [f"--set model.context_length={short.context_length}" for short in itertools.islice(fitting, 1)]
+    cards = sorted(GPU_GIB, key=GPU_GIB.__getitem__)
+    large = (card for card in cards if largest_microbatch(config, kind, world_size, gpu_bytes(card)))
+    ways += [f"a {card} or larger" for card in itertools.islice(large, 1)]
+    return f"what would, by prediction: {', or '.join(ways or ['a smaller model'])}"
 
 
 @attrs.frozen(kw_only=True)

@@ -5,7 +5,7 @@ import attrs
 from errors import BadInput
 from training.config import Run
 from training.machines import Machine, PriceList
-from training.memory import CALIBRATION, GIB, gpu_bytes, largest_microbatch, predict
+from training.memory import CALIBRATION, GIB, gpu_bytes, largest_microbatch, predict, remedies
 from training.plan import Plan, make_plan
 from training.throughput import OURS, ROOFLINE, SIMILAR, Throughput, measurements, throughput
 
@@ -170,18 +170,8 @@ def _too_big(run: Run, offers: list[Offer]) -> str:
             f"than the {room}; the largest that fits is {best.largest}, on {best.machine.name}: set "
             f"microbatch_size={fitting}"
         )
-    machines = [offer.machine for offer in offers]
-    needs = min(predict(run.model, kind, machine.gpus, 1).total for machine in machines) / GIB
-    sharded = [
-        machine
-        for machine in machines
-        if largest_microbatch(run.model, "fsdp", machine.gpus, gpu_bytes(machine.gpu)) is not None
-    ]
-    if kind != "fsdp" and sharded:
-        advice = f"set parallel=fsdp, which fits on {', '.join(machine.name for machine in sharded)}"
-    else:
-        least = min(predict(run.model, "fsdp", machine.gpus, 1).total for machine in machines) / GIB
-        advice = f"under fsdp it needs {least:.1f} GiB: take fewer layers or a smaller emb_dim, or larger GPUs"
+    needs = min(predict(run.model, kind, offer.machine.gpus, 1).total for offer in offers) / GIB
+    advice = remedies(run.model, kind, roomiest.machine.gpus, gpu_bytes(roomiest.machine.gpu))
     return (
         f"{run.directory / 'model.json'}: too big for every machine: under {kind} one sequence needs {needs:.1f} GiB "
         f"of a GPU, more than the {room}; {advice}"

@@ -218,8 +218,11 @@ NONSENSE = {"date": "2026-01-01", "machines": {"x": {"gpu": "b200", "gpus": 8, "
     ("options", "message"),
     [
         (["--machine", "8xa100-40g"], "--machine 8xa100-40g: no such machine; did you mean '8xa100-40gb'?"),
-        ([*HUGE], "under fsdp it needs"),
-        (["--set", "model.emb_dim=3072", "--set", "model.n_layers=120"], "set parallel=fsdp, which fits on 8xb200"),
+        ([*HUGE], "too big for every machine: under ddp one sequence needs"),
+        (
+            ["--set", "model.emb_dim=3072", "--set", "model.n_layers=120"],
+            "what would, by prediction: --set parallel=fsdp",
+        ),
         (
             ["--set", "microbatch_size=2048", "--set", "global_batch_size=16384"],
             "train.json: microbatch_size: got 2048, which needs",
