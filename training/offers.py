@@ -61,9 +61,9 @@ def describe_offers(run: Run, prices: PriceList, offers: list[Offer]) -> list[st
     for offer in offers:
         marks = [word for word, best in (("cheapest", cheapest), ("fastest", fastest)) if best is offer]
         rows.append([*_cells(run, offer), ", ".join(marks)])
-        others = [row for row in measurements(run.model, offer.machine) if row.source != OURS]
-        rows += [_other(run, offer.plan, offer.machine, row) for row in others if offer.plan is not None]
-    heads = ["machine", "$/hour", "micro x accum x GPUs", "largest", "GiB", "tokens/s", "hours", "$", "throughput", ""]
+        if offer.plan is not None:
+            rows += [_other(run, offer.plan, offer.machine, row) for row in _others(run, offer)]
+    heads = ["machine", "$/hour", "batch", "largest", "GiB", "tokens/s", "hours", "$", "throughput", ""]
     columns = ("left", *["right"] * 7, "left", "left")
     return [
         *tabulate(rows, heads, disable_numparse=True, colalign=columns).splitlines(),
@@ -121,11 +121,16 @@ def _cells(run: Run, offer: Offer) -> list[str]:
     ]
 
 
+def _others(run: Run, offer: Offer) -> list[Throughput]:
+    """Return what trainers other than this one have been measured at on the machine."""
+    return [row for row in measurements(run.model, offer.machine) if row.source != OURS]
+
+
 def _other(run: Run, plan: Plan, machine: Machine, row: Throughput) -> list[str]:
     """Return the line of another trainer, for the same tokens on the same machine."""
     hours = run_seconds(run, plan, row.tokens_per_second) / 3600
     cost = f"{hours * machine.usd_per_hour:,.2f}"
-    return [*[""] * 5, f"{row.tokens_per_second:,.0f}", f"{hours:.2f}", cost, f"measured, {row.source}", ""]
+    return [*[""] * 5, f"{row.tokens_per_second:,.0f}", f"{hours:.2f}", cost, "another trainer", ""]
 
 
 def _microbatch_that_fits(run: Run, world_size: int, largest: int) -> int:
@@ -141,12 +146,15 @@ def _notes(run: Run, prices: PriceList, offers: list[Offer]) -> list[str]:
     lines = [
         f"prices of {prices.date}: {prices.path}; what a machine costs before and after the run is not in here",
         f"hours: training, validation, and {START_UP_SECONDS:.0f} s of start-up (a guess)",
-        f"GiB: of each GPU at micro-batch {size}; largest: micro-batch that fits; {CALIBRATION}",
+        "batch: micro-batch x accumulation x GPUs; largest: the largest micro-batch that fits",
+        f"GiB: of each GPU, at micro-batch {size}; {CALIBRATION}",
     ]
     if any(offer.throughput.source in (ROOFLINE, SIMILAR) for offer in offers):
         lines.append(
             "roofline: not measured; fitted to llm.c, the fastest published trainer of GPT-2, on 8 x A100 and H100"
         )
+    if others := sorted({row.source for offer in offers for row in _others(run, offer)}):
+        lines.append(f"another trainer: measured by its author, for a network of this shape: {', '.join(others)}")
     for offer in offers:
         if offer.problem is not None:
             lines.append(f"{offer.machine.name}: {offer.problem}")

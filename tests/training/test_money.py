@@ -25,7 +25,7 @@ from training.offers import make_offers, run_seconds
 from training.throughput import MEASUREMENTS, OURS, measurements, roofline, throughput
 
 DOLLAR_A_SECOND = ("--price-per-hour", "3600")
-LONG = {"max_epochs": 9, "min_train_tokens": 2000 * 8 * 32, "validation_interval": None, "checkpoint_interval": 20}
+LONG = {"max_epochs": 9, "min_train_tokens": 2000 * 8 * 32, "validation_interval": None, "checkpoint_interval": 40}
 
 
 def last_ledger(run: Path) -> dict[str, Any]:
@@ -104,20 +104,20 @@ def test_a_run_stops_within_its_budget_with_a_checkpoint_and_goes_on_with_a_larg
     make_run: Callable[..., Path],
 ) -> None:
     run = make_run(**LONG)
-    environment = {"SLOW_STEP": "0.02"}
-    done = train(run, *DOLLAR_A_SECOND, "--max-usd", "9", ranks=2, script=SLOW, environment=environment)
+    environment = {"SLOW_STEP": "0.05"}
+    done = train(run, *DOLLAR_A_SECOND, "--max-usd", "12", ranks=2, script=SLOW, environment=environment)
     assert done.returncode == 1, done.stderr  # torchrun's
     assert outcome(run) == "stopped", done.stderr
     assert "stopped early by --max-usd; the same command with a larger --max-usd continues" in done.stdout
     first = last_ledger(run)
-    assert 4 < first["usd"] <= 9 * 1.01
+    assert 6 < first["usd"] <= 12 * 1.01
     stopped = [record for record in read_metrics(run) if record.get("event") == "stopped"]
     state = json.loads((run / "checkpoints" / "latest" / "state.json").read_text())
     assert [(record["reason"], record["step"]) for record in stopped] == [("--max-usd", state["step"])]
-    again = train(run, *DOLLAR_A_SECOND, "--max-usd", "9", ranks=2)
+    again = train(run, *DOLLAR_A_SECOND, "--max-usd", "12", ranks=2)
     line = one_line(again)
-    assert "--max-usd 9: the run has taken" in line and "nothing is left to train with; raise --max-usd" in line
-    hours = (first["elapsed_seconds"] + 8) / 3600
+    assert "--max-usd 12: the run has taken" in line and "nothing is left to train with; raise --max-usd" in line
+    hours = (first["elapsed_seconds"] + 9) / 3600
     began = time.monotonic()
     more = train(run, "--max-hours", f"{hours:.6f}", script=SLOW, environment=environment)
     took = time.monotonic() - began
@@ -125,7 +125,9 @@ def test_a_run_stops_within_its_budget_with_a_checkpoint_and_goes_on_with_a_larg
     assert f"resuming from {run}/checkpoints/step-{state['step']:08d}" in more.stdout
     second = last_ledger(run)
     assert second["elapsed_seconds"] <= hours * 3600 * 1.01
-    assert sum(second["ledger"].values()) == pytest.approx(took, rel=0.01, abs=0.3)  # the test's own clock, forks
+    assert sum(second["ledger"].values()) == pytest.approx(
+        took, rel=0.01, abs=0.5
+    )  # the test's clock, which sees a fork and its end as well
     assert sum(second["run_ledger"].values()) == pytest.approx(second["elapsed_seconds"], rel=0.001)
     assert second["ledger"]["training"] > 0.3 * took
 
@@ -205,7 +207,7 @@ def test_a_plan_prices_machines_that_one_does_not_have_and_writes_nothing() -> N
     assert re.search(r" 32 x 2 x 8 .* \d+\.\d of 39\.4 .* roofline", rows["8xa100-40gb"])
     assert "8xa100-40gb: 64 does not fit; start with --set microbatch_size=32" in done.stdout
     assert re.search(r" 64 x 1 x 8 .* of 178\.0 .* roofline, not fitted +cheapest, fastest$", rows["8xb200"])
-    assert "262,840" in done.stdout and "measured, gpjt/ddp-base-model-from-scratch" in done.stdout
+    assert re.search(r" 262,840 +3\.\d+ +3\d\.\d+ +another trainer$", done.stdout, re.MULTILINE)
     assert "uncalibrated" in done.stdout
     assert sorted(run.iterdir()) == before[0]
 
