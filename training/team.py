@@ -55,7 +55,8 @@ class Team:
         self._store.set(f"order {number}", json.dumps(attrs.asdict(order)))
         verdict = self._carry_out(order)
         if verdict.outcome == "error":
-            raise BadInput(f"rank {verdict.rank}, micro-batch {microbatch_size}: {verdict.reason}")
+            where = "" if verdict.rank is None else f"rank {verdict.rank}: "
+            raise BadInput(f"micro-batch {microbatch_size}: {where}{verdict.reason}")
         if verdict.outcome == "memory":
             return verdict, []
         texts = [self._store.get(f"report {number} {rank}") for rank in range(self.world_size)]
@@ -91,8 +92,8 @@ class Team:
                     ended = f"its process ended with status {process.returncode}"
                     vote(self._store, order.number, Verdict(outcome="error", rank=rank, reason=ended))
             if time.monotonic() > deadline:
-                silence = f"no answer for {TRIAL_SECONDS:.0f} s"
-                vote(self._store, order.number, Verdict(outcome="error", rank=min(self._places), reason=silence))
+                silence = f"not all ranks have answered within {TRIAL_SECONDS:.0f} s"
+                vote(self._store, order.number, Verdict(outcome="error", reason=silence))
             time.sleep(POLL_SECONDS)
         verdict = Verdict(**json.loads(self._store.get(key)))
         if verdict.outcome != "fits":

@@ -70,7 +70,7 @@ def test_nothing_fits_and_a_lost_process_are_told_in_a_line(make_run: Callable[.
     options = ("--device", "cpu", "--world-size", "2")
     for place, line in (
         ("step", f"{run}: not even one sequence of 32 tokens fits; what would, by prediction: a l4 or larger"),
-        ("killed", "rank 1, micro-batch 1: its process ended with status -9"),
+        ("killed", "micro-batch 1: rank 1: its process ended with status -9"),
     ):
         done = find(run, *options, script=SHORT, FAIL_IN=place, ABOVE="0")
         assert done.returncode == 1
