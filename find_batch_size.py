@@ -49,7 +49,7 @@ def parse_arguments() -> argparse.Namespace:
         help="override train.KEY or model.KEY; may be repeated",
     )
     parser.add_argument("--device", choices=("cuda", "cpu"), help="default: cuda; cpu: to see how it goes")
-    parser.add_argument("--probe", help=argparse.SUPPRESS)  # a rank of a trial: training/finder.py starts it
+    parser.add_argument("--probe", help=argparse.SUPPRESS)  # a rank of a trial: training/team.py starts it
     arguments = parser.parse_args()
     if arguments.world_size is not None and arguments.world_size < 1:
         parser.error(f"--world-size: got {arguments.world_size}, wanted at least 1")

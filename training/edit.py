@@ -35,9 +35,8 @@ def write_microbatch(run: Run, size: int) -> bool:
     path = run.directory / "train.json"
     before = path.read_text(encoding="utf-8")
     keys = json.loads(before)
-    key = "microbatch_size" if "microbatch_size" in keys else "minibatch_size"
-    after = re.sub(rf'("{key}"\s*:\s*)\d+', rf"\g<1>{size}", before)
-    assert json.loads(after) == keys | {key: size}
+    after = re.sub(r'("(?:micro|mini)batch_size"\s*:\s*)\d+', rf"\g<1>{size}", before)  # mini: the older spelling
+    assert json.loads(after) == keys | {key: size for key in ("microbatch_size", "minibatch_size") if key in keys}
     if after != before:
         replace_file(path, after, durable=True)
     return after != before

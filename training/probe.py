@@ -1,6 +1,6 @@
 """One rank of a trial: full steps on random tokens, in a process that may run out of memory and be killed.
 
-Orders come, and answers go, over the store of training/finder.py. A rank that ran out of memory says so and then holds
+Orders come, and answers go, over the store of training/team.py. A rank that ran out of memory says so and then holds
 still: its peers wait for it in a collective until all of them are killed.
 """
 

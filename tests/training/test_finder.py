@@ -11,8 +11,10 @@ import torch
 
 from tests import launch
 from tests.conftest import ROOT
+from training import finder
 from training.config import load_run
-from training.probe import is_memory_error
+from training.memory import GIB, largest_microbatch, predict
+from training.probe import Report, is_memory_error
 from training.search import Search, candidates, keeping
 
 SHORT = Path(__file__).with_name("short_of_memory.py")
@@ -68,7 +70,7 @@ def test_nothing_fits_and_a_lost_process_are_told_in_a_line(make_run: Callable[.
     options = ("--device", "cpu", "--world-size", "2")
     for place, line in (
         ("step", f"{run}: not even one sequence of 32 tokens fits; what would, by prediction: a l4 or larger"),
-        ("killed", "rank 1, micro-batch 1: its process ended with status -9"),
+        ("killed", "micro-batch 1: rank 1: its process ended with status -9"),
     ):
         done = find(run, *options, script=SHORT, FAIL_IN=place, ABOVE="0")
         assert done.returncode == 1
@@ -139,6 +141,17 @@ def test_candidates_keep_the_global_batch(make_run: Callable[..., Path]) -> None
     assert keeping(run, 2, 5) == 4
     alone = load_run(make_run("alone"), ["global_batch_size=null", "gradient_accumulation_steps=3"])
     assert keeping(alone, 4, 5) == 3  # of 2 x 3
+
+
+def test_a_measurement_corrects_the_prediction() -> None:
+    run = load_run(ROOT / "runs" / "8xa100", [])
+    total = 80 * GIB
+    predicted = predict(run.model, "ddp", 8, 16).allocated
+    as_predicted, twice = ([Report(allocated=times * predicted, usable=total)] for times in (1, 2))
+    first = finder._guess(run, 8, [Report(usable=total), Report(usable=total // 2)])
+    assert first == largest_microbatch(run.model, "ddp", 8, total // 2)
+    assert finder._guess(run, 8, as_predicted, 16) == largest_microbatch(run.model, "ddp", 8, total)
+    assert finder._guess(run, 8, twice, 16) == first
 
 
 def test_errors_of_memory_are_told_from_others() -> None:
