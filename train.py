@@ -2,6 +2,7 @@
 """Train one run directory: `torchrun --standalone --nproc_per_node=8 train.py runs/8xa100`."""
 
 import argparse
+import math
 import os
 import sys
 import time
@@ -22,6 +23,7 @@ EPILOG = """examples:
   torchrun --standalone --nproc_per_node=8 train.py runs/8xa100 --price-per-hour 14.32
   python train.py runs/quickstart --set train.learning_rate=6e-4
   python train.py runs/8xa100 --dry-run --world-size 8
+  python train.py runs/8xa100 --plan
 
 The same command line continues a run that was stopped or killed. Exit status: 0 done (or nothing left to do),
 1 error, 2 usage, 3 diverged, 75 stopped early with a checkpoint. torchrun exits with 1 for all of these but 0: the
@@ -65,7 +67,25 @@ def parse_arguments() -> argparse.Namespace:
         "--world-size", type=positive, metavar="N", help="with --dry-run: the number of ranks to plan for (default 1)"
     )
     parser.add_argument(
-        "--price-per-hour", type=float, metavar="USD", help="price of the machine: shows dollars spent and expected"
+        "--plan",
+        action="store_true",
+        help="print memory, hours and dollars on machines for rent and exit; needs no GPU",
+    )
+    parser.add_argument("--machines", type=Path, metavar="FILE", help="with --plan: a price list of your own")
+    parser.add_argument(
+        "--machine", action="append", default=[], metavar="NAME", help="with --plan: only this machine; may be repeated"
+    )
+    parser.add_argument(
+        "--price-per-hour",
+        type=positive_number,
+        metavar="USD",
+        help="price of the machine: shows dollars spent and expected",
+    )
+    parser.add_argument(
+        "--max-usd", type=positive_number, metavar="USD", help="stop with a checkpoint before the run has cost more"
+    )
+    parser.add_argument(
+        "--max-hours", type=positive_number, metavar="HOURS", help="stop with a checkpoint before it has taken more"
     )
     parser.add_argument(
         "--hash-every", type=positive, metavar="N", help="write the hash of weights and moments to the metrics"
@@ -82,9 +102,25 @@ def parse_arguments() -> argparse.Namespace:
         metavar=("FROM", "TO"),
         help="run these steps again from the nearest checkpoint, beside their record; writes nothing",
     )
+    parser.add_argument(
+        "--find-max-microbatch",
+        action="store_true",
+        help="try which micro-batch fits, without tokens, and train nothing; see find_batch_size.py",
+    )
+    parser.add_argument(
+        "--write",
+        action="store_true",
+        help="with --find-max-microbatch: put it into train.json; the global batch stays",
+    )
     arguments = parser.parse_args()
+    if arguments.write and not arguments.find_max_microbatch:
+        parser.error("--write goes with --find-max-microbatch")
     if arguments.world_size is not None and not arguments.dry_run:
         parser.error("--world-size goes with --dry-run; torchrun sets the world size of a run")
+    if (arguments.machines is not None or arguments.machine) and not arguments.plan:
+        parser.error("--machines and --machine go with --plan")
+    if arguments.max_usd is not None and arguments.price_per_hour is None:
+        parser.error("--max-usd needs --price-per-hour, the price of the machine")
     return arguments
 
 
@@ -96,12 +132,20 @@ def positive(text: str) -> int:
     return value
 
 
+def positive_number(text: str) -> float:
+    """Return a finite number above 0, for argparse."""
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"got {text}, wanted a number above 0")
+    return value
+
+
 def main() -> int:
     """Run the command; return its exit status."""
     began = time.perf_counter()
     arguments = parse_arguments()
     signals = StopSignals()
-    writes = not arguments.dry_run and arguments.replay is None
+    writes = not (arguments.dry_run or arguments.plan or arguments.find_max_microbatch) and arguments.replay is None
     if writes and os.environ.get("RANK", "0") == "0" and arguments.run.is_dir():
         try:
             signals.claim = Claim(arguments.run)
@@ -127,7 +171,9 @@ def train(arguments: argparse.Namespace, signals: StopSignals, began: float) -> 
     """Check the run directory before any process group starts, then train it; return the exit status."""
     import torch
 
+    from training.budget import Budget
     from training.config import load_run
+    from training.finder import report_largest
     from training.plan import derive_layout
     from training.ranks import environment_rank, environment_world_size
     from training.session import Options, run_session
@@ -136,6 +182,11 @@ def train(arguments: argparse.Namespace, signals: StopSignals, began: float) -> 
         run = load_run(arguments.run, arguments.overrides)
         if arguments.dry_run:
             return dry_run(run, arguments)
+        if arguments.plan:
+            return plan_machines(run, arguments)
+        if arguments.find_max_microbatch:
+            report_largest(run, arguments.overrides, arguments.device, None, arguments.write)
+            return EXIT_DONE
         derive_layout(run, environment_world_size())
         options = Options(
             token_files=arguments.token_files,
@@ -144,6 +195,7 @@ def train(arguments: argparse.Namespace, signals: StopSignals, began: float) -> 
             device=arguments.device,
             max_steps=arguments.max_steps,
             price_per_hour=arguments.price_per_hour,
+            budget=Budget(max_hours=arguments.max_hours, max_usd=arguments.max_usd),
             hash_every=arguments.hash_every,
             allow_numerics_drift=arguments.allow_numerics_drift,
             replay=None if arguments.replay is None else tuple(arguments.replay),
@@ -160,7 +212,11 @@ def train(arguments: argparse.Namespace, signals: StopSignals, began: float) -> 
     except torch.OutOfMemoryError:
         size = run.train.microbatch_size
         smaller = next((n for n in range(size - 1, 0, -1) if size % n == 0), None)
-        advice = "use a larger GPU, or parallel fsdp" if smaller is None else f"try --set microbatch_size={smaller}"
+        advice = (
+            "use a larger GPU, or parallel fsdp"
+            if smaller is None
+            else f"try --set microbatch_size={smaller}, or find_batch_size.py"
+        )
         say(f"rank {environment_rank()}: the GPU's memory does not hold microbatch_size {size}; {advice}")
         return EXIT_ERROR
 
@@ -177,6 +233,20 @@ def dry_run(run: "Run", arguments: argparse.Namespace) -> int:
 
     plan = make_plan(run, arguments.world_size or 1, lengths_at_hand(run, arguments.token_files))
     print("\n".join([*run.notices, *describe(run, plan)]))
+    return EXIT_DONE
+
+
+def plan_machines(run: "Run", arguments: argparse.Namespace) -> int:
+    """Print what a run would take on machines for rent; needs what a dry run needs."""
+    from training.machines import MACHINES, read_machines
+    from training.offers import describe_offers, make_offers
+    from training.plan import describe
+    from training.token_set import lengths_at_hand
+
+    prices = read_machines(arguments.machines or MACHINES, arguments.machine)
+    offers = make_offers(run, prices, lengths_at_hand(run, arguments.token_files))
+    plan = next(offer.plan for offer in offers if offer.plan is not None)
+    print("\n".join([*run.notices, *describe(run, plan), "", *describe_offers(run, prices, offers)]))
     return EXIT_DONE
 
 

@@ -267,8 +267,9 @@ def _become(command: list[str], environment: dict[str, str], file_bytes: int, ra
     os.environ.clear()
     os.environ.update(environment)
     sys.path[:0] = [str(Path(command[0]).parent), str(ROOT)]
-    from training import chart
+    from training import chart, team
 
+    team.subprocess = SimpleNamespace(Popen=lambda args, env, **_: _fork_again(args[1:], dict(env)))
     chart.subprocess = SimpleNamespace(Popen=lambda args, **_: _fork_again(args[1:], dict(os.environ)))
     status: Any = 0
     try:

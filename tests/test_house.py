@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "training": {"training", "model", "tokens", "errors", "files"},
     "evaluation": {"evaluation", "training", "model", "tokens", "errors", "files"},
 }
-ENTRY_SCRIPTS = ("train.py", "prepare_data.py", "evaluate.py")
+ENTRY_SCRIPTS = ("train.py", "find_batch_size.py", "prepare_data.py", "evaluate.py")
 ROOMS = {*MAY_IMPORT, *(script.removesuffix(".py") for script in ENTRY_SCRIPTS)}
 
 

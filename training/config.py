@@ -103,23 +103,24 @@ def load_run(directory: Path, overrides: list[str]) -> Run:
     return Run(directory=directory, model=model, train=train, notices=tuple(notices))
 
 
+def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the pairs of a JSON object. Raises ValueError for a key that is given twice."""
+    for key, _ in pairs:
+        if sum(key == other for other, _ in pairs) > 1:
+            raise ValueError(f"key '{key}' is given twice")
+    return dict(pairs)
+
+
 def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise BadInput(f"{path}: no such file; a run directory holds model.json and train.json")
     try:
-        values = json.loads(path.read_text(), object_pairs_hook=_without_duplicates)
+        values = json.loads(path.read_text(), object_pairs_hook=without_duplicates)
     except ValueError as error:
         raise BadInput(f"{path}: not JSON: {error}") from error
     if not isinstance(values, dict):
         raise BadInput(f"{path}: got {type(values).__name__}, wanted an object of keys and values")
     return values
-
-
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    for key, _ in pairs:
-        if sum(key == other for other, _ in pairs) > 1:
-            raise ValueError(f"key '{key}' is given twice")
-    return dict(pairs)
 
 
 def _apply(override: str, values: dict[str, dict[str, Any]]) -> str:

@@ -1,12 +1,19 @@
-"""Where the wall-clock time of a run goes, and what is still to come."""
+"""Where the wall-clock time of a run goes, what it has cost, and what is still to come."""
 
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import attrs
 
-PARTS = ("start-up", "data", "compute", "validation", "checkpoint")
+from training.metrics import read_lines
+
+PARTS = ("start-up", "data", "compile", "training", "validation", "checkpoints", "idle")
+RECENT_STEPS = 100
+LOST = "lost"  # of earlier jobs that were killed before they could write their parts
 
 
 @attrs.frozen(kw_only=True)
@@ -18,36 +25,62 @@ class Remaining:
     checkpoints: int
 
 
-class Ledger:
-    """Seconds by part since this process began the run; `compute` is what no other part claims."""
+@attrs.frozen(kw_only=True)
+class Earlier:
+    """What the jobs before this one took of the run, work that was lost with a kill included."""
 
-    def __init__(self, began: float) -> None:
-        self.earlier_seconds = 0.0  # of the processes this run was resumed from
-        self.seconds = dict.fromkeys(PARTS, 0.0)
-        self._counts = dict.fromkeys(PARTS, 0)
+    elapsed_seconds: float = 0.0  # by the wall clock
+    seconds: dict[str, float] = attrs.field(factory=dict)  # by part; they add up to it
+    usd: float | None = 0.0  # None: no job was told the machine's price
+    unpriced_seconds: float = 0.0  # not in `usd`
+    compile_seconds: float = 0.0  # of the last job
+
+
+class Ledger:
+    """Seconds of this process by part: each moment belongs to exactly one, so they add up to the clock."""
+
+    def __init__(self, began: float, price_per_hour: float | None = None) -> None:
+        self.earlier = Earlier()
+        self.price_per_hour = price_per_hour  # of the machine, USD
         self._began = began  # by time.perf_counter()
-        self.first_step_seconds = 0.0  # compilation, buffers: not typical of later steps
+        self._part = "start-up"
+        self._since = began
+        self._seconds = dict.fromkeys(PARTS, 0.0)
+        self._counts = dict.fromkeys(PARTS, 0)
+        self._first_step_seconds = 0.0  # compilation, buffers: not typical of later steps
+        self._before_step = 0.0  # training seconds
+        self._recent_seconds: deque[float] = deque(maxlen=RECENT_STEPS)  # of steps but the first
         self._steps = 0
+
+    @contextmanager
+    def measure(self, part: str, *, counts: bool = True) -> Iterator[None]:
+        """Account what runs inside to a part; it counts as one validation or checkpoint unless told otherwise."""
+        outer = self._turn_to(part)
+        try:
+            yield
+        finally:
+            self._turn_to(outer)
+        self._counts[part] += counts
 
     @contextmanager
     def start_up(self) -> Iterator[None]:
         """Account everything since the process began, what runs inside included, to the start-up."""
         yield
-        self.seconds["start-up"] = self.process_seconds()
-
-    @contextmanager
-    def measure(self, part: str, *, counts: bool = True) -> Iterator[None]:
-        """Account what runs inside to a part; it counts as one validation or checkpoint unless told otherwise."""
-        began = time.perf_counter()
-        yield
-        self.seconds[part] += time.perf_counter() - began
-        self._counts[part] += counts
+        self._turn_to("idle")
 
     def after_step(self) -> None:
-        """Count a finished step; the first one's compute is kept apart from the typical ones."""
+        """Count a finished step; the first one is kept apart from the typical ones."""
+        seconds = self.training_seconds() - self._before_step
+        self._before_step += seconds
         self._steps += 1
         if self._steps == 1:
-            self.first_step_seconds = self.training_seconds()
+            self._first_step_seconds = seconds
+        else:
+            self._recent_seconds.append(seconds)
+
+    def longest_step_seconds(self) -> float:
+        """Return what a step may take: the longest of late; before the first, what the last job took to compile."""
+        return max(self._recent_seconds, default=self.earlier.compile_seconds if self._steps == 0 else 0.0)
 
     def process_seconds(self) -> float:
         """Return the wall-clock seconds of this process."""
@@ -55,26 +88,104 @@ class Ledger:
 
     def elapsed_seconds(self) -> float:
         """Return the wall-clock seconds of the run, earlier processes included."""
-        return self.earlier_seconds + self.process_seconds()
+        return self.earlier.elapsed_seconds + self.process_seconds()
 
     def training_seconds(self) -> float:
-        """Return the seconds of this process spent on steps: data and compute."""
-        return self.process_seconds() - sum(self.seconds[part] for part in ("start-up", "validation", "checkpoint"))
+        """Return the seconds of this process spent on steps, waiting for data included."""
+        running = time.perf_counter() - self._since if self._part == "training" else 0.0
+        return self._seconds["training"] + running
+
+    def usd(self, later_seconds: float = 0.0) -> float | None:
+        """Return what the run will have cost so many seconds from now; None without a price.
+
+        What earlier jobs cost at their own price stays; time that nobody told a price of is counted at this one's.
+        """
+        if self.price_per_hour is None:
+            return None
+        seconds = self.earlier.unpriced_seconds + self.process_seconds() + later_seconds
+        return (self.earlier.usd or 0.0) + self.price_per_hour * seconds / 3600
 
     def remaining_seconds(self, remaining: Remaining) -> float | None:
         """Return the expected seconds to the end, validation and checkpoints included; None before the second step."""
         if self._steps < 2:
             return None
-        per_step = (self.training_seconds() - self.first_step_seconds) / (self._steps - 1)
-        total = remaining.steps * per_step
-        for part, count in (("validation", remaining.validations), ("checkpoint", remaining.checkpoints)):
+        total = remaining.steps * self._typical_step_seconds()
+        for part, count in (("validation", remaining.validations), ("checkpoints", remaining.checkpoints)):
             if self._counts[part]:
-                total += count * self.seconds[part] / self._counts[part]
+                total += count * self._seconds[part] / self._counts[part]
         return total
 
     def breakdown(self, waited_for_data_seconds: float) -> dict[str, float]:
-        """Return this process's seconds by part; they add up to the clock."""
-        parts = dict(self.seconds)
-        parts["data"] = waited_for_data_seconds
-        parts["compute"] = self.process_seconds() - sum(parts[part] for part in PARTS if part != "compute")
+        """Return this process's seconds by part."""
+        self._turn_to(self._part)
+        parts = dict(self._seconds)
+        parts["data"] += waited_for_data_seconds
+        parts["training"] -= waited_for_data_seconds
+        if self._steps > 1:  # what the first step took beyond a typical one
+            extra = max(0.0, self._first_step_seconds - self._typical_step_seconds())
+            parts["compile"] = min(extra, parts["training"])
+            parts["training"] -= parts["compile"]
         return parts
+
+    def record(self, waited_for_data_seconds: float) -> dict[str, Any]:
+        """Return what the metrics keep of it, and `read_earlier` reads: of this process and of the whole run."""
+        parts = self.breakdown(waited_for_data_seconds)
+        names = [*PARTS, *(name for name in self.earlier.seconds if name not in PARTS)]
+        run = {name: parts.get(name, 0.0) + self.earlier.seconds.get(name, 0.0) for name in names}
+        usd = self.usd()
+        return {
+            "ledger": {name: round(seconds, 4) for name, seconds in parts.items()},
+            "run_ledger": {name: round(seconds, 4) for name, seconds in run.items()},
+            "elapsed_seconds": round(self.earlier.elapsed_seconds + sum(parts.values()), 4),
+            "usd": None if usd is None else round(usd, 4),
+        }
+
+    def _typical_step_seconds(self) -> float:
+        return (self.training_seconds() - self._first_step_seconds) / (self._steps - 1)
+
+    def _turn_to(self, part: str) -> str:
+        """Account the time from now on to a part; return the one before."""
+        now = time.perf_counter()
+        self._seconds[self._part] += now - self._since
+        self._since = now
+        before, self._part = self._part, part
+        return before
+
+
+def read_earlier(run_directory: Path, checkpoint_seconds: float) -> Earlier:
+    """Return what earlier jobs took, from `metrics.jsonl`, or what a checkpoint says where that is more.
+
+    Every line counts that any job has written, those of steps that were lost with a kill as well: they were paid.
+    """
+    elapsed, ledger = checkpoint_seconds, None
+    for record in read_lines(run_directory):
+        elapsed = max(elapsed, record.get("elapsed_seconds", 0.0))
+        if "ledger" in record:
+            ledger = record
+    seconds = {} if ledger is None else dict(ledger["run_ledger"])
+    known = sum(seconds.values())
+    seconds[LOST] = seconds.get(LOST, 0.0) + max(0.0, elapsed - known)
+    usd = None if ledger is None else ledger["usd"]
+    return Earlier(
+        elapsed_seconds=elapsed,
+        seconds={name: value for name, value in seconds.items() if value > 0},
+        usd=usd,
+        compile_seconds=0.0 if ledger is None else ledger["ledger"]["compile"],
+        unpriced_seconds=elapsed if ledger is None or usd is None else max(0.0, elapsed - ledger["elapsed_seconds"]),
+    )
+
+
+def table(record: dict[str, Any]) -> list[str]:
+    """Return a ledger as lines for people: this job's parts, and the whole run's where it has had others."""
+    columns = {"this job": record["ledger"]}
+    if sum(record["run_ledger"].values()) > sum(record["ledger"].values()) + 0.01:
+        columns["the run"] = record["run_ledger"]
+    lines = ["time        " + "".join(f"{name:>20}" for name in columns)]
+    for part in [*record["run_ledger"], "in all"]:
+        line = f"{part:<12}"
+        for parts in columns.values():
+            total = sum(parts.values())
+            seconds = total if part == "in all" else parts.get(part, 0.0)
+            line += f"{seconds:>12,.1f} s{seconds / total:>6.0%}"
+        lines.append(line)
+    return lines

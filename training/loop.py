@@ -10,6 +10,7 @@ import attrs
 from errors import BadInput, Diverged
 from model.config import flops_per_token
 from tokens.reading import Reading
+from training.budget import Budget, expected_save_seconds
 from training.chart import ChartProcess
 from training.checkpoint import RunState, name_of
 from training.claim import utc_now
@@ -39,6 +40,7 @@ class Job:
     stop_request: StopRequest
     last_step: int  # plan.steps, or fewer with --max-steps
     price_per_hour: float | None  # USD
+    budget: Budget
     hash_every: int | None  # steps
     config: dict[str, Any]  # resolved; travels in every checkpoint
 
@@ -67,6 +69,8 @@ class Loop:
         self.chart = ChartProcess(job.run.directory) if coordinates else None
         self.bar = Progress(state.step, job.plan.steps) if coordinates else None
         self.saver = Saver(job.run, trainer, job.config)
+        self._save_seconds = expected_save_seconds(job.run.model)
+        job.stop_request.condition = self._budget_reached
         self._best = (state.best_step, state.best_validation_loss)  # of what is on the disk
         self._newest_save = state.step or None  # step of the newest checkpoint, be it still in flight
         self._told_save: int | None = None  # step of the last save whose end was told
@@ -86,25 +90,40 @@ class Loop:
         if self.job.config["self_test"] is not None:
             self._event("self-test", **self.job.config["self_test"])
         try:
-            self._catch_up()
-            for step in range(self.first_step, self.job.last_step):
-                if self.job.stop_request.agreed():
-                    self._stop_early()
-                    return False
-                if self.job.reading.grows and not self._data_is_there(step):
-                    self._stop_early()
-                    return False
-                result = train_step(self.trainer, step, self.feed)
-                self._finish_step(step + 1, result)
-            self._settle(insist=True)
-            self._event("end" if self.job.last_step == self.job.plan.steps else "pause", sources=self._sources())
-            return True
+            with self.ledger.measure("training"):
+                return self._run_steps()
         finally:
             self.feed.close()
             if self.bar is not None:
                 self.bar.close()
-            if self.metrics is not None:
-                self.metrics.close()
+
+    def close(self) -> dict[str, Any]:
+        """Write where the time went as the last line of the metrics; return it."""
+        record = self.ledger.record(self.feed.waited_seconds)
+        if self.metrics is not None:
+            self.metrics.write({"step": self.state.step, **record, "time": utc_now()})
+            self.metrics.close()
+        return record
+
+    def _run_steps(self) -> bool:
+        self._catch_up()
+        for step in range(self.first_step, self.job.last_step):
+            if self.job.stop_request.agreed():
+                self._stop_early()
+                return False
+            if self.job.reading.grows and not self._data_is_there(step):
+                self._stop_early()
+                return False
+            result = train_step(self.trainer, step, self.feed)
+            self._finish_step(step + 1, result)
+        self._settle(insist=True)
+        self._event("end" if self.job.last_step == self.job.plan.steps else "pause", sources=self._sources())
+        return True
+
+    def _budget_reached(self) -> bool:
+        """Tell whether the next step may be one too many: the save in flight and the last one have to fit as well."""
+        saves = 2 if self.saver.in_flight else 1
+        return self.job.budget.reached(self.ledger, saves * self._save_seconds)
 
     def _data_is_there(self, step: int) -> bool:
         """Wait for a step's tokens; return False when asked to stop meanwhile."""
@@ -195,8 +214,8 @@ class Loop:
                 tokens_per_second=tokens_per_second,
                 mfu=mfu,
                 remaining_seconds=remaining,
-                spent_usd=self._usd(elapsed),
-                expected_usd=self._usd(None if remaining is None else elapsed + remaining),
+                spent_usd=self.ledger.usd(),
+                expected_usd=None if remaining is None else self.ledger.usd(remaining),
             )
         )
 
@@ -222,14 +241,14 @@ class Loop:
             self.bar.say(f"step {self.state.step:,}: validation loss {loss:.4f}")
 
     def _save(self) -> None:
-        with self.ledger.measure("checkpoint"):
+        with self.ledger.measure("checkpoints"):
             self.state = attrs.evolve(self.state, elapsed_seconds=self.ledger.elapsed_seconds())
             self.saver.begin(self.state)
         self._newest_save = self.state.step
 
     def _settle(self, *, insist: bool = False) -> None:
         """Wait until the save in flight is on the disk. Raises BadInput when it is not, if the run depends on it."""
-        with self.ledger.measure("checkpoint", counts=False):
+        with self.ledger.measure("checkpoints", counts=False):
             saved = self.saver.settle()
         if saved is None:
             return
@@ -247,6 +266,8 @@ class Loop:
 
     def _tell_save(self, saved: Saved | None) -> None:
         """Record how a save went, once."""
+        if saved is not None:
+            self._save_seconds = saved.stall_seconds + saved.write_seconds
         if saved is None or saved.state.step == self._told_save or self.bar is None or self.chart is None:
             return
         step = self._told_save = saved.state.step
@@ -267,7 +288,12 @@ class Loop:
             self._settle()
             self._save()
         self._settle(insist=True)
-        self._event("stopped", sources=self._sources())
+        self._event("stopped", reason=self.stopped_by(), sources=self._sources())
+
+    def stopped_by(self) -> str:
+        """Return what asked for the stop that was agreed on: a signal, or the option that limits the run."""
+        left = None if self.job.stop_request.signalled else self.job.budget.seconds_left(self.ledger)
+        return "signal" if left is None else left[1]
 
     def _sources(self) -> list[dict[str, Any]]:
         return self.job.plan.read_until(self.state.step)
@@ -284,8 +310,3 @@ class Loop:
             validations=len(self._validations) - bisect.bisect_left(self._validations, step),
             checkpoints=len(self._checkpoints) - bisect.bisect_left(self._checkpoints, step),
         )
-
-    def _usd(self, seconds: float | None) -> float | None:
-        if seconds is None or self.job.price_per_hour is None:
-            return None
-        return self.job.price_per_hour * seconds / 3600

@@ -6,6 +6,7 @@ logged beyond N was not kept, and `read_metrics` leaves it out.
 """
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,14 +44,19 @@ class MetricsLog:
 
 def read_metrics(directory: Path) -> list[dict[str, Any]]:
     """Return the records that belong to the run as it stands, in order; torn lines are skipped."""
-    path = directory / METRICS
     records: list[dict[str, Any]] = []
-    for line in path.read_text().splitlines() if path.is_file() else []:
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue
+    for record in read_lines(directory):
         if record.get("event") == "start":
             records = [earlier for earlier in records if earlier.get("step", 0) <= record["step"]]
         records.append(record)
     return records
+
+
+def read_lines(directory: Path) -> Iterator[dict[str, Any]]:
+    """Yield every record that a job has written, superseded ones as well; torn lines are skipped."""
+    path = directory / METRICS
+    for line in path.read_text().splitlines() if path.is_file() else []:
+        try:
+            yield json.loads(line)
+        except ValueError:
+            continue

@@ -81,6 +81,11 @@ class Saver:
         self._thread = threading.Thread(target=work, name="saver", daemon=True)
         self._thread.start()
 
+    @property
+    def in_flight(self) -> bool:
+        """True while a save is being written."""
+        return self._thread is not None and self._thread.is_alive()
+
     def ended(self) -> Saved | None:
         """Return, without waiting, how the save in flight went, if it has come to its end on this rank."""
         if self._thread is None or self._thread.is_alive() or isinstance(self._outcome, Exception):

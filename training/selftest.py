@@ -76,7 +76,7 @@ def _wanted(trainer: Trainer) -> bool:
 
 def _gradients(trainer: Trainer) -> tuple[dict[str, str], float]:
     """Run the step and clear its gradients; return the hash of this rank's part of each, and their global norm."""
-    run_microbatches(trainer, STEP, _random_batches(trainer))
+    run_microbatches(trainer, STEP, random_batches(trainer))
     norm = ordered_grad_norm(trainer.parallel.gradients(), trainer.ranks.world_size).item()
     named = trainer.parallel.named_parameters().items()
     digests = {name: _sha256(parameter.grad) for name, parameter in named if parameter.grad is not None}
@@ -84,7 +84,7 @@ def _gradients(trainer: Trainer) -> tuple[dict[str, str], float]:
     return digests, norm
 
 
-def _random_batches(trainer: Trainer) -> Callable[[], tuple[Tensor, Tensor]]:
+def random_batches(trainer: Trainer) -> Callable[[], tuple[Tensor, Tensor]]:
     """Return what yields this rank's micro-batches, (B, T) int64 inputs and targets; the same ones every time."""
     generator = torch.Generator().manual_seed(trainer.ranks.rank)  # of its own: no other draws from it
     layout, vocabulary_size = trainer.layout, trainer.parallel.network.config.vocab_size

@@ -11,12 +11,13 @@ from errors import EXIT_DONE, EXIT_ERROR, EXIT_STOPPED, BadInput
 from model.gpt import GPT, initialize
 from model.loss import next_token_loss, sequence_losses
 from training import archive, checkpoint
+from training.budget import Budget, expected_save_seconds
 from training.chart import CHART
 from training.checkpoint import RunState
 from training.config import Run
 from training.determinism import set_determinism
 from training.guard import Guard
-from training.ledger import PARTS, Ledger
+from training.ledger import Ledger, read_earlier, table
 from training.loop import Job, Loop
 from training.numerics import Numerics, agreed_fingerprint, resolve_numerics
 from training.optimizer import make_optimizer
@@ -46,6 +47,7 @@ class Options:
     device: str | None
     max_steps: int | None
     price_per_hour: float | None
+    budget: Budget
     hash_every: int | None  # steps
     allow_numerics_drift: bool
     replay: tuple[int, int] | None  # first and last step
@@ -55,7 +57,7 @@ class Options:
 
 def run_session(run: Run, options: Options) -> int:
     """Train the run and return the exit status. Call it on every rank. Raises BadInput and Diverged."""
-    ledger = Ledger(options.began)
+    ledger = Ledger(options.began, options.price_per_hour)
     ranks, watch = _join(run, options)
     with watch:
         options.signals.explain_stop = watch.explain_stop
@@ -86,17 +88,18 @@ def _train(run: Run, options: Options, ranks: Ranks, ledger: Ledger, watch: Watc
         numerics = resolve_numerics(run, plan, ranks)
         set_determinism(numerics.determinism, run.train.cpu_threads, ranks)
         _say(ranks, _introduction(run, plan, numerics, ranks))
-        trainer = _make_trainer(run, plan, numerics, ranks, watch)
+        trainer = make_trainer(run, plan, numerics, ranks, watch)
         job = _make_job(run, plan, token_set, trainer, options)
         if options.replay is not None:
             return _replay(job, options, trainer)
         state, changes = _resume(job, options, trainer)
         if options.signals.claim is not None:
             options.signals.claim.resume_done()
-        ledger.earlier_seconds = state.elapsed_seconds
+        ledger.earlier = from_coordinator(ranks, lambda: read_earlier(run.directory, state.elapsed_seconds))
         if state.step >= job.last_step:
             _say(ranks, [_nothing_to_do(run, plan, state)])
             return EXIT_DONE
+        from_coordinator(ranks, lambda: options.budget.check_start(ledger, expected_save_seconds(run.model)))
         outcome, lines = self_test(trainer)
         _say(ranks, lines)
         job = attrs.evolve(job, config={**job.config, "self_test": outcome})
@@ -104,14 +107,16 @@ def _train(run: Run, options: Options, ranks: Ranks, ledger: Ledger, watch: Watc
     options.signals.training_begins()
     loop = Loop(trainer, job, state, ledger)
     watch.on_orphaned = options.signals.ask
-    finished = loop.train(changes)
-    lines = _summary(loop, finished)
-    status = EXIT_DONE if finished else EXIT_STOPPED
-    if options.signals.claim is not None:
-        options.signals.claim.end(status)  # the chart may take longer than torchrun waits
-    if loop.chart is not None:
-        loop.chart.finish()
-    _say(ranks, lines)
+    try:
+        finished = loop.train(changes)
+        status = EXIT_DONE if finished else EXIT_STOPPED
+        if options.signals.claim is not None:
+            options.signals.claim.end(status)  # the chart may take longer than torchrun waits
+        if loop.chart is not None:
+            loop.chart.finish()
+    finally:
+        record = loop.close()
+    _say(ranks, [*_summary(loop, finished), *table(record)])
     return status
 
 
@@ -130,7 +135,8 @@ def _introduction(run: Run, plan: Plan, numerics: Numerics, ranks: Ranks) -> lis
     return lines
 
 
-def _make_trainer(run: Run, plan: Plan, numerics: Numerics, ranks: Ranks, watch: Watch) -> Trainer:
+def make_trainer(run: Run, plan: Plan, numerics: Numerics, ranks: Ranks, watch: Watch) -> Trainer:
+    """Return a network with its first weights, and what trains it. Call it on every rank."""
     # Matrix products that autocast leaves in fp32 may use TF32; a run that asks for fp32 gets fp32.
     torch.set_float32_matmul_precision("highest" if numerics.precision == "fp32" else "high")
     network = GPT(run.model)
@@ -223,6 +229,7 @@ def _make_job(run: Run, plan: Plan, token_set: TokenSet, trainer: Trainer, optio
         stop_request=StopRequest(trainer.ranks, options.signals),
         last_step=plan.steps if options.max_steps is None else min(plan.steps, options.max_steps),
         price_per_hour=options.price_per_hour,
+        budget=options.budget,
         hash_every=options.hash_every,
         config=resolved(run, plan, token_set) | {"numerics": agreed_fingerprint(run, numerics, trainer.ranks)},
     )
@@ -236,24 +243,29 @@ def _nothing_to_do(run: Run, plan: Plan, state: RunState) -> str:
 
 def _summary(loop: Loop, finished: bool) -> list[str]:
     state, ledger, job = loop.state, loop.ledger, loop.job
-    parts = ledger.breakdown(loop.feed.waited_seconds)
-    total = ledger.process_seconds()
     tokens = (state.step - loop.first_step) * job.plan.tokens_per_step
     if state.step == job.plan.steps:
         done = "done"
     else:
-        done = "paused by --max-steps" if finished else "stopped early; the same command continues"
+        done = "paused by --max-steps" if finished else _stopped(loop.stopped_by())
     directory = job.run.directory
     losses = f"train loss {loop.last_loss:.4f}{_best(state)}"
     lines = [
         f"{directory}: {done}: step {state.step:,} of {job.plan.steps:,}, {losses}",
         *_data_lines(job.plan, state.step),
-        f"{tokens:,} tokens in {duration(total)}, {tokens / ledger.training_seconds():,.0f} tokens/s while training",
-        "time: " + ", ".join(f"{part} {duration(parts[part])} ({parts[part] / total:.0%})" for part in PARTS),
+        f"{tokens:,} tokens in {duration(ledger.process_seconds())}, "
+        f"{tokens / ledger.training_seconds():,.0f} tokens/s while training",
     ]
-    if job.price_per_hour is not None:
-        lines.append(f"cost: ${job.price_per_hour * ledger.elapsed_seconds() / 3600:,.2f} for the run so far")
+    usd = ledger.usd()
+    if usd is not None:
+        lines.append(f"cost: ${usd:,.2f} for the run so far")
     return [*lines, f"weights {directory / 'checkpoints' / 'latest'}, chart {directory / CHART}"]
+
+
+def _stopped(by: str) -> str:
+    if by == "signal":
+        return "stopped early; the same command continues"
+    return f"stopped early by {by}; the same command with a larger {by} continues"
 
 
 def _data_lines(plan: Plan, step: int) -> list[str]:

@@ -1,0 +1,116 @@
+#!/usr/bin/env python3
+"""The largest micro-batch of a run, here or on a GPU elsewhere: `python find_batch_size.py runs/8xa100`."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from errors import EXIT_DONE, EXIT_ERROR, BadInput
+
+if TYPE_CHECKING:
+    from training.config import Run
+
+EPILOG = """examples:
+  python find_batch_size.py runs/8xa100 --write
+  python find_batch_size.py runs/8xa100 --predict a100-40gb,h100-80gb --world-size 8
+  python find_batch_size.py runs/quickstart --device cpu --world-size 2
+
+The same search under torchrun: train.py RUN --find-max-microbatch. It reads no tokens and writes nothing but, with
+--write, one number. Exit status: 0 done, 1 error, 2 usage.
+"""
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Return the command line's options."""
+    parser = argparse.ArgumentParser(
+        description="Find the largest micro-batch that fits, by full steps on all GPUs here, or predict it.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("run", type=Path, help="run directory: model.json and train.json")
+    parser.add_argument("--predict", metavar="GPU,...", help="predict for these GPUs; needs none")
+    parser.add_argument(
+        "--world-size",
+        type=int,
+        metavar="N",
+        help="processes to start, or to predict for; default: one for each GPU, or 1",
+    )
+    parser.add_argument(
+        "--write", action="store_true", help="put the largest into train.json; the global batch stays as it is"
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        dest="overrides",
+        help="override train.KEY or model.KEY; may be repeated",
+    )
+    parser.add_argument("--device", choices=("cuda", "cpu"), help="default: cuda; cpu: to see how it goes")
+    parser.add_argument("--probe", help=argparse.SUPPRESS)  # a rank of a trial: training/team.py starts it
+    arguments = parser.parse_args()
+    if arguments.world_size is not None and arguments.world_size < 1:
+        parser.error(f"--world-size: got {arguments.world_size}, wanted at least 1")
+    if arguments.predict is not None and arguments.write:
+        parser.error("--write goes with a search, not with --predict")
+    return arguments
+
+
+def main() -> int:
+    """Run the command; return its exit status."""
+    arguments = parse_arguments()
+    from training.config import load_run  # after --help: it needs more time
+
+    try:
+        run = load_run(arguments.run, arguments.overrides)
+        if arguments.predict is not None:
+            print("\n".join(predictions(run, arguments.predict.split(","), arguments.world_size or 1)))
+        elif arguments.probe is not None:
+            from training.probe import Post, serve
+
+            serve(run, arguments.device, Post(**json.loads(arguments.probe)))
+        else:
+            from training.finder import report_largest
+
+            report_largest(run, arguments.overrides, arguments.device, arguments.world_size, arguments.write)
+    except BadInput as error:
+        print(f"find_batch_size.py: {error}", file=sys.stderr, flush=True)
+        return EXIT_ERROR
+    return EXIT_DONE
+
+
+def predictions(run: "Run", gpus: list[str], world_size: int) -> list[str]:
+    """Return the table of predicted peaks and largest micro-batches, by GPU and wrapper. Raises BadInput."""
+    import attrs
+
+    from training.memory import CALIBRATION, GIB, gpu_bytes, largest_microbatch, predict, remedies
+    from training.search import keeping
+
+    size, model, notes = run.train.microbatch_size, run.model, []
+    kinds = ("ddp", "fsdp") if world_size > 1 else ("ddp",)
+    usable_bytes = {gpu: gpu_bytes(gpu) for gpu in gpus}
+    rows = [f"{'GPU':<14} {'GiB':>6}  {'parallel':<8}  {f'peak at {size}':>12}  {'largest':>7}  keeps the global batch"]
+    for gpu, usable in usable_bytes.items():
+        for kind in kinds:
+            peak = predict(model, kind, world_size, size).total
+            largest = largest_microbatch(model, kind, world_size, usable)
+            rows.append(
+                f"{gpu:<14} {usable / GIB:>6.1f}  {kind:<8}  {f'{peak / GIB:.2f} GiB':>12}  {largest or 'none':>7}  "
+                f"{keeping(run, world_size, largest or 0) or 'none'}"
+            )
+            if largest is None:
+                notes.append(f"{gpu}, {kind}: not even one sequence fits; {remedies(model, kind, world_size, usable)}")
+    parts = predict(model, run.train.parallel, world_size, size)
+    listed = ", ".join(f"{name} {size_bytes / GIB:.2f}" for name, size_bytes in attrs.asdict(parts).items())
+    return [
+        f"{run.directory}: on each of {world_size} ranks, at micro-batch {size}, {run.train.parallel}, GiB: {listed}",
+        *rows,
+        *notes,
+        f"{CALIBRATION}; bf16, compiled, determinism off",
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

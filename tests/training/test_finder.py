@@ -1,0 +1,162 @@
+"""The largest micro-batch: found where a rank runs out of memory, without hanging, and written without harm."""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests import launch
+from tests.conftest import ROOT
+from training import finder
+from training.config import load_run
+from training.memory import GIB, largest_microbatch, predict
+from training.probe import Report, is_memory_error
+from training.search import Search, candidates, keeping
+
+SHORT = Path(__file__).with_name("short_of_memory.py")
+SECONDS = 60  # a search here takes 5 on a quiet machine; a hang would be killed after 180
+
+
+def find(run: Path, *options: str, script: Path = ROOT / "find_batch_size.py", **environment: str) -> Any:
+    return launch.run(script, str(run), *options, environment=environment)
+
+
+def contents(run: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in run.iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("place", "parallel", "fits"),
+    [("forward", "ddp", 2), ("backward", "ddp", 2), ("backward", "fsdp", 2), ("step", "fsdp", 2), ("later", "ddp", 1)],
+)
+def test_one_rank_out_of_memory_is_a_vote_of_all(
+    make_run: Callable[..., Path], place: str, parallel: str, fits: int
+) -> None:
+    run = make_run(parallel=parallel, determinism="off", dataset="not needed")
+    before, began = contents(run), time.monotonic()
+    options = ("--device", "cpu", "--world-size", "2")
+    done = find(run, *options, script=SHORT, FAIL_IN=place, ABOVE=str(fits))
+    assert time.monotonic() - began < SECONDS
+    assert done.returncode == 0, done.stderr
+    assert "does not fit on rank 1: CUDA out of memory" in done.stdout
+    last = done.stdout.splitlines()[-1]
+    assert last.startswith(f"largest micro-batch that fits and keeps the global batch: {fits} (8 = {fits} x"), last
+    assert contents(run) == before
+
+
+def test_under_torchrun_it_is_the_same_and_is_written(make_run: Callable[..., Path]) -> None:
+    run = make_run(determinism="off")
+    text = (run / "train.json").read_text().replace(": ", " :  ", 3) + "\n\n"
+    (run / "train.json").write_text(text)
+    done = launch.run(
+        SHORT,
+        *(str(run), "--device", "cpu", "--find-max-microbatch", "--write"),
+        ranks=2,
+        environment={"FAIL_IN": "backward", "ABOVE": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("does not fit on rank 1") == 1
+    written = (run / "train.json").read_text()
+    assert written == text.replace('"microbatch_size" :  2', '"microbatch_size" :  1') != text
+    assert {path.name for path in run.iterdir()} == {"model.json", "train.json"}
+
+
+def test_nothing_fits_and_a_lost_process_are_told_in_a_line(make_run: Callable[..., Path]) -> None:
+    run = make_run(determinism="off")
+    options = ("--device", "cpu", "--world-size", "2")
+    for place, line in (
+        ("step", f"{run}: not even one sequence of 32 tokens fits; what would, by prediction: a l4 or larger"),
+        ("killed", "micro-batch 1: rank 1: its process ended with status -9"),
+    ):
+        done = find(run, *options, script=SHORT, FAIL_IN=place, ABOVE="0")
+        assert done.returncode == 1
+        assert f"find_batch_size.py: {line}" in done.stderr.splitlines()
+
+
+def test_no_process_outlives_a_killed_search(make_run: Callable[..., Path]) -> None:
+    options = ("--device", "cpu", "--set", "train.global_batch_size=null")
+    process = launch.start(ROOT / "find_batch_size.py", str(make_run()), *options)
+    while not process.stdout.readline():
+        pass
+    assert process.children()
+    os.kill(process.pid, 9)
+    deadline = time.monotonic() + 20
+    while process.children():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_predictions_need_no_gpu_and_no_tokens() -> None:
+    command = ["--predict", "a100-40gb,rtx3090-24gb", "--world-size", "8", "--set", "model.n_layers=48"]
+    done = find(ROOT / "runs" / "8xa100", *command, "--set", "model.emb_dim=1600", "--set", "model.n_heads=25")
+    assert done.returncode == 0, done.stderr
+    rows = [line.split() for line in done.stdout.splitlines()]
+    assert ["a100-40gb", "39.4", "ddp"] in [row[:3] for row in rows]
+    assert "rtx3090-24gb, ddp: not even one sequence fits; what would, by prediction: --set parallel=fsdp, or" in (
+        done.stdout
+    )
+    assert "uncalibrated" in done.stdout
+
+
+def test_bad_input_is_one_line(make_run: Callable[..., Path]) -> None:
+    run, plain = make_run(), make_run("plain", global_batch_size=None, gradient_accumulation_steps=3)
+    for directory, options, line in (
+        (run, (), "no GPU here; --predict a100-40gb predicts for one, --device cpu tries the search on this machine"),
+        (run, ("--predict", "a100"), "unknown GPU 'a100'; did you mean 'a100-"),
+        (
+            run,
+            ("--device", "cpu", "--world-size", "3"),
+            "got 8, wanted a multiple of the world size",
+        ),
+        (plain, ("--device", "cpu", "--write"), "--write keeps the global batch, wanted global_batch_size"),
+        (run, ("--device", "cpu", "--write", "--set", "log_interval=2"), "--write: got --set log_interval=2 as well"),
+    ):
+        if not options and torch.cuda.is_available():
+            continue
+        done = find(directory, *options)
+        assert done.returncode == 1
+        [said] = done.stderr.splitlines()
+        assert said.startswith("find_batch_size.py: ") and line in said
+
+
+def test_a_search_decides_every_limit_in_few_trials(make_run: Callable[..., Path]) -> None:
+    sizes = candidates(load_run(make_run(), ["global_batch_size=null"]), 2)
+    for limit in (0, 1, 2, 30, 100, 333, 5000):
+        for guess in (None, 1, 3, 100, 4000):
+            search, trials = Search(sizes), 0
+            while (size := search.next(guess)) is not None:
+                search.learn(size, fits=size <= limit)
+                trials += 1
+            assert search.largest == max((size for size in sizes if size <= limit), default=None)
+            assert trials <= 20, (limit, guess)
+
+
+def test_candidates_keep_the_global_batch(make_run: Callable[..., Path]) -> None:
+    run = load_run(make_run(global_batch_size=24), [])
+    assert candidates(run, 2) == [1, 2, 3, 4, 6, 12]
+    assert keeping(run, 2, 5) == 4
+    alone = load_run(make_run("alone"), ["global_batch_size=null", "gradient_accumulation_steps=3"])
+    assert keeping(alone, 4, 5) == 3  # of 2 x 3
+
+
+def test_a_measurement_corrects_the_prediction() -> None:
+    run = load_run(ROOT / "runs" / "8xa100", [])
+    total = 80 * GIB
+    predicted = predict(run.model, "ddp", 8, 16).allocated
+    as_predicted, twice = ([Report(allocated=times * predicted, usable=total)] for times in (1, 2))
+    first = finder._guess(run, 8, [Report(usable=total), Report(usable=total // 2)])
+    assert first == largest_microbatch(run.model, "ddp", 8, total // 2)
+    assert finder._guess(run, 8, as_predicted, 16) == largest_microbatch(run.model, "ddp", 8, total)
+    assert finder._guess(run, 8, twice, 16) == first
+
+
+def test_errors_of_memory_are_told_from_others() -> None:
+    with pytest.raises(RuntimeError) as failure:
+        torch.empty(1 << 60)
+    assert is_memory_error(failure.value)
+    assert is_memory_error(RuntimeError("CUDA error: out of memory"))
+    assert not is_memory_error(RuntimeError("shapes do not match"))

@@ -1,0 +1,68 @@
+"""Predictions of memory count what the network really saves, and what fits is the most that fits."""
+
+import attrs
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from errors import BadInput
+from model.config import GPT2_SIZES, ModelConfig
+from model.gpt import GPT
+from tests.conftest import TINY_MODEL
+from training.memory import GPU_GIB, gpu_bytes, largest_microbatch, predict
+
+TINY = ModelConfig(**TINY_MODEL | {"n_layers": 3})
+
+
+def saved_bytes(config: ModelConfig, microbatch_size: int) -> int:
+    """Return what a forward pass on the CPU saves under bf16 autocast."""
+    network = GPT(config)
+    own = {parameter.data_ptr() for parameter in network.parameters()}
+    saved = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        if tensor.untyped_storage().data_ptr() not in own:
+            saved[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    tokens = torch.zeros(microbatch_size, config.context_length, dtype=torch.int64)
+    with saved_tensors_hooks(keep, lambda tensor: tensor), torch.autocast("cpu", torch.bfloat16):
+        network(tokens)
+    return sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
+
+
+@pytest.mark.parametrize("changes", [{}, {"tie_weights": False, "qkv_bias": False, "n_layers": 1}])
+def test_predicted_activations_are_what_a_real_forward_pass_saves(changes: dict[str, object]) -> None:
+    config = attrs.evolve(TINY, **changes)
+    for microbatch_size in (1, 5):
+        predicted = predict(config, "ddp", 1, microbatch_size)
+        attention_seeds = 24 * config.n_layers  # of flash attention's dropout, on a GPU only
+        assert predicted.activations + predicted.copies - attention_seeds == saved_bytes(config, microbatch_size)
+
+
+def test_attention_saves_no_matrix_of_all_pairs_of_tokens() -> None:
+    short, long = (predict(attrs.evolve(TINY, context_length=tokens), "ddp", 1, 1).activations for tokens in (256, 512))
+    assert long == 2 * short
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+@pytest.mark.parametrize("size", GPT2_SIZES)
+def test_what_fits_fits_and_one_more_does_not(size: str, kind: str) -> None:
+    config = GPT2_SIZES[size]
+    for gpu in GPU_GIB:
+        fits = largest_microbatch(config, kind, 8, gpu_bytes(gpu))
+        assert predict(config, kind, 8, (fits or 0) + 1).total > gpu_bytes(gpu)
+        if fits is not None:
+            assert predict(config, kind, 8, fits).total <= gpu_bytes(gpu)
+
+
+def test_shards_take_less_where_there_are_more_ranks() -> None:
+    config = GPT2_SIZES["1.5B"]
+    assert predict(config, "ddp", 8, 1) == predict(config, "ddp", 2, 1)
+    assert predict(config, "fsdp", 8, 1).allocated < predict(config, "fsdp", 2, 1).allocated
+
+
+def test_an_unknown_gpu_is_told_the_nearest_name() -> None:
+    with pytest.raises(BadInput, match=r"unknown GPU 'a100-80g'; did you mean 'a100-80gb'\?"):
+        gpu_bytes("a100-80g")

@@ -1,0 +1,260 @@
+"""Where time and money go, and runs that stop before they cost more than they may."""
+
+import json
+import os
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+from errors import BadInput
+from model.config import GPT2_SIZES
+from tests.conftest import ROOT, TINY_MODEL, train
+from tests.training.test_session import one_line
+from tests.training.test_stopping import SLOW, outcome
+from training.budget import Budget
+from training.config import load_run
+from training.ledger import Earlier, Ledger, Remaining, read_earlier
+from training.machines import MACHINES, Machine, read_machines
+from training.metrics import METRICS, read_metrics
+from training.offers import make_offers, run_seconds
+from training.throughput import MEASUREMENTS, OURS, measurements, roofline, throughput
+
+DOLLAR_A_SECOND = ("--price-per-hour", "3600")
+LONG = {"max_epochs": 9, "min_train_tokens": 2000 * 8 * 32, "validation_interval": None, "checkpoint_interval": 40}
+
+
+def last_ledger(run: Path) -> dict[str, Any]:
+    """Return the record that a job ends with."""
+    return json.loads((run / METRICS).read_text().splitlines()[-1])
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [100.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    return now
+
+
+def ledger_of(clock: list[float], *, price: float | None = None) -> Ledger:
+    """Return a ledger after 4 s of start-up, steps of 9, 2 and 2 s, a validation of 5 s and an idle second."""
+    ledger = Ledger(clock[0], price)
+    with ledger.start_up():
+        clock[0] += 4.0
+    with ledger.measure("training"):
+        for seconds in (9.0, 2.0, 2.0):
+            clock[0] += seconds
+            ledger.after_step()
+        with ledger.measure("validation"):
+            clock[0] += 5.0
+    clock[0] += 1.0
+    return ledger
+
+
+def test_a_ledger_adds_up_to_the_clock_and_foresees_what_is_due(clock: list[float]) -> None:
+    ledger = ledger_of(clock)
+    assert ledger.breakdown(waited_for_data_seconds=1.0) == {
+        "start-up": 4.0,
+        "data": 1.0,
+        "compile": 7.0,
+        "training": 5.0,
+        "validation": 5.0,
+        "checkpoints": 0.0,
+        "idle": 1.0,
+    }
+    assert ledger.process_seconds() == 23.0
+    assert ledger.remaining_seconds(Remaining(steps=10, validations=2, checkpoints=1)) == 10 * 2.0 + 2 * 5.0
+
+
+def test_what_earlier_jobs_cost_stays_at_their_price_and_lost_work_counts(clock: list[float], tmp_path: Path) -> None:
+    first = ledger_of(clock, price=3600).record(0.0)
+    lines = [first, {"step": 9, "train_loss": 1.0, "elapsed_seconds": 33.0}, {"event": "start", "step": 0}]
+    (tmp_path / METRICS).write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"torn')
+    earlier = read_earlier(tmp_path, checkpoint_seconds=20.0)
+    assert (earlier.elapsed_seconds, earlier.seconds["lost"]) == (33.0, 10.0)  # the second job was killed
+    second = ledger_of(clock, price=7200)
+    second.earlier = earlier
+    assert second.usd() == 23 + 2 * (10 + 23)
+    record = second.record(0.0)
+    assert sum(record["run_ledger"].values()) == record["elapsed_seconds"] == 33.0 + 23.0
+    assert read_earlier(tmp_path / "absent", checkpoint_seconds=20.0).seconds == {"lost": 20.0}
+
+
+@pytest.mark.parametrize(("hours", "usd", "option"), [(1.0, 40.0, "--max-usd"), (0.0125, 40.0, "--max-hours")])
+def test_the_nearest_limit_counts_what_the_stop_takes(
+    clock: list[float], hours: float, usd: float, option: str
+) -> None:
+    ledger = ledger_of(clock, price=3600)
+    ledger.earlier = Earlier(elapsed_seconds=10.0, usd=2.0)
+    budget = Budget(max_hours=hours, max_usd=usd)
+    left = {"--max-usd": 40 - 25, "--max-hours": 45 - 33}[option]
+    assert budget.seconds_left(ledger) == (pytest.approx(left), option)
+    steps_and_end = 2 * 2.0 + 3.0
+    assert not budget.reached(ledger, save_seconds=left - steps_and_end - 0.1)
+    assert budget.reached(ledger, save_seconds=left - steps_and_end + 0.1)
+    with pytest.raises(BadInput, match=f"^{option} .* nothing is left to train with; raise {option}$"):
+        budget.check_start(ledger, save_seconds=100.0)
+
+
+def test_a_run_stops_within_its_budget_with_a_checkpoint_and_goes_on_with_a_larger_one(
+    make_run: Callable[..., Path],
+) -> None:
+    run = make_run(**LONG)
+    environment = {"SLOW_STEP": "0.05"}
+    done = train(run, *DOLLAR_A_SECOND, "--max-usd", "12", ranks=2, script=SLOW, environment=environment)
+    assert done.returncode == 1, done.stderr  # torchrun's
+    assert outcome(run) == "stopped", done.stderr
+    assert "stopped early by --max-usd; the same command with a larger --max-usd continues" in done.stdout
+    first = last_ledger(run)
+    assert 6 < first["usd"] <= 12 * 1.01
+    stopped = [record for record in read_metrics(run) if record.get("event") == "stopped"]
+    state = json.loads((run / "checkpoints" / "latest" / "state.json").read_text())
+    assert [(record["reason"], record["step"]) for record in stopped] == [("--max-usd", state["step"])]
+    again = train(run, *DOLLAR_A_SECOND, "--max-usd", "12", ranks=2)
+    line = one_line(again)
+    assert "--max-usd 12: the run has taken" in line and "nothing is left to train with; raise --max-usd" in line
+    hours = (first["elapsed_seconds"] + 9) / 3600
+    began = time.monotonic()
+    more = train(run, "--max-hours", f"{hours:.6f}", script=SLOW, environment=environment)
+    took = time.monotonic() - began
+    assert more.returncode == 75, more.stderr
+    assert f"resuming from {run}/checkpoints/step-{state['step']:08d}" in more.stdout
+    second = last_ledger(run)
+    assert second["elapsed_seconds"] <= hours * 3600 * 1.01
+    assert sum(second["ledger"].values()) == pytest.approx(
+        took, rel=0.01, abs=0.5
+    )  # the test's clock, which sees a fork and its end as well
+    assert sum(second["run_ledger"].values()) == pytest.approx(second["elapsed_seconds"], rel=0.001)
+    assert second["ledger"]["training"] > 0.3 * took
+
+
+# The seed's table "Costs of training in the cloud": GPU, price, micro-batch, seconds of the whole train, without its
+# validation, and tokens/s that its trainer printed.
+SEED = {
+    "8xa100-40gb": (10.32, 13, 13904, 12404, 234480),
+    "8xa100-80gb": (14.32, 28, 11532, 9948, 282707),
+    "8xh100-80gb": (23.92, 27, 6650, 5738, 490249),
+    "8xb200": (39.92, 64, 4190, 3530, 778107),
+}
+SEED_MODEL = TINY_MODEL | {"vocab_size": 50257, "context_length": 1024, "emb_dim": 768, "n_heads": 12, "n_layers": 12}
+
+
+@pytest.mark.parametrize("name", SEED)
+def test_the_seeds_own_train_times_come_out_within_a_tenth(tmp_path: Path, name: str) -> None:
+    price, size, whole, without_validation, printed = SEED[name]
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "model.json").write_text(
+        json.dumps(SEED_MODEL | {"drop_rate": 0.1, "qkv_bias": False, "tie_weights": False})
+    )
+    batches = {"microbatch_size": size, "validation_interval": 617, "validation_batches": 300}
+    data = {"dataset": "gpjt/fineweb-gpt2-tokens", "min_train_tokens": 3260190720}
+    (run / "train.json").write_text(json.dumps(batches | data))
+    seed = load_run(run, [])
+    prices = read_machines(MACHINES, [name])
+    [offer] = make_offers(seed, prices, {"gpjt/fineweb-gpt2-tokens": None})
+    assert offer.plan is not None and offer.machine.usd_per_hour == price
+    assert run_seconds(seed, offer.plan, printed) == pytest.approx(whole, rel=0.1)
+    [measured] = measurements(seed.model, offer.machine)
+    assert run_seconds(seed, offer.plan, measured.tokens_per_second) == pytest.approx(without_validation, rel=0.1)
+    assert measured.tokens_per_second == pytest.approx(offer.plan.train_tokens / without_validation, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "size", "tokens_per_second"),
+    [
+        ("a100-80gb", "124M", 218e3),
+        ("a100-80gb", "350M", 80e3),
+        ("a100-80gb", "774M", 38.6e3),
+        ("h100-80gb", "124M", 468e3),
+        ("h100-80gb", "350M", 188e3),
+        ("h100-80gb", "1.5B", 47.6e3),
+    ],
+)
+def test_the_roofline_is_what_the_fastest_published_trainer_reached(
+    gpu: str, size: str, tokens_per_second: float
+) -> None:
+    assert roofline(GPT2_SIZES[size], gpu) == pytest.approx(tokens_per_second, rel=0.05)
+
+
+def test_what_is_entered_or_measured_goes_before_the_roofline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = GPT2_SIZES["124M"]
+    machine = Machine(name="mine", gpu="b200", gpus=8, usd_per_hour=1.0)
+    assert throughput(config, machine).source == "roofline, not fitted"
+    rows = json.loads(MEASUREMENTS.read_text())
+    own = rows[-1] | {"trainer": OURS, "tokens_per_second": 5e6}
+    monkeypatch.setattr("training.throughput.MEASUREMENTS", tmp_path / "rows.json")
+    (tmp_path / "rows.json").write_text(json.dumps([*rows, own]))
+    assert attrs.astuple(throughput(config, machine)) == (5e6, OURS)
+    assert throughput(GPT2_SIZES["350M"], machine).source != OURS
+    entered = attrs.evolve(machine, tokens_per_second=6e6)
+    assert attrs.astuple(throughput(config, entered)) == (6e6, "entered in the price list")
+
+
+def test_a_plan_prices_machines_that_one_does_not_have_and_writes_nothing() -> None:
+    run = ROOT / "runs" / "8xa100"
+    before = sorted(run.iterdir()), os.times().children_user
+    done = train(run, "--plan", "--set", "microbatch_size=64", "--set", "global_batch_size=512", as_user=True)
+    assert os.times().children_user - before[1] < 5  # seconds of a quiet machine
+    assert done.returncode == 0, done.stderr
+    assert "6,219 steps x 524,288 = 3,260,547,072 tokens" in done.stdout
+    rows = {line.split()[0]: line for line in done.stdout.splitlines() if line.startswith("8x")}
+    assert list(rows) == [*SEED, "8xa100-40gb:"]
+    assert re.search(r" 32 x 2 x 8 .* \d+\.\d of 39\.4 .* roofline", rows["8xa100-40gb"])
+    assert "8xa100-40gb: 64 does not fit; start with --set microbatch_size=32" in done.stdout
+    assert re.search(r" 64 x 1 x 8 .* of 178\.0 .* roofline, not fitted +cheapest, fastest$", rows["8xb200"])
+    assert re.search(r" 262,840 +3\.\d+ +3\d\.\d+ +another trainer$", done.stdout, re.MULTILINE)
+    assert "uncalibrated" in done.stdout
+    assert sorted(run.iterdir()) == before[0]
+
+
+HUGE = ("--set", "model.emb_dim=3072", "--set", "model.n_layers=200")
+NONSENSE = {"date": "2026-01-01", "machines": {"x": {"gpu": "b200", "gpus": 8, "usd_per_hour": 1}}}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--machine", "8xa100-40g"], "--machine 8xa100-40g: no such machine; did you mean '8xa100-40gb'?"),
+        ([*HUGE], "too big for every machine: under ddp one sequence needs"),
+        (
+            ["--set", "model.emb_dim=3072", "--set", "model.n_layers=120"],
+            "what would, by prediction: --set parallel=fsdp",
+        ),
+        (
+            ["--set", "microbatch_size=2048", "--set", "global_batch_size=16384"],
+            "train.json: microbatch_size: got 2048, which needs",
+        ),
+        (["--set", "global_batch_size=48"], "global_batch_size 48 is 3 micro-batches of 16, which world size 8"),
+    ],
+)
+def test_a_plan_that_cannot_be_is_one_line(options: list[str], message: str) -> None:
+    assert message in one_line(train(ROOT / "runs" / "8xa100", "--plan", *options))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ("{", "not JSON"),
+        ('{"date": "2026-01-01", "machines": {}}', 'wanted {"date": "...", "machines": {"NAME": {...}}}'),
+        ({"date": "soon"}, "date: got 'soon', wanted the day of the prices"),
+        ({"gpu": "b2000"}, "x: gpu: got 'b2000'; did you mean 'b200'?"),
+        ({"usd_per_hour": -3}, "x: usd_per_hour: got -3, wanted a number above 0"),
+        ({"gpus": "8"}, "x: gpus: got '8', wanted an integer of at least 1"),
+        ({"price": 3}, "x: unknown key 'price'"),
+        ({"tokens_per_second": 0}, "x: tokens_per_second: got 0"),
+    ],
+)
+def test_a_price_list_with_nonsense_is_refused(tmp_path: Path, changes: str | dict[str, Any], message: str) -> None:
+    path = tmp_path / "prices.json"
+    values = json.loads(json.dumps(NONSENSE))
+    if isinstance(changes, dict):
+        (values if "date" in changes else values["machines"]["x"]).update(changes)
+    path.write_text(changes if isinstance(changes, str) else json.dumps(values))
+    with pytest.raises(BadInput) as raised:
+        read_machines(path, [])
+    assert str(raised.value).startswith(f"{path}: ") and message in str(raised.value)

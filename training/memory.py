@@ -1,0 +1,200 @@
+"""How much of a GPU a run will hold: predicted from what the network saves for its backward pass, without a GPU.
+
+The real forward pass runs on torch's meta device, where tensors have shapes and no memory. B micro-batch in sequences,
+T context, C width, V rows of the embedding in memory, W world size, N parameters.
+"""
+
+import functools
+import itertools
+from typing import Any
+
+import attrs
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.overrides import TorchFunctionMode
+
+from errors import BadInput, nearest
+from model.config import ModelConfig
+from model.gpt import GPT
+
+GIB = 1 << 30
+CALIBRATION = "uncalibrated: not compared with a GPU yet"  # what every prediction is shown with
+
+# The least "total capacity" that published out-of-memory messages of torch name for a card. H100, H200, B200 and L4:
+# assumed. What the driver and other processes need comes off these.
+GPU_GIB = {
+    "a10-24gb": 21.99,
+    "a100-40gb": 39.39,
+    "a100-80gb": 79.14,
+    "b200": 178.0,
+    "h100-80gb": 79.1,
+    "h200": 139.7,
+    "l4": 21.9,
+    "l40s-48gb": 44.4,
+    "rtx3090-24gb": 23.56,
+    "rtx4090-24gb": 23.5,
+}
+
+STATE_BYTES = 4  # of a weight and of a gradient, fp32
+MOMENT_BYTES = 8  # AdamW's two of a parameter
+# Per token and row of the embedding, when the head's backward begins: bf16 logits, their gradient, and that gradient
+# with the rows beyond the vocabulary. The compiled loss keeps nothing in fp32 at this size.
+LOGIT_BYTES = 6
+KEPT_LOGIT_BYTES = 2  # training/step.py holds the logits until the next ones are there
+BLOCK_BACKWARD_BYTES = 24  # per token and C, in a block's backward: bf16 gradients in the MLP, fp32 ones beside it
+# Assumed, until measured: CUDA's context with cuBLAS and cuDNN, NCCL's buffers, and what the allocator cannot use.
+CONTEXT_BYTES = int(0.6 * GIB)
+NCCL_BYTES = int(0.4 * GIB)
+FRAGMENTATION = 0.04  # of what is allocated
+
+
+@attrs.frozen(kw_only=True)
+class Prediction:
+    """Bytes on one rank at the peak of a step, from the second step on."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    buckets: int  # FSDP: weights gathered and gradients on their way; DDP: none, its gradients are views of them
+    copies: int  # weights in bf16, saved for the backward pass
+    activations: int
+    logits: int  # and gradients in flight
+    overhead: int
+
+    @property
+    def allocated(self) -> int:
+        """What torch.cuda.max_memory_allocated() will say."""
+        return self.total - self.overhead
+
+    @property
+    def total(self) -> int:
+        """What the card has to have."""
+        return sum(attrs.astuple(self))
+
+
+def predict(config: ModelConfig, kind: str, world_size: int, microbatch_size: int) -> Prediction:
+    """Return what a rank will hold: bf16, compiled, determinism off, at least two micro-batches a step.
+
+    `kind`: "ddp" or "fsdp".
+    """
+    saved = _measure(config)
+    tokens, width = microbatch_size * config.context_length, config.emb_dim
+    logits, block_backward = config.padded_vocab_size * tokens, BLOCK_BACKWARD_BYTES * width * tokens
+    fsdp = kind == "fsdp"
+    shards = world_size if fsdp else 1
+    parameters = saved.outer_parameters + config.n_layers * saved.block_parameters
+    parts = {
+        "weights": STATE_BYTES * parameters // shards,
+        # FSDP adds up whole gradients, not shards, until the last micro-batch reduces them.
+        "gradients": STATE_BYTES * parameters,
+        "optimizer": MOMENT_BYTES * parameters // shards,
+        # Embeddings and head stay gathered through a step; of the blocks one is used and one fetched ahead, each in
+        # the all-gather's buffer and copied out of it.
+        "buckets": STATE_BYTES * (saved.outer_parameters + 4 * saved.block_parameters) if fsdp else 0,
+        "copies": saved.outer_copies + config.n_layers * saved.block_copies,
+        "activations": microbatch_size * (saved.outer_bytes + config.n_layers * saved.block_bytes),
+        "logits": max(LOGIT_BYTES * logits, KEPT_LOGIT_BYTES * logits + block_backward),
+    }
+    nccl = NCCL_BYTES if world_size > 1 else 0
+    return Prediction(**parts, overhead=CONTEXT_BYTES + nccl + int(FRAGMENTATION * sum(parts.values())))
+
+
+def largest_microbatch(config: ModelConfig, kind: str, world_size: int, usable_bytes: int) -> int | None:
+    """Return how many sequences of a forward pass fit, or None where not even one does."""
+    fixed = predict(config, kind, world_size, 0).total
+    each = predict(config, kind, world_size, 1).total - fixed
+    size = (usable_bytes - fixed) // each
+    return size if size >= 1 else None
+
+
+def gpu_bytes(name: str) -> int:
+    """Return the memory of a GPU by its name here. Raises BadInput naming the nearest one."""
+    if name not in GPU_GIB:
+        raise BadInput(f"unknown GPU '{name}'{nearest(name, GPU_GIB)}")
+    return int(GPU_GIB[name] * GIB)
+
+
+def remedies(config: ModelConfig, kind: str, world_size: int, usable_bytes: int | None = None) -> str:
+    """Return what would make one sequence fit, by prediction; in so much memory, where that is known."""
+    ways = []
+    if usable_bytes is not None:
+        if kind == "ddp" and world_size > 1 and largest_microbatch(config, "fsdp", world_size, usable_bytes):
+            ways.append("--set parallel=fsdp")
+        halves = (config.context_length >> power for power in range(1, config.context_length.bit_length()))
+        shorter = (attrs.evolve(config, context_length=tokens) for tokens in halves)
+        fitting = (short for short in shorter if largest_microbatch(short, kind, world_size, usable_bytes))
+        ways += [f"--set model.context_length={short.context_length}" for short in itertools.islice(fitting, 1)]
+    cards = sorted(GPU_GIB, key=GPU_GIB.__getitem__)
+    large = (card for card in cards if largest_microbatch(config, kind, world_size, gpu_bytes(card)))
+    ways += [f"a {card} or larger" for card in itertools.islice(large, 1)]
+    return f"what would, by prediction: {', or '.join(ways or ['a smaller model'])}"
+
+
+@attrs.frozen(kw_only=True)
+class _Saved:
+    """What one block, and all that is outside the blocks, has and saves."""
+
+    outer_parameters: int
+    block_parameters: int
+    outer_copies: int  # bytes whatever the micro-batch
+    block_copies: int
+    outer_bytes: int  # of each sequence
+    block_bytes: int
+
+
+@functools.cache
+def _measure(config: ModelConfig) -> _Saved:
+    """Measure what is linear in layers and in sequences, at one and two of each."""
+    counts, sizes = {}, {}
+    for layers in (1, 2):
+        with torch.device("meta"):
+            network = GPT(attrs.evolve(config, n_layers=layers))
+        counts[layers] = sum(parameter.numel() for parameter in network.parameters())
+        sizes[layers] = [_saved_bytes(network, microbatch_size) for microbatch_size in (1, 2)]
+    each = {layers: two - one for layers, (one, two) in sizes.items()}
+    fixed = {layers: 2 * one - two for layers, (one, two) in sizes.items()}
+    return _Saved(
+        outer_parameters=2 * counts[1] - counts[2],
+        block_parameters=counts[2] - counts[1],
+        outer_copies=2 * fixed[1] - fixed[2],
+        block_copies=fixed[2] - fixed[1],
+        outer_bytes=2 * each[1] - each[2],
+        block_bytes=each[2] - each[1],
+    )
+
+
+def _saved_bytes(network: GPT, microbatch_size: int) -> int:
+    """Return the bytes that a forward pass saves for the backward pass, each memory counted once, no parameters."""
+    own = {parameter.untyped_storage()._cdata for parameter in network.parameters()}
+    saved: dict[int, torch.UntypedStorage] = {}  # holding them keeps their addresses from being used again
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in own:
+            saved[storage._cdata] = storage
+        return tensor
+
+    with torch.device("meta"), _AsOnAGpu(), saved_tensors_hooks(keep, lambda tensor: tensor):
+        network(torch.zeros(microbatch_size, network.config.context_length, dtype=torch.int64))
+    return sum(storage.nbytes() for storage in saved.values())
+
+
+class _AsOnAGpu(TorchFunctionMode):
+    """Makes operations on meta tensors save what they save on a GPU under bf16 autocast.
+
+    The meta device knows no autocast, and would compute attention by its formula, with a T x T matrix. Flash attention
+    and cuDNN's save queries, keys, values, their output and a log-sum in fp32 of each row.
+    """
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if function is F.linear:
+            args = [None if value is None else value.to(torch.bfloat16) for value in args]
+        elif function is F.scaled_dot_product_attention:
+            flash = torch.ops.aten._scaled_dot_product_flash_attention
+            return flash(*args, kwargs["dropout_p"], kwargs["is_causal"])[0]
+        elif function is F.dropout and kwargs["p"] > 0:
+            return torch.native_dropout(args[0], kwargs["p"], True)[0]  # its mask takes a byte an element
+        return function(*args, **kwargs)

@@ -1,0 +1,167 @@
+"""One rank of a trial: full steps on random tokens, in a process that may run out of memory and be killed.
+
+Orders come, and answers go, over the store of training/team.py. A rank that ran out of memory says so and then holds
+still: its peers wait for it in a collective until all of them are killed.
+"""
+
+import gc
+import json
+import os
+import threading
+import time
+import traceback
+from contextlib import suppress
+from types import SimpleNamespace
+from typing import Any, NoReturn
+
+import attrs
+import torch
+import torch._dynamo
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # missing from its __all__
+
+from errors import EXIT_ERROR, BadInput
+from training.config import Run
+from training.determinism import set_determinism
+from training.numerics import resolve_numerics
+from training.plan import make_plan
+from training.ranks import Ranks, environment_rank, start, torchrun_store
+from training.selftest import random_batches
+from training.session import make_trainer
+from training.step import Trainer, train_step
+from training.watch import SPEAKER_SECONDS, Watch
+
+MICRO_STEPS = {"off": 2, "run": 2, "elastic": 8}  # of a step; elastic sums hold more the more there are
+HEADROOM = 0.05  # of a GPU's memory that a trial must leave
+ALIVE_SECONDS = 1.0  # between two looks for the process that gives the orders
+MEMORY_WORDS = ("out of memory", "ALLOC_FAILED", "can't allocate memory")  # of CUDA and NCCL, cuBLAS, a CPU
+
+
+@attrs.frozen(kw_only=True)
+class Order:
+    """A trial, the same for all ranks."""
+
+    number: int
+    group: int  # which processes do it: another number, other processes
+    microbatch_size: int
+    steps: int  # 0: only say what memory there is
+
+
+@attrs.frozen(kw_only=True)
+class Verdict:
+    """How a trial went, of all ranks together."""
+
+    outcome: str  # "fits", "memory" or "error"
+    rank: int | None = None  # which one it was that did not fit
+    reason: str = ""
+
+
+@attrs.frozen(kw_only=True)
+class Report:
+    """What a rank measured in a trial, in bytes; None on a CPU."""
+
+    allocated: int | None = None  # at the peak
+    reserved: int | None = None  # likewise: with what the allocator holds back
+    usable: int | None = None  # of the GPU, by torch's allocator, headroom off
+
+
+@attrs.frozen(kw_only=True)
+class Post:
+    """Where a rank of a trial gets its orders."""
+
+    prefix: str  # of keys in the store
+    first_order: int
+    commander: int  # pid of the process that has started this one
+
+
+def serve(run: Run, device: str | None, post: Post) -> NoReturn:
+    """Carry out orders until killed."""
+    threading.Thread(target=_end_with, args=(post.commander,), daemon=True).start()
+    store, number = PrefixStore(post.prefix, torchrun_store()), post.first_order
+    try:
+        trainer = _make_trainer(run, device)
+        while (content := json.loads(store.get(f"order {number}"))) is not None:
+            order = Order(**content)
+            _answer(store, trainer.ranks, order, _carry_out(trainer, order))
+            number += 1
+    except Exception as error:  # noqa: BLE001  # whatever it was, the others must be told
+        reason = str(error).partition("\n")[0]
+        memory = is_memory_error(error)
+        if not memory:
+            time.sleep(SPEAKER_SECONDS)  # perhaps only a collective, whose other end was lost: told by its commander
+            if not isinstance(error, BadInput) and not store.check([f"verdict {number}"]):
+                traceback.print_exc()
+        vote(store, number, Verdict(outcome="memory" if memory else "error", rank=environment_rank(), reason=reason))
+    while True:
+        time.sleep(ALIVE_SECONDS)
+
+
+def vote(store: Any, number: int, verdict: Verdict) -> None:
+    """Make it the trial's verdict, unless there is one: the first one counts, for all ranks."""
+    store.compare_set(f"verdict {number}", "", json.dumps(attrs.asdict(verdict)))
+
+
+def is_memory_error(error: Exception) -> bool:
+    """Tell whether there was too little memory: libraries below torch raise errors of other kinds."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in MEMORY_WORDS)
+
+
+def _make_trainer(run: Run, device: str | None) -> Trainer:
+    ranks = start(device, run.train.timeout_seconds)
+    if ranks.device.type == "cuda":
+        torch.cuda.set_per_process_memory_fraction(1 - HEADROOM, ranks.device)
+    train = attrs.evolve(run.train, global_batch_size=None, gradient_accumulation_steps=1, min_train_tokens=10**15)
+    run = attrs.evolve(run, train=train)
+    numerics = resolve_numerics(run, make_plan(run, ranks.world_size), ranks)
+    train = attrs.evolve(train, gradient_accumulation_steps=MICRO_STEPS[numerics.determinism])
+    run = attrs.evolve(run, train=train)
+    set_determinism(numerics.determinism, train.cpu_threads, ranks)
+    return make_trainer(run, make_plan(run, ranks.world_size), numerics, ranks, Watch(ranks, train.timeout_seconds))
+
+
+def _carry_out(trainer: Trainer, order: Order) -> Report:
+    """Take the order's steps. Raises what an allocation raises, and torch.OutOfMemoryError where one was close."""
+    device = trainer.ranks.device
+    cuda = device.type == "cuda"
+    torch._dynamo.reset()  # another shape is another graph, and torch.compile allows few of one function
+    gc.collect()
+    trainer.layout = attrs.evolve(trainer.layout, microbatch_size=order.microbatch_size)
+    if not cuda:
+        _take_steps(trainer, order.steps)
+        return Report()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_stats(device).get("num_alloc_retries", 0)
+    _take_steps(trainer, order.steps)
+    torch.cuda.synchronize(device)
+    if torch.cuda.memory_stats(device).get("num_alloc_retries", 0) > before:
+        raise torch.OutOfMemoryError("the allocator had to empty its cache to go on: slow, and next to failing")
+    free, total = torch.cuda.mem_get_info(device)
+    return Report(
+        allocated=torch.cuda.max_memory_allocated(device),
+        reserved=torch.cuda.max_memory_reserved(device),
+        usable=free + torch.cuda.memory_reserved(device) - int(HEADROOM * total),
+    )
+
+
+def _take_steps(trainer: Trainer, steps: int) -> None:
+    feed: Any = SimpleNamespace(next=random_batches(trainer))
+    for step in range(steps):
+        train_step(trainer, step, feed)
+
+
+def _answer(store: Any, ranks: Ranks, order: Order, report: Report) -> None:
+    """Say what was measured; the last rank to say so makes it fit."""
+    store.set(f"report {order.number} {ranks.rank}", json.dumps(attrs.asdict(report)))
+    if store.add(f"fitting {order.number}", 1) == ranks.world_size:
+        vote(store, order.number, Verdict(outcome="fits"))
+
+
+def _end_with(commander: int) -> None:
+    """End this process when the other one has ended, wherever this one's main thread waits."""
+    with suppress(ProcessLookupError):
+        while True:
+            os.kill(commander, 0)
+            time.sleep(ALIVE_SECONDS)
+    os._exit(EXIT_ERROR)
