@@ -212,11 +212,9 @@ def train(arguments: argparse.Namespace, signals: StopSignals, began: float) -> 
     except torch.OutOfMemoryError:
         size = run.train.microbatch_size
         smaller = next((n for n in range(size - 1, 0, -1) if size % n == 0), None)
-        advice = (
-            "use a larger GPU, or parallel fsdp"
-            if smaller is None
-            else f"try --set microbatch_size={smaller}, or find_batch_size.py"
-        )
+        advice = f"try --set microbatch_size={smaller}, or find_batch_size.py"
+        if smaller is None:
+            advice = "use a larger GPU, or parallel fsdp"
         say(f"rank {environment_rank()}: the GPU's memory does not hold microbatch_size {size}; {advice}")
         return EXIT_ERROR
 
