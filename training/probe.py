@@ -107,6 +107,13 @@ def is_memory_error(error: Exception) -> bool:
     return isinstance(error, RuntimeError) and any(words in str(error) for words in MEMORY_WORDS)
 
 
+def take_steps(trainer: Trainer, steps: int) -> None:
+    """Take whole steps on random tokens, at the shape of the trainer's layout."""
+    feed: Any = SimpleNamespace(next=random_batches(trainer))
+    for step in range(steps):
+        train_step(trainer, step, feed)
+
+
 def _make_trainer(run: Run, device: str | None) -> Trainer:
     ranks = start(device, run.train.timeout_seconds)
     if ranks.device.type == "cuda":
@@ -128,12 +135,12 @@ def _carry_out(trainer: Trainer, order: Order) -> Report:
     gc.collect()
     trainer.layout = attrs.evolve(trainer.layout, microbatch_size=order.microbatch_size)
     if not cuda:
-        _take_steps(trainer, order.steps)
+        take_steps(trainer, order.steps)
         return Report()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_stats(device).get("num_alloc_retries", 0)
-    _take_steps(trainer, order.steps)
+    take_steps(trainer, order.steps)
     torch.cuda.synchronize(device)
     if torch.cuda.memory_stats(device).get("num_alloc_retries", 0) > before:
         raise torch.OutOfMemoryError("the allocator had to empty its cache to go on: slow, and next to failing")
@@ -143,12 +150,6 @@ def _carry_out(trainer: Trainer, order: Order) -> Report:
         reserved=torch.cuda.max_memory_reserved(device),
         usable=free + torch.cuda.memory_reserved(device) - int(HEADROOM * total),
     )
-
-
-def _take_steps(trainer: Trainer, steps: int) -> None:
-    feed: Any = SimpleNamespace(next=random_batches(trainer))
-    for step in range(steps):
-        train_step(trainer, step, feed)
 
 
 def _answer(store: Any, ranks: Ranks, order: Order, report: Report) -> None:

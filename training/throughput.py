@@ -79,11 +79,19 @@ def measurements(config: ModelConfig, machine: Machine) -> list[Throughput]:
 
 def roofline(config: ModelConfig, gpu: str) -> float:
     """Return tokens per second of one GPU, bf16: matrix products, attention and memory traffic one after the other."""
+    return 1 / sum(seconds_per_token(config, gpu).values())
+
+
+def seconds_per_token(config: ModelConfig, gpu: str) -> dict[str, float]:
+    """Return what the roofline gives each kind of kernel."""
     name, bytes_per_second, efficiency = GPUS[gpu]
     peak = known_peak_flops(name)
     assert peak is not None
     width, layers = config.emb_dim, config.n_layers
-    matmul = 6 * matmul_parameter_count(config) / (efficiency.matmul * peak)
-    attention = 6 * layers * width * config.context_length / (efficiency.attention * peak)  # the causal half
-    traffic = (LAYER_BYTES * width * layers + LOGIT_BYTES * config.vocab_size) / (BANDWIDTH_SHARE * bytes_per_second)
-    return 1 / (matmul + attention + traffic)
+    traffic = BANDWIDTH_SHARE * bytes_per_second
+    return {
+        "matmul": 6 * matmul_parameter_count(config) / (efficiency.matmul * peak),
+        "attention": 6 * layers * width * config.context_length / (efficiency.attention * peak),  # the causal half
+        "elementwise": LAYER_BYTES * width * layers / traffic,
+        "loss": LOGIT_BYTES * config.vocab_size / traffic,
+    }

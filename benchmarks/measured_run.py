@@ -1,0 +1,190 @@
+"""A rank of benchmarks/train_speed.py: a run's own loop, with its feed, log, clipping and AdamW, timed step by step.
+
+python benchmarks/measured_run.py RUN RESULT [--memory] [--kernels]
+
+The run directory has one step more than is measured; rank 0 writes RESULT, a JSON file.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+from kernels import kernel_seconds
+
+from errors import EXIT_DONE, EXIT_ERROR, BadInput
+from training.budget import Budget
+from training.checkpoint import RunState
+from training.config import Run, load_run
+from training.determinism import set_determinism
+from training.hardware import environment, git_commit, peak_flops, peak_memory_bytes
+from training.ledger import Ledger
+from training.loop import Job, Loop
+from training.numerics import resolve_numerics
+from training.plan import Plan, make_plan
+from training.probe import is_memory_error, take_steps
+from training.ranks import Ranks, StopRequest, start, stop
+from training.session import make_trainer
+from training.signals import StopSignals
+from training.step import Trainer
+from training.token_set import TokenSet, make_reading, open_tokens
+from training.watch import Watch
+
+TRIAL_STEPS = 3  # AdamW's moments are there from the second on
+PROFILED_STEPS = 2
+MATMUL_SIDE, MATMUL_SIDE_CPU = 8192, 1024
+MATMULS = 20
+
+
+class Enough(Exception):
+    """All steps have been timed."""
+
+
+class Clock(StopRequest):
+    """Asked before every step whether to stop: notes the time; at the run's last step, ends it.
+
+    The step itself would be followed by a checkpoint, gigabytes that nobody wants.
+    """
+
+    def __init__(self, ranks: Ranks, steps: int):
+        super().__init__(ranks, StopSignals())
+        self.steps = steps
+        self.wall: list[float] = []
+        self.cpu: list[float] = []
+
+    def agreed(self) -> bool:
+        """Note the time. Raises Enough."""
+        self.wall.append(time.perf_counter())
+        self.cpu.append(time.process_time())
+        if len(self.wall) > self.steps:
+            raise Enough
+        return super().agreed()
+
+
+def main() -> int:
+    """Measure the run; return the exit status."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("run", type=Path)
+    parser.add_argument("result", type=Path)
+    parser.add_argument("--memory", action="store_true")
+    parser.add_argument("--kernels", action="store_true")
+    arguments = parser.parse_args()
+    try:
+        run = load_run(arguments.run, [])
+        ranks = start(None, run.train.timeout_seconds)
+        with Watch(ranks, run.train.timeout_seconds) as watch:
+            result = _measure(run, ranks, watch, arguments)
+        stop()
+    except BadInput as error:
+        print(f"train_speed.py: {error}", file=sys.stderr)
+        return EXIT_ERROR
+    except Exception as error:
+        if not is_memory_error(error):
+            raise
+        print(f"train_speed.py: micro-batch {run.train.microbatch_size} does not fit; pass a smaller --microbatch")
+        return EXIT_ERROR
+    if ranks.coordinates:
+        arguments.result.write_text(json.dumps(result))
+    return EXIT_DONE
+
+
+def _measure(run: Run, ranks: Ranks, watch: Watch, arguments: argparse.Namespace) -> dict[str, Any]:
+    token_set = open_tokens(run, None, ranks, follow=False)
+    plan = make_plan(run, ranks.world_size, token_set.lengths)
+    numerics = resolve_numerics(run, plan, ranks)
+    set_determinism(numerics.determinism, run.train.cpu_threads, ranks)
+    matmul = _matmul_flops(ranks, numerics.precision)
+    trainer = make_trainer(run, plan, numerics, ranks, watch)
+    size = run.train.microbatch_size
+    trials = sorted({-(-size // 2), size}) if arguments.memory else []
+    peaks = {trial: _peak_bytes(trainer, trial) for trial in trials}
+    clock = _run_loop(run, plan, token_set, trainer)
+    profiled = (
+        kernel_seconds(lambda: take_steps(trainer, PROFILED_STEPS), PROFILED_STEPS) if arguments.kernels else None
+    )
+    return {
+        "numerics": attrs.asdict(numerics),
+        "environment": environment(ranks),
+        "gpu_bytes": torch.cuda.get_device_properties(ranks.device).total_memory if _cuda(ranks) else None,
+        "commit": git_commit(),
+        "tokens_per_step": plan.tokens_per_step,
+        "wall": _between(clock.wall),
+        "cpu": _between(clock.cpu),
+        "peak_flops": peak_flops(ranks),
+        "matmul_flops": matmul,
+        "peak_bytes": peaks,
+        "kernels": profiled,
+    }
+
+
+def _cuda(ranks: Ranks) -> bool:
+    return ranks.device.type == "cuda"
+
+
+def _between(times: list[float]) -> list[float]:
+    return [after - before for before, after in itertools.pairwise(times)]
+
+
+def _matmul_flops(ranks: Ranks, precision: str) -> float:
+    """Return the FLOP/s of a square product of random matrices, bf16 on a GPU, the run's precision on a CPU."""
+    cuda = _cuda(ranks)
+    side = MATMUL_SIDE if cuda else MATMUL_SIDE_CPU
+    dtype = torch.float32 if precision == "fp32" and not cuda else torch.bfloat16
+    left, right = (torch.randn(side, side, device=ranks.device).to(dtype) for _ in range(2))
+    seconds = []
+    for _ in range(MATMULS):
+        began = time.perf_counter()
+        left @ right
+        if cuda:
+            torch.cuda.synchronize(ranks.device)
+        seconds.append(time.perf_counter() - began)
+    return float(2 * side**3 / min(seconds))
+
+
+def _peak_bytes(trainer: Trainer, microbatch_size: int) -> int:
+    """Return the peak of whole steps at this micro-batch. On a CPU, the process's: try the smaller one first."""
+    layout, device = trainer.layout, trainer.ranks.device
+    accumulation = min(2, layout.accumulation) if trainer.numerics.determinism == "off" else layout.accumulation
+    torch._dynamo.reset()  # another shape is another graph
+    if _cuda(trainer.ranks):
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+    trainer.layout = attrs.evolve(layout, microbatch_size=microbatch_size, accumulation=accumulation)
+    take_steps(trainer, TRIAL_STEPS)
+    trainer.layout = layout
+    return peak_memory_bytes(trainer.ranks)
+
+
+def _run_loop(run: Run, plan: Plan, token_set: TokenSet, trainer: Trainer) -> Clock:
+    clock = Clock(trainer.ranks, plan.steps - 1)
+    job = Job(
+        run=run,
+        plan=plan,
+        reading=make_reading(run, plan, token_set),
+        validation=None,
+        stop_request=clock,
+        last_step=plan.steps,
+        price_per_hour=None,
+        budget=Budget(),
+        hash_every=None,
+        config={"git_commit": git_commit(), "self_test": None},
+    )
+    loop = Loop(trainer, job, RunState(), Ledger(time.perf_counter(), None))
+    try:
+        loop.train([])
+    except Enough:
+        loop.close()
+    return clock
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # as train.py does: gloo's threads may outlive the interpreter
