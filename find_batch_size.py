@@ -88,21 +88,21 @@ def predictions(run: "Run", gpus: list[str], world_size: int) -> list[str]:
     from training.memory import CALIBRATION, GIB, gpu_bytes, largest_microbatch, predict, remedies
     from training.search import keeping
 
-    size, model, notes = run.train.microbatch_size, run.model, []
+    size, model, thrift, notes = run.train.microbatch_size, run.model, run.train.thrift, []
     kinds = ("ddp", "fsdp") if world_size > 1 else ("ddp",)
     usable_bytes = {gpu: gpu_bytes(gpu) for gpu in gpus}
     rows = [f"{'GPU':<14} {'GiB':>6}  {'parallel':<8}  {f'peak at {size}':>12}  {'largest':>7}  keeps the global batch"]
     for gpu, usable in usable_bytes.items():
         for kind in kinds:
-            peak = predict(model, kind, world_size, size).total
-            largest = largest_microbatch(model, kind, world_size, usable)
+            peak = predict(model, kind, world_size, size, thrift).total
+            largest = largest_microbatch(model, kind, world_size, usable, thrift)
             rows.append(
                 f"{gpu:<14} {usable / GIB:>6.1f}  {kind:<8}  {f'{peak / GIB:.2f} GiB':>12}  {largest or 'none':>7}  "
                 f"{keeping(run, world_size, largest or 0) or 'none'}"
             )
             if largest is None:
                 notes.append(f"{gpu}, {kind}: not even one sequence fits; {remedies(model, kind, world_size, usable)}")
-    parts = predict(model, run.train.parallel, world_size, size)
+    parts = predict(model, run.train.parallel, world_size, size, thrift)
     listed = ", ".join(f"{name} {size_bytes / GIB:.2f}" for name, size_bytes in attrs.asdict(parts).items())
     return [
         f"{run.directory}: on each of {world_size} ranks, at micro-batch {size}, {run.train.parallel}, GiB: {listed}",

@@ -10,8 +10,10 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from model.config import ModelConfig
+from model.loss import chunked_loss
 
 INITIAL_STD = 0.02  # linear and token-embedding weights, as in OpenAI's model.py
 INITIAL_POSITION_STD = 0.01  # position embedding, same source
@@ -99,11 +101,15 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """The network of a `ModelConfig`. Embedding rows beyond `vocab_size` are zero and stay zero."""
+    """The network of a `ModelConfig`. Embedding rows beyond `vocab_size` are zero and stay zero.
 
-    def __init__(self, config: ModelConfig):
+    `recompute_blocks`: while training keep only what enters each block, and run it again in the backward pass.
+    """
+
+    def __init__(self, config: ModelConfig, *, recompute_blocks: bool = False):
         super().__init__()
         self.config = config
+        self.recompute_blocks = recompute_blocks
         self.token_embedding = nn.Embedding(config.padded_vocab_size, config.emb_dim)
         self.position_embedding = nn.Embedding(config.context_length, config.emb_dim)
         self.dropout = nn.Dropout(config.drop_rate)
@@ -111,21 +117,34 @@ class GPT(nn.Module):
         self.final_norm = nn.LayerNorm(config.emb_dim)
         self.head = None if config.tie_weights else nn.Linear(config.emb_dim, config.padded_vocab_size, bias=False)
 
-    def forward(self, tokens: Int[Tensor, "B T"], cache: KeyValueCache | None = None) -> Float[Tensor, "B _ V"]:
+    def forward(
+        self,
+        tokens: Int[Tensor, "B T"],
+        cache: KeyValueCache | None = None,
+        targets: Int[Tensor, "B T"] | None = None,
+        loss_chunks: int = 1,
+    ) -> Float[Tensor, "..."]:
         """Return logits of the token after each of `tokens`, (B, T, V).
 
-        With a cache, `tokens` follow those it has seen, and only the last one's logits are computed, (B, 1, V).
+        With a cache, `tokens` follow those it has seen, and only the last one's logits are computed, (B, 1, V). With
+        targets, return the mean loss, a scalar in fp32, computed in so many chunks of the tokens.
         """
         first = 0 if cache is None else cache.length
         positions = torch.arange(first, first + tokens.shape[1], device=tokens.device)
         x = self.dropout(self.token_embedding(tokens) + self.position_embedding(positions))  # (B, T, C)
         for block in self.blocks:
-            x = block(x, cache)
+            if self.recompute_blocks and self.training:
+                x = checkpoint(block, x, use_reentrant=False, preserve_rng_state=self.config.drop_rate > 0)
+            else:
+                x = block(x, cache)
         if cache is not None:
             cache.length += tokens.shape[1]
             x = x[:, -1:]  # the others have their next token already
         weight = self.token_embedding.weight if self.head is None else self.head.weight
-        logits = F.linear(self.final_norm(x), weight)  # (B, T, padded V)
+        x = self.final_norm(x)
+        if targets is not None:
+            return chunked_loss(x, weight, targets, (self.config.vocab_size, loss_chunks))
+        logits = F.linear(x, weight)  # (B, T, padded V)
         return logits[..., : self.config.vocab_size]
 
 

@@ -15,6 +15,14 @@ Config = TypeVar("Config")
 
 
 @attrs.frozen(kw_only=True)
+class Thrift:
+    """What a run does to hold less memory, for more time."""
+
+    loss_chunks: int = 1
+    recompute_blocks: bool = False
+
+
+@attrs.frozen(kw_only=True)
 class TrainConfig:
     """The fields of `train.json`. What a directory leaves out means what it meant to its author.
 
@@ -68,12 +76,19 @@ class TrainConfig:
     compile: bool | None = attrs.field(
         default=None, validator=checks.optional(checks.boolean())
     )  # null: on a GPU, not on a CPU
+    loss_chunks: int = attrs.field(default=1, validator=checks.integer(1))  # of a micro-batch's logits, one at a time
+    recompute_blocks: bool = attrs.field(default=False, validator=checks.boolean())  # instead of keeping activations
     timeout_seconds: int = attrs.field(default=600, validator=checks.integer(10))  # of one collective
 
     @property
     def parts(self) -> tuple[Part, ...]:
         """The datasets and their weights."""
         return read_parts(self.dataset)
+
+    @property
+    def thrift(self) -> Thrift:
+        """What the run does to hold less memory."""
+        return Thrift(loss_chunks=self.loss_chunks, recompute_blocks=self.recompute_blocks)
 
 
 @attrs.frozen(kw_only=True)

@@ -116,8 +116,8 @@ def _guess(run: Run, world_size: int, reports: list[Report], size: int | None = 
     kind, scale = run.train.parallel, 1.0
     if size is not None:
         measured = max(report.allocated or 0 for report in reports)
-        scale = measured / predict(run.model, kind, world_size, size).allocated
-    return largest_microbatch(run.model, kind, world_size, int(min(usable) / scale)) or 1
+        scale = measured / predict(run.model, kind, world_size, size, run.train.thrift).allocated
+    return largest_microbatch(run.model, kind, world_size, int(min(usable) / scale), run.train.thrift) or 1
 
 
 def _summary(run: Run, world_size: int, found: Found) -> list[str]:

@@ -4,6 +4,7 @@ The real forward pass runs on torch's meta device, where tensors have shapes and
 T context, C width, V rows of the embedding in memory, W world size, N parameters.
 """
 
+import bisect
 import functools
 import itertools
 from typing import Any
@@ -18,8 +19,10 @@ from torch.overrides import TorchFunctionMode
 from errors import BadInput, nearest
 from model.config import ModelConfig
 from model.gpt import GPT
+from training.config import Thrift
 
 GIB = 1 << 30
+PLAIN, THRIFTY = Thrift(), Thrift(loss_chunks=8, recompute_blocks=True)
 CALIBRATION = "uncalibrated: not compared with a GPU yet"  # what every prediction is shown with
 
 # The least "total capacity" that published out-of-memory messages of torch name for a card. H100, H200, B200 and L4:
@@ -39,10 +42,14 @@ GPU_GIB = {
 
 STATE_BYTES = 4  # of a weight and of a gradient, fp32
 MOMENT_BYTES = 8  # AdamW's two of a parameter
-# Per token and row of the embedding, when the head's backward begins: bf16 logits, their gradient, and that gradient
-# with the rows beyond the vocabulary. The compiled loss keeps nothing in fp32 at this size.
-LOGIT_BYTES = 6
-KEPT_LOGIT_BYTES = 2  # training/step.py holds the logits until the next ones are there
+# Per token and row of the embedding, when the head's backward begins: bf16 logits and their gradient, then that
+# gradient with and without the rows beyond the vocabulary. The compiled loss keeps nothing in fp32 at this size.
+LOGIT_BYTES = 4
+# Of a chunk, whose loss is not compiled: fp32 log-probabilities, their gradient and that of the logits. Once for all
+# chunks: the fp32 gradient of the head, and what the next chunk adds to it.
+CHUNK_LOGIT_BYTES = 12
+CHUNK_HEAD_BYTES = 8
+HIDDEN_BYTES = 4  # per token and C: what enters a recomputed block, and the head, in fp32
 BLOCK_BACKWARD_BYTES = 24  # per token and C, in a block's backward: bf16 gradients in the MLP, fp32 ones beside it
 # Assumed, until measured: CUDA's context with cuBLAS and cuDNN, NCCL's buffers, and what the allocator cannot use.
 CONTEXT_BYTES = int(0.6 * GIB)
@@ -60,7 +67,7 @@ class Prediction:
     buckets: int  # FSDP: weights gathered and gradients on their way; DDP: none, its gradients are views of them
     copies: int  # weights in bf16, saved for the backward pass
     activations: int
-    logits: int  # and gradients in flight
+    logits: int  # of a chunk where there are several; and gradients in flight
     overhead: int
 
     @property
@@ -74,14 +81,16 @@ class Prediction:
         return sum(attrs.astuple(self))
 
 
-def predict(config: ModelConfig, kind: str, world_size: int, microbatch_size: int) -> Prediction:
+def predict(
+    config: ModelConfig, kind: str, world_size: int, microbatch_size: int, thrift: Thrift = PLAIN
+) -> Prediction:
     """Return what a rank will hold: bf16, compiled, determinism off, at least two micro-batches a step.
 
     `kind`: "ddp" or "fsdp".
     """
     saved = _measure(config)
-    tokens, width = microbatch_size * config.context_length, config.emb_dim
-    logits, block_backward = config.padded_vocab_size * tokens, BLOCK_BACKWARD_BYTES * width * tokens
+    tokens = microbatch_size * config.context_length
+    block_backward = BLOCK_BACKWARD_BYTES * config.emb_dim * tokens
     fsdp = kind == "fsdp"
     shards = world_size if fsdp else 1
     parameters = saved.outer_parameters + config.n_layers * saved.block_parameters
@@ -93,20 +102,25 @@ def predict(config: ModelConfig, kind: str, world_size: int, microbatch_size: in
         # Embeddings and head stay gathered through a step; of the blocks one is used and one fetched ahead, each in
         # the all-gather's buffer and copied out of it.
         "buckets": STATE_BYTES * (saved.outer_parameters + 4 * saved.block_parameters) if fsdp else 0,
-        "copies": saved.outer_copies + config.n_layers * saved.block_copies,
-        "activations": microbatch_size * (saved.outer_bytes + config.n_layers * saved.block_bytes),
-        "logits": max(LOGIT_BYTES * logits, KEPT_LOGIT_BYTES * logits + block_backward),
+        **_kept(config, saved, tokens, thrift),
+        "logits": max(_logit_bytes(config, tokens, thrift), block_backward),
     }
     nccl = NCCL_BYTES if world_size > 1 else 0
     return Prediction(**parts, overhead=CONTEXT_BYTES + nccl + int(FRAGMENTATION * sum(parts.values())))
 
 
-def largest_microbatch(config: ModelConfig, kind: str, world_size: int, usable_bytes: int) -> int | None:
+def largest_microbatch(
+    config: ModelConfig, kind: str, world_size: int, usable_bytes: int, thrift: Thrift = PLAIN
+) -> int | None:
     """Return how many sequences of a forward pass fit, or None where not even one does."""
-    fixed = predict(config, kind, world_size, 0).total
-    each = predict(config, kind, world_size, 1).total - fixed
-    size = (usable_bytes - fixed) // each
-    return size if size >= 1 else None
+
+    def needed(size: int) -> int:
+        return predict(config, kind, world_size, size, thrift).total
+
+    beyond = 1
+    while needed(beyond) <= usable_bytes:
+        beyond *= 2
+    return bisect.bisect_right(range(1, beyond), usable_bytes, key=needed) or None
 
 
 def gpu_bytes(name: str) -> int:
@@ -120,6 +134,8 @@ def remedies(config: ModelConfig, kind: str, world_size: int, usable_bytes: int 
     """Return what would make one sequence fit, by prediction; in so much memory, where that is known."""
     ways = []
     if usable_bytes is not None:
+        if largest_microbatch(config, kind, world_size, usable_bytes, THRIFTY):
+            ways.append(f"--set loss_chunks={THRIFTY.loss_chunks} --set recompute_blocks=true")
         if kind == "ddp" and world_size > 1 and largest_microbatch(config, "fsdp", world_size, usable_bytes):
             ways.append("--set parallel=fsdp")
         halves = (config.context_length >> power for power in range(1, config.context_length.bit_length()))
@@ -142,6 +158,25 @@ class _Saved:
     block_copies: int
     outer_bytes: int  # of each sequence
     block_bytes: int
+
+
+def _kept(config: ModelConfig, saved: _Saved, tokens: int, thrift: Thrift) -> dict[str, int]:
+    """Return the bytes of weights in bf16 and of activations when the backward pass needs the most of them."""
+    sequences, hidden = tokens // config.context_length, HIDDEN_BYTES * config.emb_dim * tokens
+    blocks = 1 if thrift.recompute_blocks else config.n_layers  # whose insides are there at a time
+    activations = sequences * (saved.outer_bytes + blocks * saved.block_bytes)
+    if thrift.recompute_blocks:
+        activations += config.n_layers * hidden
+    if thrift.loss_chunks > 1:
+        activations += hidden // 2  # what the head takes, in fp32 now
+    return {"copies": saved.outer_copies + blocks * saved.block_copies, "activations": activations}
+
+
+def _logit_bytes(config: ModelConfig, tokens: int, thrift: Thrift) -> int:
+    if thrift.loss_chunks == 1:
+        return LOGIT_BYTES * config.padded_vocab_size * tokens
+    chunk = -(-tokens // thrift.loss_chunks)
+    return config.padded_vocab_size * (CHUNK_LOGIT_BYTES * chunk + CHUNK_HEAD_BYTES * config.emb_dim)
 
 
 @functools.cache

@@ -60,6 +60,8 @@ def fingerprint(run: Run, numerics: Numerics, ranks: Ranks) -> dict[str, Any]:
     }
     if numerics.determinism == "run":  # elastic is what makes these two not matter
         values |= {"world_size": ranks.world_size, "parallel": run.train.parallel}
+    if run.train.loss_chunks > 1:  # another order of additions
+        values["loss_chunks"] = run.train.loss_chunks
     return values | {name: os.environ.get(name) for name in _ENVIRONMENT}
 
 

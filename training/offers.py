@@ -74,7 +74,8 @@ def describe_offers(run: Run, prices: PriceList, offers: list[Offer]) -> list[st
 
 def _offer(run: Run, machine: Machine, lengths: dict[str, int | None]) -> Offer:
     shape, room = (run.model, run.train.parallel, machine.gpus), gpu_bytes(machine.gpu)
-    needed, largest = predict(*shape, run.train.microbatch_size).total, largest_microbatch(*shape, room)
+    needed = predict(*shape, run.train.microbatch_size, run.train.thrift).total
+    largest = largest_microbatch(*shape, room, run.train.thrift)
     plan, problem = None, None
     try:
         if needed <= room:
@@ -178,7 +179,7 @@ def _too_big(run: Run, offers: list[Offer]) -> str:
             f"than the {room}; the largest that fits is {best.largest}, on {best.machine.name}: set "
             f"microbatch_size={fitting}"
         )
-    needs = min(predict(run.model, kind, offer.machine.gpus, 1).total for offer in offers) / GIB
+    needs = min(predict(run.model, kind, offer.machine.gpus, 1, run.train.thrift).total for offer in offers) / GIB
     advice = remedies(run.model, kind, roomiest.machine.gpus, gpu_bytes(roomiest.machine.gpu))
     return (
         f"{run.directory / 'model.json'}: too big for every machine: under {kind} one sequence needs {needs:.1f} GiB "

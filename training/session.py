@@ -139,7 +139,7 @@ def make_trainer(run: Run, plan: Plan, numerics: Numerics, ranks: Ranks, watch: 
     """Return a network with its first weights, and what trains it. Call it on every rank."""
     # Matrix products that autocast leaves in fp32 may use TF32; a run that asks for fp32 gets fp32.
     torch.set_float32_matmul_precision("highest" if numerics.precision == "fp32" else "high")
-    network = GPT(run.model)
+    network = GPT(run.model, recompute_blocks=run.train.recompute_blocks)
     initialize(network, run.train.random_seed)
     wrapping = Wrapping(kind=run.train.parallel, compiled=numerics.compiled, determinism=numerics.determinism)
     parallel = Parallel(network, wrapping, plan.layout, ranks)
@@ -152,6 +152,7 @@ def make_trainer(run: Run, plan: Plan, numerics: Numerics, ranks: Ranks, watch: 
         numerics=numerics,
         loss_scale=LossScale(numerics.precision, ranks.device),
         loss=_compile(next_token_loss) if numerics.compiled else next_token_loss,
+        loss_chunks=run.train.loss_chunks,
         guard=Guard(ranks, run.train),
         watch=watch,
         drop_rate=run.model.drop_rate,

@@ -38,6 +38,7 @@ class Trainer:
     numerics: Numerics
     loss_scale: LossScale
     loss: Loss
+    loss_chunks: int  # more than 1: the network computes its own loss, that many times a part of it
     guard: Guard
     watch: Watch
     drop_rate: float
@@ -78,12 +79,19 @@ def run_microbatches(trainer: Trainer, step: int, next_batch: Callable[[], tuple
         if trainer.drop_rate > 0:
             seed_dropout(trainer.seed, step, microbatch_index(trainer.layout, micro_step, trainer.ranks.rank))
         with trainer.parallel.gradient_sync(enabled=micro_step == accumulation - 1):
-            with autocast(trainer.numerics.precision, trainer.ranks):
-                logits = trainer.parallel.model(inputs)
-            loss = trainer.loss(logits, targets)
+            loss = _loss(trainer, inputs, targets)
             (loss * trainer.loss_scale.scale).backward()
         losses.append(loss.detach())
     return torch.stack(losses)
+
+
+def _loss(trainer: Trainer, inputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean loss of a micro-batch. Logits end with this function, but for what the backward pass needs."""
+    with autocast(trainer.numerics.precision, trainer.ranks):
+        if trainer.loss_chunks > 1:
+            return trainer.parallel.model(inputs, targets=targets, loss_chunks=trainer.loss_chunks)
+        logits = trainer.parallel.model(inputs)
+    return trainer.loss(logits, targets)
 
 
 def seed_dropout(seed: int, step: int, index: int) -> None:

@@ -198,15 +198,15 @@ def test_what_is_entered_or_measured_goes_before_the_roofline(tmp_path: Path, mo
 def test_a_plan_prices_machines_that_one_does_not_have_and_writes_nothing() -> None:
     run = ROOT / "runs" / "8xa100"
     before = sorted(run.iterdir()), os.times().children_user
-    done = train(run, "--plan", "--set", "microbatch_size=64", "--set", "global_batch_size=512", as_user=True)
+    done = train(run, "--plan", "--set", "microbatch_size=128", "--set", "global_batch_size=1024", as_user=True)
     assert os.times().children_user - before[1] < 5  # seconds of a quiet machine
     assert done.returncode == 0, done.stderr
-    assert "6,219 steps x 524,288 = 3,260,547,072 tokens" in done.stdout
+    assert "3,110 steps x 1,048,576 = 3,261,071,360 tokens" in done.stdout
     rows = {line.split()[0]: line for line in done.stdout.splitlines() if line.startswith("8x")}
     assert list(rows) == [*SEED, "8xa100-40gb:"]
-    assert re.search(r" 32 x 2 x 8 .* \d+\.\d of 39\.4 .* roofline", rows["8xa100-40gb"])
-    assert "8xa100-40gb: 64 does not fit; start with --set microbatch_size=32" in done.stdout
-    assert re.search(r" 64 x 1 x 8 .* of 178\.0 .* roofline, not fitted +cheapest, fastest$", rows["8xb200"])
+    assert re.search(r" 64 x 2 x 8 .* \d+\.\d of 39\.4 .* roofline", rows["8xa100-40gb"])
+    assert "8xa100-40gb: 128 does not fit; start with --set microbatch_size=64" in done.stdout
+    assert re.search(r" 128 x 1 x 8 .* of 178\.0 .* roofline, not fitted +cheapest, fastest$", rows["8xb200"])
     assert re.search(r" 262,840 +3\.\d+ +3\d\.\d+ +another trainer$", done.stdout, re.MULTILINE)
     assert "uncalibrated" in done.stdout
     assert sorted(run.iterdir()) == before[0]
