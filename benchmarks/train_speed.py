@@ -8,6 +8,7 @@ numpy, safetensors, attrs, jaxtyping, tqdm and matplotlib; nanoGPT's clone only 
 """
 
 import argparse
+import contextlib
 import json
 import statistics
 import subprocess
@@ -19,11 +20,14 @@ from typing import Any
 import attrs
 import kernels
 import nanogpt
+import numpy as np
 import torch
+from in_turn import Stepper
 from random_run import ROOT, prepare
 
 from errors import BadInput
 from model.config import GPT2_SIZES, ModelConfig, flops_per_token
+from training.hardware import cpu_name, git_commit
 from training.memory import GIB, largest_microbatch
 
 WARM_UP = 3  # steps that are not counted: compilation, clocks
@@ -31,9 +35,13 @@ SMALL = ModelConfig(
     vocab_size=256, context_length=256, emb_dim=384, n_heads=6, n_layers=6, qkv_bias=True, tie_weights=True
 )
 SIZES = {"small": SMALL, **GPT2_SIZES}
-STEP_TOKENS = {"cuda": 1 << 19, "cpu": 1 << 11}
+DEFAULTS: dict[bool, dict[str, Any]] = {
+    True: {"sizes": ["124M"], "steps": 50, "step_tokens": 1 << 19},  # on a GPU
+    False: {"sizes": ["small"], "steps": 10, "step_tokens": 1 << 11},
+}
 LARGEST_MICROBATCH = 64  # more gains nothing where it fits
 HEADROOM = 0.05  # of a GPU's memory
+RESULT = "result.json"
 
 
 @attrs.frozen(kw_only=True)
@@ -64,20 +72,24 @@ def main() -> None:
 
 
 def _parse_arguments() -> argparse.Namespace:
-    cuda = torch.cuda.is_available()
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--sizes", nargs="+", default=["124M" if cuda else "small"], choices=list(SIZES))
-    parser.add_argument("--steps", type=int, default=50 if cuda else 10, help="that count; 3 more come before")
+    parser.add_argument("--sizes", nargs="+", choices=list(SIZES), help="default: 124M; CPU: small")
+    parser.add_argument("--steps", type=int, help="that count, after 3 others; default: 50; CPU: 10")
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--microbatch", type=int, metavar="N", help="sequences; default: predicted, 64 at most; CPU: 4")
-    parser.add_argument("--step-tokens", type=int, default=STEP_TOKENS["cuda" if cuda else "cpu"], metavar="N")
+    parser.add_argument("--step-tokens", type=int, metavar="N", help="default: 524,288; CPU: 2,048")
     parser.add_argument("--threads", type=int, default=1, help="of a rank on a CPU")
     parser.add_argument("--kernels", action="store_true", help="what kinds of kernels take the time")
-    parser.add_argument("--beside-nanogpt", type=Path, metavar="PATH", help="a clone of it, run in turn with this one")
+    parser.add_argument("--beside-nanogpt", type=Path, metavar="PATH", help="on a CPU, beside this clone of it")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="of train.json; may be repeated"
     )
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    arguments.cuda = torch.cuda.is_available() and arguments.beside_nanogpt is None
+    for name, default in DEFAULTS[arguments.cuda].items():
+        if getattr(arguments, name) is None:
+            setattr(arguments, name, default)
+    return arguments
 
 
 def _batch(model: ModelConfig, arguments: argparse.Namespace) -> Batch:
@@ -86,7 +98,7 @@ def _batch(model: ModelConfig, arguments: argparse.Namespace) -> Batch:
     size = arguments.microbatch
     if size is None:
         fits: int | None = 4
-        if torch.cuda.is_available():
+        if arguments.cuda:
             usable = int((1 - HEADROOM) * torch.cuda.get_device_properties(0).total_memory)
             fits = largest_microbatch(model, "ddp", arguments.ranks, usable)
         largest = min(fits or 1, share, LARGEST_MICROBATCH)
@@ -95,10 +107,9 @@ def _batch(model: ModelConfig, arguments: argparse.Namespace) -> Batch:
 
 
 def _report(size: str, batch: Batch, arguments: argparse.Namespace) -> None:
-    settings = dict(setting.split("=", 1) for setting in arguments.set)
-    result = _measure(SIZES[size], batch, arguments, **settings)
+    result = _measure(SIZES[size], batch, arguments)
     environment, model = result["environment"], SIZES[size]
-    tokens_per_second = result["tokens_per_step"] / _median(result["wall"])
+    tokens_per_second = result["tokens_per_step"] / statistics.median(result["seconds"][WARM_UP:])
     flops = flops_per_token(model) * tokens_per_second / batch.ranks
     peaks = {int(trial): peak / GIB for trial, peak in result["peak_bytes"].items()}
     (small, small_peak), (large, large_peak) = min(peaks.items()), max(peaks.items())
@@ -111,7 +122,7 @@ def _report(size: str, batch: Batch, arguments: argparse.Namespace) -> None:
         "commit": result["commit"],
         "numerics": ", ".join(f"{key} {value}" for key, value in result["numerics"].items()),
         "step": f"{result['tokens_per_step']:,} tokens = {batch.ranks} ranks x {batch.accumulation} x "
-        f"{batch.microbatch_size} sequences; median of {len(result['wall']) - WARM_UP}",
+        f"{batch.microbatch_size} sequences; median of {len(result['seconds']) - WARM_UP}",
         "tokens/s": f"{tokens_per_second:,.0f}",
         "MFU": _share(flops, result["peak_flops"]),
         "of a matmul": f"{_share(flops, result['matmul_flops'])} of the measured {result['matmul_flops'] / 1e12:,.2f} "
@@ -130,78 +141,86 @@ def _report(size: str, batch: Batch, arguments: argparse.Namespace) -> None:
 
 
 def _compare(size: str, batch: Batch, arguments: argparse.Namespace) -> None:
-    """Print both trainers' tokens/s at the same shapes, in turn, in fp32 and bf16, compiled and not."""
-    model, tokens = SIZES[size], batch.sequences * SIZES[size].context_length
-    if batch.ranks != 1:
-        raise BadInput("--beside-nanogpt compares one process with one; leave --ranks out")
-    print(f"{size}, {tokens:,} tokens a step, medians of {arguments.steps} steps; tokens/s (by CPU seconds) and ratios")
+    """Print both trainers' tokens/s at the same shapes on this CPU, in fp32 and bf16, compiled and not."""
+    tokens = batch.sequences * SIZES[size].context_length
+    print(f"{size} on {cpu_name()}, {arguments.threads} threads, torch {torch.__version__}, commit {git_commit()}")
+    print(f"{tokens:,} tokens a step in micro-batches of {batch.microbatch_size}; {arguments.steps} steps in turn")
+    print("medians of tokens/s and of the ratios to nanoGPT's step beside it; in brackets by CPU seconds")
     columns = ("nanoGPT", "as it is", "ratio", "determinism off", "ratio")
-    print(f"{'':18}" + "".join(f"{column:>20}" for column in columns), flush=True)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    print(f"{'':18}" + "".join(f"{column:>18}" for column in columns), flush=True)
     for precision in ("fp32", "bf16"):
         for compiled in (False, True):
-            how: dict[str, Any] = {"precision": precision, "compile": compiled}
             setting = nanogpt.Setting(
-                model=model,
+                model=SIZES[size],
                 microbatch_size=batch.microbatch_size,
                 accumulation=batch.accumulation,
-                threads=arguments.threads,
-                device=device,
                 precision=precision,
                 compiled=compiled,
             )
-            with tempfile.TemporaryDirectory() as name:
-                nanogpt.prepare(arguments.beside_nanogpt, Path(name) / "nanogpt", model)
-                wall, cpu = nanogpt.measure(Path(name) / "nanogpt", setting, arguments.steps + WARM_UP)
-            theirs = _speeds(tokens, wall, cpu)
-            cells = [_cell(theirs)]
-            for extra in ({}, {"determinism": "off"}):
-                ours = _measure(model, batch, arguments, **how, **extra)
-                speeds = _speeds(tokens, ours["wall"], ours["cpu"])
-                cells += [_cell(speeds), _cell([one / other for one, other in zip(speeds, theirs, strict=False)], 2)]
+            theirs, *ours = _step_in_turn(setting, batch, arguments)
+            cells = [_cell(tokens / theirs)]
+            for seconds in ours:
+                cells += [_cell(tokens / seconds), _cell(theirs / seconds, 2)]
             label = f"{precision}{', compiled' if compiled else ''}"
-            print(f"{label:18}" + "".join(f"{cell:>20}" for cell in cells), flush=True)
+            print(f"{label:18}" + "".join(f"{cell:>18}" for cell in cells), flush=True)
 
 
-def _measure(model: ModelConfig, batch: Batch, arguments: argparse.Namespace, **settings: Any) -> dict[str, Any]:
-    """Return what benchmarks/measured_run.py says of this model. Raises BadInput where it fails."""
+def _step_in_turn(setting: nanogpt.Setting, batch: Batch, arguments: argparse.Namespace) -> list[np.ndarray]:
+    """Return (steps, 2) wall-clock and CPU seconds of nanoGPT, of a run as it is, and of one without determinism."""
+    settings: dict[str, Any] = {"precision": setting.precision, "compile": setting.compiled}
+    steps = WARM_UP + arguments.steps
+    with contextlib.ExitStack() as stack:
+        folders = [Path(stack.enter_context(tempfile.TemporaryDirectory())) for _ in range(3)]
+        commands = [nanogpt.prepare(arguments.beside_nanogpt, folders[0], setting)]
+        for folder, extra in zip(folders[1:], ({}, {"determinism": "off"}), strict=True):
+            commands.append(_command(setting.model, batch, arguments, folder, settings | extra))
+        steppers = []
+        for command, folder in zip(commands, folders, strict=True):
+            steppers.append(Stepper(command, folder, arguments.threads))
+            stack.callback(steppers[-1].close)
+        rounds = [[stepper.step() for stepper in steppers] for _ in range(steps)]
+    return list(np.array(rounds[WARM_UP:]).transpose(1, 0, 2))
+
+
+def _command(
+    model: ModelConfig, batch: Batch, arguments: argparse.Namespace, folder: Path, settings: dict[str, Any]
+) -> list[str]:
+    """Return the command that measures a run of this model, whose directory it makes."""
     keys = {
         "microbatch_size": batch.microbatch_size,
         "global_batch_size": batch.sequences,
         "cpu_threads": arguments.threads,
-        **{key: _value(value) for key, value in settings.items()},
+        **settings,
     }
+    run = prepare(folder, model, WARM_UP + arguments.steps + 1, **keys)
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={batch.ranks}"]
+    script = Path(__file__).with_name("measured_run.py")
+    return [sys.executable, *(launcher if batch.ranks > 1 else []), str(script), str(run), str(folder / RESULT)]
+
+
+def _measure(model: ModelConfig, batch: Batch, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return what benchmarks/measured_run.py says of this model. Raises BadInput where it fails."""
+    settings = {key: _value(text) for key, text in (setting.split("=", 1) for setting in arguments.set)}
     with tempfile.TemporaryDirectory() as name:
-        run, output = prepare(Path(name), model, arguments.steps + WARM_UP + 1, **keys), Path(name) / "result.json"
-        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={batch.ranks}"]
-        command = [sys.executable, *(launcher if batch.ranks > 1 else [])]
-        command += [str(Path(__file__).with_name("measured_run.py")), str(run), str(output)]
-        command += ["--memory"] if arguments.beside_nanogpt is None else []
-        command += ["--kernels"] if arguments.kernels else []
+        command = _command(model, batch, arguments, Path(name), settings)
+        command += ["--memory", *(["--kernels"] if arguments.kernels else [])]
         done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, check=False)
         if done.returncode:
             raise BadInput(f"the measurement failed:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
-        return json.loads(output.read_text())
+        return json.loads((Path(name) / RESULT).read_text())
 
 
-def _value(text: Any) -> Any:
+def _value(text: str) -> Any:
     try:
-        return json.loads(text) if isinstance(text, str) else text
+        return json.loads(text)
     except ValueError:
         return text  # a bare word
 
 
-def _median(seconds: list[float]) -> float:
-    return statistics.median(seconds[WARM_UP:])
-
-
-def _speeds(tokens: int, *clocks: list[float]) -> list[float]:
-    return [tokens / _median(seconds) for seconds in clocks if seconds]
-
-
-def _cell(values: list[float], digits: int = 0) -> str:
-    wall, *cpu = (f"{value:,.{digits}f}" for value in values)
-    return f"{wall} ({cpu[0]})" if cpu else wall
+def _cell(values: np.ndarray, digits: int = 0) -> str:
+    """Return the medians of (steps, 2) values by wall clock and by CPU seconds."""
+    wall, cpu = np.median(values, axis=0)
+    return f"{wall:,.{digits}f} ({cpu:,.{digits}f})"
 
 
 def _share(flops: float, of: float | None) -> str:

@@ -143,7 +143,7 @@ class GPT(nn.Module):
         weight = self.token_embedding.weight if self.head is None else self.head.weight
         x = self.final_norm(x)
         if targets is not None:
-            return chunked_loss(x, weight, targets, (self.config.vocab_size, loss_chunks))
+            return chunked_loss(x, weight, targets, self.config.vocab_size, loss_chunks)
         logits = F.linear(x, weight)  # (B, T, padded V)
         return logits[..., : self.config.vocab_size]
 

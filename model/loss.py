@@ -1,4 +1,7 @@
-"""The training objective: cross-entropy of the next token, in nats per token. N = B * T tokens, C width."""
+"""The training objective: cross-entropy of the next token, in nats per token.
+
+B micro-batch, T tokens, N tokens of a chunk, C width, V vocabulary, R rows of the head, V or more.
+"""
 
 import torch
 import torch.nn.functional as F
@@ -13,14 +16,16 @@ def next_token_loss(logits: Float[Tensor, "B T V"], targets: Int[Tensor, "B T"])
 
 
 def chunked_loss(
-    hidden: Float[Tensor, "B T C"], weight: Float[Tensor, "R C"], targets: Int[Tensor, "B T"], size: tuple[int, int]
+    hidden: Float[Tensor, "B T C"],
+    weight: Float[Tensor, "R C"],
+    targets: Int[Tensor, "B T"],
+    vocabulary_size: int,
+    chunks: int,
 ) -> Float[Tensor, ""]:
-    """Return the loss of the head's logits, to rounding, with the logits of one chunk of the tokens at a time.
+    """Return the mean loss of the head's logits, in fp32, with the logits of one chunk of the tokens at a time.
 
-    `size`: the vocabulary, whose rows of `weight` count, and the number of chunks. The backward pass computes the
-    logits of each chunk once more.
+    The first `vocabulary_size` rows of the weight count. The backward pass computes each chunk's logits once more.
     """
-    vocabulary_size, chunks = size
     total = torch.zeros((), device=hidden.device)
     for part, wanted in zip(hidden.flatten(0, 1).chunk(chunks), targets.flatten().chunk(chunks), strict=True):
         total = total + checkpoint(
