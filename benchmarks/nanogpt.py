@@ -14,6 +14,7 @@ from model.config import ModelConfig
 
 # On a CPU nanoGPT computes in fp32 whatever --dtype says: this is why. Without it the copy does what is asked.
 CPU_CONDITION = "nullcontext() if device_type == 'cpu' else "
+GELU, GPT2_GELU = "nn.GELU()", "nn.GELU(approximate='tanh')"  # nanoGPT's, with erf; GPT-2's, and ours
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 
 
@@ -26,20 +27,22 @@ class Setting:
     accumulation: int
     precision: str  # "fp32" or "bf16"
     compiled: bool
+    gpt2_gelu: bool  # instead of its own
 
 
-def prepare(clone: Path, folder: Path, setting: Setting) -> list[str]:
+def prepare(clone: Path, setting: Setting, folder: Path) -> list[str]:
     """Put nanoGPT and random tokens into a folder; return the command. Raises BadInput where it is not nanoGPT."""
     names = ("train.py", "model.py", "configurator.py")
     missing = [name for name in names if not (clone / name).is_file()]
     if missing:
         raise BadInput(f"--beside-nanogpt {clone}: no {missing[0]} there; clone github.com/karpathy/nanoGPT")
-    script = (clone / "train.py").read_text()
-    if script.count(CPU_CONDITION) != 1:
-        raise BadInput(f"--beside-nanogpt {clone}: train.py differs from the one that is known; check out 3adf61e")
-    (folder / "train.py").write_text(script.replace(CPU_CONDITION, ""))
-    for name in names[1:]:
-        (folder / name).symlink_to((clone / name).resolve())
+    changes = {"train.py": (CPU_CONDITION, ""), "model.py": (GELU, GPT2_GELU if setting.gpt2_gelu else GELU)}
+    for name in names:
+        text = (clone / name).read_text()
+        old, new = changes.get(name, ("", ""))
+        if old and text.count(old) != 1:
+            raise BadInput(f"--beside-nanogpt {clone}: {name} is not the one that is known; check out 3adf61e")
+        (folder / name).write_text(text.replace(old, new))
     data = folder / "data" / "random"
     data.mkdir(parents=True)
     tokens = np.random.default_rng(0).integers(0, setting.model.vocab_size, 1 << 20, dtype=np.uint16)

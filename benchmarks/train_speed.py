@@ -9,11 +9,14 @@ numpy, safetensors, attrs, jaxtyping, tqdm and matplotlib; nanoGPT's clone only 
 
 import argparse
 import contextlib
+import itertools
 import json
 import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -145,45 +148,46 @@ def _compare(size: str, batch: Batch, arguments: argparse.Namespace) -> None:
     tokens = batch.sequences * SIZES[size].context_length
     print(f"{size} on {cpu_name()}, {arguments.threads} threads, torch {torch.__version__}, commit {git_commit()}")
     print(f"{tokens:,} tokens a step in micro-batches of {batch.microbatch_size}; {arguments.steps} steps in turn")
-    print("medians of tokens/s and of the ratios to nanoGPT's step beside it; in brackets by CPU seconds")
-    columns = ("nanoGPT", "as it is", "ratio", "determinism off", "ratio")
-    print(f"{'':18}" + "".join(f"{column:>18}" for column in columns), flush=True)
-    for precision in ("fp32", "bf16"):
-        for compiled in (False, True):
+    print("medians of tokens/s and of ratios to nanoGPT's step beside it; in brackets by CPU seconds")
+    for compiled, precision in itertools.product((False, True), ("fp32", "bf16")):
+        print(f"\n{precision + (', compiled' if compiled else ''):34}{'tokens/s':>18}{'ratio':>18}")
+        trainers = _step_in_turn(SIZES[size], batch, precision, compiled, arguments)
+        theirs = trainers["nanoGPT"]
+        for name, seconds in trainers.items():
+            print(f"{name:34}{_cell(tokens / seconds):>18}{_cell(theirs / seconds, 2):>18}", flush=True)
+
+
+def _step_in_turn(
+    model: ModelConfig, batch: Batch, precision: str, compiled: bool, arguments: argparse.Namespace
+) -> dict[str, np.ndarray]:
+    """Return (steps, 2) wall-clock and CPU seconds of each trainer by its name."""
+    with contextlib.ExitStack() as stack:
+        steppers: dict[str, Stepper] = {}
+
+        def start(name: str, command: Callable[[Path], list[str]]) -> None:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            steppers[name] = Stepper(command(folder), folder, arguments.threads)
+            stack.callback(steppers[name].close)
+
+        for name, gpt2_gelu in (("nanoGPT", False), ("nanoGPT with GPT-2's GELU", True)):
             setting = nanogpt.Setting(
-                model=SIZES[size],
+                model=model,
                 microbatch_size=batch.microbatch_size,
                 accumulation=batch.accumulation,
                 precision=precision,
                 compiled=compiled,
+                gpt2_gelu=gpt2_gelu,
             )
-            theirs, *ours = _step_in_turn(setting, batch, arguments)
-            cells = [_cell(tokens / theirs)]
-            for seconds in ours:
-                cells += [_cell(tokens / seconds), _cell(theirs / seconds, 2)]
-            label = f"{precision}{', compiled' if compiled else ''}"
-            print(f"{label:18}" + "".join(f"{cell:>18}" for cell in cells), flush=True)
-
-
-def _step_in_turn(setting: nanogpt.Setting, batch: Batch, arguments: argparse.Namespace) -> list[np.ndarray]:
-    """Return (steps, 2) wall-clock and CPU seconds of nanoGPT, of a run as it is, and of one without determinism."""
-    settings: dict[str, Any] = {"precision": setting.precision, "compile": setting.compiled}
-    steps = WARM_UP + arguments.steps
-    with contextlib.ExitStack() as stack:
-        folders = [Path(stack.enter_context(tempfile.TemporaryDirectory())) for _ in range(3)]
-        commands = [nanogpt.prepare(arguments.beside_nanogpt, folders[0], setting)]
-        for folder, extra in zip(folders[1:], ({}, {"determinism": "off"}), strict=True):
-            commands.append(_command(setting.model, batch, arguments, folder, settings | extra))
-        steppers = []
-        for command, folder in zip(commands, folders, strict=True):
-            steppers.append(Stepper(command, folder, arguments.threads))
-            stack.callback(steppers[-1].close)
-        rounds = [[stepper.step() for stepper in steppers] for _ in range(steps)]
-    return list(np.array(rounds[WARM_UP:]).transpose(1, 0, 2))
+            start(name, partial(nanogpt.prepare, arguments.beside_nanogpt, setting))
+        how = {"precision": precision, "compile": compiled}
+        for name, extra in (("Lockstep", {}), ("Lockstep, determinism off", {"determinism": "off"})):
+            start(name, partial(_command, model, batch, arguments, how | extra))
+        rounds = [[stepper.step() for stepper in steppers.values()] for _ in range(WARM_UP + arguments.steps)]
+    return dict(zip(steppers, np.array(rounds[WARM_UP:]).transpose(1, 0, 2), strict=True))
 
 
 def _command(
-    model: ModelConfig, batch: Batch, arguments: argparse.Namespace, folder: Path, settings: dict[str, Any]
+    model: ModelConfig, batch: Batch, arguments: argparse.Namespace, settings: dict[str, Any], folder: Path
 ) -> list[str]:
     """Return the command that measures a run of this model, whose directory it makes."""
     keys = {
@@ -202,7 +206,7 @@ def _measure(model: ModelConfig, batch: Batch, arguments: argparse.Namespace) ->
     """Return what benchmarks/measured_run.py says of this model. Raises BadInput where it fails."""
     settings = {key: _value(text) for key, text in (setting.split("=", 1) for setting in arguments.set)}
     with tempfile.TemporaryDirectory() as name:
-        command = _command(model, batch, arguments, Path(name), settings)
+        command = _command(model, batch, arguments, settings, Path(name))
         command += ["--memory", *(["--kernels"] if arguments.kernels else [])]
         done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, check=False)
         if done.returncode:
