@@ -16,7 +16,7 @@ STEP = re.compile(r"^(iter|timed) \d+")  # the line that ends a step: nanoGPT's,
 
 
 class Stepper:
-    """A trainer in a process of its own, on a CPU, halted after its first step. Close it."""
+    """A trainer in a process of its own, on a CPU. It runs freely until its first step. Close it."""
 
     def __init__(self, command: list[str], folder: Path, threads: int):
         environment = {"OMP_NUM_THREADS": str(threads), "CUDA_VISIBLE_DEVICES": "", "PYTHONUNBUFFERED": "1"}
@@ -30,7 +30,6 @@ class Stepper:
             stdout=subprocess.PIPE,
             stderr=self._errors,
         )
-        self.step()  # its start; from here on it runs only when it is its turn
 
     def step(self) -> tuple[float, float]:
         """Let it take a step; return wall-clock and CPU seconds. Raises BadInput with its last words where it ends."""

@@ -168,6 +168,7 @@ def _step_in_turn(
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             steppers[name] = Stepper(command(folder), folder, arguments.threads)
             stack.callback(steppers[name].close)
+            steppers[name].step()  # its start
 
         for name, gpt2_gelu in (("nanoGPT", False), ("nanoGPT with GPT-2's GELU", True)):
             setting = nanogpt.Setting(

@@ -123,7 +123,7 @@ class GPT(nn.Module):
         cache: KeyValueCache | None = None,
         targets: Int[Tensor, "B T"] | None = None,
         loss_chunks: int = 1,
-    ) -> Float[Tensor, "..."]:
+    ) -> Float[Tensor, "B _ V"] | Float[Tensor, ""]:
         """Return logits of the token after each of `tokens`, (B, T, V).
 
         With a cache, `tokens` follow those it has seen, and only the last one's logits are computed, (B, 1, V). With

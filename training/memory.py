@@ -134,10 +134,10 @@ def remedies(config: ModelConfig, kind: str, world_size: int, usable_bytes: int 
     """Return what would make one sequence fit, by prediction; in so much memory, where that is known."""
     ways = []
     if usable_bytes is not None:
-        if largest_microbatch(config, kind, world_size, usable_bytes, THRIFTY):
-            ways.append(f"--set loss_chunks={THRIFTY.loss_chunks} --set recompute_blocks=true")
         if kind == "ddp" and world_size > 1 and largest_microbatch(config, "fsdp", world_size, usable_bytes):
             ways.append("--set parallel=fsdp")
+        if largest_microbatch(config, kind, world_size, usable_bytes, THRIFTY):
+            ways.append(f"--set loss_chunks={THRIFTY.loss_chunks} --set recompute_blocks=true")
         halves = (config.context_length >> power for power in range(1, config.context_length.bit_length()))
         shorter = (attrs.evolve(config, context_length=tokens) for tokens in halves)
         fitting = (short for short in shorter if largest_microbatch(short, kind, world_size, usable_bytes))
