@@ -17,7 +17,7 @@ from training.memory import GPU_GIB, gpu_bytes
 from training.throughput import GPUS, seconds_per_token
 
 # By names of CUDA kernels, or of ATen's operations on a CPU; the first that fits counts. Attention's kernels are made
-# of matrix products, and compiled ones bear the names of the operations that they fuse.
+# of matrix products. Compiled ones are elementwise, or the loss, and bear the names of what they stand beside as well.
 KINDS = {
     "communication": r"nccl|c10d|gloo",
     "attention": r"flash|fmha|attention|sdpa",
@@ -30,7 +30,8 @@ OTHER = "elementwise"  # and copies
 
 def kind_of(kernel: str) -> str:
     """Return the kind of a kernel by its name."""
-    return next((kind for kind, words in KINDS.items() if re.search(words, kernel.lower())), OTHER)
+    kinds = ["loss"] if kernel.startswith("triton_") else list(KINDS)
+    return next((kind for kind in kinds if re.search(KINDS[kind], kernel.lower())), OTHER)
 
 
 def kernel_seconds(work: Callable[[], object], steps: int) -> dict[str, float]:

@@ -137,6 +137,7 @@ def test_what_is_thrifty_is_predicted_to_fit_more_often() -> None:
 
 def test_recomputed_blocks_change_no_bit_and_thrifty_runs_are_elastic(make_run: Callable[..., Path]) -> None:
     model = {"drop_rate": 0.1, "tie_weights": False}
+    short = {"min_train_tokens": 4 * 8 * 32, "validation_interval": None}
     hashes = {}
     for name, chunks, recompute in (("plain", 1, False), ("blocks", 1, True), ("both", 3, True)):
         for ranks, parallel in ELASTIC_LAYOUTS if name == "both" else [(2, "fsdp")]:

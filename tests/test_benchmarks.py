@@ -1,0 +1,21 @@
+"""What benchmarks print depends on names that others give."""
+
+from benchmarks.kernels import kind_of
+
+
+def test_kernels_are_told_apart_by_their_names() -> None:
+    kinds = {
+        "nvjet_sm90_tst_128x256_64x4_2x1_v_bz_coopA_TNT": "matmul",
+        "ampere_bf16_s16816gemm_bf16_128x128_ldg8_f2f_stages_32x5_tn": "matmul",
+        "aten::addmm": "matmul",
+        "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x64x64_4x1x1_kernel0_0": "attention",
+        "void pytorch_flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<...>": "attention",
+        "fmha_cutlassF_bf16_aligned_64x64_rf_sm80(...)": "attention",
+        "triton_red_fused__log_softmax__to_copy_nll_loss_forward_0": "loss",
+        "triton_poi_fused__scaled_dot_product_flash_attention_view_3": "elementwise",
+        "triton_poi_fused_addmm_gelu_view_5": "elementwise",
+        "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<...FusedAdamMathFunctor...>": "optimizer",
+        "ncclDevKernel_AllReduce_Sum_f32_RING_LL(...)": "communication",
+        "Memcpy HtoD (Pinned -> Device)": "elementwise",
+    }
+    assert {name: kind_of(name) for name in kinds} == kinds
