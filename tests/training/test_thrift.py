@@ -142,9 +142,7 @@ def test_recomputed_blocks_change_no_bit_and_thrifty_runs_are_elastic(make_run: 
     for name, chunks, recompute in (("plain", 1, False), ("blocks", 1, True), ("both", 3, True)):
         for ranks, parallel in ELASTIC_LAYOUTS if name == "both" else [(2, "fsdp")]:
             keys = {"loss_chunks": chunks, "recompute_blocks": recompute, "parallel": parallel}
-            run = make_run(
-                f"{name}-{ranks}-{parallel}", model, **keys, min_train_tokens=4 * 8 * 32, validation_interval=None
-            )
+            run = make_run(f"{name}-{ranks}-{parallel}", model, **keys, **short)
             done = train(run, "--hash-every", "1", ranks=ranks)
             assert done.returncode == 0, done.stderr
             hashes[name, ranks, parallel] = metrics(run, "state_sha256")
