@@ -5,7 +5,7 @@ import textwrap
 
 from evaluation.comparison.compare import Comparison
 
-LABEL_WIDTH = 22  # of models above their columns; what is longer is wrapped
+LABEL_WIDTH = 16  # of models above their columns; what is longer is wrapped
 
 
 def as_text(comparison: Comparison) -> str:

@@ -10,18 +10,20 @@ import attrs
 import numpy as np
 import pytest
 
+from evaluation import intervals
 from evaluation.comparison.compare import compare, verdict
-from evaluation.comparison.measures import MEASURES
+from evaluation.comparison.measures import MEASURES, decides
 from evaluation.comparison.published import GPJT_RANGE
 from evaluation.comparison.rows import read_rows
-from evaluation.intervals import Interval, student_quantile
+from evaluation.intervals import Interval, paired_intervals, student_quantile
 from evaluation.ratio import in_groups, ratio
 from evaluation.results import append_result
 from tests import launch
 from tests.conftest import ROOT, train, write_run
+from tests.evaluation.test_intervals import session
 from tests.tokens.test_prepare import PREPARE, run
 
-HELD_OUT = MEASURES[0]
+HELD_OUT, JUDGED = MEASURES[0], MEASURES[-1]
 JUDGE = {"judge": "judge-1", "orders": 3, "seeds": 3, "questions": {"count": 110, "sha256": "q"}}
 DATA = {"file": "instructions.json", "sha256": "i", "train": 935, "validation": 55, "test": 110}
 
@@ -187,6 +189,18 @@ def test_scores_of_other_sessions_are_shown_apart_and_never_compared(tmp_path: P
     assert any(note.startswith("[a] not comparable with the others: judge: 110 questions") for note in found.notes)
 
 
+def test_equal_models_that_differ_by_fine_tuning_are_not_told_apart_by_one_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("DRAWS", "CHUNK"):
+        monkeypatch.setattr(intervals, name, 500)
+    draw = np.random.default_rng(0)
+    found = [paired_intervals(session(draw, (2, 1, 110), seed_deviation=1.7))[1][0, 1] for _ in range(100)]
+    assert sum(one.apart for one in found) > 7  # the interval alone would
+    decisive = decides({"evaluation": "judge", "seeds": 1})
+    assert not any("is better" in verdict(JUDGED, ("a", "b"), one, decisive=decisive) for one in found)
+
+
 def test_of_one_fine_tuning_each_the_judge_finds_nobody_better(tmp_path: Path) -> None:
     clear = [{"a": "a", "b": "b", "value": -4.0, "low": -7.0, "high": -1.0}]
     homes = [judged(tmp_path / name, [20, 17, 23], clear, seeds=1) for name in "ab"]
@@ -297,18 +311,25 @@ def test_a_checkpoint_and_torn_or_unknown_lines(runs: dict[str, Path], tmp_path:
             '{"evaluation": "poetry", "model": "long step-00000008"}\n[1]\n{"evaluation": "loss", "model": "x"}\n'
         )
         file.write(json.dumps(kept(home) | {"model": "long step-00000004"}) + '\n{"evaluation": "lo')
-    assert "long step-00000004" in said(home)  # the newest
-    assert "long step-00000008" in said(home / "checkpoints" / "step-00000008")
+    assert "long step-00000004" in said(home, "--markdown")  # the newest
+    assert "long step-00000008" in said(home / "checkpoints" / "step-00000008", "--markdown")
+
+
+def test_one_process_s_work_is_not_done_by_every_rank(tmp_path: Path) -> None:
+    for command in ("compare", "export"):
+        done = evaluate(command, tmp_path / "run", tmp_path / "new", environment={"WORLD_SIZE": "2"})
+        assert done.returncode == 1
+        said = f"evaluate.py: {command}: got 2 processes of torchrun, wanted one: python evaluate.py {command}\n"
+        assert done.stderr == said
 
 
 def test_what_cannot_be_compared_is_one_line(runs: dict[str, Path], tmp_path: Path) -> None:
-    def refused(*arguments: str | Path, environment: dict[str, str] | None = None) -> str:
-        done = evaluate("compare", *arguments, environment=environment)
+    def refused(*arguments: str | Path) -> str:
+        done = evaluate("compare", *arguments)
         assert (done.returncode, done.stderr.count("\n")) == (1, 1)
         return done.stderr
 
     a = hellaswag(tmp_path / "a", {1})
-    assert "compare: got 2 processes" in refused(a, environment={"WORLD_SIZE": "2"})
     broken = tmp_path / "broken"
     shutil.copytree(runs["long"], broken)
     (broken / "checkpoints" / "step-00000008" / "state.json").write_text("")
