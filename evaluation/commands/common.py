@@ -3,6 +3,8 @@
 import argparse
 from typing import Any
 
+from errors import BadInput
+
 TIMEOUT_SECONDS = 3600  # that ranks wait for each other
 
 
@@ -19,6 +21,15 @@ def add_models(parser: argparse.ArgumentParser, *, several: bool) -> None:
     parser.add_argument(
         "--tokenizer", metavar="gpt2|bytes|FILE.tiktoken", help="default: that of the model, or of the run's tokens"
     )
+
+
+def check_alone(command: str) -> None:
+    """Raise BadInput under torchrun with several processes, each of which would do the command's whole work."""
+    from training.ranks import environment_world_size
+
+    processes = environment_world_size()
+    if processes > 1:
+        raise BadInput(f"{command}: got {processes} processes of torchrun, wanted one: python evaluate.py {command}")
 
 
 def add_device(parser: argparse.ArgumentParser) -> None:
