@@ -28,6 +28,7 @@ class Judge:
         self.url = ""
         self.faults: dict[int, str] = {}  # by number of the prompt, from 0; of its first request only
         self.every: str | None = None  # the fault of all requests
+        self.path_faults: dict[str, str] = {}  # by beginning of "METHOD /path", once each: a status, or "lost" reply
         self.slow_seconds = 1.0
         self.released = threading.Event()  # nothing is slow any more
         self.requests: list[dict[str, Any]] = []  # bodies of those that asked for a verdict, in batches too
@@ -49,6 +50,12 @@ class Judge:
                 return self.every
             self.prompts.append(key)
             return self.every or self.faults.get(len(self.prompts) - 1)
+
+    def path_fault(self, asked: str) -> str | None:
+        """Return what goes wrong with a path this time."""
+        with self.lock:
+            beginning = next((beginning for beginning in self.path_faults if asked.startswith(beginning)), None)
+            return None if beginning is None else self.path_faults.pop(beginning)
 
     def reply(self, path: str, body: dict[str, Any], fault: str | None) -> dict[str, Any]:
         """Bill a request and return what a model says to it."""
@@ -162,7 +169,8 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self) -> None:
-        self.judge.paths.append(f"GET {self.path}")
+        if self.begins_with_a_fault():
+            return None
         parts = self.path.partition("?")[0].split("/")[2:]
         if parts[0] == "files":
             return self.answer_bytes(self.judge.files[parts[1]])
@@ -177,14 +185,25 @@ class Handler(BaseHTTPRequestHandler):
         return self.answer(batch)
 
     def do_POST(self) -> None:
-        self.judge.paths.append(f"POST {self.path}")
         data = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.begins_with_a_fault():
+            return None
         if self.path == "/v1/files":
             return self.take_file(data)
         body = json.loads(data)
         if self.path == "/v1/batches":
             return self.take_batch(body)
         return self.give_verdict(body)
+
+    def begins_with_a_fault(self) -> bool:
+        """Note the path. True: it was answered with a scripted status; a reply to be lost gets lost later."""
+        asked = f"{self.command} {self.path}"
+        self.judge.paths.append(asked)
+        fault = self.judge.path_fault(asked)
+        self.lost = fault == "lost"
+        if fault in HTTP_FAULTS:
+            self.answer({"error": {"message": f"scripted {fault}", "code": None}}, HTTP_FAULTS[fault])
+        return fault in HTTP_FAULTS
 
     def take_file(self, data: bytes) -> None:
         """Keep the file of a form: the part that is lines of JSON."""
@@ -239,6 +258,8 @@ class Handler(BaseHTTPRequestHandler):
         self.answer_bytes(json.dumps(body).encode(), status, headers or {})
 
     def answer_bytes(self, data: bytes, status: int = 200, headers: dict[str, str] | None = None) -> None:
+        if self.lost:
+            return self.drop()
         try:
             self.send_response(status)
             for name, value in {"Content-Type": "application/json", **(headers or {})}.items():

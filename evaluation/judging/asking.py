@@ -86,8 +86,8 @@ class Asking:
         if self._fatal is not None:
             raise self._fatal
 
-    def keep(self, reply: Reply, estimate: float = 0.0) -> None:
-        """Store a reply and count what it has cost. Raises BadInput."""
+    def keep(self, reply: Reply, estimate: float) -> None:
+        """Store a reply and count what it has cost, its estimate where the server did not say. Raises BadInput."""
         self.store.add(reply)
         self.budget.settle(estimate, reply.usage, batch=reply.batch)
         self._in_a_row = 0
@@ -104,13 +104,14 @@ class Asking:
                 attempt = len(self.store.replies.get(request.key, []))
                 self.keep(await ask(self.client, self.judge, request, attempt), estimate)
             except NoReply as error:
-                self.budget.release(estimate)
                 self.unanswered.append(str(error))
                 self._in_a_row += 1
                 return
             except BadInput as error:
                 self._fatal = error
                 return
+            finally:
+                self.budget.release(estimate)
             if is_settled(self.store, request):
                 return
 

@@ -86,14 +86,13 @@ class Budget:
         return True
 
     def settle(self, usd: float, usage: Usage | None, *, batch: bool = False) -> None:
-        """Replace an estimate by what the server has counted; by itself where the server did not say."""
-        self._in_flight -= usd
+        """Count a reply that was estimated at so much, by that where the server did not say what it used."""
         self._settled += usd
         if self._price is not None:
             self.spent += usd if usage is None else self._price.of(usage, batch=batch)
 
     def release(self, usd: float) -> None:
-        """Take an estimate back: nothing was answered."""
+        """Take back what was reserved: it is not in flight any more."""
         self._in_flight -= usd
 
 

@@ -259,6 +259,21 @@ def test_a_batch_costs_half_and_is_never_handed_over_twice(
     assert f"earlier sessions paid: ${paid / 1e6:.4f}" in done.stdout
 
 
+def test_a_lost_reply_on_the_way_of_a_batch_is_not_paid_for_twice(
+    server: Judge, files: list[Path], faultless: dict[str, Any]
+) -> None:
+    faults = {"POST /v1/files": "lost", "POST /v1/batches": "lost", "GET /v1/batches/": "503", "GET /v1/files": "lost"}
+    server.path_faults = dict(faults)
+    done = judge(server, files, "--batch", "--poll-seconds", "0.05")
+    assert done.returncode == 0, done.stderr
+    assert (server.path_faults, list(server.batches)) == ({}, ["batch_0"])
+    assert result(files[0]) == faultless
+    check_paid_once(server, files)
+    server.path_faults = {"POST /v1/batches": "404"}
+    done = judge(server, files, "--seed", "1", "--batch")
+    assert done.stderr == f"evaluate.py: {server.url}: this server takes no batches; leave out --batch\n"
+
+
 def test_a_batch_that_expires_is_handed_over_again_for_the_rest(
     server: Judge, files: list[Path], faultless: dict[str, Any]
 ) -> None:

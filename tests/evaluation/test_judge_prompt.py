@@ -166,6 +166,7 @@ def test_what_is_in_flight_counts_and_grows_with_what_replies_cost() -> None:
     budget = Budget(price, 1.0)
     assert [budget.reserve(0.3) for _ in range(4)] == [True, True, True, False]
     budget.settle(0.3, Usage(input=0, output=225_000))  # 0.45: half as much again
+    budget.release(0.3)
     assert not budget.reserve(0.05)  # 0.45 + 1.5 * (0.6 + 0.05) is more than 1
     budget.release(0.3)
     assert budget.reserve(0.05)
