@@ -28,6 +28,7 @@ class Judge:
         self.url = ""
         self.faults: dict[int, str] = {}  # by number of the prompt, from 0; of its first request only
         self.every: str | None = None  # the fault of all requests
+        self.usage: Callable[[dict[str, Any]], Any] = lambda counted: counted  # what it says instead
         self.path_faults: dict[str, str] = {}  # by beginning of "METHOD /path", once each: a status, or "lost" reply
         self.slow_seconds = 1.0
         self.released = threading.Event()  # nothing is slow any more
@@ -57,9 +58,9 @@ class Judge:
             beginning = next((beginning for beginning in self.path_faults if asked.startswith(beginning)), None)
             return None if beginning is None else self.path_faults.pop(beginning)
 
-    def reply(self, path: str, body: dict[str, Any], fault: str | None) -> dict[str, Any]:
+    def reply(self, path: str, asking: dict[str, Any], fault: str | None) -> dict[str, Any]:
         """Bill a request and return what a model says to it."""
-        asked = body["input"] if path == RESPONSES else body["messages"][1]["content"]
+        asked = asking["input"] if path == RESPONSES else asking["messages"][1]["content"]
         scores = self.scorer(json.loads(asked))
         grades = [{"label": label, "comment": COMMENT, "score": value} for label, value in scores.items()]
         text, refusal = spoil(json.dumps({"grades": grades}), grades, fault), None
@@ -68,8 +69,9 @@ class Judge:
         with self.lock:
             self.billed += 1
             number = self.billed
-        used = (len(json.dumps(body)) // 4, len(text) // 4 + 1)
-        return (response if path == RESPONSES else completion)(number, text, refusal, used, cut=fault == "cut off")
+        used = (len(json.dumps(asking)) // 4, len(text) // 4 + 1)
+        body = (response if path == RESPONSES else completion)(number, text, refusal, used, cut=fault == "cut off")
+        return body | {"usage": self.usage(body["usage"])}
 
     def run_batch(self, batch: dict[str, Any]) -> None:
         """Answer a batch's requests; those with a fault go into the file of errors."""
@@ -79,7 +81,8 @@ class Judge:
             fault = self.fault_of(row["custom_id"], row["body"])
             if fault in HTTP_FAULTS:
                 error = {"message": "scripted", "code": "server_error"}
-                failed.append({"custom_id": row["custom_id"], "response": None, "error": error})
+                refused = {"status_code": 400, "body": {"error": error}} if fault == "400" else None
+                failed.append({"custom_id": row["custom_id"], "response": refused, "error": None if refused else error})
                 continue
             body = self.reply(row["url"], row["body"], fault)
             answer = {"custom_id": row["custom_id"], "response": {"status_code": 200, "body": body}, "error": None}

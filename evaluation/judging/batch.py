@@ -13,7 +13,7 @@ import attrs
 
 from errors import BadInput
 from evaluation.judging.asking import TIMES, Asking, outstanding
-from evaluation.judging.client import NO_CREDIT, PATHS, REFUSED, RETRIES, Request, explained, read_reply
+from evaluation.judging.client import NO_CREDIT, NOT_TAKEN, PATHS, REFUSED, RETRIES, Request, explained, read_reply
 from evaluation.judging.verdicts import Batch, Reply
 
 if TYPE_CHECKING:
@@ -164,6 +164,8 @@ def _take(asking: Asking, line: str, estimates: dict[str, float]) -> None:
     elif error.get("code") in REFUSED:
         said = error.get("message") or "refused"
         asking.keep(Reply(key=key, id=None, text="", refusal=said, usage=None, batch=True), 0.0)
+    elif status in NOT_TAKEN:
+        asking.not_taken[key] = f"{status}: {error.get('message')}"
     else:
         asking.unanswered.append(error.get("message") or f"status {status}")
 

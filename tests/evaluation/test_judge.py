@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 
 from errors import BadInput
 from evaluation.judging.candidates import find_files, read_panel
 from evaluation.judging.client import verdict_in
-from evaluation.judging.verdicts import Reply, VerdictStore
+from evaluation.judging.verdicts import Reply, Usage, VerdictStore
 from evaluation.records import Answer, Answers, Record, write_answers
 from tests import launch
 from tests.conftest import ROOT
@@ -296,20 +297,63 @@ def test_no_more_is_spent_than_allowed(server: Judge, files: list[Path], faultle
     assert refused.returncode == 1
     assert "--max-usd: got 0.5, and 15 requests may cost about $" in refused.stderr
     assert server.requests == []
-    prices = files[0].parents[2] / "prices.json"
-    cheap = json.loads(prices.read_text())
     estimate = float(re.findall(r"about \$([\d.]+)", refused.stderr)[0])
     server.every = "wrong labels"  # every verdict, and it is asked again: dearer than planned
     done = judge(server, files, "--max-usd", str(estimate * 1.05), "--concurrency", "1")
     spent = float(re.findall(r"paid: \$([\d.]+)", done.stdout)[0])
     assert (done.returncode, done.stderr) == (75, "")
     assert estimate * 0.7 < spent <= estimate * 1.05
-    assert "verdicts are missing; nothing is lost, the same command goes on" in done.stdout
-    server.every = None
-    cheap["usd_per_million_tokens"]["scripted"]["output"] = 1
-    prices.write_text(json.dumps(cheap))
-    assert judge(server, files, "--max-usd", str(estimate)).returncode == 0
+    assert "verdicts are missing; nothing is lost, raise --max-usd to go on" in done.stdout
+    server.every, billed = None, server.billed
+    again = judge(server, files, "--max-usd", str(estimate * 1.05))
+    assert (again.returncode, server.billed) == (1, billed)  # "in all" counts what was paid before
+    assert f"beside ${spent:.4f} that earlier sessions paid; nothing was sent" in again.stderr
+    assert judge(server, files, "--max-usd", str(estimate * 2.1)).returncode == 0
     assert result(files[0]) == faultless
+
+
+def test_what_the_server_does_not_count_is_counted_as_estimated(server: Judge, files: list[Path]) -> None:
+    refused = judge(server, files, "--batch", "--max-usd", "0.01")
+    estimate = float(re.findall(r"about \$([\d.]+)", refused.stderr)[0])
+    server.every, server.usage = "missing label", lambda _: {"input_tokens": "many"}
+    done = judge(server, files, "--batch", "--poll-seconds", "0.05", "--max-usd", str(estimate * 1.5))
+    assert (done.returncode, done.stderr.count("Traceback")) == (75, 0), done.stderr
+    assert list(server.batches) == ["batch_0"]  # a second one, of what was wrong, would have been too much
+    assert "cost, with what earlier sessions paid: $0.0000, and 15 replies whose tokens the server did" in done.stdout
+    again = judge(server, files, "--batch", "--max-usd", str(estimate * 1.5))
+    assert f"beside ${estimate:.4f} that earlier sessions paid" in again.stderr
+
+
+def test_a_prompt_that_the_server_does_not_take_holds_up_no_other(
+    server: Judge, files: list[Path], faultless: dict[str, Any]
+) -> None:
+    server.faults = {0: "400", 4: "400", PROMPTS + 3: "400"}
+    done = judge(server, files, "--concurrency", "1")
+    assert done.returncode == 0, done.stderr
+    assert "not taken by the server: 2, as of 'Instruction 0': 400: scripted 400" in done.stdout
+    assert (result(files[0])["left_out"], result(files[0])["refused"]) == (2, 0)
+    assert judge(server, files).returncode == 0  # it is asked again, as the server may take it now
+    assert result(files[0]) == faultless
+    done = judge(server, files, "--effort", "low", "--batch", "--poll-seconds", "0.05")
+    assert (done.returncode, result(files[0])["left_out"]) == (0, 1), done.stderr
+    asked, server.every = len(server.requests), "400"
+    done = judge(server, files, "--effort", "high")
+    assert (done.returncode, done.stderr) == (1, f"evaluate.py: {server.url}: 400: scripted 400\n")
+    assert len(server.requests) - asked < PROMPTS
+
+
+def test_what_a_later_version_has_noted_is_read_and_what_is_lost_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    usage = Usage(input=5, output=7)
+    reply = Reply(key="k", id="r", text="{}", refusal=None, usage=usage, batch=False)
+    line = {"reply": attrs.asdict(reply) | {"new": 1, "usage": attrs.asdict(usage) | {"thought": 3}}}
+    file = tmp_path / "verdicts.jsonl"
+    file.write_text(json.dumps(line) + '\n{"reply": {"key"\n')
+    store = VerdictStore(file)
+    store.close()
+    assert store.replies == {"k": [reply]}
+    assert capsys.readouterr().out.startswith(f"NOTE: {file}: 1 lines cannot be read")
 
 
 def test_a_judge_that_likes_the_first_answer_moves_no_difference(server: Judge, files: list[Path]) -> None:
@@ -392,7 +436,9 @@ def test_what_no_judge_can_be_asked_for_is_one_line(server: Judge, files: list[P
     assert "OPENAI_API_KEY: not set" in refused("--base-url", "https://api.openai.com/v1")
     assert "--base-url: got 'localhost:1'" in refused("--base-url", "localhost:1")
     assert "http://127.0.0.1:1/v1: no server: [Errno 111]" in refused("--base-url", "http://127.0.0.1:1/v1")
-    assert "no price of 'script'; did you mean 'scripted'?" in refused("--model", "script")
+    assert "no price of 'script'; add it to the file, or pass --prices; did you mean 'scripted'?" in refused(
+        "--model", "script"
+    )
     assert "spoiled.json: not JSON" in refused("--prices", str(spoiled))
     server.every = "401"
     assert f"{server.url}: 401: scripted 401" in refused()
