@@ -17,6 +17,7 @@ from evaluation.judging.candidates import find_files, read_panel
 from evaluation.judging.client import verdict_in
 from evaluation.judging.verdicts import Reply, Usage, VerdictStore
 from evaluation.records import Answer, Answers, Record, write_answers
+from evaluation.results import append_result
 from tests import launch
 from tests.conftest import ROOT
 from tests.judge_server import Judge, serve
@@ -39,6 +40,7 @@ def quality(asked: dict[str, Any]) -> dict[str, int]:
 
 def write(folder: Path, model: str, level: int, *, seed: int = 0, questions: range = range(QUESTIONS)) -> Path:
     """Write answers whose quality is about `level`; the references' is 95."""
+    settings = {"seed": seed, "epochs": 2, "losses": [2.0, 1.0 + seed], "best_epoch": seed}
     answers = [
         Answer(
             record=Record(instruction=f"Instruction {n}", input="", output=f"reference {n}: 95"),
@@ -48,7 +50,7 @@ def write(folder: Path, model: str, level: int, *, seed: int = 0, questions: ran
         for n in questions
     ]
     file = folder / model / "answers" / f"seed-{seed}.json"
-    write_answers(file, Answers(model=model, seed=seed, home=None, settings={}, answers=answers))
+    write_answers(file, Answers(model=model, seed=seed, home=None, settings=settings, answers=answers))
     return file
 
 
@@ -337,9 +339,9 @@ def test_a_prompt_that_the_server_does_not_take_holds_up_no_other(
     done = judge(server, files, "--effort", "low", "--batch", "--poll-seconds", "0.05")
     assert (done.returncode, result(files[0])["left_out"]) == (0, 1), done.stderr
     asked, server.every = len(server.requests), "400"
-    done = judge(server, files, "--effort", "high")
+    done = judge(server, files, "--effort", "high", "--concurrency", "1")
     assert (done.returncode, done.stderr) == (1, f"evaluate.py: {server.url}: 400: scripted 400\n")
-    assert len(server.requests) - asked < PROMPTS
+    assert len(server.requests) - asked == 8
 
 
 def test_what_a_later_version_has_noted_is_read_and_what_is_lost_is_told(
@@ -419,9 +421,34 @@ def test_answers_that_cannot_be_judged_together_are_one_line(files: list[Path], 
     assert "absent.json: no such file" in refused(tmp_path / "absent.json")
     assert "no answers; write them with evaluate.py instruct" in refused(tmp_path)
     assert "answer 2: output is missing" in refused(copy(good, "cut.json", drop="output"), poor)
+    longer = write(tmp_path, "good", 60, seed=1)
+    longer.write_text(longer.read_text().replace('"epochs": 2', '"epochs": 3'))
+    differ = f"{longer}: other settings than {good}: epochs 3 and 2; fine-tune all seeds alike, or pass files of one"
+    assert differ in refused(good, longer)
     twin = write(tmp_path / "elsewhere", "good", 50)
     titles = [candidate.title for candidate in read_panel([good, twin], common=False).candidates]
     assert titles == [f"good ({tmp_path / 'elsewhere' / 'good'})", f"good ({tmp_path / 'good'})"]
+
+
+def test_of_a_run_only_one_checkpoint_is_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "run"
+    (run / "checkpoints" / "step-1").mkdir(parents=True)
+    (run / "checkpoints" / "latest").symlink_to("step-1")
+    (run / "answers").mkdir()
+    first, second = [
+        write(tmp_path, f"run step-{step}", 50).rename(run / "answers" / f"{step}.json") for step in (1, 2)
+    ]
+    assert find_files([str(run / "checkpoints" / "latest")]) == [first]
+    with pytest.raises(BadInput, match="answers of run step-1, run step-2, of which none is known as the newest; pass"):
+        find_files([str(run)])
+    for step in (1, 2):
+        append_result(run, f"run step-{step}", "instruct", {})
+    assert capsys.readouterr().out == ""
+    assert find_files([str(run)]) == [second]
+    assert capsys.readouterr().out == f"{run}: the answers of run step-2, not those of run step-1\n"
+    (run / "checkpoints" / "step-3").mkdir()
+    with pytest.raises(BadInput, match="no answers of step-3; write them"):
+        find_files([str(run / "checkpoints" / "step-3")])
 
 
 def test_what_no_judge_can_be_asked_for_is_one_line(server: Judge, files: list[Path], tmp_path: Path) -> None:
@@ -436,6 +463,8 @@ def test_what_no_judge_can_be_asked_for_is_one_line(server: Judge, files: list[P
     assert "OPENAI_API_KEY: not set" in refused("--base-url", "https://api.openai.com/v1")
     assert "--base-url: got 'localhost:1'" in refused("--base-url", "localhost:1")
     assert "http://127.0.0.1:1/v1: no server: [Errno 111]" in refused("--base-url", "http://127.0.0.1:1/v1")
+    ranks = launch.run(ROOT / "evaluate.py", *command(server, files), environment={"WORLD_SIZE": "2"})
+    assert (ranks.returncode, "one process's work: start it with python" in ranks.stderr) == (1, True)
     assert "no price of 'script'; add it to the file, or pass --prices; did you mean 'scripted'?" in refused(
         "--model", "script"
     )
