@@ -8,6 +8,7 @@ import argparse
 import hashlib
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -31,6 +32,8 @@ class Judge:
         self.usage: Callable[[dict[str, Any]], Any] = lambda counted: counted  # what it says instead
         self.path_faults: dict[str, str] = {}  # by beginning of "METHOD /path", once each: a status, or "lost" reply
         self.slow_seconds = 1.0
+        self.retry_after = "0.05"  # seconds, with each fault that has a status
+        self.times: list[float] = []  # when each of `requests` came
         self.released = threading.Event()  # nothing is slow any more
         self.requests: list[dict[str, Any]] = []  # bodies of those that asked for a verdict, in batches too
         self.prompts: list[str] = []  # their keys, as they came
@@ -47,6 +50,7 @@ class Judge:
         """Note a request and return what goes wrong with it."""
         with self.lock:
             self.requests.append(body)
+            self.times.append(time.monotonic())
             if key in self.prompts:
                 return self.every
             self.prompts.append(key)
@@ -239,7 +243,7 @@ class Handler(BaseHTTPRequestHandler):
         assert "temperature" not in body and "seed" not in body
         if fault in HTTP_FAULTS:
             error = {"error": {"message": f"scripted {fault}", "type": "scripted", "code": None}}
-            return self.answer(error, HTTP_FAULTS[fault], {"Retry-After": "0.05"} if fault[0] in "45" else {})
+            return self.answer(error, HTTP_FAULTS[fault], {"Retry-After": judge.retry_after})
         if fault == "dropped":
             return self.drop()
         if key not in judge.replies:

@@ -145,6 +145,13 @@ def check_paid_once(server: Judge, files: list[Path], *, wrong: int = 0) -> None
     assert len(replies(files)) == server.billed == PROMPTS + wrong
 
 
+def test_a_server_that_names_a_time_is_left_alone_until_then(server: Judge, files: list[Path]) -> None:
+    server.faults, server.retry_after = {0: "429"}, "2"  # the client's own first wait is half a second at most
+    assert judge(server, files[:1], "--concurrency", "1").returncode == 0
+    assert server.requests[0] == server.requests[1]
+    assert server.times[1] - server.times[0] >= 2
+
+
 @pytest.mark.parametrize("api", ["responses", "chat"])
 def test_refusals_are_left_out_for_all_alike_and_not_asked_again(server: Judge, files: list[Path], api: str) -> None:
     server.faults = {2: "refusal", 7: "refusal"}
@@ -372,7 +379,7 @@ def test_a_judge_that_likes_the_first_answer_moves_no_difference(server: Judge, 
     assert "between orders: standard deviation 0.0" not in done.stdout
     alone = judge(server, files[:1])
     assert alone.returncode == 0, alone.stderr
-    assert "difference" not in alone.stdout
+    assert "\ndifference" not in alone.stdout
     assert [row["model"] for row in result(files[0])["candidates"]] == ["good"]
 
 

@@ -15,6 +15,7 @@ from evaluation.judging.client import read_reply
 from evaluation.judging.judgement import make_prompts
 from evaluation.judging.prices import PRICES, Budget, read_price
 from evaluation.judging.prompt import Judge, orders, prompt_key, prompt_text, read_verdict
+from evaluation.judging.report import describe
 from evaluation.judging.scores import score
 from evaluation.judging.verdicts import Usage
 from evaluation.records import Answer, Answers, Record
@@ -131,6 +132,22 @@ def test_any_shape_of_reply_is_read_as_a_wrong_verdict(body: Any) -> None:
     assert (reply.text, reply.refusal, reply.usage) == ("", None, None)
 
 
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_one_fine_tuning_ranks_no_model(seeds: int) -> None:
+    judged = panel(2, 4, slots=seeds)
+    prompts = make_prompts(judged, repeats=1, seed=0)
+    alike: list[Any] = [tuple({0: 30, 1: 80, 2: 95}[a] for a in p.order) for p in prompts]
+    found = score(judged, prompts, alike)
+    assert [standing.ranks for standing in found.standings] == ([None, None] if seeds == 1 else [(2, 2), (1, 1)])
+    said = describe(judged, found)
+    assert ("rank " in said.splitlines()[0]) == (seeds > 1)
+    assert ("for this one fine-tuning only" in said, "--seeds 2 or more" in said) == (seeds == 1, seeds == 1)
+    apart = score(
+        judged, prompts, [tuple({0: 60 + 9 * (-1) ** p.question, 1: 61, 2: 95}[a] for a in p.order) for p in prompts]
+    )
+    assert ("not told apart" in describe(judged, apart)) == (seeds > 1)
+
+
 def test_what_is_not_judged_counts_for_nobody() -> None:
     judged = panel(2, 4)
     prompts = make_prompts(judged, repeats=2, seed=0)
@@ -140,7 +157,6 @@ def test_what_is_not_judged_counts_for_nobody() -> None:
     assert full.anchor == 80
     assert full.doubtful == [1, 2, 3]
     assert full.disagreement == 0
-    assert (full.standings[0].best_rank, full.standings[0].worst_rank) == (1, 1)
     without = [
         None if p.question == 3 or n == 0 else verdict
         for n, (p, verdict) in enumerate(zip(prompts, verdicts, strict=True))
