@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from tqdm import tqdm
 
 from errors import BadInput
-from evaluation.judging.client import NoReply, Request, ask, is_settled
+from evaluation.judging.client import NoReply, NotTaken, Request, ask, is_settled
 from evaluation.judging.prices import Budget, Price, expected_usage
 from evaluation.judging.prompt import Judge
 from evaluation.judging.verdicts import Reply, VerdictStore
@@ -25,18 +25,18 @@ DEAD = 8  # requests without a reply, one after the other: nobody is there
 class Asking:
     """One session with a judge. Each reply is in the store before anything depends on it."""
 
-    def __init__(
-        self, client: "AsyncOpenAI", judge: Judge, store: VerdictStore, price: Price | None, most_usd: float | None
-    ):
+    def __init__(self, client: "AsyncOpenAI", judge: Judge, store: VerdictStore, price: Price | None, budget: Budget):
         self.client = client
         self.judge = judge
         self.store = store
-        self.budget = Budget(price, most_usd)
+        self.budget = budget
         self.unanswered: list[str] = []  # why, for each request that nobody has answered
+        self.not_taken: dict[str, str] = {}  # why, by key, for each that the server found fault with
         self.out_of_money = False
         self.interrupted = False
         self._price = price
         self._fatal: BadInput | None = None
+        self._replies = 0  # in this session
         self._in_a_row = 0  # of the unanswered
         self._wake = asyncio.Event()
 
@@ -86,11 +86,17 @@ class Asking:
         if self._fatal is not None:
             raise self._fatal
 
-    def keep(self, reply: Reply, estimate: float = 0.0) -> None:
-        """Store a reply and count what it has cost. Raises BadInput."""
+    def keep(self, reply: Reply, estimate: float) -> None:
+        """Store a reply and count what it has cost, its estimate where the server did not say. Raises BadInput."""
         self.store.add(reply)
         self.budget.settle(estimate, reply.usage, batch=reply.batch)
+        self._replies += 1
         self._in_a_row = 0
+
+    def check_taken(self, requests: list[Request]) -> None:
+        """Raise BadInput where the server has found fault with requests, and has never answered one."""
+        if self.not_taken and not any(request.key in self.store.replies for request in requests):
+            raise self._nothing_taken()
 
     async def _ask(self, request: Request) -> None:
         for _ in range(TIMES):
@@ -103,16 +109,25 @@ class Asking:
             try:
                 attempt = len(self.store.replies.get(request.key, []))
                 self.keep(await ask(self.client, self.judge, request, attempt), estimate)
+            except NotTaken as error:
+                self.not_taken[request.key] = str(error)
+                if not self._replies and len(self.not_taken) >= DEAD:
+                    self._fatal = self._nothing_taken()
+                return
             except NoReply as error:
-                self.budget.release(estimate)
                 self.unanswered.append(str(error))
                 self._in_a_row += 1
                 return
             except BadInput as error:
                 self._fatal = error
                 return
+            finally:
+                self.budget.release(estimate)
             if is_settled(self.store, request):
                 return
+
+    def _nothing_taken(self) -> BadInput:
+        return BadInput(f"{self.judge.base_url}: {next(iter(self.not_taken.values()))}")
 
 
 def outstanding(requests: list[Request], store: VerdictStore) -> list[Request]:

@@ -9,9 +9,12 @@ from evaluation.judging.candidates import Panel
 from evaluation.judging.scores import GOOD_REFERENCE, Scores, told_apart
 from evaluation.overlap import FreeScores
 
-CAVEAT = (
-    "Intervals cover other questions and seeds of the same kind, not another judge's taste: another judge can move\n"
-    "all scores, and their order, by more."
+CAVEAT = "Another judge can move all scores, and their order, by more than the intervals."
+OF_SEEDS = "Intervals cover other questions and fine-tuning seeds of the same kind."
+OF_ONE_SEED = (
+    "Intervals cover other questions of the same kind, for this one fine-tuning only:\n"
+    "another seed can move a difference by more, so no rank is given and no model is\n"
+    "called better. instruct --seeds 2 or more is what tells."
 )
 MOST_DOUBTFUL = 3  # questions that are shown
 
@@ -44,25 +47,31 @@ def describe(panel: Panel, scores: Scores) -> str:
     rows = []
     for number in order:
         standing = scores.standings[number]
-        rank = "-".join(map(str, dict.fromkeys([standing.best_rank, standing.worst_rank])))
-        spread = "" if standing.spread is None else f"{standing.spread:.1f}"
-        rows.append([rank, standing.title, _interval(standing.score), *([spread] if several else [])])
-    heads = ["rank", "model", "score", *(["between seeds"] if several else [])]
+        row = [standing.title, _interval(standing.score)]
+        if standing.ranks is not None:
+            spread = "" if standing.spread is None else f"{standing.spread:.1f}"
+            row = ["-".join(map(str, dict.fromkeys(standing.ranks))), *row, spread]
+        rows.append(row)
+    heads = ["rank", "model", "score", "between seeds"] if several else ["model", "score"]
     parts = [tabulate(rows, heads, disable_numparse=True)]
     if scores.differences:
-        parts.append(tabulate(_differences(scores, order), ["difference", "", ""], disable_numparse=True))
+        parts.append(
+            tabulate(_differences(scores, order), ["difference", "", ""][: 2 + several], disable_numparse=True)
+        )
     parts.append("\n".join(_trust(panel, scores)))
     return "\n\n".join(parts)
 
 
 def _differences(scores: Scores, order: list[int]) -> list[list[str]]:
-    """Return a row for each pair, the better one first."""
+    """Return a row for each pair, the one with the higher score first; what is told apart only of several seeds."""
     rows = []
     for place, a in enumerate(order):
         for b in order[place + 1 :]:
             difference = scores.differences.get((a, b)) or _reverse(scores.differences[b, a])
-            names = f"{scores.standings[a].title} over {scores.standings[b].title}"
-            rows.append([names, _interval(difference, signed=True), "" if told_apart(difference) else "not told apart"])
+            row = [f"{scores.standings[a].title} - {scores.standings[b].title}", _interval(difference, signed=True)]
+            if scores.standings[a].ranks is not None:
+                row.append("" if told_apart(difference) else "not told apart")
+            rows.append(row)
     return rows
 
 
@@ -75,7 +84,7 @@ def _trust(panel: Panel, scores: Scores) -> list[str]:
     lines.append(f"what a position adds, first to last: {bias}")
     if scores.disagreement is not None:
         lines.append(f"the same answer's score between orders: standard deviation {scores.disagreement:.1f}")
-    return [*lines, CAVEAT]
+    return [*lines, OF_SEEDS if panel.slots > 1 else OF_ONE_SEED, CAVEAT]
 
 
 def _interval(interval: Interval, *, signed: bool = False) -> str:
