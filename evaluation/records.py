@@ -100,7 +100,7 @@ def _home(path: Path, recorded: Any) -> Path | None:
     around = path.resolve().parent
     if around.name == ANSWERS and (around.parent / EVALUATIONS).is_file():
         return around.parent
-    return Path(recorded) if isinstance(recorded, str) and Path(recorded).is_dir() else None
+    return Path(recorded).resolve() if isinstance(recorded, str) and Path(recorded).is_dir() else None
 
 
 def _record(row: Any, where: str) -> Record:

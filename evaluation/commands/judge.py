@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from errors import EXIT_DONE, EXIT_STOPPED, BadInput
+from errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_STOPPED, BadInput
 from evaluation.commands.common import at_least, positive
 
 if TYPE_CHECKING:
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from evaluation.overlap import FreeScores
 
 HELP = "have a language model score several models' answers together"
-EXIT_INTERRUPTED = 130  # as of a shell's command that Ctrl-C ends
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -129,6 +128,8 @@ def _judgement(
     if scores is not None and not missing:
         judgement.keep_results(scores, free, price)
     print(judgement.report(scores, price))
+    if homeless := [candidate.model for candidate in panel.candidates if candidate.home is None]:
+        print(f"kept in no evaluations.jsonl, as their runs are not here: {', '.join(homeless)}")
     if missing and ending.out_of_money:
         print(f"--max-usd: {missing:,} verdicts are missing; nothing is lost, raise --max-usd to go on")
         return EXIT_STOPPED
