@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_STOPPED, BadInput
-from evaluation.commands.common import at_least, positive
+from evaluation.commands.common import at_least, check_alone, positive
 
 if TYPE_CHECKING:
     from evaluation.judging.candidates import Panel
@@ -47,8 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print free scores, ask the judge what is not known yet, keep and print its scores; return the exit status."""
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise BadInput("judge: got torchrun with several ranks; this is one process's work: start it with python")
+    check_alone("judge")
     from evaluation.judging.candidates import find_files, read_panel
     from evaluation.judging.verdicts import VerdictStore
 
