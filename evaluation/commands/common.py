@@ -23,15 +23,6 @@ def add_models(parser: argparse.ArgumentParser, *, several: bool) -> None:
     )
 
 
-def check_alone(command: str) -> None:
-    """Raise BadInput under torchrun with several processes, each of which would do the command's whole work."""
-    from training.ranks import environment_world_size
-
-    processes = environment_world_size()
-    if processes > 1:
-        raise BadInput(f"{command}: got {processes} processes of torchrun, wanted one: python evaluate.py {command}")
-
-
 def add_device(parser: argparse.ArgumentParser) -> None:
     """Add --device."""
     parser.add_argument("--device", choices=("cuda", "cpu"), help="default: cuda where there is a GPU")
@@ -63,3 +54,12 @@ def positive(text: str) -> float:
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"got {text}, wanted more than 0")
     return value
+
+
+def check_alone(command: str) -> None:
+    """Raise BadInput under torchrun with several processes, each of which would do the command's whole work."""
+    from training.ranks import environment_world_size
+
+    processes = environment_world_size()
+    if processes > 1:
+        raise BadInput(f"{command}: got {processes} processes of torchrun, wanted one: python evaluate.py {command}")

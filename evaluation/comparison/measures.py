@@ -92,7 +92,7 @@ def described(result: Result) -> str:
             )
             if decides(result):
                 return f"{session} questions and fine-tuning seeds"
-            return f"{session} questions only, of one fine-tuning each: who is better takes instruct --seeds 2 or more"
+            return f"{session} questions only, of one fine-tuning each; instruct --seeds 2 or more tells more"
 
 
 def decides(result: Result) -> bool:
