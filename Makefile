@@ -11,7 +11,7 @@ QUICKSTART := runs/quickstart
 RANKS := 'import torch; print(1 << (min(torch.cuda.device_count() or 2, 8).bit_length() - 1))'
 # pip compiles 20,000 files on one core, which takes a minute; all cores do it sooner. Some are templates, no Python.
 PIP := $(BIN)/python -m pip install --quiet --no-compile
-COMPILE := -$(BIN)/python -m compileall -q -j 0 .venv/lib > /dev/null 2>&1
+COMPILE := $(BIN)/python -m compileall -q -j 0 .venv/lib > /dev/null 2>&1 || true
 export OMP_NUM_THREADS ?= 1
 export TORCH_ELASTIC_SHUTDOWN_TIMEOUT ?= 300 # seconds that torchrun leaves a stopping run to save
 
