@@ -38,7 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--common", action="store_true", help="judge the questions that all files share, no others")
     parser.add_argument("--concurrency", type=at_least(1), default=8, help="requests at a time (%(default)s)")
     parser.add_argument("--timeout", type=positive, default=120.0, metavar="SECONDS", help="of a request (120)")
-    parser.add_argument("--max-usd", type=positive, metavar="X", help="send nothing that could make it dearer in all")
+    parser.add_argument(
+        "--max-usd", type=positive, metavar="X", help="of all sessions: send nothing that could cost more"
+    )
     parser.add_argument("--prices", type=Path, metavar="FILE", help="default: evaluation/judging/prices.json")
     parser.add_argument(
         "--verdicts", type=Path, default=Path("runs/verdicts.jsonl"), metavar="FILE", help="(%(default)s)"

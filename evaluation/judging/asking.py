@@ -25,7 +25,10 @@ DEAD = 8  # requests without a reply, one after the other: nobody is there
 class Asking:
     """One session with a judge. Each reply is in the store before anything depends on it."""
 
-    def __init__(self, client: "AsyncOpenAI", judge: Judge, store: VerdictStore, price: Price | None, budget: Budget):
+    def __init__(
+        self, client: "AsyncOpenAI", judge: Judge, store: VerdictStore, budget: Budget, requests: list[Request]
+    ):
+        # `requests`: all of the judgement, those that are answered as well
         self.client = client
         self.judge = judge
         self.store = store
@@ -34,9 +37,8 @@ class Asking:
         self.not_taken: dict[str, str] = {}  # why, by key, for each that the server found fault with
         self.out_of_money = False
         self.interrupted = False
-        self._price = price
         self._fatal: BadInput | None = None
-        self._replies = 0  # in this session
+        self._answered = sum(request.key in store.replies for request in requests)
         self._in_a_row = 0  # of the unanswered
         self._wake = asyncio.Event()
 
@@ -68,7 +70,7 @@ class Asking:
 
     def estimate(self, request: Request, *, batch: bool = False) -> float:
         """Return what a request may cost, in dollars; 0 where no price is known."""
-        return estimated_usd(request, self.judge, self._price, batch=batch)
+        return estimated_usd(request, self.judge, self.budget.price, batch=batch)
 
     async def one_by_one(self, requests: list[Request], concurrency: int) -> None:
         """Ask, `concurrency` at a time. Raises BadInput when the server answers none, or the disk takes nothing."""
@@ -90,12 +92,12 @@ class Asking:
         """Store a reply and count what it has cost, its estimate where the server did not say. Raises BadInput."""
         self.store.add(reply)
         self.budget.settle(estimate, reply.usage, batch=reply.batch)
-        self._replies += 1
+        self._answered += 1
         self._in_a_row = 0
 
-    def check_taken(self, requests: list[Request]) -> None:
-        """Raise BadInput where the server has found fault with requests, and has never answered one."""
-        if self.not_taken and not any(request.key in self.store.replies for request in requests):
+    def check_taken(self) -> None:
+        """Raise BadInput where the server has found fault with more requests than were ever answered."""
+        if len(self.not_taken) > self._answered:
             raise self._nothing_taken()
 
     async def _ask(self, request: Request) -> None:
@@ -111,7 +113,7 @@ class Asking:
                 self.keep(await ask(self.client, self.judge, request, attempt), estimate)
             except NotTaken as error:
                 self.not_taken[request.key] = str(error)
-                if not self._replies and len(self.not_taken) >= DEAD:
+                if not self._answered and len(self.not_taken) >= DEAD:
                     self._fatal = self._nothing_taken()
                 return
             except NoReply as error:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 MOST_REQUESTS, MOST_BYTES = 50_000, 200_000_000  # of one batch, OpenAI's limits
 ENDED = ("completed", "failed", "expired", "cancelled")
-RETRY_SECONDS = 0.5  # twice as long each time
+RETRY_SECONDS = 0.5  # the first wait; where the server takes no more for now, twice as long each time
 
 
 async def in_batches(asking: Asking, requests: list[Request], poll_seconds: float) -> None:

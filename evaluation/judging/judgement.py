@@ -56,20 +56,6 @@ class Judgement:
         self.requests = [make_request(judge, prompt) for prompt in self.prompts]
         self._read({})
 
-    def _read(self, not_taken: dict[str, str]) -> None:
-        """Read the replies, which takes a while. `not_taken`: why, by key of the request."""
-        replies = [self._store.replies.get(request.key, []) for request in self.requests]
-        self._verdicts = [
-            verdict_in(said, request.answers) for said, request in zip(replies, self.requests, strict=True)
-        ]
-        without = [index for index, verdict in enumerate(self._verdicts) if verdict is None]  # by prompt
-        refused = {index for index in without if any(reply.refusal is not None for reply in replies[index])}
-        self._refused = len(refused)
-        self._not_taken = {
-            index: not_taken[self.requests[index].key] for index in without if self.requests[index].key in not_taken
-        }
-        self.missing = len(without) - len(refused) - len(self._not_taken)  # prompts that may still get a verdict
-
     def plan(self, price: Price | None, sending: Sending) -> str:
         """Return what is going to be sent, and for how much. Raises BadInput where that is more than allowed."""
         left = outstanding(self.requests, self._store)
@@ -77,7 +63,7 @@ class Judgement:
         new = [request for request in left if request.key not in handed_over]
         usd = sum(estimated_usd(request, self.judge, price, batch=sending.batch) for request in new)
         due = [request for request in left if request.key in handed_over]
-        paid = self.paid(price) + sum(estimated_usd(request, self.judge, price, batch=True) for request in due)
+        paid = self._paid(price) + sum(estimated_usd(request, self.judge, price, batch=True) for request in due)
         if sending.most_usd is not None and new and paid + usd > sending.most_usd:
             before = f", beside ${paid:.4f} that earlier sessions paid" if paid else ""
             raise BadInput(
@@ -99,8 +85,8 @@ class Judgement:
 
     async def _ask(self, sending: Sending, price: Price | None) -> Ending:
         client = open_client(self.judge.base_url, sending.timeout_seconds)
-        budget = Budget(price, sending.most_usd, self.paid(price))
-        asking = Asking(client, self.judge, self._store, price, budget)
+        budget = Budget(price, sending.most_usd, self._paid(price))
+        asking = Asking(client, self.judge, self._store, budget, self.requests)
         asking.heed_signals()
         with suppress(asyncio.CancelledError):  # Ctrl-C a second time
             async with client:
@@ -109,7 +95,7 @@ class Judgement:
                     await in_batches(asking, self.requests, sending.poll_seconds)
                 else:
                     await asking.one_by_one(outstanding(self.requests, self._store), sending.concurrency)
-        asking.check_taken(self.requests)
+        asking.check_taken()
         return Ending(
             interrupted=asking.interrupted,
             out_of_money=asking.out_of_money,
@@ -180,13 +166,27 @@ class Judgement:
                 }
                 append_result(candidate.home, candidate.model, "judge", {**own, **values})
 
+    def _read(self, not_taken: dict[str, str]) -> None:
+        """Read the replies, which takes a while. `not_taken`: why, by key of the request."""
+        replies = [self._store.replies.get(request.key, []) for request in self.requests]
+        self._verdicts = [
+            verdict_in(said, request.answers) for said, request in zip(replies, self.requests, strict=True)
+        ]
+        without = [index for index, verdict in enumerate(self._verdicts) if verdict is None]  # by prompt
+        refused = {index for index in without if any(reply.refusal is not None for reply in replies[index])}
+        self._refused = len(refused)
+        self._not_taken = {
+            index: not_taken[self.requests[index].key] for index in without if self.requests[index].key in not_taken
+        }
+        self.missing = len(without) - len(refused) - len(self._not_taken)  # prompts that may still get a verdict
+
     def _usd(self, price: Price | None) -> float | None:
         """Return what all replies to these prompts have cost, right and wrong, in this session and before."""
         if price is None:
             return None
         return sum(price.of(reply.usage, batch=reply.batch) for reply in self._replies() if reply.usage is not None)
 
-    def paid(self, price: Price | None) -> float:
+    def _paid(self, price: Price | None) -> float:
         """Return what a budget counts as paid: replies whose tokens nobody has counted cost what they may have."""
         paid = self._usd(price) or 0.0
         for request in {request.key: request for request in self.requests}.values():

@@ -69,7 +69,7 @@ class Budget:
     def __init__(self, price: Price | None, most: float | None, paid: float = 0.0):
         """Start with what earlier sessions have paid. `price` None: nothing is counted; `most`: None: no limit."""
         self.spent = 0.0  # in this session
-        self._price = price
+        self.price = price
         self._most = most
         self._paid = paid
         self._in_flight = 0.0  # estimates
@@ -89,8 +89,8 @@ class Budget:
     def settle(self, usd: float, usage: Usage | None, *, batch: bool = False) -> None:
         """Count a reply that was estimated at so much, by that where the server did not say what it used."""
         self._settled += usd
-        if self._price is not None:
-            self.spent += usd if usage is None else self._price.of(usage, batch=batch)
+        if self.price is not None:
+            self.spent += usd if usage is None else self.price.of(usage, batch=batch)
 
     def release(self, usd: float) -> None:
         """Take back what was reserved: it is not in flight any more."""

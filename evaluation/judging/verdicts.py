@@ -72,9 +72,7 @@ class VerdictStore:
             except (ValueError, TypeError, KeyError, AttributeError):
                 unread += 1
         if unread:
-            print(
-                f"NOTE: {path}: {unread:,} lines cannot be read, as a crash has cut them; what they held is asked again"
-            )
+            print(f"NOTE: {path}: {unread:,} lines passed over, as a crash may have cut them; what they held is lost")
 
     def add(self, reply: Reply) -> None:
         """Keep a reply; one that the file has already is left out. Raises BadInput when the disk does not take it."""
