@@ -66,11 +66,6 @@ def score(panel: Panel, prompts: list[Prompt], verdicts: list[tuple[int, ...] | 
     )
 
 
-def told_apart(difference: Interval) -> bool:
-    """Tell whether a difference is more than noise."""
-    return difference.low is not None and difference.high is not None and not difference.low <= 0 <= difference.high
-
-
 def _ranks(differences: dict[tuple[int, int], Interval], number: int, models: int) -> tuple[int, int]:
     better, worse = (_told_apart(differences, number, above=above) for above in (True, False))
     return 1 + better, models - worse
@@ -79,7 +74,7 @@ def _ranks(differences: dict[tuple[int, int], Interval], number: int, models: in
 def _told_apart(differences: dict[tuple[int, int], Interval], number: int, *, above: bool) -> int:
     """Return how many candidates are surely better, or worse, than one."""
     sign = 1 if above else -1
-    certain = [pair for pair, difference in differences.items() if told_apart(difference)]
+    certain = [pair for pair, difference in differences.items() if difference.apart]
     return sum(
         (a == number and sign * differences[a, b].value < 0) or (b == number and sign * differences[a, b].value > 0)
         for a, b in certain
