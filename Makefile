@@ -40,16 +40,19 @@ token_files/quickstart/manifest.json: | .venv/installed
 	$(BIN)/python prepare_data.py stdlib --tokenizer bytes --output token_files/quickstart \
 	  --validation-fraction 0.03 --split tail
 
-.venv/installed: requirements.txt | python-version
-	$(PYTHON) -m venv .venv
+.venv/installed: requirements.txt | $(BIN)/python
 	$(PIP) --requirement requirements.txt
 	$(COMPILE)
 	touch $@
 
-.venv/installed-test: requirements-test.txt .venv/installed
+# all requirements in one go, which takes less than one after the other
+.venv/installed-test: requirements-test.txt requirements.txt | $(BIN)/python
 	$(PIP) --requirement requirements-test.txt
 	$(COMPILE)
-	touch $@
+	touch .venv/installed $@
+
+$(BIN)/python: | python-version
+	$(PYTHON) -m venv .venv
 
 python-version:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || \
