@@ -11,7 +11,7 @@ QUICKSTART := runs/quickstart
 RANKS := 'import torch; print(1 << (min(torch.cuda.device_count() or 2, 8).bit_length() - 1))'
 # pip compiles 20,000 files on one core, which takes a minute; all cores do it sooner. Some are templates, no Python.
 PIP := $(BIN)/python -m pip install --quiet --no-compile
-COMPILE := -$(BIN)/python -m compileall -q -j 0 .venv/lib > /dev/null 2>&1
+COMPILE := $(BIN)/python -m compileall -q -j 0 .venv/lib > /dev/null 2>&1 || true
 export OMP_NUM_THREADS ?= 1
 export TORCH_ELASTIC_SHUTDOWN_TIMEOUT ?= 300 # seconds that torchrun leaves a stopping run to save
 
@@ -40,16 +40,19 @@ token_files/quickstart/manifest.json: | .venv/installed
 	$(BIN)/python prepare_data.py stdlib --tokenizer bytes --output token_files/quickstart \
 	  --validation-fraction 0.03 --split tail
 
-.venv/installed: requirements.txt | python-version
-	$(PYTHON) -m venv .venv
+.venv/installed: requirements.txt | $(BIN)/python
 	$(PIP) --requirement requirements.txt
 	$(COMPILE)
 	touch $@
 
-.venv/installed-test: requirements-test.txt .venv/installed
+# all requirements in one go, which takes less than one after the other
+.venv/installed-test: requirements-test.txt requirements.txt | $(BIN)/python
 	$(PIP) --requirement requirements-test.txt
 	$(COMPILE)
-	touch $@
+	touch .venv/installed $@
+
+$(BIN)/python: | python-version
+	$(PYTHON) -m venv .venv
 
 python-version:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || \

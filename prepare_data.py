@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from errors import EXIT_DONE, EXIT_ERROR, BadInput
+from errors import EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, BadInput
 
 if TYPE_CHECKING:
     from tokens.executors import Executor
@@ -36,7 +36,6 @@ Exit status: 0 done; 1 error, a damaged file, or more than 1 % of the documents 
 is ever left half-written under a final name.
 """
 
-EXIT_INTERRUPTED = 130
 COMMANDS = ("status", "verify", "stats", "push")
 
 

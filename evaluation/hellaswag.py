@@ -10,13 +10,12 @@ import re
 import attrs
 import numpy as np
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from errors import BadInput
 from evaluation.hellaswag_items import ENDINGS, Item
+from evaluation.intervals import plus_minus
 from evaluation.load import Trained
-from evaluation.loss import BATCH_TOKENS
+from evaluation.loss import BATCH_TOKENS, prediction_losses
 from evaluation.shares import share
 from model.gpt import GPT
 from tokens.tokenizer import Tokenizer
@@ -141,12 +140,9 @@ def accuracy(likelihoods: np.ndarray, choices: list[Choice], labels: list[int]) 
 def describe(result: Accuracy) -> str:
     """Return accuracies for people."""
     pairs = (("acc", result.acc, result.acc_error), ("acc_norm", result.acc_norm, result.acc_norm_error))
-    return ", ".join(
-        f"{name} {value:.4f}" + ("" if error is None else f" ± {error:.4f}") for name, value, error in pairs
-    )
+    return ", ".join(f"{name} {plus_minus(value, error, 4)}" for name, value, error in pairs)
 
 
-@torch.inference_mode()
 def _batch(network: GPT, choices: list[Choice], device: torch.device) -> np.ndarray:
     """Return the log-probabilities of the endings, fp64 (B,). What stands behind the end of a row changes nothing."""
     shape = len(choices), len(choices[0].tokens)  # the longest comes first
@@ -155,14 +151,8 @@ def _batch(network: GPT, choices: list[Choice], device: torch.device) -> np.ndar
         end = len(choice.tokens)
         tokens[row, :end] = choice.tokens
         counts[row, end - choice.scored : end] = True
-    losses = _losses(network, torch.from_numpy(tokens).to(device)).cpu().numpy()
+    losses = prediction_losses(network, torch.from_numpy(tokens).to(device)).cpu().numpy()
     return -(losses * counts[:, 1:]).sum(axis=1, dtype=np.float64)
-
-
-def _losses(network: GPT, tokens: Tensor) -> Tensor:
-    logits = network(tokens[:, :-1])  # (B, T, V)
-    losses = F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten(), reduction="none")
-    return losses.view(len(tokens), -1)
 
 
 def _error(hits: np.ndarray) -> float | None:

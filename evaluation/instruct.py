@@ -8,6 +8,7 @@ import attrs
 
 from errors import BadInput
 from evaluation.fine_tuning import FineTuned, Settings, answer_losses, encode, fine_tune, make_example, prompt_text
+from evaluation.intervals import plus_minus
 from evaluation.load import Trained
 from evaluation.overlap import FreeScores, describe, free_scores
 from evaluation.records import Answer, Answers, Record, read_records, write_answers
@@ -117,7 +118,7 @@ def summary(tuned: list[Tuned], questions: Questions, settings: Settings) -> dic
 def describe_summary(summary: dict[str, Any]) -> str:
     """Return means and spreads for people."""
     parts = [
-        f"{name.replace('_', ' ')} {summary[name]['value']:.4f} ± {summary[name]['spread']:.4f}"
+        f"{name.replace('_', ' ')} {plus_minus(summary[name]['value'], summary[name]['spread'], 4)}"
         for name in ("reference_loss", "chrf")
     ]
     return f"over {len(summary['seeds'])} seeds, mean ± standard deviation: {', '.join(parts)}"

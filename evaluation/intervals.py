@@ -6,10 +6,12 @@ Applied Statistics 1, 2007). Percentiles of few values are too narrow (Hesterber
 Bootstrap", American Statistician 69, 2015): a draw takes one value less than there are, which makes its variance
 unbiased, and the percentiles are those beyond which a normal has the tail that Student's t has beyond its own. With
 several seeds the noise of single answers is counted in both directions: intervals are wider than need be, never
-narrower.
+narrower. One seed cannot be drawn from: intervals are then over questions only, of that one fine-tuning, and do not
+tell who is better.
 """
 
 import math
+from functools import cache
 from statistics import NormalDist
 
 import attrs
@@ -26,6 +28,23 @@ class Interval:
     value: float
     low: float | None  # None, as `high`, where there is one question: how much they differ is not known
     high: float | None
+
+    def __neg__(self) -> "Interval":
+        """Return the interval of b - a, where this one is of a - b."""
+        low = None if self.high is None else -self.high
+        return Interval(value=-self.value, low=low, high=None if self.low is None else -self.low)
+
+    @property
+    def apart(self) -> bool:
+        """Tell whether zero is left out: as a difference it is more than noise."""
+        return self.low is not None and self.high is not None and not self.low <= 0 <= self.high
+
+
+def plus_minus(value: float, error: float | None, digits: int, *, signed: bool = False) -> str:
+    """Return a value and its standard error, where there is one, for people."""
+    value = round(value, digits) + 0.0  # -0.04 is 0.0, not -0.0
+    text = f"{value:{'+' if signed else ''}.{digits}f}"
+    return text if error is None else f"{text} ± {error:.{digits}f}"
 
 
 def paired_intervals(scores: np.ndarray, *, seed: int = 0) -> tuple[list[Interval], dict[tuple[int, int], Interval]]:
@@ -52,6 +71,7 @@ def paired_intervals(scores: np.ndarray, *, seed: int = 0) -> tuple[list[Interva
     }
 
 
+@cache
 def student_quantile(probability: float, freedom: float) -> float:
     """Return the quantile of Student's t with `freedom` degrees, at least one.
 

@@ -19,10 +19,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from errors import BadInput
+from evaluation.intervals import plus_minus
 from evaluation.load import Place, Trained
 from evaluation.ratio import Groups, in_groups, ratio
 from evaluation.shares import share
 from files import sha256
+from model.gpt import GPT
 from tokens.growing import finished_by
 from tokens.hub import hub_name
 from tokens.manifest import read_manifest
@@ -134,16 +136,12 @@ def measure(trained: Trained, span: Range, ranks: Ranks) -> HeldOutLoss:
 
 def describe(result: HeldOutLoss) -> str:
     """Return a result for people."""
-    nats, bits = (
-        f"{value:.4f}" + ("" if error is None else f" ± {error:.4f}")
-        for value, error in (
-            (result.nats_per_token, result.nats_per_token_error),
-            (result.bits_per_byte, result.bits_per_byte_error),
-        )
-    )
+    nats = plus_minus(result.nats_per_token, result.nats_per_token_error, 4)
+    bits = plus_minus(result.bits_per_byte, result.bits_per_byte_error, 4)
+    documents = "1 document" if result.documents == 1 else f"{result.documents:,} documents"
     return (
         f"{nats} nats a token, perplexity {result.perplexity:,.2f}, {bits} bits a byte, over {result.tokens:,} tokens "
-        f"of {result.documents:,} documents"
+        f"of {documents}"
     )
 
 
@@ -159,9 +157,18 @@ def token_losses(trained: Trained, stream: TokenStream, span: Range, ranks: Rank
     def losses(batch: range) -> np.ndarray:
         ends = [min(start + length, span.start + span.count) for start in batch]
         tokens = np.stack([stream.read(start, end - start + 1) for start, end in zip(batch, ends, strict=True)])
-        return _losses(network, torch.from_numpy(tokens.astype(np.int64)).to(ranks.device)).cpu().numpy()
+        ids = torch.from_numpy(tokens.astype(np.int64)).to(ranks.device)
+        return prediction_losses(network, ids).flatten().cpu().numpy()
 
     return np.concatenate(share(ranks, batches, losses))
+
+
+@torch.inference_mode()
+def prediction_losses(network: GPT, tokens: Tensor) -> Tensor:
+    """Return the loss of each token but the first of each row, nats, fp32 (B, T), of tokens (B, T + 1) int64."""
+    logits = network(tokens[:, :-1])  # (B, T, V)
+    losses = F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten(), reduction="none")
+    return losses.view(len(tokens), -1)
 
 
 def summary(losses: np.ndarray, targets: np.ndarray, tokenizer: Tokenizer) -> HeldOutLoss:
@@ -195,12 +202,6 @@ def byte_lengths(tokenizer: Tokenizer) -> np.ndarray:
     for token, number in tokenizer.ranks().items():
         lengths[number] = len(token)
     return lengths
-
-
-@torch.inference_mode()
-def _losses(network: torch.nn.Module, tokens: Tensor) -> Tensor:
-    logits = network(tokens[:, :-1])  # (B, T, V)
-    return F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten(), reduction="none")
 
 
 @attrs.frozen

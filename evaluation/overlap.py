@@ -4,6 +4,7 @@ import math
 
 import attrs
 
+from evaluation.intervals import plus_minus
 from evaluation.records import Answers
 
 
@@ -45,7 +46,7 @@ def describe(scores: FreeScores) -> str:
     pairs = [("chrF", scores.chrf, scores.chrf_error)]
     if scores.reference_loss is not None:
         pairs.insert(0, ("loss of the reference answers", scores.reference_loss, scores.reference_loss_error))
-    shown = [f"{name} {value:.4f}" + ("" if error is None else f" ± {error:.4f}") for name, value, error in pairs]
+    shown = [f"{name} {plus_minus(value, error, 4)}" for name, value, error in pairs]
     return ", ".join([*shown, f"{scores.exact:.1%} exact"])
 
 

@@ -72,6 +72,7 @@ def write_answers(path: Path, answers: Answers) -> None:
         ],
     }
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n", durable=True)
     except OSError as error:
         raise BadInput(f"{path}: cannot be written: {error}") from error
@@ -97,10 +98,11 @@ def read_answers(path: Path) -> Answers:
 
 def _home(path: Path, recorded: Any) -> Path | None:
     """Return where results about a model are kept: where its answers lie, or else where they came from."""
-    around = path.resolve().parent
-    if around.name == ANSWERS and (around.parent / EVALUATIONS).is_file():
-        return around.parent
-    return Path(recorded) if isinstance(recorded, str) and Path(recorded).is_dir() else None
+    folder = path.resolve().parent
+    around = folder.parent if folder.name == ANSWERS else None
+    if around is not None and (around / EVALUATIONS).is_file():
+        return around
+    return Path(recorded).resolve() if isinstance(recorded, str) and Path(recorded).is_dir() else around
 
 
 def _record(row: Any, where: str) -> Record:

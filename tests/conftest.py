@@ -22,6 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 import torch
 
@@ -29,6 +30,8 @@ from tests import launch
 from tests.launch import ROOT
 
 torch.set_num_threads(1)
+hypothesis.settings.register_profile("house", deadline=None)  # how long an example takes depends on what else runs
+hypothesis.settings.load_profile("house")
 
 SHARED_DATA = ROOT.parent / "shared" / "data"
 

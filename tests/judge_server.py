@@ -8,6 +8,7 @@ import argparse
 import hashlib
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -28,7 +29,11 @@ class Judge:
         self.url = ""
         self.faults: dict[int, str] = {}  # by number of the prompt, from 0; of its first request only
         self.every: str | None = None  # the fault of all requests
+        self.usage: Callable[[dict[str, Any]], Any] = lambda counted: counted  # what it says instead
+        self.path_faults: dict[str, str] = {}  # by beginning of "METHOD /path", once each: a status, or "lost" reply
         self.slow_seconds = 1.0
+        self.retry_after = "0.05"  # seconds, with each fault that has a status
+        self.times: list[float] = []  # when each of `requests` came
         self.released = threading.Event()  # nothing is slow any more
         self.requests: list[dict[str, Any]] = []  # bodies of those that asked for a verdict, in batches too
         self.prompts: list[str] = []  # their keys, as they came
@@ -45,14 +50,21 @@ class Judge:
         """Note a request and return what goes wrong with it."""
         with self.lock:
             self.requests.append(body)
+            self.times.append(time.monotonic())
             if key in self.prompts:
                 return self.every
             self.prompts.append(key)
             return self.every or self.faults.get(len(self.prompts) - 1)
 
-    def reply(self, path: str, body: dict[str, Any], fault: str | None) -> dict[str, Any]:
+    def path_fault(self, asked: str) -> str | None:
+        """Return what goes wrong with a path this time."""
+        with self.lock:
+            beginning = next((beginning for beginning in self.path_faults if asked.startswith(beginning)), None)
+            return None if beginning is None else self.path_faults.pop(beginning)
+
+    def reply(self, path: str, asking: dict[str, Any], fault: str | None) -> dict[str, Any]:
         """Bill a request and return what a model says to it."""
-        asked = body["input"] if path == RESPONSES else body["messages"][1]["content"]
+        asked = asking["input"] if path == RESPONSES else asking["messages"][1]["content"]
         scores = self.scorer(json.loads(asked))
         grades = [{"label": label, "comment": COMMENT, "score": value} for label, value in scores.items()]
         text, refusal = spoil(json.dumps({"grades": grades}), grades, fault), None
@@ -61,8 +73,9 @@ class Judge:
         with self.lock:
             self.billed += 1
             number = self.billed
-        used = (len(json.dumps(body)) // 4, len(text) // 4 + 1)
-        return (response if path == RESPONSES else completion)(number, text, refusal, used, cut=fault == "cut off")
+        used = (len(json.dumps(asking)) // 4, len(text) // 4 + 1)
+        body = (response if path == RESPONSES else completion)(number, text, refusal, used, cut=fault == "cut off")
+        return body | {"usage": self.usage(body["usage"])}
 
     def run_batch(self, batch: dict[str, Any]) -> None:
         """Answer a batch's requests; those with a fault go into the file of errors."""
@@ -72,7 +85,8 @@ class Judge:
             fault = self.fault_of(row["custom_id"], row["body"])
             if fault in HTTP_FAULTS:
                 error = {"message": "scripted", "code": "server_error"}
-                failed.append({"custom_id": row["custom_id"], "response": None, "error": error})
+                refused = {"status_code": 400, "body": {"error": error}} if fault == "400" else None
+                failed.append({"custom_id": row["custom_id"], "response": refused, "error": None if refused else error})
                 continue
             body = self.reply(row["url"], row["body"], fault)
             answer = {"custom_id": row["custom_id"], "response": {"status_code": 200, "body": body}, "error": None}
@@ -162,7 +176,8 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self) -> None:
-        self.judge.paths.append(f"GET {self.path}")
+        if self.begins_with_a_fault():
+            return None
         parts = self.path.partition("?")[0].split("/")[2:]
         if parts[0] == "files":
             return self.answer_bytes(self.judge.files[parts[1]])
@@ -177,14 +192,25 @@ class Handler(BaseHTTPRequestHandler):
         return self.answer(batch)
 
     def do_POST(self) -> None:
-        self.judge.paths.append(f"POST {self.path}")
         data = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.begins_with_a_fault():
+            return None
         if self.path == "/v1/files":
             return self.take_file(data)
         body = json.loads(data)
         if self.path == "/v1/batches":
             return self.take_batch(body)
         return self.give_verdict(body)
+
+    def begins_with_a_fault(self) -> bool:
+        """Note the path. True: it was answered with a scripted status; a reply to be lost gets lost later."""
+        asked = f"{self.command} {self.path}"
+        self.judge.paths.append(asked)
+        fault = self.judge.path_fault(asked)
+        self.lost = fault == "lost"
+        if fault in HTTP_FAULTS:
+            self.answer({"error": {"message": f"scripted {fault}", "code": None}}, HTTP_FAULTS[fault])
+        return fault in HTTP_FAULTS
 
     def take_file(self, data: bytes) -> None:
         """Keep the file of a form: the part that is lines of JSON."""
@@ -217,7 +243,7 @@ class Handler(BaseHTTPRequestHandler):
         assert "temperature" not in body and "seed" not in body
         if fault in HTTP_FAULTS:
             error = {"error": {"message": f"scripted {fault}", "type": "scripted", "code": None}}
-            return self.answer(error, HTTP_FAULTS[fault], {"Retry-After": "0.05"} if fault[0] in "45" else {})
+            return self.answer(error, HTTP_FAULTS[fault], {"Retry-After": judge.retry_after})
         if fault == "dropped":
             return self.drop()
         if key not in judge.replies:
@@ -239,6 +265,8 @@ class Handler(BaseHTTPRequestHandler):
         self.answer_bytes(json.dumps(body).encode(), status, headers or {})
 
     def answer_bytes(self, data: bytes, status: int = 200, headers: dict[str, str] | None = None) -> None:
+        if self.lost:
+            return self.drop()
         try:
             self.send_response(status)
             for name, value in {"Content-Type": "application/json", **(headers or {})}.items():

@@ -1,17 +1,19 @@
 """`training-run-chart.png`, drawn from `metrics.jsonl`: losses, learning rate, gradient norm.
 
-`python -m training.chart RUN_DIR` draws it; a run does so in a process of its own at each checkpoint.
+`python -m training.chart RUN_DIR` draws it; a run does so in a process of its own at its checkpoints.
 """
 
 import math
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 from training.metrics import read_metrics
 
 CHART = "training-run-chart.png"
+LEAST_SECONDS = 10.0  # between drawings: small runs save more often than anybody looks
 SMOOTHED_SHARE = 0.02  # of the logged steps: the width of the exponential moving average
 TRAIN, VALIDATION, RATE, NORM = "#4477aa", "#cc3311", "#228833", "#aa7744"
 
@@ -22,20 +24,23 @@ class ChartProcess:
     def __init__(self, directory: Path):
         self._command = [sys.executable, "-m", "training.chart", str(directory.resolve())]
         self._process: subprocess.Popen[bytes] | None = None
+        self._due = time.monotonic() + LEAST_SECONDS
 
     def redraw(self) -> None:
-        """Start a drawing unless the last one still runs."""
-        if self._process is None or self._process.poll() is not None:
-            # A session of its own: the terminal's Ctrl-C is for the run, which waits for its last chart.
-            self._process = subprocess.Popen(self._command, cwd=Path(__file__).parents[1], start_new_session=True)
+        """Start a drawing unless the last one still runs or is recent."""
+        if time.monotonic() >= self._due and (self._process is None or self._process.poll() is not None):
+            self._process = self._start()
 
     def finish(self) -> None:
         """Wait for a drawing in progress, then draw the final state and wait for that."""
         if self._process is not None:
             self._process.wait()
-        self.redraw()
-        assert self._process is not None
-        self._process.wait()
+        self._start().wait()
+
+    def _start(self) -> "subprocess.Popen[bytes]":
+        self._due = time.monotonic() + LEAST_SECONDS
+        # A session of its own: the terminal's Ctrl-C is for the run, which waits for its last chart.
+        return subprocess.Popen(self._command, cwd=Path(__file__).parents[1], start_new_session=True)
 
 
 def draw_chart(directory: Path) -> Path:

@@ -130,6 +130,8 @@ def read_state(path: Path) -> dict[str, Any]:
         raise BadInput(
             f"{path / STATE}: not there; run directories must lie on a disk that all machines share", alone=True
         ) from error
+    except ValueError as error:
+        raise BadInput(f"{path / STATE}: damaged: not JSON: {error}; put it back, or delete the checkpoint") from error
     if state.get("format") != FORMAT:
         raise BadInput(
             f"{path / STATE}: got format {state.get('format')}, wanted {FORMAT}: another version of Lockstep wrote it; "

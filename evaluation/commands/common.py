@@ -3,6 +3,8 @@
 import argparse
 from typing import Any
 
+from errors import BadInput
+
 TIMEOUT_SECONDS = 3600  # that ranks wait for each other
 
 
@@ -52,3 +54,12 @@ def positive(text: str) -> float:
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"got {text}, wanted more than 0")
     return value
+
+
+def check_alone(command: str) -> None:
+    """Raise BadInput under torchrun with several processes, each of which would do the command's whole work."""
+    from training.ranks import environment_world_size
+
+    processes = environment_world_size()
+    if processes > 1:
+        raise BadInput(f"{command}: got {processes} processes of torchrun, wanted one: python evaluate.py {command}")

@@ -3,6 +3,9 @@
 import argparse
 from pathlib import Path
 
+from errors import BadInput
+from evaluation.commands.common import check_alone
+
 HELP = "one table of what is known of models, and which is better outside the noise"
 
 
@@ -16,13 +19,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Print what has been measured of models side by side; nothing is loaded or measured."""
-    from errors import BadInput
     from evaluation.comparison.compare import compare
     from evaluation.comparison.page import as_page
     from evaluation.comparison.rows import read_rows
     from evaluation.comparison.table import as_markdown, as_text
     from files import replace_file
 
+    check_alone("compare")
     comparison = compare(read_rows(arguments.models))
     print(as_markdown(comparison) if arguments.markdown else as_text(comparison))
     if arguments.html is not None:

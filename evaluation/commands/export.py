@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from errors import BadInput
-from evaluation.commands.common import add_models
+from evaluation.commands.common import add_models, check_alone
 
 HELP = "write a directory that Hugging Face's libraries load as GPT-2"
 
@@ -25,6 +25,7 @@ def run(arguments: argparse.Namespace) -> None:
     from evaluation.export import Publication, export, push
     from evaluation.load import load, locate
 
+    check_alone("export")
     if arguments.private and arguments.push is None:
         raise BadInput("--private: says how to --push, which is missing")
     publication = Publication(repository=arguments.push, private=arguments.private, license_name=arguments.license)

@@ -5,17 +5,17 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from errors import EXIT_DONE, EXIT_STOPPED, BadInput
-from evaluation.commands.common import at_least, positive
+from errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_STOPPED, BadInput
+from evaluation.commands.common import at_least, check_alone, positive
 
 if TYPE_CHECKING:
     from evaluation.judging.candidates import Panel
     from evaluation.judging.prices import Price
     from evaluation.judging.prompt import Judge
+    from evaluation.judging.verdicts import VerdictStore
     from evaluation.overlap import FreeScores
 
 HELP = "have a language model score several models' answers together"
-EXIT_INTERRUPTED = 130  # as of a shell's command that Ctrl-C ends
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,7 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--common", action="store_true", help="judge the questions that all files share, no others")
     parser.add_argument("--concurrency", type=at_least(1), default=8, help="requests at a time (%(default)s)")
     parser.add_argument("--timeout", type=positive, default=120.0, metavar="SECONDS", help="of a request (120)")
-    parser.add_argument("--max-usd", type=positive, metavar="X", help="send nothing that could cost more in all")
+    parser.add_argument(
+        "--max-usd", type=positive, metavar="X", help="of all sessions: send nothing that could cost more"
+    )
     parser.add_argument("--prices", type=Path, metavar="FILE", help="default: evaluation/judging/prices.json")
     parser.add_argument(
         "--verdicts", type=Path, default=Path("runs/verdicts.jsonl"), metavar="FILE", help="(%(default)s)"
@@ -46,22 +48,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print free scores, ask the judge what is not known yet, print and keep its scores; return the exit status."""
+    """Print free scores, ask the judge what is not known yet, keep and print its scores; return the exit status."""
+    check_alone("judge")
     from evaluation.judging.candidates import find_files, read_panel
-    from evaluation.judging.report import free_table
-    from evaluation.overlap import free_scores
+    from evaluation.judging.verdicts import VerdictStore
 
     panel = read_panel(find_files(arguments.answers), common=arguments.common)
-    free = [[free_scores(answers) for answers in candidate.seeds] for candidate in panel.candidates]
-    print(f"{len(panel.questions):,} questions")
-    print(free_table(panel, free), flush=True)
-    if any(len(candidate.seeds) > panel.slots for candidate in panel.candidates):
-        print(f"judged: {panel.slots} of each model's seeds, the first ones, as many as all models have")
     if arguments.model is None:
+        _print_free(panel)
         print("no judge was asked: --model names one")
         return EXIT_DONE
     judge, price = _judge(arguments), _price(arguments)
-    return _judgement(arguments, panel, free, judge, price)
+    store = VerdictStore(arguments.verdicts)
+    try:
+        return _judgement(arguments, panel, judge, price, store)
+    finally:
+        store.close()
+
+
+def _print_free(panel: "Panel") -> "list[list[FreeScores]]":
+    """Print what needs no judge and return it, by candidate and seed."""
+    from evaluation.judging.report import free_table
+    from evaluation.overlap import free_scores
+
+    free = [[free_scores(answers) for answers in candidate.seeds] for candidate in panel.candidates]
+    print(f"{len(panel.questions):,} questions")
+    print(free_table(panel, free), flush=True)
+    return free
 
 
 def _judge(arguments: argparse.Namespace) -> "Judge":
@@ -89,14 +102,10 @@ def _price(arguments: argparse.Namespace) -> "Price | None":
 
 
 def _judgement(
-    arguments: argparse.Namespace,
-    panel: "Panel",
-    free: "list[list[FreeScores]]",
-    judge: "Judge",
-    price: "Price | None",
+    arguments: argparse.Namespace, panel: "Panel", judge: "Judge", price: "Price | None", store: "VerdictStore"
 ) -> int:
+    from evaluation.judging.client import find_key
     from evaluation.judging.judgement import Judgement, Sending
-    from evaluation.judging.verdicts import VerdictStore
 
     sending = Sending(
         concurrency=arguments.concurrency,
@@ -105,24 +114,28 @@ def _judgement(
         poll_seconds=arguments.poll_seconds,
         most_usd=arguments.max_usd,
     )
-    store = VerdictStore(arguments.verdicts)
-    try:
-        judgement = Judgement(panel, judge, store, arguments.orders, arguments.seed)
-        print(judgement.plan(price, sending), flush=True)
-        ending = judgement.ask(sending, price)
-    finally:
-        store.close()
+    judgement = Judgement(panel, judge, store, arguments.orders, arguments.seed)
+    if judgement.missing:
+        find_key(judge.base_url)  # before anything that takes time
+    free = _print_free(panel)
+    if any(len(candidate.seeds) > panel.slots for candidate in panel.candidates):
+        print(f"judged: {panel.slots} of each model's seeds, the first ones, as many as all models have")
+    print(judgement.plan(price, sending), flush=True)
+    ending = judgement.ask(sending, price)
     missing, scores = judgement.missing, judgement.scores()
     if ending.interrupted:
         print(f"interrupted: {missing:,} verdicts are missing; nothing is lost, the same command goes on")
         return EXIT_INTERRUPTED
+    if scores is not None and not missing:
+        judgement.keep_results(scores, free, price)
     print(judgement.report(scores, price))
+    if homeless := [candidate.model for candidate in panel.candidates if candidate.home is None]:
+        print(f"kept in no evaluations.jsonl, as their runs are not here: {', '.join(homeless)}")
     if missing and ending.out_of_money:
-        print(f"--max-usd: {missing:,} verdicts are missing; nothing is lost, the same command goes on")
+        print(f"--max-usd: {missing:,} verdicts are missing; nothing is lost, raise --max-usd to go on")
         return EXIT_STOPPED
     if missing:
         raise BadInput(f"{missing:,} verdicts are missing: {judgement.why(ending)}; nothing is lost, run it again")
     if scores is None:
         raise BadInput(f"{judge.model} refused every prompt; ask another --model")
-    judgement.keep_results(scores, free, price)
     return EXIT_DONE

@@ -11,15 +11,15 @@ from itertools import combinations
 import attrs
 
 from errors import BadInput
-from evaluation.comparison.measures import MEASURES, Cell, Measure, Result, described, subject
+from evaluation.comparison.measures import MEASURES, Cell, Measure, Result, decides, described, subject
 from evaluation.comparison.published import GPJT_RANGE, POST, PUBLISHED, SOURCES
 from evaluation.comparison.rows import Row
 from evaluation.comparison.seed_noise import SeedNoise, seed_noise, widened
 from evaluation.intervals import CONFIDENCE, Interval
 
 SCOPE = (
-    "Intervals are over text, questions and fine-tuning seeds, not over trainings: two that differ in nothing but "
-    "random_seed differ too."
+    "Intervals are over text and questions, and over fine-tuning seeds where there are several; not over trainings: "
+    "two that differ in nothing but random_seed differ too."
 )
 ADVICE = "By how much is not known here: train a run again with another random_seed and compare both."
 NOT_COMPARED = "Published values have no interval: no model is called better or worse than them."
@@ -61,22 +61,26 @@ def compare(rows: list[Row]) -> Comparison:
     )
 
 
-def verdict(measure: Measure, labels: tuple[str, str], found: Interval) -> str:
-    """Return what an interval of the difference of two models says: one is better only where it leaves out zero."""
+def verdict(measure: Measure, labels: tuple[str, str], found: Interval, *, decisive: bool = True) -> str:
+    """Return what an interval of the difference of two models says: one is better only where it leaves out zero.
+
+    `decisive`: false where the interval does not cover what fine-tuning does by chance; nobody is better then.
+    """
     one, other = labels
-    value, low, high, digits = found.value, found.low, found.high, measure.digits
-    if low is None or high is None:
-        size = f"{value:.{digits}f} {measure.unit}, with no interval: too little was measured"
-        return f"{one} and {other} are not told apart: {size}"
-    apart = low > 0 or high < 0
-    if apart and value < 0:
-        value, low, high = -value, -high, -low
-    size = f"{value:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}] {measure.unit}"
-    if not apart:
-        return f"{one} and {other} are not told apart: {size}"
+    if not decisive:
+        return f"{one} and {other} are not told apart by one fine-tuning each: {_size(measure, found)}"
+    if not found.apart:
+        return f"{one} and {other} are not told apart: {_size(measure, found)}"
     if (found.value > 0) != (measure.sign > 0):
         one, other = other, one
-    return f"{one} is better than {other} by {size}"
+    return f"{one} is better than {other} by {_size(measure, found if found.value > 0 else -found)}"
+
+
+def _size(measure: Measure, found: Interval) -> str:
+    value, digits = f"{found.value:.{measure.digits}f}", measure.digits
+    if found.low is None or found.high is None:
+        return f"{value} {measure.unit}, with no interval: too little was measured"
+    return f"{value} [{found.low:.{digits}f}, {found.high:.{digits}f}] {measure.unit}"
 
 
 def _shown(row: Row, kind: str, rows: list[Row]) -> Result | None:
@@ -159,12 +163,14 @@ def _published(columns: list[str], losses: list[Result | None]) -> tuple[list[li
 def _statements(measure: Measure, rows: list[Row], results: list[Result | None], noise: SeedNoise | None) -> list[str]:
     """Return what can be said of each pair of models that have a result about the same."""
     pairs = [(a, b) for a, b in combinations(range(len(rows)), 2) if _same(results[a], results[b])]
+    confidence = 1 - (1 - CONFIDENCE) / max(1, len(pairs))  # all of them together
     statements = []
     for a, b in pairs if measure.difference else []:
         one, other = results[a], results[b]
         assert one is not None and other is not None and measure.difference is not None
-        found = measure.difference(one, other, 1 - (1 - CONFIDENCE) / len(pairs))
+        found = measure.difference(one, other, confidence)
         if found is not None:
-            said = verdict(measure, (rows[a].label, rows[b].label), widened(found, noise))
+            found = widened(found, noise, confidence)
+            said = verdict(measure, (rows[a].label, rows[b].label), found, decisive=decides(one))
             statements.append(f"{measure.name}: {said}")
     return statements

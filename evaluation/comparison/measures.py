@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from evaluation.intervals import Interval, student_quantile
+from evaluation.intervals import Interval, plus_minus, student_quantile
 from evaluation.ratio import ratio
 
 Result = dict[str, Any]  # a line of evaluations.jsonl
@@ -81,11 +81,23 @@ def described(result: Result) -> str:
                 f"acc_norm on {result['items']:,} items of {result['data']['file']}; ± is a standard error over items"
             )
         case "instruct":
-            data, seeds = result["data"], len(result.get("seeds") or [0])
-            return f"{data['test']} questions of {data['file']}; ± is the spread over fine-tuning seeds ({seeds})"
+            data = result["data"]
+            return (
+                f"{data['test']} questions of {data['file']}; ± is a standard error over questions, and over "
+                "fine-tuning seeds where there are several"
+            )
         case _:
-            count = result["questions"]["count"]
-            return f"{count} questions in one session of {result['judge']}; 95 % intervals over questions and seeds"
+            session = (
+                f"{result['questions']['count']} questions in one session of {result['judge']}; 95 % intervals over"
+            )
+            if decides(result):
+                return f"{session} questions and fine-tuning seeds"
+            return f"{session} questions only, of one fine-tuning each; instruct --seeds 2 or more tells more"
+
+
+def decides(result: Result) -> bool:
+    """Tell whether intervals of a result cover all that fine-tuning does by chance: a judge's do not, of one seed."""
+    return result["evaluation"] != "judge" or result["seeds"] > 1
 
 
 def _loss(key: str) -> Callable[[Result, int], Cell]:
@@ -97,10 +109,17 @@ def _accuracy(style: str) -> Callable[[Result, int], Cell]:
 
 
 def _over_seeds(key: str) -> Callable[[Result, int], Cell]:
+    """Return a mean over seeds; its error is that over questions, which is the same ones', and that over seeds."""
+
     def read(result: Result, digits: int) -> Cell:
-        score = result[key] or {}
-        value, spread = score.get("value"), score.get("spread")
-        return Cell(text=_plus_minus(value, spread, digits), value=value) if value is not None else Cell(text="")
+        value, spread = result[key]["value"], result[key]["spread"]
+        if value is None:
+            return Cell(text="")
+        errors = [seed[f"{key}_error"] for seed in result["seeds"]]
+        if not errors or None in errors:
+            return _with_error(value, None, digits)
+        over_questions = math.fsum(errors) / len(errors)  # of the same questions: they do not average out
+        return _with_error(value, math.hypot(over_questions, (spread or 0) / math.sqrt(len(errors))), digits)
 
     return read
 
@@ -114,11 +133,7 @@ def _judged(result: Result, digits: int) -> Cell:
 
 def _with_error(value: float, error: float | None, digits: int) -> Cell:
     ends = (None, None) if error is None else (value - 1.96 * error, value + 1.96 * error)
-    return Cell(text=_plus_minus(value, error, digits), value=value, low=ends[0], high=ends[1])
-
-
-def _plus_minus(value: float, error: float | None, digits: int) -> str:
-    return f"{value:.{digits}f}" + ("" if error is None else f" ± {error:.{digits}f}")
+    return Cell(text=plus_minus(value, error, digits), value=value, low=ends[0], high=ends[1])
 
 
 def _loss_difference(a: Result, b: Result, confidence: float) -> Interval | None:
@@ -146,14 +161,14 @@ def _accuracy_difference(style: str) -> Callable[[Result, Result, float], Interv
 
 def _judged_difference(a: Result, b: Result, _: float) -> Interval | None:
     """Return what the session says of two of its candidates; its intervals hold for all of its pairs together."""
+    # What the session calls them: models of one title get others. Older results do not tell.
+    pair = [result.get("candidate", result["model"]) for result in (a, b)]
     for entry in a["differences"]:
-        if [entry["a"], entry["b"]] == [a["model"], b["model"]]:
-            return Interval(value=entry["value"], low=entry.get("low"), high=entry.get("high"))
-        if [entry["b"], entry["a"]] == [a["model"], b["model"]]:
-            low, high = entry.get("low"), entry.get("high")
-            return Interval(
-                value=-entry["value"], low=None if high is None else -high, high=None if low is None else -low
-            )
+        found = Interval(value=entry["value"], low=entry.get("low"), high=entry.get("high"))
+        if [entry["a"], entry["b"]] == pair:
+            return found
+        if [entry["b"], entry["a"]] == pair:
+            return -found
     return None
 
 
@@ -193,7 +208,7 @@ MEASURES = [
         )
         for name, style in ((COMPLETION, "completion"), (LM_EVAL, "lm_eval"))
     ),
-    # Their spread is over seeds alone, and questions differ more.
+    # Scores of single questions are not kept: differences cannot be paired.
     Measure(name="chrF", kind="instruct", unit="", digits=2, sign=1, read=_over_seeds("chrf"), difference=None),
     Measure(
         name="reference loss",

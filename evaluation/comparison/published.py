@@ -2,6 +2,7 @@
 
 import attrs
 
+from evaluation.commands.hellaswag import PUBLISHED as HELLASWAG
 from evaluation.comparison.measures import COMPLETION, HELD_OUT, JUDGED, LM_EVAL
 
 # gpjt's range of its own token set, on which its losses are measured (gpjt/ddp-base-model-from-scratch).
@@ -28,8 +29,8 @@ PUBLISHED = [
         values={
             HELD_OUT: ("3.500", POST),
             JUDGED: ("22.98", POST),
-            COMPLETION: ("0.2955", SCRIPT),
-            LM_EVAL: ("0.3114", SCRIPT),
+            COMPLETION: (f"{HELLASWAG['completion'][2]:.4f}", SCRIPT),
+            LM_EVAL: (f"{HELLASWAG['lm-eval'][2]:.4f}", SCRIPT),
         },
     ),
     Published(label="OpenAI GPT-2 medium, published", values={HELD_OUT: ("3.231", POST), JUDGED: ("38.53", POST)}),

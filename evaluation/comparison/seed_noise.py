@@ -6,7 +6,7 @@ import attrs
 
 from evaluation.comparison.measures import Measure, Result, subject
 from evaluation.comparison.rows import Row
-from evaluation.intervals import CONFIDENCE, Interval, student_quantile
+from evaluation.intervals import Interval, student_quantile
 
 
 @attrs.frozen(kw_only=True)
@@ -38,14 +38,15 @@ def seed_noise(measure: Measure, rows: list[Row], results: list[Result | None]) 
     return SeedNoise(deviation=deviation, freedom=freedom, text=text + told)
 
 
-def widened(found: Interval, noise: SeedNoise | None) -> Interval:
+def widened(found: Interval, noise: SeedNoise | None, confidence: float) -> Interval:
     """Return an interval of a difference that holds for other seeds of both trainings as well.
 
-    The noise of the text is in the spread over seeds, too: the interval is wider than need be, never narrower.
+    `confidence`: that of the interval. The noise of the text is in the spread over seeds, too: the interval is wider
+    than need be, never narrower.
     """
     if noise is None or found.low is None or found.high is None:
         return found
-    seeds = student_quantile((1 + CONFIDENCE) / 2, noise.freedom) * math.sqrt(2) * noise.deviation
+    seeds = student_quantile((1 + confidence) / 2, noise.freedom) * math.sqrt(2) * noise.deviation
     return Interval(
         value=found.value,
         low=found.value - math.hypot(found.value - found.low, seeds),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from tqdm import tqdm
 
 from errors import BadInput
-from evaluation.judging.client import NoReply, Request, ask, is_settled
+from evaluation.judging.client import NoReply, NotTaken, Request, ask, is_settled
 from evaluation.judging.prices import Budget, Price, expected_usage
 from evaluation.judging.prompt import Judge
 from evaluation.judging.verdicts import Reply, VerdictStore
@@ -26,17 +26,19 @@ class Asking:
     """One session with a judge. Each reply is in the store before anything depends on it."""
 
     def __init__(
-        self, client: "AsyncOpenAI", judge: Judge, store: VerdictStore, price: Price | None, most_usd: float | None
+        self, client: "AsyncOpenAI", judge: Judge, store: VerdictStore, budget: Budget, requests: list[Request]
     ):
+        # `requests`: all of the judgement, those that are answered as well
         self.client = client
         self.judge = judge
         self.store = store
-        self.budget = Budget(price, most_usd)
+        self.budget = budget
         self.unanswered: list[str] = []  # why, for each request that nobody has answered
+        self.not_taken: dict[str, str] = {}  # why, by key, for each that the server found fault with
         self.out_of_money = False
         self.interrupted = False
-        self._price = price
         self._fatal: BadInput | None = None
+        self._answered = sum(request.key in store.replies for request in requests)
         self._in_a_row = 0  # of the unanswered
         self._wake = asyncio.Event()
 
@@ -68,7 +70,7 @@ class Asking:
 
     def estimate(self, request: Request, *, batch: bool = False) -> float:
         """Return what a request may cost, in dollars; 0 where no price is known."""
-        return estimated_usd(request, self.judge, self._price, batch=batch)
+        return estimated_usd(request, self.judge, self.budget.price, batch=batch)
 
     async def one_by_one(self, requests: list[Request], concurrency: int) -> None:
         """Ask, `concurrency` at a time. Raises BadInput when the server answers none, or the disk takes nothing."""
@@ -86,11 +88,17 @@ class Asking:
         if self._fatal is not None:
             raise self._fatal
 
-    def keep(self, reply: Reply, estimate: float = 0.0) -> None:
-        """Store a reply and count what it has cost. Raises BadInput."""
+    def keep(self, reply: Reply, estimate: float) -> None:
+        """Store a reply and count what it has cost, its estimate where the server did not say. Raises BadInput."""
         self.store.add(reply)
         self.budget.settle(estimate, reply.usage, batch=reply.batch)
+        self._answered += 1
         self._in_a_row = 0
+
+    def check_taken(self) -> None:
+        """Raise BadInput where the server has found fault with more requests than were ever answered."""
+        if len(self.not_taken) > self._answered:
+            raise self._nothing_taken()
 
     async def _ask(self, request: Request) -> None:
         for _ in range(TIMES):
@@ -103,16 +111,25 @@ class Asking:
             try:
                 attempt = len(self.store.replies.get(request.key, []))
                 self.keep(await ask(self.client, self.judge, request, attempt), estimate)
+            except NotTaken as error:
+                self.not_taken[request.key] = str(error)
+                if not self._answered and len(self.not_taken) >= DEAD:
+                    self._fatal = self._nothing_taken()
+                return
             except NoReply as error:
-                self.budget.release(estimate)
                 self.unanswered.append(str(error))
                 self._in_a_row += 1
                 return
             except BadInput as error:
                 self._fatal = error
                 return
+            finally:
+                self.budget.release(estimate)
             if is_settled(self.store, request):
                 return
+
+    def _nothing_taken(self) -> BadInput:
+        return BadInput(f"{self.judge.base_url}: {next(iter(self.not_taken.values()))}")
 
 
 def outstanding(requests: list[Request], store: VerdictStore) -> list[Request]:

@@ -13,7 +13,7 @@ import attrs
 
 from errors import BadInput
 from evaluation.judging.asking import TIMES, Asking, outstanding
-from evaluation.judging.client import PATHS, REFUSED, Request, explained, read_reply
+from evaluation.judging.client import NO_CREDIT, NOT_TAKEN, PATHS, REFUSED, RETRIES, Request, explained, read_reply
 from evaluation.judging.verdicts import Batch, Reply
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 MOST_REQUESTS, MOST_BYTES = 50_000, 200_000_000  # of one batch, OpenAI's limits
 ENDED = ("completed", "failed", "expired", "cancelled")
+RETRY_SECONDS = 0.5  # the first wait; where the server takes no more for now, twice as long each time
 
 
 async def in_batches(asking: Asking, requests: list[Request], poll_seconds: float) -> None:
@@ -45,6 +46,7 @@ async def collect(asking: Asking, requests: list[Request], poll_seconds: float) 
     Raises BadInput when the server does not answer.
     """
     wanted = {request.key for request in outstanding(requests, asking.store)}
+    estimates = {request.key: asking.estimate(request, batch=True) for request in requests}
     for batch in asking.store.open_batches(asking.judge.base_url):
         if wanted.isdisjoint(batch.keys):
             continue
@@ -52,7 +54,7 @@ async def collect(asking: Asking, requests: list[Request], poll_seconds: float) 
             found = batch if batch.id is not None else await _find(asking, batch)
             ended = None if found is None else await _wait(asking, found, poll_seconds)
             if ended is not None:
-                await _fetch(asking, ended)
+                await _fetch(asking, ended, estimates)
         except Exception as error:  # the client raises errors of its own and lets its transport's through
             raise _unreadable(asking, error) from error
         if asking.interrupted:
@@ -66,22 +68,41 @@ async def collect(asking: Asking, requests: list[Request], poll_seconds: float) 
 
 
 async def _hand_over(asking: Asking, lines: dict[str, bytes]) -> None:
-    path = "/v1" + PATHS[asking.judge.api]
+    from openai import NotFoundError
+
     try:
         content = b"\n".join(lines.values()) + b"\n"
         file = await asking.client.files.create(file=("requests.jsonl", content), purpose="batch")
         batch = Batch(upload=file.id, base_url=asking.judge.base_url, keys=list(lines))
         asking.store.note_batch(batch)
-        endpoint: Any = path
-        created = await asking.client.batches.create(
-            input_file_id=file.id,
-            endpoint=endpoint,
-            completion_window="24h",
-            extra_headers={"Idempotency-Key": file.id},
-        )
-        asking.store.note_batch(attrs.evolve(batch, id=created.id))
+        await _create(asking, batch)
+    except NotFoundError as error:
+        raise BadInput(f"{asking.judge.base_url}: this server takes no batches; leave out --batch") from error
     except Exception as error:  # as above
         raise _unreadable(asking, error) from error
+
+
+async def _create(asking: Asking, batch: Batch) -> None:
+    """Create a batch of what was uploaded, and note it. The client must not repeat this: each would be paid for."""
+    from openai import APIConnectionError, InternalServerError, RateLimitError
+
+    once = asking.client.with_options(max_retries=0)
+    endpoint: Any = "/v1" + PATHS[asking.judge.api]
+    for time in range(RETRIES + 1):
+        try:
+            created = await once.batches.create(input_file_id=batch.upload, endpoint=endpoint, completion_window="24h")
+        except RateLimitError as error:  # nothing was created
+            if error.code == NO_CREDIT or time == RETRIES or asking.interrupted:
+                raise
+            await asking.pause(RETRY_SECONDS * 2**time)
+        except (APIConnectionError, InternalServerError):  # or only the reply was lost
+            await asking.pause(RETRY_SECONDS)
+            if await _find(asking, batch) is None:
+                raise
+            return
+        else:
+            asking.store.note_batch(attrs.evolve(batch, id=created.id))
+            return
 
 
 async def _find(asking: Asking, batch: Batch) -> Batch | None:
@@ -119,17 +140,17 @@ async def _wait(asking: Asking, batch: Batch, poll_seconds: float) -> "RemoteBat
             return None
 
 
-async def _fetch(asking: Asking, ended: "RemoteBatch") -> None:
+async def _fetch(asking: Asking, ended: "RemoteBatch", estimates: dict[str, float]) -> None:
     for name in (ended.output_file_id, ended.error_file_id):
         if name is not None:
             content = await asking.client.files.content(name)
             for line in content.text.split("\n"):  # not splitlines: JSON may hold other ends of lines
                 if line.strip():
-                    _take(asking, line)
+                    _take(asking, line, estimates)
 
 
-def _take(asking: Asking, line: str) -> None:
-    """Keep one line of what a batch has answered."""
+def _take(asking: Asking, line: str, estimates: dict[str, float]) -> None:
+    """Keep one line of what a batch has answered. `estimates`: in dollars, by key of the request."""
     try:
         row = json.loads(line)
         key, response, error = row["custom_id"], row.get("response") or {}, row.get("error")
@@ -139,10 +160,12 @@ def _take(asking: Asking, line: str) -> None:
         return
     error = error or body.get("error") or {}
     if status == 200:
-        asking.keep(read_reply(key, body, batch=True))
+        asking.keep(read_reply(key, body, batch=True), estimates.get(key, 0.0))
     elif error.get("code") in REFUSED:
         said = error.get("message") or "refused"
-        asking.keep(Reply(key=key, id=None, text="", refusal=said, usage=None, batch=True))
+        asking.keep(Reply(key=key, id=None, text="", refusal=said, usage=None, batch=True), 0.0)
+    elif status in NOT_TAKEN:
+        asking.not_taken[key] = f"{status}: {error.get('message')}"
     else:
         asking.unanswered.append(error.get("message") or f"status {status}")
 

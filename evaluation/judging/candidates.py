@@ -9,9 +9,12 @@ import attrs
 from errors import BadInput
 from evaluation.judging.prompt import LABELS
 from evaluation.records import Answer, Answers, Record, read_answers
+from evaluation.results import read_results
 from training.metrics import ANSWERS
 
 Question: TypeAlias = tuple[Record, int]  # and how often the same file has asked it before
+Read: TypeAlias = tuple[Path, Answers]
+OF_A_SEED = {"seed", "losses", "best_epoch"}  # what differs between fine-tunings that are alike
 
 
 @attrs.frozen(kw_only=True)
@@ -52,19 +55,13 @@ def find_files(names: list[str]) -> list[Path]:
             continue
         if path.suffix == ".json":
             raise BadInput(f"{path}: no such file; wanted answers, as evaluate.py instruct writes them")
-        from evaluation.load import home_of  # it takes seconds
-
-        folder = home_of(name) / ANSWERS
-        found = sorted(folder.glob("*.json"))
-        if not found:
-            raise BadInput(f"{folder}: no answers; write them with evaluate.py instruct, or pass files of answers")
-        files += found
+        files += _of_model(name)
     return list(dict.fromkeys(file.resolve() for file in files))
 
 
 def read_panel(files: list[Path], *, common: bool) -> Panel:
     """Read answers. `common`: where files differ in questions, judge those that all share. Raises BadInput."""
-    groups: dict[tuple[str, Path], list[tuple[Path, Answers]]] = {}
+    groups: dict[tuple[str, Path], list[Read]] = {}
     for file in files:
         answers = read_answers(file)
         groups.setdefault((answers.model, answers.home or file.parent), []).append((file, answers))
@@ -78,6 +75,7 @@ def read_panel(files: list[Path], *, common: bool) -> Panel:
         seeds = {answers.seed: _in_order(answers, questions) for _, answers in group}
         if len(seeds) < len(group):
             raise BadInput(f"{place}: two files of '{model}' with the same seed; pass one of them")
+        _check_settings(group)
         candidates.append(
             Candidate(
                 title=model if titles[model] == 1 else f"{model} ({place})",
@@ -90,7 +88,49 @@ def read_panel(files: list[Path], *, common: bool) -> Panel:
     return Panel(questions=[record for record, _ in questions], candidates=candidates, slots=slots)
 
 
-def _shared_questions(read: list[tuple[Path, Answers]], *, common: bool) -> list[Question]:
+def _of_model(reference: str) -> list[Path]:
+    """Return the files of a model's answers: of a run's, the checkpoint that answered last."""
+    from evaluation.load import home_of  # it takes seconds
+
+    home, path = home_of(reference), Path(reference)
+    found: dict[str, list[Path]] = {}  # by title
+    for file in sorted((home / ANSWERS).glob("*.json")):
+        found.setdefault(read_answers(file).model, []).append(file)
+    what = "no answers"
+    if path.is_dir() and path.resolve() != home.resolve():  # a checkpoint, in which a title ends
+        what = f"no answers of {path.resolve().name}"
+        found = {title: files for title, files in found.items() if title.rpartition(" ")[2] == path.resolve().name}
+    if not found:
+        raise BadInput(f"{home / ANSWERS}: {what}; write them with evaluate.py instruct, or pass files of answers")
+    if len(found) == 1:
+        return next(iter(found.values()))
+    answered = [result["model"] for result in read_results(home) if result.get("evaluation") == "instruct"]
+    newest = answered[-1] if answered else None
+    if newest not in found:
+        raise BadInput(
+            f"{home / ANSWERS}: answers of {', '.join(found)}, of which none is known as the newest; "
+            "pass a checkpoint, or files of answers"
+        )
+    print(
+        f"{reference}: the answers of {newest}, not those of {', '.join(title for title in found if title != newest)}"
+    )
+    return found[newest]
+
+
+def _check_settings(group: list[Read]) -> None:
+    """Raise BadInput where seeds of a model were not fine-tuned alike."""
+    (first_file, first), *others = group
+    for file, answers in others:
+        for name in sorted({*first.settings, *answers.settings} - OF_A_SEED):
+            theirs, ours = answers.settings.get(name), first.settings.get(name)
+            if theirs != ours:
+                raise BadInput(
+                    f"{file}: other settings than {first_file}: {name} {theirs} and {ours}; "
+                    "fine-tune all seeds alike, or pass files of one kind"
+                )
+
+
+def _shared_questions(read: list[Read], *, common: bool) -> list[Question]:
     """Return the questions that all files answer, sorted: which file comes first changes no prompt."""
     first_file, first = read[0]
     shared = set(_questions(first))

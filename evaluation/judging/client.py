@@ -25,7 +25,8 @@ RETRIES = 6  # after the first try, by the client: it waits as long as Retry-Aft
 CONNECT_SECONDS = 10.0
 NAME = "verdict"
 REFUSED = ("content_filter", "content_policy_violation", "invalid_prompt")  # codes of 400: this prompt, not others
-NEVER_MENDED = (400, 401, 403, 404, 405, 422)  # by asking again
+NOT_TAKEN = (400, 413, 422)  # this prompt, if others are answered: it may be too long
+NEVER_MENDED = (401, 403, 404, 405)  # by asking again
 NO_CREDIT = "insufficient_quota"  # a 429 that waiting does not mend
 PATHS = {"responses": "/responses", "chat": "/chat/completions"}
 
@@ -41,6 +42,10 @@ class Request:
 
 class NoReply(Exception):
     """The server could not be reached, or was out of order, again and again."""
+
+
+class NotTaken(NoReply):
+    """The server finds fault with this request; perhaps with all."""
 
 
 def make_request(judge: Judge, prompt: Prompt) -> Request:
@@ -84,18 +89,25 @@ def open_client(base_url: str, timeout_seconds: float) -> "AsyncOpenAI":
     """Return a client. Raises BadInput where OpenAI would be asked without a key, or nobody answers at all."""
     from openai import AsyncOpenAI
 
+    key = find_key(base_url)
+    _check_answers(base_url)
+    return AsyncOpenAI(api_key=key or "none", base_url=base_url, timeout=timeout_seconds, max_retries=RETRIES)
+
+
+def find_key(base_url: str) -> str | None:
+    """Return the key of the provider. Raises BadInput where OpenAI would be asked without one."""
     key = os.environ.get("OPENAI_API_KEY") or None
     if key is None and base_url == OPENAI_URL:
         raise BadInput("OPENAI_API_KEY: not set; set it to a key of the provider, or pass --base-url of another server")
-    _check_answers(base_url)
-    return AsyncOpenAI(api_key=key or "none", base_url=base_url, timeout=timeout_seconds, max_retries=RETRIES)
+    return key
 
 
 async def ask(client: "AsyncOpenAI", judge: Judge, request: Request, attempt: int) -> Reply:
     """Return the judge's reply to a request. `attempt`: how often it has been answered before.
 
-    Raises NoReply when there is none, BadInput when no request would be answered. A server that knows the header
-    Idempotency-Key answers a repeated request with the reply that it has billed already.
+    Raises NoReply when there is none, NotTaken where the prompt may be why, BadInput when no request would be
+    answered. A server that knows the header Idempotency-Key answers a repeated request with the reply that it has
+    billed already.
     """
     from openai import APIConnectionError, APIStatusError
 
@@ -109,6 +121,8 @@ async def ask(client: "AsyncOpenAI", judge: Judge, request: Request, attempt: in
         except APIStatusError as error:
             if (refusal := _refusal(error)) is not None:
                 return Reply(key=request.key, id=None, text="", refusal=refusal, usage=None, batch=False)
+            if error.status_code in NOT_TAKEN:
+                raise NotTaken(explained(error)) from error
             if error.status_code in NEVER_MENDED or error.code == NO_CREDIT:
                 hint = "; has it the Responses API? --api chat asks by the other" if error.status_code == 404 else ""
                 raise BadInput(f"{judge.base_url}: {explained(error)}{hint}") from error
@@ -175,13 +189,16 @@ def _said_in_chat(body: dict[str, Any]) -> tuple[str, str | None]:
 
 
 def _usage(usage: dict[str, Any] | None) -> Usage | None:
-    """Return the counts of either interface, which have other names for the same."""
+    """Return the counts of either interface, which have other names for the same; None where they are none."""
     if not usage:
         return None
-    details = usage.get("input_tokens_details") or usage.get("prompt_tokens_details") or {}
-    return Usage(
-        input=usage.get("input_tokens", usage.get("prompt_tokens")) or 0,
-        cached_input=details.get("cached_tokens") or 0,
-        cache_write=details.get("cache_write_tokens") or 0,
-        output=usage.get("output_tokens", usage.get("completion_tokens")) or 0,
-    )
+    try:
+        details = usage.get("input_tokens_details") or usage.get("prompt_tokens_details") or {}
+        return Usage(
+            input=int(usage.get("input_tokens", usage.get("prompt_tokens")) or 0),
+            cached_input=int(details.get("cached_tokens") or 0),
+            cache_write=int(details.get("cache_write_tokens") or 0),
+            output=int(usage.get("output_tokens", usage.get("completion_tokens")) or 0),
+        )
+    except (AttributeError, TypeError, ValueError, OverflowError):
+        return None

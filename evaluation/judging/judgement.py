@@ -14,7 +14,7 @@ from evaluation.judging.asking import Asking, estimated_usd, outstanding
 from evaluation.judging.batch import collect, in_batches
 from evaluation.judging.candidates import Panel
 from evaluation.judging.client import make_request, open_client, problem_in, verdict_in
-from evaluation.judging.prices import Price
+from evaluation.judging.prices import Budget, Price
 from evaluation.judging.prompt import Judge, Prompt, orders, prompt_text
 from evaluation.judging.report import describe
 from evaluation.judging.scores import Scores, score
@@ -31,7 +31,7 @@ class Sending:
     timeout_seconds: float  # of a request
     batch: bool
     poll_seconds: float  # between looks at a batch
-    most_usd: float | None  # that a session may cost
+    most_usd: float | None  # that the judgement may cost, with what earlier sessions paid
 
 
 @attrs.frozen(kw_only=True)
@@ -41,6 +41,7 @@ class Ending:
     interrupted: bool = False
     out_of_money: bool = False
     unanswered: list[str] = attrs.field(factory=list)  # why, for each request without a reply
+    not_taken: dict[str, str] = attrs.field(factory=dict)  # why, by key, for each that the server found fault with
 
 
 class Judgement:
@@ -53,12 +54,7 @@ class Judgement:
         self._repeats = repeats
         self.prompts = make_prompts(panel, repeats, seed)
         self.requests = [make_request(judge, prompt) for prompt in self.prompts]
-
-    @property
-    def missing(self) -> int:
-        """How many prompts have neither verdict nor refusal."""
-        left = {request.key for request in outstanding(self.requests, self._store)}
-        return sum(request.key in left for request in self.requests)
+        self._read({})
 
     def plan(self, price: Price | None, sending: Sending) -> str:
         """Return what is going to be sent, and for how much. Raises BadInput where that is more than allowed."""
@@ -66,9 +62,12 @@ class Judgement:
         handed_over = {key for batch in self._store.open_batches(self.judge.base_url) for key in batch.keys}
         new = [request for request in left if request.key not in handed_over]
         usd = sum(estimated_usd(request, self.judge, price, batch=sending.batch) for request in new)
-        if sending.most_usd is not None and usd > sending.most_usd:
+        due = [request for request in left if request.key in handed_over]
+        paid = self._paid(price) + sum(estimated_usd(request, self.judge, price, batch=True) for request in due)
+        if sending.most_usd is not None and new and paid + usd > sending.most_usd:
+            before = f", beside ${paid:.4f} that earlier sessions paid" if paid else ""
             raise BadInput(
-                f"--max-usd: got {sending.most_usd:g}, and {len(new):,} requests may cost about ${usd:.4f}; "
+                f"--max-usd: got {sending.most_usd:g}, and {len(new):,} requests may cost about ${usd:.4f}{before}; "
                 "nothing was sent: allow more, or pass fewer --orders or answers"
             )
         waiting = f", {len(left) - len(new):,} in a batch" if len(new) < len(left) else ""
@@ -78,11 +77,16 @@ class Judgement:
 
     def ask(self, sending: Sending, price: Price | None) -> Ending:
         """Ask what is not known. Raises BadInput when the server would answer no request, or the disk is full."""
-        return asyncio.run(self._ask(sending, price)) if self.missing else Ending()
+        if not self.missing:
+            return Ending()
+        ending = asyncio.run(self._ask(sending, price))
+        self._read(ending.not_taken)
+        return ending
 
     async def _ask(self, sending: Sending, price: Price | None) -> Ending:
         client = open_client(self.judge.base_url, sending.timeout_seconds)
-        asking = Asking(client, self.judge, self._store, price, sending.most_usd)
+        budget = Budget(price, sending.most_usd, self._paid(price))
+        asking = Asking(client, self.judge, self._store, budget, self.requests)
         asking.heed_signals()
         with suppress(asyncio.CancelledError):  # Ctrl-C a second time
             async with client:
@@ -91,23 +95,32 @@ class Judgement:
                     await in_batches(asking, self.requests, sending.poll_seconds)
                 else:
                     await asking.one_by_one(outstanding(self.requests, self._store), sending.concurrency)
-        return Ending(interrupted=asking.interrupted, out_of_money=asking.out_of_money, unanswered=asking.unanswered)
+        asking.check_taken()
+        return Ending(
+            interrupted=asking.interrupted,
+            out_of_money=asking.out_of_money,
+            unanswered=asking.unanswered,
+            not_taken=asking.not_taken,
+        )
 
     def scores(self) -> Scores | None:
         """Return what the verdicts come to; None where there is none."""
-        verdicts = self._verdicts()
-        return score(self.panel, self.prompts, verdicts) if any(verdicts) else None
+        return score(self.panel, self.prompts, self._verdicts) if any(self._verdicts) else None
 
     def report(self, scores: Scores | None, price: Price | None) -> str:
         """Return what people read."""
-        found, refused = len(self.prompts) - self._verdicts().count(None), self._refused()
+        found = len(self.prompts) - self._verdicts.count(None)
         usd, uncounted = self._usd(price), sum(r.usage is None and r.refusal is None for r in self._replies())
         lines = [
-            f"judge: {self.judge.model}, verdicts: {found:,} of {len(self.prompts):,}, refused: {refused:,}; "
+            f"judge: {self.judge.model}, verdicts: {found:,} of {len(self.prompts):,}, refused: {self._refused:,}; "
             "what has none is left out for all models alike",
             ("cost: not known" if usd is None else f"cost, with what earlier sessions paid: ${usd:.4f}")
             + (f", and {uncounted:,} replies whose tokens the server did not count" if uncounted else ""),
         ]
+        if self._not_taken:
+            index, why = next(iter(self._not_taken.items()))
+            question = self.panel.questions[self.prompts[index].question].instruction
+            lines.append(f"not taken by the server: {len(self._not_taken):,}, as of {question[:100]!r}: {why}")
         return "\n".join(lines) + ("" if scores is None else "\n\n" + describe(self.panel, scores))
 
     def why(self, ending: Ending) -> str:
@@ -140,28 +153,46 @@ class Judgement:
                 {"a": titles[a], "b": titles[b], **attrs.asdict(difference)}
                 for (a, b), difference in scores.differences.items()
             ],
-            "left_out": self._verdicts().count(None),
-            "refused": self._refused(),
+            "left_out": self._verdicts.count(None),
+            "refused": self._refused,
             "usd": self._usd(price),
         }
         for candidate, standing, seeds in zip(self.panel.candidates, scores.standings, free, strict=True):
             if candidate.home is not None:
-                own = {"score": attrs.asdict(standing.score), "free": [attrs.asdict(seed) for seed in seeds]}
+                own = {
+                    "candidate": standing.title,
+                    "score": attrs.asdict(standing.score),
+                    "free": [attrs.asdict(seed) for seed in seeds],
+                }
                 append_result(candidate.home, candidate.model, "judge", {**own, **values})
 
-    def _verdicts(self) -> list[tuple[int, ...] | None]:
-        """Return scores by position of each prompt, or None."""
-        return [verdict_in(self._store.replies.get(request.key, []), request.answers) for request in self.requests]
-
-    def _refused(self) -> int:
-        """Return how many prompts have no verdict because the judge refused."""
-        return self._verdicts().count(None) - self.missing
+    def _read(self, not_taken: dict[str, str]) -> None:
+        """Read the replies, which takes a while. `not_taken`: why, by key of the request."""
+        replies = [self._store.replies.get(request.key, []) for request in self.requests]
+        self._verdicts = [
+            verdict_in(said, request.answers) for said, request in zip(replies, self.requests, strict=True)
+        ]
+        without = [index for index, verdict in enumerate(self._verdicts) if verdict is None]  # by prompt
+        refused = {index for index in without if any(reply.refusal is not None for reply in replies[index])}
+        self._refused = len(refused)
+        self._not_taken = {
+            index: not_taken[self.requests[index].key] for index in without if self.requests[index].key in not_taken
+        }
+        self.missing = len(without) - len(refused) - len(self._not_taken)  # prompts that may still get a verdict
 
     def _usd(self, price: Price | None) -> float | None:
         """Return what all replies to these prompts have cost, right and wrong, in this session and before."""
         if price is None:
             return None
         return sum(price.of(reply.usage, batch=reply.batch) for reply in self._replies() if reply.usage is not None)
+
+    def _paid(self, price: Price | None) -> float:
+        """Return what a budget counts as paid: replies whose tokens nobody has counted cost what they may have."""
+        paid = self._usd(price) or 0.0
+        for request in {request.key: request for request in self.requests}.values():
+            uncounted = [reply for reply in self._store.replies.get(request.key, []) if reply.usage is None]
+            paid += sum(estimated_usd(request, self.judge, price, batch=reply.batch) for reply in uncounted)
+        return paid
 
     def _replies(self) -> list[Reply]:
         """Return all replies to these prompts, right and wrong."""

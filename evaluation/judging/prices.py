@@ -45,7 +45,7 @@ def read_price(path: Path, model: str) -> Price:
         row = models.get(model, models.get(undated))
         if row is None:
             raise BadInput(
-                f"{path}: no price of '{model}'{nearest(model, models)} or add it to the file, or pass --prices"
+                f"{path}: no price of '{model}'; add it to the file, or pass --prices{nearest(model, models)}"
             )
         return _price(row, discount, date)
     except OSError as error:
@@ -64,13 +64,14 @@ def expected_usage(sent_bytes: int, answers: int, model: str, effort: str | None
 
 
 class Budget:
-    """What has been spent in this session, and whether another request may be sent."""
+    """What has been spent, and whether another request may be sent."""
 
-    def __init__(self, price: Price | None, most: float | None):
-        """Start with nothing spent. `price` None: unknown, nothing is counted; `most`: dollars, None: no limit."""
-        self.spent = 0.0
-        self._price = price
+    def __init__(self, price: Price | None, most: float | None, paid: float = 0.0):
+        """Start with what earlier sessions have paid. `price` None: nothing is counted; `most`: None: no limit."""
+        self.spent = 0.0  # in this session
+        self.price = price
         self._most = most
+        self._paid = paid
         self._in_flight = 0.0  # estimates
         self._settled = 0.0  # estimates of what has been spent
 
@@ -80,20 +81,19 @@ class Budget:
         The estimates of what is in flight grow with what replies so far have cost over theirs.
         """
         dearer = max(1.0, self.spent / self._settled) if self._settled else 1.0
-        if self._most is not None and self.spent + dearer * (self._in_flight + usd) > self._most:
+        if self._most is not None and self._paid + self.spent + dearer * (self._in_flight + usd) > self._most:
             return False
         self._in_flight += usd
         return True
 
     def settle(self, usd: float, usage: Usage | None, *, batch: bool = False) -> None:
-        """Replace an estimate by what the server has counted; by itself where the server did not say."""
-        self._in_flight -= usd
+        """Count a reply that was estimated at so much, by that where the server did not say what it used."""
         self._settled += usd
-        if self._price is not None:
-            self.spent += usd if usage is None else self._price.of(usage, batch=batch)
+        if self.price is not None:
+            self.spent += usd if usage is None else self.price.of(usage, batch=batch)
 
     def release(self, usd: float) -> None:
-        """Take an estimate back: nothing was answered."""
+        """Take back what was reserved: it is not in flight any more."""
         self._in_flight -= usd
 
 

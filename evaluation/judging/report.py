@@ -4,14 +4,17 @@ import math
 
 from tabulate import tabulate
 
-from evaluation.intervals import Interval
+from evaluation.intervals import Interval, plus_minus
 from evaluation.judging.candidates import Panel
-from evaluation.judging.scores import GOOD_REFERENCE, Scores, told_apart
+from evaluation.judging.scores import GOOD_REFERENCE, Scores
 from evaluation.overlap import FreeScores
 
-CAVEAT = (
-    "Intervals cover other questions and seeds of the same kind, not another judge's taste: another judge can move\n"
-    "all scores, and their order, by more."
+CAVEAT = "Another judge can move all scores, and their order, by more than the intervals."
+OF_SEEDS = "Intervals cover other questions and fine-tuning seeds of the same kind."
+OF_ONE_SEED = (
+    "Intervals cover other questions of the same kind, for this one fine-tuning only:\n"
+    "another seed can move a difference by more, so no rank is given and no model is\n"
+    "called better. instruct --seeds 2 or more is what tells."
 )
 MOST_DOUBTFUL = 3  # questions that are shown
 
@@ -26,10 +29,10 @@ def free_table(panel: Panel, free: list[list[FreeScores]]) -> str:
                 candidate.title,
                 len(seeds),
                 f"{_average([seed.exact for seed in seeds]):.1%}",
-                _with_error(
+                plus_minus(
                     _average([seed.chrf for seed in seeds]), _average_error([seed.chrf_error for seed in seeds]), 1
                 ),
-                _with_error(_average(losses), _average_error([seed.reference_loss_error for seed in seeds]), 3)
+                plus_minus(_average(losses), _average_error([seed.reference_loss_error for seed in seeds]), 3)
                 if len(losses) == len(seeds)
                 else "",
             ]
@@ -44,25 +47,31 @@ def describe(panel: Panel, scores: Scores) -> str:
     rows = []
     for number in order:
         standing = scores.standings[number]
-        rank = "-".join(map(str, dict.fromkeys([standing.best_rank, standing.worst_rank])))
-        spread = "" if standing.spread is None else f"{standing.spread:.1f}"
-        rows.append([rank, standing.title, _interval(standing.score), *([spread] if several else [])])
-    heads = ["rank", "model", "score", *(["between seeds"] if several else [])]
+        row = [standing.title, _interval(standing.score)]
+        if standing.ranks is not None:
+            spread = "" if standing.spread is None else f"{standing.spread:.1f}"
+            row = ["-".join(map(str, dict.fromkeys(standing.ranks))), *row, spread]
+        rows.append(row)
+    heads = ["rank", "model", "score", "between seeds"] if several else ["model", "score"]
     parts = [tabulate(rows, heads, disable_numparse=True)]
     if scores.differences:
-        parts.append(tabulate(_differences(scores, order), ["difference", "", ""], disable_numparse=True))
+        parts.append(
+            tabulate(_differences(scores, order), ["difference", "", ""][: 2 + several], disable_numparse=True)
+        )
     parts.append("\n".join(_trust(panel, scores)))
     return "\n\n".join(parts)
 
 
 def _differences(scores: Scores, order: list[int]) -> list[list[str]]:
-    """Return a row for each pair, the better one first."""
+    """Return a row for each pair, the one with the higher score first; what is told apart only of several seeds."""
     rows = []
     for place, a in enumerate(order):
         for b in order[place + 1 :]:
-            difference = scores.differences.get((a, b)) or _reverse(scores.differences[b, a])
-            names = f"{scores.standings[a].title} over {scores.standings[b].title}"
-            rows.append([names, _interval(difference, signed=True), "" if told_apart(difference) else "not told apart"])
+            difference = scores.differences.get((a, b)) or -scores.differences[b, a]
+            row = [f"{scores.standings[a].title} - {scores.standings[b].title}", _interval(difference, signed=True)]
+            if scores.standings[a].ranks is not None:
+                row.append("" if difference.apart else "not told apart")
+            rows.append(row)
     return rows
 
 
@@ -71,11 +80,11 @@ def _trust(panel: Panel, scores: Scores) -> list[str]:
     if scores.doubtful:
         lines.append(f"questions whose reference scored under {GOOD_REFERENCE}: {len(scores.doubtful)}, as")
         lines += [f"  {panel.questions[number].instruction[:100]!r}" for number in scores.doubtful[:MOST_DOUBTFUL]]
-    bias = ", ".join(_with_error(value, error, 1, signed=True) for value, error in scores.bias)
+    bias = ", ".join(plus_minus(value, error, 1, signed=True) for value, error in scores.bias)
     lines.append(f"what a position adds, first to last: {bias}")
     if scores.disagreement is not None:
         lines.append(f"the same answer's score between orders: standard deviation {scores.disagreement:.1f}")
-    return [*lines, CAVEAT]
+    return [*lines, OF_SEEDS if panel.slots > 1 else OF_ONE_SEED, CAVEAT]
 
 
 def _interval(interval: Interval, *, signed: bool = False) -> str:
@@ -84,17 +93,6 @@ def _interval(interval: Interval, *, signed: bool = False) -> str:
     if interval.low is None or interval.high is None:
         return value
     return f"{value} [{form.format(interval.low)}, {form.format(interval.high)}]"
-
-
-def _reverse(difference: Interval) -> Interval:
-    low = None if difference.high is None else -difference.high
-    return Interval(value=-difference.value, low=low, high=None if difference.low is None else -difference.low)
-
-
-def _with_error(value: float, error: float | None, digits: int, *, signed: bool = False) -> str:
-    value = round(value, digits) + 0.0  # -0.04 is 0.0, not -0.0
-    text = f"{value:{'+' if signed else ''}.{digits}f}"
-    return text if error is None else f"{text} ± {error:.{digits}f}"
 
 
 def _average(values: list[float]) -> float:

@@ -19,8 +19,7 @@ class Standing:
     title: str
     score: Interval
     spread: float | None  # standard deviation of its seeds' scores; None: one seed
-    best_rank: int  # with so many candidates told apart and above
-    worst_rank: int
+    ranks: tuple[int, int] | None  # from best to worst, by what is told apart; None: one seed, which ranks no model
 
 
 @attrs.frozen(kw_only=True)
@@ -52,8 +51,7 @@ def score(panel: Panel, prompts: list[Prompt], verdicts: list[tuple[int, ...] | 
             title=candidate.title,
             score=intervals[number],
             spread=_deviation(of_seeds[number]),
-            best_rank=1 + _told_apart(differences, number, above=True),
-            worst_rank=models - _told_apart(differences, number, above=False),
+            ranks=_ranks(differences, number, models) if panel.slots > 1 else None,
         )
         for number, candidate in enumerate(panel.candidates)
     ]
@@ -68,15 +66,15 @@ def score(panel: Panel, prompts: list[Prompt], verdicts: list[tuple[int, ...] | 
     )
 
 
-def told_apart(difference: Interval) -> bool:
-    """Tell whether a difference is more than noise."""
-    return difference.low is not None and difference.high is not None and not difference.low <= 0 <= difference.high
+def _ranks(differences: dict[tuple[int, int], Interval], number: int, models: int) -> tuple[int, int]:
+    better, worse = (_told_apart(differences, number, above=above) for above in (True, False))
+    return 1 + better, models - worse
 
 
 def _told_apart(differences: dict[tuple[int, int], Interval], number: int, *, above: bool) -> int:
     """Return how many candidates are surely better, or worse, than one."""
     sign = 1 if above else -1
-    certain = [pair for pair, difference in differences.items() if told_apart(difference)]
+    certain = [pair for pair, difference in differences.items() if difference.apart]
     return sum(
         (a == number and sign * differences[a, b].value < 0) or (b == number and sign * differences[a, b].value > 0)
         for a, b in certain

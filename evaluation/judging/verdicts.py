@@ -1,7 +1,7 @@
 """The file of verdicts: append-only JSON Lines; what was paid for is on the disk before it counts.
 
 A line is a reply of the judge, under the key of what was asked, or a step in the life of a batch: its requests are
-uploaded, it is created, it is done. A line that a crash has cut is passed over.
+uploaded, it is created, it is done. A line that a crash has cut is passed over, and so is a key that is not known.
 """
 
 import fcntl
@@ -65,11 +65,14 @@ class VerdictStore:
         except OSError as error:
             raise BadInput(f"{path}: cannot be written: {error.strerror or error}") from error
         self._torn = bool(content) and not content.endswith(b"\n")
+        unread = 0
         for line in content.splitlines():
             try:
                 self._take(json.loads(line))
-            except (ValueError, TypeError, KeyError):
-                continue  # a crash has cut it
+            except (ValueError, TypeError, KeyError, AttributeError):
+                unread += 1
+        if unread:
+            print(f"NOTE: {path}: {unread:,} lines passed over, as a crash may have cut them; what they held is lost")
 
     def add(self, reply: Reply) -> None:
         """Keep a reply; one that the file has already is left out. Raises BadInput when the disk does not take it."""
@@ -95,11 +98,11 @@ class VerdictStore:
     def _take(self, record: dict[str, Any]) -> None:
         if "reply" in record:
             values = record["reply"]
-            usage = None if values["usage"] is None else Usage(**values["usage"])
-            reply = Reply(**{**values, "usage": usage})
+            usage = None if values["usage"] is None else Usage(**_known(Usage, values["usage"]))
+            reply = Reply(**{**_known(Reply, values), "usage": usage})
             self.replies.setdefault(reply.key, []).append(reply)
         elif "batch" in record:
-            batch = Batch(**record["batch"])
+            batch = Batch(**_known(Batch, record["batch"]))
             self._batches[batch.upload] = batch
         else:
             self._batches.pop(record["batch_done"], None)
@@ -125,3 +128,8 @@ class VerdictStore:
             raise BadInput(f"{self.path}: another judge writes it; wait for it, or pass another --verdicts") from None
         except OSError as error:  # a file system without locks
             print(f"NOTE: {self.path}: cannot be locked ({error}); see that no other judge writes it", flush=True)
+
+
+def _known(kind: type[attrs.AttrsInstance], values: dict[str, Any]) -> dict[str, Any]:
+    """Return what a class has fields for."""
+    return {field.name: values[field.name] for field in attrs.fields(kind) if field.name in values}

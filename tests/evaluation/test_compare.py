@@ -1,34 +1,39 @@
 """A comparison is read from what was kept, and names a better model only outside the noise."""
 
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 
+from evaluation import intervals
 from evaluation.comparison.compare import compare, verdict
-from evaluation.comparison.measures import MEASURES
+from evaluation.comparison.measures import MEASURES, decides
 from evaluation.comparison.published import GPJT_RANGE
 from evaluation.comparison.rows import read_rows
-from evaluation.intervals import Interval
+from evaluation.intervals import Interval, paired_intervals, student_quantile
 from evaluation.ratio import in_groups, ratio
 from evaluation.results import append_result
 from tests import launch
 from tests.conftest import ROOT, train, write_run
+from tests.evaluation.test_intervals import session
 from tests.tokens.test_prepare import PREPARE, run
 
-HELD_OUT = MEASURES[0]
-JUDGE = {"judge": "judge-1", "orders": 3, "seeds": [1], "questions": {"count": 110, "sha256": "q"}}
+HELD_OUT, JUDGED = MEASURES[0], MEASURES[-1]
+JUDGE = {"judge": "judge-1", "orders": 3, "seeds": 3, "questions": {"count": 110, "sha256": "q"}}
+DATA = {"file": "instructions.json", "sha256": "i", "train": 935, "validation": 55, "test": 110}
 
 
-def evaluate(*arguments: str | Path) -> Any:
-    return launch.run(ROOT / "evaluate.py", *map(str, arguments))
+def evaluate(*arguments: str | Path, environment: dict[str, str] | None = None) -> Any:
+    return launch.run(ROOT / "evaluate.py", *map(str, arguments), environment=environment)
 
 
-def said(*arguments: str | Path) -> str:
-    done = evaluate("compare", *arguments)
+def said(*arguments: str | Path, environment: dict[str, str] | None = None) -> str:
+    done = evaluate("compare", *arguments, environment=environment)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -146,9 +151,15 @@ def hellaswag(home: Path, right: set[int], items: int = 1000) -> Path:
     return write(home, "hellaswag", data=data, items=items, cut=0, completion=style, lm_eval=style)
 
 
-def judged(home: Path, score: list[float], differences: list[dict[str, Any]]) -> Path:
+def judged(home: Path, score: list[float], differences: list[dict[str, Any]], **more: Any) -> Path:
     value = dict(zip(("value", "low", "high"), score, strict=True))
-    return write(home, "judge", **JUDGE, score=value, differences=differences)
+    return write(home, "judge", **(JUDGE | more), score=value, differences=differences)
+
+
+def instructed(home: Path, chrf: float, spread: float | None, errors: list[float | None]) -> Path:
+    seeds = [{"chrf_error": error, "reference_loss_error": None} for error in errors]
+    none = {"value": None, "spread": None}
+    return write(home, "instruct", data=DATA, seeds=seeds, chrf={"value": chrf, "spread": spread}, reference_loss=none)
 
 
 def test_items_are_compared_one_by_one(tmp_path: Path) -> None:
@@ -178,6 +189,55 @@ def test_scores_of_other_sessions_are_shown_apart_and_never_compared(tmp_path: P
     assert any(note.startswith("[a] not comparable with the others: judge: 110 questions") for note in found.notes)
 
 
+def test_equal_models_that_differ_by_fine_tuning_are_not_told_apart_by_one_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("DRAWS", "CHUNK"):
+        monkeypatch.setattr(intervals, name, 500)
+    draw = np.random.default_rng(0)
+    found = [paired_intervals(session(draw, (2, 1, 110), seed_deviation=1.7))[1][0, 1] for _ in range(100)]
+    assert sum(one.apart for one in found) > 7  # the interval alone would
+    decisive = decides({"evaluation": "judge", "seeds": 1})
+    assert not any("is better" in verdict(JUDGED, ("a", "b"), one, decisive=decisive) for one in found)
+
+
+def test_of_one_fine_tuning_each_the_judge_finds_nobody_better(tmp_path: Path) -> None:
+    clear = [{"a": "a", "b": "b", "value": -4.0, "low": -7.0, "high": -1.0}]
+    homes = [judged(tmp_path / name, [20, 17, 23], clear, seeds=1) for name in "ab"]
+    found = compare(read_rows(list(map(str, homes))))
+    assert found.statements == [
+        "judge's score: a and b are not told apart by one fine-tuning each: -4.00 [-7.00, -1.00] points"
+    ]
+    assert any("95 % intervals over questions only, of one fine-tuning each" in note for note in found.notes)
+
+
+def test_judged_runs_in_folders_of_one_name_are_found_by_what_the_session_calls_them(tmp_path: Path) -> None:
+    names = ["run (/one)", "run (/two)"]
+    clear = [{"a": names[1], "b": names[0], "value": 4.0, "low": 1.0, "high": 7.0}]
+    one, two = (
+        judged(tmp_path / place / "run", [20, 17, 23], clear, candidate=name)
+        for place, name in zip(("one", "two"), names, strict=True)
+    )
+    found = compare(read_rows([str(one), str(two)]))
+    assert found.statements == [f"judge's score: {two}: run is better than {one}: run by 4.00 [1.00, 7.00] points"]
+
+
+def test_with_seed_noise_intervals_still_hold_for_all_pairs_together(tmp_path: Path) -> None:
+    rows = read_rows(
+        [str(hellaswag(tmp_path / name, set(range(count)))) for name, count in (("a", 300), ("b", 330), ("c", 600))]
+    )
+    rows = [
+        attrs.evolve(row, recipe=recipe, seed=seed)
+        for row, (recipe, seed) in zip(rows, [("r", 1), ("r", 2), ("s", 1)], strict=True)
+    ]
+    confidence = 1 - 0.05 / 3
+    text = student_quantile((1 + confidence) / 2, 999) * (0.03 * 0.97 / 999) ** 0.5
+    seeds = student_quantile((1 + confidence) / 2, 1) * 0.03  # sqrt(2) * standard deviation of two
+    reach = math.hypot(text, seeds)
+    line = f"a and b are not told apart: -0.0300 [{-0.03 - reach:.4f}, {-0.03 + reach:.4f}] of all items"
+    assert f"HellaSwag, completion: {line}" in compare(rows).statements
+
+
 def test_published_losses_are_of_the_same_tokens_only_on_that_range(tmp_path: Path) -> None:
     span = {"tokens": "token_files/fineweb", "sha256": "s", **GPJT_RANGE}
     scores = {
@@ -200,20 +260,15 @@ def test_what_most_models_share_is_shown_rather_than_what_is_newest(tmp_path: Pa
 
 
 def test_fine_tuned_answers_are_shown_and_never_ranked(tmp_path: Path) -> None:
-    data = {"file": "instructions.json", "sha256": "i", "train": 935, "validation": 55, "test": 110}
-    for name, value, spread in (("a", 21.5, 0.25), ("b", 31.5, None)):
-        loss = {"value": None, "spread": None}
-        write(
-            tmp_path / name,
-            "instruct",
-            data=data,
-            seeds=[],
-            chrf={"value": value, "spread": spread},
-            reference_loss=loss,
-        )
-    found = compare(read_rows([str(tmp_path / "a"), str(tmp_path / "b")]))
+    homes = [
+        instructed(tmp_path / "a", 21.5, 0.5, [1.25, 1.15]),  # 1.2, and 0.5 / sqrt(2) over seeds
+        instructed(tmp_path / "b", 31.5, None, [1.2]),
+        instructed(tmp_path / "c", 41.5, None, [None]),
+    ]
+    found = compare(read_rows(list(map(str, homes))))
     assert (found.columns, found.statements) == (["model", "chrF"], [])
-    assert [row[1].text for row in found.rows] == ["21.50 ± 0.25", "31.50"]
+    assert [row[1].text for row in found.rows] == ["21.50 ± 1.25", "31.50 ± 1.20", "41.50"]
+    assert "± is a standard error over questions, and over fine-tuning seeds where there are several" in found.notes[0]
 
 
 def test_without_an_interval_nobody_is_better() -> None:
@@ -231,9 +286,21 @@ def test_the_page_needs_nothing_else_and_hides_nothing(runs: dict[str, Path], tm
     assert "&lt;script&gt; step-00000008 is better than short" in page
     assert page.count("<svg") == 4  # loss and bits a byte of both
     assert "prefers-color-scheme: dark" in page
-    for line in shown.splitlines()[2:4]:
-        assert line.split()[-3] in page
-    assert "short step-00000003  " in shown
+    line = next(line for line in shown.splitlines() if line.startswith("bits/byte"))
+    assert all(value in page for value in line.split()[1:])
+
+
+def test_a_terminal_shows_whole_models_side_by_side_as_many_as_fit(runs: dict[str, Path], tmp_path: Path) -> None:
+    far = tmp_path / ("a-long-name-" * 6)
+    shutil.copytree(runs["long"], far, symlinks=True)
+    shown = said(*runs.values(), far, environment={"COLUMNS": "80"})
+    assert max(map(len, shown.splitlines())) <= 80 + len(str(far))  # a path is not broken
+    tables, _, _ = shown.partition("held-out loss: ")
+    assert max(map(len, tables.splitlines())) <= 80
+    rows = [line for line in tables.splitlines() if line.startswith("held-out loss")]
+    assert len(rows) > 1
+    for home in runs.values():
+        assert sum(f"{kept(home)['nats_per_token']:.4f} ±" in row for row in rows) >= 1
 
 
 def test_a_checkpoint_and_torn_or_unknown_lines(runs: dict[str, Path], tmp_path: Path) -> None:
@@ -244,8 +311,16 @@ def test_a_checkpoint_and_torn_or_unknown_lines(runs: dict[str, Path], tmp_path:
             '{"evaluation": "poetry", "model": "long step-00000008"}\n[1]\n{"evaluation": "loss", "model": "x"}\n'
         )
         file.write(json.dumps(kept(home) | {"model": "long step-00000004"}) + '\n{"evaluation": "lo')
-    assert "long step-00000004" in said(home)  # the newest
-    assert "long step-00000008" in said(home / "checkpoints" / "step-00000008")
+    assert "long step-00000004" in said(home, "--markdown")  # the newest
+    assert "long step-00000008" in said(home / "checkpoints" / "step-00000008", "--markdown")
+
+
+def test_one_process_s_work_is_not_done_by_every_rank(tmp_path: Path) -> None:
+    for command in ("compare", "export"):
+        done = evaluate(command, tmp_path / "run", tmp_path / "new", environment={"WORLD_SIZE": "2"})
+        assert done.returncode == 1
+        said = f"evaluate.py: {command}: got 2 processes of torchrun, wanted one: python evaluate.py {command}\n"
+        assert done.stderr == said
 
 
 def test_what_cannot_be_compared_is_one_line(runs: dict[str, Path], tmp_path: Path) -> None:
@@ -255,6 +330,10 @@ def test_what_cannot_be_compared_is_one_line(runs: dict[str, Path], tmp_path: Pa
         return done.stderr
 
     a = hellaswag(tmp_path / "a", {1})
+    broken = tmp_path / "broken"
+    shutil.copytree(runs["long"], broken)
+    (broken / "checkpoints" / "step-00000008" / "state.json").write_text("")
+    assert "state.json: damaged: not JSON" in refused(broken)
     assert "long step-00000008, a: no overlap between result files" in refused(runs["long"], a)
     (tmp_path / "empty").mkdir()
     assert "got no results of" in refused(tmp_path / "empty")

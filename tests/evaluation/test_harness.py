@@ -89,26 +89,31 @@ def test_it_finds_the_same_on_any_number_of_ranks(trained: Path, tasks: Path) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("encoding", ["bytes", "gpt2"])
-def test_our_hellaswag_is_the_harnesss(
-    trained: Path, tasks: Path, monkeypatch: pytest.MonkeyPatch, encoding: str
-) -> None:
+@pytest.mark.parametrize("way", ["bytes", "gpt2", "exported"])
+def test_our_hellaswag_is_the_harnesss(trained: Path, tasks: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     for name, value in OFFLINE.items():
         monkeypatch.setenv(name, value)
     from lm_eval import simple_evaluate
+    from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager
 
     from evaluation.harness import harness_model
 
     model = load(locate(str(trained), None), None, torch.device("cpu"))
     length = CONTEXT
-    if encoding == "gpt2":
+    if way == "gpt2":
         length = 14
         config = attrs.evolve(model.network.config, vocab_size=50257, context_length=length)
         torch.manual_seed(0)
         model = Trained(GPT(config).eval(), load_tokenizer(str(shared("gpt2.tiktoken"))), model.place)
     manager = TaskManager(include_path=str(tasks), include_defaults=False)
-    theirs = simple_evaluate(harness_model(model, 4, torch.device("cpu")), tasks=["our_choices"], task_manager=manager)
+    if way == "exported":  # as its users load it, without code of ours
+        exported = tasks.parent / "exported"
+        assert launch.run(ROOT / "evaluate.py", "export", str(trained), str(exported)).returncode == 0
+        asked = HFLM(pretrained=str(exported), batch_size=4, device="cpu")
+    else:
+        asked = harness_model(model, 4, torch.device("cpu"))
+    theirs = simple_evaluate(asked, tasks=["our_choices"], task_manager=manager)
     items = read_items(str(tasks / "items.jsonl"), None).items
     ranks = start("cpu", 60)
     ours = measure(model, items, ranks).lm_eval

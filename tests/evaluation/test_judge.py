@@ -9,13 +9,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 
 from errors import BadInput
 from evaluation.judging.candidates import find_files, read_panel
 from evaluation.judging.client import verdict_in
-from evaluation.judging.verdicts import Reply, VerdictStore
+from evaluation.judging.verdicts import Reply, Usage, VerdictStore
 from evaluation.records import Answer, Answers, Record, write_answers
+from evaluation.results import append_result
 from tests import launch
 from tests.conftest import ROOT
 from tests.judge_server import Judge, serve
@@ -38,6 +40,7 @@ def quality(asked: dict[str, Any]) -> dict[str, int]:
 
 def write(folder: Path, model: str, level: int, *, seed: int = 0, questions: range = range(QUESTIONS)) -> Path:
     """Write answers whose quality is about `level`; the references' is 95."""
+    settings = {"seed": seed, "epochs": 2, "losses": [2.0, 1.0 + seed], "best_epoch": seed}
     answers = [
         Answer(
             record=Record(instruction=f"Instruction {n}", input="", output=f"reference {n}: 95"),
@@ -47,7 +50,7 @@ def write(folder: Path, model: str, level: int, *, seed: int = 0, questions: ran
         for n in questions
     ]
     file = folder / model / "answers" / f"seed-{seed}.json"
-    write_answers(file, Answers(model=model, seed=seed, home=None, settings={}, answers=answers))
+    write_answers(file, Answers(model=model, seed=seed, home=None, settings=settings, answers=answers))
     return file
 
 
@@ -99,6 +102,7 @@ def faultless(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def test_scores_are_those_that_the_judge_gave(faultless: dict[str, Any]) -> None:
     good, poor = faultless["candidates"]
+    assert faultless["candidate"] == "good"  # which of them the line is of
     assert (good["model"], good["score"]) == ("good", 62)  # 60 to 64, each once
     assert (poor["model"], poor["score"]) == ("poor", 42)
     assert faultless["anchor"] == 95
@@ -140,6 +144,13 @@ def check_paid_once(server: Judge, files: list[Path], *, wrong: int = 0) -> None
     right = Counter(reply.key for reply in replies(files) if verdict_in([reply], 3) is not None)
     assert sorted(right.values()) == [1] * PROMPTS
     assert len(replies(files)) == server.billed == PROMPTS + wrong
+
+
+def test_a_server_that_names_a_time_is_left_alone_until_then(server: Judge, files: list[Path]) -> None:
+    server.faults, server.retry_after = {0: "429"}, "2"  # the client's own first wait is half a second at most
+    assert judge(server, files[:1], "--concurrency", "1").returncode == 0
+    assert server.requests[0] == server.requests[1]
+    assert server.times[1] - server.times[0] >= 2
 
 
 @pytest.mark.parametrize("api", ["responses", "chat"])
@@ -259,6 +270,21 @@ def test_a_batch_costs_half_and_is_never_handed_over_twice(
     assert f"earlier sessions paid: ${paid / 1e6:.4f}" in done.stdout
 
 
+def test_a_lost_reply_on_the_way_of_a_batch_is_not_paid_for_twice(
+    server: Judge, files: list[Path], faultless: dict[str, Any]
+) -> None:
+    faults = {"POST /v1/files": "lost", "POST /v1/batches": "lost", "GET /v1/batches/": "503", "GET /v1/files": "lost"}
+    server.path_faults = dict(faults)
+    done = judge(server, files, "--batch", "--poll-seconds", "0.05")
+    assert done.returncode == 0, done.stderr
+    assert (server.path_faults, list(server.batches)) == ({}, ["batch_0"])
+    assert result(files[0]) == faultless
+    check_paid_once(server, files)
+    server.path_faults = {"POST /v1/batches": "404"}
+    done = judge(server, files, "--seed", "1", "--batch")
+    assert done.stderr == f"evaluate.py: {server.url}: this server takes no batches; leave out --batch\n"
+
+
 def test_a_batch_that_expires_is_handed_over_again_for_the_rest(
     server: Judge, files: list[Path], faultless: dict[str, Any]
 ) -> None:
@@ -281,20 +307,66 @@ def test_no_more_is_spent_than_allowed(server: Judge, files: list[Path], faultle
     assert refused.returncode == 1
     assert "--max-usd: got 0.5, and 15 requests may cost about $" in refused.stderr
     assert server.requests == []
-    prices = files[0].parents[2] / "prices.json"
-    cheap = json.loads(prices.read_text())
     estimate = float(re.findall(r"about \$([\d.]+)", refused.stderr)[0])
     server.every = "wrong labels"  # every verdict, and it is asked again: dearer than planned
     done = judge(server, files, "--max-usd", str(estimate * 1.05), "--concurrency", "1")
     spent = float(re.findall(r"paid: \$([\d.]+)", done.stdout)[0])
     assert (done.returncode, done.stderr) == (75, "")
     assert estimate * 0.7 < spent <= estimate * 1.05
-    assert "verdicts are missing; nothing is lost, the same command goes on" in done.stdout
-    server.every = None
-    cheap["usd_per_million_tokens"]["scripted"]["output"] = 1
-    prices.write_text(json.dumps(cheap))
-    assert judge(server, files, "--max-usd", str(estimate)).returncode == 0
+    assert "verdicts are missing; nothing is lost, raise --max-usd to go on" in done.stdout
+    server.every, billed = None, server.billed
+    again = judge(server, files, "--max-usd", str(estimate * 1.05))
+    assert (again.returncode, server.billed) == (1, billed)  # "in all" counts what was paid before
+    assert f"beside ${spent:.4f} that earlier sessions paid; nothing was sent" in again.stderr
+    assert judge(server, files, "--max-usd", str(estimate * 2.1)).returncode == 0
     assert result(files[0]) == faultless
+
+
+def test_what_the_server_does_not_count_is_counted_as_estimated(server: Judge, files: list[Path]) -> None:
+    refused = judge(server, files, "--batch", "--max-usd", "0.01")
+    estimate = float(re.findall(r"about \$([\d.]+)", refused.stderr)[0])
+    server.every, server.usage = "missing label", lambda _: {"input_tokens": "many"}
+    done = judge(server, files, "--batch", "--poll-seconds", "0.05", "--max-usd", str(estimate * 1.5))
+    assert (done.returncode, done.stderr.count("Traceback")) == (75, 0), done.stderr
+    assert list(server.batches) == ["batch_0"]  # a second one, of what was wrong, would have been too much
+    assert "cost, with what earlier sessions paid: $0.0000, and 15 replies whose tokens the server did" in done.stdout
+    again = judge(server, files, "--batch", "--max-usd", str(estimate * 1.5))
+    assert f"beside ${estimate:.4f} that earlier sessions paid" in again.stderr
+
+
+def test_a_prompt_that_the_server_does_not_take_holds_up_no_other(
+    server: Judge, files: list[Path], faultless: dict[str, Any]
+) -> None:
+    server.faults = {0: "400", 4: "400", PROMPTS + 3: "400"}
+    done = judge(server, files, "--concurrency", "1")
+    assert done.returncode == 0, done.stderr
+    assert "not taken by the server: 2, as of 'Instruction 0': 400: scripted 400" in done.stdout
+    assert (result(files[0])["left_out"], result(files[0])["refused"]) == (2, 0)
+    server.every = "400"
+    assert judge(server, files).returncode == 0  # these two again; others were answered
+    server.every = None
+    assert judge(server, files).returncode == 0  # they are asked again, as the server may take it now
+    assert result(files[0]) == faultless
+    done = judge(server, files, "--effort", "low", "--batch", "--poll-seconds", "0.05")
+    assert (done.returncode, result(files[0])["left_out"]) == (0, 1), done.stderr
+    asked, server.every = len(server.requests), "400"
+    done = judge(server, files, "--effort", "high", "--concurrency", "1")
+    assert (done.returncode, done.stderr) == (1, f"evaluate.py: {server.url}: 400: scripted 400\n")
+    assert len(server.requests) - asked == 8
+
+
+def test_what_a_later_version_has_noted_is_read_and_what_is_lost_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    usage = Usage(input=5, output=7)
+    reply = Reply(key="k", id="r", text="{}", refusal=None, usage=usage, batch=False)
+    line = {"reply": attrs.asdict(reply) | {"new": 1, "usage": attrs.asdict(usage) | {"thought": 3}}}
+    file = tmp_path / "verdicts.jsonl"
+    file.write_text(json.dumps(line) + '\n{"reply": {"key"\n')
+    store = VerdictStore(file)
+    store.close()
+    assert store.replies == {"k": [reply]}
+    assert capsys.readouterr().out.startswith(f"NOTE: {file}: 1 lines passed over")
 
 
 def test_a_judge_that_likes_the_first_answer_moves_no_difference(server: Judge, files: list[Path]) -> None:
@@ -311,7 +383,7 @@ def test_a_judge_that_likes_the_first_answer_moves_no_difference(server: Judge, 
     assert "between orders: standard deviation 0.0" not in done.stdout
     alone = judge(server, files[:1])
     assert alone.returncode == 0, alone.stderr
-    assert "difference" not in alone.stdout
+    assert "\ndifference" not in alone.stdout
     assert [row["model"] for row in result(files[0])["candidates"]] == ["good"]
 
 
@@ -360,9 +432,34 @@ def test_answers_that_cannot_be_judged_together_are_one_line(files: list[Path], 
     assert "absent.json: no such file" in refused(tmp_path / "absent.json")
     assert "no answers; write them with evaluate.py instruct" in refused(tmp_path)
     assert "answer 2: output is missing" in refused(copy(good, "cut.json", drop="output"), poor)
+    longer = write(tmp_path, "good", 60, seed=1)
+    longer.write_text(longer.read_text().replace('"epochs": 2', '"epochs": 3'))
+    differ = f"{longer}: other settings than {good}: epochs 3 and 2; fine-tune all seeds alike, or pass files of one"
+    assert differ in refused(good, longer)
     twin = write(tmp_path / "elsewhere", "good", 50)
     titles = [candidate.title for candidate in read_panel([good, twin], common=False).candidates]
     assert titles == [f"good ({tmp_path / 'elsewhere' / 'good'})", f"good ({tmp_path / 'good'})"]
+
+
+def test_of_a_run_only_one_checkpoint_is_judged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "run"
+    (run / "checkpoints" / "step-1").mkdir(parents=True)
+    (run / "checkpoints" / "latest").symlink_to("step-1")
+    (run / "answers").mkdir()
+    first, second = [
+        write(tmp_path, f"run step-{step}", 50).rename(run / "answers" / f"{step}.json") for step in (1, 2)
+    ]
+    assert find_files([str(run / "checkpoints" / "latest")]) == [first]
+    with pytest.raises(BadInput, match="answers of run step-1, run step-2, of which none is known as the newest; pass"):
+        find_files([str(run)])
+    for step in (1, 2):
+        append_result(run, f"run step-{step}", "instruct", {})
+    assert capsys.readouterr().out == ""
+    assert find_files([str(run)]) == [second]
+    assert capsys.readouterr().out == f"{run}: the answers of run step-2, not those of run step-1\n"
+    (run / "checkpoints" / "step-3").mkdir()
+    with pytest.raises(BadInput, match="no answers of step-3; write them"):
+        find_files([str(run / "checkpoints" / "step-3")])
 
 
 def test_what_no_judge_can_be_asked_for_is_one_line(server: Judge, files: list[Path], tmp_path: Path) -> None:
@@ -370,14 +467,19 @@ def test_what_no_judge_can_be_asked_for_is_one_line(server: Judge, files: list[P
         arguments = command(server, files, *options)
         done = launch.run(ROOT / "evaluate.py", *arguments, environment={"OPENAI_API_KEY": ""})
         assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
-        return done.stderr
+        return done.stdout + done.stderr
 
     spoiled = tmp_path / "spoiled.json"
     spoiled.write_text("{")
-    assert "OPENAI_API_KEY: not set" in refused("--base-url", "https://api.openai.com/v1")
+    unset = refused("--base-url", "https://api.openai.com/v1")
+    assert unset.startswith("evaluate.py: OPENAI_API_KEY: not set")  # before the scores that take a while
     assert "--base-url: got 'localhost:1'" in refused("--base-url", "localhost:1")
     assert "http://127.0.0.1:1/v1: no server: [Errno 111]" in refused("--base-url", "http://127.0.0.1:1/v1")
-    assert "no price of 'script'; did you mean 'scripted'?" in refused("--model", "script")
+    ranks = launch.run(ROOT / "evaluate.py", *command(server, files), environment={"WORLD_SIZE": "2"})
+    assert (ranks.returncode, "wanted one: python evaluate.py judge" in ranks.stderr) == (1, True)
+    assert "no price of 'script'; add it to the file, or pass --prices; did you mean 'scripted'?" in refused(
+        "--model", "script"
+    )
     assert "spoiled.json: not JSON" in refused("--prices", str(spoiled))
     server.every = "401"
     assert f"{server.url}: 401: scripted 401" in refused()

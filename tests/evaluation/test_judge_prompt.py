@@ -15,6 +15,7 @@ from evaluation.judging.client import read_reply
 from evaluation.judging.judgement import make_prompts
 from evaluation.judging.prices import PRICES, Budget, read_price
 from evaluation.judging.prompt import Judge, orders, prompt_key, prompt_text, read_verdict
+from evaluation.judging.report import describe
 from evaluation.judging.scores import score
 from evaluation.judging.verdicts import Usage
 from evaluation.records import Answer, Answers, Record
@@ -131,6 +132,22 @@ def test_any_shape_of_reply_is_read_as_a_wrong_verdict(body: Any) -> None:
     assert (reply.text, reply.refusal, reply.usage) == ("", None, None)
 
 
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_one_fine_tuning_ranks_no_model(seeds: int) -> None:
+    judged = panel(2, 4, slots=seeds)
+    prompts = make_prompts(judged, repeats=1, seed=0)
+    alike: list[Any] = [tuple({0: 30, 1: 80, 2: 95}[a] for a in p.order) for p in prompts]
+    found = score(judged, prompts, alike)
+    assert [standing.ranks for standing in found.standings] == ([None, None] if seeds == 1 else [(2, 2), (1, 1)])
+    said = describe(judged, found)
+    assert ("rank " in said.splitlines()[0]) == (seeds > 1)
+    assert ("for this one fine-tuning only" in said, "--seeds 2 or more" in said) == (seeds == 1, seeds == 1)
+    apart = score(
+        judged, prompts, [tuple({0: 60 + 9 * (-1) ** p.question, 1: 61, 2: 95}[a] for a in p.order) for p in prompts]
+    )
+    assert ("not told apart" in describe(judged, apart)) == (seeds > 1)
+
+
 def test_what_is_not_judged_counts_for_nobody() -> None:
     judged = panel(2, 4)
     prompts = make_prompts(judged, repeats=2, seed=0)
@@ -140,7 +157,6 @@ def test_what_is_not_judged_counts_for_nobody() -> None:
     assert full.anchor == 80
     assert full.doubtful == [1, 2, 3]
     assert full.disagreement == 0
-    assert (full.standings[0].best_rank, full.standings[0].worst_rank) == (1, 1)
     without = [
         None if p.question == 3 or n == 0 else verdict
         for n, (p, verdict) in enumerate(zip(prompts, verdicts, strict=True))
@@ -154,7 +170,7 @@ def test_every_price_has_its_numbers_and_dated_versions_are_known(tmp_path: Path
         assert 0 < price.cached_input <= price.input < price.output
     assert read_price(PRICES, "gpt-5-mini-2025-08-07") == read_price(PRICES, "gpt-5-mini")
     assert read_price(PRICES, "gpt-4o-2024-05-13").input == 5
-    with pytest.raises(BadInput, match=r"no price of 'gpt-5-mimi'; did you mean 'gpt-5-mini'\?"):
+    with pytest.raises(BadInput, match=r"no price of 'gpt-5-mimi'; add .*; did you mean 'gpt-5-mini'\?"):
         read_price(PRICES, "gpt-5-mimi")
     used = Usage(input=3_000_000, cached_input=1_000_000, output=2_000_000)
     assert read_price(PRICES, "gpt-5-mini").of(used, batch=False) == pytest.approx(2 * 0.25 + 0.025 + 2 * 2)
@@ -166,6 +182,7 @@ def test_what_is_in_flight_counts_and_grows_with_what_replies_cost() -> None:
     budget = Budget(price, 1.0)
     assert [budget.reserve(0.3) for _ in range(4)] == [True, True, True, False]
     budget.settle(0.3, Usage(input=0, output=225_000))  # 0.45: half as much again
+    budget.release(0.3)
     assert not budget.reserve(0.05)  # 0.45 + 1.5 * (0.6 + 0.05) is more than 1
     budget.release(0.3)
     assert budget.reserve(0.05)

@@ -3,8 +3,6 @@
 import json
 import re
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +13,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from tests.conftest import ROOT, in_terminal, train, train_command
+from training.chart import ChartProcess
 from training.metrics import MetricsLog, read_metrics
 
 
@@ -276,5 +275,10 @@ def test_a_chart_is_drawn_from_metrics_alone(make_run: Callable[..., Path]) -> N
     for step in range(1, 200):
         log.write({"step": step, "train_loss": 5 / step, "learning_rate": 1e-3, "grad_norm": 1.0})
     log.close()
-    subprocess.run([sys.executable, "-m", "training.chart", str(run)], cwd=ROOT, check=True)
+    drawing = ChartProcess(run)
+    drawing.redraw()  # too soon after the start
+    assert drawing._process is None
+    drawing._due = 0.0
+    drawing.redraw()
+    assert drawing._process is not None and drawing._process.wait(60) == 0
     assert (run / "training-run-chart.png").stat().st_size > 10_000
