@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from model.config import ModelConfig
-from model.loss import chunked_loss
+from model.loss import HeadLoss
 
 INITIAL_STD = 0.02  # linear and token-embedding weights, as in OpenAI's model.py
 INITIAL_POSITION_STD = 0.01  # position embedding, same source
@@ -104,12 +104,14 @@ class GPT(nn.Module):
     """The network of a `ModelConfig`. Embedding rows beyond `vocab_size` are zero and stay zero.
 
     `recompute_blocks`: while training keep only what enters each block, and run it again in the backward pass.
+    `loss_chunks`: of the tokens, for the loss: model/loss.py.
     """
 
-    def __init__(self, config: ModelConfig, *, recompute_blocks: bool = False):
+    def __init__(self, config: ModelConfig, *, recompute_blocks: bool = False, loss_chunks: int = 1):
         super().__init__()
         self.config = config
         self.recompute_blocks = recompute_blocks
+        self.head_loss = HeadLoss(config.vocab_size, loss_chunks)
         self.token_embedding = nn.Embedding(config.padded_vocab_size, config.emb_dim)
         self.position_embedding = nn.Embedding(config.context_length, config.emb_dim)
         self.dropout = nn.Dropout(config.drop_rate)
@@ -122,12 +124,11 @@ class GPT(nn.Module):
         tokens: Int[Tensor, "B T"],
         cache: KeyValueCache | None = None,
         targets: Int[Tensor, "B T"] | None = None,
-        loss_chunks: int = 1,
     ) -> Float[Tensor, "B _ V"] | Float[Tensor, ""]:
         """Return logits of the token after each of `tokens`, (B, T, V).
 
         With a cache, `tokens` follow those it has seen, and only the last one's logits are computed, (B, 1, V). With
-        targets, return the mean loss, a scalar in fp32, computed in so many chunks of the tokens.
+        targets, (B, T), return the mean loss, a scalar in fp32.
         """
         first = 0 if cache is None else cache.length
         positions = torch.arange(first, first + tokens.shape[1], device=tokens.device)
@@ -143,7 +144,7 @@ class GPT(nn.Module):
         weight = self.token_embedding.weight if self.head is None else self.head.weight
         x = self.final_norm(x)
         if targets is not None:
-            return chunked_loss(x, weight, targets, self.config.vocab_size, loss_chunks)
+            return self.head_loss(x, weight, targets)
         logits = F.linear(x, weight)  # (B, T, padded V)
         return logits[..., : self.config.vocab_size]
 

@@ -51,6 +51,7 @@ class Parallel:
             torch._dynamo.config.optimize_ddp = False
             for block in network.blocks:
                 block.compile(fullgraph=True, dynamic=False)
+            network.head_loss.compile()
         self.model: Any = network
         # On one rank FSDP skips its reduce-scatter, and with it the ordered sum: the bare network does the same.
         if wrapping.kind == "fsdp" and (ranks.world_size > 1 or not ordered):

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from errors import EXIT_DONE, EXIT_ERROR, EXIT_STOPPED, BadInput
 from model.gpt import GPT, initialize
-from model.loss import next_token_loss, sequence_losses
+from model.loss import sequence_losses
 from training import archive, checkpoint
 from training.budget import Budget, expected_save_seconds
 from training.chart import CHART
@@ -30,7 +30,7 @@ from training.record import differences, numerics_drift, resolved, write_record
 from training.replay import replay
 from training.selftest import self_test
 from training.signals import StopSignals
-from training.step import Loss, Trainer
+from training.step import Trainer
 from training.token_check import check_tokens
 from training.token_set import TokenSet, make_reading, open_tokens
 from training.validation import Validation
@@ -139,7 +139,7 @@ def make_trainer(run: Run, plan: Plan, numerics: Numerics, ranks: Ranks, watch: 
     """Return a network with its first weights, and what trains it. Call it on every rank."""
     # Matrix products that autocast leaves in fp32 may use TF32; a run that asks for fp32 gets fp32.
     torch.set_float32_matmul_precision("highest" if numerics.precision == "fp32" else "high")
-    network = GPT(run.model, recompute_blocks=run.train.recompute_blocks)
+    network = GPT(run.model, recompute_blocks=run.train.recompute_blocks, loss_chunks=run.train.loss_chunks)
     initialize(network, run.train.random_seed)
     wrapping = Wrapping(kind=run.train.parallel, compiled=numerics.compiled, determinism=numerics.determinism)
     parallel = Parallel(network, wrapping, plan.layout, ranks)
@@ -151,19 +151,12 @@ def make_trainer(run: Run, plan: Plan, numerics: Numerics, ranks: Ranks, watch: 
         schedule=plan.schedule,
         numerics=numerics,
         loss_scale=LossScale(numerics.precision, ranks.device),
-        loss=_compile(next_token_loss) if numerics.compiled else next_token_loss,
-        loss_chunks=run.train.loss_chunks,
         guard=Guard(ranks, run.train),
         watch=watch,
         drop_rate=run.model.drop_rate,
         seed=run.train.random_seed,
         clipping_max_norm=run.train.clipping_max_norm,
     )
-
-
-def _compile(loss: Loss) -> Loss:
-    """Return the loss compiled: fp32 logits then live in registers, never in memory."""
-    return torch.compile(loss, dynamic=False)
 
 
 def _resume(job: Job, options: Options, trainer: Trainer) -> tuple[RunState, list[str]]:
@@ -220,7 +213,8 @@ def _make_job(run: Run, plan: Plan, token_set: TokenSet, trainer: Trainer, optio
     numerics = trainer.numerics
     validation, held_out = None, token_set.validation
     if held_out is not None and held_out.validation is not None:
-        loss = _compile(sequence_losses) if numerics.compiled else sequence_losses
+        # compiled, fp32 logits live in registers, never in memory
+        loss = torch.compile(sequence_losses, dynamic=False) if numerics.compiled else sequence_losses
         validation = Validation(held_out.validation, run.train.start_val_token, plan.validation_sequences, loss)
     return Job(
         run=run,

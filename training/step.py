@@ -21,8 +21,6 @@ from training.reduction import fast_grad_norm, mean_over_ranks, ordered_grad_nor
 from training.schedule import Schedule, learning_rate
 from training.watch import Watch
 
-Loss = Callable[[Tensor, Tensor], Tensor]  # logits (B, T, V), targets (B, T) -> nats per token, mean or (B,)
-
 CLIP_EPSILON = 1e-6  # keeps the division finite, as in torch.nn.utils.clip_grad_norm_
 
 
@@ -37,8 +35,6 @@ class Trainer:
     schedule: Schedule
     numerics: Numerics
     loss_scale: LossScale
-    loss: Loss
-    loss_chunks: int  # more than 1: the network computes its own loss, that many times a part of it
     guard: Guard
     watch: Watch
     drop_rate: float
@@ -79,19 +75,16 @@ def run_microbatches(trainer: Trainer, step: int, next_batch: Callable[[], tuple
         if trainer.drop_rate > 0:
             seed_dropout(trainer.seed, step, microbatch_index(trainer.layout, micro_step, trainer.ranks.rank))
         with trainer.parallel.gradient_sync(enabled=micro_step == accumulation - 1):
-            loss = _loss(trainer, inputs, targets)
+            loss = microbatch_loss(trainer, inputs, targets)
             (loss * trainer.loss_scale.scale).backward()
         losses.append(loss.detach())
     return torch.stack(losses)
 
 
-def _loss(trainer: Trainer, inputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean loss of a micro-batch. Logits end with this function, but for what the backward pass needs."""
+def microbatch_loss(trainer: Trainer, inputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean loss of a micro-batch, in nats per token."""
     with autocast(trainer.numerics.precision, trainer.ranks):
-        if trainer.loss_chunks > 1:
-            return trainer.parallel.model(inputs, targets=targets, loss_chunks=trainer.loss_chunks)
-        logits = trainer.parallel.model(inputs)
-    return trainer.loss(logits, targets)
+        return trainer.parallel.model(inputs, targets=targets)
 
 
 def seed_dropout(seed: int, step: int, index: int) -> None:

@@ -1,24 +1,28 @@
 """Mean loss over a fixed slice of the validation stream, shared by all ranks."""
 
 import math
+from collections.abc import Callable
 
 import torch
+from torch import Tensor
 
 from tokens.batches import inputs_and_targets, read_windows
 from tokens.token_file import TokenStream
 from training.precision import autocast
 from training.ranks import StopRequest, gather
-from training.step import Loss, Trainer
+from training.step import Trainer
+
+SequenceLosses = Callable[[Tensor, Tensor], Tensor]  # logits (B, T, V), targets (B, T) -> nats per token, (B,)
 
 
 class Validation:
     """The slice and how to measure a model on it."""
 
-    def __init__(self, stream: TokenStream, start_token: int, sequences: int, loss: Loss):
+    def __init__(self, stream: TokenStream, start_token: int, sequences: int, loss: SequenceLosses):
         self._stream = stream
         self._start_token = start_token
         self._sequences = sequences
-        self._loss = loss  # logits (B, T, V), targets (B, T) -> (B,) nats per token
+        self._loss = loss
 
     @torch.no_grad()
     def measure(self, trainer: Trainer, stop_request: StopRequest) -> float | None:

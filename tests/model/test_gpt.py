@@ -9,7 +9,7 @@ from jaxtyping import TypeCheckError
 
 from model.config import GPT2_SIZES, ModelConfig, flops_per_token, parameter_count
 from model.gpt import GPT, initialize
-from model.loss import next_token_loss, sequence_losses
+from model.loss import HeadLoss, sequence_losses
 from model.naming import to_plain
 from model.pretrained import load_plain, padded, unpadded
 
@@ -97,7 +97,7 @@ def test_rows_beyond_the_vocabulary_stay_zero_and_change_nothing() -> None:
     assert config.padded_vocab_size == 256
     assert model(tokens).shape[-1] == config.vocab_size
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-    next_token_loss(model(tokens), tokens).backward()
+    model(tokens, targets=tokens).backward()
     optimizer.step()
     for weight in (model.token_embedding.weight, model.head.weight):
         assert weight[config.vocab_size :].abs().max() == 0
@@ -109,20 +109,21 @@ def test_rows_beyond_the_vocabulary_stay_zero_and_change_nothing() -> None:
 def test_loss_of_a_fresh_model_is_near_that_of_guessing() -> None:
     tokens = torch.randint(SMALL.vocab_size, (4, 48))
     with torch.no_grad():
-        loss = next_token_loss(network(SMALL)(tokens[:, :-1]), tokens[:, 1:])
+        loss = network(SMALL)(tokens[:, :-1], targets=tokens[:, 1:])
     assert loss.item() == pytest.approx(math.log(SMALL.vocab_size), abs=0.15)
 
 
 def test_sequence_losses_average_to_the_loss() -> None:
-    logits, targets = torch.randn(4, 7, 11), torch.randint(11, (4, 7))
+    hidden, weight, targets = torch.randn(4, 7, 5), torch.randn(16, 5), torch.randint(11, (4, 7))
+    logits = (hidden @ weight.T)[..., :11]
     by_hand = -torch.log_softmax(logits, dim=-1).gather(-1, targets[..., None]).squeeze(-1)
     assert torch.allclose(sequence_losses(logits, targets), by_hand.mean(dim=1))
-    assert torch.allclose(next_token_loss(logits, targets), by_hand.mean())
+    assert torch.allclose(HeadLoss(11, chunks=1)(hidden, weight, targets), by_hand.mean())
 
 
 def test_a_shape_that_would_broadcast_is_refused() -> None:
     with pytest.raises(TypeCheckError):
-        next_token_loss(torch.randn(4, 7, 11), torch.randint(11, (4, 8)))
+        HeadLoss(11, chunks=1)(torch.randn(4, 7, 5), torch.randn(16, 5), torch.randint(11, (4, 8)))
 
 
 @pytest.mark.parametrize(

@@ -165,17 +165,12 @@ SPIKED = """
 import train
 from training import loop, replay, step
 
-original = step.train_step
+original, healthy = step.train_step, step.microbatch_loss
 
 
 def spiked(trainer, number, feed):
-    healthy = trainer.loss
-    if number == 5:
-        trainer.loss = lambda logits, targets: healthy(logits, targets) * 1000
-    try:
-        return original(trainer, number, feed)
-    finally:
-        trainer.loss = healthy
+    step.microbatch_loss = (lambda *arguments: healthy(*arguments) * 1000) if number == 5 else healthy
+    return original(trainer, number, feed)
 
 
 loop.train_step = replay.train_step = spiked

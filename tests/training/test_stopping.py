@@ -428,8 +428,8 @@ original = step.train_step
 def poisoned(trainer, number, feed):
     if number == 2 and trainer.ranks.rank in rank:
         if what == "loss":
-            healthy = trainer.loss
-            trainer.loss = lambda logits, targets: healthy(logits, targets) * torch.nan
+            healthy = step.microbatch_loss
+            step.microbatch_loss = lambda *arguments: healthy(*arguments) * torch.nan
         else:
             next(iter(trainer.parallel.named_parameters().values())).register_hook(lambda grad: grad * torch.inf)
     return original(trainer, number, feed)

@@ -2,31 +2,28 @@
 
 import gc
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import attrs
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import Parameter
 
 from model.config import GPT2_SIZES, ModelConfig
 from model.gpt import GPT, initialize
-from model.loss import next_token_loss
 from tests.conftest import TINY_MODEL, metrics, train
 from training.config import Thrift
 from training.memory import gpu_bytes, largest_microbatch, predict
-from training.step import run_microbatches
 
 CONFIG = ModelConfig(**TINY_MODEL | {"n_layers": 3})
 ELASTIC_LAYOUTS = [(1, "ddp"), (2, "ddp"), (2, "fsdp")]
 
 
-def network(config: ModelConfig, **options: bool) -> GPT:
+def network(config: ModelConfig, **options: Any) -> GPT:
     made = GPT(config, **options)
     initialize(made, 0)
     return made
@@ -42,10 +39,10 @@ def batch(microbatch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("chunks", [2, 5, 1000])
 def test_a_loss_in_chunks_is_the_plain_one_and_so_are_its_gradients(chunks: int, tied: bool) -> None:
-    plain, chunked = (network(attrs.evolve(CONFIG, tie_weights=tied)) for _ in range(2))
+    plain, chunked = (network(attrs.evolve(CONFIG, tie_weights=tied), loss_chunks=count) for count in (1, chunks))
     inputs, targets = batch(3)
-    wanted = next_token_loss(plain(inputs), targets)
-    loss = chunked(inputs, targets=targets, loss_chunks=chunks)
+    wanted = plain(inputs, targets=targets)
+    loss = chunked(inputs, targets=targets)
     assert loss.item() == pytest.approx(wanted.item(), rel=1e-6)
     wanted.backward()
     loss.backward()
@@ -55,10 +52,10 @@ def test_a_loss_in_chunks_is_the_plain_one_and_so_are_its_gradients(chunks: int,
 
 def live_bytes(microbatch_size: int, thrift: Thrift) -> int:
     """Return what is alive between a bf16 forward pass and its backward pass, beside parameters, tokens, result."""
-    made = network(CONFIG, recompute_blocks=thrift.recompute_blocks)
+    made = network(CONFIG, recompute_blocks=thrift.recompute_blocks, loss_chunks=thrift.loss_chunks)
     inputs, targets = batch(microbatch_size)
     before = living_storages()
-    options = {"targets": targets, "loss_chunks": thrift.loss_chunks} if thrift.loss_chunks > 1 else {}
+    options = {"targets": targets} if thrift.loss_chunks > 1 else {}
     with saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor), torch.autocast("cpu", torch.bfloat16):
         result = made(inputs, **options)
     after = living_storages()
@@ -90,41 +87,19 @@ def test_predicted_activations_are_what_is_alive_before_the_backward_pass(
     assert live_bytes(microbatch_size, thrift) == kept(CONFIG, thrift) - later - tokens
 
 
-class KeepingLoss(torch.autograd.Function):
-    """The mean of the logits; keeps them for its backward pass, as a compiled loss does."""
-
-    @staticmethod
-    def forward(ctx: Any, logits: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(logits)
-        return logits.mean()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-        return torch.full_like(ctx.saved_tensors[0], gradient.item())
-
-
-def test_no_logits_are_left_when_the_blocks_backward_begins() -> None:
+def test_no_logits_are_left_when_the_blocks_backward_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     # What training/memory.py counts on.
-    made, left = network(CONFIG), []
+    made, (inputs, targets) = network(CONFIG), batch(2)
+    plain, held, left = F.cross_entropy, [], []
 
-    def loss(logits: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
-        held = StorageWeakRef(logits.untyped_storage())
-        made.blocks[-1].mlp.down.bias.register_hook(lambda _: left.append(not held.expired()))
-        return KeepingLoss.apply(logits)
+    def noting(logits: torch.Tensor, *arguments: Any, **options: Any) -> torch.Tensor:
+        held.append(StorageWeakRef(logits.untyped_storage()))
+        return plain(logits, *arguments, **options)
 
-    unscaled = SimpleNamespace(scale=torch.ones(()))
-    trainer = SimpleNamespace(
-        layout=SimpleNamespace(accumulation=2),
-        drop_rate=0.0,
-        parallel=SimpleNamespace(model=made, gradient_sync=lambda enabled: nullcontext()),
-        numerics=SimpleNamespace(precision="fp32"),
-        ranks=None,
-        loss=loss,
-        loss_chunks=1,
-        loss_scale=unscaled,
-    )
-    run_microbatches(trainer, 0, lambda: batch(2))
-    assert left and not any(left)
+    monkeypatch.setattr(F, "cross_entropy", noting)
+    made.blocks[-1].mlp.down.bias.register_hook(lambda _: left.append(held[0].expired()))
+    made(inputs, targets=targets).backward()
+    assert left == [True]
 
 
 def test_what_is_thrifty_is_predicted_to_fit_more_often() -> None:

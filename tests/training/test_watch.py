@@ -84,7 +84,7 @@ plain = step.train_step
 
 def stuck(trainer, number, feed):
     if number == 2 and trainer.ranks.rank == 1:
-        trainer.loss = lambda logits, targets: time.sleep(1000)
+        step.microbatch_loss = lambda *arguments: time.sleep(1000)
     return plain(trainer, number, feed)
 
 
