@@ -50,6 +50,12 @@ def one_of(*choices: str) -> Validator:
     return _check(lambda value: value in choices, " or ".join(f'"{choice}"' for choice in choices))
 
 
+def boolean_or(*choices: str) -> Validator:
+    """Accept true, false, or one of the given strings."""
+    wanted = "".join(f' or "{choice}"' for choice in choices)
+    return _check(lambda value: type(value) is bool or value in choices, f"true, false{wanted}")
+
+
 def optional(validator: Validator) -> Validator:
     """Accept null as well."""
 

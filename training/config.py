@@ -73,9 +73,9 @@ class TrainConfig:
     )  # null: elastic on a CPU where the world size allows it, off on a GPU
     cpu_threads: int = attrs.field(default=1, validator=checks.integer(1))  # of a rank on a CPU: they change the bits
     precision: str = attrs.field(default="auto", validator=checks.one_of("auto", "bf16", "fp16", "fp32"))
-    compile: bool | None = attrs.field(
-        default=None, validator=checks.optional(checks.boolean())
-    )  # null: on a GPU, not on a CPU
+    compile: bool | str | None = attrs.field(
+        default=None, validator=checks.optional(checks.boolean_or("model"))
+    )  # true: block by block; "model": as one graph; null: true on a GPU, false on a CPU
     loss_chunks: int = attrs.field(default=1, validator=checks.integer(1))  # of a micro-batch's logits, one at a time
     recompute_blocks: bool = attrs.field(default=False, validator=checks.boolean())  # instead of keeping activations
     timeout_seconds: int = attrs.field(default=600, validator=checks.integer(10))  # of one collective
@@ -214,6 +214,11 @@ def _check_together(model: ModelConfig, train: TrainConfig, path: Path) -> None:
         raise BadInput(
             f"{path}: era_tokens: got {train.era_tokens}, wanted at least context_length {model.context_length}, and "
             "better some thousand times as many: an era is what is shuffled at a time"
+        )
+    if train.compile == "model" and train.parallel == "fsdp":
+        raise BadInput(
+            f'{path}: compile: got "model" with parallel "fsdp", wanted true: FSDP gathers the weights of one block at '
+            "a time, between graphs"
         )
     if train.era_tokens is not None and not train.shuffle:
         raise BadInput(f"{path}: era_tokens: got {train.era_tokens}, wanted null, or shuffle true: eras are shuffled")

@@ -17,6 +17,7 @@ from training.claim import utc_now
 from training.config import Run
 from training.feed import Feed
 from training.follow import wait_for_step
+from training.garbage import collect_between_steps
 from training.hardware import peak_flops, peak_memory_bytes
 from training.ledger import Ledger, Remaining
 from training.metrics import MetricsLog
@@ -116,6 +117,7 @@ class Loop:
                 return False
             result = train_step(self.trainer, step, self.feed)
             self._finish_step(step + 1, result)
+            collect_between_steps(step + 1 - self.first_step)
         self._settle(insist=True)
         self._event("end" if self.job.last_step == self.job.plan.steps else "pause", sources=self._sources())
         return True

@@ -31,7 +31,7 @@ class Numerics:
 
     determinism: str  # "off", "run" or "elastic"
     precision: str  # "bf16", "fp16" or "fp32"
-    compiled: bool
+    compiled: bool | str  # true: block by block; "model": as one graph
 
 
 def resolve_numerics(run: Run, plan: Plan, ranks: Ranks) -> Numerics:

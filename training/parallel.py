@@ -29,7 +29,7 @@ class Wrapping:
     """How to make one network of many ranks' copies."""
 
     kind: str  # "ddp" or "fsdp"
-    compiled: bool
+    compiled: bool | str  # true: block by block; "model": as one graph
     determinism: str  # "off", "run" or "elastic"
 
 
@@ -49,6 +49,9 @@ class Parallel:
         if wrapping.compiled:
             # Blocks are graphs of their own, so DDP's hooks run between them: to split graphs at buckets gains nothing.
             torch._dynamo.config.optimize_ddp = False
+        if wrapping.compiled == "model":
+            network.compile(fullgraph=True, dynamic=False)  # gradients come all at once, so nothing hides their way
+        elif wrapping.compiled:
             for block in network.blocks:
                 block.compile(fullgraph=True, dynamic=False)
             network.head_loss.compile()

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from training.ranks import Ranks
 
-_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 INITIAL_LOSS_SCALE = 2.0**16  # the numbers of torch.amp.GradScaler
 SMALLEST_LOSS_SCALE = 1.0  # gradients that overflow below it are not finite in any precision
@@ -27,7 +27,7 @@ def autocast(precision: str, ranks: Ranks) -> AbstractContextManager[object]:
     """Return the context that a forward pass runs in."""
     if precision == "fp32":
         return nullcontext()
-    return torch.autocast(ranks.device.type, _DTYPES[precision])
+    return torch.autocast(ranks.device.type, DTYPES[precision])
 
 
 class LossScale:

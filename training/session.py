@@ -11,6 +11,7 @@ from errors import EXIT_DONE, EXIT_ERROR, EXIT_STOPPED, BadInput
 from model.gpt import GPT, initialize
 from model.loss import sequence_losses
 from training import archive, checkpoint
+from training.attention import use_attention
 from training.budget import Budget, expected_save_seconds
 from training.chart import CHART
 from training.checkpoint import RunState
@@ -121,7 +122,7 @@ def _train(run: Run, options: Options, ranks: Ranks, ledger: Ledger, watch: Watc
 
 
 def _introduction(run: Run, plan: Plan, numerics: Numerics, ranks: Ranks) -> list[str]:
-    compiled = "compiled" if numerics.compiled else "not compiled"
+    compiled = {False: "not compiled", True: "compiled", "model": "compiled as one graph"}[numerics.compiled]
     name = torch.cuda.get_device_name(ranks.device) if ranks.device.type == "cuda" else "CPU"
     wrapper = run.train.parallel if ranks.world_size > 1 or run.train.parallel == "fsdp" else "one process"
     how = f"{wrapper}, {numerics.precision}, {compiled}, determinism {numerics.determinism}"
@@ -139,6 +140,7 @@ def make_trainer(run: Run, plan: Plan, numerics: Numerics, ranks: Ranks, watch: 
     """Return a network with its first weights, and what trains it. Call it on every rank."""
     # Matrix products that autocast leaves in fp32 may use TF32; a run that asks for fp32 gets fp32.
     torch.set_float32_matmul_precision("highest" if numerics.precision == "fp32" else "high")
+    use_attention(run, numerics, ranks)
     network = GPT(run.model, recompute_blocks=run.train.recompute_blocks, loss_chunks=run.train.loss_chunks)
     initialize(network, run.train.random_seed)
     wrapping = Wrapping(kind=run.train.parallel, compiled=numerics.compiled, determinism=numerics.determinism)
