@@ -26,7 +26,7 @@ from training.determinism import set_determinism
 from training.hardware import environment, git_commit, peak_flops, peak_memory_bytes
 from training.ledger import Ledger
 from training.loop import Job, Loop
-from training.numerics import resolve_numerics
+from training.numerics import attention_backends, resolve_numerics
 from training.plan import Plan, make_plan
 from training.probe import is_memory_error, take_steps
 from training.ranks import Ranks, StopRequest, start, stop
@@ -108,7 +108,7 @@ def _measure(run: Run, ranks: Ranks, watch: Watch, arguments: argparse.Namespace
         kernel_seconds(lambda: take_steps(trainer, PROFILED_STEPS), PROFILED_STEPS) if arguments.kernels else None
     )
     return {
-        "numerics": attrs.asdict(numerics),
+        "numerics": {**attrs.asdict(numerics), "attention": attention_backends() if _cuda(ranks) else "cpu"},
         "environment": environment(ranks),
         "gpu_bytes": torch.cuda.get_device_properties(ranks.device).total_memory if _cuda(ranks) else None,
         "commit": git_commit(),

@@ -66,10 +66,13 @@ def main() -> None:
     try:
         for size in arguments.sizes:
             batch = _batch(SIZES[size], arguments)
-            if arguments.beside_nanogpt is None:
-                _report(size, batch, arguments)
-            else:
+            if arguments.beside_nanogpt is not None:
                 _compare(size, batch, arguments)
+                continue
+            speeds = {kind: _report(size, batch, kind, arguments) for kind in arguments.parallel}
+            first, *others = speeds
+            for kind in others:
+                print(f"{kind} / {first}: {speeds[kind] / speeds[first]:.3f} of its tokens/s\n", flush=True)
     except BadInput as error:
         sys.exit(f"train_speed.py: {error}")
 
@@ -79,6 +82,9 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument("--sizes", nargs="+", choices=list(SIZES), help="default: 124M; CPU: small")
     parser.add_argument("--steps", type=int, help="that count, after 3 others; default: 50; CPU: 10")
     parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument(
+        "--parallel", nargs="+", choices=("ddp", "fsdp"), default=["ddp"], help="one after the other, compared"
+    )
     parser.add_argument("--microbatch", type=int, metavar="N", help="sequences; default: predicted, 64 at most; CPU: 4")
     parser.add_argument("--step-tokens", type=int, metavar="N", help="default: 524,288; CPU: 2,048")
     parser.add_argument("--threads", type=int, default=1, help="of a rank on a CPU")
@@ -103,14 +109,15 @@ def _batch(model: ModelConfig, arguments: argparse.Namespace) -> Batch:
         fits: int | None = 4
         if arguments.cuda:
             usable = int((1 - HEADROOM) * torch.cuda.get_device_properties(0).total_memory)
-            fits = largest_microbatch(model, "ddp", arguments.ranks, usable)
+            fits = min(largest_microbatch(model, kind, arguments.ranks, usable) or 1 for kind in arguments.parallel)
         largest = min(fits or 1, share, LARGEST_MICROBATCH)
         size = next(size for size in range(largest, 0, -1) if share % size == 0)
     return Batch(ranks=arguments.ranks, microbatch_size=size, accumulation=max(1, share // size))
 
 
-def _report(size: str, batch: Batch, arguments: argparse.Namespace) -> None:
-    result = _measure(SIZES[size], batch, arguments)
+def _report(size: str, batch: Batch, kind: str, arguments: argparse.Namespace) -> float:
+    """Print the table of one measurement; return its tokens/s."""
+    result = _measure(SIZES[size], batch, kind, arguments)
     environment, model = result["environment"], SIZES[size]
     tokens_per_second = result["tokens_per_step"] / statistics.median(result["seconds"][WARM_UP:])
     flops = flops_per_token(model) * tokens_per_second / batch.ranks
@@ -123,7 +130,7 @@ def _report(size: str, batch: Batch, arguments: argparse.Namespace) -> None:
         "hardware": f"{batch.ranks} x {environment['device']}",
         "versions": f"Python {environment['python']}, {versions}, CUDA {environment['cuda'] or 'none'}",
         "commit": result["commit"],
-        "numerics": ", ".join(f"{key} {value}" for key, value in result["numerics"].items()),
+        "how": ", ".join([kind, *(f"{key} {value}" for key, value in result["numerics"].items())]),
         "step": f"{result['tokens_per_step']:,} tokens = {batch.ranks} ranks x {batch.accumulation} x "
         f"{batch.microbatch_size} sequences; median of {len(result['seconds']) - WARM_UP}",
         "tokens/s": f"{tokens_per_second:,.0f}",
@@ -141,6 +148,7 @@ def _report(size: str, batch: Batch, arguments: argparse.Namespace) -> None:
         gpu = kernels.roofline_name(environment["device"], result["gpu_bytes"])
         print("\n".join(["", *kernels.table(result["kernels"], model, gpu)]))
     print(flush=True)
+    return float(tokens_per_second)
 
 
 def _compare(size: str, batch: Batch, arguments: argparse.Namespace) -> None:
@@ -203,9 +211,10 @@ def _command(
     return [sys.executable, *(launcher if batch.ranks > 1 else []), str(script), str(run), str(folder / RESULT)]
 
 
-def _measure(model: ModelConfig, batch: Batch, arguments: argparse.Namespace) -> dict[str, Any]:
+def _measure(model: ModelConfig, batch: Batch, kind: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """Return what benchmarks/measured_run.py says of this model. Raises BadInput where it fails."""
     settings = {key: _value(text) for key, text in (setting.split("=", 1) for setting in arguments.set)}
+    settings["parallel"] = kind
     with tempfile.TemporaryDirectory() as name:
         command = _command(model, batch, arguments, settings, Path(name))
         command += ["--memory", *(["--kernels"] if arguments.kernels else [])]

@@ -54,7 +54,7 @@ def fingerprint(run: Run, numerics: Numerics, ranks: Ranks) -> dict[str, Any]:
         "cudnn": torch.backends.cudnn.version() if cuda else None,
         "nccl": ".".join(map(str, torch.cuda.nccl.version())) if cuda else None,
         "device": torch.cuda.get_device_name(ranks.device) if cuda else cpu_name(),
-        "attention": _attention_backends() if cuda else "cpu",
+        "attention": attention_backends() if cuda else "cpu",
         "cpu_capability": None if cuda else torch.backends.cpu.get_cpu_capability(),
         "cpu_threads": None if cuda else torch.get_num_threads(),
     }
@@ -84,7 +84,7 @@ def drift(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     return [f"{name}: {before.get(name)} -> {now.get(name)}" for name in fields if before.get(name) != now.get(name)]
 
 
-def _attention_backends() -> str:
+def attention_backends() -> str:
     """Return the attention kernels that scaled_dot_product_attention may choose from."""
     backends = torch.backends.cuda
     enabled = {
