@@ -237,14 +237,13 @@ def dry_run(run: "Run", arguments: argparse.Namespace) -> int:
 def plan_machines(run: "Run", arguments: argparse.Namespace) -> int:
     """Print what a run would take on machines for rent; needs what a dry run needs."""
     from training.machines import MACHINES, read_machines
-    from training.offers import describe_offers, make_offers
-    from training.plan import describe
+    from training.offer_table import describe_offers
+    from training.offers import make_offers
     from training.token_set import lengths_at_hand
 
     prices = read_machines(arguments.machines or MACHINES, arguments.machine)
     offers = make_offers(run, prices, lengths_at_hand(run, arguments.token_files))
-    plan = next(offer.plan for offer in offers if offer.plan is not None)
-    print("\n".join([*run.notices, *describe(run, plan), "", *describe_offers(run, prices, offers)]))
+    print("\n".join([*run.notices, *describe_offers(run, prices, offers)]))
     return EXIT_DONE
 
 

@@ -9,17 +9,20 @@ import attrs
 Validator = Callable[[Any, "attrs.Attribute[Any]", Any], None]
 
 
-def integer(minimum: int) -> Validator:
-    """Accept an int (not a bool) of at least `minimum`."""
+def integer(minimum: int, maximum: int | None = None) -> Validator:
+    """Accept an int (not a bool) of at least `minimum`, and at most `maximum`."""
     return _check(
-        lambda value: type(value) is int and value >= minimum,
-        f"an integer of at least {minimum}",
+        lambda value: type(value) is int and value >= minimum and (maximum is None or value <= maximum),
+        f"an integer of at least {minimum}" + ("" if maximum is None else f", at most {maximum:,}"),
     )
 
 
 def is_number(value: Any) -> bool:
-    """Tell whether a value is a finite int or float, and no bool."""
-    return type(value) is int or (type(value) is float and math.isfinite(value))
+    """Tell whether a value is a finite float or an int that can be one, and no bool."""
+    try:
+        return type(value) in (int, float) and math.isfinite(value)
+    except OverflowError:  # an int of more than 308 digits
+        return False
 
 
 def number(minimum: float, maximum: float = math.inf, *, above: bool = False) -> Validator:

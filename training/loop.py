@@ -86,7 +86,9 @@ class Loop:
         """Run to the last step; return False when it stopped early with a checkpoint. Raises Diverged."""
         if numerics_changes:
             self._event("numerics-drift", changes=numerics_changes)
-        self._event("start", world_size=self.trainer.ranks.world_size, commit=self.job.config["git_commit"])
+        price = self.job.price_per_hour
+        commit = self.job.config["git_commit"]
+        self._event("start", world_size=self.trainer.ranks.world_size, commit=commit, price_per_hour=price)
         if self.job.config["self_test"] is not None:
             self._event("self-test", **self.job.config["self_test"])
         try:
@@ -147,7 +149,7 @@ class Loop:
     def _finish_step(self, step: int, result: StepResult) -> None:
         """Account for a step and do what is due after it; `step` counts the updates done."""
         job = self.job
-        self.ledger.after_step()
+        self.ledger.after_step(self.feed.waited_seconds)
         self.state = attrs.evolve(self.state, step=step, tokens=step * job.plan.tokens_per_step, validation_loss=None)
         if self.bar is not None:
             self.bar.advance()
