@@ -117,10 +117,12 @@ class Ledger:
         if self._steps < 2:
             return None
         total = remaining.steps * self._typical_step_seconds()
-        for part, count in (("validation", remaining.validations), ("checkpoints", remaining.checkpoints)):
-            if self._counts[part]:
-                total += count * self._seconds[part] / self._counts[part]
-        return total
+        total += remaining.validations * self.typical_seconds("validation")
+        return total + remaining.checkpoints * self.typical_seconds("checkpoints")
+
+    def typical_seconds(self, part: str) -> float:
+        """Return what one validation or checkpoint took on average; 0 before the first one of this process."""
+        return self._seconds[part] / self._counts[part] if self._counts[part] else 0.0
 
     def breakdown(self, waited_for_data_seconds: float) -> dict[str, float]:
         """Return this process's seconds by part."""

@@ -123,9 +123,15 @@ class Loop:
         return True
 
     def _budget_reached(self) -> bool:
-        """Tell whether the next step may be one too many: the save in flight and the last one have to fit as well."""
-        saves = 2 if self.saver.in_flight else 1
-        return self.job.budget.reached(self.ledger, saves * self._save_seconds)
+        """Tell whether the next step may be one too many: what follows has to fit as well.
+
+        That is the save in flight, the last one, and a validation where one is due: one cut short is paid for nothing,
+        and once a GPU has been given its batches nothing stops it.
+        """
+        seconds = (2 if self.saver.in_flight else 1) * self._save_seconds
+        if validation_due(self.job, self.state.step + 1):
+            seconds += self.ledger.typical_seconds("validation")
+        return self.job.budget.reached(self.ledger, seconds)
 
     def _data_is_there(self, step: int) -> bool:
         """Wait for a step's tokens; return False when asked to stop meanwhile."""

@@ -107,7 +107,7 @@ def _doubts(run: Run, possible: list[Offer], cheapest: Offer) -> list[str]:
     """Return where the numbers rest on less than they seem to."""
     train, lines = run.train, []
     if train.precision not in ("auto", "bf16") or train.compile is False:
-        lines.append("GiB, tokens/s: of bf16, compiled, which this run is not: it needs more of both")
+        lines.append("GiB, tokens/s: of bf16, compiled, which this run is not: it takes more memory and time")
     slower = {
         "recompute_blocks": train.recompute_blocks,
         "loss_chunks": train.loss_chunks > 1,

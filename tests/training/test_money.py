@@ -21,7 +21,7 @@ from tests.training.test_stopping import SLOW, outcome
 from training.budget import Budget
 from training.config import load_run
 from training.ledger import Earlier, Ledger, Remaining, read_earlier
-from training.loop import validation_due
+from training.loop import Loop, validation_due
 from training.machines import MACHINES, Machine, read_machines
 from training.metrics import METRICS, read_metrics
 from training.offer_table import describe_offers
@@ -331,3 +331,14 @@ def test_a_plan_counts_the_validations_that_a_run_makes(validation: int, checkpo
     due = sum(validation_due(job, step) for step in range(steps + 1))
     expected = (plan.train_tokens + due * plan.validation_sequences * 1024 / 3) / 1e6
     assert run_seconds(run, plan, 1e6) - START_UP_SECONDS == pytest.approx(expected)
+
+
+def test_a_validation_that_does_not_fit_is_not_begun(clock: list[float]) -> None:
+    run = load_run(ROOT / "runs" / "8xa100", ["validation_interval=10", "checkpoint_interval=40"])
+    ledger = ledger_of(clock)  # of 23 s; two steps and the end take 7, a validation 5
+    job = SimpleNamespace(run=run, budget=Budget(max_hours=33 / 3600), last_step=100)
+    loop: Any = SimpleNamespace(job=job, ledger=ledger, saver=SimpleNamespace(in_flight=False), _save_seconds=0.0)
+    loop.state = SimpleNamespace(step=8)
+    assert not Loop._budget_reached(loop)
+    loop.state = SimpleNamespace(step=9)
+    assert Loop._budget_reached(loop)
