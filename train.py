@@ -126,17 +126,23 @@ def parse_arguments() -> argparse.Namespace:
 
 def positive(text: str) -> int:
     """Return a whole number of at least 1, for argparse."""
-    value = int(text)
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
     if value < 1:
-        raise argparse.ArgumentTypeError(f"got {value}, wanted at least 1")
+        raise argparse.ArgumentTypeError(f"got {text!r}, wanted a whole number of at least 1")
     return value
 
 
 def positive_number(text: str) -> float:
     """Return a finite number above 0, for argparse."""
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
     if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"got {text}, wanted a number above 0")
+        raise argparse.ArgumentTypeError(f"got {text!r}, wanted a number above 0, such as 14.32")
     return value
 
 

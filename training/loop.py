@@ -86,9 +86,13 @@ class Loop:
         """Run to the last step; return False when it stopped early with a checkpoint. Raises Diverged."""
         if numerics_changes:
             self._event("numerics-drift", changes=numerics_changes)
-        price = self.job.price_per_hour
-        commit = self.job.config["git_commit"]
-        self._event("start", world_size=self.trainer.ranks.world_size, commit=commit, price_per_hour=price)
+        self._event(
+            "start",
+            world_size=self.trainer.ranks.world_size,
+            commit=self.job.config["git_commit"],
+            price_per_hour=self.job.price_per_hour,
+            elapsed_seconds=round(self.ledger.elapsed_seconds(), 3),
+        )
         if self.job.config["self_test"] is not None:
             self._event("self-test", **self.job.config["self_test"])
         try:

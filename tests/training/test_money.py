@@ -1,5 +1,6 @@
 """Where time and money go, and runs that stop before they cost more than they may."""
 
+import argparse
 import json
 import math
 import os
@@ -18,6 +19,7 @@ from model.config import GPT2_SIZES
 from tests.conftest import ROOT, TINY_MODEL, train
 from tests.training.test_session import one_line
 from tests.training.test_stopping import SLOW, outcome
+from train import positive_number
 from training.budget import Budget
 from training.config import load_run
 from training.ledger import Earlier, Ledger, Remaining, read_earlier
@@ -133,13 +135,17 @@ def test_a_run_stops_within_its_budget_with_a_checkpoint_and_goes_on_with_a_larg
     stopped = [record for record in read_metrics(run) if record.get("event") == "stopped"]
     state = json.loads((run / "checkpoints" / "latest" / "state.json").read_text())
     assert [(record["reason"], record["step"]) for record in stopped] == [("--max-usd", state["step"])]
+    [began] = [record for record in read_metrics(run) if record.get("event") == "start"]
+    assert began["price_per_hour"] == 3600 and began["elapsed_seconds"] == pytest.approx(
+        first["ledger"]["start-up"], abs=0.1
+    )  # what a killed job's start-up cost
     again = train(run, *DOLLAR_A_SECOND, "--max-usd", "12", ranks=2)
     line = one_line(again)
     assert "--max-usd 12: the run has taken" in line and "nothing is left to train with; raise --max-usd" in line
     hours = (first["elapsed_seconds"] + 9) / 3600
-    began = time.monotonic()
+    clock = time.monotonic()
     more = train(run, "--max-hours", f"{hours:.6f}", script=SLOW, environment=environment)
-    took = time.monotonic() - began
+    took = time.monotonic() - clock
     assert more.returncode == 75, more.stderr
     assert f"resuming from {run}/checkpoints/step-{state['step']:08d}" in more.stdout
     second = last_ledger(run)
@@ -342,3 +348,9 @@ def test_a_validation_that_does_not_fit_is_not_begun(clock: list[float]) -> None
     assert not Loop._budget_reached(loop)
     loop.state = SimpleNamespace(step=9)
     assert Loop._budget_reached(loop)
+
+
+@pytest.mark.parametrize("text", ["14,32", "$14", "nan", "inf", "0", "-1"])
+def test_a_limit_that_is_no_number_is_refused_in_plain_words(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match=r"wanted a number above 0, such as 14\.32"):
+        positive_number(text)
