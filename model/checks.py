@@ -1,6 +1,7 @@
 """Validators for the fields of frozen `attrs` configurations: each says what it got and what it wanted."""
 
 import math
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -18,22 +19,19 @@ def integer(minimum: int, maximum: int | None = None) -> Validator:
 
 
 def is_number(value: Any) -> bool:
-    """Tell whether a value is a finite float or an int that can be one, and no bool."""
-    try:
-        return type(value) in (int, float) and math.isfinite(value)
-    except OverflowError:  # an int of more than 308 digits
-        return False
+    """Tell whether a value is a finite int or float, and no bool."""
+    return type(value) is int or (type(value) is float and math.isfinite(value))
 
 
 def number(minimum: float, maximum: float = math.inf, *, above: bool = False) -> Validator:
-    """Accept a finite int or float in [minimum, maximum], or in (minimum, maximum] when `above`."""
+    """Accept a float, or an int that can be one, in [minimum, maximum], or in (minimum, maximum] when `above`."""
     low = "above" if above else "from"
     high = "" if maximum == math.inf else f" up to {maximum:g}"
 
     def holds(value: Any) -> bool:
         if not is_number(value):
             return False
-        return (value > minimum if above else value >= minimum) and value <= maximum
+        return (value > minimum if above else value >= minimum) and value <= min(maximum, sys.float_info.max)
 
     return _check(holds, f"a number {low} {minimum:g}{high}")
 
