@@ -126,17 +126,23 @@ def parse_arguments() -> argparse.Namespace:
 
 def positive(text: str) -> int:
     """Return a whole number of at least 1, for argparse."""
-    value = int(text)
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
     if value < 1:
-        raise argparse.ArgumentTypeError(f"got {value}, wanted at least 1")
+        raise argparse.ArgumentTypeError(f"got {text!r}, wanted a whole number of at least 1")
     return value
 
 
 def positive_number(text: str) -> float:
     """Return a finite number above 0, for argparse."""
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
     if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"got {text}, wanted a number above 0")
+        raise argparse.ArgumentTypeError(f"got {text!r}, wanted a number above 0, such as 14.32")
     return value
 
 
@@ -237,14 +243,13 @@ def dry_run(run: "Run", arguments: argparse.Namespace) -> int:
 def plan_machines(run: "Run", arguments: argparse.Namespace) -> int:
     """Print what a run would take on machines for rent; needs what a dry run needs."""
     from training.machines import MACHINES, read_machines
-    from training.offers import describe_offers, make_offers
-    from training.plan import describe
+    from training.offer_table import describe_offers
+    from training.offers import make_offers
     from training.token_set import lengths_at_hand
 
     prices = read_machines(arguments.machines or MACHINES, arguments.machine)
     offers = make_offers(run, prices, lengths_at_hand(run, arguments.token_files))
-    plan = next(offer.plan for offer in offers if offer.plan is not None)
-    print("\n".join([*run.notices, *describe(run, plan), "", *describe_offers(run, prices, offers)]))
+    print("\n".join([*run.notices, *describe_offers(run, prices, offers)]))
     return EXIT_DONE
 
 

@@ -1,6 +1,7 @@
 """Validators for the fields of frozen `attrs` configurations: each says what it got and what it wanted."""
 
 import math
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -9,11 +10,11 @@ import attrs
 Validator = Callable[[Any, "attrs.Attribute[Any]", Any], None]
 
 
-def integer(minimum: int) -> Validator:
-    """Accept an int (not a bool) of at least `minimum`."""
+def integer(minimum: int, maximum: int | None = None) -> Validator:
+    """Accept an int (not a bool) of at least `minimum`, and at most `maximum`."""
     return _check(
-        lambda value: type(value) is int and value >= minimum,
-        f"an integer of at least {minimum}",
+        lambda value: type(value) is int and value >= minimum and (maximum is None or value <= maximum),
+        f"an integer of at least {minimum}" + ("" if maximum is None else f", at most {maximum:,}"),
     )
 
 
@@ -23,14 +24,14 @@ def is_number(value: Any) -> bool:
 
 
 def number(minimum: float, maximum: float = math.inf, *, above: bool = False) -> Validator:
-    """Accept a finite int or float in [minimum, maximum], or in (minimum, maximum] when `above`."""
+    """Accept a float, or an int that can be one, in [minimum, maximum], or in (minimum, maximum] when `above`."""
     low = "above" if above else "from"
     high = "" if maximum == math.inf else f" up to {maximum:g}"
 
     def holds(value: Any) -> bool:
         if not is_number(value):
             return False
-        return (value > minimum if above else value >= minimum) and value <= maximum
+        return (value > minimum if above else value >= minimum) and value <= min(maximum, sys.float_info.max)
 
     return _check(holds, f"a number {low} {minimum:g}{high}")
 

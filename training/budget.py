@@ -31,7 +31,7 @@ class Budget:
         return min(limits, default=None)
 
     def reached(self, ledger: Ledger, save_seconds: float) -> bool:
-        """Tell whether another step, a save of so many seconds and the end may not fit any more."""
+        """Tell whether another step, saves and all else of so many seconds, and the end may not fit any more."""
         left = self.seconds_left(ledger)
         return left is not None and left[0] < STEPS_AHEAD * ledger.longest_step_seconds() + save_seconds + END_SECONDS
 

@@ -31,8 +31,8 @@ class Earlier:
 
     elapsed_seconds: float = 0.0  # by the wall clock
     seconds: dict[str, float] = attrs.field(factory=dict)  # by part; they add up to it
-    usd: float | None = 0.0  # None: no job was told the machine's price
-    unpriced_seconds: float = 0.0  # not in `usd`
+    usd: float = 0.0  # each job at the price that it was told
+    unpriced_seconds: float = 0.0  # not in `usd`: of jobs that were told none
     compile_seconds: float = 0.0  # of the last job
 
 
@@ -47,9 +47,11 @@ class Ledger:
         self._since = began
         self._seconds = dict.fromkeys(PARTS, 0.0)
         self._counts = dict.fromkeys(PARTS, 0)
-        self._first_step_seconds = 0.0  # compilation, buffers: not typical of later steps
+        self._first_step_seconds = 0.0  # compilation, buffers, waiting for data: not typical of later steps
+        self._first_step_waited = 0.0  # of these, for data
         self._before_step = 0.0  # training seconds
-        self._recent_seconds: deque[float] = deque(maxlen=RECENT_STEPS)  # of steps but the first
+        self._waited_before = 0.0  # of these, for data
+        self._recent_seconds: deque[float] = deque(maxlen=RECENT_STEPS)  # of steps but the first, without waiting
         self._steps = 0
 
     @contextmanager
@@ -68,18 +70,23 @@ class Ledger:
         yield
         self._turn_to("idle")
 
-    def after_step(self) -> None:
-        """Count a finished step; the first one is kept apart from the typical ones."""
+    def after_step(self, waited_for_data_seconds: float) -> None:
+        """Count a finished step; the first one is kept apart from the typical ones. Waited: by this process so far."""
         seconds = self.training_seconds() - self._before_step
+        waited = waited_for_data_seconds - self._waited_before
         self._before_step += seconds
+        self._waited_before += waited
         self._steps += 1
         if self._steps == 1:
-            self._first_step_seconds = seconds
+            self._first_step_seconds, self._first_step_waited = seconds, waited
         else:
-            self._recent_seconds.append(seconds)
+            self._recent_seconds.append(seconds - waited)
 
     def longest_step_seconds(self) -> float:
-        """Return what a step may take: the longest of late; before the first, what the last job took to compile."""
+        """Return what a step may take: the longest of late; before the first, what the last job took to compile.
+
+        A wait for data is not in it: whoever waits is asked meanwhile whether to stop.
+        """
         return max(self._recent_seconds, default=self.earlier.compile_seconds if self._steps == 0 else 0.0)
 
     def process_seconds(self) -> float:
@@ -103,17 +110,19 @@ class Ledger:
         if self.price_per_hour is None:
             return None
         seconds = self.earlier.unpriced_seconds + self.process_seconds() + later_seconds
-        return (self.earlier.usd or 0.0) + self.price_per_hour * seconds / 3600
+        return self.earlier.usd + self.price_per_hour * seconds / 3600
 
     def remaining_seconds(self, remaining: Remaining) -> float | None:
         """Return the expected seconds to the end, validation and checkpoints included; None before the second step."""
         if self._steps < 2:
             return None
         total = remaining.steps * self._typical_step_seconds()
-        for part, count in (("validation", remaining.validations), ("checkpoints", remaining.checkpoints)):
-            if self._counts[part]:
-                total += count * self._seconds[part] / self._counts[part]
-        return total
+        total += remaining.validations * self.typical_seconds("validation")
+        return total + remaining.checkpoints * self.typical_seconds("checkpoints")
+
+    def typical_seconds(self, part: str) -> float:
+        """Return what one validation or checkpoint took on average; 0 before the first one of this process."""
+        return self._seconds[part] / self._counts[part] if self._counts[part] else 0.0
 
     def breakdown(self, waited_for_data_seconds: float) -> dict[str, float]:
         """Return this process's seconds by part."""
@@ -122,7 +131,8 @@ class Ledger:
         parts["data"] += waited_for_data_seconds
         parts["training"] -= waited_for_data_seconds
         if self._steps > 1:  # what the first step took beyond a typical one
-            extra = max(0.0, self._first_step_seconds - self._typical_step_seconds())
+            first = self._first_step_seconds - self._first_step_waited
+            extra = max(0.0, first - self._typical_step_seconds())
             parts["compile"] = min(extra, parts["training"])
             parts["training"] -= parts["compile"]
         return parts
@@ -157,26 +167,33 @@ def read_earlier(run_directory: Path, checkpoint_seconds: float) -> Earlier:
 
     Every line counts that any job has written, those of steps that were lost with a kill as well: they were paid.
     """
-    elapsed, ledger = checkpoint_seconds, None
+    elapsed = priced = usd = 0.0
+    price, ledger = None, None
     for record in read_lines(run_directory):
-        elapsed = max(elapsed, record.get("elapsed_seconds", 0.0))
+        if record.get("event") == "start":
+            price = record.get("price_per_hour")  # of the lines that follow
+        more = max(0.0, record.get("elapsed_seconds", 0.0) - elapsed)
+        elapsed += more
+        if price is not None:
+            priced += more
+            usd += more * price / 3600
         if "ledger" in record:
             ledger = record
+    elapsed = max(elapsed, checkpoint_seconds)
     seconds = {} if ledger is None else dict(ledger["run_ledger"])
-    known = sum(seconds.values())
-    seconds[LOST] = seconds.get(LOST, 0.0) + max(0.0, elapsed - known)
-    usd = None if ledger is None else ledger["usd"]
+    lost = elapsed - (0.0 if ledger is None else ledger["elapsed_seconds"])
+    seconds[LOST] = seconds.get(LOST, 0.0) + lost
     return Earlier(
         elapsed_seconds=elapsed,
         seconds={name: value for name, value in seconds.items() if value > 0},
         usd=usd,
+        unpriced_seconds=elapsed - priced,
         compile_seconds=0.0 if ledger is None else ledger["ledger"]["compile"],
-        unpriced_seconds=elapsed if ledger is None or usd is None else max(0.0, elapsed - ledger["elapsed_seconds"]),
     )
 
 
 def table(record: dict[str, Any]) -> list[str]:
-    """Return a ledger as lines for people: this job's parts, and the whole run's where it has had others."""
+    """Return a ledger as lines for people: this job's parts, and the whole run's where it has had others; the cost."""
     columns = {"this job": record["ledger"]}
     if sum(record["run_ledger"].values()) > sum(record["ledger"].values()) + 0.01:
         columns["the run"] = record["run_ledger"]
@@ -188,4 +205,6 @@ def table(record: dict[str, Any]) -> list[str]:
             seconds = total if part == "in all" else parts.get(part, 0.0)
             line += f"{seconds:>12,.1f} s{seconds / total:>6.0%}"
         lines.append(line)
+    if record["usd"] is not None:
+        lines.append(f"cost: ${record['usd']:,.2f} for the run so far")
     return lines

@@ -87,7 +87,13 @@ class Loop:
         """Run to the last step; return False when it stopped early with a checkpoint. Raises Diverged."""
         if numerics_changes:
             self._event("numerics-drift", changes=numerics_changes)
-        self._event("start", world_size=self.trainer.ranks.world_size, commit=self.job.config["git_commit"])
+        self._event(
+            "start",
+            world_size=self.trainer.ranks.world_size,
+            commit=self.job.config["git_commit"],
+            price_per_hour=self.job.price_per_hour,
+            elapsed_seconds=round(self.ledger.elapsed_seconds(), 3),
+        )
         if self.job.config["self_test"] is not None:
             self._event("self-test", **self.job.config["self_test"])
         try:
@@ -123,9 +129,15 @@ class Loop:
         return True
 
     def _budget_reached(self) -> bool:
-        """Tell whether the next step may be one too many: the save in flight and the last one have to fit as well."""
-        saves = 2 if self.saver.in_flight else 1
-        return self.job.budget.reached(self.ledger, saves * self._save_seconds)
+        """Tell whether the next step may be one too many: what follows has to fit as well.
+
+        That is the save in flight, the last one, and a validation where one is due: one cut short is paid for nothing,
+        and once a GPU has been given its batches nothing stops it.
+        """
+        seconds = (2 if self.saver.in_flight else 1) * self._save_seconds
+        if validation_due(self.job, self.state.step + 1):
+            seconds += self.ledger.typical_seconds("validation")
+        return self.job.budget.reached(self.ledger, seconds)
 
     def _data_is_there(self, step: int) -> bool:
         """Wait for a step's tokens; return False when asked to stop meanwhile."""
@@ -149,7 +161,7 @@ class Loop:
     def _finish_step(self, step: int, result: StepResult) -> None:
         """Account for a step and do what is due after it; `step` counts the updates done."""
         job = self.job
-        self.ledger.after_step()
+        self.ledger.after_step(self.feed.waited_seconds)
         self.state = attrs.evolve(self.state, step=step, tokens=step * job.plan.tokens_per_step, validation_loss=None)
         if self.bar is not None:
             self.bar.advance()

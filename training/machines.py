@@ -19,12 +19,12 @@ MACHINES = Path(__file__).with_name("machines.json")
 class Machine:
     """One line of the list; prices in US dollars."""
 
-    name: str
+    name: str = attrs.field(validator=checks.text())
     gpu: str = attrs.field(validator=lambda _, __, value: _check_gpu(value))
-    gpus: int = attrs.field(validator=checks.integer(1))
-    usd_per_hour: float = attrs.field(validator=checks.number(0.0, above=True))  # of the whole machine
+    gpus: int = attrs.field(validator=checks.integer(1, 1_000_000))
+    usd_per_hour: float = attrs.field(validator=checks.number(0.0, 1e6, above=True))  # of the whole machine
     tokens_per_second: float | None = attrs.field(
-        default=None, validator=checks.optional(checks.number(0.0, above=True))
+        default=None, validator=checks.optional(checks.number(1.0))
     )  # of the whole machine, where the list's owner has measured the run there
 
 
@@ -44,15 +44,17 @@ def read_machines(path: Path, only: list[str]) -> PriceList:
         values = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=without_duplicates)
     except OSError as error:
         raise BadInput(f"{path}: cannot be read: {error.strerror or error}; wanted a file like {MACHINES}") from error
-    except ValueError as error:
-        raise BadInput(f"{path}: not JSON: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"{path}: not JSON: {error}; wanted a file like {MACHINES}") from error
     entries = values.get("machines") if isinstance(values, dict) else None
     if not isinstance(entries, dict) or not entries:
         raise BadInput(f'{path}: wanted {{"date": "...", "machines": {{"NAME": {{...}}}}}}, like {MACHINES}')
     for name in only:
         if name not in entries:
             raise BadInput(f"{path}: --machine {name}: no such machine{nearest(name, entries)}")
-    machines = tuple(_build(Machine, f"{path}: {name}", entries[name], name=name) for name in only or entries)
+    machines = tuple(
+        _build(Machine, f"{path}: {name}", entries[name], name=name) for name in dict.fromkeys(only) or entries
+    )
     rest = {key: value for key, value in values.items() if key != "machines"}
     return _build(PriceList, str(path), rest, path=path, machines=machines)
 
@@ -68,7 +70,7 @@ def _build(kind: Any, where: str, values: Any, **given: Any) -> Any:
             raise BadInput(f"{where}: unknown key '{key}'{nearest(key, known)}")
     for key in known:
         if key not in values and fields[key].default is attrs.NOTHING:
-            raise BadInput(f"{where}: key '{key}' is missing")
+            raise BadInput(f"{where}: key '{key}' is missing; wanted what {MACHINES} has")
     try:
         return kind(**values, **given)
     except ValueError as error:  # our validators': "KEY: got ..., wanted ..."

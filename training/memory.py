@@ -136,8 +136,11 @@ def remedies(config: ModelConfig, kind: str, world_size: int, usable_bytes: int 
     if usable_bytes is not None:
         if kind == "ddp" and world_size > 1 and largest_microbatch(config, "fsdp", world_size, usable_bytes):
             ways.append("--set parallel=fsdp")
+        thrifty = f"--set loss_chunks={THRIFTY.loss_chunks} --set recompute_blocks=true"
         if largest_microbatch(config, kind, world_size, usable_bytes, THRIFTY):
-            ways.append(f"--set loss_chunks={THRIFTY.loss_chunks} --set recompute_blocks=true")
+            ways.append(thrifty)
+        elif not ways and largest_microbatch(config, "fsdp", world_size, usable_bytes, THRIFTY):
+            ways.append(f"--set parallel=fsdp {thrifty}")
         halves = (config.context_length >> power for power in range(1, config.context_length.bit_length()))
         shorter = (attrs.evolve(config, context_length=tokens) for tokens in halves)
         fitting = (short for short in shorter if largest_microbatch(short, kind, world_size, usable_bytes))

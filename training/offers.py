@@ -1,13 +1,15 @@
 """What a run would take on machines that one does not have: memory, hours, dollars."""
 
+import math
+
 import attrs
 
 from errors import BadInput
 from training.config import Run
 from training.machines import Machine, PriceList
-from training.memory import CALIBRATION, GIB, gpu_bytes, largest_microbatch, predict, remedies
+from training.memory import GIB, gpu_bytes, largest_microbatch, predict, remedies
 from training.plan import Plan, make_plan
-from training.throughput import OURS, ROOFLINE, SIMILAR, Throughput, measurements, throughput
+from training.throughput import Throughput, most_tokens_per_second, throughput
 
 VALIDATION_SHARE = 1 / 3  # of a training token's time: forward only
 START_UP_SECONDS = 120.0  # a guess: downloading and reading 20 GB of tokens, compiling; not of the machine's own boot
@@ -18,7 +20,7 @@ class Offer:
     """A run on a machine."""
 
     machine: Machine
-    plan: Plan | None  # with the run's micro-batch, or one that fits; None: `problem` says why there is none
+    plan: Plan | None  # with the run's micro-batch, or a smaller one; None: `problem` says why there is none
     problem: str | None
     largest: int | None  # micro-batch that fits, sequences; None: not even one
     bytes: int  # that a GPU has to have at the run's own micro-batch
@@ -32,6 +34,8 @@ class Offer:
 
 def make_offers(run: Run, prices: PriceList, lengths: dict[str, int | None]) -> list[Offer]:
     """Return what the run would take on each machine. Raises BadInput when, as it is, it can run on none of them."""
+    for machine in prices.machines:
+        _check_entered(run, prices, machine)
     offers = [_offer(run, machine, lengths) for machine in prices.machines]
     if not any(offer.fits for offer in offers):
         raise BadInput(_too_big(run, offers))
@@ -42,142 +46,85 @@ def make_offers(run: Run, prices: PriceList, lengths: dict[str, int | None]) -> 
 
 def run_seconds(run: Run, plan: Plan, tokens_per_second: float) -> float:
     """Return the wall clock of a whole run: training, validation on all GPUs, start-up; saves are written behind it."""
-    interval, validated_tokens = run.train.validation_interval, 0
-    if interval is not None:
-        due = {0, plan.steps, *range(0, plan.steps, interval), *range(0, plan.steps, run.train.checkpoint_interval)}
-        validated_tokens = len(due) * plan.validation_sequences * plan.layout.context_length
+    validated_tokens = _validations(run, plan.steps) * plan.validation_sequences * plan.layout.context_length
     tokens = plan.train_tokens + VALIDATION_SHARE * validated_tokens
     return START_UP_SECONDS + tokens / tokens_per_second
 
 
-def describe_offers(run: Run, prices: PriceList, offers: list[Offer]) -> list[str]:
-    """Return the offers as lines for people, the cheapest and the fastest marked."""
-    from tabulate import tabulate
+def _validations(run: Run, steps: int) -> int:
+    """Return how often a run validates: before the first step and after the last, at either interval between them."""
+    validation, checkpoint, between = run.train.validation_interval, run.train.checkpoint_interval, steps - 1
+    if validation is None:
+        return 0
+    both = between // math.lcm(validation, checkpoint)
+    return 2 + between // validation + between // checkpoint - both
 
-    possible = [offer for offer in offers if offer.plan is not None]
-    cheapest = min(possible, key=lambda offer: _hours(run, offer) * offer.machine.usd_per_hour)
-    fastest = min(possible, key=lambda offer: _hours(run, offer))
-    rows = []
-    for offer in offers:
-        marks = [word for word, best in (("cheapest", cheapest), ("fastest", fastest)) if best is offer]
-        rows.append([*_cells(run, offer), ", ".join(marks)])
-        if offer.plan is not None:
-            rows += [_other(run, offer.plan, offer.machine, row) for row in _others(run, offer)]
-    heads = ["machine", "$/hour", "batch", "largest", "GiB", "tokens/s", "hours", "$", "throughput", ""]
-    columns = ("left", *["right"] * 7, "left", "left")
-    return [
-        *tabulate(rows, heads, disable_numparse=True, colalign=columns).splitlines(),
-        "",
-        *_notes(run, prices, offers),
-    ]
+
+def _check_entered(run: Run, prices: PriceList, machine: Machine) -> None:
+    """Raise BadInput for tokens/s that the machine's GPUs cannot reach: of another model, or mistyped."""
+    most = machine.gpus * most_tokens_per_second(run.model, machine.gpu)
+    if machine.tokens_per_second is not None and machine.tokens_per_second > most:
+        raise BadInput(
+            f"{prices.path}: {machine.name}: tokens_per_second: got {machine.tokens_per_second:g}, more than the "
+            f"{most:,.0f} that the peak of {machine.gpus} x {machine.gpu} allows for this model; enter what this run "
+            "has been measured at, or leave it out"
+        )
 
 
 def _offer(run: Run, machine: Machine, lengths: dict[str, int | None]) -> Offer:
-    shape, room = (run.model, run.train.parallel, machine.gpus), gpu_bytes(machine.gpu)
-    needed = predict(*shape, run.train.microbatch_size, run.train.thrift).total
-    largest = largest_microbatch(*shape, room, run.train.thrift)
+    shape = (run.model, run.train.parallel, machine.gpus)
+    largest = largest_microbatch(*shape, gpu_bytes(machine.gpu), run.train.thrift)
     plan, problem = None, None
     try:
-        if needed <= room:
-            plan = make_plan(run, machine.gpus, lengths)
-        elif largest is None or run.train.global_batch_size is None:
-            problem = f"micro-batch {run.train.microbatch_size} does not fit; the largest that does: {largest}"
-        else:
-            size = _microbatch_that_fits(run, machine.gpus, largest)
-            smaller = attrs.evolve(run, train=attrs.evolve(run.train, microbatch_size=size))
-            plan = make_plan(smaller, machine.gpus, lengths)
-    except BadInput as error:  # such as a world size that does not divide the batch
+        size = _microbatch(run, machine, largest)
+        plan = make_plan(attrs.evolve(run, train=attrs.evolve(run.train, microbatch_size=size)), machine.gpus, lengths)
+    except BadInput as error:
         problem = str(error)
     return Offer(
         machine=machine,
         plan=plan,
         problem=problem,
         largest=largest,
-        bytes=needed,
+        bytes=predict(*shape, run.train.microbatch_size, run.train.thrift).total,
         throughput=throughput(run.model, machine),
     )
 
 
-def _hours(run: Run, offer: Offer) -> float:
-    assert offer.plan is not None
-    return run_seconds(run, offer.plan, offer.throughput.tokens_per_second) / 3600
-
-
-def _cells(run: Run, offer: Offer) -> list[str]:
-    machine, plan = offer.machine, offer.plan
-    memory = f"{offer.bytes / GIB:.1f} of {gpu_bytes(machine.gpu) / GIB:.1f}"
-    start = [machine.name, f"{machine.usd_per_hour:,.2f}"]
-    if plan is None:
-        return [*start, "", f"{offer.largest or 'none'}", memory, "", "", "", "no, see below"]
-    layout, hours = plan.layout, _hours(run, offer)
-    return [
-        *start,
-        f"{layout.microbatch_size} x {layout.accumulation} x {layout.world_size}",
-        f"{offer.largest}",
-        memory,
-        f"{offer.throughput.tokens_per_second:,.0f}",
-        f"{hours:.2f}",
-        f"{hours * machine.usd_per_hour:,.2f}",
-        offer.throughput.source,
-    ]
-
-
-def _others(run: Run, offer: Offer) -> list[Throughput]:
-    """Return what trainers other than this one have been measured at on the machine."""
-    return [row for row in measurements(run.model, offer.machine) if row.source != OURS]
-
-
-def _other(run: Run, plan: Plan, machine: Machine, row: Throughput) -> list[str]:
-    """Return the line of another trainer, for the same tokens on the same machine."""
-    hours = run_seconds(run, plan, row.tokens_per_second) / 3600
-    cost = f"{hours * machine.usd_per_hour:,.2f}"
-    return [*[""] * 5, f"{row.tokens_per_second:,.0f}", f"{hours:.2f}", cost, "another trainer", ""]
-
-
-def _microbatch_that_fits(run: Run, world_size: int, largest: int) -> int:
-    """Return the largest micro-batch that fits and keeps the global batch, where one is set."""
-    batch = run.train.global_batch_size
+def _microbatch(run: Run, machine: Machine, largest: int | None) -> int:
+    """Return the run's micro-batch, or the largest smaller one that fits and keeps the batch. Raises BadInput."""
+    size, batch = run.train.microbatch_size, run.train.global_batch_size
+    if largest is None or (batch is None and size > largest):
+        raise BadInput(f"micro-batch {size} does not fit; the largest that does: {largest or 'none'}")
     if batch is None:
-        return largest
-    return max((size for size in range(1, largest + 1) if batch % (size * world_size) == 0), default=1)
-
-
-def _notes(run: Run, prices: PriceList, offers: list[Offer]) -> list[str]:
-    size = run.train.microbatch_size
-    lines = [
-        f"prices of {prices.date}: {prices.path}; what a machine costs before and after the run is not in here",
-        f"hours: training, validation, and {START_UP_SECONDS:.0f} s of start-up (a guess)",
-        "batch: micro-batch x accumulation x GPUs; largest: the largest micro-batch that fits",
-        f"GiB: of each GPU, at micro-batch {size}; {CALIBRATION}",
-    ]
-    if any(offer.throughput.source in (ROOFLINE, SIMILAR) for offer in offers):
-        lines.append(
-            "roofline: not measured; fitted to llm.c, the fastest published trainer of GPT-2, on 8 x A100 and H100"
+        return size
+    sizes = _dividing(batch, machine.gpus, min(size, largest))
+    if not sizes:
+        raise BadInput(
+            f"{run.directory / 'train.json'}: global_batch_size: got {batch}, which the {machine.gpus} GPUs of "
+            f"{machine.name} do not divide"
         )
-    if others := sorted({row.source for offer in offers for row in _others(run, offer)}):
-        lines.append(f"another trainer: measured by its author, for a network of this shape: {', '.join(others)}")
-    for offer in offers:
-        if offer.problem is not None:
-            lines.append(f"{offer.machine.name}: {offer.problem}")
-        elif offer.plan is not None and not offer.fits:
-            fitting = offer.plan.layout.microbatch_size
-            lines.append(f"{offer.machine.name}: {size} does not fit; start with --set microbatch_size={fitting}")
-    return lines
+    return sizes[-1]
+
+
+def _dividing(batch: int, gpus: int, largest: int) -> list[int]:
+    """Return the micro-batches up to `largest` with which so many GPUs make up the global batch."""
+    return [size for size in range(1, largest + 1) if batch % (size * gpus) == 0]
 
 
 def _too_big(run: Run, offers: list[Offer]) -> str:
     """Return one line that says why the run fits on no machine, and what would fit."""
-    size, kind = run.train.microbatch_size, run.train.parallel
+    size, kind, batch = run.train.microbatch_size, run.train.parallel, run.train.global_batch_size
     roomiest = max(offers, key=lambda offer: gpu_bytes(offer.machine.gpu))
     room = f"{gpu_bytes(roomiest.machine.gpu) / GIB:.1f} GiB of {roomiest.machine.name}"
     if any(offer.largest is not None for offer in offers):
         best = max(offers, key=lambda offer: offer.largest or 0)
-        fitting = _microbatch_that_fits(run, best.machine.gpus, best.largest or 1)
+        most = best.largest or 1
+        fitting = [most] if batch is None else _dividing(batch, best.machine.gpus, most)
+        advice = f"microbatch_size={fitting[-1]}" if fitting else "it, and a global_batch_size that its GPUs divide"
         least = min(offer.bytes for offer in offers) / GIB
         return (
             f"{run.directory / 'train.json'}: microbatch_size: got {size}, which needs {least:.1f} GiB of a GPU, more "
-            f"than the {room}; the largest that fits is {best.largest}, on {best.machine.name}: set "
-            f"microbatch_size={fitting}"
+            f"than the {room}; the largest that fits is {best.largest}, on {best.machine.name}: set {advice}"
         )
     needs = min(predict(run.model, kind, offer.machine.gpus, 1, run.train.thrift).total for offer in offers) / GIB
     advice = remedies(run.model, kind, roomiest.machine.gpus, gpu_bytes(roomiest.machine.gpu))

@@ -1,5 +1,6 @@
 """One process's part in a run: build every object from the checked configuration, train, say how it went."""
 
+import math
 import sys
 from pathlib import Path
 
@@ -108,6 +109,7 @@ def _train(run: Run, options: Options, ranks: Ranks, ledger: Ledger, watch: Watc
     options.signals.training_begins()
     loop = Loop(trainer, job, state, ledger)
     watch.on_orphaned = options.signals.ask
+    finished = None
     try:
         finished = loop.train(changes)
         status = EXIT_DONE if finished else EXIT_STOPPED
@@ -117,7 +119,7 @@ def _train(run: Run, options: Options, ranks: Ranks, ledger: Ledger, watch: Watc
             loop.chart.finish()
     finally:
         record = loop.close()
-    _say(ranks, [*_summary(loop, finished), *table(record)])
+        _say(ranks, [*([] if finished is None else _summary(loop, finished)), *table(record)])
     return status
 
 
@@ -246,17 +248,14 @@ def _summary(loop: Loop, finished: bool) -> list[str]:
     else:
         done = "paused by --max-steps" if finished else _stopped(loop.stopped_by())
     directory = job.run.directory
-    losses = f"train loss {loop.last_loss:.4f}{_best(state)}"
-    lines = [
-        f"{directory}: {done}: step {state.step:,} of {job.plan.steps:,}, {losses}",
+    losses = ("" if math.isnan(loop.last_loss) else f", train loss {loop.last_loss:.4f}") + _best(state)
+    return [
+        f"{directory}: {done}: step {state.step:,} of {job.plan.steps:,}{losses}",
         *_data_lines(job.plan, state.step),
         f"{tokens:,} tokens in {duration(ledger.process_seconds())}, "
         f"{tokens / ledger.training_seconds():,.0f} tokens/s while training",
+        f"weights {directory / 'checkpoints' / 'latest'}, chart {directory / CHART}",
     ]
-    usd = ledger.usd()
-    if usd is not None:
-        lines.append(f"cost: ${usd:,.2f} for the run so far")
-    return [*lines, f"weights {directory / 'checkpoints' / 'latest'}, chart {directory / CHART}"]
 
 
 def _stopped(by: str) -> str:

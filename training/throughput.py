@@ -82,11 +82,15 @@ def roofline(config: ModelConfig, gpu: str) -> float:
     return 1 / sum(seconds_per_token(config, gpu).values())
 
 
+def most_tokens_per_second(config: ModelConfig, gpu: str) -> float:
+    """Return what no trainer exceeds on one GPU: the matrix products alone, at the dense bf16 peak."""
+    return _peak_flops(gpu) / (6 * matmul_parameter_count(config))
+
+
 def seconds_per_token(config: ModelConfig, gpu: str) -> dict[str, float]:
     """Return what the roofline gives each kind of kernel."""
-    name, bytes_per_second, efficiency = GPUS[gpu]
-    peak = known_peak_flops(name)
-    assert peak is not None
+    _, bytes_per_second, efficiency = GPUS[gpu]
+    peak = _peak_flops(gpu)
     width, layers = config.emb_dim, config.n_layers
     traffic = BANDWIDTH_SHARE * bytes_per_second
     return {
@@ -95,3 +99,9 @@ def seconds_per_token(config: ModelConfig, gpu: str) -> dict[str, float]:
         "elementwise": LAYER_BYTES * width * layers / traffic,
         "loss": LOGIT_BYTES * config.vocab_size / traffic,
     }
+
+
+def _peak_flops(gpu: str) -> float:
+    peak = known_peak_flops(GPUS[gpu][0])
+    assert peak is not None
+    return peak

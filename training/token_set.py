@@ -104,7 +104,10 @@ def lengths_at_hand(run: Run, given: Path | None) -> dict[str, int | None]:
     Raises BadInput for files that are damaged; or not here, when there is no plan without them.
     """
     if run.train.min_train_tokens is None:
-        return {place.dataset: open_split(place.directory, "train").length for place in locate_tokens(run, given)}
+        try:
+            return {place.dataset: open_split(place.directory, "train").length for place in locate_tokens(run, given)}
+        except BadInput as error:
+            raise BadInput(f"{error}; or set min_train_tokens: null, all tokens, needs them to count steps") from error
     if given is not None:
         [place] = locate_tokens(run, given)
         return {place.dataset: open_split(given, "train").length}

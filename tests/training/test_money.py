@@ -1,11 +1,14 @@
 """Where time and money go, and runs that stop before they cost more than they may."""
 
+import argparse
 import json
+import math
 import os
 import re
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -16,12 +19,15 @@ from model.config import GPT2_SIZES
 from tests.conftest import ROOT, TINY_MODEL, train
 from tests.training.test_session import one_line
 from tests.training.test_stopping import SLOW, outcome
+from train import positive_number
 from training.budget import Budget
 from training.config import load_run
 from training.ledger import Earlier, Ledger, Remaining, read_earlier
+from training.loop import Loop, validation_due
 from training.machines import MACHINES, Machine, read_machines
 from training.metrics import METRICS, read_metrics
-from training.offers import make_offers, run_seconds
+from training.offer_table import describe_offers
+from training.offers import START_UP_SECONDS, make_offers, run_seconds
 from training.throughput import MEASUREMENTS, OURS, measurements, roofline, throughput
 
 DOLLAR_A_SECOND = ("--price-per-hour", "3600")
@@ -48,7 +54,7 @@ def ledger_of(clock: list[float], *, price: float | None = None) -> Ledger:
     with ledger.measure("training"):
         for seconds in (9.0, 2.0, 2.0):
             clock[0] += seconds
-            ledger.after_step()
+            ledger.after_step(0.0)
         with ledger.measure("validation"):
             clock[0] += 5.0
     clock[0] += 1.0
@@ -70,17 +76,32 @@ def test_a_ledger_adds_up_to_the_clock_and_foresees_what_is_due(clock: list[floa
     assert ledger.remaining_seconds(Remaining(steps=10, validations=2, checkpoints=1)) == 10 * 2.0 + 2 * 5.0
 
 
+def test_a_wait_for_data_is_neither_compilation_nor_what_a_step_takes(clock: list[float]) -> None:
+    ledger = Ledger(clock[0])
+    with ledger.start_up(), ledger.measure("training"):
+        for seconds, waited in ((3609.0, 3600.0), (2.0, 3600.0), (902.0, 4500.0), (2.0, 4500.0)):
+            clock[0] += seconds
+            ledger.after_step(waited)
+    assert ledger.longest_step_seconds() == 2.0
+    parts = ledger.breakdown(4500.0)
+    assert parts["data"] == 4500.0 and parts["compile"] + parts["training"] == 15.0
+
+
 def test_what_earlier_jobs_cost_stays_at_their_price_and_lost_work_counts(clock: list[float], tmp_path: Path) -> None:
+    def start(price: float | None) -> dict[str, Any]:
+        return {"event": "start", "step": 0, "price_per_hour": price}
+
     first = ledger_of(clock, price=3600).record(0.0)
-    lines = [first, {"step": 9, "train_loss": 1.0, "elapsed_seconds": 33.0}, {"event": "start", "step": 0}]
+    killed = [start(1800), {"step": 9, "train_loss": 1.0, "elapsed_seconds": 33.0}]
+    lines = [start(3600), first, *killed, start(None), {"step": 9, "train_loss": 1.0, "elapsed_seconds": 40.0}]
     (tmp_path / METRICS).write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"torn')
     earlier = read_earlier(tmp_path, checkpoint_seconds=20.0)
-    assert (earlier.elapsed_seconds, earlier.seconds["lost"]) == (33.0, 10.0)  # the second job was killed
-    second = ledger_of(clock, price=7200)
-    second.earlier = earlier
-    assert second.usd() == 23 + 2 * (10 + 23)
-    record = second.record(0.0)
-    assert sum(record["run_ledger"].values()) == record["elapsed_seconds"] == 33.0 + 23.0
+    assert (earlier.elapsed_seconds, earlier.seconds["lost"]) == (40.0, 10.0 + 7.0)  # two jobs were killed
+    fourth = ledger_of(clock, price=7200)
+    fourth.earlier = earlier
+    assert fourth.usd() == 23 + 10 / 2 + 2 * (7 + 23)
+    record = fourth.record(0.0)
+    assert sum(record["run_ledger"].values()) == record["elapsed_seconds"] == 40.0 + 23.0
     assert read_earlier(tmp_path / "absent", checkpoint_seconds=20.0).seconds == {"lost": 20.0}
 
 
@@ -114,13 +135,17 @@ def test_a_run_stops_within_its_budget_with_a_checkpoint_and_goes_on_with_a_larg
     stopped = [record for record in read_metrics(run) if record.get("event") == "stopped"]
     state = json.loads((run / "checkpoints" / "latest" / "state.json").read_text())
     assert [(record["reason"], record["step"]) for record in stopped] == [("--max-usd", state["step"])]
+    [began] = [record for record in read_metrics(run) if record.get("event") == "start"]
+    assert began["price_per_hour"] == 3600 and began["elapsed_seconds"] == pytest.approx(
+        first["ledger"]["start-up"], abs=0.1
+    )  # what a killed job's start-up cost
     again = train(run, *DOLLAR_A_SECOND, "--max-usd", "12", ranks=2)
     line = one_line(again)
     assert "--max-usd 12: the run has taken" in line and "nothing is left to train with; raise --max-usd" in line
     hours = (first["elapsed_seconds"] + 9) / 3600
-    began = time.monotonic()
+    clock = time.monotonic()
     more = train(run, "--max-hours", f"{hours:.6f}", script=SLOW, environment=environment)
-    took = time.monotonic() - began
+    took = time.monotonic() - clock
     assert more.returncode == 75, more.stderr
     assert f"resuming from {run}/checkpoints/step-{state['step']:08d}" in more.stdout
     second = last_ledger(run)
@@ -229,7 +254,10 @@ NONSENSE = {"date": "2026-01-01", "machines": {"x": {"gpu": "b200", "gpus": 8, "
             ["--set", "microbatch_size=2048", "--set", "global_batch_size=16384"],
             "train.json: microbatch_size: got 2048, which needs",
         ),
-        (["--set", "global_batch_size=48"], "global_batch_size 48 is 3 micro-batches of 16, which world size 8"),
+        (
+            ["--set", "microbatch_size=4", "--set", "global_batch_size=20"],
+            "train.json: global_batch_size: got 20, which the 8 GPUs of 8xa100-40gb do not divide",
+        ),
     ],
 )
 def test_a_plan_that_cannot_be_is_one_line(options: list[str], message: str) -> None:
@@ -241,9 +269,12 @@ def test_a_plan_that_cannot_be_is_one_line(options: list[str], message: str) -> 
     [
         ("{", "not JSON"),
         ('{"date": "2026-01-01", "machines": {}}', 'wanted {"date": "...", "machines": {"NAME": {...}}}'),
+        ("[" * 100_000, "not JSON"),
         ({"date": "soon"}, "date: got 'soon', wanted the day of the prices"),
         ({"gpu": "b2000"}, "x: gpu: got 'b2000'; did you mean 'b200'?"),
         ({"usd_per_hour": -3}, "x: usd_per_hour: got -3, wanted a number above 0"),
+        ({"usd_per_hour": 10**400}, "x: usd_per_hour: got 1000"),
+        ({"usd_per_hour": math.nan}, "x: usd_per_hour: got nan, wanted a number above 0"),
         ({"gpus": "8"}, "x: gpus: got '8', wanted an integer of at least 1"),
         ({"price": 3}, "x: unknown key 'price'"),
         ({"tokens_per_second": 0}, "x: tokens_per_second: got 0"),
@@ -258,3 +289,68 @@ def test_a_price_list_with_nonsense_is_refused(tmp_path: Path, changes: str | di
     with pytest.raises(BadInput) as raised:
         read_machines(path, [])
     assert str(raised.value).startswith(f"{path}: ") and message in str(raised.value)
+
+
+def test_a_machine_that_needs_another_micro_batch_is_told_which(tmp_path: Path) -> None:
+    machines = {
+        "two": {"gpu": "l4", "gpus": 2, "usd_per_hour": 1},
+        "sixteen": {"gpu": "l4", "gpus": 16, "usd_per_hour": 2},
+        "three": {"gpu": "l4", "gpus": 3, "usd_per_hour": 3},
+    }
+    path = tmp_path / "prices.json"
+    path.write_text(json.dumps({"date": "2026-01-01", "machines": machines}))
+    run, prices = load_run(ROOT / "runs" / "8xa100", []), read_machines(path, ["two", "two", "sixteen", "three"])
+    offers = make_offers(run, prices, {run.train.parts[0].dataset: None})
+    lines = describe_offers(run, prices, offers)
+    assert lines[0].startswith("machine      two; ") and "world size 2" in lines[2]
+    assert [line for line in lines if re.match(r"\w+: (\d|runs)", line.replace(f"{ROOT}/", ""))] == [
+        "sixteen: 16 GPUs make no batch of 128 with micro-batches of 16; start with --set microbatch_size=8",
+        f"three: {run.directory}/train.json: global_batch_size: got 128, which the 3 GPUs of three do not divide",
+    ]
+
+
+def test_the_cheapest_by_a_roofline_that_is_not_fitted_is_said_to_be(tmp_path: Path) -> None:
+    run, prices = load_run(ROOT / "runs" / "8xa100", []), read_machines(MACHINES, [])
+    offers = make_offers(run, prices, {run.train.parts[0].dataset: None})
+    assert "cheapest: 8xb200, by a roofline that is not fitted to its GPU; of the others 8xa100-40gb, $6.08" in (
+        describe_offers(run, prices, offers)
+    )
+
+
+def test_tokens_per_second_beyond_the_peak_are_of_another_model(tmp_path: Path) -> None:
+    run, prices = load_run(ROOT / "runs" / "8xa100", []), read_machines(MACHINES, ["8xb200"])
+    [machine] = prices.machines
+    entered = attrs.evolve(prices, machines=(attrs.evolve(machine, tokens_per_second=1e9),))
+    with pytest.raises(BadInput, match=r"8xb200: tokens_per_second: got 1e\+09, more than the 24,2"):
+        make_offers(run, entered, {run.train.parts[0].dataset: None})
+
+
+@pytest.mark.parametrize(("validation", "checkpoint"), [(617, 617), (4, 6), (100, 7), (1, 5)])
+def test_a_plan_counts_the_validations_that_a_run_makes(validation: int, checkpoint: int) -> None:
+    run, prices = load_run(ROOT / "runs" / "8xa100", []), read_machines(MACHINES, ["8xb200"])
+    train_config = attrs.evolve(run.train, validation_interval=validation, checkpoint_interval=checkpoint)
+    run = attrs.evolve(run, train=train_config)
+    [offer] = make_offers(run, prices, {run.train.parts[0].dataset: None})
+    assert offer.plan is not None
+    steps, plan = offer.plan.steps, offer.plan
+    job: Any = SimpleNamespace(run=run, last_step=steps)
+    due = sum(validation_due(job, step) for step in range(steps + 1))
+    expected = (plan.train_tokens + due * plan.validation_sequences * 1024 / 3) / 1e6
+    assert run_seconds(run, plan, 1e6) - START_UP_SECONDS == pytest.approx(expected)
+
+
+def test_a_validation_that_does_not_fit_is_not_begun(clock: list[float]) -> None:
+    run = load_run(ROOT / "runs" / "8xa100", ["validation_interval=10", "checkpoint_interval=40"])
+    ledger = ledger_of(clock)  # of 23 s; two steps and the end take 7, a validation 5
+    job = SimpleNamespace(run=run, budget=Budget(max_hours=33 / 3600), last_step=100)
+    loop: Any = SimpleNamespace(job=job, ledger=ledger, saver=SimpleNamespace(in_flight=False), _save_seconds=0.0)
+    loop.state = SimpleNamespace(step=8)
+    assert not Loop._budget_reached(loop)
+    loop.state = SimpleNamespace(step=9)
+    assert Loop._budget_reached(loop)
+
+
+@pytest.mark.parametrize("text", ["14,32", "$14", "nan", "inf", "0", "-1"])
+def test_a_limit_that_is_no_number_is_refused_in_plain_words(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match=r"wanted a number above 0, such as 14\.32"):
+        positive_number(text)

@@ -226,6 +226,7 @@ def test_a_stop_applies_and_saves_nothing_and_skip_goes_past_it(make_run: Callab
     done = train(run, script=script)
     assert done.returncode == 3, done.stderr
     assert "of the last 5 steps; the update was not applied; --replay 6 6 shows it" in done.stderr
+    assert "\nin all " in done.stdout  # where its time went
     assert [path.name for path in (run / "checkpoints").glob("step-*")] == ["step-00000004"]
     assert "step 6: loss" in events(run, "diverged")[0]["problem"]
     assert list(metrics(run, "train_loss")) == [1, 2, 3, 4, 5]
