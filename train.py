@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from errors import EXIT_DIVERGED, EXIT_DONE, EXIT_ERROR, BadInput, Diverged
-from training.claim import Claim
+from training.claim import Claim, job_seconds
 from training.signals import StopSignals
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def positive_number(text: str) -> float:
 
 def main() -> int:
     """Run the command; return its exit status."""
-    began = time.perf_counter()
+    began = time.perf_counter() - job_seconds()
     arguments = parse_arguments()
     signals = StopSignals()
     writes = not (arguments.dry_run or arguments.plan or arguments.find_max_microbatch) and arguments.replay is None

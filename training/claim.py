@@ -24,6 +24,19 @@ def restarts() -> int:
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
+def job_seconds() -> float:
+    """Return how long this process has run, or the torchrun that has started it for the first time.
+
+    0.0 where the system does not tell.
+    """
+    process = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ and restarts() == 0 else os.getpid()
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()  # Linux; from the third on
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[22 - 3]) / os.sysconf("SC_CLK_TCK")
+    except (OSError, AttributeError):
+        return 0.0
+
+
 class Claim:
     """A job's claim on a run directory, for as long as its process lives. Rank 0's.
 

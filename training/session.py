@@ -54,7 +54,7 @@ class Options:
     allow_numerics_drift: bool
     replay: tuple[int, int] | None  # first and last step
     signals: StopSignals
-    began: float  # time.perf_counter() when the process started
+    began: float  # time.perf_counter() when the job started
 
 
 def run_session(run: Run, options: Options) -> int:
