@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 
@@ -22,6 +22,7 @@ from model.gpt import GPT
 from training.config import Thrift
 
 GIB = 1 << 30
+HEADROOM = 0.05  # of a GPU's memory that a run is to leave
 PLAIN, THRIFTY = Thrift(), Thrift(loss_chunks=8, recompute_blocks=True)
 CALIBRATION = "uncalibrated: not compared with a GPU yet"  # what every prediction is shown with
 
@@ -68,12 +69,13 @@ class Prediction:
     copies: int  # weights in bf16, saved for the backward pass
     activations: int
     logits: int  # of a chunk where there are several; and gradients in flight
-    overhead: int
+    fragmentation: int
+    outside: int  # of torch's allocator
 
     @property
     def allocated(self) -> int:
         """What torch.cuda.max_memory_allocated() will say."""
-        return self.total - self.overhead
+        return self.total - self.fragmentation - self.outside
 
     @property
     def total(self) -> int:
@@ -105,8 +107,13 @@ def predict(
         **_kept(config, saved, tokens, thrift),
         "logits": max(_logit_bytes(config, tokens, thrift), block_backward),
     }
-    nccl = NCCL_BYTES if world_size > 1 else 0
-    return Prediction(**parts, overhead=CONTEXT_BYTES + nccl + int(FRAGMENTATION * sum(parts.values())))
+    fragmentation = int(FRAGMENTATION * sum(parts.values()))
+    return Prediction(**parts, fragmentation=fragmentation, outside=outside_bytes(world_size))
+
+
+def outside_bytes(world_size: int) -> int:
+    """Return what a rank needs of a GPU beside torch's allocator."""
+    return CONTEXT_BYTES + (NCCL_BYTES if world_size > 1 else 0)
 
 
 def largest_microbatch(
@@ -124,10 +131,12 @@ def largest_microbatch(
 
 
 def gpu_bytes(name: str) -> int:
-    """Return the memory of a GPU by its name here. Raises BadInput naming the nearest one."""
+    """Return the memory of a GPU by its name here, headroom off. Raises BadInput naming the nearest ones."""
     if name not in GPU_GIB:
-        raise BadInput(f"unknown GPU '{name}'{nearest(name, GPU_GIB)}")
-    return int(GPU_GIB[name] * GIB)
+        longer = [known for known in sorted(GPU_GIB) if name and name in known]
+        meant = f"; did you mean {' or '.join(map(repr, longer))}?" if longer else nearest(name, GPU_GIB)
+        raise BadInput(f"unknown GPU '{name}'{meant}")
+    return int((1 - HEADROOM) * GPU_GIB[name] * GIB)
 
 
 def remedies(config: ModelConfig, kind: str, world_size: int, usable_bytes: int | None = None) -> str:
@@ -184,7 +193,7 @@ def _measure(config: ModelConfig) -> _Saved:
     """Measure what is linear in layers and in sequences, at one and two of each."""
     counts, sizes = {}, {}
     for layers in (1, 2):
-        with torch.device("meta"):
+        with torch.device("meta"), _AsOnAGpu():
             network = GPT(attrs.evolve(config, n_layers=layers))
         counts[layers] = sum(parameter.numel() for parameter in network.parameters())
         sizes[layers] = [_saved_bytes(network, microbatch_size) for microbatch_size in (1, 2)]
@@ -220,11 +229,14 @@ class _AsOnAGpu(TorchFunctionMode):
     """Makes operations on meta tensors save what they save on a GPU under bf16 autocast.
 
     The meta device knows no autocast, and would compute attention by its formula, with a T x T matrix. Flash attention
-    and cuDNN's save queries, keys, values, their output and a log-sum in fp32 of each row.
+    and cuDNN's save queries, keys, values, their output and a log-sum in fp32 of each row. Weights stay unfilled: to
+    "fill" them there would import torch's compiler, for a second.
     """
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if function in (nn.init.normal_, Tensor.normal_):
+            return args[0] if args else kwargs["tensor"]
         if function is F.linear:
             args = [None if value is None else value.to(torch.bfloat16) for value in args]
         elif function is F.scaled_dot_product_attention:
