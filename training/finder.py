@@ -77,17 +77,8 @@ def find(run: Run, team: Team) -> Found:
     deadline = time.monotonic() + SEARCH_SECONDS
     try:
         search = Search(candidates(run, team.world_size))
-        _, reports = team.order(1, 0)
-        guess = _guess(run, team.world_size, reports)
         while True:
-            size = search.next(guess)
-            while size is not None and (search.largest is None or time.monotonic() < deadline):
-                verdict, reports = _try(run, team, size, TRIAL_STEPS)
-                if verdict.outcome == "late" and search.largest is not None:
-                    break
-                search.learn(size, fits=bool(reports))
-                guess = _guess(run, team.world_size, reports, size) if reports else guess
-                size = search.next(guess)
+            gallop(run, team, search, deadline)
             if search.largest is None:
                 raise BadInput(
                     f"{run.directory}: not even one sequence of {run.model.context_length} tokens fits; "
@@ -100,6 +91,18 @@ def find(run: Run, team: Team) -> Found:
     finally:
         with suppress(dist.DistError):  # nobody is left to be told
             team.dismiss()
+
+
+def gallop(run: Run, team: Team, search: Search, deadline: float) -> None:
+    """Try one micro-batch after the other until all is known, or something fits and time.monotonic() is past that."""
+    _, reports = team.order(1, 0)
+    guess = _guess(run, team.world_size, reports)
+    while (size := search.next(guess)) is not None and (search.largest is None or time.monotonic() < deadline):
+        verdict, reports = _try(run, team, size, TRIAL_STEPS)
+        if verdict.outcome == "late" and search.largest is not None:
+            return
+        search.learn(size, fits=bool(reports))
+        guess = _guess(run, team.world_size, reports, size) if reports else guess
 
 
 def _try(run: Run, team: Team, size: int, steps: int) -> tuple[Verdict, list[Report]]:
@@ -159,7 +162,7 @@ def _summary(run: Run, world_size: int, found: Found) -> list[str]:
     size, batch = found.microbatch_size, run.train.global_batch_size
     lines = []
     if not found.all_tried:
-        lines.append(f"{SEARCH_SECONDS:.0f} s were up: a larger one may fit")
+        lines.append("time was up: a larger one may fit")
     if batch is not None:
         accumulation = batch // (size * world_size)
         lines.append(

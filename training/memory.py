@@ -130,6 +130,24 @@ def largest_microbatch(
     return bisect.bisect_right(range(1, beyond), usable_bytes, key=needed) or None
 
 
+def saved_bytes(network: GPT, microbatch_size: int) -> int:
+    """Return the bytes that a forward pass saves for the backward pass, each memory counted once, no parameters."""
+    own = {parameter.untyped_storage()._cdata for parameter in network.parameters()}
+    saved: dict[int, torch.UntypedStorage] = {}  # holding them keeps their addresses from being used again
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in own:
+            saved[storage._cdata] = storage
+        return tensor
+
+    device = network.token_embedding.weight.device
+    tokens = torch.zeros(microbatch_size, network.config.context_length, dtype=torch.int64, device=device)
+    with saved_tensors_hooks(keep, lambda tensor: tensor):
+        network(tokens)
+    return sum(storage.nbytes() for storage in saved.values())
+
+
 def gpu_bytes(name: str) -> int:
     """Return the memory of a GPU by its name here, headroom off. Raises BadInput naming the nearest ones."""
     if name not in GPU_GIB:
@@ -195,8 +213,8 @@ def _measure(config: ModelConfig) -> _Saved:
     for layers in (1, 2):
         with torch.device("meta"), _AsOnAGpu():
             network = GPT(attrs.evolve(config, n_layers=layers))
+            sizes[layers] = [saved_bytes(network, microbatch_size) for microbatch_size in (1, 2)]
         counts[layers] = sum(parameter.numel() for parameter in network.parameters())
-        sizes[layers] = [_saved_bytes(network, microbatch_size) for microbatch_size in (1, 2)]
     each = {layers: two - one for layers, (one, two) in sizes.items()}
     fixed = {layers: 2 * one - two for layers, (one, two) in sizes.items()}
     return _Saved(
@@ -207,22 +225,6 @@ def _measure(config: ModelConfig) -> _Saved:
         outer_bytes=2 * each[1] - each[2],
         block_bytes=each[2] - each[1],
     )
-
-
-def _saved_bytes(network: GPT, microbatch_size: int) -> int:
-    """Return the bytes that a forward pass saves for the backward pass, each memory counted once, no parameters."""
-    own = {parameter.untyped_storage()._cdata for parameter in network.parameters()}
-    saved: dict[int, torch.UntypedStorage] = {}  # holding them keeps their addresses from being used again
-
-    def keep(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage._cdata not in own:
-            saved[storage._cdata] = storage
-        return tensor
-
-    with torch.device("meta"), _AsOnAGpu(), saved_tensors_hooks(keep, lambda tensor: tensor):
-        network(torch.zeros(microbatch_size, network.config.context_length, dtype=torch.int64))
-    return sum(storage.nbytes() for storage in saved.values())
 
 
 class _AsOnAGpu(TorchFunctionMode):
