@@ -111,22 +111,22 @@ def _try(run: Run, team: Team, size: int, steps: int) -> tuple[Verdict, list[Rep
     Raises BadInput where it failed for another reason than memory, or is too slow where nothing smaller can be taken.
     """
     confirming = steps == CONFIRMING_STEPS
-    verdict, reports = team.order(size, steps, _micro_steps(run, team.world_size, size), fresh=confirming)
+    verdict, reports = team.order(size, steps, _extra_sums(run, team.world_size, size), fresh=confirming)
     if verdict.outcome == "late" and (confirming or size == 1):
         raise BadInput(f"micro-batch {size}: {verdict.reason}")
     print(f"micro-batch {size}, {steps} steps: {_describe(verdict, reports)}", flush=True)
     return verdict, reports
 
 
-def _micro_steps(run: Run, world_size: int, size: int) -> int:
-    """Return how many micro-batches a trial's step has: elastic sums hold a copy of the gradients for each doubling."""
+def _extra_sums(run: Run, world_size: int, size: int) -> int:
+    """Return how many copies of the gradients a step holds that a trial's few micro-batches do not: one a doubling."""
     train = run.train
     accumulation = train.gradient_accumulation_steps or 1
     if train.global_batch_size is not None:
         accumulation = train.global_batch_size // (size * world_size)
-    if train.determinism != "elastic" or accumulation < MICRO_STEPS:
-        return MICRO_STEPS
-    return 1 << (accumulation.bit_length() - 1)
+    if train.determinism != "elastic":
+        return 0
+    return max(0, accumulation.bit_length() - MICRO_STEPS["elastic"].bit_length())
 
 
 def _describe(verdict: Verdict, reports: list[Report]) -> str:

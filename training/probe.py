@@ -33,7 +33,8 @@ from training.session import trainer_of
 from training.step import Trainer, train_step
 from training.watch import SPEAKER_SECONDS, Watch
 
-MICRO_STEPS = 2  # of a step, at least: the gradients of one are there when another one's activations come
+# Of a step: at least two, for the gradients of one are there when another one's activations come.
+MICRO_STEPS = {"off": 2, "run": 2, "elastic": 8}
 ALIVE_SECONDS = 1.0  # between two looks for the process that gives the orders
 # Of CUDA and NCCL; cuBLAS; cuBLAS and cuDNN where no memory is left for a handle; cuDNN 9; a CPU.
 MEMORY_WORDS = (
@@ -53,7 +54,7 @@ class Order:
     group: int  # which processes do it: another number, other processes
     microbatch_size: int
     steps: int  # 0: only say what memory there is
-    micro_steps: int  # of a step: MICRO_STEPS times a power of two
+    extra_sums: int  # elastic sums of all gradients that the run will hold beyond those of MICRO_STEPS
 
 
 @attrs.frozen(kw_only=True)
@@ -137,7 +138,7 @@ def _make_trainer(run: Run, device: str | None) -> Trainer:
     train = attrs.evolve(run.train, global_batch_size=None, gradient_accumulation_steps=1, min_train_tokens=10**15)
     run = attrs.evolve(run, train=train)
     numerics = resolve_numerics(run, make_plan(run, ranks.world_size), ranks)
-    run = attrs.evolve(run, train=attrs.evolve(train, gradient_accumulation_steps=MICRO_STEPS))
+    run = attrs.evolve(run, train=attrs.evolve(train, gradient_accumulation_steps=MICRO_STEPS[numerics.determinism]))
     set_determinism(numerics.determinism, train.cpu_threads, ranks)
     with ranks.device:  # any weights will do, and a GPU makes them in no time
         network = GPT(run.model, recompute_blocks=train.recompute_blocks)
@@ -150,7 +151,7 @@ def _carry_out(trainer: Trainer, order: Order, gpu_bytes: int | None) -> Report:
     device = trainer.ranks.device
     torch._dynamo.reset()  # another shape is another graph, and torch.compile allows few of one function
     gc.collect()
-    trainer.layout = attrs.evolve(trainer.layout, microbatch_size=order.microbatch_size, accumulation=order.micro_steps)
+    trainer.layout = attrs.evolve(trainer.layout, microbatch_size=order.microbatch_size)
     if device.type != "cuda":
         take_steps(trainer, order.steps)
         return Report()
@@ -158,9 +159,12 @@ def _carry_out(trainer: Trainer, order: Order, gpu_bytes: int | None) -> Report:
     torch.cuda.reset_peak_memory_stats(device)
     _, total = torch.cuda.mem_get_info(device)
     torch.cuda.set_per_process_memory_fraction(max(0, _usable_bytes(device, gpu_bytes)) / total, device)
+    parameters = sum(parameter.numel() for parameter in trainer.parallel.network.parameters())
+    sums = torch.empty(order.extra_sums, parameters, device=device)  # fp32
     before = torch.cuda.memory_stats(device).get("num_alloc_retries", 0)
     take_steps(trainer, order.steps)
     torch.cuda.synchronize(device)
+    del sums
     if torch.cuda.memory_stats(device).get("num_alloc_retries", 0) > before:
         raise torch.OutOfMemoryError("the allocator had to empty its cache to go on: slow, and next to failing")
     reserved = torch.cuda.max_memory_reserved(device)

@@ -18,7 +18,7 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 
 from errors import BadInput
 from training.claim import restarts
-from training.probe import MICRO_STEPS, Order, Post, Report, Verdict, vote
+from training.probe import Order, Post, Report, Verdict, vote
 from training.ranks import CONNECT_TIMEOUT, environment_rank, environment_world_size, torchrun_store
 
 TRIAL_SECONDS = 180.0  # one that has not ended hangs, or the machine is slow: compilation takes half a minute
@@ -51,7 +51,7 @@ class Team:
         self._processes: list[Any] = []
 
     def order(
-        self, microbatch_size: int, steps: int, micro_steps: int = MICRO_STEPS, *, fresh: bool = False
+        self, microbatch_size: int, steps: int, extra_sums: int = 0, *, fresh: bool = False
     ) -> tuple[Verdict, list[Report]]:
         """Have all ranks of the job try a micro-batch; return how it went, and each rank's measurements if it fits.
 
@@ -60,7 +60,7 @@ class Team:
         """
         number = self._number
         group = self._group if self._processes and not fresh else self._group + 1
-        order = Order(number=number, group=group, microbatch_size=microbatch_size, steps=steps, micro_steps=micro_steps)
+        order = Order(number=number, group=group, microbatch_size=microbatch_size, steps=steps, extra_sums=extra_sums)
         self._store.set(f"order {number}", json.dumps(attrs.asdict(order)))
         verdict = self._carry_out(order)
         if verdict.outcome == "error":

@@ -138,10 +138,10 @@ def test_writing_keeps_a_link_the_mode_and_ends_of_lines(make_run: Callable[...,
         check_editable(load_run(directory, []), [])
 
 
-def test_a_trial_of_elastic_sums_is_as_deep_as_the_run(make_run: Callable[..., Path]) -> None:
+def test_a_trial_holds_the_elastic_sums_of_the_whole_step(make_run: Callable[..., Path]) -> None:
     run = load_run(make_run(global_batch_size=96), ["determinism=elastic"])
-    assert [finder._micro_steps(run, 2, size) for size in (1, 3, 24, 48)] == [32, 16, 2, 2]
-    assert finder._micro_steps(load_run(run.directory, ["determinism=run"]), 2, 1) == 2
+    assert [finder._extra_sums(run, 2, size) for size in (1, 3, 6, 48)] == [2, 1, 0, 0]  # 48, 16, 8, 1 micro-batches
+    assert finder._extra_sums(load_run(run.directory, ["determinism=run"]), 2, 1) == 0
 
 
 def test_headroom_is_kept_once_and_from_what_others_leave(monkeypatch: pytest.MonkeyPatch) -> None:
