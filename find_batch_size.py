@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from errors import EXIT_DONE, EXIT_ERROR, BadInput
+from errors import EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, BadInput
 
 if TYPE_CHECKING:
     from training.config import Run
@@ -18,7 +18,7 @@ EPILOG = """examples:
   python find_batch_size.py runs/quickstart --device cpu --world-size 2
 
 The same search under torchrun: train.py RUN --find-max-microbatch. It reads no tokens and writes nothing but, with
---write, one number. Exit status: 0 done, 1 error, 2 usage.
+--write, one number. Exit status: 0 done, 1 error, 2 usage, 130 interrupted.
 """
 
 
@@ -66,7 +66,8 @@ def main() -> int:
     try:
         run = load_run(arguments.run, arguments.overrides)
         if arguments.predict is not None:
-            print("\n".join(predictions(run, arguments.predict.split(","), arguments.world_size or 1)))
+            gpus = [name.strip().lower() for name in arguments.predict.split(",")]
+            print("\n".join(predictions(run, gpus, arguments.world_size or 1)))
         elif arguments.probe is not None:
             from training.probe import Post, serve
 
@@ -78,6 +79,9 @@ def main() -> int:
     except BadInput as error:
         print(f"find_batch_size.py: {error}", file=sys.stderr, flush=True)
         return EXIT_ERROR
+    except KeyboardInterrupt:
+        print("find_batch_size.py: interrupted: nothing is written", file=sys.stderr, flush=True)
+        return EXIT_INTERRUPTED
     return EXIT_DONE
 
 

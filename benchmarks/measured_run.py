@@ -99,7 +99,7 @@ def _measure(run: Run, ranks: Ranks, watch: Watch, arguments: argparse.Namespace
     numerics = resolve_numerics(run, plan, ranks)
     set_determinism(numerics.determinism, run.train.cpu_threads, ranks)
     matmul = _matmul_flops(ranks, numerics.precision)
-    trainer = make_trainer(run, plan, numerics, ranks, watch)
+    trainer = make_trainer(run, plan, numerics, watch)
     size = run.train.microbatch_size
     trials = sorted({-(-size // 2), size}) if arguments.memory else []
     peaks = {trial: _peak_bytes(trainer, trial) for trial in trials}

@@ -284,6 +284,9 @@ def _become(command: list[str], environment: dict[str, str], file_bytes: int, ra
             runpy.run_path(command[0], run_name="__main__")
     except SystemExit as end:
         status = end.code
+        if isinstance(status, str):
+            print(status, file=sys.stderr)
+            status = 1
     except BaseException:  # noqa: BLE001  # as the interpreter would
         traceback.print_exc()
         status = 1

@@ -1,6 +1,12 @@
-"""What benchmarks print depends on names that others give."""
+"""Benchmarks, as far as they go without a GPU."""
+
+import re
+
+import torch
 
 from benchmarks.kernels import kind_of
+from tests import launch
+from tests.conftest import ROOT
 
 
 def test_kernels_are_told_apart_by_their_names() -> None:
@@ -19,3 +25,14 @@ def test_kernels_are_told_apart_by_their_names() -> None:
         "Memcpy HtoD (Pinned -> Device)": "elementwise",
     }
     assert {name: kind_of(name) for name in kinds} == kinds
+
+
+def test_predicted_memory_is_compared_with_a_real_forward_pass() -> None:
+    done = launch.run(ROOT / "benchmarks" / "memory.py", "--device", "cpu")
+    assert done.returncode == 0, done.stderr
+    ratios = [float(ratio) for ratio in re.findall(r"saved: predicted .* GiB, measured .*, ratio (.*)", done.stdout)]
+    assert len(ratios) == 2 and all(0.99 < ratio < 1.01 for ratio in ratios)
+    if not torch.cuda.is_available():
+        done = launch.run(ROOT / "benchmarks" / "memory.py")
+        assert done.returncode == 1
+        assert done.stderr.startswith("memory.py: no GPU here; --device cpu") and done.stderr.count("\n") == 1

@@ -1,17 +1,26 @@
 """The micro-batch in a train.json, changed in place: every other character stays."""
 
 import json
+import os
 import re
 
 from errors import BadInput
 from files import replace_file
 from training.config import Run
 
+_MICROBATCH = re.compile(r'("(?:micro|mini)batch_size"\s*:\s*)\d+')  # mini: the older spelling
+
 
 def check_editable(run: Run, overrides: list[str]) -> None:
-    """Raise BadInput where another micro-batch in train.json would change more than the micro-batch."""
+    """Raise BadInput where another micro-batch in train.json would change more, or could not be written."""
     path = run.directory / "train.json"
-    keys = json.loads(path.read_text())
+    text = path.read_text(encoding="utf-8")
+    keys = json.loads(text)
+    file = path.resolve()
+    if not (os.access(file, os.W_OK) and os.access(file.parent, os.W_OK)):
+        raise BadInput(f"{path}: --write: this file and its folder must be writable; or leave out --write")
+    if not _MICROBATCH.search(text):
+        raise BadInput(f'{path}: --write: wanted the key spelt "microbatch_size", without escapes')
     if overrides:
         raise BadInput(f"--write: got --set {overrides[0]} as well; put it into {path}, or leave out --write")
     if run.train.global_batch_size is None:
@@ -31,12 +40,22 @@ def check_editable(run: Run, overrides: list[str]) -> None:
 
 
 def write_microbatch(run: Run, size: int) -> bool:
-    """Put the micro-batch into train.json, all of it or on an error none; return whether it was another one before."""
+    """Put the micro-batch into train.json, all of it or on an error none; return whether it was another one before.
+
+    A link to the file stays one, and its mode and ends of lines are kept. Raises BadInput when it cannot be written.
+    """
     path = run.directory / "train.json"
-    before = path.read_text(encoding="utf-8")
+    file = path.resolve()
+    before = file.read_bytes().decode()  # not as text, which would lose \r
     keys = json.loads(before)
-    after = re.sub(r'("(?:micro|mini)batch_size"\s*:\s*)\d+', rf"\g<1>{size}", before)  # mini: the older spelling
+    after = _MICROBATCH.sub(rf"\g<1>{size}", before)
     assert json.loads(after) == keys | {key: size for key in ("microbatch_size", "minibatch_size") if key in keys}
-    if after != before:
-        replace_file(path, after, durable=True)
-    return after != before
+    if after == before:
+        return False
+    mode = file.stat().st_mode
+    try:
+        replace_file(file, after, durable=True)
+        file.chmod(mode)
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be written: {error.strerror}; put microbatch_size {size} there") from error
+    return True

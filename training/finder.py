@@ -5,17 +5,20 @@ searches never takes part in one: others do (training/probe.py), and all of them
 as any rank has said that its memory did not suffice.
 """
 
+import os
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import attrs
 import torch
+import torch.distributed as dist
 
 from errors import BadInput
 from training.config import Run
 from training.edit import check_editable, write_microbatch
-from training.memory import GIB, largest_microbatch, predict, remedies
-from training.probe import Report, Verdict
+from training.memory import GIB, largest_microbatch, outside_bytes, predict, remedies
+from training.probe import MICRO_STEPS, Report, Verdict
 from training.search import Search, candidates, keeping
 from training.team import Team
 
@@ -45,12 +48,20 @@ def report_largest(run: Run, overrides: list[str], device: str | None, processes
         )
     if write:
         check_editable(run, overrides)
+    if processes is not None and "RANK" in os.environ:
+        raise BadInput(f"--world-size: got {processes}, but torchrun sets the world size; leave it out")
     command = [str(PROBE), str(run.directory), *(f"--set={override}" for override in overrides)]
     command += [] if device is None else [f"--device={device}"]
-    team = Team(command, processes or (torch.cuda.device_count() if device != "cpu" else 1))
+    try:
+        _search(run, Team(command, processes or (torch.cuda.device_count() if device != "cpu" else 1)), write)
+    except dist.DistError as error:
+        raise BadInput("torchrun is gone, or does not answer; run the same command again", alone=True) from error
+
+
+def _search(run: Run, team: Team, write: bool) -> None:
     try:
         if team.leads:
-            found = _lead(run, team)
+            found = find(run, team)
             print("\n".join(_summary(run, team.world_size, found)), flush=True)
             if write:
                 changed = write_microbatch(run, found.microbatch_size)
@@ -61,40 +72,66 @@ def report_largest(run: Run, overrides: list[str], device: str | None, processes
         team.kill()
 
 
-def _lead(run: Run, team: Team) -> Found:
-    """Decide what is tried, say how it went, return what is confirmed."""
+def find(run: Run, team: Team) -> Found:
+    """Decide what is tried, say how it went, return what is confirmed. Raises BadInput, as report_largest does."""
     deadline = time.monotonic() + SEARCH_SECONDS
     try:
         search = Search(candidates(run, team.world_size))
-        _, reports = team.order(1, 0)
-        guess = _guess(run, team.world_size, reports)
         while True:
-            size = search.next(guess)
-            while size is not None and (search.largest is None or time.monotonic() < deadline):
-                reports = _try(team, search, size, TRIAL_STEPS)
-                guess = _guess(run, team.world_size, reports, size) if reports else guess
-                size = search.next(guess)
+            gallop(run, team, search, deadline)
             if search.largest is None:
                 raise BadInput(
                     f"{run.directory}: not even one sequence of {run.model.context_length} tokens fits; "
                     + remedies(run.model, run.train.parallel, team.world_size)
                 )
             winner = search.largest
-            if _try(team, search, winner, CONFIRMING_STEPS):
+            if _try(run, team, winner, CONFIRMING_STEPS)[1]:
                 return Found(microbatch_size=winner, all_tried=search.next(None) is None)
+            search.learn(winner, fits=False)
     finally:
-        team.dismiss()
+        with suppress(dist.DistError):  # nobody is left to be told
+            team.dismiss()
 
 
-def _try(team: Team, search: Search, size: int, steps: int) -> list[Report]:
-    """Try a micro-batch, in processes as fresh as a run's where it is to be confirmed; [] when it does not fit."""
-    verdict, reports = team.order(size, steps, fresh=steps == CONFIRMING_STEPS)
-    search.learn(size, fits=bool(reports))
+def gallop(run: Run, team: Team, search: Search, deadline: float) -> None:
+    """Try one micro-batch after the other until all is known, or something fits and time.monotonic() is past that."""
+    _, reports = team.order(1, 0)
+    guess = _guess(run, team.world_size, reports)
+    while (size := search.next(guess)) is not None and (search.largest is None or time.monotonic() < deadline):
+        verdict, reports = _try(run, team, size, TRIAL_STEPS)
+        if verdict.outcome == "late" and search.largest is not None:
+            return
+        search.learn(size, fits=bool(reports))
+        guess = _guess(run, team.world_size, reports, size) if reports else guess
+
+
+def _try(run: Run, team: Team, size: int, steps: int) -> tuple[Verdict, list[Report]]:
+    """Try a micro-batch, in processes as fresh as a run's where it is to be confirmed.
+
+    Raises BadInput where it failed for another reason than memory, or is too slow where nothing smaller can be taken.
+    """
+    confirming = steps == CONFIRMING_STEPS
+    verdict, reports = team.order(size, steps, _extra_sums(run, team.world_size, size), fresh=confirming)
+    if verdict.outcome == "late" and (confirming or size == 1):
+        raise BadInput(f"micro-batch {size}: {verdict.reason}")
     print(f"micro-batch {size}, {steps} steps: {_describe(verdict, reports)}", flush=True)
-    return reports
+    return verdict, reports
+
+
+def _extra_sums(run: Run, world_size: int, size: int) -> int:
+    """Return how many copies of the gradients a step holds that a trial's few micro-batches do not: one a doubling."""
+    train = run.train
+    accumulation = train.gradient_accumulation_steps or 1
+    if train.global_batch_size is not None:
+        accumulation = train.global_batch_size // (size * world_size)
+    if train.determinism != "elastic":
+        return 0
+    return max(0, accumulation.bit_length() - MICRO_STEPS["elastic"].bit_length())
 
 
 def _describe(verdict: Verdict, reports: list[Report]) -> str:
+    if verdict.outcome == "late":
+        return f"{verdict.reason}; no larger one is tried"
     if not reports:
         return f"does not fit on rank {verdict.rank}: {verdict.reason}"
     allocated = [report.allocated for report in reports if report.allocated is not None]
@@ -117,14 +154,15 @@ def _guess(run: Run, world_size: int, reports: list[Report], size: int | None = 
     if size is not None:
         measured = max(report.allocated or 0 for report in reports)
         scale = measured / predict(run.model, kind, world_size, size, run.train.thrift).allocated
-    return largest_microbatch(run.model, kind, world_size, int(min(usable) / scale), run.train.thrift) or 1
+    room = int(min(usable) / scale) + outside_bytes(world_size)  # which is held already where it was measured
+    return largest_microbatch(run.model, kind, world_size, room, run.train.thrift) or 1
 
 
 def _summary(run: Run, world_size: int, found: Found) -> list[str]:
     size, batch = found.microbatch_size, run.train.global_batch_size
     lines = []
     if not found.all_tried:
-        lines.append(f"{SEARCH_SECONDS:.0f} s were up: a larger one may fit")
+        lines.append("time was up: a larger one may fit")
     if batch is not None:
         accumulation = batch // (size * world_size)
         lines.append(

@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 
@@ -22,6 +22,7 @@ from model.gpt import GPT
 from training.config import Thrift
 
 GIB = 1 << 30
+HEADROOM = 0.05  # of a GPU's memory that a run is to leave
 PLAIN, THRIFTY = Thrift(), Thrift(loss_chunks=8, recompute_blocks=True)
 CALIBRATION = "uncalibrated: not compared with a GPU yet"  # what every prediction is shown with
 
@@ -42,13 +43,11 @@ GPU_GIB = {
 
 STATE_BYTES = 4  # of a weight and of a gradient, fp32
 MOMENT_BYTES = 8  # AdamW's two of a parameter
-# Per token and row of the embedding, when the head's backward begins: bf16 logits and their gradient, then that
-# gradient with and without the rows beyond the vocabulary. The compiled loss keeps nothing in fp32 at this size.
-LOGIT_BYTES = 4
-# Of a chunk, whose loss is not compiled: fp32 log-probabilities, their gradient and that of the logits. Once for all
-# chunks: the fp32 gradient of the head, and what the next chunk adds to it.
-CHUNK_LOGIT_BYTES = 12
-CHUNK_HEAD_BYTES = 8
+# Per token and row of the embedding: bf16 logits, over which their gradient is written. The compiled head and loss hold
+# nothing in fp32 at this size.
+LOGIT_BYTES = 2
+# Per weight of the head: its gradient by the matrix product in bf16, then in fp32; and the sum of other chunks' in fp32.
+HEAD_BYTES, CHUNK_SUM_BYTES = 6, 4
 HIDDEN_BYTES = 4  # per token and C: what enters a recomputed block, and the head, in fp32
 BLOCK_BACKWARD_BYTES = 24  # per token and C, in a block's backward: bf16 gradients in the MLP, fp32 ones beside it
 # Assumed, until measured: CUDA's context with cuBLAS and cuDNN, NCCL's buffers, and what the allocator cannot use.
@@ -68,12 +67,13 @@ class Prediction:
     copies: int  # weights in bf16, saved for the backward pass
     activations: int
     logits: int  # of a chunk where there are several; and gradients in flight
-    overhead: int
+    fragmentation: int
+    outside: int  # of torch's allocator
 
     @property
     def allocated(self) -> int:
         """What torch.cuda.max_memory_allocated() will say."""
-        return self.total - self.overhead
+        return self.total - self.fragmentation - self.outside
 
     @property
     def total(self) -> int:
@@ -105,8 +105,13 @@ def predict(
         **_kept(config, saved, tokens, thrift),
         "logits": max(_logit_bytes(config, tokens, thrift), block_backward),
     }
-    nccl = NCCL_BYTES if world_size > 1 else 0
-    return Prediction(**parts, overhead=CONTEXT_BYTES + nccl + int(FRAGMENTATION * sum(parts.values())))
+    fragmentation = int(FRAGMENTATION * sum(parts.values()))
+    return Prediction(**parts, fragmentation=fragmentation, outside=outside_bytes(world_size))
+
+
+def outside_bytes(world_size: int) -> int:
+    """Return what a rank needs of a GPU beside torch's allocator."""
+    return CONTEXT_BYTES + (NCCL_BYTES if world_size > 1 else 0)
 
 
 def largest_microbatch(
@@ -123,11 +128,31 @@ def largest_microbatch(
     return bisect.bisect_right(range(1, beyond), usable_bytes, key=needed) or None
 
 
+def saved_bytes(network: GPT, microbatch_size: int) -> int:
+    """Return the bytes that a forward pass saves for the backward pass, each memory counted once, no parameters."""
+    own = {parameter.untyped_storage()._cdata for parameter in network.parameters()}
+    saved: dict[int, torch.UntypedStorage] = {}  # holding them keeps their addresses from being used again
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in own:
+            saved[storage._cdata] = storage
+        return tensor
+
+    device = network.token_embedding.weight.device
+    tokens = torch.zeros(microbatch_size, network.config.context_length, dtype=torch.int64, device=device)
+    with saved_tensors_hooks(keep, lambda tensor: tensor):
+        network(tokens)
+    return sum(storage.nbytes() for storage in saved.values())
+
+
 def gpu_bytes(name: str) -> int:
-    """Return the memory of a GPU by its name here. Raises BadInput naming the nearest one."""
+    """Return the memory of a GPU by its name here, headroom off. Raises BadInput naming the nearest ones."""
     if name not in GPU_GIB:
-        raise BadInput(f"unknown GPU '{name}'{nearest(name, GPU_GIB)}")
-    return int(GPU_GIB[name] * GIB)
+        longer = [known for known in sorted(GPU_GIB) if name and name in known]
+        meant = f"; did you mean {' or '.join(map(repr, longer))}?" if longer else nearest(name, GPU_GIB)
+        raise BadInput(f"unknown GPU '{name}'{meant}")
+    return int((1 - HEADROOM) * GPU_GIB[name] * GIB)
 
 
 def remedies(config: ModelConfig, kind: str, world_size: int, usable_bytes: int | None = None) -> str:
@@ -177,9 +202,9 @@ def _kept(config: ModelConfig, saved: _Saved, tokens: int, thrift: Thrift) -> di
 
 def _logit_bytes(config: ModelConfig, tokens: int, thrift: Thrift) -> int:
     if thrift.loss_chunks == 1:
-        return LOGIT_BYTES * config.padded_vocab_size * tokens
+        return config.padded_vocab_size * (LOGIT_BYTES * tokens + HEAD_BYTES * config.emb_dim)
     chunk = -(-tokens // thrift.loss_chunks)
-    return config.padded_vocab_size * (CHUNK_LOGIT_BYTES * chunk + CHUNK_HEAD_BYTES * config.emb_dim)
+    return config.padded_vocab_size * (LOGIT_BYTES * chunk + (HEAD_BYTES + CHUNK_SUM_BYTES) * config.emb_dim)
 
 
 @functools.cache
@@ -187,10 +212,10 @@ def _measure(config: ModelConfig) -> _Saved:
     """Measure what is linear in layers and in sequences, at one and two of each."""
     counts, sizes = {}, {}
     for layers in (1, 2):
-        with torch.device("meta"):
+        with torch.device("meta"), _AsOnAGpu():
             network = GPT(attrs.evolve(config, n_layers=layers))
+            sizes[layers] = [saved_bytes(network, microbatch_size) for microbatch_size in (1, 2)]
         counts[layers] = sum(parameter.numel() for parameter in network.parameters())
-        sizes[layers] = [_saved_bytes(network, microbatch_size) for microbatch_size in (1, 2)]
     each = {layers: two - one for layers, (one, two) in sizes.items()}
     fixed = {layers: 2 * one - two for layers, (one, two) in sizes.items()}
     return _Saved(
@@ -203,31 +228,18 @@ def _measure(config: ModelConfig) -> _Saved:
     )
 
 
-def _saved_bytes(network: GPT, microbatch_size: int) -> int:
-    """Return the bytes that a forward pass saves for the backward pass, each memory counted once, no parameters."""
-    own = {parameter.untyped_storage()._cdata for parameter in network.parameters()}
-    saved: dict[int, torch.UntypedStorage] = {}  # holding them keeps their addresses from being used again
-
-    def keep(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage._cdata not in own:
-            saved[storage._cdata] = storage
-        return tensor
-
-    with torch.device("meta"), _AsOnAGpu(), saved_tensors_hooks(keep, lambda tensor: tensor):
-        network(torch.zeros(microbatch_size, network.config.context_length, dtype=torch.int64))
-    return sum(storage.nbytes() for storage in saved.values())
-
-
 class _AsOnAGpu(TorchFunctionMode):
     """Makes operations on meta tensors save what they save on a GPU under bf16 autocast.
 
     The meta device knows no autocast, and would compute attention by its formula, with a T x T matrix. Flash attention
-    and cuDNN's save queries, keys, values, their output and a log-sum in fp32 of each row.
+    and cuDNN's save queries, keys, values, their output and a log-sum in fp32 of each row. Weights stay unfilled: to
+    "fill" them there would import torch's compiler, for a second.
     """
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if function in (nn.init.normal_, Tensor.normal_):
+            return args[0] if args else kwargs["tensor"]
         if function is F.linear:
             args = [None if value is None else value.to(torch.bfloat16) for value in args]
         elif function is F.scaled_dot_product_attention:

@@ -90,7 +90,7 @@ def _train(run: Run, options: Options, ranks: Ranks, ledger: Ledger, watch: Watc
         numerics = resolve_numerics(run, plan, ranks)
         set_determinism(numerics.determinism, run.train.cpu_threads, ranks)
         _say(ranks, _introduction(run, plan, numerics, ranks))
-        trainer = make_trainer(run, plan, numerics, ranks, watch)
+        trainer = make_trainer(run, plan, numerics, watch)
         job = _make_job(run, plan, token_set, trainer, options)
         if options.replay is not None:
             return _replay(job, options, trainer)
@@ -138,13 +138,19 @@ def _introduction(run: Run, plan: Plan, numerics: Numerics, ranks: Ranks) -> lis
     return lines
 
 
-def make_trainer(run: Run, plan: Plan, numerics: Numerics, ranks: Ranks, watch: Watch) -> Trainer:
+def make_trainer(run: Run, plan: Plan, numerics: Numerics, watch: Watch) -> Trainer:
     """Return a network with its first weights, and what trains it. Call it on every rank."""
+    network = GPT(run.model, recompute_blocks=run.train.recompute_blocks, loss_chunks=run.train.loss_chunks)
+    initialize(network, run.train.random_seed)
+    return trainer_of(network, run, plan, numerics, watch)
+
+
+def trainer_of(network: GPT, run: Run, plan: Plan, numerics: Numerics, watch: Watch) -> Trainer:
+    """Return what trains a network on the ranks that are watched. Call it on every rank."""
+    ranks = watch.ranks
     # Matrix products that autocast leaves in fp32 may use TF32; a run that asks for fp32 gets fp32.
     torch.set_float32_matmul_precision("highest" if numerics.precision == "fp32" else "high")
     use_attention(run, numerics, ranks)
-    network = GPT(run.model, recompute_blocks=run.train.recompute_blocks, loss_chunks=run.train.loss_chunks)
-    initialize(network, run.train.random_seed)
     wrapping = Wrapping(kind=run.train.parallel, compiled=numerics.compiled, determinism=numerics.determinism)
     parallel = Parallel(network, wrapping, plan.layout, ranks)
     return Trainer(

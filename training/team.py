@@ -21,16 +21,21 @@ from training.claim import restarts
 from training.probe import Order, Post, Report, Verdict, vote
 from training.ranks import CONNECT_TIMEOUT, environment_rank, environment_world_size, torchrun_store
 
-TRIAL_SECONDS = 180.0  # one that has not ended is a mistake: compilation takes half a minute
+TRIAL_SECONDS = 180.0  # one that has not ended hangs, or the machine is slow: compilation takes half a minute
 POLL_SECONDS = 0.05
 
 
 class Team:
     """The processes of this process's ranks, and the store over which all of the job hear of each other."""
 
-    def __init__(self, command: list[str], processes: int):
-        # `command`: what a rank runs. `processes`: ranks of this process's own, where it is not one of torchrun's
+    def __init__(self, command: list[str], processes: int, gpu_bytes: int | None = None):
+        # `command`: what a rank runs. `processes`: ranks of this process's own, where it is not one of torchrun's.
+        # `gpu_bytes`: as of Post. Raises BadInput where neither torchrun nor the user has started this process.
         if "RANK" in os.environ:
+            if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True):
+                raise BadInput(
+                    "the search needs torchrun, or no launcher: RANK is set, but torchrun's store is not there"
+                )
             store, self._places = torchrun_store(), {environment_rank(): dict[str, str]()}
         else:
             store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=CONNECT_TIMEOUT)
@@ -38,26 +43,30 @@ class Team:
         self.leads = environment_rank() == 0
         self.world_size = max(environment_world_size(), len(self._places))
         self._command = command
+        self._gpu_bytes = gpu_bytes
         self._prefix = f"finder {restarts()}"
         self._store = PrefixStore(self._prefix, store)
         self._group = -1
         self._number = 0  # of the next order
         self._processes: list[Any] = []
 
-    def order(self, microbatch_size: int, steps: int, *, fresh: bool = False) -> tuple[Verdict, list[Report]]:
+    def order(
+        self, microbatch_size: int, steps: int, extra_sums: int = 0, *, fresh: bool = False
+    ) -> tuple[Verdict, list[Report]]:
         """Have all ranks of the job try a micro-batch; return how it went, and each rank's measurements if it fits.
 
-        In the processes of the trial before, unless they have been killed; `fresh`: in new ones.
+        In the processes of the trial before, unless they have been killed; `fresh`: in new ones. Raises BadInput when
+        it failed for another reason than memory or time.
         """
         number = self._number
         group = self._group if self._processes and not fresh else self._group + 1
-        order = Order(number=number, group=group, microbatch_size=microbatch_size, steps=steps)
+        order = Order(number=number, group=group, microbatch_size=microbatch_size, steps=steps, extra_sums=extra_sums)
         self._store.set(f"order {number}", json.dumps(attrs.asdict(order)))
         verdict = self._carry_out(order)
         if verdict.outcome == "error":
             where = "" if verdict.rank is None else f"rank {verdict.rank}: "
             raise BadInput(f"micro-batch {microbatch_size}: {where}{verdict.reason}")
-        if verdict.outcome == "memory":
+        if verdict.outcome != "fits":
             return verdict, []
         texts = [self._store.get(f"report {number} {rank}") for rank in range(self.world_size)]
         return verdict, [Report(**json.loads(text)) for text in texts]
@@ -93,7 +102,7 @@ class Team:
                     vote(self._store, order.number, Verdict(outcome="error", rank=rank, reason=ended))
             if time.monotonic() > deadline:
                 silence = f"not all ranks have answered within {TRIAL_SECONDS:.0f} s"
-                vote(self._store, order.number, Verdict(outcome="error", reason=silence))
+                vote(self._store, order.number, Verdict(outcome="late", reason=silence))
             time.sleep(POLL_SECONDS)
         verdict = Verdict(**json.loads(self._store.get(key)))
         if verdict.outcome != "fits":
@@ -103,7 +112,7 @@ class Team:
 
     def _start(self, order: Order) -> None:
         self._group = order.group
-        post = Post(prefix=self._prefix, first_order=order.number, commander=os.getpid())
+        post = Post(prefix=self._prefix, first_order=order.number, commander=os.getpid(), gpu_bytes=self._gpu_bytes)
         command = [sys.executable, *self._command, "--probe", json.dumps(attrs.asdict(post))]
         # A group meets under a number of its own, as one that torchrun has started anew would; not under its watch.
         environment = os.environ | {"TORCHELASTIC_RESTART_COUNT": str(1000 * (restarts() + 1) + order.group)}

@@ -56,7 +56,7 @@ class Watch:
         self.step: int | None = None  # being worked on; set by the training thread
         self.on_orphaned: Callable[[], object] = _leave  # called when torchrun is gone; before the loop: end
         self.on_lost: Callable[[], object] = lambda: None  # called when this job ends because a rank is gone
-        self._ranks = ranks
+        self.ranks = ranks
         # In own polls, not by the clock: when a whole machine sleeps and wakes up, nobody has missed a beat. Half the
         # timeout at most, so that this speaks before the collective that waits for the lost rank gives up.
         self._patience = int(min(timeout_seconds / 2, LOST_SECONDS) / BEAT_SECONDS)
@@ -109,7 +109,7 @@ class Watch:
         if self._thread is None:
             return None
         self._asked = True
-        others = {str(rank) for rank in range(self._ranks.world_size)} - {str(self._ranks.rank)}
+        others = {str(rank) for rank in range(self.ranks.world_size)} - {str(self.ranks.rank)}
         counts: dict[str, int] = {}
         gone = False
         deadline = time.monotonic() + 3 * BEAT_SECONDS
@@ -156,7 +156,7 @@ class Watch:
             if any(beat.left in ("failed", "alone") for beat in self._beats.values()):
                 time.sleep(self._patience * BEAT_SECONDS)  # enough, unless this rank is stuck
                 _leave()
-            if self._ranks.coordinates:
+            if self.ranks.coordinates:
                 _say("torchrun is gone: stopping at the next step")
             self.on_orphaned()
 
@@ -172,10 +172,10 @@ class Watch:
             step=self.step,
             place=where,
         )
-        self._store.set(str(self._ranks.rank), json.dumps(attrs.asdict(beat)))
+        self._store.set(str(self.ranks.rank), json.dumps(attrs.asdict(beat)))
 
     def _read(self) -> None:
-        ranks = range(self._ranks.world_size)
+        ranks = range(self.ranks.world_size)
         begun = [rank for rank in ranks if rank in self._beats or self._store.check([str(rank)])]
         for rank, text in zip(begun, self._store.multi_get([str(rank) for rank in begun]), strict=True):
             beat, before = Beat(**json.loads(text)), self._beats.get(rank)
@@ -188,13 +188,13 @@ class Watch:
 
         Of ranks that have failed, the errors are told already: this one did not notice, because it is stuck.
         """
-        own = self._beats[self._ranks.rank]
+        own = self._beats[self.ranks.rank]
         frozen = [rank for rank in lost if self._beats[rank].left is None]
         present = [rank for rank, beat in self._beats.items() if rank not in lost and beat.left is None]
         try:
-            if frozen and self._ranks.rank == min(present):
+            if frozen and self.ranks.rank == min(present):
                 _say(
-                    f"{'; '.join(self._silence(rank) for rank in frozen)}; rank {self._ranks.rank} is "
+                    f"{'; '.join(self._silence(rank) for rank in frozen)}; rank {self.ranks.rank} is "
                     f"{own.standing()}; the last checkpoint is as it was: run the same command again"
                 )
             else:
@@ -217,7 +217,7 @@ class Watch:
 
     def _tell(self) -> None:
         if self._store.add("told", 1) == 1:  # the first rank of all
-            failed = f"a collective failed on rank {self._ranks.rank}; the ranks at their last signs of life:"
+            failed = f"a collective failed on rank {self.ranks.rank}; the ranks at their last signs of life:"
             _say("\n  ".join([failed, *self.report()]))
         else:
             time.sleep(SPEAKER_SECONDS)

@@ -1,12 +1,14 @@
 """find_batch_size.py, and train.py --find-max-microbatch, on a machine where rank 1 runs out of memory.
 
 The environment says where: FAIL_IN is forward, backward, step or later (in a step after the first trial's), and ABOVE
-the micro-batch that still fits. FAIL_IN killed: rank 1's process is gone without a word.
+the micro-batch that still fits. FAIL_IN killed: rank 1's process is gone without a word; hang: it
+does not come back.
 """
 
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from torch import Tensor, nn
 import find_batch_size
 import train
 from model import gpt
-from training import finder, probe
+from training import finder, probe, team
 
 PLACE, ABOVE = os.environ["FAIL_IN"], int(os.environ["ABOVE"])
 MESSAGE = "CUDA out of memory. Tried to allocate 1.00 GiB"
@@ -29,6 +31,8 @@ def fail(place: str) -> None:
     if os.environ.get("RANK") == "1" and place == PLACE and seen["size"] > ABOVE:
         if PLACE == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
+        if PLACE == "hang":
+            time.sleep(1000)
         raise torch.OutOfMemoryError(MESSAGE)
 
 
@@ -36,6 +40,7 @@ def forward(self: nn.Module, tokens: Tensor) -> Tensor:
     seen["size"] = len(tokens)
     fail("forward")
     fail("killed")
+    fail("hang")
     logits = plain_forward(self, tokens)
     logits.register_hook(lambda _: fail("backward"))
     return logits
@@ -54,6 +59,8 @@ def train_step(trainer: Any, number: int, feed: Any) -> Any:
 
 
 finder.PROBE = Path(__file__)
+if PLACE == "hang":
+    team.TRIAL_SECONDS = 4.0
 gpt.GPT.forward, torch.optim.AdamW.step, probe.train_step = forward, update, train_step
 if "--find-max-microbatch" in sys.argv:
     train.leave(train.main())

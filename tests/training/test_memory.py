@@ -3,42 +3,25 @@
 import attrs
 import pytest
 import torch
-from torch import Tensor
-from torch.autograd.graph import saved_tensors_hooks
 
 from errors import BadInput
 from model.config import GPT2_SIZES, ModelConfig
 from model.gpt import GPT
 from tests.conftest import TINY_MODEL
-from training.memory import GPU_GIB, gpu_bytes, largest_microbatch, predict
+from training.memory import GPU_GIB, gpu_bytes, largest_microbatch, predict, saved_bytes
 
 TINY = ModelConfig(**TINY_MODEL | {"n_layers": 3})
-
-
-def saved_bytes(config: ModelConfig, microbatch_size: int) -> int:
-    """Return what a forward pass on the CPU saves under bf16 autocast."""
-    network = GPT(config)
-    own = {parameter.data_ptr() for parameter in network.parameters()}
-    saved = {}
-
-    def keep(tensor: Tensor) -> Tensor:
-        if tensor.untyped_storage().data_ptr() not in own:
-            saved[tensor.untyped_storage().data_ptr()] = tensor
-        return tensor
-
-    tokens = torch.zeros(microbatch_size, config.context_length, dtype=torch.int64)
-    with saved_tensors_hooks(keep, lambda tensor: tensor), torch.autocast("cpu", torch.bfloat16):
-        network(tokens)
-    return sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
 
 
 @pytest.mark.parametrize("changes", [{}, {"tie_weights": False, "qkv_bias": False, "n_layers": 1}])
 def test_predicted_activations_are_what_a_real_forward_pass_saves(changes: dict[str, object]) -> None:
     config = attrs.evolve(TINY, **changes)
+    network = GPT(config)
     for microbatch_size in (1, 5):
         predicted = predict(config, "ddp", 1, microbatch_size)
         attention_seeds = 24 * config.n_layers  # of flash attention's dropout, on a GPU only
-        assert predicted.activations + predicted.copies - attention_seeds == saved_bytes(config, microbatch_size)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert predicted.activations + predicted.copies - attention_seeds == saved_bytes(network, microbatch_size)
 
 
 def test_attention_saves_no_matrix_of_all_pairs_of_tokens() -> None:
@@ -64,5 +47,6 @@ def test_shards_take_less_where_there_are_more_ranks() -> None:
 
 
 def test_an_unknown_gpu_is_told_the_nearest_name() -> None:
-    with pytest.raises(BadInput, match=r"unknown GPU 'a100-80g'; did you mean 'a100-80gb'\?"):
-        gpu_bytes("a100-80g")
+    for name, meant in (("a100-80bg", "'a100-80gb'"), ("a100", "'a100-40gb' or 'a100-80gb'"), ("h100", "'h100-80gb'")):
+        with pytest.raises(BadInput, match=rf"unknown GPU '{name}'; did you mean {meant}\?"):
+            gpu_bytes(name)

@@ -29,7 +29,7 @@ def trainer(make_run: Callable[..., Path]) -> Iterator[Trainer]:
     run = load_run(make_run(model={"drop_rate": 0.1}), [])
     alone = ranks.start("cpu", 60)
     plan = make_plan(run, 1, {"x": 100_000})
-    yield session.make_trainer(run, plan, resolve_numerics(run, plan, alone), alone, Watch(alone, 60))
+    yield session.make_trainer(run, plan, resolve_numerics(run, plan, alone), Watch(alone, 60))
     ranks.stop()
 
 

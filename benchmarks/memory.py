@@ -1,0 +1,137 @@
+"""Predicted memory beside what torch.cuda.max_memory_allocated() says, and what fits: predicted beside found.
+
+python benchmarks/memory.py [--sizes 124M 1.5B] [--cards a100-40gb] [--device cpu]
+
+Each micro-batch is tried as find_batch_size.py tries it: compiled steps with accumulation and AdamW, in a process that
+may run out of memory. A smaller card is this one with less of it given to torch's allocator. On a CPU, what a small
+network's forward pass saves. Needs torch, numpy, safetensors, attrs, jaxtyping, tqdm and matplotlib.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from random_run import prepare
+
+from errors import BadInput
+from model.config import GPT2_SIZES, ModelConfig
+from model.gpt import GPT
+from training.config import Run, load_run
+from training.finder import PROBE, TRIAL_STEPS, gallop
+from training.hardware import git_commit
+from training.memory import GIB, GPU_GIB, HEADROOM, gpu_bytes, largest_microbatch, predict, saved_bytes
+from training.search import Search, candidates
+from training.team import Team
+
+CARDS = ("rtx3090-24gb", "a100-40gb", "l40s-48gb", "h100-80gb")
+CARD_SECONDS = 20.0  # for one size on one card; what has fitted by then is a least
+OVERRIDE = "global_batch_size=null"  # any micro-batch is a candidate
+SHARES = (0.25, 0.5, 0.75)  # of the largest micro-batch by prediction
+SMALL = ModelConfig(
+    vocab_size=256, context_length=128, emb_dim=128, n_heads=4, n_layers=2, qkv_bias=True, tie_weights=True
+)
+
+
+def main() -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--sizes", nargs="+", choices=list(GPT2_SIZES), default=list(GPT2_SIZES))
+    parser.add_argument("--cards", nargs="+", choices=list(GPU_GIB), default=CARDS)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    arguments = parser.parse_args()
+    if arguments.device == "cpu":
+        compare_saved()
+        return
+    if not torch.cuda.is_available():
+        sys.exit("memory.py: no GPU here; --device cpu compares what a small network's forward pass saves")
+    name, total = _gpu()
+    print(f"{name}, {total / GIB:.1f} GiB, torch {torch.__version__}, commit {git_commit()}", flush=True)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            runs = {size: _run(Path(folder), size) for size in arguments.sizes}
+            for size, run in runs.items():
+                compare_allocated(size, run, total)
+            for size, run in runs.items():
+                for card in arguments.cards:
+                    compare_largest(size, run, card, total)
+    except BadInput as error:
+        sys.exit(f"memory.py: {error}")
+
+
+def compare_saved() -> None:
+    """Print the bytes that a forward pass saves on this CPU, beside those predicted."""
+    network = GPT(SMALL)
+    for microbatch_size in (1, 4):
+        predicted = predict(SMALL, "ddp", 1, microbatch_size)
+        with torch.autocast("cpu", torch.bfloat16):
+            saved = saved_bytes(network, microbatch_size)
+        _print_ratio(f"small, micro-batch {microbatch_size}, saved", predicted.activations + predicted.copies, saved)
+
+
+def compare_allocated(size: str, run: Run, gpu_memory: int) -> None:
+    """Print the peak of some micro-batches in steps on this GPU, beside those predicted."""
+    largest = largest_microbatch(run.model, "ddp", 1, int((1 - HEADROOM) * gpu_memory)) or 1
+    team = _team(run, None)
+    try:
+        for microbatch_size in sorted({max(1, int(share * largest)) for share in SHARES}):
+            _, reports = team.order(microbatch_size, TRIAL_STEPS)
+            what = f"{size}, micro-batch {microbatch_size}, allocated"
+            if reports:
+                predicted = predict(run.model, "ddp", 1, microbatch_size).allocated
+                _print_ratio(what, predicted, reports[0].allocated or 0)
+            else:
+                print(f"{what}: predicted to fit, does not", flush=True)
+    finally:
+        team.kill()
+
+
+def compare_largest(size: str, run: Run, card: str, gpu_memory: int) -> None:
+    """Print the largest micro-batch that fits on this GPU as if it were that card, beside the one predicted."""
+    card_bytes = int(GPU_GIB[card] * GIB)
+    if 0.98 * card_bytes > gpu_memory:  # the same card may have a little less
+        print(f"{size}, {card}: more than this GPU has", flush=True)
+        return
+    predicted = largest_microbatch(run.model, "ddp", 1, gpu_bytes(card))
+    search, team = Search(candidates(run, 1)), _team(run, card_bytes)
+    try:
+        gallop(run, team, search, time.monotonic() + CARD_SECONDS)
+    finally:
+        team.kill()
+    least = "" if search.next(None) is None else "at least "
+    found = f"{least}{search.largest or 'none'}"
+    print(f"{size}, {card}: largest micro-batch predicted {predicted or 'none'}, found {found}", flush=True)
+
+
+def _run(folder: Path, size: str) -> Run:
+    """Return a run of that size, over tokens that nothing here reads."""
+    (folder / size).mkdir()
+    return load_run(prepare(folder / size, GPT2_SIZES[size], 1, microbatch_size=1, global_batch_size=1), [OVERRIDE])
+
+
+def _team(run: Run, card_bytes: int | None) -> Team:
+    return Team([str(PROBE), str(run.directory), f"--set={OVERRIDE}"], 1, card_bytes)
+
+
+def _gpu() -> tuple[str, int]:
+    """Return name and bytes of the GPU, asked by another process: one that asks keeps some of the GPU's memory."""
+    program = "import json, torch; p = torch.cuda.get_device_properties(0); print(json.dumps([p.name, p.total_memory]))"
+    done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=True)
+    name, total = json.loads(done.stdout)
+    return name, total
+
+
+def _print_ratio(what: str, predicted: int, measured: int) -> None:
+    ratio = predicted / measured
+    print(
+        f"{what}: predicted {predicted / GIB:.3f} GiB, measured {measured / GIB:.3f}, ratio {ratio:.3f}",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    main()
