@@ -46,7 +46,7 @@ MOMENT_BYTES = 8  # AdamW's two of a parameter
 # Per token and row of the embedding: bf16 logits, over which their gradient is written. The compiled head and loss hold
 # nothing in fp32 at this size.
 LOGIT_BYTES = 2
-# Per weight of the head: its gradient by the matrix product in bf16, then in fp32; and the sum of other chunks' in fp32.
+# Per weight of the head: its gradient in bf16, as the matrix product gives it, then in fp32; and other chunks' sum.
 HEAD_BYTES, CHUNK_SUM_BYTES = 6, 4
 HIDDEN_BYTES = 4  # per token and C: what enters a recomputed block, and the head, in fp32
 BLOCK_BACKWARD_BYTES = 24  # per token and C, in a block's backward: bf16 gradients in the MLP, fp32 ones beside it

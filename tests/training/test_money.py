@@ -127,12 +127,12 @@ def test_a_run_stops_within_its_budget_with_a_checkpoint_and_goes_on_with_a_larg
 ) -> None:
     run = make_run(**LONG)
     environment = {"SLOW_STEP": "0.05"}
-    done = train(run, *DOLLAR_A_SECOND, "--max-usd", "18", ranks=2, script=SLOW, environment=environment)
+    done = train(run, *DOLLAR_A_SECOND, "--max-usd", "22", ranks=2, script=SLOW, environment=environment)
     assert done.returncode == 1, done.stderr  # torchrun's
     assert outcome(run) == "stopped", done.stderr
     assert "stopped early by --max-usd; the same command with a larger --max-usd continues" in done.stdout
     first = last_ledger(run)
-    assert 9 < first["usd"] <= 18
+    assert 9 < first["usd"] <= 22
     stopped = [record for record in read_metrics(run) if record.get("event") == "stopped"]
     state = json.loads((run / "checkpoints" / "latest" / "state.json").read_text())
     assert [(record["reason"], record["step"]) for record in stopped] == [("--max-usd", state["step"])]
@@ -140,9 +140,9 @@ def test_a_run_stops_within_its_budget_with_a_checkpoint_and_goes_on_with_a_larg
     assert began["price_per_hour"] == 3600 and began["elapsed_seconds"] == pytest.approx(
         first["ledger"]["start-up"], abs=0.1
     )  # what a killed job's start-up cost
-    again = train(run, *DOLLAR_A_SECOND, "--max-usd", "18", ranks=2)
+    again = train(run, *DOLLAR_A_SECOND, "--max-usd", "22", ranks=2)
     line = one_line(again)
-    assert "--max-usd 18: the run has taken" in line and "nothing is left to train with; raise --max-usd" in line
+    assert "--max-usd 22: the run has taken" in line and "nothing is left to train with; raise --max-usd" in line
     hours = (first["elapsed_seconds"] + 10) / 3600
     clock = time.monotonic()
     more = train(run, "--max-hours", f"{hours:.6f}", script=SLOW, environment=environment)
