@@ -5,6 +5,8 @@ import json
 import math
 import os
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +23,6 @@ from tests.training.test_session import one_line
 from tests.training.test_stopping import SLOW, outcome
 from train import positive_number
 from training.budget import Budget
-from training.claim import job_seconds
 from training.config import load_run
 from training.ledger import Earlier, Ledger, Remaining, read_earlier
 from training.loop import Loop, validation_due
@@ -127,12 +128,12 @@ def test_a_run_stops_within_its_budget_with_a_checkpoint_and_goes_on_with_a_larg
 ) -> None:
     run = make_run(**LONG)
     environment = {"SLOW_STEP": "0.05"}
-    done = train(run, *DOLLAR_A_SECOND, "--max-usd", "22", ranks=2, script=SLOW, environment=environment)
+    done = train(run, *DOLLAR_A_SECOND, "--max-usd", "14", ranks=2, script=SLOW, environment=environment)
     assert done.returncode == 1, done.stderr  # torchrun's
     assert outcome(run) == "stopped", done.stderr
     assert "stopped early by --max-usd; the same command with a larger --max-usd continues" in done.stdout
     first = last_ledger(run)
-    assert 9 < first["usd"] <= 22
+    assert 7 < first["usd"] <= 14
     stopped = [record for record in read_metrics(run) if record.get("event") == "stopped"]
     state = json.loads((run / "checkpoints" / "latest" / "state.json").read_text())
     assert [(record["reason"], record["step"]) for record in stopped] == [("--max-usd", state["step"])]
@@ -140,9 +141,9 @@ def test_a_run_stops_within_its_budget_with_a_checkpoint_and_goes_on_with_a_larg
     assert began["price_per_hour"] == 3600 and began["elapsed_seconds"] == pytest.approx(
         first["ledger"]["start-up"], abs=0.1
     )  # what a killed job's start-up cost
-    again = train(run, *DOLLAR_A_SECOND, "--max-usd", "22", ranks=2)
+    again = train(run, *DOLLAR_A_SECOND, "--max-usd", "14", ranks=2)
     line = one_line(again)
-    assert "--max-usd 22: the run has taken" in line and "nothing is left to train with; raise --max-usd" in line
+    assert "--max-usd 14: the run has taken" in line and "nothing is left to train with; raise --max-usd" in line
     hours = (first["elapsed_seconds"] + 10) / 3600
     clock = time.monotonic()
     more = train(run, "--max-hours", f"{hours:.6f}", script=SLOW, environment=environment)
@@ -357,10 +358,21 @@ def test_a_limit_that_is_no_number_is_refused_in_plain_words(text: str) -> None:
         positive_number(text)
 
 
-def test_a_job_begins_with_the_torchrun_that_starts_it_for_the_first_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
-    alone = job_seconds()
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a job")  # pytest's own parent stands for torchrun
-    assert 0 < alone < job_seconds()
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    assert job_seconds() == pytest.approx(alone, abs=1)
+LAUNCHER = """
+import subprocess, sys, time
+
+time.sleep(0.5)
+sys.exit(subprocess.run([sys.executable, "-c", sys.argv[1]]).returncode)
+"""
+RANK = "from training.claim import job_seconds; print(job_seconds())"
+
+
+def test_a_job_begins_with_the_torchrun_that_starts_it_for_the_first_time() -> None:
+    def seconds(name: str, restarts: str) -> float:
+        command = [sys.executable, "-c", LAUNCHER, RANK, name]
+        environment = {**os.environ, "TORCHELASTIC_RESTART_COUNT": restarts}
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+        return float(done.stdout)
+
+    assert seconds("torchrun", "0") > 0.5 > seconds("torchrun", "1") > 0
+    assert seconds("another launcher", "0") < 0.5
