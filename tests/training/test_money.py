@@ -361,7 +361,7 @@ def test_a_limit_that_is_no_number_is_refused_in_plain_words(text: str) -> None:
 LAUNCHER = """
 import subprocess, sys, time
 
-time.sleep(0.5)
+time.sleep(1)
 sys.exit(subprocess.run([sys.executable, "-c", sys.argv[1]]).returncode)
 """
 RANK = "from training.claim import job_seconds; print(job_seconds())"
@@ -374,5 +374,5 @@ def test_a_job_begins_with_the_torchrun_that_starts_it_for_the_first_time() -> N
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
         return float(done.stdout)
 
-    assert seconds("torchrun", "0") > 0.5 > seconds("torchrun", "1") > 0
-    assert seconds("another launcher", "0") < 0.5
+    assert seconds("torchrun", "0") > 1 > seconds("torchrun", "1") > 0
+    assert seconds("another launcher", "0") < 1
