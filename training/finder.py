@@ -77,7 +77,7 @@ def _lead(run: Run, team: Team) -> Found:
             if search.largest is None:
                 raise BadInput(
                     f"{run.directory}: not even one sequence of {run.model.context_length} tokens fits; "
-                    + remedies(run.model, run.train.parallel, team.world_size)
+                    + remedies(run.model, run.train.parallel, team.world_size, muon=run.train.thrift.muon)
                 )
             winner = search.largest
             if _try(team, search, winner, CONFIRMING_STEPS):

@@ -20,7 +20,7 @@ from training.guard import Guard
 from training.ledger import Ledger, read_earlier, table
 from training.loop import Job, Loop
 from training.numerics import Numerics, agreed_fingerprint, resolve_numerics
-from training.optimizer import make_optimizer
+from training.optimizer import Optimizer
 from training.parallel import Parallel, Wrapping
 from training.plan import Plan, describe, make_plan
 from training.precision import LossScale
@@ -146,7 +146,7 @@ def make_trainer(run: Run, plan: Plan, numerics: Numerics, ranks: Ranks, watch: 
     return Trainer(
         ranks=ranks,
         parallel=parallel,
-        optimizer=make_optimizer(parallel.named_parameters(), run.train, ranks.device),
+        optimizer=Optimizer(parallel.named_parameters(), run.train, ranks.device),
         layout=plan.layout,
         schedule=plan.schedule,
         numerics=numerics,
