@@ -1,6 +1,9 @@
-"""What benchmarks print depends on names that others give."""
+"""What benchmarks print depends on names that others give, and on where a search ends."""
+
+import math
 
 from benchmarks.kernels import kind_of
+from benchmarks.optimizers import sweep
 
 
 def test_kernels_are_told_apart_by_their_names() -> None:
@@ -19,3 +22,10 @@ def test_kernels_are_told_apart_by_their_names() -> None:
         "Memcpy HtoD (Pinned -> Device)": "elementwise",
     }
     assert {name: kind_of(name) for name in kinds} == kinds
+
+
+def test_a_sweep_ends_where_the_best_learning_rate_has_a_worse_one_on_either_side() -> None:
+    for best in range(-8, 9):
+        losses = sweep(lambda rates, best=best: [abs(math.log2(rate) - best) for rate in rates], (0.5, 1.0, 2.0))
+        assert losses[2.0**best] == 0
+        assert {2.0 ** (best - 1), 2.0 ** (best + 1)} <= losses.keys()
