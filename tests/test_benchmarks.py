@@ -2,6 +2,8 @@
 
 import math
 
+import pytest
+
 from benchmarks.kernels import kind_of
 from benchmarks.optimizers import sweep
 
@@ -25,7 +27,8 @@ def test_kernels_are_told_apart_by_their_names() -> None:
 
 
 def test_a_sweep_ends_where_the_best_learning_rate_has_a_worse_one_on_either_side() -> None:
-    for best in range(-8, 9):
-        losses = sweep(lambda rates, best=best: [abs(math.log2(rate) - best) for rate in rates], (0.5, 1.0, 2.0))
-        assert losses[2.0**best] == 0
-        assert {2.0 ** (best - 1), 2.0 ** (best + 1)} <= losses.keys()
+    for best in range(-8, 9):  # powers of sqrt(2)
+        losses = sweep(lambda rates, best=best: [abs(2 * math.log2(rate) - best) for rate in rates], (0.5, 1.0, 2.0))
+        tried = {round(2 * math.log2(rate), 6): loss for rate, loss in losses.items()}
+        assert tried[best] == pytest.approx(0, abs=1e-9)
+        assert {best - 1, best + 1} <= tried.keys()
