@@ -21,7 +21,7 @@ class Optimizer:
     """
 
     def __init__(self, parameters: dict[str, nn.Parameter], config: TrainConfig, device: torch.device):
-        matrices = block_matrices(parameters) if config.optimizer == "muon" else {}
+        matrices = _block_matrices(parameters) if config.optimizer == "muon" else {}
         others = {name: parameter for name, parameter in parameters.items() if name not in matrices}
         self.moments: dict[str, dict[str, Tensor]] = {}
         self._adamw = _make_adamw(others, config, device)
@@ -68,7 +68,7 @@ class Optimizer:
                 part.state[parameter][moment] = self.moments[moment][name]
 
 
-def block_matrices(parameters: dict[str, nn.Parameter]) -> dict[str, nn.Parameter]:
+def _block_matrices(parameters: dict[str, nn.Parameter]) -> dict[str, nn.Parameter]:
     """Return those that Muon takes: weights inside the blocks, no embedding, no output head."""
     return {
         name: parameter for name, parameter in parameters.items() if name.startswith("blocks.") and parameter.dim() == 2

@@ -138,11 +138,12 @@ def _files(trainer: Trainer) -> Iterator[tuple[str, list[Stored]]]:
         return Stored(key, value.detach(), stored_rows(name, value.shape[0], config), row_bytes)
 
     yield WEIGHTS, [stored(name, name, parameters[name]) for name in sorted(parameters)]
-    moments = trainer.optimizer.moments.items()
-    yield (
-        OPTIMIZER,
-        [stored(f"{moment}.{name}", name, values[name]) for moment, values in moments for name in sorted(values)],
-    )
+    moments = [
+        stored(f"{moment}.{name}", name, values[name])
+        for moment, values in trainer.optimizer.moments.items()
+        for name in sorted(values)
+    ]
+    yield OPTIMIZER, moments
 
 
 def _own_rows(trainer: Trainer, stored: Stored) -> tuple[int, Tensor]:
