@@ -93,7 +93,7 @@ def predictions(run: "Run", gpus: list[str], world_size: int) -> list[str]:
     from training.search import keeping
 
     size, model, thrift, notes = run.train.microbatch_size, run.model, run.train.thrift, []
-    kinds = ("ddp", "fsdp") if world_size > 1 else ("ddp",)
+    kinds = ("ddp", "fsdp") if world_size > 1 and not thrift.muon else ("ddp",)
     usable_bytes = {gpu: gpu_bytes(gpu) for gpu in gpus}
     rows = [f"{'GPU':<14} {'GiB':>6}  {'parallel':<8}  {f'peak at {size}':>12}  {'largest':>7}  keeps the global batch"]
     for gpu, usable in usable_bytes.items():
@@ -105,7 +105,8 @@ def predictions(run: "Run", gpus: list[str], world_size: int) -> list[str]:
                 f"{keeping(run, world_size, largest or 0) or 'none'}"
             )
             if largest is None:
-                notes.append(f"{gpu}, {kind}: not even one sequence fits; {remedies(model, kind, world_size, usable)}")
+                advice = remedies(model, kind, world_size, usable, muon=thrift.muon)
+                notes.append(f"{gpu}, {kind}: not even one sequence fits; {advice}")
     parts = predict(model, run.train.parallel, world_size, size, thrift)
     listed = ", ".join(f"{name} {size_bytes / GIB:.2f}" for name, size_bytes in attrs.asdict(parts).items())
     return [

@@ -36,7 +36,7 @@ from training.step import Trainer
 from training.token_set import TokenSet, make_reading, open_tokens
 from training.watch import Watch
 
-TRIAL_STEPS = 3  # AdamW's moments are there from the second on
+TRIAL_STEPS = 3  # DDP's final buckets are there from the second on
 PROFILED_STEPS = 2
 MATMUL_SIDE, MATMUL_SIDE_CPU = 8192, 1024
 MATMULS = 20

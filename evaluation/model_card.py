@@ -10,6 +10,7 @@ from evaluation.load import Place, Trained
 from model.config import ModelConfig, parameter_count
 from tokens.hub import hub_name
 from training import checkpoint
+from training.config import OPTIMIZERS
 from training.metrics import read_metrics
 from training.record import listed
 
@@ -99,8 +100,8 @@ def _optimizer(train: dict[str, Any]) -> str:
     values = {key: train.get(key) for key in ("learning_rate", "adam_beta1", "adam_beta2", "weight_decay")}
     schedule = "warm-up, then cosine" if train["schedule_learning_rate"] else "constant"
     return (
-        f"AdamW, learning rate {values['learning_rate']:g} ({schedule}), betas {values['adam_beta1']:g} and "
-        f"{values['adam_beta2']:g}, weight decay {values['weight_decay']:g}"
+        f"{OPTIMIZERS[train.get('optimizer', 'adamw')]}, learning rate {values['learning_rate']:g} ({schedule}), "
+        f"betas {values['adam_beta1']:g} and {values['adam_beta2']:g}, weight decay {values['weight_decay']:g}"
     )
 
 

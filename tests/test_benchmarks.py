@@ -1,10 +1,13 @@
 """Benchmarks, as far as they go without a GPU."""
 
+import math
 import re
 
+import pytest
 import torch
 
 from benchmarks.kernels import kind_of
+from benchmarks.optimizers import sweep
 from tests import launch
 from tests.conftest import ROOT
 
@@ -36,3 +39,11 @@ def test_predicted_memory_is_compared_with_a_real_forward_pass() -> None:
         done = launch.run(ROOT / "benchmarks" / "memory.py")
         assert done.returncode == 1
         assert done.stderr.startswith("memory.py: no GPU here; --device cpu") and done.stderr.count("\n") == 1
+
+
+def test_a_sweep_ends_where_the_best_learning_rate_has_a_worse_one_on_either_side() -> None:
+    for best in range(-8, 9):  # powers of sqrt(2)
+        losses = sweep(lambda rates, best=best: [abs(2 * math.log2(rate) - best) for rate in rates], (0.5, 1.0, 2.0))
+        tried = {round(2 * math.log2(rate), 6): loss for rate, loss in losses.items()}
+        assert tried[best] == pytest.approx(0, abs=1e-9)
+        assert {best - 1, best + 1} <= tried.keys()

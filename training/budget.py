@@ -7,7 +7,7 @@ from model.config import ModelConfig, parameter_count
 from training.ledger import Ledger
 
 END_SECONDS = 4.0  # the last chart, the end of the processes and of torchrun
-STATE_BYTES_PER_PARAMETER = 12  # fp32 weights and AdamW's two moments
+STATE_BYTES_PER_PARAMETER = 12  # fp32 weights and AdamW's two moments; Muon has fewer
 SLOW_DISK_BYTES_PER_SECOND = 100e6  # of the first save, until one has been measured
 STEPS_AHEAD = 2  # the host runs a little ahead of a GPU
 

@@ -1,7 +1,7 @@
 """Checkpoints: directories of safetensors and JSON that one process, DDP and FSDP read alike.
 
     checkpoints/step-00000617/model.safetensors       weights, plain names, no vocabulary padding
-                              optimizer.safetensors   exp_avg.<name>, exp_avg_sq.<name>
+                              optimizer.safetensors   exp_avg.<name>, exp_avg_sq.<name>, momentum_buffer.<name>
                               state.json              the step, and what resuming needs
                               manifest.json           sizes and sha256, written last
     checkpoints/latest, best                          links, for people

@@ -14,12 +14,16 @@ from training.dataset import Part, read_parts
 Config = TypeVar("Config")
 
 
+OPTIMIZERS = {"adamw": "AdamW", "muon": "Muon for the matrices of the blocks, AdamW for all else"}
+
+
 @attrs.frozen(kw_only=True)
 class Thrift:
     """What a run does to hold less memory, for more time."""
 
     loss_chunks: int = 1
     recompute_blocks: bool = False
+    muon: bool = False  # holds one moment of a matrix, not two
 
 
 @attrs.frozen(kw_only=True)
@@ -42,7 +46,8 @@ class TrainConfig:
     microbatch_size: int = attrs.field(validator=checks.integer(1))
     global_batch_size: int | None = attrs.field(default=None, validator=checks.optional(checks.integer(1)))
     gradient_accumulation_steps: int | None = attrs.field(default=None, validator=checks.optional(checks.integer(1)))
-    # Optimizer: AdamW, decay on matrices only
+    # Optimizer: AdamW, or Muon for the matrices of the blocks; decay on matrices only
+    optimizer: str = attrs.field(default="adamw", validator=checks.one_of(*OPTIMIZERS))
     learning_rate: float = attrs.field(default=4e-4, validator=checks.number(0.0, above=True))
     schedule_learning_rate: bool = attrs.field(default=False, validator=checks.boolean())  # warm-up, then cosine
     warmup_period_percent: float = attrs.field(default=0, validator=checks.number(0.0, 100.0))  # of all steps
@@ -88,7 +93,9 @@ class TrainConfig:
     @property
     def thrift(self) -> Thrift:
         """What the run does to hold less memory."""
-        return Thrift(loss_chunks=self.loss_chunks, recompute_blocks=self.recompute_blocks)
+        return Thrift(
+            loss_chunks=self.loss_chunks, recompute_blocks=self.recompute_blocks, muon=self.optimizer == "muon"
+        )
 
 
 @attrs.frozen(kw_only=True)
@@ -204,6 +211,11 @@ def _check_together(model: ModelConfig, train: TrainConfig, path: Path) -> None:
         raise BadInput(
             f"{path}: global_batch_size: got {train.global_batch_size}, "
             f"wanted a multiple of microbatch_size, {train.microbatch_size}"
+        )
+    if train.optimizer == "muon" and train.parallel == "fsdp":
+        raise BadInput(
+            f'{path}: parallel: got "fsdp", wanted "ddp", because optimizer is "muon": it needs whole matrices, and '
+            "FSDP gives a rank some rows of each; set parallel to ddp, or optimizer to adamw"
         )
     if train.min_train_tokens is None and not isinstance(train.dataset, str):
         raise BadInput(

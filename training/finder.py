@@ -23,7 +23,7 @@ from training.search import Search, candidates, keeping
 from training.team import Team
 
 PROBE = Path(__file__).parents[1] / "find_batch_size.py"  # what a rank's process runs, with --probe
-TRIAL_STEPS = 3  # AdamW's moments come with the first, DDP's final buckets with the second
+TRIAL_STEPS = 3  # DDP's final buckets come with the second
 CONFIRMING_STEPS = 20
 SEARCH_SECONDS = 40.0  # then the largest that has fitted is confirmed
 
@@ -82,7 +82,7 @@ def find(run: Run, team: Team) -> Found:
             if search.largest is None:
                 raise BadInput(
                     f"{run.directory}: not even one sequence of {run.model.context_length} tokens fits; "
-                    + remedies(run.model, run.train.parallel, team.world_size)
+                    + remedies(run.model, run.train.parallel, team.world_size, muon=run.train.thrift.muon)
                 )
             winner = search.largest
             if _try(run, team, winner, CONFIRMING_STEPS)[1]:

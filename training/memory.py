@@ -42,7 +42,7 @@ GPU_GIB = {
 }
 
 STATE_BYTES = 4  # of a weight and of a gradient, fp32
-MOMENT_BYTES = 8  # AdamW's two of a parameter
+MOMENT_BYTES = 4  # of a parameter; AdamW has two moments, Muon one
 # Per token and row of the embedding: bf16 logits, over which their gradient is written. The compiled head and loss hold
 # nothing in fp32 at this size.
 LOGIT_BYTES = 2
@@ -98,7 +98,7 @@ def predict(
         "weights": STATE_BYTES * parameters // shards,
         # FSDP adds up whole gradients, not shards, until the last micro-batch reduces them.
         "gradients": STATE_BYTES * parameters,
-        "optimizer": MOMENT_BYTES * parameters // shards,
+        "optimizer": MOMENT_BYTES * _moment_count(config, saved, thrift) // shards,
         # Embeddings and head stay gathered through a step; of the blocks one is used and one fetched ahead, each in
         # the all-gather's buffer and copied out of it.
         "buckets": STATE_BYTES * (saved.outer_parameters + 4 * saved.block_parameters) if fsdp else 0,
@@ -155,23 +155,26 @@ def gpu_bytes(name: str) -> int:
     return int((1 - HEADROOM) * GPU_GIB[name] * GIB)
 
 
-def remedies(config: ModelConfig, kind: str, world_size: int, usable_bytes: int | None = None) -> str:
+def remedies(
+    config: ModelConfig, kind: str, world_size: int, usable_bytes: int | None = None, *, muon: bool = False
+) -> str:
     """Return what would make one sequence fit, by prediction; in so much memory, where that is known."""
-    ways = []
+    ways, plain = [], Thrift(muon=muon)
+    fsdp = "--set parallel=fsdp" + (" --set optimizer=adamw" if muon else "")
     if usable_bytes is not None:
         if kind == "ddp" and world_size > 1 and largest_microbatch(config, "fsdp", world_size, usable_bytes):
-            ways.append("--set parallel=fsdp")
+            ways.append(fsdp)
         thrifty = f"--set loss_chunks={THRIFTY.loss_chunks} --set recompute_blocks=true"
-        if largest_microbatch(config, kind, world_size, usable_bytes, THRIFTY):
+        if largest_microbatch(config, kind, world_size, usable_bytes, attrs.evolve(THRIFTY, muon=muon)):
             ways.append(thrifty)
         elif not ways and largest_microbatch(config, "fsdp", world_size, usable_bytes, THRIFTY):
-            ways.append(f"--set parallel=fsdp {thrifty}")
+            ways.append(f"{fsdp} {thrifty}")
         halves = (config.context_length >> power for power in range(1, config.context_length.bit_length()))
         shorter = (attrs.evolve(config, context_length=tokens) for tokens in halves)
-        fitting = (short for short in shorter if largest_microbatch(short, kind, world_size, usable_bytes))
+        fitting = (short for short in shorter if largest_microbatch(short, kind, world_size, usable_bytes, plain))
         ways += [f"--set model.context_length={short.context_length}" for short in itertools.islice(fitting, 1)]
     cards = sorted(GPU_GIB, key=GPU_GIB.__getitem__)
-    large = (card for card in cards if largest_microbatch(config, kind, world_size, gpu_bytes(card)))
+    large = (card for card in cards if largest_microbatch(config, kind, world_size, gpu_bytes(card), plain))
     ways += [f"a {card} or larger" for card in itertools.islice(large, 1)]
     return f"what would, by prediction: {', or '.join(ways or ['a smaller model'])}"
 
@@ -186,6 +189,13 @@ class _Saved:
     block_copies: int
     outer_bytes: int  # of each sequence
     block_bytes: int
+
+
+def _moment_count(config: ModelConfig, saved: _Saved, thrift: Thrift) -> int:
+    """Return the elements of all moments."""
+    parameters = saved.outer_parameters + config.n_layers * saved.block_parameters
+    matrices = 12 * config.n_layers * config.emb_dim**2  # in the blocks: what Muon takes
+    return 2 * parameters - (matrices if thrift.muon else 0)
 
 
 def _kept(config: ModelConfig, saved: _Saved, tokens: int, thrift: Thrift) -> dict[str, int]:

@@ -127,7 +127,9 @@ def _too_big(run: Run, offers: list[Offer]) -> str:
             f"than the {room}; the largest that fits is {best.largest}, on {best.machine.name}: set {advice}"
         )
     needs = min(predict(run.model, kind, offer.machine.gpus, 1, run.train.thrift).total for offer in offers) / GIB
-    advice = remedies(run.model, kind, roomiest.machine.gpus, gpu_bytes(roomiest.machine.gpu))
+    advice = remedies(
+        run.model, kind, roomiest.machine.gpus, gpu_bytes(roomiest.machine.gpu), muon=run.train.thrift.muon
+    )
     return (
         f"{run.directory / 'model.json'}: too big for every machine: under {kind} one sequence needs {needs:.1f} GiB "
         f"of a GPU, more than the {room}; {advice}"

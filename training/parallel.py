@@ -93,9 +93,10 @@ class Parallel:
         with self.model.no_sync() if skipping else nullcontext():
             yield
 
-    def zero_grad(self, optimizer: torch.optim.Optimizer) -> None:
+    def zero_grad(self, *optimizers: torch.optim.Optimizer) -> None:
         """Clear gradients for the next step. DDP's are views of its buckets: to free them would cost a copy a step."""
-        optimizer.zero_grad(set_to_none=not isinstance(self.model, DistributedDataParallel))
+        for optimizer in optimizers:
+            optimizer.zero_grad(set_to_none=not isinstance(self.model, DistributedDataParallel))
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
         """Return the parameters that the optimizer updates; under FSDP each is this rank's shard."""

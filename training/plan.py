@@ -9,7 +9,7 @@ from errors import BadInput
 from model.config import flops_per_token, parameter_count
 from tokens.batches import Layout, window_count
 from tokens.mixture import Mixture, Stage
-from training.config import Run
+from training.config import OPTIMIZERS, Run
 from training.dataset import shares
 from training.schedule import Schedule
 
@@ -150,6 +150,7 @@ def describe(run: Run, plan: Plan) -> list[str]:
         f"run          {plan.steps:,} steps x {plan.tokens_per_step:,} = {plan.train_tokens:,} tokens",
         *(f"data         {_describe_source(source)}" for source in plan.sources),
         f"compute      {flops:,} FLOPs a token, {flops * plan.train_tokens:.3g} in all",
+        f"optimizer    {OPTIMIZERS[run.train.optimizer]}",
         f"schedule     {_describe_schedule(plan.schedule)}",
     ]
     if sequences := plan.validation_sequences:

@@ -25,6 +25,7 @@ from training.token_set import TokenDirectory, TokenSet
 ONE_SOURCE = [[0, [1]]]  # the shares of a run with a single dataset, which older versions do not record
 # A change of these would read tokens twice or never after a resume: a step would no longer mean the same windows.
 _POSITION_KEYS = ("global_batch_size", "start_train_token", "shuffle", "era_tokens", "random_seed")
+_STATE_KEYS = ("optimizer",)  # the moments of one are not those of another
 
 
 def resolved(run: Run, plan: Plan, token_set: TokenSet) -> dict[str, Any]:
@@ -83,7 +84,7 @@ def differences(run: Run, before: dict[str, Any], now: dict[str, Any], path: Pat
     lines = []
     for file, key, old, new in _changed_keys(before, now):
         where = f"{run.directory / file}: {key}"
-        if (file == "model.json" and key != "drop_rate") or key in _POSITION_KEYS:
+        if (file == "model.json" and key != "drop_rate") or key in (*_POSITION_KEYS, *_STATE_KEYS):
             raise BadInput(
                 f"{where}: got {json.dumps(new)}, but {path} was made with {json.dumps(old)}; set it back to resume, "
                 "or start anew with --resume never"

@@ -57,7 +57,7 @@ class Saver:
         state = {
             "format": FORMAT,
             **attrs.asdict(run_state),
-            "optimizer_steps": _optimizer_steps(self._trainer),
+            "optimizer_steps": self._trainer.optimizer.steps,
             "loss_scale": self._trainer.loss_scale.state(),
             "guard": self._trainer.guard.state(),
             "config": self._config,
@@ -141,9 +141,3 @@ class Saver:
                 raise BadInput(f"rank {self._trainer.ranks.rank}: {error}") from error
 
         together(self._trainer.ranks, guarded, only=only, group=self._group)
-
-
-def _optimizer_steps(trainer: Trainer) -> int:
-    """Return how many updates AdamW has applied; fewer than the run's steps where fp16 overflowed."""
-    states = [state for state in trainer.optimizer.state.values() if state]
-    return int(states[0]["step"].item()) if states else 0

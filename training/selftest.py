@@ -80,7 +80,7 @@ def _gradients(trainer: Trainer) -> tuple[dict[str, str], float]:
     norm = ordered_grad_norm(trainer.parallel.gradients(), trainer.ranks.world_size).item()
     named = trainer.parallel.named_parameters().items()
     digests = {name: _sha256(parameter.grad) for name, parameter in named if parameter.grad is not None}
-    trainer.parallel.zero_grad(trainer.optimizer)
+    trainer.parallel.zero_grad(*trainer.optimizer.parts)
     return digests, norm
 
 

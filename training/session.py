@@ -22,7 +22,7 @@ from training.guard import Guard
 from training.ledger import Ledger, read_earlier, table
 from training.loop import Job, Loop
 from training.numerics import Numerics, agreed_fingerprint, resolve_numerics
-from training.optimizer import make_optimizer
+from training.optimizer import Optimizer
 from training.parallel import Parallel, Wrapping
 from training.plan import Plan, describe, make_plan
 from training.precision import LossScale
@@ -156,7 +156,7 @@ def trainer_of(network: GPT, run: Run, plan: Plan, numerics: Numerics, watch: Wa
     return Trainer(
         ranks=ranks,
         parallel=parallel,
-        optimizer=make_optimizer(parallel.named_parameters(), run.train, ranks.device),
+        optimizer=Optimizer(parallel.named_parameters(), run.train, ranks.device),
         layout=plan.layout,
         schedule=plan.schedule,
         numerics=numerics,

@@ -25,7 +25,6 @@ from training.parallel import full_tensor, held_rows, rows_of
 from training.step import Trainer
 
 WEIGHTS, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
-MOMENTS = ("exp_avg", "exp_avg_sq")  # torch.optim.AdamW's names
 HEADER_ALIGNMENT = 8  # bytes; the safetensors format's
 
 
@@ -113,7 +112,6 @@ def state_sha256(trainer: Trainer, step: int) -> str | None:
 def read_state_files(directory: Path, trainer: Trainer, optimizer_steps: int) -> None:
     """Put weights and moments in place, each rank the rows it holds. Raises BadInput for another model's."""
     parameters = trainer.parallel.named_parameters()
-    steps_device = trainer.ranks.device if trainer.optimizer.defaults["fused"] else torch.device("cpu")
     with (
         torch.no_grad(),
         safe_open(directory / WEIGHTS, framework="pt") as weights,
@@ -124,11 +122,10 @@ def read_state_files(directory: Path, trainer: Trainer, optimizer_steps: int) ->
             raise BadInput(f"{directory / WEIGHTS}: parameters differ from model.json, the first is {unlike[0]}")
         for name, parameter in parameters.items():
             _read_rows(weights, name, parameter)
-            restored = {moment: torch.zeros_like(parameter) for moment in MOMENTS}
-            for moment, value in restored.items():
+        for moment, values in trainer.optimizer.moments.items():
+            for name, value in values.items():
                 _read_rows(moments, f"{moment}.{name}", value)
-            steps = torch.tensor(float(optimizer_steps), device=steps_device)
-            trainer.optimizer.state[parameter] = {"step": steps, **restored}
+    trainer.optimizer.steps = optimizer_steps
 
 
 def _files(trainer: Trainer) -> Iterator[tuple[str, list[Stored]]]:
@@ -141,13 +138,11 @@ def _files(trainer: Trainer) -> Iterator[tuple[str, list[Stored]]]:
         return Stored(key, value.detach(), stored_rows(name, value.shape[0], config), row_bytes)
 
     yield WEIGHTS, [stored(name, name, parameters[name]) for name in sorted(parameters)]
-    moments = []
-    for moment in MOMENTS:
-        for name in sorted(parameters):
-            state = trainer.optimizer.state[parameters[name]]
-            # AdamW has none before its first update, which fp16 may have skipped
-            value = state[moment] if moment in state else torch.zeros_like(parameters[name])
-            moments.append(stored(f"{moment}.{name}", name, value))
+    moments = [
+        stored(f"{moment}.{name}", name, values[name])
+        for moment, values in trainer.optimizer.moments.items()
+        for name in sorted(values)
+    ]
     yield OPTIMIZER, moments
 
 

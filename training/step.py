@@ -1,4 +1,4 @@
-"""One optimizer update: every micro-batch forward and backward, one gradient reduction, clip, AdamW.
+"""One optimizer update: every micro-batch forward and backward, one gradient reduction, clip, the optimizer.
 
 Nothing here waits for the GPU: losses and norms stay on the device, and the guard holds updates back there.
 """
@@ -14,6 +14,7 @@ from tokens.batches import Layout, microbatch_index
 from training.feed import Feed
 from training.guard import Guard
 from training.numerics import Numerics
+from training.optimizer import Optimizer
 from training.parallel import Parallel, local_tensor
 from training.precision import LossScale, autocast
 from training.ranks import Ranks
@@ -30,7 +31,7 @@ class Trainer:
 
     ranks: Ranks
     parallel: Parallel
-    optimizer: torch.optim.AdamW
+    optimizer: Optimizer
     layout: Layout
     schedule: Schedule
     numerics: Numerics
@@ -57,8 +58,7 @@ def train_step(trainer: Trainer, step: int, feed: Feed) -> StepResult:
     rate = learning_rate(trainer.schedule, step)
     own_losses = run_microbatches(trainer, step, feed.next)
     mean_loss = mean_over_ranks(own_losses, trainer.ranks.world_size)
-    for group in trainer.optimizer.param_groups:
-        group["lr"] = rate
+    trainer.optimizer.set_learning_rate(rate)
     grad_norm = _update(trainer, step, own_losses, mean_loss)
     return StepResult(rate, mean_loss, grad_norm)
 
@@ -107,10 +107,6 @@ def _update(trainer: Trainer, step: int, own_losses: Tensor, loss: Tensor) -> Te
     excused = trainer.loss_scale.dynamic & ~trainer.loss_scale.exhausted()  # fp16: the scale halves, the run goes on
     held = trainer.guard.observe(step, own_losses, torch.stack([loss, grad_norm]), excused)
     trainer.loss_scale.update(grad_norm)
-    if trainer.optimizer.defaults["fused"]:
-        trainer.optimizer.found_inf = held  # type: ignore[attr-defined]  # the fused kernel's own switch
-        trainer.optimizer.step()
-    elif not held.item():  # on a CPU nothing waits
-        trainer.optimizer.step()
-    trainer.parallel.zero_grad(trainer.optimizer)
+    trainer.optimizer.step(held)
+    trainer.parallel.zero_grad(*trainer.optimizer.parts)
     return grad_norm

@@ -104,6 +104,12 @@ def part(dataset: str = "a", **keys: Any) -> dict[str, Any]:
         ("train", {"microbatch_size": 2.0}, "microbatch_size: got 2.0, wanted an integer of at least 1"),
         ("train", {"min_train_tokens": -1}, "min_train_tokens: got -1, wanted an integer of at least 1"),
         ("train", {"parallel": "zero"}, """parallel: got 'zero', wanted "ddp" or "fsdp\""""),
+        ("train", {"optimizer": "sgd"}, """optimizer: got 'sgd', wanted "adamw" or "muon\""""),
+        (
+            "train",
+            {"optimizer": "muon", "parallel": "fsdp"},
+            'parallel: got "fsdp", wanted "ddp", because optimizer is "muon"',
+        ),
         ("train", {"on_spike": "wait"}, """on_spike: got 'wait', wanted "stop" or "skip\""""),
         ("train", {"spike_window": 1}, "spike_window: got 1, wanted an integer of at least 2"),
         ("train", {"spike_zscore": 0}, "spike_zscore: got 0, wanted a number above 0"),

@@ -195,14 +195,18 @@ def events(run: Path, event: str) -> list[dict[str, Any]]:
     return [record for record in read_metrics(run) if record.get("event") == event]
 
 
-def test_a_skip_is_part_of_the_state_on_any_world_size(make_run: Callable[..., Path], script: Path) -> None:
-    straight, walked = (make_run(name, on_spike="skip", **SETTINGS) for name in ("straight", "walked"))
+@pytest.mark.parametrize(("optimizer", "parallel"), [("adamw", "fsdp"), ("muon", "ddp")])
+def test_a_skip_is_part_of_the_state_on_any_world_size(
+    make_run: Callable[..., Path], script: Path, optimizer: str, parallel: str
+) -> None:
+    settings = SETTINGS | {"on_spike": "skip", "optimizer": optimizer}
+    straight, walked = (make_run(name, **settings) for name in ("straight", "walked"))
     done = train(straight, "--hash-every", "1", ranks=2, script=script)
     assert done.returncode == 0, done.stderr
     assert "standard deviations above the mean" in done.stderr
     assert done.stderr.count("the update was skipped, 1 so far") == 1
     for ranks, last in ((1, "5"), (2, "6"), (1, "8")):
-        options = ("--set", "parallel=fsdp", "--max-steps", last, "--hash-every", "1")
+        options = ("--set", f"parallel={parallel}", "--max-steps", last, "--hash-every", "1")
         done = train(walked, *options, ranks=ranks, script=script)
         assert done.returncode == 0, done.stderr
     for key in ("state_sha256", "train_loss", "grad_norm", "skipped_steps"):

@@ -1,4 +1,4 @@
-"""One step: one reduction whatever the accumulation, the right gradient, dropout by position, decay on matrices."""
+"""One step: one reduction whatever the accumulation, the right gradient, dropout by position."""
 
 import ast
 from collections.abc import Callable
@@ -75,22 +75,6 @@ def test_dropout_is_a_function_of_seed_step_and_place() -> None:
     assert torch.equal(mask(42, 3, 1), mask(42, 3, 1))
     others = [mask(42, 3, 0), mask(42, 2, 1), mask(43, 3, 1), mask(42, 1, 3)]
     assert not any(torch.equal(mask(42, 3, 1), other) for other in others)
-
-
-def test_only_matrices_decay() -> None:
-    from model.gpt import GPT
-    from tests.model.test_gpt import SMALL
-    from training.config import TrainConfig
-    from training.optimizer import make_optimizer
-
-    parameters = dict(GPT(SMALL).named_parameters())
-    config = TrainConfig(dataset="x", microbatch_size=1, weight_decay=0.3)
-    optimizer = make_optimizer(parameters, config, torch.device("cpu"))
-    decayed = {id(parameter) for parameter in optimizer.param_groups[0]["params"]}
-    assert optimizer.param_groups[0]["weight_decay"] == 0.3
-    assert optimizer.param_groups[1]["weight_decay"] == 0.0
-    for name, parameter in parameters.items():
-        assert (id(parameter) in decayed) == (name.endswith("weight") and "norm" not in name), name
 
 
 def test_peaks_are_known_by_whole_words_or_not_at_all() -> None:

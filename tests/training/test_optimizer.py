@@ -1,0 +1,115 @@
+"""AdamW, or Muon beside it: who takes what, what is held back, and the same bits on any world size, killed or not."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from model.config import ModelConfig
+from model.gpt import GPT, initialize
+from tests.conftest import TINY_MODEL, metrics, train
+from tests.training.test_checkpoint import CRASH
+from training.config import Thrift, TrainConfig
+from training.memory import predict
+from training.optimizer import Optimizer
+
+CONFIG = ModelConfig(**TINY_MODEL | {"tie_weights": False})
+MATRICES = {
+    f"blocks.{block}.{matrix}.weight"
+    for block in range(2)
+    for matrix in ("attention.qkv", "attention.output", "mlp.up", "mlp.down")
+}
+HELD, APPLIED = torch.tensor(1.0), torch.tensor(0.0)
+
+
+def make(**keys: Any) -> tuple[dict[str, torch.nn.Parameter], Optimizer]:
+    """Return parameters with random gradients, and what updates them."""
+    network = GPT(CONFIG)
+    initialize(network, 0)
+    parameters = dict(network.named_parameters())
+    generator = torch.Generator().manual_seed(0)
+    for parameter in parameters.values():
+        parameter.grad = torch.randn(parameter.shape, generator=generator)
+    config = TrainConfig(dataset="x", microbatch_size=1, **keys)
+    return parameters, Optimizer(parameters, config, torch.device("cpu"))
+
+
+def state(parameters: dict[str, torch.nn.Parameter], optimizer: Optimizer) -> dict[str, torch.Tensor]:
+    moments = {f"{kind}.{name}": value for kind, values in optimizer.moments.items() for name, value in values.items()}
+    return {name: value.detach().clone() for name, value in (parameters | moments).items()}
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_only_matrices_decay(optimizer: str) -> None:
+    parameters, made = make(optimizer=optimizer, weight_decay=0.3)
+    groups = [group for part in made.parts for group in part.param_groups]
+    decays = {id(parameter): group["weight_decay"] for group in groups for parameter in group["params"]}
+    for name, parameter in parameters.items():
+        assert decays[id(parameter)] == (0.3 if name.endswith("weight") and "norm" not in name else 0.0), name
+
+
+def test_muon_takes_the_matrices_of_the_blocks_and_adamw_all_else() -> None:
+    parameters, optimizer = make(optimizer="muon")
+    assert optimizer.moments.keys() == {"exp_avg", "exp_avg_sq", "momentum_buffer"}
+    assert optimizer.moments["momentum_buffer"].keys() == MATRICES
+    assert optimizer.moments["exp_avg"].keys() == optimizer.moments["exp_avg_sq"].keys() == parameters.keys() - MATRICES
+    assert predict(CONFIG, "ddp", 1, 1, Thrift(muon=True)).optimizer == sum(
+        4 * value.numel() for values in optimizer.moments.values() for value in values.values()
+    )
+
+
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_an_update_that_is_held_back_changes_nothing_and_another_one_everything(name: str) -> None:
+    parameters, optimizer = make(optimizer=name)
+    before = state(parameters, optimizer)
+    optimizer.step(HELD)
+    assert optimizer.steps == 0
+    assert all(torch.equal(value, before[key]) for key, value in state(parameters, optimizer).items())
+    optimizer.step(APPLIED)
+    assert optimizer.steps == 1
+    assert not any(torch.equal(value, before[key]) for key, value in state(parameters, optimizer).items())
+
+
+def test_one_learning_rate_makes_steps_of_like_size_with_either() -> None:
+    sizes = {}
+    for name in ("adamw", "muon"):
+        parameters, optimizer = make(optimizer=name, weight_decay=0.0)
+        before = state(parameters, optimizer)
+        optimizer.set_learning_rate(0.01)
+        for _ in range(20):
+            for parameter in parameters.values():
+                parameter.grad = torch.randn(parameter.shape)
+            optimizer.step(APPLIED)
+        sizes[name] = {key: (parameters[key] - before[key]).square().mean().sqrt().item() for key in MATRICES}
+    for key in MATRICES:
+        assert 0.3 < sizes["muon"][key] / sizes["adamw"][key] < 3, key
+
+
+def test_muon_has_the_same_bits_on_any_world_size_killed_or_not_and_is_resumed_as_itself(
+    make_run: Callable[..., Path],
+) -> None:
+    # Rows and columns that no vector divides; more than one DDP bucket; an untied head.
+    model = {"drop_rate": 0.1, "tie_weights": False, "emb_dim": 134, "context_length": 30}
+    settings = {"optimizer": "muon", "min_train_tokens": 6 * 8 * 30, "checkpoint_interval": 2, "validation_interval": 6}
+    straight, killed = (make_run(name, model, **settings) for name in ("straight", "killed"))
+    hashed = ("--hash-every", "1")
+    assert train(straight, *hashed).returncode == 0
+    died = train(killed, *hashed, ranks=4, script=CRASH, environment={"CRASH_AT": "prepared", "CRASH_SAVE": "2"})
+    assert died.returncode == 1
+    refused = train(killed, "--set", "optimizer=adamw")
+    assert refused.returncode == 1
+    assert 'optimizer: got "adamw", but' in refused.stderr
+    assert 'was made with "muon"; set it back to resume, or start anew with --resume never' in refused.stderr
+    done = train(killed, *hashed, ranks=2)
+    assert done.returncode == 0, done.stderr
+    assert "resuming from" in done.stdout
+    assert "step-00000002 at step 2 of 6" in done.stdout
+    for key in ("state_sha256", "train_loss", "grad_norm", "validation_loss"):
+        assert metrics(killed, key) == metrics(straight, key), key
+    with safe_open(killed / "checkpoints" / "latest" / "optimizer.safetensors", framework="pt") as file:
+        stored = {key.partition(".")[2] for key in file.keys() if key.startswith("momentum_buffer.")}  # noqa: SIM118
+        assert stored == MATRICES
+        assert not any(key.partition(".")[2] in MATRICES for key in file.keys() if key.startswith("exp_avg"))  # noqa: SIM118
