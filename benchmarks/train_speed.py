@@ -44,6 +44,7 @@ DEFAULTS: dict[bool, dict[str, Any]] = {
 }
 LARGEST_MICROBATCH = 64  # more gains nothing where it fits
 HEADROOM = 0.05  # of a GPU's memory
+PRECISIONS = ("fp32", "bf16")
 RESULT = "result.json"
 
 
@@ -90,6 +91,7 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1, help="of a rank on a CPU")
     parser.add_argument("--kernels", action="store_true", help="what kinds of kernels take the time")
     parser.add_argument("--beside-nanogpt", type=Path, metavar="PATH", help="on a CPU, beside this clone of it")
+    parser.add_argument("--not-compiled", action="store_true", help="beside nanoGPT: only without torch.compile")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="of train.json; may be repeated"
     )
@@ -157,7 +159,7 @@ def _compare(size: str, batch: Batch, arguments: argparse.Namespace) -> None:
     print(f"{size} on {cpu_name()}, {arguments.threads} threads, torch {torch.__version__}, commit {git_commit()}")
     print(f"{tokens:,} tokens a step in micro-batches of {batch.microbatch_size}; {arguments.steps} steps in turn")
     print("medians of tokens/s and of ratios to nanoGPT's step beside it; in brackets by CPU seconds")
-    for compiled, precision in itertools.product((False, True), ("fp32", "bf16")):
+    for compiled, precision in itertools.product((False,) if arguments.not_compiled else (False, True), PRECISIONS):
         print(f"\n{precision + (', compiled' if compiled else ''):34}{'tokens/s':>18}{'ratio':>18}")
         trainers = _step_in_turn(SIZES[size], batch, precision, compiled, arguments)
         theirs = trainers["nanoGPT"]

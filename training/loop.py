@@ -220,7 +220,8 @@ class Loop:
                 **self.trainer.guard.metrics(),
             }
         )
-        remaining = self.ledger.remaining_seconds(self._remaining())
+        remaining, usd = self.ledger.remaining_seconds(self._remaining()), self.ledger.usd()
+        expected_usd = None if remaining is None else self.ledger.usd(remaining)
         self.bar.show(
             Status(
                 step=step,
@@ -228,8 +229,8 @@ class Loop:
                 tokens_per_second=tokens_per_second,
                 mfu=mfu,
                 remaining_seconds=remaining,
-                spent_usd=self.ledger.usd(),
-                expected_usd=None if remaining is None else self.ledger.usd(remaining),
+                spent_usd=usd,
+                remaining_usd=None if expected_usd is None or usd is None else expected_usd - usd,
             )
         )
 

@@ -19,7 +19,7 @@ class Status:
     mfu: float | None
     remaining_seconds: float | None
     spent_usd: float | None
-    expected_usd: float | None
+    remaining_usd: float | None
 
 
 class Progress:
@@ -78,8 +78,8 @@ def describe(status: Status) -> str:
     if status.remaining_seconds is not None:
         parts.append(f"ETA {duration(status.remaining_seconds)}")
     if status.spent_usd is not None:
-        expected = "" if status.expected_usd is None else f" of ${status.expected_usd:,.2f}"
-        parts.append(f"${status.spent_usd:,.2f}{expected}")
+        to_go = "" if status.remaining_usd is None else f", ${status.remaining_usd:,.2f} to go"
+        parts.append(f"${status.spent_usd:,.2f} spent{to_go}")
     return "  ".join(parts)
 
 
