@@ -44,7 +44,8 @@ def kernel_seconds(work: Callable[[], object], steps: int) -> dict[str, float]:
             torch.cuda.synchronize()
     seconds: Counter[str] = Counter()
     for event in profiler.key_averages():
-        if cuda and event.device_type == DeviceType.CUDA:
+        # not the spans of the host, such as "Optimizer.step": their kernels are there as well
+        if cuda and event.device_type == DeviceType.CUDA and not event.is_user_annotation:
             seconds[kind_of(event.key)] += event.self_device_time_total / 1e6 / steps
         elif not cuda:
             seconds[kind_of(event.key)] += event.self_cpu_time_total / 1e6 / steps

@@ -124,11 +124,13 @@ class GPT(nn.Module):
         tokens: Int[Tensor, "B T"],
         cache: KeyValueCache | None = None,
         targets: Int[Tensor, "B T"] | None = None,
-    ) -> Float[Tensor, "B _ V"] | Float[Tensor, ""]:
+        *,
+        by_sequence: bool = False,
+    ) -> Float[Tensor, "B _ V"] | Float[Tensor, "B"] | Float[Tensor, ""]:
         """Return logits of the token after each of `tokens`, (B, T, V).
 
         With a cache, `tokens` follow those it has seen, and only the last one's logits are computed, (B, 1, V). With
-        targets, (B, T), return the mean loss, a scalar in fp32.
+        targets, (B, T), return the mean loss in fp32: a scalar, or (B,) by sequence.
         """
         first = 0 if cache is None else cache.length
         positions = torch.arange(first, first + tokens.shape[1], device=tokens.device)
@@ -144,7 +146,8 @@ class GPT(nn.Module):
         weight = self.token_embedding.weight if self.head is None else self.head.weight
         x = self.final_norm(x)
         if targets is not None:
-            return self.head_loss(x, weight, targets)
+            loss = self.head_loss.by_sequence if by_sequence else self.head_loss
+            return loss(x, weight, targets)
         logits = F.linear(x, weight)  # (B, T, padded V)
         return logits[..., : self.config.vocab_size]
 

@@ -23,11 +23,12 @@ class HeadLoss:
     def __init__(self, vocabulary_size: int, chunks: int):
         self.chunks = chunks
         self._vocabulary_size = vocabulary_size
-        self._part = _head_loss
+        self._part, self._sequences = _head_loss, _sequence_losses
 
     def compile(self) -> None:
-        """Compile the function, for one shape at a time."""
+        """Compile the functions, for one shape at a time."""
         self._part = torch.compile(_head_loss, fullgraph=True, dynamic=False)
+        self._sequences = torch.compile(_sequence_losses, fullgraph=True, dynamic=False)
 
     def __call__(
         self, hidden: Float[Tensor, "B T C"], weight: Float[Tensor, "R C"], targets: Int[Tensor, "B T"]
@@ -42,11 +43,12 @@ class HeadLoss:
             total = total + checkpoint(self._part, *arguments, use_reentrant=False, preserve_rng_state=False)
         return total / targets.numel()
 
-
-def sequence_losses(logits: Float[Tensor, "B T V"], targets: Int[Tensor, "B T"]) -> Float[Tensor, "B"]:
-    """Return the mean cross-entropy of each sequence, in fp32."""
-    losses = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="none")
-    return losses.view(targets.shape).mean(dim=1)
+    def by_sequence(
+        self, hidden: Float[Tensor, "B T C"], weight: Float[Tensor, "R C"], targets: Int[Tensor, "B T"]
+    ) -> Float[Tensor, "B"]:
+        """Return the mean of each sequence, without a backward pass in mind."""
+        parts = zip(hidden.chunk(self.chunks), targets.chunk(self.chunks), strict=True)
+        return torch.cat([self._sequences(part, weight, wanted, self._vocabulary_size) for part, wanted in parts])
 
 
 def _head_loss(
@@ -55,6 +57,13 @@ def _head_loss(
     targets: Int[Tensor, "N"],
     vocabulary_size: int,
     reduction: str,
-) -> Float[Tensor, ""]:
+) -> Float[Tensor, "*N"]:
     logits = F.linear(hidden, weight)[:, :vocabulary_size]
     return F.cross_entropy(logits.float(), targets, reduction=reduction)
+
+
+def _sequence_losses(
+    hidden: Float[Tensor, "B T C"], weight: Float[Tensor, "R C"], targets: Int[Tensor, "B T"], vocabulary_size: int
+) -> Float[Tensor, "B"]:
+    losses = _head_loss(hidden.flatten(0, 1), weight, targets.flatten(), vocabulary_size, "none")
+    return losses.view(targets.shape).mean(dim=1)

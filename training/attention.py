@@ -8,10 +8,10 @@ times flash-attention 2) and trails on A100, A10G and RTX PRO 6000 (huggingface/
 import math
 import time
 import warnings
-from collections.abc import Iterable
 
 import attrs
 import torch
+import torch.compiler.config
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -32,6 +32,8 @@ KERNELS = {
 REPEATING = ("flash", "efficient")  # whose backward pass has a variant that repeats to the bit
 CUDNN_FIRST = (9, 10)  # compute capabilities, major: Hopper, and Blackwell as torch does; others are timed
 ROUNDS = 10  # of a timing
+TIMED_SEQUENCES = 8  # at most: enough to fill a GPU, and little beside what a run will hold
+MARGIN = 0.03  # by which another kernel has to be faster than one that comes before it
 TOLERANCE = 0.05  # of the largest value of the formula's output or gradients: bf16 rounds to 0.004
 
 
@@ -75,6 +77,9 @@ def use_attention(run: Run, numerics: Numerics, ranks: Ranks) -> None:
     backends.enable_flash_sdp(name == "flash")
     backends.enable_mem_efficient_sdp(name == "efficient")
     backends.enable_math_sdp(False)
+    # torch.compile's caches on the disk do not know of these switches: a graph with another kernel would come back.
+    torch.compiler.config.cache_key_tag = f"attention {name}"
+    torch.cuda.empty_cache()  # what the trials took: a run's weights would lie in pieces of it
 
 
 def problem_of(name: str, shape: Shape) -> str | None:
@@ -84,6 +89,8 @@ def problem_of(name: str, shape: Shape) -> str | None:
     try:
         _run(KERNELS[name], shape, fused.to(shape.dtype), shape.drop_rate)
         found = _run(KERNELS[name], shape, fused.to(shape.dtype))
+    except torch.OutOfMemoryError:
+        raise
     except RuntimeError as error:  # torch: no available kernel
         return str(error).partition("\n")[0].rstrip(".")
     wanted = _run(SDPBackend.MATH, shape, fused)
@@ -91,10 +98,28 @@ def problem_of(name: str, shape: Shape) -> str | None:
     return None if worst <= TOLERANCE else f"differs from the formula by {worst:.2g} of its largest value"
 
 
-def fastest(names: Iterable[str], shape: Shape) -> str:
-    """Return the kernel that takes the least time for a micro-batch, forward and backward."""
-    fused = torch.randn(shape.microbatch_size, shape.tokens, 3 * shape.heads * shape.width, device=shape.device)
-    return min(names, key=lambda name: _seconds(name, shape, fused.to(shape.dtype)))
+def fastest(names: list[str], shape: Shape) -> str:
+    """Return the kernel that takes the least time, forward and backward, by a margin over those before it."""
+    sequences = min(shape.microbatch_size, TIMED_SEQUENCES)
+    fused = torch.randn(sequences, shape.tokens, 3 * shape.heads * shape.width, device=shape.device).to(shape.dtype)
+    seconds = {name: seconds_of(name, shape, fused) for name in names}
+    chosen = names[0]
+    for name in names[1:]:
+        if seconds[name] < (1 - MARGIN) * seconds[chosen]:
+            chosen = name
+    return chosen
+
+
+def seconds_of(name: str, shape: Shape, fused: Tensor) -> float:
+    """Return the least of several timings, forward and backward."""
+    least = math.inf
+    for _ in range(ROUNDS):
+        began = time.perf_counter()
+        _run(KERNELS[name], shape, fused, shape.drop_rate)
+        if shape.device.type == "cuda":
+            torch.cuda.synchronize(shape.device)
+        least = min(least, time.perf_counter() - began)
+    return least
 
 
 def _choose(run: Run, numerics: Numerics, shape: Shape) -> str:
@@ -124,15 +149,3 @@ def _run(backend: SDPBackend, shape: Shape, fused: Tensor, drop_rate: float = 0.
         output.float().square().sum().backward()
     assert fused.grad is not None
     return [output.detach().float(), fused.grad.float()]
-
-
-def _seconds(name: str, shape: Shape, fused: Tensor) -> float:
-    """Return the least of several timings."""
-    least = math.inf
-    for _ in range(ROUNDS):
-        began = time.perf_counter()
-        _run(KERNELS[name], shape, fused, shape.drop_rate)
-        if shape.device.type == "cuda":
-            torch.cuda.synchronize(shape.device)
-        least = min(least, time.perf_counter() - began)
-    return least

@@ -31,7 +31,8 @@ def job_seconds() -> float:
     """
     try:
         launcher = Path(f"/proc/{os.getppid()}/cmdline").read_bytes()
-        launched = (b"torchrun" in launcher or b"torch.distributed.run" in launcher) and restarts() == 0
+        named = b"torchrun" in launcher or b"torch.distributed.run" in launcher
+        launched = named and "TORCHELASTIC_RUN_ID" in os.environ and restarts() == 0
         process = os.getppid() if launched else os.getpid()
         fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()  # Linux; from the third on
         return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[22 - 3]) / os.sysconf("SC_CLK_TCK")

@@ -18,7 +18,7 @@ from training.plan import Plan
 from training.ranks import Ranks
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
-KEPT_BYTES, MAPPED_BYTES = (1 << 31) - 1, 1 << 30
+KEPT_BYTES, MAPPED_BYTES = (1 << 31) - 1, (1 << 30, 1 << 25)  # the most that versions of glibc take
 
 
 def resolve_determinism(run: Run, plan: Plan, ranks: Ranks) -> str:
@@ -54,8 +54,10 @@ def set_determinism(level: str, cpu_threads: int, ranks: Ranks) -> None:
 
 
 def _keep_freed_memory() -> None:
-    """Have glibc keep what one step frees for the next, where this is glibc: 5 % of a bf16 step went into new pages."""
+    """Have glibc keep what one step frees for the next, where this is glibc: docs/NOTES.md, new pages."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
-        mallopt(M_MMAP_THRESHOLD, MAPPED_BYTES)  # smaller blocks come from the heap,
-        mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)  # whose free end returns to the system only beyond this
+        for threshold in MAPPED_BYTES:  # smaller blocks come from the heap,
+            if mallopt(M_MMAP_THRESHOLD, threshold):
+                mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)  # whose free end returns to the system only beyond this
+                break

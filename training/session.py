@@ -10,7 +10,6 @@ import torch.distributed as dist
 
 from errors import EXIT_DONE, EXIT_ERROR, EXIT_STOPPED, BadInput
 from model.gpt import GPT, initialize
-from model.loss import sequence_losses
 from training import archive, checkpoint
 from training.attention import use_attention
 from training.budget import Budget, expected_save_seconds
@@ -223,9 +222,7 @@ def _make_job(run: Run, plan: Plan, token_set: TokenSet, trainer: Trainer, optio
     numerics = trainer.numerics
     validation, held_out = None, token_set.validation
     if held_out is not None and held_out.validation is not None:
-        # compiled, fp32 logits live in registers, never in memory
-        loss = torch.compile(sequence_losses, dynamic=False) if numerics.compiled else sequence_losses
-        validation = Validation(held_out.validation, run.train.start_val_token, plan.validation_sequences, loss)
+        validation = Validation(held_out.validation, run.train.start_val_token, plan.validation_sequences)
     return Job(
         run=run,
         plan=plan,

@@ -1,10 +1,8 @@
 """Mean loss over a fixed slice of the validation stream, shared by all ranks."""
 
 import math
-from collections.abc import Callable
 
 import torch
-from torch import Tensor
 
 from tokens.batches import inputs_and_targets, read_windows
 from tokens.token_file import TokenStream
@@ -12,17 +10,14 @@ from training.precision import autocast
 from training.ranks import StopRequest, gather
 from training.step import Trainer
 
-SequenceLosses = Callable[[Tensor, Tensor], Tensor]  # logits (B, T, V), targets (B, T) -> nats per token, (B,)
-
 
 class Validation:
     """The slice and how to measure a model on it."""
 
-    def __init__(self, stream: TokenStream, start_token: int, sequences: int, loss: SequenceLosses):
+    def __init__(self, stream: TokenStream, start_token: int, sequences: int):
         self._stream = stream
         self._start_token = start_token
         self._sequences = sequences
-        self._loss = loss
 
     @torch.no_grad()
     def measure(self, trainer: Trainer, stop_request: StopRequest) -> float | None:
@@ -48,9 +43,9 @@ class Validation:
             windows = [min(window, self._sequences - 1) for window in own]
             parts = [(self._stream, self._start_token + window * layout.context_length) for window in windows]
             inputs, targets = inputs_and_targets(read_windows(parts, layout.context_length))
+            inputs, targets = (part.to(ranks.device, non_blocking=True) for part in (inputs, targets))
             with autocast(trainer.numerics.precision, ranks):
-                logits = trainer.parallel.model(inputs.to(ranks.device, non_blocking=True))
-            pending.append((own, self._loss(logits, targets.to(ranks.device, non_blocking=True))))
+                pending.append((own, trainer.parallel.model(inputs, targets=targets, by_sequence=True)))
         trainer.parallel.model.train()
         if stopping:
             return None

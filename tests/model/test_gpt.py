@@ -9,7 +9,7 @@ from jaxtyping import TypeCheckError
 
 from model.config import GPT2_SIZES, ModelConfig, flops_per_token, parameter_count
 from model.gpt import GPT, initialize
-from model.loss import HeadLoss, sequence_losses
+from model.loss import HeadLoss
 from model.naming import to_plain
 from model.pretrained import load_plain, padded, unpadded
 
@@ -117,8 +117,10 @@ def test_sequence_losses_average_to_the_loss() -> None:
     hidden, weight, targets = torch.randn(4, 7, 5), torch.randn(16, 5), torch.randint(11, (4, 7))
     logits = (hidden @ weight.T)[..., :11]
     by_hand = -torch.log_softmax(logits, dim=-1).gather(-1, targets[..., None]).squeeze(-1)
-    assert torch.allclose(sequence_losses(logits, targets), by_hand.mean(dim=1))
-    assert torch.allclose(HeadLoss(11, chunks=1)(hidden, weight, targets), by_hand.mean())
+    for chunks in (1, 3):
+        loss = HeadLoss(11, chunks)
+        assert torch.allclose(loss.by_sequence(hidden, weight, targets), by_hand.mean(dim=1))
+        assert torch.allclose(loss(hidden, weight, targets), by_hand.mean())
 
 
 def test_a_shape_that_would_broadcast_is_refused() -> None:

@@ -2,7 +2,9 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
+import attrs
 import pytest
 import torch
 import torch.nn.functional as F
@@ -43,12 +45,45 @@ def test_a_kernel_whose_gradients_are_wrong_is_found_out(monkeypatch: pytest.Mon
     assert "differs from the formula by 0.19 of" in (problem_of("flash", shape()) or "")
 
 
-@pytest.mark.parametrize("capability", [(8, 0), (9, 0)])
-def test_what_works_is_chosen_before_what_is_preferred(
-    make_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]
+@pytest.mark.parametrize(
+    ("machine", "broken", "chosen"),
+    [
+        (((9, 0), "off"), (), "cudnn"),
+        (((9, 0), "off"), ("cudnn",), "flash"),
+        (((8, 0), "off"), (), "efficient"),  # timed
+        (((9, 0), "elastic"), (), "flash"),  # cuDNN's backward pass does not repeat
+        (((8, 0), "run"), ("flash",), "efficient"),
+    ],
+)
+def test_the_choice_is_by_gpu_and_by_what_is_promised_to_repeat(
+    make_run: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    machine: tuple[tuple[int, int], str],
+    broken: tuple[str, ...],
+    chosen: str,
 ) -> None:
+    capability, determinism = machine
+    seconds = {"cudnn": 1.0, "flash": 0.99, "efficient": 0.9}
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
-    assert attention._choose(load_run(make_run(), []), OFF, shape()) == "flash"
+    monkeypatch.setattr(attention, "problem_of", lambda name, _: "broken" if name in broken else None)
+    monkeypatch.setattr(attention, "seconds_of", lambda name, *_: seconds[name])
+    run, numerics = load_run(make_run(), []), attrs.evolve(OFF, determinism=determinism)
+    assert attention._choose(run, numerics, shape()) == chosen
+
+
+def test_the_kernel_chosen_is_the_only_one_left_also_for_compiled_graphs(
+    make_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    enabled = {}
+    for name in ("cudnn", "flash", "mem_efficient", "math"):
+        switch = lambda on, name=name: enabled.update({name: on})  # noqa: E731
+        monkeypatch.setattr(torch.backends.cuda, f"enable_{name}_sdp", switch)
+    monkeypatch.setattr(torch.compiler.config, "cache_key_tag", "")
+    monkeypatch.setattr(attention, "_choose", lambda *_: "flash")
+    monkeypatch.setattr(attention, "from_coordinator", lambda _, work: work())
+    attention.use_attention(load_run(make_run(), []), OFF, SimpleNamespace(device=torch.device("cuda")))
+    assert enabled == {"cudnn": False, "flash": True, "mem_efficient": False, "math": False}
+    assert torch.compiler.config.cache_key_tag == "attention flash"
 
 
 def test_where_only_the_formula_is_left_it_is_one_line(
