@@ -107,6 +107,8 @@ def predictions(run: "Run", gpus: list[str], world_size: int) -> list[str]:
             if largest is None:
                 advice = remedies(model, kind, world_size, usable, muon=thrift.muon)
                 notes.append(f"{gpu}, {kind}: not even one sequence fits; {advice}")
+    if run.train.precision == "fp32" or run.train.compile is False:
+        notes.append(f"{run.directory / 'train.json'}: precision fp32 and compile false hold more than predicted here")
     parts = predict(model, run.train.parallel, world_size, size, thrift)
     listed = ", ".join(f"{name} {size_bytes / GIB:.2f}" for name, size_bytes in attrs.asdict(parts).items())
     return [

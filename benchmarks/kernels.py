@@ -34,21 +34,21 @@ def kind_of(kernel: str) -> str:
     return next((kind for kind in kinds if re.search(KINDS[kind], kernel.lower())), OTHER)
 
 
-def kernel_seconds(work: Callable[[], object], steps: int) -> dict[str, float]:
+def kernel_seconds(step: Callable[[], object]) -> dict[str, float]:
     """Return the seconds of a step by kind: of kernels on a GPU, else of operations on the CPU."""
     cuda = torch.cuda.is_available()
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if cuda else [])]
     with profile(activities=activities) as profiler:
-        work()
+        step()
         if cuda:
             torch.cuda.synchronize()
     seconds: Counter[str] = Counter()
     for event in profiler.key_averages():
         # not the spans of the host, such as "Optimizer.step": their kernels are there as well
         if cuda and event.device_type == DeviceType.CUDA and not event.is_user_annotation:
-            seconds[kind_of(event.key)] += event.self_device_time_total / 1e6 / steps
+            seconds[kind_of(event.key)] += event.self_device_time_total / 1e6
         elif not cuda:
-            seconds[kind_of(event.key)] += event.self_cpu_time_total / 1e6 / steps
+            seconds[kind_of(event.key)] += event.self_cpu_time_total / 1e6
     return dict(seconds)
 
 

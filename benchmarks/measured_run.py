@@ -8,7 +8,9 @@ The run directory has one step more than is measured; rank 0 writes RESULT, a JS
 import argparse
 import itertools
 import json
+import math
 import os
+import statistics
 import sys
 import time
 from pathlib import Path
@@ -16,16 +18,17 @@ from typing import Any
 
 import attrs
 import torch
+import torch.distributed as dist
 from kernels import kernel_seconds
 
 from errors import EXIT_DONE, EXIT_ERROR, BadInput
+from training import loop
 from training.budget import Budget
 from training.checkpoint import RunState
 from training.config import Run, load_run
 from training.determinism import set_determinism
 from training.hardware import environment, git_commit, peak_flops, peak_memory_bytes
 from training.ledger import Ledger
-from training.loop import Job, Loop
 from training.numerics import attention_backends, resolve_numerics
 from training.plan import Plan, make_plan
 from training.probe import is_memory_error, take_steps
@@ -37,31 +40,43 @@ from training.token_set import TokenSet, make_reading, open_tokens
 from training.watch import Watch
 
 TRIAL_STEPS = 3  # DDP's final buckets are there from the second on
-PROFILED_STEPS = 2
 MATMUL_SIDE, MATMUL_SIDE_CPU = 8192, 1024
-MATMULS = 20
+MATMUL_SECONDS = 2.0  # long enough for a GPU to come down to the clock that it holds
 
 
 class Enough(Exception):
     """All steps have been timed."""
 
 
+class Unsaved:
+    """Saves nothing: the last step would be followed by a checkpoint, gigabytes that nobody wants."""
+
+    in_flight = False
+
+    def __init__(self, *_: Any) -> None:
+        pass
+
+    def ended(self) -> None:
+        """Tell of no save."""
+
+
 class Clock(StopRequest):
-    """Asked before every step whether to stop: notes the time; at the run's last step, ends it.
+    """Asked before every step whether to stop: notes the time; at the run's last step, or when time is up, ends it."""
 
-    The step itself would be followed by a checkpoint, gigabytes that nobody wants.
-    """
-
-    def __init__(self, ranks: Ranks, steps: int):
+    def __init__(self, ranks: Ranks, steps: int, deadline: float):
         super().__init__(ranks, StopSignals())
         self.steps = steps
+        self.deadline = deadline  # by time.perf_counter()
         self.times: list[float] = []
+        self._control = ranks.control
 
     def agreed(self) -> bool:
         """Note the time. Raises Enough."""
         self.times.append(time.perf_counter())
         print(f"timed {len(self.times) - 1}", flush=True)  # benchmarks/in_turn.py waits for it
-        if len(self.times) > self.steps:
+        late = torch.tensor(float(self.times[-1] > self.deadline))
+        dist.all_reduce(late, op=dist.ReduceOp.MAX, group=self._control)
+        if len(self.times) > self.steps or late.item():
             raise Enough
         return super().agreed()
 
@@ -73,7 +88,10 @@ def main() -> int:
     parser.add_argument("result", type=Path)
     parser.add_argument("--memory", action="store_true")
     parser.add_argument("--kernels", action="store_true")
+    parser.add_argument("--seconds", type=float, default=math.inf)
     arguments = parser.parse_args()
+    arguments.deadline = time.perf_counter() + arguments.seconds
+    loop.Saver = Unsaved  # type: ignore[attr-defined]
     try:
         run = load_run(arguments.run, [])
         ranks = start(None, run.train.timeout_seconds)
@@ -103,10 +121,8 @@ def _measure(run: Run, ranks: Ranks, watch: Watch, arguments: argparse.Namespace
     size = run.train.microbatch_size
     trials = sorted({-(-size // 2), size}) if arguments.memory else []
     peaks = {trial: _peak_bytes(trainer, trial) for trial in trials}
-    clock = _run_loop(run, plan, token_set, trainer)
-    profiled = (
-        kernel_seconds(lambda: take_steps(trainer, PROFILED_STEPS), PROFILED_STEPS) if arguments.kernels else None
-    )
+    clock = _run_loop(run, plan, token_set, trainer, arguments.deadline)
+    profiled = kernel_seconds(lambda: take_steps(trainer, 1)) if arguments.kernels else None
     return {
         "numerics": {**attrs.asdict(numerics), "attention": attention_backends() if _cuda(ranks) else "cpu"},
         "environment": environment(ranks),
@@ -131,14 +147,14 @@ def _matmul_flops(ranks: Ranks, precision: str) -> float:
     side = MATMUL_SIDE if cuda else MATMUL_SIDE_CPU
     dtype = torch.float32 if precision == "fp32" and not cuda else torch.bfloat16
     left, right = (torch.randn(side, side, device=ranks.device).to(dtype) for _ in range(2))
-    seconds = []
-    for _ in range(MATMULS):
+    seconds: list[float] = []
+    while sum(seconds) < MATMUL_SECONDS:
         began = time.perf_counter()
         left @ right
         if cuda:
             torch.cuda.synchronize(ranks.device)
         seconds.append(time.perf_counter() - began)
-    return float(2 * side**3 / min(seconds))
+    return float(2 * side**3 / statistics.median(seconds))
 
 
 def _peak_bytes(trainer: Trainer, microbatch_size: int) -> int:
@@ -155,9 +171,9 @@ def _peak_bytes(trainer: Trainer, microbatch_size: int) -> int:
     return peak_memory_bytes(trainer.ranks)
 
 
-def _run_loop(run: Run, plan: Plan, token_set: TokenSet, trainer: Trainer) -> Clock:
-    clock = Clock(trainer.ranks, plan.steps - 1)
-    job = Job(
+def _run_loop(run: Run, plan: Plan, token_set: TokenSet, trainer: Trainer, deadline: float) -> Clock:
+    clock = Clock(trainer.ranks, plan.steps - 1, deadline)
+    job = loop.Job(
         run=run,
         plan=plan,
         reading=make_reading(run, plan, token_set),
@@ -169,11 +185,11 @@ def _run_loop(run: Run, plan: Plan, token_set: TokenSet, trainer: Trainer) -> Cl
         hash_every=None,
         config={"git_commit": git_commit(), "self_test": None},
     )
-    loop = Loop(trainer, job, RunState(), Ledger(time.perf_counter(), None))
+    steps = loop.Loop(trainer, job, RunState(), Ledger(time.perf_counter(), None))
     try:
-        loop.train([])
+        steps.train([])
     except Enough:
-        loop.close()
+        steps.close()
     return clock
 
 

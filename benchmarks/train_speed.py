@@ -30,10 +30,12 @@ from random_run import ROOT, prepare
 
 from errors import BadInput
 from model.config import GPT2_SIZES, ModelConfig, flops_per_token
+from training.config import Thrift
 from training.hardware import cpu_name, git_commit
 from training.memory import GIB, largest_microbatch
 
-WARM_UP = 3  # steps that are not counted: compilation, clocks
+WARM_UP = 3  # steps that are not counted: clocks, and compilation where nothing came before
+SECONDS = 540  # of a size, on a GPU: then the steps so far count
 SMALL = ModelConfig(
     vocab_size=256, context_length=256, emb_dim=384, n_heads=6, n_layers=6, qkv_bias=True, tie_weights=True
 )
@@ -111,7 +113,14 @@ def _batch(model: ModelConfig, arguments: argparse.Namespace) -> Batch:
         fits: int | None = 4
         if arguments.cuda:
             usable = int((1 - HEADROOM) * torch.cuda.get_device_properties(0).total_memory)
-            fits = min(largest_microbatch(model, kind, arguments.ranks, usable) or 1 for kind in arguments.parallel)
+            settings = _settings(arguments)
+            thrift = Thrift(
+                loss_chunks=settings.get("loss_chunks", 1),
+                recompute_blocks=settings.get("recompute_blocks", False),
+                muon=settings.get("optimizer") == "muon",
+            )
+            kinds = arguments.parallel
+            fits = min(largest_microbatch(model, kind, arguments.ranks, usable, thrift) or 1 for kind in kinds)
         largest = min(fits or 1, share, LARGEST_MICROBATCH)
         size = next(size for size in range(largest, 0, -1) if share % size == 0)
     return Batch(ranks=arguments.ranks, microbatch_size=size, accumulation=max(1, share // size))
@@ -215,15 +224,18 @@ def _command(
 
 def _measure(model: ModelConfig, batch: Batch, kind: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """Return what benchmarks/measured_run.py says of this model. Raises BadInput where it fails."""
-    settings = {key: _value(text) for key, text in (setting.split("=", 1) for setting in arguments.set)}
-    settings["parallel"] = kind
+    settings = {**_settings(arguments), "parallel": kind}
     with tempfile.TemporaryDirectory() as name:
         command = _command(model, batch, arguments, settings, Path(name))
-        command += ["--memory", *(["--kernels"] if arguments.kernels else [])]
+        command += ["--memory", f"--seconds={SECONDS}", *(["--kernels"] if arguments.kernels else [])]
         done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, check=False)
         if done.returncode:
             raise BadInput(f"the measurement failed:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
         return json.loads((Path(name) / RESULT).read_text())
+
+
+def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
+    return {key: _value(text) for key, text in (setting.split("=", 1) for setting in arguments.set)}
 
 
 def _value(text: str) -> Any:

@@ -19,7 +19,7 @@ OPTIMIZERS = {"adamw": "AdamW", "muon": "Muon for the matrices of the blocks, Ad
 
 @attrs.frozen(kw_only=True)
 class Thrift:
-    """What a run does to hold less memory, for more time."""
+    """What of train.json changes how much memory a run holds."""
 
     loss_chunks: int = 1
     recompute_blocks: bool = False

@@ -103,7 +103,7 @@ def predict(
         # the all-gather's buffer and copied out of it.
         "buckets": STATE_BYTES * (saved.outer_parameters + 4 * saved.block_parameters) if fsdp else 0,
         **_kept(config, saved, tokens, thrift),
-        "logits": max(_logit_bytes(config, tokens, thrift), block_backward),
+        "logits": max(_logit_bytes(config, tokens, thrift), block_backward + _tied_bytes(config)),
     }
     fragmentation = int(FRAGMENTATION * sum(parts.values()))
     return Prediction(**parts, fragmentation=fragmentation, outside=outside_bytes(world_size))
@@ -215,6 +215,11 @@ def _logit_bytes(config: ModelConfig, tokens: int, thrift: Thrift) -> int:
         return config.padded_vocab_size * (LOGIT_BYTES * tokens + HEAD_BYTES * config.emb_dim)
     chunk = -(-tokens // thrift.loss_chunks)
     return config.padded_vocab_size * (LOGIT_BYTES * chunk + (HEAD_BYTES + CHUNK_SUM_BYTES) * config.emb_dim)
+
+
+def _tied_bytes(config: ModelConfig) -> int:
+    """Return the bytes of a tied head's gradient, which waits for the embedding's until the blocks are done."""
+    return STATE_BYTES * config.padded_vocab_size * config.emb_dim if config.tie_weights else 0
 
 
 @functools.cache

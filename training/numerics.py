@@ -48,6 +48,7 @@ def fingerprint(run: Run, numerics: Numerics, ranks: Ranks) -> dict[str, Any]:
     cuda = ranks.device.type == "cuda"
     values: dict[str, Any] = {
         **attrs.asdict(numerics),
+        "compiled": "blocks, head and loss" if numerics.compiled is True else numerics.compiled,
         "microbatch_size": run.train.microbatch_size,
         "torch": torch.__version__,
         "cuda": torch.version.cuda if cuda else None,

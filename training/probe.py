@@ -61,7 +61,7 @@ class Order:
 class Verdict:
     """How a trial went, of all ranks together."""
 
-    outcome: str  # "fits", "memory" or "error"
+    outcome: str  # "fits", "memory", "late" or "error"
     rank: int | None = None  # which one it was that did not fit
     reason: str = ""
 
