@@ -21,7 +21,7 @@ from training.garbage import collect_between_steps
 from training.hardware import peak_flops, peak_memory_bytes
 from training.ledger import Ledger, Remaining
 from training.metrics import MetricsLog
-from training.plan import Plan
+from training.plan import VALIDATION_SHARE, Plan
 from training.progress import Progress, Status
 from training.ranks import StopRequest
 from training.saver import Saved, Saver
@@ -136,8 +136,14 @@ class Loop:
         """
         seconds = (2 if self.saver.in_flight else 1) * self._save_seconds
         if validation_due(self.job, self.state.step + 1):
-            seconds += self.ledger.typical_seconds("validation")
+            seconds += self.ledger.typical_seconds("validation") or self._first_validation_seconds()
         return self.job.budget.reached(self.ledger, seconds)
+
+    def _first_validation_seconds(self) -> float:
+        """Return what a validation may take by the speed of training, before this process has seen one."""
+        plan = self.job.plan
+        tokens = VALIDATION_SHARE * plan.validation_sequences * plan.layout.context_length
+        return self.ledger.longest_step_seconds() * tokens / plan.tokens_per_step
 
     def _data_is_there(self, step: int) -> bool:
         """Wait for a step's tokens; return False when asked to stop meanwhile."""

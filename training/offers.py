@@ -8,10 +8,9 @@ from errors import BadInput
 from training.config import Run
 from training.machines import Machine, PriceList
 from training.memory import GIB, gpu_bytes, largest_microbatch, predict, remedies
-from training.plan import Plan, make_plan
+from training.plan import VALIDATION_SHARE, Plan, make_plan
 from training.throughput import Throughput, most_tokens_per_second, throughput
 
-VALIDATION_SHARE = 1 / 3  # of a training token's time: forward only
 START_UP_SECONDS = 120.0  # a guess: downloading and reading 20 GB of tokens, compiling; not of the machine's own boot
 
 

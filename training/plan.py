@@ -13,6 +13,8 @@ from training.config import OPTIMIZERS, Run
 from training.dataset import shares
 from training.schedule import Schedule
 
+VALIDATION_SHARE = 1 / 3  # of a training token's time: forward only
+
 
 @attrs.frozen
 class SourcePlan:

@@ -30,6 +30,7 @@ from training.machines import MACHINES, Machine, read_machines
 from training.metrics import METRICS, read_metrics
 from training.offer_table import describe_offers
 from training.offers import START_UP_SECONDS, make_offers, run_seconds
+from training.plan import make_plan
 from training.throughput import MEASUREMENTS, OURS, measurements, roofline, throughput
 
 DOLLAR_A_SECOND = ("--price-per-hour", "3600")
@@ -350,6 +351,9 @@ def test_a_validation_that_does_not_fit_is_not_begun(clock: list[float]) -> None
     assert not Loop._budget_reached(loop)
     loop.state = SimpleNamespace(step=9)
     assert Loop._budget_reached(loop)
+    job.plan = make_plan(run, 8)
+    share = job.plan.validation_sequences / 128  # of a step's sequences; its longest took 2 s
+    assert Loop._first_validation_seconds(loop) == pytest.approx(2.0 * share / 3)
 
 
 @pytest.mark.parametrize("text", ["14,32", "$14", "nan", "inf", "0", "-1"])
