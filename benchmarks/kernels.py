@@ -45,7 +45,7 @@ def kernel_seconds(step: Callable[[], object]) -> dict[str, float]:
     seconds: Counter[str] = Counter()
     for event in profiler.key_averages():
         # not the spans of the host, such as "Optimizer.step": their kernels are there as well
-        if cuda and event.device_type == DeviceType.CUDA and not event.is_user_annotation:
+        if cuda and event.device_type == DeviceType.CUDA and not getattr(event, "is_user_annotation", False):
             seconds[kind_of(event.key)] += event.self_device_time_total / 1e6
         elif not cuda:
             seconds[kind_of(event.key)] += event.self_cpu_time_total / 1e6

@@ -1,5 +1,6 @@
 """The attention kernel of a run is one that was tried, never the formula. On a CPU: torch has a fused kernel there."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,17 +33,20 @@ def test_a_kernel_that_works_has_no_problem_and_one_that_is_not_there_says_so(pr
     assert fastest(["flash"], shape(precision)) == "flash"
 
 
-def test_a_kernel_whose_gradients_are_wrong_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("factor", "difference"), [(1.2, "0.19"), (math.nan, "nan")])
+def test_a_kernel_whose_gradients_are_wrong_is_found_out(
+    monkeypatch: pytest.MonkeyPatch, factor: float, difference: str
+) -> None:
     plain = F.scaled_dot_product_attention
 
     def wrong(queries: torch.Tensor, *others: torch.Tensor, **options: object) -> torch.Tensor:
         output = plain(queries, *others, **options)
         if queries.dtype == torch.bfloat16:  # not the formula's run
-            output.register_hook(lambda gradient: gradient * 1.2)
+            output.register_hook(lambda gradient: gradient * factor)
         return output
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", wrong)
-    assert "differs from the formula by 0.19 of" in (problem_of("flash", shape()) or "")
+    assert f"differs from the formula by {difference} of" in (problem_of("flash", shape()) or "")
 
 
 @pytest.mark.parametrize(
