@@ -1,7 +1,8 @@
-"""What can go wrong for a user, and the exit status that says so to a script."""
+"""User errors: exit statuses, exceptions, and foreign text made safe to print."""
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 EXIT_DONE = 0
 EXIT_ERROR = 1
@@ -11,14 +12,20 @@ EXIT_INTERRUPTED = 130  # by Ctrl-C, as a shell says it, where there is no check
 EXIT_STOPPED = 75  # stopped early with a checkpoint: run the same command again (EX_TEMPFAIL of sysexits.h)
 
 
+LARGEST_INTEGER = 1 << 53  # of options and keys: every program reads an integer up to here from JSON exactly
+QUOTED_CHARACTERS = 100  # of a value in an error
+
+
 class BadInput(Exception):
-    """A file, option or value the user can mend. The message is one line: what, where, got, wanted, what to do.
+    """User error: an invalid file, option or value. The message is one line: what, where, got, wanted, what to do.
+
+    Control characters in it, as names of files or values may hold, are escaped.
 
     All ranks of a job raise it together and rank 0 says it for them, unless `alone`: then this rank says it itself.
     """
 
     def __init__(self, message: str, *, alone: bool = False):
-        super().__init__(message)
+        super().__init__(printable(message))
         self.alone = alone
 
 
@@ -29,5 +36,25 @@ class Diverged(Exception):
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return "; did you mean 'x'?" for the known word most like `word`, or the list of known words."""
     names = sorted(known)
-    close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(word[:QUOTED_CHARACTERS], names, n=1, cutoff=0.5)
     return f"; did you mean '{close[0]}'?" if close else f"; known: {', '.join(names)}"
+
+
+def printable(text: str) -> str:
+    """Return text for a terminal or a log, in one line: line ends, control and invisible characters are escaped.
+
+    Names of files, keys and replies of servers are other people's text: an escape sequence in one could clear the
+    screen or forge a line of output. A name that is not UTF-8 (surrogates) is escaped as well.
+    """
+    if text.isprintable():
+        return text
+    return "".join(part if part.isprintable() else part.encode("unicode_escape").decode() for part in text)
+
+
+def quoted(value: Any) -> str:
+    """Return the repr of a value for an error, cut to QUOTED_CHARACTERS."""
+    try:
+        text = repr(value)
+    except (RecursionError, ValueError):  # nested too deeply; an integer of more than 4,300 digits
+        return f"a {type(value).__name__} that is too large to print"
+    return text if len(text) <= QUOTED_CHARACTERS else f"{text[:QUOTED_CHARACTERS]}... ({len(text):,} characters)"

@@ -5,6 +5,7 @@ import argparse
 import os
 import sys
 
+from arguments import print_any_name
 from errors import EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, BadInput
 from evaluation.commands import compare, export, harness, hellaswag, instruct, judge, loss, smoke
 
@@ -52,6 +53,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> int:
     """Run the command; return its exit status."""
+    print_any_name()
     arguments = parse_arguments()
     try:
         status: int | None = COMMANDS[arguments.command].run(arguments)

@@ -1,8 +1,13 @@
-"""Writing files so that they are on the disk when a function returns, and knowing them again."""
+"""Durable and atomic file writes, hashes of files, and errors that say why a file cannot be written."""
 
+import errno
 import hashlib
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from errors import BadInput
 
 BLOCK_BYTES = 1 << 22
 
@@ -17,10 +22,15 @@ def sync(path: Path) -> None:
 
 
 def replace_file(path: Path, text: str, *, durable: bool = False) -> None:
-    """Give a file another content: all of it, or on an error none. `durable`: wait until it is on the disk."""
+    """Give a file another content: all of it, or on an error none. `durable`: wait until it is on the disk.
+
+    A link at the path is replaced, and nothing is written through a link at the partial file's name.
+    """
     partial = path.with_name(f".partial-{path.name}")
+    partial.unlink(missing_ok=True)
     try:
-        partial.write_text(text, encoding="utf-8")
+        with partial.open("x", encoding="utf-8") as file:
+            file.write(text)
         if durable:
             sync(partial)
         partial.replace(path)
@@ -28,6 +38,33 @@ def replace_file(path: Path, text: str, *, durable: bool = False) -> None:
             sync(path.parent)
     finally:
         partial.unlink(missing_ok=True)
+
+
+_ADVICE = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "make room"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM), "check the permissions of the file and its folder"),
+    errno.EROFS: "this file system is read-only: choose another place",
+    errno.EISDIR: "a folder has its name: move that away",
+    errno.ENOTDIR: "a file stands where a folder is wanted: move that away",
+    errno.ENXIO: "it is a pipe or a device: move that away",
+    errno.ENAMETOOLONG: "choose a shorter name",
+    errno.ENOENT: "its folder does not exist: create it",
+}
+
+
+def write_error(path: Path | str, error: OSError) -> BadInput:
+    """Return the error to raise where a file cannot be written: the reason, and what to do about it."""
+    advice = _ADVICE.get(error.errno or 0, "fix this")
+    return BadInput(f"{path}: cannot be written: {error.strerror or error}; {advice}, then rerun the same command")
+
+
+@contextmanager
+def writing(path: Path | str) -> Iterator[None]:
+    """Turn an OSError of the block, which writes `path`, into BadInput."""
+    try:
+        yield
+    except OSError as error:
+        raise write_error(path, error) from error
 
 
 def sha256(path: Path) -> str:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from arguments import print_any_name, whole_number
 from errors import EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, BadInput
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--predict", metavar="GPU,...", help="predict for these GPUs; needs none")
     parser.add_argument(
         "--world-size",
-        type=int,
+        type=whole_number(1, 1 << 20),
         metavar="N",
         help="processes to start, or to predict for; default: one for each GPU, or 1",
     )
@@ -51,8 +52,6 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--device", choices=("cuda", "cpu"), help="default: cuda; cpu: to see how it goes")
     parser.add_argument("--probe", help=argparse.SUPPRESS)  # a rank of a trial: training/team.py starts it
     arguments = parser.parse_args()
-    if arguments.world_size is not None and arguments.world_size < 1:
-        parser.error(f"--world-size: got {arguments.world_size}, wanted at least 1")
     if arguments.predict is not None and arguments.write:
         parser.error("--write goes with a search, not with --predict")
     return arguments
@@ -60,6 +59,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> int:
     """Run the command; return its exit status."""
+    print_any_name()
     arguments = parse_arguments()
     from training.config import load_run  # after --help: it needs more time
 

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from arguments import number, print_any_name, whole_number
 from errors import EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, BadInput
 
 if TYPE_CHECKING:
@@ -53,22 +54,26 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--tokenizer", default="gpt2", metavar="gpt2|bytes|FILE.tiktoken", help="default: gpt2")
     parser.add_argument("--text-field", default="text", metavar="NAME", help="field of records (default: text)")
     parser.add_argument(
-        "--validation-fraction", type=fraction, default=0.01, metavar="F", help="share of the documents (0.01)"
+        "--validation-fraction", type=number(0, 1), default=0.01, metavar="F", help="share of the documents (0.01)"
     )
-    parser.add_argument("--test-fraction", type=fraction, default=0.0, metavar="F", help="likewise (0)")
+    parser.add_argument("--test-fraction", type=number(0, 1), default=0.0, metavar="F", help="likewise (0)")
     parser.add_argument(
         "--split",
         choices=("hash", "tail"),
         default="hash",
         help="which documents are held out: by a hash of their text, or the last ones (default: hash)",
     )
-    parser.add_argument("--split-seed", type=int, default=0, metavar="N", help="of the hash (0)")
+    parser.add_argument("--split-seed", type=whole_number(0), default=0, metavar="N", help="of the hash (0)")
     parser.add_argument("--executor", choices=("process", "inline", "ray"), default="process", help="default: process")
-    parser.add_argument("--workers", type=positive, default=os.cpu_count(), metavar="N", help="processes (all cores)")
-    parser.add_argument("--ray-address", metavar="ADDRESS", help="of the cluster: auto, or HOST:PORT")
-    parser.add_argument("--unit-bytes", type=positive, default=1 << 24, metavar="N", help="of work, about (16777216)")
     parser.add_argument(
-        "--shard-tokens", type=positive, metavar="N", help="of each file, if a split has more (one file a split)"
+        "--workers", type=whole_number(1), default=os.cpu_count(), metavar="N", help="processes (all cores)"
+    )
+    parser.add_argument("--ray-address", metavar="ADDRESS", help="of the cluster: auto, or HOST:PORT")
+    parser.add_argument(
+        "--unit-bytes", type=whole_number(1), default=1 << 24, metavar="N", help="of work, about (16777216)"
+    )
+    parser.add_argument(
+        "--shard-tokens", type=whole_number(1), metavar="N", help="of each file, if a split has more (one file a split)"
     )
     parser.add_argument(
         "--scratch",
@@ -97,24 +102,9 @@ def parse_arguments() -> argparse.Namespace:
     return arguments
 
 
-def fraction(text: str) -> float:
-    """Return a number from 0 up to but not including 1, for argparse."""
-    value = float(text)
-    if not 0 <= value < 1:
-        raise argparse.ArgumentTypeError(f"got {text}, wanted 0 <= F < 1")
-    return value
-
-
-def positive(text: str) -> int:
-    """Return a number from 1 on, for argparse."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"got {text}, wanted at least 1")
-    return value
-
-
 def main() -> int:
     """Run the command; return its exit status."""
+    print_any_name()
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # else numpy starts a thread per core, in each worker
     preparing = sys.argv[1:2] == [] or sys.argv[1] not in COMMANDS
     kept = "; what was committed is kept: the same command goes on" if preparing else ""
@@ -188,7 +178,12 @@ def look_after() -> int:
     reads_buckets = command in ("status", "verify")
     parser.add_argument("directory", metavar="DIR|s3://..." if reads_buckets else "DIR")
     if command == "stats":
-        parser.add_argument("--end-of-text", type=int, metavar="ID", help="(the manifest's; without one: 50256)")
+        parser.add_argument(
+            "--end-of-text",
+            type=whole_number(0, (1 << 32) - 1),
+            metavar="ID",
+            help="(the manifest's; without one: 50256)",
+        )
     if command == "push":
         parser.add_argument("repository", metavar="OWNER/NAME", help="of the dataset; is created if need be")
         parser.add_argument("--private", action="store_true", help="visible to its owner alone (public)")

@@ -2,7 +2,6 @@
 """Train one run directory: `torchrun --standalone --nproc_per_node=8 train.py runs/8xa100`."""
 
 import argparse
-import math
 import os
 import sys
 import time
@@ -10,6 +9,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from arguments import number, print_any_name, whole_number
 from errors import EXIT_DIVERGED, EXIT_DONE, EXIT_ERROR, BadInput, Diverged
 from training.claim import Claim, job_seconds
 from training.signals import StopSignals
@@ -60,11 +60,17 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--device", choices=("cuda", "cpu"), help="default: cuda where there is a GPU")
     parser.add_argument(
-        "--max-steps", type=positive, metavar="N", help="pause with a checkpoint after step N; the schedule stays"
+        "--max-steps",
+        type=whole_number(1),
+        metavar="N",
+        help="pause with a checkpoint after step N; the schedule stays",
     )
     parser.add_argument("--dry-run", action="store_true", help="print the arithmetic of the run and exit; needs no GPU")
     parser.add_argument(
-        "--world-size", type=positive, metavar="N", help="with --dry-run: the number of ranks to plan for (default 1)"
+        "--world-size",
+        type=whole_number(1, 1 << 20),
+        metavar="N",
+        help="with --dry-run: the number of ranks to plan for (default 1)",
     )
     parser.add_argument(
         "--plan",
@@ -77,18 +83,24 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument(
         "--price-per-hour",
-        type=positive_number,
+        type=number(0, above=True, example="14.32"),
         metavar="USD",
         help="price of the machine: shows dollars spent and expected",
     )
     parser.add_argument(
-        "--max-usd", type=positive_number, metavar="USD", help="stop with a checkpoint before the run has cost more"
+        "--max-usd",
+        type=number(0, above=True, example="14.32"),
+        metavar="USD",
+        help="stop with a checkpoint before the run has cost more",
     )
     parser.add_argument(
-        "--max-hours", type=positive_number, metavar="HOURS", help="stop with a checkpoint before it has taken more"
+        "--max-hours",
+        type=number(0, above=True, example="14.32"),
+        metavar="HOURS",
+        help="stop with a checkpoint before it has taken more",
     )
     parser.add_argument(
-        "--hash-every", type=positive, metavar="N", help="write the hash of weights and moments to the metrics"
+        "--hash-every", type=whole_number(1), metavar="N", help="write the hash of weights and moments to the metrics"
     )
     parser.add_argument(
         "--allow-numerics-drift",
@@ -97,7 +109,7 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument(
         "--replay",
-        type=positive,
+        type=whole_number(1),
         nargs=2,
         metavar=("FROM", "TO"),
         help="run these steps again from the nearest checkpoint, beside their record; writes nothing",
@@ -124,31 +136,10 @@ def parse_arguments() -> argparse.Namespace:
     return arguments
 
 
-def positive(text: str) -> int:
-    """Return a whole number of at least 1, for argparse."""
-    try:
-        value = int(text)
-    except ValueError:
-        value = 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"got {text!r}, wanted a whole number of at least 1")
-    return value
-
-
-def positive_number(text: str) -> float:
-    """Return a finite number above 0, for argparse."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"got {text!r}, wanted a number above 0, such as 14.32")
-    return value
-
-
 def main() -> int:
     """Run the command; return its exit status."""
     began = time.perf_counter() - job_seconds()
+    print_any_name()
     arguments = parse_arguments()
     signals = StopSignals()
     writes = not (arguments.dry_run or arguments.plan or arguments.find_max_microbatch) and arguments.replay is None

@@ -7,14 +7,16 @@ from typing import Any
 
 import attrs
 
+from errors import LARGEST_INTEGER, quoted
+
 Validator = Callable[[Any, "attrs.Attribute[Any]", Any], None]
 
 
-def integer(minimum: int, maximum: int | None = None) -> Validator:
-    """Accept an int (not a bool) of at least `minimum`, and at most `maximum`."""
+def integer(minimum: int, maximum: int = LARGEST_INTEGER) -> Validator:
+    """Accept an int (not a bool) in [minimum, maximum]."""
     return _check(
-        lambda value: type(value) is int and value >= minimum and (maximum is None or value <= maximum),
-        f"an integer of at least {minimum}" + ("" if maximum is None else f", at most {maximum:,}"),
+        lambda value: type(value) is int and minimum <= value <= maximum,
+        f"an integer of at least {minimum}" + (f", at most {maximum:,}" if maximum < LARGEST_INTEGER else ""),
     )
 
 
@@ -70,6 +72,6 @@ def optional(validator: Validator) -> Validator:
 def _check(holds: Callable[[Any], bool], wanted: str) -> Validator:
     def check(instance: Any, attribute: "attrs.Attribute[Any]", value: Any) -> None:
         if not holds(value):
-            raise ValueError(f"{attribute.name}: got {value!r}, wanted {wanted}")
+            raise ValueError(f"{attribute.name}: got {quoted(value)}, wanted {wanted}")
 
     return check

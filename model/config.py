@@ -14,11 +14,11 @@ VOCABULARY_MULTIPLE = 128  # rows of the embedding in memory: matmuls over 50,30
 class ModelConfig:
     """The fields of `model.json`. Spellings are those of gpjt/ddp-base-model-from-scratch."""
 
-    vocab_size: int = attrs.field(validator=checks.integer(2))  # token ids are 0 .. vocab_size - 1
-    context_length: int = attrs.field(validator=checks.integer(1))  # T, tokens
-    emb_dim: int = attrs.field(validator=checks.integer(1))  # C
-    n_heads: int = attrs.field(validator=checks.integer(1))  # H; head width is C / H
-    n_layers: int = attrs.field(validator=checks.integer(1))  # L
+    vocab_size: int = attrs.field(validator=checks.integer(2, 1 << 24))  # token ids are 0 .. vocab_size - 1
+    context_length: int = attrs.field(validator=checks.integer(1, 1 << 24))  # T, tokens
+    emb_dim: int = attrs.field(validator=checks.integer(1, 1 << 20))  # C
+    n_heads: int = attrs.field(validator=checks.integer(1, 1 << 20))  # H; head width is C / H
+    n_layers: int = attrs.field(validator=checks.integer(1, 10_000))  # L
     drop_rate: float = attrs.field(default=0.0, validator=checks.number(0.0, 0.99))
     qkv_bias: bool = attrs.field(default=False, validator=checks.boolean())
     tie_weights: bool = attrs.field(default=False, validator=checks.boolean())  # output head = token embedding

@@ -267,6 +267,7 @@ def _become(command: list[str], environment: dict[str, str], file_bytes: int, ra
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has it ignored in the background
     os.environ.clear()
     os.environ.update(environment)
+    sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w", buffering=1, errors="backslashreplace")
     sys.path[:0] = [str(Path(command[0]).parent), str(ROOT)]
     from training import chart, team
 

@@ -15,11 +15,13 @@ from training.config import TrainConfig
 
 MAY_IMPORT = {
     "errors": set(),
-    "files": set(),
+    "files": {"errors"},
+    "json_files": {"errors"},
+    "arguments": {"errors"},
     "model": {"model", "errors"},
-    "tokens": {"tokens", "errors", "files"},
-    "training": {"training", "model", "tokens", "errors", "files"},
-    "evaluation": {"evaluation", "training", "model", "tokens", "errors", "files"},
+    "tokens": {"tokens", "errors", "files", "json_files"},
+    "training": {"training", "model", "tokens", "errors", "files", "json_files"},
+    "evaluation": {"evaluation", "training", "model", "tokens", "errors", "files", "json_files", "arguments"},
 }
 ENTRY_SCRIPTS = ("train.py", "find_batch_size.py", "prepare_data.py", "evaluate.py")
 ROOMS = {*MAY_IMPORT, *(script.removesuffix(".py") for script in ENTRY_SCRIPTS)}

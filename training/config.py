@@ -7,12 +7,36 @@ from typing import Any, TypeVar
 import attrs
 
 from errors import BadInput, nearest
+from json_files import parse_json, read_json
 from model import checks
 from model.config import ModelConfig
 from training.dataset import Part, read_parts
 
 Config = TypeVar("Config")
+_WANTED = "a run directory holds model.json and train.json, each a JSON object"
 
+# Keys that leave the trained weights as they are, but for rounding. Runs that differ in nothing but these and the seed
+# are one recipe: evaluate.py compare takes their difference for noise.
+PLUMBING_KEYS = frozenset(
+    {
+        "microbatch_size",
+        "gradient_accumulation_steps",
+        "max_epochs",  # the number of steps tells what was read
+        "checkpoint_interval",
+        "keep_checkpoints",
+        "validation_interval",
+        "validation_sequences",
+        "start_val_token",
+        "log_interval",
+        "parallel",
+        "determinism",
+        "cpu_threads",
+        "compile",
+        "loss_chunks",
+        "recompute_blocks",
+        "timeout_seconds",
+    }
+)
 
 OPTIMIZERS = {"adamw": "AdamW", "muon": "Muon for the matrices of the blocks, AdamW for all else"}
 
@@ -37,15 +61,19 @@ class TrainConfig:
     dataset: str | list[dict[str, Any]] = attrs.field(validator=lambda _, __, value: _check_dataset(value))
     min_train_tokens: int | None = attrs.field(default=None, validator=checks.optional(checks.integer(1)))
     start_train_token: int = attrs.field(default=0, validator=checks.integer(0))
-    max_epochs: int = attrs.field(default=1, validator=checks.integer(1))  # times that a window may be read
+    max_epochs: int = attrs.field(
+        default=1, validator=checks.integer(1)
+    )  # times that a window may be read; the number of steps tells how many it was
     era_tokens: int | None = attrs.field(
         default=None, validator=checks.optional(checks.integer(1))
     )  # shuffle inside eras of so many tokens; null: over the whole stream
     shuffle: bool = attrs.field(default=False, validator=checks.boolean())  # windows in a seeded order
     # Batch, in sequences: the global batch is science, the micro-batch is what fits
-    microbatch_size: int = attrs.field(validator=checks.integer(1))
-    global_batch_size: int | None = attrs.field(default=None, validator=checks.optional(checks.integer(1)))
-    gradient_accumulation_steps: int | None = attrs.field(default=None, validator=checks.optional(checks.integer(1)))
+    microbatch_size: int = attrs.field(validator=checks.integer(1, 1 << 20))
+    global_batch_size: int | None = attrs.field(default=None, validator=checks.optional(checks.integer(1, 1 << 30)))
+    gradient_accumulation_steps: int | None = attrs.field(
+        default=None, validator=checks.optional(checks.integer(1, 1 << 20))
+    )
     # Optimizer: AdamW, or Muon for the matrices of the blocks; decay on matrices only
     optimizer: str = attrs.field(default="adamw", validator=checks.one_of(*OPTIMIZERS))
     learning_rate: float = attrs.field(default=4e-4, validator=checks.number(0.0, above=True))
@@ -59,7 +87,7 @@ class TrainConfig:
     )  # null: no clipping
     # A loss or gradient norm far above those of the steps before; null: only what is not finite is held back
     on_spike: str | None = attrs.field(default=None, validator=checks.optional(checks.one_of("stop", "skip")))
-    spike_window: int = attrs.field(default=128, validator=checks.integer(2))  # steps
+    spike_window: int = attrs.field(default=128, validator=checks.integer(2, 1 << 20))  # steps
     spike_zscore: float = attrs.field(default=6.0, validator=checks.number(0.0, above=True))  # standard deviations
     # Intervals, in steps
     checkpoint_interval: int = attrs.field(default=500, validator=checks.integer(1))
@@ -67,7 +95,7 @@ class TrainConfig:
     validation_interval: int | None = attrs.field(
         default=500, validator=checks.optional(checks.integer(1))
     )  # null: no validation
-    validation_sequences: int = attrs.field(default=1024, validator=checks.integer(1))
+    validation_sequences: int = attrs.field(default=1024, validator=checks.integer(1, 1 << 30))
     start_val_token: int = attrs.field(default=0, validator=checks.integer(0))
     log_interval: int = attrs.field(default=10, validator=checks.integer(1))  # each logged step waits for the GPU once
     # How it runs
@@ -76,14 +104,18 @@ class TrainConfig:
     determinism: str | None = attrs.field(
         default=None, validator=checks.optional(checks.one_of("off", "run", "elastic"))
     )  # null: elastic on a CPU where the world size allows it, off on a GPU
-    cpu_threads: int = attrs.field(default=1, validator=checks.integer(1))  # of a rank on a CPU: they change the bits
+    cpu_threads: int = attrs.field(
+        default=1, validator=checks.integer(1, 1024)
+    )  # of a rank on a CPU: they change the bits
     precision: str = attrs.field(default="auto", validator=checks.one_of("auto", "bf16", "fp16", "fp32"))
     compile: bool | str | None = attrs.field(
         default=None, validator=checks.optional(checks.boolean_or("model"))
     )  # true: block by block; "model": as one graph; null: true on a GPU, false on a CPU
-    loss_chunks: int = attrs.field(default=1, validator=checks.integer(1))  # of a micro-batch's logits, one at a time
+    loss_chunks: int = attrs.field(
+        default=1, validator=checks.integer(1, 1 << 20)
+    )  # of a micro-batch's logits, one at a time
     recompute_blocks: bool = attrs.field(default=False, validator=checks.boolean())  # instead of keeping activations
-    timeout_seconds: int = attrs.field(default=600, validator=checks.integer(10))  # of one collective
+    timeout_seconds: int = attrs.field(default=600, validator=checks.integer(10, 30 * 86400))  # of one collective
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -116,33 +148,13 @@ def load_run(directory: Path, overrides: list[str]) -> Run:
     if not directory.is_dir():
         raise BadInput(f"{directory}: no such run directory; wanted a folder with model.json and train.json")
     model_file, train_file = directory / "model.json", directory / "train.json"
-    values = {"model": _read_json(model_file), "train": _read_json(train_file)}
+    values = {file.stem: read_json(file, advice=_WANTED) for file in (model_file, train_file)}
     overridden = {_apply(override, values) for override in overrides}
     notices = _translate(values["model"], values["train"], model_file, train_file)
     model = _build(ModelConfig, values["model"], model_file, overridden)
     train = _build(TrainConfig, values["train"], train_file, overridden)
     _check_together(model, train, train_file)
     return Run(directory=directory, model=model, train=train, notices=tuple(notices))
-
-
-def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the pairs of a JSON object. Raises ValueError for a key that is given twice."""
-    for key, _ in pairs:
-        if sum(key == other for other, _ in pairs) > 1:
-            raise ValueError(f"key '{key}' is given twice")
-    return dict(pairs)
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise BadInput(f"{path}: no such file; a run directory holds model.json and train.json")
-    try:
-        values = json.loads(path.read_text(), object_pairs_hook=without_duplicates)
-    except ValueError as error:
-        raise BadInput(f"{path}: not JSON: {error}") from error
-    if not isinstance(values, dict):
-        raise BadInput(f"{path}: got {type(values).__name__}, wanted an object of keys and values")
-    return values
 
 
 def _apply(override: str, values: dict[str, dict[str, Any]]) -> str:
@@ -153,7 +165,7 @@ def _apply(override: str, values: dict[str, dict[str, Any]]) -> str:
     if not equals or not key or section not in values:
         raise BadInput(f"--set {override}: wanted train.KEY=VALUE or model.KEY=VALUE")
     try:
-        values[section][key] = json.loads(text)
+        values[section][key] = parse_json(text, kind=None)
     except ValueError:
         values[section][key] = text  # a bare word is a string
     return key

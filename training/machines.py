@@ -1,15 +1,14 @@
 """Machines that one can rent: a dated price list, a JSON file that people edit."""
 
-import json
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 import attrs
 
-from errors import BadInput, nearest
+from errors import BadInput, nearest, quoted
+from json_files import read_json
 from model import checks
-from training.config import without_duplicates
 from training.memory import GPU_GIB
 
 MACHINES = Path(__file__).with_name("machines.json")
@@ -40,13 +39,8 @@ class PriceList:
 
 def read_machines(path: Path, only: list[str]) -> PriceList:
     """Read a price list; of its machines those named by `only`, or all. Raises BadInput naming file and machine."""
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=without_duplicates)
-    except OSError as error:
-        raise BadInput(f"{path}: cannot be read: {error.strerror or error}; wanted a file like {MACHINES}") from error
-    except (ValueError, RecursionError) as error:
-        raise BadInput(f"{path}: not JSON: {error}; wanted a file like {MACHINES}") from error
-    entries = values.get("machines") if isinstance(values, dict) else None
+    values = read_json(path, advice=f"wanted a file like {MACHINES}")
+    entries = values.get("machines")
     if not isinstance(entries, dict) or not entries:
         raise BadInput(f'{path}: wanted {{"date": "...", "machines": {{"NAME": {{...}}}}}}, like {MACHINES}')
     for name in only:
@@ -62,7 +56,7 @@ def read_machines(path: Path, only: list[str]) -> PriceList:
 def _build(kind: Any, where: str, values: Any, **given: Any) -> Any:
     """Return an attrs class from JSON. Raises BadInput."""
     if not isinstance(values, dict):
-        raise BadInput(f"{where}: got {values!r}, wanted an object of keys and values")
+        raise BadInput(f"{where}: got {quoted(values)}, wanted an object of keys and values")
     fields = attrs.fields_dict(kind)
     known = [key for key in fields if key not in given]
     for key in values:
@@ -81,9 +75,9 @@ def _check_date(value: Any) -> None:
     try:
         date.fromisoformat(value)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"date: got {value!r}, wanted the day of the prices, as in 2025-12-06") from error
+        raise ValueError(f"date: got {quoted(value)}, wanted the day of the prices, as in 2025-12-06") from error
 
 
 def _check_gpu(name: Any) -> None:
     if not isinstance(name, str) or name not in GPU_GIB:
-        raise ValueError(f"gpu: got {name!r}{nearest(str(name), GPU_GIB)}")
+        raise ValueError(f"gpu: got {quoted(name)}{nearest(str(name), GPU_GIB)}")

@@ -1,7 +1,6 @@
 """What commands of `evaluate.py` have in common: which model, on what. Importing this is quick: no torch."""
 
 import argparse
-from typing import Any
 
 from errors import BadInput
 
@@ -26,34 +25,6 @@ def add_models(parser: argparse.ArgumentParser, *, several: bool) -> None:
 def add_device(parser: argparse.ArgumentParser) -> None:
     """Add --device."""
     parser.add_argument("--device", choices=("cuda", "cpu"), help="default: cuda where there is a GPU")
-
-
-def at_least(least: int) -> Any:
-    """Return a type for argparse: an integer that is not below `least`."""
-
-    def integer(text: str) -> int:
-        value = int(text)
-        if value < least:
-            raise argparse.ArgumentTypeError(f"got {value}, wanted at least {least}")
-        return value
-
-    return integer
-
-
-def not_negative(text: str) -> float:
-    """Return a number of 0 or more, for argparse."""
-    value = float(text)
-    if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"got {text}, wanted at least 0")
-    return value
-
-
-def positive(text: str) -> float:
-    """Return a number above 0, for argparse."""
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"got {text}, wanted more than 0")
-    return value
 
 
 def check_alone(command: str) -> None:

@@ -3,8 +3,9 @@
 import argparse
 from pathlib import Path
 
+from arguments import whole_number
 from errors import BadInput
-from evaluation.commands.common import TIMEOUT_SECONDS, add_device, add_models, at_least
+from evaluation.commands.common import TIMEOUT_SECONDS, add_device, add_models
 
 HELP = "tasks of lm-evaluation-harness, which must be installed"
 REQUIREMENT = "lm_eval[hf]==0.4.13"
@@ -15,9 +16,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("tasks", metavar="TASKS", help="names, as hellaswag,lambada_openai; `lm-eval ls tasks`")
     add_models(parser, several=True)
     parser.add_argument("--include-path", type=Path, metavar="DIR", help="folder of more tasks, as YAML files")
-    parser.add_argument("--fewshot", type=at_least(0), help="examples in the context; default: as the task says")
-    parser.add_argument("--limit", type=at_least(1), help="documents of each task, to try it; default: all")
-    parser.add_argument("--batch-size", type=at_least(1), default=16, help="requests at once (%(default)s)")
+    parser.add_argument("--fewshot", type=whole_number(0), help="examples in the context; default: as the task says")
+    parser.add_argument("--limit", type=whole_number(1), help="documents of each task, to try it; default: all")
+    parser.add_argument("--batch-size", type=whole_number(1), default=16, help="requests at once (%(default)s)")
     add_device(parser)
 
 

@@ -2,7 +2,8 @@
 
 import argparse
 
-from evaluation.commands.common import TIMEOUT_SECONDS, add_device, add_models, at_least
+from arguments import whole_number
+from evaluation.commands.common import TIMEOUT_SECONDS, add_device, add_models
 
 HELP = "accuracy on HellaSwag, in both ways that others publish it in"
 ITEMS = 10_042  # in the validation split
@@ -22,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="Rowan/hellaswag",
         help="items as hellaswag_val.jsonl has them, or a dataset of the hub, its validation split (%(default)s)",
     )
-    parser.add_argument("--count", type=at_least(1), help="items, from the first on; default: all")
+    parser.add_argument("--count", type=whole_number(1), help="items, from the first on; default: all")
     add_device(parser)
 
 

@@ -3,7 +3,8 @@
 import argparse
 from pathlib import Path
 
-from evaluation.commands.common import TIMEOUT_SECONDS, add_device, add_models, at_least, not_negative, positive
+from arguments import number, whole_number
+from evaluation.commands.common import TIMEOUT_SECONDS, add_device, add_models
 
 HELP = "fine-tune a copy on instructions, and let it answer others"
 
@@ -14,14 +15,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--data", type=Path, required=True, metavar="FILE", help="JSON of records: instruction, input, output"
     )
-    parser.add_argument("--seeds", type=at_least(1), default=1, help="fine-tune so many times (%(default)s)")
-    parser.add_argument("--seed", type=at_least(0), default=0, help="the first of them (%(default)s)")
-    parser.add_argument("--epochs", type=at_least(1), default=20, help="at most (%(default)s)")
-    parser.add_argument("--batch-size", type=at_least(1), default=8, help="records of an update (%(default)s)")
-    parser.add_argument("--learning-rate", type=positive, default=5e-5, help="(%(default)s)")
-    parser.add_argument("--weight-decay", type=not_negative, default=0.1, help="(%(default)s)")
+    parser.add_argument("--seeds", type=whole_number(1), default=1, help="fine-tune so many times (%(default)s)")
+    parser.add_argument("--seed", type=whole_number(0), default=0, help="the first of them (%(default)s)")
+    parser.add_argument("--epochs", type=whole_number(1), default=20, help="at most (%(default)s)")
+    parser.add_argument("--batch-size", type=whole_number(1), default=8, help="records of an update (%(default)s)")
+    parser.add_argument("--learning-rate", type=number(0, above=True), default=5e-5, help="(%(default)s)")
+    parser.add_argument("--weight-decay", type=number(0), default=0.1, help="(%(default)s)")
     parser.add_argument("--prompt-loss", action="store_true", help="train on the prompt's tokens as well")
-    parser.add_argument("--longest-answer", type=at_least(1), default=256, help="tokens (%(default)s)")
+    parser.add_argument("--longest-answer", type=whole_number(1), default=256, help="tokens (%(default)s)")
     parser.add_argument("--output", type=Path, metavar="DIR", help="of the answers; default: answers/ of the run")
     add_device(parser)
 

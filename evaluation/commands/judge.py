@@ -5,8 +5,9 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from arguments import number, whole_number
 from errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_STOPPED, BadInput
-from evaluation.commands.common import at_least, check_alone, positive
+from evaluation.commands.common import check_alone
 
 if TYPE_CHECKING:
     from evaluation.judging.candidates import Panel
@@ -29,17 +30,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--effort", metavar="LEVEL", help="of reasoning; default: the server's")
     parser.add_argument("--batch", action="store_true", help="half price, within a day")
     parser.add_argument(
-        "--poll-seconds", type=positive, default=30.0, metavar="N", help="between looks at a batch (30)"
+        "--poll-seconds", type=number(0, above=True), default=30.0, metavar="N", help="between looks at a batch (30)"
     )
     parser.add_argument(
-        "--orders", type=at_least(1), default=3, metavar="K", help="prompts for each question (%(default)s)"
+        "--orders", type=whole_number(1), default=3, metavar="K", help="prompts for each question (%(default)s)"
     )
-    parser.add_argument("--seed", type=at_least(0), default=0, help="of the orders (%(default)s)")
+    parser.add_argument("--seed", type=whole_number(0), default=0, help="of the orders (%(default)s)")
     parser.add_argument("--common", action="store_true", help="judge the questions that all files share, no others")
-    parser.add_argument("--concurrency", type=at_least(1), default=8, help="requests at a time (%(default)s)")
-    parser.add_argument("--timeout", type=positive, default=120.0, metavar="SECONDS", help="of a request (120)")
+    parser.add_argument("--concurrency", type=whole_number(1), default=8, help="requests at a time (%(default)s)")
     parser.add_argument(
-        "--max-usd", type=positive, metavar="X", help="of all sessions: send nothing that could cost more"
+        "--timeout", type=number(0, above=True), default=120.0, metavar="SECONDS", help="of a request (120)"
+    )
+    parser.add_argument(
+        "--max-usd", type=number(0, above=True), metavar="X", help="of all sessions: send nothing that could cost more"
     )
     parser.add_argument("--prices", type=Path, metavar="FILE", help="default: evaluation/judging/prices.json")
     parser.add_argument(

@@ -3,7 +3,8 @@
 import argparse
 from pathlib import Path
 
-from evaluation.commands.common import TIMEOUT_SECONDS, add_device, add_models, at_least
+from arguments import whole_number
+from evaluation.commands.common import TIMEOUT_SECONDS, add_device, add_models
 
 HELP = "nats a token and bits a byte of held-out text, with standard errors"
 UNKNOWN = "; what it was trained on is not known here"
@@ -17,11 +18,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     # Not --start: torchrun, which reads all options, would take it for one of its own.
     parser.add_argument(
         "--from",
-        type=at_least(0),
+        type=whole_number(0),
         dest="start",
         help="default: 50,000,000; in a shorter stream, behind what was validated",
     )
-    parser.add_argument("--count", type=at_least(1), help="tokens to predict; default: 19,660,800, or what there is")
+    parser.add_argument(
+        "--count", type=whole_number(1), help="tokens to predict; default: 19,660,800, or what there is"
+    )
     add_device(parser)
 
 

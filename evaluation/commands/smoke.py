@@ -3,8 +3,9 @@
 import argparse
 from typing import TYPE_CHECKING
 
+from arguments import number, whole_number
 from errors import BadInput
-from evaluation.commands.common import TIMEOUT_SECONDS, add_device, add_models, at_least, not_negative
+from evaluation.commands.common import TIMEOUT_SECONDS, add_device, add_models
 
 if TYPE_CHECKING:
     from evaluation.smoke import Continuation
@@ -16,12 +17,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     add_models(parser, several=True)
     parser.add_argument("--prompt", action="append", metavar="TEXT", help="instead of the gallery; may be repeated")
-    parser.add_argument("--tokens", type=at_least(1), help="to add; default: 40, or half of a short context")
+    parser.add_argument("--tokens", type=whole_number(1), help="to add; default: 40, or half of a short context")
     parser.add_argument(
-        "--temperature", type=not_negative, default=1.0, help="of the sampling; 0 leaves it out (%(default)s)"
+        "--temperature", type=number(0), default=1.0, help="of the sampling; 0 leaves it out (%(default)s)"
     )
-    parser.add_argument("--top-k", type=at_least(1), default=25, help="candidates for each token (%(default)s)")
-    parser.add_argument("--seed", type=at_least(0), default=0, help="of the sampling (%(default)s)")
+    parser.add_argument("--top-k", type=whole_number(1), default=25, help="candidates for each token (%(default)s)")
+    parser.add_argument("--seed", type=whole_number(0), default=0, help="of the sampling (%(default)s)")
     add_device(parser)
 
 

@@ -169,7 +169,7 @@ def test_missing_files_keys_and_broken_json_are_named(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"train\.json: key 'dataset' is missing"):
         load_run(run, [])
     (run / "train.json").write_text('{"dataset": "x", "dataset": "y"}')
-    with pytest.raises(BadInput, match="not JSON: key 'dataset' is given twice"):
+    with pytest.raises(BadInput, match="key 'dataset' is given twice"):
         load_run(run, [])
     (run / "train.json").write_text('{"dataset": ')
     with pytest.raises(BadInput, match=r"train\.json: not JSON"):

@@ -16,12 +16,12 @@ from typing import Any
 import attrs
 import pytest
 
+from arguments import number
 from errors import BadInput
 from model.config import GPT2_SIZES
 from tests.conftest import ROOT, TINY_MODEL, train
 from tests.training.test_session import one_line
 from tests.training.test_stopping import SLOW, outcome
-from train import positive_number
 from training.budget import Budget
 from training.config import load_run
 from training.ledger import Earlier, Ledger, Remaining, read_earlier
@@ -359,7 +359,7 @@ def test_a_validation_that_does_not_fit_is_not_begun(clock: list[float]) -> None
 @pytest.mark.parametrize("text", ["14,32", "$14", "nan", "inf", "0", "-1"])
 def test_a_limit_that_is_no_number_is_refused_in_plain_words(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match=r"wanted a number above 0, such as 14\.32"):
-        positive_number(text)
+        number(0, above=True, example="14.32")(text)
 
 
 LAUNCHER = """

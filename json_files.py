@@ -1,0 +1,163 @@
+"""JSON from outside: files that people edit, other tools write or a disk damages, and append-only JSON Lines.
+
+Everything the project reads as JSON is parsed here, with bounds on size, depth and repetition, so that damage becomes
+one line of error and never a traceback, a hang or a value that silently hides another.
+"""
+
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from errors import BadInput, quoted
+
+DEPTH = 100  # arrays and objects inside each other
+FILE_BYTES = 1 << 26
+_KINDS: dict[type, str] = {dict: "an object of keys and values", list: "an array"}
+
+
+def parse_json(text: str | bytes, kind: type | None = dict) -> Any:
+    """Return a JSON value whose top is a dict or list (`kind`; None: any).
+
+    Raises ValueError for bytes that are not UTF-8, a value of another kind, one nested deeper than DEPTH, or a key that
+    an object gives twice.
+    """
+    try:
+        decoded = text.decode("utf-8-sig") if isinstance(text, bytes) else text
+        value = json.loads(decoded, object_pairs_hook=_without_duplicates)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"not UTF-8 at byte {error.start:,}") from error
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON: {error}") from error
+    except RecursionError as error:
+        raise ValueError(f"nested deeper than {DEPTH}") from error
+    if decoded.count("[") + decoded.count("{") > DEPTH and _deeper_than(value, DEPTH):
+        raise ValueError(f"nested deeper than {DEPTH}")
+    if kind is not None and not isinstance(value, kind):
+        raise ValueError(f"got {quoted(value)}, wanted {_KINDS[kind]}")
+    return value
+
+
+def read_json(path: Path, kind: type | None = dict, *, advice: str = "", most_bytes: int = FILE_BYTES) -> Any:
+    """Return what a JSON file holds, as `parse_json` does.
+
+    Raises BadInput, with `advice` at its end, for a file that is missing, unreadable, no regular file (opening a pipe
+    would wait for ever), larger than `most_bytes`, or no such JSON.
+    """
+    advice = f"; {advice}" if advice else ""
+    try:
+        return parse_json(read_regular(path, most_bytes), kind)
+    except FileNotFoundError as error:
+        raise BadInput(f"{path}: no such file{advice}") from error
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read: {error.strerror or error}{advice}") from error
+    except ValueError as error:
+        raise BadInput(f"{path}: {error}{advice}") from error
+
+
+def read_regular(path: Path, most_bytes: int = FILE_BYTES) -> bytes:
+    """Return the content of a regular file. Raises OSError for any other kind and for more than `most_bytes`."""
+    with os.fdopen(_open_regular(path, os.O_RDONLY), "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > most_bytes:
+            raise OSError(f"got {size:,} bytes, wanted at most {most_bytes:,}")
+        return file.read()
+
+
+@attrs.frozen
+class JsonLines:
+    """The objects of a JSON Lines file, and how many of its lines hold none: torn by a kill, or damaged."""
+
+    records: list[dict[str, Any]]
+    unreadable: int
+
+
+def read_json_lines(path: Path) -> JsonLines:
+    """Return the objects of an append-only file; none where there is no file.
+
+    Raises BadInput when it cannot be read at all.
+    """
+    try:
+        content = read_regular(path, most_bytes=1 << 40) if path.exists() or path.is_symlink() else b""
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read: {error.strerror or error}; move it away, or fix this") from error
+    records, unreadable = [], 0
+    for line in content.split(b"\n"):
+        if line.strip():
+            try:
+                records.append(parse_json(line))
+            except ValueError:
+                unreadable += 1
+    return JsonLines(records, unreadable)
+
+
+class JsonLog:
+    """An append-only JSON Lines file. A line that a kill has torn stays, and the next begins on a line of its own."""
+
+    def __init__(self, path: Path):
+        """Open it, or make it. Raises OSError, for what is no regular file as well."""
+        self.path = path
+        descriptor = _open_regular(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        self.file = os.fdopen(descriptor, "wb", buffering=0)
+        self._pending = b"\n" if _ends_torn(path) else b""
+
+    def append(self, record: dict[str, Any], *, durable: bool = False) -> None:
+        """Append one object; `durable`: wait until it is on the disk.
+
+        Raises OSError; what was not written is kept in memory, and written by the next call that can.
+        """
+        self._pending += json.dumps(record).encode() + b"\n"
+        self.flush()
+        if durable:
+            os.fsync(self.file.fileno())
+
+    def flush(self) -> None:
+        """Write what an earlier call could not. Raises OSError."""
+        while self._pending:
+            self._pending = self._pending[self.file.write(self._pending) :]
+
+    def close(self) -> None:
+        """Close the file; what could not be written is lost."""
+        self.file.close()
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise ValueError(f"key {quoted(key)} is given twice")
+            seen.add(key)
+    return values
+
+
+def _deeper_than(value: Any, limit: int) -> bool:
+    level = [value]
+    for _ in range(limit + 1):
+        containers = [item for item in level if isinstance(item, dict | list)]
+        level = [child for item in containers for child in (item.values() if isinstance(item, dict) else item)]
+    return bool(level)
+
+
+def _open_regular(path: Path, flags: int) -> int:
+    """Return a descriptor. Raises OSError for a pipe, whose opening would otherwise wait, a device or a folder."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return descriptor
+    os.close(descriptor)
+    kinds = {stat.S_ISDIR: "folder", stat.S_ISFIFO: "pipe", stat.S_ISSOCK: "socket"}
+    kind = next((name for is_kind, name in kinds.items() if is_kind(mode)), "device")
+    raise OSError(f"is a {kind}, wanted a regular file")
+
+
+def _ends_torn(path: Path) -> bool:
+    with path.open("rb") as file:
+        if file.seek(0, os.SEEK_END) == 0:
+            return False
+        file.seek(-1, os.SEEK_END)
+        return file.read() != b"\n"
