@@ -1,0 +1,162 @@
+"""Good inputs for all four scripts, and a command run in a damaged copy of them.
+
+What a command did with a bad input:
+
+    clear      refused in one line with a non-zero status, or survived with the result of good input
+    traceback  a Python traceback, a death by a signal, or an error that is no single printable line
+    hang       no end within HANG_SECONDS
+    silent     status 0 although the input is bad, or another result than that of good input
+    lost       a checkpoint, token file or answer that was there before is nowhere afterwards
+"""
+
+import hashlib
+import json
+import os
+import random
+import re
+import resource
+import shutil
+import signal
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+
+import attrs
+
+from tests import launch
+from tests.conftest import ROOT, write_run
+from tests.long.fuzz.damage import Damage
+
+HANG_SECONDS = 90
+MEMORY_BYTES = 6 << 30  # of a command
+CLASSES = ("clear", "traceback", "hang", "silent", "lost")
+CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+PROTECTED = ("checkpoints", "archive", "tokens", "answers")  # folders whose files must never be lost
+STEPS = 8  # of the run; it stands at step 4, with checkpoints at 2 and 4
+
+
+@attrs.frozen
+class Case:
+    """One bad input."""
+
+    area: str
+    name: str
+    command: tuple[str, ...]  # script and arguments; {} stands for the workspace
+    damage: Damage  # of a workspace
+    survives: bool = False  # status 0 is right as well, if the result is that of good input
+
+
+@attrs.frozen
+class Outcome:
+    """What a command did with it."""
+
+    verdict: str  # one of CLASSES
+    status: int | None
+    said: str
+
+
+class Workspace:
+    """A folder that is made anew for each case: files in it name each other by their absolute paths."""
+
+    def __init__(self, directory: Path):
+        self._here, self._template = directory, directory.with_name(f"{directory.name}-template")
+        _fill(self._here)
+        self._here.rename(self._template)
+        self._renew()
+        _run("train.py", str(self._here / "run"), "--device", "cpu")
+        self._good_state = self._final_state()
+        assert self._good_state is not None
+
+    def attempt(self, case: Case, seed: str) -> Outcome:
+        """Damage a fresh copy, run the command, and say what it did."""
+        self._renew()
+        case.damage(self._here, random.Random(seed))
+        before = self._contents()
+        script, *arguments = (part.replace("{}", str(self._here)) for part in case.command)
+        environment = {"HF_HUB_OFFLINE": "1", "OPENAI_API_KEY": "sk-fuzz", "HF_HOME": str(self._here / "hub")}
+        process = launch.start(ROOT / script, *arguments, environment=environment)
+        with suppress(ProcessLookupError):  # a file that is read without an end must not take the machine's memory
+            resource.prlimit(process.pid, resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
+        try:
+            output, errors = process.communicate(HANG_SECONDS)
+        except subprocess.TimeoutExpired:
+            for pid in (process.pid, *process.children()):
+                with suppress(ProcessLookupError):
+                    os.killpg(pid, signal.SIGKILL)
+            return Outcome("hang", None, "")
+        status = process.returncode
+        assert status is not None
+        verdict = "clear"
+        if before - self._contents():
+            verdict = "lost"
+        elif not _is_clear(script, status, output, errors):
+            verdict = "traceback"
+        elif status == 0 and not (case.survives and self._same_result(case)):
+            verdict = "silent"
+        return Outcome(verdict, status, output + errors)
+
+    def _renew(self) -> None:
+        shutil.rmtree(self._here, ignore_errors=True)
+        shutil.copytree(self._template, self._here, symlinks=True)
+
+    def _contents(self) -> set[str]:
+        """Return the sha256 of every file that must be somewhere afterwards."""
+        files = [path for name in PROTECTED for folder in self._here.rglob(name) for path in folder.rglob("*")]
+        return {hashlib.sha256(path.read_bytes()).hexdigest() for path in files if path.is_file() and _is_small(path)}
+
+    def _same_result(self, case: Case) -> bool:
+        if case.command[0] != "train.py" or "--replay" in case.command:
+            return True
+        return self._final_state() == self._good_state
+
+    def _final_state(self) -> str | None:
+        state = self._here / "run" / "checkpoints" / f"step-{STEPS:08d}" / "state.json"
+        return json.loads(state.read_text())["state_sha256"] if state.is_file() else None
+
+
+def _is_small(path: Path) -> bool:
+    return path.stat().st_size < 1 << 30
+
+
+def _is_clear(script: str, status: int, output: str, errors: str) -> bool:
+    """Tell whether a command ended as promised: no traceback, no control characters, and one line that says why."""
+    if status < 0 or "Traceback" in output + errors or CONTROL.search(output + errors):
+        return False
+    if status == 0:
+        return True
+    reasons = [line for line in errors.splitlines() if line.startswith(f"{script}: ") or ": error: " in line]
+    counted = script == "prepare_data.py" and "bad" in output + errors  # documents that were left out
+    return len(reasons) == 1 or counted
+
+
+def _run(script: str, *arguments: str) -> None:
+    done = launch.run(ROOT / script, *arguments)
+    assert done.returncode == 0, (script, arguments, done.stdout, done.stderr)
+
+
+def _fill(here: Path) -> None:
+    """Make texts, tokens, a run under way, an export, answers, records, items, and lists of prices."""
+    texts, tokens, run = here / "texts", here / "tokens", here / "run"
+    texts.mkdir(parents=True)
+    words = random.Random(0)
+    lines = [" ".join(words.choices(["step", "token", "loss", "rank", "data", "a"], k=12)) for _ in range(4000)]
+    (texts / "a.txt").write_text("\n".join(lines))
+    (texts / "b.jsonl").write_text("".join(json.dumps({"text": line}) + "\n" for line in lines[:500]))
+    _run(
+        *("prepare_data.py", str(texts / "b.jsonl"), "--output", str(tokens), "--tokenizer", "bytes"),
+        *("--validation-fraction", "0.1", "--executor", "inline"),
+    )
+    write_run(run, tokens, checkpoint_interval=2, keep_checkpoints=20)
+    _run("train.py", str(run), "--device", "cpu", "--max-steps", "4")
+    _run("evaluate.py", "export", str(run), str(here / "export"))
+    records = [{"instruction": f"say {n}", "input": "", "output": f"{n}"} for n in range(20)]
+    (here / "records.json").write_text(json.dumps(records))
+    (here / "answers").mkdir()
+    for model in ("one", "two"):
+        answers = [{**record, "answer": f"{model}!", "reference_loss": 1.0} for record in records[:3]]
+        whole = {"model": model, "home": None, "seed": 0, "settings": {}, "answers": answers}
+        (here / "answers" / f"{model}.json").write_text(json.dumps(whole))
+    items = [{"ind": n, "ctx": "the step", "endings": ["a", "b", "c", "d"], "label": n % 4} for n in range(4)]
+    (here / "items.jsonl").write_text("".join(json.dumps(item) + "\n" for item in items))
+    for origin in (ROOT / "training" / "machines.json", ROOT / "evaluation" / "judging" / "prices.json"):
+        shutil.copy(origin, here)
