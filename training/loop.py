@@ -281,8 +281,8 @@ class Loop:
         self._tell_save(saved)
         if insist and not saved.durable:
             raise BadInput(
-                f"{saved.problem}; the last steps are not saved, older checkpoints are as they were: mend that and run "
-                "the same command again"
+                f"{saved.problem}; the last steps are not saved, older checkpoints are as they were: fix this, then "
+                "rerun the same command"
             )
 
     def _tell_save(self, saved: Saved | None) -> None:

@@ -174,7 +174,7 @@ def _resume(job: Job, options: Options, trainer: Trainer) -> tuple[RunState, lis
     claim = options.signals.claim  # rank 0's
     if from_coordinator(ranks, lambda: claim is not None and claim.resumed):
         wanted = "auto"  # this job has obeyed its --resume, before torchrun started it anew
-    from_coordinator(ranks, lambda: archive.restore(directory))
+    _say(ranks, from_coordinator(ranks, lambda: archive.restore(directory)))
     path = None
     if wanted == "never":
         archived = from_coordinator(ranks, lambda: archive.archive(directory))
