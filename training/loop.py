@@ -66,9 +66,9 @@ class Loop:
         self.peak = peak_flops(trainer.ranks)
         self.feed = Feed(job.reading, trainer.ranks, state.step, job.last_step)
         coordinates = trainer.ranks.coordinates
-        self.metrics = MetricsLog(job.run.directory) if coordinates else None
-        self.chart = ChartProcess(job.run.directory) if coordinates else None
         self.bar = Progress(state.step, job.plan.steps) if coordinates else None
+        self.metrics = MetricsLog(job.run.directory, self.bar.say) if self.bar is not None else None
+        self.chart = ChartProcess(job.run.directory) if coordinates else None
         self.saver = Saver(job.run, trainer, job.config)
         self._save_seconds = expected_save_seconds(job.run.model)
         job.stop_request.condition = self._budget_reached
