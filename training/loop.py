@@ -178,6 +178,8 @@ class Loop:
             self._check_guard()
         if logging and self.trainer.ranks.coordinates:
             self._log(result)
+        if logging and self.trainer.ranks.local_rank == 0:
+            self._check_token_files()
         if job.hash_every is not None and step % job.hash_every == 0:
             self._hash()
         if saving:
@@ -198,6 +200,17 @@ class Loop:
             self._settle()
             self._event("diverged", problem=problem)
             raise Diverged(f"{problem}; the last checkpoint is as it was: {self.job.run.directory / 'checkpoints'}")
+
+    def _check_token_files(self) -> None:
+        """Raise BadInput, on this rank alone, for a token file that was written since the run began."""
+        streams = [source.stream for source in self.job.reading.sources]
+        streams += [] if self.job.validation is None else [self.job.validation.stream]
+        for path in filter(None, (stream.changed_file() for stream in streams)):
+            raise BadInput(
+                f"{path}: was written while the run read it; put it back as it was and rerun the same command, which "
+                "continues from the last checkpoint",
+                alone=True,
+            )
 
     def _log(self, result: StepResult) -> None:
         assert self.bar is not None and self.metrics is not None
