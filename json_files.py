@@ -16,6 +16,7 @@ from errors import BadInput, quoted
 
 DEPTH = 100  # arrays and objects inside each other
 FILE_BYTES = 1 << 26
+PENDING_BYTES = 1 << 24  # of lines that could not be written, kept in memory
 _KINDS: dict[type, str] = {dict: "an object of keys and values", list: "an array"}
 
 
@@ -103,13 +104,20 @@ class JsonLog:
         descriptor = _open_regular(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         self.file = os.fdopen(descriptor, "wb", buffering=0)
         self._pending = b"\n" if _ends_torn(path) else b""
+        self._dropped = 0  # lines
 
     def append(self, record: dict[str, Any], *, durable: bool = False) -> None:
         """Append one object; `durable`: wait until it is on the disk.
 
-        Raises OSError; what was not written is kept in memory, and written by the next call that can.
+        Raises OSError; what was not written is kept in memory, up to PENDING_BYTES, and written by the next call that
+        can.
         """
-        self._pending += json.dumps(record).encode() + b"\n"
+        line = json.dumps(record).encode() + b"\n"
+        if len(self._pending) + len(line) > PENDING_BYTES:
+            self._dropped += 1
+            self.flush()
+            self._dropped -= 1
+        self._pending += line
         self.flush()
         if durable:
             os.fsync(self.file.fileno())
@@ -118,6 +126,11 @@ class JsonLog:
         """Write what an earlier call could not. Raises OSError."""
         while self._pending:
             self._pending = self._pending[self.file.write(self._pending) :]
+
+    @property
+    def unwritten(self) -> int:
+        """Lines that are not in the file, or not whole."""
+        return self._dropped + len([line for line in self._pending.split(b"\n") if line])
 
     def close(self) -> None:
         """Close the file; what could not be written is lost."""

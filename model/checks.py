@@ -21,8 +21,8 @@ def integer(minimum: int, maximum: int = LARGEST_INTEGER) -> Validator:
 
 
 def is_number(value: Any) -> bool:
-    """Tell whether a value is a finite int or float, and no bool."""
-    return type(value) is int or (type(value) is float and math.isfinite(value))
+    """Tell whether a value is a finite float, or an int that can be one, and no bool."""
+    return type(value) in (int, float) and abs(value) <= sys.float_info.max
 
 
 def number(minimum: float, maximum: float = math.inf, *, above: bool = False) -> Validator:
@@ -33,7 +33,7 @@ def number(minimum: float, maximum: float = math.inf, *, above: bool = False) ->
     def holds(value: Any) -> bool:
         if not is_number(value):
             return False
-        return (value > minimum if above else value >= minimum) and value <= min(maximum, sys.float_info.max)
+        return (value > minimum if above else value >= minimum) and value <= maximum
 
     return _check(holds, f"a number {low} {minimum:g}{high}")
 

@@ -152,7 +152,21 @@ def in_terminal(command: list[str]) -> tuple[int, list[str]]:
 
 
 def seal_again(checkpoint: Path) -> None:
-    """Make a manifest for a checkpoint whose files a test has changed."""
+    """Make the hashes and the manifest of a checkpoint whose files a test has changed."""
+    from files import sha256
+    from training.state_check import FIELDS_SHA256, fields_sha256
+    from training.state_files import OPTIMIZER, WEIGHTS, combined_sha256
+
+    state = json.loads((checkpoint / "state.json").read_text())
+    digests = {name: sha256(checkpoint / name) for name in (WEIGHTS, OPTIMIZER)}
+    state["state_sha256"] = combined_sha256(state["step"], digests)
+    state[FIELDS_SHA256] = fields_sha256(state)
+    (checkpoint / "state.json").write_text(json.dumps(state, indent=2))
+    forge_manifest(checkpoint)
+
+
+def forge_manifest(checkpoint: Path) -> None:
+    """Make a manifest for a checkpoint whose files were changed, and no other hash."""
     from files import sha256
     from training.checkpoint import MANIFEST, manifest_text
 

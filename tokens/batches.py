@@ -104,7 +104,10 @@ def read_windows(parts: list[tuple[TokenStream, int]], context_length: int) -> n
     """Return windows, (B, T + 1) in the streams' type, of which each part gives the stream and the first token."""
     rows = np.empty((len(parts), context_length + 1), np.result_type(*{stream.dtype for stream, _ in parts}))
     for row, (stream, first) in zip(rows, parts, strict=True):
-        row[:] = stream.read(first, context_length + 1)
+        if stream.dtype == rows.dtype:
+            stream.read_into(row, first)
+        else:
+            row[:] = stream.read(first, context_length + 1)
     return rows
 
 

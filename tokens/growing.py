@@ -110,15 +110,23 @@ class FollowedStream(TokenStream):
         self._growing, self._split = tokens, split
         self.dtype = token_dtype(tokens.settings.vocabulary_size).newbyteorder("<")
         self.files, self.length = [], 0
-        self._starts, self._maps = [0], []
 
-    def read(self, start: int, count: int) -> np.ndarray:
-        """Return tokens start .. start + count, 1-D; a view of the file. They must have been committed."""
-        if start + count > self.length:
-            self._map(self._growing.committed(self._split))
-        return super().read(start, count)
+    def read_into(self, tokens: np.ndarray, start: int) -> None:
+        """Fill an array with what begins at `start`. It must have been committed."""
+        if start + len(tokens) > self.length:
+            self._find(self._growing.committed(self._split))
+        try:
+            super().read_into(tokens, start)
+        except BadInput as error:
+            if not isinstance(error.__cause__, FileNotFoundError):
+                raise
+            self._find(self.length)  # a file has lost its hidden name
+            super().read_into(tokens, start)
 
-    def _map(self, length: int) -> None:
+    def changed_file(self) -> None:
+        """Return None: these files grow."""
+
+    def _find(self, length: int) -> None:
         growing = self._growing
         shard_tokens = growing.settings.shard_tokens or length
         tries = 0
@@ -138,6 +146,8 @@ class FollowedStream(TokenStream):
                             for index in range(-(-length // max(1, shard_tokens)))
                         ]
                     )
+                for file in self.files:
+                    file.path.stat()
                 return
             except FileNotFoundError as error:  # it was given its name just now
                 tries += 1

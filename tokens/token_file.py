@@ -7,8 +7,10 @@
 import bisect
 import itertools
 import json
+import os
 import re
 import struct
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -19,6 +21,7 @@ from errors import BadInput
 
 HEADER_BYTES = 4096  # of the files we write: room for any token count, and the data starts on a page
 SCAN_TOKENS = 1 << 24  # looked at in one go when ids are checked
+OPEN_FILES = 256  # of a stream at a time; a process may have 1,024
 
 _DTYPES: dict[str, np.dtype[Any]] = {"U16": np.dtype("<u2"), "U32": np.dtype("<u4")}  # safetensors' names
 
@@ -34,32 +37,51 @@ class TokenFile:
 
 
 class TokenStream:
-    """The tokens of one split, memory-mapped: however many processes read them, a machine holds one copy."""
+    """The tokens of one split, read when they are asked for: in the system's cache a machine holds one copy.
+
+    Not memory-mapped: a read beyond the end of a mapped file that was cut short ends the process (SIGBUS).
+    """
 
     def __init__(self, files: list[TokenFile]):
         self.files = files
         self.length = sum(file.length for file in files)  # tokens
         self.dtype = np.result_type(*{file.dtype for file in files})
         self._starts = [0, *itertools.accumulate(file.length for file in files)]
-        # Seen as plain arrays: a slice of a memmap costs several times as much.
-        self._maps = [
-            np.asarray(np.memmap(file.path, file.dtype, mode="r", offset=file.offset_bytes, shape=(file.length,)))
-            if file.length
-            else np.empty(0, file.dtype)
-            for file in files
-        ]
+        self._descriptor = lru_cache(OPEN_FILES)(lambda number: _Descriptor(_open(files[number].path)))
+        self._versions = {file.path: _version(file.path) for file in files}
 
     def read(self, start: int, count: int) -> np.ndarray:
-        """Return tokens start .. start + count, 1-D; a view of the file unless the range spans two files."""
-        assert start >= 0 and start + count <= self.length, (start, count, self.length)
-        first = bisect.bisect_right(self._starts, start) - 1
-        parts = []
-        while count > 0:
-            offset = start - self._starts[first]
-            part = self._maps[first][offset : offset + count]
-            parts.append(part)
-            start, count, first = start + len(part), count - len(part), first + 1
-        return parts[0] if len(parts) == 1 else np.concatenate(parts or [np.empty(0, np.uint16)])
+        """Return tokens start .. start + count, 1-D. Raises BadInput for a file that cannot be read any more."""
+        tokens = np.empty(count, self.dtype)
+        self.read_into(tokens, start)
+        return tokens
+
+    def read_into(self, tokens: np.ndarray, start: int) -> None:
+        """Fill a contiguous 1-D array of the stream's type with what begins at `start`. Raises BadInput as `read`."""
+        assert start >= 0 and start + len(tokens) <= self.length, (start, len(tokens), self.length)
+        while len(tokens):
+            number = bisect.bisect_right(self._starts, start) - 1
+            file, offset = self.files[number], start - self._starts[number]
+            part = tokens[: file.length - offset] if len(tokens) > file.length - offset else tokens
+            descriptor, place = self._descriptor(number), file.offset_bytes + offset * self.dtype.itemsize
+            try:
+                # Returns bytes; Linux reads at most 2 GiB at once.
+                count = os.preadv(descriptor.number, (part,), place)  # type: ignore[arg-type]  # an array is a buffer
+            except OSError as error:
+                raise _unreadable(file.path, error.strerror) from error
+            if count < self.dtype.itemsize:
+                raise _unreadable(file.path, "it was cut short")
+            read = count // self.dtype.itemsize
+            if read == len(tokens):  # nearly always
+                return
+            tokens, start = tokens[read:], start + read
+
+    def changed_file(self) -> Path | None:
+        """Return a file that was written since the stream was opened. One that is gone is not: it may still be read."""
+        for path, version in self._versions.items():
+            if _version(path) not in (version, None):
+                return path
+        return None
 
     def locate(self, position: int) -> str:
         """Return "FILE: token OFFSET" of a position in the stream, for error messages."""
@@ -76,6 +98,16 @@ class TokenStream:
                     f"{self.locate(at + bad)}: got id {ids[bad]}, wanted less than vocab_size {vocabulary_size}; "
                     "these tokens were made with another tokenizer, or the file is damaged"
                 )
+
+
+class _Descriptor:
+    """An open file; closed when nothing refers to it any more."""
+
+    def __init__(self, number: int):
+        self.number = number
+
+    def __del__(self) -> None:
+        os.close(self.number)
 
 
 def open_split(directory: Path, split: str) -> TokenStream:
@@ -136,6 +168,26 @@ def write_header(file: BinaryIO, dtype: np.dtype, length: int) -> None:
     header = json.dumps({"tokens": tensor}).encode().ljust(HEADER_BYTES - 8)
     file.seek(0)
     file.write(struct.pack("<Q", len(header)) + header)
+
+
+def _open(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise _unreadable(path, error.strerror) from error
+
+
+def _unreadable(path: Path, reason: str | None) -> BadInput:
+    return BadInput(f"{path}: cannot be read any more: {reason}; bring it back, or prepare it again", alone=True)
+
+
+def _version(path: Path) -> tuple[int, int] | None:
+    """Return size and time of the last change, None for a file that is gone."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_size, found.st_mtime_ns
 
 
 def _check_shards(directory: Path, split: str, shards: list[Path]) -> None:

@@ -3,22 +3,31 @@
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime, timezone
 from pathlib import Path
 
 from errors import BadInput
-from files import sync
+from files import sync, write_error
 from tokens.tokenizer import RANKS_FILE
 from training import commit
 from training.chart import CHART
-from training.checkpoint import PARTIAL, RESOLVED, name_of, read_state, steps_in
+from training.checkpoint import PARTIAL, RESOLVED, followed_links, name_of, read_state, steps_in, verify
 from training.metrics import ANSWERS, EVALUATIONS, METRICS
 
 
-def restore(run_directory: Path) -> None:
-    """Give a checkpoint its name back whose replacement was cut short. Raises BadInput where that cannot be done."""
+def restore(run_directory: Path) -> list[str]:
+    """Give checkpoints their names back: those whose replacement was cut short, and the folders of a copied run.
+
+    A copy that followed links (`cp -rL`, `zip`) has folders in the place of the links `latest` and `best`. An intact
+    one whose step's name is free, or is a damaged checkpoint's, gets that name; a second copy goes to the archive. A
+    damaged one stays for `checkpoint.find` to refuse. Returns a line for each. Raises BadInput where that cannot be
+    done.
+    """
+    directory = run_directory / "checkpoints"
+    if directory.exists() and not directory.is_dir():
+        raise BadInput(f"{directory}: got a file, wanted a folder; move it away, then rerun the same command")
     with _changing(run_directory):
-        commit.restore(run_directory / "checkpoints")
+        commit.restore(directory)
+        return [_restore_followed(path) for path in followed_links(directory) if verify(path) is None]
 
 
 def archive_after(run_directory: Path, path: Path, step: int) -> Path | None:
@@ -42,7 +51,7 @@ def archive(run_directory: Path) -> Path | None:
         existing = [path for path in written if path.exists()]
         if not existing:
             return None
-        target = _new_archive(run_directory)
+        target = commit.new_archive(run_directory)
         for path in existing:
             path.rename(target / path.name)
         return target
@@ -62,7 +71,7 @@ def _archive_after(run_directory: Path, path: Path, step: int) -> Path | None:
         displaced += [newest] if newest.exists() else []
     target = None
     if displaced:
-        target = _new_archive(run_directory) / "checkpoints"
+        target = commit.new_archive(run_directory) / "checkpoints"
         target.mkdir()
         for other in displaced:
             other.rename(target / other.name)
@@ -75,17 +84,24 @@ def _archive_after(run_directory: Path, path: Path, step: int) -> Path | None:
     return target
 
 
+def _restore_followed(path: Path) -> str:
+    """Give an intact checkpoint in a link's place its step's name, and make the link; return a line that says so."""
+    named = path.with_name(name_of(read_state(path)["step"]))
+    line = f"NOTE: {path} is no link, as after a copy that followed links; it is now "
+    if named.exists() and verify(named) is None:
+        line += f"{commit.set_aside(path)}, because {named.name} is intact"
+    else:
+        if named.exists():
+            commit.set_aside(named)
+        path.rename(named)
+        line += str(named)
+    commit.point(path.parent, path.name, named.name)
+    return line
+
+
 @contextmanager
 def _changing(run_directory: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise BadInput(
-            f"{run_directory}: cannot be changed: {error}; mend that and run the same command again"
-        ) from error
-
-
-def _new_archive(run_directory: Path) -> Path:
-    target = run_directory / "archive" / datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%S.%fZ")
-    target.mkdir(parents=True)
-    return target
+        raise write_error(error.filename or run_directory, error) from error

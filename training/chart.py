@@ -10,6 +10,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from errors import BadInput, printable
+from files import writing
 from training.metrics import read_metrics
 
 CHART = "training-run-chart.png"
@@ -27,15 +29,15 @@ class ChartProcess:
         self._due = time.monotonic() + LEAST_SECONDS
 
     def redraw(self) -> None:
-        """Start a drawing unless the last one still runs or is recent."""
-        if time.monotonic() >= self._due and (self._process is None or self._process.poll() is not None):
+        """Start a drawing unless the last one still runs, is recent, or has failed."""
+        if time.monotonic() >= self._due and (self._process is None or self._process.poll() == 0):
             self._process = self._start()
 
-    def finish(self) -> None:
-        """Wait for a drawing in progress, then draw the final state and wait for that."""
+    def finish(self) -> bool:
+        """Wait for a drawing in progress, then draw the final state; return whether that is there."""
         if self._process is not None:
             self._process.wait()
-        self._start().wait()
+        return self._start().wait() == 0
 
     def _start(self) -> "subprocess.Popen[bytes]":
         self._due = time.monotonic() + LEAST_SECONDS
@@ -44,7 +46,10 @@ class ChartProcess:
 
 
 def draw_chart(directory: Path) -> Path:
-    """Draw the chart of a run directory and return its path. The file is replaced in one go."""
+    """Draw the chart of a run directory and return its path. The file is replaced in one go.
+
+    Raises BadInput where the metrics cannot be read or the chart cannot be written.
+    """
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
@@ -65,11 +70,12 @@ def draw_chart(directory: Path) -> Path:
     label = _label("validation", validation, "validation_loss")
     loss.plot(validation_steps, validation_losses, color=VALIDATION, marker="o", markersize=4, label=label)
     loss.set_ylabel("loss (nats per token)")
-    loss.set_title(f"{directory.name}: step {max(steps + validation_steps, default=0):,}")
+    last = max(steps + validation_steps, default=0)
+    loss.set_title(f"{printable(directory.name)}: step {last:,}", parse_math=False)  # a dollar sign is one
     loss.legend(loc="upper right")
-    rate.plot(steps, [record["learning_rate"] for record in train], color=RATE)
+    rate.plot(steps, [record.get("learning_rate", math.nan) for record in train], color=RATE)
     rate.set_ylabel("learning rate")
-    norm.plot(steps, [record["grad_norm"] or math.nan for record in train], color=NORM, linewidth=1)
+    norm.plot(steps, [record.get("grad_norm") or math.nan for record in train], color=NORM, linewidth=1)
     norm.set_ylabel("gradient norm\n(before clipping)")
     norm.set_yscale("log")
     norm.set_xlabel("step (optimizer updates)")
@@ -81,8 +87,10 @@ def draw_chart(directory: Path) -> Path:
 
     path = directory / CHART
     partial = directory / f".partial-{CHART}"
-    figure.savefig(partial, dpi=110, format="png")
-    partial.replace(path)
+    with writing(path):
+        partial.unlink(missing_ok=True)
+        figure.savefig(partial, dpi=110, format="png")
+        partial.replace(path)
     return path
 
 
@@ -101,4 +109,7 @@ def _label(name: str, records: list[dict[str, Any]], key: str) -> str:
 
 
 if __name__ == "__main__":
-    draw_chart(Path(sys.argv[1]))
+    try:
+        draw_chart(Path(sys.argv[1]))
+    except BadInput as error:
+        sys.exit(f"WARNING: {error}")

@@ -11,20 +11,23 @@ Here they are found, verified and loaded; `saver.py` and `commit.py` write them.
 
 import hashlib
 import json
-import re
+import stat
 import sys
 from pathlib import Path
 from typing import Any
 
 import attrs
 
-from errors import BadInput
+from errors import BadInput, quoted
 from files import sha256
+from json_files import parse_json, read_json, read_regular
+from training.state_check import STEP_NAME, check_fields, check_origin
 from training.state_files import OPTIMIZER, WEIGHTS, read_state_files
 from training.step import Trainer
 
 STATE, MANIFEST = "state.json", "manifest.json"
 RESOLVED = "resolved.json"
+LINKS = ("latest", "best")
 PARTIAL = ".partial-"
 FORMAT = 3  # of state.json
 MANIFEST_FORMAT = 2
@@ -61,7 +64,8 @@ def find(run_directory: Path, wanted: str) -> Path | None:
             raise BadInput(f"{problem}; resume from another one with --resume NAME")
         return path.resolve()
     problems: list[str] = []
-    for name in reversed(steps_in(directory)):
+    followed = [path.name for path in followed_links(directory)]  # damaged, or they had their step's name by now
+    for name in [*reversed(steps_in(directory)), *followed]:
         problem = verify(directory / name)
         if problem is None:
             for line in problems:
@@ -93,21 +97,15 @@ def manifest_text(files: dict[str, dict[str, Any]]) -> str:
 
 def verify(path: Path) -> str | None:
     """Return what is wrong with a checkpoint, or None when every file is as it was written."""
-    manifest_file = path / MANIFEST
     try:
-        text = manifest_file.read_text()
-        manifest = json.loads(text)
-        if manifest["format"] < MANIFEST_FORMAT:
-            return f"{manifest_file}: got format {manifest['format']}, wanted {MANIFEST_FORMAT}: of another version"
-        files = manifest["files"]
-        if manifest_text(files) != text or set(files) != {WEIGHTS, OPTIMIZER, STATE}:
-            return f"{manifest_file}: damaged: it does not have its own sha256"
-        problems = (_compare(path / name, entry) for name, entry in sorted(files.items()))
-        return next((problem for problem in problems if problem is not None), None)
+        _check_files(path)
+    except BadInput as error:
+        return str(error)
     except FileNotFoundError as error:
         return f"{error.filename}: missing"
     except (OSError, ValueError, KeyError, TypeError) as error:
-        return f"{manifest_file}: damaged: {error}"
+        return f"{path / MANIFEST}: damaged: {error}"
+    return None
 
 
 def load(path: Path, trainer: Trainer) -> RunState:
@@ -123,33 +121,71 @@ def load(path: Path, trainer: Trainer) -> RunState:
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """Return a checkpoint's `state.json`. Raises BadInput for another version's."""
-    try:
-        state: dict[str, Any] = json.loads((path / STATE).read_text())
-    except FileNotFoundError as error:
+    """Return a checkpoint's `state.json`. Raises BadInput for a damaged one, or another version's."""
+    if not (path / STATE).exists():
         raise BadInput(
             f"{path / STATE}: not there; run directories must lie on a disk that all machines share", alone=True
-        ) from error
-    except ValueError as error:
-        raise BadInput(f"{path / STATE}: damaged: not JSON: {error}; put it back, or delete the checkpoint") from error
+        )
+    state = _read_state(path)
     if state.get("format") != FORMAT:
         raise BadInput(
-            f"{path / STATE}: got format {state.get('format')}, wanted {FORMAT}: another version of Lockstep wrote it; "
-            "resume with that version, or start anew with --resume never"
+            f"{path / STATE}: got format {quoted(state.get('format'))}, wanted {FORMAT}: another version of Lockstep "
+            "wrote it; resume with that version, or start anew with --resume never"
         )
     return state
 
 
 def steps_in(directory: Path) -> list[str]:
     """Return the names of checkpoints that a run wrote, oldest first; copies under other names are left alone."""
-    return [name for name in _names(directory) if re.fullmatch(r"step-\d{8}", name)]
+    return [name for name in _names(directory) if STEP_NAME.fullmatch(name)]
 
 
-def _compare(file: Path, entry: dict[str, Any]) -> str | None:
-    size = file.stat().st_size
-    if size != entry["size_bytes"]:
-        return f"{file}: got {size} bytes, wanted {entry['size_bytes']}"
-    return None if sha256(file) == entry["sha256"] else f"{file}: damaged: its sha256 is not the one in {MANIFEST}"
+def followed_links(directory: Path) -> list[Path]:
+    """Return the folders in the place of the links, the newest first: made by a copy of a run that followed links."""
+    return [directory / link for link in LINKS if (directory / link).is_dir() and not (directory / link).is_symlink()]
+
+
+def _read_state(path: Path) -> dict[str, Any]:
+    """Return `state.json`, its fields checked where they are of this version. Raises BadInput."""
+    file, advice = path / STATE, "put it back, or delete the checkpoint"
+    state: dict[str, Any] = read_json(file, advice=advice)
+    if state.get("format") == FORMAT:
+        try:
+            check_fields(state)
+        except ValueError as error:
+            raise BadInput(f"{file}: damaged or edited: {error}; {advice}") from error
+    return state
+
+
+def _check_files(path: Path) -> None:
+    """Raise BadInput for a file that is not as the manifest says; any error for a manifest that is damaged."""
+    content = read_regular(path / MANIFEST)
+    manifest = parse_json(content)
+    if manifest["format"] < MANIFEST_FORMAT:
+        raise BadInput(
+            f"{path / MANIFEST}: got format {manifest['format']}, wanted {MANIFEST_FORMAT}: of another version"
+        )
+    files = manifest["files"]
+    if manifest_text(files).encode() != content or set(files) != {WEIGHTS, OPTIMIZER, STATE}:
+        raise ValueError("it does not have its own sha256")
+    for name, entry in sorted(files.items()):
+        _compare(path / name, entry)
+    state = _read_state(path)
+    if state.get("format") == FORMAT:  # of another version: `read_state` says so
+        try:
+            check_origin(state, path.name, {name: entry["sha256"] for name, entry in files.items()})
+        except ValueError as error:
+            raise BadInput(f"{path / STATE}: edited: {error}") from error
+
+
+def _compare(file: Path, entry: dict[str, Any]) -> None:
+    found = file.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise BadInput(f"{file}: wanted a regular file")
+    if found.st_size != entry["size_bytes"]:
+        raise BadInput(f"{file}: got {found.st_size} bytes, wanted {entry['size_bytes']}")
+    if sha256(file) != entry["sha256"]:
+        raise BadInput(f"{file}: damaged: its sha256 is not the one in {MANIFEST}")
 
 
 def _names(directory: Path) -> list[str]:

@@ -5,12 +5,15 @@ A checkpoint is written under a hidden name, synced and renamed, so under its ow
 """
 
 import json
+import re
 import shutil
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from files import sha256, sync
-from training.checkpoint import MANIFEST, PARTIAL, STATE, manifest_text, name_of, steps_in
+from training.checkpoint import LINKS, MANIFEST, PARTIAL, STATE, manifest_text, name_of, steps_in
+from training.state_check import FIELDS_SHA256, fields_sha256
 from training.state_files import OPTIMIZER, WEIGHTS, Share, combined_sha256
 
 CRASH_POINTS = (
@@ -30,6 +33,7 @@ CRASH_POINTS = (
     "deleted",
 )  # of a save, in order
 ASIDE = "-aside"  # ends the hidden name of a checkpoint that is being replaced
+_OWN_HIDDEN_NAME = re.compile(rf"{re.escape(PARTIAL)}(step-\d{{8}}({ASIDE})?|{'|'.join(LINKS)})")
 
 
 def reached(moment: str) -> None:
@@ -45,8 +49,7 @@ def partial_of(path: Path) -> Path:
 def prepare(path: Path, share: Share) -> None:
     """Make the two tensor files at their full size, with their headers, for all ranks to write into."""
     restore(path.parent)
-    for left_behind in path.parent.glob(f"{PARTIAL}*"):
-        _remove(left_behind)
+    _remove_left_behind(path.parent)
     partial = partial_of(path)
     partial.mkdir(parents=True)
     for name, header in share.headers.items():
@@ -62,6 +65,7 @@ def seal(path: Path, state: dict[str, Any]) -> None:
     digests = {name: sha256(partial / name) for name in (WEIGHTS, OPTIMIZER)}
     reached("hashed")
     state = state | {"state_sha256": combined_sha256(state["step"], digests)}
+    state = state | {FIELDS_SHA256: fields_sha256(state)}
     (partial / STATE).write_text(json.dumps(state, indent=2) + "\n")
     sync(partial / STATE)
     reached("state written")
@@ -110,9 +114,9 @@ def point(directory: Path, link: str, name: str) -> None:
     if (directory / link).is_symlink() and (directory / link).readlink() == Path(name):
         return
     partial = directory / f"{PARTIAL}{link}"
-    partial.unlink(missing_ok=True)
-    if not (directory / link).is_symlink():
-        remove_link(directory, link)
+    _remove(partial)
+    if (directory / link).exists() and not (directory / link).is_symlink():
+        set_aside(directory / link)
     partial.symlink_to(name)
     reached(f"{link} made")
     partial.replace(directory / link)
@@ -129,14 +133,30 @@ def point_best(directory: Path, step: int | None) -> bool:
 
 
 def remove_link(directory: Path, link: str) -> None:
-    """Remove a link; or the directory that a copy of the run, which followed links, has made of it."""
-    if (directory / link).is_symlink() or (directory / link).exists():
-        _remove(directory / link)
+    """Remove a link. What has its name and is none goes to the archive."""
+    if (directory / link).is_symlink():
+        (directory / link).unlink()
+    elif (directory / link).exists():
+        set_aside(directory / link)
+
+
+def set_aside(path: Path) -> Path:
+    """Move something out of checkpoints/ into `archive/<time>/checkpoints/` of the run directory; return where."""
+    target = new_archive(path.parent.parent) / path.parent.name
+    target.mkdir()
+    return path.rename(target / path.name)
+
+
+def new_archive(run_directory: Path) -> Path:
+    """Make a new folder `archive/<time>/` and return it."""
+    target = run_directory / "archive" / datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%S.%fZ")
+    target.mkdir(parents=True)
+    return target
 
 
 def delete_old(directory: Path, keep: int) -> None:
     """Delete all but the newest `keep` checkpoints and those that the links name."""
-    kept = {(directory / link).resolve().name for link in ("latest", "best")}
+    kept = {(directory / link).resolve().name for link in LINKS}
     for name in steps_in(directory)[:-keep]:
         if name not in kept:
             hidden = directory / f"{PARTIAL}{name}"
@@ -144,12 +164,18 @@ def delete_old(directory: Path, keep: int) -> None:
             reached("deletion hidden")
             _remove(hidden)
             reached("deleted")
-    for replaced in directory.glob(f"{PARTIAL}*"):
-        _remove(replaced)
+    _remove_left_behind(directory)
+
+
+def _remove_left_behind(directory: Path) -> None:
+    """Remove what a save or deletion that was cut short has hidden. Other hidden names are not ours."""
+    for path in directory.glob(f"{PARTIAL}*"):
+        if _OWN_HIDDEN_NAME.fullmatch(path.name):
+            _remove(path)
 
 
 def _remove(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
-        path.unlink()
+        path.unlink(missing_ok=True)

@@ -9,6 +9,7 @@ from typing import Any
 
 import attrs
 
+from errors import printable
 from training.metrics import read_lines
 
 PARTS = ("start-up", "data", "compile", "training", "validation", "checkpoints", "idle")
@@ -199,7 +200,7 @@ def table(record: dict[str, Any]) -> list[str]:
         columns["the run"] = record["run_ledger"]
     lines = ["time        " + "".join(f"{name:>20}" for name in columns)]
     for part in [*record["run_ledger"], "in all"]:
-        line = f"{part:<12}"
+        line = f"{printable(part):<12}"
         for parts in columns.values():
             total = sum(parts.values())
             seconds = total if part == "in all" else parts.get(part, 0.0)

@@ -66,9 +66,9 @@ class Loop:
         self.peak = peak_flops(trainer.ranks)
         self.feed = Feed(job.reading, trainer.ranks, state.step, job.last_step)
         coordinates = trainer.ranks.coordinates
-        self.metrics = MetricsLog(job.run.directory) if coordinates else None
-        self.chart = ChartProcess(job.run.directory) if coordinates else None
         self.bar = Progress(state.step, job.plan.steps) if coordinates else None
+        self.metrics = MetricsLog(job.run.directory, self.bar.say) if self.bar is not None else None
+        self.chart = ChartProcess(job.run.directory) if coordinates else None
         self.saver = Saver(job.run, trainer, job.config)
         self._save_seconds = expected_save_seconds(job.run.model)
         job.stop_request.condition = self._budget_reached
@@ -178,6 +178,8 @@ class Loop:
             self._check_guard()
         if logging and self.trainer.ranks.coordinates:
             self._log(result)
+        if logging and self.trainer.ranks.local_rank == 0:
+            self._check_token_files()
         if job.hash_every is not None and step % job.hash_every == 0:
             self._hash()
         if saving:
@@ -198,6 +200,17 @@ class Loop:
             self._settle()
             self._event("diverged", problem=problem)
             raise Diverged(f"{problem}; the last checkpoint is as it was: {self.job.run.directory / 'checkpoints'}")
+
+    def _check_token_files(self) -> None:
+        """Raise BadInput, on this rank alone, for a token file that was written since the run began."""
+        streams = [source.stream for source in self.job.reading.sources]
+        streams += [] if self.job.validation is None else [self.job.validation.stream]
+        for path in filter(None, (stream.changed_file() for stream in streams)):
+            raise BadInput(
+                f"{path}: was written while the run read it; put it back as it was and rerun the same command, which "
+                "continues from the last checkpoint",
+                alone=True,
+            )
 
     def _log(self, result: StepResult) -> None:
         assert self.bar is not None and self.metrics is not None
@@ -281,8 +294,8 @@ class Loop:
         self._tell_save(saved)
         if insist and not saved.durable:
             raise BadInput(
-                f"{saved.problem}; the last steps are not saved, older checkpoints are as they were: mend that and run "
-                "the same command again"
+                f"{saved.problem}; the last steps are not saved, older checkpoints are as they were: fix this, then "
+                "rerun the same command"
             )
 
     def _tell_save(self, saved: Saved | None) -> None:

@@ -20,6 +20,7 @@ from training.determinism import set_determinism
 from training.guard import Guard
 from training.ledger import Ledger, read_earlier, table
 from training.loop import Job, Loop
+from training.metrics import METRICS, MetricsLog, count_unreadable
 from training.numerics import Numerics, agreed_fingerprint, resolve_numerics
 from training.optimizer import Optimizer
 from training.parallel import Parallel, Wrapping
@@ -105,21 +106,30 @@ def _train(run: Run, options: Options, ranks: Ranks, ledger: Ledger, watch: Watc
         _say(ranks, lines)
         job = attrs.evolve(job, config={**job.config, "self_test": outcome})
         from_coordinator(ranks, lambda: write_record(run, job.config, token_set, ranks, job.price_per_hour))
+        _say(ranks, from_coordinator(ranks, lambda: _check_metrics(run)))
     options.signals.training_begins()
     loop = Loop(trainer, job, state, ledger)
     watch.on_orphaned = options.signals.ask
-    finished = None
+    finished, drawn = None, False
     try:
         finished = loop.train(changes)
         status = EXIT_DONE if finished else EXIT_STOPPED
         if options.signals.claim is not None:
             options.signals.claim.end(status)  # the chart may take longer than torchrun waits
         if loop.chart is not None:
-            loop.chart.finish()
+            drawn = loop.chart.finish()
     finally:
         record = loop.close()
-        _say(ranks, [*([] if finished is None else _summary(loop, finished)), *table(record)])
+        _say(ranks, [*([] if finished is None else _summary(loop, finished, drawn)), *table(record)])
     return status
+
+
+def _check_metrics(run: Run) -> list[str]:
+    """Return a line where lines of the metrics are unreadable. Raises BadInput where none can be read or written."""
+    MetricsLog(run.directory).close()
+    count = count_unreadable(run.directory)
+    where = run.directory / METRICS
+    return [f"NOTE: {where}: {count:,} unreadable lines, torn by a kill or damaged, are left out"] if count else []
 
 
 def _introduction(run: Run, plan: Plan, numerics: Numerics, ranks: Ranks) -> list[str]:
@@ -174,7 +184,7 @@ def _resume(job: Job, options: Options, trainer: Trainer) -> tuple[RunState, lis
     claim = options.signals.claim  # rank 0's
     if from_coordinator(ranks, lambda: claim is not None and claim.resumed):
         wanted = "auto"  # this job has obeyed its --resume, before torchrun started it anew
-    from_coordinator(ranks, lambda: archive.restore(directory))
+    _say(ranks, from_coordinator(ranks, lambda: archive.restore(directory)))
     path = None
     if wanted == "never":
         archived = from_coordinator(ranks, lambda: archive.archive(directory))
@@ -243,7 +253,7 @@ def _nothing_to_do(run: Run, plan: Plan, state: RunState) -> str:
     return f"{run.directory}: the run is complete: {plan.steps:,} steps{_best(state)}; start anew with --resume never"
 
 
-def _summary(loop: Loop, finished: bool) -> list[str]:
+def _summary(loop: Loop, finished: bool, drawn: bool) -> list[str]:
     state, ledger, job = loop.state, loop.ledger, loop.job
     tokens = (state.step - loop.first_step) * job.plan.tokens_per_step
     if state.step == job.plan.steps:
@@ -257,7 +267,7 @@ def _summary(loop: Loop, finished: bool) -> list[str]:
         *_data_lines(job.plan, state.step),
         f"{tokens:,} tokens in {duration(ledger.process_seconds())}, "
         f"{tokens / ledger.training_seconds():,.0f} tokens/s while training",
-        f"weights {directory / 'checkpoints' / 'latest'}, chart {directory / CHART}",
+        f"weights {directory / 'checkpoints' / 'latest'}, " + (f"chart {directory / CHART}" if drawn else "no chart"),
     ]
 
 

@@ -15,7 +15,7 @@ class Validation:
     """The slice and how to measure a model on it."""
 
     def __init__(self, stream: TokenStream, start_token: int, sequences: int):
-        self._stream = stream
+        self.stream = stream
         self._start_token = start_token
         self._sequences = sequences
 
@@ -41,7 +41,7 @@ class Validation:
             own = range(first + ranks.rank * layout.microbatch_size, first + (ranks.rank + 1) * layout.microbatch_size)
             # Every rank runs every round at the same shape: FSDP gathers weights in it. The surplus is not counted.
             windows = [min(window, self._sequences - 1) for window in own]
-            parts = [(self._stream, self._start_token + window * layout.context_length) for window in windows]
+            parts = [(self.stream, self._start_token + window * layout.context_length) for window in windows]
             inputs, targets = inputs_and_targets(read_windows(parts, layout.context_length))
             inputs, targets = (part.to(ranks.device, non_blocking=True) for part in (inputs, targets))
             with autocast(trainer.numerics.precision, ranks):

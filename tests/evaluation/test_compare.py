@@ -333,7 +333,7 @@ def test_what_cannot_be_compared_is_one_line(runs: dict[str, Path], tmp_path: Pa
     broken = tmp_path / "broken"
     shutil.copytree(runs["long"], broken)
     (broken / "checkpoints" / "step-00000008" / "state.json").write_text("")
-    assert "state.json: damaged: not JSON" in refused(broken)
+    assert "state.json: not JSON" in refused(broken)
     assert "long step-00000008, a: no overlap between result files" in refused(runs["long"], a)
     (tmp_path / "empty").mkdir()
     assert "got no results of" in refused(tmp_path / "empty")

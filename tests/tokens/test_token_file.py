@@ -1,6 +1,7 @@
 """Token files load whole or in shards; damaged ones are refused by name."""
 
 import itertools
+import os
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from errors import BadInput
+from tokens import token_file
 from tokens.token_file import open_split
 
 
@@ -97,3 +99,35 @@ def test_one_flipped_bit_in_a_header_is_refused_by_name_or_changes_nothing(tmp_p
             assert str(error).startswith(str(path)), bit
         else:
             assert files == intact, bit
+
+
+def test_a_file_that_is_cut_short_while_it_is_read_is_one_line(tmp_path: Path) -> None:
+    path = save(tmp_path / "train.safetensors", np.arange(100_000, dtype=np.uint16))
+    stream = open_split(tmp_path, "train")
+    assert stream.read(99_990, 10).tolist() == list(range(34_454, 34_464))
+    assert stream.changed_file() is None
+    os.truncate(path, 100_001)
+    with pytest.raises(BadInput, match=r"train\.safetensors: cannot be read any more: it was cut short"):
+        stream.read(40_000, 60_000)
+    assert stream.read(0, 3).tolist() == [0, 1, 2]
+    assert stream.changed_file() == path
+    path.unlink()
+    assert stream.changed_file() is None
+    assert stream.read(3, 2).tolist() == [3, 4]  # what is open can be read
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_a_stream_of_many_files_opens_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(token_file, "OPEN_FILES", 3)
+    for index in range(20):
+        save(tmp_path / f"train-{index:05d}-of-00020.safetensors", np.full(10, index, np.uint16))
+    stream = open_split(tmp_path, "train")
+    before = open_files()
+    for _ in range(2):
+        assert stream.read(0, 200).tolist() == np.repeat(np.arange(20), 10).tolist()
+    assert open_files() <= before + 3
+    del stream
+    assert open_files() == before

@@ -1,6 +1,7 @@
 """Checkpoints: complete or not there, whenever the process is killed; damage found by name; a full disk survived."""
 
 import json
+import os
 import random
 import resource
 import shutil
@@ -12,10 +13,11 @@ from typing import Any
 
 import pytest
 
+from errors import BadInput
 from tests import launch
-from tests.conftest import ROOT, in_terminal, metrics, train, train_command, write_run
+from tests.conftest import ROOT, forge_manifest, in_terminal, metrics, train, train_command, write_run
 from tests.training.test_stopping import start
-from training import commit
+from training import archive, commit
 from training.checkpoint import find, verify
 from training.commit import CRASH_POINTS, restore
 from training.metrics import read_metrics
@@ -270,3 +272,108 @@ def test_a_full_disk_at_a_start_is_one_line(finished: Path, tmp_path: Path) -> N
     assert f"train.py: {run}: cannot be written: [Errno 27] File too large; make room" in done.stderr
     assert 'train.py", line' not in done.stderr
     assert (run / "resolved.json").read_text() == before
+
+
+@pytest.fixture
+def copied(finished: Path, tmp_path: Path) -> Path:
+    """A copy of the finished run, to be damaged."""
+    shutil.copytree(finished, tmp_path / "run", symlinks=True)
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize("left", ["latest", "best", "both", "all"])
+def test_a_copy_that_followed_links_is_resumed_and_loses_nothing(copied: Path, left: str) -> None:
+    directory = copied / "checkpoints"
+    for link in ("latest", "best"):
+        target = (directory / link).resolve()
+        (directory / link).unlink()
+        if left in (link, "both", "all"):
+            shutil.copytree(target, directory / link)
+    if left != "all":
+        for name in ("step-00000004", "step-00000008"):
+            shutil.rmtree(directory / name)
+    digests = {(path / "manifest.json").read_text() for path in directory.iterdir()}
+    lines = archive.restore(copied)
+    assert len(lines) == (1 if left in ("latest", "best") else 2)
+    assert all("is no link, as after a copy that followed links; it is now " in line for line in lines)
+    found = find(copied, "auto")
+    assert found is not None and found.name == "step-00000008"  # the best one as well
+    links = ("latest", "best") if left in ("both", "all") else (left,)
+    assert all((directory / link).is_symlink() and verify(directory / link) is None for link in links)
+    left_over = {path.read_text() for path in copied.rglob("manifest.json")}
+    assert left_over == digests
+    assert archive.restore(copied) == []
+
+
+def test_a_damaged_folder_in_a_links_place_is_refused_and_never_deleted(copied: Path) -> None:
+    directory = copied / "checkpoints"
+    (directory / "latest").unlink()
+    (directory / "best").unlink()
+    (directory / "step-00000008").rename(directory / "latest")
+    (directory / "latest" / "state.json").write_text("{}")
+    shutil.rmtree(directory / "step-00000004")
+    assert archive.restore(copied) == []
+    with pytest.raises(BadInput, match=r"latest/state\.json: got 2 bytes.*start anew with --resume never"):
+        find(copied, "auto")
+    (directory / "note").mkdir()
+    commit.point(directory, "latest", "note")
+    assert [path.read_text() for path in copied.glob("archive/*/checkpoints/latest/state.json")] == ["{}"]
+
+
+def test_hidden_names_of_others_are_left_alone(tmp_path: Path) -> None:
+    for name in (".partial-step-00000004", ".partial-mine", ".partial-step-00000004-aside", "step-00000004"):
+        (tmp_path / name).mkdir()
+    (tmp_path / ".partial-best").symlink_to("nowhere")
+    commit.delete_old(tmp_path, keep=1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".partial-mine", "step-00000004"]
+
+
+FORGED = {
+    "step": [7, "8", None, -1, True, 8.0, 10**30],
+    "optimizer_steps": [7, 9, "8", None],
+    "tokens": [1, "x"],
+    "elapsed_seconds": ["1", -1, 10**400],
+    "best_step": [9, "8"],
+    "guard": [[], {"losses": [1], "grad_norms": [], "skipped_steps": 0}, {"losses": [None]}],
+    "loss_scale": [None, {"scale": 0, "finite_steps": 0}, {"scale": "1", "finite_steps": 0}],
+    "config": [None, {}, {"model": [], "train": {}, "global_batch_size": 8}],
+    "state_sha256": [None, "0" * 64],
+    "fields_sha256": ["0" * 64],
+}
+
+
+def test_a_state_that_was_edited_is_refused_though_its_manifest_was_made_anew(copied: Path) -> None:
+    path = copied / "checkpoints" / "step-00000008"
+    intact = json.loads((path / "state.json").read_text())
+    for key, values in FORGED.items():
+        for value in values:
+            for older in (False, True):  # a version that wrote no hash of the fields
+                state = intact | {key: value}
+                if older:
+                    del state["fields_sha256"]
+                    if (key, value) in (("optimizer_steps", 7), ("tokens", 1)) or key == "fields_sha256":
+                        continue  # nothing tells
+                (path / "state.json").write_text(json.dumps(state))
+                forge_manifest(path)
+                problem = verify(path)
+                assert problem is not None and f"{path / 'state.json'}: " in problem, (key, value, older)
+    (path / "state.json").write_text(json.dumps({k: v for k, v in intact.items() if k != "fields_sha256"}))
+    forge_manifest(path)
+    assert verify(path) is None
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_no_file_of_a_checkpoint_is_waited_for(copied: Path, name: str) -> None:
+    path = copied / "checkpoints" / "step-00000008"
+    (path / name).unlink()
+    os.mkfifo(path / name)
+    assert str(path / name) in str(verify(path))
+
+
+def test_deeply_nested_json_in_a_checkpoint_is_damage(copied: Path) -> None:
+    for name in ("manifest.json", "state.json"):
+        path = copied / "checkpoints" / ("step-00000008" if name == "manifest.json" else "step-00000004")
+        (path / name).write_text("[" * 100_000)
+        forge_manifest(path) if name == "state.json" else None
+        assert f"{path / name}: " in str(verify(path))
+        assert "nested deeper than 100" in str(verify(path))

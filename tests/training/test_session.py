@@ -138,20 +138,29 @@ def test_a_resume_on_other_tokens_is_refused(make_run: Callable[..., Path], toke
     assert f"{other}: its {len(tokens) - 1:,} train tokens are not the {len(tokens):,} that" in line
 
 
-# Runs under torchrun. The file changes after it was checked: nothing but the feed can find that.
+# Runs under torchrun. The file changes after it was checked: nothing but the loop and its feed can find that.
 DAMAGE_AFTER_THE_CHECK = """
+import os
+
 import train
 from training import session
 
-plain = session.check_tokens
+plain, damage = session.check_tokens, os.environ["DAMAGE"]
 
 
 def check_then_damage(run, plan, token_set, ranks):
     checked = plain(run, plan, token_set, ranks)
     if ranks.coordinates:
-        with token_set.directories[0].train.files[0].path.open("r+b") as file:
-            file.seek(token_set.directories[0].train.files[0].offset_bytes + 2 * 1000)  # token 1000, in step 4
-            file.write(bytes([255, 255]))
+        file = token_set.directories[0].train.files[0]
+        before, token_1000 = file.path.stat(), file.offset_bytes + 2 * 1000  # in step 4
+        if damage == "cut":
+            os.truncate(file.path, file.offset_bytes)
+        else:
+            with file.path.open("r+b") as opened:
+                opened.seek(token_1000)
+                opened.write(bytes([255, 255] if damage == "wrong id" else [7, 0]))
+        if damage != "written":
+            os.utime(file.path, ns=(before.st_atime_ns, before.st_mtime_ns))
     return checked
 
 
@@ -160,16 +169,25 @@ train.leave(train.main())
 """
 
 
-def test_an_id_that_goes_wrong_later_is_found_when_it_is_read(
-    make_run: Callable[..., Path], token_files: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        ("wrong id", "step 4: {path}: token 1000: got id 65535"),  # one rank finds it, the other loses its peer
+        ("written", "{path}: was written while the run read it"),
+        ("cut", "{path}: cannot be read any more: it was cut short"),
+    ],
+)
+def test_a_token_file_that_changes_later_ends_the_run_with_its_name(
+    make_run: Callable[..., Path], token_files: Path, tmp_path: Path, damage: str, message: str
 ) -> None:
     damaged, script = tmp_path / "damaged", tmp_path / "damage.py"
     shutil.copytree(token_files, damaged)
     script.write_text(DAMAGE_AFTER_THE_CHECK)
-    # one rank finds it, the other loses its peer
-    done = train(make_run(), "--token-files", str(damaged), ranks=2, script=script)
+    options = ("--token-files", str(damaged))
+    done = train(make_run(), *options, ranks=2, script=script, environment={"DAMAGE": damage})
     assert done.returncode == 1
-    assert f"train.py: step 4: {damaged}/train.safetensors: token 1000: got id 65535" in done.stderr
+    assert f"train.py: {message.format(path=damaged / 'train.safetensors')}" in done.stderr
+    assert "SIGBUS" not in done.stderr
 
 
 @pytest.mark.parametrize(("split", "ranks"), [("train", 2), ("validation", 1)])
