@@ -10,7 +10,8 @@ from tokens.lines import read_line
 from tokens.sources import Damaged
 
 BLOCK_BYTES = 1 << 15  # read at a time: what damage costs is known as exactly
-LINES_BYTES = 1 << 20  # decompressed at a time, at most
+PACKED_BYTES = 1 << 8  # of Zstandard, decompressed at a time: 3 bytes may become 128 KiB, so 11 MiB at most
+LINES_BYTES = 1 << 20  # handed out at a time, at most
 CHECKSUMS = ("CRC", "Incorrect length", "checksum")  # in what the libraries say
 
 
@@ -55,30 +56,36 @@ class _ZstandardReader(io.RawIOBase):
         self._new_frame = zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj
         self._frame = self._new_frame()
         self._in_frame = False
-        self._waiting = b""
+        self._packed = self._lines = memoryview(b"")  # what is still to be decompressed, and to be handed out
         self._error = zstandard.ZstdError
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        while not self._waiting:
-            data = self._frame.unused_data or self._blocks.read(BLOCK_BYTES)
-            if not data:
+        while not self._lines:
+            if not self._packed:
+                self._packed = memoryview(self._blocks.read(BLOCK_BYTES))
+            if not self._packed:
                 if self._in_frame:
                     raise Damaged("the Zstandard stream is cut short")
                 return 0
-            if self._frame.eof:
-                self._frame = self._new_frame()
-            try:
-                self._waiting = self._frame.decompress(data)
-            except self._error as error:
-                raise _damaged(f"not a Zstandard stream: {error}") from error
-            self._in_frame = not self._frame.eof
-        count = min(len(buffer), len(self._waiting))
-        buffer[:count] = self._waiting[:count]
-        self._waiting = self._waiting[count:]
+            self._decompress()
+        count = min(len(buffer), len(self._lines))
+        buffer[:count] = self._lines[:count]
+        self._lines = self._lines[count:]
         return count
+
+    def _decompress(self) -> None:
+        if self._frame.eof:
+            self._frame = self._new_frame()
+        part = self._packed[:PACKED_BYTES]
+        try:
+            self._lines = memoryview(self._frame.decompress(part))
+        except self._error as error:
+            raise _damaged(f"not a Zstandard stream: {error}") from error
+        self._packed = self._packed[len(part) - len(self._frame.unused_data) :]
+        self._in_frame = not self._frame.eof
 
 
 def _damaged(detail: str) -> Damaged:

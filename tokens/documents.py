@@ -7,17 +7,17 @@ neighbours of an edge find the same place, so any cutting into units gives the s
 
 import json
 from collections.abc import Iterator
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, BinaryIO, NamedTuple
-
-import attrs
 
 from errors import BadInput
 from tokens import parquet
 from tokens.compressed import decompressed_lines
 from tokens.lines import LONGEST_LINE, read_line, skip_line
+from tokens.problems import Problem, Problems
 from tokens.sources import COMPRESSED_SUFFIXES, TEXT_SUFFIXES, Damaged, Input, readable
 from tokens.text_file import (
+    BYTE_ORDER_MARK,
     GAP,
     LONGEST_GAP,
     PIECE_BYTES,
@@ -27,10 +27,12 @@ from tokens.text_file import (
     edge,
     gap_position,
     text_pieces,
+    why_no_text,
 )
 from tokens.unit_plan import Extent
 
 TOO_LONG = f"more than {LONGEST_LINE:,} bytes without a line end; wanted one record a line"
+SHOWN_FIELDS = 20  # of a record without the wanted one
 HEAD_CHARACTERS = 1 << 16  # by which a document is told from others
 
 
@@ -51,22 +53,11 @@ def pieces(text: str) -> Iterator[Piece]:
     yield Piece(text[begin:], True, head)
 
 
-@attrs.frozen(kw_only=True)
-class Problem:
-    """What could not be turned into tokens, or not as it was."""
-
-    kind: str  # one or two words, to count by
-    where: str  # file and line, row or byte
-    detail: str
-    documents: int = 1  # that are lost
-    lost_bytes: int = 0  # of input, where documents cannot be counted
-
-
 class Reader:
     """Reads units and keeps what was wrong with them."""
 
     def __init__(self, inputs: tuple[Input, ...], text_field: str):
-        self.problems: list[Problem] = []
+        self.problems = Problems()
         self._inputs = inputs
         self._text_field = text_field
 
@@ -96,15 +87,20 @@ class Reader:
         return self._lines(item, stream, extent)
 
     def _text(self, item: Input, stream: BinaryIO, extent: Extent) -> Iterator[Piece]:
-        begin, end = (edge(stream, position, item.size_bytes) for position in (extent.begin, extent.end))
-        stream.seek(0)
         # Fewer bytes would do for most texts, but never more; a cut character at the end is beyond the head.
-        head = stream.read(4 * HEAD_CHARACTERS).decode(errors="replace")[:HEAD_CHARACTERS]
+        data = stream.read(4 * HEAD_CHARACTERS)
+        if (reason := why_no_text(data)) is not None:  # every unit of the file finds the same
+            where, lost_bytes = f"{item.path}: byte {extent.begin}", extent.end - extent.begin
+            self._problem("no text", where, reason, int(extent.begin == 0), lost_bytes)
+            return
+        begin, end = (edge(stream, position, item.size_bytes) for position in (extent.begin, extent.end))
         ends = begin < end == item.size_bytes or item.size_bytes == 0
-        replaced = Replaced()
+        start = len(BYTE_ORDER_MARK) if data.startswith(BYTE_ORDER_MARK) else 0
+        head = data[start:].decode(errors="replace")[:HEAD_CHARACTERS]
+        begin, replaced = max(begin, start), Replaced()
         for piece in text_pieces(stream, begin, end, replaced):
             if isinstance(piece, NoText):
-                everything = piece.begin == 0 and piece.end == item.size_bytes
+                everything = piece.begin == start and piece.end == item.size_bytes
                 ends = ends and not everything
                 where, lost_bytes = f"{item.path}: byte {piece.begin}", piece.end - piece.begin
                 self._problem("no text", where, piece.reason, int(everything), lost_bytes)
@@ -163,7 +159,7 @@ class Reader:
             self._problem("not JSON", where, str(error))
             return
         if not isinstance(record, dict) or self._text_field not in record:
-            has = ", ".join(record) if isinstance(record, dict) else type(record).__name__
+            has = ", ".join(islice(record, SHOWN_FIELDS)) if isinstance(record, dict) else type(record).__name__
             self._problem("no text field", where, f"no '{self._text_field}'; it has {has}: pass --text-field")
             return
         text = record[self._text_field]
@@ -227,12 +223,13 @@ class Reader:
         self._problem("empty file", item.path, "it holds no record", documents=0)
 
     def _problem(self, kind: str, where: str, detail: str, documents: int = 1, lost_bytes: int = 0) -> None:
-        detail = detail.splitlines()[0] if detail else ""
-        self.problems.append(Problem(kind=kind, where=where, detail=detail, documents=documents, lost_bytes=lost_bytes))
+        self.problems.add(Problem(kind=kind, where=where, detail=detail, documents=documents, lost_bytes=lost_bytes))
 
 
 def _parse(line: bytes) -> Any:
     try:
         return json.loads(line)
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        raise
     except ValueError:
         return json.loads(line, parse_int=float)  # Python makes no integer of more than 4,300 digits

@@ -14,6 +14,10 @@ LONGEST_PIECE = 1 << 26  # characters without a place to cut; no text looks like
 LONGEST_GAP = 500_000  # characters of white space; tiktoken's engine gives up at more, fastokens does not
 GAP = f"{LONGEST_GAP:,} characters of white space, or more"
 LONE_SPACES = " \n\t"
+NUL = "NUL bytes: no text, or not in UTF-8; convert it to UTF-8, or leave it out"
+WIDE_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)
+BYTE_ORDER_MARK = codecs.BOM_UTF8  # at the beginning of a file; it is no part of the text
+MOST_NOT_UTF8 = 0.01  # of a text's first bytes; a few bad ones are replaced, more are another encoding
 EDGE_BYTES = 1 << 16  # searched for a cut at a time
 EDGE = re.compile(rb"\S[ \n\t](?=\S)")
 
@@ -37,6 +41,19 @@ class Replaced:
         assert isinstance(error, UnicodeDecodeError)
         self.bytes += error.end - error.start
         return "\ufffd", error.end
+
+
+def why_no_text(head: bytes) -> str | None:
+    """Return why a file that begins with these bytes is no text in UTF-8, or None."""
+    if head.startswith(WIDE_MARKS):
+        return "UTF-16 or UTF-32: convert it to UTF-8"
+    if b"\0" in head:
+        return NUL
+    replaced = Replaced()
+    codecs.getincrementaldecoder("utf-8")(errors="replaced").decode(head)
+    if replaced.bytes > MOST_NOT_UTF8 * len(head):
+        return f"{replaced.bytes:,} of its first {len(head):,} bytes are not UTF-8: convert it to UTF-8"
+    return None
 
 
 def text_pieces(stream: BinaryIO, begin: int, end: int, replaced: Replaced) -> Iterator[str | NoText]:
@@ -69,7 +86,7 @@ def text_pieces(stream: BinaryIO, begin: int, end: int, replaced: Replaced) -> I
                 text, start, dropped, known = text[cut:], stop, 0, 1
         cut = len(text) if last else cut_position(text, known)
         if cut:
-            yield from _without_gaps(text[:cut], start)
+            yield from _without_damage(text[:cut], start)
             text = text[cut:]
             start = decoded - len(text.encode())
 
@@ -102,9 +119,9 @@ def cut_position(text: str, known: int = 1) -> int:
     return next((place for place in range(len(text) - 2, known - 1, -1) if _can_cut(text, place)), 0)
 
 
-def gap_position(text: str) -> int | None:
-    """Return a place inside white space of LONGEST_GAP characters or more, or None."""
-    for place in range(LONGEST_GAP - 1, len(text), LONGEST_GAP):
+def gap_position(text: str, begin: int = 0) -> int | None:
+    """Return a place after `begin` inside white space of LONGEST_GAP characters or more, or None."""
+    for place in range(begin + LONGEST_GAP - 1, len(text), LONGEST_GAP):
         if text[place].isspace():
             before, after = text[place - LONGEST_GAP + 1 : place], text[place : place + LONGEST_GAP]
             if len(before) - len(before.rstrip()) + len(after) - len(after.lstrip()) >= LONGEST_GAP:
@@ -113,7 +130,7 @@ def gap_position(text: str) -> int | None:
 
 
 def _first_cut(text: str, begin: int, end: int) -> int:
-    return next((place for place in range(begin, end) if _can_cut(text, place)), 0)
+    return next((place for place in range(max(1, begin), end) if _can_cut(text, place)), 0)
 
 
 def _can_cut(text: str, place: int) -> bool:
@@ -123,14 +140,21 @@ def _can_cut(text: str, place: int) -> bool:
     return here != "'" and before.isalpha() and unicodedata.category(here)[0] in "PS"
 
 
-def _without_gaps(text: str, start: int) -> Iterator[str | NoText]:
-    """Yield what lies before, between and after gaps in a text that begins and ends where it can be cut."""
-    while (gap := gap_position(text)) is not None:
-        begin, end = cut_position(text[: gap + 1]), _first_cut(text, gap, len(text)) or len(text)
-        if begin:
-            yield text[:begin]
-        begin_byte, end_byte = (start + len(text[:cut].encode()) for cut in (begin, end))
-        yield NoText(begin_byte, end_byte, GAP)
-        text, start = text[end:], end_byte
-    if text:
-        yield text
+def _without_damage(text: str, start: int) -> Iterator[str | NoText]:
+    """Yield what lies before, between and after gaps and NULs in a text that begins and ends where it can be cut."""
+    done, gap, nul = 0, gap_position(text), text.find("\0")
+    while gap is not None or nul >= 0:
+        is_gap = gap is not None and not 0 <= nul < gap
+        place = gap if is_gap and gap is not None else nul
+        begin = next((cut for cut in range(place - 1, done, -1) if _can_cut(text, cut)), done)
+        end = _first_cut(text, place, len(text)) or len(text)
+        if begin > done:
+            yield text[done:begin]
+        begin_byte = start + len(text[done:begin].encode())
+        start = begin_byte + len(text[begin:end].encode())
+        yield NoText(begin_byte, start, GAP if is_gap else NUL)
+        done, nul = end, text.find("\0", end)
+        if gap is not None and gap < end:
+            gap = gap_position(text, end)
+    if done < len(text):
+        yield text[done:]

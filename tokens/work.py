@@ -14,7 +14,7 @@ import attrs
 import numpy as np
 
 from errors import BadInput
-from tokens.documents import Piece, Problem, Reader
+from tokens.documents import Piece, Reader
 from tokens.fast_tokenizer import FastBytePairEncoder, Recipe, encoders
 from tokens.sources import Input
 from tokens.splits import SPLITS, SplitRule
@@ -22,7 +22,6 @@ from tokens.tokenizer import Encoder, fingerprint, token_dtype
 from tokens.unit_plan import Extent
 
 BATCH_CHARACTERS = 1 << 19  # of text encoded at a time
-EXAMPLES = 100  # of each kind of problem, a unit, that are told in full
 
 
 @attrs.frozen(kw_only=True)
@@ -92,7 +91,7 @@ def run_unit(job: Job, task: Task) -> Result:
         parts={split: part for split, part in parts.items() if part is not None},
         text_bytes=text_bytes,
         fast=isinstance(encoder, FastBytePairEncoder),
-        **_summary(reader.problems),
+        **reader.problems.summary(),
     )
 
 
@@ -194,19 +193,3 @@ def _encode(batch: list[Piece], encoder: Encoder, rule: SplitRule, writers: dict
         ids = np.insert(ids, ends, np.full(len(ends), encoder.end_of_text_id, ids.dtype))
         writers[SPLITS[number]].write(ids, len(ends))
     return sum(len(piece.text) if piece.text.isascii() else len(piece.text.encode()) for piece in batch)
-
-
-def _summary(problems: list[Problem]) -> dict[str, Any]:
-    counts: dict[str, int] = {}
-    examples: dict[str, list[str]] = {}
-    for problem in sorted(problems, key=lambda problem: not (problem.documents or problem.lost_bytes)):
-        counts[problem.kind] = counts.get(problem.kind, 0) + max(1, problem.documents)
-        told = examples.setdefault(problem.kind, [])
-        if len(told) < EXAMPLES:
-            told.append(f"{problem.where}: {problem.kind}: {problem.detail}")
-    return {
-        "problems": counts,
-        "lost_documents": sum(problem.documents for problem in problems),
-        "lost_bytes": sum(problem.lost_bytes for problem in problems),
-        "examples": examples,
-    }

@@ -8,6 +8,7 @@ import os
 import random
 import re
 import resource
+import time
 from pathlib import Path
 
 import attrs
@@ -19,7 +20,7 @@ import zstandard
 from errors import BadInput
 from tests.conftest import shared
 from tests.tokens.test_tokenizer import reference
-from tokens import compressed, lines, text_file
+from tokens import compressed, lines, problems, text_file
 from tokens.documents import Piece, Reader
 from tokens.lines import LONGEST_LINE
 from tokens.sources import look_up, resolve_sources
@@ -52,7 +53,7 @@ def read(*names: str | Path, unit_bytes: int = 1 << 24, text_field: str = "text"
 def documents(*names: str | Path, unit_bytes: int = 1 << 24, text_field: str = "text") -> list[str]:
     texts, text = [], ""
     pieces, reader = read(*names, unit_bytes=unit_bytes, text_field=text_field)
-    assert reader.problems == []
+    assert reader.problems.first == []
     for piece in pieces:
         text += piece.text
         if piece.ends_document:
@@ -102,7 +103,8 @@ def test_a_text_file_is_cut_at_the_same_places_in_units_of_any_size(tmp_path: Pa
     assert ids == reference().encode_ordinary(text)
 
 
-def test_bytes_that_are_no_text_are_cut_like_text(tmp_path: Path) -> None:
+def test_bytes_that_are_no_text_are_cut_like_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_file, "MOST_NOT_UTF8", 1.0)
     draw = random.Random(0)
     data = bytes(draw.choice(b"ab \n\xc3\xa4\xe3\x80\x80\xff\xe2\xf0\x9f") for _ in range(5_000))
     (tmp_path / "a.txt").write_bytes(data)
@@ -111,7 +113,7 @@ def test_bytes_that_are_no_text_are_cut_like_text(tmp_path: Path) -> None:
         assert "".join(piece.text for piece in pieces) == data.decode(errors="replace")
         assert [piece.ends_document for piece in pieces] == [False] * (len(pieces) - 1) + [True]
         lost = len(data) - len(data.decode(errors="ignore").encode())
-        assert sum(problem.lost_bytes for problem in reader.problems) == lost
+        assert reader.problems.lost_bytes == lost
 
 
 def test_a_folder_a_glob_and_a_list_are_read_in_sorted_order(tmp_path: Path) -> None:
@@ -144,14 +146,82 @@ def test_text_without_spaces_comes_in_pieces_too(tmp_path: Path) -> None:
         assert max(len(piece.text.encode()) for piece in pieces) < 2 * PIECE_BYTES
 
 
-def test_bytes_that_are_not_utf8_are_counted_in_units_of_any_size(tmp_path: Path) -> None:
+def test_a_few_bytes_that_are_not_utf8_are_counted_in_units_of_any_size(tmp_path: Path) -> None:
     path = tmp_path / "latin1.txt"
-    path.write_bytes("eine Straße und ein Café, ".encode("latin-1") * 100)
+    path.write_bytes(f"eine Straße{', ' * 100} ein Café, ".encode("latin-1") * 100)
     for unit_bytes in (1 << 24, 300):
         pieces, reader = read(path, unit_bytes=unit_bytes)
-        assert "".join(piece.text for piece in pieces) == "eine Stra\ufffde und ein Caf\ufffd, " * 100
-        assert {(problem.kind, problem.documents) for problem in reader.problems} == {("not UTF-8", 0)}
-        assert sum(problem.lost_bytes for problem in reader.problems) == 200
+        assert "".join(piece.text for piece in pieces) == f"eine Stra\ufffde{', ' * 100} ein Caf\ufffd, " * 100
+        assert {(problem.kind, problem.documents) for problem in reader.problems.first} == {("not UTF-8", 0)}
+        assert reader.problems.lost_bytes == 200
+
+
+NO_TEXT = {
+    "UTF-16 or UTF-32": "\ufeffUnicode text, ".encode("utf-16-le") * 100,
+    "UTF-16 or UTF-32: convert it": "\ufeffUnicode text, ".encode("utf-16-be") * 100,
+    "UTF-16 or": "\ufeffUnicode text, ".encode("utf-32-le") * 100,
+    "NUL bytes": "no byte order mark".encode("utf-16-le") * 100,
+    "NUL bytes: no text": b"text, then a page of NULs " * 40 + bytes(4096) + b" and text" * 100,
+    "bytes are not UTF-8": "日本語の文章、".encode("utf-16-le") * 100,
+    "bytes are not UTF-8: convert": "eine Straße und ein Café, ".encode("latin-1") * 100,
+}
+
+
+@pytest.mark.parametrize("reason", NO_TEXT)
+@pytest.mark.parametrize("unit_bytes", [300, 1 << 24])
+def test_a_file_that_is_no_text_is_one_bad_document(tmp_path: Path, reason: str, unit_bytes: int) -> None:
+    (tmp_path / "a.txt").write_bytes(NO_TEXT[reason])
+    (tmp_path / "b.txt").write_text("the next")
+    pieces, reader = read(tmp_path, unit_bytes=unit_bytes)
+    assert "".join(piece.text for piece in pieces) == "the next"
+    assert {problem.kind for problem in reader.problems.first} == {"no text"}
+    assert all(reason in problem.detail for problem in reader.problems.first)
+    assert (reader.problems.lost_documents, reader.problems.lost_bytes) == (1, len(NO_TEXT[reason]))
+
+
+def test_nuls_behind_the_first_bytes_of_a_long_text_cost_the_words_around_them(tmp_path: Path) -> None:
+    good = "some words and more " * 20_000
+    (tmp_path / "a.txt").write_text(good + "".join(f"word{number}\0x and " for number in range(4_000)) + good)
+    for unit_bytes in (1 << 24, 100_000):
+        pieces, reader = read(tmp_path / "a.txt", unit_bytes=unit_bytes)
+        assert "".join(piece.text for piece in pieces) == good[:-1] + " and" * 4_000 + " " + good
+        assert (reader.problems.lost_documents, {problem.kind for problem in reader.problems.first}) == (0, {"no text"})
+        assert reader.problems.lost_bytes == sum(len(f" word{number}\0x") for number in range(4_000))
+
+
+@pytest.mark.parametrize("unit_bytes", [1, 1 << 24])
+def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path: Path, unit_bytes: int) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "one two"}\n', encoding="utf-8-sig")
+    for suffix in ("txt", "md", "py"):
+        (tmp_path / f"b.{suffix}").write_text("one two", encoding="utf-8-sig")
+    (tmp_path / "c.txt").write_text("", encoding="utf-8-sig")
+    pieces, _ = read(tmp_path, unit_bytes=unit_bytes)
+    assert {piece.head for piece in pieces} == {"one two", ""}
+    assert documents(tmp_path, unit_bytes=unit_bytes) == ["one two"] * 4 + [""]
+
+
+def test_millions_of_bad_lines_are_counted_in_little_memory(tmp_path: Path) -> None:
+    with gzip.open(tmp_path / "a.jsonl.gz", "wb") as file:
+        file.write(b"x\n" * 50_000 + b'{"' + b'a": 1, "' * 50_000 + b'b": 1}\n')
+    pieces, reader = read(tmp_path / "a.jsonl.gz")
+    assert pieces == []
+    assert len(reader.problems.first) == problems.EXAMPLES + 1
+    assert max(len(problem.detail) for problem in reader.problems.first) <= problems.DETAIL_CHARACTERS
+    assert reader.problems.summary()["problems"] == {"not JSON": 50_000, "no text field": 1}
+    assert reader.problems.lost_documents == 50_001
+
+
+def test_a_line_that_was_packed_a_thousandfold_is_left_out_in_linear_time_and_constant_memory(tmp_path: Path) -> None:
+    with (tmp_path / "a.jsonl.zst").open("wb") as file:
+        with zstandard.ZstdCompressor().stream_writer(file, closefd=False) as writer:
+            for _ in range(200):
+                writer.write(b"x" * (1 << 20))
+        file.write(zstandard.compress(b"\n" + GOOD))
+    before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+    pieces, reader = read(tmp_path / "a.jsonl.zst")
+    assert ([piece.text for piece in pieces], len(reader.problems.first)) == (["fine"], 1)
+    assert time.process_time() - began < 5  # it was quadratic: 15 s and more
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 3 * LONGEST_LINE / 1024
 
 
 def test_a_parquet_file_that_could_not_be_planned_is_damaged_even_if_it_can_be_read_now(tmp_path: Path) -> None:
@@ -159,7 +229,7 @@ def test_a_parquet_file_that_could_not_be_planned_is_damaged_even_if_it_can_be_r
     pyarrow.parquet.write_table(pyarrow.table({"text": TEXTS}), path)
     reader = Reader((look_up(str(path)),), "text")
     assert list(reader.read((Extent(0, 0, 0),))) == []
-    [problem] = reader.problems
+    [problem] = reader.problems.first
     assert (problem.kind, problem.lost_bytes) == ("damaged file", path.stat().st_size)
 
 
@@ -218,7 +288,7 @@ def test_what_cannot_be_read_is_counted_and_named_and_the_rest_is_read(tmp_path:
     path = tmp_path / name
     path.write_bytes(data)
     pieces, reader = read(path)
-    [problem] = reader.problems
+    [problem] = reader.problems.first
     assert f"{problem.where}: {problem.kind}: {problem.detail}".startswith(str(path))
     assert message in f"{problem.where}: {problem.kind}: {problem.detail}"
     assert problem.documents == 1
@@ -238,7 +308,7 @@ def test_a_damaged_page_of_a_parquet_file_loses_its_row_group_only(tmp_path: Pat
     path.write_bytes(data)
     pieces, reader = read(path)
     assert [piece.text for piece in pieces] == texts[:100] + texts[200:]
-    [problem] = reader.problems
+    [problem] = reader.problems.first
     assert problem.where == f"{path}: after row 100"
     assert problem.documents == 100
 
@@ -261,10 +331,12 @@ def test_a_line_that_is_too_long_is_left_out(
     (tmp_path / f"a.jsonl{kind}").write_bytes(compress(b"".join(content)))
     pieces, reader = read(tmp_path / f"a.jsonl{kind}", unit_bytes=unit_bytes)
     assert [piece.text for piece in pieces] == ["x" * 27] * 3
-    assert [(problem.kind, problem.documents) for problem in reader.problems] == [("line too long", 1)] * 3
+    assert [(problem.kind, problem.documents) for problem in reader.problems.first] == [("line too long", 1)] * 3
     places = ["byte 40", "byte 121", "byte 662"] if kind == "" else ["line 2", "line 4", "line 6"]
-    assert [problem.where for problem in reader.problems] == [f"{tmp_path}/a.jsonl{kind}: {place}" for place in places]
-    assert sum(problem.lost_bytes for problem in reader.problems) == (41 + 501 + 300 if kind == "" else 0)
+    assert [problem.where for problem in reader.problems.first] == [
+        f"{tmp_path}/a.jsonl{kind}: {place}" for place in places
+    ]
+    assert sum(problem.lost_bytes for problem in reader.problems.first) == (41 + 501 + 300 if kind == "" else 0)
 
 
 def test_an_array_of_records_is_not_read_into_memory(tmp_path: Path) -> None:
@@ -272,7 +344,7 @@ def test_an_array_of_records_is_not_read_into_memory(tmp_path: Path) -> None:
         file.truncate(1 << 30)  # no line end anywhere
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     pieces, reader = read(tmp_path / "a.json", unit_bytes=1 << 26)
-    assert pieces == [] and [problem.lost_bytes for problem in reader.problems] == [1 << 30]
+    assert pieces == [] and [problem.lost_bytes for problem in reader.problems.first] == [1 << 30]
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 3 * LONGEST_LINE / 1024
 
 
@@ -287,7 +359,7 @@ def test_damage_in_a_compressed_file_costs_what_lies_behind_it(tmp_path: Path, k
         (tmp_path / f"a.jsonl.{kind}").write_bytes(damaged)
         pieces, reader = read(tmp_path / f"a.jsonl.{kind}")
         assert len(pieces) > 1000
-        damage = reader.problems[-1]
+        damage = reader.problems.first[-1]
         assert (damage.kind, damage.documents) == ("damaged file", 1)
         if "garbled" not in damage.detail:  # it was found where it is
             assert len(pieces) <= 2000
@@ -300,7 +372,7 @@ def test_a_wrong_checksum_says_that_the_lines_before_it_may_be_garbled(tmp_path:
     for name, data in (("a.jsonl.gz", flipped(gzip.compress(GOOD * 9), -8)), ("a.jsonl.zst", flipped(checked, -1))):
         (tmp_path / name).write_bytes(data)
         _, reader = read(tmp_path / name)
-        [damage] = reader.problems
+        [damage] = reader.problems.first
         assert damage.kind == "damaged file"
         assert damage.detail.endswith("lines before it may be garbled")
 
@@ -311,7 +383,7 @@ def test_bytes_that_zlib_refuses_are_damage(tmp_path: Path) -> None:
     path.write_bytes(data[:10] + b"\xff" * (len(data) - 10))
     pieces, reader = read(path)
     assert pieces == []
-    [damage] = reader.problems
+    [damage] = reader.problems.first
     assert (damage.kind, damage.lost_bytes) == ("damaged file", len(data))
     assert damage.detail == "Error -3 while decompressing data: invalid block type"
 
@@ -322,8 +394,10 @@ def test_a_text_that_is_not_utf8_loses_its_row_only(tmp_path: Path) -> None:
     pyarrow.parquet.write_table(pyarrow.table({"text": column}), tmp_path / "a.parquet")
     pieces, reader = read(tmp_path / "a.parquet")
     assert [piece.text for piece in pieces] == ["one", "two", "three"]
-    assert [(problem.kind, problem.documents) for problem in reader.problems] == [("not UTF-8", 1)] * 2
-    assert [problem.where for problem in reader.problems] == [f"{tmp_path}/a.parquet: row {row}" for row in (2, 4)]
+    assert [(problem.kind, problem.documents) for problem in reader.problems.first] == [("not UTF-8", 1)] * 2
+    assert [problem.where for problem in reader.problems.first] == [
+        f"{tmp_path}/a.parquet: row {row}" for row in (2, 4)
+    ]
 
 
 def test_an_integer_of_any_length_loses_no_document(tmp_path: Path) -> None:
@@ -340,7 +414,7 @@ def test_a_file_without_a_record_is_named(tmp_path: Path, suffix: str) -> None:
         pyarrow.parquet.write_table(pyarrow.table({"text": pyarrow.array([], "string")}), tmp_path / "b.parquet")
     pieces, reader = read(tmp_path)
     assert pieces == []
-    assert [(problem.kind, problem.documents, problem.lost_bytes) for problem in reader.problems] == [
+    assert [(problem.kind, problem.documents, problem.lost_bytes) for problem in reader.problems.first] == [
         ("empty file", 0, 0)
     ] * 2
 
@@ -352,12 +426,12 @@ def test_lone_surrogates_become_what_tiktoken_makes_of_them(tmp_path: Path) -> N
     [piece], reader = read(tmp_path / "a.jsonl")
     assert piece.text == "half \ufffd and whole 😀"
     assert reference().encode_ordinary(piece.text) == reference().encode_ordinary("half \ud83d and whole 😀")
-    [problem] = reader.problems
+    [problem] = reader.problems.first
     assert (problem.kind, problem.documents) == ("lone surrogate", 0)
     (tmp_path / "b.jsonl").write_bytes(b'{"text": "raw \xed\xa0\xbd, a pair \xed\xa0\xbd\xed\xb8\x80"}\n')
     [piece], reader = read(tmp_path / "b.jsonl")
     assert piece.text == "raw \ufffd, a pair 😀"
-    assert [problem.kind for problem in reader.problems] == ["lone surrogate"]
+    assert [problem.kind for problem in reader.problems.first] == ["lone surrogate"]
 
 
 def test_files_of_an_unknown_kind_are_refused(tmp_path: Path) -> None:
@@ -467,7 +541,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path, name: s
 
 
 def left_out(reader: Reader) -> tuple[list[str], int, int]:
-    problems = reader.problems
+    problems = reader.problems.first
     assert {problem.kind for problem in problems} == {"no text"}
     return (
         [problem.where.partition(": ")[2] for problem in problems],

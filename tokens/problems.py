@@ -1,0 +1,63 @@
+"""What could not be turned into tokens: counted, and the first of each kind in full."""
+
+from collections import Counter
+from typing import Any
+
+import attrs
+
+EXAMPLES = 100  # of each kind of problem, a unit, that are told in full
+DETAIL_CHARACTERS = 300
+
+
+@attrs.frozen(kw_only=True)
+class Problem:
+    """What could not be turned into tokens, or not as it was."""
+
+    kind: str  # one or two words, to count by
+    where: str  # file and line, row or byte
+    detail: str
+    documents: int = 1  # that are lost
+    lost_bytes: int = 0  # of input, where documents cannot be counted
+
+    @property
+    def loses(self) -> bool:
+        return bool(self.documents or self.lost_bytes)
+
+
+class Problems:
+    """The problems of a unit. A unit may have millions: a few megabytes of lines unpack to so many."""
+
+    def __init__(self) -> None:
+        self.first: list[Problem] = []  # at most EXAMPLES of each kind that lose something, and of those that do not
+        self.lost_documents = 0
+        self.lost_bytes = 0
+        self._kept: Counter[tuple[str, bool]] = Counter()
+        self._counts: Counter[tuple[str, bool]] = Counter()
+
+    def add(self, problem: Problem) -> None:
+        """Count a problem, and keep it if it is one of the first of its kind."""
+        key = (problem.kind, problem.loses)
+        self._counts[key] += max(1, problem.documents)
+        self.lost_documents += problem.documents
+        self.lost_bytes += problem.lost_bytes
+        if self._kept[key] < EXAMPLES:
+            self._kept[key] += 1
+            detail = (problem.detail.splitlines() or [""])[0]
+            self.first.append(attrs.evolve(problem, detail=detail[:DETAIL_CHARACTERS]))
+
+    def summary(self) -> dict[str, Any]:
+        """Return what `tokens.work.Result` tells of them; kinds that lost something come first."""
+        counts: Counter[str] = Counter()
+        for (kind, _), count in sorted(self._counts.items(), key=lambda item: not item[0][1]):
+            counts[kind] += count
+        examples: dict[str, list[str]] = {}
+        for problem in sorted(self.first, key=lambda problem: not problem.loses):
+            told = examples.setdefault(problem.kind, [])
+            if len(told) < EXAMPLES:
+                told.append(f"{problem.where}: {problem.kind}: {problem.detail}")
+        return {
+            "problems": dict(counts),
+            "lost_documents": self.lost_documents,
+            "lost_bytes": self.lost_bytes,
+            "examples": examples,
+        }
