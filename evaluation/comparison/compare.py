@@ -1,8 +1,6 @@
 """Models side by side: what each of them scores, and which of them is better outside the noise.
 
-Only results about the same tokens, items or questions are compared, in pairs, with intervals that hold for all pairs of
-a measure together. Where runs that differ in nothing but their seed are among the models, the noise of seeds that they
-show is in the intervals as well.
+Only results about the same tokens, items or questions are compared, recipe by recipe: evaluation/comparison/winners.py.
 """
 
 from collections import Counter
@@ -11,17 +9,20 @@ from itertools import combinations
 import attrs
 
 from errors import BadInput
-from evaluation.comparison.measures import MEASURES, Cell, Measure, Result, decides, described, subject
+from evaluation.comparison.measures import HELD_OUT, MEASURES, Cell, Measure, Result, described, subject
 from evaluation.comparison.published import GPJT_RANGE, POST, PUBLISHED, SOURCES
 from evaluation.comparison.rows import Row
-from evaluation.comparison.seed_noise import SeedNoise, seed_noise, widened
-from evaluation.intervals import CONFIDENCE, Interval
+from evaluation.comparison.winners import find_winners
 
 SCOPE = (
-    "Intervals are over text and questions, and over fine-tuning seeds where there are several; not over trainings: "
-    "two that differ in nothing but random_seed differ too."
+    "Intervals are over text and questions, over fine-tuning seeds where there are several, and over random_seed of "
+    "the training where its noise is known. A model stands for its recipe: a winner is a better recipe, not lucky "
+    "weights."
 )
-ADVICE = "By how much is not known here: train a run again with another random_seed and compare both."
+ADVICE = (
+    "The seed noise is not known where no winner is named: train a run again with another random_seed and compare all, "
+    "or state it: --seed-deviation NATS."
+)
 NOT_COMPARED = "Published values have no interval: no model is called better or worse than them."
 
 
@@ -35,8 +36,11 @@ class Comparison:
     notes: list[str]
 
 
-def compare(rows: list[Row]) -> Comparison:
-    """Return the comparison of models. Raises BadInput where no two of several share an evaluation."""
+def compare(rows: list[Row], stated_deviation: float | None = None) -> Comparison:
+    """Return the comparison of models. Raises BadInput where no two of several share an evaluation.
+
+    `stated_deviation`: of the held-out loss over seeds of the training, nats a token; None: what the runs here show.
+    """
     kinds = list(dict.fromkeys(measure.kind for measure in MEASURES))
     shown = {kind: [_shown(row, kind, rows) for row in rows] for kind in kinds}
     shared = [kind for kind in kinds if any(_same(a, b) for a, b in combinations(shown[kind], 2))]
@@ -46,41 +50,23 @@ def compare(rows: list[Row]) -> Comparison:
             "them share on the same text or questions; measure them together: python evaluate.py loss MODEL MODEL"
         )
     marks, notes = _marks(shown)
-    statements, noises = [], []
+    statements, noises, undecided = [], [], False
     for measure in MEASURES:
-        noise = seed_noise(measure, rows, shown[measure.kind])
-        noises += [noise.text] if noise else []
-        statements += _statements(measure, rows, shown[measure.kind], noise)
+        stated = stated_deviation if measure.name == HELD_OUT else None
+        found = find_winners(measure, rows, shown[measure.kind], stated)
+        statements += found.statements
+        noises += found.notes
+        undecided |= found.undecided
+    if stated_deviation is not None:
+        noises.append(f"Seed noise, {HELD_OUT}: standard deviation {stated_deviation:g}, as --seed-deviation states")
     columns, cells = _columns(rows, shown, marks)
     published, sources = _published(columns, shown["loss"])
     return Comparison(
         columns=columns,
         rows=cells + published,
         statements=statements,
-        notes=[*notes, *sources, SCOPE, *(noises or [ADVICE])],
+        notes=[*notes, *sources, SCOPE, *noises, *([ADVICE] if undecided else [])],
     )
-
-
-def verdict(measure: Measure, labels: tuple[str, str], found: Interval, *, decisive: bool = True) -> str:
-    """Return what an interval of the difference of two models says: one is better only where it leaves out zero.
-
-    `decisive`: false where the interval does not cover what fine-tuning does by chance; nobody is better then.
-    """
-    one, other = labels
-    if not decisive:
-        return f"{one} and {other} are not told apart by one fine-tuning each: {_size(measure, found)}"
-    if not found.apart:
-        return f"{one} and {other} are not told apart: {_size(measure, found)}"
-    if (found.value > 0) != (measure.sign > 0):
-        one, other = other, one
-    return f"{one} is better than {other} by {_size(measure, found if found.value > 0 else -found)}"
-
-
-def _size(measure: Measure, found: Interval) -> str:
-    value, digits = f"{found.value:.{measure.digits}f}", measure.digits
-    if found.low is None or found.high is None:
-        return f"{value} {measure.unit}, with no interval: too little was measured"
-    return f"{value} [{found.low:.{digits}f}, {found.high:.{digits}f}] {measure.unit}"
 
 
 def _shown(row: Row, kind: str, rows: list[Row]) -> Result | None:
@@ -158,19 +144,3 @@ def _published(columns: list[str], losses: list[Result | None]) -> tuple[list[li
         text = "the same tokens as here" if same else "not the text that is measured here"
         notes[0] += f"; {text}, and another judge's session"
     return rows, [*notes, NOT_COMPARED] if rows else []
-
-
-def _statements(measure: Measure, rows: list[Row], results: list[Result | None], noise: SeedNoise | None) -> list[str]:
-    """Return what can be said of each pair of models that have a result about the same."""
-    pairs = [(a, b) for a, b in combinations(range(len(rows)), 2) if _same(results[a], results[b])]
-    confidence = 1 - (1 - CONFIDENCE) / max(1, len(pairs))  # all of them together
-    statements = []
-    for a, b in pairs if measure.difference else []:
-        one, other = results[a], results[b]
-        assert one is not None and other is not None and measure.difference is not None
-        found = measure.difference(one, other, confidence)
-        if found is not None:
-            found = widened(found, noise, confidence)
-            said = verdict(measure, (rows[a].label, rows[b].label), found, decisive=decides(one))
-            statements.append(f"{measure.name}: {said}")
-    return statements
