@@ -1,10 +1,5 @@
-"""What is told of a model in a comparison, and how two models differ in it.
+"""Columns of a comparison: the measures of each evaluation, and how two models differ in them."""
 
-Two results can be compared only if they have the same subject: the same tokens, items or questions, of a judge the same
-session.
-"""
-
-import json
 import math
 from collections.abc import Callable
 from typing import Any
@@ -42,70 +37,12 @@ class Measure:
     difference: Callable[[list[Result], list[Result], float], Interval | None] | None
 
 
-def understood(result: Result) -> bool:
-    """Tell whether a result is of a kind that is compared, and whole: an older version's may lack something."""
-    measures = [measure for measure in MEASURES if measure.kind == result.get("evaluation")]
-    try:
-        for measure in measures:
-            _ = subject(result), described(result), measure.read(result, measure.digits)
-    except (KeyError, TypeError, ValueError):
-        return False
-    return bool(measures)
-
-
-def subject(result: Result) -> str:
-    """Return what tells the subject of a result from others."""
-    match result["evaluation"]:
-        case "loss":
-            return f"{result['range']['sha256']} {len(result['groups']['nats'])}"
-        case "hellaswag":
-            lengths = [len(result[style]["hits_norm"]) for style in ("completion", "lm_eval")]
-            return f"{result['data']['sha256']} {result['items']} {lengths}"
-        case "instruct":
-            return f"{result['data']['sha256']} {result['data']['test']}"
-        case _:
-            return json.dumps([result[key] for key in ("judge", "questions", "orders", "seeds", "differences")])
-
-
-def described(result: Result) -> str:
-    """Return what a result is about, for people."""
-    match result["evaluation"]:
-        case "loss":
-            span = result["range"]
-            where, end = span.get("dataset") or span["tokens"], span["start"] + span["count"]
-            return (
-                f"{span['split']} of {where}, tokens {span['start']:,} to {end:,}; ± is a standard error over documents"
-            )
-        case "hellaswag":
-            return (
-                f"acc_norm on {result['items']:,} items of {result['data']['file']}; ± is a standard error over items"
-            )
-        case "instruct":
-            data = result["data"]
-            return (
-                f"{data['test']} questions of {data['file']}; ± is a standard error over questions, and over "
-                "fine-tuning seeds where there are several"
-            )
-        case _:
-            session = (
-                f"{result['questions']['count']} questions in one session of {result['judge']}; 95 % intervals over"
-            )
-            if decides(result):
-                return f"{session} questions and fine-tuning seeds"
-            return f"{session} questions only, of one fine-tuning each; instruct --seeds 2 or more tells more"
-
-
-def decides(result: Result) -> bool:
-    """Tell whether intervals of a result cover all that fine-tuning does by chance: a judge's do not, of one seed."""
-    return result["evaluation"] != "judge" or result["seeds"] > 1
-
-
 def _loss(key: str) -> Callable[[Result, int], Cell]:
-    return lambda result, digits: _with_error(result[key], result.get(f"{key}_error"), digits)
+    return lambda result, digits: with_error(result[key], result.get(f"{key}_error"), digits)
 
 
 def _accuracy(style: str) -> Callable[[Result, int], Cell]:
-    return lambda result, digits: _with_error(result[style]["acc_norm"], result[style].get("acc_norm_error"), digits)
+    return lambda result, digits: with_error(result[style]["acc_norm"], result[style].get("acc_norm_error"), digits)
 
 
 def _over_seeds(key: str) -> Callable[[Result, int], Cell]:
@@ -117,9 +54,9 @@ def _over_seeds(key: str) -> Callable[[Result, int], Cell]:
             return Cell(text="")
         errors = [seed[f"{key}_error"] for seed in result["seeds"]]
         if not errors or None in errors:
-            return _with_error(value, None, digits)
+            return with_error(value, None, digits)
         over_questions = math.fsum(errors) / len(errors)  # of the same questions: they do not average out
-        return _with_error(value, math.hypot(over_questions, (spread or 0) / math.sqrt(len(errors))), digits)
+        return with_error(value, math.hypot(over_questions, (spread or 0) / math.sqrt(len(errors))), digits)
 
     return read
 
@@ -131,7 +68,8 @@ def _judged(result: Result, digits: int) -> Cell:
     return Cell(text=text, value=value, low=low, high=high)
 
 
-def _with_error(value: float, error: float | None, digits: int) -> Cell:
+def with_error(value: float, error: float | None, digits: int) -> Cell:
+    """Return the cell of a value with its standard error."""
     ends = (None, None) if error is None else (value - 1.96 * error, value + 1.96 * error)
     return Cell(text=plus_minus(value, error, digits), value=value, low=ends[0], high=ends[1])
 

@@ -7,7 +7,8 @@ from typing import Any
 import attrs
 
 from errors import BadInput
-from evaluation.comparison.measures import understood
+from evaluation.comparison.harness_measures import by_task
+from evaluation.comparison.subjects import understood
 from evaluation.cost import Cost, cost_of
 from evaluation.load import Place, home_of
 from evaluation.results import read_results
@@ -51,7 +52,7 @@ def read_rows(references: list[str]) -> list[Row]:
 
 def _read(reference: str) -> Row:
     home, path = home_of(reference), Path(reference)
-    results = [result for result in read_results(home) if understood(result)]
+    results = [part for result in read_results(home) for part in by_task(result) if understood(part)]
     if path.is_dir() and path.resolve() != home.resolve():  # a checkpoint
         results = [result for result in results if _checkpoint(result["model"]) == path.resolve().name]
     if not results:

@@ -8,8 +8,9 @@ import math
 
 import attrs
 
-from evaluation.comparison.measures import Measure, Result, subject
+from evaluation.comparison.measures import Measure, Result
 from evaluation.comparison.rows import Row
+from evaluation.comparison.subjects import subject
 from evaluation.intervals import Interval, student_quantile
 
 

@@ -11,9 +11,10 @@ from math import comb
 
 import attrs
 
-from evaluation.comparison.measures import Measure, Result, decides
+from evaluation.comparison.measures import Measure, Result
 from evaluation.comparison.rows import Row
 from evaluation.comparison.seed_noise import Group, SeedNoise, group_by_recipe, pooled_noise, widened
+from evaluation.comparison.subjects import decides
 from evaluation.intervals import CONFIDENCE, Interval
 
 
