@@ -86,14 +86,18 @@ def harness_model(trained: Trained, batch_size: int, device: torch.device) -> An
 
 def describe(found: dict[str, dict[str, Any]]) -> str:
     """Return results for people: a line for each metric of each task."""
-    rows = []
-    for task, values in found.items():
-        for name, value in values.items():
-            metric, _, answers = name.partition(",")
-            if name != DOCUMENTS and not metric.endswith(ERROR):
-                error = values.get(f"{metric}{ERROR}" + (f",{answers}" if answers else ""))
-                rows.append([task, values.get(DOCUMENTS), name, value, error])
+    rows = [[task, values.get(DOCUMENTS), *metric] for task, values in found.items() for metric in metrics_of(values)]
     return tabulate(rows, ["task", "documents", "metric", "value", "error"], floatfmt=".4f", intfmt=",")
+
+
+def metrics_of(values: dict[str, Any]) -> list[tuple[str, float, float | None]]:
+    """Return the metrics of a task: name, value, and the standard error where the harness has one."""
+    metrics = []
+    for name, value in values.items():
+        metric, _, answers = name.partition(",")
+        if name != DOCUMENTS and not metric.endswith(ERROR):
+            metrics.append((name, value, values.get(f"{metric}{ERROR}" + (f",{answers}" if answers else ""))))
+    return metrics
 
 
 def _run(model: Any, wanted: Wanted) -> dict[str, dict[str, Any]]:

@@ -73,10 +73,12 @@ def paired_intervals(scores: np.ndarray, *, seed: int = 0) -> tuple[list[Interva
 
 @cache
 def student_quantile(probability: float, freedom: float) -> float:
-    """Return the quantile of Student's t with `freedom` degrees, at least one.
+    """Return the quantile of Student's t with `freedom` degrees, at least one; infinitely many are the normal's.
 
     With x = sqrt(freedom) * tan(angle) the density is cos(angle) ** (freedom - 1), which is added up over its angles.
     """
+    if math.isinf(freedom):
+        return NormalDist().inv_cdf(probability)
     angles = np.linspace(-math.pi / 2, math.pi / 2, 20_001)
     density = np.cos(angles) ** (freedom - 1)
     below = np.concatenate([[0.0], np.cumsum(density[1:] + density[:-1])])

@@ -1,8 +1,6 @@
 """Models side by side: what each of them scores, and which of them is better outside the noise.
 
-Only results about the same tokens, items or questions are compared, in pairs, with intervals that hold for all pairs of
-a measure together. Where runs that differ in nothing but their seed are among the models, the noise of seeds that they
-show is in the intervals as well.
+Only results about the same tokens, items or questions are compared, recipe by recipe: evaluation/comparison/winners.py.
 """
 
 from collections import Counter
@@ -11,18 +9,22 @@ from itertools import combinations
 import attrs
 
 from errors import BadInput
-from evaluation.comparison.measures import MEASURES, Cell, Measure, Result, decides, described, subject
-from evaluation.comparison.published import GPJT_RANGE, POST, PUBLISHED, SOURCES
+from evaluation.comparison.harness_measures import harness_measures
+from evaluation.comparison.measures import HELD_OUT, MEASURES, Cell, Measure, Result
+from evaluation.comparison.published import published_rows
 from evaluation.comparison.rows import Row
-from evaluation.comparison.seed_noise import SeedNoise, seed_noise, widened
-from evaluation.intervals import CONFIDENCE, Interval
+from evaluation.comparison.subjects import described, left_out, subject
+from evaluation.comparison.winners import find_winners
 
 SCOPE = (
-    "Intervals are over text and questions, and over fine-tuning seeds where there are several; not over trainings: "
-    "two that differ in nothing but random_seed differ too."
+    "Intervals are over text and questions, over fine-tuning seeds where there are several, and over random_seed of "
+    "the training where its noise is known. A model stands for its recipe: a winner is a better recipe, not lucky "
+    "weights."
 )
-ADVICE = "By how much is not known here: train a run again with another random_seed and compare both."
-NOT_COMPARED = "Published values have no interval: no model is called better or worse than them."
+ADVICE = (
+    "The seed noise is not known where no winner is named: train a run again with another random_seed and compare all, "
+    "or state it: --seed-deviation NATS."
+)
 
 
 @attrs.frozen(kw_only=True)
@@ -35,9 +37,13 @@ class Comparison:
     notes: list[str]
 
 
-def compare(rows: list[Row]) -> Comparison:
-    """Return the comparison of models. Raises BadInput where no two of several share an evaluation."""
-    kinds = list(dict.fromkeys(measure.kind for measure in MEASURES))
+def compare(rows: list[Row], stated_deviation: float | None = None) -> Comparison:
+    """Return the comparison of models. Raises BadInput where no two of several share an evaluation.
+
+    `stated_deviation`: of the held-out loss over seeds of the training, nats a token; None: what the runs here show.
+    """
+    measures = [*MEASURES, *harness_measures([result for row in rows for result in row.results])]
+    kinds = list(dict.fromkeys(measure.kind for measure in measures))
     shown = {kind: [_shown(row, kind, rows) for row in rows] for kind in kinds}
     shared = [kind for kind in kinds if any(_same(a, b) for a, b in combinations(shown[kind], 2))]
     if len(rows) > 1 and not shared:
@@ -46,51 +52,36 @@ def compare(rows: list[Row]) -> Comparison:
             "them share on the same text or questions; measure them together: python evaluate.py loss MODEL MODEL"
         )
     marks, notes = _marks(shown)
-    statements, noises = [], []
-    for measure in MEASURES:
-        noise = seed_noise(measure, rows, shown[measure.kind])
-        noises += [noise.text] if noise else []
-        statements += _statements(measure, rows, shown[measure.kind], noise)
-    columns, cells = _columns(rows, shown, marks)
-    published, sources = _published(columns, shown["loss"])
+    statements, noises, undecided = [], [], False
+    for measure in measures:
+        stated = stated_deviation if measure.name == HELD_OUT else None
+        found = find_winners(measure, rows, shown[measure.kind], stated)
+        statements += found.statements
+        noises += found.notes
+        undecided |= found.undecided
+    if stated_deviation is not None:
+        noises.append(f"Seed noise, {HELD_OUT}: standard deviation {stated_deviation:g}, as --seed-deviation states")
+    columns, cells = _columns(measures, rows, shown, marks)
+    losses = [result for result in shown["loss"] if result is not None and subject(result) not in marks]
+    published, sources = published_rows(columns, losses)
     return Comparison(
         columns=columns,
         rows=cells + published,
         statements=statements,
-        notes=[*notes, *sources, SCOPE, *(noises or [ADVICE])],
+        notes=[*notes, *_not_shown(rows, shown["judge"]), *sources, SCOPE, *noises, *([ADVICE] if undecided else [])],
     )
 
 
-def verdict(measure: Measure, labels: tuple[str, str], found: Interval, *, decisive: bool = True) -> str:
-    """Return what an interval of the difference of two models says: one is better only where it leaves out zero.
-
-    `decisive`: false where the interval does not cover what fine-tuning does by chance; nobody is better then.
-    """
-    one, other = labels
-    if not decisive:
-        return f"{one} and {other} are not told apart by one fine-tuning each: {_size(measure, found)}"
-    if not found.apart:
-        return f"{one} and {other} are not told apart: {_size(measure, found)}"
-    if (found.value > 0) != (measure.sign > 0):
-        one, other = other, one
-    return f"{one} is better than {other} by {_size(measure, found if found.value > 0 else -found)}"
-
-
-def _size(measure: Measure, found: Interval) -> str:
-    value, digits = f"{found.value:.{measure.digits}f}", measure.digits
-    if found.low is None or found.high is None:
-        return f"{value} {measure.unit}, with no interval: too little was measured"
-    return f"{value} [{found.low:.{digits}f}, {found.high:.{digits}f}] {measure.unit}"
-
-
 def _shown(row: Row, kind: str, rows: list[Row]) -> Result | None:
-    """Return a model's newest result about what most of the models have a result about, of such the newest."""
-    ranks: dict[str, tuple[int, str]] = {}
+    """Return a model's newest result about what most of the models have a result about; of such a judge's session from
+    which the fewest prompts were left out, else the newest.
+    """
+    ranks: dict[str, tuple[int, int, str]] = {}
     for other in rows:
-        newest = {subject(result): str(result.get("time")) for result in other.results if result["evaluation"] == kind}
-        for key, time in newest.items():
-            count, latest = ranks.get(key, (0, ""))
-            ranks[key] = count + 1, max(latest, time)
+        newest = {subject(result): result for result in other.results if result["evaluation"] == kind}
+        for key, result in newest.items():
+            count, _, latest = ranks.get(key, (0, 0, ""))
+            ranks[key] = count + 1, -left_out(result), max(latest, str(result.get("time")))
     mine = {subject(result): result for result in row.results if result["evaluation"] == kind}
     return mine[max(mine, key=lambda key: (ranks[key], key))] if mine else None
 
@@ -115,7 +106,7 @@ def _marks(shown: dict[str, list[Result | None]]) -> tuple[dict[str, str], list[
 
 
 def _columns(
-    rows: list[Row], shown: dict[str, list[Result | None]], marks: dict[str, str]
+    measures: list[Measure], rows: list[Row], shown: dict[str, list[Result | None]], marks: dict[str, str]
 ) -> tuple[list[str], list[list[Cell]]]:
     """Return the columns that hold anything, and each model's cells."""
     table: dict[str, list[Cell]] = {"model": [Cell(text=row.label) for row in rows]}
@@ -128,7 +119,7 @@ def _columns(
     table["validation loss"] = [
         Cell(text="" if row.validation_loss is None else f"{row.validation_loss:.4f}") for row in rows
     ]
-    for measure in MEASURES:
+    for measure in measures:
         table[measure.name] = [_cell(measure, result, marks) for result in shown[measure.kind]]
     table = {name: cells for name, cells in table.items() if any(cell.text for cell in cells)}
     return list(table), [list(cells) for cells in zip(*table.values(), strict=True)]
@@ -142,35 +133,18 @@ def _cell(measure: Measure, result: Result | None, marks: dict[str, str]) -> Cel
     return Cell(text=f"{cell.text} {mark}") if mark and cell.text else cell
 
 
-def _published(columns: list[str], losses: list[Result | None]) -> tuple[list[list[Cell]], list[str]]:
-    """Return the rows of published models that have a value in some column, and where the values are from."""
-    rows, used = [], set()
-    for model in PUBLISHED:
-        values = {name: entry for name, entry in model.values.items() if name in columns}
-        if values:
-            cells = {name: Cell(text=f"{text} [{source}]") for name, (text, source) in values.items()}
-            rows.append([Cell(text=model.label), *(cells.get(name, Cell(text="")) for name in columns[1:])])
-            used |= {source for _, source in values.values()}
-    notes = [f"[{source}] {SOURCES[source]}" for source in sorted(used)]
-    if POST in used:
-        ranges = [result["range"] for result in losses if result is not None]
-        same = bool(ranges) and all(span.get(key) == value for span in ranges for key, value in GPJT_RANGE.items())
-        text = "the same tokens as here" if same else "not the text that is measured here"
-        notes[0] += f"; {text}, and another judge's session"
-    return rows, [*notes, NOT_COMPARED] if rows else []
-
-
-def _statements(measure: Measure, rows: list[Row], results: list[Result | None], noise: SeedNoise | None) -> list[str]:
-    """Return what can be said of each pair of models that have a result about the same."""
-    pairs = [(a, b) for a, b in combinations(range(len(rows)), 2) if _same(results[a], results[b])]
-    confidence = 1 - (1 - CONFIDENCE) / max(1, len(pairs))  # all of them together
-    statements = []
-    for a, b in pairs if measure.difference else []:
-        one, other = results[a], results[b]
-        assert one is not None and other is not None and measure.difference is not None
-        found = measure.difference(one, other, confidence)
-        if found is not None:
-            found = widened(found, noise, confidence)
-            said = verdict(measure, (rows[a].label, rows[b].label), found, decisive=decides(one))
-            statements.append(f"{measure.name}: {said}")
-    return statements
+def _not_shown(rows: list[Row], shown: list[Result | None]) -> list[str]:
+    """Return a note for each newer session of a judge that is not shown because prompts were left out of it."""
+    sessions = {
+        (result["judge"], str(result.get("time"))): left_out(result)
+        for row, chosen in zip(rows, shown, strict=True)
+        for result in row.results
+        if chosen is not None
+        and result["evaluation"] == "judge"
+        and left_out(result) > left_out(chosen)
+        and str(result.get("time")) > str(chosen.get("time"))
+    }
+    return [
+        f"judge: a newer session of {judge}, {time}, is not shown: {out:,} prompts were left out of it"
+        for (judge, time), out in sessions.items()
+    ]

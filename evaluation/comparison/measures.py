@@ -1,10 +1,5 @@
-"""What is told of a model in a comparison, and how two models differ in it.
+"""Columns of a comparison: the measures of each evaluation, and how two models differ in them."""
 
-Two results can be compared only if they have the same subject: the same tokens, items or questions, of a judge the same
-session.
-"""
-
-import json
 import math
 from collections.abc import Callable
 from typing import Any
@@ -38,74 +33,16 @@ class Measure:
     digits: int
     sign: int  # 1 where more is better, -1 where less is
     read: Callable[[Result, int], Cell]
-    # of a over b with the confidence that is asked for; None: differences are not told
-    difference: Callable[[Result, Result, float], Interval | None] | None
-
-
-def understood(result: Result) -> bool:
-    """Tell whether a result is of a kind that is compared, and whole: an older version's may lack something."""
-    measures = [measure for measure in MEASURES if measure.kind == result.get("evaluation")]
-    try:
-        for measure in measures:
-            _ = subject(result), described(result), measure.read(result, measure.digits)
-    except (KeyError, TypeError, ValueError):
-        return False
-    return bool(measures)
-
-
-def subject(result: Result) -> str:
-    """Return what tells the subject of a result from others."""
-    match result["evaluation"]:
-        case "loss":
-            return f"{result['range']['sha256']} {len(result['groups']['nats'])}"
-        case "hellaswag":
-            lengths = [len(result[style]["hits_norm"]) for style in ("completion", "lm_eval")]
-            return f"{result['data']['sha256']} {result['items']} {lengths}"
-        case "instruct":
-            return f"{result['data']['sha256']} {result['data']['test']}"
-        case _:
-            return json.dumps([result[key] for key in ("judge", "questions", "orders", "seeds", "differences")])
-
-
-def described(result: Result) -> str:
-    """Return what a result is about, for people."""
-    match result["evaluation"]:
-        case "loss":
-            span = result["range"]
-            where, end = span.get("dataset") or span["tokens"], span["start"] + span["count"]
-            return (
-                f"{span['split']} of {where}, tokens {span['start']:,} to {end:,}; ± is a standard error over documents"
-            )
-        case "hellaswag":
-            return (
-                f"acc_norm on {result['items']:,} items of {result['data']['file']}; ± is a standard error over items"
-            )
-        case "instruct":
-            data = result["data"]
-            return (
-                f"{data['test']} questions of {data['file']}; ± is a standard error over questions, and over "
-                "fine-tuning seeds where there are several"
-            )
-        case _:
-            session = (
-                f"{result['questions']['count']} questions in one session of {result['judge']}; 95 % intervals over"
-            )
-            if decides(result):
-                return f"{session} questions and fine-tuning seeds"
-            return f"{session} questions only, of one fine-tuning each; instruct --seeds 2 or more tells more"
-
-
-def decides(result: Result) -> bool:
-    """Tell whether intervals of a result cover all that fine-tuning does by chance: a judge's do not, of one seed."""
-    return result["evaluation"] != "judge" or result["seeds"] > 1
+    # Of a over b, means over the results of each, with the confidence that is asked for; None: differences are not told
+    difference: Callable[[list[Result], list[Result], float], Interval | None] | None
 
 
 def _loss(key: str) -> Callable[[Result, int], Cell]:
-    return lambda result, digits: _with_error(result[key], result.get(f"{key}_error"), digits)
+    return lambda result, digits: with_error(result[key], result.get(f"{key}_error"), digits)
 
 
 def _accuracy(style: str) -> Callable[[Result, int], Cell]:
-    return lambda result, digits: _with_error(result[style]["acc_norm"], result[style].get("acc_norm_error"), digits)
+    return lambda result, digits: with_error(result[style]["acc_norm"], result[style].get("acc_norm_error"), digits)
 
 
 def _over_seeds(key: str) -> Callable[[Result, int], Cell]:
@@ -117,9 +54,9 @@ def _over_seeds(key: str) -> Callable[[Result, int], Cell]:
             return Cell(text="")
         errors = [seed[f"{key}_error"] for seed in result["seeds"]]
         if not errors or None in errors:
-            return _with_error(value, None, digits)
+            return with_error(value, None, digits)
         over_questions = math.fsum(errors) / len(errors)  # of the same questions: they do not average out
-        return _with_error(value, math.hypot(over_questions, (spread or 0) / math.sqrt(len(errors))), digits)
+        return with_error(value, math.hypot(over_questions, (spread or 0) / math.sqrt(len(errors))), digits)
 
     return read
 
@@ -131,36 +68,58 @@ def _judged(result: Result, digits: int) -> Cell:
     return Cell(text=text, value=value, low=low, high=high)
 
 
-def _with_error(value: float, error: float | None, digits: int) -> Cell:
+def with_error(value: float, error: float | None, digits: int) -> Cell:
+    """Return the cell of a value with its standard error."""
     ends = (None, None) if error is None else (value - 1.96 * error, value + 1.96 * error)
     return Cell(text=plus_minus(value, error, digits), value=value, low=ends[0], high=ends[1])
 
 
-def _loss_difference(a: Result, b: Result, confidence: float) -> Interval | None:
+def _loss_difference(a: list[Result], b: list[Result], confidence: float) -> Interval | None:
     """Compare group by group: what makes a text hard for both leaves their difference."""
-    sizes = np.array(a["groups"]["tokens"], np.float64)
-    nats = [np.array(result["groups"]["nats"], np.float64) for result in (a, b)]
-    _, error = ratio(nats[0] - nats[1], sizes)
-    return _interval(a["nats_per_token"] - b["nats_per_token"], error, len(sizes), confidence)
+    sizes = np.array(a[0]["groups"]["tokens"], np.float64)
+    nats = [np.mean([result["groups"]["nats"] for result in side], axis=0, dtype=np.float64) for side in (a, b)]
+    value, error = ratio(np.asarray(nats[0] - nats[1]), sizes)
+    return _interval(value, error, len(sizes), confidence)
 
 
-def _accuracy_difference(style: str) -> Callable[[Result, Result, float], Interval | None]:
-    """Compare item by item (McNemar, Psychometrika 12, 1947): only items that one of the two has right tell."""
+def _accuracy_difference(style: str) -> Callable[[list[Result], list[Result], float], Interval | None]:
+    """Compare item by item (McNemar, Psychometrika 12, 1947): only items that one of the two has right tell.
 
-    def difference(a: Result, b: Result, confidence: float) -> Interval | None:
-        items = int(a["items"])
-        bits = [int(result[style]["hits_norm"], 16) for result in (a, b)]
-        only_a, only_b = ((bits[0] & ~bits[1]).bit_count(), (bits[1] & ~bits[0]).bit_count())
-        value = (only_a - only_b) / items
-        variance = (only_a + only_b) / items - value**2
-        error = math.sqrt(variance / (items - 1)) if items > 1 else None
-        return _interval(value, error, items, confidence)
+    The variance is that of two items more, on which the two disagree by one half each way: without, no item on which
+    they disagree would be an interval without width (Agresti and Min, Statistics in Medicine 24, 2005).
+    """
+
+    def difference(a: list[Result], b: list[Result], confidence: float) -> Interval | None:
+        items = int(a[0]["items"])
+        hits = [np.mean([_bits(result[style]["hits_norm"], items) for result in side], axis=0) for side in (a, b)]
+        by_item = hits[0] - hits[1]
+        shrunk = float(by_item.sum()) / (items + 2)
+        variance = (float(np.square(by_item).sum()) + 1) / (items + 2) - shrunk**2
+        error = math.sqrt(variance / (items + 1)) if items > 1 else None
+        return _interval(float(by_item.mean()), error, items, confidence)
 
     return difference
 
 
-def _judged_difference(a: Result, b: Result, _: float) -> Interval | None:
-    """Return what the session says of two of its candidates; its intervals hold for all of its pairs together."""
+def _bits(packed: str, items: int) -> np.ndarray:
+    return np.unpackbits(np.frombuffer(bytes.fromhex(packed), np.uint8))[:items].astype(np.float64)
+
+
+def _judged_difference(a: list[Result], b: list[Result], _: float) -> Interval | None:
+    """Return what the session says of two sides; its intervals hold for all of its pairs together.
+
+    Of several candidates a side it is the mean of their differences, with an interval as wide as theirs on average.
+    """
+    found = [pair for one in a for other in b if (pair := _judged_pair(one, other)) is not None]
+    if not found:
+        return None
+    ends = [[getattr(pair, end) for pair in found] for end in ("value", "low", "high")]
+    value, low, high = (None if None in end else math.fsum(end) / len(end) for end in ends)
+    assert value is not None
+    return Interval(value=value, low=low, high=high)
+
+
+def _judged_pair(a: Result, b: Result) -> Interval | None:
     # What the session calls them: models of one title get others. Older results do not tell.
     pair = [result.get("candidate", result["model"]) for result in (a, b)]
     for entry in a["differences"]:

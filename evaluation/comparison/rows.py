@@ -7,17 +7,19 @@ from typing import Any
 import attrs
 
 from errors import BadInput
-from evaluation.comparison.measures import understood
+from evaluation.comparison.harness_measures import by_task
+from evaluation.comparison.subjects import understood
 from evaluation.cost import Cost, cost_of
 from evaluation.load import Place, home_of
 from evaluation.results import read_results
+from model.config import ModelConfig
 from training import checkpoint
+from training.config import PLUMBING_KEYS, TrainConfig
 from training.metrics import EVALUATIONS
 from training.record import listed
 
-# What of a run's configuration may differ between runs that differ in nothing but their seed: where tokens lie, of
-# which the sha256 is compared instead, and how many sequences fit into a GPU.
-NOT_SCIENCE = ("random_seed", "dataset", "microbatch_size", "gradient_accumulation_steps")
+# Keys of train.json that the recipe holds as resolved: which tokens these are, how many updates, of how many sequences.
+RESOLVED_KEYS = ("dataset", "min_train_tokens", "global_batch_size", "precision")
 
 
 @attrs.frozen(kw_only=True)
@@ -31,7 +33,7 @@ class Row:
     cost: Cost | None  # None, as the others, where no checkpoint of ours tells
     validation_loss: float | None
     seed: int | None
-    recipe: str | None  # equal for runs that differ in nothing but their seed
+    recipe: str | None  # equal for runs that differ in their seed, and in keys that change no result, at most
 
 
 def read_rows(references: list[str]) -> list[Row]:
@@ -50,7 +52,7 @@ def read_rows(references: list[str]) -> list[Row]:
 
 def _read(reference: str) -> Row:
     home, path = home_of(reference), Path(reference)
-    results = [result for result in read_results(home) if understood(result)]
+    results = [part for result in read_results(home) for part in by_task(result) if understood(part)]
     if path.is_dir() and path.resolve() != home.resolve():  # a checkpoint
         results = [result for result in results if _checkpoint(result["model"]) == path.resolve().name]
     if not results:
@@ -85,11 +87,25 @@ def _state(home: Path, title: str) -> dict[str, Any]:
 
 
 def _recipe(state: dict[str, Any]) -> str:
+    """Return all that changes a result but for rounding, the seed apart."""
     config = state["config"]
-    train = {key: value for key, value in config["train"].items() if key not in NOT_SCIENCE}
-    splits = [listed(config.get(key) or []) for key in ("train_stream", "validation_stream")]
-    tokens = [[stream["sha256"] for stream in split] for split in splits]
-    return json.dumps(
-        [config["model"], train, config["global_batch_size"], config.get("shares"), state["step"], tokens],
-        sort_keys=True,
+    values = {  # with what a key means that an older version did not know
+        kind: {field.name: config[name].get(field.name, field.default) for field in attrs.fields(kind)}
+        for name, kind in (("model", ModelConfig), ("train", TrainConfig))
+    }
+    not_recipe = {*PLUMBING_KEYS, *RESOLVED_KEYS, "random_seed"}
+    train = {key: value for key, value in values[TrainConfig].items() if key not in not_recipe}
+    precision = config.get("numerics", {}).get("precision", config["train"].get("precision"))
+    steps = [state["step"], config["steps"]]
+    tokens = [_identity(stream) for stream in listed(config.get("train_stream") or [])]
+    known = [values[ModelConfig], train, precision, config["global_batch_size"], steps, config.get("shares"), tokens]
+    return json.dumps(known, sort_keys=True)
+
+
+def _identity(stream: dict[str, Any]) -> Any:
+    """Return what tells a stream's tokens from others: their sha256, or while they are being written their plan."""
+    return (
+        stream["sha256"]
+        if stream["sha256"] and None not in stream["sha256"]
+        else [stream.get("plan"), stream["tokens"]]
     )

@@ -1,64 +1,91 @@
-"""How much models differ that were trained alike but for `random_seed`, where such are among those compared."""
+"""Seed noise: how much runs of one recipe differ that were trained with another `random_seed`.
+
+A recipe is all that changes a result but for rounding (evaluation/comparison/rows.py). The variance over seeds is
+pooled over the recipes at hand, as in a one-way analysis of variance: degrees of freedom add up.
+"""
 
 import math
 
 import attrs
 
-from evaluation.comparison.measures import Measure, Result, subject
+from evaluation.comparison.measures import Measure, Result
 from evaluation.comparison.rows import Row
+from evaluation.comparison.subjects import subject
 from evaluation.intervals import Interval, student_quantile
 
 
 @attrs.frozen(kw_only=True)
+class Group:
+    """The models of one recipe that were measured on the same. A model whose recipe is not known is one by itself."""
+
+    labels: list[str]  # of all models
+    results: list[Result]  # one for each seed: models of the same seed are one training
+
+    @property
+    def name(self) -> str:
+        """What the group is called in a statement."""
+        count = len(self.results)
+        return ", ".join(self.labels) + (f" ({count} seeds)" if count > 1 else "")
+
+
+@attrs.frozen(kw_only=True)
 class SeedNoise:
-    """The spread of one measure over seeds of the training."""
+    """The standard deviation of one measure over seeds of the training."""
 
-    deviation: float  # standard, of one run
-    freedom: int  # degrees: runs, less one for each recipe
-    text: str
+    deviation: float  # of one run
+    freedom: float  # degrees: runs less one for each recipe; infinite where the user stated the deviation
 
 
-def seed_noise(measure: Measure, rows: list[Row], results: list[Result | None]) -> SeedNoise | None:
-    """Return the spread of a measure, pooled over recipes; None where no recipe was trained with two seeds.
+def group_by_recipe(rows: list[Row], results: list[Result | None]) -> list[list[Group]]:
+    """Return the groups of each subject, in the order of the rows. `results`: what is shown of each row."""
+    members: dict[str, dict[object, list[tuple[Row, Result]]]] = {}
+    for index, (row, result) in enumerate(zip(rows, results, strict=True)):
+        if result is not None:
+            key = index if row.recipe is None else row.recipe
+            members.setdefault(subject(result), {}).setdefault(key, []).append((row, result))
+    groups: list[list[Group]] = []
+    for recipes in members.values():
+        groups.append([])
+        for member in recipes.values():
+            seeds: dict[int | None, Result] = {}
+            for row, result in member:
+                seeds.setdefault(row.seed, result)
+            groups[-1].append(Group(labels=[row.label for row, _ in member], results=list(seeds.values())))
+    return groups
 
-    `results`: what is shown of each row.
-    """
-    squares, freedom, texts = 0.0, 0, []
-    for group in _repeated(measure, rows, results):
-        values = list(group.values())
-        mean = math.fsum(values) / len(values)
-        squares += math.fsum((value - mean) ** 2 for value in values)
-        freedom += len(values) - 1
-        texts.append(f"{', '.join(group)} from {min(values):.{measure.digits}f} to {max(values):.{measure.digits}f}")
+
+def pooled_noise(measure: Measure, groups: list[Group]) -> tuple[SeedNoise | None, str | None]:
+    """Return the noise of a measure and what to say of it; None where no recipe was trained with two seeds."""
+    squares, freedom, texts, digits = 0.0, 0, [], measure.digits
+    for group in groups:
+        values = [value for result in group.results if (value := measure.read(result, digits).value) is not None]
+        if len(values) > 1:
+            mean = math.fsum(values) / len(values)
+            squares += math.fsum((value - mean) ** 2 for value in values)
+            freedom += len(values) - 1
+            texts.append(f"{group.name} from {min(values):.{digits}f} to {max(values):.{digits}f}")
     if freedom == 0:
-        return None
-    deviation = math.sqrt(squares / freedom)
-    text = f"Seed noise, {measure.name}: {'; '.join(texts)}; standard deviation {deviation:.{measure.digits}f}"
-    told = "" if measure.difference is None else ", which is in the intervals of differences"
-    return SeedNoise(deviation=deviation, freedom=freedom, text=text + told)
+        return None, None
+    noise = SeedNoise(deviation=math.sqrt(squares / freedom), freedom=freedom)
+    runs = f"{freedom} degree{'s' if freedom > 1 else ''} of freedom"
+    return (
+        noise,
+        f"Seed noise, {measure.name}: {'; '.join(texts)}; standard deviation {noise.deviation:.{digits}f}, {runs}",
+    )
 
 
-def widened(found: Interval, noise: SeedNoise | None, confidence: float) -> Interval:
-    """Return an interval of a difference that holds for other seeds of both trainings as well.
+def widened(found: Interval, noise: SeedNoise, seeds: tuple[int, int], confidence: float) -> Interval:
+    """Return an interval of a difference of means over so many seeds that holds for other seeds of both as well.
 
     `confidence`: that of the interval. The noise of the text is in the spread over seeds, too: the interval is wider
     than need be, never narrower.
     """
-    if noise is None or found.low is None or found.high is None:
+    if found.low is None or found.high is None:
         return found
-    seeds = student_quantile((1 + confidence) / 2, noise.freedom) * math.sqrt(2) * noise.deviation
+    deviation = noise.deviation * math.sqrt(1 / seeds[0] + 1 / seeds[1])
+    reach = student_quantile((1 + confidence) / 2, noise.freedom) * deviation
     return Interval(
         value=found.value,
-        low=found.value - math.hypot(found.value - found.low, seeds),
-        high=found.value + math.hypot(found.high - found.value, seeds),
+        low=found.value - math.hypot(found.value - found.low, reach),
+        high=found.value + math.hypot(found.high - found.value, reach),
     )
-
-
-def _repeated(measure: Measure, rows: list[Row], results: list[Result | None]) -> list[dict[str, float]]:
-    """Return, for each recipe and subject that several seeds were measured of, the values by model."""
-    groups: dict[tuple[str, str], dict[int, tuple[str, float]]] = {}
-    for row, result in zip(rows, results, strict=True):
-        value = None if result is None else measure.read(result, measure.digits).value
-        if result is not None and value is not None and row.recipe is not None and row.seed is not None:
-            groups.setdefault((row.recipe, subject(result)), {}).setdefault(row.seed, (row.label, value))
-    return [dict(seeds.values()) for seeds in groups.values() if len(seeds) > 1]

@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 
 from evaluation import intervals
-from evaluation.comparison.compare import compare, verdict
-from evaluation.comparison.measures import MEASURES, decides
+from evaluation.comparison.compare import compare
+from evaluation.comparison.measures import MEASURES, Measure
 from evaluation.comparison.published import GPJT_RANGE
 from evaluation.comparison.rows import read_rows
+from evaluation.comparison.seed_noise import Group, SeedNoise
+from evaluation.comparison.winners import Pair, verdict
 from evaluation.intervals import Interval, paired_intervals, student_quantile
 from evaluation.ratio import in_groups, ratio
 from evaluation.results import append_result
@@ -36,6 +38,13 @@ def said(*arguments: str | Path, environment: dict[str, str] | None = None) -> s
     done = evaluate("compare", *arguments, environment=environment)
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def pair(measure: Measure, deviation: float | None = 1.0, **result: Any) -> Pair:
+    """Return two models, a and b, for a verdict; a deviation of None: the seed noise is not known."""
+    a, b = (Group(labels=[name], results=[{"evaluation": measure.kind, **result}]) for name in "ab")
+    noise = None if deviation is None else SeedNoise(deviation=deviation, freedom=4)
+    return Pair(measure=measure, groups=(a, b), noise=noise)
 
 
 def cells(markdown: str) -> dict[str, dict[str, str]]:
@@ -72,7 +81,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_what_trained_longer_is_better_and_a_copy_is_not(runs: dict[str, Path], tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(runs["long"], copy, symlinks=True)
-    shown = said(runs["short"], runs["long"], "--markdown")
+    shown = said(runs["short"], runs["long"], "--markdown", "--seed-deviation", "0.01")
     short, long = "short step-00000003", "long step-00000008"
     assert f"- held-out loss: {long} is better than {short} by " in shown
     table = cells(shown)
@@ -87,12 +96,15 @@ def test_what_trained_longer_is_better_and_a_copy_is_not(runs: dict[str, Path], 
         "held-out loss": f"{result['nats_per_token']:.4f} ± {result['nats_per_token_error']:.4f}",
         "bits/byte": f"{result['bits_per_byte']:.4f} ± {result['bits_per_byte_error']:.4f}",
     }
-    assert table["OpenAI GPT-2 small, published"]["held-out loss"] == "3.500 [1]"
-    assert "[1] gilesthomas.com" in shown and "not the text that is measured here" in shown
-    assert "no model is called better or worse than them" in shown
-    assert "train a run again with another random_seed" in shown
+    assert "published" not in "".join(table)
+    assert "Published losses of OpenAI's GPT-2 are left out: they are nats a GPT-2 token of FineWeb" in shown
+    assert "- Seed noise, held-out loss: standard deviation 0.01, as --seed-deviation states" in shown
+    alone = said(runs["short"], runs["long"], "--markdown")
+    assert "better" not in alone.partition("held-out loss: ")[2].partition("\n")[0]
+    assert f"- held-out loss: {short} is above {long} by " in alone
+    assert "no winner: the seed noise is not known" in alone and "or state it: --seed-deviation NATS" in alone
     same = said(runs["long"], copy, "--markdown")
-    assert f"{copy}: {long} are not told apart: 0.0000 [0.0000, 0.0000]" in same
+    assert f"{runs['long']}: {long}, {copy}: {long} are one recipe: what they differ by is noise" in same
 
 
 def test_pairs_on_the_same_text_know_more_than_each_alone(runs: dict[str, Path]) -> None:
@@ -109,11 +121,11 @@ def test_runs_that_differ_in_their_seed_show_the_noise_and_are_not_told_apart(ru
     shown = said(*runs.values(), "--markdown")
     losses = sorted(kept(runs[name])["nats_per_token"] for name in ("long", "other"))
     deviation = (losses[1] - losses[0]) / 2**0.5
-    assert "- Seed noise, held-out loss: long step-00000008, other step-00000008 from " in shown
-    told = f"from {losses[0]:.4f} to {losses[1]:.4f}; standard deviation {deviation:.4f}, which is in the intervals of"
+    assert "- Seed noise, held-out loss: long step-00000008, other step-00000008 (2 seeds) from " in shown
+    told = f"from {losses[0]:.4f} to {losses[1]:.4f}; standard deviation {deviation:.4f}, 1 degree of freedom"
     assert told in shown
-    assert "- held-out loss: long step-00000008 and other step-00000008 are not told apart: " in shown
-    assert "By how much is not known here" not in shown
+    assert "- held-out loss: long step-00000008, other step-00000008 are one recipe: what they differ by" in shown
+    assert "seed noise is not known" not in shown
 
 
 def test_equal_models_are_not_told_apart_19_times_in_20() -> None:
@@ -129,9 +141,9 @@ def test_equal_models_are_not_told_apart_19_times_in_20() -> None:
             total = {"nats_per_token": nats.sum() / tokens.sum()}
             results.append({"groups": {"nats": groups.nats, "tokens": groups.tokens}, **total})
         assert HELD_OUT.difference is not None
-        found = HELD_OUT.difference(*results, 0.95)
+        found = HELD_OUT.difference(results[:1], results[1:], 0.95)
         assert found is not None
-        winners += "is better" in verdict(HELD_OUT, ("a", "b"), found)
+        winners += "is better" in verdict(pair(HELD_OUT), found)
     assert 3 <= winners <= 18  # 10 of 200
 
 
@@ -167,8 +179,9 @@ def test_items_are_compared_one_by_one(tmp_path: Path) -> None:
     b = hellaswag(tmp_path / "b", set(range(330)))  # right wherever a is
     c = hellaswag(tmp_path / "c", set(range(400, 730)))
     found = compare(read_rows([str(a), str(b)]))
-    # 30 of 1000 differ: 0.03 ± t * sqrt(0.03 * 0.97 / 999)
-    assert "HellaSwag, completion: b is better than a by 0.0300 [0.0194, 0.0406] of all items" in found.statements
+    # 30 of 1000 differ, and one half more each way: 0.03 ± t * sqrt((31 / 1002 - (30 / 1002)**2) / 1001)
+    told = "HellaSwag, completion: a is below b by 0.0300 [0.0192, 0.0408] of all items; no winner"
+    assert any(line.startswith(told) for line in found.statements)
     apart = compare(read_rows([str(a), str(c)])).statements
     assert any("a and c are not told apart: -0.0300" in line for line in apart)  # the same means, other items
     row = dict(zip(found.columns, (cell.text for cell in found.rows[0]), strict=True))
@@ -181,7 +194,8 @@ def test_scores_of_other_sessions_are_shown_apart_and_never_compared(tmp_path: P
     a, b = judged(tmp_path / "a", [20, 17, 23], clear), judged(tmp_path / "b", [24, 21, 27], clear)
     c = judged(tmp_path / "c", [90, 85, 95], [{"a": "c", "b": "d", "value": 50, "low": 40, "high": 60}])
     found = compare(read_rows([str(c), str(b), str(a)]))
-    assert found.statements == ["judge's score: b is better than a by 4.00 [1.00, 7.00] points"]
+    told = "b is above a by 4.00 [1.00, 7.00] points; no winner: the seed noise is not known"
+    assert found.statements == [f"judge's score: {told}"]
     shown = {row[0].text: row[-1].text for row in found.rows}
     assert shown["b"] == "24.00 [21.00, 27.00]"
     assert shown["c"] == "90.00 [85.00, 95.00] [a]"
@@ -197,8 +211,8 @@ def test_equal_models_that_differ_by_fine_tuning_are_not_told_apart_by_one_each(
     draw = np.random.default_rng(0)
     found = [paired_intervals(session(draw, (2, 1, 110), seed_deviation=1.7))[1][0, 1] for _ in range(100)]
     assert sum(one.apart for one in found) > 7  # the interval alone would
-    decisive = decides({"evaluation": "judge", "seeds": 1})
-    assert not any("is better" in verdict(JUDGED, ("a", "b"), one, decisive=decisive) for one in found)
+    assert not any("is better" in verdict(pair(JUDGED, seeds=1), one) for one in found)
+    assert any("is better" in verdict(pair(JUDGED, seeds=2), one) for one in found)
 
 
 def test_of_one_fine_tuning_each_the_judge_finds_nobody_better(tmp_path: Path) -> None:
@@ -219,37 +233,108 @@ def test_judged_runs_in_folders_of_one_name_are_found_by_what_the_session_calls_
         for place, name in zip(("one", "two"), names, strict=True)
     )
     found = compare(read_rows([str(one), str(two)]))
-    assert found.statements == [f"judge's score: {two}: run is better than {one}: run by 4.00 [1.00, 7.00] points"]
+    assert found.statements[0].startswith(f"judge's score: {one}: run is below {two}: run by 4.00 [1.00, 7.00] points")
 
 
-def test_with_seed_noise_intervals_still_hold_for_all_pairs_together(tmp_path: Path) -> None:
-    rows = read_rows(
-        [str(hellaswag(tmp_path / name, set(range(count)))) for name, count in (("a", 300), ("b", 330), ("c", 600))]
-    )
+def test_with_seed_noise_intervals_hold_for_all_pairs_of_recipes_together(tmp_path: Path) -> None:
+    counts = {"a": 300, "b": 330, "c": 420, "d": 800}
+    rows = read_rows([str(hellaswag(tmp_path / name, set(range(count)))) for name, count in counts.items()])
     rows = [
         attrs.evolve(row, recipe=recipe, seed=seed)
-        for row, (recipe, seed) in zip(rows, [("r", 1), ("r", 2), ("s", 1)], strict=True)
+        for row, (recipe, seed) in zip(rows, [("r", 1), ("r", 2), ("s", 1), (None, None)], strict=True)
     ]
-    confidence = 1 - 0.05 / 3
-    text = student_quantile((1 + confidence) / 2, 999) * (0.03 * 0.97 / 999) ** 0.5
-    seeds = student_quantile((1 + confidence) / 2, 1) * 0.03  # sqrt(2) * standard deviation of two
+    found = compare(rows).statements
+    # Of three pairs one is found to differ or none is: c and a with b by their mean, 0.105
+    confidence, value, square = 1 - 0.05 / 3, 0.105, (30 * 0.5**2 + 90 + 1) / 1002
+    text = student_quantile((1 + confidence) / 2, 999) * ((square - (105 / 1002) ** 2) / 1001) ** 0.5
+    seeds = student_quantile((1 + confidence) / 2, 1) * 0.03 / 2**0.5 * 1.5**0.5
     reach = math.hypot(text, seeds)
-    line = f"a and b are not told apart: -0.0300 [{-0.03 - reach:.4f}, {-0.03 + reach:.4f}] of all items"
-    assert f"HellaSwag, completion: {line}" in compare(rows).statements
+    line = f"a, b (2 seeds) and c are not told apart: -0.1050 [{-value - reach:.4f}, {-value + reach:.4f}] of all items"
+    assert f"HellaSwag, completion: {line}" in found
+    assert "HellaSwag, completion: a, b are one recipe: what they differ by is noise" in found
 
 
-def test_published_losses_are_of_the_same_tokens_only_on_that_range(tmp_path: Path) -> None:
-    span = {"tokens": "token_files/fineweb", "sha256": "s", **GPJT_RANGE}
+def test_without_an_item_on_which_two_models_disagree_the_interval_still_has_a_width(tmp_path: Path) -> None:
+    homes = [str(hellaswag(tmp_path / name, set(range(300)))) for name in "ab"]
+    told = "HellaSwag, completion: a and b are not told apart: 0.0000 [-0.0020, 0.0020] of all items"
+    assert told in compare(read_rows(homes)).statements
+
+
+def losses_on(home: Path, **span: Any) -> Path:
     scores = {
         "nats_per_token": 3.4,
         "bits_per_byte": 1.1,
         "groups": {"nats": [34.0], "tokens": [10], "text_bytes": [40]},
     }
-    a = write(tmp_path / "a", "loss", range=span, **scores)
-    b = write(tmp_path / "b", "loss", range=span | {"start": 0}, **scores)
-    same, other = (next(note for note in compare(read_rows([str(home)])).notes if "[1]" in note) for home in (a, b))
-    assert "the same tokens as here" in same
-    assert "not the text that is measured here" in other
+    return write(home, "loss", range={"tokens": "token_files/fineweb", "sha256": "s"} | span, **scores)
+
+
+def test_published_losses_stand_only_beside_losses_of_the_same_tokens(tmp_path: Path) -> None:
+    same = losses_on(tmp_path / "a", **GPJT_RANGE)
+    other = hellaswag(losses_on(tmp_path / "b", **GPJT_RANGE | {"start": 0}), {1})
+    found = [compare(read_rows([str(home)])) for home in (same, other)]
+    published = [{row[0].text: row[1].text for row in one.rows[1:]} for one in found]
+    assert published[0]["OpenAI GPT-2 medium, published"] == "3.231 [1]"
+    assert published[1] == {"OpenAI GPT-2 small, published": "", "OpenAI GPT-2 XL, published": ""}  # of HellaSwag
+    assert not any("left out" in note for note in found[0].notes)
+    assert any(note.startswith("Published losses of OpenAI's GPT-2 are left out") for note in found[1].notes)
+
+
+def test_a_session_with_prompts_left_out_does_not_take_the_place_of_a_whole_one(tmp_path: Path) -> None:
+    whole = [{"a": "a", "b": "b", "value": -4.0, "low": -7.0, "high": -1.0}]
+    half = [{"a": "a", "b": "b", "value": 9.0, "low": 8.0, "high": 10.0}]
+    homes = [judged(tmp_path / name, [20, 17, 23], whole, left_out=0) for name in "ab"]
+    for home in homes:
+        judged(home, [50, 47, 53], half, left_out=144, time="2999-01-01T00:00:00+00:00")
+    found = compare(read_rows(list(map(str, homes))))
+    assert "by 4.00" in found.statements[0]
+    told = "judge: a newer session of judge-1, 2999-01-01T00:00:00+00:00, is not shown: 144 prompts were left out of it"
+    assert found.notes.count(told) == 1
+    alone = [judged(tmp_path / name, [50, 47, 53], half, left_out=144) for name in "cd"]
+    notes = compare(read_rows(list(map(str, alone)))).notes
+    assert any("144 prompts of which were left out for all models alike" in note for note in notes)
+
+
+def test_tasks_of_the_harness_are_columns_and_never_ranked(tmp_path: Path) -> None:
+    def asked(name: str, **tasks: dict[str, float]) -> str:
+        how = {"lm_eval": "0.4.13", "fewshot": None, "limit": None, "batch_size": 16}
+        return str(write(tmp_path / name, "harness", **how, tasks=tasks))
+
+    arc = {"sample_len": 2376, "acc": 0.4383, "acc_stderr": 0.0102, "acc_norm": 0.3948, "acc_norm_stderr": 0.01}
+    a = asked("a", arc_easy=arc, lambada={"sample_len": 5153, "perplexity": 40.05})
+    b = asked("b", arc_easy=arc | {"acc": 0.5}, broken={"sample_len": 1, "acc": None})
+    found = compare(read_rows([a, b]))
+    assert found.columns == ["model", "arc_easy, acc", "arc_easy, acc_norm", "lambada, perplexity"]
+    assert [cell.text for cell in found.rows[1]] == ["b", "0.5000 ± 0.0102", "0.3948 ± 0.0100", ""]
+    assert found.statements == []
+    assert any(
+        note.startswith("harness arc_easy: lm-evaluation-harness 0.4.13 on 2,376 documents") for note in found.notes
+    )
+
+
+def test_a_recipe_is_all_that_changes_a_result_but_the_seed(runs: dict[str, Path], tmp_path: Path) -> None:
+    def recipe(**train: Any) -> str | None:
+        home = tmp_path / f"copy-{len(list(tmp_path.iterdir()))}"
+        shutil.copytree(runs["long"], home, symlinks=True)
+        file = home / "checkpoints" / "step-00000008" / "state.json"
+        state = json.loads(file.read_text())
+        state["config"]["model"] |= {key: train.pop(key) for key in ("emb_dim",) if key in train}
+        state["config"]["train"] |= train
+        file.write_text(json.dumps(state))
+        return read_rows([str(home)])[0].recipe
+
+    plain = recipe()
+    without_effect = {"log_interval": 3, "keep_checkpoints": 9, "parallel": "fsdp", "timeout_seconds": 60}
+    without_effect |= {
+        "checkpoint_interval": 7,
+        "recompute_blocks": True,
+        "microbatch_size": 4,
+        "dataset": "/elsewhere",
+    }
+    for key, value in {**without_effect, "random_seed": 9, "precision": "fp32"}.items():
+        assert recipe(**{key: value}) == plain, key
+    for key, value in {"learning_rate": 0.02, "shuffle": True, "adam_beta2": 0.95, "emb_dim": 64}.items():
+        assert recipe(**{key: value}) != plain, key
 
 
 def test_what_most_models_share_is_shown_rather_than_what_is_newest(tmp_path: Path) -> None:
@@ -272,7 +357,7 @@ def test_fine_tuned_answers_are_shown_and_never_ranked(tmp_path: Path) -> None:
 
 
 def test_without_an_interval_nobody_is_better() -> None:
-    alone = verdict(HELD_OUT, ("a", "b"), Interval(value=-3, low=None, high=None))
+    alone = verdict(pair(HELD_OUT), Interval(value=-3, low=None, high=None))
     assert alone.startswith("a and b are not told apart: -3.0000 nats a token, with no interval")
 
 
@@ -283,7 +368,7 @@ def test_the_page_needs_nothing_else_and_hides_nothing(runs: dict[str, Path], tm
     shown = said(runs["short"], evil, "--html", tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     assert "<script" not in page and "http" not in page
-    assert "&lt;script&gt; step-00000008 is better than short" in page
+    assert "short step-00000003 is above &lt;script&gt; step-00000008 by" in page
     assert page.count("<svg") == 4  # loss and bits a byte of both
     assert "prefers-color-scheme: dark" in page
     line = next(line for line in shown.splitlines() if line.startswith("bits/byte"))

@@ -1,0 +1,120 @@
+"""Which of two recipes is better: only what is outside the noise of the text and of the training's seed.
+
+Without an estimate of the seed noise no winner is named: two trainings that differ in nothing but `random_seed` differ
+by more than the interval over the text. All pairs of a measure are decided together at 5 %, by Holm's procedure as
+Shaffer sharpened it for pairs ("Modified Sequentially Rejective Multiple Test Procedures", Journal of the American
+Statistical Association 81, 1986).
+"""
+
+from itertools import combinations
+from math import comb
+
+import attrs
+
+from evaluation.comparison.measures import Measure, Result
+from evaluation.comparison.rows import Row
+from evaluation.comparison.seed_noise import Group, SeedNoise, group_by_recipe, pooled_noise, widened
+from evaluation.comparison.subjects import decides
+from evaluation.intervals import CONFIDENCE, Interval
+
+
+@attrs.frozen(kw_only=True)
+class Findings:
+    """What can be said of the pairs of recipes in one measure."""
+
+    statements: list[str]
+    notes: list[str]  # the seed noise that is in the intervals
+    undecided: bool  # a difference outside the noise of the text has no winner, because the seed noise is not known
+
+
+@attrs.frozen(kw_only=True)
+class Pair:
+    """Two recipes, and the difference between them, over the noise of the text and, where known, of seeds."""
+
+    measure: Measure
+    groups: tuple[Group, Group]
+    noise: SeedNoise | None
+
+    def difference(self, confidence: float) -> Interval | None:
+        """Return the difference of the first over the second; None where nothing tells it."""
+        assert self.measure.difference is not None
+        one, other = (group.results for group in self.groups)
+        found = self.measure.difference(one, other, confidence)
+        if found is None or self.noise is None:
+            return found
+        return widened(found, self.noise, (len(one), len(other)), confidence)
+
+
+def find_winners(
+    measure: Measure, rows: list[Row], results: list[Result | None], stated_deviation: float | None
+) -> Findings:
+    """Return what can be said of a measure. `results`: what is shown of each row."""
+    statements, notes, undecided = [], [], False
+    for groups in group_by_recipe(rows, results):
+        noise, text = pooled_noise(measure, groups)
+        if text is not None:
+            notes.append(text)
+        if stated_deviation is not None:
+            noise = SeedNoise(deviation=stated_deviation, freedom=float("inf"))
+        if measure.difference is None:
+            continue
+        pairs = [Pair(measure=measure, groups=pair, noise=noise) for pair in combinations(groups, 2)]
+        for pair, found in differences_together(pairs):
+            undecided |= noise is None and found.apart and decides(pair.groups[0].results[0])
+            statements.append(f"{measure.name}: {verdict(pair, found)}")
+        statements += [
+            f"{measure.name}: {', '.join(group.labels)} are one recipe: what they differ by is noise"
+            for group in groups
+            if len(group.labels) > 1
+        ]
+    return Findings(statements=statements, notes=notes, undecided=undecided)
+
+
+def differences_together(pairs: list[Pair]) -> list[tuple[Pair, Interval]]:
+    """Return the pairs whose difference is known with intervals that together leave out zero by chance 5 times in 100.
+
+    In rounds: pairs that were found to differ need no share of the 5 % in the next. The intervals of the last round are
+    returned: zero is outside where a pair was found.
+    """
+    found = [(pair, interval) for pair in pairs if (interval := pair.difference(CONFIDENCE)) is not None]
+    groups = len({id(group) for pair, _ in found for group in pair.groups})
+    left = len(found)
+    while True:
+        confidence = 1 - (1 - CONFIDENCE) / max(1, _equal_at_most(groups, left))
+        found = [(pair, interval) for pair, _ in found if (interval := pair.difference(confidence)) is not None]
+        still = sum(not interval.apart for _, interval in found)
+        if left in (0, still):
+            return found
+        left = still
+
+
+def verdict(pair: Pair, found: Interval) -> str:
+    """Return what the interval of a difference says: one is better only where it leaves out zero, and covers seeds."""
+    measure, (first, second) = pair.measure, pair.groups
+    one, other = first.name, second.name
+    if not decides(first.results[0]):
+        return f"{one} and {other} are not told apart by one fine-tuning each: {_size(measure, found)}"
+    if not found.apart:
+        return f"{one} and {other} are not told apart: {_size(measure, found)}"
+    if pair.noise is None:
+        side = "above" if found.value > 0 else "below"
+        found = found if found.value > 0 else -found
+        return f"{one} is {side} {other} by {_size(measure, found)}; no winner: the seed noise is not known"
+    if (found.value > 0) != (measure.sign > 0):
+        one, other = other, one
+    return f"{one} is better than {other} by {_size(measure, found if found.value > 0 else -found)}"
+
+
+def _size(measure: Measure, found: Interval) -> str:
+    value, digits = f"{found.value:.{measure.digits}f}", measure.digits
+    if found.low is None or found.high is None:
+        return f"{value} {measure.unit}, with no interval: too little was measured"
+    return f"{value} [{found.low:.{digits}f}, {found.high:.{digits}f}] {measure.unit}"
+
+
+def _equal_at_most(groups: int, left: int) -> int:
+    """Return how many of `left` pairs of groups can be equal at once: a difference of two is one of them to others."""
+    counts = {0: {0}}  # by number of groups: how many pairs are equal, for each way to part them into equal ones
+    for number in range(1, groups + 1):
+        counts[number] = {comb(size, 2) + rest for size in range(1, number + 1) for rest in counts[number - size]}
+    return max(count for count in counts[groups] if count <= left)
