@@ -207,10 +207,10 @@ def _checkpoints() -> Iterator[Case]:
             yield Case(area, f"{file}: {name}", TRAIN, at(f"{NEWEST}/{file}", damage), True)
     for key in STATE_KEYS:
         for value in ("8", -1, HUGE, [], {}, True, 1.5, ESCAPE):
-            yield Case(area, f"forged {key} = {str(value)[:12]!r}", TRAIN, _forged(**{key: value}))
+            yield Case(area, f"forged {key} = {str(value)[:12]!r}", TRAIN, _forged(**{key: value}), True)
     for step in (1, 3, 5, 8):
-        yield Case(area, f"forged step = {step}", TRAIN, _forged(step=step))
-        yield Case(area, f"forged optimizer_steps = {step}", TRAIN, _forged(optimizer_steps=step))
+        yield Case(area, f"forged step = {step}", TRAIN, _forged(step=step), True)
+        yield Case(area, f"forged optimizer_steps = {step}", TRAIN, _forged(optimizer_steps=step), True)
     for link in ("latest", "best"):
         for alone in (True, False):
             name = f"{link} is a folder{', alone' if alone else ''}"
