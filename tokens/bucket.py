@@ -24,6 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from errors import BadInput
+from files import replace_file
 from tokens.ledger import LEDGER
 from tokens.manifest import MANIFEST, Content
 from tokens.objects import Objects
@@ -70,7 +71,7 @@ class Bucket:
         mark = self._scratch / MARK
         if (self._scratch / PLAN).exists() and not (mark.exists() and mark.read_text() == self.url):
             raise BadInput(f"{self._scratch / PLAN}: another preparation's; pass another --scratch")
-        mark.write_text(self.url)
+        replace_file(mark, self.url)
         self._empty_scratch()
         names = set(self._objects.names())
         if PLAN in names:

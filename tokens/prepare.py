@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 
 from errors import BadInput
-from files import sync
+from files import replace_file
 from tokens.bucket import MARK, Bucket
 from tokens.executors import Executor, in_order
 from tokens.fast_tokenizer import has_fastokens, write_recipe
@@ -76,6 +76,8 @@ def prepare(request: Request, host: Host) -> dict[str, Any]:
         bucket = None if request.bucket is None else Bucket(request.bucket, directory)
         finished = read_finished(directory) if bucket is None else bucket.open()
         plan = _begin(request, host, tokenizer, bucket)
+        if (directory / UNITS).is_symlink():  # nothing is written through a link of that name
+            (directory / UNITS).unlink()
         shutil.rmtree(directory / UNITS, ignore_errors=True)  # computed, not committed: computed again
         if finished is not None:
             if bucket is not None:
@@ -127,8 +129,7 @@ def _begin(request: Request, host: Host, tokenizer: Tokenizer, bucket: Bucket | 
     _refuse_other_tokens(directory)
     plan = make_plan(sources, settings)
     if tokenizer.ranks_file is not None:
-        shutil.copyfile(tokenizer.ranks_file, directory / RANKS_FILE)
-        sync(directory / RANKS_FILE)
+        replace_file(directory / RANKS_FILE, tokenizer.ranks_file.read_bytes(), durable=True)
     write_plan(directory, plan)
     if bucket is not None:
         bucket.begin()
@@ -265,7 +266,7 @@ def _job(request: Request, plan: UnitPlan, units: Path, tokenizer: Tokenizer) ->
 
 @contextmanager
 def _lock(directory: Path) -> Iterator[None]:
-    with (directory / LOCK).open("w") as file:
+    with (directory / LOCK).open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

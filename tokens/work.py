@@ -4,6 +4,7 @@ No tokens pass between processes: a unit's go to files of its own, and a few num
 """
 
 import functools
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -95,6 +96,18 @@ def run_unit(job: Job, task: Task) -> Result:
     )
 
 
+def task_json(task: Task) -> bytes:
+    """Return a task as JSON."""
+    return json.dumps(attrs.asdict(task)).encode()
+
+
+def task_from_json(data: bytes) -> Task:
+    """Return the task that `task_json` wrote."""
+    values = json.loads(data)
+    extents = tuple(Extent(**extent) for extent in values["extents"])
+    return Task(index=values["index"], extents=extents, inputs=tuple(Input(**item) for item in values["inputs"]))
+
+
 def unit_file(directory: Path, index: int, split: str) -> Path:
     """Return where a unit's tokens of one split are until they are committed."""
     return directory / f"{index:08d}.{split}"
@@ -118,7 +131,8 @@ class _PartWriter:
         if not len(ids):
             return
         if self._file is None:
-            self._file = self._partial.open("wb", buffering=0)
+            self._partial.unlink(missing_ok=True)  # never through a link of that name
+            self._file = self._partial.open("xb", buffering=0)
         data = ids.astype(self._dtype, copy=False).data.cast("B")
         written = 0
         while written < len(data):  # an unbuffered write may be short

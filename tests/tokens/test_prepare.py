@@ -1,9 +1,11 @@
 """Token files hold exactly the documents, whoever computed them and whatever was killed, and are never half there."""
 
+import base64
 import gzip
 import hashlib
 import json
 import os
+import pickle
 import random
 import re
 import shutil
@@ -12,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +30,12 @@ from tests.conftest import ROOT, shared
 from tests.tokens.test_tokenizer import reference
 from tests.walks import children, kill
 from tokens import executors
+from tokens import prepare as prepare_module
 from tokens.executors import Executor, Inline, Processes
 from tokens.prepare import Host, Request, prepare
 from tokens.splits import SplitRule
 from tokens.tokenizer import ByteTokenizer, fingerprint, load_tokenizer
+from tokens.work import Job, Result, Task
 from tokens.writer import CRASH_POINTS
 
 PREPARE = [sys.executable, "prepare_data.py"]
@@ -379,6 +384,63 @@ def test_ctrl_c_is_one_line_and_the_same_command_goes_on(
     assert errors.splitlines()[-1].startswith("prepare_data.py: interrupted; what was committed is kept")
     assert run(PREPARE, *command[2:]).returncode == 0
     assert files_of(tmp_path / "out") == undisturbed
+
+
+def test_no_pickle_lies_in_the_output_folder_and_a_task_that_others_changed_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = jsonl(tmp_path / "a.jsonl", [f"document {number}" for number in range(100)])
+    submit, written = Processes.submit, []
+
+    def submit_changed(self: Processes, job: Job, task: Task) -> "Future[Result]":
+        future = submit(self, job, task)
+        [path] = [path for path in job.directory.iterdir() if path.suffix == ".task"]
+        written.append(json.loads(path.read_text()))  # plain data
+        path.write_bytes(pickle.dumps(task))
+        return future
+
+    class Slow(Processes):  # no worker takes a task before it was changed
+        def __init__(self, workers: int) -> None:
+            super().__init__(workers)
+            self._pool.submit(time.sleep, 0.5)
+
+    monkeypatch.setattr(Processes, "submit", submit_changed)
+    with pytest.raises(BadInput, match=r"00000000\.task: changed by another process"):
+        write(tmp_path / "out", source, make=lambda: Slow(1))
+    assert written[0]["inputs"][0]["path"] == str(source)
+
+
+@pytest.mark.parametrize("name", [".partial-train.safetensors", ".lock", ".units", "tokenizer.tiktoken"])
+def test_nothing_is_written_through_links_in_the_output_folder(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = jsonl(tmp_path / "a.jsonl", ["text"] * 100)
+    (tmp_path / "out").mkdir()
+    victim = tmp_path / "victim"
+    if name == ".units":
+        victim.mkdir()
+    else:
+        victim.write_text("precious")
+    begin = prepare_module.make_plan
+
+    def plant(*arguments: Any) -> Any:
+        (tmp_path / "out" / name).unlink(missing_ok=True)
+        (tmp_path / "out" / name).symlink_to(victim)
+        return begin(*arguments)
+
+    monkeypatch.setattr(prepare_module, "make_plan", plant)  # after leftovers of an earlier command were deleted
+    if name == ".lock":
+        (tmp_path / "out" / name).symlink_to(victim)
+    write(tmp_path / "out", source, tokenizer=str(byte_ranks(tmp_path)))
+    assert not list(victim.iterdir()) if name == ".units" else victim.read_text() == "precious"
+    assert texts_of(tmp_path / "out", "train") == ["text"] * 100
+
+
+def byte_ranks(directory: Path) -> Path:
+    """Write byte-pair ranks that merge nothing: ids are bytes."""
+    path = directory / "bytes.tiktoken"
+    path.write_text("".join(f"{base64.b64encode(bytes([byte])).decode()} {byte}\n" for byte in range(256)))
+    return path
 
 
 def test_workers_that_die_again_and_again_end_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
