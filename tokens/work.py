@@ -13,6 +13,7 @@ from typing import Any
 
 import attrs
 import numpy as np
+from attrs.validators import deep_iterable, deep_mapping, in_, instance_of
 
 from errors import BadInput
 from tokens.documents import Piece, Reader
@@ -50,24 +51,27 @@ class Task:
 class Part:
     """What a unit has written for one split."""
 
-    tokens: int
-    documents: int  # that end here
-    max_id: int
-    digest: str  # xxh3_128 of the bytes, in hexadecimal
+    tokens: int = attrs.field(validator=instance_of(int))
+    documents: int = attrs.field(validator=instance_of(int))  # that end here
+    max_id: int = attrs.field(validator=instance_of(int))
+    digest: str = attrs.field(validator=instance_of(str))  # xxh3_128 of the bytes, in hexadecimal
 
 
 @attrs.frozen(kw_only=True)
 class Result:
     """What is known about a finished unit."""
 
-    index: int
-    parts: dict[str, Part]  # by split; without those that got nothing
-    text_bytes: int  # of documents, in UTF-8
+    index: int = attrs.field(validator=instance_of(int))
+    parts: dict[str, Part] = attrs.field(validator=deep_mapping(in_(SPLITS)))  # without splits that got nothing
+    text_bytes: int = attrs.field(validator=instance_of(int))  # of documents, in UTF-8
     fast: bool  # computed by the fast encoder
-    problems: dict[str, int]  # how often, by kind
-    lost_documents: int
-    lost_bytes: int  # of input
-    examples: dict[str, list[str]]  # the first ones, by kind; kinds that lost something come first
+    problems: dict[str, int] = attrs.field(validator=deep_mapping(None, instance_of(int)))  # how often, by kind
+    lost_documents: int = attrs.field(validator=instance_of(int))
+    lost_bytes: int = attrs.field(validator=instance_of(int))  # of input
+    # The first ones, by kind; kinds that lost something come first.
+    examples: dict[str, list[str]] = attrs.field(
+        validator=deep_mapping(None, deep_iterable(instance_of(str), instance_of(list)))
+    )
 
 
 def run_unit(job: Job, task: Task) -> Result:

@@ -29,7 +29,7 @@ from tests import launch
 from tests.conftest import ROOT, shared
 from tests.tokens.test_tokenizer import reference
 from tests.walks import children, kill
-from tokens import executors
+from tokens import audit, executors
 from tokens import prepare as prepare_module
 from tokens.executors import Executor, Inline, Processes
 from tokens.prepare import Host, Request, prepare
@@ -174,6 +174,56 @@ def test_too_few_documents_and_none_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="the sources hold no document"):
         write(tmp_path / "none", jsonl(tmp_path / "b.jsonl", []))
     assert not list(tmp_path.rglob("[!.]*.safetensors"))
+
+
+def test_documents_that_all_fall_to_a_held_out_split_leave_room_for_the_command_that_is_advised(tmp_path: Path) -> None:
+    source, fractions = jsonl(tmp_path / "a.jsonl", ["a", "b", "c"]), {"validation": 0.999}
+    with pytest.raises(
+        BadInput, match=r"every document's hash fell to a held-out split; .* or pass --split tail; nothing"
+    ):
+        write(tmp_path / "out", source, kind="hash", **fractions)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [".lock"]
+    write(tmp_path / "out", source, kind="tail", validation=0.3)
+    assert texts_of(tmp_path / "out", "train") == ["a", "b"]
+
+
+@pytest.mark.parametrize("name", ["plan.json", "ledger.jsonl"])
+@pytest.mark.parametrize(
+    "content", [b'{"a": ' * 100_000, b"[1]", b"\xff", b'{"cut": 3}', b'{"parts": {"train": {"tokens": "5"}}}', b"{}"]
+)
+def test_a_damaged_plan_or_ledger_is_one_line(tmp_path: Path, name: str, content: bytes) -> None:
+    source, out = jsonl(tmp_path / "a.jsonl", ["text"] * 20), tmp_path / "out"
+    write(out, source)
+    path = out / name
+    path.write_bytes((path.read_bytes() if name == "ledger.jsonl" else b"") + content + b"\n")
+    with pytest.raises(BadInput, match=rf"{name}: damaged: "):
+        audit.status(str(out))
+
+
+def test_an_output_that_cannot_be_is_one_line_that_promises_nothing(tmp_path: Path) -> None:
+    source = jsonl(tmp_path / "a.jsonl", ["text"] * 20)
+    for output, said in (
+        ("/dev/null", "/dev/null: is no folder; pass another --output"),
+        (source / "out", "cannot be written: Not a directory; a file stands where a folder is wanted"),
+        (tmp_path / ("x" * 300), "cannot be written: File name too long; choose a shorter name"),
+    ):
+        done = run(PREPARE, source, "--output", output, "--tokenizer", "bytes")
+        assert (done.returncode, len(done.stderr.splitlines())) == (1, 1), done.stderr
+        assert said in done.stderr and "kept" not in done.stderr
+
+
+def test_control_characters_of_names_do_not_reach_the_terminal(tmp_path: Path) -> None:
+    folder = tmp_path / "docs\x1b[2J\udcff"
+    folder.mkdir()
+    jsonl(folder / "a\x1b]0;title\x07.jsonl", ["text"] * 20 + [None])  # type: ignore[list-item]
+    (folder / "other\x1b[8m.png").write_text("")
+    for output in (folder / "out", folder / "out"):  # the second time: complete already
+        done = run(PREPARE, folder, "--output", output, "--tokenizer", "bytes", "--executor", "inline")
+        assert done.returncode in (0, 1) and "Traceback" not in done.stderr, done.stderr
+        shown = done.stdout + done.stderr
+        assert "\\x1b[2J" in shown and not {character for character in shown if not character.isprintable()} - {"\n"}
+    long = run(PREPARE, "x" * 300, "--output", tmp_path / "long", "--tokenizer", "bytes")
+    assert "cannot be read: " in long.stderr and len(long.stderr.splitlines()) == 1
 
 
 def test_existing_tokens_are_not_overwritten(tmp_path: Path) -> None:
