@@ -21,7 +21,7 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def replace_file(path: Path, text: str, *, durable: bool = False) -> None:
+def replace_file(path: Path, content: str | bytes, *, durable: bool = False) -> None:
     """Give a file another content: all of it, or on an error none. `durable`: wait until it is on the disk.
 
     A link at the path is replaced, and nothing is written through a link at the partial file's name.
@@ -29,8 +29,8 @@ def replace_file(path: Path, text: str, *, durable: bool = False) -> None:
     partial = path.with_name(f".partial-{path.name}")
     partial.unlink(missing_ok=True)
     try:
-        with partial.open("x", encoding="utf-8") as file:
-            file.write(text)
+        with partial.open("xb") as file:
+            file.write(content if isinstance(content, bytes) else content.encode())
         if durable:
             sync(partial)
         partial.replace(path)

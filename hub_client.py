@@ -1,16 +1,18 @@
 """Talking to the Hugging Face hub."""
 
+import logging
 import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from errors import BadInput
+from errors import BadInput, printable
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
 CARD = "README.md"
+DETAIL_CHARACTERS = 500  # of what the hub says
 
 
 def check_names(repository: str, license_name: str | None) -> None:
@@ -52,13 +54,19 @@ def show_bars_in_terminals_only() -> None:
         disable_progress_bars()
 
 
-def explained(error: BaseException) -> str:
-    """Return what an error of the hub's client says, in a line, and what to do."""
+def quiet() -> None:
+    """Keep the client's warnings out of the output: each attempt that failed is one; the error at the end tells."""
+    for name in ("huggingface_hub", "datasets"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+
+
+def explained(error: BaseException, wanted: str = "write to") -> str:
+    """Return what an error of the hub's client says, in a line, and what to do; `wanted`: what a token must allow."""
     while type(error) is RuntimeError and error.__cause__ is not None:  # "Error while uploading"
         error = error.__cause__
     status = getattr(getattr(error, "response", None), "status_code", None)
     said = getattr(error, "server_message", None) or str(error).strip() or type(error).__name__
-    detail = " ".join(said.split())
+    detail = printable(" ".join(said.split()))[:DETAIL_CHARACTERS]
     if status in (401, 403):
-        return f"{detail}; run `hf auth login` with a token that may write to it"
+        return f"{detail}; run `hf auth login` with a token that may {wanted} it"
     return f"{detail}; the same command goes on"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from arguments import number, print_any_name, whole_number
-from errors import EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, BadInput
+from errors import EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, BadInput, printable
 
 if TYPE_CHECKING:
     from tokens.executors import Executor
@@ -49,7 +49,10 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("sources", nargs="+", metavar="SOURCE")
     parser.add_argument(
-        "--output", required=True, metavar="DIR|s3://...", help="of the token files; goes on with what is in it"
+        "--output",
+        required=True,
+        metavar="DIR|s3://...",
+        help="output directory of the token files; resumes if partially written",
     )
     parser.add_argument("--tokenizer", default="gpt2", metavar="gpt2|bytes|FILE.tiktoken", help="default: gpt2")
     parser.add_argument("--text-field", default="text", metavar="NAME", help="field of records (default: text)")
@@ -106,18 +109,16 @@ def main() -> int:
     """Run the command; return its exit status."""
     print_any_name()
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # else numpy starts a thread per core, in each worker
-    preparing = sys.argv[1:2] == [] or sys.argv[1] not in COMMANDS
-    kept = "; what was committed is kept: the same command goes on" if preparing else ""
     try:
-        return prepare() if preparing else look_after()
+        return look_after() if sys.argv[1:2] and sys.argv[1] in COMMANDS else prepare()
     except BadInput as error:
         print(f"prepare_data.py: {error}", file=sys.stderr)
         return EXIT_ERROR
-    except OSError as error:  # a full disk, above all
-        print(f"prepare_data.py: {error}{kept}", file=sys.stderr)
+    except OSError as error:
+        print(f"prepare_data.py: {printable(str(error))}", file=sys.stderr)
         return EXIT_ERROR
-    except KeyboardInterrupt:
-        print(f"prepare_data.py: interrupted{kept}", file=sys.stderr)
+    except KeyboardInterrupt as interrupt:
+        print(f"prepare_data.py: interrupted{interrupt}", file=sys.stderr)
         return EXIT_INTERRUPTED
 
 
@@ -150,11 +151,23 @@ def prepare() -> int:
     display = Display()
     try:
         manifest = prepare(request, Host(make_executor=lambda: make_executor(arguments), say=say, show=display.show))
+    except OSError as error:  # a full disk, above all
+        raise BadInput(f"{error}{kept_in(request.directory)}") from error
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(kept_in(request.directory)) from None
     finally:
         display.close()
     asked = arguments.validation_fraction + arguments.test_fraction
     report(arguments.output, manifest, asked, time.monotonic() - began)
     return EXIT_ERROR if too_many_bad(manifest) else EXIT_DONE
+
+
+def kept_in(directory: Path) -> str:
+    """Return what an interrupted command leaves behind, for its last line."""
+    from tokens.ledger import LEDGER
+
+    begun = (directory / LEDGER).exists()
+    return "; what was committed is kept: the same command goes on" if begun else ""
 
 
 def make_executor(arguments: argparse.Namespace) -> "Executor":
@@ -168,7 +181,7 @@ def make_executor(arguments: argparse.Namespace) -> "Executor":
 
 def say(line: str) -> None:
     """Print a line for people."""
-    print(line, file=sys.stderr)
+    print(printable(line), file=sys.stderr)
 
 
 def look_after() -> int:
@@ -204,7 +217,7 @@ def look_after() -> int:
         from tokens.audit import status, verify
 
         lines = {"status": status, "verify": verify}[command](arguments.directory)
-    print("\n".join(lines))
+    print("\n".join(map(printable, lines)))
     return EXIT_DONE
 
 

@@ -46,3 +46,8 @@ def test_values_in_errors_are_cut() -> None:
     assert "too large to print" in quoted(nested)
     assert "too large to print" in quoted(10**5000)
     assert len(quoted("x" * 10_000)) < 140
+
+
+def test_bytes_are_written_as_they_are(tmp_path: Path) -> None:
+    replace_file(tmp_path / "x", b"\r\n\xff")
+    assert (tmp_path / "x").read_bytes() == b"\r\n\xff"

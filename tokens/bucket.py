@@ -16,14 +16,16 @@ passes through this machine, and a finished prefix is a token directory like any
 it is there. Names without the number would have spared a request a shard, and made every reader need the manifest.
 """
 
-import json
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from errors import BadInput
+from files import replace_file
+from json_files import parse_json
 from tokens.ledger import LEDGER
 from tokens.manifest import MANIFEST, Content
 from tokens.objects import Objects
@@ -62,7 +64,7 @@ class Bucket:
         self._ledger_bytes = 0  # that are in checkpoints
         self._lengths: dict[str, int] = {}  # tokens of each split likewise
 
-    def open(self) -> str | None:
+    def open(self) -> dict[str, Any] | None:
         """Empty the scratch folder and fetch the plan, if there is one; return the manifest of finished tokens."""
         finished = [*self._scratch.glob("[!.]*.safetensors"), *self._scratch.glob(MANIFEST)]
         if finished:
@@ -70,7 +72,7 @@ class Bucket:
         mark = self._scratch / MARK
         if (self._scratch / PLAN).exists() and not (mark.exists() and mark.read_text() == self.url):
             raise BadInput(f"{self._scratch / PLAN}: another preparation's; pass another --scratch")
-        mark.write_text(self.url)
+        replace_file(mark, self.url)
         self._empty_scratch()
         names = set(self._objects.names())
         if PLAN in names:
@@ -79,8 +81,11 @@ class Bucket:
             raise BadInput(f"{self.url}/{min(names)}: exists, and no {PLAN}; pass another --output")
         if MANIFEST not in names:
             return None
-        manifest = self._objects.read(MANIFEST).decode()
-        for name in json.loads(manifest)["files"]:
+        try:
+            manifest = parse_json(self._objects.read(MANIFEST))
+        except ValueError as error:
+            raise BadInput(f"{self.url}/{MANIFEST}: damaged: {error}; begin anew in another --output") from error
+        for name in manifest.get("files", {}):
             if name not in names:
                 raise BadInput(f"{self.url}/{name}: missing, but {MANIFEST} lists it; begin anew in another --output")
         return manifest

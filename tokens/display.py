@@ -5,6 +5,7 @@ import sys
 import time
 from typing import Any
 
+from errors import printable
 from tokens.prepare import Progress
 
 SURPRISING_SHARE = 3.0  # times what was asked for
@@ -53,7 +54,7 @@ class Display:
 
 def report(output: str, manifest: dict[str, Any], asked: float, seconds: float) -> None:
     """Print what was written, and what was not. `asked`: the share of the documents that was to be held out."""
-    print(f"{output}: {manifest['documents']:,} documents, {manifest['tokens']:,} tokens in {seconds:.1f} s")
+    print(f"{printable(output)}: {manifest['documents']:,} documents, {manifest['tokens']:,} tokens in {seconds:.1f} s")
     tokens: dict[str, int] = {}  # by split; of their files, which may be thousands
     files: dict[str, int] = {}
     for name, entry in manifest["files"].items():
@@ -74,7 +75,7 @@ def report(output: str, manifest: dict[str, Any], asked: float, seconds: float) 
             file=sys.stderr,
         )
         for line in itertools.chain.from_iterable(manifest["examples"].values()):
-            print(f"  {line}", file=sys.stderr)
+            print(f"  {printable(line)}", file=sys.stderr)
         if any(len(lines) < manifest["problems"][kind] for kind, lines in manifest["examples"].items()):
             print("  ledger.jsonl names more", file=sys.stderr)
 

@@ -1,10 +1,10 @@
 """Who computes the units: this process, processes of this machine, or a Ray cluster. The bytes are the same."""
 
 import functools
+import hashlib
 import logging
 import multiprocessing
 import os
-import pickle
 import signal
 import socket
 import threading
@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from errors import BadInput
-from tokens.work import Job, Result, Task, run_unit
+from files import replace_file
+from json_files import read_regular
+from tokens.work import Job, Result, Task, run_unit, task_from_json, task_json
 
 UNITS_AHEAD = 4  # a worker: what is computed before it can be committed bounds the disk
 RESTARTS = 5  # of all workers, without a unit that came to its end
@@ -72,9 +74,9 @@ class Processes:
     def submit(self, job: Job, task: Task) -> "Future[Result]":
         # A unit of many small files is a long task. In a file, none is ever half-way through a pipe when workers end,
         # for which Python 3.10 would wait for ever.
-        path = job.directory / f"{task.index:08d}.task"
-        path.write_bytes(pickle.dumps(task))
-        return self._pool.submit(_run_kept, job, path)
+        path, data = job.directory / f"{task.index:08d}.task", task_json(task)
+        replace_file(path, data)
+        return self._pool.submit(_run_kept, job, path, hashlib.sha256(data).hexdigest())
 
     def restart(self) -> None:
         context = multiprocessing.get_context("spawn")  # a fork would copy pyarrow's threads' locks
@@ -191,9 +193,15 @@ def _submit(executor: Executor, job: Job, task: Task) -> "Future[Result]":
         return future
 
 
-def _run_kept(job: Job, path: Path) -> Result:
-    """Run the task that a file holds, and delete the file; who submits the task again writes it again."""
-    result = run_unit(job, pickle.loads(path.read_bytes()))
+def _run_kept(job: Job, path: Path, sha256: str) -> Result:
+    """Run the task that a file holds, and delete the file: a task that is submitted again is written again.
+
+    Raises BadInput for another content than was written: others may write to a shared folder.
+    """
+    data = read_regular(path, most_bytes=1 << 40)
+    if hashlib.sha256(data).hexdigest() != sha256:
+        raise BadInput(f"{path}: changed by another process while these tokens were prepared; rerun the same command")
+    result = run_unit(job, task_from_json(data))
     path.unlink(missing_ok=True)
     return result
 

@@ -4,7 +4,6 @@ What is committed stays as it is: the finished files begin with the same tokens.
 reads the same batch while the files grow as when they are done.
 """
 
-import json
 import threading
 import time
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from errors import BadInput
+from json_files import parse_json, read_regular
 from tokens.ledger import LEDGER, entries_after
 from tokens.manifest import MANIFEST
 from tokens.shards import partial_path
@@ -171,7 +171,7 @@ class FollowedStream(TokenStream):
 def finished_by(directory: Path) -> str | None:
     """Return the fingerprint of the plan by which finished token files were made, or None where that is not known."""
     try:
-        plan = json.loads((directory / MANIFEST).read_text()).get("plan")
-    except (OSError, ValueError, AttributeError):
+        plan = parse_json(read_regular(directory / MANIFEST)).get("plan")
+    except (OSError, ValueError):
         return None
     return plan if isinstance(plan, str) else None

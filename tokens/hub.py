@@ -5,6 +5,9 @@ import shutil
 from pathlib import Path
 
 from errors import BadInput
+from files import replace_file, writing
+from hub_client import explained, quiet
+from json_files import read_json
 
 RECEIPT = "download.json"  # written last: without it an earlier download did not finish
 PATTERNS = ["*.safetensors", "*.json", "*.tiktoken"]
@@ -20,6 +23,7 @@ def download_dataset(dataset: str, directory: Path) -> None:
     from huggingface_hub import snapshot_download
 
     where = f"dataset {dataset}"
+    quiet()
     try:
         planned = snapshot_download(
             dataset, repo_type="dataset", local_dir=directory, allow_patterns=PATTERNS, dry_run=True
@@ -36,12 +40,12 @@ def download_dataset(dataset: str, directory: Path) -> None:
     except BadInput:
         raise
     except Exception as error:  # the hub client raises errors of its own and lets its transport's through
-        detail = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise BadInput(
-            f"{where}: cannot be downloaded into {directory}: {detail}; run the same command to resume, "
-            "or pass --token-files DIR with files you have"
+            f"{where}: cannot be downloaded into {directory}: {explained(error, 'read')}, or pass --token-files DIR "
+            "with files that you have"
         ) from error
-    (directory / RECEIPT).write_text(json.dumps({"dataset": dataset, "bytes": wanted_bytes}) + "\n")
+    with writing(directory / RECEIPT):
+        replace_file(directory / RECEIPT, json.dumps({"dataset": dataset, "bytes": wanted_bytes}) + "\n")
 
 
 def is_complete(directory: Path) -> bool:
@@ -54,4 +58,7 @@ def is_complete(directory: Path) -> bool:
 def hub_name(directory: Path) -> str | None:
     """Return OWNER/NAME of the dataset that was downloaded into a directory, or None for other ones."""
     receipt = directory / RECEIPT
-    return str(json.loads(receipt.read_text())["dataset"]) if receipt.is_file() else None
+    if not receipt.is_file():
+        return None
+    dataset = read_json(receipt, advice="delete it").get("dataset")
+    return dataset if isinstance(dataset, str) else None

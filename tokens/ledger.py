@@ -12,8 +12,9 @@ from typing import Any
 
 import attrs
 
-from errors import BadInput
+from errors import BadInput, quoted
 from files import sync
+from json_files import parse_json
 from tokens.splits import SPLITS
 from tokens.work import Part, Result
 
@@ -145,7 +146,7 @@ def _read_head(path: Path) -> tuple[dict[str, Any] | None, int]:
     if not line.endswith(b"\n"):
         return None, 0
     try:
-        return json.loads(line), len(line)
+        return parse_json(line), len(line)
     except ValueError as error:
         raise BadInput(f"{path}: damaged: line 1: {error}; begin anew in another --output") from error
 
@@ -159,14 +160,26 @@ def _entries(path: Path, begin: int) -> Iterator[tuple[dict[str, Any], int]]:
                 return  # a kill while it was written
             begin += len(line)
             try:
-                yield json.loads(line), begin
-            except ValueError as error:
-                raise BadInput(f"{path}: damaged: line {number}: {error}; begin anew in another --output") from error
+                entry = parse_json(line)
+                _check(entry)
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                what = error if isinstance(error, ValueError) else f"no unit: {quoted(error)}"
+                raise BadInput(f"{path}: damaged: line {number}: {what}; begin anew in another --output") from error
+            yield entry, begin
+
+
+def _check(entry: dict[str, Any]) -> None:
+    """Raise ValueError, KeyError, TypeError or AttributeError for what is no line of a ledger."""
+    if "cut" in entry:
+        if not all(type(entry["cut"][split]) is int for split in SPLITS):
+            raise ValueError(f"cut: got {quoted(entry['cut'])}, wanted tokens of {', '.join(SPLITS)}")
+    elif "uploaded" in entry:
+        if not (isinstance(entry["uploaded"], str) and isinstance(entry["content"], dict)):
+            raise ValueError(f"uploaded: got {quoted(entry)}, wanted a name and its content")
+    else:
+        _result(entry)
 
 
 def _result(entry: dict[str, Any]) -> Result:
-    try:
-        parts = {split: Part(**part) for split, part in entry["parts"].items()}
-        return Result(**entry | {"parts": parts})
-    except (KeyError, TypeError, AttributeError) as error:
-        raise BadInput(f"{LEDGER}: damaged: a line is no unit: {error!r}; begin anew in another --output") from error
+    parts = {split: Part(**part) for split, part in entry["parts"].items()}
+    return Result(**entry | {"parts": parts})

@@ -1,9 +1,12 @@
 """`document-lengths.png`: how long documents are, and where the tokens are."""
 
+import io
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from files import replace_file
 
 CHART = "document-lengths.png"
 BINS_PER_DOUBLING = 4
@@ -50,12 +53,9 @@ def draw_chart(directory: Path, values: np.ndarray, counts: np.ndarray) -> None:
     axes.set_title(title + (f" ({empty:,} empty ones not shown)" if empty else ""))
     axes.legend(loc="upper left")
     axes.grid(alpha=0.25)
-    partial = directory / f".partial-{CHART}"
-    try:
-        figure.savefig(partial, dpi=110, format="png")
-        partial.replace(directory / CHART)
-    finally:
-        partial.unlink(missing_ok=True)
+    drawn = io.BytesIO()
+    figure.savefig(drawn, dpi=110, format="png")
+    replace_file(directory / CHART, drawn.getvalue())
 
 
 def _mark(axes: Any, length: float, name: str) -> None:

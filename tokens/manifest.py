@@ -14,10 +14,12 @@ from typing import Any
 import attrs
 import numpy as np
 
-from errors import BadInput
-from files import BLOCK_BYTES
+from errors import BadInput, quoted
+from files import BLOCK_BYTES, sha256
+from json_files import parse_json, read_regular
 from tokens.splits import SPLITS
-from tokens.token_file import TokenFile, TokenStream, open_split
+from tokens.token_file import TokenFile, TokenStream, open_split, readable_tokens
+from tokens.tokenizer import RANKS_FILE
 
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -38,6 +40,7 @@ class Manifest:
 
     files: dict[str, Content]  # by name
     tokenizer: dict[str, Any]  # name, vocabulary_size, end_of_text_id, ranks_file
+    values: dict[str, Any]  # all that it says
 
 
 def read_manifest(directory: Path) -> Manifest | None:
@@ -46,16 +49,16 @@ def read_manifest(directory: Path) -> Manifest | None:
     if not path.is_file():
         return None
     try:
-        values = json.loads(path.read_text())
+        values = parse_json(read_regular(path), None)
     except (OSError, ValueError) as error:
-        raise BadInput(f"{path}: damaged: not JSON: {error}; {_advice(path)}") from error
+        raise BadInput(f"{path}: damaged: {error}; {_advice(path)}") from error
     # One flipped bit spoils one key: what still has the others is ours, and damaged.
     if not isinstance(values, dict) or not (values.get("format") == FORMAT or {"files", "tokenizer"} <= values.keys()):
         return None  # somebody else's file of that name
     match values:
         case {"format": int(version), "files": dict(files), "tokenizer": dict(tokenizer)} if version == FORMAT:
             _check_tokenizer(path, tokenizer)
-            return Manifest({name: _entry(path, name, value) for name, value in files.items()}, tokenizer)
+            return Manifest({name: _entry(path, name, value) for name, value in files.items()}, tokenizer, values)
     raise BadInput(f"{path}: damaged: wanted format {FORMAT}, files and tokenizer; {_advice(path)}")
 
 
@@ -72,7 +75,9 @@ def open_listed(directory: Path, split: str, manifest: Manifest | None) -> Token
     if manifest is None:
         return open_split(directory, split)
     for name in manifest.files:
-        if is_of(name, split) and not (directory / name).is_file():
+        with readable_tokens(directory / name):
+            missing = is_of(name, split) and not (directory / name).is_file()
+        if missing:
             raise BadInput(f"{directory / name}: missing, but {MANIFEST} lists it; prepare or download it again")
     stream = open_split(directory, split)
     for file in stream.files:
@@ -87,15 +92,15 @@ def open_listed(directory: Path, split: str, manifest: Manifest | None) -> Token
     return stream
 
 
-def read_finished(directory: Path) -> str | None:
-    """Return the text of a finished preparation's manifest, None before. Raises BadInput unless its files are there."""
+def read_finished(directory: Path) -> dict[str, Any] | None:
+    """Return what a finished preparation's manifest says, None before. Raises BadInput unless its files are there."""
     manifest = read_manifest(directory)
     if manifest is None:
         return None
     for split in SPLITS:
         if any(is_of(name, split) for name in manifest.files):
             open_listed(directory, split, manifest)
-    return (directory / MANIFEST).read_text()
+    return manifest.values
 
 
 def is_of(name: str, split: str) -> bool:
@@ -126,7 +131,8 @@ def read_content(file: TokenFile) -> Content:
                 largest = max(largest, int(np.frombuffer(data, file.dtype).max()))
             size = opened.tell()
     except OSError as error:
-        raise BadInput(f"{file.path}: cannot be read: {error}; prepare or download it again") from error
+        said = error.strerror or error
+        raise BadInput(f"{file.path}: cannot be read: {said}; prepare or download it again") from error
     return Content(size_bytes=size, sha256=digest.hexdigest(), max_id=largest)
 
 
@@ -157,13 +163,31 @@ def _check_tokenizer(path: Path, values: dict[str, Any]) -> None:
             "end_of_text_id": int(),
             "ranks_file": None | str() as ranks_file,
         }:
-            if ranks_file is not None and not (path.parent / ranks_file).is_file():
-                raise BadInput(f"{path.parent / ranks_file}: missing, but {MANIFEST} names it; {_advice(path)}")
+            if ranks_file is not None:
+                _check_ranks(path, ranks_file, values.get("ranks_sha256"))
         case _:
             raise BadInput(
                 f"{path}: damaged: tokenizer: wanted name, vocabulary_size, end_of_text_id and ranks_file; "
                 f"{_advice(path)}"
             )
+
+
+def _check_ranks(path: Path, name: str, wanted: Any) -> None:
+    """Raise BadInput unless the byte-pair ranks are beside the manifest; `wanted`: their sha256, None in older ones."""
+    if name != RANKS_FILE:  # every reader opens that one
+        raise BadInput(f"{path}: tokenizer: ranks_file: got {quoted(name)}, wanted '{RANKS_FILE}'; {_advice(path)}")
+    ranks = path.parent / name
+    if not ranks.is_file():
+        raise BadInput(f"{ranks}: missing, but {MANIFEST} names it; {_advice(path)}")
+    if wanted is None:
+        return
+    with readable_tokens(ranks):
+        got = sha256(ranks)
+    if got != wanted:
+        raise BadInput(
+            f"{ranks}: damaged: got sha256 {got[:12]}..., wanted {quoted(wanted)} by {MANIFEST}; prepare or download "
+            "it again"
+        )
 
 
 def _advice(path: Path) -> str:

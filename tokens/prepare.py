@@ -1,7 +1,6 @@
 """From sources to token files: plan, compute, commit, name. The same command goes on after any interruption."""
 
 import fcntl
-import json
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,16 +10,16 @@ from typing import Any
 import attrs
 
 from errors import BadInput
-from files import sync
+from files import replace_file, write_error, writing
 from tokens.bucket import MARK, Bucket
 from tokens.executors import Executor, in_order
 from tokens.fast_tokenizer import has_fastokens, write_recipe
 from tokens.ledger import LEDGER, Ledger, Totals
 from tokens.manifest import MANIFEST, read_finished
 from tokens.shards import partial_files
-from tokens.sources import COMPRESSED_SUFFIXES, resolve_sources
+from tokens.sources import COMPRESSED_SUFFIXES, readable, resolve_sources
 from tokens.splits import HASH, SplitRule
-from tokens.tail import missing_splits
+from tokens.tail import TooFewDocuments, missing_splits
 from tokens.tokenizer import RANKS_FILE, BytePairTokenizer, Tokenizer, fingerprint, load_tokenizer
 from tokens.unit_plan import PLAN, Settings, UnitPlan, check_same, make_plan, read_plan, write_plan
 from tokens.work import Job, Task
@@ -71,17 +70,20 @@ def prepare(request: Request, host: Host) -> dict[str, Any]:
     directory = request.directory.absolute()
     tokenizer = load_tokenizer(request.tokenizer)
     _refuse_output(request)
-    directory.mkdir(parents=True, exist_ok=True)
+    with writing(directory):
+        directory.mkdir(parents=True, exist_ok=True)
     with _lock(directory):
         bucket = None if request.bucket is None else Bucket(request.bucket, directory)
         finished = read_finished(directory) if bucket is None else bucket.open()
         plan = _begin(request, host, tokenizer, bucket)
+        if (directory / UNITS).is_symlink():  # nothing is written through a link of that name
+            (directory / UNITS).unlink()
         shutil.rmtree(directory / UNITS, ignore_errors=True)  # computed, not committed: computed again
         if finished is not None:
             if bucket is not None:
                 bucket.tidy()
             host.say(f"{request.bucket or request.directory}: complete already")
-            return json.loads(finished)
+            return finished
         _warn_of_large_units(plan, host)
         (directory / UNITS).mkdir(exist_ok=True)  # a worker of a coordinator that is gone may still write there
         if bucket is not None:
@@ -96,6 +98,9 @@ def prepare(request: Request, host: Host) -> dict[str, Any]:
                 _discard(directory, bucket)
                 raise BadInput(f"{_nothing_found(ledger.totals)}; nothing was written")
             manifest = writer.finish(request.rule, _description(plan, ledger.totals, _from_tail(request, host, writer)))
+        except TooFewDocuments as error:
+            _discard(directory, bucket)  # so that a command that holds out otherwise may begin here
+            raise BadInput(f"{error}; nothing was written") from error
         finally:
             writer.close()
             ledger.close()
@@ -127,8 +132,7 @@ def _begin(request: Request, host: Host, tokenizer: Tokenizer, bucket: Bucket | 
     _refuse_other_tokens(directory)
     plan = make_plan(sources, settings)
     if tokenizer.ranks_file is not None:
-        shutil.copyfile(tokenizer.ranks_file, directory / RANKS_FILE)
-        sync(directory / RANKS_FILE)
+        replace_file(directory / RANKS_FILE, tokenizer.ranks_file.read_bytes(), durable=True)
     write_plan(directory, plan)
     if bucket is not None:
         bucket.begin()
@@ -222,12 +226,20 @@ def _from_tail(request: Request, host: Host, writer: TokenWriter) -> list[str]:
 
 def _refuse_output(request: Request) -> None:
     """Raise BadInput for an output that is something else already."""
-    directory = request.directory.resolve()
-    if any(Path(name).is_dir() and Path(name).resolve() == directory for name in request.sources):
+    with writing(request.directory):
+        if request.directory.exists() and not request.directory.is_dir():
+            raise BadInput(f"{request.directory}: is no folder; pass another --output")
+        directory = request.directory.resolve()
+    if any(_is_folder(name) and Path(name).resolve() == directory for name in request.sources):
         raise BadInput(f"{request.directory}: is a source and the output as well; pass another --output")
     mark = directory / MARK
     if request.bucket is None and mark.exists():
         raise BadInput(f"{request.directory}: is the --scratch of {mark.read_text()}; pass another --output")
+
+
+def _is_folder(name: str) -> bool:
+    with readable(name):
+        return Path(name).is_dir()
 
 
 def _refuse_other_tokens(directory: Path) -> None:
@@ -265,7 +277,11 @@ def _job(request: Request, plan: UnitPlan, units: Path, tokenizer: Tokenizer) ->
 
 @contextmanager
 def _lock(directory: Path) -> Iterator[None]:
-    with (directory / LOCK).open("w") as file:
+    try:
+        file = (directory / LOCK).open("a")
+    except OSError as error:
+        raise write_error(directory / LOCK, error) from error
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

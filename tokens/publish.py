@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from errors import BadInput
 from hub_client import CARD, check_logged_in, check_names, explained, upload
+from json_files import read_json_lines
 from tokens.audit import verify
 from tokens.dataset_card import dataset_card
 from tokens.ledger import LEDGER
@@ -31,11 +32,12 @@ def push(directory: Path, repository: str, *, private: bool, license_name: str |
     Raises BadInput where there is nothing to publish, for damaged files, and when the hub cannot be reached or refuses.
     """
     check_names(repository, license_name)
-    if read_manifest(directory) is None:
+    manifest = read_manifest(directory)
+    if manifest is None:
         raise BadInput(f"{directory / MANIFEST}: missing; only a finished preparation can be published")
     check_logged_in()
     lines = verify(str(directory))
-    values = json.loads((directory / MANIFEST).read_text())
+    values = manifest.values
     _check_verified(directory, values)
     from huggingface_hub import HfApi
 
@@ -91,9 +93,12 @@ def public_name(source: str) -> str:
 
 def _public_ledger(path: Path) -> bytes:
     """Return a ledger without examples of bad documents: they quote paths."""
-    entries = [json.loads(line) for line in path.read_text().splitlines()]
+    lines = read_json_lines(path)
+    if lines.unreadable:
+        raise BadInput(f"{path}: damaged: {lines.unreadable:,} of its lines are no JSON; prepare these tokens anew")
     return b"".join(
-        json.dumps({**entry, "examples": {}} if "examples" in entry else entry).encode() + b"\n" for entry in entries
+        json.dumps({**entry, "examples": {}} if "examples" in entry else entry).encode() + b"\n"
+        for entry in lines.records
     )
 
 

@@ -58,7 +58,7 @@ class GrowingStream:
         tokens = [self._shard_tokens] * full + ([inside] if inside else [])
         for index, count in enumerate(tokens):
             path, end = self._partial(index), self._end(count)
-            size = path.stat().st_size if path.exists() else 0
+            size = path.stat().st_size if path.is_file() and not path.is_symlink() else 0
             if size < end or (index < full and size > end):
                 raise BadInput(
                     f"{path}: got {size:,} bytes, wanted {end:,} by {why.name}: it was cut or replaced; begin anew in "
@@ -81,7 +81,9 @@ class GrowingStream:
         """Add the tokens of a file from its position on."""
         while data := source.read(min(COPY_BYTES, self._end(self._room()) - HEADER_BYTES)):
             if self._file is None:
-                self._file = self._partial(self.length // self._shard_tokens).open("w+b")
+                path = self._partial(self.length // self._shard_tokens)
+                path.unlink(missing_ok=True)  # never through a link of that name
+                self._file = path.open("x+b")
                 self._file.write(bytes(HEADER_BYTES))
                 sync(self._directory)
             self._file.write(data)

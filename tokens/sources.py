@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 import attrs
 
 from errors import BadInput
+from hub_client import explained, quiet
 from tokens.remote import GO_ON, REMOTE, find_remote, look_up_remote, open_remote
 
 TEXT_SUFFIXES = (".txt", ".md", ".py")  # a file is a document
@@ -125,7 +126,9 @@ def _resolve(name: str, kept: Iterable[Source], say: Callable[[str], None]) -> l
 
 def _local_files(name: str, others: list[str]) -> list[Path]:
     path = Path(name)
-    if path.is_dir():
+    with readable(name):
+        is_folder, is_file = path.is_dir(), path.is_file()
+    if is_folder:
         found = []
         for file in _files_below(path, others):
             if file.name.endswith(SUFFIXES):
@@ -135,7 +138,7 @@ def _local_files(name: str, others: list[str]) -> list[Path]:
         if not found:
             raise BadInput(f"{name}: a folder without documents; wanted files ending in {', '.join(SUFFIXES)}")
         return found
-    found = [path] if path.is_file() else [Path(match) for match in glob.glob(name, recursive=True)]  # noqa: PTH207  # absolute patterns
+    found = [path] if is_file else [Path(match) for match in glob.glob(name, recursive=True)]  # noqa: PTH207  # absolute patterns
     found = [file for file in found if file.is_file()]
     if not found:
         raise BadInput(f"{name}: no such file, folder or glob; quote a glob so that the shell leaves it alone")
@@ -212,6 +215,7 @@ def _hugging_face(name: str, commit: str | None) -> list[Input]:
     import datasets
     import fsspec
 
+    quiet()
     dataset, _, revision = name.removeprefix(HUB).partition("@")
     repository, _, configuration = dataset.partition(":")
     try:
@@ -219,8 +223,10 @@ def _hugging_face(name: str, commit: str | None) -> list[Input]:
         urls = [str(url) for url in (builder.config.data_files or {}).get("train", [])]
         file_system = fsspec.filesystem("hf")
         inputs = [_remote(url, file_system.info(url)) for url in urls]
-    except (OSError, ValueError) as error:  # ConnectionError, DatasetNotFoundError; unknown configuration or split
-        raise BadInput(f"{name}: cannot be resolved on the hub: {_detail(error)}") from error
+    except BadInput:
+        raise
+    except Exception as error:  # unknown names, and whatever the client's transport raises
+        raise BadInput(f"{name}: cannot be resolved on the hub: {explained(error, 'read')}") from error
     if not inputs:
         raise BadInput(f"{name}: no files of a train split; name its files: hf://datasets/{repository}/...")
     for item in inputs:
@@ -240,6 +246,8 @@ def _standard_library() -> tuple[Path, ...]:
 
 
 def _check_kind(path: str) -> None:
+    if path.endswith(".bin"):
+        raise BadInput(f"{path}: .bin files, as nanoGPT's tokens, are not read; name the text that they were made from")
     if not path.endswith(SUFFIXES):
         raise BadInput(f"{path}: unknown kind of document; wanted a name ending in {', '.join(SUFFIXES)}")
 

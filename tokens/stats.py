@@ -5,7 +5,6 @@ occurs.
 """
 
 import itertools
-import json
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +15,7 @@ import numpy as np
 
 from errors import BadInput
 from tokens.length_chart import CHART, draw_chart
-from tokens.manifest import MANIFEST, Manifest, is_of, open_listed, read_manifest
+from tokens.manifest import Manifest, is_of, open_listed, read_manifest
 from tokens.splits import SPLITS
 from tokens.token_file import TokenStream
 from tokens.unit_plan import PLAN
@@ -75,7 +74,7 @@ def stats(directory: Path, end_of_text_id: int | None = None) -> list[str]:
     documents = int(counts.sum())
     lines = [f"{directory}: {documents:,} documents, {tokens:,} tokens, {ends:,} of them end-of-text {end_of_text_id}"]
     lines += _summary(values, counts)
-    text_bytes = json.loads((directory / MANIFEST).read_text()).get("text_bytes") if manifest else None
+    text_bytes = manifest.values.get("text_bytes") if manifest else None
     if text_bytes is not None and tokens > ends:
         lines.append(f"  bytes per token      {text_bytes / (tokens - ends):.2f}, without end-of-text ids")
     for name, split in splits.items():

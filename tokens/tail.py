@@ -12,6 +12,10 @@ from tokens.splits import SplitRule
 COPY_TOKENS = COPY_BYTES // 2
 
 
+class TooFewDocuments(BadInput):
+    """The documents cannot be held out as the command asks. No command with these settings can finish."""
+
+
 def missing_splits(rule: SplitRule, totals: Totals) -> dict[str, float]:
     """Return the share of the documents that each split wants which has none."""
     shares = {"validation": rule.validation, "test": rule.test}
@@ -23,21 +27,21 @@ def copy_tail(
 ) -> dict[str, int]:
     """Copy the tail of the train stream to the splits that are missing; return the lengths that all shall have.
 
-    By whole documents; a lone one is cut by tokens. Raises BadInput where there are too few.
+    By whole documents; a lone one is cut by tokens. Raises TooFewDocuments before anything is copied.
     """
     missing = missing_splits(rule, totals)
     documents, tokens = sum(totals.documents.values()), totals.tokens["train"]
     if tokens == 0:
-        raise BadInput("every document's hash fell to a held-out split; add documents, or pass --split tail")
+        raise TooFewDocuments("every document's hash fell to a held-out split; add documents, or pass --split tail")
     held_out = {split: _share(documents, share) for split, share in missing.items()}
     if documents == 1:
         held_out = {split: _share(tokens, share) for split, share in missing.items()}
         if sum(held_out.values()) >= tokens:
-            raise BadInput(
+            raise TooFewDocuments(
                 f"a lone document of {tokens} tokens is too short to hold out {sum(held_out.values())} of them"
             )
     elif sum(held_out.values()) >= totals.documents["train"]:
-        raise BadInput(
+        raise TooFewDocuments(
             f"{documents} documents are too few to hold out "
             f"{' and '.join(f'{count} for {split}' for split, count in held_out.items())}; add documents or lower "
             "the fractions"

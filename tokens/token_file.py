@@ -10,6 +10,8 @@ import json
 import os
 import re
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -17,7 +19,8 @@ from typing import Any, BinaryIO
 import attrs
 import numpy as np
 
-from errors import BadInput
+from errors import QUOTED_CHARACTERS, BadInput, quoted
+from json_files import FILE_BYTES, parse_json
 
 HEADER_BYTES = 4096  # of the files we write: room for any token count, and the data starts on a page
 SCAN_TOKENS = 1 << 24  # looked at in one go when ids are checked
@@ -113,13 +116,15 @@ class _Descriptor:
 def open_split(directory: Path, split: str) -> TokenStream:
     """Open `<split>.safetensors` or its shards. Raises BadInput for missing, damaged or foreign files."""
     whole = directory / f"{split}.safetensors"
-    shards = sorted(directory.glob(f"{split}-[0-9]*-of-[0-9]*.safetensors"))
-    if whole.is_file() and shards:
+    with readable_tokens(directory):
+        is_whole = whole.is_file()
+        shards = sorted(directory.glob(f"{split}-[0-9]*-of-[0-9]*.safetensors"))
+    if is_whole and shards:
         raise BadInput(f"{directory}: holds both {whole.name} and {shards[0].name}; keep one of them")
-    if whole.is_file():
+    if is_whole:
         return TokenStream([read_header(whole)])
     if not shards:
-        raise BadInput(f"{directory}: no {whole.name}; prepare_data.py writes one, or pass --token-files DIR")
+        raise BadInput(f"{directory}: no {whole.name}{_instead(directory, split)}")
     _check_shards(directory, split, shards)
     stream = TokenStream([read_header(shard) for shard in shards])
     for file in stream.files:
@@ -130,28 +135,21 @@ def open_split(directory: Path, split: str) -> TokenStream:
 
 def read_header(path: Path) -> TokenFile:
     """Return where the tokens of a safetensors file lie. Raises BadInput unless it is exactly one such tensor."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        prefix = file.read(8)
-        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
-        if not 2 <= length <= size - 8:
-            raise BadInput(f"{path}: not a safetensors file, or cut short at {size} bytes")
-        try:
-            header = json.loads(file.read(length))
-        except ValueError as error:
-            raise BadInput(f"{path}: not a safetensors file: its header is not JSON") from error
-    if not isinstance(header, dict):
-        raise BadInput(f"{path}: not a safetensors file: its header describes no tensors")
+    size, header, length = _header(path)
     names = [name for name in header if name != "__metadata__"]
     if names != ["tokens"]:
-        raise BadInput(f"{path}: got tensors {', '.join(names) or 'none'}, wanted one named 'tokens'")
+        got = ", ".join(names[:5]) + (f" and {len(names) - 5:,} more" if len(names) > 5 else "")
+        raise BadInput(f"{path}: got tensors {got or 'none'}, wanted one named 'tokens'")
     match header["tokens"]:
         case {"dtype": str(kind), "shape": [*shape], "data_offsets": [int(begin), int(end)]}:
             pass
         case _:
             raise BadInput(f"{path}: not a safetensors file: its header does not describe its tokens")
     if kind not in _DTYPES or len(shape) != 1 or not isinstance(shape[0], int):
-        raise BadInput(f"{path}: got dtype {kind} and shape {shape}, wanted U16 or U32 and one dimension")
+        raise BadInput(
+            f"{path}: got dtype {kind[:QUOTED_CHARACTERS]} and shape {quoted(shape)}, wanted U16 or U32 and one "
+            "dimension"
+        )
     dtype, count = _DTYPES[kind], shape[0]
     if begin != 0 or end != count * dtype.itemsize or 8 + length + end != size:
         raise BadInput(
@@ -190,11 +188,63 @@ def _version(path: Path) -> tuple[int, int] | None:
     return found.st_size, found.st_mtime_ns
 
 
+@contextmanager
+def readable_tokens(path: Path) -> Iterator[None]:
+    """Raise BadInput naming the file for what the system says when it is read.
+
+    A file that is gone passes: while tokens are written, it was given its final name just now.
+    """
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        where = error.filename or path
+        raise BadInput(f"{where}: cannot be read: {error.strerror or error}; check name and permissions") from error
+
+
+def _header(path: Path) -> tuple[int, dict[str, Any], int]:
+    """Return a safetensors file's size, its header, and the header's length, both in bytes."""
+    with readable_tokens(path):
+        if path.exists() and not path.is_file():  # opening a pipe would wait for ever
+            raise BadInput(f"{path}: no regular file; move it away")
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            prefix = file.read(8)
+            length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
+            if not 2 <= length <= min(size - 8, FILE_BYTES):
+                raise BadInput(f"{path}: not a safetensors file, or cut short at {size} bytes")
+            data = file.read(length)
+    try:
+        return size, parse_json(data), length
+    except ValueError as error:
+        raise BadInput(f"{path}: not a safetensors file: its header: {error}") from error
+
+
 def _check_shards(directory: Path, split: str, shards: list[Path]) -> None:
+    """Raise BadInput unless these are all shards of one set. Takes no longer than there are shards."""
+    names = {path.name for path in shards}
     total = re.fullmatch(rf"{split}-\d+-of-(\d+)", shards[0].stem)
-    count = int(total.group(1)) if total else 0
-    width = len(total.group(1)) if total else 5
-    wanted = [directory / f"{split}-{i:0{width}d}-of-{count:0{width}d}.safetensors" for i in range(count)]
-    if shards != wanted:
-        missing = [path.name for path in wanted if path not in shards]
-        raise BadInput(f"{directory}: shards of {split} do not add up: missing {', '.join(missing) or 'none'}")
+    count = total[1] if total else "0"
+    numbers = range(min(int(count), len(shards) + 1))  # one of so many is missing, if any is
+    wanted = [f"{split}-{number:0{len(count)}d}-of-{count}.safetensors" for number in numbers]
+    missing = next((name for name in wanted if name not in names), None)
+    if missing is not None:
+        raise BadInput(
+            f"{directory}: shards of {split} do not add up: missing {missing}; prepare or download them again"
+        )
+    other = sorted(names.difference(wanted))
+    if other:
+        raise BadInput(f"{directory}: shards of {split} do not add up: {other[0]} is of another set; keep one set")
+
+
+def _instead(directory: Path, split: str) -> str:
+    """Return what to do where there is no token file of a split, for an error."""
+    name = {"train": "train.bin", "validation": "val.bin"}.get(split, "")
+    if not (directory / name).is_file():
+        return "; prepare_data.py writes one, or pass --token-files DIR"
+    convert = (
+        "import numpy, safetensors.numpy as s; "
+        f"s.save_file({{'tokens': numpy.fromfile('{name}', 'uint16')}}, '{split}.safetensors')"
+    )
+    return f', but {name}: a file of nanoGPT is not read; convert it in that folder by python3 -c "{convert}"'

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from errors import BadInput
+from json_files import read_regular
 
 if TYPE_CHECKING:
     import tiktoken
@@ -151,10 +152,16 @@ class BytePairTokenizer:
 
 
 def byte_pair_tokenizer(name: str, ranks: dict[bytes, int], ranks_file: Path | None) -> BytePairTokenizer:
-    """Return the tokenizer of ranks 0, 1, 2, ... with GPT-2's way of splitting text."""
+    """Return the tokenizer of ranks 0, 1, 2, ... with GPT-2's way of splitting text.
+
+    Raises BadInput where a byte has none: tiktoken would end the process at a text that holds it.
+    """
     import tiktoken
     from tiktoken_ext.openai_public import r50k_pat_str  # GPT-2's pre-tokenization pattern
 
+    missing = [byte for byte in range(256) if bytes([byte]) not in ranks]
+    if missing:
+        raise BadInput(f"tokenizer {name}: byte {missing[0]:#04x} has no rank of its own, wanted one of each byte")
     special_tokens = {END_OF_TEXT: len(ranks)}
     encoding = tiktoken.Encoding(name, pat_str=r50k_pat_str, mergeable_ranks=ranks, special_tokens=special_tokens)
     return BytePairTokenizer(name, encoding, ranks_file)
@@ -178,10 +185,14 @@ def _load_gpt2() -> Tokenizer:
 
 
 def _load_ranks(path: Path) -> Tokenizer:
-    if not path.is_file():
-        raise BadInput(f"{path}: no such ranks file; wanted lines of 'BASE64 RANK' as tiktoken writes them")
+    try:
+        data = read_regular(path)
+    except FileNotFoundError as error:
+        raise BadInput(f"{path}: no such ranks file; wanted lines of 'BASE64 RANK' as tiktoken writes them") from error
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read: {error.strerror or error}; pass another --tokenizer") from error
     ranks: dict[bytes, int] = {}
-    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+    for number, line in enumerate(data.splitlines(), start=1):
         try:
             token, rank = line.split()
             ranks[base64.b64decode(token, validate=True)] = int(rank)

@@ -9,8 +9,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from errors import BadInput
+from errors import BadInput, quoted
 from files import replace_file
+from json_files import parse_json, read_regular
 from tokens.tokenizer import END_OF_TEXT, Tokenizer, byte_pair_tokenizer
 
 TOKENIZER, SETTINGS, VOCABULARY, MERGES = "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt"
@@ -78,7 +79,7 @@ def read_tokenizer_files(directory: Path) -> Tokenizer | None:
     path = directory / TOKENIZER
     try:
         if path.is_file():
-            values = json.loads(path.read_text(encoding="utf-8"))
+            values = parse_json(read_regular(path))
             splitting, model = values["pre_tokenizer"] or {}, values["model"]
             if model["type"] != "BPE" or any(
                 splitting.get(key) != SPLITTING[key] for key in ("type", "add_prefix_space")
@@ -86,9 +87,9 @@ def read_tokenizer_files(directory: Path) -> Tokenizer | None:
                 raise BadInput(f"{path}: no tokenizer like GPT-2's; pass the model's with --tokenizer")
             return _from_spelled(model["vocab"], path)
         path = directory / VOCABULARY
-        return _from_spelled(json.loads(path.read_text(encoding="utf-8")), path) if path.is_file() else None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise BadInput(f"{path}: damaged: {error!r}; pass a tokenizer with --tokenizer") from error
+        return _from_spelled(parse_json(read_regular(path)), path) if path.is_file() else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BadInput(f"{path}: damaged: {quoted(error)}; pass a tokenizer with --tokenizer") from error
 
 
 def _from_spelled(vocabulary: dict[str, int], path: Path) -> Tokenizer:

@@ -14,13 +14,15 @@ from typing import Any
 
 import attrs
 
-from errors import BadInput
+from errors import BadInput, quoted
 from files import replace_file
+from json_files import parse_json, read_regular
 from tokens.parquet import check_column, group_bytes, open_parquet
 from tokens.sources import COMPRESSED_SUFFIXES, Damaged, Input, Source, look_up, readable
 
 PLAN = "plan.json"
 FORMAT = 1
+MOST_BYTES = 1 << 40  # of a plan: it names each input
 
 
 @attrs.frozen
@@ -107,11 +109,11 @@ def read_plan(directory: Path) -> UnitPlan | None:
     if not path.exists():
         return None
     try:
-        values = json.loads(path.read_text())
+        values = parse_json(read_regular(path, MOST_BYTES))
         plan = _from_json(values)
-        wanted = values["fingerprint"]
+        wanted = str(values["fingerprint"])
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise BadInput(f"{path}: damaged: {error!r}; begin anew in another --output") from error
+        raise BadInput(f"{path}: damaged: {quoted(error)}; begin anew in another --output") from error
     if plan.fingerprint() != wanted:
         raise BadInput(f"{path}: damaged: its fingerprint is not {wanted[:12]}...; begin anew in another --output")
     return plan

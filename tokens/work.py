@@ -4,6 +4,7 @@ No tokens pass between processes: a unit's go to files of its own, and a few num
 """
 
 import functools
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from typing import Any
 
 import attrs
 import numpy as np
+from attrs.validators import deep_iterable, deep_mapping, in_, instance_of
 
 from errors import BadInput
 from tokens.documents import Piece, Reader
@@ -49,24 +51,27 @@ class Task:
 class Part:
     """What a unit has written for one split."""
 
-    tokens: int
-    documents: int  # that end here
-    max_id: int
-    digest: str  # xxh3_128 of the bytes, in hexadecimal
+    tokens: int = attrs.field(validator=instance_of(int))
+    documents: int = attrs.field(validator=instance_of(int))  # that end here
+    max_id: int = attrs.field(validator=instance_of(int))
+    digest: str = attrs.field(validator=instance_of(str))  # xxh3_128 of the bytes, in hexadecimal
 
 
 @attrs.frozen(kw_only=True)
 class Result:
     """What is known about a finished unit."""
 
-    index: int
-    parts: dict[str, Part]  # by split; without those that got nothing
-    text_bytes: int  # of documents, in UTF-8
+    index: int = attrs.field(validator=instance_of(int))
+    parts: dict[str, Part] = attrs.field(validator=deep_mapping(in_(SPLITS)))  # without splits that got nothing
+    text_bytes: int = attrs.field(validator=instance_of(int))  # of documents, in UTF-8
     fast: bool  # computed by the fast encoder
-    problems: dict[str, int]  # how often, by kind
-    lost_documents: int
-    lost_bytes: int  # of input
-    examples: dict[str, list[str]]  # the first ones, by kind; kinds that lost something come first
+    problems: dict[str, int] = attrs.field(validator=deep_mapping(None, instance_of(int)))  # how often, by kind
+    lost_documents: int = attrs.field(validator=instance_of(int))
+    lost_bytes: int = attrs.field(validator=instance_of(int))  # of input
+    # The first ones, by kind; kinds that lost something come first.
+    examples: dict[str, list[str]] = attrs.field(
+        validator=deep_mapping(None, deep_iterable(instance_of(str), instance_of(list)))
+    )
 
 
 def run_unit(job: Job, task: Task) -> Result:
@@ -95,6 +100,18 @@ def run_unit(job: Job, task: Task) -> Result:
     )
 
 
+def task_json(task: Task) -> bytes:
+    """Return a task as JSON."""
+    return json.dumps(attrs.asdict(task)).encode()
+
+
+def task_from_json(data: bytes) -> Task:
+    """Return the task that `task_json` wrote."""
+    values = json.loads(data)
+    extents = tuple(Extent(**extent) for extent in values["extents"])
+    return Task(index=values["index"], extents=extents, inputs=tuple(Input(**item) for item in values["inputs"]))
+
+
 def unit_file(directory: Path, index: int, split: str) -> Path:
     """Return where a unit's tokens of one split are until they are committed."""
     return directory / f"{index:08d}.{split}"
@@ -118,7 +135,8 @@ class _PartWriter:
         if not len(ids):
             return
         if self._file is None:
-            self._file = self._partial.open("wb", buffering=0)
+            self._partial.unlink(missing_ok=True)  # never through a link of that name
+            self._file = self._partial.open("xb", buffering=0)
         data = ids.astype(self._dtype, copy=False).data.cast("B")
         written = 0
         while written < len(data):  # an unbuffered write may be short

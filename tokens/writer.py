@@ -12,7 +12,7 @@ import attrs
 import numpy as np
 
 from errors import BadInput
-from files import replace_file, sync
+from files import replace_file, sha256, sync
 from tokens.bucket import Bucket
 from tokens.ledger import Ledger, Totals
 from tokens.manifest import MANIFEST, manifest_text, read_content
@@ -157,6 +157,17 @@ class TokenWriter:
         bucket.publish(names, self._tokenizer.ranks_file, manifest_text(manifest))
         return manifest
 
+    def _ranks(self) -> dict[str, str | None]:
+        """Return what the manifest says of the byte-pair ranks."""
+        ranks = self._tokenizer.ranks_file
+        if ranks is None:
+            return {"ranks_file": None}
+        return {"ranks_file": RANKS_FILE, "ranks_sha256": sha256(self._here(ranks))}
+
+    def _here(self, ranks: Path) -> Path:
+        """Return the copy of the ranks beside the tokens; for a bucket, which gets one at the end, the ranks."""
+        return self.directory / RANKS_FILE if self._bucket is None else ranks
+
     def _cut(self, rule: SplitRule) -> dict[str, int]:
         lengths = copy_tail(self._streams, rule, self._ledger.totals, self._tokenizer.end_of_text_id)
         reached("tail copied")
@@ -183,7 +194,7 @@ class TokenWriter:
                 "vocabulary_size": self._tokenizer.vocabulary_size,
                 "end_of_text_id": self._tokenizer.end_of_text_id,
                 "fingerprint": fingerprint(self._tokenizer),  # of what it does
-                "ranks_file": RANKS_FILE if self._tokenizer.ranks_file else None,
+                **self._ranks(),
             },
             **description,
         }
@@ -196,4 +207,7 @@ def _refuse_missing(rule: SplitRule, totals: Totals) -> None:
             f"--output with a larger --{split}-fraction, or with 0"
         )
     if not totals.tokens["train"]:
-        raise BadInput("every document's hash fell to a held-out split; add documents")
+        raise BadInput(
+            "every document's hash fell to a held-out split; begin anew in another --output with more documents, or "
+            "with lower fractions"
+        )

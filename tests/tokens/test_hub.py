@@ -1,6 +1,7 @@
 """Datasets of the hub, from a real server on loopback through the real client libraries."""
 
 import json
+import logging
 import os
 import re
 import shutil
@@ -9,6 +10,7 @@ import sys
 from collections import namedtuple
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow
@@ -21,6 +23,7 @@ from tests import hub_server
 from tests.conftest import ROOT, metrics, train
 from tests.hub_server import serve
 from tokens import hub
+from tokens.sources import resolve_sources
 from tokens.token_file import open_split
 
 
@@ -128,6 +131,26 @@ def test_a_hugging_face_dataset_is_read_from_its_data_files(tmp_path: Path) -> N
     assert ids.length == sum(len(text) + 1 for text in texts)
     assert missing.returncode == 1
     assert "hf:owner/nothing: cannot be resolved on the hub" in missing.stderr.splitlines()[-1]
+
+
+def test_a_hub_that_cannot_be_reached_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    class ProxyError(Exception):  # no OSError: the client lets its transport's errors through
+        pass
+
+    def refuse(*_: object, **__: object) -> None:
+        for _ in range(5):
+            logging.getLogger("huggingface_hub.utils._http").warning("thrown while requesting HEAD; Retrying in 1s")
+        raise ProxyError("Name or\nservice not known\x1b[2J")
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset_builder=refuse))
+    with pytest.raises(BadInput) as raised:
+        resolve_sources(["hf:OWNER/NAME"])
+    assert str(raised.value) == (
+        "hf:OWNER/NAME: cannot be resolved on the hub: Name or service not known\\x1b[2J; the same command goes on"
+    )
+    assert capfd.readouterr() == ("", "")
 
 
 def test_a_preparation_stays_at_the_commit_that_it_began_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

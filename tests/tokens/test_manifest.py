@@ -123,7 +123,10 @@ def test_one_flipped_bit_in_a_manifest_is_one_clear_line_or_touches_nothing_that
         ({"files": {}}, "not listed in manifest.json"),
         ({"files": {"train.safetensors": {"size_bytes": "8"}}}, "files: train.safetensors: wanted size_bytes"),
         ({"tokenizer": {**TOKENIZER, "vocabulary_size": "257"}}, "damaged: tokenizer: wanted name"),
-        ({"tokenizer": {**TOKENIZER, "ranks_file": "x.tiktoken"}}, "x.tiktoken: missing, but manifest.json names it"),
+        (
+            {"tokenizer": {**TOKENIZER, "ranks_file": "x.tiktoken"}},
+            "ranks_file: got .x.tiktoken., wanted .tokenizer.",
+        ),
     ],
 )
 def test_a_manifest_that_makes_no_sense_is_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
@@ -141,10 +144,10 @@ def test_a_wrong_max_id_is_the_manifests_fault(tmp_path: Path) -> None:
         check(tmp_path)
 
 
-@pytest.mark.parametrize("text", ["", "{", "\x00" * 4096])
+@pytest.mark.parametrize("text", ["", "{", "\x00" * 4096, '{"a": ' * 100_000])
 def test_a_manifest_that_is_no_json_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "manifest.json").write_text(text)
-    with pytest.raises(BadInput, match=r"manifest\.json: damaged: not JSON"):
+    with pytest.raises(BadInput, match=r"manifest\.json: damaged: (not JSON|nested deeper than 100)"):
         read_manifest(tmp_path)
 
 
@@ -163,3 +166,26 @@ def test_content_is_read_in_blocks_whatever_their_size(tmp_path: Path, monkeypat
     assert read_contents(files, None) == whole
     assert whole["train.safetensors"].max_id == 99_999
     assert whole["train.safetensors"].sha256 == hashlib.sha256(files[0].path.read_bytes()).hexdigest()
+
+
+def test_ranks_beside_the_tokens_are_those_of_the_manifest(tmp_path: Path) -> None:
+    manifest = prepared(tmp_path)
+    ranks = tmp_path / "tokenizer.tiktoken"
+    ranks.write_text("ranks")
+    tokenizer = {**TOKENIZER, "ranks_file": ranks.name}
+    for digest in ({}, {"ranks_sha256": hashlib.sha256(b"ranks").hexdigest()}):  # older manifests have none
+        (tmp_path / "manifest.json").write_text(json.dumps(manifest | {"tokenizer": tokenizer | digest}))
+        check(tmp_path)
+    ranks.write_text("Ranks")
+    with pytest.raises(BadInput, match=r"tokenizer\.tiktoken: damaged: got sha256 .*, wanted .* by manifest\.json"):
+        check(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["../secret.tiktoken", "/etc/hostname", "", "."])
+def test_a_ranks_file_elsewhere_is_refused(tmp_path: Path, name: str) -> None:
+    manifest = prepared(tmp_path)
+    (tmp_path.parent / "secret.tiktoken").write_text("ranks")
+    manifest["tokenizer"] = {**TOKENIZER, "ranks_file": name}
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(BadInput, match=r"ranks_file: got '.*', wanted 'tokenizer\.tiktoken'"):
+        check(tmp_path)

@@ -1,9 +1,11 @@
 """Token files hold exactly the documents, whoever computed them and whatever was killed, and are never half there."""
 
+import base64
 import gzip
 import hashlib
 import json
 import os
+import pickle
 import random
 import re
 import shutil
@@ -12,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +29,13 @@ from tests import launch
 from tests.conftest import ROOT, shared
 from tests.tokens.test_tokenizer import reference
 from tests.walks import children, kill
-from tokens import executors
+from tokens import audit, executors
+from tokens import prepare as prepare_module
 from tokens.executors import Executor, Inline, Processes
 from tokens.prepare import Host, Request, prepare
 from tokens.splits import SplitRule
 from tokens.tokenizer import ByteTokenizer, fingerprint, load_tokenizer
+from tokens.work import Job, Result, Task
 from tokens.writer import CRASH_POINTS
 
 PREPARE = [sys.executable, "prepare_data.py"]
@@ -169,6 +174,56 @@ def test_too_few_documents_and_none_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="the sources hold no document"):
         write(tmp_path / "none", jsonl(tmp_path / "b.jsonl", []))
     assert not list(tmp_path.rglob("[!.]*.safetensors"))
+
+
+def test_documents_that_all_fall_to_a_held_out_split_leave_room_for_the_command_that_is_advised(tmp_path: Path) -> None:
+    source, fractions = jsonl(tmp_path / "a.jsonl", ["a", "b", "c"]), {"validation": 0.999}
+    with pytest.raises(
+        BadInput, match=r"every document's hash fell to a held-out split; .* or pass --split tail; nothing"
+    ):
+        write(tmp_path / "out", source, kind="hash", **fractions)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [".lock"]
+    write(tmp_path / "out", source, kind="tail", validation=0.3)
+    assert texts_of(tmp_path / "out", "train") == ["a", "b"]
+
+
+@pytest.mark.parametrize("name", ["plan.json", "ledger.jsonl"])
+@pytest.mark.parametrize(
+    "content", [b'{"a": ' * 100_000, b"[1]", b"\xff", b'{"cut": 3}', b'{"parts": {"train": {"tokens": "5"}}}', b"{}"]
+)
+def test_a_damaged_plan_or_ledger_is_one_line(tmp_path: Path, name: str, content: bytes) -> None:
+    source, out = jsonl(tmp_path / "a.jsonl", ["text"] * 20), tmp_path / "out"
+    write(out, source)
+    path = out / name
+    path.write_bytes((path.read_bytes() if name == "ledger.jsonl" else b"") + content + b"\n")
+    with pytest.raises(BadInput, match=rf"{name}: damaged: "):
+        audit.status(str(out))
+
+
+def test_an_output_that_cannot_be_is_one_line_that_promises_nothing(tmp_path: Path) -> None:
+    source = jsonl(tmp_path / "a.jsonl", ["text"] * 20)
+    for output, said in (
+        ("/dev/null", "/dev/null: is no folder; pass another --output"),
+        (source / "out", "cannot be written: Not a directory; a file stands where a folder is wanted"),
+        (tmp_path / ("x" * 300), "cannot be written: File name too long; choose a shorter name"),
+    ):
+        done = run(PREPARE, source, "--output", output, "--tokenizer", "bytes")
+        assert (done.returncode, len(done.stderr.splitlines())) == (1, 1), done.stderr
+        assert said in done.stderr and "kept" not in done.stderr
+
+
+def test_control_characters_of_names_do_not_reach_the_terminal(tmp_path: Path) -> None:
+    folder = tmp_path / "docs\x1b[2J\udcff"
+    folder.mkdir()
+    jsonl(folder / "a\x1b]0;title\x07.jsonl", ["text"] * 20 + [None])  # type: ignore[list-item]
+    (folder / "other\x1b[8m.png").write_text("")
+    for output in (folder / "out", folder / "out"):  # the second time: complete already
+        done = run(PREPARE, folder, "--output", output, "--tokenizer", "bytes", "--executor", "inline")
+        assert done.returncode in (0, 1) and "Traceback" not in done.stderr, done.stderr
+        shown = done.stdout + done.stderr
+        assert "\\x1b[2J" in shown and not {character for character in shown if not character.isprintable()} - {"\n"}
+    long = run(PREPARE, "x" * 300, "--output", tmp_path / "long", "--tokenizer", "bytes")
+    assert "cannot be read: " in long.stderr and len(long.stderr.splitlines()) == 1
 
 
 def test_existing_tokens_are_not_overwritten(tmp_path: Path) -> None:
@@ -379,6 +434,63 @@ def test_ctrl_c_is_one_line_and_the_same_command_goes_on(
     assert errors.splitlines()[-1].startswith("prepare_data.py: interrupted; what was committed is kept")
     assert run(PREPARE, *command[2:]).returncode == 0
     assert files_of(tmp_path / "out") == undisturbed
+
+
+def test_no_pickle_lies_in_the_output_folder_and_a_task_that_others_changed_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = jsonl(tmp_path / "a.jsonl", [f"document {number}" for number in range(100)])
+    submit, written = Processes.submit, []
+
+    def submit_changed(self: Processes, job: Job, task: Task) -> "Future[Result]":
+        future = submit(self, job, task)
+        [path] = [path for path in job.directory.iterdir() if path.suffix == ".task"]
+        written.append(json.loads(path.read_text()))  # plain data
+        path.write_bytes(pickle.dumps(task))
+        return future
+
+    class Slow(Processes):  # no worker takes a task before it was changed
+        def __init__(self, workers: int) -> None:
+            super().__init__(workers)
+            self._pool.submit(time.sleep, 0.5)
+
+    monkeypatch.setattr(Processes, "submit", submit_changed)
+    with pytest.raises(BadInput, match=r"00000000\.task: changed by another process"):
+        write(tmp_path / "out", source, make=lambda: Slow(1))
+    assert written[0]["inputs"][0]["path"] == str(source)
+
+
+@pytest.mark.parametrize("name", [".partial-train.safetensors", ".lock", ".units", "tokenizer.tiktoken"])
+def test_nothing_is_written_through_links_in_the_output_folder(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = jsonl(tmp_path / "a.jsonl", ["text"] * 100)
+    (tmp_path / "out").mkdir()
+    victim = tmp_path / "victim"
+    if name == ".units":
+        victim.mkdir()
+    else:
+        victim.write_text("precious")
+    begin = prepare_module.make_plan
+
+    def plant(*arguments: Any) -> Any:
+        (tmp_path / "out" / name).unlink(missing_ok=True)
+        (tmp_path / "out" / name).symlink_to(victim)
+        return begin(*arguments)
+
+    monkeypatch.setattr(prepare_module, "make_plan", plant)  # after leftovers of an earlier command were deleted
+    if name == ".lock":
+        (tmp_path / "out" / name).symlink_to(victim)
+    write(tmp_path / "out", source, tokenizer=str(byte_ranks(tmp_path)))
+    assert not list(victim.iterdir()) if name == ".units" else victim.read_text() == "precious"
+    assert texts_of(tmp_path / "out", "train") == ["text"] * 100
+
+
+def byte_ranks(directory: Path) -> Path:
+    """Write byte-pair ranks that merge nothing: ids are bytes."""
+    path = directory / "bytes.tiktoken"
+    path.write_text("".join(f"{base64.b64encode(bytes([byte])).decode()} {byte}\n" for byte in range(256)))
+    return path
 
 
 def test_workers_that_die_again_and_again_end_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,10 @@
 """Token files load whole or in shards; damaged ones are refused by name."""
 
+import errno
 import itertools
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +13,7 @@ from safetensors.numpy import save_file
 
 from errors import BadInput
 from tokens import token_file
+from tokens.sources import resolve_sources
 from tokens.token_file import open_split
 
 
@@ -70,7 +74,9 @@ def test_a_file_cut_short_is_refused(tmp_path: Path, kept: int) -> None:
         open_split(tmp_path, "train")
 
 
-@pytest.mark.parametrize("header", [b"[]", b'{"tokens": 3}', b'{"tokens": {"dtype": "U16"}}', b"{", b"{}"])
+@pytest.mark.parametrize(
+    "header", [b'{"a": ' * 100_000, b"\xff\xff", b"[]", b'{"tokens": 3}', b'{"tokens": {"dtype": "U16"}}', b"{", b"{}"]
+)
 def test_a_header_that_makes_no_sense_is_refused(tmp_path: Path, header: bytes) -> None:
     path = tmp_path / "train.safetensors"
     path.write_bytes(len(header).to_bytes(8, "little") + header)
@@ -131,3 +137,55 @@ def test_a_stream_of_many_files_opens_few_at_a_time(tmp_path: Path, monkeypatch:
     assert open_files() <= before + 3
     del stream
     assert open_files() == before
+
+
+def test_shards_of_any_number_are_checked_in_no_time_and_the_first_missing_is_named(tmp_path: Path) -> None:
+    save(tmp_path / "train-00000-of-99999999999.safetensors", np.arange(4, dtype=np.uint16))
+    with pytest.raises(BadInput, match=r"missing train-00000000000-of-99999999999\.safetensors"):
+        open_split(tmp_path, "train")
+    save(tmp_path / "train-00000000000-of-99999999999.safetensors", np.arange(4, dtype=np.uint16))
+    with pytest.raises(BadInput, match=r"missing train-00000000001-of-99999999999\.safetensors"):
+        open_split(tmp_path, "train")
+
+
+def test_shards_of_two_sets_are_told_apart(tmp_path: Path) -> None:
+    for name in ("train-00000-of-00001", "train-00000-of-00002"):
+        save(tmp_path / f"{name}.safetensors", np.arange(4, dtype=np.uint16))
+    with pytest.raises(BadInput, match=r"train-00000-of-00002\.safetensors is of another set; keep one set"):
+        open_split(tmp_path, "train")
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "no permission", "too long", "loop"])
+def test_token_files_that_cannot_be_read_are_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    path, directory = tmp_path / "train-00000-of-00001.safetensors", tmp_path
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "too long":
+        directory = tmp_path / ("x" * 300)
+    elif kind == "loop":
+        path.symlink_to(path.name)
+    else:
+        save(path, np.arange(4, dtype=np.uint16))
+
+        def refuse(path: Path, mode: str) -> None:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+        monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(BadInput, match=r"no regular file|cannot be read: .*; check name and permissions"):
+        open_split(directory, "train")
+
+
+def test_nanogpts_file_is_converted_by_the_command_in_the_error(tmp_path: Path) -> None:
+    for name, split in (("train", "train"), ("val", "validation")):
+        np.arange(100, dtype=np.uint16).tofile(tmp_path / f"{name}.bin")
+        with pytest.raises(BadInput, match=rf"no {split}\.safetensors, but {name}\.bin: a file of nanoGPT") as raised:
+            open_split(tmp_path, split)
+        code = str(raised.value).split('python3 -c "')[1].rstrip('"')
+        subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
+        assert open_split(tmp_path, split).read(0, 100).tolist() == list(range(100))
+    with pytest.raises(BadInput, match="nanoGPT's tokens, are not read; name the text"):
+        resolve_sources([str(tmp_path / "train.bin")])

@@ -1,6 +1,8 @@
 """GPT-2 ids are tiktoken's, a text cannot forge a document's end, and pieces change nothing."""
 
+import base64
 import functools
+import os
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,7 @@ from errors import BadInput
 from tests.conftest import shared
 from tokens.text_file import cut_position
 from tokens.tokenizer import load_tokenizer, token_dtype
+from tokens.tokenizer_files import read_tokenizer_files
 
 
 @functools.cache
@@ -91,3 +94,27 @@ def test_unknown_tokenizers_are_refused(tmp_path: Path) -> None:
         load_tokenizer("bert")
     with pytest.raises(BadInput, match="no such ranks file"):
         load_tokenizer(str(tmp_path / "absent.tiktoken"))
+
+
+def test_ranks_without_one_of_the_bytes_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.tiktoken"
+    lines = [f"{base64.b64encode(bytes([byte])).decode()} {byte}" for byte in range(255)] + ["YWI= 255"]
+    path.write_text("\n".join(lines))
+    with pytest.raises(BadInput, match=r"x\.tiktoken: byte 0xff has no rank of its own"):  # tiktoken panics
+        load_tokenizer(str(path))
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "device"])
+def test_ranks_that_cannot_be_read_are_one_line(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "x.tiktoken"
+    {"pipe": os.mkfifo, "folder": os.mkdir, "device": functools.partial(os.symlink, "/dev/zero")}[kind](path)
+    with pytest.raises(BadInput, match=rf"x\.tiktoken: cannot be read: is a {kind}, wanted a regular file"):
+        load_tokenizer(str(path))
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "vocab.json"])
+@pytest.mark.parametrize("content", [b'{"a": ' * 100_000, b"\xff", b"[]", b'{"model": []}', b'{"\\ud800": {}}'])
+def test_damaged_tokenizer_files_are_one_line(tmp_path: Path, name: str, content: bytes) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(BadInput, match=rf"{name}: (damaged: |got 1 tokens).*; pass a tokenizer with --tokenizer"):
+        read_tokenizer_files(tmp_path)
