@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from errors import BadInput, quoted
+from errors import BadInput, printable, quoted
 from json_files import read_json
 from model.gpt import GPT
 from model.naming import HUGGING_FACE_ACTIVATIONS, config_of, is_nanogpt, to_plain
@@ -32,6 +32,7 @@ ONLY_VALUES: dict[str, tuple[Any, ...]] = {
     "scale_attn_by_inverse_layer_idx": (False,),
     "add_cross_attention": (False,),
 }
+ACTIVATION_KEYS = ("activation_function", "activation")  # Hugging Face's, ours
 ACTIVATIONS = {theirs: ours for ours, theirs in HUGGING_FACE_ACTIVATIONS.items()} | {"gelu_pytorch_tanh": "gelu_tanh"}
 NANOGPT_NOTE = (
     "NOTE: {path}: weights of nanoGPT: its exact GELU is taken. Where they were trained with GPT-2's tanh-GELU, as by "
@@ -77,24 +78,22 @@ def load_foreign(path: Path, run: Path | None) -> GPT:
         # of Hugging Face's GPT-2 a head beside the embedding is a copy unless the config says no
         tied = values.get("tie_word_embeddings", values.get("tie_weights", values.get("model_type") == "gpt2"))
         plain = to_plain(found.weights, tied=tied is True)
-        network = GPT(config_of(plain, heads, _activation(found, path)))
+        network = GPT(config_of(plain, heads, _activation(found)))
         load_plain(network, plain)
     except ValueError as error:
         raise BadInput(f"{path}: {error}") from error
+    if not any(key in values for key in ACTIVATION_KEYS) and is_nanogpt(found.weights) and environment_rank() == 0:
+        print(printable(NANOGPT_NOTE.format(path=path, config=path / CONFIG_FILES[0])), file=sys.stderr)
     return network
 
 
-def _activation(found: Foreign, path: Path) -> str:
+def _activation(found: Foreign) -> str:
     """Return what the configuration names; or else nanoGPT's own for its weights, and for all others GPT-2's."""
     values = found.values
-    key = next((key for key in ("activation_function", "activation") if key in values), None)
-    if key is None and is_nanogpt(found.weights):
-        if environment_rank() == 0:
-            print(NANOGPT_NOTE.format(path=path, config=path / CONFIG_FILES[0]), file=sys.stderr)
-        return "gelu"
+    key = next((key for key in ACTIVATION_KEYS if key in values), None)
     if key is None:
-        return "gelu_tanh"
-    known = ACTIVATIONS if key == "activation_function" else {name: name for name in HUGGING_FACE_ACTIVATIONS}
+        return "gelu" if is_nanogpt(found.weights) else "gelu_tanh"
+    known = ACTIVATIONS if key == ACTIVATION_KEYS[0] else {name: name for name in HUGGING_FACE_ACTIVATIONS}
     if not isinstance(values[key], str) or values[key] not in known:
         raise BadInput(f"{found.where}: {key}: got {quoted(values[key])}, wanted {', '.join(map(repr, known))}")
     return known[values[key]]

@@ -88,9 +88,16 @@ def locate(reference: str, name: str | None) -> Place:
 
 
 def home_of(reference: str) -> Path:
-    """Return the directory where results about a model are kept, `evaluations.jsonl` and answers; it may be absent."""
+    """Return the directory where results about a model are kept, `evaluations.jsonl` and answers; it may be absent.
+
+    Raises BadInput for a name that no file can have.
+    """
     path = Path(reference)
-    if not path.is_dir():
+    try:
+        is_folder = path.is_dir()
+    except OSError as error:
+        raise BadInput(f"{reference}: cannot be read: {error.strerror or error}") from error
+    if not is_folder:
         return Path("runs") / reference.replace("/", "--")  # of the hub
     inside = path.resolve().parent
     return inside.parent if inside.name == "checkpoints" else path

@@ -111,6 +111,11 @@ def test_a_checkpoint_of_nanogpt_is_read_as_it_is(tmp_path: Path) -> None:
         locate(str(folder / "ckpt.pt"), None)
 
 
+def test_a_name_that_no_file_can_have_is_one_line() -> None:
+    with pytest.raises(BadInput, match="cannot be read: File name too long"):
+        locate("a" * 300, None)
+
+
 class Code:
     """What an unpickler would run."""
 
