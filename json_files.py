@@ -95,6 +95,26 @@ def read_json_lines(path: Path) -> JsonLines:
     return JsonLines(records, unreadable)
 
 
+def read_every_line(path: Path, *, advice: str = "", most_bytes: int = 1 << 40) -> list[dict[str, Any]]:
+    """Return the objects of a JSON Lines file that is an input, where no line may be missing.
+
+    Raises BadInput, with `advice` at its end, naming the line that is damaged, or why the file cannot be read.
+    """
+    advice = f"; {advice}" if advice else ""
+    try:
+        content = read_regular(path, most_bytes)
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read: {error.strerror or error}{advice}") from error
+    records = []
+    for number, line in enumerate(content.split(b"\n"), 1):
+        if line.strip():
+            try:
+                records.append(parse_json(line))
+            except ValueError as error:
+                raise BadInput(f"{path}: line {number}: {error}{advice}") from error
+    return records
+
+
 class JsonLog:
     """An append-only JSON Lines file. A line that a kill has torn stays, and the next begins on a line of its own."""
 

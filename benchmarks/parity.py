@@ -3,8 +3,8 @@
 python benchmarks/parity.py [--sizes quickstart 124M]
 
 Weights, biases and gains are random. Each way goes through files on the disk and the code that users go through; the
-variants are those of the output head (tied or its own) and of the bias of queries, keys and values. Needs
-`transformers`.
+variants are those of the output head (tied or its own), of the bias of queries, keys and values, and of the
+activation. Needs `transformers`.
 """
 
 import argparse
@@ -12,7 +12,9 @@ import json
 import sys
 import tempfile
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import attrs
 import torch
@@ -24,8 +26,9 @@ sys.path.insert(0, str(ROOT))
 
 from evaluation.export import save_network  # noqa: E402  # after the path to it
 from evaluation.load import load, locate  # noqa: E402
-from model.config import GPT2_SIZES  # noqa: E402
+from model.config import ACTIVATIONS, GPT2_SIZES  # noqa: E402
 from model.gpt import GPT  # noqa: E402
+from model.naming import HUGGING_FACE_ACTIVATIONS  # noqa: E402
 from tests.model.test_naming import gpjt, nanogpt, network, openai, plain_of  # noqa: E402
 from training.config import load_run  # noqa: E402
 
@@ -42,11 +45,16 @@ def main() -> None:
     rows = []
     for size in arguments.sizes:
         config = GPT2_SIZES[size] if size in GPT2_SIZES else load_run(ROOT / "runs" / size, []).model
-        for tied in (True, False):
-            for bias in (True, False):
-                model = network(attrs.evolve(config, tie_weights=tied, qkv_bias=bias, drop_rate=0.0))
-                name = f"{size}, {'tied' if tied else 'untied'}, {'with' if bias else 'without'} qkv bias"
-                rows.append({"model": name, **{way: f"{value:.1e}" for way, value in _differences(model)}})
+        for tied, bias, activation in product((True, False), (True, False), ACTIVATIONS):
+            changes: dict[str, Any] = {
+                "tie_weights": tied,
+                "qkv_bias": bias,
+                "activation": activation,
+                "drop_rate": 0.0,
+            }
+            model = network(attrs.evolve(config, **changes))
+            name = f"{size}, {'tied' if tied else 'untied'}, {'with' if bias else 'without'} qkv bias, {activation}"
+            rows.append({"model": name, **{way: f"{value:.1e}" for way, value in _differences(model)}})
     print(tabulate(rows, headers="keys", stralign="right", disable_numparse=True))
 
 
@@ -71,7 +79,8 @@ def _differences(model: GPT) -> Iterator[tuple[str, float]]:
             weights = {key: value.contiguous() for key, value in naming(plain_of(model), config).items()}
             (folder / way).mkdir()
             save_file(weights, folder / way / "model.safetensors")
-            (folder / way / "config.json").write_text(json.dumps({"n_head": config.n_heads}))
+            known = {"n_head": config.n_heads, "activation_function": HUGGING_FACE_ACTIVATIONS[config.activation]}
+            (folder / way / "config.json").write_text(json.dumps(known))
             yield way, float((_loaded(folder / way)(tokens) - wanted).abs().max())
 
 

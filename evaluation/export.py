@@ -14,11 +14,11 @@ from torch import Tensor
 from errors import BadInput
 from evaluation.load import Trained
 from evaluation.model_card import model_card
-from files import replace_file
+from files import replace_file, write_error, writing
 from hub_client import CARD, check_logged_in, check_names, explained, upload
 from model.config import ModelConfig
 from model.gpt import GPT, INITIAL_STD
-from model.naming import to_hugging_face
+from model.naming import HUGGING_FACE_ACTIVATIONS, to_hugging_face
 from model.pretrained import unpadded
 from tokens.tokenizer_files import write_tokenizer_files
 from training.metrics import ANSWERS, EVALUATIONS
@@ -26,6 +26,7 @@ from training.metrics import ANSWERS, EVALUATIONS
 LONGEST_GENERATION = 256  # tokens unless told otherwise: pipelines' own default, which a short context does not hold
 OURS = (EVALUATIONS, ANSWERS)  # results about the model, which lie beside it
 CONFIG, GENERATION, WEIGHTS = "config.json", "generation_config.json", "model.safetensors"
+FINE_TUNING = "fine_tuning.json"
 
 
 @attrs.frozen(kw_only=True)
@@ -64,7 +65,32 @@ def export(trained: Trained, directory: Path, publication: Publication) -> None:
         if directory.exists():
             directory.rmdir()
         partial.rename(directory)
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
+        raise write_error(directory, error) from error
+    except SafetensorError as error:
+        raise BadInput(f"{directory}: cannot be written: {error}") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def write_fine_tuned(trained: Trained, directory: Path, settings: dict[str, Any]) -> None:
+    """Write a fine-tuned model as Hugging Face's libraries load it, and beside it how it was made.
+
+    Another one that is there is replaced. Raises BadInput where that cannot be done.
+    """
+    if directory.exists() and not (directory / FINE_TUNING).is_file():
+        raise BadInput(f"{directory}: exists, and holds no fine-tuned model; move it away")
+    partial = directory.with_name(f".partial-{directory.name}")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        with writing(directory):
+            partial.mkdir(parents=True)
+            _write_model(trained, partial)
+            replace_file(partial / FINE_TUNING, json.dumps(settings, indent=2) + "\n")
+            if directory.exists():
+                shutil.rmtree(directory)
+            partial.rename(directory)
+    except SafetensorError as error:
         raise BadInput(f"{directory}: cannot be written: {error}") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -118,7 +144,7 @@ def hugging_face_config(config: ModelConfig) -> dict[str, Any]:
         "n_layer": config.n_layers,
         "n_head": config.n_heads,
         "n_inner": None,
-        "activation_function": "gelu_new",
+        "activation_function": HUGGING_FACE_ACTIVATIONS[config.activation],
         "layer_norm_epsilon": 1e-5,
         "initializer_range": INITIAL_STD,
         **dict.fromkeys(["attn_pdrop", "embd_pdrop", "resid_pdrop"], config.drop_rate),
@@ -129,6 +155,11 @@ def hugging_face_config(config: ModelConfig) -> dict[str, Any]:
 
 
 def _write(trained: Trained, directory: Path, name: str, license_name: str | None) -> None:
+    _write_model(trained, directory)
+    replace_file(directory / CARD, model_card(trained, name, license_name))
+
+
+def _write_model(trained: Trained, directory: Path) -> None:
     config = trained.network.config
     write_tokenizer_files(trained.tokenizer, directory, config.context_length)
     end = {"bos_token_id": trained.tokenizer.end_of_text_id, "eos_token_id": trained.tokenizer.end_of_text_id}
@@ -136,5 +167,4 @@ def _write(trained: Trained, directory: Path, name: str, license_name: str | Non
     most = min(LONGEST_GENERATION, max(1, config.context_length // 2))
     generation = {**end, "pad_token_id": trained.tokenizer.end_of_text_id, "max_new_tokens": most}
     replace_file(directory / GENERATION, json.dumps(generation, indent=2) + "\n")
-    replace_file(directory / CARD, model_card(trained, name, license_name))
-    (directory / WEIGHTS).chmod((directory / CARD).stat().st_mode)  # safetensors lets nobody else read it
+    (directory / WEIGHTS).chmod((directory / CONFIG).stat().st_mode)  # safetensors lets nobody else read it

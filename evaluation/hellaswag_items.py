@@ -1,15 +1,15 @@
 """HellaSwag's items: a context, four endings, which one is true. From a file, or from the Hugging Face hub."""
 
-import json
 import re
 from pathlib import Path
 from typing import Any
 
 import attrs
 
-from errors import BadInput
+from errors import BadInput, quoted
 from files import sha256
 from hub_client import show_bars_in_terminals_only
+from json_files import read_every_line
 
 PATTERNS = ["*validation*.parquet", "*validation*.jsonl"]  # what of a hub dataset is its validation split
 TEXTS = {"activity_label": "topic", "ctx": "context", "ctx_a": "context_a", "ctx_b": "context_b"}
@@ -46,7 +46,7 @@ def read_items(source: str, count: int | None) -> Items:
     if not path.is_file():
         path = _download(source)
         name = f"{source} {path.name}"
-    rows = _parquet_rows(path) if path.suffix == ".parquet" else _lines(path)
+    rows = _parquet_rows(path) if path.suffix == ".parquet" else read_every_line(path, advice="download the file again")
     if not rows:
         raise BadInput(f"{path}: holds no items; wanted HellaSwag's, one a line")
     if count is not None and count > len(rows):
@@ -55,35 +55,18 @@ def read_items(source: str, count: int | None) -> Items:
     return Items(file=name, sha256=sha256(path), items=items)
 
 
-def _item(row: Any, where: str) -> Item:
-    if not isinstance(row, dict):
-        raise BadInput(f"{where}: got {type(row).__name__}, wanted an object with {', '.join(TEXTS)}, endings, label")
+def _item(row: dict[str, Any], where: str) -> Item:
     for key in TEXTS:
         if not isinstance(row.get(key), str) or (key == "ctx" and not row[key].strip()):
-            raise BadInput(f"{where}: {key}: got {row.get(key)!r}, wanted a text")
+            raise BadInput(f"{where}: {key}: got {quoted(row.get(key))}, wanted a text")
     endings, label = row.get("endings"), str(row.get("label", ""))
     if not isinstance(endings, list) or len(endings) != ENDINGS or not all(isinstance(text, str) for text in endings):
         raise BadInput(f"{where}: endings: wanted {ENDINGS} texts")
     if label not in map(str, range(ENDINGS)):
         raise BadInput(
-            f"{where}: label: got {label!r}, wanted 0 to {ENDINGS - 1}; the test split has none: take validation"
+            f"{where}: label: got {quoted(label)}, wanted 0 to {ENDINGS - 1}; the test split has none: take validation"
         )
     return Item(**{ours: row[theirs] for theirs, ours in TEXTS.items()}, endings=endings, label=int(label))
-
-
-def _lines(path: Path) -> list[Any]:
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path}: cannot be read: {error}") from error
-    return [_parsed(line, f"{path}: line {number}") for number, line in enumerate(lines, 1) if line.strip()]
-
-
-def _parsed(line: str, where: str) -> Any:
-    try:
-        return json.loads(line)
-    except ValueError as error:
-        raise BadInput(f"{where}: not JSON: {error}; download the file again") from error
 
 
 def _parquet_rows(path: Path) -> list[Any]:

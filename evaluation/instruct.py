@@ -1,5 +1,6 @@
 """How well a model learns to follow instructions: a copy is fine-tuned, then answers questions it has not seen."""
 
+import hashlib
 import statistics
 from pathlib import Path
 from typing import Any
@@ -7,14 +8,16 @@ from typing import Any
 import attrs
 
 from errors import BadInput
+from evaluation.export import FINE_TUNING, write_fine_tuned
 from evaluation.fine_tuning import FineTuned, Settings, answer_losses, encode, fine_tune, make_example, prompt_text
 from evaluation.intervals import plus_minus
 from evaluation.load import Trained
 from evaluation.overlap import FreeScores, describe, free_scores
-from evaluation.records import Answer, Answers, Record, read_records, write_answers
+from evaluation.records import Answer, Answers, Record, read_answers, read_records, write_answers
 from evaluation.shares import share
 from evaluation.smoke import decode
 from files import sha256
+from json_files import read_json
 from model.generate import Sampling, generate, lay_out_for_generation
 from training.metrics import ANSWERS
 from training.ranks import Ranks, from_coordinator
@@ -46,6 +49,14 @@ class Questions:
 
 
 @attrs.frozen(kw_only=True)
+class Output:
+    """Folders that a session writes to."""
+
+    answers: Path | None  # None: answers/ of the model's home
+    weights: Path | None  # of the fine-tuned models; None: they are not kept
+
+
+@attrs.frozen(kw_only=True)
 class Tuned:
     """What one fine-tuning came to."""
 
@@ -54,6 +65,7 @@ class Tuned:
     free: FreeScores
     answers: Path
     cut: int  # records that the context did not hold
+    kept: bool  # an earlier session did it
 
     def __str__(self) -> str:
         losses, best = self.fine_tuned.losses, self.fine_tuned.best_epoch
@@ -61,7 +73,7 @@ class Tuned:
             f"best epoch {best}, validation loss {losses[0]:.4f} -> {losses[best]:.4f} nats a token",
             describe(self.free),
             *([f"{self.cut} records cut to the context"] if self.cut else []),
-            f"answers in {self.answers}",
+            f"answers in {self.answers}" + (", kept from an earlier session" if self.kept else ""),
         ]
         return f"seed {self.seed}: {'; '.join(parts)}"
 
@@ -71,27 +83,33 @@ def read_questions(path: Path) -> Questions:
     return Questions(file=path.name, split=split_records(read_records(path)), sha256=sha256(path))
 
 
-def instruct(trained: Trained, questions: Questions, settings: Settings, folder: Path | None, ranks: Ranks) -> Tuned:
-    """Fine-tune the network, answer the test part, and write the answers, into `folder` or the model's home.
+def instruct(trained: Trained, questions: Questions, settings: Settings, output: Output, ranks: Ranks) -> Tuned:
+    """Fine-tune the network, answer the test part, and write the answers; unless an earlier session did the same.
 
     Call it on every rank. Raises BadInput.
     """
-    split = questions.split
-    fine_tuned = fine_tune(trained, split.train, split.validation, settings, ranks)
-    texts = answer_all(trained, split.test, settings, ranks)
-    place = trained.place
-    name = f"{place.title.replace('/', '--').replace(' ', '-')}-seed-{settings.seed}.json"
-    file = (folder or place.home / ANSWERS) / name
-    known = attrs.asdict(settings) | attrs.asdict(fine_tuned) | {"data": questions.described()}
-    answers = Answers(model=place.title, seed=settings.seed, home=place.home, settings=known, answers=texts)
-    from_coordinator(ranks, lambda: write_answers(file, answers))
+    split, place = questions.split, trained.place
+    name = f"{place.title.replace('/', '--').replace(' ', '-')}-seed-{settings.seed}"
+    file = (output.answers or place.home / ANSWERS) / f"{name}.json"
+    weights = None if output.weights is None else output.weights / name
+    known = attrs.asdict(settings) | {"data": questions.described()}
+    known |= from_coordinator(ranks, lambda: _identity(trained))
+    answers = kept = from_coordinator(ranks, lambda: _kept(file, weights, known, split.test))
+    if answers is None:
+        known |= attrs.asdict(fine_tune(trained, split.train, split.validation, settings, ranks))
+        if weights is not None:
+            from_coordinator(ranks, lambda: write_fine_tuned(trained, weights, known))
+        texts = answer_all(trained, split.test, settings, ranks)
+        answers = Answers(model=place.title, seed=settings.seed, home=place.home, settings=known, answers=texts)
+        from_coordinator(ranks, lambda: write_answers(file, answers))
     everything = [*split.train, *split.validation, *split.test]
     return Tuned(
         seed=settings.seed,
-        fine_tuned=fine_tuned,
+        fine_tuned=_fine_tuned(answers),
         free=free_scores(answers),
         answers=file,
         cut=sum(make_example(trained, record).cut for record in everything),
+        kept=kept is not None,
     )
 
 
@@ -161,6 +179,33 @@ def answer_all(trained: Trained, records: list[Record], settings: Settings, rank
         Answer(record=record, text=text, reference_loss=loss)
         for record, text, loss in zip(records, texts, losses, strict=True)
     ]
+
+
+def _identity(trained: Trained) -> dict[str, Any]:
+    """Return what tells a model from another of its title: its weights, as sha256, and its tokenizer."""
+    digest = hashlib.sha256()
+    for name, value in sorted(trained.network.named_parameters()):
+        digest.update(name.encode())
+        digest.update(value.detach().cpu().contiguous().numpy().data)
+    return {"weights_sha256": digest.hexdigest(), "tokenizer": trained.tokenizer.name}
+
+
+def _kept(file: Path, weights: Path | None, known: dict[str, Any], questions: list[Record]) -> Answers | None:
+    """Return the answers of an earlier session that did the same to its end; None where there are none."""
+    if not file.exists():
+        return None
+    try:
+        answers = read_answers(file)
+        _fine_tuned(answers)
+        made = answers.settings if weights is None else read_json(weights / FINE_TUNING)
+    except (BadInput, KeyError):
+        return None  # another program's, damaged, or without weights: made anew
+    same = made == answers.settings and all(made.get(key) == value for key, value in known.items())
+    return answers if same and [answer.record for answer in answers.answers] == questions else None
+
+
+def _fine_tuned(answers: Answers) -> FineTuned:
+    return FineTuned(**{field.name: answers.settings[field.name] for field in attrs.fields(FineTuned)})
 
 
 def _over_seeds(values: list[float | None]) -> dict[str, float | None]:

@@ -1,21 +1,19 @@
 """A trained model and its tokenizer, from a run, a checkpoint, or a directory or repository of Hugging Face's."""
 
-import json
 import re
 from pathlib import Path
 from typing import Any
 
 import attrs
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import Tensor
 
 from errors import BadInput
+from evaluation.foreign import CONFIG_FILES, INDEX, check_foreign, load_foreign
 from hub_client import show_bars_in_terminals_only
+from json_files import read_json
 from model.config import ModelConfig
 from model.gpt import GPT
-from model.naming import config_of, to_plain
 from model.pretrained import load_plain
 from tokens.tokenizer import RANKS_FILE, Tokenizer, load_tokenizer
 from tokens.tokenizer_files import read_tokenizer_files
@@ -24,18 +22,6 @@ from training.ranks import Ranks, together
 from training.state_files import WEIGHTS
 
 GPT2_VOCABULARY_SIZE = 50_257
-INDEX = f"{WEIGHTS}.index.json"  # of weights in several files
-# Where n_heads is written: Hugging Face's, gpjt's (its run directories and published models), OpenAI's.
-CONFIG_FILES = ("config.json", "model.json", "hparams.json")
-HEADS_KEYS = ("n_head", "n_heads", "num_attention_heads")
-# What of Hugging Face's config.json would make another network of the same weights.
-ONLY_VALUES: dict[str, tuple[Any, ...]] = {
-    "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
-    "layer_norm_epsilon": (1e-5,),
-    "scale_attn_weights": (True,),
-    "scale_attn_by_inverse_layer_idx": (False,),
-    "add_cross_attention": (False,),
-}
 HUB_FILES = [*CONFIG_FILES, "*.safetensors", INDEX, "tokenizer*.json", "vocab.json", "merges.txt"]
 
 
@@ -62,7 +48,7 @@ class Place:
     def record(self) -> dict[str, Any]:
         """What the run wrote about itself, if it did."""
         file = None if self.run is None else self.run / checkpoint.RESOLVED
-        return _read_json(file) if file is not None and file.is_file() else {}
+        return read_json(file) if file is not None and file.exists() else {}
 
 
 @attrs.frozen
@@ -82,7 +68,7 @@ def locate(reference: str, name: str | None) -> Place:
     """
     home = home_of(reference)
     path = Path(reference)
-    if not path.is_dir():
+    if not path.exists():
         path = _download(reference)
     run = path if (path / "checkpoints").is_dir() or (path / "train.json").is_file() else None
     if run is not None:
@@ -97,16 +83,21 @@ def locate(reference: str, name: str | None) -> Place:
         if problem := checkpoint.verify(path):
             raise BadInput(f"{problem}; take another checkpoint")
     else:
-        _read_config(path, run)
-        if not any((path / name).is_file() for name in (WEIGHTS, INDEX)):
-            raise BadInput(f"{path / WEIGHTS}: missing; wanted weights as safetensors")
+        check_foreign(path, run)
     return place
 
 
 def home_of(reference: str) -> Path:
-    """Return the directory where results about a model are kept, `evaluations.jsonl` and answers; it may be absent."""
+    """Return the directory where results about a model are kept, `evaluations.jsonl` and answers; it may be absent.
+
+    Raises BadInput for a name that no file can have.
+    """
     path = Path(reference)
-    if not path.is_dir():
+    try:
+        is_folder = path.is_dir()
+    except OSError as error:
+        raise BadInput(f"{reference}: cannot be read: {error.strerror or error}") from error
+    if not is_folder:
         return Path("runs") / reference.replace("/", "--")  # of the hub
     inside = path.resolve().parent
     return inside.parent if inside.name == "checkpoints" else path
@@ -114,7 +105,7 @@ def home_of(reference: str) -> Path:
 
 def load(place: Place, tokenizer: str | None, device: torch.device) -> Trained:
     """Load a model. `tokenizer` overrides the one that belongs to it. Raises BadInput naming what is damaged."""
-    network = _own(place.path) if place.is_own else _foreign(place.path, place.run)
+    network = _own(place.path) if place.is_own else load_foreign(place.path, place.run)
     return Trained(network.to(device).eval(), _tokenizer(place, tokenizer, network.config), place)
 
 
@@ -143,78 +134,11 @@ def _checkpoint(run: Path, name: str | None) -> Path:
 
 def _own(path: Path) -> GPT:
     network = GPT(ModelConfig(**checkpoint.read_state(path)["config"]["model"]))
-    _fill(network, load_file(path / WEIGHTS), path / WEIGHTS)
-    return network
-
-
-def _foreign(path: Path, run: Path | None) -> GPT:
-    """Return the network of weights under other names."""
-    config_file, values = _read_config(path, run)
-    weights = _read_weights(path)
-    if values.get("tie_word_embeddings", values.get("model_type") == "gpt2") and "lm_head.weight" in weights:
-        del weights["lm_head.weight"]  # a copy
-    heads = next((values[key] for key in HEADS_KEYS if key in values), None)
-    if heads is None:
-        raise BadInput(
-            f"{config_file}: got no {', '.join(HEADS_KEYS)}; how many heads the model has, nothing else tells"
-        )
-    for key, wanted in ONLY_VALUES.items():
-        if values.get(key, wanted[0]) not in wanted:
-            raise BadInput(f"{config_file}: {key}: got {values[key]!r}, wanted {wanted[0]!r} as in GPT-2")
     try:
-        plain = to_plain(weights)
-        network = GPT(config_of(plain, heads))
+        load_plain(network, load_file(path / WEIGHTS))
     except ValueError as error:
-        raise BadInput(f"{path}: {error}") from error
-    _fill(network, plain, path)
+        raise BadInput(f"{path / WEIGHTS}: {error}") from error
     return network
-
-
-def _fill(network: GPT, plain: dict[str, Tensor], path: Path) -> None:
-    try:
-        load_plain(network, plain)
-    except ValueError as error:
-        raise BadInput(f"{path}: {error}") from error
-
-
-def _read_config(path: Path, run: Path | None) -> tuple[Path, dict[str, Any]]:
-    candidates = [path / name for name in CONFIG_FILES] + ([run / "model.json"] if run is not None else [])
-    file = next((file for file in candidates if file.is_file()), None)
-    if file is None:
-        raise BadInput(
-            f"{path}: no model; wanted a run directory, one of its checkpoints, or weights with a {CONFIG_FILES[0]}"
-        )
-    values = _read_json(file)
-    inside = values.get("cfg")  # of gpjt's published models
-    return file, inside if isinstance(inside, dict) else values
-
-
-def _read_weights(path: Path) -> dict[str, Tensor]:
-    names = [WEIGHTS]
-    if (path / INDEX).is_file():
-        places = _read_json(path / INDEX).get("weight_map")
-        names = sorted({str(name) for name in places.values()}) if isinstance(places, dict) else []
-        if any(Path(name).name != name for name in names) or not names:
-            raise BadInput(f"{path / INDEX}: damaged: wanted weight_map with the names of files beside it")
-    weights: dict[str, Tensor] = {}
-    for name in names:
-        try:
-            weights |= load_file(path / name)
-        except FileNotFoundError as error:
-            raise BadInput(f"{path / name}: missing; wanted weights as safetensors") from error
-        except (SafetensorError, OSError) as error:
-            raise BadInput(f"{path / name}: damaged: {error}") from error
-    return weights
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(file.read_text())
-    except (ValueError, OSError) as error:
-        raise BadInput(f"{file}: not JSON: {error}") from error
-    if not isinstance(values, dict):
-        raise BadInput(f"{file}: got {type(values).__name__}, wanted a JSON object")
-    return values
 
 
 def _download(reference: str) -> Path:

@@ -46,6 +46,7 @@ def _shape(trained: Trained, config: ModelConfig) -> Iterator[tuple[str, str]]:
     yield "tokenizer", f"`{trained.tokenizer.name}`: {trained.tokenizer.vocabulary_size:,} ids"
     yield "output head", "the token embedding" if config.tie_weights else "weights of its own"
     yield "bias of queries, keys and values", "yes" if config.qkv_bias else "no: zeros here"
+    yield "activation", "GELU, approximated by tanh" if config.activation == "gelu_tanh" else "exact GELU"
     yield "weights", "fp32"
 
 

@@ -1,16 +1,21 @@
 """Instructions with reference answers, and what models answered: JSON files that people read and other tools write."""
 
+import codecs
 import json
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import attrs
 
 from errors import BadInput
-from files import replace_file
+from files import replace_file, write_error
+from json_files import read_every_line, read_json, read_regular
 from training.metrics import ANSWERS, EVALUATIONS
+
+MOST_BYTES = 1 << 30  # of a file
+WANTED = "wanted a JSON array of records, or JSON Lines"
+WANTED_ANSWERS = "wanted a file of answers, as evaluate.py instruct writes it"
 
 
 @attrs.frozen(kw_only=True)
@@ -50,13 +55,13 @@ def read_records(path: Path) -> list[Record]:
     return rows
 
 
-def check_folder(folder: Path) -> None:
-    """Make the folder of answers. Raises BadInput where none could be written, before anything was trained."""
+def check_folder(folder: Path, option: str = "--output") -> None:
+    """Make the folder that `option` names. Raises BadInput where none could be written, before anything was trained."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
-        raise BadInput(f"{folder}: answers cannot be written: {error.strerror}; pass another --output") from error
+        raise BadInput(f"{folder}: cannot be written: {error.strerror or error}; pass another {option}") from error
 
 
 def write_answers(path: Path, answers: Answers) -> None:
@@ -75,14 +80,14 @@ def write_answers(path: Path, answers: Answers) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n", durable=True)
     except OSError as error:
-        raise BadInput(f"{path}: cannot be written: {error}") from error
+        raise write_error(path, error) from error
 
 
 def read_answers(path: Path) -> Answers:
     """Return what `write_answers` wrote. Raises BadInput."""
-    value = _load(path, json.loads)
-    if not isinstance(value, dict) or not isinstance(value.get("answers"), list) or not value["answers"]:
-        raise BadInput(f"{path}: wanted a file of answers, as evaluate.py instruct writes it")
+    value = read_json(path, most_bytes=MOST_BYTES, advice=WANTED_ANSWERS)
+    if not isinstance(value.get("answers"), list) or not value["answers"]:
+        raise BadInput(f"{path}: {WANTED_ANSWERS}")
     answers = []
     for number, row in enumerate(value["answers"], 1):
         where = f"{path}: answer {number}"
@@ -118,27 +123,16 @@ def _record(row: Any, where: str) -> Record:
         elif key != "input" and not row[key].strip():
             problem = "is empty"
         if problem:
-            raise BadInput(f"{where}: {key} {problem}; mend the record or leave it out")
+            raise BadInput(f"{where}: {key} {problem}; correct the record, or leave it out")
     return Record(instruction=row["instruction"], input=row["input"], output=row["output"])
 
 
 def _rows(path: Path) -> list[Any]:
-    value = _load(path, _array_or_lines)
-    if not isinstance(value, list):
-        raise BadInput(f"{path}: got {type(value).__name__}, wanted a JSON array of records")
-    return value
-
-
-def _array_or_lines(text: str) -> Any:
-    if text.lstrip().startswith("{"):
-        return [json.loads(line) for line in text.split("\n") if line.strip()]
-    return json.loads(text)
-
-
-def _load(path: Path, parse: Callable[[str], Any]) -> Any:
+    """Return the records of an array, or where an object comes first, of lines."""
     try:
-        return parse(path.read_text(encoding="utf-8"))
+        lines = read_regular(path, MOST_BYTES).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"{")
     except OSError as error:
         raise BadInput(f"{path}: cannot be read: {error.strerror or error}") from error
-    except ValueError as error:
-        raise BadInput(f"{path}: not JSON: {error}") from error
+    return (
+        read_every_line(path, advice=WANTED) if lines else read_json(path, list, most_bytes=MOST_BYTES, advice=WANTED)
+    )

@@ -1,11 +1,13 @@
 """`evaluations.jsonl` of a run or model: append-only, one result a line; what is shown is drawn from it."""
 
 import json
-import os
+import sys
 from pathlib import Path
 from typing import Any
 
-from errors import BadInput
+from errors import BadInput, printable
+from files import write_error
+from json_files import JsonLog, read_json_lines
 from training.claim import utc_now
 from training.metrics import EVALUATIONS
 
@@ -15,28 +17,36 @@ def append_result(home: Path, model: str, kind: str, values: dict[str, Any]) -> 
 
     Raises BadInput where that cannot be done.
     """
-    line = json.dumps({"evaluation": kind, "model": model, "time": utc_now(), **values})
+    result = {"evaluation": kind, "model": model, "time": utc_now(), **values}
     path = home / EVALUATIONS
     try:
         home.mkdir(parents=True, exist_ok=True)
-        torn = path.is_file() and path.stat().st_size > 0 and not path.read_bytes().endswith(b"\n")
-        with path.open("a") as file:
-            file.write(("\n" if torn else "") + line + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        log = JsonLog(path)
+        try:
+            log.append(result, durable=True)
+        finally:
+            log.close()
     except OSError as error:
-        raise BadInput(f"{path}: cannot be written: {error}; the result is {line}") from error
+        raise BadInput(f"{write_error(path, error)}; the result is {json.dumps(result)}") from error
+
+
+def is_newest(home: Path, model: str, kind: str, values: dict[str, Any]) -> bool:
+    """Tell whether the newest result of that kind about a model is this one already."""
+    same_kind = [
+        result for result in read_results(home) if (result.get("evaluation"), result["model"]) == (kind, model)
+    ]
+    written = json.loads(json.dumps(values))
+    return bool(same_kind) and {key: same_kind[-1].get(key) for key in written} == written
 
 
 def read_results(home: Path) -> list[dict[str, Any]]:
-    """Return the results that are kept in `home`, oldest first; torn lines are skipped."""
+    """Return the results that are kept in `home`, oldest first; lines that hold none are skipped, and said.
+
+    Raises BadInput where the file cannot be read.
+    """
     path = home / EVALUATIONS
-    results = []
-    for line in path.read_text(errors="replace").splitlines() if path.is_file() else []:
-        try:
-            result = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(result, dict) and isinstance(result.get("model"), str):
-            results.append(result)
+    found = read_json_lines(path)
+    results = [record for record in found.records if isinstance(record.get("model"), str)]
+    if skipped := found.unreadable + len(found.records) - len(results):
+        print(f"NOTE: {printable(str(path))}: skipped {skipped:,} of its lines, which are no results", file=sys.stderr)
     return results

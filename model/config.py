@@ -9,6 +9,8 @@ from model import checks
 
 VOCABULARY_MULTIPLE = 128  # rows of the embedding in memory: matmuls over 50,304 rows are faster than over 50,257
 
+ACTIVATIONS = {"gelu_tanh": "tanh", "gelu": "none"}  # GPT-2's, and the exact one; how torch approximates them
+
 
 @attrs.frozen(kw_only=True)
 class ModelConfig:
@@ -22,6 +24,7 @@ class ModelConfig:
     drop_rate: float = attrs.field(default=0.0, validator=checks.number(0.0, 0.99))
     qkv_bias: bool = attrs.field(default=False, validator=checks.boolean())
     tie_weights: bool = attrs.field(default=False, validator=checks.boolean())  # output head = token embedding
+    activation: str = attrs.field(default="gelu_tanh", validator=checks.one_of(*ACTIVATIONS))  # of the MLP
 
     def __attrs_post_init__(self) -> None:
         if self.emb_dim % self.n_heads:

@@ -1,6 +1,6 @@
 """GPT-2: token ids in, next-token logits out.
 
-Pre-norm blocks, learned positions, tanh-GELU, fused QKV: Radford et al. 2019 and OpenAI's released code.
+Pre-norm blocks, learned positions, GELU, fused QKV: Radford et al. 2019 and OpenAI's released code.
 B micro-batch, T tokens, C embedding width, H heads, D head width (C = H * D), V vocabulary, S tokens seen so far.
 """
 
@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from model.config import ModelConfig
+from model.config import ACTIVATIONS, ModelConfig
 from model.loss import HeadLoss
 
 INITIAL_STD = 0.02  # linear and token-embedding weights, as in OpenAI's model.py
@@ -73,15 +73,16 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """Two linear layers around tanh-GELU, four times as wide inside."""
+    """Two linear layers around GELU, four times as wide inside."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()
         self.up = nn.Linear(config.emb_dim, 4 * config.emb_dim)
         self.down = nn.Linear(4 * config.emb_dim, config.emb_dim)
+        self.approximation = ACTIVATIONS[config.activation]
 
     def forward(self, x: Float[Tensor, "B T C"]) -> Float[Tensor, "B T C"]:
-        return self.down(F.gelu(self.up(x), approximate="tanh"))
+        return self.down(F.gelu(self.up(x), approximate=self.approximation))
 
 
 class Block(nn.Module):

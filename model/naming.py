@@ -23,6 +23,7 @@ HUGGING_FACE = {
     **{"mlp_norm": "ln_2", "mlp.up": "mlp.c_fc", "mlp.down": "mlp.c_proj"},
     **{"token_embedding": "wte", "position_embedding": "wpe", "final_norm": "ln_f", "head": "lm_head"},
 }
+HUGGING_FACE_ACTIVATIONS = {"gelu_tanh": "gelu_new", "gelu": "gelu"}
 # What a module of another program is called here.
 MODULES = {
     **{theirs: ours for ours, theirs in HUGGING_FACE.items()},
@@ -36,10 +37,18 @@ BLOCK = ("attention_norm", "attention.qkv", "attention.output", "mlp_norm", "mlp
 PROJECTIONS = ("attention.qkv", "attention.output", "mlp.up", "mlp.down")
 
 
-def to_plain(state: dict[str, Tensor]) -> dict[str, Tensor]:
+def is_nanogpt(state: dict[str, Tensor]) -> bool:
+    """Tell whether weights are nanoGPT's: under Hugging Face's names, but in the layout of nn.Linear."""
+    return any(
+        name.endswith("attn.c_attn.weight") and value.shape[0] > value.shape[-1] for name, value in state.items()
+    )
+
+
+def to_plain(state: dict[str, Tensor], *, tied: bool = False) -> dict[str, Tensor]:
     """Return a plain state dict of weights under any of the names, in fp32.
 
-    A head that equals the token embedding is left out: it is tied. Raises ValueError naming a parameter that GPT-2 does
+    A head that is `tied`, or equals the token embedding, is left out; where the embedding has no name of its own, as
+    nanoGPT's, which is always tied, may have none, the head is it. Raises ValueError naming a parameter that GPT-2 does
     not have, or that is missing.
     """
     plain: dict[str, Tensor] = {}
@@ -51,14 +60,15 @@ def to_plain(state: dict[str, Tensor]) -> dict[str, Tensor]:
     for layer in range(_layers(plain)):
         _join(plain, f"blocks.{layer}")
     _transpose(plain)
-    head = plain.get("head.weight")
-    if head is not None and torch.equal(head, plain.get("token_embedding.weight", head[:0])):
-        del plain["head.weight"]
+    head, embedding = plain.get("head.weight"), plain.get("token_embedding.weight")
+    stored_once = embedding is None and is_nanogpt(state)
+    if head is not None and (tied or stored_once or (embedding is not None and torch.equal(head, embedding))):
+        plain.setdefault("token_embedding.weight", plain.pop("head.weight"))
     _complete(plain)
     return plain
 
 
-def config_of(plain: dict[str, Tensor], heads: int) -> ModelConfig:
+def config_of(plain: dict[str, Tensor], heads: int, activation: str = "gelu_tanh") -> ModelConfig:
     """Return the shape of the network that a plain state dict is of. Raises ValueError where `heads` do not fit."""
     vocabulary, width = plain["token_embedding.weight"].shape
     return ModelConfig(
@@ -68,6 +78,7 @@ def config_of(plain: dict[str, Tensor], heads: int) -> ModelConfig:
         n_heads=heads,
         n_layers=_layers(plain),
         qkv_bias="blocks.0.attention.qkv.bias" in plain,
+        activation=activation,
         tie_weights="head.weight" not in plain,
     )
 

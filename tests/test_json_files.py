@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from errors import BadInput
-from json_files import DEPTH, JsonLog, parse_json, read_json, read_json_lines
+from json_files import DEPTH, JsonLog, parse_json, read_every_line, read_json, read_json_lines
 
 NESTED = b'{"a": ' * 100_000
 TOO_DEEP = b'{"a": ' * (DEPTH + 1) + b"1" + b"}" * (DEPTH + 1)
@@ -67,6 +67,16 @@ def test_unreadable_lines_are_counted_and_the_others_read(tmp_path: Path) -> Non
     path.write_bytes(b'{"a": 1}\n[1,2]\n\xff\n' + NESTED + b'\n{"a": 2}\n{"a":')
     assert read_json_lines(path).records == [{"a": 1}, {"a": 2}]
     assert read_json_lines(path).unreadable == 4
+
+
+def test_a_damaged_line_of_an_input_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "items.jsonl"
+    path.write_bytes(b'{"a": 1}\n\n{"a": 2}\r\n')
+    assert read_every_line(path) == [{"a": 1}, {"a": 2}]
+    for line in (b"[1,2]", b"\xff", NESTED, b'{"a":'):
+        path.write_bytes(b'{"a": 1}\n' + line + b"\n")
+        with pytest.raises(BadInput, match=r"items\.jsonl: line 2: .*; get it again$"):
+            read_every_line(path, advice="get it again")
 
 
 def test_the_log_begins_a_new_line_after_a_torn_one(tmp_path: Path) -> None:

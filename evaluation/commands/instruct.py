@@ -24,6 +24,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompt-loss", action="store_true", help="train on the prompt's tokens as well")
     parser.add_argument("--longest-answer", type=whole_number(1), default=256, help="tokens (%(default)s)")
     parser.add_argument("--output", type=Path, metavar="DIR", help="of the answers; default: answers/ of the run")
+    parser.add_argument(
+        "--keep-weights",
+        type=Path,
+        metavar="DIR",
+        help="write each fine-tuned model there, as Hugging Face's libraries load it",
+    )
     add_device(parser)
 
 
@@ -33,10 +39,10 @@ def run(arguments: argparse.Namespace) -> None:
 
     from errors import BadInput
     from evaluation.fine_tuning import Settings
-    from evaluation.instruct import Questions, describe_summary, instruct, read_questions, summary
+    from evaluation.instruct import Output, Questions, describe_summary, instruct, read_questions, summary
     from evaluation.load import Place, load_on_all, locate
     from evaluation.records import check_folder
-    from evaluation.results import append_result
+    from evaluation.results import append_result, is_newest
     from training.determinism import set_determinism
     from training.metrics import ANSWERS
     from training.ranks import from_coordinator, start, stop
@@ -52,10 +58,13 @@ def run(arguments: argparse.Namespace) -> None:
         questions = read_questions(arguments.data)
         for place in places:
             check_folder(arguments.output or place.home / ANSWERS)
+        if arguments.keep_weights is not None:
+            check_folder(arguments.keep_weights, "--keep-weights")
         return places, questions
 
     places, questions = from_coordinator(ranks, prepare)
     names = {field.name for field in attrs.fields(Settings)} - {"seed"}
+    output = Output(answers=arguments.output, weights=arguments.keep_weights)
     settings = Settings(seed=arguments.seed, **{name: getattr(arguments, name) for name in names})
     for place in places:
         if ranks.coordinates:
@@ -63,12 +72,13 @@ def run(arguments: argparse.Namespace) -> None:
         tuned = []
         for seed in range(arguments.seed, arguments.seed + arguments.seeds):
             trained = load_on_all(ranks, place, arguments.tokenizer)
-            tuned.append(instruct(trained, questions, attrs.evolve(settings, seed=seed), arguments.output, ranks))
+            tuned.append(instruct(trained, questions, attrs.evolve(settings, seed=seed), output, ranks))
             if ranks.coordinates:
                 print(f"  {tuned[-1]}", flush=True)
         if ranks.coordinates:
             values = summary(tuned, questions, settings)
-            append_result(place.home, place.title, "instruct", values)
+            if not is_newest(place.home, place.title, "instruct", values):
+                append_result(place.home, place.title, "instruct", values)
             if len(tuned) > 1:
                 print(f"  {describe_summary(values)}")
     stop()

@@ -8,7 +8,7 @@ from itertools import combinations
 
 import attrs
 
-from errors import BadInput
+from errors import BadInput, printable
 from evaluation.comparison.harness_measures import harness_measures
 from evaluation.comparison.measures import HELD_OUT, MEASURES, Cell, Measure, Result
 from evaluation.comparison.published import published_rows
@@ -64,11 +64,12 @@ def compare(rows: list[Row], stated_deviation: float | None = None) -> Compariso
     columns, cells = _columns(measures, rows, shown, marks)
     losses = [result for result in shown["loss"] if result is not None and subject(result) not in marks]
     published, sources = published_rows(columns, losses)
+    notes += [*_not_shown(rows, shown["judge"]), *sources, SCOPE, *noises, *([ADVICE] if undecided else [])]
     return Comparison(
-        columns=columns,
-        rows=cells + published,
-        statements=statements,
-        notes=[*notes, *_not_shown(rows, shown["judge"]), *sources, SCOPE, *noises, *([ADVICE] if undecided else [])],
+        columns=list(map(printable, columns)),
+        rows=[[attrs.evolve(cell, text=printable(cell.text)) for cell in row] for row in cells + published],
+        statements=list(map(printable, statements)),
+        notes=list(map(printable, notes)),
     )
 
 

@@ -76,9 +76,9 @@ def with_error(value: float, error: float | None, digits: int) -> Cell:
 
 def _loss_difference(a: list[Result], b: list[Result], confidence: float) -> Interval | None:
     """Compare group by group: what makes a text hard for both leaves their difference."""
-    sizes = np.array(a[0]["groups"]["tokens"], np.float64)
     nats = [np.mean([result["groups"]["nats"] for result in side], axis=0, dtype=np.float64) for side in (a, b)]
-    value, error = ratio(np.asarray(nats[0] - nats[1]), sizes)
+    one, other, sizes = np.array([*nats, a[0]["groups"]["tokens"]], np.float64)
+    value, error = ratio(one - other, sizes)
     return _interval(value, error, len(sizes), confidence)
 
 

@@ -13,6 +13,8 @@ from evaluation.comparison.rows import Row
 from evaluation.comparison.subjects import subject
 from evaluation.intervals import Interval, student_quantile
 
+NAMED = 3  # of a group's models, in a statement
+
 
 @attrs.frozen(kw_only=True)
 class Group:
@@ -24,8 +26,14 @@ class Group:
     @property
     def name(self) -> str:
         """What the group is called in a statement."""
-        count = len(self.results)
-        return ", ".join(self.labels) + (f" ({count} seeds)" if count > 1 else "")
+        count, more = len(self.results), len(self.labels) - NAMED
+        names = ", ".join(self.labels if more < 2 else [*self.labels[:NAMED], f"{more} more"])
+        return names + (f" ({count} seeds)" if count > 1 else "")
+
+    @property
+    def verb(self) -> str:
+        """Of a statement whose subject the group is."""
+        return "is" if len(self.labels) == 1 else "are"
 
 
 @attrs.frozen(kw_only=True)

@@ -4,6 +4,7 @@ import json
 
 from evaluation.comparison.harness_measures import harness_measures, is_task, task_described, task_subject
 from evaluation.comparison.measures import MEASURES, Result
+from evaluation.intervals import CONFIDENCE
 
 
 def understood(result: Result) -> bool:
@@ -13,7 +14,9 @@ def understood(result: Result) -> bool:
         measures += harness_measures([result])
         for measure in measures:
             _ = subject(result), described(result), measure.read(result, measure.digits)
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+            if measure.difference is not None:
+                measure.difference([result], [result], CONFIDENCE)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
         return False
     return bool(measures)
 

@@ -63,7 +63,7 @@ def find_winners(
             undecided |= noise is None and found.apart and decides(pair.groups[0].results[0])
             statements.append(f"{measure.name}: {verdict(pair, found)}")
         statements += [
-            f"{measure.name}: {', '.join(group.labels)} are one recipe: what they differ by is noise"
+            f"{measure.name}: {group.name} are one recipe: what they differ by is noise"
             for group in groups
             if len(group.labels) > 1
         ]
@@ -90,19 +90,18 @@ def differences_together(pairs: list[Pair]) -> list[tuple[Pair, Interval]]:
 
 def verdict(pair: Pair, found: Interval) -> str:
     """Return what the interval of a difference says: one is better only where it leaves out zero, and covers seeds."""
-    measure, (first, second) = pair.measure, pair.groups
-    one, other = first.name, second.name
-    if not decides(first.results[0]):
-        return f"{one} and {other} are not told apart by one fine-tuning each: {_size(measure, found)}"
+    measure, (one, other) = pair.measure, pair.groups
+    if not decides(one.results[0]):
+        return f"{one.name} and {other.name} are not told apart by one fine-tuning each: {_size(measure, found)}"
     if not found.apart:
-        return f"{one} and {other} are not told apart: {_size(measure, found)}"
+        return f"{one.name} and {other.name} are not told apart: {_size(measure, found)}"
+    size = _size(measure, found if found.value > 0 else -found)
     if pair.noise is None:
         side = "above" if found.value > 0 else "below"
-        found = found if found.value > 0 else -found
-        return f"{one} is {side} {other} by {_size(measure, found)}; no winner: the seed noise is not known"
+        return f"{one.name} {one.verb} {side} {other.name} by {size}; no winner: the seed noise is not known"
     if (found.value > 0) != (measure.sign > 0):
         one, other = other, one
-    return f"{one} is better than {other} by {_size(measure, found if found.value > 0 else -found)}"
+    return f"{one.name} {one.verb} better than {other.name} by {size}"
 
 
 def _size(measure: Measure, found: Interval) -> str:

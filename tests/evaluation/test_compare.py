@@ -124,7 +124,10 @@ def test_runs_that_differ_in_their_seed_show_the_noise_and_are_not_told_apart(ru
     assert "- Seed noise, held-out loss: long step-00000008, other step-00000008 (2 seeds) from " in shown
     told = f"from {losses[0]:.4f} to {losses[1]:.4f}; standard deviation {deviation:.4f}, 1 degree of freedom"
     assert told in shown
-    assert "- held-out loss: long step-00000008, other step-00000008 are one recipe: what they differ by" in shown
+    assert (
+        "- held-out loss: long step-00000008, other step-00000008 (2 seeds) are one recipe: what they differ by"
+        in shown
+    )
     assert "seed noise is not known" not in shown
 
 
@@ -251,7 +254,7 @@ def test_with_seed_noise_intervals_hold_for_all_pairs_of_recipes_together(tmp_pa
     reach = math.hypot(text, seeds)
     line = f"a, b (2 seeds) and c are not told apart: -0.1050 [{-value - reach:.4f}, {-value + reach:.4f}] of all items"
     assert f"HellaSwag, completion: {line}" in found
-    assert "HellaSwag, completion: a, b are one recipe: what they differ by is noise" in found
+    assert "HellaSwag, completion: a, b (2 seeds) are one recipe: what they differ by is noise" in found
 
 
 def test_without_an_item_on_which_two_models_disagree_the_interval_still_has_a_width(tmp_path: Path) -> None:
@@ -324,6 +327,13 @@ def test_a_recipe_is_all_that_changes_a_result_but_the_seed(runs: dict[str, Path
         return read_rows([str(home)])[0].recipe
 
     plain = recipe()
+    older = tmp_path / "older"
+    shutil.copytree(runs["long"], older, symlinks=True)
+    file = older / "checkpoints" / "step-00000008" / "state.json"
+    state = json.loads(file.read_text())
+    del state["config"]["model"]["activation"]  # of a version that had GPT-2's only
+    file.write_text(json.dumps(state))
+    assert read_rows([str(older)])[0].recipe == plain
     without_effect = {"log_interval": 3, "keep_checkpoints": 9, "parallel": "fsdp", "timeout_seconds": 60}
     without_effect |= {
         "checkpoint_interval": 7,
@@ -398,6 +408,36 @@ def test_a_checkpoint_and_torn_or_unknown_lines(runs: dict[str, Path], tmp_path:
         file.write(json.dumps(kept(home) | {"model": "long step-00000004"}) + '\n{"evaluation": "lo')
     assert "long step-00000004" in said(home, "--markdown")  # the newest
     assert "long step-00000008" in said(home / "checkpoints" / "step-00000008", "--markdown")
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"groups": {"nats": [1.0, 2.0], "tokens": [1], "text_bytes": [1]}},
+        {"groups": {"nats": ["1"], "tokens": [0], "text_bytes": [1]}},
+        {"groups": [1]},
+        {"nats_per_token": "3.4"},
+        {"range": None},
+        {"nats_per_token": None, "range": []},
+    ],
+    ids=str,
+)
+def test_a_result_of_another_form_is_not_compared(tmp_path: Path, broken: dict[str, Any]) -> None:
+    home = losses_on(hellaswag(tmp_path / "a", {1}), **GPJT_RANGE)
+    write(home, "loss", **{**kept(home), "evaluation": "loss", **broken})
+    (row,) = read_rows([str(home)])
+    assert [result["evaluation"] for result in row.results] == ["hellaswag", "loss"]
+
+
+def test_damaged_lines_are_counted_and_control_characters_are_shown_escaped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = hellaswag(tmp_path / "a\x1b[2J", {1})
+    with (home / "evaluations.jsonl").open("ab") as file:
+        file.write(b"[1]\n\xff\n" + b"[" * 100_000 + b'\n{"evaluation": "lo')
+    found = compare(read_rows([str(home)]))
+    assert "\\x1b[2J" in found.rows[0][0].text and "\x1b" not in found.rows[0][0].text
+    assert "evaluations.jsonl: skipped 4 of its lines, which are no results" in capsys.readouterr().err
 
 
 def test_one_process_s_work_is_not_done_by_every_rank(tmp_path: Path) -> None:

@@ -6,16 +6,20 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from evaluation.export import save_network
+from evaluation.foreign import load_foreign
 from evaluation.load import Trained, load, locate
 from model.generate import Sampling, generate
 from tests import launch
 from tests.conftest import ROOT, TINY_MODEL, shared, train
 from tests.hub_server import Hub, serve
-from tests.model.test_naming import gpjt, nanogpt, openai, plain_of
+from tests.model.test_gpt import SMALL
+from tests.model.test_naming import TOKENS, gpjt, nanogpt, network, openai, plain_of
 from tests.tokens.test_fast_tokenizer import strange_texts
 from tests.tokens.test_publish import environment as at_hub
 from tokens.tokenizer import load_tokenizer
@@ -68,6 +72,24 @@ def test_transformers_loads_it_and_speaks_the_same(
     assert back.network.config.tie_weights == tied
     with torch.no_grad():
         assert (back.network(tokens) - ours.network(tokens)).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize(("activation", "theirs_is"), [("gelu_tanh", "gelu_new"), ("gelu", "gelu")])
+def test_either_activation_is_the_same_there_and_back(tmp_path: Path, activation: str, theirs_is: str) -> None:
+    from transformers import AutoModelForCausalLM
+
+    ours = network(attrs.evolve(SMALL, activation=activation))
+    (tmp_path / "out").mkdir()
+    save_network(ours, tmp_path / "out")
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out", trust_remote_code=False).eval()
+    assert theirs.config.activation_function == theirs_is
+    theirs.save_pretrained(tmp_path / "back")
+    back = load_foreign(tmp_path / "back", None)
+    assert back.config == ours.config
+    with torch.no_grad():
+        logits = theirs(TOKENS).logits
+        assert (ours(TOKENS) - logits).abs().max() < 1e-5
+        assert (back(TOKENS) - logits).abs().max() < 1e-5
 
 
 def test_the_tokenizer_of_an_export_is_gpt2s(tmp_path: Path) -> None:
@@ -158,7 +180,7 @@ def test_models_of_other_programs_are_asked_like_ours(
     else:
         folder = tmp_path / "theirs"
         folder.mkdir()
-        config = {"n_head": TINY_MODEL["n_heads"]}
+        config = {"n_head": TINY_MODEL["n_heads"], "activation_function": "gelu_new"}
         (folder / ("hparams.json" if naming is openai else "config.json")).write_text(json.dumps(config))
     save_file({name: value.contiguous() for name, value in weights.items()}, folder / "model.safetensors")
     asked = evaluate("smoke", tmp_path / "theirs", "--tokenizer", "bytes", "--prompt", "def")

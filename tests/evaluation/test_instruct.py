@@ -2,6 +2,7 @@
 
 import copy
 import json
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,9 +14,17 @@ import torch
 import torch.nn.functional as F
 
 from evaluation import fine_tuning
-from evaluation.fine_tuning import Settings, encode, fine_tune, make_example, prompt_text, validation_loss
+from evaluation.fine_tuning import (
+    Settings,
+    answer_losses,
+    encode,
+    fine_tune,
+    make_example,
+    prompt_text,
+    validation_loss,
+)
 from evaluation.instruct import split_records
-from evaluation.load import Place, Trained
+from evaluation.load import Place, Trained, load, locate
 from evaluation.records import Record, read_answers, read_records
 from model.config import ModelConfig
 from model.gpt import GPT, initialize
@@ -73,6 +82,7 @@ def test_answers_and_losses_have_the_same_bits_on_any_number_of_ranks(
     options = ("--data", data, "--epochs", "2", "--learning-rate", "3e-3", "--seeds", "2")
     found = []
     for ranks in (1, 2, 4):
+        shutil.rmtree(run / "answers", ignore_errors=True)  # or they would be kept
         done = instruct(run, *options, ranks=ranks)
         assert done.returncode == 0, done.stderr
         assert "over 2 seeds, mean ± standard deviation: reference loss " in done.stdout
@@ -82,10 +92,41 @@ def test_answers_and_losses_have_the_same_bits_on_any_number_of_ranks(
     assert (first.model, first.seed, second.seed) == (f"run {run.joinpath('checkpoints/best').resolve().name}", 0, 1)
     assert [answer.record for answer in first.answers] == records()[34:38]
     assert first.settings["losses"] != second.settings["losses"]
-    lines = [json.loads(line) for line in (run / "evaluations.jsonl").read_text().splitlines()]
-    assert [line["seeds"] for line in lines] == [lines[0]["seeds"]] * 3
-    losses = [seed["reference_loss"] for seed in lines[0]["seeds"]]
-    assert lines[0]["reference_loss"] == {"value": np.mean(losses), "spread": pytest.approx(np.std(losses, ddof=1))}
+    (line,) = [json.loads(line) for line in (run / "evaluations.jsonl").read_text().splitlines()]  # the same thrice
+    losses = [seed["reference_loss"] for seed in line["seeds"]]
+    assert line["reference_loss"] == {"value": np.mean(losses), "spread": pytest.approx(np.std(losses, ddof=1))}
+
+
+def test_what_an_earlier_session_has_done_is_kept_with_weights_that_others_load(
+    make_run: Callable[..., Path], data: Path, tmp_path: Path
+) -> None:
+    run = make_run(model={"context_length": 128}, min_train_tokens=8 * 128)
+    assert train(run, "--max-steps", "1").returncode == 0
+
+    def kept(*more: str | Path) -> list[bool]:
+        done = instruct(run, "--data", data, "--epochs", "1", "--learning-rate", "3e-3", *more)
+        assert done.returncode == 0, done.stderr
+        return ["kept from an earlier session" in line for line in done.stdout.splitlines() if "seed " in line]
+
+    assert kept() == [False]
+    answers = {path: path.read_bytes() for path in (run / "answers").iterdir()}
+    assert kept("--seeds", "2") == [True, False]
+    assert all(path.read_bytes() == content for path, content in answers.items())
+    folder = tmp_path / "tuned"
+    assert kept("--keep-weights", folder) == [False]  # the answers have no weights yet
+    assert kept("--keep-weights", folder) == kept() == [True]
+    (tuned,) = folder.iterdir()
+    network = load(locate(str(tuned), None), "bytes", torch.device("cpu")).network
+    before = load(locate(str(run), None), None, torch.device("cpu")).network
+    assert not torch.equal(network.token_embedding.weight, before.token_embedding.weight)
+    example = make_example(Trained(network, load_tokenizer("bytes"), Place(tmp_path, None, tmp_path)), records()[34])
+    (answer, *_) = read_answers(next(iter(answers))).answers
+    assert float(answer_losses(network, example).mean()) == pytest.approx(answer.reference_loss, rel=1e-5)
+    assert kept("--weight-decay", "0.2") == [False]  # other settings
+    assert kept("--keep-weights", folder) == [False]  # of which the weights are
+    (tuned / "fine_tuning.json").unlink()
+    refused = instruct(run, "--data", data, "--epochs", "1", "--keep-weights", folder)
+    assert f"{tuned}: exists, and holds no fine-tuned model; move it away" in refused.stderr
 
 
 @pytest.mark.parametrize("prompt_loss", [False, True])
@@ -159,7 +200,7 @@ def test_what_cannot_be_learned_from_is_one_line(make_run: Callable[..., Path], 
     assert "wanted one of 1, 2, 4, 8, which share a batch to the bit" in refused("--data", data, ranks=3)
     assert "no/such.json: cannot be read" in refused("--data", "no/such.json", ranks=2)
     file = ("--data", data, "--output", data / "answers")
-    assert "answers cannot be written: Not a directory; pass another --output" in refused(*file)
+    assert "answers: cannot be written: Not a directory; pass another --output" in refused(*file)
     for content, message in (
         ("[", "not JSON"),
         ("[]", "holds no records"),
