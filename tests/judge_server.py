@@ -11,6 +11,7 @@ import json
 import random
 import socket
 import struct
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -78,6 +79,9 @@ class Judge:
         self.said: dict[str, str | None] = {}  # the fault of each prompt
         self.ignores_limit = False  # of the tokens of a reply
         self.redirect_to = ""
+        self.snapshot = "scripted"  # what it calls its model
+        self.content: bytes | None = None  # what it answers in place of anything else
+        self.authorizations: set[str] = set()  # headers that it has got
         self.bill: dict[str, Billed] = {}  # by X-Client-Request-Id, or a number in a batch
         self.path_faults: dict[str, str] = {}  # by beginning of "METHOD /path", once each: a status, or "lost" reply
         self.slow_seconds = 1.0
@@ -135,14 +139,15 @@ class Judge:
         if fault == "long":
             said = 20_000
         cut = fault == "cut off" or (said > limit and not self.ignores_limit)
-        said = min(said, limit) if not self.ignores_limit else said
+        if cut:
+            text, said = text[: len(text) // 2], min(said, limit)
         with self.lock:
             self.billed += 1
             number = self.billed
             self.bill[id] = Billed(key=key, input=read, cached=read // 2, output=said, batch=id.startswith("batch"))
-        text = text[: len(text) // 2] if cut else text
         body = (response if responses else completion)(number, text, refusal, (read, said), cut=cut)
         usage = WRONG_USAGES.get(fault or "", self.usage(body["usage"]))
+        body["model"] = self.snapshot
         if fault == "more cached than read":
             details = {"cached_tokens": 10 * read}
             usage = {**usage, "input_tokens_details": details, "prompt_tokens_details": details}
@@ -281,6 +286,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         data = self.rfile.read(int(self.headers["Content-Length"]))
+        if len(data) < int(self.headers["Content-Length"]):
+            self.close_connection = True  # the client was killed
+            return None
         if self.begins_with_a_fault():
             return None
         if self.path == "/v1/files":
@@ -325,10 +333,13 @@ class Handler(BaseHTTPRequestHandler):
         self.judge.batches[name] = batch
         self.answer(batch)
 
-    def give_verdict(self, body: dict[str, Any]) -> None:  # noqa: PLR0911  # a return for each way to fail
+    def give_verdict(self, body: dict[str, Any]) -> None:  # noqa: PLR0911, PLR0912  # a return for each way to fail
         judge, key = self.judge, self.headers["Idempotency-Key"]
         id = self.headers["X-Client-Request-Id"]
         fault = judge.fault_of(key.partition("-")[0], body)
+        judge.authorizations.add(self.headers["Authorization"])
+        if judge.content is not None:
+            return self.answer_bytes(judge.content)
         assert "temperature" not in body and "seed" not in body
         if fault in HTTP_FAULTS:
             error = {"error": {"message": f"scripted {fault}", "type": "scripted", "code": None}}
@@ -408,11 +419,18 @@ class Handler(BaseHTTPRequestHandler):
         return True
 
 
+class Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exc_info()[1], OSError):  # connections that were reset, by either side
+            super().handle_error(request, client_address)
+
+
 @contextmanager
 def serve(scorer: Scorer, port: int = 0) -> Iterator[Judge]:
     """Run the server in a thread for as long as the context lasts; yield what it is."""
-    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
-    server.daemon_threads = True
+    server = Server(("127.0.0.1", port), Handler)
     judge = Judge(scorer)
     server.judge = judge  # type: ignore[attr-defined]
     judge.url = f"http://127.0.0.1:{server.server_address[1]}/v1"

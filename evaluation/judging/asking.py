@@ -192,9 +192,10 @@ class Asking:
 
     async def _asked_once(self, request: Request) -> bool:
         """Send a request when it is its turn and keep its reply; False: nothing more is to be sent. Raises NoReply."""
-        asked, body = self.about_to_ask(request)
-        if not await self._admitted(asked):
+        admitted = await self._admitted(request)
+        if admitted is None:
             return False
+        asked, body = admitted
         try:
             self.store.note_asked(asked)
             attempt = len(self.store.replies.get(asked.key, []))
@@ -210,20 +211,21 @@ class Asking:
                 self._turn.notify_all()
         return True
 
-    async def _admitted(self, asked: Asked) -> bool:
-        """Wait for a turn, and until the budget has room for it; False: nothing more is to be sent."""
+    async def _admitted(self, request: Request) -> tuple[Asked, dict[str, object]] | None:
+        """Wait for a turn, and until the budget has room; None: nothing more is to be sent."""
         async with self._turn:
             while not self.stopping:
                 if self._in_flight < self._at_once:
+                    asked, body = self.about_to_ask(request)  # now: by what replies have used until now
                     if self.budget.reserve(asked):
                         self._in_flight += 1
-                        return True
+                        return asked, body
                     if not self._in_flight:
                         self.too_dear = self.budget.cost(asked.most, batch=asked.batch)
                         break
                 await self._turn.wait()
             self._turn.notify_all()
-            return False
+            return None
 
     def _compare_with_limit(self, asked: Asked, reply: Reply) -> None:
         if reply.usage is None:

@@ -191,7 +191,7 @@ def test_a_judge_that_gives_no_verdicts_is_paid_for_eight_and_not_again(
     assert server.billed == len(replies(files)) == 8
     again = judge(server, files)
     assert (again.stderr, server.billed) == (done.stderr, 8)
-    server.every = "500"
+    server.every, server.retry_after = "500", "0.001"
     done = judge(server, files, "--retry-wrong")
     assert done.returncode == 1
     assert "11 verdicts are missing: 500: scripted 500; nothing is lost" in done.stderr
