@@ -45,6 +45,11 @@ MIXTURE = {
 }
 COMMENT = "follows the instruction closely, but one of the facts that it names is not right"
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
+BATCH_MIXTURE = {
+    **dict.fromkeys(ODD_LINES, 15),
+    **dict.fromkeys(("400", "500", "duplicate line", "refusal"), 20),
+    **dict.fromkeys(("cut off", "prose", "wrong labels", "error in 200", "fenced", "long", *WRONG_USAGES), 15),
+}
 
 
 @attrs.define(kw_only=True)
@@ -73,7 +78,8 @@ class Judge:
         self.faults: dict[int, str] = {}  # by number of the prompt, from 0; of its first request only
         self.every: str | None = None  # the fault of all requests
         self.usage: Callable[[dict[str, Any]], Any] = lambda counted: counted  # what it says instead
-        self.mixture: random.Random | None = None  # draws a fault of MIXTURE for each request
+        self.chance: random.Random | None = None  # draws a fault of `mixture` for each request
+        self.mixture = MIXTURE
         self.idempotent = True
         self.wrong_again = False  # what a prompt has once been answered it is answered again
         self.said: dict[str, str | None] = {}  # the fault of each prompt
@@ -104,10 +110,9 @@ class Judge:
         with self.lock:
             self.requests.append(body)
             self.times.append(time.monotonic())
-            if self.mixture is not None:
-                names = [*MIXTURE, None]
-                weights = [*MIXTURE.values(), 1000 - sum(MIXTURE.values())]
-                return self.mixture.choices(names, weights)[0]
+            if self.chance is not None:
+                weights = [*self.mixture.values(), 1000 - sum(self.mixture.values())]
+                return self.chance.choices([*self.mixture, None], weights)[0]
             if key in self.prompts:
                 return self.every or (self.said[key] if self.wrong_again else None)
             self.prompts.append(key)

@@ -105,7 +105,7 @@ class VerdictStore:
     def note_unbilled(self, ids: list[str], why: str) -> None:
         """Keep that requests have ended without being billed."""
         if ids:
-            self._append({"unbilled": ids, "why": why})
+            self._append({"unbilled": ids, "why": why}, durable=False)  # lost, it counts as if billed
 
     def add(self, reply: Reply) -> None:
         """Keep a reply; one that the file has already is left out. Raises BadInput when the disk does not take it."""
@@ -155,9 +155,9 @@ class VerdictStore:
     def _take_asked(self, asked: Asked) -> None:
         self.asked[asked.id] = self.unanswered[asked.id] = asked
 
-    def _append(self, record: dict[str, Any]) -> None:
+    def _append(self, record: dict[str, Any], *, durable: bool = True) -> None:
         with writing(self.path):
-            self._log.append({**record, "time": utc_now()}, durable=True)
+            self._log.append({**record, "time": utc_now()}, durable=durable)
         self._take(record)
 
     def _lock(self) -> None:

@@ -1,17 +1,22 @@
 """Whatever the server does: no verdict is lost, none is paid for twice, none counts as a zero. Over real sockets."""
 
+import io
 import json
 import re
 import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import attrs
 import pytest
 
+import evaluate
 from errors import BadInput
 from evaluation.judging.candidates import find_files, read_panel
 from evaluation.judging.client import verdict_in
@@ -75,7 +80,12 @@ def command(server: Judge, files: list[Path], *options: str) -> list[str]:
 
 
 def judge(server: Judge, files: list[Path], *options: str) -> Any:
-    return launch.run(ROOT / "evaluate.py", *command(server, files, *options))
+    """Run evaluate.py to its end, in this process."""
+    output, errors = io.StringIO(), io.StringIO()
+    arguments = ["evaluate.py", *command(server, files, *options)]
+    with patch("sys.argv", arguments), redirect_stdout(output), redirect_stderr(errors):
+        status = evaluate.main()
+    return SimpleNamespace(returncode=status, stdout=output.getvalue(), stderr=errors.getvalue())
 
 
 def replies(files: list[Path]) -> list[Reply]:

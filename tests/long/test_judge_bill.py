@@ -11,18 +11,19 @@ import re
 import signal
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import attrs
 import pytest
 
-from evaluation.judging.client import verdict_in
+from evaluation.judging.client import UNBILLED, verdict_in
 from evaluation.judging.verdicts import VerdictStore
 from tests import launch
 from tests.conftest import ROOT
 from tests.evaluation.test_judge import quality, write
-from tests.judge_server import Judge, serve
+from tests.judge_server import BATCH_MIXTURE, MIXTURE, Judge, serve
 
 QUESTIONS, ORDERS = 60, 3
 KILLS = 20
@@ -32,13 +33,16 @@ PRICES = {
     "batch_discount": 0.5,
     "usd_per_million_tokens": {MODEL: {"input": 0.25, "cached_input": 0.025, "output": 2.0}},
 }
-SETTINGS = [  # seed, API, concurrency, --max-usd: of some what all may cost, of others less
+SETTINGS = [  # seed, API or batch, concurrency, --max-usd: of some what all may cost, of others less
     (1, "responses", 8, 4.0),
     (2, "chat", 8, 4.0),
-    (3, "responses", 64, 0.3),
-    (4, "chat", 1, 1.0),
+    (3, "responses", 64, 4.0),
+    (4, "chat", 64, 1.0),
+    (5, "responses", 1, 0.3),
+    (6, "batch", 8, 4.0),
+    (7, "batch", 8, 0.6),
 ]
-HEAD = "seed  api        at once  sessions  kills  billed  kept  lost   bill $  print $    max $  status  verdicts"
+HEAD = "seed  way        at once  sessions  kills  billed  kept  lost   bill $  print $    max $  status  verdicts"
 
 
 @attrs.frozen
@@ -49,15 +53,17 @@ class Outcome:
     verdicts: int
 
 
-def walk(folder: Path, seed: int, api: str, concurrency: int, most_usd: float) -> Outcome:
+def walk(folder: Path, seed: int, way: str, concurrency: int, most_usd: float) -> Outcome:
     """Run sessions, killing the first ones, until one ends by itself with nothing left or nothing allowed."""
     (folder / "prices.json").write_text(json.dumps(PRICES))
     files = [write(folder, name, level, questions=range(QUESTIONS)) for name, level in (("good", 60), ("poor", 40))]
     chance = random.Random(seed)
     with serve(quality) as server:
-        server.mixture, server.idempotent = random.Random(seed), False
+        server.chance, server.idempotent = random.Random(seed), False
         server.retry_after, server.slow_seconds = "0.01", 1.0
-        options = ["--model", MODEL, "--base-url", server.url, "--api", api, "--max-usd", str(most_usd)]
+        server.mixture = BATCH_MIXTURE if way == "batch" else MIXTURE
+        options = ["--batch", "--poll-seconds", "0.1"] if way == "batch" else ["--api", way]
+        options += ["--model", MODEL, "--base-url", server.url, "--max-usd", str(most_usd)]
         options += ["--verdicts", str(folder / "verdicts.jsonl"), "--prices", str(folder / "prices.json")]
         options += ["--timeout", "0.5", "--concurrency", str(concurrency), "--orders", str(ORDERS), "--retry-wrong"]
         command = ["judge", *map(str, files), *options, "--allow-left-out", "99"]
@@ -67,7 +73,7 @@ def walk(folder: Path, seed: int, api: str, concurrency: int, most_usd: float) -
             process = launch.start(ROOT / "evaluate.py", *command)
             sessions += 1
             assert sessions < 3 * KILLS
-            if kills < KILLS and wait_for_requests(server, process, len(server.requests) + chance.randrange(1, 9)):
+            if kills < KILLS and wait_for_requests(server, process, len(server.paths) + chance.randrange(1, 9)):
                 time.sleep(chance.random() / 20)
                 process.send_signal(signal.SIGKILL)
                 process.communicate()
@@ -84,13 +90,13 @@ def walk(folder: Path, seed: int, api: str, concurrency: int, most_usd: float) -
             assert status is None or bill <= printed, (bill, printed, output)
             check(server, folder / "verdicts.jsonl")
         kept, lost, verdicts = check(server, folder / "verdicts.jsonl")
-    row = f"{seed:4}  {api:9}  {concurrency:7}  {sessions:8}  {kills:5}  {len(server.bill):6}  {kept:4}  {lost:4}  "
+    row = f"{seed:4}  {way:9}  {concurrency:7}  {sessions:8}  {kills:5}  {len(server.bill):6}  {kept:4}  {lost:4}  "
     return Outcome(row + f"{bill:7.4f}  {printed:7.4f}  {most_usd:7.4f}  {status:6}  {verdicts:8}", verdicts)
 
 
 def wait_for_requests(server: Judge, process: Any, count: int) -> bool:
     """Wait until so many have come; False: the session has ended before."""
-    while len(server.requests) < count:
+    while len(server.paths) < count:
         if process.poll() is not None:
             return False
         time.sleep(0.005)
@@ -100,8 +106,8 @@ def wait_for_requests(server: Judge, process: Any, count: int) -> bool:
 def settle(server: Judge) -> None:
     """Wait until the server has billed what a killed session has sent."""
     before = -1
-    while before < len(server.requests):
-        before = len(server.requests)
+    while before < len(server.paths):
+        before = len(server.paths)
         time.sleep(0.2)
 
 
@@ -114,22 +120,30 @@ def check(server: Judge, file: Path) -> tuple[int, int, int]:
     """Hold the file against the bill; return how many billed requests are kept, how many lost, and the verdicts."""
     store = VerdictStore(file)
     store.close()
-    billed, lost = set(server.bill), set(server.bill) & set(store.unanswered)
-    kept = [reply.asked for reply in store.in_order]
-    assert len(kept) == len(set(kept)), "a reply is kept twice"
-    assert set(kept) | lost == billed and not set(kept) & lost, "billed = kept + billed without an answer"
+    asked = [reply.asked for reply in store.in_order]
+    assert len(asked) == len(set(asked)), "a reply is kept twice"
+    kept = Counter(reply.key for reply in store.in_order if reply.usage != UNBILLED)
+    unanswered = Counter(one.key for one in store.unanswered.values())
+    lost = Counter(one.key for one in server.bill.values())
+    lost.subtract(kept)
+    assert all(0 <= lost[key] <= unanswered[key] for key in lost), "billed = kept + billed without an answer"
+    if not server.batches:
+        assert set(server.bill) == set(asked) | (set(server.bill) & set(store.unanswered)), "the same, one by one"
+        assert not set(asked) & set(store.unanswered)
     for id, one in server.bill.items():
-        most = store.asked[id].most
-        assert one.input <= most.input and one.output <= most.output, "more was billed than it was allowed"
-    return len(kept), len(lost), sum(verdict_in(replies, 3) is not None for replies in store.replies.values())
+        if id in store.asked:
+            most = store.asked[id].most
+            assert one.input <= most.input and one.output <= most.output, "more was billed than it was allowed"
+    verdicts = sum(verdict_in(replies, 3) is not None for replies in store.replies.values())
+    return sum(kept.values()), sum(lost.values()), verdicts
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("seed", "api", "concurrency", "most_usd"), SETTINGS)
+@pytest.mark.parametrize(("seed", "way", "concurrency", "most_usd"), SETTINGS)
 def test_the_bill_is_what_is_kept_and_lost_and_never_above_the_print(
-    tmp_path: Path, seed: int, api: str, concurrency: int, most_usd: float
+    tmp_path: Path, seed: int, way: str, concurrency: int, most_usd: float
 ) -> None:
-    outcome = walk(tmp_path, seed, api, concurrency, most_usd)
+    outcome = walk(tmp_path, seed, way, concurrency, most_usd)
     print(f"\n{HEAD}\n{outcome.row}")
     assert outcome.verdicts > 0.9 * QUESTIONS * ORDERS or most_usd < 2
 
