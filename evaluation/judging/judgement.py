@@ -77,13 +77,15 @@ class Judgement:
             self._check_last_replies()
         estimate = estimated_cost(questions, new, self._store, price, batch=sending.batch)
         paid = self.cost(price).usd
-        if sending.most_usd is not None and new and paid + estimate.usd > sending.most_usd:
+        # Of a batch that is out it is not known yet what of its most is left: the budget decides when it is in.
+        unknown = len(new) < len(left)
+        if sending.most_usd is not None and new and not unknown and paid + estimate.usd > sending.most_usd:
             before = f", beside {money(paid)} that earlier sessions paid" if paid else ""
             raise BadInput(
                 f"--max-usd: got {sending.most_usd:g}, and {len(new):,} requests may cost about {money(estimate.usd)}"
                 f"{before}; nothing was sent: allow more, or pass fewer --orders or answers"
             )
-        waiting = f", {len(left) - len(new):,} in a batch" if len(new) < len(left) else ""
+        waiting = f", {len(left) - len(new):,} in a batch" if unknown else ""
         answered = len(questions.by_key) - len(left)
         return f"{len(new):,} requests{waiting}, {answered:,} already answered, {estimate}"
 
@@ -160,12 +162,12 @@ class Judgement:
         return reasons.most_common(1)[0][0] if reasons else "not asked"
 
     def keep_results(self, scores: Scores, free: list[list[FreeScores]], price: Price | None) -> list[str]:
-        """Append the result to those of every model that has a home, unless its newest result is better or the same.
+        """Append the result and the comments to those of every model that has a home; return lines for people.
 
-        Returns lines for people. Raises BadInput where that cannot be done.
+        A result that says the same as the newest one, or less, is left out. Raises BadInput where it cannot be written.
         """
         values = self._values(scores, price)
-        said: dict[str, None] = {}
+        lines = []
         for candidate, standing, seeds in zip(self.panel.candidates, scores.standings, free, strict=True):
             if candidate.home is None:
                 continue
@@ -174,12 +176,13 @@ class Judgement:
                 "score": attrs.asdict(standing.score),
                 "free": [attrs.asdict(seed) for seed in seeds],
             }
-            comments = write_comments(candidate.home, self.panel, self.judge.model, self.prompts, self._replies_kept())
-            said[f"the judge's comments: {comments}"] = None
             reason = append_unless_superfluous(candidate.home, candidate.model, {**own, **values})
             if reason is not None:
-                said[f"{candidate.title}: no result was added: {reason}"] = None
-        return list(said)
+                lines.append(f"{candidate.title}: no result was added: {reason}")
+                continue
+            comments = write_comments(candidate.home, self.panel, self.judge.model, self.prompts, self._texts())
+            lines.append(f"the judge's comments: {comments}")
+        return list(dict.fromkeys(lines))
 
     def cost(self, price: Price | None) -> Cost:
         """Return what all requests of this judgement have cost, in this session and before."""
@@ -251,7 +254,7 @@ class Judgement:
         """Return all replies to these prompts, right and wrong."""
         return [reply for key in self._questions.by_key for reply in self._store.replies.get(key, [])]
 
-    def _replies_kept(self) -> list[str | None]:
+    def _texts(self) -> list[str | None]:
         """Return the text of each prompt's verdict."""
         return [
             next((r.text for r in self._store.replies.get(q.key, []) if problem_in(r, q.answers) is None), None)

@@ -11,8 +11,8 @@ import pytest
 
 from errors import BadInput
 from evaluation.commands import judge as command_module
-from evaluation.judging import transport
-from evaluation.judging.client import NoReply, ask
+from evaluation.judging import asking, transport
+from evaluation.judging.client import NoReply, ask, problem_in
 from evaluation.judging.prompt import Judge as WhoIsAsked
 from evaluation.judging.transport import find_key, open_client, split_credentials
 from evaluation.judging.verdicts import Asked, Reply, Usage, VerdictStore
@@ -145,6 +145,23 @@ def test_odd_replies_cost_no_other_ones(server: Judge, files: list[Path], api: s
     assert "scripted overload" in [reply.error for reply in replies(files)]
 
 
+def test_an_error_of_this_program_loses_no_reply_that_is_in_flight(
+    server: Judge, files: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.faults, server.slow_seconds = {5: "slow", 6: "slow"}, 0.5
+
+    def broken(reply: Reply, answers: int) -> str | None:
+        if len(server.requests) == 8:
+            raise RuntimeError("a fault of ours")
+        return problem_in(reply, answers)
+
+    monkeypatch.setattr(asking, "problem_in", broken)
+    with pytest.raises(RuntimeError, match="a fault of ours"):
+        judge(server, files)
+    assert not unanswered(files)
+    assert len(replies(files)) == server.billed < PROMPTS
+
+
 def test_odd_lines_of_a_batch_cost_no_other_ones(server: Judge, files: list[Path]) -> None:
     server.faults = dict(enumerate(ODD_LINES))
     batch = ("--batch", "--poll-seconds", "0.05")
@@ -158,6 +175,17 @@ def test_odd_lines_of_a_batch_cost_no_other_ones(server: Judge, files: list[Path
     assert done.returncode == 0, done.stderr
     assert server.billed == PROMPTS + 2 + 3
     assert printed(done.stdout) >= server.usd(PRICES)
+
+
+@pytest.mark.parametrize("step", ["upload", "creation"])
+def test_a_batch_that_is_out_does_not_use_up_the_limit_for_itself(server: Judge, files: list[Path], step: str) -> None:
+    batch = (*SILENT, "--batch", "--poll-seconds", "0.05", "--max-usd", "7")
+    server.path_faults = {"POST /v1/batches": "500"} if step == "upload" else {"GET /v1/files": "401"}
+    assert judge(server, files, *batch).returncode == 1
+    done = judge(server, files, *batch)
+    assert done.returncode == 0, done.stderr
+    assert server.billed == PROMPTS
+    assert printed(done.stdout) == pytest.approx(server.usd(PRICES), abs=1e-4)
 
 
 def test_refused_prompts_make_no_result_and_replace_no_complete_one(server: Judge, files: list[Path]) -> None:

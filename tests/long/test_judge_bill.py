@@ -61,7 +61,7 @@ def walk(folder: Path, seed: int, way: str, concurrency: int, most_usd: float) -
     with serve(quality) as server:
         server.chance, server.idempotent = random.Random(seed), False
         server.retry_after, server.slow_seconds = "0.01", 1.0
-        server.mixture = BATCH_MIXTURE if way == "batch" else MIXTURE
+        server.mixture, server.polls_before_end = (BATCH_MIXTURE, 5) if way == "batch" else (MIXTURE, 0)
         options = ["--batch", "--poll-seconds", "0.1"] if way == "batch" else ["--api", way]
         options += ["--model", MODEL, "--base-url", server.url, "--max-usd", str(most_usd)]
         options += ["--verdicts", str(folder / "verdicts.jsonl"), "--prices", str(folder / "prices.json")]
@@ -73,7 +73,9 @@ def walk(folder: Path, seed: int, way: str, concurrency: int, most_usd: float) -
             process = launch.start(ROOT / "evaluate.py", *command)
             sessions += 1
             assert sessions < 3 * KILLS
-            if kills < KILLS and wait_for_requests(server, process, len(server.paths) + chance.randrange(1, 9)):
+            if kills < KILLS and wait_for_requests(
+                server, process, len(server.paths) + chance.randrange(1, 4 if way == "batch" else 9)
+            ):
                 time.sleep(chance.random() / 20)
                 process.send_signal(signal.SIGKILL)
                 process.communicate()
