@@ -1,12 +1,17 @@
 """An OpenAI-compatible server on loopback whose model is a function, and whose faults are scripted.
 
-It counts what it bills, and answers a repeated Idempotency-Key with the reply that it has billed. By itself it is a
-judge to try commands with: `python -m tests.judge_server --port 8123 --records instructions.json`.
+It keeps its own bill, by the id of each request, and answers a repeated Idempotency-Key with the reply that it has
+billed, unless it is told not to know that header. By itself it is a judge to try commands with:
+`python -m tests.judge_server --port 8123 --records instructions.json`.
 """
 
 import argparse
 import hashlib
 import json
+import random
+import socket
+import struct
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,10 +20,53 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import attrs
+
 Scorer = Callable[[dict[str, Any]], dict[str, int]]  # from what is asked to a score for each label
-HTTP_FAULTS = {"429": 429, "500": 500, "503": 503, "401": 401, "400": 400, "404": 404}
+HTTP_FAULTS = {"429": 429, "500": 500, "503": 503, "401": 401, "400": 400, "402": 402, "404": 404}
+GATEWAY_FAULTS = {"502": 502, "504": 504}  # billed by what is behind the gateway, which answers with a page
+WRONG_USAGES: dict[str, Any] = {  # what is said of the tokens, whatever is billed
+    "no usage": None,
+    "usage of text": {"input_tokens": "many", "prompt_tokens": "many"},
+    "negative usage": {"input_tokens": -5, "prompt_tokens": -5, "output_tokens": -7, "completion_tokens": -7},
+    "usage of zeros": {"input_tokens": 0, "prompt_tokens": 0, "output_tokens": 0, "completion_tokens": 0},
+    "huge usage": {"input_tokens": 10**30, "prompt_tokens": 10**30, "output_tokens": 1, "completion_tokens": 1},
+    "usage a list": [1, 2],
+}
+ODD_LINES = ("line of a string", "line of a list", "line of an object", "line that is no JSON", "no line")  # in batches
+# Of every request by chance: fault, and how many in 1000. The others are answered as they should be.
+MIXTURE = {
+    **dict.fromkeys(("429", "500", "503", "dropped", "reset"), 20),
+    **dict.fromkeys(("502", "504", "billed and dropped", "billed and reset", "half a body", "less than a body"), 15),
+    **dict.fromkeys(("slow", "drip", "endless"), 10),
+    **dict.fromkeys(("cut off", "prose", "wrong labels", "too high", "error in 200", "odd choices", "long"), 12),
+    **dict.fromkeys(("fenced", "numbers in strings", "halves"), 30),
+    **dict.fromkeys((*WRONG_USAGES, "more cached than read"), 10),
+}
 COMMENT = "follows the instruction closely, but one of the facts that it names is not right"
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
+BATCH_MIXTURE = {
+    **dict.fromkeys(ODD_LINES, 15),
+    **dict.fromkeys(("400", "500", "duplicate line", "refusal"), 20),
+    **dict.fromkeys(("cut off", "prose", "wrong labels", "error in 200", "fenced", "long", *WRONG_USAGES), 15),
+}
+
+
+@attrs.define(kw_only=True)
+class Billed:
+    """One request, as billed."""
+
+    key: str
+    input: int
+    cached: int
+    output: int
+    batch: bool = False
+    answered: bool = False  # whole, as far as the server knows
+
+    def usd(self, prices: dict[str, float], discount: float) -> float:
+        """Return what it costs."""
+        usd = (self.input - self.cached) * prices["input"] + self.cached * prices["cached_input"]
+        return (usd + self.output * prices["output"]) / 1e6 * (1 - discount if self.batch else 1)
 
 
 class Judge:
@@ -30,6 +78,17 @@ class Judge:
         self.faults: dict[int, str] = {}  # by number of the prompt, from 0; of its first request only
         self.every: str | None = None  # the fault of all requests
         self.usage: Callable[[dict[str, Any]], Any] = lambda counted: counted  # what it says instead
+        self.chance: random.Random | None = None  # draws a fault of `mixture` for each request
+        self.mixture = MIXTURE
+        self.idempotent = True
+        self.wrong_again = False  # what a prompt has once been answered it is answered again
+        self.said: dict[str, str | None] = {}  # the fault of each prompt
+        self.ignores_limit = False  # of the tokens of a reply
+        self.redirect_to = ""
+        self.snapshot = "scripted"  # what it calls its model
+        self.content: bytes | None = None  # what it answers in place of anything else
+        self.authorizations: set[str] = set()  # headers that it has got
+        self.bill: dict[str, Billed] = {}  # by X-Client-Request-Id, or a number in a batch
         self.path_faults: dict[str, str] = {}  # by beginning of "METHOD /path", once each: a status, or "lost" reply
         self.slow_seconds = 1.0
         self.retry_after = "0.05"  # seconds, with each fault that has a status
@@ -51,10 +110,14 @@ class Judge:
         with self.lock:
             self.requests.append(body)
             self.times.append(time.monotonic())
+            if self.chance is not None:
+                weights = [*self.mixture.values(), 1000 - sum(self.mixture.values())]
+                return self.chance.choices([*self.mixture, None], weights)[0]
             if key in self.prompts:
-                return self.every
+                return self.every or (self.said[key] if self.wrong_again else None)
             self.prompts.append(key)
-            return self.every or self.faults.get(len(self.prompts) - 1)
+            self.said[key] = self.faults.get(len(self.prompts) - 1)
+            return self.every or self.said[key]
 
     def path_fault(self, asked: str) -> str | None:
         """Return what goes wrong with a path this time."""
@@ -62,20 +125,42 @@ class Judge:
             beginning = next((beginning for beginning in self.path_faults if asked.startswith(beginning)), None)
             return None if beginning is None else self.path_faults.pop(beginning)
 
-    def reply(self, path: str, asking: dict[str, Any], fault: str | None) -> dict[str, Any]:
+    def usd(self, prices: dict[str, Any]) -> float:
+        """Return the whole bill, by a file of prices with one model."""
+        (of_model,) = prices["usd_per_million_tokens"].values()
+        return sum(one.usd(of_model, prices["batch_discount"]) for one in self.bill.values())
+
+    def reply(self, path: str, asking: dict[str, Any], fault: str | None, id: str, key: str) -> dict[str, Any]:
         """Bill a request and return what a model says to it."""
-        asked = asking["input"] if path == RESPONSES else asking["messages"][1]["content"]
+        responses = path == RESPONSES
+        asked = asking["input"] if responses else asking["messages"][1]["content"]
+        limit = asking["max_output_tokens" if responses else "max_completion_tokens"]
         scores = self.scorer(json.loads(asked))
         grades = [{"label": label, "comment": COMMENT, "score": value} for label, value in scores.items()]
         text, refusal = spoil(json.dumps({"grades": grades}), grades, fault), None
         if fault == "refusal":
             text, refusal = "", "I cannot grade this."
+        read, said = len(json.dumps(asking)) // 4, len(text) // 4 + 1
+        if fault == "long":
+            said = 20_000
+        cut = fault == "cut off" or (said > limit and not self.ignores_limit)
+        if cut:
+            text, said = text[: len(text) // 2], min(said, limit)
         with self.lock:
             self.billed += 1
             number = self.billed
-        used = (len(json.dumps(asking)) // 4, len(text) // 4 + 1)
-        body = (response if path == RESPONSES else completion)(number, text, refusal, used, cut=fault == "cut off")
-        return body | {"usage": self.usage(body["usage"])}
+            self.bill[id] = Billed(key=key, input=read, cached=read // 2, output=said, batch=id.startswith("batch"))
+        body = (response if responses else completion)(number, text, refusal, (read, said), cut=cut)
+        usage = WRONG_USAGES.get(fault or "", self.usage(body["usage"]))
+        body["model"] = self.snapshot
+        if fault == "more cached than read":
+            details = {"cached_tokens": 10 * read}
+            usage = {**usage, "input_tokens_details": details, "prompt_tokens_details": details}
+        if fault == "error in 200":
+            return {"error": {"message": "scripted overload", "code": 529}, "usage": None}
+        if fault == "odd choices":
+            return {**body, "output": {"0": 1}, "choices": {"0": {}}, "usage": usage}
+        return body | {"usage": usage}
 
     def run_batch(self, batch: dict[str, Any]) -> None:
         """Answer a batch's requests; those with a fault go into the file of errors."""
@@ -86,15 +171,24 @@ class Judge:
             if fault in HTTP_FAULTS:
                 error = {"message": "scripted", "code": "server_error"}
                 refused = {"status_code": 400, "body": {"error": error}} if fault == "400" else None
-                failed.append({"custom_id": row["custom_id"], "response": refused, "error": None if refused else error})
+                without = {"custom_id": row["custom_id"], "response": refused, "error": None if refused else error}
+                failed.append(json.dumps(without))
                 continue
-            body = self.reply(row["url"], row["body"], fault)
+            body = self.reply(row["url"], row["body"], fault, f"{batch['id']} {len(self.bill)}", row["custom_id"])
             answer = {"custom_id": row["custom_id"], "response": {"status_code": 200, "body": body}, "error": None}
-            done += [answer, answer] if fault == "duplicate line" else [answer]
+            odd: dict[str | None, Any] = {
+                "line of a string": {**answer, "response": {"status_code": 200, "body": "none"}},
+                "line of a list": {**answer, "custom_id": [row["custom_id"]]},
+                "line of an object": {**answer, "response": {"status_code": 200, "body": {"choices": {"0": {}}}}},
+            }
+            if fault == "line that is no JSON":
+                done.append("{" * 3)
+            elif fault != "no line":
+                done += [json.dumps(odd.get(fault, answer))] * (2 if fault == "duplicate line" else 1)
         for key, rows in (("output_file_id", done), ("error_file_id", failed)):
             if rows:
                 name = f"file-{batch['id']}-{key}"
-                self.files[name] = "\n".join(map(json.dumps, reversed(rows))).encode()  # in no order
+                self.files[name] = "\n".join(reversed(rows)).encode()  # in no order
                 batch[key] = name
         batch["status"] = self.batch_end
         batch["request_counts"] = {"total": len(done) + len(failed), "completed": len(done), "failed": len(failed)}
@@ -109,7 +203,11 @@ def spoil(text: str, grades: list[dict[str, Any]], fault: str | None) -> str:
         "duplicate label": [first, first, *rest],
         "too high": [{**first, "score": 101}, *rest],
         "no number": [{**first, "score": "high"}, *rest],
+        "numbers in strings": [{**grade, "score": str(grade["score"])} for grade in grades],
+        "halves": [{**grade, "score": float(grade["score"])} for grade in grades],
     }
+    if fault == "fenced":
+        return f"```json\n{text}\n```"
     if fault in wrong:
         return json.dumps({"grades": wrong[fault]})
     return {"cut off": text[: len(text) // 2], "prose": "I like the first one best."}.get(fault or "", text)
@@ -193,6 +291,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         data = self.rfile.read(int(self.headers["Content-Length"]))
+        if len(data) < int(self.headers["Content-Length"]):
+            self.close_connection = True  # the client was killed
+            return None
         if self.begins_with_a_fault():
             return None
         if self.path == "/v1/files":
@@ -237,52 +338,104 @@ class Handler(BaseHTTPRequestHandler):
         self.judge.batches[name] = batch
         self.answer(batch)
 
-    def give_verdict(self, body: dict[str, Any]) -> None:
+    def give_verdict(self, body: dict[str, Any]) -> None:  # noqa: PLR0911, PLR0912  # a return for each way to fail
         judge, key = self.judge, self.headers["Idempotency-Key"]
+        id = self.headers["X-Client-Request-Id"]
         fault = judge.fault_of(key.partition("-")[0], body)
+        judge.authorizations.add(self.headers["Authorization"])
+        if judge.content is not None:
+            return self.answer_bytes(judge.content)
         assert "temperature" not in body and "seed" not in body
         if fault in HTTP_FAULTS:
             error = {"error": {"message": f"scripted {fault}", "type": "scripted", "code": None}}
             return self.answer(error, HTTP_FAULTS[fault], {"Retry-After": judge.retry_after})
-        if fault == "dropped":
-            return self.drop()
-        if key not in judge.replies:
-            judge.replies[key] = judge.reply(self.path, body, fault)
+        if fault == "echo":
+            said = f"wrong key: {self.headers['Authorization']}"
+            return self.answer({"error": {"message": said, "code": "invalid_api_key"}}, 401)
+        if fault == "redirect":
+            return self.answer({}, 307, {"Location": judge.redirect_to})
+        if fault in ("dropped", "reset"):
+            return self.drop(reset=fault == "reset")
+        kept = key if judge.idempotent else id
+        if kept not in judge.replies:
+            judge.replies[kept] = judge.reply(self.path, body, fault, id, key.partition("-")[0])
         if fault == "slow":
             judge.released.wait(judge.slow_seconds)
-        if fault == "billed and dropped":
-            return self.drop()
+        if fault in ("billed and dropped", "billed and reset"):
+            return self.drop(reset=fault == "billed and reset")
+        if fault in GATEWAY_FAULTS:
+            return self.answer_bytes(b"<html>Bad gateway</html>", GATEWAY_FAULTS[fault], {"Content-Type": "text/html"})
+        content = json.dumps(judge.replies[kept]).encode()
         if fault == "half a body":
-            return self.answer_bytes(json.dumps(judge.replies[key]).encode()[:100])
-        return self.answer(judge.replies[key])
+            return self.answer_bytes(content[:100])
+        if fault == "less than a body":
+            return self.answer_bytes(content[:100], length=len(content))
+        if fault in ("drip", "endless"):
+            return self.go_on(content, endless=fault == "endless")
+        if self.answer_bytes(content) and id in judge.bill:
+            judge.bill[id].answered = True
+        return None
 
-    def drop(self) -> None:
-        """End the connection without a word."""
+    def go_on(self, content: bytes, *, endless: bool) -> None:
+        """Send a reply in pieces of 8 bytes a second, or one without an end."""
+        try:
+            self.send_response(200)
+            self.send_header("Content-Length", str(1 << 40 if endless else len(content)))
+            self.end_headers()
+            while not self.judge.released.is_set():
+                self.wfile.write(b" " * (1 << 20) if endless else content[:8])
+                content = content[8:] or b" "
+                if not endless:
+                    self.judge.released.wait(1)
+        except OSError:
+            pass  # the client has had enough
         self.close_connection = True
-        self.connection.shutdown(2)
+
+    def drop(self, *, reset: bool = False) -> None:
+        """End the connection without a word, or with a reset."""
+        self.close_connection = True
+        if reset:
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.connection.close()
+        else:
+            self.connection.shutdown(2)
 
     def answer(self, body: dict[str, Any], status: int = 200, headers: dict[str, str] | None = None) -> None:
         self.answer_bytes(json.dumps(body).encode(), status, headers or {})
 
-    def answer_bytes(self, data: bytes, status: int = 200, headers: dict[str, str] | None = None) -> None:
+    def answer_bytes(
+        self, data: bytes, status: int = 200, headers: dict[str, str] | None = None, length: int | None = None
+    ) -> bool:
+        """Send a reply, and say that it has `length` bytes; False: the client has not waited."""
         if self.lost:
-            return self.drop()
+            self.drop()
+            return False
         try:
             self.send_response(status)
             for name, value in {"Content-Type": "application/json", **(headers or {})}.items():
                 self.send_header(name, value)
-            self.send_header("Content-Length", str(len(data)))
+            self.send_header("Content-Length", str(len(data) if length is None else length))
             self.end_headers()
             self.wfile.write(data)
         except OSError:
-            self.close_connection = True  # the client has not waited
+            self.close_connection = True
+            return False
+        self.close_connection = self.close_connection or length is not None
+        return True
+
+
+class Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exc_info()[1], OSError):  # connections that were reset, by either side
+            super().handle_error(request, client_address)
 
 
 @contextmanager
 def serve(scorer: Scorer, port: int = 0) -> Iterator[Judge]:
     """Run the server in a thread for as long as the context lasts; yield what it is."""
-    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
-    server.daemon_threads = True
+    server = Server(("127.0.0.1", port), Handler)
     judge = Judge(scorer)
     server.judge = judge  # type: ignore[attr-defined]
     judge.url = f"http://127.0.0.1:{server.server_address[1]}/v1"

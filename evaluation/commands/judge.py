@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from evaluation.judging.verdicts import VerdictStore
     from evaluation.overlap import FreeScores
 
+VERDICTS = Path(__file__).resolve().parents[2] / "runs" / "verdicts.jsonl"
 HELP = "have a language model score several models' answers together"
 
 
@@ -46,7 +48,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--prices", type=Path, metavar="FILE", help="default: evaluation/judging/prices.json")
     parser.add_argument(
-        "--verdicts", type=Path, default=Path("runs/verdicts.jsonl"), metavar="FILE", help="(%(default)s)"
+        "--retry-wrong", action="store_true", help="ask again where both replies to a prompt were no verdicts"
+    )
+    parser.add_argument(
+        "--allow-left-out",
+        type=number(0, 100),
+        default=10.0,
+        metavar="PERCENT",
+        help="keep the result if no more prompts than this have no verdict (10)",
+    )
+    parser.add_argument(
+        "--verdicts",
+        type=Path,
+        metavar="FILE",
+        help="where they are kept; default: runs/verdicts.jsonl beside this script",
     )
 
 
@@ -62,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
         print("no judge was asked: --model names one")
         return EXIT_DONE
     judge, price = _judge(arguments), _price(arguments)
-    store = VerdictStore(arguments.verdicts)
+    store = VerdictStore(arguments.verdicts or _default_store())
     try:
         return _judgement(arguments, panel, judge, price, store)
     finally:
@@ -80,20 +95,39 @@ def _print_free(panel: "Panel") -> "list[list[FreeScores]]":
     return free
 
 
-def _judge(arguments: argparse.Namespace) -> "Judge":
-    from evaluation.judging.client import OPENAI_URL
-    from evaluation.judging.prompt import Judge
+def _default_store() -> Path:
+    """Return the repository's file. Raises BadInput where verdicts of an earlier version would be paid for again."""
+    here = Path("runs/verdicts.jsonl")
+    if here.exists() and here.resolve() != VERDICTS.resolve():
+        raise BadInput(
+            f"{here}: holds verdicts, and so may {VERDICTS}, which is the default wherever the command is run; "
+            "pass the one to use as --verdicts"
+        )
+    return VERDICTS
 
-    url = (arguments.base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI_URL).rstrip("/")
+
+def _base_url(arguments: argparse.Namespace) -> str:
+    from evaluation.judging.transport import OPENAI_URL
+
+    return arguments.base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI_URL
+
+
+def _judge(arguments: argparse.Namespace) -> "Judge":
+    from evaluation.judging.prompt import Judge
+    from evaluation.judging.transport import split_credentials
+
+    url = _base_url(arguments)
     if not url.startswith(("http://", "https://")):
-        raise BadInput(f"--base-url: got '{url}', wanted http:// or https://, as http://localhost:8000/v1")
-    return Judge(model=arguments.model, effort=arguments.effort, base_url=url, api=arguments.api)
+        shown = url.rpartition("@")[2]
+        raise BadInput(f"--base-url: got '{shown}', wanted http:// or https://, as http://localhost:8000/v1")
+    plain, _ = split_credentials(url)
+    return Judge(model=arguments.model, effort=arguments.effort, base_url=plain.rstrip("/"), api=arguments.api)
 
 
 def _price(arguments: argparse.Namespace) -> "Price | None":
     """Return the judge's price; None where another server has its own, which nobody asked to be counted."""
-    from evaluation.judging.client import OPENAI_URL
     from evaluation.judging.prices import PRICES, read_price
+    from evaluation.judging.transport import OPENAI_URL
 
     path = arguments.prices or PRICES
     try:
@@ -107,8 +141,9 @@ def _price(arguments: argparse.Namespace) -> "Price | None":
 def _judgement(
     arguments: argparse.Namespace, panel: "Panel", judge: "Judge", price: "Price | None", store: "VerdictStore"
 ) -> int:
-    from evaluation.judging.client import find_key
     from evaluation.judging.judgement import Judgement, Sending
+    from evaluation.judging.prices import money
+    from evaluation.judging.transport import find_key, split_credentials
 
     sending = Sending(
         concurrency=arguments.concurrency,
@@ -116,29 +151,47 @@ def _judgement(
         batch=arguments.batch,
         poll_seconds=arguments.poll_seconds,
         most_usd=arguments.max_usd,
+        retry_wrong=arguments.retry_wrong,
+        credentials=split_credentials(_base_url(arguments))[1],
     )
     judgement = Judgement(panel, judge, store, arguments.orders, arguments.seed)
     if judgement.missing:
-        find_key(judge.base_url)  # before anything that takes time
+        find_key(judge.base_url, sending.credentials)  # before anything that takes time
     free = _print_free(panel)
     if any(len(candidate.seeds) > panel.slots for candidate in panel.candidates):
         print(f"judged: {panel.slots} of each model's seeds, the first ones, as many as all models have")
     print(judgement.plan(price, sending), flush=True)
     ending = judgement.ask(sending, price)
     missing, scores = judgement.missing, judgement.scores()
+    if ending.interrupted or ending.fatal is not None:
+        print(judgement.cost_line(price))
     if ending.interrupted:
         print(f"interrupted: {missing:,} verdicts are missing; nothing is lost, the same command goes on")
         return EXIT_INTERRUPTED
-    if scores is not None and not missing:
-        judgement.keep_results(scores, free, price)
-    print(judgement.report(scores, price))
+    if ending.fatal is not None:
+        sys.stdout.flush()
+        raise ending.fatal
+    allowed = judgement.left_out <= len(judgement.prompts) * arguments.allow_left_out / 100
+    complete = scores is not None and not missing and allowed
+    notes = judgement.keep_results(scores, free, price) if scores is not None and complete else []
+    print("\n".join([judgement.report(scores, price), *notes]))
     if homeless := [candidate.model for candidate in panel.candidates if candidate.home is None]:
         print(f"kept in no evaluations.jsonl, as their runs are not here: {', '.join(homeless)}")
-    if missing and ending.out_of_money:
-        print(f"--max-usd: {missing:,} verdicts are missing; nothing is lost, raise --max-usd to go on")
+    sys.stdout.flush()
+    if missing and ending.too_dear is not None:
+        print(
+            f"--max-usd: {missing:,} verdicts are missing, and the next one may cost up to {money(ending.too_dear)}; "
+            "nothing is lost, raise --max-usd to go on"
+        )
         return EXIT_STOPPED
     if missing:
         raise BadInput(f"{missing:,} verdicts are missing: {judgement.why(ending)}; nothing is lost, run it again")
     if scores is None:
-        raise BadInput(f"{judge.model} refused every prompt; ask another --model")
+        raise BadInput(f"{judge.model} gave no verdict: {judgement.why(ending)}; ask another --model")
+    if not complete:
+        share = judgement.left_out / len(judgement.prompts)
+        raise BadInput(
+            f"{judgement.left_out:,} of {len(judgement.prompts):,} prompts ({share:.0%}) have no verdict, wanted at "
+            f"most {arguments.allow_left_out:g} %: the result is not kept; run it again, or raise --allow-left-out"
+        )
     return EXIT_DONE

@@ -1,51 +1,70 @@
-"""Asking a judge what is not known yet: so many at a time, within a budget, until done or told to stop."""
+"""Asking a judge what is not known yet: one at a time, then several, within a budget, until done or told to stop."""
 
 import asyncio
-import json
+import math
+import random
 import signal
 import sys
+import uuid
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
 from errors import BadInput
-from evaluation.judging.client import NoReply, NotTaken, Request, ask, is_settled
-from evaluation.judging.prices import Budget, Price, expected_usage
+from evaluation.judging.client import UNBILLED, NoReply, NotTaken, Request, Unusable, ask, is_settled, problem_in
+from evaluation.judging.prices import Budget, money, most_usage
 from evaluation.judging.prompt import Judge
-from evaluation.judging.verdicts import Reply, VerdictStore
+from evaluation.judging.questions import Questions
+from evaluation.judging.replies import one_line
+from evaluation.judging.verdicts import Asked, Reply, VerdictStore
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
-TIMES = 2  # that a prompt is asked in a session, if the first verdict is wrong
-DEAD = 8  # requests without a reply, one after the other: nobody is there
+DEAD = 8  # requests without a reply, or with a wrong one, one after the other: something is wrong for all
+RETRIES = 6  # of a request that was not billed, after the first try
+LOST_RETRIES = 2  # of one that may have been billed
+FIRST_WAIT, LONGEST_WAIT = 0.5, 8.0  # seconds, twice as long each time, where the server does not say
 
 
 class Asking:
-    """One session with a judge. Each reply is in the store before anything depends on it."""
+    """One session with a judge. Each request is in the store before it is sent, each reply before anything depends on
+    it."""
 
     def __init__(
-        self, client: "AsyncOpenAI", judge: Judge, store: VerdictStore, budget: Budget, requests: list[Request]
+        self,
+        client: "AsyncOpenAI",
+        questions: Questions,
+        tries: dict[str, int],
+        store: VerdictStore,
+        budget: Budget,
     ):
-        # `requests`: all of the judgement, those that are answered as well
+        # `tries`: by key, how many wrong verdicts are enough
         self.client = client
-        self.judge = judge
+        self.questions = questions
+        self.judge = questions.judge
         self.store = store
         self.budget = budget
         self.unanswered: list[str] = []  # why, for each request that nobody has answered
         self.not_taken: dict[str, str] = {}  # why, by key, for each that the server found fault with
-        self.out_of_money = False
+        self.too_dear: float | None = None  # dollars that the next request may cost, where that is too much
         self.interrupted = False
-        self._fatal: BadInput | None = None
-        self._answered = sum(request.key in store.replies for request in requests)
-        self._in_a_row = 0  # of the unanswered
+        self.fatal: BadInput | None = None
+        self._tries = tries
+        self._answered = sum(key in store.replies for key in questions.by_key)
+        self._unanswered_in_a_row = self._wrong_in_a_row = 0
+        self._larger = 1.0  # what replies have used, in times of what they could: more than 1 if a limit is ignored
+        self._in_flight, self._at_once, self._most_at_once = 0, 1, 1
+        self._turn = asyncio.Condition()
         self._wake = asyncio.Event()
 
     @property
     def stopping(self) -> bool:
         """True when nothing more is to be sent."""
-        return self.interrupted or self.out_of_money or self._fatal is not None or self._in_a_row >= DEAD
+        return (
+            self.interrupted or self.too_dear is not None or self.fatal is not None or self._unanswered_in_a_row >= DEAD
+        )
 
     def heed_signals(self) -> None:
         """Obey Ctrl-C and its kin: the first ends the sending, the second the waiting as well."""
@@ -68,32 +87,70 @@ class Asking:
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._wake.wait(), seconds)
 
-    def estimate(self, request: Request, *, batch: bool = False) -> float:
-        """Return what a request may cost, in dollars; 0 where no price is known."""
-        return estimated_usd(request, self.judge, self.budget.price, batch=batch)
+    async def one_by_one(self, concurrency: int) -> None:
+        """Ask what is outstanding, in the end `concurrency` at a time: one more with each right verdict.
 
-    async def one_by_one(self, requests: list[Request], concurrency: int) -> None:
-        """Ask, `concurrency` at a time. Raises BadInput when the server answers none, or the disk takes nothing."""
+        The first replies tell what the next ones cost, and whether the judge can be used at all.
+        """
+        requests = self.outstanding()
         waiting = iter(requests)
+        self._most_at_once = concurrency
         with tqdm(total=len(requests), disable=None, unit="verdict") as bar:
 
             async def work() -> None:
                 for request in waiting:
-                    await self._ask(request)
                     if self.stopping:
                         return
+                    await self._ask(request)
+                    bar.set_postfix_str(money(self.budget.usd))
                     bar.update()
 
-            await asyncio.gather(*(work() for _ in range(min(concurrency, len(requests)))))
-        if self._fatal is not None:
-            raise self._fatal
+            # An error in one leaves the others what they have paid for.
+            ended = await asyncio.gather(
+                *(work() for _ in range(min(concurrency, len(requests)))), return_exceptions=True
+            )
+        for error in ended:
+            if error is not None:
+                raise error
 
-    def keep(self, reply: Reply, estimate: float) -> None:
-        """Store a reply and count what it has cost, its estimate where the server did not say. Raises BadInput."""
+    def about_to_ask(self, request: Request, *, batch: bool = False) -> tuple[Asked, dict[str, object]]:
+        """Return what is noted of a request before it is sent, and its body."""
+        cut = sum(reply.cut for reply in self.store.replies.get(request.key, []))
+        body, sent, most = self.questions.body(request, cut)
+        if self._larger > 1:
+            most = most_usage(math.ceil(most.input * self._larger), math.ceil(most.output * self._larger))
+        asked = Asked(
+            id=uuid.uuid4().hex,
+            key=request.key,
+            judge=self.questions.label,
+            answers=request.answers,
+            sent_bytes=sent,
+            most=most,
+            batch=batch,
+        )
+        return asked, body
+
+    def outstanding(self) -> list[Request]:
+        """Return the requests that are still to be asked."""
+        return self.questions.outstanding(self.store, self._tries)
+
+    def keep(self, reply: Reply, asked: Asked | None) -> None:
+        """Store a reply and count what it has cost, its most where the server did not say. Raises BadInput."""
         self.store.add(reply)
-        self.budget.settle(estimate, reply.usage, batch=reply.batch)
+        if asked is not None:
+            self.budget.settle(asked, reply.usage)
+            self._compare_with_limit(asked, reply)
         self._answered += 1
-        self._in_a_row = 0
+        self._unanswered_in_a_row = 0
+        request = self.questions.by_key.get(reply.key)
+        problem = None if request is None or reply.refusal else problem_in(reply, request.answers)
+        if problem is None:
+            self._wrong_in_a_row = 0
+            self._at_once = min(self._at_once + 1, self._most_at_once)
+            return
+        self._wrong_in_a_row += 1
+        if self._wrong_in_a_row >= DEAD:
+            self.fatal = self.fatal or wrong_in_a_row(self.judge, reply, problem)
 
     def check_taken(self) -> None:
         """Raise BadInput where the server has found fault with more requests than were ever answered."""
@@ -101,46 +158,97 @@ class Asking:
             raise self._nothing_taken()
 
     async def _ask(self, request: Request) -> None:
-        for _ in range(TIMES):
-            estimate = self.estimate(request)
-            if self.stopping:
-                return
-            if not self.budget.reserve(estimate):
-                self.out_of_money = True
-                return
-            try:
-                attempt = len(self.store.replies.get(request.key, []))
-                self.keep(await ask(self.client, self.judge, request, attempt), estimate)
-            except NotTaken as error:
-                self.not_taken[request.key] = str(error)
-                if not self._answered and len(self.not_taken) >= DEAD:
-                    self._fatal = self._nothing_taken()
-                return
-            except NoReply as error:
-                self.unanswered.append(str(error))
-                self._in_a_row += 1
-                return
-            except BadInput as error:
-                self._fatal = error
-                return
-            finally:
-                self.budget.release(estimate)
-            if is_settled(self.store, request):
-                return
+        """Ask until there is a verdict, or nothing more is to be sent."""
+        retries = {False: RETRIES, True: LOST_RETRIES}  # left, by whether a request may have been billed
+        wait = FIRST_WAIT
+        try:
+            while not is_settled(self.store, request, self._tries[request.key]):
+                try:
+                    if not await self._asked_once(request):
+                        return
+                except NotTaken as error:
+                    self.not_taken[request.key] = str(error)
+                    if not self._answered and len(self.not_taken) >= DEAD:
+                        self.fatal = self._nothing_taken()
+                    return
+                except Unusable as error:
+                    raise BadInput(f"{self.judge.base_url}: {error}") from error
+                except NoReply as error:
+                    self._at_once = max(1, self._at_once // 2)
+                    last = retries[error.maybe_billed] == 0
+                    self._unanswered_in_a_row += error.maybe_billed or last
+                    if last or self.stopping:
+                        self.unanswered.append(str(error))
+                        return
+                    retries[error.maybe_billed] -= 1
+                    seconds = error.wait_seconds
+                    await self.pause(wait * random.uniform(0.75, 1) if seconds is None else seconds)
+                    wait = min(2 * wait, LONGEST_WAIT)
+        except BadInput as error:
+            self.fatal = self.fatal or error
+        except Exception as error:
+            self.fatal = self.fatal or BadInput(f"an error of this program: {error!r}")
+            raise
+
+    async def _asked_once(self, request: Request) -> bool:
+        """Send a request when it is its turn and keep its reply; False: nothing more is to be sent. Raises NoReply."""
+        admitted = await self._admitted(request)
+        if admitted is None:
+            return False
+        asked, body = admitted
+        try:
+            self.store.note_asked(asked)
+            attempt = len(self.store.replies.get(asked.key, []))
+            self.keep(await ask(self.client, self.judge, body, asked, attempt), asked)
+        except NoReply as error:
+            if not error.maybe_billed:
+                self.budget.settle(asked, UNBILLED)
+                self.store.note_unbilled([asked.id], str(error))
+            raise
+        finally:
+            async with self._turn:
+                self._in_flight -= 1
+                self._turn.notify_all()
+        return True
+
+    async def _admitted(self, request: Request) -> tuple[Asked, dict[str, object]] | None:
+        """Wait for a turn, and until the budget has room; None: nothing more is to be sent."""
+        async with self._turn:
+            while not self.stopping:
+                if self._in_flight < self._at_once:
+                    asked, body = self.about_to_ask(request)  # now: by what replies have used until now
+                    if self.budget.reserve(asked):
+                        self._in_flight += 1
+                        return asked, body
+                    if not self._in_flight:
+                        self.too_dear = self.budget.cost(asked.most, batch=asked.batch)
+                        break
+                await self._turn.wait()
+            self._turn.notify_all()
+            return None
+
+    def _compare_with_limit(self, asked: Asked, reply: Reply) -> None:
+        if reply.usage is None:
+            return
+        ratio = max(reply.usage.input / asked.most.input, reply.usage.output / asked.most.output)
+        if ratio > 1:
+            if self._larger == 1:
+                print(
+                    f"NOTE: a reply used {reply.usage.input:,} + {reply.usage.output:,} tokens, more than the "
+                    f"{asked.most.input:,} + {asked.most.output:,} that it was limited to: this server ignores the "
+                    "limit; what is sent from now on counts at the larger size",
+                    file=sys.stderr,
+                )
+            self._larger *= ratio
 
     def _nothing_taken(self) -> BadInput:
         return BadInput(f"{self.judge.base_url}: {next(iter(self.not_taken.values()))}")
 
 
-def outstanding(requests: list[Request], store: VerdictStore) -> list[Request]:
-    """Return the requests that nothing is known of, each once."""
-    unique = {request.key: request for request in requests}
-    return [request for request in unique.values() if not is_settled(store, request)]
-
-
-def estimated_usd(request: Request, judge: Judge, price: Price | None, *, batch: bool) -> float:
-    """Return what a request may cost, in dollars; 0 where no price is known."""
-    if price is None:
-        return 0.0
-    sent = len(json.dumps(request.body, ensure_ascii=False).encode())
-    return price.of(expected_usage(sent, request.answers, judge.model, judge.effort), batch=batch)
+def wrong_in_a_row(judge: Judge, reply: Reply, problem: str) -> BadInput:
+    """Return the error for a judge that gives no verdicts, quoting one of its replies."""
+    quoted = "" if reply.error is not None else f"; it says '{one_line(reply.text)[:200]}'"
+    return BadInput(
+        f"{judge.model}: {DEAD} replies in a row are no verdicts, the last one: {problem}{quoted}; they are kept, and "
+        "not paid for again: pass another --model or --api, or ask once more with --retry-wrong"
+    )

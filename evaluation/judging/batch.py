@@ -12,68 +12,86 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from errors import BadInput
-from evaluation.judging.asking import TIMES, Asking, outstanding
-from evaluation.judging.client import NO_CREDIT, NOT_TAKEN, PATHS, REFUSED, RETRIES, Request, explained, read_reply
-from evaluation.judging.verdicts import Batch, Reply
+from evaluation.judging.asking import RETRIES, Asking
+from evaluation.judging.client import NO_CREDIT, NOT_TAKEN, PATHS, REFUSED, UNBILLED, explained
+from evaluation.judging.replies import SHAPES, message_in, one_line, read_reply
+from evaluation.judging.verdicts import Asked, Batch, Reply
+from json_files import parse_json
 
 if TYPE_CHECKING:
+    from openai import AsyncOpenAI
     from openai.types import Batch as RemoteBatch
 
 MOST_REQUESTS, MOST_BYTES = 50_000, 200_000_000  # of one batch, OpenAI's limits
 ENDED = ("completed", "failed", "expired", "cancelled")
+NOT_RUN = ("failed", "expired", "cancelled")  # what has no line then has not been run
 RETRY_SECONDS = 0.5  # the first wait; where the server takes no more for now, twice as long each time
+Line = tuple[Asked, bytes]
 
 
-async def in_batches(asking: Asking, requests: list[Request], poll_seconds: float) -> None:
-    """Ask in batches; what got a wrong verdict once more. Raises BadInput when the server takes no batch."""
-    for time in range(TIMES):
-        left = [r for r in outstanding(requests, asking.store) if time == 0 or r.key in asking.store.replies]
-        if asking.stopping or not left:
+async def in_batches(asking: Asking, poll_seconds: float) -> None:
+    """Ask in batches, each with what the budget has room for; what got a wrong verdict once more.
+
+    Raises BadInput when the server takes no batch.
+    """
+    failed: set[str] = set()  # keys without any reply: not again in this session
+    while not asking.stopping:
+        left = [request for request in asking.outstanding() if request.key not in failed]
+        lines: list[Line] = []
+        for request in left:
+            asked, body = asking.about_to_ask(request, batch=True)
+            if not asking.budget.reserve(asked):
+                asking.too_dear = None if lines else asking.budget.cost(asked.most, batch=True)
+                break
+            row = {"custom_id": asked.key, "method": "POST", "url": "/v1" + PATHS[asking.judge.api], "body": body}
+            lines.append((asked, json.dumps(row).encode()))
+        if not lines:
             return
-        estimate = sum(asking.estimate(request, batch=True) for request in left)
-        if not asking.budget.reserve(estimate):
-            asking.out_of_money = True
-            return
-        for part in _parts(left, asking):
+        before = {asked.key: len(asking.store.replies.get(asked.key, [])) for asked, _ in lines}
+        for part in _parts(lines):
             await _hand_over(asking, part)
-        await collect(asking, requests, poll_seconds)
-        asking.budget.release(estimate)
+        await collect(asking, poll_seconds)
+        failed |= {key for key, count in before.items() if len(asking.store.replies.get(key, [])) == count}
 
 
-async def collect(asking: Asking, requests: list[Request], poll_seconds: float) -> None:
+async def collect(asking: Asking, poll_seconds: float) -> None:
     """Wait for every batch that was handed over for these requests, by this session or another, and keep its replies.
 
     Raises BadInput when the server does not answer.
     """
-    wanted = {request.key for request in outstanding(requests, asking.store)}
-    estimates = {request.key: asking.estimate(request, batch=True) for request in requests}
+    wanted = {request.key for request in asking.outstanding()}
     for batch in asking.store.open_batches(asking.judge.base_url):
         if wanted.isdisjoint(batch.keys):
             continue
+        ended = None
         try:
             found = batch if batch.id is not None else await _find(asking, batch)
-            ended = None if found is None else await _wait(asking, found, poll_seconds)
+            if found is None:  # it was never created
+                _note_unbilled(asking, batch.asked, "never created")
+            else:
+                ended = await _wait(asking, found, poll_seconds)
             if ended is not None:
-                await _fetch(asking, ended, estimates)
+                await _fetch(asking, batch, ended)
         except Exception as error:  # the client raises errors of its own and lets its transport's through
             raise _unreadable(asking, error) from error
-        if asking.interrupted:
+        if asking.interrupted and ended is None:
             return
         asking.store.close_batch(batch)
         if ended is not None and ended.status == "failed":
             said = (ended.errors and ended.errors.data) or []
-            raise BadInput(
-                f"{asking.judge.base_url}: batch {ended.id} failed: {said[0].message if said else 'no reason'}"
-            )
+            reason = one_line(str(said[0].message)) if said else "no reason"
+            raise BadInput(f"{asking.judge.base_url}: batch {ended.id} failed: {reason}")
 
 
-async def _hand_over(asking: Asking, lines: dict[str, bytes]) -> None:
+async def _hand_over(asking: Asking, lines: list[Line]) -> None:
     from openai import NotFoundError
 
     try:
-        content = b"\n".join(lines.values()) + b"\n"
-        file = await asking.client.files.create(file=("requests.jsonl", content), purpose="batch")
-        batch = Batch(upload=file.id, base_url=asking.judge.base_url, keys=list(lines))
+        content = b"\n".join(line for _, line in lines) + b"\n"
+        file = await _patient(asking).files.create(file=("requests.jsonl", content), purpose="batch")
+        asked = [asked for asked, _ in lines]
+        keys = [one.key for one in asked]
+        batch = Batch(upload=file.id, base_url=asking.judge.base_url, keys=keys, asked=asked)
         asking.store.note_batch(batch)
         await _create(asking, batch)
     except NotFoundError as error:
@@ -86,11 +104,12 @@ async def _create(asking: Asking, batch: Batch) -> None:
     """Create a batch of what was uploaded, and note it. The client must not repeat this: each would be paid for."""
     from openai import APIConnectionError, InternalServerError, RateLimitError
 
-    once = asking.client.with_options(max_retries=0)
     endpoint: Any = "/v1" + PATHS[asking.judge.api]
     for time in range(RETRIES + 1):
         try:
-            created = await once.batches.create(input_file_id=batch.upload, endpoint=endpoint, completion_window="24h")
+            created = await asking.client.batches.create(
+                input_file_id=batch.upload, endpoint=endpoint, completion_window="24h"
+            )
         except RateLimitError as error:  # nothing was created
             if error.code == NO_CREDIT or time == RETRIES or asking.interrupted:
                 raise
@@ -107,7 +126,7 @@ async def _create(asking: Asking, batch: Batch) -> None:
 
 async def _find(asking: Asking, batch: Batch) -> Batch | None:
     """Return a batch that was created from a file, though nobody could note it; None when there is none."""
-    newest = await asking.client.batches.list(limit=100)
+    newest = await _patient(asking).batches.list(limit=100)
     for other in newest.data:
         if other.input_file_id == batch.upload:
             found = attrs.evolve(batch, id=other.id)
@@ -124,7 +143,7 @@ async def _wait(asking: Asking, batch: Batch, poll_seconds: float) -> "RemoteBat
     shown = None
     while True:
         try:
-            state = await asking.client.batches.retrieve(batch.id)
+            state = await _patient(asking).batches.retrieve(batch.id)
         except NotFoundError:
             print(f"batch {batch.id}: the server does not know it any more", file=sys.stderr)
             return None
@@ -140,49 +159,91 @@ async def _wait(asking: Asking, batch: Batch, poll_seconds: float) -> "RemoteBat
             return None
 
 
-async def _fetch(asking: Asking, ended: "RemoteBatch", estimates: dict[str, float]) -> None:
+async def _fetch(asking: Asking, batch: Batch, ended: "RemoteBatch") -> None:
+    """Keep what a batch has answered, each line on its own. A line that cannot be read may have been billed."""
+    from openai import NotFoundError
+
+    asked: dict[str, Asked | None] = {**dict.fromkeys(batch.keys), **{one.key: one for one in batch.asked}}
+    unbilled: list[Asked] = []
+    odd = 0
     for name in (ended.output_file_id, ended.error_file_id):
-        if name is not None:
-            content = await asking.client.files.content(name)
-            for line in content.text.split("\n"):  # not splitlines: JSON may hold other ends of lines
-                if line.strip():
-                    _take(asking, line, estimates)
+        if name is None:
+            continue
+        try:
+            content = await _patient(asking).files.content(name)
+        except NotFoundError:
+            print(f"NOTE: batch {ended.id}: the server has no file {one_line(name)} any more", file=sys.stderr)
+            odd += 1
+            continue
+        for line in content.text.split("\n"):  # not splitlines: JSON may hold other ends of lines
+            if line.strip():
+                odd += not _take(asking, line, asked, unbilled)
+    if not odd and ended.status in NOT_RUN:
+        unbilled = batch.asked
+    _note_unbilled(asking, unbilled, f"batch {ended.status}")
+    without = sum(one.id in asking.store.unanswered for one in batch.asked)
+    if odd or without:
+        asking.unanswered += ["no readable line in the batch's output"] * max(odd, without)
+        print(
+            f"NOTE: batch {ended.id}: {odd:,} lines cannot be read; {without:,} requests without a reply count at the "
+            "most that they can cost",
+            file=sys.stderr,
+        )
 
 
-def _take(asking: Asking, line: str, estimates: dict[str, float]) -> None:
-    """Keep one line of what a batch has answered. `estimates`: in dollars, by key of the request."""
+def _take(asking: Asking, line: str, by_key: dict[str, Asked | None], unbilled: list[Asked]) -> bool:
+    """Keep one line of what a batch has answered; False where it cannot be read. What was not billed is added."""
     try:
-        row = json.loads(line)
-        key, response, error = row["custom_id"], row.get("response") or {}, row.get("error")
-        body, status = response.get("body") or {}, response.get("status_code")
-    except (ValueError, KeyError, AttributeError):
-        asking.unanswered.append("a line of the batch that is not JSON")
-        return
-    error = error or body.get("error") or {}
+        row = parse_json(line)
+        key, response = row["custom_id"], row.get("response") or {}
+        asked, status, body = by_key[key], response.get("status_code"), response.get("body")
+        error = row.get("error") or (body.get("error") if isinstance(body, dict) else None)
+        code = error.get("code") if isinstance(error, dict) else None
+        if status is None and error is None:
+            raise ValueError("neither a response nor an error")
+    except SHAPES:
+        return False
+    if asked is not None and any(reply.asked == asked.id for reply in asking.store.replies.get(key, [])):
+        return True  # the same line again
+    asked_id, said = None if asked is None else asked.id, message_in(error) or f"status {one_line(str(status))}"
     if status == 200:
-        asking.keep(read_reply(key, body, batch=True), estimates.get(key, 0.0))
-    elif error.get("code") in REFUSED:
-        said = error.get("message") or "refused"
-        asking.keep(Reply(key=key, id=None, text="", refusal=said, usage=None, batch=True), 0.0)
+        asking.keep(read_reply(key, body, asked=asked_id, batch=True), asked)
+        return True
+    if code in REFUSED:
+        refusal = Reply(key=key, id=None, text="", refusal=said, usage=UNBILLED, batch=True, asked=asked_id)
+        asking.keep(refusal, asked)
     elif status in NOT_TAKEN:
-        asking.not_taken[key] = f"{status}: {error.get('message')}"
+        asking.not_taken[key] = f"{status}: {said}"
     else:
-        asking.unanswered.append(error.get("message") or f"status {status}")
+        asking.unanswered.append(said)
+    unbilled += [] if asked is None else [asked]
+    return True
 
 
-def _parts(requests: list[Request], asking: Asking) -> Iterator[dict[str, bytes]]:
-    """Yield the lines of batches, by key, each batch within the limits."""
-    part: dict[str, bytes] = {}
+def _note_unbilled(asking: Asking, asked: list[Asked], why: str) -> None:
+    """Keep that those of these requests that are without an outcome were not billed."""
+    open = [one for one in asked if one.id in asking.store.unanswered]
+    for one in open:
+        asking.budget.settle(one, UNBILLED)
+    asking.store.note_unbilled([one.id for one in open], why)
+
+
+def _parts(lines: list[Line]) -> Iterator[list[Line]]:
+    """Yield the lines of batches, each batch within the limits."""
+    part: list[Line] = []
     size = 0
-    for request in requests:
-        row = {"custom_id": request.key, "method": "POST", "url": "/v1" + PATHS[asking.judge.api], "body": request.body}
-        line = json.dumps(row).encode()
+    for asked, line in lines:
         if part and (len(part) == MOST_REQUESTS or size + len(line) + 1 > MOST_BYTES):
             yield part
-            part, size = {}, 0
-        part[request.key] = line
+            part, size = [], 0
+        part.append((asked, line))
         size += len(line) + 1
     yield part
+
+
+def _patient(asking: Asking) -> "AsyncOpenAI":
+    """Return a client that repeats what costs nothing."""
+    return asking.client.with_options(max_retries=RETRIES)
 
 
 def _unreadable(asking: Asking, error: Exception) -> BadInput:

@@ -5,22 +5,26 @@ import hashlib
 import json
 from collections import Counter
 from contextlib import suppress
+from typing import Any
 
 import attrs
 
 from errors import BadInput
 from evaluation.intervals import Interval
-from evaluation.judging.asking import Asking, estimated_usd, outstanding
+from evaluation.judging.asking import DEAD, Asking, wrong_in_a_row
 from evaluation.judging.batch import collect, in_batches
 from evaluation.judging.candidates import Panel
-from evaluation.judging.client import make_request, open_client, problem_in, verdict_in
-from evaluation.judging.prices import Budget, Price
+from evaluation.judging.client import TRIES, make_request, problem_in, verdict_in
+from evaluation.judging.comments import write_comments
+from evaluation.judging.cost import Cost, estimated_cost, total_cost
+from evaluation.judging.kept import append_unless_superfluous
+from evaluation.judging.prices import Budget, Price, money
 from evaluation.judging.prompt import Judge, Prompt, orders, prompt_text
+from evaluation.judging.questions import Questions
 from evaluation.judging.report import describe
 from evaluation.judging.scores import Scores, score
 from evaluation.judging.verdicts import Reply, VerdictStore
 from evaluation.overlap import FreeScores
-from evaluation.results import append_result
 
 
 @attrs.frozen(kw_only=True)
@@ -32,6 +36,8 @@ class Sending:
     batch: bool
     poll_seconds: float  # between looks at a batch
     most_usd: float | None  # that the judgement may cost, with what earlier sessions paid
+    retry_wrong: bool  # ask again where all verdicts so far were wrong
+    credentials: tuple[str, str] | None = attrs.field(default=None, repr=False)  # user and password of the server
 
 
 @attrs.frozen(kw_only=True)
@@ -39,9 +45,10 @@ class Ending:
     """How a session has ended."""
 
     interrupted: bool = False
-    out_of_money: bool = False
+    too_dear: float | None = None  # dollars that the next request may cost, where --max-usd ended the session
     unanswered: list[str] = attrs.field(factory=list)  # why, for each request without a reply
     not_taken: dict[str, str] = attrs.field(factory=dict)  # why, by key, for each that the server found fault with
+    fatal: BadInput | None = None  # why nothing more was sent
 
 
 class Judgement:
@@ -54,53 +61,66 @@ class Judgement:
         self._repeats = repeats
         self.prompts = make_prompts(panel, repeats, seed)
         self.requests = [make_request(judge, prompt) for prompt in self.prompts]
+        self._questions = Questions(judge=judge, by_key={request.key: request for request in self.requests})
         self._read({})
 
     def plan(self, price: Price | None, sending: Sending) -> str:
-        """Return what is going to be sent, and for how much. Raises BadInput where that is more than allowed."""
-        left = outstanding(self.requests, self._store)
+        """Return what is going to be sent, and for how much.
+
+        Raises BadInput where that is more than allowed, or where the judge's last replies were no verdicts.
+        """
+        questions = self._questions
+        left = questions.outstanding(self._store, self._tries(sending))
         handed_over = {key for batch in self._store.open_batches(self.judge.base_url) for key in batch.keys}
         new = [request for request in left if request.key not in handed_over]
-        usd = sum(estimated_usd(request, self.judge, price, batch=sending.batch) for request in new)
-        due = [request for request in left if request.key in handed_over]
-        paid = self._paid(price) + sum(estimated_usd(request, self.judge, price, batch=True) for request in due)
-        if sending.most_usd is not None and new and paid + usd > sending.most_usd:
-            before = f", beside ${paid:.4f} that earlier sessions paid" if paid else ""
+        if new and not sending.retry_wrong:
+            self._check_last_replies()
+        estimate = estimated_cost(questions, new, self._store, price, batch=sending.batch)
+        paid = self.cost(price).usd
+        # Of a batch that is out it is not known yet what of its most is left: the budget decides when it is in.
+        unknown = len(new) < len(left)
+        if sending.most_usd is not None and new and not unknown and paid + estimate.usd > sending.most_usd:
+            before = f", beside {money(paid)} that earlier sessions paid" if paid else ""
             raise BadInput(
-                f"--max-usd: got {sending.most_usd:g}, and {len(new):,} requests may cost about ${usd:.4f}{before}; "
-                "nothing was sent: allow more, or pass fewer --orders or answers"
+                f"--max-usd: got {sending.most_usd:g}, and {len(new):,} requests may cost about {money(estimate.usd)}"
+                f"{before}; nothing was sent: allow more, or pass fewer --orders or answers"
             )
-        waiting = f", {len(left) - len(new):,} in a batch" if len(new) < len(left) else ""
-        cost = "at a price that is not known" if price is None else f"about ${usd:.4f} at prices of {price.date}"
-        answered = len({request.key for request in self.requests}) - len(left)
-        return f"{len(new):,} requests{waiting}, {answered:,} already answered, {cost}"
+        waiting = f", {len(left) - len(new):,} in a batch" if unknown else ""
+        answered = len(questions.by_key) - len(left)
+        return f"{len(new):,} requests{waiting}, {answered:,} already answered, {estimate}"
 
     def ask(self, sending: Sending, price: Price | None) -> Ending:
-        """Ask what is not known. Raises BadInput when the server would answer no request, or the disk is full."""
-        if not self.missing:
+        """Ask what is not known. Raises BadInput where no server can be asked."""
+        if not self._questions.outstanding(self._store, self._tries(sending)):
             return Ending()
         ending = asyncio.run(self._ask(sending, price))
         self._read(ending.not_taken)
         return ending
 
     async def _ask(self, sending: Sending, price: Price | None) -> Ending:
-        client = open_client(self.judge.base_url, sending.timeout_seconds)
-        budget = Budget(price, sending.most_usd, self._paid(price))
-        asking = Asking(client, self.judge, self._store, budget, self.requests)
+        from evaluation.judging.transport import open_client
+
+        client = open_client(self.judge.base_url, sending.credentials, sending.timeout_seconds)
+        budget = Budget(price, sending.most_usd, self.cost(price).usd)
+        asking = Asking(client, self._questions, self._tries(sending), self._store, budget)
         asking.heed_signals()
-        with suppress(asyncio.CancelledError):  # Ctrl-C a second time
-            async with client:
-                await collect(asking, self.requests, sending.poll_seconds)
-                if sending.batch:
-                    await in_batches(asking, self.requests, sending.poll_seconds)
-                else:
-                    await asking.one_by_one(outstanding(self.requests, self._store), sending.concurrency)
-        asking.check_taken()
+        try:
+            with suppress(asyncio.CancelledError):  # Ctrl-C a second time
+                async with client:
+                    await collect(asking, sending.poll_seconds)
+                    if sending.batch:
+                        await in_batches(asking, sending.poll_seconds)
+                    else:
+                        await asking.one_by_one(sending.concurrency)
+            asking.check_taken()
+        except BadInput as error:
+            asking.fatal = asking.fatal or error
         return Ending(
             interrupted=asking.interrupted,
-            out_of_money=asking.out_of_money,
+            too_dear=asking.too_dear,
             unanswered=asking.unanswered,
             not_taken=asking.not_taken,
+            fatal=asking.fatal,
         )
 
     def scores(self) -> Scores | None:
@@ -109,33 +129,72 @@ class Judgement:
 
     def report(self, scores: Scores | None, price: Price | None) -> str:
         """Return what people read."""
-        found = len(self.prompts) - self._verdicts.count(None)
-        usd, uncounted = self._usd(price), sum(r.usage is None and r.refusal is None for r in self._replies())
+        found = len(self.prompts) - self.left_out
         lines = [
             f"judge: {self.judge.model}, verdicts: {found:,} of {len(self.prompts):,}, refused: {self._refused:,}; "
             "what has none is left out for all models alike",
-            ("cost: not known" if usd is None else f"cost, with what earlier sessions paid: ${usd:.4f}")
-            + (f", and {uncounted:,} replies whose tokens the server did not count" if uncounted else ""),
+            self.cost_line(price),
         ]
+        if (models := self._models()) not in ([], [self.judge.model]):
+            lines.insert(1, f"answered by: {', '.join(models)}")
+        if self._wrong:
+            lines.append(
+                f"wrong verdicts only: {self._wrong:,} prompts, which are not paid for again; --retry-wrong asks them"
+            )
         if self._not_taken:
             index, why = next(iter(self._not_taken.items()))
             question = self.panel.questions[self.prompts[index].question].instruction
             lines.append(f"not taken by the server: {len(self._not_taken):,}, as of {question[:100]!r}: {why}")
         return "\n".join(lines) + ("" if scores is None else "\n\n" + describe(self.panel, scores))
 
+    def cost_line(self, price: Price | None) -> str:
+        """Return what all sessions of this judgement have cost, for people."""
+        return "cost: not known" if price is None else f"cost, with what earlier sessions paid: {self.cost(price)}"
+
     def why(self, ending: Ending) -> str:
         """Return the most common reason for a missing verdict."""
         reasons = Counter(ending.unanswered)
-        for request in outstanding(self.requests, self._store):
-            for reply in self._store.replies.get(request.key, [])[-1:]:
-                reasons[f"a wrong verdict: {problem_in(reply, request.answers)}"] += 1
-        return " ".join(reasons.most_common(1)[0][0].split())[:300] if reasons else "not asked"
+        for request, verdict in zip(self.requests, self._verdicts, strict=True):
+            if verdict is None:
+                for reply in self._store.replies.get(request.key, [])[-1:]:
+                    refused, problem = reply.refusal, problem_in(reply, request.answers)
+                    reasons[f"refused: {refused}" if refused else f"a wrong verdict: {problem}"] += 1
+        return reasons.most_common(1)[0][0] if reasons else "not asked"
 
-    def keep_results(self, scores: Scores, free: list[list[FreeScores]], price: Price | None) -> None:
-        """Append the result to those of every model that has a home. Raises BadInput where that cannot be done."""
+    def keep_results(self, scores: Scores, free: list[list[FreeScores]], price: Price | None) -> list[str]:
+        """Append the result and the comments to those of every model that has a home; return lines for people.
+
+        A result that says the same as the newest one, or less, is left out. Raises BadInput where it cannot be written.
+        """
+        values = self._values(scores, price)
+        lines = []
+        for candidate, standing, seeds in zip(self.panel.candidates, scores.standings, free, strict=True):
+            if candidate.home is None:
+                continue
+            own = {
+                "candidate": standing.title,
+                "score": attrs.asdict(standing.score),
+                "free": [attrs.asdict(seed) for seed in seeds],
+            }
+            reason = append_unless_superfluous(candidate.home, candidate.model, {**own, **values})
+            if reason is not None:
+                lines.append(f"{candidate.title}: no result was added: {reason}")
+                continue
+            comments = write_comments(candidate.home, self.panel, self.judge.model, self.prompts, self._texts())
+            lines.append(f"the judge's comments: {comments}")
+        return list(dict.fromkeys(lines))
+
+    def cost(self, price: Price | None) -> Cost:
+        """Return what all requests of this judgement have cost, in this session and before."""
+        return total_cost(self._questions, self._store, price)
+
+    def _values(self, scores: Scores, price: Price | None) -> dict[str, Any]:
+        """Return what the results of all candidates have in common."""
         titles = [standing.title for standing in scores.standings]
-        values = {
+        cost = self.cost(price)
+        return {
             "judge": self.judge.model,
+            "judge_snapshots": self._models(),
             "effort": self.judge.effort,
             "base_url": self.judge.base_url,
             "questions": {"count": len(self.panel.questions), "sha256": _sha256(self.panel)},
@@ -153,18 +212,11 @@ class Judgement:
                 {"a": titles[a], "b": titles[b], **attrs.asdict(difference)}
                 for (a, b), difference in scores.differences.items()
             ],
-            "left_out": self._verdicts.count(None),
+            "left_out": self.left_out,
             "refused": self._refused,
-            "usd": self._usd(price),
+            "usd": None if price is None else cost.usd,
+            "usd_uncounted": None if price is None else cost.uncounted,
         }
-        for candidate, standing, seeds in zip(self.panel.candidates, scores.standings, free, strict=True):
-            if candidate.home is not None:
-                own = {
-                    "candidate": standing.title,
-                    "score": attrs.asdict(standing.score),
-                    "free": [attrs.asdict(seed) for seed in seeds],
-                }
-                append_result(candidate.home, candidate.model, "judge", {**own, **values})
 
     def _read(self, not_taken: dict[str, str]) -> None:
         """Read the replies, which takes a while. `not_taken`: why, by key of the request."""
@@ -174,30 +226,40 @@ class Judgement:
         ]
         without = [index for index, verdict in enumerate(self._verdicts) if verdict is None]  # by prompt
         refused = {index for index in without if any(reply.refusal is not None for reply in replies[index])}
-        self._refused = len(refused)
+        wrong = {index for index in without if len(replies[index]) >= TRIES} - refused
         self._not_taken = {
             index: not_taken[self.requests[index].key] for index in without if self.requests[index].key in not_taken
         }
-        self.missing = len(without) - len(refused) - len(self._not_taken)  # prompts that may still get a verdict
+        self._refused, self._wrong, self.left_out = len(refused), len(wrong), len(without)
+        self.missing = len(set(without) - refused - wrong - set(self._not_taken))  # prompts that may get a verdict
 
-    def _usd(self, price: Price | None) -> float | None:
-        """Return what all replies to these prompts have cost, right and wrong, in this session and before."""
-        if price is None:
-            return None
-        return sum(price.of(reply.usage, batch=reply.batch) for reply in self._replies() if reply.usage is not None)
+    def _tries(self, sending: Sending) -> dict[str, int]:
+        """Return with how many wrong verdicts, by key, a prompt is asked no more: with `retry_wrong`, TRIES more."""
+        before = self._store.replies if sending.retry_wrong else {}
+        return {key: TRIES + len(before.get(key, [])) for key in self._questions.by_key}
 
-    def _paid(self, price: Price | None) -> float:
-        """Return what a budget counts as paid: replies whose tokens nobody has counted cost what they may have."""
-        paid = self._usd(price) or 0.0
-        for request in {request.key: request for request in self.requests}.values():
-            uncounted = [reply for reply in self._store.replies.get(request.key, []) if reply.usage is None]
-            paid += sum(estimated_usd(request, self.judge, price, batch=reply.batch) for reply in uncounted)
-        return paid
+    def _check_last_replies(self) -> None:
+        """Raise BadInput where nothing but wrong verdicts came in the end."""
+        by_key = self._questions.by_key
+        last = [reply for reply in self._store.in_order if reply.key in by_key][-DEAD:]
+        problems = [None if reply.refusal else problem_in(reply, by_key[reply.key].answers) for reply in last]
+        if len(problems) == DEAD and problems[-1] is not None and None not in problems:
+            raise wrong_in_a_row(self.judge, last[-1], problems[-1])
+
+    def _models(self) -> list[str]:
+        """Return what the server calls the models that answered."""
+        return sorted({reply.model for reply in self._replies() if reply.model is not None})
 
     def _replies(self) -> list[Reply]:
         """Return all replies to these prompts, right and wrong."""
-        keys = {request.key for request in self.requests}
-        return [reply for key in keys for reply in self._store.replies.get(key, [])]
+        return [reply for key in self._questions.by_key for reply in self._store.replies.get(key, [])]
+
+    def _texts(self) -> list[str | None]:
+        """Return the text of each prompt's verdict."""
+        return [
+            next((r.text for r in self._store.replies.get(q.key, []) if problem_in(r, q.answers) is None), None)
+            for q in self.requests
+        ]
 
 
 def make_prompts(panel: Panel, repeats: int, seed: int) -> list[Prompt]:

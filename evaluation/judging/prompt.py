@@ -3,16 +3,21 @@
 import hashlib
 import json
 import random
+import re
 import string
 from math import gcd
 from typing import Any
 
 import attrs
 
+from errors import quoted
 from evaluation.records import Record
+from json_files import parse_json
 
 LABELS = string.ascii_uppercase
 HIGHEST_SCORE = 100
+FENCE = "```"
+NUMBER = re.compile(r" *\d{1,3}(\.\d{1,6})? *", re.ASCII)
 # The static part comes first in every request: providers bill a repeated beginning at less.
 RUBRIC = """\
 You grade answers to an instruction. You get a JSON object: "instruction", sometimes "input", which is the text that
@@ -96,25 +101,54 @@ def prompt_key(judge: Judge, prompt: Prompt) -> str:
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
 
 
-def read_verdict(text: str, answers: int) -> tuple[int, ...]:
+@attrs.frozen(kw_only=True)
+class Grade:
+    """What a judge says of one answer."""
+
+    score: float  # 56.5 as it is: what is reported are means
+    comment: str
+
+
+def read_verdict(text: str, answers: int) -> tuple[float, ...]:
     """Return the scores of a verdict by position. Raises ValueError saying what is wrong with it."""
+    return tuple(grade.score for grade in read_grades(text, answers))
+
+
+def read_grades(text: str, answers: int) -> list[Grade]:
+    """Return the grades of a verdict by position. Raises ValueError saying what is wrong with it.
+
+    The schema is not enforced by every server: a fence of Markdown around the object and numbers in strings are read.
+    """
     try:
-        grades = json.loads(text)["grades"]
-        pairs = [(grade["label"], grade["score"]) for grade in grades]
+        grades = parse_json(_without_fence(text), None)
     except ValueError as error:
         raise ValueError("not JSON, or cut off") from error
-    except (TypeError, KeyError) as error:
+    try:
+        rows = [(grade["label"], grade["score"], grade.get("comment")) for grade in grades["grades"]]
+    except (TypeError, KeyError, AttributeError) as error:
         raise ValueError("not of the schema") from error
-    labels = [label for label, _ in pairs]
+    labels = [label for label, _, _ in rows]
     if sorted(map(str, labels)) != list(LABELS[:answers]):
-        raise ValueError(
-            f"labels {', '.join(map(str, labels)) or 'none'}, wanted {', '.join(LABELS[:answers])} once each"
-        )
-    for label, score in pairs:
-        if type(score) is not int or not 0 <= score <= HIGHEST_SCORE:
-            raise ValueError(f"score {score!r} of {label}, wanted a whole number from 0 to {HIGHEST_SCORE}")
-    scores = dict(pairs)
-    return tuple(scores[label] for label in LABELS[:answers])
+        shown = ", ".join(map(str, labels))[:100]
+        raise ValueError(f"labels {shown or 'none'}, wanted {', '.join(LABELS[:answers])} once each")
+    by_label = {label: Grade(score=_score(score, label), comment=str(comment or "")) for label, score, comment in rows}
+    return [by_label[label] for label in LABELS[:answers]]
+
+
+def _without_fence(text: str) -> str:
+    text = text.strip()
+    if text.startswith(FENCE) and text.endswith(FENCE):
+        return text.partition("\n")[2].removesuffix(FENCE)
+    return text
+
+
+def _score(value: Any, label: str) -> float:
+    """Return a score. Raises ValueError."""
+    if isinstance(value, str) and NUMBER.fullmatch(value):
+        value = float(value)
+    if type(value) not in (int, float) or not 0 <= value <= HIGHEST_SCORE:
+        raise ValueError(f"score {quoted(value)} of {label}, wanted a number from 0 to {HIGHEST_SCORE}")
+    return value
 
 
 def _object(properties: dict[str, Any]) -> dict[str, Any]:

@@ -35,7 +35,7 @@ class Scores:
     disagreement: float | None  # standard deviation of one answer's score between orders; None: one order
 
 
-def score(panel: Panel, prompts: list[Prompt], verdicts: list[tuple[int, ...] | None]) -> Scores:
+def score(panel: Panel, prompts: list[Prompt], verdicts: list[tuple[float, ...] | None]) -> Scores:
     """Return the scores. `verdicts`: by prompt, scores by position; None where there is none, which counts for nobody.
 
     At least one must be there.
@@ -81,7 +81,7 @@ def _told_apart(differences: dict[tuple[int, int], Interval], number: int, *, ab
     )
 
 
-def _cells(panel: Panel, prompts: list[Prompt], verdicts: list[tuple[int, ...] | None]) -> np.ndarray:
+def _cells(panel: Panel, prompts: list[Prompt], verdicts: list[tuple[float, ...] | None]) -> np.ndarray:
     """Return every score, float64 (M + 1, S, Q, K), NaN where there is none."""
     items = panel.slots * len(panel.questions)
     repeats = len(prompts) // items
@@ -93,7 +93,7 @@ def _cells(panel: Panel, prompts: list[Prompt], verdicts: list[tuple[int, ...] |
 
 
 def _bias(
-    prompts: list[Prompt], verdicts: list[tuple[int, ...] | None], cells: np.ndarray
+    prompts: list[Prompt], verdicts: list[tuple[float, ...] | None], cells: np.ndarray
 ) -> list[tuple[float, float | None]]:
     """Return what each position adds to a score that the answer and the question do not explain."""
     of_answers = np.nanmean(cells, axis=(1, 2, 3))

@@ -1,41 +1,62 @@
-"""The file of verdicts: append-only JSON Lines; what was paid for is on the disk before it counts.
+"""The file of verdicts: append-only JSON Lines; what may be paid for is on the disk before it is sent.
 
-A line is a reply of the judge, under the key of what was asked, or a step in the life of a batch: its requests are
-uploaded, it is created, it is done. A line that a crash has cut is passed over, and so is a key that is not known.
+A line is a request that is about to be sent, with the most that it can use; a reply of the judge, under the key of what
+was asked; a request that ended without being billed; or a step in the life of a batch: its requests are uploaded, it is
+created, it is done. A request without an outcome may have been billed: it counts at its most for ever. A line that a
+crash has cut is passed over, and so is a key that is not known.
 """
 
 import fcntl
-import json
-import os
 from pathlib import Path
 from typing import Any
 
 import attrs
 
 from errors import BadInput
+from files import write_error, writing
+from json_files import JsonLog, read_json_lines
 from training.claim import utc_now
+
+_INTEGER, _TEXT = attrs.validators.instance_of(int), attrs.validators.instance_of(str)
 
 
 @attrs.frozen(kw_only=True)
 class Usage:
     """Tokens that the server has counted."""
 
-    input: int  # with the two below
-    cached_input: int = 0
-    cache_write: int = 0
-    output: int
+    input: int = attrs.field(validator=_INTEGER)  # with the two below
+    cached_input: int = attrs.field(default=0, validator=_INTEGER)
+    cache_write: int = attrs.field(default=0, validator=_INTEGER)
+    output: int = attrs.field(validator=_INTEGER)
+
+
+@attrs.frozen(kw_only=True)
+class Asked:
+    """A request that is about to be sent."""
+
+    id: str  # of this one sending
+    key: str  # of what is asked
+    judge: str  # model, effort and server, whose replies tell what the next ones will use
+    answers: int = attrs.field(validator=_INTEGER)
+    sent_bytes: int = attrs.field(validator=_INTEGER)
+    most: Usage  # that it can be billed for
+    batch: bool = False
 
 
 @attrs.frozen(kw_only=True)
 class Reply:
     """What a judge has answered to a prompt, right or wrong: it is paid for."""
 
-    key: str
+    key: str = attrs.field(validator=_TEXT)
     id: str | None  # the server's
-    text: str  # a verdict, if it is right
+    text: str = attrs.field(validator=_TEXT)  # a verdict, if it is right
     refusal: str | None
     usage: Usage | None  # None: the server did not say
     batch: bool  # at the price of a batch
+    asked: str | None = None  # id of the request; None: of an earlier version
+    model: str | None = None  # what the server calls the model that answered: a dated snapshot
+    cut: bool = False  # it ended at the limit that it was told
+    error: str | None = None  # the server's message, where it sent one in place of an answer
 
 
 @attrs.frozen(kw_only=True)
@@ -46,33 +67,45 @@ class Batch:
     base_url: str
     keys: list[str]
     id: str | None = None  # the server's; None: not known to have been created
+    asked: list[Asked] = attrs.field(factory=list)  # by key; none of an earlier version
 
 
 class VerdictStore:
-    """Replies by key, and batches that are not done. One process at a time holds a file."""
+    """Requests, replies by key, and batches that are not done. One process at a time holds a file."""
 
     def __init__(self, path: Path):
         """Open and read it. Raises BadInput where it cannot be written, or another process has it."""
         self.path = path
+        self.asked: dict[str, Asked] = {}  # by id
+        self.unanswered: dict[str, Asked] = {}  # those of them without an outcome
         self.replies: dict[str, list[Reply]] = {}
+        self.in_order: list[Reply] = []
         self._batches: dict[str, Batch] = {}  # by upload
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("a+b", buffering=0)
+            self._locked = JsonLog(path)
             self._lock()
-            self._file.seek(0)
-            content = self._file.read()
+            self._log = JsonLog(path)  # once it is ours: whether its last line is whole is looked at here
         except OSError as error:
-            raise BadInput(f"{path}: cannot be written: {error.strerror or error}") from error
-        self._torn = bool(content) and not content.endswith(b"\n")
-        unread = 0
-        for line in content.splitlines():
+            raise write_error(path, error) from error
+        lines = read_json_lines(path)
+        unread = lines.unreadable
+        for record in lines.records:
             try:
-                self._take(json.loads(line))
+                self._take(record)
             except (ValueError, TypeError, KeyError, AttributeError):
                 unread += 1
         if unread:
             print(f"NOTE: {path}: {unread:,} lines passed over, as a crash may have cut them; what they held is lost")
+
+    def note_asked(self, asked: Asked) -> None:
+        """Keep that a request is about to be sent. Raises BadInput when the disk does not take it."""
+        self._append({"asked": attrs.asdict(asked)})
+
+    def note_unbilled(self, ids: list[str], why: str) -> None:
+        """Keep that requests have ended without being billed."""
+        if ids:
+            self._append({"unbilled": ids, "why": why}, durable=False)  # lost, it counts as if billed
 
     def add(self, reply: Reply) -> None:
         """Keep a reply; one that the file has already is left out. Raises BadInput when the disk does not take it."""
@@ -93,7 +126,8 @@ class VerdictStore:
 
     def close(self) -> None:
         """Let another process have it."""
-        self._file.close()
+        self._log.close()
+        self._locked.close()
 
     def _take(self, record: dict[str, Any]) -> None:
         if "reply" in record:
@@ -101,33 +135,42 @@ class VerdictStore:
             usage = None if values["usage"] is None else Usage(**_known(Usage, values["usage"]))
             reply = Reply(**{**_known(Reply, values), "usage": usage})
             self.replies.setdefault(reply.key, []).append(reply)
+            self.in_order.append(reply)
+            self.unanswered.pop(reply.asked or "", None)
+        elif "asked" in record:
+            self._take_asked(_asked(record["asked"]))
+        elif "unbilled" in record:
+            for id in record["unbilled"]:
+                self.unanswered.pop(id, None)
         elif "batch" in record:
-            batch = Batch(**_known(Batch, record["batch"]))
+            values = record["batch"]
+            asked = [_asked(one) for one in values.get("asked", [])]
+            batch = Batch(**{**_known(Batch, values), "asked": asked})
             self._batches[batch.upload] = batch
+            for one in asked:
+                self._take_asked(one)
         else:
             self._batches.pop(record["batch_done"], None)
 
-    def _append(self, record: dict[str, Any]) -> None:
-        line = (b"\n" if self._torn else b"") + json.dumps({**record, "time": utc_now()}).encode() + b"\n"
-        self._torn = True
-        try:
-            if self._file.write(line) < len(line):
-                raise OSError("no space left")
-            os.fsync(self._file.fileno())
-        except OSError as error:
-            raise BadInput(
-                f"{self.path}: cannot be written: {error.strerror or error}; make room, then go on"
-            ) from error
-        self._torn = False
+    def _take_asked(self, asked: Asked) -> None:
+        self.asked[asked.id] = self.unanswered[asked.id] = asked
+
+    def _append(self, record: dict[str, Any], *, durable: bool = True) -> None:
+        with writing(self.path):
+            self._log.append({**record, "time": utc_now()}, durable=durable)
         self._take(record)
 
     def _lock(self) -> None:
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._locked.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise BadInput(f"{self.path}: another judge writes it; wait for it, or pass another --verdicts") from None
         except OSError as error:  # a file system without locks
             print(f"NOTE: {self.path}: cannot be locked ({error}); see that no other judge writes it", flush=True)
+
+
+def _asked(values: dict[str, Any]) -> Asked:
+    return Asked(**{**_known(Asked, values), "most": Usage(**_known(Usage, values["most"]))})
 
 
 def _known(kind: type[attrs.AttrsInstance], values: dict[str, Any]) -> dict[str, Any]:

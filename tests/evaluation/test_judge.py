@@ -1,20 +1,26 @@
 """Whatever the server does: no verdict is lost, none is paid for twice, none counts as a zero. Over real sockets."""
 
+import io
 import json
 import re
 import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import attrs
 import pytest
 
+import evaluate
 from errors import BadInput
 from evaluation.judging.candidates import find_files, read_panel
 from evaluation.judging.client import verdict_in
+from evaluation.judging.prices import money
 from evaluation.judging.verdicts import Reply, Usage, VerdictStore
 from evaluation.records import Answer, Answers, Record, write_answers
 from evaluation.results import append_result
@@ -26,6 +32,7 @@ QUESTIONS, ORDERS = 5, 3
 PROMPTS = QUESTIONS * ORDERS
 ANSWERED_AGAIN = ["cut off", "wrong labels", "missing label", "duplicate label", "too high", "no number", "prose"]
 REPEATED = ["429", "500", "503", "dropped", "billed and dropped", "slow", "half a body"]
+LEFT_OUT = ("time", "base_url", "usd", "usd_uncounted")  # of a result: what may differ between sessions that agree
 PRICES = {
     "date": "2026-01-01",
     "batch_discount": 0.5,
@@ -73,7 +80,12 @@ def command(server: Judge, files: list[Path], *options: str) -> list[str]:
 
 
 def judge(server: Judge, files: list[Path], *options: str) -> Any:
-    return launch.run(ROOT / "evaluate.py", *command(server, files, *options))
+    """Run evaluate.py to its end, in this process."""
+    output, errors = io.StringIO(), io.StringIO()
+    arguments = ["evaluate.py", *command(server, files, *options)]
+    with patch("sys.argv", arguments), redirect_stdout(output), redirect_stderr(errors):
+        status = evaluate.main()
+    return SimpleNamespace(returncode=status, stdout=output.getvalue(), stderr=errors.getvalue())
 
 
 def replies(files: list[Path]) -> list[Reply]:
@@ -85,7 +97,7 @@ def replies(files: list[Path]) -> list[Reply]:
 def result(file: Path) -> dict[str, Any]:
     """Return the newest judgement of a model, less what may differ between sessions that agree."""
     line = (file.parent.parent / "evaluations.jsonl").read_text().splitlines()[-1]
-    return {key: value for key, value in json.loads(line).items() if key not in ("time", "base_url", "usd")}
+    return {key: value for key, value in json.loads(line).items() if key not in LEFT_OUT}
 
 
 @pytest.fixture(scope="module")
@@ -156,39 +168,62 @@ def test_a_server_that_names_a_time_is_left_alone_until_then(server: Judge, file
 @pytest.mark.parametrize("api", ["responses", "chat"])
 def test_refusals_are_left_out_for_all_alike_and_not_asked_again(server: Judge, files: list[Path], api: str) -> None:
     server.faults = {2: "refusal", 7: "refusal"}
-    done = judge(server, files, "--api", api)
+    done = judge(server, files, "--api", api, "--allow-left-out", "20")
     assert done.returncode == 0, done.stderr
     assert "verdicts: 13 of 15, refused: 2" in done.stdout
     found = result(files[0])
     assert (found["left_out"], found["refused"]) == (2, 2)
     assert [(row["model"], row["score"]) for row in found["candidates"]] == [("good", 62), ("poor", 42)]  # no zeros
-    assert judge(server, files, "--api", api).returncode == 0
+    too_many = judge(server, files, "--api", api)
+    assert too_many.returncode == 1
+    assert "2 of 15 prompts (13%) have no verdict, wanted at most 10 %: the result is not kept" in too_many.stderr
     assert server.billed == PROMPTS
     server.every = "refusal"
     alone = judge(server, files[:1], "--api", api)
-    assert (alone.returncode, alone.stderr) == (1, "evaluate.py: scripted refused every prompt; ask another --model\n")
+    assert (alone.returncode, alone.stderr) == (
+        1,
+        "evaluate.py: scripted gave no verdict: refused: I cannot grade this.; ask another --model\n",
+    )
 
 
-def test_what_a_broken_judge_has_not_said_is_asked_again_by_the_same_command(
+def test_a_judge_that_gives_no_verdicts_is_paid_for_eight_and_not_again(
     server: Judge, files: list[Path], faultless: dict[str, Any]
 ) -> None:
     server.every = "missing label"
     done = judge(server, files)
     assert done.returncode == 1
     assert done.stderr == (
-        "evaluate.py: 15 verdicts are missing: a wrong verdict: labels B, C, wanted A, B, C once each; "
-        "nothing is lost, run it again\n"
+        "evaluate.py: scripted: 8 replies in a row are no verdicts, the last one: labels B, C, wanted A, B, C once "
+        f"each; it says '{replies(files)[-1].text[:200]}'; they are kept, and not paid for again: pass another --model "
+        "or --api, or ask once more with --retry-wrong\n"
     )
-    assert server.billed == len(replies(files)) == 2 * PROMPTS  # each once more
-    server.every = "500"
-    done = judge(server, files)
+    assert "cost, with what earlier sessions paid: $" in done.stdout
+    assert server.billed == len(replies(files)) == 8
+    again = judge(server, files)
+    assert (again.stderr, server.billed) == (done.stderr, 8)
+    server.every, server.retry_after = "500", "0.001"
+    done = judge(server, files, "--retry-wrong")
     assert done.returncode == 1
-    assert "15 verdicts are missing: 500: scripted 500; nothing is lost" in done.stderr
-    assert len(server.prompts) == PROMPTS
+    assert "11 verdicts are missing: 500: scripted 500; nothing is lost" in done.stderr
     assert not (files[0].parent.parent / "evaluations.jsonl").exists()
     server.every = None
-    assert judge(server, files).returncode == 0
+    assert judge(server, files, "--retry-wrong").returncode == 0
     assert result(files[0]) == faultless
+    assert server.billed == 8 + PROMPTS
+
+
+def test_a_prompt_with_two_wrong_verdicts_is_left_out_and_not_paid_for_again(
+    server: Judge, files: list[Path], faultless: dict[str, Any]
+) -> None:
+    server.faults, server.wrong_again = {2: "prose"}, True
+    done = judge(server, files)
+    assert done.returncode == 0, done.stderr
+    assert "wrong verdicts only: 1 prompts, which are not paid for again; --retry-wrong asks them" in done.stdout
+    assert result(files[0])["left_out"] == 1
+    assert (judge(server, files).returncode, server.billed) == (0, PROMPTS + 1)
+    server.wrong_again = False
+    assert judge(server, files, "--retry-wrong").returncode == 0
+    assert (result(files[0]), server.billed) == (faultless, PROMPTS + 2)
 
 
 def test_a_killed_session_goes_on_and_a_finished_one_costs_nothing(
@@ -202,7 +237,9 @@ def test_a_killed_session_goes_on_and_a_finished_one_costs_nothing(
     kept = len(replies(files))
     assert kept == 5
     store = files[0].parents[2] / "verdicts.jsonl"
-    store.write_bytes(store.read_bytes()[:-20])  # the last line is torn as well
+    content = store.read_bytes()
+    last_reply = content.index(b"\n", content.rindex(b'{"reply"'))
+    store.write_bytes(content[: last_reply - 20])  # the last reply is torn as well
     asked = len(server.requests)
     done = judge(server, files)
     assert done.returncode == 0, done.stderr
@@ -254,7 +291,7 @@ def test_a_batch_costs_half_and_is_never_handed_over_twice(
     server.polls_before_end = 0
     server.faults = {0: "duplicate line", 3: "cut off", 5: "500"}
     done = judge(server, files)  # without --batch: it is waiting, and paid for
-    assert "0 requests, 15 in a batch, 0 already answered, about $0.0000" in done.stdout
+    assert "0 requests, 15 in a batch, 0 already answered, about $0.0000 at" in done.stdout
     assert done.returncode == 0, done.stderr
     assert "batch batch_0: completed" in done.stderr
     assert result(files[0]) == faultless
@@ -267,7 +304,8 @@ def test_a_batch_costs_half_and_is_never_handed_over_twice(
         new = reply.usage.input - reply.usage.cached_input
         usd = new * 100 + reply.usage.cached_input * 10 + reply.usage.output * 1000
         paid += usd / 2 if reply.batch else usd
-    assert f"earlier sessions paid: ${paid / 1e6:.4f}" in done.stdout
+    assert paid / 1e6 == pytest.approx(server.usd(PRICES))
+    assert f"earlier sessions paid: {money(paid / 1e6)}\n" in done.stdout
 
 
 def test_a_lost_reply_on_the_way_of_a_batch_is_not_paid_for_twice(
@@ -303,47 +341,59 @@ def test_a_batch_that_expires_is_handed_over_again_for_the_rest(
 
 
 def test_no_more_is_spent_than_allowed(server: Judge, files: list[Path], faultless: dict[str, Any]) -> None:
-    refused = judge(server, files, "--max-usd", "0.5")
+    silent = ("--effort", "none", "--concurrency", "1")  # a little may be said, nothing thought
+    refused = judge(server, files, *silent, "--max-usd", "0.5")
     assert refused.returncode == 1
     assert "--max-usd: got 0.5, and 15 requests may cost about $" in refused.stderr
     assert server.requests == []
     estimate = float(re.findall(r"about \$([\d.]+)", refused.stderr)[0])
-    server.every = "wrong labels"  # every verdict, and it is asked again: dearer than planned
-    done = judge(server, files, "--max-usd", str(estimate * 1.05), "--concurrency", "1")
+    server.faults, server.wrong_again = dict.fromkeys((0, 2, 4, 6, 8, 10), "wrong labels"), True  # dearer than planned
+    done = judge(server, files, *silent, "--max-usd", str(estimate * 1.05))
     spent = float(re.findall(r"paid: \$([\d.]+)", done.stdout)[0])
     assert (done.returncode, done.stderr) == (75, "")
-    assert estimate * 0.7 < spent <= estimate * 1.05
-    assert "verdicts are missing; nothing is lost, raise --max-usd to go on" in done.stdout
-    server.every, billed = None, server.billed
-    again = judge(server, files, "--max-usd", str(estimate * 1.05))
+    assert estimate * 0.6 < spent <= estimate * 1.05
+    assert spent == pytest.approx(server.usd(PRICES), abs=1e-4)
+    assert re.search(r"verdicts are missing, and the next one may cost up to \$0\.\d+; nothing is lost", done.stdout)
+    server.wrong_again, billed = False, server.billed
+    again = judge(server, files, *silent, "--max-usd", str(spent + 0.1))
     assert (again.returncode, server.billed) == (1, billed)  # "in all" counts what was paid before
     assert f"beside ${spent:.4f} that earlier sessions paid; nothing was sent" in again.stderr
-    assert judge(server, files, "--max-usd", str(estimate * 2.1)).returncode == 0
-    assert result(files[0]) == faultless
+    assert judge(server, files, *silent, "--retry-wrong", "--max-usd", str(estimate * 3)).returncode == 0
+    assert result(files[0]) == faultless | {"effort": "none"}
 
 
-def test_what_the_server_does_not_count_is_counted_as_estimated(server: Judge, files: list[Path]) -> None:
-    refused = judge(server, files, "--batch", "--max-usd", "0.01")
-    estimate = float(re.findall(r"about \$([\d.]+)", refused.stderr)[0])
-    server.every, server.usage = "missing label", lambda _: {"input_tokens": "many"}
-    done = judge(server, files, "--batch", "--poll-seconds", "0.05", "--max-usd", str(estimate * 1.5))
-    assert (done.returncode, done.stderr.count("Traceback")) == (75, 0), done.stderr
-    assert list(server.batches) == ["batch_0"]  # a second one, of what was wrong, would have been too much
-    assert "cost, with what earlier sessions paid: $0.0000, and 15 replies whose tokens the server did" in done.stdout
-    again = judge(server, files, "--batch", "--max-usd", str(estimate * 1.5))
-    assert f"beside ${estimate:.4f} that earlier sessions paid" in again.stderr
+def test_what_the_server_does_not_count_is_counted_at_the_most_that_it_can_be(server: Judge, files: list[Path]) -> None:
+    batch = ("--effort", "none", "--batch", "--poll-seconds", "0.05")
+    server.usage = lambda _: {"input_tokens": "many"}
+    done = judge(server, files, *batch)
+    assert done.returncode == 0, done.stderr
+    at_most = re.search(
+        r"paid: at most \$([\d.]+): \$0\.0000 by the server's counts, and up to .* for 15 req", done.stdout
+    )
+    assert at_most is not None
+    assert float(at_most[1]) >= server.usd(PRICES)
+    again = judge(server, files, *batch, "--orders", "4", "--max-usd", "1")
+    assert f"beside ${at_most[1]} that earlier sessions paid" not in again.stderr  # other orders are other prompts
+
+
+def test_with_a_limit_a_batch_holds_what_it_has_room_for(server: Judge, files: list[Path]) -> None:
+    done = judge(server, files, "--effort", "none", "--batch", "--poll-seconds", "0.05", "--max-usd", "1.9")
+    assert done.returncode == 0, done.stderr
+    assert len(server.batches) > 1
+    assert server.usd(PRICES) <= 1.9
 
 
 def test_a_prompt_that_the_server_does_not_take_holds_up_no_other(
     server: Judge, files: list[Path], faultless: dict[str, Any]
 ) -> None:
     server.faults = {0: "400", 4: "400", PROMPTS + 3: "400"}
-    done = judge(server, files, "--concurrency", "1")
+    most = ("--allow-left-out", "20")
+    done = judge(server, files, "--concurrency", "1", *most)
     assert done.returncode == 0, done.stderr
     assert "not taken by the server: 2, as of 'Instruction 0': 400: scripted 400" in done.stdout
     assert (result(files[0])["left_out"], result(files[0])["refused"]) == (2, 0)
     server.every = "400"
-    assert judge(server, files).returncode == 0  # these two again; others were answered
+    assert judge(server, files, *most).returncode == 0  # these two again; others were answered
     server.every = None
     assert judge(server, files).returncode == 0  # they are asked again, as the server may take it now
     assert result(files[0]) == faultless

@@ -11,15 +11,18 @@ import pytest
 
 from errors import BadInput
 from evaluation.judging.candidates import Candidate, Panel
-from evaluation.judging.client import read_reply
+from evaluation.judging.client import make_request, problem_in
 from evaluation.judging.judgement import make_prompts
-from evaluation.judging.prices import PRICES, Budget, read_price
+from evaluation.judging.prices import PRICES, Budget, expected_usage, most_output, read_price
 from evaluation.judging.prompt import Judge, orders, prompt_key, prompt_text, read_verdict
+from evaluation.judging.questions import Questions
+from evaluation.judging.replies import read_reply
 from evaluation.judging.report import describe
 from evaluation.judging.scores import score
-from evaluation.judging.verdicts import Usage
+from evaluation.judging.verdicts import Asked, Usage
 from evaluation.records import Answer, Answers, Record
 
+NOT_CACHED = Usage(input=9, cache_write=9, output=5)  # the dearest that it can have been
 JUDGE = Judge(model="gpt-5-mini", effort=None, base_url="http://here/v1", api="responses")
 
 
@@ -97,16 +100,25 @@ def test_a_verdict_is_kept_under_what_was_asked_not_how() -> None:
         (grades % ('"C"', "2"), "labels A, C, wanted A, B once each"),
         (grades % ('"A"', "2"), "labels A, A, wanted A, B once each"),
         (grades % ('["B"]', "2"), "labels A, ['B'], wanted A, B once each"),
-        (grades % ('"B"', "-1"), "score -1 of B, wanted a whole number from 0 to 100"),
+        (grades % ('"B"', "-1"), "score -1 of B, wanted a number from 0 to 100"),
         (grades % ('"B"', "101"), "score 101 of B"),
-        (grades % ('"B"', "2.5"), "score 2.5 of B"),
+        (grades % ('"B"', "NaN"), "score nan of B"),
         (grades % ('"B"', "true"), "score True of B"),
-        (grades % ('"B"', '"2"'), "score '2' of B"),
+        (grades % ('"B"', '"2/10"'), "score '2/10' of B"),
+        (grades % ('"B"', '"200"'), "score 200.0 of B"),
+        ('{"grades": ' + 200 * "[" + 200 * "]" + "}", "not JSON, or cut off"),
     ],
 )
 def test_a_wrong_verdict_is_told_by_what_is_wrong(said: str, problem: str) -> None:
     with pytest.raises(ValueError, match="^" + re.escape(problem)):
         read_verdict(said, 2)
+
+
+@pytest.mark.parametrize("score", ["7", '"7"', '" 7.0 "', "7.0"])
+@pytest.mark.parametrize("around", ["%s", " %s\n", "```json\n%s\n```", "```\n%s```\n"])
+def test_fences_and_numbers_in_strings_are_read(score: str, around: str) -> None:
+    said = '{"grades": [{"label": "A", "score": X}, {"label": "B", "score": 56.5}]}'.replace("X", score)
+    assert read_verdict(around % said, 2) == (7, 56.5)
 
 
 def test_scores_are_by_position_in_any_order_of_grades() -> None:
@@ -125,11 +137,22 @@ def test_scores_are_by_position_in_any_order_of_grades() -> None:
         {"choices": []},
         {"choices": [{"message": None}], "usage": {}},
         {"choices": 7},
+        {"choices": {"0": {}}},
+        {"choices": [[]]},
+        {"choices": [{"message": {"content": {"text": 1}}}]},
+        {"output": {"type": "message"}},
+        {"id": [1], "model": {}, "usage": [1], "error": []},
     ],
 )
 def test_any_shape_of_reply_is_read_as_a_wrong_verdict(body: Any) -> None:
     reply = read_reply("key", body)
     assert (reply.text, reply.refusal, reply.usage) == ("", None, None)
+
+
+def test_an_error_in_place_of_an_answer_keeps_the_servers_message() -> None:
+    reply = read_reply("key", {"error": {"message": "overloaded \x1b[2J, try later"}})
+    assert problem_in(reply, 3) == "the server says: overloaded \\x1b[2J, try later"
+    assert problem_in(read_reply("key", {"error": "no credit"}), 3) == "the server says: no credit"
 
 
 @pytest.mark.parametrize("seeds", [1, 2])
@@ -177,12 +200,51 @@ def test_every_price_has_its_numbers_and_dated_versions_are_known(tmp_path: Path
     assert read_price(PRICES, "gpt-5-mini").of(used, batch=True) == pytest.approx((2 * 0.25 + 0.025 + 2 * 2) / 2)
 
 
-def test_what_is_in_flight_counts_and_grows_with_what_replies_cost() -> None:
-    price = read_price(PRICES, "gpt-5-mini")
-    budget = Budget(price, 1.0)
-    assert [budget.reserve(0.3) for _ in range(4)] == [True, True, True, False]
-    budget.settle(0.3, Usage(input=0, output=225_000))  # 0.45: half as much again
-    budget.release(0.3)
-    assert not budget.reserve(0.05)  # 0.45 + 1.5 * (0.6 + 0.05) is more than 1
-    budget.release(0.3)
-    assert budget.reserve(0.05)
+def request(output: int, *, batch: bool = False) -> Asked:
+    return Asked(id="i", key="k", judge="j", answers=2, sent_bytes=0, most=Usage(input=0, output=output), batch=batch)
+
+
+def test_a_request_counts_at_its_most_until_it_is_answered() -> None:
+    budget = Budget(read_price(PRICES, "gpt-5-mini"), 1.0)  # 2 dollars a million tokens
+    dear, cheap = request(150_000), request(50_000)
+    assert [budget.reserve(dear) for _ in range(4)] == [True, True, True, False]
+    budget.settle(dear, Usage(input=0, output=25_000))
+    budget.settle(dear, None)  # the server did not say
+    assert budget.usd == pytest.approx(0.05 + 0.3 + 0.3)
+    assert [budget.reserve(cheap) for _ in range(4)] == [True, True, True, False]
+    assert Budget(None, 1.0).reserve(request(10**9))
+
+
+def test_the_limit_of_a_reply_leaves_room_for_thoughts_and_doubles_where_it_was_cut() -> None:
+    request, *_ = [make_request(JUDGE, prompt) for prompt in make_prompts(panel(2, 1), repeats=1, seed=0)]
+    questions = Questions(judge=JUDGE, by_key={request.key: request})
+    body, sent, most = questions.body(request)
+    assert body["max_output_tokens"] == most.output == most_output(3, "gpt-5-mini", None) > 6000
+    assert most.input == sent >= len(request.body["input"])
+    assert questions.body(request, cut=1)[2].output == 2 * most.output
+    assert most_output(3, "gpt-5-mini", "high") > 20_000
+    assert most_output(3, "gpt-5-mini", "none") < 1000
+    assert most_output(3, "gpt-4.1", None) < 1000  # it does not think
+    assert expected_usage(400, 3, "gpt-5.4-mini", None) == Usage(input=100, output=120)  # nor that, by default
+    assert expected_usage(400, 3, "gpt-5-mini", None).output == 620
+
+
+@pytest.mark.parametrize(
+    ("said", "counted"),
+    [
+        ({"input_tokens": 9, "output_tokens": 5}, Usage(input=9, output=5)),
+        ({"prompt_tokens": 9, "completion_tokens": 5.0}, Usage(input=9, output=5)),
+        ({"input_tokens": 9, "output_tokens": 5, "input_tokens_details": {"cached_tokens": 90}}, NOT_CACHED),
+        ({"input_tokens": 9, "output_tokens": 5, "input_tokens_details": {"cached_tokens": -90}}, NOT_CACHED),
+        ({"input_tokens": 9, "output_tokens": 5, "input_tokens_details": {"cached_tokens": 1e99}}, NOT_CACHED),
+        ({"input_tokens": -9, "output_tokens": 5}, None),
+        ({"input_tokens": 9, "output_tokens": 10**30}, None),
+        ({"input_tokens": 0, "output_tokens": 0}, None),
+        ({"input_tokens": True}, None),
+        ([1, 2], None),
+        ("many", None),
+    ],
+)
+def test_counts_of_tokens_that_cannot_be_are_no_counts(said: Any, counted: Usage | None) -> None:
+    body = {"choices": [{"message": {"content": "text"}}], "usage": said}
+    assert read_reply("key", body).usage == counted

@@ -110,9 +110,9 @@ def test_a_small_model_behind_transformers_serve_judges_over_both_interfaces(tmp
             assert found["left_out"] == 0
             assert found["anchor"] == 50  # it stands everywhere equally often, and position is all that it sees
             assert [row["score"] for row in found["candidates"]] == [50, 50]
-            assert "not told apart" in done.stdout
+            assert "so no rank is given" in done.stdout  # of one fine-tuning
             assert "what a position adds, first to last: +20.0 ± 0.0, +0.0 ± 0.0, -20.0 ± 0.0" in done.stdout
-            lines = store.read_text().splitlines()
-            usage = [json.loads(line)["reply"]["usage"] for line in lines]
+            lines = map(json.loads, store.read_text().splitlines())
+            usage = [line["reply"]["usage"] for line in lines if "reply" in line]
             assert len(usage) == QUESTIONS * ORDERS
             assert all(used["output"] > 10 for used in usage)

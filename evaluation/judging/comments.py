@@ -1,0 +1,49 @@
+"""What a judge has said of each answer: a file of Markdown beside the answers."""
+
+import re
+from pathlib import Path
+
+from errors import printable
+from evaluation.judging.candidates import Panel
+from evaluation.judging.prompt import Grade, Prompt, read_grades
+from files import replace_file, writing
+from training.metrics import ANSWERS
+
+
+def write_comments(home: Path, panel: Panel, judge: str, prompts: list[Prompt], verdicts: list[str | None]) -> Path:
+    """Write the comments of a judgement in place of those of the same judge before, and return the file.
+
+    `verdicts`: by prompt, the judge's text; None where it has given none. Raises BadInput.
+    """
+    path = home / ANSWERS / f"judged-by-{re.sub(r'[^A-Za-z0-9._-]+', '-', judge)[:80]}.md"
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, comments_text(panel, judge, prompts, verdicts))
+    return path
+
+
+def comments_text(panel: Panel, judge: str, prompts: list[Prompt], verdicts: list[str | None]) -> str:
+    """Return every question, each answer to it, and its scores and comments, one for each order."""
+    said: dict[tuple[int, int, int], list[Grade]] = {}  # by question, seed, and number of the answer
+    for prompt, verdict in zip(prompts, verdicts, strict=True):
+        if verdict is not None:
+            for answer, grade in zip(prompt.order, read_grades(verdict, len(prompt.order)), strict=True):
+                said.setdefault((prompt.question, prompt.slot, answer), []).append(grade)
+    titles = [*(candidate.title for candidate in panel.candidates), "reference"]
+    lines = [f"# Comments of {printable(judge)}", ""]
+    for question, record in enumerate(panel.questions):
+        lines += [f"## {question + 1}. {printable(record.instruction)}", ""]
+        if record.input:
+            lines += [*_quoted(record.input), ""]
+        for slot in range(panel.slots):
+            for answer, title in enumerate(titles):
+                seed = f", seed {panel.candidates[answer].seeds[slot].seed}" if answer < len(titles) - 1 else ""
+                lines += [f"**{printable(title)}**{seed}", "", *_quoted(panel.text(question, slot, answer)), ""]
+                grades = said.get((question, slot, answer), [])
+                lines += [f"- {grade.score:g}: {printable(grade.comment)}" for grade in grades] or ["- no verdict"]
+                lines.append("")
+    return "\n".join(lines)
+
+
+def _quoted(text: str) -> list[str]:
+    return [f"> {printable(line)}".rstrip() for line in text.splitlines() or [""]]

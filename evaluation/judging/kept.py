@@ -1,0 +1,36 @@
+"""Results of a judge in evaluations.jsonl: one for each judgement, none that says less than what is there."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from evaluation.results import append_result, read_results
+
+OF_THE_SESSION = ("time", "usd", "usd_uncounted")  # what differs between results that say the same
+SUBJECT = ("judge", "effort", "base_url", "questions", "orders", "seeds", "candidate")
+
+
+def append_unless_superfluous(home: Path, model: str, values: dict[str, Any]) -> str | None:
+    """Append a result to those of a model, or return why not: its newest one says the same, or more.
+
+    Raises BadInput where it cannot be written.
+    """
+    kept = [result for result in read_results(home) if (result["model"], result.get("evaluation")) == (model, "judge")]
+    why = _superfluous(kept[-1], json.loads(json.dumps(values))) if kept else None
+    if why is None:
+        append_result(home, model, "judge", values)
+    return why
+
+
+def _superfluous(newest: dict[str, Any], values: dict[str, Any]) -> str | None:
+    if all(newest.get(key) == value for key, value in values.items() if key not in OF_THE_SESSION):
+        return f"that of {newest.get('time')} says the same"
+    before, now = newest.get("left_out"), values["left_out"]
+    same = all(newest.get(key) == values[key] for key in SUBJECT) and _panel(newest) == _panel(values)
+    if same and isinstance(before, int) and before < now:
+        return f"that of {newest.get('time')} leaves out {before:,} prompts, this one {now:,}"
+    return None
+
+
+def _panel(result: dict[str, Any]) -> list[Any]:
+    return [candidate.get("model") for candidate in result.get("candidates", [])]

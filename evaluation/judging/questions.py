@@ -1,0 +1,40 @@
+"""What a session asks, and of whom."""
+
+import json
+from typing import Any
+
+import attrs
+
+from evaluation.judging.client import Request, is_settled, limited
+from evaluation.judging.prices import most_output, most_usage
+from evaluation.judging.prompt import Judge
+from evaluation.judging.verdicts import Usage, VerdictStore
+
+MOST_DOUBLINGS = 4  # of the limit of a reply
+
+
+@attrs.frozen(kw_only=True)
+class Questions:
+    """All requests of a judgement, each once, answered or not."""
+
+    judge: Judge
+    by_key: dict[str, Request]
+
+    @property
+    def label(self) -> str:
+        """Tell judges apart whose replies use tokens differently."""
+        return f"{self.judge.model} {self.judge.effort or 'default'} {self.judge.base_url}"
+
+    def outstanding(self, store: VerdictStore, tries: dict[str, int]) -> list[Request]:
+        """Return the requests that nothing is known of. `tries`: by key, how many wrong verdicts settle it."""
+        return [request for key, request in self.by_key.items() if not is_settled(store, request, tries[key])]
+
+    def body(self, request: Request, cut: int = 0) -> tuple[dict[str, Any], int, Usage]:
+        """Return what is sent for a request, how long it is in bytes, and the most that it can use.
+
+        The limit of its reply is twice as high for each that was `cut` off by it.
+        """
+        limit = most_output(request.answers, self.judge.model, self.judge.effort) << min(cut, MOST_DOUBLINGS)
+        body = limited(request, self.judge, limit)
+        sent = len(json.dumps(body, ensure_ascii=False).encode())
+        return body, sent, most_usage(sent, limit)
