@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from arguments import print_any_name, whole_number
 from errors import EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, BadInput
+from installation import begin
 
 if TYPE_CHECKING:
     from training.config import Run
@@ -59,6 +60,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> int:
     """Run the command; return its exit status."""
+    begin("find_batch_size.py")
     print_any_name()
     arguments = parse_arguments()
     from training.config import load_run  # after --help: it needs more time
