@@ -158,7 +158,7 @@ def _report(size: str, batch: Batch, kind: str, arguments: argparse.Namespace) -
     }
     print("\n".join(f"{name:14}{value}" for name, value in rows.items()))
     if result["kernels"] is not None:
-        gpu = kernels.roofline_name(environment["device"], result["gpu_bytes"])
+        gpu = kernels.gpu_here(environment["device"], result["gpu_bytes"])
         print("\n".join(["", *kernels.table(result["kernels"], model, gpu)]))
     print(flush=True)
     return float(tokens_per_second)
