@@ -8,6 +8,7 @@ import sys
 from arguments import print_any_name
 from errors import EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, BadInput
 from evaluation.commands import compare, export, harness, hellaswag, instruct, judge, loss, smoke
+from installation import begin
 
 EPILOG = """examples:
   python evaluate.py smoke runs/quickstart --prompt "def " --tokens 100
@@ -53,6 +54,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> int:
     """Run the command; return its exit status."""
+    begin("evaluate.py")
     print_any_name()
     arguments = parse_arguments()
     try:

@@ -8,14 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from arguments import print_any_name, whole_number
-from errors import EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, BadInput
+from errors import EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, BadInput, printable
+from installation import begin
 
 if TYPE_CHECKING:
     from training.config import Run
+    from training.gpus import Gpu
 
 EPILOG = """examples:
   python find_batch_size.py runs/8xa100 --write
   python find_batch_size.py runs/8xa100 --predict a100-40gb,h100-80gb --world-size 8
+  python find_batch_size.py runs/8xa100 --predict mine --machines prices.json     a GPU of your own: docs/money.md
   python find_batch_size.py runs/quickstart --device cpu --world-size 2
 
 The same search under torchrun: train.py RUN --find-max-microbatch. It reads no tokens and writes nothing but, with
@@ -33,6 +36,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("run", type=Path, help="run directory: model.json and train.json")
     parser.add_argument("--predict", metavar="GPU,...", help="predict for these GPUs; needs none")
     parser.add_argument(
+        "--machines", type=Path, metavar="FILE", help="with --predict: a price list, for the GPUs that it adds"
+    )
+    parser.add_argument(
         "--world-size",
         type=whole_number(1, 1 << 20),
         metavar="N",
@@ -49,16 +55,19 @@ def parse_arguments() -> argparse.Namespace:
         dest="overrides",
         help="override train.KEY or model.KEY; may be repeated",
     )
-    parser.add_argument("--device", choices=("cuda", "cpu"), help="default: cuda; cpu: to see how it goes")
+    parser.add_argument("--device", choices=("cuda", "cpu"), help="default: cuda; cpu: a dry trial")
     parser.add_argument("--probe", help=argparse.SUPPRESS)  # a rank of a trial: training/team.py starts it
     arguments = parser.parse_args()
     if arguments.predict is not None and arguments.write:
         parser.error("--write goes with a search, not with --predict")
+    if arguments.machines is not None and arguments.predict is None:
+        parser.error("--machines goes with --predict")
     return arguments
 
 
 def main() -> int:
     """Run the command; return its exit status."""
+    begin("find_batch_size.py")
     print_any_name()
     arguments = parse_arguments()
     from training.config import load_run  # after --help: it needs more time
@@ -66,7 +75,11 @@ def main() -> int:
     try:
         run = load_run(arguments.run, arguments.overrides)
         if arguments.predict is not None:
-            gpus = [name.strip().lower() for name in arguments.predict.split(",")]
+            from training.gpus import find_gpu
+            from training.machines import gpus_of
+
+            known = gpus_of(arguments.machines)
+            gpus = [find_gpu(name.strip(), known) for name in arguments.predict.split(",")]
             print("\n".join(predictions(run, gpus, arguments.world_size or 1)))
         elif arguments.probe is not None:
             from training.probe import Post, serve
@@ -85,23 +98,25 @@ def main() -> int:
     return EXIT_DONE
 
 
-def predictions(run: "Run", gpus: list[str], world_size: int) -> list[str]:
+def predictions(run: "Run", gpus: "list[Gpu]", world_size: int) -> list[str]:
     """Return the table of predicted peaks and largest micro-batches, by GPU and wrapper. Raises BadInput."""
     import attrs
 
     from training.memory import CALIBRATION, GIB, gpu_bytes, largest_microbatch, predict, remedies
-    from training.search import keeping
+    from training.search import check_world_size, keeping
 
+    check_world_size(run, world_size)
     size, model, thrift, notes = run.train.microbatch_size, run.model, run.train.thrift, []
     kinds = ("ddp", "fsdp") if world_size > 1 and not thrift.muon else ("ddp",)
-    usable_bytes = {gpu: gpu_bytes(gpu) for gpu in gpus}
+    usable_bytes = {printable(gpu.name): gpu_bytes(gpu) for gpu in gpus}
     rows = [f"{'GPU':<14} {'GiB':>6}  {'parallel':<8}  {f'peak at {size}':>12}  {'largest':>7}  keeps the global batch"]
     for gpu, usable in usable_bytes.items():
+        line = f"{gpu:<14} {usable / GIB:>6.1f}"
         for kind in kinds:
             peak = predict(model, kind, world_size, size, thrift).total
             largest = largest_microbatch(model, kind, world_size, usable, thrift)
             rows.append(
-                f"{gpu:<14} {usable / GIB:>6.1f}  {kind:<8}  {f'{peak / GIB:.2f} GiB':>12}  {largest or 'none':>7}  "
+                f"{line}  {kind:<8}  {f'{peak / GIB:.2f} GiB':>12}  {largest or 'none':>7}  "
                 f"{keeping(run, world_size, largest or 0) or 'none'}"
             )
             if largest is None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from arguments import number, print_any_name, whole_number
 from errors import EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, BadInput, printable
+from installation import begin
 
 if TYPE_CHECKING:
     from tokens.executors import Executor
@@ -107,6 +108,7 @@ def parse_arguments() -> argparse.Namespace:
 
 def main() -> int:
     """Run the command; return its exit status."""
+    begin("prepare_data.py")
     print_any_name()
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # else numpy starts a thread per core, in each worker
     try:

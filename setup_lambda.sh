@@ -9,10 +9,21 @@ say() { printf '%-14s %s\n' "$1" "$2"; }
 fail() { echo "setup_lambda.sh: $1" >&2; exit 1; }
 as_root() { if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi; }
 
-if ! command -v make >/dev/null || ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
-  command -v apt-get >/dev/null || fail "make or Python's venv is missing and there is no apt-get; install both"
+# Triton, torch.compile's compiler on a GPU, compiles C code that includes Python.h.
+can_compile() {
+  local headers
+  headers=$("$python" -c 'import sysconfig; print(sysconfig.get_path("include", "posix_prefix"))')
+  printf '#include <stdlib.h>\n#include <Python.h>\n' | "${CC:-gcc}" -fsyntax-only "-I$headers" -xc - 2>/dev/null
+}
+
+packages=()
+command -v make >/dev/null || packages+=(make)
+"$python" -c 'import ensurepip, venv' 2>/dev/null || packages+=(python3-venv)
+if command -v nvidia-smi >/dev/null && ! can_compile; then packages+=(build-essential python3-dev); fi
+if [ ${#packages[@]} -gt 0 ]; then
+  command -v apt-get >/dev/null || fail "there is no apt-get to install ${packages[*]}; install them"
   as_root apt-get update -qq
-  as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq make python3-venv >/dev/null
+  as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "${packages[@]}" >/dev/null
 fi
 
 make --no-print-directory install PYTHON="$python"
@@ -27,12 +38,22 @@ fi
 say "free disk" "$(df -h --output=avail . | tail -n 1 | tr -d ' ') here; the FineWeb token set takes 21G"
 say memory "$(free -h | awk '/^Mem:/ {print $2}')"
 .venv/bin/python - <<'PYTHON'
+import sys
+
 import torch
 
-cuda = torch.version.cuda or "no CUDA"
-print(f"{'torch':14} {torch.__version__} ({cuda}), {torch.cuda.device_count()} GPUs usable")
-for index in range(torch.cuda.device_count()):
-    torch.ones(8, device=f"cuda:{index}").sum().item()
+from errors import BadInput
+from training.preflight import check_compiler, choose_device
+
+try:
+    gpus = torch.cuda.device_count() if choose_device(None) == "cuda" else 0
+    for index in range(gpus):
+        torch.ones(8, device=f"cuda:{index}").sum().item()
+    if gpus:
+        check_compiler()
+except (BadInput, RuntimeError) as error:
+    sys.exit("setup_lambda.sh: " + str(error).partition("\n")[0])
+print(f"{'torch':14} {torch.__version__} ({torch.version.cuda or 'no CUDA'}), {gpus} GPUs usable")
 PYTHON
 saved_token=${HF_HOME:-$HOME/.cache/huggingface}/token
 for name in HF_TOKEN OPENAI_API_KEY; do
@@ -40,4 +61,10 @@ for name in HF_TOKEN OPENAI_API_KEY; do
   elif [ "$name" = HF_TOKEN ] && [ -s "$saved_token" ]; then say "$name" "saved by hf auth login"
   else say "$name" "not set"; fi
 done
-echo "ready: TORCH_ELASTIC_SHUTDOWN_TIMEOUT=300 .venv/bin/torchrun --standalone --nproc_per_node=gpu train.py runs/8xa100"
+cat <<'COMMANDS'
+ready; in this and every new shell first the first of these:
+  source .venv/bin/activate
+  python train.py runs/8xa100 --plan
+  export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=300
+  torchrun --standalone --nproc_per_node=gpu train.py runs/8xa100
+COMMANDS

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from arguments import number, print_any_name, whole_number
 from errors import EXIT_DIVERGED, EXIT_DONE, EXIT_ERROR, BadInput, Diverged
+from installation import begin
 from training.claim import Claim, job_seconds
 from training.signals import StopSignals
 
@@ -139,6 +140,7 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> int:
     """Run the command; return its exit status."""
     began = time.perf_counter() - job_seconds()
+    begin("train.py")
     print_any_name()
     arguments = parse_arguments()
     signals = StopSignals()

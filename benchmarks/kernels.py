@@ -13,8 +13,9 @@ from torch.profiler import ProfilerActivity, profile
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from model.config import ModelConfig  # after the path to it
-from training.memory import GPU_GIB, gpu_bytes
-from training.throughput import GPUS, seconds_per_token
+from training.gpus import Gpu, named_gpus
+from training.memory import gpu_bytes
+from training.throughput import seconds_per_token
 
 # By names of CUDA kernels, or of ATen's operations on a CPU; the first that fits counts. Attention's kernels are made
 # of matrix products. Compiled ones are elementwise, or the loss, and bear the names of what they stand beside as well.
@@ -52,8 +53,10 @@ def kernel_seconds(step: Callable[[], object]) -> dict[str, float]:
     return dict(seconds)
 
 
-def table(seconds: dict[str, float], config: ModelConfig, gpu: str | None) -> list[str]:
+def table(seconds: dict[str, float], config: ModelConfig, gpu: Gpu | None) -> list[str]:
     """Return the lines of a table: milliseconds a step, shares, and the roofline's shares where the GPU has one."""
+    if not seconds:
+        return ["kernels: none were seen; the profiler may not be allowed on this machine (CUPTI needs permission)"]
     ideal = {} if gpu is None else seconds_per_token(config, gpu)
     lines = [f"{'kernels':16}{'ms a step':>12}{'share':>8}{'roofline':>10}"]
     for kind in sorted({*seconds, *ideal}, key=lambda kind: -seconds.get(kind, 0.0)):
@@ -63,7 +66,6 @@ def table(seconds: dict[str, float], config: ModelConfig, gpu: str | None) -> li
     return lines
 
 
-def roofline_name(device: str, memory_bytes: int | None) -> str | None:
-    """Return the name in GPUS of a GPU with this name of torch's and so much memory, or None."""
-    named = [gpu for gpu, (word, _, _) in GPUS.items() if re.search(rf"\b{word}\b", device) and gpu in GPU_GIB]
-    return min(named, key=lambda gpu: abs(gpu_bytes(gpu) - (memory_bytes or 0)), default=None)
+def gpu_here(device: str, memory_bytes: int | None) -> Gpu | None:
+    """Return the GPU with this name of torch's and so much memory, or None."""
+    return min(named_gpus(device), key=lambda gpu: abs(gpu_bytes(gpu) - (memory_bytes or 0)), default=None)

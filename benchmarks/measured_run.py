@@ -39,7 +39,7 @@ from training.step import Trainer
 from training.token_set import TokenSet, make_reading, open_tokens
 from training.watch import Watch
 
-TRIAL_STEPS = 3  # DDP's final buckets are there from the second on
+UNMEASURED_STEPS = 2  # in a process's first two steps DDP holds a second copy of the gradients
 MATMUL_SIDE, MATMUL_SIDE_CPU = 8192, 1024
 MATMUL_SECONDS = 2.0  # long enough for a GPU to come down to the clock that it holds
 
@@ -158,15 +158,18 @@ def _matmul_flops(ranks: Ranks, precision: str) -> float:
 
 
 def _peak_bytes(trainer: Trainer, microbatch_size: int) -> int:
-    """Return the peak of whole steps at this micro-batch. On a CPU, the process's: try the smaller one first."""
+    """Return the peak of a whole step at this micro-batch. On a CPU, the process's: try the smaller one first."""
     layout, device = trainer.layout, trainer.ranks.device
     accumulation = min(2, layout.accumulation) if trainer.numerics.determinism == "off" else layout.accumulation
     torch._dynamo.reset()  # another shape is another graph
     if _cuda(trainer.ranks):
         torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(device)
     trainer.layout = attrs.evolve(layout, microbatch_size=microbatch_size, accumulation=accumulation)
-    take_steps(trainer, TRIAL_STEPS)
+    take_steps(trainer, UNMEASURED_STEPS)
+    if _cuda(trainer.ranks):
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+    take_steps(trainer, 1)
     trainer.layout = layout
     return peak_memory_bytes(trainer.ranks)
 

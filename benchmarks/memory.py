@@ -23,8 +23,9 @@ from model.config import GPT2_SIZES, ModelConfig
 from model.gpt import GPT
 from training.config import Run, load_run
 from training.finder import PROBE, TRIAL_STEPS, gallop
+from training.gpus import known_gpus
 from training.hardware import git_commit
-from training.memory import GIB, GPU_GIB, HEADROOM, gpu_bytes, largest_microbatch, predict, saved_bytes
+from training.memory import GIB, HEADROOM, gpu_bytes, largest_microbatch, predict, saved_bytes
 from training.search import Search, candidates
 from training.team import Team
 
@@ -41,7 +42,7 @@ def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--sizes", nargs="+", choices=list(GPT2_SIZES), default=list(GPT2_SIZES))
-    parser.add_argument("--cards", nargs="+", choices=list(GPU_GIB), default=CARDS)
+    parser.add_argument("--cards", nargs="+", choices=list(known_gpus()), default=CARDS)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     arguments = parser.parse_args()
     if arguments.device == "cpu":
@@ -92,11 +93,12 @@ def compare_allocated(size: str, run: Run, gpu_memory: int) -> None:
 
 def compare_largest(size: str, run: Run, card: str, gpu_memory: int) -> None:
     """Print the largest micro-batch that fits on this GPU as if it were that card, beside the one predicted."""
-    card_bytes = int(GPU_GIB[card] * GIB)
+    gpu = known_gpus()[card]
+    card_bytes = int(gpu.memory_gib * GIB)
     if 0.98 * card_bytes > gpu_memory:  # the same card may have a little less
         print(f"{size}, {card}: more than this GPU has", flush=True)
         return
-    predicted = largest_microbatch(run.model, "ddp", 1, gpu_bytes(card))
+    predicted = largest_microbatch(run.model, "ddp", 1, gpu_bytes(gpu))
     search, team = Search(candidates(run, 1)), _team(run, card_bytes)
     try:
         gallop(run, team, search, time.monotonic() + CARD_SECONDS)

@@ -29,6 +29,7 @@ from in_turn import Stepper
 from random_run import ROOT, prepare
 
 from errors import BadInput
+from installation import use_expandable_segments
 from model.config import GPT2_SIZES, ModelConfig, flops_per_token
 from training.config import Thrift
 from training.hardware import cpu_name, git_commit
@@ -65,6 +66,7 @@ class Batch:
 
 def main() -> None:
     """Print the tables."""
+    use_expandable_segments()  # in the processes that are started here
     arguments = _parse_arguments()
     try:
         for size in arguments.sizes:
@@ -156,7 +158,7 @@ def _report(size: str, batch: Batch, kind: str, arguments: argparse.Namespace) -
     }
     print("\n".join(f"{name:14}{value}" for name, value in rows.items()))
     if result["kernels"] is not None:
-        gpu = kernels.roofline_name(environment["device"], result["gpu_bytes"])
+        gpu = kernels.gpu_here(environment["device"], result["gpu_bytes"])
         print("\n".join(["", *kernels.table(result["kernels"], model, gpu)]))
     print(flush=True)
     return float(tokens_per_second)

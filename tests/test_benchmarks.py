@@ -6,8 +6,9 @@ import re
 import pytest
 import torch
 
-from benchmarks.kernels import kind_of
+from benchmarks.kernels import kind_of, table
 from benchmarks.optimizers import sweep
+from model.config import GPT2_SIZES
 from tests import launch
 from tests.conftest import ROOT
 
@@ -28,6 +29,11 @@ def test_kernels_are_told_apart_by_their_names() -> None:
         "Memcpy HtoD (Pinned -> Device)": "elementwise",
     }
     assert {name: kind_of(name) for name in kinds} == kinds
+
+
+def test_a_profiler_that_may_not_see_kernels_ends_no_benchmark() -> None:
+    [line] = table({}, GPT2_SIZES["124M"], None)
+    assert line.startswith("kernels: none were seen")
 
 
 def test_predicted_memory_is_compared_with_a_real_forward_pass() -> None:

@@ -18,6 +18,7 @@ MAY_IMPORT = {
     "files": {"errors"},
     "json_files": {"errors"},
     "arguments": {"errors"},
+    "installation": set(),
     "model": {"model", "errors"},
     "tokens": {"tokens", "errors", "files", "json_files"},
     "training": {"training", "model", "tokens", "errors", "files", "json_files"},

@@ -11,6 +11,7 @@ from json_files import parse_json, read_json
 from model import checks
 from model.config import ModelConfig
 from training.dataset import Part, read_parts
+from training.foreign_keys import FOREIGN_KEYS
 
 Config = TypeVar("Config")
 _WANTED = "a run directory holds model.json and train.json, each a JSON object"
@@ -200,10 +201,10 @@ def _translate(model: dict[str, Any], train: dict[str, Any], model_file: Path, t
 
 def _build(kind: type[Config], values: dict[str, Any], path: Path, overridden: set[str]) -> Config:
     fields = attrs.fields_dict(kind)  # type: ignore[arg-type]  # both callers pass attrs classes
-    for key in values:
+    for key, value in values.items():
         if key not in fields:
             where = "--set" if key in overridden else str(path)
-            raise BadInput(f"{where}: unknown key '{key}'{nearest(key, fields)}")
+            raise BadInput(f"{where}: unknown key '{key}'{_hint(key, value, kind, overridden)}")
     for key, field in fields.items():
         if key not in values and field.default is attrs.NOTHING:
             raise BadInput(f"{path}: key '{key}' is missing")
@@ -212,6 +213,21 @@ def _build(kind: type[Config], values: dict[str, Any], path: Path, overridden: s
     except ValueError as error:  # our validators': "KEY: got ..., wanted ..."
         where = "--set" if str(error).partition(":")[0] in overridden else str(path)
         raise BadInput(f"{where}: {error}") from error
+
+
+def _hint(key: str, value: Any, kind: type, overridden: set[str]) -> str:
+    """Return what an unknown key may have meant: a key of the other file, another program's, or the nearest one."""
+    kinds = {"model": ModelConfig, "train": TrainConfig}
+    meant = next((f"{name}.{key}" for name, other in kinds.items() if key in attrs.fields_dict(other)), None)
+    meant = meant or FOREIGN_KEYS.get(key)
+    if meant is None:
+        return nearest(key, attrs.fields_dict(kind))
+    section, _, name = meant.partition(".")
+    if not name.isidentifier():
+        return f"; its name here: {meant}"
+    if key in overridden:
+        return f"; did you mean --set {meant}={value if isinstance(value, str) else json.dumps(value)}?"
+    return f"; did you mean '{name}'" + ("?" if kinds[section] is kind else f" of {section}.json?")
 
 
 def _check_dataset(value: Any) -> None:

@@ -18,6 +18,7 @@ from errors import BadInput
 from training.config import Run
 from training.edit import check_editable, write_microbatch
 from training.memory import GIB, largest_microbatch, outside_bytes, predict, remedies
+from training.preflight import check_compiler, choose_device
 from training.probe import MICRO_STEPS, Report, Verdict
 from training.search import Search, candidates, keeping
 from training.team import Team
@@ -42,10 +43,12 @@ def report_largest(run: Run, overrides: list[str], device: str | None, processes
     `overrides`: those that `run` was read with. `processes`: how many ranks to start here, None: one for each GPU; a
     rank of torchrun's starts its own. Raises BadInput when not even one sequence fits, or a trial fails.
     """
-    if device != "cpu" and not torch.cuda.is_available():
+    if device != "cpu" and (choose_device(device) == "cpu" or not torch.cuda.is_available()):
         raise BadInput(
             "no GPU here; --predict a100-40gb predicts for one, --device cpu tries the search on this machine"
         )
+    if device != "cpu" and run.train.compile is not False:
+        check_compiler()
     if write:
         check_editable(run, overrides)
     if processes is not None and "RANK" in os.environ:

@@ -13,28 +13,8 @@ from typing import Any
 
 import torch
 
+from training.gpus import named_gpus
 from training.ranks import Ranks
-
-# Dense bf16 FLOP/s by a part of torch.cuda.get_device_name(), first match wins; vendors' datasheets, without sparsity.
-_PEAK_FLOPS = {
-    "H200": 989e12,
-    "H100 NVL": 835e12,
-    "H100 PCIe": 756e12,
-    "H100": 989e12,
-    "GB200": 2500e12,
-    "B200": 2250e12,
-    "A100": 312e12,
-    "A10G": 70e12,
-    "A10": 125e12,
-    "A40": 149.7e12,
-    "A6000": 154.8e12,
-    "L40S": 362e12,
-    "L4": 121e12,
-    "RTX 3090 Ti": 80e12,
-    "RTX 3090": 71e12,
-    "RTX 4090": 165.2e12,
-    "RTX 5090": 209.5e12,
-}
 
 _PACKAGES = ("torch", "numpy", "safetensors", "tiktoken", "attrs", "jaxtyping", "matplotlib", "tqdm")
 
@@ -43,14 +23,12 @@ def peak_flops(ranks: Ranks) -> float | None:
     """Return the dense bf16 peak of one rank's GPU, or None where it is not known: no MFU is better than a guess."""
     if ranks.device.type != "cuda":
         return None
-    name = torch.cuda.get_device_name(ranks.device)
-    return known_peak_flops(name)
+    return known_peak_flops(torch.cuda.get_device_name(ranks.device))
 
 
-def known_peak_flops(gpu: str) -> float | None:
-    """Return the dense bf16 peak of a GPU by its name, or None."""
-    words = (rf"\b{part}\b(?!.*Laptop)" for part in _PEAK_FLOPS)
-    return next((peak for word, peak in zip(words, _PEAK_FLOPS.values(), strict=True) if re.search(word, gpu)), None)
+def known_peak_flops(device: str) -> float | None:
+    """Return the dense bf16 peak of a GPU by torch's name of it, or None."""
+    return next((gpu.bf16_tflops * 1e12 for gpu in named_gpus(device)), None)
 
 
 def peak_memory_bytes(ranks: Ranks) -> int:

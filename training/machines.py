@@ -9,7 +9,7 @@ import attrs
 from errors import BadInput, nearest, quoted
 from json_files import read_json
 from model import checks
-from training.memory import GPU_GIB
+from training.gpus import Gpu, find_gpu, known_gpus, read_entry, read_gpus
 
 MACHINES = Path(__file__).with_name("machines.json")
 
@@ -19,7 +19,7 @@ class Machine:
     """One line of the list; prices in US dollars."""
 
     name: str = attrs.field(validator=checks.text())
-    gpu: str = attrs.field(validator=lambda _, __, value: _check_gpu(value))
+    gpu: Gpu
     gpus: int = attrs.field(validator=checks.integer(1, 1_000_000))
     usd_per_hour: float = attrs.field(validator=checks.number(0.0, 1e6, above=True))  # of the whole machine
     tokens_per_second: float | None = attrs.field(
@@ -37,6 +37,11 @@ class PriceList:
     machines: tuple[Machine, ...]
 
 
+def gpus_of(path: Path | None) -> dict[str, Gpu]:
+    """Return the known GPUs, with those that a price list adds. Raises BadInput."""
+    return known_gpus() if path is None else read_gpus(path, read_json(path, advice=f"wanted a file like {MACHINES}"))
+
+
 def read_machines(path: Path, only: list[str]) -> PriceList:
     """Read a price list; of its machines those named by `only`, or all. Raises BadInput naming file and machine."""
     values = read_json(path, advice=f"wanted a file like {MACHINES}")
@@ -46,29 +51,21 @@ def read_machines(path: Path, only: list[str]) -> PriceList:
     for name in only:
         if name not in entries:
             raise BadInput(f"{path}: --machine {name}: no such machine{nearest(name, entries)}")
-    machines = tuple(
-        _build(Machine, f"{path}: {name}", entries[name], name=name) for name in dict.fromkeys(only) or entries
-    )
-    rest = {key: value for key, value in values.items() if key != "machines"}
-    return _build(PriceList, str(path), rest, path=path, machines=machines)
+    gpus = read_gpus(path, values)
+    machines = tuple(_machine(path, name, entries[name], gpus) for name in dict.fromkeys(only) or entries)
+    rest = {key: value for key, value in values.items() if key not in ("machines", "gpus")}
+    return read_entry(PriceList, str(path), rest, path=path, machines=machines)
 
 
-def _build(kind: Any, where: str, values: Any, **given: Any) -> Any:
-    """Return an attrs class from JSON. Raises BadInput."""
-    if not isinstance(values, dict):
-        raise BadInput(f"{where}: got {quoted(values)}, wanted an object of keys and values")
-    fields = attrs.fields_dict(kind)
-    known = [key for key in fields if key not in given]
-    for key in values:
-        if key not in known:
-            raise BadInput(f"{where}: unknown key '{key}'{nearest(key, known)}")
-    for key in known:
-        if key not in values and fields[key].default is attrs.NOTHING:
-            raise BadInput(f"{where}: key '{key}' is missing; wanted what {MACHINES} has")
-    try:
-        return kind(**values, **given)
-    except ValueError as error:  # our validators': "KEY: got ..., wanted ..."
-        raise BadInput(f"{where}: {error}") from error
+def _machine(path: Path, name: str, entry: Any, gpus: dict[str, Gpu]) -> Machine:
+    where = f"{path}: {name}"
+    if isinstance(entry, dict) and "gpu" in entry:
+        try:
+            gpu = find_gpu(str(entry["gpu"]), gpus)
+        except BadInput as error:
+            raise BadInput(f"{where}: gpu: {error}") from error
+        return read_entry(Machine, where, {key: entry[key] for key in entry if key != "gpu"}, name=name, gpu=gpu)
+    return read_entry(Machine, where, entry, name=name)
 
 
 def _check_date(value: Any) -> None:
@@ -76,8 +73,3 @@ def _check_date(value: Any) -> None:
         date.fromisoformat(value)
     except (TypeError, ValueError) as error:
         raise ValueError(f"date: got {quoted(value)}, wanted the day of the prices, as in 2025-12-06") from error
-
-
-def _check_gpu(name: Any) -> None:
-    if not isinstance(name, str) or name not in GPU_GIB:
-        raise ValueError(f"gpu: got {quoted(name)}{nearest(str(name), GPU_GIB)}")

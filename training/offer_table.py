@@ -2,19 +2,21 @@
 
 from tabulate import tabulate
 
+from errors import printable
 from training.config import Run
 from training.machines import Machine, PriceList
 from training.memory import CALIBRATION, GIB, gpu_bytes
 from training.offers import START_UP_SECONDS, Offer, run_seconds
 from training.plan import Plan, describe
-from training.throughput import OURS, ROOFLINE, SIMILAR, Throughput, measurements
+from training.throughput import ENTERED, OURS, SIMILAR, Throughput, bound, measurements
 
 
 def describe_offers(run: Run, prices: PriceList, offers: list[Offer]) -> list[str]:
     """Return the run's arithmetic, the offers, and notes; at least one of them is possible."""
     possible = [offer for offer in offers if offer.plan is not None]
-    cheapest = min(possible, key=lambda offer: _usd(run, offer))
-    fastest = min(possible, key=lambda offer: _hours(run, offer))
+    compared = _compared(possible)
+    cheapest = min(compared, key=lambda offer: _usd(run, offer))
+    fastest = min(compared, key=lambda offer: _hours(run, offer))
     rows = []
     for offer in offers:
         marks = [word for word, best in (("cheapest", cheapest), ("fastest", fastest)) if best is offer]
@@ -29,9 +31,15 @@ def describe_offers(run: Run, prices: PriceList, offers: list[Offer]) -> list[st
         *tabulate(rows, heads, disable_numparse=True, colalign=columns).splitlines(),
         "",
         *_notes(run, prices, offers),
-        *_doubts(run, possible, cheapest),
+        *_marks(run, possible, cheapest),
+        *_doubts(run, possible),
         *_changes(run, offers),
     ]
+
+
+def _compared(possible: list[Offer]) -> list[Offer]:
+    """Return the offers among which one is the cheapest: those that somebody has measured, or all."""
+    return [offer for offer in possible if offer.throughput.measured] or possible
 
 
 def _arithmetic(run: Run, possible: list[Offer]) -> list[str]:
@@ -55,7 +63,7 @@ def _usd(run: Run, offer: Offer) -> float:
 def _cells(run: Run, offer: Offer) -> list[str]:
     machine, plan = offer.machine, offer.plan
     memory = f"{offer.bytes / GIB:.1f} of {gpu_bytes(machine.gpu) / GIB:.1f}"
-    start = [machine.name, f"{machine.usd_per_hour:,.2f}"]
+    start = [printable(machine.name), f"{machine.usd_per_hour:,.2f}"]
     if plan is None:
         return [*start, "", f"{offer.largest or 'none'}", memory, "", "", "", "no, see below"]
     layout = plan.layout
@@ -67,20 +75,27 @@ def _cells(run: Run, offer: Offer) -> list[str]:
         f"{offer.throughput.tokens_per_second:,.0f}",
         f"{_hours(run, offer):.2f}",
         f"{_usd(run, offer):,.2f}",
-        offer.throughput.source,
+        _kind(offer.throughput),
     ]
 
 
+def _kind(row: Throughput) -> str:
+    """Return the word of the table for where tokens/s are from."""
+    return "another trainer" if row.measured and row.source not in (ENTERED, OURS) else row.source
+
+
 def _others(run: Run, offer: Offer) -> list[Throughput]:
-    """Return what trainers other than this one have been measured at on the machine."""
-    return [row for row in measurements(run.model, offer.machine) if row.source != OURS]
+    """Return what else is known of the machine: other trainers' measurements, and the roofline beside the first."""
+    used, others = offer.throughput, [row for row in measurements(run.model, offer.machine) if row.source != OURS]
+    rows = [row for row in others if row != used]
+    return [*rows, bound(run.model, offer.machine)] if _kind(used) == "another trainer" else rows
 
 
 def _other(run: Run, plan: Plan, machine: Machine, row: Throughput) -> list[str]:
-    """Return the line of another trainer, for the same tokens on the same machine."""
+    """Return the line of other tokens/s, for the same tokens on the same machine."""
     hours = run_seconds(run, plan, row.tokens_per_second) / 3600
     cost = f"{hours * machine.usd_per_hour:,.2f}"
-    return [*[""] * 5, f"{row.tokens_per_second:,.0f}", f"{hours:.2f}", cost, "another trainer", ""]
+    return [*[""] * 5, f"{row.tokens_per_second:,.0f}", f"{hours:.2f}", cost, _kind(row), ""]
 
 
 def _notes(run: Run, prices: PriceList, offers: list[Offer]) -> list[str]:
@@ -93,17 +108,41 @@ def _notes(run: Run, prices: PriceList, offers: list[Offer]) -> list[str]:
     ]
     if run.train.global_batch_size is None and len({offer.machine.gpus for offer in offers}) > 1:
         lines.append("no global_batch_size: the batch and the number of steps depend on the machine")
-    if any(offer.throughput.source in (ROOFLINE, SIMILAR) for offer in offers):
+    rows = [row for offer in offers for row in (offer.throughput, *_others(run, offer))]
+    if any(not row.measured for row in rows):
         lines.append(
-            "roofline: not measured; what llm.c, the fastest published trainer of GPT-2, reaches with micro-batches "
-            "that fill the GPU; fitted on 8 x A100 and H100"
+            "roofline: a bound, not measured: what llm.c, the fastest published trainer of GPT-2, reaches with "
+            "micro-batches that fill the GPU; fitted on 8 x A100 and H100"
         )
-    if others := sorted({row.source for offer in offers for row in _others(run, offer)}):
+    if others := sorted({row.source for row in rows if _kind(row) == "another trainer"}):
         lines.append(f"another trainer: measured by its author, for a network of this shape: {', '.join(others)}")
     return lines
 
 
-def _doubts(run: Run, possible: list[Offer], cheapest: Offer) -> list[str]:
+def _marks(run: Run, possible: list[Offer], cheapest: Offer) -> list[str]:
+    """Return what "cheapest" and "fastest" were named by, and a cheaper machine that rests on less or more."""
+    if not cheapest.throughput.measured:
+        lines = ["cheapest, fastest: by the roofline; no machine has been measured with a network of this shape"]
+        others = [offer for offer in possible if offer.throughput.source != SIMILAR]
+        if others and cheapest not in others:
+            best = min(others, key=lambda offer: _usd(run, offer))
+            lines.append(
+                f"cheapest: {cheapest.machine.name}, by a roofline that is not fitted to its GPU; of the others "
+                f"{best.machine.name}, ${_usd(run, best):,.2f}"
+            )
+        return lines
+    kinds = sorted({_kind(offer.throughput) for offer in _compared(possible)})
+    lines = [f"cheapest, fastest: of the machines that were measured ({', '.join(kinds)})"]
+    bounds = [offer for offer in possible if not offer.throughput.measured]
+    lowest = min(bounds, key=lambda offer: _usd(run, offer), default=cheapest)
+    if _usd(run, lowest) < _usd(run, cheapest):
+        lines.append(
+            f"not measured, and cheaper if it reached its bound: {lowest.machine.name}, ${_usd(run, lowest):,.2f}"
+        )
+    return lines
+
+
+def _doubts(run: Run, possible: list[Offer]) -> list[str]:
     """Return where the numbers rest on less than they seem to."""
     train, lines = run.train, []
     if train.precision not in ("auto", "bf16") or train.compile is False:
@@ -114,15 +153,8 @@ def _doubts(run: Run, possible: list[Offer], cheapest: Offer) -> list[str]:
         'parallel "fsdp"': train.parallel == "fsdp",
     }
     options = [option for option, given in slower.items() if given]
-    if options and any(offer.throughput.source in (ROOFLINE, SIMILAR) for offer in possible):
+    if options and any(not offer.throughput.measured for offer in possible):
         lines.append(f"tokens/s by roofline: what {' and '.join(options)} cost is not counted")
-    known = [offer for offer in possible if offer.throughput.source != SIMILAR]
-    if cheapest not in known and known:
-        best = min(known, key=lambda offer: _usd(run, offer))
-        lines.append(
-            f"cheapest: {cheapest.machine.name}, by a roofline that is not fitted to its GPU; of the others "
-            f"{best.machine.name}, ${_usd(run, best):,.2f}"
-        )
     return lines
 
 

@@ -65,8 +65,8 @@ def _check_entered(run: Run, prices: PriceList, machine: Machine) -> None:
     if machine.tokens_per_second is not None and machine.tokens_per_second > most:
         raise BadInput(
             f"{prices.path}: {machine.name}: tokens_per_second: got {machine.tokens_per_second:g}, more than the "
-            f"{most:,.0f} that the peak of {machine.gpus} x {machine.gpu} allows for this model; enter what this run "
-            "has been measured at, or leave it out"
+            f"{most:,.0f} that the peak of {machine.gpus} x {machine.gpu.name} allows for this model; enter what this "
+            "run has been measured at, or leave it out"
         )
 
 

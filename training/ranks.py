@@ -16,6 +16,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # missing 
 
 from errors import BadInput
 from training.claim import restarts
+from training.preflight import choose_device
 from training.signals import StopSignals
 
 CONNECT_TIMEOUT = timedelta(seconds=10)  # to torchrun, which is there before its ranks are
@@ -61,10 +62,9 @@ def start(device_kind: str | None, timeout_seconds: int) -> Ranks:
     """Join the process group that torchrun describes, or a group of one. `device_kind`: "cuda", "cpu" or None.
 
     A collective raises RuntimeError when it has waited for `timeout_seconds`.
-    Raises BadInput when there is no GPU for this rank, dist.DistError when torchrun is gone.
+    Raises BadInput when there is no usable GPU for this rank, dist.DistError when torchrun is gone.
     """
-    if device_kind is None:
-        device_kind = "cuda" if torch.cuda.is_available() else "cpu"
+    device_kind = choose_device(device_kind)
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     timeout = timedelta(seconds=timeout_seconds)

@@ -48,17 +48,23 @@ class Search:
             self.fitting = min(self.fitting, place - 1)  # a winner that was not confirmed
 
 
-def candidates(run: Run, world_size: int) -> list[int]:
-    """Return the micro-batches that keep the run's global batch; all sizes, thinned out, where it has none.
-
-    Raises BadInput when the world size does not divide it.
-    """
+def check_world_size(run: Run, world_size: int) -> None:
+    """Raise BadInput when the world size does not divide the run's global batch."""
     batch = run.train.global_batch_size
     if batch is not None and batch % world_size:
         raise BadInput(
             f"{run.directory / 'train.json'}: global_batch_size: got {batch}, wanted a multiple of the world size, "
             f"{world_size}; use a number of ranks that divides it"
         )
+
+
+def candidates(run: Run, world_size: int) -> list[int]:
+    """Return the micro-batches that keep the run's global batch; all sizes, thinned out, where it has none.
+
+    Raises BadInput when the world size does not divide it.
+    """
+    check_world_size(run, world_size)
+    batch = run.train.global_batch_size
     if batch is None:
         sizes = [1]
         while sizes[-1] < LARGEST:

@@ -26,8 +26,9 @@ from training.optimizer import Optimizer
 from training.parallel import Parallel, Wrapping
 from training.plan import Plan, describe, make_plan
 from training.precision import LossScale
+from training.preflight import check_compiler
 from training.progress import duration
-from training.ranks import Ranks, StopRequest, from_coordinator, start, stop
+from training.ranks import Ranks, StopRequest, from_coordinator, start, stop, together
 from training.record import differences, numerics_drift, resolved, write_record
 from training.replay import replay
 from training.selftest import self_test
@@ -84,6 +85,8 @@ def _join(run: Run, options: Options) -> tuple[Ranks, Watch]:
 def _train(run: Run, options: Options, ranks: Ranks, ledger: Ledger, watch: Watch) -> int:
     with ledger.start_up():
         _say(ranks, list(run.notices))
+        if ranks.device.type == "cuda" and run.train.compile is not False:
+            together(ranks, check_compiler)
         token_set = open_tokens(run, options.token_files, ranks, follow=options.follow)
         plan = make_plan(run, ranks.world_size, token_set.lengths)
         token_set = check_tokens(run, plan, token_set, ranks)

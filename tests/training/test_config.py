@@ -1,6 +1,7 @@
 """Run directories: ours and the public ones load; anything wrong is named by file and key."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +9,11 @@ import attrs
 import pytest
 
 from errors import BadInput
+from model.config import ModelConfig
 from tests.conftest import ROOT, TINY_MODEL, TINY_TRAIN
-from training.config import load_run
+from training.config import TrainConfig, load_run
 from training.dataset import shares
+from training.foreign_keys import FOREIGN_KEYS
 from training.plan import describe, make_plan
 
 GPT2_124M = {
@@ -145,6 +148,12 @@ def part(dataset: str = "a", **keys: Any) -> dict[str, Any]:
         ("train", {"shuffle": True, "era_tokens": 1}, "era_tokens: got 1, wanted at least context_length"),
         ("train", {"era_tokens": 1000}, "era_tokens: got 1000, wanted null, or shuffle true"),
         ("train", {"global_batch_size": 9}, "global_batch_size: got 9, wanted a multiple of microbatch_size, 2"),
+        (
+            "model",
+            {"learning_rate": 2},
+            "model.json: unknown key 'learning_rate'; did you mean 'learning_rate' of train",
+        ),
+        ("train", {"hidden_size": 2}, "train.json: unknown key 'hidden_size'; did you mean 'emb_dim' of model.json?"),
         ("model", {"n_head": 2}, "model.json: unknown key 'n_head'; did you mean 'n_heads'?"),
         ("model", {"emb_dim": 33}, "model.json: emb_dim: got 33, wanted a multiple of n_heads, 2"),
         ("model", {"moe": {"num_experts": 6}}, "model.json: key 'moe': mixtures of experts are not GPT-2"),
@@ -203,8 +212,27 @@ def test_a_wrong_override_is_blamed_not_the_file(tmp_path: Path) -> None:
     directory = run_directory(tmp_path / "r", TINY_MODEL, {"dataset": "x"} | TINY_TRAIN)
     with pytest.raises(BadInput, match=r"^--set: learning_rate: got 'fast', wanted a number above 0$"):
         load_run(directory, ["learning_rate=fast"])
-    with pytest.raises(BadInput, match=r"^--set: unknown key 'lr'"):
-        load_run(directory, ["train.lr=1"])
+    for override, meant in (
+        ("train.lr=1", "'lr'; did you mean --set train.learning_rate=1?"),
+        ("context_length=64", "'context_length'; did you mean --set model.context_length=64?"),
+        ("block_size=64", "'block_size'; did you mean --set model.context_length=64?"),
+        ("model.microbatch_size=4", "'microbatch_size'; did you mean --set train.microbatch_size=4?"),
+        ("batch_size=8", "'batch_size'; its name here: train.microbatch_size, sequences of a GPU"),
+        ("num_train_epochs=3", "'num_train_epochs'; did you mean --set train.max_epochs=3?"),
+        ("max_iters=100", "'max_iters'; its name here: train.min_train_tokens, tokens instead of steps"),
+        ("optim=adamw", "'optim'; did you mean --set train.optimizer=adamw?"),
+    ):
+        with pytest.raises(BadInput) as raised:
+            load_run(directory, [override])
+        assert str(raised.value).startswith(f"--set: unknown key {meant}"), str(raised.value)
+
+
+def test_every_key_of_another_program_leads_to_one_of_ours() -> None:
+    kinds = {"model": ModelConfig, "train": TrainConfig}
+    for key, hint in FOREIGN_KEYS.items():
+        assert not any(key in attrs.fields_dict(kind) for kind in kinds.values()), key
+        found = re.match(r"(model|train)\.(\w+)", hint)
+        assert hint.startswith("none: ") or (found and found[2] in attrs.fields_dict(kinds[found[1]])), key
 
 
 def test_a_world_size_that_does_not_divide_is_refused_with_those_that_do(tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ from errors import BadInput
 from model.config import GPT2_SIZES, ModelConfig
 from model.gpt import GPT
 from tests.conftest import TINY_MODEL
-from training.memory import GPU_GIB, gpu_bytes, largest_microbatch, predict, saved_bytes
+from training.gpus import find_gpu, known_gpus
+from training.memory import GIB, gpu_bytes, largest_microbatch, predict, saved_bytes
 
 TINY = ModelConfig(**TINY_MODEL | {"n_layers": 3})
 
@@ -33,7 +34,7 @@ def test_attention_saves_no_matrix_of_all_pairs_of_tokens() -> None:
 @pytest.mark.parametrize("size", GPT2_SIZES)
 def test_what_fits_fits_and_one_more_does_not(size: str, kind: str) -> None:
     config = GPT2_SIZES[size]
-    for gpu in GPU_GIB:
+    for gpu in known_gpus().values():
         fits = largest_microbatch(config, kind, 8, gpu_bytes(gpu))
         assert predict(config, kind, 8, (fits or 0) + 1).total > gpu_bytes(gpu)
         if fits is not None:
@@ -47,6 +48,18 @@ def test_shards_take_less_where_there_are_more_ranks() -> None:
 
 
 def test_an_unknown_gpu_is_told_the_nearest_name() -> None:
-    for name, meant in (("a100-80bg", "'a100-80gb'"), ("a100", "'a100-40gb' or 'a100-80gb'"), ("h100", "'h100-80gb'")):
+    for name, meant in (("a100-80bg", "'a100-80gb'"), ("a100", "'a100-40gb' or 'a100-80gb'"), ("h20", "'h200'")):
         with pytest.raises(BadInput, match=rf"unknown GPU '{name}'; did you mean {meant}\?"):
-            gpu_bytes(name)
+            find_gpu(name, known_gpus())
+
+
+# Peaks that torch's own allocator, DDP and FSDP2 had on an emulated GPU, rank 0 of 8, two micro-batches a step.
+PEAK_GIB = [("ddp", 8, 53.56), ("ddp", 16, 74.12), ("fsdp", 8, 32.68), ("fsdp", 16, 53.26)]
+
+
+@pytest.mark.parametrize(("kind", "microbatch_size", "measured"), PEAK_GIB)
+def test_the_peak_of_all_steps_is_predicted_ddps_first_ones_included(
+    kind: str, microbatch_size: int, measured: float
+) -> None:
+    predicted = predict(GPT2_SIZES["1.5B"], kind, 8, microbatch_size).allocated / GIB
+    assert measured <= predicted <= 1.053 * measured

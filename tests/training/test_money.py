@@ -19,11 +19,13 @@ import pytest
 from arguments import number
 from errors import BadInput
 from model.config import GPT2_SIZES
+from tests import launch
 from tests.conftest import ROOT, TINY_MODEL, train
 from tests.training.test_session import one_line
 from tests.training.test_stopping import SLOW, outcome
 from training.budget import Budget
 from training.config import load_run
+from training.gpus import known_gpus
 from training.ledger import Earlier, Ledger, Remaining, read_earlier
 from training.loop import Loop, validation_due
 from training.machines import MACHINES, Machine, read_machines
@@ -206,13 +208,14 @@ def test_the_seeds_own_train_times_come_out_within_a_tenth(tmp_path: Path, name:
 def test_the_roofline_is_what_the_fastest_published_trainer_reached(
     gpu: str, size: str, tokens_per_second: float
 ) -> None:
-    assert roofline(GPT2_SIZES[size], gpu) == pytest.approx(tokens_per_second, rel=0.05)
+    assert roofline(GPT2_SIZES[size], known_gpus()[gpu]) == pytest.approx(tokens_per_second, rel=0.05)
 
 
 def test_what_is_entered_or_measured_goes_before_the_roofline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = GPT2_SIZES["124M"]
-    machine = Machine(name="mine", gpu="b200", gpus=8, usd_per_hour=1.0)
-    assert throughput(config, machine).source == "roofline, not fitted"
+    machine = Machine(name="mine", gpu=known_gpus()["b200"], gpus=8, usd_per_hour=1.0)
+    assert throughput(config, attrs.evolve(machine, gpus=2)).source == "roofline, a bound, not fitted"
+    assert throughput(config, machine).source == "gpjt/ddp-base-model-from-scratch"
     rows = json.loads(MEASUREMENTS.read_text())
     own = rows[-1] | {"trainer": OURS, "tokens_per_second": 5e6}
     monkeypatch.setattr("training.throughput.MEASUREMENTS", tmp_path / "rows.json")
@@ -232,10 +235,12 @@ def test_a_plan_prices_machines_that_one_does_not_have_and_writes_nothing() -> N
     assert "3,110 steps x 1,048,576 = 3,261,071,360 tokens" in done.stdout
     rows = {line.split()[0]: line for line in done.stdout.splitlines() if line.startswith("8x")}
     assert list(rows) == [*SEED, "8xa100-40gb:"]
-    assert re.search(r" 64 x 2 x 8 .* \d+\.\d of 37\.4 .* roofline", rows["8xa100-40gb"])
+    assert re.search(r" 64 x 2 x 8 .* \d+\.\d of 37\.4 .* another trainer +cheapest$", rows["8xa100-40gb"])
     assert "8xa100-40gb: 128 does not fit; start with --set microbatch_size=64" in done.stdout
-    assert re.search(r" 128 x 1 x 8 .* of 169\.1 .* roofline, not fitted +cheapest, fastest$", rows["8xb200"])
-    assert re.search(r" 262,840 +3\.\d+ +3\d\.\d+ +another trainer$", done.stdout, re.MULTILINE)
+    assert re.search(r" 128 x 1 x 8 .* of 169\.1 .* another trainer +fastest$", rows["8xb200"])
+    assert re.search(r" 262,840 +3\.\d+ +3\d\.\d+ +another trainer ", rows["8xa100-40gb"])
+    assert re.search(r"^ +[\d,]+ +0\.\d+ +\d\.\d+ +roofline, a bound$", done.stdout, re.MULTILINE)
+    assert "cheapest, fastest: of the machines that were measured (another trainer)" in done.stdout
     assert "uncalibrated" in done.stdout
     assert sorted(run.iterdir()) == before[0]
 
@@ -272,9 +277,9 @@ def test_a_plan_that_cannot_be_is_one_line(options: list[str], message: str) -> 
     [
         ("{", "not JSON"),
         ('{"date": "2026-01-01", "machines": {}}', 'wanted {"date": "...", "machines": {"NAME": {...}}}'),
-        ("[" * 100_000, "not JSON"),
+        ("[" * 100_000, "nested deeper than 100"),
         ({"date": "soon"}, "date: got 'soon', wanted the day of the prices"),
-        ({"gpu": "b2000"}, "x: gpu: got 'b2000'; did you mean 'b200'?"),
+        ({"gpu": "b2000"}, "x: gpu: unknown GPU 'b2000'; did you mean 'b200'?"),
         ({"usd_per_hour": -3}, "x: usd_per_hour: got -3, wanted a number above 0"),
         ({"usd_per_hour": 10**400}, "x: usd_per_hour: got 1000"),
         ({"usd_per_hour": math.nan}, "x: usd_per_hour: got nan, wanted a number above 0"),
@@ -312,12 +317,60 @@ def test_a_machine_that_needs_another_micro_batch_is_told_which(tmp_path: Path) 
     ]
 
 
-def test_the_cheapest_by_a_roofline_that_is_not_fitted_is_said_to_be(tmp_path: Path) -> None:
+def test_the_cheapest_by_a_roofline_that_is_not_fitted_is_said_to_be() -> None:
+    run, prices = load_run(ROOT / "runs" / "8xa100", ["model.n_layers=11"]), read_machines(MACHINES, [])
+    lines = describe_offers(run, prices, make_offers(run, prices, {run.train.parts[0].dataset: None}))
+    assert "cheapest, fastest: by the roofline; no machine has been measured with a network of this shape" in lines
+    assert "cheapest: 8xb200, by a roofline that is not fitted to its GPU; of the others 8xa100-40gb, $5.71" in lines
+
+
+def test_a_measured_machine_is_the_cheapest_and_a_lower_bound_is_only_told() -> None:
     run, prices = load_run(ROOT / "runs" / "8xa100", []), read_machines(MACHINES, [])
-    offers = make_offers(run, prices, {run.train.parts[0].dataset: None})
-    assert "cheapest: 8xb200, by a roofline that is not fitted to its GPU; of the others 8xa100-40gb, $6.08" in (
-        describe_offers(run, prices, offers)
+    unmeasured = Machine(name="2xh100-80gb", gpu=known_gpus()["h100-80gb"], gpus=2, usd_per_hour=5.98)
+    prices = attrs.evolve(prices, machines=(*prices.machines, unmeasured))
+    lines = describe_offers(run, prices, make_offers(run, prices, {run.train.parts[0].dataset: None}))
+    assert [line.split()[0] for line in lines if line.endswith("cheapest")] == ["8xa100-40gb"]
+    assert "not measured, and cheaper if it reached its bound: 2xh100-80gb, $5.87" in lines
+
+
+OWN_GPU = {"gpus": {"weird": {"memory_gib": 12.0, "bf16_tflops": 50, "gb_per_second": 400}}}
+OWN_MACHINE = {"date": "2026-01-01", "machines": {"4xweird": {"gpu": "weird", "gpus": 4, "usd_per_hour": 2}}}
+
+
+def test_a_gpu_is_added_by_a_row_of_the_users_own_file(tmp_path: Path) -> None:
+    path, runs = tmp_path / "mine.json", ROOT / "runs" / "8xa100"
+    path.write_text(json.dumps(OWN_MACHINE))
+    line = one_line(train(runs, "--plan", "--machines", str(path)))
+    added = re.search(r"To add a GPU, write (\{.*\}), with its numbers, into the file given by --machines$", line)
+    assert added and f"{path}: 4xweird: gpu: unknown GPU 'weird'; " in line
+    assert json.loads(added[1])["gpus"]["weird"].keys() == OWN_GPU["gpus"]["weird"].keys()
+    path.write_text(json.dumps(OWN_MACHINE | OWN_GPU))
+    done = train(runs, "--plan", "--machines", str(path))
+    assert done.returncode == 0, done.stderr
+    assert re.search(
+        r"^4xweird +2\.00 +16 x 2 x 4 .* of 11\.4 .* roofline, a bound, not fitted", done.stdout, re.MULTILINE
     )
+    options = ("--predict", "weird,l4", "--machines", str(path), "--world-size", "4")
+    done = launch.run(ROOT / "find_batch_size.py", str(runs), *options)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^weird +11\.4 +ddp .* 16$", done.stdout, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"memory_gib": 12}, "weird: key 'bf16_tflops' is missing; wanted memory_gib, bf16_tflops, gb_per_second"),
+        (OWN_GPU["gpus"]["weird"] | {"memory_gib": 0}, "weird: memory_gib: got 0, wanted a number above 0"),
+        (OWN_GPU["gpus"]["weird"] | {"memory": 1}, "weird: unknown key 'memory'; did you mean 'memory_gib'?"),
+        (3, "weird: got 3, wanted an object"),
+    ],
+)
+def test_a_gpu_with_nonsense_is_refused(tmp_path: Path, row: Any, message: str) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(OWN_MACHINE | {"gpus": {"weird": row}}))
+    with pytest.raises(BadInput) as raised:
+        read_machines(path, [])
+    assert str(raised.value).startswith(f"{path}: {message}")
 
 
 def test_tokens_per_second_beyond_the_peak_are_of_another_model(tmp_path: Path) -> None:

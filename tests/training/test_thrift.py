@@ -17,6 +17,7 @@ from model.config import GPT2_SIZES, ModelConfig
 from model.gpt import GPT, initialize
 from tests.conftest import TINY_MODEL, metrics, train
 from training.config import Thrift
+from training.gpus import known_gpus
 from training.memory import gpu_bytes, largest_microbatch, predict
 
 CONFIG = ModelConfig(**TINY_MODEL | {"n_layers": 3})
@@ -104,7 +105,7 @@ def test_no_logits_are_left_when_the_blocks_backward_begins(monkeypatch: pytest.
 
 def test_what_is_thrifty_is_predicted_to_fit_more_often() -> None:
     sizes = [
-        largest_microbatch(GPT2_SIZES["124M"], "ddp", 1, gpu_bytes("rtx3090-24gb"), thrift)
+        largest_microbatch(GPT2_SIZES["124M"], "ddp", 1, gpu_bytes(known_gpus()["rtx3090-24gb"]), thrift)
         for thrift in (Thrift(), Thrift(loss_chunks=8), Thrift(loss_chunks=8, recompute_blocks=True))
     ]
     assert sizes == sorted(set(sizes))
