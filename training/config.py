@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import attrs
 
-from errors import BadInput, nearest
+from errors import BadInput, nearest, quoted
 from json_files import parse_json, read_json
 from model import checks
 from model.config import ModelConfig
@@ -164,7 +164,7 @@ def _apply(override: str, values: dict[str, dict[str, Any]]) -> str:
     section, _, key = name.rpartition(".")
     section = section or "train"
     if not equals or not key or section not in values:
-        raise BadInput(f"--set {override}: wanted train.KEY=VALUE or model.KEY=VALUE")
+        raise BadInput(f"--set {quoted(override)}: wanted train.KEY=VALUE or model.KEY=VALUE")
     try:
         values[section][key] = parse_json(text, kind=None)
     except ValueError:
@@ -180,18 +180,22 @@ def _translate(model: dict[str, Any], train: dict[str, Any], model_file: Path, t
     if "minibatch_size" in train:
         size = train.pop("minibatch_size")
         if train.setdefault("microbatch_size", size) != size:
-            raise BadInput(f"{train_file}: minibatch_size {size} is the old name of microbatch_size; keep one of them")
+            raise BadInput(
+                f"{train_file}: minibatch_size {quoted(size)} is the old name of microbatch_size; keep one of them"
+            )
         notices.append(f"{train_file}: minibatch_size {size} is read as microbatch_size")
     if "use_amp" in train:
         use_amp = train.pop("use_amp")
         precision = train.setdefault("precision", "auto" if use_amp else "fp32")
-        notices.append(f"{train_file}: use_amp {json.dumps(use_amp)} is read as precision {precision}")
+        notices.append(f"{train_file}: use_amp {json.dumps(use_amp)[:100]} is read as precision {precision}")
     if "validation_batches" in train:
         batches, size = train.pop("validation_batches"), train.get("microbatch_size")
         if "validation_sequences" in train:
             raise BadInput(f"{train_file}: validation_batches and validation_sequences say the same; keep the latter")
         if type(batches) is not int or type(size) is not int:
-            raise BadInput(f"{train_file}: validation_batches: got {batches!r}, wanted a whole number of micro-batches")
+            raise BadInput(
+                f"{train_file}: validation_batches: got {quoted(batches)}, wanted a whole number of micro-batches"
+            )
         train["validation_sequences"] = batches * size
         notices.append(
             f"{train_file}: validation_batches {batches} of {size} are read as validation_sequences {batches * size}"
@@ -204,7 +208,7 @@ def _build(kind: type[Config], values: dict[str, Any], path: Path, overridden: s
     for key, value in values.items():
         if key not in fields:
             where = "--set" if key in overridden else str(path)
-            raise BadInput(f"{where}: unknown key '{key}'{_hint(key, value, kind, overridden)}")
+            raise BadInput(f"{where}: unknown key {quoted(key)}{_hint(key, value, kind, overridden)}")
     for key, field in fields.items():
         if key not in values and field.default is attrs.NOTHING:
             raise BadInput(f"{path}: key '{key}' is missing")

@@ -1,6 +1,5 @@
 """The steps of a run: train, log, validate, save, in that order; stop when asked, or when the guard says so."""
 
-import bisect
 import math
 import time
 from typing import Any
@@ -21,7 +20,7 @@ from training.garbage import collect_between_steps
 from training.hardware import peak_flops, peak_memory_bytes
 from training.ledger import Ledger, Remaining
 from training.metrics import MetricsLog
-from training.plan import VALIDATION_SHARE, Plan
+from training.plan import VALIDATION_SHARE, Plan, count_due
 from training.progress import Progress, Status
 from training.ranks import StopRequest
 from training.saver import Saved, Saver
@@ -77,9 +76,6 @@ class Loop:
         self._told_save: int | None = None  # step of the last save whose end was told
         self.first_step = state.step
         self.last_loss = float("nan")  # of the last logged step
-        steps = range(state.step + 1, job.last_step + 1)
-        self._validations = [step for step in steps if validation_due(job, step)]
-        self._checkpoints = [step for step in steps if checkpoint_due(job, step)]
         self._logged_step = state.step
         self._logged_seconds = 0.0
 
@@ -338,9 +334,10 @@ class Loop:
             self.metrics.write({"event": event, "step": at, **details, "time": utc_now()})
 
     def _remaining(self) -> Remaining:
-        step = self.state.step
+        first, last = self.state.step, self.job.last_step  # what is due at this step comes after it was logged
+        every, validate_every = self.job.run.train.checkpoint_interval, self.job.run.train.validation_interval
         return Remaining(
-            steps=self.job.last_step - step,
-            validations=len(self._validations) - bisect.bisect_left(self._validations, step),
-            checkpoints=len(self._checkpoints) - bisect.bisect_left(self._checkpoints, step),
+            steps=last - first,
+            validations=0 if validate_every is None else count_due(first, last, every, validate_every),
+            checkpoints=count_due(first, last, every),
         )

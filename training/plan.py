@@ -1,5 +1,7 @@
 """What a run will do, from its configuration and the world size alone: batches, steps, tokens, epochs, FLOPs."""
 
+import bisect
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +15,8 @@ from training.config import OPTIMIZERS, Run
 from training.dataset import shares
 from training.schedule import Schedule
 
+DIVISORS_SHOWN = 24
+MOST_STEPS = 99_999_999  # a checkpoint's name has eight digits
 VALIDATION_SHARE = 1 / 3  # of a training token's time: forward only
 
 
@@ -79,6 +83,11 @@ def make_plan(run: Run, world_size: int, lengths: Mapping[str, int | None] | Non
         for name, tokens in lengths.items()
     }
     steps = _count_steps(run, layout, lengths, windows)
+    if steps > MOST_STEPS:
+        raise BadInput(
+            f"{run.directory / 'train.json'}: got {steps:,} steps of {layout.global_batch_size} sequences, wanted at "
+            f"most {MOST_STEPS:,}; lower min_train_tokens or max_epochs, or raise global_batch_size"
+        )
     batch = layout.global_batch_size
     reached = [stage for stage in shares(run.train.parts) if stage[0] < steps]
     mixture = Mixture([Stage(first_step * batch, share) for first_step, share in reached])
@@ -112,11 +121,10 @@ def derive_layout(run: Run, world_size: int) -> Layout:
     else:
         micro_batches = train.global_batch_size // train.microbatch_size
         if micro_batches % world_size:
-            legal = ", ".join(str(size) for size in range(1, micro_batches + 1) if micro_batches % size == 0)
             raise BadInput(
                 f"{run.directory / 'train.json'}: global_batch_size {train.global_batch_size} is {micro_batches} "
                 f"micro-batches of {train.microbatch_size}, which world size {world_size} does not divide; "
-                f"world sizes that do: {legal}"
+                f"world sizes that do: {_divisors_near(micro_batches, world_size)}"
             )
         accumulation = micro_batches // world_size
         if train.gradient_accumulation_steps not in (None, accumulation):
@@ -131,6 +139,23 @@ def derive_layout(run: Run, world_size: int) -> Layout:
         accumulation=accumulation,
         world_size=world_size,
     )
+
+
+def count_due(first: int, last: int, *intervals: int) -> int:
+    """Return how many of the steps first .. last are a multiple of one of two intervals at most, or the last one."""
+    multiples = sum(last // every - (first - 1) // every for every in intervals)
+    if len(intervals) > 1:
+        multiples -= count_due(first, last, math.lcm(*intervals)) - (last % math.lcm(*intervals) > 0)
+    return multiples + all(last % every for every in intervals)
+
+
+def _divisors_near(number: int, wanted: int) -> str:
+    """Return the divisors of a number for people, those next to `wanted` where there are many."""
+    small = [size for size in range(1, math.isqrt(number) + 1) if number % size == 0]
+    divisors = sorted({*small, *(number // size for size in small)})
+    first = max(0, bisect.bisect(divisors, wanted) - DIVISORS_SHOWN // 2)
+    shown = ", ".join(map(str, divisors[first : first + DIVISORS_SHOWN]))
+    return f"{'..., ' * (first > 0)}{shown}{', ...' * (first + DIVISORS_SHOWN < len(divisors))}"
 
 
 def describe(run: Run, plan: Plan) -> list[str]:

@@ -142,7 +142,16 @@ def part(dataset: str = "a", **keys: Any) -> dict[str, Any]:
             {"dataset": [part(weight=1)], "min_train_tokens": None},
             "min_train_tokens: got null (all tokens), wa",
         ),
-        ("train", {"dataset": [part(weight=1e-320), part("b", weight=10**400)]}, "round the weights to fewer digits"),
+        ("train", {"dataset": [part(weight=1e-320), part("b", weight=1e300)]}, "round the weights to fewer digits"),
+        ("train", {"dataset": [part(weight=10**400)]}, "entry 1, a: got weight 1000"),
+        ("train", {"dataset": [part(str(n), weight=1) for n in range(5000)]}, "got 5,000 datasets, wanted at most 256"),
+        ("train", {"dataset": [part(weight=[[n, 1] for n in range(5000)])]}, "got 5,000 stages in all, wanted at most"),
+        ("train", {"dataset": "a" * 5000, "max_epochs": "b" * 5000}, "max_epochs: got 'bbb"),
+        ("train", {"minibatch_size": "a" * 5000}, "minibatch_size 'aaa"),
+        ("train", {f"key{n}": n for n in range(20_000)}, "unknown key 'key0'; known: adam_beta1"),
+        ("train", {"x" * 5000 + "\x1b[2J": 1}, "unknown key 'xxx"),
+        ("train", {"random_seed": 10**30}, "random_seed: got 1000"),
+        ("model", {"n_layers": 10**7}, "n_layers: got 10000000, wanted an integer of at least 1, at most 10,000"),
         ("train", {"max_epochs": 0}, "max_epochs: got 0, wanted an integer of at least 1"),
         ("train", {"shuffle": 1}, "shuffle: got 1, wanted true or false"),
         ("train", {"shuffle": True, "era_tokens": 1}, "era_tokens: got 1, wanted at least context_length"),
@@ -168,7 +177,7 @@ def test_wrong_values_are_one_line_with_file_and_key(
         load_run(run_directory(tmp_path / "r", values["model"], values["train"]), [])
     assert message in str(caught.value)
     assert str(tmp_path) in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 1200
 
 
 def test_missing_files_keys_and_broken_json_are_named(tmp_path: Path) -> None:
@@ -239,6 +248,22 @@ def test_a_world_size_that_does_not_divide_is_refused_with_those_that_do(tmp_pat
     run = load_run(run_directory(tmp_path / "r", TINY_MODEL, {"dataset": "x"} | TINY_TRAIN), ["global_batch_size=24"])
     with pytest.raises(BadInput, match="world size 5 does not divide; world sizes that do: 1, 2, 3, 4, 6, 12"):
         make_plan(run, 5)
+
+
+def test_legal_world_sizes_of_an_enormous_batch_are_those_nearby_and_found_at_once(tmp_path: Path) -> None:
+    keys = {"dataset": "x"} | TINY_TRAIN | {"microbatch_size": 1, "global_batch_size": 735_134_400}  # 1,344 divisors
+    run = load_run(run_directory(tmp_path / "r", TINY_MODEL, keys), [])
+    with pytest.raises(BadInput, match=r"do: \.\.\., 26775, .*, 28600, 29120, .*, 30940, \.\.\.$"):
+        make_plan(run, 1001 * 29)
+
+
+def test_more_steps_than_a_checkpoints_name_has_digits_for_are_refused(tmp_path: Path) -> None:
+    keys = {"dataset": "x"} | TINY_TRAIN | {"min_train_tokens": 1 << 53, "max_epochs": 1 << 53}
+    run = load_run(run_directory(tmp_path / "r", TINY_MODEL, keys), [])
+    with pytest.raises(
+        BadInput, match=r"train\.json: got 35,184,372,088,832 steps of 8 sequences, wanted at most 99,999"
+    ):
+        make_plan(run, 1)
 
 
 def test_accumulation_that_contradicts_the_global_batch_is_refused(tmp_path: Path) -> None:

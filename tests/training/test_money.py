@@ -32,7 +32,7 @@ from training.machines import MACHINES, Machine, read_machines
 from training.metrics import METRICS, read_metrics
 from training.offer_table import describe_offers
 from training.offers import START_UP_SECONDS, make_offers, run_seconds
-from training.plan import make_plan
+from training.plan import count_due, make_plan
 from training.throughput import MEASUREMENTS, OURS, measurements, roofline, throughput
 
 DOLLAR_A_SECOND = ("--price-per-hour", "3600")
@@ -393,6 +393,16 @@ def test_a_plan_counts_the_validations_that_a_run_makes(validation: int, checkpo
     due = sum(validation_due(job, step) for step in range(steps + 1))
     expected = (plan.train_tokens + due * plan.validation_sequences * 1024 / 3) / 1e6
     assert run_seconds(run, plan, 1e6) - START_UP_SECONDS == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("checkpoint", "validation"), [(3, 4), (4, 4), (6, 4), (7, 100), (1, 5)])
+def test_what_is_due_is_counted_without_walking_over_the_steps(checkpoint: int, validation: int) -> None:
+    for last in range(1, 30):
+        for first in range(1, last + 1):
+            saves = [step for step in range(first, last + 1) if step % checkpoint == 0 or step == last]
+            validations = [step for step in range(first, last + 1) if step % validation == 0 or step in saves]
+            assert count_due(first, last, checkpoint) == len(saves)
+            assert count_due(first, last, checkpoint, validation) == len(validations)
 
 
 def test_a_validation_that_does_not_fit_is_not_begun(clock: list[float]) -> None:
