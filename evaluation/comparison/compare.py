@@ -18,8 +18,7 @@ from evaluation.comparison.winners import find_winners
 
 SCOPE = (
     "Intervals are over text and questions, over fine-tuning seeds where there are several, and over random_seed of "
-    "the training where its noise is known. A model stands for its recipe: a winner is a better recipe, not lucky "
-    "weights."
+    "the training where its noise is known. A model stands for its recipe: recipes win, not one set of weights."
 )
 ADVICE = (
     "The seed noise is not known where no winner is named: train a run again with another random_seed and compare all, "

@@ -59,7 +59,7 @@ def winners(found: Comparison) -> list[str]:
 )
 def test_equal_recipes_have_a_winner_in_5_of_100_comparisons_at_most(seeds: list[int]) -> None:
     draw = np.random.default_rng(len(seeds))
-    tables = 900
+    tables = 600
     named = sum(bool(winners(compare(table(draw, seeds)))) for _ in range(tables))
     print(f"null, seeds {seeds}: a winner in {named} of {tables}")
     assert named <= 0.05 * tables
