@@ -8,7 +8,7 @@ import attrs
 import torch
 import torch.distributed as dist
 
-from errors import EXIT_DONE, EXIT_ERROR, EXIT_STOPPED, BadInput
+from errors import EXIT_DONE, EXIT_ERROR, EXIT_STOPPED, BadInput, printable
 from model.gpt import GPT, initialize
 from training import archive, checkpoint
 from training.attention import use_attention
@@ -295,4 +295,4 @@ def _best(state: RunState) -> str:
 def _say(ranks: Ranks, lines: list[str]) -> None:
     if ranks.coordinates:
         for line in lines:
-            print(line, file=sys.stderr if line.startswith("WARNING") else sys.stdout, flush=True)
+            print(printable(line), file=sys.stderr if line.startswith("WARNING") else sys.stdout, flush=True)

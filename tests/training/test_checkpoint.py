@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from errors import BadInput
 from tests import launch
-from tests.conftest import ROOT, forge_manifest, in_terminal, metrics, train, train_command, write_run
+from tests.conftest import ROOT, forge_manifest, in_terminal, metrics, seal_again, train, train_command, write_run
 from tests.training.test_stopping import start
 from training import archive, commit
 from training.checkpoint import find, verify
@@ -269,7 +270,7 @@ def test_a_full_disk_at_a_start_is_one_line(finished: Path, tmp_path: Path) -> N
     before = (run / "resolved.json").read_text()
     done = train_on_full_disk(run, "--resume", "step-00000004", file_bytes=500)
     assert done.returncode == 1
-    assert f"train.py: {run}: cannot be written: [Errno 27] File too large; make room" in done.stderr
+    assert f"train.py: {run / 'resolved.json'}: cannot be written: File too large; make room" in done.stderr
     assert 'train.py", line' not in done.stderr
     assert (run / "resolved.json").read_text() == before
 
@@ -368,6 +369,22 @@ def test_no_file_of_a_checkpoint_is_waited_for(copied: Path, name: str) -> None:
     (path / name).unlink()
     os.mkfifo(path / name)
     assert str(path / name) in str(verify(path))
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors"])
+@pytest.mark.parametrize("content", [b"\x80\x04N.", b"[" * 100_000, "other shapes"])
+def test_a_tensor_file_that_is_none_is_one_line(copied: Path, name: str, content: bytes | str) -> None:
+    file = (copied / "checkpoints" / "latest").resolve() / name
+    if isinstance(content, bytes):
+        file.write_bytes(content)
+    else:
+        tensors = load_file(file)
+        save_file({key: value[:1] for key, value in tensors.items()}, file)
+    seal_again(file.parent)
+    done = train(copied, "--set", "min_train_tokens=3000")
+    assert done.returncode == 1
+    assert f"train.py: {file}: " in done.stderr and "Traceback" not in done.stderr
+    assert ("cannot be read" if isinstance(content, bytes) else "got F32 [1") in done.stderr
 
 
 def test_deeply_nested_json_in_a_checkpoint_is_damage(copied: Path) -> None:
