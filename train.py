@@ -236,10 +236,11 @@ def say(problem: str) -> None:
 
 def dry_run(run: "Run", arguments: argparse.Namespace) -> int:
     """Print what a run would do; needs neither GPU nor process group, nor tokens where min_train_tokens is set."""
-    from training.plan import describe, make_plan
+    from training.plan import check_steps, describe, make_plan
     from training.token_set import lengths_at_hand
 
     plan = make_plan(run, arguments.world_size or 1, lengths_at_hand(run, arguments.token_files))
+    check_steps(run, plan)
     print("\n".join(map(printable, [*run.notices, *describe(run, plan)])))
     return EXIT_DONE
 

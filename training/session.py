@@ -24,7 +24,7 @@ from training.metrics import METRICS, MetricsLog, count_unreadable
 from training.numerics import Numerics, agreed_fingerprint, resolve_numerics
 from training.optimizer import Optimizer
 from training.parallel import Parallel, Wrapping
-from training.plan import Plan, describe, make_plan
+from training.plan import Plan, check_steps, describe, make_plan
 from training.precision import LossScale
 from training.progress import duration
 from training.ranks import Ranks, StopRequest, from_coordinator, start, stop
@@ -86,6 +86,7 @@ def _train(run: Run, options: Options, ranks: Ranks, ledger: Ledger, watch: Watc
         _say(ranks, list(run.notices))
         token_set = open_tokens(run, options.token_files, ranks, follow=options.follow)
         plan = make_plan(run, ranks.world_size, token_set.lengths)
+        check_steps(run, plan)
         token_set = check_tokens(run, plan, token_set, ranks)
         numerics = resolve_numerics(run, plan, ranks)
         set_determinism(numerics.determinism, run.train.cpu_threads, ranks)
