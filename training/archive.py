@@ -1,5 +1,6 @@
 """Earlier results moved aside, never deleted: `archive/<time>/` of a run directory."""
 
+import errno
 import os
 import shutil
 from collections.abc import Iterator
@@ -24,8 +25,11 @@ def restore(run_directory: Path) -> list[str]:
     done.
     """
     directory = run_directory / "checkpoints"
-    if os.path.lexists(directory) and not is_folder(directory):
-        raise BadInput(f"{directory}: wanted a folder, or a link to one that is there; move it away, or mount its disk")
+    if os.path.lexists(directory):
+        if not is_folder(directory):
+            raise BadInput(f"{directory}: wanted a folder, or a link to one; move it away, or mount its disk")
+        if not os.access(directory, os.W_OK | os.X_OK):
+            raise write_error(directory, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
     with _changing(run_directory):
         commit.restore(directory)
         return [_restore_followed(path) for path in followed_links(directory) if verify(path) is None]

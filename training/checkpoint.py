@@ -18,7 +18,7 @@ from typing import Any
 
 import attrs
 
-from errors import BadInput, quoted
+from errors import BadInput, printable, quoted
 from files import is_folder, sha256, system_error
 from json_files import parse_json, read_json, read_regular
 from training.state_check import STEP_NAME, check_fields, check_origin
@@ -69,7 +69,7 @@ def find(run_directory: Path, wanted: str) -> Path | None:
         problem = verify(directory / name)
         if problem is None:
             for line in problems:
-                print(f"WARNING: {line}; falling back to {name}", file=sys.stderr)
+                print(printable(f"WARNING: {line}; falling back to {name}"), file=sys.stderr)
             return directory / name
         problems.append(problem)
     if problems:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
-from errors import EXIT_DIVERGED, EXIT_DONE, EXIT_ERROR, EXIT_STOPPED, BadInput
+from errors import EXIT_DIVERGED, EXIT_DONE, EXIT_ERROR, EXIT_STOPPED, BadInput, printable
 from files import replace_file, write_error, writing
 from json_files import read_json
 
@@ -127,5 +127,6 @@ def _lock(file: TextIO, run_directory: Path) -> None:
                 raise BadInput(f"{run_directory}: another job trains this run; wait for it, or stop it") from None
             time.sleep(0.2)
         except OSError as error:  # a file system without locks
-            print(f"NOTE: {file.name}: cannot be locked ({error}); see that no other job trains this run", flush=True)
+            name = printable(file.name)
+            print(f"NOTE: {name}: cannot be locked ({error}); see that no other job trains this run", flush=True)
             return

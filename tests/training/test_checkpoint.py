@@ -306,6 +306,19 @@ def test_a_copy_that_followed_links_is_resumed_and_loses_nothing(copied: Path, l
     assert archive.restore(copied) == []
 
 
+def test_a_run_copied_with_nothing_but_a_folder_latest_goes_on(copied: Path) -> None:
+    directory = copied / "checkpoints"
+    for name in ("latest", "best"):
+        (directory / name).unlink()
+    (directory / "step-00000008").rename(directory / "latest")
+    shutil.rmtree(directory / "step-00000004")
+    done = train(copied, "--set", "min_train_tokens=2304", "--set", "schedule_learning_rate=false")
+    assert done.returncode == 0, done.stderr
+    assert f"NOTE: {directory / 'latest'} is no link" in done.stdout
+    assert f"resuming from {directory / 'step-00000008'} at step 8 of 9" in done.stdout
+    assert (directory / "latest").readlink() == Path("step-00000009")
+
+
 def test_a_damaged_folder_in_a_links_place_is_refused_and_never_deleted(copied: Path) -> None:
     directory = copied / "checkpoints"
     (directory / "latest").unlink()
@@ -319,6 +332,14 @@ def test_a_damaged_folder_in_a_links_place_is_refused_and_never_deleted(copied: 
     (directory / "note").mkdir()
     commit.point(directory, "latest", "note")
     assert [path.read_text() for path in copied.glob("archive/*/checkpoints/latest/state.json")] == ["{}"]
+
+
+def test_checkpoints_that_cannot_be_written_are_refused_before_the_first_step(
+    copied: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "checkpoints")
+    with pytest.raises(BadInput, match="checkpoints: cannot be written: Permission denied; check the permissions"):
+        archive.restore(copied)
 
 
 def test_hidden_names_of_others_are_left_alone(tmp_path: Path) -> None:
