@@ -58,6 +58,17 @@ def write_error(path: Path | str, error: OSError) -> BadInput:
     return BadInput(f"{path}: cannot be written: {error.strerror or error}; {advice}, then rerun the same command")
 
 
+def is_folder(path: Path) -> bool:
+    """Tell whether there is a folder. False, too, for a name that no file can have, such as one that is too long."""
+    return os.path.isdir(path)  # noqa: PTH112  # Path.is_dir raises for it
+
+
+def system_error(error: OSError) -> str:
+    """Return an error of the system as part of a line: the file, where one is known, and the reason."""
+    reason = error.strerror or str(error)
+    return reason if error.filename is None else f"{os.fsdecode(error.filename)}: {reason}"
+
+
 @contextmanager
 def writing(path: Path | str) -> Iterator[None]:
     """Turn an OSError of the block, which writes `path`, into BadInput."""

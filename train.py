@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from arguments import number, print_any_name, whole_number
-from errors import EXIT_DIVERGED, EXIT_DONE, EXIT_ERROR, BadInput, Diverged
+from errors import EXIT_DIVERGED, EXIT_DONE, EXIT_ERROR, BadInput, Diverged, printable
+from files import is_folder, system_error
 from installation import begin
 from training.claim import Claim, job_seconds
 from training.signals import StopSignals
@@ -18,6 +19,7 @@ from training.signals import StopSignals
 if TYPE_CHECKING:
     from training.config import Run
 
+CPU_OUT_OF_MEMORY = "DefaultCPUAllocator: "  # torch raises a plain RuntimeError
 RANK_0_SPEAKS_SECONDS = 30.0  # a slow start included: torchrun ends all ranks as soon as one of them has failed
 
 EPILOG = """examples:
@@ -145,7 +147,7 @@ def main() -> int:
     arguments = parse_arguments()
     signals = StopSignals()
     writes = not (arguments.dry_run or arguments.plan or arguments.find_max_microbatch) and arguments.replay is None
-    if writes and os.environ.get("RANK", "0") == "0" and arguments.run.is_dir():
+    if writes and os.environ.get("RANK", "0") == "0" and is_folder(arguments.run):
         try:
             signals.claim = Claim(arguments.run)
         except BadInput as error:
@@ -208,28 +210,40 @@ def train(arguments: argparse.Namespace, signals: StopSignals, began: float) -> 
         if environment_rank() == 0 or alone or not signals.wait(RANK_0_SPEAKS_SECONDS):
             say(str(error))
         return EXIT_DIVERGED if isinstance(error, Diverged) else EXIT_ERROR
-    except torch.OutOfMemoryError:
-        size = run.train.microbatch_size
-        smaller = next((n for n in range(size - 1, 0, -1) if size % n == 0), None)
-        advice = f"try --set microbatch_size={smaller}, or find_batch_size.py"
-        if smaller is None:
-            advice = "use a larger GPU, or parallel fsdp"
-        say(f"rank {environment_rank()}: the GPU's memory does not hold microbatch_size {size}; {advice}")
-        return EXIT_ERROR
+    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+        if not isinstance(error, torch.OutOfMemoryError | MemoryError) and CPU_OUT_OF_MEMORY not in str(error):
+            raise
+        say(f"rank {environment_rank()}: {out_of_memory(run, gpu=isinstance(error, torch.OutOfMemoryError))}")
+    except OSError as error:
+        if error.filename is None:
+            raise
+        say(system_error(error))  # a file or folder that cannot be read, for one
+    return EXIT_ERROR
+
+
+def out_of_memory(run: "Run", *, gpu: bool) -> str:
+    """Return that the memory does not suffice, and what to do."""
+    size = run.train.microbatch_size
+    smaller = next((n for n in range(size - 1, 0, -1) if size % n == 0), None)
+    advice = f"try --set microbatch_size={smaller}, or find_batch_size.py"
+    if smaller is None:
+        advice = "use a larger GPU, or parallel fsdp" if gpu else "use a larger machine, or a smaller model"
+    return f"{'the GPU' if gpu else 'this machine'}'s memory does not hold microbatch_size {size}; {advice}"
 
 
 def say(problem: str) -> None:
     """Print what went wrong, as one line."""
-    print(f"train.py: {problem}", file=sys.stderr, flush=True)
+    print(f"train.py: {printable(problem)}", file=sys.stderr, flush=True)
 
 
 def dry_run(run: "Run", arguments: argparse.Namespace) -> int:
     """Print what a run would do; needs neither GPU nor process group, nor tokens where min_train_tokens is set."""
-    from training.plan import describe, make_plan
+    from training.plan import check_steps, describe, make_plan
     from training.token_set import lengths_at_hand
 
     plan = make_plan(run, arguments.world_size or 1, lengths_at_hand(run, arguments.token_files))
-    print("\n".join([*run.notices, *describe(run, plan)]))
+    check_steps(run, plan)
+    print("\n".join(map(printable, [*run.notices, *describe(run, plan)])))
     return EXIT_DONE
 
 
@@ -242,7 +256,7 @@ def plan_machines(run: "Run", arguments: argparse.Namespace) -> int:
 
     prices = read_machines(arguments.machines or MACHINES, arguments.machine)
     offers = make_offers(run, prices, lengths_at_hand(run, arguments.token_files))
-    print("\n".join([*run.notices, *describe_offers(run, prices, offers)]))
+    print("\n".join(map(printable, [*run.notices, *describe_offers(run, prices, offers)])))
     return EXIT_DONE
 
 

@@ -1,12 +1,14 @@
 """Earlier results moved aside, never deleted: `archive/<time>/` of a run directory."""
 
+import errno
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from errors import BadInput
-from files import sync, write_error
+from files import is_folder, sync, write_error
 from tokens.tokenizer import RANKS_FILE
 from training import commit
 from training.chart import CHART
@@ -23,8 +25,11 @@ def restore(run_directory: Path) -> list[str]:
     done.
     """
     directory = run_directory / "checkpoints"
-    if directory.exists() and not directory.is_dir():
-        raise BadInput(f"{directory}: got a file, wanted a folder; move it away, then rerun the same command")
+    if os.path.lexists(directory):
+        if not is_folder(directory):
+            raise BadInput(f"{directory}: wanted a folder, or a link to one; move it away, or mount its disk")
+        if not os.access(directory, os.W_OK | os.X_OK):
+            raise write_error(directory, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
     with _changing(run_directory):
         commit.restore(directory)
         return [_restore_followed(path) for path in followed_links(directory) if verify(path) is None]

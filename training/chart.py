@@ -37,12 +37,16 @@ class ChartProcess:
         """Wait for a drawing in progress, then draw the final state; return whether that is there."""
         if self._process is not None:
             self._process.wait()
-        return self._start().wait() == 0
+        last = self._start()
+        return last is not None and last.wait() == 0
 
-    def _start(self) -> "subprocess.Popen[bytes]":
+    def _start(self) -> "subprocess.Popen[bytes] | None":
         self._due = time.monotonic() + LEAST_SECONDS
-        # A session of its own: the terminal's Ctrl-C is for the run, which waits for its last chart.
-        return subprocess.Popen(self._command, cwd=Path(__file__).parents[1], start_new_session=True)
+        try:
+            # A session of its own: the terminal's Ctrl-C is for the run, which waits for its last chart.
+            return subprocess.Popen(self._command, cwd=Path(__file__).parents[1], start_new_session=True)
+        except OSError:  # no memory for another process: a run goes on without a chart
+            return None
 
 
 def draw_chart(directory: Path) -> Path:

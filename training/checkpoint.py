@@ -18,8 +18,8 @@ from typing import Any
 
 import attrs
 
-from errors import BadInput, quoted
-from files import sha256
+from errors import BadInput, printable, quoted
+from files import is_folder, sha256, system_error
 from json_files import parse_json, read_json, read_regular
 from training.state_check import STEP_NAME, check_fields, check_origin
 from training.state_files import OPTIMIZER, WEIGHTS, read_state_files
@@ -58,7 +58,7 @@ def find(run_directory: Path, wanted: str) -> Path | None:
     directory = run_directory / "checkpoints"
     if wanted != "auto":
         path = directory / wanted
-        if not path.is_dir():
+        if not is_folder(path):
             raise BadInput(f"{path}: no such checkpoint; there are {', '.join(_names(directory)) or 'none'}")
         if problem := verify(path):
             raise BadInput(f"{problem}; resume from another one with --resume NAME")
@@ -69,7 +69,7 @@ def find(run_directory: Path, wanted: str) -> Path | None:
         problem = verify(directory / name)
         if problem is None:
             for line in problems:
-                print(f"WARNING: {line}; falling back to {name}", file=sys.stderr)
+                print(printable(f"WARNING: {line}; falling back to {name}"), file=sys.stderr)
             return directory / name
         problems.append(problem)
     if problems:
@@ -103,7 +103,9 @@ def verify(path: Path) -> str | None:
         return str(error)
     except FileNotFoundError as error:
         return f"{error.filename}: missing"
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except OSError as error:
+        return system_error(error) if error.filename else f"{path / MANIFEST}: {error}"
+    except (ValueError, KeyError, TypeError) as error:
         return f"{path / MANIFEST}: damaged: {error}"
     return None
 

@@ -3,15 +3,18 @@
 import fcntl
 import json
 import os
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
-from errors import EXIT_DIVERGED, EXIT_DONE, EXIT_ERROR, EXIT_STOPPED, BadInput
-from files import replace_file
+from errors import EXIT_DIVERGED, EXIT_DONE, EXIT_ERROR, EXIT_STOPPED, BadInput, printable
+from files import replace_file, write_error, writing
+from json_files import read_json
 
 EXIT_FILE, LOCK_FILE = "exit.json", ".lock"
+LOCK_CHARACTERS = 1000  # more than is ever written there
 LOCK_SECONDS = 30.0  # to wait for a job that is about to end
 ERROR = "error"
 LOST = "lost"  # another rank was killed, froze or hung; EXIT_ERROR as well
@@ -50,19 +53,18 @@ class Claim:
     def __init__(self, run_directory: Path):
         """Take it. Raises BadInput when another job has it."""
         self._directory = run_directory
-        try:
+        with writing(run_directory / LOCK_FILE):
             self._file = (run_directory / LOCK_FILE).open("a+")
-        except OSError as error:
-            raise BadInput(f"{run_directory}: cannot be written: {error}; checkpoints and metrics go there") from error
         _lock(self._file, run_directory)
         self._ended = False
         self._file.seek(0)
-        before = self._file.read().split()
+        before = self._file.read(LOCK_CHARACTERS).split()
         again = restarts() > 0 and before[:1] == [_job()]
         self.resumed = again and RESUMED in before
         self.ending = _final_status(run_directory) if again else None
         if self.ending is None:
-            (run_directory / EXIT_FILE).unlink(missing_ok=True)
+            with writing(run_directory / EXIT_FILE):
+                (run_directory / EXIT_FILE).unlink(missing_ok=True)
         if not again:
             self._note(_job())
 
@@ -82,7 +84,7 @@ class Claim:
         try:
             replace_file(self._directory / EXIT_FILE, json.dumps(ending) + "\n")
         except OSError as error:  # a full disk: the exit status still tells
-            print(f"WARNING: {self._directory / EXIT_FILE}: {error}", flush=True)
+            print(f"WARNING: {write_error(self._directory / EXIT_FILE, error)}", file=sys.stderr, flush=True)
 
     def lost(self) -> None:
         """Write that the job ends because another rank is gone."""
@@ -107,10 +109,10 @@ def _job() -> str:
 def _final_status(run_directory: Path) -> int | None:
     """Return the status that an earlier group left with, if it is one that no restart mends."""
     try:
-        ending = json.loads((run_directory / EXIT_FILE).read_text())
-        status, final = ending["status"], ending["final"]
-    except (OSError, ValueError, KeyError):
+        ending = read_json(run_directory / EXIT_FILE)
+    except BadInput:
         return None
+    status, final = ending.get("status"), ending.get("final")
     return status if final and status in (EXIT_STOPPED, EXIT_DIVERGED) else None
 
 
@@ -125,5 +127,6 @@ def _lock(file: TextIO, run_directory: Path) -> None:
                 raise BadInput(f"{run_directory}: another job trains this run; wait for it, or stop it") from None
             time.sleep(0.2)
         except OSError as error:  # a file system without locks
-            print(f"NOTE: {file.name}: cannot be locked ({error}); see that no other job trains this run", flush=True)
+            name = printable(file.name)
+            print(f"NOTE: {name}: cannot be locked ({error}); see that no other job trains this run", flush=True)
             return

@@ -1,12 +1,14 @@
 """A run directory's `model.json` and `train.json`: read, translated from older spellings, checked."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any, TypeVar
 
 import attrs
 
 from errors import BadInput, nearest, quoted
+from files import is_folder
 from json_files import parse_json, read_json
 from model import checks
 from model.config import ModelConfig
@@ -146,8 +148,10 @@ def load_run(directory: Path, overrides: list[str]) -> Run:
 
     Raises BadInput naming the file and the key of whatever is missing, unknown or out of range.
     """
-    if not directory.is_dir():
+    if not is_folder(directory):
         raise BadInput(f"{directory}: no such run directory; wanted a folder with model.json and train.json")
+    if not str(directory).isascii() and str(directory) != os.fsencode(directory).decode(errors="replace"):
+        raise BadInput(f"{directory}: its name is not UTF-8, and so the checkpoints in it could not be read; rename it")
     model_file, train_file = directory / "model.json", directory / "train.json"
     values = {file.stem: read_json(file, advice=_WANTED) for file in (model_file, train_file)}
     overridden = {_apply(override, values) for override in overrides}

@@ -1,11 +1,11 @@
 """The micro-batch in a train.json, changed in place: every other character stays."""
 
-import json
 import os
 import re
 
 from errors import BadInput
-from files import replace_file
+from files import replace_file, write_error
+from json_files import parse_json, read_regular
 from training.config import Run
 
 _MICROBATCH = re.compile(r'("(?:micro|mini)batch_size"\s*:\s*)\d+')  # mini: the older spelling
@@ -14,8 +14,8 @@ _MICROBATCH = re.compile(r'("(?:micro|mini)batch_size"\s*:\s*)\d+')  # mini: the
 def check_editable(run: Run, overrides: list[str]) -> None:
     """Raise BadInput where another micro-batch in train.json would change more, or could not be written."""
     path = run.directory / "train.json"
-    text = path.read_text(encoding="utf-8")
-    keys = json.loads(text)
+    text = read_regular(path).decode()
+    keys = parse_json(text)
     file = path.resolve()
     if not (os.access(file, os.W_OK) and os.access(file.parent, os.W_OK)):
         raise BadInput(f"{path}: --write: this file and its folder must be writable; or leave out --write")
@@ -46,10 +46,10 @@ def write_microbatch(run: Run, size: int) -> bool:
     """
     path = run.directory / "train.json"
     file = path.resolve()
-    before = file.read_bytes().decode()  # not as text, which would lose \r
-    keys = json.loads(before)
+    before = read_regular(file).decode()  # not as text, which would lose \r
+    keys = parse_json(before)
     after = _MICROBATCH.sub(rf"\g<1>{size}", before)
-    assert json.loads(after) == keys | {key: size for key in ("microbatch_size", "minibatch_size") if key in keys}
+    assert parse_json(after) == keys | {key: size for key in ("microbatch_size", "minibatch_size") if key in keys}
     if after == before:
         return False
     mode = file.stat().st_mode
@@ -57,5 +57,5 @@ def write_microbatch(run: Run, size: int) -> bool:
         replace_file(file, after, durable=True)
         file.chmod(mode)
     except OSError as error:
-        raise BadInput(f"{path}: cannot be written: {error.strerror}; put microbatch_size {size} there") from error
+        raise BadInput(f"{write_error(path, error)}, or put microbatch_size {size} there") from error
     return True

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from errors import BadInput
+from errors import BadInput, printable
 from tokens.growing import GrowingTokens
 from tokens.manifest import MANIFEST
 from tokens.reading import Reading, ready
@@ -61,7 +61,7 @@ def wait_for_validation(growing: GrowingTokens, wanted_tokens: int, *, say: bool
         if have < wanted_tokens:
             if say:
                 say = False
-                where = f"{growing.directory}: {growing.progress()}"
+                where = printable(f"{growing.directory}: {growing.progress()}")
                 print(f"waiting for {wanted_tokens:,} tokens to validate on; {where}", flush=True)
             time.sleep(POLL_SECONDS)
 

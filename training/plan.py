@@ -83,11 +83,6 @@ def make_plan(run: Run, world_size: int, lengths: Mapping[str, int | None] | Non
         for name, tokens in lengths.items()
     }
     steps = _count_steps(run, layout, lengths, windows)
-    if steps > MOST_STEPS:
-        raise BadInput(
-            f"{run.directory / 'train.json'}: got {steps:,} steps of {layout.global_batch_size} sequences, wanted at "
-            f"most {MOST_STEPS:,}; lower min_train_tokens or max_epochs, or raise global_batch_size"
-        )
     batch = layout.global_batch_size
     reached = [stage for stage in shares(run.train.parts) if stage[0] < steps]
     mixture = Mixture([Stage(first_step * batch, share) for first_step, share in reached])
@@ -111,6 +106,15 @@ def make_plan(run: Run, world_size: int, lengths: Mapping[str, int | None] | Non
         schedule=schedule,
         validation_sequences=run.train.validation_sequences if validating else 0,
     )
+
+
+def check_steps(run: Run, plan: Plan) -> None:
+    """Raise BadInput for more steps than a checkpoint's name can tell."""
+    if plan.steps > MOST_STEPS:
+        raise BadInput(
+            f"{run.directory / 'train.json'}: got {plan.steps:,} steps of {plan.layout.global_batch_size} sequences, "
+            f"wanted at most {MOST_STEPS:,}; lower min_train_tokens or max_epochs, or raise global_batch_size"
+        )
 
 
 def derive_layout(run: Run, world_size: int) -> Layout:

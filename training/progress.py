@@ -6,6 +6,8 @@ import time
 import attrs
 from tqdm import tqdm
 
+from errors import printable
+
 LINE_SECONDS = 10.0  # between plain lines, when stderr is not a terminal
 
 
@@ -56,7 +58,7 @@ class Progress:
 
     def say(self, line: str) -> None:
         """Print a line above the bar."""
-        tqdm.write(line, file=sys.stderr)
+        tqdm.write(printable(line), file=sys.stderr)
 
     def warn(self, warning: str | None) -> None:
         """Show a warning beside the numbers until it is taken back with None."""

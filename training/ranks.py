@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # missing from its __all__
 
 from errors import BadInput
+from files import system_error
 from training.claim import restarts
 from training.preflight import choose_device
 from training.signals import StopSignals
@@ -122,7 +123,8 @@ def from_coordinator(ranks: Ranks, make: Callable[[], Value]) -> Value:
 def together(ranks: Ranks, work: Callable[[], Value], *, only: bool = True, group: Any = None) -> list[Value]:
     """Call `work` on the ranks where `only` is true; return their values in rank order, on every rank.
 
-    A BadInput on any rank is raised on all of them, the lowest rank's first, so that nobody waits for the dead.
+    A BadInput on any rank is raised on all of them, the lowest rank's first, so that nobody waits for the dead; an
+    error of the system, such as a file that cannot be read, as BadInput.
     """
     value: Any = None
     problem: str | None = None
@@ -131,6 +133,8 @@ def together(ranks: Ranks, work: Callable[[], Value], *, only: bool = True, grou
             value = work()
         except BadInput as error:
             problem = str(error)
+        except OSError as error:
+            problem = system_error(error)
     outcomes = gather(ranks, (only, value, problem), group)
     for _, _, message in outcomes:
         if message is not None:

@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 
 from errors import BadInput
-from files import replace_file
+from files import replace_file, writing
 from model.config import ModelConfig
 from tokens.growing import finished_by
 from tokens.token_file import TokenStream
@@ -64,14 +64,12 @@ def write_record(
         "price_per_hour": price_per_hour,  # of the machine, USD
         "command": sys.argv,
     }
-    try:
+    with writing(run.directory / checkpoint.RESOLVED):
         replace_file(run.directory / checkpoint.RESOLVED, json.dumps(record, indent=2) + "\n")
-        if origin is not None and tokenizer is not None and tokenizer["ranks_file"]:
-            replace_file(run.directory / RANKS_FILE, (origin / RANKS_FILE).read_text())
-    except OSError as error:
-        raise BadInput(
-            f"{run.directory}: cannot be written: {error}; make room and run the same command again"
-        ) from error
+    if origin is not None and tokenizer is not None and tokenizer["ranks_file"]:
+        ranks_of_tokens = (origin / RANKS_FILE).read_text()
+        with writing(run.directory / RANKS_FILE):
+            replace_file(run.directory / RANKS_FILE, ranks_of_tokens)
 
 
 def differences(run: Run, before: dict[str, Any], now: dict[str, Any], path: Path) -> list[str]:

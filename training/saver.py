@@ -15,6 +15,7 @@ import attrs
 import torch.distributed as dist
 
 from errors import BadInput
+from files import system_error
 from training import commit
 from training.checkpoint import FORMAT, RunState, name_of
 from training.config import Run
@@ -138,6 +139,6 @@ class Saver:
             try:
                 work()
             except OSError as error:
-                raise BadInput(f"rank {self._trainer.ranks.rank}: {error}") from error
+                raise BadInput(f"rank {self._trainer.ranks.rank}: {system_error(error)}") from error
 
         together(self._trainer.ranks, guarded, only=only, group=self._group)

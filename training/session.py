@@ -8,7 +8,7 @@ import attrs
 import torch
 import torch.distributed as dist
 
-from errors import EXIT_DONE, EXIT_ERROR, EXIT_STOPPED, BadInput
+from errors import EXIT_DONE, EXIT_ERROR, EXIT_STOPPED, BadInput, printable
 from model.gpt import GPT, initialize
 from training import archive, checkpoint
 from training.attention import use_attention
@@ -24,7 +24,7 @@ from training.metrics import METRICS, MetricsLog, count_unreadable
 from training.numerics import Numerics, agreed_fingerprint, resolve_numerics
 from training.optimizer import Optimizer
 from training.parallel import Parallel, Wrapping
-from training.plan import Plan, describe, make_plan
+from training.plan import Plan, check_steps, describe, make_plan
 from training.precision import LossScale
 from training.preflight import check_compiler
 from training.progress import duration
@@ -89,6 +89,7 @@ def _train(run: Run, options: Options, ranks: Ranks, ledger: Ledger, watch: Watc
             together(ranks, check_compiler)
         token_set = open_tokens(run, options.token_files, ranks, follow=options.follow)
         plan = make_plan(run, ranks.world_size, token_set.lengths)
+        check_steps(run, plan)
         token_set = check_tokens(run, plan, token_set, ranks)
         numerics = resolve_numerics(run, plan, ranks)
         set_determinism(numerics.determinism, run.train.cpu_threads, ranks)
@@ -298,4 +299,4 @@ def _best(state: RunState) -> str:
 def _say(ranks: Ranks, lines: list[str]) -> None:
     if ranks.coordinates:
         for line in lines:
-            print(line, file=sys.stderr if line.startswith("WARNING") else sys.stdout, flush=True)
+            print(printable(line), file=sys.stderr if line.startswith("WARNING") else sys.stdout, flush=True)

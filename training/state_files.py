@@ -16,7 +16,7 @@ from typing import Any
 
 import attrs
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from errors import BadInput
@@ -111,21 +111,27 @@ def state_sha256(trainer: Trainer, step: int) -> str | None:
 
 def read_state_files(directory: Path, trainer: Trainer, optimizer_steps: int) -> None:
     """Put weights and moments in place, each rank the rows it holds. Raises BadInput for another model's."""
-    parameters = trainer.parallel.named_parameters()
-    with (
-        torch.no_grad(),
-        safe_open(directory / WEIGHTS, framework="pt") as weights,
-        safe_open(directory / OPTIMIZER, framework="pt") as moments,
-    ):
-        if set(weights.keys()) != set(parameters):
-            unlike = sorted(set(weights.keys()) ^ set(parameters))
-            raise BadInput(f"{directory / WEIGHTS}: parameters differ from model.json, the first is {unlike[0]}")
-        for name, parameter in parameters.items():
-            _read_rows(weights, name, parameter)
-        for moment, values in trainer.optimizer.moments.items():
-            for name, value in values.items():
-                _read_rows(moments, f"{moment}.{name}", value)
+    with torch.no_grad():
+        for file, tensors in _files(trainer):
+            try:
+                with safe_open(directory / file, framework="pt") as opened:
+                    _check_tensors(directory / file, opened, tensors)
+                    for stored in tensors:
+                        _read_rows(opened, stored)
+            except (OSError, SafetensorError) as error:
+                raise BadInput(f"{directory / file}: cannot be read: {error}") from error
     trainer.optimizer.steps = optimizer_steps
+
+
+def _check_tensors(path: Path, opened: Any, tensors: list[Stored]) -> None:
+    """Raise BadInput unless a file holds these tensors, of these shapes, in fp32, and no others."""
+    wanted = {stored.key: [stored.rows, *stored.value.shape[1:]] for stored in tensors}
+    if unlike := sorted(set(opened.keys()) ^ wanted.keys()):
+        raise BadInput(f"{path}: parameters differ from model.json, the first is {unlike[0]}")
+    for key, shape in wanted.items():
+        found = opened.get_slice(key)
+        if found.get_shape() != shape or found.get_dtype() != "F32":
+            raise BadInput(f"{path}: {key}: got {found.get_dtype()} {found.get_shape()}, wanted F32 {shape}")
 
 
 def _files(trainer: Trainer) -> Iterator[tuple[str, list[Stored]]]:
@@ -174,11 +180,10 @@ def _write_at(descriptor: int, rows: Tensor, offset_bytes: int) -> None:
         data, offset_bytes = data[written:], offset_bytes + written
 
 
-def _read_rows(file: Any, key: str, template: Tensor) -> None:
+def _read_rows(file: Any, stored: Stored) -> None:
     """Read into a parameter or moment the rows that this rank holds; rows beyond the vocabulary are zero."""
-    first, held = held_rows(template)
-    rows = file.get_slice(key)
-    stored = max(0, min(len(held), rows.get_shape()[0] - first))
-    held[stored:].zero_()
-    if stored:
-        held[:stored].copy_(rows[first : first + stored])
+    first, held = held_rows(stored.value)
+    count = max(0, min(len(held), stored.rows - first))
+    held[count:].zero_()
+    if count:
+        held[:count].copy_(file.get_slice(stored.key)[first : first + count])

@@ -7,6 +7,7 @@ from typing import Any
 import attrs
 
 from errors import BadInput
+from files import is_folder
 from tokens.batches import WindowOrder
 from tokens.growing import GrowingTokens
 from tokens.hub import download_dataset
@@ -162,13 +163,13 @@ def _candidates(dataset: str) -> list[Path]:
 def _locate(run: Run, dataset: str) -> TokenPlace:
     *local, download = _candidates(dataset)
     for directory in local:
-        if directory.is_dir():
+        if is_folder(directory):
             return TokenPlace(dataset, directory, None)
     if re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", dataset) and not dataset.startswith("token_files/"):
         return TokenPlace(dataset, download, dataset)
     raise BadInput(
-        f"{run.directory / 'train.json'}: dataset: {dataset} is no directory here; prepare it with "
-        f"prepare_data.py SOURCE... --output {dataset}"
+        f"{run.directory / 'train.json'}: dataset: {dataset:.200} is no directory here; prepare it with "
+        f"prepare_data.py SOURCE... --output {dataset:.200}"
         + (", or pass --token-files DIR" if isinstance(run.train.dataset, str) else "")
     )
 

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from errors import BadInput
 from tests import launch
-from tests.conftest import ROOT, forge_manifest, in_terminal, metrics, train, train_command, write_run
+from tests.conftest import ROOT, forge_manifest, in_terminal, metrics, seal_again, train, train_command, write_run
 from tests.training.test_stopping import start
 from training import archive, commit
 from training.checkpoint import find, verify
@@ -269,7 +270,7 @@ def test_a_full_disk_at_a_start_is_one_line(finished: Path, tmp_path: Path) -> N
     before = (run / "resolved.json").read_text()
     done = train_on_full_disk(run, "--resume", "step-00000004", file_bytes=500)
     assert done.returncode == 1
-    assert f"train.py: {run}: cannot be written: [Errno 27] File too large; make room" in done.stderr
+    assert f"train.py: {run / 'resolved.json'}: cannot be written: File too large; make room" in done.stderr
     assert 'train.py", line' not in done.stderr
     assert (run / "resolved.json").read_text() == before
 
@@ -305,6 +306,19 @@ def test_a_copy_that_followed_links_is_resumed_and_loses_nothing(copied: Path, l
     assert archive.restore(copied) == []
 
 
+def test_a_run_copied_with_nothing_but_a_folder_latest_goes_on(copied: Path) -> None:
+    directory = copied / "checkpoints"
+    for name in ("latest", "best"):
+        (directory / name).unlink()
+    (directory / "step-00000008").rename(directory / "latest")
+    shutil.rmtree(directory / "step-00000004")
+    done = train(copied, "--set", "min_train_tokens=2304", "--set", "schedule_learning_rate=false")
+    assert done.returncode == 0, done.stderr
+    assert f"NOTE: {directory / 'latest'} is no link" in done.stdout
+    assert f"resuming from {directory / 'step-00000008'} at step 8 of 9" in done.stdout
+    assert (directory / "latest").readlink() == Path("step-00000009")
+
+
 def test_a_damaged_folder_in_a_links_place_is_refused_and_never_deleted(copied: Path) -> None:
     directory = copied / "checkpoints"
     (directory / "latest").unlink()
@@ -318,6 +332,14 @@ def test_a_damaged_folder_in_a_links_place_is_refused_and_never_deleted(copied: 
     (directory / "note").mkdir()
     commit.point(directory, "latest", "note")
     assert [path.read_text() for path in copied.glob("archive/*/checkpoints/latest/state.json")] == ["{}"]
+
+
+def test_checkpoints_that_cannot_be_written_are_refused_before_the_first_step(
+    copied: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "checkpoints")
+    with pytest.raises(BadInput, match="checkpoints: cannot be written: Permission denied; check the permissions"):
+        archive.restore(copied)
 
 
 def test_hidden_names_of_others_are_left_alone(tmp_path: Path) -> None:
@@ -368,6 +390,22 @@ def test_no_file_of_a_checkpoint_is_waited_for(copied: Path, name: str) -> None:
     (path / name).unlink()
     os.mkfifo(path / name)
     assert str(path / name) in str(verify(path))
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors"])
+@pytest.mark.parametrize("content", [b"\x80\x04N.", b"[" * 100_000, "other shapes"])
+def test_a_tensor_file_that_is_none_is_one_line(copied: Path, name: str, content: bytes | str) -> None:
+    file = (copied / "checkpoints" / "latest").resolve() / name
+    if isinstance(content, bytes):
+        file.write_bytes(content)
+    else:
+        tensors = load_file(file)
+        save_file({key: value[:1] for key, value in tensors.items()}, file)
+    seal_again(file.parent)
+    done = train(copied, "--set", "min_train_tokens=3000")
+    assert done.returncode == 1
+    assert f"train.py: {file}: " in done.stderr and "Traceback" not in done.stderr
+    assert ("cannot be read" if isinstance(content, bytes) else "got F32 [1") in done.stderr
 
 
 def test_deeply_nested_json_in_a_checkpoint_is_damage(copied: Path) -> None:

@@ -14,7 +14,7 @@ from tests.conftest import ROOT, TINY_MODEL, TINY_TRAIN
 from training.config import TrainConfig, load_run
 from training.dataset import shares
 from training.foreign_keys import FOREIGN_KEYS
-from training.plan import describe, make_plan
+from training.plan import check_steps, describe, make_plan
 
 GPT2_124M = {
     "vocab_size": 50257,
@@ -263,7 +263,7 @@ def test_more_steps_than_a_checkpoints_name_has_digits_for_are_refused(tmp_path:
     with pytest.raises(
         BadInput, match=r"train\.json: got 35,184,372,088,832 steps of 8 sequences, wanted at most 99,999"
     ):
-        make_plan(run, 1)
+        check_steps(run, make_plan(run, 1))
 
 
 def test_accumulation_that_contradicts_the_global_batch_is_refused(tmp_path: Path) -> None:

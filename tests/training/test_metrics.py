@@ -3,6 +3,7 @@
 import json
 import os
 import resource
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 import json_files
 from errors import BadInput
 from tests.conftest import train
-from training.chart import CHART, draw_chart
+from training.chart import CHART, ChartProcess, draw_chart
 from training.ledger import read_earlier
 from training.metrics import METRICS, MetricsLog, count_unreadable, read_metrics
 
@@ -128,3 +129,11 @@ def test_a_chart_that_cannot_be_drawn_is_not_named(make_run: Callable[..., Path]
     (run / METRICS).mkdir()
     with pytest.raises(BadInput, match="cannot be read"):
         draw_chart(run)
+
+
+def test_a_chart_whose_process_cannot_start_ends_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "absent"))
+    failing = ChartProcess(tmp_path)
+    failing._due = 0.0
+    failing.redraw()
+    assert failing.finish() is False

@@ -104,6 +104,55 @@ def test_wrong_input_is_one_line_and_status_1(
     assert sorted(path.name for path in run.iterdir()) == [".lock", "exit.json", "model.json", "train.json"]
 
 
+LONG_NAME = "n" * 5000
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--token-files", LONG_NAME], ": File name too long"),
+        (["--resume", LONG_NAME], "no such checkpoint; there are none"),
+        (["--set", f"dataset={LONG_NAME}"], "is no directory here; prepare it with"),
+        (["--set", "dataset=a\x1b[2J"], "dataset: a\\x1b[2J is no directory here"),
+        (
+            ["--set", "model.emb_dim=262144"],
+            "rank 0: this machine's memory does not hold microbatch_size 2; try --set",
+        ),
+    ],
+)
+def test_what_the_system_refuses_is_one_line(make_run: Callable[..., Path], options: list[str], message: str) -> None:
+    assert message in one_line(train(make_run(), *options))
+
+
+def test_names_that_cannot_be_are_one_line(make_run: Callable[..., Path], tmp_path: Path) -> None:
+    assert "no such run directory" in one_line(train(tmp_path / LONG_NAME))
+    odd = tmp_path / "bad\udcff"
+    make_run().rename(odd)
+    assert "bad\\udcff: its name is not UTF-8" in one_line(train(odd))
+
+
+@pytest.mark.parametrize("name", ["exit.json", ".lock", "resolved.json", "metrics.jsonl", "checkpoints"])
+def test_what_stands_in_the_way_of_a_file_is_named_before_the_first_step(
+    make_run: Callable[..., Path], name: str
+) -> None:
+    run = make_run()
+    if name == "checkpoints":
+        (run / name).symlink_to(run / "absent")
+    else:
+        (run / name).mkdir()
+    line = one_line(train(run))
+    assert f"train.py: {run / name}: " in line
+    assert "make room" not in line and "move" in line
+
+
+def test_control_characters_of_a_name_never_reach_the_terminal(make_run: Callable[..., Path]) -> None:
+    for options in ((), ("--dry-run",), ("--plan",)):
+        done = train(make_run(f"a\x1b[2J\n{len(options)}{options[-1:]}", min_train_tokens=256), *options)
+        assert done.returncode == 0, done.stderr
+        assert "\x1b" not in done.stdout + done.stderr
+        assert done.stdout
+
+
 def test_an_impossible_world_size_is_said_once_before_any_process_group(make_run: Callable[..., Path]) -> None:
     line = one_line(train(make_run(global_batch_size=6), ranks=2))
     assert "which world size 2 does not divide; world sizes that do: 1, 3" in line
