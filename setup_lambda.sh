@@ -62,7 +62,7 @@ for name in HF_TOKEN OPENAI_API_KEY; do
   else say "$name" "not set"; fi
 done
 cat <<'COMMANDS'
-ready; in this and every new shell first the first of these:
+ready. Next, the first line again in every new shell:
   source .venv/bin/activate
   python train.py runs/8xa100 --plan
   export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=300

@@ -17,6 +17,7 @@ from pathlib import Path
 import pyarrow
 import pyarrow.parquet
 import pytest
+import torch
 
 from tests.conftest import ROOT, metrics
 from tests.hub_server import Hub, serve
@@ -130,6 +131,7 @@ ctypes.CDLL = lambda name, *rest, **options: fake if name == "libnvidia-ml.so.1"
 """
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the GPUs here can be used")
 def test_the_set_up_calls_no_gpu_usable_that_is_not(clone: Path, tmp_path: Path) -> None:
     tools = tmp_path / "tools"
     tools.mkdir()

@@ -60,8 +60,10 @@ def read_machines(path: Path, only: list[str]) -> PriceList:
 def _machine(path: Path, name: str, entry: Any, gpus: dict[str, Gpu]) -> Machine:
     where = f"{path}: {name}"
     if isinstance(entry, dict) and "gpu" in entry:
+        if not isinstance(entry["gpu"], str):
+            raise BadInput(f"{where}: gpu: got {quoted(entry['gpu'])}, wanted the name of a GPU")
         try:
-            gpu = find_gpu(str(entry["gpu"]), gpus)
+            gpu = find_gpu(entry["gpu"], gpus)
         except BadInput as error:
             raise BadInput(f"{where}: gpu: {error}") from error
         return read_entry(Machine, where, {key: entry[key] for key in entry if key != "gpu"}, name=name, gpu=gpu)

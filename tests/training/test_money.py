@@ -280,6 +280,7 @@ def test_a_plan_that_cannot_be_is_one_line(options: list[str], message: str) -> 
         ("[" * 100_000, "nested deeper than 100"),
         ({"date": "soon"}, "date: got 'soon', wanted the day of the prices"),
         ({"gpu": "b2000"}, "x: gpu: unknown GPU 'b2000'; did you mean 'b200'?"),
+        ({"gpu": ["b200"]}, "x: gpu: got ['b200'], wanted the name of a GPU"),
         ({"usd_per_hour": -3}, "x: usd_per_hour: got -3, wanted a number above 0"),
         ({"usd_per_hour": 10**400}, "x: usd_per_hour: got 1000"),
         ({"usd_per_hour": math.nan}, "x: usd_per_hour: got nan, wanted a number above 0"),
