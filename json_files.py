@@ -65,7 +65,10 @@ def read_regular(path: Path, most_bytes: int = FILE_BYTES) -> bytes:
         size = os.fstat(file.fileno()).st_size
         if size > most_bytes:
             raise OSError(f"got {size:,} bytes, wanted at most {most_bytes:,}")
-        return file.read()
+        try:
+            return file.read()
+        except MemoryError as error:
+            raise OSError(f"got {size:,} bytes, more than the memory holds") from error
 
 
 @attrs.frozen

@@ -27,10 +27,16 @@ CONFIG_FILES = ("config.json", "model.json", "hparams.json")
 HEADS_KEYS = ("n_head", "n_heads", "num_attention_heads")
 # What of Hugging Face's config.json would make another network of the same weights.
 ONLY_VALUES: dict[str, tuple[Any, ...]] = {
+    "model_type": ("gpt2",),
     "layer_norm_epsilon": (1e-5,),
     "scale_attn_weights": (True,),
     "scale_attn_by_inverse_layer_idx": (False,),
     "add_cross_attention": (False,),
+}
+# What the weights tell as well: Hugging Face's and nanoGPT's keys, and ours.
+SHAPE_KEYS = {
+    **{"n_embd": "emb_dim", "n_layer": "n_layers", "n_positions": "context_length", "block_size": "context_length"},
+    **{key: key for key in ("emb_dim", "n_layers", "context_length", "vocab_size")},
 }
 ACTIVATION_KEYS = ("activation_function", "activation")  # Hugging Face's, ours
 ACTIVATIONS = {theirs: ours for ours, theirs in HUGGING_FACE_ACTIVATIONS.items()} | {"gelu_pytorch_tanh": "gelu_tanh"}
@@ -78,7 +84,11 @@ def load_foreign(path: Path, run: Path | None) -> GPT:
         # of Hugging Face's GPT-2 a head beside the embedding is a copy unless the config says no
         tied = values.get("tie_word_embeddings", values.get("tie_weights", values.get("model_type") == "gpt2"))
         plain = to_plain(found.weights, tied=tied is True)
-        network = GPT(config_of(plain, heads, _activation(found)))
+        config = config_of(plain, heads, _activation(found))
+        for key, field in SHAPE_KEYS.items():
+            if values.get(key, shape := getattr(config, field)) != shape:
+                raise BadInput(f"{where}: {key}: got {quoted(values[key])}, but the weights beside it have {shape:,}")
+        network = GPT(config)
         load_plain(network, plain)
     except ValueError as error:
         raise BadInput(f"{path}: {error}") from error

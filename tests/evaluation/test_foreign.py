@@ -91,7 +91,13 @@ def checkpoint(folder: Path, **changes: Any) -> Path:
     content = {
         "model": nanogpt(plain_of(model), TIED),
         "optimizer": torch.optim.AdamW(model.parameters()).state_dict(),
-        "model_args": {"n_layer": 2, "n_head": SMALL.n_heads, "n_embd": 64, "block_size": 32, "bias": True},
+        "model_args": {
+            "n_layer": SMALL.n_layers,
+            "n_head": SMALL.n_heads,
+            "n_embd": SMALL.emb_dim,
+            "block_size": SMALL.context_length,
+            "bias": True,
+        },
         "iter_num": 7,
         "best_val_loss": torch.tensor(3.2),
         "config": {"out_dir": "out", "learning_rate": 6e-4, "compile": True},
@@ -142,3 +148,13 @@ def test_a_pickle_runs_no_code_and_is_one_line(tmp_path: Path, monkeypatch: pyte
     torn = checkpoint(tmp_path / "torn")
     (torn / "ckpt.pt").write_bytes((torn / "ckpt.pt").read_bytes()[:5000])
     assert "or damaged" in refused(torn)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("n_layer", 5), ("n_embd", "x"), ("vocab_size", 10**30), ("n_positions", -1), ("model_type", "opt")],
+)
+def test_a_configuration_that_the_weights_contradict_is_one_line(tmp_path: Path, key: str, value: Any) -> None:
+    folder = write(tmp_path / "own", nanogpt(plain_of(network(TIED)), TIED), **{key: value})
+    with pytest.raises(BadInput, match=rf"config\.json: {key}: got .*(the weights beside it have|wanted 'gpt2')"):
+        load_foreign(folder, None)
