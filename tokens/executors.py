@@ -133,7 +133,7 @@ class RayCluster:
             future.set_exception(BrokenExecutor(str(error)))
 
     def restart(self) -> None:
-        raise BadInput("the Ray cluster lost a unit more often than it is retried; mend it, and run the command again")
+        raise BadInput("the Ray cluster lost a unit more often than it is retried; check its machines, then rerun")
 
     def close(self) -> None:
         self._ray.shutdown()

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from errors import printable
 from files import replace_file
 
 CHART = "document-lengths.png"
@@ -49,8 +50,8 @@ def draw_chart(directory: Path, values: np.ndarray, counts: np.ndarray) -> None:
     axes.set_xlabel("tokens per document (without end-of-text)")
     axes.set_ylabel("share per doubling of the length")
     empty = int(counts[0]) if values[0] == 0 else 0
-    title = f"{directory.resolve().name}: how long {documents:,} documents are"
-    axes.set_title(title + (f" ({empty:,} empty ones not shown)" if empty else ""))
+    title = f"{printable(directory.resolve().name)}: how long {documents:,} documents are"
+    axes.set_title(title + (f" ({empty:,} empty ones not shown)" if empty else ""), parse_math=False)
     axes.legend(loc="upper left")
     axes.grid(alpha=0.25)
     drawn = io.BytesIO()

@@ -46,8 +46,9 @@ class Manifest:
 def read_manifest(directory: Path) -> Manifest | None:
     """Return the manifest of a token directory, or None without one of ours. Raises BadInput for a damaged one."""
     path = directory / MANIFEST
-    if not path.exists() and not path.is_symlink():
-        return None
+    with readable_tokens(path):
+        if not path.exists() and not path.is_symlink():
+            return None
     try:
         values = parse_json(read_regular(path), None)
     except (OSError, ValueError) as error:

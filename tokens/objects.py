@@ -79,7 +79,9 @@ class Objects:
             ask(url, put, "written")
             if self._holds(path.name, content, tag):
                 return content
-        raise BadInput(f"{url}: did not arrive as it was sent, {UPLOADS} times; mend the server or the way to it")
+        raise BadInput(
+            f"{url}: did not arrive as it was sent, {UPLOADS} times; check the network, then rerun the command"
+        )
 
     def copy(self, names: dict[str, str]) -> Iterator[str]:
         """Let the server copy objects to other names; yield each that is done."""

@@ -162,7 +162,7 @@ def _compute(request: Request, host: Host, plan: UnitPlan, tokenizer: Tokenizer,
             for result in results:
                 if request.fail_on_bad_document and (result.lost_documents or result.lost_bytes):
                     example = next(iter(result.examples.values()))[0]
-                    raise BadInput(f"{example}; mend it, or pass --on-bad-document skip")
+                    raise BadInput(f"{example}; fix this, or pass --on-bad-document skip")
             writer.commit(results)
             done += sum(plan.unit_bytes[result.index] for result in results)
             show()

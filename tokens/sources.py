@@ -247,7 +247,7 @@ def _standard_library() -> tuple[Path, ...]:
 
 def _check_kind(path: str) -> None:
     if path.endswith(".bin"):
-        raise BadInput(f"{path}: .bin files, as nanoGPT's tokens, are not read; name the text that they were made from")
+        raise BadInput(f"{path}: unknown kind of document: .bin, as nanoGPT's tokens, is not read; name their text")
     if not path.endswith(SUFFIXES):
         raise BadInput(f"{path}: unknown kind of document; wanted a name ending in {', '.join(SUFFIXES)}")
 

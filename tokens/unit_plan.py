@@ -106,13 +106,15 @@ def write_plan(directory: Path, plan: UnitPlan) -> None:
 def read_plan(directory: Path) -> UnitPlan | None:
     """Return the plan of a token directory, or None. Raises BadInput for a damaged one."""
     path = directory / PLAN
-    if not path.exists():
-        return None
     try:
         values = parse_json(read_regular(path, MOST_BYTES))
         plan = _from_json(values)
         wanted = str(values["fingerprint"])
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read: {error.strerror or error}; check its permissions") from error
+    except (ValueError, TypeError, KeyError) as error:
         raise BadInput(f"{path}: damaged: {quoted(error)}; begin anew in another --output") from error
     if plan.fingerprint() != wanted:
         raise BadInput(f"{path}: damaged: its fingerprint is not {wanted[:12]}...; begin anew in another --output")

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from safetensors.numpy import save_file
 
 from errors import BadInput
 from tokens.manifest import Content, open_listed, read_contents, read_manifest
+from tokens.unit_plan import read_plan
 
 TOKENIZER = {"name": "bytes", "vocabulary_size": 257, "end_of_text_id": 256, "ranks_file": None}
 SHARDS = [f"train-{index:05d}-of-00003.safetensors" for index in range(3)]
@@ -189,3 +191,16 @@ def test_a_ranks_file_elsewhere_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(BadInput, match=r"ranks_file: got '.*', wanted 'tokenizer\.tiktoken'"):
         check(tmp_path)
+
+
+@pytest.mark.parametrize("read", [read_manifest, read_plan])
+def test_a_directory_that_may_not_be_read_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: Callable[[Path], Any]
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "stat", refuse)
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(BadInput, match=r"\.json: cannot be read: Permission denied; check"):
+        read(tmp_path)

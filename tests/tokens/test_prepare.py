@@ -294,6 +294,8 @@ def test_gpt2_tokens_are_tiktokens_and_carry_their_ranks(corpus: Path, tmp_path:
     assert done.returncode == 0, done.stderr
     assert tokens_of(out, "train") + tokens_of(out, "validation") == [*reference().encode_ordinary(text), 50256]
     assert (out / "tokenizer.tiktoken").read_bytes() == ranks.read_bytes()
+    tokenizer = json.loads((out / "manifest.json").read_text())["tokenizer"]
+    assert tokenizer["ranks_sha256"] == hashlib.sha256(ranks.read_bytes()).hexdigest()
     assert f"{out}: 1 documents, " in done.stdout
 
 

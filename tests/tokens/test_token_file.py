@@ -187,5 +187,5 @@ def test_nanogpts_file_is_converted_by_the_command_in_the_error(tmp_path: Path) 
         code = str(raised.value).split('python3 -c "')[1].rstrip('"')
         subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
         assert open_split(tmp_path, split).read(0, 100).tolist() == list(range(100))
-    with pytest.raises(BadInput, match="nanoGPT's tokens, are not read; name the text"):
+    with pytest.raises(BadInput, match="nanoGPT's tokens, is not read; name their text"):
         resolve_sources([str(tmp_path / "train.bin")])
