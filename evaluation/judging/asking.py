@@ -29,8 +29,7 @@ FIRST_WAIT, LONGEST_WAIT = 0.5, 8.0  # seconds, twice as long each time, where t
 
 
 class Asking:
-    """One session with a judge. Each request is in the store before it is sent, each reply before anything depends on
-    it."""
+    """One session with a judge. Each request is in the store before it is sent, each reply before it counts."""
 
     def __init__(
         self,
