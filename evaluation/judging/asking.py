@@ -29,8 +29,7 @@ FIRST_WAIT, LONGEST_WAIT = 0.5, 8.0  # seconds, twice as long each time, where t
 
 
 class Asking:
-    """One session with a judge. Each request is in the store before it is sent, each reply before anything depends on
-    it."""
+    """One session with a judge. Each request is in the store before it is sent, each reply before it counts."""
 
     def __init__(
         self,
@@ -115,8 +114,8 @@ class Asking:
 
     def about_to_ask(self, request: Request, *, batch: bool = False) -> tuple[Asked, dict[str, object]]:
         """Return what is noted of a request before it is sent, and its body."""
-        cut = sum(reply.cut for reply in self.store.replies.get(request.key, []))
-        body, sent, most = self.questions.body(request, cut)
+        body, sent, most = self.questions.body(request, self.store)
+        limit = most.output
         if self._larger > 1:
             most = most_usage(math.ceil(most.input * self._larger), math.ceil(most.output * self._larger))
         asked = Asked(
@@ -125,6 +124,7 @@ class Asking:
             judge=self.questions.label,
             answers=request.answers,
             sent_bytes=sent,
+            limit=limit,
             most=most,
             batch=batch,
         )
@@ -198,7 +198,8 @@ class Asking:
         asked, body = admitted
         try:
             self.store.note_asked(asked)
-            attempt = len(self.store.replies.get(asked.key, []))
+            # A server that knows Idempotency-Key takes it again with the same body only.
+            attempt = f"{len(self.store.replies.get(asked.key, []))}-{asked.limit}"
             self.keep(await ask(self.client, self.judge, body, asked, attempt), asked)
         except NoReply as error:
             if not error.maybe_billed:

@@ -104,8 +104,8 @@ def is_settled(store: VerdictStore, request: Request, tries: int = TRIES) -> boo
     )
 
 
-async def ask(client: "AsyncOpenAI", judge: Judge, body: dict[str, Any], asked: Asked, attempt: int) -> Reply:
-    """Send a request once and return the judge's reply. `attempt`: how often the prompt has been answered before.
+async def ask(client: "AsyncOpenAI", judge: Judge, body: dict[str, Any], asked: Asked, attempt: str) -> Reply:
+    """Send a request once and return the judge's reply. `attempt`: what tells repeated requests from new ones.
 
     Raises NoReply when there is none, NotTaken where the prompt may be why, Unusable when no request would be answered.
     A server that knows the header Idempotency-Key answers a repeated request with the reply that it has billed already.

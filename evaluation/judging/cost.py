@@ -60,7 +60,7 @@ def estimated_cost(
     usd = most = 0.0
     for request in requests if price is not None else []:
         assert price is not None
-        _, sent, bound = questions.body(request)
+        _, sent, bound = questions.body(request, store)
         guess = expected_usage(sent, request.answers, judge.model, judge.effort)
         usd += price.of(guess if known is None else known.usage(sent, request.answers), batch=batch)
         most += price.of(bound, batch=batch)
@@ -80,7 +80,7 @@ def total_cost(questions: Questions, store: VerdictStore, price: Price | None) -
             elif asked is not None:
                 uncounted.append(price.of(asked.most, batch=reply.batch))
             elif reply.refusal is None:  # of an earlier version, which noted refusals by a status without usage
-                uncounted.append(price.of(questions.body(request)[2], batch=reply.batch))
+                uncounted.append(price.of(questions.body(request, store)[2], batch=reply.batch))
     for asked in store.unanswered.values():
         if asked.key in questions.by_key:
             uncounted.append(price.of(asked.most, batch=asked.batch))

@@ -23,6 +23,7 @@ THINK = ("gpt-5", "gpt-6", "o1", "o3", "o4")  # models that think unless told ot
 SILENT_BY_DEFAULT = ("gpt-5.1", "gpt-5.2", "gpt-5.4")
 NEVER_THINK = ("gpt-4", "gpt-3.5")  # of others nobody knows
 ENOUGH_REPLIES = 5  # of a judge, to expect more of the same
+MANY_REPLIES, ROOM = 20, 4  # to limit it by the longest of them, and to how many times that
 
 
 @attrs.frozen(kw_only=True)
@@ -60,11 +61,18 @@ def read_price(path: Path, model: str) -> Price:
         raise BadInput(f"{path}: {error!r}; wanted the keys and numbers of {PRICES.name}") from error
 
 
-def most_output(answers: int, model: str, effort: str | None) -> int:
-    """Return how many tokens a reply may have, thoughts included; the server is told to end there."""
+def most_output(answers: int, model: str, effort: str | None, longest: int | None = None) -> int:
+    """Return how many tokens a reply may have, thoughts included; the server is told to end there.
+
+    `longest`: of many replies of this judge; then the limit is halved while it is far above that.
+    """
     by_default = "low" if model.startswith(SILENT_BY_DEFAULT) else "medium"
     allowed = THOUGHTS.get(effort or by_default, MOST_THOUGHTS)[1]
-    return MOST_TOKENS_AROUND + answers * MOST_TOKENS_PER_GRADE + (0 if model.startswith(NEVER_THINK) else allowed)
+    least = MOST_TOKENS_AROUND + answers * MOST_TOKENS_PER_GRADE
+    limit = least + (0 if model.startswith(NEVER_THINK) else allowed)
+    while longest is not None and limit // 2 >= max(least, ROOM * longest):
+        limit //= 2
+    return limit
 
 
 def most_usage(sent_bytes: int, output: int) -> Usage:

@@ -6,7 +6,7 @@ from typing import Any
 import attrs
 
 from evaluation.judging.client import Request, is_settled, limited
-from evaluation.judging.prices import most_output, most_usage
+from evaluation.judging.prices import MANY_REPLIES, most_output, most_usage
 from evaluation.judging.prompt import Judge
 from evaluation.judging.verdicts import Usage, VerdictStore
 
@@ -29,12 +29,22 @@ class Questions:
         """Return the requests that nothing is known of. `tries`: by key, how many wrong verdicts settle it."""
         return [request for key, request in self.by_key.items() if not is_settled(store, request, tries[key])]
 
-    def body(self, request: Request, cut: int = 0) -> tuple[dict[str, Any], int, Usage]:
-        """Return what is sent for a request, how long it is in bytes, and the most that it can use.
-
-        The limit of its reply is twice as high for each that was `cut` off by it.
-        """
-        limit = most_output(request.answers, self.judge.model, self.judge.effort) << min(cut, MOST_DOUBLINGS)
+    def body(self, request: Request, store: VerdictStore) -> tuple[dict[str, Any], int, Usage]:
+        """Return what is sent for a request, how long it is in bytes, and the most that it can use."""
+        limit = self._limit(request, store)
         body = limited(request, self.judge, limit)
         sent = len(json.dumps(body, ensure_ascii=False).encode())
         return body, sent, most_usage(sent, limit)
+
+    def _limit(self, request: Request, store: VerdictStore) -> int:
+        """Return the limit of a reply: twice as high for each reply that was cut off by it.
+
+        What was not answered is asked with the same limit: a server that knows Idempotency-Key compares bodies.
+        """
+        before = store.unanswered_of(request.key)
+        if before is not None:
+            return before.limit
+        count, longest = store.longest.get(self.label, (0, 0))
+        known = longest if count >= MANY_REPLIES else None
+        cut = sum(reply.cut for reply in store.replies.get(request.key, []))
+        return most_output(request.answers, self.judge.model, self.judge.effort, known) << min(cut, MOST_DOUBLINGS)

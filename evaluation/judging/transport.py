@@ -63,7 +63,8 @@ def open_client(base_url: str, credentials: tuple[str, str] | None, timeout_seco
     key = find_key(base_url, credentials)
     _check_listening(base_url)
     basic = "" if credentials is None else base64.b64encode(":".join(credentials).encode()).decode()
-    timeout = httpx2.Timeout(timeout_seconds, connect=min(CONNECT_SECONDS, timeout_seconds))
+    # Connecting times out first: what has not been sent is not billed.
+    timeout = httpx2.Timeout(timeout_seconds, connect=min(CONNECT_SECONDS, timeout_seconds / 2))
     secrets = [key or "", basic, *(credentials or ())[1:]]
     http = BoundedClient(timeout_seconds, secrets, auth=credentials, timeout=timeout)
     return AsyncOpenAI(api_key=key or "none", base_url=base_url, timeout=timeout, max_retries=0, http_client=http)

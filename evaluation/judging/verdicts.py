@@ -39,6 +39,7 @@ class Asked:
     judge: str  # model, effort and server, whose replies tell what the next ones will use
     answers: int = attrs.field(validator=_INTEGER)
     sent_bytes: int = attrs.field(validator=_INTEGER)
+    limit: int  # of the tokens of its reply, as the server is told
     most: Usage  # that it can be billed for
     batch: bool = False
 
@@ -78,8 +79,10 @@ class VerdictStore:
         self.path = path
         self.asked: dict[str, Asked] = {}  # by id
         self.unanswered: dict[str, Asked] = {}  # those of them without an outcome
+        self._last_asked: dict[str, Asked] = {}  # by key
         self.replies: dict[str, list[Reply]] = {}
         self.in_order: list[Reply] = []
+        self.longest: dict[str, tuple[int, int]] = {}  # by judge: how many replies, and tokens of the longest
         self._batches: dict[str, Batch] = {}  # by upload
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -112,6 +115,11 @@ class VerdictStore:
         if reply.id is None or reply not in self.replies.get(reply.key, []):
             self._append({"reply": attrs.asdict(reply)})
 
+    def unanswered_of(self, key: str) -> Asked | None:
+        """Return the last request that asked this, if it is without an outcome."""
+        asked = self._last_asked.get(key)
+        return asked if asked is not None and asked.id in self.unanswered else None
+
     def open_batches(self, base_url: str) -> list[Batch]:
         """Return the batches at this server whose replies have not been fetched."""
         return [batch for batch in self._batches.values() if batch.base_url == base_url]
@@ -137,6 +145,10 @@ class VerdictStore:
             self.replies.setdefault(reply.key, []).append(reply)
             self.in_order.append(reply)
             self.unanswered.pop(reply.asked or "", None)
+            asked = self.asked.get(reply.asked or "")
+            if asked is not None and usage is not None:
+                count, longest = self.longest.get(asked.judge, (0, 0))
+                self.longest[asked.judge] = count + 1, max(longest, usage.output)
         elif "asked" in record:
             self._take_asked(_asked(record["asked"]))
         elif "unbilled" in record:
@@ -144,16 +156,16 @@ class VerdictStore:
                 self.unanswered.pop(id, None)
         elif "batch" in record:
             values = record["batch"]
-            asked = [_asked(one) for one in values.get("asked", [])]
-            batch = Batch(**{**_known(Batch, values), "asked": asked})
+            of_batch = [_asked(one) for one in values.get("asked", [])]
+            batch = Batch(**{**_known(Batch, values), "asked": of_batch})
             self._batches[batch.upload] = batch
-            for one in asked:
+            for one in of_batch:
                 self._take_asked(one)
         else:
             self._batches.pop(record["batch_done"], None)
 
     def _take_asked(self, asked: Asked) -> None:
-        self.asked[asked.id] = self.unanswered[asked.id] = asked
+        self.asked[asked.id] = self.unanswered[asked.id] = self._last_asked[asked.key] = asked
 
     def _append(self, record: dict[str, Any], *, durable: bool = True) -> None:
         with writing(self.path):

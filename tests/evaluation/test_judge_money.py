@@ -50,11 +50,11 @@ def unanswered(files: list[Path]) -> set[str]:
 
 def asked_once(server: Judge, seconds: float = 5.0, credentials: tuple[str, str] | None = None) -> Reply:
     """Send one request, in this process."""
-    asked = Asked(id="i", key="k", judge="j", answers=1, sent_bytes=1, most=Usage(input=1, output=1))
+    asked = Asked(id="i", key="k", judge="j", answers=1, sent_bytes=1, limit=1, most=Usage(input=1, output=1))
 
     async def send() -> Reply:
         async with open_client(server.url, credentials, seconds) as client:
-            return await ask(client, WHO, BODY, asked, 0)
+            return await ask(client, WHO, BODY, asked, "0")
 
     return asyncio.run(send())
 
@@ -150,8 +150,11 @@ def test_an_error_of_this_program_loses_no_reply_that_is_in_flight(
 ) -> None:
     server.faults, server.slow_seconds = {5: "slow", 6: "slow"}, 0.5
 
+    seen: list[Reply] = []
+
     def broken(reply: Reply, answers: int) -> str | None:
-        if len(server.requests) == 8:
+        seen.append(reply)
+        if len(seen) == 6:
             raise RuntimeError("a fault of ours")
         return problem_in(reply, answers)
 
@@ -251,8 +254,8 @@ def test_no_server_is_no_bill(server: Judge) -> None:
     async def nobody() -> Reply:
         client = open_client(server.url, None, 5)
         client.base_url = "http://127.0.0.1:1/v1"  # type: ignore[assignment]  # it has ended since
-        asked = Asked(id="i", key="k", judge="j", answers=1, sent_bytes=1, most=Usage(input=1, output=1))
-        return await ask(client, WHO, BODY, asked, 0)
+        asked = Asked(id="i", key="k", judge="j", answers=1, sent_bytes=1, limit=1, most=Usage(input=1, output=1))
+        return await ask(client, WHO, BODY, asked, "0")
 
     with pytest.raises(NoReply) as found:
         asyncio.run(nobody())

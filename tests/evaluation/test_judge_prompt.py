@@ -19,7 +19,7 @@ from evaluation.judging.questions import Questions
 from evaluation.judging.replies import read_reply
 from evaluation.judging.report import describe
 from evaluation.judging.scores import score
-from evaluation.judging.verdicts import Asked, Usage
+from evaluation.judging.verdicts import Asked, Usage, VerdictStore
 from evaluation.records import Answer, Answers, Record
 
 NOT_CACHED = Usage(input=9, cache_write=9, output=5)  # the dearest that it can have been
@@ -201,7 +201,9 @@ def test_every_price_has_its_numbers_and_dated_versions_are_known(tmp_path: Path
 
 
 def request(output: int, *, batch: bool = False) -> Asked:
-    return Asked(id="i", key="k", judge="j", answers=2, sent_bytes=0, most=Usage(input=0, output=output), batch=batch)
+    return Asked(
+        id="i", key="k", judge="j", answers=2, sent_bytes=0, limit=9, most=Usage(input=0, output=output), batch=batch
+    )
 
 
 def test_a_request_counts_at_its_most_until_it_is_answered() -> None:
@@ -215,18 +217,41 @@ def test_a_request_counts_at_its_most_until_it_is_answered() -> None:
     assert Budget(None, 1.0).reserve(request(10**9))
 
 
-def test_the_limit_of_a_reply_leaves_room_for_thoughts_and_doubles_where_it_was_cut() -> None:
+def test_the_limit_of_a_reply_leaves_room_for_thoughts_and_doubles_where_it_was_cut(tmp_path: Path) -> None:
     request, *_ = [make_request(JUDGE, prompt) for prompt in make_prompts(panel(2, 1), repeats=1, seed=0)]
-    questions = Questions(judge=JUDGE, by_key={request.key: request})
-    body, sent, most = questions.body(request)
+    questions, store = Questions(judge=JUDGE, by_key={request.key: request}), VerdictStore(tmp_path / "verdicts.jsonl")
+    body, sent, most = questions.body(request, store)
     assert body["max_output_tokens"] == most.output == most_output(3, "gpt-5-mini", None) > 6000
     assert most.input == sent >= len(request.body["input"])
-    assert questions.body(request, cut=1)[2].output == 2 * most.output
+    store.add(attrs.evolve(read_reply(request.key, {}), cut=True))
+    assert questions.body(request, store)[2].output == 2 * most.output
     assert most_output(3, "gpt-5-mini", "high") > 20_000
     assert most_output(3, "gpt-5-mini", "none") < 1000
     assert most_output(3, "gpt-4.1", None) < 1000  # it does not think
     assert expected_usage(400, 3, "gpt-5.4-mini", None) == Usage(input=100, output=120)  # nor that, by default
     assert expected_usage(400, 3, "gpt-5-mini", None).output == 620
+
+
+def test_the_limit_comes_down_to_what_many_replies_have_needed(tmp_path: Path) -> None:
+    request, *_ = [make_request(JUDGE, prompt) for prompt in make_prompts(panel(2, 1), repeats=1, seed=0)]
+    questions, store = Questions(judge=JUDGE, by_key={request.key: request}), VerdictStore(tmp_path / "verdicts.jsonl")
+    limits = []
+    for number, used in enumerate([200] * 20 + [400]):
+        limits.append(questions.body(request, store)[2].output)
+        asked = Asked(
+            id=str(number),
+            key=str(number),
+            judge=questions.label,
+            answers=3,
+            sent_bytes=9,
+            limit=9,
+            most=Usage(input=9, output=9),
+        )
+        store.note_asked(asked)
+        reply = read_reply(asked.key, {"usage": {"input_tokens": 9, "output_tokens": used}}, asked=asked.id)
+        store.add(reply)
+    assert limits == [6680] * 20 + [835]
+    assert questions.body(request, store)[2].output == 1670
 
 
 @pytest.mark.parametrize(

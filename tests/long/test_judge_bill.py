@@ -25,6 +25,7 @@ from tests.conftest import ROOT
 from tests.evaluation.test_judge import quality, write
 from tests.judge_server import BATCH_MIXTURE, MIXTURE, Judge, serve
 
+Setting = tuple[int, str, str, int, float]
 QUESTIONS, ORDERS = 60, 3
 KILLS = 20
 MODEL = "gpt-5-mini"
@@ -33,16 +34,28 @@ PRICES = {
     "batch_discount": 0.5,
     "usd_per_million_tokens": {MODEL: {"input": 0.25, "cached_input": 0.025, "output": 2.0}},
 }
-SETTINGS = [  # seed, API or batch, concurrency, --max-usd: of some what all may cost, of others less
-    (1, "responses", 8, 4.0),
-    (2, "chat", 8, 4.0),
-    (3, "responses", 64, 4.0),
-    (4, "chat", 64, 1.0),
-    (5, "responses", 1, 0.3),
-    (6, "batch", 8, 4.0),
-    (7, "batch", 8, 0.6),
+MIXTURES = {
+    "all faults": MIXTURE,
+    "batch": BATCH_MIXTURE,
+    "timeouts": {"slow": 600},  # of 1000
+    "half replies": {"half a body": 600},
+    "long replies": {"long": 1000},
+    "odd counts": {"more cached than read": 1000},
+}
+SETTINGS = [  # seed, mixture, API, concurrency, --max-usd: of some what all may cost, of others less
+    (1, "all faults", "responses", 8, 4.0),
+    (2, "all faults", "chat", 8, 4.0),
+    (3, "all faults", "responses", 64, 4.0),
+    (4, "all faults", "chat", 64, 1.0),
+    (5, "all faults", "responses", 1, 0.3),
+    (6, "batch", "responses", 8, 4.0),
+    (7, "batch", "chat", 8, 0.6),
+    (8, "timeouts", "responses", 8, 0.6),
+    (9, "half replies", "responses", 8, 0.6),
+    (10, "long replies", "responses", 64, 0.6),
+    (11, "odd counts", "responses", 8, 0.6),
 ]
-HEAD = "seed  way        at once  sessions  kills  billed  kept  lost   bill $  print $    max $  status  verdicts"
+HEAD = "seed  mixture       at once  sessions  kills  billed  kept  lost   bill $  print $    max $  status  verdicts"
 
 
 @attrs.frozen
@@ -53,16 +66,17 @@ class Outcome:
     verdicts: int
 
 
-def walk(folder: Path, seed: int, way: str, concurrency: int, most_usd: float) -> Outcome:
+def walk(folder: Path, setting: Setting) -> Outcome:
     """Run sessions, killing the first ones, until one ends by itself with nothing left or nothing allowed."""
+    seed, mixture, api, concurrency, most_usd = setting
     (folder / "prices.json").write_text(json.dumps(PRICES))
     files = [write(folder, name, level, questions=range(QUESTIONS)) for name, level in (("good", 60), ("poor", 40))]
     chance = random.Random(seed)
     with serve(quality) as server:
         server.chance, server.idempotent = random.Random(seed), False
         server.retry_after, server.slow_seconds = "0.01", 1.0
-        server.mixture, server.polls_before_end = (BATCH_MIXTURE, 5) if way == "batch" else (MIXTURE, 0)
-        options = ["--batch", "--poll-seconds", "0.1"] if way == "batch" else ["--api", way]
+        server.mixture, server.polls_before_end = MIXTURES[mixture], 5
+        options = ["--api", api, *(["--batch", "--poll-seconds", "0.1"] if mixture == "batch" else [])]
         options += ["--model", MODEL, "--base-url", server.url, "--max-usd", str(most_usd)]
         options += ["--verdicts", str(folder / "verdicts.jsonl"), "--prices", str(folder / "prices.json")]
         options += ["--timeout", "0.5", "--concurrency", str(concurrency), "--orders", str(ORDERS), "--retry-wrong"]
@@ -74,7 +88,7 @@ def walk(folder: Path, seed: int, way: str, concurrency: int, most_usd: float) -
             sessions += 1
             assert sessions < 3 * KILLS
             if kills < KILLS and wait_for_requests(
-                server, process, len(server.paths) + chance.randrange(1, 4 if way == "batch" else 9)
+                server, process, len(server.paths) + chance.randrange(1, 4 if mixture == "batch" else 9)
             ):
                 time.sleep(chance.random() / 20)
                 process.send_signal(signal.SIGKILL)
@@ -92,7 +106,9 @@ def walk(folder: Path, seed: int, way: str, concurrency: int, most_usd: float) -
             assert status is None or bill <= printed, (bill, printed, output)
             check(server, folder / "verdicts.jsonl")
         kept, lost, verdicts = check(server, folder / "verdicts.jsonl")
-    row = f"{seed:4}  {way:9}  {concurrency:7}  {sessions:8}  {kills:5}  {len(server.bill):6}  {kept:4}  {lost:4}  "
+    row = (
+        f"{seed:4}  {mixture:12}  {concurrency:7}  {sessions:8}  {kills:5}  {len(server.bill):6}  {kept:4}  {lost:4}  "
+    )
     return Outcome(row + f"{bill:7.4f}  {printed:7.4f}  {most_usd:7.4f}  {status:6}  {verdicts:8}", verdicts)
 
 
@@ -141,13 +157,11 @@ def check(server: Judge, file: Path) -> tuple[int, int, int]:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("seed", "way", "concurrency", "most_usd"), SETTINGS)
-def test_the_bill_is_what_is_kept_and_lost_and_never_above_the_print(
-    tmp_path: Path, seed: int, way: str, concurrency: int, most_usd: float
-) -> None:
-    outcome = walk(tmp_path, seed, way, concurrency, most_usd)
+@pytest.mark.parametrize("setting", SETTINGS, ids=str)
+def test_the_bill_is_what_is_kept_and_lost_and_never_above_the_print(tmp_path: Path, setting: Setting) -> None:
+    outcome = walk(tmp_path, setting)
     print(f"\n{HEAD}\n{outcome.row}")
-    assert outcome.verdicts > 0.9 * QUESTIONS * ORDERS or most_usd < 2
+    assert outcome.verdicts > 0.9 * QUESTIONS * ORDERS or setting[-1] < 2
 
 
 if __name__ == "__main__":
@@ -157,4 +171,4 @@ if __name__ == "__main__":
     for setting in SETTINGS:
         if setting[0] in parser.parse_args().seed:
             with tempfile.TemporaryDirectory() as temporary:
-                print(walk(Path(temporary), *setting).row, flush=True)
+                print(walk(Path(temporary), setting).row, flush=True)
