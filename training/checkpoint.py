@@ -74,6 +74,8 @@ def find(run_directory: Path, wanted: str) -> Path | None:
         problems.append(problem)
     if problems:
         raise BadInput(f"{problems[0]}; no older checkpoint is intact: start anew with --resume never")
+    if copies := [name for name in _names(directory) if (directory / name / MANIFEST).is_file()]:
+        print(printable(f"NOTE: {directory}: got only {', '.join(copies)}; --resume {copies[0]} continues from that"))
     return None
 
 

@@ -124,7 +124,7 @@ def together(ranks: Ranks, work: Callable[[], Value], *, only: bool = True, grou
     """Call `work` on the ranks where `only` is true; return their values in rank order, on every rank.
 
     A BadInput on any rank is raised on all of them, the lowest rank's first, so that nobody waits for the dead; an
-    error of the system, such as a file that cannot be read, as BadInput.
+    error of the system that names a file, such as one that cannot be read, as BadInput.
     """
     value: Any = None
     problem: str | None = None
@@ -134,6 +134,8 @@ def together(ranks: Ranks, work: Callable[[], Value], *, only: bool = True, grou
         except BadInput as error:
             problem = str(error)
         except OSError as error:
+            if error.filename is None:  # a lost connection, for one
+                raise
             problem = system_error(error)
     outcomes = gather(ranks, (only, value, problem), group)
     for _, _, message in outcomes:

@@ -68,7 +68,7 @@ def _is_guard(value: Any) -> bool:
 
 def _is_config(value: Any) -> bool:
     match value:
-        case {"model": {}, "train": {}, "global_batch_size": int()}:
+        case {"model": {}, "train": {}, "global_batch_size": int(), "numerics": {"determinism": str()}}:
             return all(_is_streams(value.get(key)) for key in ("train_stream", "validation_stream"))
     return False
 

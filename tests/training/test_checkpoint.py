@@ -342,6 +342,16 @@ def test_checkpoints_that_cannot_be_written_are_refused_before_the_first_step(
         archive.restore(copied)
 
 
+def test_a_run_with_nothing_but_a_kept_copy_says_how_to_go_on_from_it(
+    copied: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = copied / "checkpoints"
+    (directory / "step-00000008").rename(directory / "kept")
+    shutil.rmtree(directory / "step-00000004")
+    assert find(copied, "auto") is None
+    assert capsys.readouterr().out == f"NOTE: {directory}: got only kept; --resume kept continues from that\n"
+
+
 def test_hidden_names_of_others_are_left_alone(tmp_path: Path) -> None:
     for name in (".partial-step-00000004", ".partial-mine", ".partial-step-00000004-aside", "step-00000004"):
         (tmp_path / name).mkdir()
@@ -358,7 +368,12 @@ FORGED = {
     "best_step": [9, "8"],
     "guard": [[], {"losses": [1], "grad_norms": [], "skipped_steps": 0}, {"losses": [None]}],
     "loss_scale": [None, {"scale": 0, "finite_steps": 0}, {"scale": "1", "finite_steps": 0}],
-    "config": [None, {}, {"model": [], "train": {}, "global_batch_size": 8}],
+    "config": [
+        None,
+        {},
+        {"model": {}, "train": {}, "global_batch_size": 8},
+        {"model": [], "train": {}, "global_batch_size": 8},
+    ],
     "state_sha256": [None, "0" * 64],
     "fields_sha256": ["0" * 64],
 }
