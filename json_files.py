@@ -8,7 +8,7 @@ import json
 import os
 import stat
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import attrs
 
@@ -59,9 +59,14 @@ def read_json(path: Path, kind: type | None = dict, *, advice: str = "", most_by
         raise BadInput(f"{path}: {error}{advice}") from error
 
 
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file for reading. Raises OSError for a pipe, whose opening would otherwise wait, a device or a folder."""
+    return os.fdopen(_descriptor(path, os.O_RDONLY), "rb")
+
+
 def read_regular(path: Path, most_bytes: int = FILE_BYTES) -> bytes:
     """Return the content of a regular file. Raises OSError for any other kind and for more than `most_bytes`."""
-    with os.fdopen(_open_regular(path, os.O_RDONLY), "rb") as file:
+    with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > most_bytes:
             raise OSError(f"got {size:,} bytes, wanted at most {most_bytes:,}")
@@ -124,7 +129,7 @@ class JsonLog:
     def __init__(self, path: Path):
         """Open it, or make it. Raises OSError, for what is no regular file as well."""
         self.path = path
-        descriptor = _open_regular(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        descriptor = _descriptor(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         self.file = os.fdopen(descriptor, "wb", buffering=0)
         self._pending = b"\n" if _ends_torn(path) else b""
         self._dropped = 0  # lines
@@ -179,8 +184,7 @@ def _deeper_than(value: Any, limit: int) -> bool:
     return bool(level)
 
 
-def _open_regular(path: Path, flags: int) -> int:
-    """Return a descriptor. Raises OSError for a pipe, whose opening would otherwise wait, a device or a folder."""
+def _descriptor(path: Path, flags: int) -> int:
     descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISREG(mode):

@@ -14,8 +14,9 @@ import attrs
 
 from errors import BadInput, quoted
 from files import sync
-from json_files import parse_json
+from json_files import open_regular, parse_json
 from tokens.splits import SPLITS
+from tokens.token_file import readable_tokens
 from tokens.work import Part, Result
 
 LEDGER = "ledger.jsonl"
@@ -141,7 +142,7 @@ def entries_after(path: Path, seen_bytes: int) -> Iterator[tuple[dict[str, Any],
 
 
 def _read_head(path: Path) -> tuple[dict[str, Any] | None, int]:
-    with path.open("rb") as file:
+    with readable_tokens(path), open_regular(path) as file:
         line = file.readline()
     if not line.endswith(b"\n"):
         return None, 0

@@ -32,6 +32,7 @@ from tests.walks import children, kill
 from tokens import audit, executors
 from tokens import prepare as prepare_module
 from tokens.executors import Executor, Inline, Processes
+from tokens.ledger import LEDGER, Ledger
 from tokens.prepare import Host, Request, prepare
 from tokens.splits import SplitRule
 from tokens.tokenizer import ByteTokenizer, fingerprint, load_tokenizer
@@ -619,3 +620,9 @@ def test_two_commands_do_not_prepare_the_same_tokens_at_once(tmp_path: Path) -> 
     with _lock(tmp_path / "out"), pytest.raises(BadInput, match="another process prepares these tokens"):
         write(tmp_path / "out", source)
     write(tmp_path / "out", source)
+
+
+def test_a_pipe_in_the_place_of_the_ledger_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / LEDGER)
+    with pytest.raises(BadInput, match=r"ledger\.jsonl: cannot be read: is a pipe, wanted a regular file"):
+        Ledger(tmp_path, "a plan")
