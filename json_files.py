@@ -8,9 +8,7 @@ import json
 import os
 import stat
 from pathlib import Path
-from typing import Any, BinaryIO
-
-import attrs
+from typing import Any, BinaryIO, NamedTuple
 
 from errors import BadInput, quoted
 
@@ -76,8 +74,7 @@ def read_regular(path: Path, most_bytes: int = FILE_BYTES) -> bytes:
             raise OSError(f"got {size:,} bytes, more than the memory holds") from error
 
 
-@attrs.frozen
-class JsonLines:
+class JsonLines(NamedTuple):
     """The objects of a JSON Lines file, and how many of its lines hold none: torn by a kill, or damaged."""
 
     records: list[dict[str, Any]]
