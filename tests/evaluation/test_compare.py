@@ -21,7 +21,7 @@ from evaluation.intervals import Interval, paired_intervals, student_quantile
 from evaluation.ratio import in_groups, ratio
 from evaluation.results import append_result
 from tests import launch
-from tests.conftest import ROOT, train, write_run
+from tests.conftest import ROOT, seal_again, train, write_run
 from tests.evaluation.test_intervals import session
 from tests.tokens.test_prepare import PREPARE, run
 
@@ -324,6 +324,7 @@ def test_a_recipe_is_all_that_changes_a_result_but_the_seed(runs: dict[str, Path
         state["config"]["model"] |= {key: train.pop(key) for key in ("emb_dim",) if key in train}
         state["config"]["train"] |= train
         file.write_text(json.dumps(state))
+        seal_again(file.parent)
         return read_rows([str(home)])[0].recipe
 
     plain = recipe()
@@ -333,7 +334,8 @@ def test_a_recipe_is_all_that_changes_a_result_but_the_seed(runs: dict[str, Path
     state = json.loads(file.read_text())
     del state["config"]["model"]["activation"]  # of a version that had GPT-2's only
     file.write_text(json.dumps(state))
-    assert read_rows([str(older)])[0].recipe == plain
+    seal_again(older / "checkpoints" / "step-00000008")
+    assert plain is not None and read_rows([str(older)])[0].recipe == plain
     without_effect = {"log_interval": 3, "keep_checkpoints": 9, "parallel": "fsdp", "timeout_seconds": 60}
     without_effect |= {
         "checkpoint_interval": 7,
