@@ -36,6 +36,7 @@ ONLY_VALUES: dict[str, tuple[Any, ...]] = {
 # What the weights tell as well: Hugging Face's and nanoGPT's keys, and ours.
 SHAPE_KEYS = {
     **{"n_embd": "emb_dim", "n_layer": "n_layers", "n_positions": "context_length", "block_size": "context_length"},
+    "n_ctx": "context_length",
     **{key: key for key in ("emb_dim", "n_layers", "context_length", "vocab_size")},
 }
 ACTIVATION_KEYS = ("activation_function", "activation")  # Hugging Face's, ours
@@ -88,6 +89,8 @@ def load_foreign(path: Path, run: Path | None) -> GPT:
         for key, field in SHAPE_KEYS.items():
             if values.get(key, shape := getattr(config, field)) != shape:
                 raise BadInput(f"{where}: {key}: got {quoted(values[key])}, but the weights beside it have {shape:,}")
+        if values.get("n_inner") not in (None, 4 * config.emb_dim):
+            raise BadInput(f"{where}: n_inner: got {quoted(values['n_inner'])}, wanted null: four times the width")
         network = GPT(config)
         load_plain(network, plain)
     except ValueError as error:

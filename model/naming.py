@@ -49,7 +49,7 @@ def to_plain(state: dict[str, Tensor], *, tied: bool = False) -> dict[str, Tenso
 
     A head that is `tied`, or equals the token embedding, is left out; where the embedding has no name of its own, as
     nanoGPT's, which is always tied, may have none, the head is it. Raises ValueError naming a parameter that GPT-2 does
-    not have, or that is missing.
+    not have, or that is missing, and for a head that is `tied` and differs from the embedding.
     """
     plain: dict[str, Tensor] = {}
     for name, value in state.items():
@@ -62,7 +62,10 @@ def to_plain(state: dict[str, Tensor], *, tied: bool = False) -> dict[str, Tenso
     _transpose(plain)
     head, embedding = plain.get("head.weight"), plain.get("token_embedding.weight")
     stored_once = embedding is None and is_nanogpt(state)
-    if head is not None and (tied or stored_once or (embedding is not None and torch.equal(head, embedding))):
+    same = head is not None and embedding is not None and torch.equal(head, embedding)
+    if tied and not same and head is not None and embedding is not None:
+        raise ValueError("its configuration ties head and token embedding, but its weights have two that differ")
+    if head is not None and (tied or stored_once or same):
         plain.setdefault("token_embedding.weight", plain.pop("head.weight"))
     _complete(plain)
     return plain

@@ -71,7 +71,7 @@ def _read(reference: str) -> Row:
         cost=cost_of(state, Place(home, home, home).record) if state else None,
         validation_loss=state.get("validation_loss"),
         seed=config["train"]["random_seed"] if state else None,
-        recipe=_recipe(state) if state else None,
+        recipe=_recipe(state, _position(home, state)) if state else None,
     )
 
 
@@ -86,7 +86,17 @@ def _state(home: Path, title: str) -> dict[str, Any]:
     return checkpoint.read_state(path) if (path / checkpoint.STATE).is_file() else {}
 
 
-def _recipe(state: dict[str, Any]) -> str:
+def _position(home: Path, state: dict[str, Any]) -> int | str:
+    """Return the step of a checkpoint, or "end" for the last one and the best one of a run that is complete.
+
+    Seeds of one recipe have their best checkpoint at different steps.
+    """
+    latest, best = (_state(home, link) for link in checkpoint.LINKS)
+    complete = latest.get("step") == state["config"]["steps"]
+    return "end" if complete and state["step"] in (latest["step"], best.get("step")) else state["step"]
+
+
+def _recipe(state: dict[str, Any], position: int | str) -> str:
     """Return all that changes a result but for rounding, the seed apart."""
     config = state["config"]
     values = {  # with what a key means that an older version did not know
@@ -96,7 +106,7 @@ def _recipe(state: dict[str, Any]) -> str:
     not_recipe = {*PLUMBING_KEYS, *RESOLVED_KEYS, "random_seed"}
     train = {key: value for key, value in values[TrainConfig].items() if key not in not_recipe}
     precision = config.get("numerics", {}).get("precision", config["train"].get("precision"))
-    steps = [state["step"], config["steps"]]
+    steps = [position, config["steps"]]
     tokens = [_identity(stream) for stream in listed(config.get("train_stream") or [])]
     known = [values[ModelConfig], train, precision, config["global_batch_size"], steps, config.get("shares"), tokens]
     return json.dumps(known, sort_keys=True)
