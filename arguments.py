@@ -5,7 +5,7 @@ import math
 import sys
 from collections.abc import Callable
 
-from errors import LARGEST_INTEGER, quoted
+from errors import LARGEST_INTEGER, integer_range, quoted
 
 
 def whole_number(minimum: int, maximum: int = LARGEST_INTEGER) -> Callable[[str], int]:
@@ -17,8 +17,8 @@ def whole_number(minimum: int, maximum: int = LARGEST_INTEGER) -> Callable[[str]
         except ValueError:
             value = minimum - 1
         if not minimum <= value <= maximum:
-            most = f", at most {maximum:,}" if maximum < LARGEST_INTEGER or value > maximum else ""
-            raise argparse.ArgumentTypeError(f"got {quoted(text)}, wanted a whole number of at least {minimum}{most}")
+            wanted = f"a whole number {integer_range(minimum, maximum)}"
+            raise argparse.ArgumentTypeError(f"got {quoted(text)}, wanted {wanted}")
         return value
 
     return parse

@@ -51,6 +51,11 @@ def printable(text: str) -> str:
     return "".join(part if part.isprintable() else part.encode("unicode_escape").decode() for part in text)
 
 
+def integer_range(minimum: int, maximum: int) -> str:
+    """Return the limits of an integer as part of an error."""
+    return f"of at least {minimum}, at most {'2^53' if maximum == LARGEST_INTEGER else f'{maximum:,}'}"
+
+
 def quoted(value: Any) -> str:
     """Return the repr of a value for an error, cut to QUOTED_CHARACTERS."""
     try:

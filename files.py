@@ -52,10 +52,14 @@ _ADVICE = {
 }
 
 
+def write_problem(path: Path | str, error: OSError) -> str:
+    """Return why a file cannot be written, and what to do about it."""
+    return f"{path}: cannot be written: {error.strerror or error}; {_ADVICE.get(error.errno or 0, 'fix this')}"
+
+
 def write_error(path: Path | str, error: OSError) -> BadInput:
-    """Return the error to raise where a file cannot be written: the reason, and what to do about it."""
-    advice = _ADVICE.get(error.errno or 0, "fix this")
-    return BadInput(f"{path}: cannot be written: {error.strerror or error}; {advice}, then rerun the same command")
+    """Return the error to raise where a file cannot be written."""
+    return BadInput(f"{write_problem(path, error)}, then rerun the same command")
 
 
 def is_folder(path: Path) -> bool:

@@ -62,8 +62,9 @@ for name in HF_TOKEN OPENAI_API_KEY; do
   else say "$name" "not set"; fi
 done
 cat <<'COMMANDS'
-ready. Next, the first line again in every new shell:
+ready. In every new shell, first:
   source .venv/bin/activate
+then, for example:
   python train.py runs/8xa100 --plan
   export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=300
   torchrun --standalone --nproc_per_node=gpu train.py runs/8xa100

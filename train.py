@@ -98,7 +98,7 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument(
         "--max-hours",
-        type=number(0, above=True, example="14.32"),
+        type=number(0, above=True, example="3.5"),
         metavar="HOURS",
         help="stop with a checkpoint before it has taken more",
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 
-from errors import LARGEST_INTEGER, quoted
+from errors import LARGEST_INTEGER, integer_range, quoted
 
 Validator = Callable[[Any, "attrs.Attribute[Any]", Any], None]
 
@@ -16,7 +16,7 @@ def integer(minimum: int, maximum: int = LARGEST_INTEGER) -> Validator:
     """Accept an int (not a bool) in [minimum, maximum]."""
     return _check(
         lambda value: type(value) is int and minimum <= value <= maximum,
-        f"an integer of at least {minimum}" + (f", at most {maximum:,}" if maximum < LARGEST_INTEGER else ""),
+        f"an integer {integer_range(minimum, maximum)}",
     )
 
 

@@ -16,6 +16,7 @@ from training.metrics import read_metrics
 
 CHART = "training-run-chart.png"
 LEAST_SECONDS = 10.0  # between drawings: small runs save more often than anybody looks
+FAILED_SECONDS = 600.0  # after a drawing that failed: it has printed why
 SMOOTHED_SHARE = 0.02  # of the logged steps: the width of the exponential moving average
 TRAIN, VALIDATION, RATE, NORM = "#4477aa", "#cc3311", "#228833", "#aa7744"
 
@@ -26,11 +27,13 @@ class ChartProcess:
     def __init__(self, directory: Path):
         self._command = [sys.executable, "-m", "training.chart", str(directory.resolve())]
         self._process: subprocess.Popen[bytes] | None = None
-        self._due = time.monotonic() + LEAST_SECONDS
+        self._began = time.monotonic()  # the last drawing, or this
 
     def redraw(self) -> None:
-        """Start a drawing unless the last one still runs, is recent, or has failed."""
-        if time.monotonic() >= self._due and (self._process is None or self._process.poll() == 0):
+        """Start a drawing unless the last one still runs or is recent."""
+        status = 0 if self._process is None else self._process.poll()
+        pause = LEAST_SECONDS if status == 0 else FAILED_SECONDS
+        if status is not None and time.monotonic() >= self._began + pause:
             self._process = self._start()
 
     def finish(self) -> bool:
@@ -41,7 +44,7 @@ class ChartProcess:
         return last is not None and last.wait() == 0
 
     def _start(self) -> "subprocess.Popen[bytes] | None":
-        self._due = time.monotonic() + LEAST_SECONDS
+        self._began = time.monotonic()
         try:
             # A session of its own: the terminal's Ctrl-C is for the run, which waits for its last chart.
             return subprocess.Popen(self._command, cwd=Path(__file__).parents[1], start_new_session=True)

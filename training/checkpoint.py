@@ -73,8 +73,18 @@ def find(run_directory: Path, wanted: str) -> Path | None:
             return directory / name
         problems.append(problem)
     if problems:
-        raise BadInput(f"{problems[0]}; no older checkpoint is intact: start anew with --resume never")
-    if copies := [name for name in _names(directory) if (directory / name / MANIFEST).is_file()]:
+        raise BadInput(
+            f"{problems[0]}; no other checkpoint is intact: copy it here again, or start anew with --resume never"
+        )
+    copies = [name for name in _names(directory) if (directory / name / MANIFEST).is_file()]
+    for link in LINKS:
+        if (directory / link).is_symlink():  # its checkpoint was not copied, or deleted by hand
+            instead = f"continue from a copy with --resume {copies[0]}" if copies else "bring it back"
+            raise BadInput(
+                f"{directory / link}: names {(directory / link).readlink()}, which is not there; {instead}, or start "
+                "anew with --resume never"
+            )
+    if copies:
         print(printable(f"NOTE: {directory}: got only {', '.join(copies)}; --resume {copies[0]} continues from that"))
     return None
 

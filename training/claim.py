@@ -107,7 +107,7 @@ def _job() -> str:
 
 
 def _final_status(run_directory: Path) -> int | None:
-    """Return the status that an earlier group left with, if it is one that no restart mends."""
+    """Return the status that an earlier group left with, if a restart would not change it."""
     try:
         ending = read_json(run_directory / EXIT_FILE)
     except BadInput:

@@ -13,7 +13,7 @@ from json_files import parse_json, read_json
 from model import checks
 from model.config import ModelConfig
 from training.dataset import Part, read_parts
-from training.foreign_keys import FOREIGN_KEYS
+from training.foreign_keys import FOREIGN_KEYS, Ours
 
 Config = TypeVar("Config")
 _WANTED = "a run directory holds model.json and train.json, each a JSON object"
@@ -226,15 +226,17 @@ def _build(kind: type[Config], values: dict[str, Any], path: Path, overridden: s
 def _hint(key: str, value: Any, kind: type, overridden: set[str]) -> str:
     """Return what an unknown key may have meant: a key of the other file, another program's, or the nearest one."""
     kinds = {"model": ModelConfig, "train": TrainConfig}
-    meant = next((f"{name}.{key}" for name, other in kinds.items() if key in attrs.fields_dict(other)), None)
-    meant = meant or FOREIGN_KEYS.get(key)
-    if meant is None:
+    elsewhere = next((Ours(f"{name}.{key}") for name, other in kinds.items() if key in attrs.fields_dict(other)), None)
+    ours = elsewhere or FOREIGN_KEYS.get(key)
+    if ours is None:
         return nearest(key, attrs.fields_dict(kind))
-    section, _, name = meant.partition(".")
-    if not name.isidentifier():
-        return f"; its name here: {meant}"
+    if ours.key is None:
+        return f"; there is no such key here: {ours.note}"
+    if ours.note:
+        return f"; here it is {ours.key}, {ours.note}"
+    section, _, name = ours.key.partition(".")
     if key in overridden:
-        return f"; did you mean --set {meant}={value if isinstance(value, str) else json.dumps(value)}?"
+        return f"; did you mean --set {ours.key}={value if isinstance(value, str) else json.dumps(value)}?"
     return f"; did you mean '{name}'" + ("?" if kinds[section] is kind else f" of {section}.json?")
 
 

@@ -147,6 +147,7 @@ def derive_layout(run: Run, world_size: int) -> Layout:
 
 def count_due(first: int, last: int, *intervals: int) -> int:
     """Return how many of the steps first .. last are a multiple of one of two intervals at most, or the last one."""
+    assert 1 <= first <= last + 1
     multiples = sum(last // every - (first - 1) // every for every in intervals)
     if len(intervals) > 1:
         multiples -= count_due(first, last, math.lcm(*intervals)) - (last % math.lcm(*intervals) > 0)

@@ -15,7 +15,7 @@ import attrs
 import torch.distributed as dist
 
 from errors import BadInput
-from files import system_error
+from files import write_problem
 from training import commit
 from training.checkpoint import FORMAT, RunState, name_of
 from training.config import Run
@@ -139,6 +139,7 @@ class Saver:
             try:
                 work()
             except OSError as error:
-                raise BadInput(f"rank {self._trainer.ranks.rank}: {system_error(error)}") from error
+                problem = write_problem(error.filename or self._directory, error)
+                raise BadInput(f"rank {self._trainer.ranks.rank}: {problem}") from error
 
         together(self._trainer.ranks, guarded, only=only, group=self._group)

@@ -348,8 +348,21 @@ def test_a_run_with_nothing_but_a_kept_copy_says_how_to_go_on_from_it(
     directory = copied / "checkpoints"
     (directory / "step-00000008").rename(directory / "kept")
     shutil.rmtree(directory / "step-00000004")
+    with pytest.raises(
+        BadInput, match="names step-00000008, which is not there; continue from a copy with --resume kept"
+    ):
+        find(copied, "auto")
+    for link in ("latest", "best"):
+        (directory / link).unlink()
     assert find(copied, "auto") is None
     assert capsys.readouterr().out == f"NOTE: {directory}: got only kept; --resume kept continues from that\n"
+
+
+def test_a_run_whose_links_name_nothing_does_not_begin_anew_in_silence(copied: Path) -> None:
+    for name in ("step-00000004", "step-00000008"):
+        shutil.rmtree(copied / "checkpoints" / name)
+    with pytest.raises(BadInput, match="latest: names step-00000008, which is not there; bring it back, or start anew"):
+        find(copied, "auto")
 
 
 def test_hidden_names_of_others_are_left_alone(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """Run directories: ours and the public ones load; anything wrong is named by file and key."""
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -226,9 +225,10 @@ def test_a_wrong_override_is_blamed_not_the_file(tmp_path: Path) -> None:
         ("context_length=64", "'context_length'; did you mean --set model.context_length=64?"),
         ("block_size=64", "'block_size'; did you mean --set model.context_length=64?"),
         ("model.microbatch_size=4", "'microbatch_size'; did you mean --set train.microbatch_size=4?"),
-        ("batch_size=8", "'batch_size'; its name here: train.microbatch_size, sequences of a GPU"),
+        ("batch_size=8", "'batch_size'; here it is train.microbatch_size, sequences of a GPU"),
         ("num_train_epochs=3", "'num_train_epochs'; did you mean --set train.max_epochs=3?"),
-        ("max_iters=100", "'max_iters'; its name here: train.min_train_tokens, tokens instead of steps"),
+        ("max_iters=100", "'max_iters'; here it is train.min_train_tokens, which counts tokens"),
+        ("min_lr=0.1", "'min_lr'; there is no such key here: the cosine ends at a tenth of train.learning_rate"),
         ("optim=adamw", "'optim'; did you mean --set train.optimizer=adamw?"),
     ):
         with pytest.raises(BadInput) as raised:
@@ -236,12 +236,21 @@ def test_a_wrong_override_is_blamed_not_the_file(tmp_path: Path) -> None:
         assert str(raised.value).startswith(f"--set: unknown key {meant}"), str(raised.value)
 
 
-def test_every_key_of_another_program_leads_to_one_of_ours() -> None:
+@pytest.mark.parametrize("key", FOREIGN_KEYS)
+def test_every_key_of_another_program_leads_to_one_of_ours(tmp_path: Path, key: str) -> None:
     kinds = {"model": ModelConfig, "train": TrainConfig}
-    for key, hint in FOREIGN_KEYS.items():
-        assert not any(key in attrs.fields_dict(kind) for kind in kinds.values()), key
-        found = re.match(r"(model|train)\.(\w+)", hint)
-        assert hint.startswith("none: ") or (found and found[2] in attrs.fields_dict(kinds[found[1]])), key
+    assert not any(key in attrs.fields_dict(kind) for kind in kinds.values())
+    ours = FOREIGN_KEYS[key]
+    if ours.key is not None:
+        section, _, name = ours.key.partition(".")
+        assert name in attrs.fields_dict(kinds[section])
+    files = {"model": TINY_MODEL, "train": {"dataset": "x"} | TINY_TRAIN}
+    for number, changed in enumerate(({}, {"model": {key: 1}}, {"train": {key: 1}})):
+        model, train = (files[name] | changed.get(name, {}) for name in files)
+        directory = run_directory(tmp_path / str(number), model, train)
+        with pytest.raises(BadInput, match=f"unknown key '{key}'; ") as raised:
+            load_run(directory, [] if changed else [f"{key}=1"])
+        assert (ours.key or "there is no such key").rpartition(".")[2] in str(raised.value)
 
 
 def test_a_world_size_that_does_not_divide_is_refused_with_those_that_do(tmp_path: Path) -> None:
