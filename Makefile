@@ -1,6 +1,6 @@
 # make train      tokens, two minutes of training, a chart and a sample, from nothing
 # make test       the whole test suite, but for
-# make test-long  walks and kills on up to 8 ranks, lm-evaluation-harness, a judge that is served: 20 minutes
+# make test-long  walks, kills, bad inputs, a judge's bill, lm-evaluation-harness, a judge that is served: 30 minutes
 # make lint       style, types, shell scripts
 # Each makes .venv and installs what it needs. PYTHON=python3.12 picks another interpreter.
 

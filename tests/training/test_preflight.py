@@ -1,6 +1,8 @@
 """GPUs that torch cannot use, and a compiler that is missing, are told before a run costs anything."""
 
 import ctypes
+import shutil
+import sysconfig
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -107,6 +109,17 @@ def test_each_script_says_so_in_one_line(make_run: Callable[..., Path], tmp_path
     [line] = done.stderr.splitlines()
     assert line.startswith(f"{command[0]}: the NVIDIA driver has 1 GPU, CUDA can use none: ")
     assert not (run / "metrics.jsonl").exists()
+
+
+@pytest.mark.skipif(
+    shutil.which("gcc") is None or not Path(sysconfig.get_path("include"), "Python.h").is_file(), reason="needs gcc"
+)
+def test_the_real_compiler_finds_the_headers_of_this_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CC", raising=False)
+    check_compiler()
+    monkeypatch.setattr(sysconfig, "get_paths", lambda scheme: {"include": "/absent"})
+    with pytest.raises(BadInput, match=r"torch\.compile needs .*Python\.h"):
+        check_compiler()
 
 
 def test_a_missing_compiler_is_told_with_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
