@@ -634,3 +634,25 @@ def test_a_file_without_any_place_to_cut_is_no_document_and_the_next_one_is_read
         pieces, reader = read(tmp_path, unit_bytes=unit_bytes)
         assert pieces == [Piece("the next", False, "the next"), Piece("", True, "the next")]
         assert left_out(reader) == (["byte 0"], 1, 50_000)
+
+
+def test_zstandard_is_decompressed_in_large_parts_unless_they_grow_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw, parts = random.Random(0), []
+    usual = b"".join(draw.randbytes(50).hex().encode() + b"\n" for _ in range(20_000))
+    stream = io.BytesIO(
+        zstandard.compress(usual) + zstandard.compress(b"x" * (1 << 26)) * 4 + zstandard.compress(b"\n")
+    )
+    decompress = compressed._ZstandardReader._decompress
+
+    def watched(reader: compressed._ZstandardReader) -> None:
+        decompress(reader)
+        parts.append((reader._part_bytes, len(reader._lines)))
+
+    monkeypatch.setattr(compressed._ZstandardReader, "_decompress", watched)
+    assert sum(line is not None for line, _ in compressed.decompressed_lines(stream, zstandard=True)) == 20_000
+    sizes = [size for size, _ in parts]
+    large = sizes.index(compressed.MOST_BYTES)
+    assert large < 10
+    assert sizes.count(compressed.LEAST_BYTES) > 5
+    after = sizes.index(compressed.LEAST_BYTES, large)
+    assert max(length for _, length in parts[after + 1 :]) <= 11 << 20
