@@ -638,3 +638,12 @@ def test_a_pipe_in_an_output_folder_is_not_waited_for(tmp_path: Path, name: str,
     os.mkfifo(tmp_path / "out" / name)
     with pytest.raises(BadInput, match=rf"{name}: {says}"):
         write(tmp_path / "out", source)
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "ledger.jsonl"])
+def test_status_does_not_take_a_loop_of_links_for_a_missing_file(tmp_path: Path, name: str) -> None:
+    write(tmp_path / "out", jsonl(tmp_path / "a.jsonl", ["text"] * 20))
+    (tmp_path / "out" / name).unlink()
+    (tmp_path / "out" / name).symlink_to(name)
+    with pytest.raises(BadInput, match=name):
+        audit.status(str(tmp_path / "out"))
