@@ -1,7 +1,8 @@
 """JSON from outside: files that people edit, other tools write or a disk damages, and append-only JSON Lines.
 
-Everything the project reads as JSON is parsed here, with bounds on size, depth and repetition, so that damage becomes
-one line of error and never a traceback, a hang or a value that silently hides another.
+All that the project reads as JSON is parsed here, but for records of documents (tokens/documents.py, for speed). There
+are bounds on size, depth and repetition, so that damage becomes one line of error and never a traceback, a hang or a
+value that silently hides another.
 """
 
 import json
@@ -59,7 +60,19 @@ def read_json(path: Path, kind: type | None = dict, *, advice: str = "", most_by
 
 def open_regular(path: Path) -> BinaryIO:
     """Open a file for reading. Raises OSError for a pipe, whose opening would otherwise wait, a device or a folder."""
-    return os.fdopen(_descriptor(path, os.O_RDONLY), "rb")
+    return os.fdopen(open_descriptor(path, os.O_RDONLY), "rb")
+
+
+def open_descriptor(path: Path, flags: int) -> int:
+    """Open a regular file as os.open does, without waiting. Raises OSError for any other kind, as `open_regular`."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return descriptor
+    os.close(descriptor)
+    kinds = {stat.S_ISDIR: "folder", stat.S_ISFIFO: "pipe", stat.S_ISSOCK: "socket"}
+    kind = next((name for is_kind, name in kinds.items() if is_kind(mode)), "device")
+    raise OSError(f"is a {kind}, wanted a regular file")
 
 
 def read_regular(path: Path, most_bytes: int = FILE_BYTES) -> bytes:
@@ -126,7 +139,7 @@ class JsonLog:
     def __init__(self, path: Path):
         """Open it, or make it. Raises OSError, for what is no regular file as well."""
         self.path = path
-        descriptor = _descriptor(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        descriptor = open_descriptor(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         self.file = os.fdopen(descriptor, "wb", buffering=0)
         self._pending = b"\n" if _ends_torn(path) else b""
         self._dropped = 0  # lines
@@ -179,17 +192,6 @@ def _deeper_than(value: Any, limit: int) -> bool:
         containers = [item for item in level if isinstance(item, dict | list)]
         level = [child for item in containers for child in (item.values() if isinstance(item, dict) else item)]
     return bool(level)
-
-
-def _descriptor(path: Path, flags: int) -> int:
-    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
-    mode = os.fstat(descriptor).st_mode
-    if stat.S_ISREG(mode):
-        return descriptor
-    os.close(descriptor)
-    kinds = {stat.S_ISDIR: "folder", stat.S_ISFIFO: "pipe", stat.S_ISSOCK: "socket"}
-    kind = next((name for is_kind, name in kinds.items() if is_kind(mode)), "device")
-    raise OSError(f"is a {kind}, wanted a regular file")
 
 
 def _ends_torn(path: Path) -> bool:

@@ -187,6 +187,7 @@ def _run_loop(run: Run, plan: Plan, token_set: TokenSet, trainer: Trainer, deadl
         budget=Budget(),
         hash_every=None,
         config={"git_commit": git_commit(), "self_test": None},
+        token_digests=token_set.digests,
     )
     steps = loop.Loop(trainer, job, RunState(), Ledger(time.perf_counter(), None))
     try:

@@ -31,7 +31,7 @@ def status(where: str) -> list[str]:
         if plan is None:
             raise BadInput(f"{where}: no {PLAN}; prepare_data.py SOURCE... --output {where} begins one")
         totals, _ = read_ledger(directory)
-        if (directory / MANIFEST).exists():
+        if read_manifest(directory) is not None:
             state = "complete"
         else:
             age = time.time() - (directory / LEDGER).stat().st_mtime if (directory / LEDGER).exists() else 0

@@ -25,7 +25,7 @@ import numpy as np
 
 from errors import BadInput
 from files import replace_file
-from json_files import parse_json
+from json_files import parse_json, read_regular
 from tokens.ledger import LEDGER
 from tokens.manifest import MANIFEST, Content
 from tokens.objects import Objects
@@ -36,6 +36,7 @@ from tokens.unit_plan import PLAN, read_plan
 
 CHECKPOINT = ".checkpoint-"
 MARK = ".scratch"  # in a folder that may be emptied, with the URL that it stands in for
+URL_BYTES = 1 << 14  # more than any has
 BUCKET_CRASH_POINTS = (
     "plan uploaded",
     "shard uploaded",
@@ -69,10 +70,9 @@ class Bucket:
         finished = [*self._scratch.glob("[!.]*.safetensors"), *self._scratch.glob(MANIFEST)]
         if finished:
             raise BadInput(f"{finished[0]}: finished tokens are no scratch; pass another --scratch")
-        mark = self._scratch / MARK
-        if (self._scratch / PLAN).exists() and not (mark.exists() and mark.read_text() == self.url):
+        if (self._scratch / PLAN).exists() and scratch_of(self._scratch) != self.url:
             raise BadInput(f"{self._scratch / PLAN}: another preparation's; pass another --scratch")
-        replace_file(mark, self.url)
+        replace_file(self._scratch / MARK, self.url)
         self._empty_scratch()
         names = set(self._objects.names())
         if PLAN in names:
@@ -192,6 +192,17 @@ class Bucket:
     def _empty_scratch(self) -> None:
         for path in (*partial_files(self._scratch), self._scratch / PLAN, self._scratch / LEDGER):
             path.unlink(missing_ok=True)
+
+
+def scratch_of(directory: Path) -> str | None:
+    """Return the URL that a scratch folder stands in for, None for another folder."""
+    mark = directory / MARK
+    try:
+        return read_regular(mark, URL_BYTES).decode(errors="replace")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise BadInput(f"{mark}: cannot be read: {error.strerror or error}; move it away, or fix this") from error
 
 
 def _checkpoint(number: int) -> str:

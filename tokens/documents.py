@@ -19,6 +19,7 @@ from tokens.sources import COMPRESSED_SUFFIXES, TEXT_SUFFIXES, Damaged, Input, r
 from tokens.text_file import (
     BYTE_ORDER_MARK,
     GAP,
+    HEAD_BYTES,
     LONGEST_GAP,
     PIECE_BYTES,
     NoText,
@@ -33,7 +34,7 @@ from tokens.unit_plan import Extent
 
 TOO_LONG = f"more than {LONGEST_LINE:,} bytes without a line end; wanted one record a line"
 SHOWN_FIELDS = 20  # of a record without the wanted one
-HEAD_CHARACTERS = 1 << 16  # by which a document is told from others
+HEAD_CHARACTERS = HEAD_BYTES // 4  # by which a document is told from others; four bytes each at most
 
 
 class Piece(NamedTuple):
@@ -87,8 +88,7 @@ class Reader:
         return self._lines(item, stream, extent)
 
     def _text(self, item: Input, stream: BinaryIO, extent: Extent) -> Iterator[Piece]:
-        # Fewer bytes would do for most texts, but never more; a cut character at the end is beyond the head.
-        data = stream.read(4 * HEAD_CHARACTERS)
+        data = stream.read(HEAD_BYTES)
         if (reason := why_no_text(data)) is not None:  # every unit of the file finds the same
             where, lost_bytes = f"{item.path}: byte {extent.begin}", extent.end - extent.begin
             self._problem("no text", where, reason, int(extent.begin == 0), lost_bytes)

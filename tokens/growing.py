@@ -17,7 +17,7 @@ from tokens.ledger import LEDGER, entries_after
 from tokens.manifest import MANIFEST
 from tokens.shards import partial_path
 from tokens.splits import HASH
-from tokens.token_file import HEADER_BYTES, TokenFile, TokenStream, open_split
+from tokens.token_file import HEADER_BYTES, TokenFile, TokenStream, Version, open_split
 from tokens.tokenizer import RANKS_FILE, token_dtype
 from tokens.unit_plan import read_plan
 
@@ -123,8 +123,10 @@ class FollowedStream(TokenStream):
             self._find(self.length)  # a file has lost its hidden name
             super().read_into(tokens, start)
 
-    def changed_file(self) -> None:
-        """Return None: these files grow."""
+    @property
+    def versions(self) -> dict[Path, Version | None]:
+        """Nothing: these files grow."""
+        return {}
 
     def _find(self, length: int) -> None:
         growing = self._growing

@@ -136,7 +136,7 @@ def ledger_entries(directory: Path) -> Iterator[dict[str, Any]]:
 
 def entries_after(path: Path, seen_bytes: int) -> Iterator[tuple[dict[str, Any], int]]:
     """Yield the complete lines of a ledger after its first `seen_bytes`, but for the head, and where each ends."""
-    begin = seen_bytes or (_read_head(path)[1] if path.exists() else 0)
+    begin = seen_bytes or (_read_head(path)[1] if path.exists() or path.is_symlink() else 0)
     if begin:  # else the head is still being written
         yield from _entries(path, begin)
 

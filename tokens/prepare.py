@@ -1,6 +1,7 @@
 """From sources to token files: plan, compute, commit, name. The same command goes on after any interruption."""
 
 import fcntl
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,8 +11,9 @@ from typing import Any
 import attrs
 
 from errors import BadInput
-from files import replace_file, write_error, writing
-from tokens.bucket import MARK, Bucket
+from files import replace_file, writing
+from json_files import open_descriptor
+from tokens.bucket import Bucket, scratch_of
 from tokens.executors import Executor, in_order
 from tokens.fast_tokenizer import has_fastokens, write_recipe
 from tokens.ledger import LEDGER, Ledger, Totals
@@ -232,9 +234,8 @@ def _refuse_output(request: Request) -> None:
         directory = request.directory.resolve()
     if any(_is_folder(name) and Path(name).resolve() == directory for name in request.sources):
         raise BadInput(f"{request.directory}: is a source and the output as well; pass another --output")
-    mark = directory / MARK
-    if request.bucket is None and mark.exists():
-        raise BadInput(f"{request.directory}: is the --scratch of {mark.read_text()}; pass another --output")
+    if request.bucket is None and (url := scratch_of(directory)) is not None:
+        raise BadInput(f"{request.directory}: is the --scratch of {url}; pass another --output")
 
 
 def _is_folder(name: str) -> bool:
@@ -277,11 +278,9 @@ def _job(request: Request, plan: UnitPlan, units: Path, tokenizer: Tokenizer) ->
 
 @contextmanager
 def _lock(directory: Path) -> Iterator[None]:
-    try:
-        file = (directory / LOCK).open("a")
-    except OSError as error:
-        raise write_error(directory / LOCK, error) from error
-    with file:
+    with writing(directory / LOCK):  # not waiting for the other end of a pipe
+        descriptor = open_descriptor(directory / LOCK, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    with os.fdopen(descriptor, "a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

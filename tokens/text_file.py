@@ -17,7 +17,8 @@ LONE_SPACES = " \n\t"
 NUL = "NUL bytes: no text, or not in UTF-8; convert it to UTF-8, or leave it out"
 WIDE_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)
 BYTE_ORDER_MARK = codecs.BOM_UTF8  # at the beginning of a file; it is no part of the text
-MOST_NOT_UTF8 = 0.01  # of a text's first bytes; a few bad ones are replaced, more are another encoding
+HEAD_BYTES = 1 << 18  # of a file, which tell whether it is a text
+BAD_SHARE, BAD_BYTES = 0.01, 16  # of a text's head, at most: more of both are no damage, but something else
 EDGE_BYTES = 1 << 16  # searched for a cut at a time
 EDGE = re.compile(rb"\S[ \n\t](?=\S)")
 
@@ -47,13 +48,19 @@ def why_no_text(head: bytes) -> str | None:
     """Return why a file that begins with these bytes is no text in UTF-8, or None."""
     if head.startswith(WIDE_MARKS):
         return "UTF-16 or UTF-32: convert it to UTF-8"
-    if b"\0" in head:
+    if _too_many(head.count(b"\0"), len(head)):
         return NUL
     replaced = Replaced()
-    codecs.getincrementaldecoder("utf-8")(errors="replaced").decode(head)
-    if replaced.bytes > MOST_NOT_UTF8 * len(head):
+    is_whole = len(head) < HEAD_BYTES  # otherwise its last character may be cut
+    codecs.getincrementaldecoder("utf-8")(errors="replaced").decode(head, final=is_whole)
+    if _too_many(replaced.bytes, len(head)):
         return f"{replaced.bytes:,} of its first {len(head):,} bytes are not UTF-8: convert it to UTF-8"
     return None
+
+
+def _too_many(bad: int, length: int) -> bool:
+    """Tell whether so many bad bytes of a head are no damage of a text; half of it are not, however short it is."""
+    return bad > max(BAD_BYTES, BAD_SHARE * length) or 2 * bad >= length > 0
 
 
 def text_pieces(stream: BinaryIO, begin: int, end: int, replaced: Replaced) -> Iterator[str | NoText]:

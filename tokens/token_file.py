@@ -26,6 +26,8 @@ HEADER_BYTES = 4096  # of the files we write: room for any token count, and the 
 SCAN_TOKENS = 1 << 24  # looked at in one go when ids are checked
 OPEN_FILES = 256  # of a stream at a time; a process may have 1,024
 
+Version = tuple[int, int]  # of a file: its size in bytes, and when it was last changed, in ns
+
 _DTYPES: dict[str, np.dtype[Any]] = {"U16": np.dtype("<u2"), "U32": np.dtype("<u4")}  # safetensors' names
 
 
@@ -51,7 +53,12 @@ class TokenStream:
         self.dtype = np.result_type(*{file.dtype for file in files})
         self._starts = [0, *itertools.accumulate(file.length for file in files)]
         self._descriptor = lru_cache(OPEN_FILES)(lambda number: _Descriptor(_open(files[number].path)))
-        self._versions = {file.path: _version(file.path) for file in files}
+        self._versions = {file.path: version_of(file.path) for file in files}
+
+    @property
+    def versions(self) -> dict[Path, Version | None]:
+        """Size and time of files that nobody should write any more, as they were when the stream was opened."""
+        return self._versions
 
     def read(self, start: int, count: int) -> np.ndarray:
         """Return tokens start .. start + count, 1-D. Raises BadInput for a file that cannot be read any more."""
@@ -78,13 +85,6 @@ class TokenStream:
             if read == len(tokens):  # nearly always
                 return
             tokens, start = tokens[read:], start + read
-
-    def changed_file(self) -> Path | None:
-        """Return a file that was written since the stream was opened. One that is gone is not: it may still be read."""
-        for path, version in self._versions.items():
-            if _version(path) not in (version, None):
-                return path
-        return None
 
     def locate(self, position: int) -> str:
         """Return "FILE: token OFFSET" of a position in the stream, for error messages."""
@@ -159,6 +159,15 @@ def read_header(path: Path) -> TokenFile:
     return TokenFile(path, dtype, 8 + length, count)
 
 
+def version_of(path: Path) -> Version | None:
+    """Return size and time of the last change, None for a file that is gone."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_size, found.st_mtime_ns
+
+
 def write_header(file: BinaryIO, dtype: np.dtype, length: int) -> None:
     """Write the first HEADER_BYTES of a token file that holds `length` tokens; the data follows them."""
     names = {value: name for name, value in _DTYPES.items()}
@@ -177,15 +186,6 @@ def _open(path: Path) -> int:
 
 def _unreadable(path: Path, reason: str | None) -> BadInput:
     return BadInput(f"{path}: cannot be read any more: {reason}; bring it back, or prepare it again", alone=True)
-
-
-def _version(path: Path) -> tuple[int, int] | None:
-    """Return size and time of the last change, None for a file that is gone."""
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_size, found.st_mtime_ns
 
 
 @contextmanager

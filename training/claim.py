@@ -11,7 +11,7 @@ from typing import TextIO
 
 from errors import EXIT_DIVERGED, EXIT_DONE, EXIT_ERROR, EXIT_STOPPED, BadInput, printable
 from files import replace_file, write_error, writing
-from json_files import read_json
+from json_files import open_descriptor, read_json
 
 EXIT_FILE, LOCK_FILE = "exit.json", ".lock"
 LOCK_CHARACTERS = 1000  # more than is ever written there
@@ -54,7 +54,8 @@ class Claim:
         """Take it. Raises BadInput when another job has it."""
         self._directory = run_directory
         with writing(run_directory / LOCK_FILE):
-            self._file = (run_directory / LOCK_FILE).open("a+")
+            flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
+            self._file = os.fdopen(open_descriptor(run_directory / LOCK_FILE, flags), "a+")
         _lock(self._file, run_directory)
         self._ended = False
         self._file.seek(0)
@@ -127,6 +128,6 @@ def _lock(file: TextIO, run_directory: Path) -> None:
                 raise BadInput(f"{run_directory}: another job trains this run; wait for it, or stop it") from None
             time.sleep(0.2)
         except OSError as error:  # a file system without locks
-            name = printable(file.name)
+            name = printable(str(run_directory / LOCK_FILE))
             print(f"NOTE: {name}: cannot be locked ({error}); see that no other job trains this run", flush=True)
             return

@@ -1,12 +1,14 @@
 """The steps of a run: train, log, validate, save, in that order; stop when asked, or when the guard says so."""
 
 import math
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import attrs
 
-from errors import BadInput, Diverged
+from errors import BadInput, Diverged, printable
 from model.config import flops_per_token
 from tokens.reading import Reading
 from training.budget import Budget, expected_save_seconds
@@ -26,6 +28,7 @@ from training.ranks import StopRequest
 from training.saver import Saved, Saver
 from training.state_files import state_sha256
 from training.step import StepResult, Trainer, train_step
+from training.token_watch import TokenWatch
 from training.validation import Validation
 
 
@@ -43,6 +46,7 @@ class Job:
     budget: Budget
     hash_every: int | None  # steps
     config: dict[str, Any]  # resolved; travels in every checkpoint
+    token_digests: dict[Path, str]  # sha256 of each token file, as it was before the first step
 
 
 def validation_due(job: Job, step: int) -> bool:
@@ -68,6 +72,9 @@ class Loop:
         self.bar = Progress(state.step, job.plan.steps) if coordinates else None
         self.metrics = MetricsLog(job.run.directory, self.bar.say) if self.bar is not None else None
         self.chart = ChartProcess(job.run.directory) if coordinates else None
+        streams = [source.stream for source in job.reading.sources]
+        streams += [] if job.validation is None else [job.validation.stream]
+        self.token_watch = TokenWatch(streams, job.token_digests)
         self.saver = Saver(job.run, trainer, job.config)
         self._save_seconds = expected_save_seconds(job.run.model)
         job.stop_request.condition = self._budget_reached
@@ -174,7 +181,7 @@ class Loop:
             self._check_guard()
         if logging and self.trainer.ranks.coordinates:
             self._log(result)
-        if logging and self.trainer.ranks.local_rank == 0:
+        if logging:
             self._check_token_files()
         if job.hash_every is not None and step % job.hash_every == 0:
             self._hash()
@@ -197,16 +204,15 @@ class Loop:
             self._event("diverged", problem=problem)
             raise Diverged(f"{problem}; the last checkpoint is as it was: {self.job.run.directory / 'checkpoints'}")
 
-    def _check_token_files(self) -> None:
-        """Raise BadInput, on this rank alone, for a token file that was written since the run began."""
-        streams = [source.stream for source in self.job.reading.sources]
-        streams += [] if self.job.validation is None else [self.job.validation.stream]
-        for path in filter(None, (stream.changed_file() for stream in streams)):
-            raise BadInput(
-                f"{path}: was written while the run read it; put it back as it was and rerun the same command, which "
-                "continues from the last checkpoint",
-                alone=True,
-            )
+    def _check_token_files(self, *, wait: bool = False) -> None:
+        """Raise BadInput, on one rank of a machine alone, for a token file that was written since the run began."""
+        if self.trainer.ranks.local_rank == 0:
+            for path in self.token_watch.check(wait=wait):
+                line = f"WARNING: {path}: was touched while the run reads it; its content is as it was"
+                if self.bar is not None:
+                    self.bar.say(line)
+                else:
+                    print(printable(line), file=sys.stderr, flush=True)
 
     def _log(self, result: StepResult) -> None:
         assert self.bar is not None and self.metrics is not None
@@ -271,6 +277,7 @@ class Loop:
             self.bar.say(f"step {self.state.step:,}: validation loss {loss:.4f}")
 
     def _save(self) -> None:
+        self._check_token_files(wait=True)  # a checkpoint never holds what was learnt of other content
         with self.ledger.measure("checkpoints"):
             self.state = attrs.evolve(self.state, elapsed_seconds=self.ledger.elapsed_seconds())
             self.saver.begin(self.state)

@@ -247,6 +247,7 @@ def _make_job(run: Run, plan: Plan, token_set: TokenSet, trainer: Trainer, optio
         price_per_hour=options.price_per_hour,
         budget=options.budget,
         hash_every=options.hash_every,
+        token_digests=token_set.digests,
         config=resolved(run, plan, token_set) | {"numerics": agreed_fingerprint(run, numerics, trainer.ranks)},
     )
 

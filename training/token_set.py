@@ -62,6 +62,15 @@ class TokenSet:
         return next((directory for directory in self.directories if directory.validation is not None), None)
 
     @property
+    def digests(self) -> dict[Path, str]:
+        """The sha256 of each file that was read before the first step."""
+        return {
+            directory.path / name: content.sha256
+            for directory in self.directories
+            for name, content in directory.contents.items()
+        }
+
+    @property
     def lengths(self) -> dict[str, int | None]:
         """Tokens of each train stream, by dataset."""
         return {

@@ -104,7 +104,7 @@ def test_a_text_file_is_cut_at_the_same_places_in_units_of_any_size(tmp_path: Pa
 
 
 def test_bytes_that_are_no_text_are_cut_like_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_file, "MOST_NOT_UTF8", 1.0)
+    monkeypatch.setattr(text_file, "_too_many", lambda *_: False)
     draw = random.Random(0)
     data = bytes(draw.choice(b"ab \n\xc3\xa4\xe3\x80\x80\xff\xe2\xf0\x9f") for _ in range(5_000))
     (tmp_path / "a.txt").write_bytes(data)
@@ -164,6 +164,12 @@ NO_TEXT = {
     "NUL bytes: no text": b"text, then a page of NULs " * 40 + bytes(4096) + b" and text" * 100,
     "bytes are not UTF-8": "日本語の文章、".encode("utf-16-le") * 100,
     "bytes are not UTF-8: convert": "eine Straße und ein Café, ".encode("latin-1") * 100,
+    "NUL bytes: no text, or": bytes(3),
+    "NUL bytes: no text, or not in UTF-8": "short".encode("utf-16-be"),
+    "1 of its first 1 bytes": b"\xe9",
+    "8 of its first 9 bytes are": "Привет мир".encode("cp1251")[1:],
+    "17 of its first 1,017 bytes": b"a" * 1000 + b"\xff" * 17,
+    "NUL bytes: no text, or not in UTF-8;": b"a" * 1000 + bytes(17),
 }
 
 
@@ -187,6 +193,34 @@ def test_nuls_behind_the_first_bytes_of_a_long_text_cost_the_words_around_them(t
         assert "".join(piece.text for piece in pieces) == good[:-1] + " and" * 4_000 + " " + good
         assert (reader.problems.lost_documents, {problem.kind for problem in reader.problems.first}) == (0, {"no text"})
         assert reader.problems.lost_bytes == sum(len(f" word{number}\0x") for number in range(4_000))
+
+
+DAMAGED = {  # content, the text that is left, bytes lost
+    "a short text in Latin-1": (
+        "Das Café, ein kleiner Artikel".encode("latin-1"),
+        "Das Caf\ufffd, ein kleiner Artikel",
+        1,
+    ),
+    "16 bytes": (b"one two " * 5 + b"\xff" * 16, "one two " * 5 + "\ufffd" * 16, 16),
+    "one NUL": (b"one two " * 2 + b"th\0ree" + b" four" * 9, "one two one two" + " four" * 9, 7),
+    "16 NULs": (b"one two " * 5 + bytes(16) + b" x", "one two " * 4 + "one two x", 17),
+    "one NUL of a long text": (
+        b"some words and " * 50_000 + b"a\0b and" * 1,
+        "some words and " * 49_999 + "some words and and",
+        4,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_little_damage_at_the_beginning_of_a_text_does_not_lose_the_text(tmp_path: Path, name: str) -> None:
+    content, text, lost_bytes = DAMAGED[name]
+    (tmp_path / "a.txt").write_bytes(content)
+    for unit_bytes in (1 << 24, max(10, len(content) // 5)):
+        pieces, reader = read(tmp_path, unit_bytes=unit_bytes)
+        assert "".join(piece.text for piece in pieces) == text
+        assert [piece.ends_document for piece in pieces].count(True) == 1
+        assert (reader.problems.lost_documents, reader.problems.lost_bytes) == (0, lost_bytes)
 
 
 @pytest.mark.parametrize("unit_bytes", [1, 1 << 24])
@@ -600,3 +634,25 @@ def test_a_file_without_any_place_to_cut_is_no_document_and_the_next_one_is_read
         pieces, reader = read(tmp_path, unit_bytes=unit_bytes)
         assert pieces == [Piece("the next", False, "the next"), Piece("", True, "the next")]
         assert left_out(reader) == (["byte 0"], 1, 50_000)
+
+
+def test_zstandard_is_decompressed_in_large_parts_unless_they_grow_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw, parts = random.Random(0), []
+    usual = b"".join(draw.randbytes(50).hex().encode() + b"\n" for _ in range(20_000))
+    stream = io.BytesIO(
+        zstandard.compress(usual) + zstandard.compress(b"x" * (1 << 26)) * 4 + zstandard.compress(b"\n")
+    )
+    decompress = compressed._ZstandardReader._decompress
+
+    def watched(reader: compressed._ZstandardReader) -> None:
+        decompress(reader)
+        parts.append((reader._part_bytes, len(reader._lines)))
+
+    monkeypatch.setattr(compressed._ZstandardReader, "_decompress", watched)
+    assert sum(line is not None for line, _ in compressed.decompressed_lines(stream, zstandard=True)) == 20_000
+    sizes = [size for size, _ in parts]
+    large = sizes.index(compressed.MOST_BYTES)
+    assert large < 10
+    assert sizes.count(compressed.LEAST_BYTES) > 5
+    after = sizes.index(compressed.LEAST_BYTES, large)
+    assert max(length for _, length in parts[after + 1 :]) <= 11 << 20

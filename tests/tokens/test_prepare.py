@@ -626,3 +626,24 @@ def test_a_pipe_in_the_place_of_the_ledger_is_not_waited_for(tmp_path: Path) -> 
     os.mkfifo(tmp_path / LEDGER)
     with pytest.raises(BadInput, match=r"ledger\.jsonl: cannot be read: is a pipe, wanted a regular file"):
         Ledger(tmp_path, "a plan")
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [(".lock", "cannot be written: .*pipe or a device: move that away"), (".scratch", "cannot be read: is a pipe")],
+)
+def test_a_pipe_in_an_output_folder_is_not_waited_for(tmp_path: Path, name: str, says: str) -> None:
+    source = jsonl(tmp_path / "a.jsonl", ["text"] * 20)
+    (tmp_path / "out").mkdir()
+    os.mkfifo(tmp_path / "out" / name)
+    with pytest.raises(BadInput, match=rf"{name}: {says}"):
+        write(tmp_path / "out", source)
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "ledger.jsonl"])
+def test_status_does_not_take_a_loop_of_links_for_a_missing_file(tmp_path: Path, name: str) -> None:
+    write(tmp_path / "out", jsonl(tmp_path / "a.jsonl", ["text"] * 20))
+    (tmp_path / "out" / name).unlink()
+    (tmp_path / "out" / name).symlink_to(name)
+    with pytest.raises(BadInput, match=name):
+        audit.status(str(tmp_path / "out"))

@@ -202,6 +202,9 @@ def check_then_damage(run, plan, token_set, ranks):
     if ranks.coordinates:
         file = token_set.directories[0].train.files[0]
         before, token_1000 = file.path.stat(), file.offset_bytes + 2 * 1000  # in step 4
+        if damage == "touched":
+            os.utime(file.path, ns=(1, 1))
+            return checked
         if damage == "cut":
             os.truncate(file.path, file.offset_bytes)
         else:
@@ -237,6 +240,18 @@ def test_a_token_file_that_changes_later_ends_the_run_with_its_name(
     assert done.returncode == 1
     assert f"train.py: {message.format(path=damaged / 'train.safetensors')}" in done.stderr
     assert "SIGBUS" not in done.stderr
+
+
+def test_a_token_file_that_is_touched_costs_one_line(
+    make_run: Callable[..., Path], token_files: Path, tmp_path: Path
+) -> None:
+    touched, script = tmp_path / "touched", tmp_path / "touch.py"
+    shutil.copytree(token_files, touched)
+    script.write_text(DAMAGE_AFTER_THE_CHECK)
+    done = train(make_run(), "--token-files", str(touched), script=script, environment={"DAMAGE": "touched"})
+    assert done.returncode == 0, done.stderr
+    line = f"WARNING: {touched / 'train.safetensors'}: was touched while the run reads it; its content is as it was"
+    assert (done.stdout + done.stderr).count(line) == 1
 
 
 @pytest.mark.parametrize(("split", "ranks"), [("train", 2), ("validation", 1)])

@@ -201,6 +201,13 @@ def test_one_job_at_a_time_trains_a_run(make_run: Callable[..., Path], monkeypat
     assert not (run / "exit.json").exists()
 
 
+def test_a_pipe_in_the_place_of_the_lock_is_named(make_run: Callable[..., Path]) -> None:
+    run = make_run()
+    os.mkfifo(run / ".lock")
+    with pytest.raises(BadInput, match=r"\.lock: cannot be written: is a pipe, wanted a regular file"):
+        Claim(run)
+
+
 def test_a_group_that_torchrun_restarts_resumes_by_itself(make_run: Callable[..., Path]) -> None:
     settings = LONG | {"min_train_tokens": 80 * 8 * 32, "checkpoint_interval": 10}
     straight, run = make_run("straight", **settings), make_run("restarted", **settings)

@@ -1,6 +1,7 @@
 """Bad inputs for the four scripts: what is damaged, and the command that meets it."""
 
 import gzip
+import json
 import random
 import shutil
 from collections.abc import Callable, Iterator
@@ -31,6 +32,7 @@ from tests.long.fuzz.damage import (
 )
 from tests.long.fuzz.workspace import Case
 from training.config import TrainConfig
+from training.foreign_keys import FOREIGN_KEYS
 
 TRAIN = ("train.py", "{}/run", "--device", "cpu")
 DRY_RUN = ("train.py", "{}/run", "--dry-run")
@@ -142,6 +144,7 @@ def cases() -> Iterator[Case]:
         _records,
         _token_files,
         _sources,
+        _output_folders,
         _price_lists,
         _models,
         _evaluation_inputs,
@@ -170,6 +173,9 @@ def _run_directories() -> Iterator[Case]:
                 )
     for override in OVERRIDES:
         yield Case(area, f"--set {override[:20]!r}", (*TRAIN, "--set", override), none)
+    for key in FOREIGN_KEYS:
+        yield Case(area, f"train.json: {key} of others", DRY_RUN, at("run/train.json", with_keys(**{key: 1})))
+        yield Case(area, f"--set {key} of others", (*DRY_RUN, "--set", f"{key}=1"), none)
 
 
 def _wrong_values(key: str, wanted: str) -> list[Any]:
@@ -323,8 +329,40 @@ def _sources() -> Iterator[Case]:
 
             command = ("prepare_data.py", f"{{}}/texts/{name}", *options, "--workers", "1", "--executor", executor)
             yield Case(area, f"{executor} {name!r}", command, at(f"texts/{name}", write))
+    for damage_name, bad in {"a byte that is not UTF-8": b"\xff", "a NUL": b"\0"}.items():
+        for place, at_byte in {"first": 0, "in the head": 1000, "last": -1}.items():
+
+            def spoil(path: Path, _: random.Random, bad: bytes = bad, at_byte: int = at_byte) -> None:
+                content = bytearray(path.read_bytes())
+                content[at_byte] = bad[0]
+                path.write_bytes(content)
+
+            yield Case(
+                area, f"{damage_name}, {place}", PREPARE, at("texts/a.txt", spoil), check=_nearly_all_is_prepared
+            )
     for source in ADDRESSES:
         yield Case(area, source, ("prepare_data.py", source, *options), none)
+
+
+def _nearly_all_is_prepared(workspace: Path) -> bool:
+    manifest = workspace / "prepared" / "manifest.json"
+    if not manifest.is_file():
+        return False
+    wanted = (workspace / "texts" / "a.txt").stat().st_size  # tokenizer bytes
+    return bool(json.loads(manifest.read_text())["tokens"] > 0.999 * wanted)
+
+
+def _output_folders() -> Iterator[Case]:
+    """Yield what stands in the place of a finished preparation's own files, met by the same command and by status."""
+    area = "output folders"
+    same = ("prepare_data.py", "{}/texts/b.jsonl", "--output", "{}/tokens", "--tokenizer", "bytes")
+    same = (*same, "--validation-fraction", "0.1", "--executor", "inline")
+    for file in (".lock", ".scratch", "plan.json", "ledger.jsonl", "manifest.json"):
+        for name, damage in NO_FILE.items():
+            for command in (same, ("prepare_data.py", "status", "{}/tokens")):
+                yield Case(area, f"{command[1]}: {file}: {name}", command, at(f"tokens/{file}", damage), True)
+    for name, damage in NO_FILE.items():
+        yield Case(area, f"train: .lock: {name}", TRAIN, at("run/.lock", damage))
 
 
 def _price_lists() -> Iterator[Case]:
