@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from errors import BadInput
 from evaluation.judging.client import UNBILLED, NoReply, NotTaken, Request, Unusable, ask, is_settled, problem_in
+from evaluation.judging.cost import total_cost
 from evaluation.judging.prices import Budget, money, most_usage
 from evaluation.judging.prompt import Judge
 from evaluation.judging.questions import Questions
@@ -133,6 +134,10 @@ class Asking:
     def outstanding(self) -> list[Request]:
         """Return the requests that are still to be asked."""
         return self.questions.outstanding(self.store, self._tries)
+
+    def recount(self) -> None:
+        """Count by the store again what has been spent: a batch may hold requests of other judgements, or old ones."""
+        self.budget.usd = total_cost(self.questions, self.store, self.budget.price).usd
 
     def keep(self, reply: Reply, asked: Asked | None) -> None:
         """Store a reply and count what it has cost, its most where the server did not say. Raises BadInput."""

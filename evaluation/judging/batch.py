@@ -77,6 +77,7 @@ async def collect(asking: Asking, poll_seconds: float) -> None:
         if asking.interrupted and ended is None:
             return
         asking.store.close_batch(batch)
+        asking.recount()
         if ended is not None and ended.status == "failed":
             said = (ended.errors and ended.errors.data) or []
             reason = one_line(str(said[0].message)) if said else "no reason"
@@ -222,10 +223,8 @@ def _take(asking: Asking, line: str, by_key: dict[str, Asked | None], unbilled: 
 
 def _note_unbilled(asking: Asking, asked: list[Asked], why: str) -> None:
     """Keep that those of these requests that are without an outcome were not billed."""
-    open = [one for one in asked if one.id in asking.store.unanswered]
-    for one in open:
-        asking.budget.settle(one, UNBILLED)
-    asking.store.note_unbilled([one.id for one in open], why)
+    ids = dict.fromkeys(one.id for one in asked)  # each once: a file may hold a line twice
+    asking.store.note_unbilled([id for id in ids if id in asking.store.unanswered], why)
 
 
 def _parts(lines: list[Line]) -> Iterator[list[Line]]:

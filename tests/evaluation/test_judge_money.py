@@ -6,6 +6,7 @@ import re
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -188,6 +189,49 @@ def test_a_batch_that_is_out_does_not_use_up_the_limit_for_itself(server: Judge,
     done = judge(server, files, *batch)
     assert done.returncode == 0, done.stderr
     assert server.billed == PROMPTS
+    assert printed(done.stdout) == pytest.approx(server.usd(PRICES), abs=1e-4)
+
+
+def test_a_batch_of_an_overlapping_judgement_leaves_the_limit_as_it_is(server: Judge, files: list[Path]) -> None:
+    server.path_faults = {"GET /v1/files": "401"}
+    assert judge(server, files, *SILENT, "--batch", "--poll-seconds", "0.05", "--orders", "2").returncode == 1
+    done = judge(server, files, *SILENT, "--orders", "3", "--max-usd", "0.6")
+    assert done.returncode == 75, done.stderr
+    assert printed(done.stdout) <= 0.6
+
+
+def test_a_batch_of_an_earlier_version_counts_when_it_is_fetched(server: Judge, files: list[Path]) -> None:
+    server.path_faults = {"GET /v1/files": "401"}
+    server.faults = dict.fromkeys(range(4), "500")
+    assert judge(server, files, *SILENT, "--batch", "--poll-seconds", "0.05").returncode == 1
+    store = files[0].parents[2] / "verdicts.jsonl"
+    lines = [json.loads(line) for line in store.read_text().splitlines()]
+    for line in lines:
+        line.get("batch", {}).pop("asked", None)
+    store.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    limit = server.usd(PRICES) + 0.1
+    done = judge(server, files, *SILENT, "--max-usd", str(limit))
+    assert (done.returncode, server.billed) == (75, PROMPTS - 4), done.stderr
+    assert server.usd(PRICES) <= printed(done.stdout) <= limit
+
+
+def test_error_lines_that_a_batch_file_repeats_free_their_money_once(
+    server: Judge, files: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.faults = dict.fromkeys(range(8), "500")
+    run = server.run_batch
+
+    def repeated(batch: dict[str, Any]) -> None:
+        run(batch)
+        name = batch["error_file_id"]
+        server.files[name] = b"\n".join([server.files[name]] * 6)
+
+    monkeypatch.setattr(server, "run_batch", repeated)
+    done = judge(server, files, *SILENT, "--batch", "--poll-seconds", "0.05", "--orders", "2")
+    assert done.returncode == 1
+    store = files[0].parents[2] / "verdicts.jsonl"
+    (unbilled,) = [line["unbilled"] for line in map(json.loads, store.read_text().splitlines()) if "unbilled" in line]
+    assert len(unbilled) == len(set(unbilled)) == 8
     assert printed(done.stdout) == pytest.approx(server.usd(PRICES), abs=1e-4)
 
 
