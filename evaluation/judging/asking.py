@@ -1,7 +1,6 @@
 """Asking a judge what is not known yet: one at a time, then several, within a budget, until done or told to stop."""
 
 import asyncio
-import math
 import random
 import signal
 import sys
@@ -14,7 +13,7 @@ from tqdm import tqdm
 from errors import BadInput
 from evaluation.judging.client import UNBILLED, NoReply, NotTaken, Request, Unusable, ask, is_settled, problem_in
 from evaluation.judging.cost import total_cost
-from evaluation.judging.prices import Budget, money, most_usage
+from evaluation.judging.prices import Budget, money
 from evaluation.judging.prompt import Judge
 from evaluation.judging.questions import Questions
 from evaluation.judging.replies import one_line
@@ -54,7 +53,6 @@ class Asking:
         self._tries = tries
         self._answered = sum(key in store.replies for key in questions.by_key)
         self._unanswered_in_a_row = self._wrong_in_a_row = 0
-        self._larger = 1.0  # what replies have used, in times of what they could: more than 1 if a limit is ignored
         self._in_flight, self._at_once, self._most_at_once = 0, 1, 1
         self._turn = asyncio.Condition()
         self._wake = asyncio.Event()
@@ -116,16 +114,13 @@ class Asking:
     def about_to_ask(self, request: Request, *, batch: bool = False) -> tuple[Asked, dict[str, object]]:
         """Return what is noted of a request before it is sent, and its body."""
         body, sent, most = self.questions.body(request, self.store)
-        limit = most.output
-        if self._larger > 1:
-            most = most_usage(math.ceil(most.input * self._larger), math.ceil(most.output * self._larger))
         asked = Asked(
             id=uuid.uuid4().hex,
             key=request.key,
             judge=self.questions.label,
             answers=request.answers,
             sent_bytes=sent,
-            limit=limit,
+            limit=self.questions.limit(request, self.store),
             most=most,
             batch=batch,
         )
@@ -141,10 +136,16 @@ class Asking:
 
     def keep(self, reply: Reply, asked: Asked | None) -> None:
         """Store a reply and count what it has cost, its most where the server did not say. Raises BadInput."""
+        before = self.store.excess.get(self.questions.label, 1.0)
         self.store.add(reply)
         if asked is not None:
             self.budget.settle(asked, reply.usage)
-            self._compare_with_limit(asked, reply)
+        if before == 1.0 < self.store.excess.get(self.questions.label, 1.0):
+            print(
+                f"NOTE: a reply of {self.judge.model} used more tokens than it was limited to: this server ignores the "
+                "limit; what is sent from now on counts at the larger size",
+                file=sys.stderr,
+            )
         self._answered += 1
         self._unanswered_in_a_row = 0
         request = self.questions.by_key.get(reply.key)
@@ -232,20 +233,6 @@ class Asking:
                 await self._turn.wait()
             self._turn.notify_all()
             return None
-
-    def _compare_with_limit(self, asked: Asked, reply: Reply) -> None:
-        if reply.usage is None:
-            return
-        ratio = max(reply.usage.input / asked.most.input, reply.usage.output / asked.most.output)
-        if ratio > 1:
-            if self._larger == 1:
-                print(
-                    f"NOTE: a reply used {reply.usage.input:,} + {reply.usage.output:,} tokens, more than the "
-                    f"{asked.most.input:,} + {asked.most.output:,} that it was limited to: this server ignores the "
-                    "limit; what is sent from now on counts at the larger size",
-                    file=sys.stderr,
-                )
-            self._larger *= ratio
 
     def _nothing_taken(self) -> BadInput:
         return BadInput(f"{self.judge.base_url}: {next(iter(self.not_taken.values()))}")

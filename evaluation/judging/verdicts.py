@@ -83,6 +83,7 @@ class VerdictStore:
         self.replies: dict[str, list[Reply]] = {}
         self.in_order: list[Reply] = []
         self.longest: dict[str, tuple[int, int]] = {}  # by judge: how many replies, and tokens of the longest
+        self.excess: dict[str, float] = {}  # by judge: above 1 where a reply used so many times what it was limited to
         self._batches: dict[str, Batch] = {}  # by upload
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -149,6 +150,8 @@ class VerdictStore:
             if asked is not None and usage is not None:
                 count, longest = self.longest.get(asked.judge, (0, 0))
                 self.longest[asked.judge] = count + 1, max(longest, usage.output)
+                used = max(usage.input / max(asked.sent_bytes, 1), usage.output / max(asked.limit, 1))
+                self.excess[asked.judge] = max(used, self.excess.get(asked.judge, 1.0))
         elif "asked" in record:
             self._take_asked(_asked(record["asked"]))
         elif "unbilled" in record:

@@ -125,6 +125,20 @@ def test_a_server_that_ignores_the_limit_is_noticed_by_its_first_reply(server: J
     assert "this server ignores the limit; what is sent from now on counts at the larger size" in done.stderr
     assert server.billed == 1  # of 20 dollars: another one could be as dear
     assert (done.returncode, printed(done.stdout)) == (75, pytest.approx(server.usd(PRICES), abs=1e-3))
+    again = judge(server, files, *SILENT, "--max-usd", "30", "--concurrency", "64")
+    assert again.returncode != 0
+    assert server.billed == 1  # the next session knows it from the file
+
+
+def test_what_replies_use_beyond_the_limit_does_not_compound(tmp_path: Path) -> None:
+    store = VerdictStore(tmp_path / "verdicts.jsonl")
+    for id, most in (("a", 100), ("b", 1000)):  # the second was noted at ten times the limit already
+        most_used = Usage(input=10, output=most)
+        store.note_asked(Asked(id=id, key=id, judge="j", answers=1, sent_bytes=10, limit=100, most=most_used))
+        usage = Usage(input=5, output=1000)
+        store.add(Reply(key=id, id=None, text="", refusal=None, usage=usage, batch=False, asked=id))
+    store.close()
+    assert store.excess == VerdictStore(store.path).excess == {"j": 10.0}
 
 
 @pytest.mark.parametrize("api", ["responses", "chat"])
