@@ -24,7 +24,13 @@ import attrs
 
 Scorer = Callable[[dict[str, Any]], dict[str, int]]  # from what is asked to a score for each label
 HTTP_FAULTS = {"429": 429, "500": 500, "503": 503, "401": 401, "400": 400, "402": 402, "404": 404}
-GATEWAY_FAULTS = {"502": 502, "504": 504}  # billed by what is behind the gateway, which answers with a page
+GATEWAY_FAULTS = {
+    "502": 502,
+    "504": 504,
+    "408": 408,
+    "425": 425,
+    "499": 499,
+}  # billed by what is behind the gateway, which answers with a page
 WRONG_USAGES: dict[str, Any] = {  # what is said of the tokens, whatever is billed
     "no usage": None,
     "usage of text": {"input_tokens": "many", "prompt_tokens": "many"},

@@ -60,7 +60,9 @@ def asked_once(server: Judge, seconds: float = 5.0, credentials: tuple[str, str]
     return asyncio.run(send())
 
 
-@pytest.mark.parametrize("fault", ["slow", "half a body", "less than a body", "billed and dropped", "504"])
+@pytest.mark.parametrize(
+    "fault", ["slow", "half a body", "less than a body", "billed and dropped", "504", "408", "425", "499"]
+)
 def test_what_was_billed_without_an_answer_counts_for_ever(server: Judge, files: list[Path], fault: str) -> None:
     server.idempotent, server.slow_seconds = False, 2
     server.faults = {0: fault, 3: fault, 9: fault}
