@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl
 
 import attrs
 
@@ -107,6 +108,8 @@ class Judge:
         self.replies: dict[str, dict[str, Any]] = {}  # by Idempotency-Key
         self.files: dict[str, bytes] = {}
         self.batches: dict[str, dict[str, Any]] = {}
+        self.unlisted: set[str] = set()  # batches that are there, and in no list
+        self.page_of_batches = 100
         self.batch_end = "completed"
         self.polls_before_end = 1
         self.lock = threading.Lock()
@@ -286,7 +289,7 @@ class Handler(BaseHTTPRequestHandler):
         if parts[0] == "files":
             return self.answer_bytes(self.judge.files[parts[1]])
         if parts == ["batches"]:
-            return self.answer({"object": "list", "data": list(self.judge.batches.values()), "has_more": False})
+            return self.list_batches(dict(parse_qsl(self.path.partition("?")[2])))
         batch = self.judge.batches.get(parts[1])
         if batch is None:
             return self.answer({"error": {"message": "No such batch"}}, 404)
@@ -294,6 +297,14 @@ class Handler(BaseHTTPRequestHandler):
         if batch["status"] == "in_progress" and batch["polls"] > self.judge.polls_before_end:
             self.judge.run_batch(batch)
         return self.answer(batch)
+
+    def list_batches(self, asked: dict[str, str]) -> None:
+        """Answer with a page, the newest batches first."""
+        names = [name for name in reversed(self.judge.batches) if name not in self.judge.unlisted]
+        begin = names.index(asked["after"]) + 1 if "after" in asked else 0
+        end = begin + self.judge.page_of_batches
+        page = [self.judge.batches[name] for name in names[begin:end]]
+        self.answer({"object": "list", "data": page, "has_more": end < len(names)})
 
     def do_POST(self) -> None:
         data = self.rfile.read(int(self.headers["Content-Length"]))

@@ -251,6 +251,56 @@ def test_error_lines_that_a_batch_file_repeats_free_their_money_once(
     assert printed(done.stdout) == pytest.approx(server.usd(PRICES), abs=1e-4)
 
 
+def other_batches(server: Judge) -> None:
+    """Put batches of another program into the server's list."""
+    for number in range(5):
+        name = f"other_{number}"
+        batch = {"id": name, "object": "batch", "created_at": 0, "status": "completed", "input_file_id": "other"}
+        server.batches[name] = {**batch, "completion_window": "24h", "endpoint": "/v1/responses", "polls": 0}
+
+
+def as_if_killed_before_its_id_was_noted(files: list[Path]) -> None:
+    store = files[0].parents[2] / "verdicts.jsonl"
+    lines = store.read_text().splitlines()
+    store.write_text("".join(line + "\n" for line in lines if not json.loads(line).get("batch", {}).get("id")))
+
+
+BATCH = ("--batch", "--poll-seconds", "0.05")
+
+
+def test_a_batch_far_down_the_list_is_found(server: Judge, files: list[Path]) -> None:
+    server.path_faults = {"GET /v1/batches/": "401"}
+    assert judge(server, files, *SILENT, *BATCH).returncode == 1
+    as_if_killed_before_its_id_was_noted(files)
+    other_batches(server)
+    server.page_of_batches = 2
+    done = judge(server, files, *SILENT, *BATCH)
+    assert done.returncode == 0, done.stderr
+    assert server.billed == PROMPTS
+
+
+def test_a_batch_that_no_list_has_counts_at_its_most(server: Judge, files: list[Path]) -> None:
+    server.path_faults, server.unlisted = {"POST /v1/batches": "lost"}, {"batch_0"}
+    assert judge(server, files, *SILENT, *BATCH).returncode == 1
+    server.run_batch(server.batches["batch_0"])
+    done = judge(server, files, *SILENT, *BATCH)
+    assert done.returncode == 0, done.stderr
+    assert "lists no batch of file file-0; its 15 requests count at the most that they can cost" in done.stderr
+    assert server.billed == 2 * PROMPTS
+    assert printed(done.stdout) >= server.usd(PRICES)
+
+
+def test_a_batch_that_another_project_has_is_not_given_up(server: Judge, files: list[Path]) -> None:
+    server.path_faults = {"GET /v1/batches/": "404"}
+    done = judge(server, files, *SILENT, *BATCH)
+    assert done.returncode == 1
+    assert "batch batch_0: the server does not know it; its 15 requests may be paid for: use the key" in done.stderr
+    done = judge(server, files, *SILENT, *BATCH)
+    assert done.returncode == 0, done.stderr
+    assert (server.billed, list(server.batches)) == (PROMPTS, ["batch_0"])
+    assert printed(done.stdout) == pytest.approx(server.usd(PRICES), abs=1e-4)
+
+
 def test_refused_prompts_make_no_result_and_replace_no_complete_one(server: Judge, files: list[Path]) -> None:
     assert judge(server, files).returncode == 0
     complete = (files[0].parent.parent / "evaluations.jsonl").read_text()
