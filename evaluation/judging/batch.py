@@ -219,7 +219,7 @@ async def _fetch(asking: Asking, batch: Batch, ended: "RemoteBatch") -> None:
 def _take(asking: Asking, line: str, by_key: dict[str, Asked | None], unbilled: list[Asked]) -> bool:
     """Keep one line of what a batch has answered; False where it cannot be read. What was not billed is added."""
     try:
-        row = parse_json(line)
+        row = parse_json(line, unique=False)  # it is paid for, however it is spelled
         key, response = row["custom_id"], row.get("response") or {}
         asked, status, body = by_key[key], response.get("status_code"), response.get("body")
         error = row.get("error") or (body.get("error") if isinstance(body, dict) else None)

@@ -120,7 +120,7 @@ async def ask(client: "AsyncOpenAI", judge: Judge, body: dict[str, Any], asked: 
     try:
         # stream: said because transformers serve streams responses unless told otherwise
         raw = await resource.with_raw_response.create(**body, stream=False, extra_headers=headers)
-        reply = parse_json(raw.text, None)
+        reply = parse_json(raw.text, None, unique=False)  # it is paid for, however it is spelled
     except APIStatusError as error:
         return _refusal(error, asked)
     except APIConnectionError as error:
