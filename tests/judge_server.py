@@ -192,6 +192,8 @@ class Judge:
             }
             if fault == "line that is no JSON":
                 done.append("{" * 3)
+            elif fault == "repeated key":
+                done.append('{"tier": 1, "tier": 2, ' + json.dumps(answer)[1:])
             elif fault != "no line":
                 done += [json.dumps(odd.get(fault, answer))] * (2 if fault == "duplicate line" else 1)
         for key, rows in (("output_file_id", done), ("error_file_id", failed)):
@@ -383,6 +385,8 @@ class Handler(BaseHTTPRequestHandler):
         if fault in GATEWAY_FAULTS:
             return self.answer_bytes(b"<html>Bad gateway</html>", GATEWAY_FAULTS[fault], {"Content-Type": "text/html"})
         content = json.dumps(judge.replies[kept]).encode()
+        if fault == "repeated key":
+            content = b'{"tier": 1, "tier": 2, ' + content[1:]
         if fault == "half a body":
             return self.answer_bytes(content[:100])
         if fault == "less than a body":
@@ -443,6 +447,7 @@ class Handler(BaseHTTPRequestHandler):
 
 class Server(ThreadingHTTPServer):
     daemon_threads = True
+    request_queue_size = 256  # connections that come at the same time
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         if not isinstance(sys.exc_info()[1], OSError):  # connections that were reset, by either side

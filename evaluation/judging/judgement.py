@@ -100,7 +100,7 @@ class Judgement:
     async def _ask(self, sending: Sending, price: Price | None) -> Ending:
         from evaluation.judging.transport import open_client
 
-        client = open_client(self.judge.base_url, sending.credentials, sending.timeout_seconds)
+        client = open_client(self.judge.base_url, sending.credentials, sending.timeout_seconds, sending.concurrency)
         budget = Budget(price, sending.most_usd, self.cost(price).usd)
         asking = Asking(client, self._questions, self._tries(sending), self._store, budget)
         asking.heed_signals()

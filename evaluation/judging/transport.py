@@ -55,8 +55,12 @@ def find_key(base_url: str, credentials: tuple[str, str] | None = None) -> str |
     return key
 
 
-def open_client(base_url: str, credentials: tuple[str, str] | None, timeout_seconds: float) -> AsyncOpenAI:
+def open_client(
+    base_url: str, credentials: tuple[str, str] | None, timeout_seconds: float, concurrency: int = 1
+) -> AsyncOpenAI:
     """Return a client that repeats nothing by itself: a request that is repeated may be billed again.
+
+    It has connections for `concurrency` requests: none waits for one while its time runs.
 
     Raises BadInput where `find_key` does, or no server listens.
     """
@@ -66,7 +70,8 @@ def open_client(base_url: str, credentials: tuple[str, str] | None, timeout_seco
     # Connecting times out first: what has not been sent is not billed.
     timeout = httpx2.Timeout(timeout_seconds, connect=min(CONNECT_SECONDS, timeout_seconds / 2))
     secrets = [key or "", basic, *(credentials or ())[1:]]
-    http = BoundedClient(timeout_seconds, secrets, auth=credentials, timeout=timeout)
+    limits = httpx2.Limits(max_connections=concurrency + 4, max_keepalive_connections=concurrency + 4)
+    http = BoundedClient(timeout_seconds, secrets, auth=credentials, timeout=timeout, limits=limits)
     return AsyncOpenAI(api_key=key or "none", base_url=base_url, timeout=timeout, max_retries=0, http_client=http)
 
 

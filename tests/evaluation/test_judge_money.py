@@ -162,6 +162,26 @@ def test_odd_replies_cost_no_other_ones(server: Judge, files: list[Path], api: s
     assert "scripted overload" in [reply.error for reply in replies(files)]
 
 
+@pytest.mark.parametrize("options", [(), ("--batch", "--poll-seconds", "0.05")], ids=str)
+def test_a_reply_that_repeats_a_key_is_kept(server: Judge, files: list[Path], options: tuple[str, ...]) -> None:
+    server.idempotent, server.faults = False, {0: "repeated key", 5: "repeated key"}
+    done = judge(server, files, *options)
+    assert done.returncode == 0, done.stderr
+    assert server.billed == len(replies(files)) == PROMPTS
+
+
+def test_no_request_waits_for_a_connection_while_its_time_runs(server: Judge) -> None:
+    server.every, server.slow_seconds = "slow", 2  # two after each other are too long
+    server.scorer = lambda asked: dict.fromkeys(asked["answers"], 1)
+    asked = Asked(id="i", key="k", judge="j", answers=1, sent_bytes=1, limit=1, most=Usage(input=1, output=1))
+
+    async def together() -> list[Reply]:
+        async with open_client(server.url, None, 3.9, 104) as client:
+            return await asyncio.gather(*(ask(client, WHO, BODY, asked, str(n)) for n in range(104)))
+
+    assert len(asyncio.run(together())) == 104
+
+
 def test_an_error_of_this_program_loses_no_reply_that_is_in_flight(
     server: Judge, files: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -432,7 +452,10 @@ def test_verdicts_are_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.
         command_module._default_store()
 
 
-def test_a_file_of_an_earlier_version_is_read_as_before(server: Judge, files: list[Path]) -> None:
+@pytest.mark.parametrize("usage", [None, {"cached_input": 10**7}, {"output": -5}, {"input": 10**30}])
+def test_a_file_of_an_earlier_version_is_read_as_before(
+    server: Judge, files: list[Path], usage: dict[str, int] | None
+) -> None:
     assert judge(server, files).returncode == 0
     store = files[0].parents[2] / "verdicts.jsonl"
     old = [json.loads(line) for line in store.read_text().splitlines()]
@@ -440,8 +463,9 @@ def test_a_file_of_an_earlier_version_is_read_as_before(server: Judge, files: li
     for line in old:
         for key in ("asked", "model", "error", "cut"):
             del line["reply"][key]
-    old[0]["reply"]["usage"] = None
+    old[0]["reply"]["usage"] = None if usage is None else {**old[0]["reply"]["usage"], **usage}
     store.write_text("".join(json.dumps(line) + "\n" for line in old))
     again = judge(server, files)
     assert f"0 requests, {PROMPTS} already answered" in again.stdout
+    assert "for 1 requests without an answer or count" in again.stdout
     assert printed(again.stdout) >= server.usd(PRICES)
