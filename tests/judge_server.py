@@ -51,7 +51,6 @@ MIXTURE = {
     **dict.fromkeys((*WRONG_USAGES, "more cached than read"), 10),
 }
 COMMENT = "follows the instruction closely, but one of the facts that it names is not right"
-CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 BATCH_MIXTURE = {
     **dict.fromkeys(ODD_LINES, 15),
     **dict.fromkeys(("400", "500", "duplicate line", "refusal"), 20),
@@ -141,7 +140,7 @@ class Judge:
 
     def reply(self, path: str, asking: dict[str, Any], fault: str | None, id: str, key: str) -> dict[str, Any]:
         """Bill a request and return what a model says to it."""
-        responses = path == RESPONSES
+        responses = path.endswith("/responses")
         asked = asking["input"] if responses else asking["messages"][1]["content"]
         limit = asking["max_output_tokens" if responses else "max_completion_tokens"]
         scores = self.scorer(json.loads(asked))

@@ -120,11 +120,12 @@ async def ask(client: "AsyncOpenAI", judge: Judge, body: dict[str, Any], asked: 
     try:
         # stream: said because transformers serve streams responses unless told otherwise
         raw = await resource.with_raw_response.create(**body, stream=False, extra_headers=headers)
-        reply = parse_json(raw.text, None, unique=False)  # it is paid for, however it is spelled
     except APIStatusError as error:
         return _refusal(error, asked)
     except APIConnectionError as error:
         raise NoReply(explained(error), maybe_billed=not isinstance(error.__cause__, UNSENT)) from error
+    try:
+        reply = parse_json(raw.text, None, unique=False)  # it is paid for, however it is spelled
     except ValueError as error:
         raise NoReply(f"half a reply, or none: {error}", maybe_billed=True) from error
     return read_reply(asked.key, reply, asked=asked.id)
