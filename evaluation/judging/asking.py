@@ -243,5 +243,5 @@ def wrong_in_a_row(judge: Judge, reply: Reply, problem: str) -> BadInput:
     quoted = "" if reply.error is not None else f"; it says '{one_line(reply.text)[:200]}'"
     return BadInput(
         f"{judge.model}: {DEAD} replies in a row are no verdicts, the last one: {problem}{quoted}; they are kept, and "
-        "not paid for again: pass another --model or --api, or ask once more with --retry-wrong"
+        "not paid for again: pass another --model, or --retry-wrong to ask once more, by another --api perhaps"
     )
