@@ -174,6 +174,7 @@ def _judgement(
     allowed = judgement.left_out <= len(judgement.prompts) * arguments.allow_left_out / 100
     complete = scores is not None and not missing and allowed
     notes = judgement.keep_results(scores, free, price) if scores is not None and complete else []
+    notes += judgement.keep_comments() if scores is not None else []
     print("\n".join([judgement.report(scores, price), *notes]))
     if homeless := [candidate.model for candidate in panel.candidates if candidate.home is None]:
         print(f"kept in no evaluations.jsonl, as their runs are not here: {', '.join(homeless)}")

@@ -338,6 +338,31 @@ def test_refused_prompts_make_no_result_and_replace_no_complete_one(server: Judg
     assert (files[0].parent.parent / "evaluations.jsonl").read_text() == complete
 
 
+def test_asking_wrong_ones_again_is_not_done_until_they_are_answered(server: Judge, files: list[Path]) -> None:
+    server.idempotent, server.faults, server.wrong_again = False, {0: "prose"}, True
+    assert judge(server, files, *SILENT).returncode == 0
+    retry = (*SILENT, "--retry-wrong")
+    done = judge(server, files, *retry, "--max-usd", str(server.usd(PRICES) + 0.3))
+    assert done.returncode == 75, done.stderr
+    assert "--max-usd: 1 verdicts are missing, and the next one may cost up to" in done.stdout
+    server.every = "billed and dropped"
+    done = judge(server, files, *retry)
+    assert done.returncode == 1
+    assert "1 verdicts are missing: " in done.stderr
+    server.every = None
+    done = judge(server, files, *retry)
+    assert (done.returncode, result(files[0])["left_out"]) == (0, 1), done.stderr
+
+
+def test_eight_wrong_verdicts_by_one_api_are_asked_again_by_the_other(server: Judge, files: list[Path]) -> None:
+    server.every = "prose"
+    done = judge(server, files)
+    assert "--retry-wrong to ask once more, by another --api perhaps" in done.stderr
+    server.every = None
+    done = judge(server, files, "--retry-wrong", "--api", "chat")
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_finished_judgement_adds_no_second_result(server: Judge, files: list[Path]) -> None:
     assert judge(server, files).returncode == 0
     again = judge(server, files)
@@ -351,12 +376,40 @@ def test_the_judges_snapshot_and_comments_are_kept(server: Judge, files: list[Pa
     done = judge(server, files)
     assert "answered by: scripted-2026-01-01" in done.stdout
     assert result(files[0])["judge_snapshots"] == ["scripted-2026-01-01"]
-    comments = files[0].parent / "judged-by-scripted.md"
+    (comments,) = files[0].parent.glob("judged-by-scripted-????????.md")
     assert f"the judge's comments: {comments}" in done.stdout
     text = comments.read_text()
     assert text.count("- 95: follows the instruction closely") == PROMPTS
     assert "## 1. Instruction 0" in text
     assert "**poor**, seed 0\n\n> poor says to 0: 40\n\n- 40: follows" in text
+
+
+def test_comments_are_written_whenever_there_are_some(server: Judge, files: list[Path]) -> None:
+    server.faults = dict.fromkeys(range(8, PROMPTS), "400")
+    done = judge(server, files)
+    assert done.returncode == 1  # too few for a result
+    (comments,) = files[0].parent.glob("judged-by-*.md")
+    assert f"the judge's comments: {comments}" in done.stdout
+    assert judge(server, files).returncode == 0
+    comments.unlink()
+    assert judge(server, files).returncode == 0
+    assert comments.exists()
+    assert judge(server, files, "--orders", "2", "--effort", "low").returncode == 0
+    assert len(list(files[0].parent.glob("judged-by-*.md"))) == 2
+
+
+def test_another_judgement_between_adds_no_second_result(server: Judge, files: list[Path]) -> None:
+    results = files[0].parent.parent / "evaluations.jsonl"
+    for effort in ("low", "none", "low", "none"):
+        assert judge(server, files, "--effort", effort).returncode == 0
+    complete = results.read_text()
+    assert len(complete.splitlines()) == 2
+    (files[0].parents[2] / "verdicts.jsonl").unlink()
+    server.faults = {0: "400"}
+    server.prompts.clear()
+    done = judge(server, files, "--effort", "low")
+    assert "leaves out 0 prompts, this one 1" in done.stdout
+    assert results.read_text() == complete
 
 
 def test_an_estimate_is_what_replies_of_the_same_judge_used(server: Judge, files: list[Path]) -> None:
@@ -421,6 +474,52 @@ def test_a_password_of_a_url_is_sent_and_kept_nowhere(server: Judge, files: list
     assert not any("secret" in text or "bWU6" in text for text in [done.stdout, done.stderr, *written])
     assert json.loads((files[0].parent.parent / "evaluations.jsonl").read_text())["base_url"] == server.url
     assert split_credentials("https://me:a%40b@host:8/v1") == ("https://host:8/v1", ("me", "a@b"))
+
+
+@pytest.mark.parametrize("key", ["sk-proj-secr\x01et0123", "sk-proj-secr\u00e9t0123", "sk-proj-secret 0123"])
+def test_a_key_that_is_none_is_not_quoted(monkeypatch: pytest.MonkeyPatch, key: str) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", key)
+    with pytest.raises(BadInput) as found:
+        find_key("https://far.example/v1")
+    assert "sk-proj" not in str(found.value)
+    monkeypatch.setenv("OPENAI_API_KEY", KEY + "\r\n")
+    assert find_key("https://far.example/v1") == KEY
+
+
+@pytest.mark.parametrize("password", ["secret/pw12345", "12345/secret", "secret#pw", "secret?pw", "[secret", "a@/b"])
+def test_a_password_that_is_not_encoded_is_not_quoted(server: Judge, files: list[Path], password: str) -> None:
+    done = judge(server, files, "--base-url", f"https://me:{password}@127.0.0.1:1/v1")
+    assert done.returncode == 1
+    assert "percent-encode such characters" in done.stderr
+    assert password[:5] not in done.stdout + done.stderr.replace("it is not shown", "")
+
+
+@pytest.mark.parametrize("login", ["hf_token/0123", "hf_token/0123:x"])
+def test_a_token_as_user_name_is_a_secret(server: Judge, login: str) -> None:
+    server.content = b'{"id": "hf_token/0123", "error": {"message": "no: hf_token/0123"}}'
+    user, _, password = login.partition(":")
+    reply = asked_once(server, credentials=(user, password))
+    assert (reply.id, reply.error) == ("[secret]", "no: [secret]")
+
+
+def test_what_an_exception_says_holds_no_secret(server: Judge, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fails(*_: object, **__: object) -> None:
+        raise transport.httpx2.LocalProtocolError(f"Illegal header value b'Bearer {KEY}'")
+
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    monkeypatch.setattr(transport.BoundedClient, "_whole", fails)
+    with pytest.raises(NoReply, match=r"Bearer \[secret\]") as found:
+        asked_once(server)
+    assert not found.value.maybe_billed
+
+
+def test_a_folder_of_files_in_the_address_is_no_file(server: Judge) -> None:
+    server.url = server.url.replace("/v1", "/files/v1")
+    server.every, server.slow_seconds = "slow", 600
+    began = time.monotonic()
+    with pytest.raises(NoReply, match=r"within 0\.3 s"):
+        asked_once(server, seconds=0.3)
+    assert time.monotonic() - began < 3
 
 
 def test_redirects_are_not_followed(server: Judge, files: list[Path]) -> None:
