@@ -179,10 +179,10 @@ def _judgement(
     if homeless := [candidate.model for candidate in panel.candidates if candidate.home is None]:
         print(f"kept in no evaluations.jsonl, as their runs are not here: {', '.join(homeless)}")
     sys.stdout.flush()
-    if missing and ending.too_dear is not None:
+    if missing and ending.over_budget is not None:
         print(
-            f"--max-usd: {missing:,} verdicts are missing, and the next one may cost up to {money(ending.too_dear)}; "
-            "nothing is lost, raise --max-usd to go on"
+            f"--max-usd: {missing:,} verdicts are missing, and the next one may cost up to {money(ending.over_budget)}"
+            "; nothing is lost, raise --max-usd to go on"
         )
         return EXIT_STOPPED
     if missing:

@@ -45,9 +45,9 @@ class Asking:
         self.judge = questions.judge
         self.store = store
         self.budget = budget
-        self.unanswered: list[str] = []  # why, for each request that nobody has answered
+        self.unanswered: list[str] = []  # why, for each request without a reply
         self.not_taken: dict[str, str] = {}  # why, by key, for each that the server found fault with
-        self.too_dear: float | None = None  # dollars that the next request may cost, where that is too much
+        self.over_budget: float | None = None  # dollars that the next request may cost, where that is too much
         self.interrupted = False
         self.fatal: BadInput | None = None
         self._tries = tries
@@ -61,7 +61,10 @@ class Asking:
     def stopping(self) -> bool:
         """True when nothing more is to be sent."""
         return (
-            self.interrupted or self.too_dear is not None or self.fatal is not None or self._unanswered_in_a_row >= DEAD
+            self.interrupted
+            or self.over_budget is not None
+            or self.fatal is not None
+            or self._unanswered_in_a_row >= DEAD
         )
 
     def heed_signals(self) -> None:
@@ -228,7 +231,7 @@ class Asking:
                         self._in_flight += 1
                         return asked, body
                     if not self._in_flight:
-                        self.too_dear = self.budget.cost(asked.most, batch=asked.batch)
+                        self.over_budget = self.budget.cost(asked.most, batch=asked.batch)
                         break
                 await self._turn.wait()
             self._turn.notify_all()

@@ -41,7 +41,7 @@ async def in_batches(asking: Asking, poll_seconds: float) -> None:
         for request in left:
             asked, body = asking.about_to_ask(request, batch=True)
             if not asking.budget.reserve(asked):
-                asking.too_dear = None if lines else asking.budget.cost(asked.most, batch=True)
+                asking.over_budget = None if lines else asking.budget.cost(asked.most, batch=True)
                 break
             row = {"custom_id": asked.key, "method": "POST", "url": "/v1" + PATHS[asking.judge.api], "body": body}
             lines.append((asked, json.dumps(row).encode()))

@@ -45,7 +45,7 @@ class Ending:
     """How a session has ended."""
 
     interrupted: bool = False
-    too_dear: float | None = None  # dollars that the next request may cost, where --max-usd ended the session
+    over_budget: float | None = None  # dollars that the next request may cost, where --max-usd ended the session
     unanswered: list[str] = attrs.field(factory=list)  # why, for each request without a reply
     not_taken: dict[str, str] = attrs.field(factory=dict)  # why, by key, for each that the server found fault with
     fatal: BadInput | None = None  # why nothing more was sent
@@ -118,7 +118,7 @@ class Judgement:
             asking.fatal = asking.fatal or error
         return Ending(
             interrupted=asking.interrupted,
-            too_dear=asking.too_dear,
+            over_budget=asking.over_budget,
             unanswered=asking.unanswered,
             not_taken=asking.not_taken,
             fatal=asking.fatal,

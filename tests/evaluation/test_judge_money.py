@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,32 @@ def test_one_request_goes_first_and_long_replies_end_at_the_limit(server: Judge,
     assert server.billed <= 8
     assert {body["max_output_tokens"] for body in server.requests} == {680, 2 * 680}  # cut off: once more, with twice
     assert server.usd(PRICES) <= printed(done.stdout) <= 6
+
+
+def test_requests_begin_one_at_a_time_and_are_halved_after_a_fault(
+    server: Judge, files: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.retry_after = "0"
+    in_flight: set[int] = set()
+    at_once: list[int] = []  # how many were in flight when each came
+    real, lock = server.fault_of, threading.Lock()
+
+    def slow(key: str, body: dict[str, Any]) -> str | None:
+        real(key, body)
+        with lock:
+            number = len(at_once)
+            in_flight.add(number)
+            at_once.append(len(in_flight))
+        time.sleep(0.1)
+        with lock:
+            in_flight.remove(number)  # before it is answered
+        return "429" if 8 <= number < 16 else None
+
+    monkeypatch.setattr(server, "fault_of", slow)
+    assert judge(server, files, *SILENT, "--concurrency", "4").returncode == 0
+    assert [max(at_once[:count]) for count in (1, 3, 8)] == [1, 2, 4]
+    assert at_once[16] == 1  # after eight faults
+    assert max(at_once) == 4
 
 
 def test_a_server_that_ignores_the_limit_is_noticed_by_its_first_reply(server: Judge, files: list[Path]) -> None:
@@ -245,7 +272,7 @@ def test_a_batch_of_an_earlier_version_counts_when_it_is_fetched(server: Judge, 
     for line in lines:
         line.get("batch", {}).pop("asked", None)
     store.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    limit = server.usd(PRICES) + 0.1
+    limit = server.usd(PRICES) + 0.5  # less than a request at its most
     done = judge(server, files, *SILENT, "--max-usd", str(limit))
     assert (done.returncode, server.billed) == (75, PROMPTS - 4), done.stderr
     assert server.usd(PRICES) <= printed(done.stdout) <= limit
@@ -296,7 +323,7 @@ def test_a_batch_far_down_the_list_is_found(server: Judge, files: list[Path]) ->
     server.page_of_batches = 2
     done = judge(server, files, *SILENT, *BATCH)
     assert done.returncode == 0, done.stderr
-    assert server.billed == PROMPTS
+    assert (server.billed, len(server.batches)) == (PROMPTS, 1 + 5)
 
 
 def test_a_batch_that_no_list_has_counts_at_its_most(server: Judge, files: list[Path]) -> None:

@@ -244,7 +244,7 @@ def test_the_limit_comes_down_to_what_many_replies_have_needed(tmp_path: Path) -
             judge=questions.label,
             answers=3,
             sent_bytes=9,
-            limit=9,
+            limit=400,
             most=Usage(input=9, output=9),
         )
         store.note_asked(asked)
