@@ -44,16 +44,17 @@ ODD_LINES = ("line of a string", "line of a list", "line of an object", "line th
 # Of every request by chance: fault, and how many in 1000. The others are answered as they should be.
 MIXTURE = {
     **dict.fromkeys(("429", "500", "503", "dropped", "reset"), 20),
+    **dict.fromkeys(("408", "425", "499"), 10),
     **dict.fromkeys(("502", "504", "billed and dropped", "billed and reset", "half a body", "less than a body"), 15),
     **dict.fromkeys(("slow", "drip", "endless"), 10),
     **dict.fromkeys(("cut off", "prose", "wrong labels", "too high", "error in 200", "odd choices", "long"), 12),
-    **dict.fromkeys(("fenced", "numbers in strings", "halves"), 30),
+    **dict.fromkeys(("fenced", "numbers in strings", "halves", "repeated key"), 25),
     **dict.fromkeys((*WRONG_USAGES, "more cached than read"), 10),
 }
 COMMENT = "follows the instruction closely, but one of the facts that it names is not right"
 BATCH_MIXTURE = {
     **dict.fromkeys(ODD_LINES, 15),
-    **dict.fromkeys(("400", "500", "duplicate line", "refusal"), 20),
+    **dict.fromkeys(("400", "500", "duplicate line", "repeated key", "refusal"), 20),
     **dict.fromkeys(("cut off", "prose", "wrong labels", "error in 200", "fenced", "long", *WRONG_USAGES), 15),
 }
 
