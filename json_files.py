@@ -19,15 +19,15 @@ PENDING_BYTES = 1 << 24  # of lines that could not be written, kept in memory
 _KINDS: dict[type, str] = {dict: "an object of keys and values", list: "an array"}
 
 
-def parse_json(text: str | bytes, kind: type | None = dict) -> Any:
+def parse_json(text: str | bytes, kind: type | None = dict, *, unique: bool = True) -> Any:
     """Return a JSON value whose top is a dict or list (`kind`; None: any).
 
     Raises ValueError for bytes that are not UTF-8, a value of another kind, one nested deeper than DEPTH, or a key that
-    an object gives twice.
+    an object gives twice; with `unique` False the last one counts.
     """
     try:
         decoded = text.decode("utf-8-sig") if isinstance(text, bytes) else text
-        value = json.loads(decoded, object_pairs_hook=_without_duplicates)
+        value = json.loads(decoded, object_pairs_hook=_without_duplicates if unique else None)
     except UnicodeDecodeError as error:
         raise ValueError(f"not UTF-8 at byte {error.start:,}") from error
     except json.JSONDecodeError as error:

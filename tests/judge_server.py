@@ -19,12 +19,19 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl
 
 import attrs
 
 Scorer = Callable[[dict[str, Any]], dict[str, int]]  # from what is asked to a score for each label
 HTTP_FAULTS = {"429": 429, "500": 500, "503": 503, "401": 401, "400": 400, "402": 402, "404": 404}
-GATEWAY_FAULTS = {"502": 502, "504": 504}  # billed by what is behind the gateway, which answers with a page
+GATEWAY_FAULTS = {
+    "502": 502,
+    "504": 504,
+    "408": 408,
+    "425": 425,
+    "499": 499,
+}  # billed by what is behind the gateway, which answers with a page
 WRONG_USAGES: dict[str, Any] = {  # what is said of the tokens, whatever is billed
     "no usage": None,
     "usage of text": {"input_tokens": "many", "prompt_tokens": "many"},
@@ -37,17 +44,17 @@ ODD_LINES = ("line of a string", "line of a list", "line of an object", "line th
 # Of every request by chance: fault, and how many in 1000. The others are answered as they should be.
 MIXTURE = {
     **dict.fromkeys(("429", "500", "503", "dropped", "reset"), 20),
+    **dict.fromkeys(("408", "425", "499"), 10),
     **dict.fromkeys(("502", "504", "billed and dropped", "billed and reset", "half a body", "less than a body"), 15),
     **dict.fromkeys(("slow", "drip", "endless"), 10),
     **dict.fromkeys(("cut off", "prose", "wrong labels", "too high", "error in 200", "odd choices", "long"), 12),
-    **dict.fromkeys(("fenced", "numbers in strings", "halves"), 30),
+    **dict.fromkeys(("fenced", "numbers in strings", "halves", "repeated key"), 25),
     **dict.fromkeys((*WRONG_USAGES, "more cached than read"), 10),
 }
 COMMENT = "follows the instruction closely, but one of the facts that it names is not right"
-CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 BATCH_MIXTURE = {
     **dict.fromkeys(ODD_LINES, 15),
-    **dict.fromkeys(("400", "500", "duplicate line", "refusal"), 20),
+    **dict.fromkeys(("400", "500", "duplicate line", "repeated key", "refusal"), 20),
     **dict.fromkeys(("cut off", "prose", "wrong labels", "error in 200", "fenced", "long", *WRONG_USAGES), 15),
 }
 
@@ -101,6 +108,8 @@ class Judge:
         self.replies: dict[str, dict[str, Any]] = {}  # by Idempotency-Key
         self.files: dict[str, bytes] = {}
         self.batches: dict[str, dict[str, Any]] = {}
+        self.unlisted: set[str] = set()  # batches that are there, and in no list
+        self.page_of_batches = 100
         self.batch_end = "completed"
         self.polls_before_end = 1
         self.lock = threading.Lock()
@@ -132,7 +141,7 @@ class Judge:
 
     def reply(self, path: str, asking: dict[str, Any], fault: str | None, id: str, key: str) -> dict[str, Any]:
         """Bill a request and return what a model says to it."""
-        responses = path == RESPONSES
+        responses = path.endswith("/responses")
         asked = asking["input"] if responses else asking["messages"][1]["content"]
         limit = asking["max_output_tokens" if responses else "max_completion_tokens"]
         scores = self.scorer(json.loads(asked))
@@ -183,6 +192,8 @@ class Judge:
             }
             if fault == "line that is no JSON":
                 done.append("{" * 3)
+            elif fault == "repeated key":
+                done.append('{"tier": 1, "tier": 2, ' + json.dumps(answer)[1:])
             elif fault != "no line":
                 done += [json.dumps(odd.get(fault, answer))] * (2 if fault == "duplicate line" else 1)
         for key, rows in (("output_file_id", done), ("error_file_id", failed)):
@@ -280,7 +291,7 @@ class Handler(BaseHTTPRequestHandler):
         if parts[0] == "files":
             return self.answer_bytes(self.judge.files[parts[1]])
         if parts == ["batches"]:
-            return self.answer({"object": "list", "data": list(self.judge.batches.values()), "has_more": False})
+            return self.list_batches(dict(parse_qsl(self.path.partition("?")[2])))
         batch = self.judge.batches.get(parts[1])
         if batch is None:
             return self.answer({"error": {"message": "No such batch"}}, 404)
@@ -288,6 +299,14 @@ class Handler(BaseHTTPRequestHandler):
         if batch["status"] == "in_progress" and batch["polls"] > self.judge.polls_before_end:
             self.judge.run_batch(batch)
         return self.answer(batch)
+
+    def list_batches(self, asked: dict[str, str]) -> None:
+        """Answer with a page, the newest batches first."""
+        names = [name for name in reversed(self.judge.batches) if name not in self.judge.unlisted]
+        begin = names.index(asked["after"]) + 1 if "after" in asked else 0
+        end = begin + self.judge.page_of_batches
+        page = [self.judge.batches[name] for name in names[begin:end]]
+        self.answer({"object": "list", "data": page, "has_more": end < len(names)})
 
     def do_POST(self) -> None:
         data = self.rfile.read(int(self.headers["Content-Length"]))
@@ -366,6 +385,8 @@ class Handler(BaseHTTPRequestHandler):
         if fault in GATEWAY_FAULTS:
             return self.answer_bytes(b"<html>Bad gateway</html>", GATEWAY_FAULTS[fault], {"Content-Type": "text/html"})
         content = json.dumps(judge.replies[kept]).encode()
+        if fault == "repeated key":
+            content = b'{"tier": 1, "tier": 2, ' + content[1:]
         if fault == "half a body":
             return self.answer_bytes(content[:100])
         if fault == "less than a body":
@@ -426,6 +447,7 @@ class Handler(BaseHTTPRequestHandler):
 
 class Server(ThreadingHTTPServer):
     daemon_threads = True
+    request_queue_size = 256  # connections that come at the same time
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         if not isinstance(sys.exc_info()[1], OSError):  # connections that were reset, by either side

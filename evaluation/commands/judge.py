@@ -174,14 +174,15 @@ def _judgement(
     allowed = judgement.left_out <= len(judgement.prompts) * arguments.allow_left_out / 100
     complete = scores is not None and not missing and allowed
     notes = judgement.keep_results(scores, free, price) if scores is not None and complete else []
+    notes += judgement.keep_comments() if scores is not None else []
     print("\n".join([judgement.report(scores, price), *notes]))
     if homeless := [candidate.model for candidate in panel.candidates if candidate.home is None]:
         print(f"kept in no evaluations.jsonl, as their runs are not here: {', '.join(homeless)}")
     sys.stdout.flush()
-    if missing and ending.too_dear is not None:
+    if missing and ending.over_budget is not None:
         print(
-            f"--max-usd: {missing:,} verdicts are missing, and the next one may cost up to {money(ending.too_dear)}; "
-            "nothing is lost, raise --max-usd to go on"
+            f"--max-usd: {missing:,} verdicts are missing, and the next one may cost up to {money(ending.over_budget)}"
+            "; nothing is lost, raise --max-usd to go on"
         )
         return EXIT_STOPPED
     if missing:

@@ -1,7 +1,6 @@
 """Asking a judge what is not known yet: one at a time, then several, within a budget, until done or told to stop."""
 
 import asyncio
-import math
 import random
 import signal
 import sys
@@ -13,7 +12,8 @@ from tqdm import tqdm
 
 from errors import BadInput
 from evaluation.judging.client import UNBILLED, NoReply, NotTaken, Request, Unusable, ask, is_settled, problem_in
-from evaluation.judging.prices import Budget, money, most_usage
+from evaluation.judging.cost import total_cost
+from evaluation.judging.prices import Budget, money
 from evaluation.judging.prompt import Judge
 from evaluation.judging.questions import Questions
 from evaluation.judging.replies import one_line
@@ -45,15 +45,14 @@ class Asking:
         self.judge = questions.judge
         self.store = store
         self.budget = budget
-        self.unanswered: list[str] = []  # why, for each request that nobody has answered
+        self.unanswered: list[str] = []  # why, for each request without a reply
         self.not_taken: dict[str, str] = {}  # why, by key, for each that the server found fault with
-        self.too_dear: float | None = None  # dollars that the next request may cost, where that is too much
+        self.over_budget: float | None = None  # dollars that the next request may cost, where that is too much
         self.interrupted = False
         self.fatal: BadInput | None = None
         self._tries = tries
         self._answered = sum(key in store.replies for key in questions.by_key)
         self._unanswered_in_a_row = self._wrong_in_a_row = 0
-        self._larger = 1.0  # what replies have used, in times of what they could: more than 1 if a limit is ignored
         self._in_flight, self._at_once, self._most_at_once = 0, 1, 1
         self._turn = asyncio.Condition()
         self._wake = asyncio.Event()
@@ -62,7 +61,10 @@ class Asking:
     def stopping(self) -> bool:
         """True when nothing more is to be sent."""
         return (
-            self.interrupted or self.too_dear is not None or self.fatal is not None or self._unanswered_in_a_row >= DEAD
+            self.interrupted
+            or self.over_budget is not None
+            or self.fatal is not None
+            or self._unanswered_in_a_row >= DEAD
         )
 
     def heed_signals(self) -> None:
@@ -115,16 +117,13 @@ class Asking:
     def about_to_ask(self, request: Request, *, batch: bool = False) -> tuple[Asked, dict[str, object]]:
         """Return what is noted of a request before it is sent, and its body."""
         body, sent, most = self.questions.body(request, self.store)
-        limit = most.output
-        if self._larger > 1:
-            most = most_usage(math.ceil(most.input * self._larger), math.ceil(most.output * self._larger))
         asked = Asked(
             id=uuid.uuid4().hex,
             key=request.key,
             judge=self.questions.label,
             answers=request.answers,
             sent_bytes=sent,
-            limit=limit,
+            limit=self.questions.limit(request, self.store),
             most=most,
             batch=batch,
         )
@@ -134,12 +133,22 @@ class Asking:
         """Return the requests that are still to be asked."""
         return self.questions.outstanding(self.store, self._tries)
 
+    def recount(self) -> None:
+        """Count by the store again what has been spent: a batch may hold requests of other judgements, or old ones."""
+        self.budget.usd = total_cost(self.questions, self.store, self.budget.price).usd
+
     def keep(self, reply: Reply, asked: Asked | None) -> None:
         """Store a reply and count what it has cost, its most where the server did not say. Raises BadInput."""
+        before = self.store.excess.get(self.questions.label, 1.0)
         self.store.add(reply)
         if asked is not None:
             self.budget.settle(asked, reply.usage)
-            self._compare_with_limit(asked, reply)
+        if before == 1.0 < self.store.excess.get(self.questions.label, 1.0):
+            print(
+                f"NOTE: a reply of {self.judge.model} used more tokens than it was limited to: this server ignores the "
+                "limit; what is sent from now on counts at the larger size",
+                file=sys.stderr,
+            )
         self._answered += 1
         self._unanswered_in_a_row = 0
         request = self.questions.by_key.get(reply.key)
@@ -222,25 +231,11 @@ class Asking:
                         self._in_flight += 1
                         return asked, body
                     if not self._in_flight:
-                        self.too_dear = self.budget.cost(asked.most, batch=asked.batch)
+                        self.over_budget = self.budget.cost(asked.most, batch=asked.batch)
                         break
                 await self._turn.wait()
             self._turn.notify_all()
             return None
-
-    def _compare_with_limit(self, asked: Asked, reply: Reply) -> None:
-        if reply.usage is None:
-            return
-        ratio = max(reply.usage.input / asked.most.input, reply.usage.output / asked.most.output)
-        if ratio > 1:
-            if self._larger == 1:
-                print(
-                    f"NOTE: a reply used {reply.usage.input:,} + {reply.usage.output:,} tokens, more than the "
-                    f"{asked.most.input:,} + {asked.most.output:,} that it was limited to: this server ignores the "
-                    "limit; what is sent from now on counts at the larger size",
-                    file=sys.stderr,
-                )
-            self._larger *= ratio
 
     def _nothing_taken(self) -> BadInput:
         return BadInput(f"{self.judge.base_url}: {next(iter(self.not_taken.values()))}")
@@ -251,5 +246,5 @@ def wrong_in_a_row(judge: Judge, reply: Reply, problem: str) -> BadInput:
     quoted = "" if reply.error is not None else f"; it says '{one_line(reply.text)[:200]}'"
     return BadInput(
         f"{judge.model}: {DEAD} replies in a row are no verdicts, the last one: {problem}{quoted}; they are kept, and "
-        "not paid for again: pass another --model or --api, or ask once more with --retry-wrong"
+        "not paid for again: pass another --model, or --retry-wrong to ask once more, by another --api perhaps"
     )

@@ -13,7 +13,7 @@ import attrs
 
 from errors import BadInput
 from evaluation.judging.asking import RETRIES, Asking
-from evaluation.judging.client import NO_CREDIT, NOT_TAKEN, PATHS, REFUSED, UNBILLED, explained
+from evaluation.judging.client import NO_CREDIT, NOT_TAKEN, PATHS, REFUSED, UNBILLED, explained, maybe_done
 from evaluation.judging.replies import SHAPES, message_in, one_line, read_reply
 from evaluation.judging.verdicts import Asked, Batch, Reply
 from json_files import parse_json
@@ -41,7 +41,7 @@ async def in_batches(asking: Asking, poll_seconds: float) -> None:
         for request in left:
             asked, body = asking.about_to_ask(request, batch=True)
             if not asking.budget.reserve(asked):
-                asking.too_dear = None if lines else asking.budget.cost(asked.most, batch=True)
+                asking.over_budget = None if lines else asking.budget.cost(asked.most, batch=True)
                 break
             row = {"custom_id": asked.key, "method": "POST", "url": "/v1" + PATHS[asking.judge.api], "body": body}
             lines.append((asked, json.dumps(row).encode()))
@@ -66,8 +66,12 @@ async def collect(asking: Asking, poll_seconds: float) -> None:
         ended = None
         try:
             found = batch if batch.id is not None else await _find(asking, batch)
-            if found is None:  # it was never created
-                _note_unbilled(asking, batch.asked, "never created")
+            if found is None:  # it may run all the same, and counts at its most
+                print(
+                    f"NOTE: {asking.judge.base_url} lists no batch of file {one_line(batch.upload)}; its "
+                    f"{len(batch.keys):,} requests count at the most that they can cost",
+                    file=sys.stderr,
+                )
             else:
                 ended = await _wait(asking, found, poll_seconds)
             if ended is not None:
@@ -77,6 +81,7 @@ async def collect(asking: Asking, poll_seconds: float) -> None:
         if asking.interrupted and ended is None:
             return
         asking.store.close_batch(batch)
+        asking.recount()
         if ended is not None and ended.status == "failed":
             said = (ended.errors and ended.errors.data) or []
             reason = one_line(str(said[0].message)) if said else "no reason"
@@ -102,7 +107,7 @@ async def _hand_over(asking: Asking, lines: list[Line]) -> None:
 
 async def _create(asking: Asking, batch: Batch) -> None:
     """Create a batch of what was uploaded, and note it. The client must not repeat this: each would be paid for."""
-    from openai import APIConnectionError, InternalServerError, RateLimitError
+    from openai import APIConnectionError, APIStatusError, InternalServerError, RateLimitError
 
     endpoint: Any = "/v1" + PATHS[asking.judge.api]
     for time in range(RETRIES + 1):
@@ -112,13 +117,20 @@ async def _create(asking: Asking, batch: Batch) -> None:
             )
         except RateLimitError as error:  # nothing was created
             if error.code == NO_CREDIT or time == RETRIES or asking.interrupted:
+                _forget(asking, batch)
                 raise
             await asking.pause(RETRY_SECONDS * 2**time)
-        except (APIConnectionError, InternalServerError):  # or only the reply was lost
+        except (APIConnectionError, InternalServerError) as error:  # or only the reply was lost
             await asking.pause(RETRY_SECONDS)
-            if await _find(asking, batch) is None:
-                raise
-            return
+            if await _find(asking, batch) is not None:
+                return
+            if isinstance(error, InternalServerError) and not maybe_done(error):
+                _forget(asking, batch)
+            raise
+        except APIStatusError as error:
+            if not maybe_done(error):
+                _forget(asking, batch)
+            raise
         else:
             asking.store.note_batch(attrs.evolve(batch, id=created.id))
             return
@@ -126,17 +138,26 @@ async def _create(asking: Asking, batch: Batch) -> None:
 
 async def _find(asking: Asking, batch: Batch) -> Batch | None:
     """Return a batch that was created from a file, though nobody could note it; None when there is none."""
-    newest = await _patient(asking).batches.list(limit=100)
-    for other in newest.data:
+    seen: set[str] = set()
+    async for other in _patient(asking).batches.list(limit=100):
         if other.input_file_id == batch.upload:
             found = attrs.evolve(batch, id=other.id)
             asking.store.note_batch(found)
             return found
+        if other.id in seen:  # a server that knows no pages begins again
+            break
+        seen.add(other.id)
     return None
 
 
+def _forget(asking: Asking, batch: Batch) -> None:
+    """Keep that a batch was not created, by what the server says itself."""
+    _note_unbilled(asking, batch.asked, "never created")
+    asking.store.close_batch(batch)
+
+
 async def _wait(asking: Asking, batch: Batch, poll_seconds: float) -> "RemoteBatch | None":
-    """Return a batch when it has ended; None when there is no such batch any more, or when told to stop."""
+    """Return a batch when it has ended; None when told to stop. Raises BadInput where the server does not know it."""
     from openai import NotFoundError
 
     assert batch.id is not None
@@ -144,9 +165,13 @@ async def _wait(asking: Asking, batch: Batch, poll_seconds: float) -> "RemoteBat
     while True:
         try:
             state = await _patient(asking).batches.retrieve(batch.id)
-        except NotFoundError:
-            print(f"batch {batch.id}: the server does not know it any more", file=sys.stderr)
-            return None
+        except NotFoundError as error:
+            raise BadInput(
+                f"{asking.judge.base_url}: batch {one_line(batch.id)}: the server does not know it; its "
+                f"{len(batch.keys):,} requests may be paid for: use the key of the project that it was created with, "
+                f"or, to pay for them again, append this line to {asking.store.path}: "
+                f"{json.dumps({'batch_done': batch.upload})}"
+            ) from error
         done = state.request_counts.completed if state.request_counts else 0
         line = f"batch {batch.id}: {state.status}, {done:,} of {len(batch.keys):,} done"
         if line != shown:
@@ -194,7 +219,7 @@ async def _fetch(asking: Asking, batch: Batch, ended: "RemoteBatch") -> None:
 def _take(asking: Asking, line: str, by_key: dict[str, Asked | None], unbilled: list[Asked]) -> bool:
     """Keep one line of what a batch has answered; False where it cannot be read. What was not billed is added."""
     try:
-        row = parse_json(line)
+        row = parse_json(line, unique=False)  # it is paid for, however it is spelled
         key, response = row["custom_id"], row.get("response") or {}
         asked, status, body = by_key[key], response.get("status_code"), response.get("body")
         error = row.get("error") or (body.get("error") if isinstance(body, dict) else None)
@@ -222,10 +247,8 @@ def _take(asking: Asking, line: str, by_key: dict[str, Asked | None], unbilled: 
 
 def _note_unbilled(asking: Asking, asked: list[Asked], why: str) -> None:
     """Keep that those of these requests that are without an outcome were not billed."""
-    open = [one for one in asked if one.id in asking.store.unanswered]
-    for one in open:
-        asking.budget.settle(one, UNBILLED)
-    asking.store.note_unbilled([one.id for one in open], why)
+    ids = dict.fromkeys(one.id for one in asked)  # each once: a file may hold a line twice
+    asking.store.note_unbilled([id for id in ids if id in asking.store.unanswered], why)
 
 
 def _parts(lines: list[Line]) -> Iterator[list[Line]]:

@@ -24,6 +24,7 @@ UNUSABLE = (401, 402, 403, 404, 405)  # the same for every request, and for a re
 NO_CREDIT = "insufficient_quota"  # a 429 that waiting does not end
 # What an API says of itself was not billed. A 502, 504 or page of a gateway says nothing of the API behind it.
 FAILED = (500, 503, 529)
+GAVE_UP = (408, 425, 499)  # a gateway's words for too late: what is behind it may go on, and bill
 PATHS = {"responses": "/responses", "chat": "/chat/completions"}
 UNBILLED = Usage(input=0, output=0)
 
@@ -119,14 +120,21 @@ async def ask(client: "AsyncOpenAI", judge: Judge, body: dict[str, Any], asked: 
     try:
         # stream: said because transformers serve streams responses unless told otherwise
         raw = await resource.with_raw_response.create(**body, stream=False, extra_headers=headers)
-        reply = parse_json(raw.text, None)
     except APIStatusError as error:
         return _refusal(error, asked)
     except APIConnectionError as error:
         raise NoReply(explained(error), maybe_billed=not isinstance(error.__cause__, UNSENT)) from error
+    try:
+        reply = parse_json(raw.text, None, unique=False)  # it is paid for, however it is spelled
     except ValueError as error:
         raise NoReply(f"half a reply, or none: {error}", maybe_billed=True) from error
     return read_reply(asked.key, reply, asked=asked.id)
+
+
+def maybe_done(error: "APIStatusError") -> bool:
+    """Tell whether a request with this status may have been done, and billed, all the same."""
+    says_itself = isinstance(error.body, dict) and error.status_code in FAILED
+    return error.status_code in GAVE_UP or (error.status_code >= 500 and not says_itself)
 
 
 def explained(error: Exception) -> str:
@@ -152,9 +160,7 @@ def _refusal(error: "APIStatusError", asked: Asked) -> Reply:
     if status in UNUSABLE or status < 400 or error.code == NO_CREDIT:
         hint = "; has it the Responses API? --api chat asks by the other" if status == 404 else ""
         raise Unusable(why + hint) from error
-    says_itself = isinstance(error.body, dict) and status in FAILED
-    maybe_billed = status >= 500 and not says_itself
-    raise NoReply(why, maybe_billed=maybe_billed, wait_seconds=_retry_after(error.response.headers)) from error
+    raise NoReply(why, maybe_billed=maybe_done(error), wait_seconds=_retry_after(error.response.headers)) from error
 
 
 def _retry_after(headers: Any) -> float | None:

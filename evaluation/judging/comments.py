@@ -1,5 +1,7 @@
 """What a judge has said of each answer: a file of Markdown beside the answers."""
 
+import hashlib
+import json
 import re
 from pathlib import Path
 
@@ -10,20 +12,26 @@ from files import replace_file, writing
 from training.metrics import ANSWERS
 
 
-def write_comments(home: Path, panel: Panel, judge: str, prompts: list[Prompt], verdicts: list[str | None]) -> Path:
-    """Write the comments of a judgement in place of those of the same judge before, and return the file.
-
-    `verdicts`: by prompt, the judge's text; None where it has given none. Raises BadInput.
-    """
-    path = home / ANSWERS / f"judged-by-{re.sub(r'[^A-Za-z0-9._-]+', '-', judge)[:80]}.md"
+def write_comments(home: Path, name: str, text: str) -> Path:
+    """Write the comments of a judgement in place of those that it had before, and return the file. Raises BadInput."""
+    path = home / ANSWERS / name
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, comments_text(panel, judge, prompts, verdicts))
+        replace_file(path, text)
     return path
 
 
+def comments_name(judge: str, subject: object) -> str:
+    """Return the name of a file of comments: of one judge there may be several, by what it was asked."""
+    digest = hashlib.sha256(json.dumps(subject).encode()).hexdigest()
+    return f"judged-by-{re.sub(r'[^A-Za-z0-9._-]+', '-', judge)[:80]}-{digest[:8]}.md"
+
+
 def comments_text(panel: Panel, judge: str, prompts: list[Prompt], verdicts: list[str | None]) -> str:
-    """Return every question, each answer to it, and its scores and comments, one for each order."""
+    """Return every question, each answer to it, and its scores and comments, one for each order.
+
+    `verdicts`: by prompt, the judge's text; None where it has given none.
+    """
     said: dict[tuple[int, int, int], list[Grade]] = {}  # by question, seed, and number of the answer
     for prompt, verdict in zip(prompts, verdicts, strict=True):
         if verdict is not None:

@@ -15,7 +15,7 @@ from evaluation.judging.asking import DEAD, Asking, wrong_in_a_row
 from evaluation.judging.batch import collect, in_batches
 from evaluation.judging.candidates import Panel
 from evaluation.judging.client import TRIES, make_request, problem_in, verdict_in
-from evaluation.judging.comments import write_comments
+from evaluation.judging.comments import comments_name, comments_text, write_comments
 from evaluation.judging.cost import Cost, estimated_cost, total_cost
 from evaluation.judging.kept import append_unless_superfluous
 from evaluation.judging.prices import Budget, Price, money
@@ -45,7 +45,7 @@ class Ending:
     """How a session has ended."""
 
     interrupted: bool = False
-    too_dear: float | None = None  # dollars that the next request may cost, where --max-usd ended the session
+    over_budget: float | None = None  # dollars that the next request may cost, where --max-usd ended the session
     unanswered: list[str] = attrs.field(factory=list)  # why, for each request without a reply
     not_taken: dict[str, str] = attrs.field(factory=dict)  # why, by key, for each that the server found fault with
     fatal: BadInput | None = None  # why nothing more was sent
@@ -58,11 +58,11 @@ class Judgement:
         self.panel = panel
         self.judge = judge
         self._store = store
-        self._repeats = repeats
+        self._repeats, self._seed = repeats, seed
         self.prompts = make_prompts(panel, repeats, seed)
         self.requests = [make_request(judge, prompt) for prompt in self.prompts]
         self._questions = Questions(judge=judge, by_key={request.key: request for request in self.requests})
-        self._read({})
+        self._read({}, self._tries(retry_wrong=False))
 
     def plan(self, price: Price | None, sending: Sending) -> str:
         """Return what is going to be sent, and for how much.
@@ -70,7 +70,7 @@ class Judgement:
         Raises BadInput where that is more than allowed, or where the judge's last replies were no verdicts.
         """
         questions = self._questions
-        left = questions.outstanding(self._store, self._tries(sending))
+        left = questions.outstanding(self._store, self._tries(sending.retry_wrong))
         handed_over = {key for batch in self._store.open_batches(self.judge.base_url) for key in batch.keys}
         new = [request for request in left if request.key not in handed_over]
         if new and not sending.retry_wrong:
@@ -91,18 +91,19 @@ class Judgement:
 
     def ask(self, sending: Sending, price: Price | None) -> Ending:
         """Ask what is not known. Raises BadInput where no server can be asked."""
-        if not self._questions.outstanding(self._store, self._tries(sending)):
+        tries = self._tries(sending.retry_wrong)  # by the replies so far
+        if not self._questions.outstanding(self._store, tries):
             return Ending()
-        ending = asyncio.run(self._ask(sending, price))
-        self._read(ending.not_taken)
+        ending = asyncio.run(self._ask(sending, price, tries))
+        self._read(ending.not_taken, tries)
         return ending
 
-    async def _ask(self, sending: Sending, price: Price | None) -> Ending:
+    async def _ask(self, sending: Sending, price: Price | None, tries: dict[str, int]) -> Ending:
         from evaluation.judging.transport import open_client
 
-        client = open_client(self.judge.base_url, sending.credentials, sending.timeout_seconds)
+        client = open_client(self.judge.base_url, sending.credentials, sending.timeout_seconds, sending.concurrency)
         budget = Budget(price, sending.most_usd, self.cost(price).usd)
-        asking = Asking(client, self._questions, self._tries(sending), self._store, budget)
+        asking = Asking(client, self._questions, tries, self._store, budget)
         asking.heed_signals()
         try:
             with suppress(asyncio.CancelledError):  # Ctrl-C a second time
@@ -117,7 +118,7 @@ class Judgement:
             asking.fatal = asking.fatal or error
         return Ending(
             interrupted=asking.interrupted,
-            too_dear=asking.too_dear,
+            over_budget=asking.over_budget,
             unanswered=asking.unanswered,
             not_taken=asking.not_taken,
             fatal=asking.fatal,
@@ -162,7 +163,7 @@ class Judgement:
         return reasons.most_common(1)[0][0] if reasons else "not asked"
 
     def keep_results(self, scores: Scores, free: list[list[FreeScores]], price: Price | None) -> list[str]:
-        """Append the result and the comments to those of every model that has a home; return lines for people.
+        """Append the result to those of every model that has a home; return lines for people.
 
         A result that says the same as the newest one, or less, is left out. Raises BadInput where it cannot be written.
         """
@@ -179,10 +180,19 @@ class Judgement:
             reason = append_unless_superfluous(candidate.home, candidate.model, {**own, **values})
             if reason is not None:
                 lines.append(f"{candidate.title}: no result was added: {reason}")
-                continue
-            comments = write_comments(candidate.home, self.panel, self.judge.model, self.prompts, self._texts())
-            lines.append(f"the judge's comments: {comments}")
-        return list(dict.fromkeys(lines))
+        return lines
+
+    def keep_comments(self) -> list[str]:
+        """Write what the judge has said beside the answers of every model that has a home; return lines for people.
+
+        Raises BadInput where it cannot be written.
+        """
+        homes = dict.fromkeys(candidate.home for candidate in self.panel.candidates if candidate.home is not None)
+        titles = [candidate.title for candidate in self.panel.candidates]
+        asked = [self.judge.effort, self.judge.base_url, _sha256(self.panel), titles]
+        name = comments_name(self.judge.model, [*asked, self._repeats, self._seed, self.panel.slots])
+        text = comments_text(self.panel, self.judge.model, self.prompts, self._texts())
+        return [f"the judge's comments: {write_comments(home, name, text)}" for home in homes]
 
     def cost(self, price: Price | None) -> Cost:
         """Return what all requests of this judgement have cost, in this session and before."""
@@ -218,8 +228,8 @@ class Judgement:
             "usd_uncounted": None if price is None else cost.uncounted,
         }
 
-    def _read(self, not_taken: dict[str, str]) -> None:
-        """Read the replies, which takes a while. `not_taken`: why, by key of the request."""
+    def _read(self, not_taken: dict[str, str], tries: dict[str, int]) -> None:
+        """Read the replies, which takes a while. `not_taken`: why, by key of the request; `tries`: as `_tries`."""
         replies = [self._store.replies.get(request.key, []) for request in self.requests]
         self._verdicts = [
             verdict_in(said, request.answers) for said, request in zip(replies, self.requests, strict=True)
@@ -231,11 +241,13 @@ class Judgement:
             index: not_taken[self.requests[index].key] for index in without if self.requests[index].key in not_taken
         }
         self._refused, self._wrong, self.left_out = len(refused), len(wrong), len(without)
-        self.missing = len(set(without) - refused - wrong - set(self._not_taken))  # prompts that may get a verdict
+        outstanding = {request.key for request in self._questions.outstanding(self._store, tries)}
+        left = {index for index in without if self.requests[index].key in outstanding}
+        self.missing = len(left - set(self._not_taken))  # prompts that may get a verdict
 
-    def _tries(self, sending: Sending) -> dict[str, int]:
+    def _tries(self, retry_wrong: bool) -> dict[str, int]:
         """Return with how many wrong verdicts, by key, a prompt is asked no more: with `retry_wrong`, TRIES more."""
-        before = self._store.replies if sending.retry_wrong else {}
+        before = self._store.replies if retry_wrong else {}
         return {key: TRIES + len(before.get(key, [])) for key in self._questions.by_key}
 
     def _check_last_replies(self) -> None:

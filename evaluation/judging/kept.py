@@ -11,12 +11,14 @@ SUBJECT = ("judge", "effort", "base_url", "questions", "orders", "seeds", "candi
 
 
 def append_unless_superfluous(home: Path, model: str, values: dict[str, Any]) -> str | None:
-    """Append a result to those of a model, or return why not: its newest one says the same, or more.
+    """Append a result to those of a model, or return why not: the newest one of this judgement says the same, or more.
 
     Raises BadInput where it cannot be written.
     """
+    values = json.loads(json.dumps(values))
     kept = [result for result in read_results(home) if (result["model"], result.get("evaluation")) == (model, "judge")]
-    why = _superfluous(kept[-1], json.loads(json.dumps(values))) if kept else None
+    same = [result for result in kept if _subject(result) == _subject(values)]
+    why = _superfluous(same[-1], values) if same else None
     if why is None:
         append_result(home, model, "judge", values)
     return why
@@ -26,11 +28,12 @@ def _superfluous(newest: dict[str, Any], values: dict[str, Any]) -> str | None:
     if all(newest.get(key) == value for key, value in values.items() if key not in OF_THE_SESSION):
         return f"that of {newest.get('time')} says the same"
     before, now = newest.get("left_out"), values["left_out"]
-    same = all(newest.get(key) == values[key] for key in SUBJECT) and _panel(newest) == _panel(values)
-    if same and isinstance(before, int) and before < now:
+    if isinstance(before, int) and before < now:
         return f"that of {newest.get('time')} leaves out {before:,} prompts, this one {now:,}"
     return None
 
 
-def _panel(result: dict[str, Any]) -> list[Any]:
-    return [candidate.get("model") for candidate in result.get("candidates", [])]
+def _subject(result: dict[str, Any]) -> list[Any]:
+    """Return what tells judgements apart, whatever they found."""
+    panel = [candidate.get("model") for candidate in result.get("candidates", [])]
+    return [panel, *(result.get(key) for key in SUBJECT)]

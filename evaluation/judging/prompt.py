@@ -16,7 +16,7 @@ from json_files import parse_json
 
 LABELS = string.ascii_uppercase
 HIGHEST_SCORE = 100
-FENCE = "```"
+FENCE = re.compile(r"```\w*\s*(.*)```", re.DOTALL)  # of Markdown, with or without a language
 NUMBER = re.compile(r" *\d{1,3}(\.\d{1,6})? *", re.ASCII)
 # The static part comes first in every request: providers bill a repeated beginning at less.
 RUBRIC = """\
@@ -136,10 +136,8 @@ def read_grades(text: str, answers: int) -> list[Grade]:
 
 
 def _without_fence(text: str) -> str:
-    text = text.strip()
-    if text.startswith(FENCE) and text.endswith(FENCE):
-        return text.partition("\n")[2].removesuffix(FENCE)
-    return text
+    fenced = FENCE.fullmatch(text.strip())
+    return text if fenced is None else fenced[1]
 
 
 def _score(value: Any, label: str) -> float:

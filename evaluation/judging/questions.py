@@ -1,6 +1,7 @@
 """What a session asks, and of whom."""
 
 import json
+import math
 from typing import Any
 
 import attrs
@@ -31,12 +32,13 @@ class Questions:
 
     def body(self, request: Request, store: VerdictStore) -> tuple[dict[str, Any], int, Usage]:
         """Return what is sent for a request, how long it is in bytes, and the most that it can use."""
-        limit = self._limit(request, store)
+        limit = self.limit(request, store)
         body = limited(request, self.judge, limit)
         sent = len(json.dumps(body, ensure_ascii=False).encode())
-        return body, sent, most_usage(sent, limit)
+        excess = store.excess.get(self.label, 1.0)
+        return body, sent, most_usage(math.ceil(sent * excess), math.ceil(limit * excess))
 
-    def _limit(self, request: Request, store: VerdictStore) -> int:
+    def limit(self, request: Request, store: VerdictStore) -> int:
         """Return the limit of a reply: twice as high for each reply that was cut off by it.
 
         What was not answered is asked with the same limit: a server that knows Idempotency-Key compares bodies.

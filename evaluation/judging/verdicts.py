@@ -18,16 +18,21 @@ from json_files import JsonLog, read_json_lines
 from training.claim import utc_now
 
 _INTEGER, _TEXT = attrs.validators.instance_of(int), attrs.validators.instance_of(str)
+_COUNT = [_INTEGER, attrs.validators.ge(0), attrs.validators.le(1 << 50)]
 
 
 @attrs.frozen(kw_only=True)
 class Usage:
     """Tokens that the server has counted."""
 
-    input: int = attrs.field(validator=_INTEGER)  # with the two below
-    cached_input: int = attrs.field(default=0, validator=_INTEGER)
-    cache_write: int = attrs.field(default=0, validator=_INTEGER)
-    output: int = attrs.field(validator=_INTEGER)
+    input: int = attrs.field(validator=_COUNT)  # with the two below
+    cached_input: int = attrs.field(default=0, validator=_COUNT)
+    cache_write: int = attrs.field(default=0, validator=_COUNT)
+    output: int = attrs.field(validator=_COUNT)
+
+    def __attrs_post_init__(self) -> None:
+        if self.cached_input + self.cache_write > self.input:
+            raise ValueError("more cached tokens than tokens")
 
 
 @attrs.frozen(kw_only=True)
@@ -83,6 +88,7 @@ class VerdictStore:
         self.replies: dict[str, list[Reply]] = {}
         self.in_order: list[Reply] = []
         self.longest: dict[str, tuple[int, int]] = {}  # by judge: how many replies, and tokens of the longest
+        self.excess: dict[str, float] = {}  # by judge: above 1 where a reply used so many times what it was limited to
         self._batches: dict[str, Batch] = {}  # by upload
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -140,7 +146,7 @@ class VerdictStore:
     def _take(self, record: dict[str, Any]) -> None:
         if "reply" in record:
             values = record["reply"]
-            usage = None if values["usage"] is None else Usage(**_known(Usage, values["usage"]))
+            usage = _usage(values["usage"])
             reply = Reply(**{**_known(Reply, values), "usage": usage})
             self.replies.setdefault(reply.key, []).append(reply)
             self.in_order.append(reply)
@@ -149,6 +155,8 @@ class VerdictStore:
             if asked is not None and usage is not None:
                 count, longest = self.longest.get(asked.judge, (0, 0))
                 self.longest[asked.judge] = count + 1, max(longest, usage.output)
+                used = max(usage.input / max(asked.sent_bytes, 1), usage.output / max(asked.limit, 1))
+                self.excess[asked.judge] = max(used, self.excess.get(asked.judge, 1.0))
         elif "asked" in record:
             self._take_asked(_asked(record["asked"]))
         elif "unbilled" in record:
@@ -183,6 +191,14 @@ class VerdictStore:
 
 def _asked(values: dict[str, Any]) -> Asked:
     return Asked(**{**_known(Asked, values), "most": Usage(**_known(Usage, values["most"]))})
+
+
+def _usage(values: Any) -> Usage | None:
+    """Return counts that a file holds; None where they cannot be: earlier versions noted whatever a server said."""
+    try:
+        return None if values is None else Usage(**_known(Usage, values))
+    except (ValueError, TypeError):
+        return None
 
 
 def _known(kind: type[attrs.AttrsInstance], values: dict[str, Any]) -> dict[str, Any]:

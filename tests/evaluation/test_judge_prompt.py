@@ -115,7 +115,7 @@ def test_a_wrong_verdict_is_told_by_what_is_wrong(said: str, problem: str) -> No
 
 
 @pytest.mark.parametrize("score", ["7", '"7"', '" 7.0 "', "7.0"])
-@pytest.mark.parametrize("around", ["%s", " %s\n", "```json\n%s\n```", "```\n%s```\n"])
+@pytest.mark.parametrize("around", ["%s", " %s\n", "```json\n%s\n```", "```\n%s```\n", "```%s```", "```json %s```"])
 def test_fences_and_numbers_in_strings_are_read(score: str, around: str) -> None:
     said = '{"grades": [{"label": "A", "score": X}, {"label": "B", "score": 56.5}]}'.replace("X", score)
     assert read_verdict(around % said, 2) == (7, 56.5)
@@ -244,7 +244,7 @@ def test_the_limit_comes_down_to_what_many_replies_have_needed(tmp_path: Path) -
             judge=questions.label,
             answers=3,
             sent_bytes=9,
-            limit=9,
+            limit=400,
             most=Usage(input=9, output=9),
         )
         store.note_asked(asked)
