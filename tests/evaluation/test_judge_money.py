@@ -65,9 +65,9 @@ def asked_once(server: Judge, seconds: float = 5.0, credentials: tuple[str, str]
     "fault", ["slow", "half a body", "less than a body", "billed and dropped", "504", "408", "425", "499"]
 )
 def test_what_was_billed_without_an_answer_counts_for_ever(server: Judge, files: list[Path], fault: str) -> None:
-    server.idempotent, server.slow_seconds = False, 2
+    server.idempotent, server.slow_seconds = False, 3
     server.faults = {0: fault, 3: fault, 9: fault}
-    done = judge(server, files, *SILENT, "--timeout", "0.3")
+    done = judge(server, files, *SILENT, "--timeout", "1")
     assert done.returncode == 0, done.stderr
     assert (len(server.bill), server.billed, len(replies(files))) == (PROMPTS + 3, PROMPTS + 3, PROMPTS)
     assert unanswered(files) == set(server.bill) - {reply.asked for reply in replies(files)}
