@@ -13,7 +13,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from tests.conftest import ROOT, in_terminal, train, train_command
-from training.chart import ChartProcess
+from training.chart import CHART, FAILED_SECONDS, LEAST_SECONDS, ChartProcess
 from training.metrics import MetricsLog, read_metrics
 
 
@@ -360,7 +360,24 @@ def test_a_chart_is_drawn_from_metrics_alone(make_run: Callable[..., Path]) -> N
     drawing = ChartProcess(run)
     drawing.redraw()  # too soon after the start
     assert drawing._process is None
-    drawing._due = 0.0
+    drawing._began -= LEAST_SECONDS
     drawing.redraw()
     assert drawing._process is not None and drawing._process.wait(60) == 0
     assert (run / "training-run-chart.png").stat().st_size > 10_000
+
+
+def test_a_drawing_that_failed_is_tried_again_later(make_run: Callable[..., Path]) -> None:
+    run = make_run()
+    (run / CHART).mkdir()
+    drawing = ChartProcess(run)
+    drawing._began -= LEAST_SECONDS
+    drawing.redraw()
+    failed = drawing._process
+    assert failed is not None and failed.wait(60) == 1
+    (run / CHART).rmdir()
+    drawing._began -= LEAST_SECONDS
+    drawing.redraw()
+    assert drawing._process is failed
+    drawing._began -= FAILED_SECONDS
+    drawing.redraw()
+    assert drawing._process is not failed and drawing._process.wait(60) == 0
