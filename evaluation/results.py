@@ -32,11 +32,18 @@ def append_result(home: Path, model: str, kind: str, values: dict[str, Any]) -> 
 
 def is_newest(home: Path, model: str, kind: str, values: dict[str, Any]) -> bool:
     """Tell whether the newest result of that kind about a model is this one already."""
-    same_kind = [
-        result for result in read_results(home) if (result.get("evaluation"), result["model"]) == (kind, model)
-    ]
-    written = json.loads(json.dumps(values))
-    return bool(same_kind) and {key: same_kind[-1].get(key) for key in written} == written
+    kept, written = results_of(home, model, kind), as_read(values)
+    return bool(kept) and {key: kept[-1].get(key) for key in written} == written
+
+
+def results_of(home: Path, model: str, kind: str) -> list[dict[str, Any]]:
+    """Return the results of one kind about a model, oldest first. Raises BadInput as `read_results` does."""
+    return [result for result in read_results(home) if (result.get("evaluation"), result["model"]) == (kind, model)]
+
+
+def as_read(values: dict[str, Any]) -> dict[str, Any]:
+    """Return values as a result that was written has them when it is read: tuples are lists, keys are strings."""
+    return json.loads(json.dumps(values))
 
 
 def read_results(home: Path) -> list[dict[str, Any]]:

@@ -1,10 +1,9 @@
 """Results of a judge in evaluations.jsonl: one for each judgement, none that says less than what is there."""
 
-import json
 from pathlib import Path
 from typing import Any
 
-from evaluation.results import append_result, read_results
+from evaluation.results import append_result, as_read, results_of
 
 OF_THE_SESSION = ("time", "usd", "usd_uncounted")  # what differs between results that say the same
 SUBJECT = ("judge", "effort", "base_url", "questions", "orders", "seeds", "candidate")
@@ -15,9 +14,8 @@ def append_unless_superfluous(home: Path, model: str, values: dict[str, Any]) ->
 
     Raises BadInput where it cannot be written.
     """
-    values = json.loads(json.dumps(values))
-    kept = [result for result in read_results(home) if (result["model"], result.get("evaluation")) == (model, "judge")]
-    same = [result for result in kept if _subject(result) == _subject(values)]
+    values = as_read(values)
+    same = [result for result in results_of(home, model, "judge") if _subject(result) == _subject(values)]
     why = _superfluous(same[-1], values) if same else None
     if why is None:
         append_result(home, model, "judge", values)
