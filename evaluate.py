@@ -5,10 +5,17 @@ import argparse
 import os
 import sys
 
-from arguments import print_any_name
-from errors import EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, BadInput
-from evaluation.commands import compare, export, harness, hellaswag, instruct, judge, loss, smoke
-from installation import begin
+from common.arguments import print_any_name
+from common.errors import EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, BadInput
+from common.installation import begin
+from evaluation.comparison import command as compare
+from evaluation.export import command as export
+from evaluation.harness import command as harness
+from evaluation.hellaswag import command as hellaswag
+from evaluation.instruct import command as instruct
+from evaluation.judging import command as judge
+from evaluation.loss import command as loss
+from evaluation.smoke import command as smoke
 
 EPILOG = """examples:
   python evaluate.py smoke runs/quickstart --prompt "def " --tokens 100
@@ -61,7 +68,7 @@ def main() -> int:
         status: int | None = COMMANDS[arguments.command].run(arguments)
         sys.stdout.flush()
     except BadInput as error:
-        from training.ranks import environment_rank
+        from training.parallel.process_group import environment_rank
 
         if environment_rank() == 0 or error.alone:  # all ranks raise it together
             print(f"evaluate.py: {error}", file=sys.stderr)

@@ -7,13 +7,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from arguments import print_any_name, whole_number
-from errors import EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, BadInput, printable
-from installation import begin
+from common.arguments import print_any_name, whole_number
+from common.errors import EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, BadInput, printable
+from common.installation import begin
 
 if TYPE_CHECKING:
-    from training.config import Run
-    from training.gpus import Gpu
+    from training.config.train_config import Run
+    from training.hardware.gpus import Gpu
 
 EPILOG = """examples:
   python find_batch_size.py runs/8xa100 --write
@@ -56,7 +56,7 @@ def parse_arguments() -> argparse.Namespace:
         help="override train.KEY or model.KEY; may be repeated",
     )
     parser.add_argument("--device", choices=("cuda", "cpu"), help="default: cuda; cpu: a dry trial")
-    parser.add_argument("--probe", help=argparse.SUPPRESS)  # a rank of a trial: training/team.py starts it
+    parser.add_argument("--probe", help=argparse.SUPPRESS)  # a rank of a trial, started by batch_finder/worker_pool.py
     arguments = parser.parse_args()
     if arguments.predict is not None and arguments.write:
         parser.error("--write goes with a search, not with --predict")
@@ -70,23 +70,23 @@ def main() -> int:
     begin("find_batch_size.py")
     print_any_name()
     arguments = parse_arguments()
-    from training.config import load_run  # after --help: it needs more time
+    from training.config.train_config import load_run  # after --help: it needs more time
 
     try:
         run = load_run(arguments.run, arguments.overrides)
         if arguments.predict is not None:
-            from training.gpus import find_gpu
-            from training.machines import gpus_of
+            from training.hardware.gpus import find_gpu
+            from training.planning.price_list import gpus_of
 
             known = gpus_of(arguments.machines)
             gpus = [find_gpu(name.strip(), known) for name in arguments.predict.split(",")]
             print("\n".join(predictions(run, gpus, arguments.world_size or 1)))
         elif arguments.probe is not None:
-            from training.probe import Post, serve
+            from training.batch_finder.worker import Post, serve
 
             serve(run, arguments.device, Post(**json.loads(arguments.probe)))
         else:
-            from training.finder import report_largest
+            from training.batch_finder.finder import report_largest
 
             report_largest(run, arguments.overrides, arguments.device, arguments.world_size, arguments.write)
     except BadInput as error:
@@ -102,8 +102,8 @@ def predictions(run: "Run", gpus: "list[Gpu]", world_size: int) -> list[str]:
     """Return the table of predicted peaks and largest micro-batches, by GPU and wrapper. Raises BadInput."""
     import attrs
 
-    from training.memory import CALIBRATION, GIB, gpu_bytes, largest_microbatch, predict, remedies
-    from training.search import check_world_size, keeping
+    from training.batch_finder.search import check_world_size, keeping
+    from training.planning.memory_model import CALIBRATION, GIB, gpu_bytes, largest_microbatch, predict, remedies
 
     check_world_size(run, world_size)
     size, model, thrift, notes = run.train.microbatch_size, run.model, run.train.thrift, []

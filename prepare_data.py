@@ -8,12 +8,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from arguments import number, print_any_name, whole_number
-from errors import EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, BadInput, printable
-from installation import begin
+from common.arguments import number, print_any_name, whole_number
+from common.errors import EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, BadInput, printable
+from common.installation import begin
 
 if TYPE_CHECKING:
-    from tokens.executors import Executor
+    from tokens.prepare.executors import Executor
 
 EPILOG = """sources:
   FILE, FOLDER or 'GLOB'   .txt .md .py (a file is a document), .jsonl .json (a line is; .gz, .zst), .parquet
@@ -127,9 +127,9 @@ def main() -> int:
 def prepare() -> int:
     """Read, encode and write every document, in the order of the sources."""
     arguments = parse_arguments()
-    from tokens.display import Display, report, too_many_bad
-    from tokens.prepare import Host, Request, prepare
-    from tokens.splits import SplitRule
+    from tokens.format.splits import SplitRule
+    from tokens.prepare.display import Display, report, too_many_bad
+    from tokens.prepare.prepare import Host, Request, prepare
 
     bucket = arguments.output if "://" in arguments.output else None
     scratch = arguments.scratch or Path("token_files", arguments.output.rstrip("/").rpartition("/")[2])
@@ -166,7 +166,7 @@ def prepare() -> int:
 
 def kept_in(directory: Path) -> str:
     """Return what an interrupted command leaves behind, for its last line."""
-    from tokens.ledger import LEDGER
+    from tokens.prepare.commit_log import LEDGER
 
     begun = (directory / LEDGER).exists()
     return "; what was committed is kept: the same command goes on" if begun else ""
@@ -174,7 +174,7 @@ def kept_in(directory: Path) -> str:
 
 def make_executor(arguments: argparse.Namespace) -> "Executor":
     """Return who computes the units."""
-    from tokens.executors import Inline, Processes, RayCluster
+    from tokens.prepare.executors import Inline, Processes, RayCluster
 
     if arguments.executor == "ray":
         return RayCluster(arguments.ray_address)
@@ -208,15 +208,15 @@ def look_after() -> int:
         parser.error(f"{arguments.directory}: wanted a folder; copy the files there first")
     directory = Path(arguments.directory)
     if command == "stats":
-        from tokens.stats import stats
+        from tokens.stats.stats import stats
 
         lines = stats(directory, arguments.end_of_text)
     elif command == "push":
-        from tokens.publish import push
+        from tokens.hub.upload import push
 
         lines = push(directory, arguments.repository, private=arguments.private, license_name=arguments.license)
     else:
-        from tokens.audit import status, verify
+        from tokens.prepare.verify import status, verify
 
         lines = {"status": status, "verify": verify}[command](arguments.directory)
     print("\n".join(map(printable, lines)))

@@ -9,15 +9,15 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from arguments import number, print_any_name, whole_number
-from errors import EXIT_DIVERGED, EXIT_DONE, EXIT_ERROR, BadInput, Diverged, printable
-from files import is_folder, system_error
-from installation import begin
-from training.claim import Claim, job_seconds
-from training.signals import StopSignals
+from common.arguments import number, print_any_name, whole_number
+from common.errors import EXIT_DIVERGED, EXIT_DONE, EXIT_ERROR, BadInput, Diverged, printable
+from common.files import is_folder, system_error
+from common.installation import begin
+from training.supervision.run_lock import Claim, job_seconds
+from training.supervision.signals import StopSignals
 
 if TYPE_CHECKING:
-    from training.config import Run
+    from training.config.train_config import Run
 
 CPU_OUT_OF_MEMORY = "DefaultCPUAllocator: "  # torch raises a plain RuntimeError
 RANK_0_SPEAKS_SECONDS = 30.0  # a slow start included: torchrun ends all ranks as soon as one of them has failed
@@ -172,12 +172,12 @@ def train(arguments: argparse.Namespace, signals: StopSignals, began: float) -> 
     """Check the run directory before any process group starts, then train it; return the exit status."""
     import torch
 
-    from training.budget import Budget
-    from training.config import load_run
-    from training.finder import report_largest
-    from training.plan import derive_layout
-    from training.ranks import environment_rank, environment_world_size
-    from training.session import Options, run_session
+    from training.batch_finder.finder import report_largest
+    from training.build import Options, run_session
+    from training.config.batch_plan import derive_layout
+    from training.config.train_config import load_run
+    from training.parallel.process_group import environment_rank, environment_world_size
+    from training.planning.budget import Budget
 
     try:
         run = load_run(arguments.run, arguments.overrides)
@@ -238,8 +238,8 @@ def say(problem: str) -> None:
 
 def dry_run(run: "Run", arguments: argparse.Namespace) -> int:
     """Print what a run would do; needs neither GPU nor process group, nor tokens where min_train_tokens is set."""
-    from training.plan import check_steps, describe, make_plan
-    from training.token_set import lengths_at_hand
+    from training.config.batch_plan import check_steps, describe, make_plan
+    from training.data.open_tokens import lengths_at_hand
 
     plan = make_plan(run, arguments.world_size or 1, lengths_at_hand(run, arguments.token_files))
     check_steps(run, plan)
@@ -249,10 +249,10 @@ def dry_run(run: "Run", arguments: argparse.Namespace) -> int:
 
 def plan_machines(run: "Run", arguments: argparse.Namespace) -> int:
     """Print what a run would take on machines for rent; needs what a dry run needs."""
-    from training.machines import MACHINES, read_machines
-    from training.offer_table import describe_offers
-    from training.offers import make_offers
-    from training.token_set import lengths_at_hand
+    from training.data.open_tokens import lengths_at_hand
+    from training.planning.estimate import make_offers
+    from training.planning.estimate_table import describe_offers
+    from training.planning.price_list import MACHINES, read_machines
 
     prices = read_machines(arguments.machines or MACHINES, arguments.machine)
     offers = make_offers(run, prices, lengths_at_hand(run, arguments.token_files))

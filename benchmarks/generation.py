@@ -19,11 +19,11 @@ import torch
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from evaluation.export import save_network  # noqa: E402  # after the path to it
+from evaluation.export.export import save_network  # noqa: E402  # after the path to it
 from model.config import GPT2_SIZES, ModelConfig  # noqa: E402
 from model.generate import Sampling, generate, lay_out_for_generation  # noqa: E402
 from model.gpt import GPT, initialize  # noqa: E402
-from training.config import load_run  # noqa: E402
+from training.config.train_config import load_run  # noqa: E402
 
 PROMPT_TOKENS, NEW_TOKENS = 32, 64
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from errors import BadInput  # after the path to it
+from common.errors import BadInput  # after the path to it
 
 STEP = re.compile(r"^(iter|timed) \d+")  # the line that ends a step: nanoGPT's, and benchmarks/measured_run.py's
 

@@ -1,4 +1,4 @@
-"""Which kinds of kernels a training step spends its time in, beside the roofline of training/throughput.py."""
+"""Which kinds of kernels a training step spends its time in, beside the roofline of training/planning/throughput.py."""
 
 import re
 import sys
@@ -13,9 +13,9 @@ from torch.profiler import ProfilerActivity, profile
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from model.config import ModelConfig  # after the path to it
-from training.gpus import Gpu, named_gpus
-from training.memory import gpu_bytes
-from training.throughput import seconds_per_token
+from training.hardware.gpus import Gpu, named_gpus
+from training.planning.memory_model import gpu_bytes
+from training.planning.throughput import seconds_per_token
 
 # By names of CUDA kernels, or of ATen's operations on a CPU; the first that fits counts. Attention's kernels are made
 # of matrix products. Compiled ones are elementwise, or the loss, and bear the names of what they stand beside as well.

@@ -21,23 +21,23 @@ import torch
 import torch.distributed as dist
 from kernels import kernel_seconds
 
-from errors import EXIT_DONE, EXIT_ERROR, BadInput
+from common.errors import EXIT_DONE, EXIT_ERROR, BadInput
 from training import loop
-from training.budget import Budget
-from training.checkpoint import RunState
-from training.config import Run, load_run
-from training.determinism import set_determinism
-from training.hardware import environment, git_commit, peak_flops, peak_memory_bytes
-from training.ledger import Ledger
-from training.numerics import attention_backends, resolve_numerics
-from training.plan import Plan, make_plan
-from training.probe import is_memory_error, take_steps
-from training.ranks import Ranks, StopRequest, start, stop
-from training.session import make_trainer
-from training.signals import StopSignals
+from training.batch_finder.worker import is_memory_error, take_steps
+from training.build import make_trainer
+from training.checkpoints.directory import RunState
+from training.config.batch_plan import Plan, make_plan
+from training.config.train_config import Run, load_run
+from training.data.open_tokens import TokenSet, make_reading, open_tokens
+from training.exactness.fingerprint import attention_backends, resolve_numerics
+from training.exactness.levels import set_determinism
+from training.hardware.environment import environment, git_commit, peak_flops, peak_memory_bytes
+from training.parallel.process_group import Ranks, StopRequest, start, stop
+from training.planning.budget import Budget
 from training.step import Trainer
-from training.token_set import TokenSet, make_reading, open_tokens
-from training.watch import Watch
+from training.supervision.heartbeat import Watch
+from training.supervision.signals import StopSignals
+from training.telemetry.time_ledger import Ledger
 
 UNMEASURED_STEPS = 2  # in a process's first two steps DDP holds a second copy of the gradients
 MATMUL_SIDE, MATMUL_SIDE_CPU = 8192, 1024

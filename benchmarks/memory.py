@@ -18,16 +18,16 @@ from pathlib import Path
 import torch
 from random_run import prepare
 
-from errors import BadInput
+from common.errors import BadInput
 from model.config import GPT2_SIZES, ModelConfig
 from model.gpt import GPT
-from training.config import Run, load_run
-from training.finder import PROBE, TRIAL_STEPS, gallop
-from training.gpus import known_gpus
-from training.hardware import git_commit
-from training.memory import GIB, HEADROOM, gpu_bytes, largest_microbatch, predict, saved_bytes
-from training.search import Search, candidates
-from training.team import Team
+from training.batch_finder.finder import PROBE, TRIAL_STEPS, gallop
+from training.batch_finder.search import Search, candidates
+from training.batch_finder.worker_pool import Team
+from training.config.train_config import Run, load_run
+from training.hardware.environment import git_commit
+from training.hardware.gpus import known_gpus
+from training.planning.memory_model import GIB, HEADROOM, gpu_bytes, largest_microbatch, predict, saved_bytes
 
 CARDS = ("rtx3090-24gb", "a100-40gb", "l40s-48gb", "h100-80gb")
 CARD_SECONDS = 20.0  # for one size on one card; what has fitted by then is a least

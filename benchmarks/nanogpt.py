@@ -9,7 +9,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from errors import BadInput  # after the path to it
+from common.errors import BadInput  # after the path to it
 from model.config import ModelConfig
 
 # On a CPU nanoGPT computes in fp32 whatever --dtype says: this is why. Without it the copy does what is asked.

@@ -27,17 +27,17 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import attrs
 import torch
 
-from training.config import OPTIMIZERS, load_run
-from training.determinism import set_determinism
-from training.hardware import cpu_name, git_commit
-from training.metrics import read_metrics
-from training.numerics import resolve_numerics
-from training.plan import make_plan
-from training.probe import take_steps
-from training.ranks import start, stop
-from training.session import make_trainer
+from training.batch_finder.worker import take_steps
+from training.build import make_trainer
+from training.config.batch_plan import make_plan
+from training.config.train_config import OPTIMIZERS, load_run
+from training.exactness.fingerprint import resolve_numerics
+from training.exactness.levels import set_determinism
+from training.hardware.environment import cpu_name, git_commit
+from training.parallel.process_group import start, stop
 from training.step import Trainer
-from training.watch import Watch
+from training.supervision.heartbeat import Watch
+from training.telemetry.metrics_log import read_metrics
 
 ROOT = Path(__file__).parents[1]
 FIRST_RATES = (0.002, 0.004, 0.008)

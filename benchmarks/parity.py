@@ -24,13 +24,13 @@ from tabulate import tabulate
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from evaluation.export import save_network  # noqa: E402  # after the path to it
-from evaluation.load import load, locate  # noqa: E402
+from evaluation.export.export import save_network  # noqa: E402  # after the path to it
+from evaluation.shared.load import load, locate  # noqa: E402
 from model.config import ACTIVATIONS, GPT2_SIZES  # noqa: E402
 from model.gpt import GPT  # noqa: E402
 from model.naming import HUGGING_FACE_ACTIVATIONS  # noqa: E402
 from tests.model.test_naming import gpjt, nanogpt, network, openai, plain_of  # noqa: E402
-from training.config import load_run  # noqa: E402
+from training.config.train_config import load_run  # noqa: E402
 
 OTHERS = {"from OpenAI": openai, "from nanoGPT": nanogpt, "from gpjt": gpjt}
 SEQUENCES, TOKENS = 2, 128

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from model.config import ModelConfig  # noqa: E402  # after the path to it
-from training.metrics import METRICS, read_metrics  # noqa: E402
+from training.telemetry.metrics_log import METRICS, read_metrics  # noqa: E402
 
 POLL_SECONDS = 0.005
 BASE: dict[str, Any] = {"clipping_max_norm": 1.0, "validation_interval": None, "log_interval": 1}

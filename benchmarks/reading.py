@@ -21,10 +21,10 @@ from safetensors.numpy import save_file
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tokens.batches import Layout, WindowOrder, window_count  # noqa: E402  # after the path to it
-from tokens.mixture import Mixture, Stage, to_shares  # noqa: E402
-from tokens.reading import Reading, Source, micro_batches  # noqa: E402
-from tokens.token_file import TokenStream, open_split  # noqa: E402
+from tokens.batches.micro_batches import Reading, Source, micro_batches  # noqa: E402
+from tokens.batches.mixture import Mixture, Stage, to_shares  # noqa: E402
+from tokens.batches.sampling import Layout, WindowOrder, window_count  # noqa: E402  # after the path to it
+from tokens.format.token_file import TokenStream, open_split  # noqa: E402
 
 CONTEXT = 1024
 MICROBATCH = 8

@@ -117,7 +117,7 @@ def measure_way(command: list[str], output: Path, *, look: bool) -> Cost:
 
 def follow(output: Path, commits: list[tuple[float, int]], process: Process) -> None:
     """Note when how many tokens are committed, while a process of prepare_data.py runs; of others there are none."""
-    from tokens.ledger import LEDGER, entries_after  # not where it would count for the other ways
+    from tokens.prepare.commit_log import LEDGER, entries_after  # not where it would count for the other ways
 
     seen, tokens = 0, 0
     while process.poll() is None:
@@ -141,7 +141,7 @@ def steady_rate(commits: list[tuple[float, int]]) -> float:
 
 def count_tokens(output: Path) -> int:
     """Return how many tokens a way has written."""
-    from tokens.token_file import read_header
+    from tokens.format.token_file import read_header
 
     files = [read_header(path).length for path in output.glob("*.safetensors")]
     return sum(files) if files else sum(path.stat().st_size // 2 for path in output.glob("*.bin"))
@@ -174,7 +174,7 @@ def make_text(path: Path, wanted_bytes: int) -> None:
 
 def load(arguments: argparse.Namespace) -> Any:
     """Return tiktoken's encoding."""
-    from tokens.tokenizer import BytePairTokenizer, load_tokenizer
+    from tokens.tokenizer.tokenizer import BytePairTokenizer, load_tokenizer
 
     tokenizer = load_tokenizer(arguments.tokenizer)
     assert isinstance(tokenizer, BytePairTokenizer)

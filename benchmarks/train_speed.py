@@ -28,12 +28,12 @@ import torch
 from in_turn import Stepper
 from random_run import ROOT, prepare
 
-from errors import BadInput
-from installation import use_expandable_segments
+from common.errors import BadInput
+from common.installation import use_expandable_segments
 from model.config import GPT2_SIZES, ModelConfig, flops_per_token
-from training.config import Thrift
-from training.hardware import cpu_name, git_commit
-from training.memory import GIB, largest_microbatch
+from training.config.train_config import Thrift
+from training.hardware.environment import cpu_name, git_commit
+from training.planning.memory_model import GIB, largest_microbatch
 
 WARM_UP = 3  # steps that are not counted: clocks, and compilation where nothing came before
 SECONDS = 540  # of a size, on a GPU: then the steps so far count

@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 
-from errors import LARGEST_INTEGER, integer_range, quoted
+from common.errors import LARGEST_INTEGER, integer_range, quoted
 
 Validator = Callable[[Any, "attrs.Attribute[Any]", Any], None]
 

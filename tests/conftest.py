@@ -153,9 +153,9 @@ def in_terminal(command: list[str]) -> tuple[int, list[str]]:
 
 def seal_again(checkpoint: Path) -> None:
     """Make the hashes and the manifest of a checkpoint whose files a test has changed."""
-    from files import sha256
-    from training.state_check import FIELDS_SHA256, fields_sha256
-    from training.state_files import OPTIMIZER, WEIGHTS, combined_sha256
+    from common.files import sha256
+    from training.checkpoints.state_check import FIELDS_SHA256, fields_sha256
+    from training.checkpoints.tensor_files import OPTIMIZER, WEIGHTS, combined_sha256
 
     state = json.loads((checkpoint / "state.json").read_text())
     digests = {name: sha256(checkpoint / name) for name in (WEIGHTS, OPTIMIZER)}
@@ -167,8 +167,8 @@ def seal_again(checkpoint: Path) -> None:
 
 def forge_manifest(checkpoint: Path) -> None:
     """Make a manifest for a checkpoint whose files were changed, and no other hash."""
-    from files import sha256
-    from training.checkpoint import MANIFEST, manifest_text
+    from common.files import sha256
+    from training.checkpoints.directory import MANIFEST, manifest_text
 
     files = {
         path.name: {"size_bytes": path.stat().st_size, "sha256": sha256(path)}
@@ -180,6 +180,6 @@ def forge_manifest(checkpoint: Path) -> None:
 
 def metrics(run: Path, key: str) -> dict[int, float]:
     """Return one measurement of a run by step, as recorded."""
-    from training.metrics import read_metrics
+    from training.telemetry.metrics_log import read_metrics
 
     return {record["step"]: record[key] for record in read_metrics(run) if key in record}

@@ -35,12 +35,12 @@ IMPORTED_ONCE = [
     "torch.distributed.fsdp",
     "matplotlib.figure",
     "matplotlib.backends.backend_agg",
-    "training.session",
-    "evaluation.smoke",
+    "training.build",
+    "evaluation.smoke.smoke",
     "evaluation.judging.judgement",
     "openai.resources",
     "sacrebleu.metrics.chrf",
-    "tokens.prepare",
+    "tokens.prepare.prepare",
     "s3fs",
 ]
 TIMEOUT_SECONDS = 180
@@ -221,7 +221,7 @@ def serve(address: str) -> None:
 
 def _draw_a_chart() -> None:
     """Fill matplotlib's caches; else every chart of every run would do it again."""
-    from training import chart
+    from training.telemetry import chart
 
     with tempfile.TemporaryDirectory() as folder:
         steps = [{"step": step, "train_loss": 1, "learning_rate": 1, "grad_norm": 1} for step in range(1, 9)]
@@ -269,7 +269,8 @@ def _become(command: list[str], environment: dict[str, str], file_bytes: int, ra
     os.environ.update(environment)
     sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w", buffering=1, errors="backslashreplace")
     sys.path[:0] = [str(Path(command[0]).parent), str(ROOT)]
-    from training import chart, team
+    from training.batch_finder import worker_pool as team
+    from training.telemetry import chart
 
     team.subprocess = SimpleNamespace(Popen=lambda args, env, **_: _fork_again(args[1:], dict(env)))
     chart.subprocess = SimpleNamespace(Popen=lambda args, **_: _fork_again(args[1:], dict(os.environ)))

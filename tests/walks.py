@@ -16,8 +16,8 @@ import attrs
 
 from tests import launch
 from tests.conftest import ROOT, metrics, train, train_command
-from training.checkpoint import find
-from training.metrics import METRICS, read_metrics
+from training.checkpoints.directory import find
+from training.telemetry.metrics_log import METRICS, read_metrics
 
 VICTIMS = ("a rank", "all ranks", "torchrun", "everything")
 KILL_INTERVAL = 5  # steps between checkpoints of a run to be killed: a save is nearly always in flight

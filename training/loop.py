@@ -8,27 +8,27 @@ from typing import Any
 
 import attrs
 
-from errors import BadInput, Diverged, printable
+from common.errors import BadInput, Diverged, printable
 from model.config import flops_per_token
-from tokens.reading import Reading
-from training.budget import Budget, expected_save_seconds
-from training.chart import ChartProcess
-from training.checkpoint import RunState, name_of
-from training.claim import utc_now
-from training.config import Run
-from training.feed import Feed
-from training.follow import wait_for_step
+from tokens.batches.micro_batches import Reading
+from training.checkpoints.async_writer import Saved, Saver
+from training.checkpoints.directory import RunState, name_of
+from training.checkpoints.tensor_files import state_sha256
+from training.config.batch_plan import VALIDATION_SHARE, Plan, count_due
+from training.config.train_config import Run
+from training.data.follow import wait_for_step
+from training.data.watch_tokens import TokenWatch
 from training.garbage import collect_between_steps
-from training.hardware import peak_flops, peak_memory_bytes
-from training.ledger import Ledger, Remaining
-from training.metrics import MetricsLog
-from training.plan import VALIDATION_SHARE, Plan, count_due
-from training.progress import Progress, Status
-from training.ranks import StopRequest
-from training.saver import Saved, Saver
-from training.state_files import state_sha256
+from training.hardware.environment import peak_flops, peak_memory_bytes
+from training.parallel.process_group import StopRequest
+from training.planning.budget import Budget, expected_save_seconds
+from training.prefetch import Feed
 from training.step import StepResult, Trainer, train_step
-from training.token_watch import TokenWatch
+from training.supervision.run_lock import utc_now
+from training.telemetry.chart import ChartProcess
+from training.telemetry.metrics_log import MetricsLog
+from training.telemetry.progress_bar import Progress, Status
+from training.telemetry.time_ledger import Ledger, Remaining
 from training.validation import Validation
 
 

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
-from training.ranks import Ranks
+from training.parallel.process_group import Ranks
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 

@@ -10,17 +10,17 @@ import attrs
 import torch
 from torch import Tensor
 
-from tokens.batches import Layout, microbatch_index
-from training.feed import Feed
-from training.guard import Guard
-from training.numerics import Numerics
+from tokens.batches.sampling import Layout, microbatch_index
+from training.exactness.fingerprint import Numerics
+from training.grad_norm import fast_grad_norm, mean_over_ranks, ordered_grad_norm
 from training.optimizer import Optimizer
-from training.parallel import Parallel, local_tensor
+from training.parallel.process_group import Ranks
+from training.parallel.wrap import Parallel, local_tensor
 from training.precision import LossScale, autocast
-from training.ranks import Ranks
-from training.reduction import fast_grad_norm, mean_over_ranks, ordered_grad_norm
+from training.prefetch import Feed
 from training.schedule import Schedule, learning_rate
-from training.watch import Watch
+from training.spike_guard import Guard
+from training.supervision.heartbeat import Watch
 
 CLIP_EPSILON = 1e-6  # keeps the division finite, as in torch.nn.utils.clip_grad_norm_
 

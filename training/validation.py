@@ -4,10 +4,10 @@ import math
 
 import torch
 
-from tokens.batches import inputs_and_targets, read_windows
-from tokens.token_file import TokenStream
+from tokens.batches.sampling import inputs_and_targets, read_windows
+from tokens.format.token_file import TokenStream
+from training.parallel.process_group import StopRequest, gather
 from training.precision import autocast
-from training.ranks import StopRequest, gather
 from training.step import Trainer
 
 

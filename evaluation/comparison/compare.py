@@ -8,7 +8,7 @@ from itertools import combinations
 
 import attrs
 
-from errors import BadInput, printable
+from common.errors import BadInput, printable
 from evaluation.comparison.harness_measures import harness_measures
 from evaluation.comparison.measures import HELD_OUT, MEASURES, Cell, Measure, Result
 from evaluation.comparison.published import published_rows

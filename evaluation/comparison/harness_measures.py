@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from evaluation.comparison.measures import Cell, Measure, Result, with_error
-from evaluation.harness import DOCUMENTS, metrics_of
+from evaluation.harness.harness import DOCUMENTS, metrics_of
 
 KIND = "harness"
 

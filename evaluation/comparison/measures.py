@@ -7,8 +7,8 @@ from typing import Any
 import attrs
 import numpy as np
 
-from evaluation.intervals import Interval, plus_minus, student_quantile
-from evaluation.ratio import ratio
+from evaluation.shared.intervals import Interval, plus_minus, student_quantile
+from evaluation.shared.ratio import ratio
 
 Result = dict[str, Any]  # a line of evaluations.jsonl
 

@@ -5,8 +5,8 @@ A loss is shown only beside losses of the same tokens: nats a token of another t
 
 import attrs
 
-from evaluation.commands.hellaswag import PUBLISHED as HELLASWAG
 from evaluation.comparison.measures import COMPLETION, HELD_OUT, JUDGED, LM_EVAL, Cell, Result
+from evaluation.hellaswag.command import PUBLISHED as HELLASWAG
 
 # gpjt's range of its own token set, on which its losses are measured (gpjt/ddp-base-model-from-scratch).
 GPJT_RANGE = {"dataset": "gpjt/fineweb-gpt2-tokens", "split": "validation", "start": 50_000_000, "count": 19_660_800}

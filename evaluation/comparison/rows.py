@@ -6,17 +6,17 @@ from typing import Any
 
 import attrs
 
-from errors import BadInput
+from common.errors import BadInput
 from evaluation.comparison.harness_measures import by_task
 from evaluation.comparison.subjects import understood
-from evaluation.cost import Cost, cost_of
-from evaluation.load import Place, home_of
-from evaluation.results import read_results
+from evaluation.export.run_cost import Cost, cost_of
+from evaluation.shared.load import Place, home_of
+from evaluation.shared.results import read_results
 from model.config import ModelConfig
-from training import checkpoint
-from training.config import PLUMBING_KEYS, TrainConfig
-from training.metrics import EVALUATIONS
-from training.record import listed
+from training.checkpoints import directory as checkpoint
+from training.checkpoints.compatibility import listed
+from training.config.train_config import PLUMBING_KEYS, TrainConfig
+from training.telemetry.metrics_log import EVALUATIONS
 
 # Keys of train.json that the recipe holds as resolved: which tokens these are, how many updates, of how many sequences.
 RESOLVED_KEYS = ("dataset", "min_train_tokens", "global_batch_size", "precision")

@@ -11,7 +11,7 @@ import attrs
 from evaluation.comparison.measures import Measure, Result
 from evaluation.comparison.rows import Row
 from evaluation.comparison.subjects import subject
-from evaluation.intervals import Interval, student_quantile
+from evaluation.shared.intervals import Interval, student_quantile
 
 NAMED = 3  # of a group's models, in a statement
 

@@ -4,7 +4,7 @@ import json
 
 from evaluation.comparison.harness_measures import harness_measures, is_task, task_described, task_subject
 from evaluation.comparison.measures import MEASURES, Result
-from evaluation.intervals import CONFIDENCE
+from evaluation.shared.intervals import CONFIDENCE
 
 
 def understood(result: Result) -> bool:

@@ -15,7 +15,7 @@ from evaluation.comparison.measures import Measure, Result
 from evaluation.comparison.rows import Row
 from evaluation.comparison.seed_noise import Group, SeedNoise, group_by_recipe, pooled_noise, widened
 from evaluation.comparison.subjects import decides
-from evaluation.intervals import CONFIDENCE, Interval
+from evaluation.shared.intervals import CONFIDENCE, Interval
 
 
 @attrs.frozen(kw_only=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
-from errors import BadInput
+from common.errors import BadInput
 from evaluation.judging.client import UNBILLED, NoReply, NotTaken, Request, Unusable, ask, is_settled, problem_in
 from evaluation.judging.cost import total_cost
 from evaluation.judging.prices import Budget, money

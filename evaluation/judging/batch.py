@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from errors import BadInput
+from common.errors import BadInput
+from common.json_files import parse_json
 from evaluation.judging.asking import RETRIES, Asking
 from evaluation.judging.client import NO_CREDIT, NOT_TAKEN, PATHS, REFUSED, UNBILLED, explained, maybe_done
 from evaluation.judging.replies import SHAPES, message_in, one_line, read_reply
 from evaluation.judging.verdicts import Asked, Batch, Reply
-from json_files import parse_json
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI

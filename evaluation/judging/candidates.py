@@ -6,11 +6,11 @@ from typing import TypeAlias
 
 import attrs
 
-from errors import BadInput
+from common.errors import BadInput
 from evaluation.judging.prompt import LABELS
-from evaluation.records import Answer, Answers, Record, read_answers
-from evaluation.results import read_results
-from training.metrics import ANSWERS
+from evaluation.shared.records import Answer, Answers, Record, read_answers
+from evaluation.shared.results import read_results
+from training.telemetry.metrics_log import ANSWERS
 
 Question: TypeAlias = tuple[Record, int]  # and how often the same file has asked it before
 Read: TypeAlias = tuple[Path, Answers]
@@ -90,7 +90,7 @@ def read_panel(files: list[Path], *, common: bool) -> Panel:
 
 def _of_model(reference: str) -> list[Path]:
     """Return the files of a model's answers: of a run's, the checkpoint that answered last."""
-    from evaluation.load import home_of  # it takes seconds
+    from evaluation.shared.load import home_of  # it takes seconds
 
     home, path = home_of(reference), Path(reference)
     found: dict[str, list[Path]] = {}  # by title

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
+from common.json_files import parse_json
 from evaluation.judging.prompt import RUBRIC, Judge, Prompt, prompt_key, read_verdict, verdict_schema
 from evaluation.judging.replies import message_in, one_line, read_reply
 from evaluation.judging.verdicts import Asked, Reply, Usage, VerdictStore
-from json_files import parse_json
 
 if TYPE_CHECKING:
     from openai import APIStatusError, AsyncOpenAI

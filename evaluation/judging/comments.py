@@ -5,11 +5,11 @@ import json
 import re
 from pathlib import Path
 
-from errors import printable
+from common.errors import printable
+from common.files import replace_file, writing
 from evaluation.judging.candidates import Panel
 from evaluation.judging.prompt import Grade, Prompt, read_grades
-from files import replace_file, writing
-from training.metrics import ANSWERS
+from training.telemetry.metrics_log import ANSWERS
 
 
 def write_comments(home: Path, name: str, text: str) -> Path:

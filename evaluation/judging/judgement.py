@@ -9,8 +9,8 @@ from typing import Any
 
 import attrs
 
-from errors import BadInput
-from evaluation.intervals import Interval
+from common.errors import BadInput
+from evaluation.instruct.overlap import FreeScores
 from evaluation.judging.asking import DEAD, Asking, wrong_in_a_row
 from evaluation.judging.batch import collect, in_batches
 from evaluation.judging.candidates import Panel
@@ -24,7 +24,7 @@ from evaluation.judging.questions import Questions
 from evaluation.judging.report import describe
 from evaluation.judging.scores import Scores, score
 from evaluation.judging.verdicts import Reply, VerdictStore
-from evaluation.overlap import FreeScores
+from evaluation.shared.intervals import Interval
 
 
 @attrs.frozen(kw_only=True)

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from evaluation.results import append_result, as_read, results_of
+from evaluation.shared.results import append_result, as_read, results_of
 
 OF_THE_SESSION = ("time", "usd", "usd_uncounted")  # what differs between results that say the same
 SUBJECT = ("judge", "effort", "base_url", "questions", "orders", "seeds", "candidate")

@@ -7,9 +7,9 @@ from typing import Any
 
 import attrs
 
-from errors import BadInput, nearest
+from common.errors import BadInput, nearest
+from common.json_files import read_json
 from evaluation.judging.verdicts import Asked, Usage, VerdictStore
-from json_files import read_json
 
 PRICES = Path(__file__).with_name("prices.json")
 BYTES_PER_TOKEN = 4  # of English, a little more in fact; the tokenizers of judges would have to be downloaded

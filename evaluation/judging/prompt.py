@@ -10,9 +10,9 @@ from typing import Any
 
 import attrs
 
-from errors import quoted
-from evaluation.records import Record
-from json_files import parse_json
+from common.errors import quoted
+from common.json_files import parse_json
+from evaluation.shared.records import Record
 
 LABELS = string.ascii_uppercase
 HIGHEST_SCORE = 100

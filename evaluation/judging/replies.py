@@ -7,7 +7,7 @@ client library's own types have.
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from errors import printable
+from common.errors import printable
 from evaluation.judging.verdicts import Reply, Usage
 
 MOST_TOKENS = 10_000_000  # of one reply; larger counts are no counts

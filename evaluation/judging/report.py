@@ -4,10 +4,10 @@ import math
 
 from tabulate import tabulate
 
-from evaluation.intervals import Interval, plus_minus
+from evaluation.instruct.overlap import FreeScores
 from evaluation.judging.candidates import Panel
 from evaluation.judging.scores import GOOD_REFERENCE, Scores
-from evaluation.overlap import FreeScores
+from evaluation.shared.intervals import Interval, plus_minus
 
 CAVEAT = "Another judge can move all scores, and their order, by more than the intervals."
 OF_SEEDS = "Intervals cover other questions and fine-tuning seeds of the same kind."

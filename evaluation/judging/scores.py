@@ -5,9 +5,9 @@ import math
 import attrs
 import numpy as np
 
-from evaluation.intervals import Interval, paired_intervals
 from evaluation.judging.candidates import Panel
 from evaluation.judging.prompt import Prompt
+from evaluation.shared.intervals import Interval, paired_intervals
 
 GOOD_REFERENCE = 90  # a reference answer that scores less is doubtful, or the judge is
 

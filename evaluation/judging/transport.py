@@ -14,7 +14,7 @@ from urllib.request import getproxies
 import httpx2
 from openai import AsyncOpenAI
 
-from errors import BadInput
+from common.errors import BadInput
 
 CONNECT_SECONDS = 10.0
 REPLY_BYTES = 1 << 22

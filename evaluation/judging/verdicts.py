@@ -12,10 +12,10 @@ from typing import Any
 
 import attrs
 
-from errors import BadInput
-from files import write_error, writing
-from json_files import JsonLog, read_json_lines
-from training.claim import utc_now
+from common.errors import BadInput
+from common.files import write_error, writing
+from common.json_files import JsonLog, read_json_lines
+from training.supervision.run_lock import utc_now
 
 _INTEGER, _TEXT = attrs.validators.instance_of(int), attrs.validators.instance_of(str)
 _COUNT = [_INTEGER, attrs.validators.ge(0), attrs.validators.le(1 << 50)]

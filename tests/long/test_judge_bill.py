@@ -22,7 +22,7 @@ from evaluation.judging.client import UNBILLED, verdict_in
 from evaluation.judging.verdicts import VerdictStore
 from tests import launch
 from tests.conftest import ROOT
-from tests.evaluation.test_judge import quality, write
+from tests.evaluation.judging.test_judge import quality, write
 from tests.judge_server import BATCH_MIXTURE, MIXTURE, Judge, serve
 
 Setting = tuple[int, str, str, int, float]

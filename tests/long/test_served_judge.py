@@ -18,7 +18,7 @@ from evaluation.judging.candidates import read_panel
 from evaluation.judging.judgement import make_prompts
 from tests import launch
 from tests.conftest import ROOT
-from tests.evaluation.test_judge import ORDERS, QUESTIONS, result, write
+from tests.evaluation.judging.test_judge import ORDERS, QUESTIONS, result, write
 
 SCORES = {"A": 70, "B": 50, "C": 30}
 VERDICT = json.dumps({"grades": [{"label": label, "comment": "", "score": n} for label, n in SCORES.items()]})

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.tokens.test_prepare import corpus, files_of, kill_again_and_again, undisturbed
-from tests.tokens.test_ray import cluster
+from tests.tokens.prepare.test_executors import cluster
+from tests.tokens.prepare.test_prepare import corpus, files_of, kill_again_and_again, undisturbed
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 __all__ = ["cluster", "corpus", "undisturbed"]  # fixtures

@@ -11,10 +11,10 @@ from safetensors import safe_open
 from model.config import ModelConfig
 from model.gpt import GPT, initialize
 from tests.conftest import TINY_MODEL, metrics, train
-from tests.training.test_checkpoint import CRASH
-from training.config import Thrift, TrainConfig
-from training.memory import predict
+from tests.training.checkpoints.test_directory import CRASH
+from training.config.train_config import Thrift, TrainConfig
 from training.optimizer import Optimizer
+from training.planning.memory_model import predict
 
 CONFIG = ModelConfig(**TINY_MODEL | {"tie_weights": False})
 MATRICES = {

@@ -79,7 +79,7 @@ import json, os
 from pathlib import Path
 
 import train
-from tokens import reading
+from tokens.batches import micro_batches as reading
 
 plain = reading.read_windows
 

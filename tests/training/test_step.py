@@ -78,7 +78,7 @@ def test_dropout_is_a_function_of_seed_step_and_place() -> None:
 
 
 def test_peaks_are_known_by_whole_words_or_not_at_all() -> None:
-    from training.hardware import known_peak_flops
+    from training.hardware.environment import known_peak_flops
 
     known = {
         "NVIDIA A100-SXM4-40GB": 312e12,

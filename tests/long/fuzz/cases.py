@@ -31,8 +31,8 @@ from tests.long.fuzz.damage import (
     with_keys,
 )
 from tests.long.fuzz.workspace import Case
-from training.config import TrainConfig
-from training.foreign_keys import FOREIGN_KEYS
+from training.config.foreign_keys import FOREIGN_KEYS
+from training.config.train_config import TrainConfig
 
 TRAIN = ("train.py", "{}/run", "--device", "cpu")
 DRY_RUN = ("train.py", "{}/run", "--dry-run")

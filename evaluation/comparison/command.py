@@ -1,0 +1,39 @@
+"""evaluate.py compare"""
+
+import argparse
+from pathlib import Path
+
+from common.arguments import number
+from evaluation.shared.arguments import check_alone
+
+HELP = "one table of what is known of models, and which is better outside the noise"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    what = "run, checkpoint or model directory, or OWNER/NAME on the hub, that has been measured"
+    parser.add_argument("models", metavar="MODEL", nargs="+", help=what)
+    parser.add_argument(
+        "--seed-deviation",
+        type=number(0, above=True, example="0.01"),
+        metavar="NATS",
+        help="standard deviation of the held-out loss over random_seed; default: what runs of one recipe show here",
+    )
+    parser.add_argument("--markdown", action="store_true", help="print GitHub's markdown")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write a page as well")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Print what has been measured of models side by side; nothing is loaded or measured."""
+    from common.files import replace_file, writing
+    from evaluation.comparison.compare import compare
+    from evaluation.comparison.page import as_page
+    from evaluation.comparison.rows import read_rows
+    from evaluation.comparison.table import as_markdown, as_text
+
+    check_alone("compare")
+    comparison = compare(read_rows(arguments.models), arguments.seed_deviation)
+    print(as_markdown(comparison) if arguments.markdown else as_text(comparison))
+    if arguments.html is not None:
+        with writing(f"--html {arguments.html}"):
+            replace_file(arguments.html, as_page(comparison))

@@ -1,0 +1,170 @@
+"""A model as a directory that Hugging Face's libraries load as their own GPT-2, without code of ours."""
+
+import filecmp
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import attrs
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from common.errors import BadInput
+from common.files import replace_file, write_error, writing
+from common.hub_client import CARD, check_logged_in, check_names, explained, upload
+from evaluation.export.model_card import model_card
+from evaluation.shared.load import Trained
+from model.config import ModelConfig
+from model.gpt import GPT, INITIAL_STD
+from model.naming import HUGGING_FACE_ACTIVATIONS, to_hugging_face
+from model.pretrained import unpadded
+from tokens.tokenizer.hugging_face_files import write_tokenizer_files
+from training.telemetry.metrics_log import ANSWERS, EVALUATIONS
+
+LONGEST_GENERATION = 256  # tokens unless told otherwise: pipelines' own default, which a short context does not hold
+OURS = (EVALUATIONS, ANSWERS)  # results about the model, which lie beside it
+CONFIG, GENERATION, WEIGHTS = "config.json", "generation_config.json", "model.safetensors"
+FINE_TUNING = "fine_tuning.json"
+
+
+@attrs.frozen(kw_only=True)
+class Publication:
+    """Where a model goes on the hub, and what is said of it."""
+
+    repository: str | None  # OWNER/NAME; None: nowhere
+    private: bool
+    license_name: str | None  # an identifier of the hub
+
+    def check(self) -> None:
+        """Raise BadInput before anything is written for what would be refused at the end."""
+        check_names(self.repository or "owner/name", self.license_name)
+        if self.repository is not None:
+            check_logged_in()
+
+
+def export(trained: Trained, directory: Path, publication: Publication) -> None:
+    """Write the directory, all of it or nothing. Raises BadInput where there is something else already.
+
+    An export of the same weights that is to be pushed is left as it is: an earlier push may have failed.
+    """
+    directory = directory.resolve()
+    partial = directory.with_name(f".partial-{directory.name}")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        empty = not directory.exists() or (directory.is_dir() and not any(directory.iterdir()))
+        if not empty and (publication.repository is None or not (directory / WEIGHTS).is_file()):
+            raise BadInput(f"{directory}: exists; pass another folder, or delete it")
+        partial.mkdir(parents=True)
+        _write(trained, partial, publication.repository or directory.name, publication.license_name)
+        if not empty:
+            if not filecmp.cmp(directory / WEIGHTS, partial / WEIGHTS, shallow=False):
+                raise BadInput(f"{directory}: holds other weights; pass another folder, or delete it")
+            return
+        if directory.exists():
+            directory.rmdir()
+        partial.rename(directory)
+    except OSError as error:
+        raise write_error(directory, error) from error
+    except SafetensorError as error:
+        raise BadInput(f"{directory}: cannot be written: {error}") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def write_fine_tuned(trained: Trained, directory: Path, settings: dict[str, Any]) -> None:
+    """Write a fine-tuned model as Hugging Face's libraries load it, and beside it how it was made.
+
+    Another one that is there is replaced. Raises BadInput where that cannot be done.
+    """
+    if directory.exists() and not (directory / FINE_TUNING).is_file():
+        raise BadInput(f"{directory}: exists, and holds no fine-tuned model; move it away")
+    partial = directory.with_name(f".partial-{directory.name}")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        with writing(directory):
+            partial.mkdir(parents=True)
+            _write_model(trained, partial)
+            replace_file(partial / FINE_TUNING, json.dumps(settings, indent=2) + "\n")
+            if directory.exists():
+                shutil.rmtree(directory)
+            partial.rename(directory)
+    except SafetensorError as error:
+        raise BadInput(f"{directory}: cannot be written: {error}") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def push(directory: Path, publication: Publication) -> str:
+    """Upload an exported directory; return its address. Raises BadInput when the hub cannot be reached or refuses."""
+    from huggingface_hub import HfApi
+
+    repository = publication.repository
+    assert repository is not None
+    api = HfApi()
+    try:
+        url = api.create_repo(repository, private=publication.private or None, exist_ok=True)
+        if publication.private and not api.model_info(repository).private:
+            raise BadInput(f"{repository}: exists and is public; make it private on the hub, or pass another name")
+        files: dict[str, Path | bytes] = {
+            path.name: path for path in sorted(directory.iterdir()) if path.name not in OURS
+        }
+        upload(api, repository, files, "model", "A model trained by Lockstep")
+    except BadInput:
+        raise
+    except Exception as error:  # the hub client raises errors of its own and lets its transport's through
+        raise BadInput(f"model {repository}: cannot be uploaded: {explained(error)}") from error
+    return str(url)
+
+
+def save_network(network: GPT, directory: Path, **more: Any) -> None:
+    """Write config.json, with `more` in it, and the weights of a network as Hugging Face's GPT2LMHeadModel reads it."""
+    save_file(hugging_face_weights(network), directory / WEIGHTS, metadata={"format": "pt"})
+    config = hugging_face_config(network.config) | more
+    replace_file(directory / CONFIG, json.dumps(config, indent=2) + "\n")
+
+
+def hugging_face_weights(network: GPT) -> dict[str, Tensor]:
+    """Return the state dict of Hugging Face's GPT2LMHeadModel, on the CPU."""
+    config = network.config
+    plain = {key: unpadded(key, value.detach().cpu(), config) for key, value in network.named_parameters()}
+    return to_hugging_face(plain, config)
+
+
+def hugging_face_config(config: ModelConfig) -> dict[str, Any]:
+    """Return what Hugging Face's GPT2Config reads."""
+    return {
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
+        "vocab_size": config.vocab_size,
+        "n_positions": config.context_length,
+        "n_ctx": config.context_length,
+        "n_embd": config.emb_dim,
+        "n_layer": config.n_layers,
+        "n_head": config.n_heads,
+        "n_inner": None,
+        "activation_function": HUGGING_FACE_ACTIVATIONS[config.activation],
+        "layer_norm_epsilon": 1e-5,
+        "initializer_range": INITIAL_STD,
+        **dict.fromkeys(["attn_pdrop", "embd_pdrop", "resid_pdrop"], config.drop_rate),
+        "tie_word_embeddings": config.tie_weights,
+        "torch_dtype": "float32",
+        "use_cache": True,
+    }
+
+
+def _write(trained: Trained, directory: Path, name: str, license_name: str | None) -> None:
+    _write_model(trained, directory)
+    replace_file(directory / CARD, model_card(trained, name, license_name))
+
+
+def _write_model(trained: Trained, directory: Path) -> None:
+    config = trained.network.config
+    write_tokenizer_files(trained.tokenizer, directory, config.context_length)
+    end = {"bos_token_id": trained.tokenizer.end_of_text_id, "eos_token_id": trained.tokenizer.end_of_text_id}
+    save_network(trained.network, directory, **end)
+    most = min(LONGEST_GENERATION, max(1, config.context_length // 2))
+    generation = {**end, "pad_token_id": trained.tokenizer.end_of_text_id, "max_new_tokens": most}
+    replace_file(directory / GENERATION, json.dumps(generation, indent=2) + "\n")
+    (directory / WEIGHTS).chmod((directory / CONFIG).stat().st_mode)  # safetensors lets nobody else read it

@@ -1,0 +1,182 @@
+"""The tasks of EleutherAI/lm-evaluation-harness, asked of a model in memory.
+
+Rank 0 runs the harness: it loads the tasks, makes the requests and counts. The requests are cut into pieces that do not
+depend on the number of ranks, and all ranks answer them: the harness cannot tell, and its figures have the same bits.
+"""
+
+import copy
+import difflib
+import logging
+import tempfile
+from functools import partial
+from numbers import Real
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+from tabulate import tabulate
+
+from common.errors import BadInput
+from common.files import replace_file
+from evaluation.export.export import CONFIG, hugging_face_config, hugging_face_weights
+from evaluation.shared.load import Trained
+from evaluation.shared.split_over_ranks import share
+from tokens.tokenizer.hugging_face_files import write_tokenizer_files
+from training.parallel.process_group import Ranks, together
+
+KINDS = ("loglikelihood", "loglikelihood_rolling", "generate_until")  # of requests: methods of the harness's models
+DOCUMENTS, ERROR = "sample_len", "_stderr"  # in the names of its values
+PIECE_BATCHES = 8  # the harness puts equal contexts together, so a piece of one batch would not fill it
+
+
+@attrs.frozen(kw_only=True)
+class Wanted:
+    """What the harness is to run."""
+
+    tasks: list[str]  # names, or patterns of them
+    fewshot: int | None  # examples in the context; None: as the task says
+    limit: int | None  # documents of each task
+    batch_size: int
+    folder: Path | None  # of more tasks
+
+
+@attrs.frozen
+class Requests:
+    """What all ranks are to answer."""
+
+    kind: str
+    pieces: list[list[tuple[Any, ...]]]  # arguments of each request
+
+
+def measure(trained: Trained, wanted: Wanted, ranks: Ranks) -> dict[str, dict[str, Any]]:
+    """Return the values of each task and group by metric; call it on every rank, which gets the same.
+
+    Raises BadInput for unknown tasks, data that cannot be had, and whatever else the harness refuses.
+    """
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    model = harness_model(trained, wanted.batch_size, ranks.device)
+    asked = copy.copy(model)
+    model._rank = 1  # to the harness rank 0 draws bars, here one for every piece
+    if ranks.coordinates:
+        for kind in KINDS:
+            setattr(asked, kind, partial(_ask, model, ranks, kind))
+        return _told(ranks, partial(_run, asked, wanted))
+    while isinstance(told := _told(ranks, None), Requests):
+        _answers(model, told, ranks)
+    return told
+
+
+def harness_model(trained: Trained, batch_size: int, device: torch.device) -> Any:
+    """Return the harness's own model, lm_eval.models.huggingface.HFLM, of the weights as Hugging Face's GPT-2."""
+    from lm_eval.models.huggingface import HFLM
+    from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
+
+    config = trained.network.config
+    end = trained.tokenizer.end_of_text_id
+    network: Any = GPT2LMHeadModel(GPT2Config(**hugging_face_config(config), bos_token_id=end, eos_token_id=end))
+    missing, unexpected = network.load_state_dict(hugging_face_weights(trained.network), strict=False)
+    assert not unexpected and set(missing) <= ({"lm_head.weight"} if config.tie_weights else set())
+    with tempfile.TemporaryDirectory() as folder:
+        write_tokenizer_files(trained.tokenizer, Path(folder), config.context_length)
+        replace_file(Path(folder) / CONFIG, '{"model_type": "gpt2"}')
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+    return HFLM(pretrained=network.to(device).eval(), tokenizer=tokenizer, batch_size=batch_size)
+
+
+def describe(found: dict[str, dict[str, Any]]) -> str:
+    """Return results for people: a line for each metric of each task."""
+    rows = [[task, values.get(DOCUMENTS), *metric] for task, values in found.items() for metric in metrics_of(values)]
+    return tabulate(rows, ["task", "documents", "metric", "value", "error"], floatfmt=".4f", intfmt=",")
+
+
+def metrics_of(values: dict[str, Any]) -> list[tuple[str, float, float | None]]:
+    """Return the metrics of a task: name, value, and the standard error where the harness has one."""
+    metrics = []
+    for name, value in values.items():
+        metric, _, answers = name.partition(",")
+        if name != DOCUMENTS and not metric.endswith(ERROR):
+            metrics.append((name, value, values.get(f"{metric}{ERROR}" + (f",{answers}" if answers else ""))))
+    return metrics
+
+
+def _run(model: Any, wanted: Wanted) -> dict[str, dict[str, Any]]:
+    """Run the harness. Rank 0's."""
+    from lm_eval import simple_evaluate
+    from lm_eval.tasks import TaskManager
+
+    try:
+        manager = TaskManager(include_path=None if wanted.folder is None else str(wanted.folder))
+        found = simple_evaluate(
+            model,
+            tasks=[name for task in wanted.tasks for name in _named(task, manager)],
+            num_fewshot=wanted.fewshot,
+            limit=wanted.limit,
+            task_manager=manager,
+            log_samples=False,
+        )
+    except BadInput:
+        raise
+    except Exception as error:  # tasks are programs of many people: they raise anything
+        detail = " ".join(str(error).split())
+        raise BadInput(f"tasks {', '.join(wanted.tasks)}: {type(error).__name__}: {detail}") from error
+    return {task: _values(metrics) for task, metrics in found["results"].items()}
+
+
+def _named(task: str, manager: Any) -> list[str]:
+    """Return the tasks that a name or pattern means. Raises BadInput where there is none."""
+    names: list[str] = manager.match_tasks([task])
+    if not names:
+        close = difflib.get_close_matches(task, manager.all_tasks)
+        hint = f"did you mean {' or '.join(close)}?" if close else "`lm-eval ls tasks` lists them"
+        raise BadInput(f"task {task}: unknown to lm-evaluation-harness; {hint}")
+    return names
+
+
+def _values(metrics: dict[str, Any]) -> dict[str, Any]:
+    """Return a task's numbers, by metric, with the name of the answers' filter where there is one."""
+    return {
+        name.removesuffix(",none"): value if isinstance(value, int) else float(value)
+        for name, value in metrics.items()
+        if isinstance(value, Real)
+    }
+
+
+def _ask(model: Any, ranks: Ranks, kind: str, requests: list[Any], **_: Any) -> list[Any]:
+    """Have all ranks answer requests; return the answers in order. Rank 0's."""
+    arguments = [request.args for request in requests]
+    lengths = [sum(len(part) for part in parts if isinstance(part, str)) for parts in arguments]
+    order = sorted(range(len(requests)), key=lambda index: -lengths[index])  # texts of like length fill a batch
+    size = PIECE_BATCHES * model.batch_size
+    pieces = [[arguments[index] for index in order[at : at + size]] for at in range(0, len(order), size)]
+    answers: list[Any] = [None] * len(requests)
+    found = _answers(model, _told(ranks, lambda: Requests(kind, pieces)), ranks)
+    for at, piece in enumerate(found):
+        if isinstance(piece, str):
+            raise BadInput(piece)
+        for index, answer in zip(order[at * size :], piece, strict=False):
+            answers[index] = answer
+    return answers
+
+
+def _answers(model: Any, told: Requests, ranks: Ranks) -> list[list[Any] | str]:
+    """Return the answers to each piece, or why there are none, on every rank."""
+    from lm_eval.api.instance import Instance
+
+    def answer(number: int) -> list[Any] | str:
+        torch.manual_seed(number)  # of answers that are sampled
+        requests = [Instance(told.kind, doc={}, arguments=parts, idx=0) for parts in told.pieces[number]]
+        try:
+            return getattr(model, told.kind)(requests, disable_tqdm=True)
+        except torch.OutOfMemoryError:
+            return f"--batch-size: got {model.batch_size}, for which the memory of {ranks.device} is too small"
+        except (AssertionError, ValueError) as error:
+            detail = " ".join(str(error).split()) or f"an answer is longer than the context, {model.max_length} tokens"
+            return f"lm-evaluation-harness does not take its own requests to this model: {detail}"
+
+    return share(ranks, range(len(told.pieces)), answer)
+
+
+def _told(ranks: Ranks, make: Any) -> Any:
+    """Return on every rank what `make` returns on rank 0, which may take long; its BadInput is everyone's."""
+    return together(ranks, make, only=ranks.coordinates, group=ranks.download)[0]

@@ -1,0 +1,100 @@
+"""HellaSwag's items: a context, four endings, which one is true. From a file, or from the Hugging Face hub."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from common.errors import BadInput, quoted
+from common.files import sha256
+from common.hub_client import show_bars_in_terminals_only
+from common.json_files import read_every_line
+
+PATTERNS = ["*validation*.parquet", "*validation*.jsonl"]  # what of a hub dataset is its validation split
+TEXTS = {"activity_label": "topic", "ctx": "context", "ctx_a": "context_a", "ctx_b": "context_b"}
+ENDINGS = 4
+
+
+@attrs.frozen(kw_only=True)
+class Item:
+    """A context and four endings."""
+
+    topic: str
+    context: str
+    context_a: str  # the context's whole sentences
+    context_b: str  # how it goes on, or nothing
+    endings: list[str]
+    label: int  # of the true one
+
+
+@attrs.frozen(kw_only=True)
+class Items:
+    """Items, and what they were read from."""
+
+    file: str
+    sha256: str
+    items: list[Item]
+
+
+def read_items(source: str, count: int | None) -> Items:
+    """Return the first `count` items, or all, of a file or of OWNER/NAME on the hub.
+
+    Files are JSON Lines or Parquet with the fields of rowanz/hellaswag. Raises BadInput naming what is damaged.
+    """
+    path, name = Path(source), source
+    if not path.is_file():
+        path = _download(source)
+        name = f"{source} {path.name}"
+    rows = _parquet_rows(path) if path.suffix == ".parquet" else read_every_line(path, advice="download the file again")
+    if not rows:
+        raise BadInput(f"{path}: holds no items; wanted HellaSwag's, one a line")
+    if count is not None and count > len(rows):
+        raise BadInput(f"--count: got {count:,}, but {path} has {len(rows):,} items")
+    items = [_item(row, f"{path}: item {number}") for number, row in enumerate(rows[:count], 1)]
+    return Items(file=name, sha256=sha256(path), items=items)
+
+
+def _item(row: dict[str, Any], where: str) -> Item:
+    for key in TEXTS:
+        if not isinstance(row.get(key), str) or (key == "ctx" and not row[key].strip()):
+            raise BadInput(f"{where}: {key}: got {quoted(row.get(key))}, wanted a text")
+    endings, label = row.get("endings"), str(row.get("label", ""))
+    if not isinstance(endings, list) or len(endings) != ENDINGS or not all(isinstance(text, str) for text in endings):
+        raise BadInput(f"{where}: endings: wanted {ENDINGS} texts")
+    if label not in map(str, range(ENDINGS)):
+        raise BadInput(
+            f"{where}: label: got {quoted(label)}, wanted 0 to {ENDINGS - 1}; the test split has none: take validation"
+        )
+    return Item(**{ours: row[theirs] for theirs, ours in TEXTS.items()}, endings=endings, label=int(label))
+
+
+def _parquet_rows(path: Path) -> list[Any]:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        return pyarrow.parquet.read_table(path).to_pylist()
+    except (pyarrow.ArrowException, OSError) as error:
+        raise BadInput(f"{path}: damaged: {error}; download the file again") from error
+
+
+def _download(source: str) -> Path:
+    """Return the file of a hub dataset's validation split."""
+    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", source, re.ASCII) or source.endswith(".jsonl"):
+        raise BadInput(f"{source}: no such file; wanted HellaSwag's items as JSON Lines, or OWNER/NAME on the hub")
+    from huggingface_hub import snapshot_download
+
+    show_bars_in_terminals_only()
+    try:
+        folder = Path(snapshot_download(source, repo_type="dataset", allow_patterns=PATTERNS))
+    except Exception as error:  # the hub client raises errors of its own and lets its transport's through
+        detail = " ".join(str(error).split()) or type(error).__name__
+        raise BadInput(
+            f"{source}: no such file, and no dataset of the hub that can be had: {detail}; pass hellaswag_val.jsonl of "
+            "github.com/rowanz/hellaswag with --data"
+        ) from error
+    found = sorted(path for pattern in PATTERNS for path in folder.rglob(pattern))
+    if len(found) != 1:
+        raise BadInput(f"{source}: got {len(found)} files of a validation split, wanted 1; pass a file with --data")
+    return found[0]

@@ -1,0 +1,221 @@
+"""How well a model learns to follow instructions: a copy is fine-tuned, then answers questions it has not seen."""
+
+import hashlib
+import statistics
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from common.errors import BadInput
+from common.files import sha256
+from common.json_files import read_json
+from evaluation.export.export import FINE_TUNING, write_fine_tuned
+from evaluation.instruct.fine_tuning import (
+    FineTuned,
+    Settings,
+    answer_losses,
+    encode,
+    fine_tune,
+    make_example,
+    prompt_text,
+)
+from evaluation.instruct.overlap import FreeScores, describe, free_scores
+from evaluation.shared.intervals import plus_minus
+from evaluation.shared.load import Trained
+from evaluation.shared.records import Answer, Answers, Record, read_answers, read_records, write_answers
+from evaluation.shared.split_over_ranks import share
+from evaluation.smoke.smoke import decode
+from model.generate import Sampling, generate, lay_out_for_generation
+from training.parallel.process_group import Ranks, from_coordinator
+from training.telemetry.metrics_log import ANSWERS
+
+TRAINED, TESTED = 0.85, 0.10  # of the records; the rest validates
+
+
+@attrs.frozen(kw_only=True)
+class Split:
+    """Records by what they are for, in the order of their file: train, test, validation."""
+
+    train: list[Record]
+    test: list[Record]
+    validation: list[Record]
+
+
+@attrs.frozen(kw_only=True)
+class Questions:
+    """A file of records, cut into its parts."""
+
+    file: str
+    sha256: str
+    split: Split
+
+    def described(self) -> dict[str, Any]:
+        """Return what results and answers say of it."""
+        sizes = {name: len(records) for name, records in attrs.asdict(self.split, recurse=False).items()}
+        return {"file": self.file, "sha256": self.sha256, **sizes}
+
+
+@attrs.frozen(kw_only=True)
+class Output:
+    """Folders that a session writes to."""
+
+    answers: Path | None  # None: answers/ of the model's home
+    weights: Path | None  # of the fine-tuned models; None: they are not kept
+
+
+@attrs.frozen(kw_only=True)
+class Tuned:
+    """What one fine-tuning came to."""
+
+    seed: int
+    fine_tuned: FineTuned
+    free: FreeScores
+    answers: Path
+    cut: int  # records that the context did not hold
+    kept: bool  # an earlier session did it
+
+    def __str__(self) -> str:
+        losses, best = self.fine_tuned.losses, self.fine_tuned.best_epoch
+        parts = [
+            f"best epoch {best}, validation loss {losses[0]:.4f} -> {losses[best]:.4f} nats a token",
+            describe(self.free),
+            *([f"{self.cut} records cut to the context"] if self.cut else []),
+            f"answers in {self.answers}" + (", kept from an earlier session" if self.kept else ""),
+        ]
+        return f"seed {self.seed}: {'; '.join(parts)}"
+
+
+def read_questions(path: Path) -> Questions:
+    """Return the records of a file, cut into its parts. Raises BadInput."""
+    return Questions(file=path.name, split=split_records(read_records(path)), sha256=sha256(path))
+
+
+def instruct(trained: Trained, questions: Questions, settings: Settings, output: Output, ranks: Ranks) -> Tuned:
+    """Fine-tune the network, answer the test part, and write the answers; unless an earlier session did the same.
+
+    Call it on every rank. Raises BadInput.
+    """
+    split, place = questions.split, trained.place
+    name = f"{place.title.replace('/', '--').replace(' ', '-')}-seed-{settings.seed}"
+    file = (output.answers or place.home / ANSWERS) / f"{name}.json"
+    weights = None if output.weights is None else output.weights / name
+    known = attrs.asdict(settings) | {"data": questions.described()}
+    known |= from_coordinator(ranks, lambda: _identity(trained))
+    answers = kept = from_coordinator(ranks, lambda: _kept(file, weights, known, split.test))
+    if answers is None:
+        known |= attrs.asdict(fine_tune(trained, split.train, split.validation, settings, ranks))
+        if weights is not None:
+            from_coordinator(ranks, lambda: write_fine_tuned(trained, weights, known))
+        texts = answer_all(trained, split.test, settings, ranks)
+        answers = Answers(model=place.title, seed=settings.seed, home=place.home, settings=known, answers=texts)
+        from_coordinator(ranks, lambda: write_answers(file, answers))
+    everything = [*split.train, *split.validation, *split.test]
+    return Tuned(
+        seed=settings.seed,
+        fine_tuned=_fine_tuned(answers),
+        free=free_scores(answers),
+        answers=file,
+        cut=sum(make_example(trained, record).cut for record in everything),
+        kept=kept is not None,
+    )
+
+
+def summary(tuned: list[Tuned], questions: Questions, settings: Settings) -> dict[str, Any]:
+    """Return what is kept of several fine-tunings: each, and means with their spread over seeds."""
+    return {
+        "data": questions.described(),
+        "settings": {name: value for name, value in attrs.asdict(settings).items() if name != "seed"},
+        "seeds": [
+            {
+                "seed": one.seed,
+                "best_epoch": one.fine_tuned.best_epoch,
+                "validation_loss": one.fine_tuned.losses[one.fine_tuned.best_epoch],
+                **attrs.asdict(one.free),
+                "answers": one.answers.name,
+            }
+            for one in tuned
+        ],
+        "reference_loss": _over_seeds([one.free.reference_loss for one in tuned]),
+        "chrf": _over_seeds([one.free.chrf for one in tuned]),
+    }
+
+
+def describe_summary(summary: dict[str, Any]) -> str:
+    """Return means and spreads for people."""
+    parts = [
+        f"{name.replace('_', ' ')} {plus_minus(summary[name]['value'], summary[name]['spread'], 4)}"
+        for name in ("reference_loss", "chrf")
+    ]
+    return f"over {len(summary['seeds'])} seeds, mean ± standard deviation: {', '.join(parts)}"
+
+
+def split_records(records: list[Record]) -> Split:
+    """Cut the records 85/10/5 in their order. Raises BadInput where a part would be empty."""
+    train, test = int(len(records) * TRAINED), int(len(records) * TESTED)
+    if test == 0 or train + test == len(records):
+        raise BadInput(f"got {len(records)} records, wanted 10 or more to train, test and validate on; add records")
+    return Split(train=records[:train], test=records[train : train + test], validation=records[train + test :])
+
+
+def answer_all(trained: Trained, records: list[Record], settings: Settings, ranks: Ranks) -> list[Answer]:
+    """Return the model's greedy answers, and its loss on the reference answers; ranks share the records.
+
+    It ends with the model laid out for generation.
+    """
+    losses = share(
+        ranks,
+        records,
+        lambda record: float(answer_losses(trained.network, make_example(trained, record)).mean()),
+        "record",
+    )
+    lay_out_for_generation(trained.network)
+    context = trained.network.config.context_length
+    longest = min(settings.longest_answer, max(1, context // 2))
+
+    def answer(record: Record) -> str:
+        prompt = encode(trained, prompt_text(record))[-max(1, context - longest) :]
+        end = trained.tokenizer.end_of_text_id
+        try:
+            chosen = generate(trained.network, prompt, longest, Sampling(temperature=0), stop=end)
+        except ValueError as error:
+            raise BadInput(f"{trained.place.path}: {error}") from error
+        return decode(trained, chosen).strip()
+
+    texts = share(ranks, records, answer, "answer")
+    return [
+        Answer(record=record, text=text, reference_loss=loss)
+        for record, text, loss in zip(records, texts, losses, strict=True)
+    ]
+
+
+def _identity(trained: Trained) -> dict[str, Any]:
+    """Return what tells a model from another of its title: its weights, as sha256, and its tokenizer."""
+    digest = hashlib.sha256()
+    for name, value in sorted(trained.network.named_parameters()):
+        digest.update(name.encode())
+        digest.update(value.detach().cpu().contiguous().numpy().data)
+    return {"weights_sha256": digest.hexdigest(), "tokenizer": trained.tokenizer.name}
+
+
+def _kept(file: Path, weights: Path | None, known: dict[str, Any], questions: list[Record]) -> Answers | None:
+    """Return the answers of an earlier session that did the same to its end; None where there are none."""
+    if not file.exists():
+        return None
+    try:
+        answers = read_answers(file)
+        _fine_tuned(answers)
+        made = answers.settings if weights is None else read_json(weights / FINE_TUNING)
+    except (BadInput, KeyError):
+        return None  # another program's, damaged, or without weights: made anew
+    same = made == answers.settings and all(made.get(key) == value for key, value in known.items())
+    return answers if same and [answer.record for answer in answers.answers] == questions else None
+
+
+def _fine_tuned(answers: Answers) -> FineTuned:
+    return FineTuned(**{field.name: answers.settings[field.name] for field in attrs.fields(FineTuned)})
+
+
+def _over_seeds(values: list[float | None]) -> dict[str, float | None]:
+    known = [value for value in values if value is not None]
+    return {"value": statistics.fmean(known), "spread": statistics.stdev(known) if len(known) > 1 else None}

@@ -1,0 +1,173 @@
+"""Models of other programs: configuration and weights as Hugging Face, nanoGPT, OpenAI and gpjt leave them.
+
+No pickle runs code: nanoGPT's `ckpt.pt` is read with torch's weights_only, which takes tensors and plain values.
+"""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from common.errors import BadInput, printable, quoted
+from common.json_files import read_json
+from model.gpt import GPT
+from model.naming import HUGGING_FACE_ACTIVATIONS, config_of, is_nanogpt, to_plain
+from model.pretrained import load_plain
+from training.checkpoints.tensor_files import WEIGHTS
+from training.parallel.process_group import environment_rank
+
+INDEX = f"{WEIGHTS}.index.json"  # of weights in several files
+NANOGPT = "ckpt.pt"
+# Where n_heads is written: Hugging Face's, gpjt's (its run directories and published models), OpenAI's.
+CONFIG_FILES = ("config.json", "model.json", "hparams.json")
+HEADS_KEYS = ("n_head", "n_heads", "num_attention_heads")
+# What of Hugging Face's config.json would make another network of the same weights.
+ONLY_VALUES: dict[str, tuple[Any, ...]] = {
+    "model_type": ("gpt2",),
+    "layer_norm_epsilon": (1e-5,),
+    "scale_attn_weights": (True,),
+    "scale_attn_by_inverse_layer_idx": (False,),
+    "add_cross_attention": (False,),
+}
+# What the weights tell as well: Hugging Face's and nanoGPT's keys, and ours.
+SHAPE_KEYS = {
+    **{"n_embd": "emb_dim", "n_layer": "n_layers", "n_positions": "context_length", "block_size": "context_length"},
+    "n_ctx": "context_length",
+    **{key: key for key in ("emb_dim", "n_layers", "context_length", "vocab_size")},
+}
+ACTIVATION_KEYS = ("activation_function", "activation")  # Hugging Face's, ours
+ACTIVATIONS = {theirs: ours for ours, theirs in HUGGING_FACE_ACTIVATIONS.items()} | {"gelu_pytorch_tanh": "gelu_tanh"}
+NANOGPT_NOTE = (
+    "NOTE: {path}: weights of nanoGPT: its exact GELU is taken. Where they were trained with GPT-2's tanh-GELU, as by "
+    'nanoGPT before May 2023 or by build-nanogpt, write {{"activation_function": "gelu_new"}} into {config}'
+)
+CONVERSION = (
+    "python -c \"import torch; from safetensors.torch import save_file; model = torch.load('ckpt.pt', 'cpu', "
+    "weights_only=False)['model']; save_file({name: value.clone() for name, value in model.items()}, "
+    "'model.safetensors')\""
+)
+
+
+@attrs.frozen
+class Foreign:
+    """Weights as they were found, and what their program wrote of the network's shape."""
+
+    weights: dict[str, Tensor]
+    values: dict[str, Any]
+    where: Path  # of the values: what an error names
+
+
+def check_foreign(path: Path, run: Path | None) -> None:
+    """Raise BadInput where a directory holds no model. `run`: the run directory that it belongs to."""
+    if path.is_file():
+        raise BadInput(f"{path}: is a file, wanted its folder: {path.parent}")
+    if not (path / NANOGPT).is_file():
+        _read_config(path, run)
+        if not any((path / name).is_file() for name in (WEIGHTS, INDEX)):
+            raise BadInput(f"{path / WEIGHTS}: missing; wanted weights as safetensors, or nanoGPT's {NANOGPT}")
+
+
+def load_foreign(path: Path, run: Path | None) -> GPT:
+    """Return the network of weights under other names. Raises BadInput."""
+    found = _read(path, run)
+    values, where = found.values, found.where
+    heads = next((values[key] for key in HEADS_KEYS if key in values), None)
+    if heads is None:
+        raise BadInput(f"{where}: got no {', '.join(HEADS_KEYS)}; how many heads the model has, nothing else tells")
+    for key, wanted in ONLY_VALUES.items():
+        if values.get(key, wanted[0]) not in wanted:
+            raise BadInput(f"{where}: {key}: got {quoted(values[key])}, wanted {wanted[0]!r} as in GPT-2")
+    try:
+        # of Hugging Face's GPT-2 a head beside the embedding is a copy unless the config says no
+        tied = values.get("tie_word_embeddings", values.get("tie_weights", values.get("model_type") == "gpt2"))
+        plain = to_plain(found.weights, tied=tied is True)
+        config = config_of(plain, heads, _activation(found))
+        for key, field in SHAPE_KEYS.items():
+            if values.get(key, shape := getattr(config, field)) != shape:
+                raise BadInput(f"{where}: {key}: got {quoted(values[key])}, but the weights beside it have {shape:,}")
+        if values.get("n_inner") not in (None, 4 * config.emb_dim):
+            raise BadInput(f"{where}: n_inner: got {quoted(values['n_inner'])}, wanted null: four times the width")
+        network = GPT(config)
+        load_plain(network, plain)
+    except ValueError as error:
+        raise BadInput(f"{path}: {error}") from error
+    if not any(key in values for key in ACTIVATION_KEYS) and is_nanogpt(found.weights) and environment_rank() == 0:
+        print(printable(NANOGPT_NOTE.format(path=path, config=path / CONFIG_FILES[0])), file=sys.stderr)
+    return network
+
+
+def _activation(found: Foreign) -> str:
+    """Return what the configuration names; or else nanoGPT's own for its weights, and for all others GPT-2's."""
+    values = found.values
+    key = next((key for key in ACTIVATION_KEYS if key in values), None)
+    if key is None:
+        return "gelu" if is_nanogpt(found.weights) else "gelu_tanh"
+    known = ACTIVATIONS if key == ACTIVATION_KEYS[0] else {name: name for name in HUGGING_FACE_ACTIVATIONS}
+    if not isinstance(values[key], str) or values[key] not in known:
+        raise BadInput(f"{found.where}: {key}: got {quoted(values[key])}, wanted {', '.join(map(repr, known))}")
+    return known[values[key]]
+
+
+def _read(path: Path, run: Path | None) -> Foreign:
+    if not any((path / name).is_file() for name in (WEIGHTS, INDEX)) and (path / NANOGPT).is_file():
+        return _read_nanogpt(path)
+    where, values = _read_config(path, run)
+    return Foreign(_read_weights(path), values, where)
+
+
+def _read_config(path: Path, run: Path | None) -> tuple[Path, dict[str, Any]]:
+    candidates = [path / name for name in CONFIG_FILES] + ([run / "model.json"] if run is not None else [])
+    file = next((file for file in candidates if file.exists()), None)
+    if file is None:
+        raise BadInput(
+            f"{path}: no model; wanted a run directory, one of its checkpoints, or weights with a {CONFIG_FILES[0]}"
+        )
+    values = read_json(file)
+    inside = values.get("cfg")  # of gpjt's published models
+    return file, inside if isinstance(inside, dict) else values
+
+
+def _read_weights(path: Path) -> dict[str, Tensor]:
+    names = [WEIGHTS]
+    if (path / INDEX).is_file():
+        places = read_json(path / INDEX).get("weight_map")
+        names = sorted({str(name) for name in places.values()}) if isinstance(places, dict) else []
+        if any(Path(name).name != name for name in names) or not names:
+            raise BadInput(f"{path / INDEX}: damaged: wanted weight_map with the names of files beside it")
+    weights: dict[str, Tensor] = {}
+    for name in names:
+        try:
+            with safe_open(path / name, framework="pt") as file:
+                weights |= {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  # not a dict
+                # of tensors that share memory, save_model stores one, and under each other name which one
+                shared = file.metadata() or {}
+        except FileNotFoundError as error:
+            raise BadInput(f"{path / name}: missing; wanted weights as safetensors") from error
+        except (SafetensorError, OSError) as error:
+            raise BadInput(f"{path / name}: damaged: {error}") from error
+        weights |= {other: weights[stored] for other, stored in shared.items() if stored in weights}
+    return weights
+
+
+def _read_nanogpt(path: Path) -> Foreign:
+    """Return what nanoGPT's checkpoint holds; a config.json beside it overrides the shape that it tells."""
+    file = path / NANOGPT
+    try:
+        content = torch.load(file, map_location="cpu", mmap=True, weights_only=True)
+    except Exception as error:  # unpickling raises anything
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise BadInput(
+            f"{file}: not read: a pickle with more than tensors and plain values, which could run code, or damaged: "
+            f"{reason} If you trust it, write safetensors, and n_head into {CONFIG_FILES[0]}: {CONVERSION}"
+        ) from error
+    weights, values = (content.get(key) if isinstance(content, dict) else None for key in ("model", "model_args"))
+    if not isinstance(weights, dict) or not isinstance(values, dict):
+        raise BadInput(f"{file}: got no 'model' and 'model_args', wanted a checkpoint as nanoGPT's train.py saves it")
+    if not all(isinstance(value, Tensor) for value in weights.values()):
+        raise BadInput(f"{file}: model: wanted nothing but tensors")
+    more = path / CONFIG_FILES[0]
+    return Foreign(weights, values | (read_json(more) if more.exists() else {}), more if more.exists() else file)

@@ -1,0 +1,179 @@
+"""A trained model and its tokenizer, from a run, a checkpoint, or a directory or repository of Hugging Face's."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+from safetensors.torch import load_file
+
+from common.errors import BadInput
+from common.hub_client import show_bars_in_terminals_only
+from common.json_files import read_json
+from evaluation.shared.foreign import CONFIG_FILES, INDEX, check_foreign, load_foreign
+from model.config import ModelConfig
+from model.gpt import GPT
+from model.pretrained import load_plain
+from tokens.tokenizer.hugging_face_files import read_tokenizer_files
+from tokens.tokenizer.tokenizer import RANKS_FILE, Tokenizer, load_tokenizer
+from training.checkpoints import directory as checkpoint
+from training.checkpoints.tensor_files import WEIGHTS
+from training.parallel.process_group import Ranks, together
+
+GPT2_VOCABULARY_SIZE = 50_257
+HUB_FILES = [*CONFIG_FILES, "*.safetensors", INDEX, "tokenizer*.json", "vocab.json", "merges.txt"]
+
+
+@attrs.frozen
+class Place:
+    """Where a model lies."""
+
+    path: Path  # of the checkpoint or model directory
+    run: Path | None  # the run directory that it belongs to
+    home: Path  # where results about it are kept: the run, the model directory, or for a model of the hub one in runs/
+
+    @property
+    def is_own(self) -> bool:
+        """True for a checkpoint of ours, which tells how it was made."""
+        return (self.path / checkpoint.STATE).is_file()
+
+    @property
+    def title(self) -> str:
+        """What people call it: of a run its name and the checkpoint's."""
+        name = self.home.resolve().name
+        return name.replace("--", "/") if self.run is None else f"{name} {self.path.resolve().name}"
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """What the run wrote about itself, if it did."""
+        file = None if self.run is None else self.run / checkpoint.RESOLVED
+        return read_json(file) if file is not None and file.exists() else {}
+
+
+@attrs.frozen
+class Trained:
+    """A model ready to be asked, in fp32 on its device."""
+
+    network: GPT
+    tokenizer: Tokenizer
+    place: Place
+
+
+def locate(reference: str, name: str | None) -> Place:
+    """Find the model that a command line names: a directory, or OWNER/NAME on the hub, which is downloaded.
+
+    `name`: which checkpoint of a run; None takes `best`, or `latest` where nothing was validated. Raises BadInput where
+    there is none, or where the files of one of ours are not what its manifest says.
+    """
+    home = home_of(reference)
+    path = Path(reference)
+    if not path.exists():
+        path = _download(reference)
+    run = path if (path / "checkpoints").is_dir() or (path / "train.json").is_file() else None
+    if run is not None:
+        path = _checkpoint(run, name)
+    elif name is not None:
+        raise BadInput(f"{path}: --checkpoint {name} names one of a run directory, which this is not")
+    elif path.resolve().parent.name == "checkpoints":
+        path = path.resolve()
+        run = home = path.parent.parent
+    place = Place(path, run, home)
+    if place.is_own:
+        if problem := checkpoint.verify(path):
+            raise BadInput(f"{problem}; take another checkpoint")
+    else:
+        check_foreign(path, run)
+    return place
+
+
+def home_of(reference: str) -> Path:
+    """Return the directory where results about a model are kept, `evaluations.jsonl` and answers; it may be absent.
+
+    Raises BadInput for a name that no file can have.
+    """
+    path = Path(reference)
+    try:
+        is_folder = path.is_dir()
+    except OSError as error:
+        raise BadInput(f"{reference}: cannot be read: {error.strerror or error}") from error
+    if not is_folder:
+        return Path("runs") / reference.replace("/", "--")  # of the hub
+    inside = path.resolve().parent
+    return inside.parent if inside.name == "checkpoints" else path
+
+
+def load(place: Place, tokenizer: str | None, device: torch.device) -> Trained:
+    """Load a model. `tokenizer` overrides the one that belongs to it. Raises BadInput naming what is damaged."""
+    network = _own(place.path) if place.is_own else load_foreign(place.path, place.run)
+    return Trained(network.to(device).eval(), _tokenizer(place, tokenizer, network.config), place)
+
+
+def load_on_all(ranks: Ranks, place: Place, tokenizer: str | None) -> Trained:
+    """Load a model on every rank. Raises BadInput on every rank."""
+    loaded: list[Trained] = []
+
+    def work() -> None:
+        loaded.append(load(place, tokenizer, ranks.device))
+
+    together(ranks, work)
+    return loaded[0]
+
+
+def _checkpoint(run: Path, name: str | None) -> Path:
+    directory = run / "checkpoints"
+    if name is None:
+        name = "best" if (directory / "best").is_dir() else "latest"
+    names = sorted(path.name for path in directory.glob("*/") if not path.name.startswith("."))
+    if not names:
+        raise BadInput(f"{directory}: no checkpoint yet; train the run first")
+    if name not in names:
+        raise BadInput(f"{directory / name}: no such checkpoint; there are {', '.join(names)}")
+    return (directory / name).resolve()
+
+
+def _own(path: Path) -> GPT:
+    network = GPT(ModelConfig(**checkpoint.read_state(path)["config"]["model"]))
+    try:
+        load_plain(network, load_file(path / WEIGHTS))
+    except ValueError as error:
+        raise BadInput(f"{path / WEIGHTS}: {error}") from error
+    return network
+
+
+def _download(reference: str) -> Path:
+    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", reference, re.ASCII):
+        raise BadInput(f"{reference}: no such directory; wanted a run, a checkpoint, or a model of the hub, OWNER/NAME")
+    from huggingface_hub import snapshot_download
+
+    show_bars_in_terminals_only()
+    try:
+        return Path(snapshot_download(reference, allow_patterns=HUB_FILES))
+    except Exception as error:  # the hub client raises errors of its own and lets its transport's through
+        detail = " ".join(str(error).split()) or type(error).__name__
+        raise BadInput(f"{reference}: no such directory, and no model of the hub that can be had: {detail}") from error
+
+
+def _tokenizer(place: Place, wanted: str | None, config: ModelConfig) -> Tokenizer:
+    if wanted is not None:
+        loaded = load_tokenizer(wanted)
+    else:
+        loaded = read_tokenizer_files(place.path) or load_tokenizer(_recorded_tokenizer(place, config))
+    if loaded.vocabulary_size > config.vocab_size:
+        raise BadInput(
+            f"tokenizer {loaded.name}: got {loaded.vocabulary_size} ids, but the model of {place.path} "
+            f"knows {config.vocab_size}; pass the tokenizer of its tokens with --tokenizer"
+        )
+    return loaded
+
+
+def _recorded_tokenizer(place: Place, config: ModelConfig) -> str:
+    """Return the tokenizer of the run's tokens as `resolved.json` names it; public GPT-2 token sets name none."""
+    entry = place.record.get("tokenizer")
+    if entry is not None:
+        assert place.run is not None
+        return str(place.run / RANKS_FILE) if entry["ranks_file"] else str(entry["name"])
+    if config.vocab_size == GPT2_VOCABULARY_SIZE:
+        return "gpt2"
+    record = (place.run or place.path) / checkpoint.RESOLVED
+    raise BadInput(f"{record}: does not name the tokenizer of the run's tokens; pass it with --tokenizer")

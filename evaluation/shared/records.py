@@ -1,0 +1,138 @@
+"""Instructions with reference answers, and what models answered: JSON files that people read and other tools write."""
+
+import codecs
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from common.errors import BadInput
+from common.files import replace_file, write_error
+from common.json_files import read_every_line, read_json, read_regular
+from training.telemetry.metrics_log import ANSWERS, EVALUATIONS
+
+MOST_BYTES = 1 << 30  # of a file
+WANTED = "wanted a JSON array of records, or JSON Lines"
+WANTED_ANSWERS = "wanted a file of answers, as evaluate.py instruct writes it"
+
+
+@attrs.frozen(kw_only=True)
+class Record:
+    """One instruction in the form of Stanford's Alpaca (Taori et al. 2023)."""
+
+    instruction: str
+    input: str  # what it is about; empty where the instruction says it all
+    output: str  # the reference answer
+
+
+@attrs.frozen(kw_only=True)
+class Answer:
+    """What a model answered to a record."""
+
+    record: Record
+    text: str
+    reference_loss: float | None  # nats a token of the reference answer under that model
+
+
+@attrs.frozen(kw_only=True)
+class Answers:
+    """One model's answers to a set of questions, in the questions' order."""
+
+    model: str  # what people call it
+    seed: int  # of the fine-tuning
+    home: Path | None  # the run or model directory whose evaluations.jsonl takes results
+    settings: dict[str, Any]  # how it was fine-tuned
+    answers: list[Answer]
+
+
+def read_records(path: Path) -> list[Record]:
+    """Return the records of a JSON array or of JSON Lines. Raises BadInput naming the record that is damaged."""
+    rows = [_record(row, f"{path}: record {number}") for number, row in enumerate(_rows(path), 1)]
+    if not rows:
+        raise BadInput(f"{path}: holds no records; wanted a JSON array of objects with instruction, input and output")
+    return rows
+
+
+def check_folder(folder: Path, option: str = "--output") -> None:
+    """Make the folder that `option` names. Raises BadInput where none could be written, before anything was trained."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise BadInput(f"{folder}: cannot be written: {error.strerror or error}; pass another {option}") from error
+
+
+def write_answers(path: Path, answers: Answers) -> None:
+    """Write one model's answers, all or nothing. Raises BadInput where that cannot be done."""
+    value = {
+        "model": answers.model,
+        "home": None if answers.home is None else str(answers.home),
+        "seed": answers.seed,
+        "settings": answers.settings,
+        "answers": [
+            {**attrs.asdict(answer.record), "answer": answer.text, "reference_loss": answer.reference_loss}
+            for answer in answers.answers
+        ],
+    }
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n", durable=True)
+    except OSError as error:
+        raise write_error(path, error) from error
+
+
+def read_answers(path: Path) -> Answers:
+    """Return what `write_answers` wrote. Raises BadInput."""
+    value = read_json(path, most_bytes=MOST_BYTES, advice=WANTED_ANSWERS)
+    if not isinstance(value.get("answers"), list) or not value["answers"]:
+        raise BadInput(f"{path}: {WANTED_ANSWERS}")
+    answers = []
+    for number, row in enumerate(value["answers"], 1):
+        where = f"{path}: answer {number}"
+        record, loss = _record(row, where), row.get("reference_loss")
+        if not isinstance(row.get("answer"), str) or not (loss is None or isinstance(loss, int | float)):
+            raise BadInput(f"{where}: wanted a text as 'answer', and a number or null as 'reference_loss'")
+        answers.append(Answer(record=record, text=row["answer"], reference_loss=loss))
+    model, seed, settings = value.get("model"), value.get("seed", 0), value.get("settings", {})
+    if not isinstance(model, str) or not isinstance(seed, int) or not isinstance(settings, dict):
+        raise BadInput(f"{path}: wanted a text as 'model', an integer as 'seed' and an object as 'settings'")
+    return Answers(model=model, seed=seed, home=_home(path, value.get("home")), settings=settings, answers=answers)
+
+
+def _home(path: Path, recorded: Any) -> Path | None:
+    """Return where results about a model are kept: where its answers lie, or else where they came from."""
+    folder = path.resolve().parent
+    around = folder.parent if folder.name == ANSWERS else None
+    if around is not None and (around / EVALUATIONS).is_file():
+        return around
+    return Path(recorded).resolve() if isinstance(recorded, str) and Path(recorded).is_dir() else around
+
+
+def _record(row: Any, where: str) -> Record:
+    if not isinstance(row, dict):
+        raise BadInput(f"{where}: got {type(row).__name__}, wanted an object with instruction, input and output")
+    row = {"input": ""} | row
+    for key in ("instruction", "input", "output"):
+        problem = None
+        if key not in row:
+            problem = "is missing"
+        elif not isinstance(row[key], str):
+            problem = f"is {type(row[key]).__name__}, wanted a text"
+        elif key != "input" and not row[key].strip():
+            problem = "is empty"
+        if problem:
+            raise BadInput(f"{where}: {key} {problem}; correct the record, or leave it out")
+    return Record(instruction=row["instruction"], input=row["input"], output=row["output"])
+
+
+def _rows(path: Path) -> list[Any]:
+    """Return the records of an array, or where an object comes first, of lines."""
+    try:
+        lines = read_regular(path, MOST_BYTES).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"{")
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read: {error.strerror or error}") from error
+    return (
+        read_every_line(path, advice=WANTED) if lines else read_json(path, list, most_bytes=MOST_BYTES, advice=WANTED)
+    )

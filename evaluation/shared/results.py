@@ -1,0 +1,59 @@
+"""`evaluations.jsonl` of a run or model: append-only, one result a line; what is shown is drawn from it."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from common.errors import BadInput, printable
+from common.files import write_error
+from common.json_files import JsonLog, read_json_lines
+from training.supervision.run_lock import utc_now
+from training.telemetry.metrics_log import EVALUATIONS
+
+
+def append_result(home: Path, model: str, kind: str, values: dict[str, Any]) -> None:
+    """Append a result to those of a model, which `home` and `model`, its title, are of; wait until it is on the disk.
+
+    Raises BadInput where that cannot be done.
+    """
+    result = {"evaluation": kind, "model": model, "time": utc_now(), **values}
+    path = home / EVALUATIONS
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        log = JsonLog(path)
+        try:
+            log.append(result, durable=True)
+        finally:
+            log.close()
+    except OSError as error:
+        raise BadInput(f"{write_error(path, error)}; the result is {json.dumps(result)}") from error
+
+
+def is_newest(home: Path, model: str, kind: str, values: dict[str, Any]) -> bool:
+    """Tell whether the newest result of that kind about a model is this one already."""
+    kept, written = results_of(home, model, kind), as_read(values)
+    return bool(kept) and {key: kept[-1].get(key) for key in written} == written
+
+
+def results_of(home: Path, model: str, kind: str) -> list[dict[str, Any]]:
+    """Return the results of one kind about a model, oldest first. Raises BadInput as `read_results` does."""
+    return [result for result in read_results(home) if (result.get("evaluation"), result["model"]) == (kind, model)]
+
+
+def as_read(values: dict[str, Any]) -> dict[str, Any]:
+    """Return values as a result that was written has them when it is read: tuples are lists, keys are strings."""
+    return json.loads(json.dumps(values))
+
+
+def read_results(home: Path) -> list[dict[str, Any]]:
+    """Return the results that are kept in `home`, oldest first; lines that hold none are skipped, and said.
+
+    Raises BadInput where the file cannot be read.
+    """
+    path = home / EVALUATIONS
+    found = read_json_lines(path)
+    results = [record for record in found.records if isinstance(record.get("model"), str)]
+    if skipped := found.unreadable + len(found.records) - len(results):
+        print(f"NOTE: {printable(str(path))}: skipped {skipped:,} of its lines, which are no results", file=sys.stderr)
+    return results

@@ -1,0 +1,26 @@
+"""Work in batches, shared by the ranks: what comes out has the same bits on any number of them."""
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import torch
+from tqdm import tqdm
+
+from training.parallel.process_group import Ranks, together
+
+Batch = TypeVar("Batch")
+Result = TypeVar("Result")
+
+
+def share(ranks: Ranks, batches: Sequence[Batch], work: Callable[[Batch], Result], unit: str = "batch") -> list[Result]:
+    """Return what `work` makes of each batch, in order, on every rank; call it on every rank.
+
+    The batches must not depend on the number of ranks. On a CPU a rank gets one thread: with more, sums are others.
+    A BadInput of any rank is raised on all.
+    """
+    if ranks.device.type == "cpu":
+        torch.set_num_threads(1)
+    mine = batches[ranks.rank :: ranks.world_size]
+    bar = tqdm(mine, disable=None if ranks.coordinates else True, unit=unit, leave=False)
+    shares = together(ranks, lambda: [work(batch) for batch in bar])
+    return [shares[number % ranks.world_size][number // ranks.world_size] for number in range(len(batches))]

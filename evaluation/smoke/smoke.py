@@ -1,0 +1,79 @@
+"""Does the model speak at all? A gallery of continuations, and a refusal of output that is no output."""
+
+import attrs
+
+from common.errors import BadInput
+from evaluation.shared.load import Trained
+from evaluation.shared.split_over_ranks import share
+from model.generate import Sampling, generate, lay_out_for_generation
+from training.parallel.process_group import Ranks
+
+# The beginnings of a sentence, a fact, a story, a list, a question and a program.
+GALLERY = [
+    "Every effort moves you",
+    "The capital of France is",
+    "Once upon a time",
+    "The three most important things in life are",
+    "Question: How many legs does a spider have?\nAnswer:",
+    "def fibonacci(n):\n",
+]
+REPEATED_TOKENS = 10  # so many tokens that only repeat a few are no text
+LONGEST_CYCLE = 3  # tokens
+GREEDY = Sampling(temperature=0)
+
+
+@attrs.frozen(kw_only=True)
+class Continuation:
+    """What a model made of a prompt."""
+
+    prompt: str
+    temperature: float  # 0: the most likely token each time
+    text: str  # what follows the prompt
+    problem: str | None  # what makes it no output
+
+
+def smoke(
+    trained: Trained, prompts: list[str] | None, count: int | None, sampling: Sampling, ranks: Ranks
+) -> list[Continuation]:
+    """Return how a model continues each prompt, greedily and by `sampling`; call it on every rank, which share them.
+
+    Without prompts it is the gallery, without a count 40 tokens or half the context; the gallery's prompts lose their
+    beginning where a context is short. Raises BadInput for prompts that do not fit, and logits that are not finite.
+    """
+    lay_out_for_generation(trained.network)
+    context = trained.network.config.context_length
+    new = min(40, max(1, context // 2)) if count is None else count
+    ways = [GREEDY] if sampling.temperature == 0 else [GREEDY, sampling]
+
+    def work(job: tuple[str, Sampling]) -> Continuation:
+        prompt, way = job
+        ids = [int(token) for token in trained.tokenizer.encode(prompt)]
+        try:
+            chosen = generate(trained.network, ids if prompts else ids[-max(1, context - new) :], new, way)
+        except ValueError as error:
+            raise BadInput(f"{trained.place.path}: {error}") from error
+        text = decode(trained, chosen)
+        # Greedily small models go in circles.
+        problem = _problem(chosen, text) if way is ways[-1] else None
+        return Continuation(prompt=prompt, temperature=way.temperature, text=text, problem=problem)
+
+    return share(ranks, [(prompt, way) for prompt in prompts or GALLERY for way in ways], work, "prompt")
+
+
+def shortest_cycle(tokens: list[int]) -> int | None:
+    """Return after how many tokens a sequence repeats itself to its end, or None for one that does not."""
+    if len(tokens) < REPEATED_TOKENS:
+        return None
+    return next((n for n in range(1, LONGEST_CYCLE + 1) if tokens[n:] == tokens[:-n]), None)
+
+
+def decode(trained: Trained, chosen: list[int]) -> str:
+    """Return the text of the ids; ids between tokenizer and model vocabulary stand for nothing."""
+    return trained.tokenizer.decode([token for token in chosen if token < trained.tokenizer.vocabulary_size])
+
+
+def _problem(chosen: list[int], text: str) -> str | None:
+    if not text.strip():
+        return f"{len(chosen)} tokens that decode to {text[:20]!r}"
+    cycle = shortest_cycle(chosen)
+    return None if cycle is None else f"{len(chosen)} tokens that repeat every {cycle}, {text[:20]!r}"

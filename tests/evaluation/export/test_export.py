@@ -1,0 +1,226 @@
+"""What is exported loads as Hugging Face's own GPT-2 and says the same, and what others publish can be asked here."""
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from evaluation.export.export import save_network
+from evaluation.shared.foreign import load_foreign
+from evaluation.shared.load import Trained, load, locate
+from model.generate import Sampling, generate
+from tests import launch
+from tests.conftest import ROOT, TINY_MODEL, shared, train
+from tests.hub_server import Hub, serve
+from tests.model.test_gpt import SMALL
+from tests.model.test_naming import TOKENS, gpjt, nanogpt, network, openai, plain_of
+from tests.tokens.hub.test_upload import environment as at_hub
+from tests.tokens.tokenizer.test_fast_encoder import strange_texts
+from tokens.tokenizer.hugging_face_files import read_tokenizer_files
+from tokens.tokenizer.tokenizer import load_tokenizer
+
+CPU = torch.device("cpu")
+VARIANTS = [(tied, bias) for tied in (True, False) for bias in (True, False)]
+
+
+def trained(reference: str) -> Trained:
+    return load(locate(reference, None), None, CPU)
+
+
+def evaluate(*arguments: str | Path, environment: dict[str, str] | None = None) -> Any:
+    return launch.run(ROOT / "evaluate.py", *map(str, arguments), environment=environment)
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
+    with serve({}) as server:
+        server.new = tmp_path_factory.mktemp("hub")
+        yield server
+
+
+@pytest.mark.parametrize(("tied", "bias"), VARIANTS)
+def test_transformers_loads_it_and_speaks_the_same(
+    make_run: Callable[..., Path], tmp_path: Path, *, tied: bool, bias: bool
+) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
+
+    run = make_run(model={"tie_weights": tied, "qkv_bias": bias})
+    assert train(run, "--max-steps", "3").returncode == 0
+    done = evaluate("export", run, tmp_path / "exported")
+    assert done.returncode == 0, done.stderr
+    ours = trained(str(run))
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "exported", trust_remote_code=False).eval()
+    assert type(theirs).__name__ == "GPT2LMHeadModel"
+    assert theirs.dtype == torch.float32
+    tokens = torch.randint(TINY_MODEL["vocab_size"], (3, TINY_MODEL["context_length"]))
+    with torch.no_grad():
+        assert (ours.network(tokens) - theirs(tokens).logits).abs().max() < 1e-4
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "exported")
+    prompt = [int(token) for token in ours.tokenizer.encode("def ")]
+    assert tokenizer("def ")["input_ids"] == prompt
+    spoken = theirs.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False, eos_token_id=None)
+    assert spoken[0, len(prompt) :].tolist() == generate(ours.network, prompt, 12, Sampling(temperature=0))
+    said = pipeline("text-generation", str(tmp_path / "exported"))("def ")  # as much as it likes: the context is short
+    assert said[0]["generated_text"].startswith("def ")
+    back = trained(str(tmp_path / "exported"))  # and home again
+    assert back.network.config.tie_weights == tied
+    with torch.no_grad():
+        assert (back.network(tokens) - ours.network(tokens)).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize(("activation", "theirs_is"), [("gelu_tanh", "gelu_new"), ("gelu", "gelu")])
+def test_either_activation_is_the_same_there_and_back(tmp_path: Path, activation: str, theirs_is: str) -> None:
+    from transformers import AutoModelForCausalLM
+
+    ours = network(attrs.evolve(SMALL, activation=activation))
+    (tmp_path / "out").mkdir()
+    save_network(ours, tmp_path / "out")
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out", trust_remote_code=False).eval()
+    assert theirs.config.activation_function == theirs_is
+    theirs.save_pretrained(tmp_path / "back")
+    back = load_foreign(tmp_path / "back", None)
+    assert back.config == ours.config
+    with torch.no_grad():
+        logits = theirs(TOKENS).logits
+        assert (ours(TOKENS) - logits).abs().max() < 1e-5
+        assert (back(TOKENS) - logits).abs().max() < 1e-5
+
+
+def test_the_tokenizer_of_an_export_is_gpt2s(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    from tokens.tokenizer.hugging_face_files import write_tokenizer_files
+
+    ours = load_tokenizer(str(shared("gpt2.tiktoken")))
+    write_tokenizer_files(ours, tmp_path, 1024)
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    back = read_tokenizer_files(tmp_path)
+    assert back is not None
+    (tmp_path / "tokenizer.json").rename(tmp_path / "elsewhere.json")
+    older = read_tokenizer_files(tmp_path)  # vocab.json
+    assert older is not None
+    assert theirs.eos_token_id == back.end_of_text_id == ours.end_of_text_id == 50256
+    for text in [*strange_texts(2000), shared("tinyshakespeare.txt").read_text()[:100_000]]:
+        ids = ours.encode(text.replace("<|endoftext|>", "")).tolist()
+        assert theirs(text.replace("<|endoftext|>", ""))["input_ids"] == ids
+        assert back.encode(text).tolist() == older.encode(text).tolist() == ours.encode(text).tolist()
+        assert theirs.decode(ids, skip_special_tokens=True) == ours.decode(ids)
+
+
+def test_the_card_tells_what_the_run_was(make_run: Callable[..., Path], tmp_path: Path) -> None:
+    run = make_run()
+    assert train(run, "--price-per-hour", "3.29").returncode == 0
+    assert evaluate("export", run, tmp_path / "named", "--license", "mit").returncode == 0
+    card = (tmp_path / "named" / "README.md").read_text()
+    state = json.loads((run / "checkpoints" / "best" / "state.json").read_text())
+    batch, length = state["config"]["global_batch_size"], TINY_MODEL["context_length"]
+    loss = state["validation_loss"]
+    for line in (
+        "license: mit",
+        "# named",
+        f"| tokens | {state['tokens']:,} |",
+        f"| global batch | {batch} sequences of {length} tokens, {batch * length:,} tokens |",
+        f"| validation loss | {loss:.4f} nats a token (perplexity {math.exp(loss):,.2f}) |",
+        f"| seed | {state['config']['train']['random_seed']} |",
+        "at $3.29 an hour |",
+        "| machine | 1 x ",
+    ):
+        assert line in card
+    assert str(tmp_path) not in card
+    assert "| dataset | `bytes` |" in card
+    assert "None" not in card
+
+
+def test_a_published_model_is_the_exported_one_and_can_be_asked(
+    make_run: Callable[..., Path], hub: Hub, tmp_path: Path
+) -> None:
+    run = make_run()
+    assert train(run, "--max-steps", "2").returncode == 0
+    nobody = evaluate("export", run, tmp_path / "out", "--push", "owner/model", environment=at_hub(hub, None))
+    assert nobody.returncode == 1
+    assert "no token of the Hugging Face hub" in nobody.stderr
+    assert not (tmp_path / "out").exists()
+    done = evaluate("export", run, tmp_path / "out", "--push", "owner/model", environment=at_hub(hub))
+    assert done.returncode == 0, done.stderr
+    assert f"{hub.url}/owner/model" in done.stdout
+    there = {path.name: path.read_bytes() for path in hub.datasets["owner/model"].iterdir()}
+    assert there == {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    here, asked = (
+        evaluate("smoke", model, "--prompt", "def", environment=at_hub(hub)) for model in (run, "owner/model")
+    )
+    assert asked.returncode == 0, asked.stderr
+    assert asked.stdout.split(":\n", 1)[1] == here.stdout.split(":\n", 1)[1]
+    again = evaluate("export", run, tmp_path / "out", "--push", "owner/model", environment=at_hub(hub))
+    assert again.returncode == 0, again.stderr  # as after a push that failed
+    other = evaluate("export", run, tmp_path / "more", "--push", "somebody/model", environment=at_hub(hub))
+    assert other.returncode == 1
+    assert "You don't have the rights" in other.stderr
+
+
+@pytest.mark.parametrize("naming", [openai, nanogpt, gpjt])
+def test_models_of_other_programs_are_asked_like_ours(
+    make_run: Callable[..., Path], tmp_path: Path, naming: Callable[..., dict[str, torch.Tensor]]
+) -> None:
+    run = make_run()
+    assert train(run, "--max-steps", "2").returncode == 0
+    ours = trained(str(run))
+    weights = naming(plain_of(ours.network), ours.network.config)
+    if naming is gpjt:  # a run directory as that repository leaves it
+        folder = tmp_path / "theirs" / "checkpoints" / "20251201Z120000-iteration-2"
+        folder.mkdir(parents=True)
+        (tmp_path / "theirs" / "model.json").write_text((run / "model.json").read_text())
+        (folder.parent / "best").symlink_to(folder.name)
+    else:
+        folder = tmp_path / "theirs"
+        folder.mkdir()
+        config = {"n_head": TINY_MODEL["n_heads"], "activation_function": "gelu_new"}
+        (folder / ("hparams.json" if naming is openai else "config.json")).write_text(json.dumps(config))
+    save_file({name: value.contiguous() for name, value in weights.items()}, folder / "model.safetensors")
+    asked = evaluate("smoke", tmp_path / "theirs", "--tokenizer", "bytes", "--prompt", "def")
+    assert asked.returncode == 0, asked.stderr
+    assert asked.stdout.split(":\n", 1)[1] == evaluate("smoke", run, "--prompt", "def").stdout.split(":\n", 1)[1]
+    assert "pass it with --tokenizer" in evaluate("smoke", tmp_path / "theirs").stderr
+
+
+def test_what_cannot_be_loaded_is_one_line(make_run: Callable[..., Path], tmp_path: Path) -> None:
+    run = make_run()
+    assert train(run, "--max-steps", "1").returncode == 0
+    exported = tmp_path / "exported"
+    assert evaluate("export", run, exported).returncode == 0
+    config, weights = exported / "config.json", exported / "model.safetensors"
+    good, tensors = config.read_text(), load_file(weights)
+
+    def refused(*arguments: str | Path) -> str:
+        done = evaluate(*(arguments or ("smoke", exported)))
+        assert done.returncode == 1
+        assert done.stderr.count("\n") == 1
+        return done.stderr
+
+    assert f"{exported}: exists; pass another folder" in refused("export", run, exported)
+    assert "no such directory" in refused("smoke", tmp_path / "absent")
+    assert "--checkpoint best names one of a run directory" in refused("smoke", exported, "--checkpoint", "best")
+    (tmp_path / "empty").mkdir()
+    assert "no model; wanted a run directory" in refused("smoke", tmp_path / "empty")
+    assert "unknown" in refused("export", run, tmp_path / "new", "--tokenizer", "bert")
+    assert "--license: got 'M I T'" in refused("export", run, tmp_path / "new", "--license", "M I T")
+    assert not (tmp_path / "new").exists()
+    config.write_text(json.dumps(json.loads(good) | {"activation_function": "relu"}))
+    assert "activation_function: got 'relu', wanted 'gelu_new'" in refused()
+    config.write_text(json.dumps({key: value for key, value in json.loads(good).items() if key != "n_head"}))
+    assert "got no n_head" in refused()
+    config.write_text("{")
+    assert "not JSON" in refused()
+    config.write_text(good)
+    save_file({name: value for name, value in tensors.items() if "ln_f" not in name}, weights)
+    assert "parameter final_norm.weight is missing" in refused()
+    weights.write_bytes(weights.read_bytes()[:1000])
+    assert "damaged" in refused()
+    weights.unlink()
+    assert "missing; wanted weights as safetensors" in refused()

@@ -1,0 +1,164 @@
+"""lm-evaluation-harness finds the same in our model on any number of ranks, and on HellaSwag what we find."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import torch
+
+from evaluation.harness.command import REQUIREMENT
+from evaluation.hellaswag.hellaswag import fitted, log_likelihoods, measure
+from evaluation.hellaswag.hellaswag import lm_eval as as_lm_eval
+from evaluation.hellaswag.items import read_items
+from evaluation.shared.load import Trained, load, locate
+from model.gpt import GPT
+from tests import launch
+from tests.conftest import ROOT, shared, train, write_run
+from tests.evaluation.hellaswag.test_hellaswag import results, write_items
+from tokens.tokenizer.tokenizer import load_tokenizer
+from training.parallel.process_group import start, stop
+
+pytestmark = pytest.mark.timeout(900)  # importing the harness takes every rank ten seconds
+CONTEXT = 64  # bytes, of which some items have more
+OFFLINE = {"HF_DATASETS_OFFLINE": "1", "HF_HUB_OFFLINE": "1"}
+TASK = """task: {name}
+dataset_path: json
+dataset_kwargs: {{data_files: {{validation: {data}}}}}
+validation_split: validation
+{rest}
+"""
+CHOICES = """output_type: multiple_choice
+process_docs: !function texts.process_docs
+doc_to_text: "{{query}}"
+doc_to_target: "{{label}}"
+doc_to_choice: choices
+metric_list: [{metric: acc}, {metric: acc_norm}]"""
+ROLLING = """output_type: loglikelihood_rolling
+doc_to_text: ""
+doc_to_target: "{{ctx}}"
+metric_list: [{metric: byte_perplexity}]"""
+SPOKEN = """output_type: generate_until
+doc_to_text: "{{ctx_a}}"
+doc_to_target: "{{ctx}}"
+generation_kwargs: {until: ["."], max_gen_toks: 16, do_sample: true, temperature: 0.9}
+metric_list: [{metric: chrf}]"""
+
+
+def harness(*arguments: str | Path, ranks: int = 1) -> Any:
+    command = ("harness", *map(str, arguments), "--device", "cpu")
+    return launch.run(ROOT / "evaluate.py", *command, ranks=ranks, environment=OFFLINE)
+
+
+@pytest.fixture(scope="module")
+def trained(token_files: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("harness") / "run"
+    write_run(directory, token_files, {"context_length": CONTEXT}, validation_sequences=2)
+    assert train(directory, "--max-steps", "2").returncode == 0
+    return directory
+
+
+@pytest.fixture
+def tasks(tmp_path: Path) -> Path:
+    """Return a folder of tasks over one file of items."""
+    pytest.importorskip("lm_eval")
+    folder = tmp_path / "tasks"
+    folder.mkdir()
+    write_items(folder / "items.jsonl")
+    (folder / "texts.py").write_text("from lm_eval.tasks.hellaswag.utils import process_docs\n")
+    for name, rest in (("our_choices", CHOICES), ("our_rolling", ROLLING), ("our_spoken", SPOKEN)):
+        text = TASK.format(name=name, data=folder / "items.jsonl", rest=rest)
+        (folder / f"{name}.yaml").write_text(text)
+    return folder
+
+
+@pytest.mark.slow
+def test_it_finds_the_same_on_any_number_of_ranks(trained: Path, tasks: Path) -> None:
+    for ranks in (1, 3):
+        names = "our_choices,our_rolling,our_spoken"
+        done = harness(names, trained, "--include-path", tasks, "--batch-size", "2", ranks=ranks)
+        assert done.returncode == 0, done.stderr
+    first, other = ({**result, "time": ""} for result in results(trained))
+    assert first == other  # every bit
+    assert first["tasks"]["our_choices"]["sample_len"] == 37
+    assert first["tasks"]["our_rolling"]["byte_perplexity"] > 1
+    assert first["tasks"]["our_spoken"]["chrf"] > 0
+    line = next(line.split() for line in done.stdout.splitlines() if line.startswith("our_choices"))
+    assert line[:4] == ["our_choices", "37", "acc", f"{first['tasks']['our_choices']['acc']:.4f}"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["bytes", "gpt2", "exported"])
+def test_our_hellaswag_is_the_harnesss(trained: Path, tasks: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    for name, value in OFFLINE.items():
+        monkeypatch.setenv(name, value)
+    from lm_eval import simple_evaluate
+    from lm_eval.models.huggingface import HFLM
+    from lm_eval.tasks import TaskManager
+
+    from evaluation.harness.harness import harness_model
+
+    model = load(locate(str(trained), None), None, torch.device("cpu"))
+    length = CONTEXT
+    if way == "gpt2":
+        length = 14
+        config = attrs.evolve(model.network.config, vocab_size=50257, context_length=length)
+        torch.manual_seed(0)
+        model = Trained(GPT(config).eval(), load_tokenizer(str(shared("gpt2.tiktoken"))), model.place)
+    manager = TaskManager(include_path=str(tasks), include_defaults=False)
+    if way == "exported":  # as its users load it, without code of ours
+        exported = tasks.parent / "exported"
+        assert launch.run(ROOT / "evaluate.py", "export", str(trained), str(exported)).returncode == 0
+        asked = HFLM(pretrained=str(exported), batch_size=4, device="cpu")
+    else:
+        asked = harness_model(model, 4, torch.device("cpu"))
+    theirs = simple_evaluate(asked, tasks=["our_choices"], task_manager=manager)
+    items = read_items(str(tasks / "items.jsonl"), None).items
+    ranks = start("cpu", 60)
+    ours = measure(model, items, ranks).lm_eval
+    found = theirs["results"]["our_choices"]
+    assert (ours.acc, ours.acc_norm) == (found["acc,none"], found["acc_norm,none"])
+    assert (ours.acc_error, ours.acc_norm_error) == pytest.approx(
+        (found["acc_stderr,none"], found["acc_norm_stderr,none"])
+    )
+    samples = sorted(theirs["samples"]["our_choices"], key=lambda sample: sample["doc_id"])
+    cut = 0
+    for item, sample in zip(items, samples, strict=True):
+        choices = as_lm_eval(item, model.tokenizer)
+        cut += any(len(choice.tokens) > length + 1 for choice in choices)
+        likelihoods = log_likelihoods(model, [fitted(choice, length) for choice in choices], ranks)
+        assert likelihoods.tolist() == pytest.approx([resps[0][0] for resps in sample["resps"]], abs=1e-4)
+    stop()
+    assert 0 < cut < len(items)
+
+
+@pytest.mark.slow
+def test_what_the_harness_cannot_run_is_one_line(trained: Path, tasks: Path) -> None:
+    def refused(*arguments: str | Path, ranks: int = 1) -> str:
+        done = harness(*arguments, "--include-path", tasks, ranks=ranks)
+        assert done.returncode == 1
+        said = [line for line in done.stderr.splitlines() if line.startswith("evaluate.py: ")]
+        assert len(said) == 1
+        return said[0]
+
+    assert "task helaswag: unknown to lm-evaluation-harness; did you mean hellaswag" in refused("helaswag", trained)
+    assert "tasks hellaswag: " in refused("hellaswag", trained, ranks=2)  # its data are on the hub
+    long = tasks / "items.jsonl"
+    rows = [json.loads(line) for line in long.read_text().splitlines()]
+    rows[20]["endings"][1] = "word " * CONTEXT
+    long.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert f"an answer is longer than the context, {CONTEXT} tokens" in refused("our_choices", trained, ranks=2)
+
+
+def test_without_the_harness_one_line_says_how_to_get_it(tmp_path: Path) -> None:
+    script = tmp_path / "without.py"
+    script.write_text("import sys\nsys.modules['lm_eval'] = None\nimport evaluate\nsys.exit(evaluate.main())\n")
+    done = launch.run(script, "harness", "hellaswag", "runs/quickstart")
+    assert done.returncode == 1
+    assert done.stderr.startswith("evaluate.py: lm-evaluation-harness is not installed (")
+    assert done.stderr.endswith(f'): pip install "{REQUIREMENT}"\n')
+
+
+def test_what_make_installs_is_what_the_line_says() -> None:
+    assert f'"{REQUIREMENT}"' in (ROOT / "Makefile").read_text()

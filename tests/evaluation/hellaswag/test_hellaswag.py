@@ -1,0 +1,197 @@
+"""HellaSwag is counted as others count it, on any number of ranks, from a file as from the hub."""
+
+import json
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import attrs
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+import torch
+
+from evaluation.hellaswag.hellaswag import Choice, accuracy, cleaned, completion, lm_eval
+from evaluation.hellaswag.items import Item
+from evaluation.shared.load import load, locate
+from tests import launch
+from tests.conftest import ROOT, shared, train, write_run
+from tests.hub_server import serve
+from tests.tokens.hub.test_upload import environment as at_hub
+from tokens.tokenizer.tokenizer import load_tokenizer
+
+CONTEXT = 96
+ITEM = {
+    "ind": 4,
+    "activity_label": "Roof removal",
+    "ctx_a": "A man is on a roof.",
+    "ctx_b": "he",
+    "ctx": "A man is on a roof. he",
+    "endings": ["rips up tiles.", "sings.", "holds a red cube.", "is a roof."],
+    "label": 3,
+    "source_id": "activitynet~v_1",
+    "split": "val",
+}
+
+
+def write_items(path: Path, count: int = 37) -> list[dict[str, Any]]:
+    """Write items of random words in the form of hellaswag_val.jsonl, a few of them longer than CONTEXT bytes."""
+    draw = random.Random(0)
+    words = ["def", "class", "return", "the", "a", "import", "self", "tar", "header", "open", "[step]", "[title]", "in"]
+
+    def text(most: int) -> str:
+        return " ".join(draw.choices(words, k=draw.randint(2, most)))
+
+    rows = []
+    for number in range(count):
+        first, then = text(12), "" if number % 3 else text(3)
+        context = f"{first} {then}".strip()
+        texts = {"activity_label": text(2), "ctx_a": first, "ctx_b": then, "ctx": context}
+        rows.append(ITEM | texts | {"ind": number, "endings": [text(6) for _ in range(4)], "label": draw.randrange(4)})
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return rows
+
+
+def item(**changes: Any) -> Item:
+    row = ITEM | changes
+    return Item(
+        topic=row["activity_label"],
+        context=row["ctx"],
+        context_a=row["ctx_a"],
+        context_b=row["ctx_b"],
+        endings=row["endings"],
+        label=row["label"],
+    )
+
+
+def hellaswag(*arguments: str | Path, ranks: int = 1, environment: dict[str, str] | None = None) -> Any:
+    command = ("hellaswag", *map(str, arguments), "--device", "cpu")
+    return launch.run(ROOT / "evaluate.py", *command, ranks=ranks, environment=environment)
+
+
+def results(directory: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (directory / "evaluations.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def trained(token_files: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("hellaswag") / "run"
+    write_run(directory, token_files, {"context_length": CONTEXT}, validation_sequences=2)
+    assert train(directory, "--max-steps", "2").returncode == 0
+    return directory
+
+
+@torch.no_grad()
+def alone(network: Any, choice: Choice) -> float:
+    """Return the log-probability of an ending, without a batch."""
+    tokens = torch.from_numpy(choice.tokens[-(CONTEXT + 1) :].astype(np.int64))[None]
+    logs = network(tokens[:, :-1])[0].double().log_softmax(1)
+    each = logs.gather(1, tokens[0, 1:, None])[:, 0]
+    return float(each[-choice.scored :].sum())
+
+
+def test_both_ways_are_counted_the_same_on_any_number_of_ranks(trained: Path, tmp_path: Path) -> None:
+    data = tmp_path / "items.jsonl"
+    rows = write_items(data)
+    for ranks in (1, 2, 3):
+        done = hellaswag(trained, "--data", data, ranks=ranks)
+        assert done.returncode == 0, done.stderr
+    first, *others = ({**result, "time": ""} for result in results(trained))
+    assert [first] * 2 == others  # every bit
+    model = load(locate(str(trained), None), None, torch.device("cpu"))
+    cut = set()
+    for name, convention in (("completion", completion), ("lm_eval", lm_eval)):
+        hits = {"hits": [], "hits_norm": []}
+        for number, row in enumerate(rows):
+            choices = convention(item(**row), model.tokenizer)
+            likelihoods = [alone(model.network, choice) for choice in choices]
+            lengths = [choice.characters or choice.scored for choice in choices]
+            means = [value / length for value, length in zip(likelihoods, lengths, strict=True)]
+            hits["hits"].append(likelihoods.index(max(likelihoods)) == row["label"])
+            hits["hits_norm"].append(means.index(max(means)) == row["label"])
+            if any(len(choice.tokens) > CONTEXT + 1 for choice in choices):
+                cut.add(number)
+        for key, short in (("hits", "acc"), ("hits_norm", "acc_norm")):
+            bits = np.unpackbits(np.frombuffer(bytes.fromhex(first[name][key]), np.uint8))[: len(rows)]
+            assert bits.tolist() == hits[key]
+            mean = sum(hits[key]) / len(rows)
+            assert first[name][short] == mean
+            assert first[name][f"{short}_error"] == pytest.approx(math.sqrt(mean * (1 - mean) / (len(rows) - 1)))
+    assert first["completion"]["hits"] != first["lm_eval"]["hits"]
+    assert 0 < len(cut) < len(rows)
+    assert first["cut"] == len(cut)
+    assert f"the context did not hold all of {len(cut)} items" in done.stdout
+    assert "as build-nanogpt and llm.c count; GPT-2 124M has acc 0.2859, acc_norm 0.2955 on all 10,042" in done.stdout
+    assert f"completion: acc {first['completion']['acc']:.4f} ± " in done.stdout
+
+
+def test_the_hubs_parquet_counts_as_the_file_does(trained: Path, tmp_path: Path) -> None:
+    rows = write_items(tmp_path / "items.jsonl")
+    folder = tmp_path / "hub" / "data"
+    folder.mkdir(parents=True)
+    table = pyarrow.Table.from_pylist([{**row, "label": str(row["label"])} for row in rows])
+    pyarrow.parquet.write_table(table, folder / "validation-00000-of-00001.parquet")
+    pyarrow.parquet.write_table(table.slice(0, 1), folder / "train-00000-of-00001.parquet")
+    with serve({"Rowan/hellaswag": tmp_path / "hub"}) as hub:
+        hub.new = tmp_path / "cache"
+        done = hellaswag(trained, "--count", "9", environment=at_hub(hub, None))
+        assert done.returncode == 0, done.stderr
+        absent = hellaswag(trained, "--data", "owner/absent", environment=at_hub(hub, None))
+        assert "owner/absent: no such file, and no dataset of the hub that can be had" in absent.stderr
+        assert not any("train-00000" in line for line in hub.requests if line.startswith("GET"))
+    assert hellaswag(trained, "--count", "9", "--data", tmp_path / "items.jsonl").returncode == 0
+    there, here = ({**result, "time": "", "data": ""} for result in results(trained)[-2:])
+    assert there == here
+    assert there["items"] == 9
+    assert results(trained)[-2]["data"]["file"] == "Rowan/hellaswag validation-00000-of-00001.parquet"
+
+
+def test_what_others_publish_is_what_is_encoded() -> None:
+    tokenizer = load_tokenizer(str(shared("gpt2.tiktoken")))
+    spoken = [tokenizer.decode(choice.tokens.tolist()) for choice in completion(item(), tokenizer)]
+    assert spoken[1] == "A man is on a roof. he sings."
+    marked = "[header] How to sing [title] Warm up. [step]"
+    texts = item(ctx_a=marked, ctx_b="", endings=["[step] Breathe  in.", "a", "b", "é"])
+    choices = lm_eval(texts, tokenizer)
+    assert tokenizer.decode(choices[0].tokens.tolist()) == "Roof removal: How to sing. Warm up.   Breathe in."
+    assert [choice.characters for choice in choices] == [12, 1, 1, 1]
+    ending = tokenizer.decode(choices[0].tokens[-choices[0].scored :].tolist())
+    assert ending == "   Breathe in."  # what the context ended with counts for the ending
+    assert lm_eval(item(), tokenizer)[0].tokens.tolist() == tokenizer.encode(
+        "Roof removal: A man is on a roof. He rips up tiles."
+    ).tolist()  # fmt: skip
+    assert cleaned(" a [b] c [title] d ") == "a c. d"
+
+
+def test_equal_choices_and_empty_ones_count_as_with_the_harness() -> None:
+    choices = [Choice(np.zeros(9), 3, characters) for characters in (10, 0, 10, 20)]
+    found = accuracy(np.array([-4.0, -1.0, -4.0, -9.0]), choices, [1])
+    assert (found.acc, found.acc_norm, found.acc_error) == (1.0, 0.0, None)
+    assert accuracy(np.array([-4.0, -1.0, -4.0, -9.0]), choices, [0]).acc_norm == 1.0  # the first of equal ones
+    by_tokens = [attrs.evolve(choices[0], characters=None, scored=scored) for scored in (1, 2, 4, 1)]
+    assert accuracy(np.array([-4.0, -3.0, -4.0, -9.0]), by_tokens, [2]).acc_norm == 1.0
+
+
+def test_items_that_cannot_be_counted_are_one_line(trained: Path, tmp_path: Path) -> None:
+    data = tmp_path / "items.jsonl"
+
+    def refused(*rows: Any, options: tuple[str, ...] = ()) -> str:
+        data.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+        done = hellaswag(trained, "--data", data, *options)
+        assert done.returncode == 1
+        assert done.stderr.count("\n") == 1, done.stderr
+        return done.stderr
+
+    assert f"{data}: line 2: not JSON" in refused(ITEM, '{"ind": 4, ')
+    assert f"{data}: item 2: endings: wanted 4 texts" in refused(ITEM, ITEM | {"endings": ["a", "b", "c"]})
+    unlabelled = {key: value for key, value in ITEM.items() if key != "label"}
+    assert "item 1: label: got '', wanted 0 to 3; the test split has none" in refused(unlabelled)
+    assert "item 1: ctx_a: got None, wanted a text" in refused(ITEM | {"ctx_a": None})
+    assert "holds no items" in refused()
+    assert "--count: got 2, but" in refused(ITEM, options=("--count", "2"))
+    (tmp_path / "items.parquet").write_bytes(b"PAR1")
+    assert "items.parquet: damaged: " in hellaswag(trained, "--data", tmp_path / "items.parquet").stderr
+    absent = hellaswag(trained, "--data", tmp_path / "absent.jsonl", ranks=2)
+    assert "absent.jsonl: no such file; wanted HellaSwag's items" in absent.stderr

@@ -1,0 +1,242 @@
+"""Fine-tuning learns what it should from what it should, on any number of ranks, and hands on its best epoch."""
+
+import copy
+import json
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from evaluation.instruct import fine_tuning
+from evaluation.instruct.fine_tuning import (
+    Settings,
+    answer_losses,
+    encode,
+    fine_tune,
+    make_example,
+    prompt_text,
+    validation_loss,
+)
+from evaluation.instruct.instruct import split_records
+from evaluation.shared.load import Place, Trained, load, locate
+from evaluation.shared.records import Record, read_answers, read_records
+from model.config import ModelConfig
+from model.gpt import GPT, initialize
+from tests import launch
+from tests.conftest import ROOT, TINY_MODEL, shared, train
+from tokens.tokenizer.tokenizer import load_tokenizer
+from training.parallel.process_group import Ranks, start, stop
+
+RECORDS = [
+    {"instruction": f"Count to {number}.", "output": " ".join(map(str, range(1, number + 1)))}
+    | ({"input": "in digits"} if number % 2 else {})
+    for number in range(1, 41)
+]
+
+
+def instruct(*arguments: str | Path, ranks: int = 1) -> Any:
+    return launch.run(ROOT / "evaluate.py", "instruct", *map(str, arguments), "--device", "cpu", ranks=ranks)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    path = tmp_path / "records.json"
+    path.write_text(json.dumps(RECORDS))
+    return path
+
+
+@pytest.fixture(scope="module")
+def alone() -> Iterator[Ranks]:
+    yield start("cpu", 60)
+    stop()
+
+
+def fresh(tmp_path: Path, **changes: Any) -> Trained:
+    network = GPT(ModelConfig(**(TINY_MODEL | {"context_length": 256} | changes)))
+    initialize(network, 0)
+    return Trained(network.eval(), load_tokenizer("bytes"), Place(tmp_path, None, tmp_path))
+
+
+def records() -> list[Record]:
+    return [Record(**({"input": ""} | record)) for record in RECORDS]
+
+
+def test_the_split_is_that_of_the_published_comparisons() -> None:
+    everything = read_records(shared("instruction-data.json"))
+    split = split_records(everything)
+    assert [*split.train, *split.test, *split.validation] == everything
+    assert (len(split.train), len(split.test), len(split.validation)) == (935, 110, 55)
+
+
+def test_answers_and_losses_have_the_same_bits_on_any_number_of_ranks(
+    make_run: Callable[..., Path], data: Path
+) -> None:
+    run = make_run(model={"context_length": 128, "drop_rate": 0.1}, min_train_tokens=8 * 128)
+    assert train(run).returncode == 0
+    options = ("--data", data, "--epochs", "2", "--learning-rate", "3e-3", "--seeds", "2")
+    found = []
+    for ranks in (1, 2, 4):
+        shutil.rmtree(run / "answers", ignore_errors=True)  # or they would be kept
+        done = instruct(run, *options, ranks=ranks)
+        assert done.returncode == 0, done.stderr
+        assert "over 2 seeds, mean ± standard deviation: reference loss " in done.stdout
+        found.append({path.name: path.read_text() for path in (run / "answers").iterdir()})
+    assert found == [found[0]] * 3
+    first, second = (read_answers(path) for path in sorted((run / "answers").iterdir()))
+    assert (first.model, first.seed, second.seed) == (f"run {run.joinpath('checkpoints/best').resolve().name}", 0, 1)
+    assert [answer.record for answer in first.answers] == records()[34:38]
+    assert first.settings["losses"] != second.settings["losses"]
+    (line,) = [json.loads(line) for line in (run / "evaluations.jsonl").read_text().splitlines()]  # the same thrice
+    losses = [seed["reference_loss"] for seed in line["seeds"]]
+    assert line["reference_loss"] == {"value": np.mean(losses), "spread": pytest.approx(np.std(losses, ddof=1))}
+
+
+def test_what_an_earlier_session_has_done_is_kept_with_weights_that_others_load(
+    make_run: Callable[..., Path], data: Path, tmp_path: Path
+) -> None:
+    run = make_run(model={"context_length": 128}, min_train_tokens=8 * 128)
+    assert train(run, "--max-steps", "1").returncode == 0
+
+    def kept(*more: str | Path) -> list[bool]:
+        done = instruct(run, "--data", data, "--epochs", "1", "--learning-rate", "3e-3", *more)
+        assert done.returncode == 0, done.stderr
+        return ["kept from an earlier session" in line for line in done.stdout.splitlines() if "seed " in line]
+
+    assert kept() == [False]
+    answers = {path: path.read_bytes() for path in (run / "answers").iterdir()}
+    assert kept("--seeds", "2") == [True, False]
+    assert all(path.read_bytes() == content for path, content in answers.items())
+    folder = tmp_path / "tuned"
+    assert kept("--keep-weights", folder) == [False]  # the answers have no weights yet
+    assert kept("--keep-weights", folder) == kept() == [True]
+    (tuned,) = folder.iterdir()
+    network = load(locate(str(tuned), None), "bytes", torch.device("cpu")).network
+    before = load(locate(str(run), None), None, torch.device("cpu")).network
+    assert not torch.equal(network.token_embedding.weight, before.token_embedding.weight)
+    example = make_example(Trained(network, load_tokenizer("bytes"), Place(tmp_path, None, tmp_path)), records()[34])
+    (answer, *_) = read_answers(next(iter(answers))).answers
+    assert float(answer_losses(network, example).mean()) == pytest.approx(answer.reference_loss, rel=1e-5)
+    assert kept("--weight-decay", "0.2") == [False]  # other settings
+    assert kept("--keep-weights", folder) == [False]  # of which the weights are
+    (tuned / "fine_tuning.json").unlink()
+    refused = instruct(run, "--data", data, "--epochs", "1", "--keep-weights", folder)
+    assert f"{tuned}: exists, and holds no fine-tuned model; move it away" in refused.stderr
+
+
+@pytest.mark.parametrize("prompt_loss", [False, True])
+def test_an_update_is_that_of_the_mean_over_the_answers_tokens(
+    tmp_path: Path, alone: Ranks, monkeypatch: pytest.MonkeyPatch, *, prompt_loss: bool
+) -> None:
+    settings = Settings(epochs=1, batch_size=4, learning_rate=1e-2, prompt_loss=prompt_loss)
+    ours, theirs = fresh(tmp_path), fresh(tmp_path)
+    monkeypatch.setattr(fine_tuning, "validation_loss", lambda *_: next(falling))
+    falling = iter([2.0, 1.0])
+    fine_tune(ours, records()[:4], records()[4:6], settings, alone)
+    optimizer = torch.optim.AdamW(theirs.network.parameters(), lr=1e-2, weight_decay=0.1)
+    losses = []
+    for record in records()[:4]:
+        prompt = encode(theirs, prompt_text(record))
+        tokens = torch.tensor([*prompt, *encode(theirs, record.output), theirs.tokenizer.end_of_text_id])
+        loss = F.cross_entropy(theirs.network(tokens[None, :-1])[0], tokens[1:], reduction="none")
+        losses.append(loss if prompt_loss else loss[len(prompt) - 1 :])
+    torch.cat(losses).mean().backward()
+    optimizer.step()
+    for (name, one), other in zip(ours.network.named_parameters(), theirs.network.parameters(), strict=True):
+        torch.testing.assert_close(one, other, atol=2e-5, rtol=1e-4, msg=name)
+        assert not torch.equal(one, fresh(tmp_path).network.get_parameter(name))
+
+
+def test_the_best_epoch_is_handed_on_and_later_ones_are_not(tmp_path: Path, alone: Ranks) -> None:
+    trained, split = fresh(tmp_path), split_records(records())
+    outcome = fine_tune(trained, split.train, split.validation, Settings(learning_rate=2e-2, epochs=50), alone)
+    assert 0 < outcome.best_epoch < len(outcome.losses) - 1 < 50
+    assert min(outcome.losses) == outcome.losses[outcome.best_epoch] < outcome.losses[-1]
+    held_out = [make_example(trained, record) for record in split.validation]
+    assert validation_loss(trained, held_out, alone) == outcome.losses[outcome.best_epoch]
+    assert not trained.network.training
+
+
+def test_a_model_that_only_gets_worse_stays_as_it_was(
+    tmp_path: Path, alone: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained = fresh(tmp_path)
+    before = copy.deepcopy(trained.network.state_dict())
+    rising = iter([1.0, 2.0])
+    monkeypatch.setattr(fine_tuning, "validation_loss", lambda *_: next(rising))
+    assert fine_tune(trained, records()[:8], records()[8:], Settings(learning_rate=1.0), alone).best_epoch == 0
+    assert all(torch.equal(value, before[name]) for name, value in trained.network.state_dict().items())
+
+
+def test_what_a_short_context_does_not_hold_is_the_prompts_beginning(tmp_path: Path) -> None:
+    record = Record(instruction="Say it.", input="", output="x" * 100)
+    for context in (32, 128, 512):
+        trained = fresh(tmp_path, context_length=context)
+        example = make_example(trained, record)
+        text = trained.tokenizer.decode(example.tokens[: example.first_target])
+        assert prompt_text(record).endswith(text)
+        assert len(example.tokens) <= context + 1
+        assert example.cut == (text != prompt_text(record) or example.tokens[-1] != trained.tokenizer.end_of_text_id)
+        assert example.first_target >= context // 2 or not example.cut
+    assert not example.cut
+
+
+def test_what_cannot_be_learned_from_is_one_line(make_run: Callable[..., Path], data: Path, tmp_path: Path) -> None:
+    run = make_run()
+    assert train(run, "--max-steps", "1").returncode == 0
+
+    def refused(*arguments: str | Path, ranks: int = 1) -> str:
+        done = instruct(run, *arguments, ranks=ranks)
+        assert done.returncode == 1
+        said = [line for line in done.stderr.splitlines() if line.startswith("evaluate.py: ")]
+        assert len(said) == 1
+        return said[0]
+
+    assert "wanted one of 1, 2, 4, 8, which share a batch to the bit" in refused("--data", data, ranks=3)
+    assert "no/such.json: cannot be read" in refused("--data", "no/such.json", ranks=2)
+    file = ("--data", data, "--output", data / "answers")
+    assert "answers: cannot be written: Not a directory; pass another --output" in refused(*file)
+    for content, message in (
+        ("[", "not JSON"),
+        ("[]", "holds no records"),
+        (json.dumps([*RECORDS, {"instruction": "a"}]), "record 41: output is missing"),
+        (json.dumps([{"instruction": "a", "output": " "}]), "record 1: output is empty"),
+        (json.dumps(RECORDS[:9]), "got 9 records, wanted 10 or more"),
+        (json.dumps(RECORDS[:10]), "pass a smaller one"),
+    ):
+        (tmp_path / "bad.json").write_text(content)
+        options = ("--batch-size", "16") if "smaller" in message else ()
+        assert message in refused("--data", tmp_path / "bad.json", *options)
+    assert "MODEL: got run step-00000001, run step-00000001, wanted each once" in refused(run, "--data", data)
+    assert not (run / "evaluations.jsonl").exists()
+
+
+def test_results_find_home_from_anywhere(make_run: Callable[..., Path], data: Path, tmp_path: Path) -> None:
+    run = make_run()
+    assert train(run, "--max-steps", "1").returncode == 0
+    done = instruct(run, "--data", data, "--epochs", "1", "--output", tmp_path / "elsewhere")
+    assert done.returncode == 0, done.stderr
+    (file,) = (tmp_path / "elsewhere").iterdir()
+    home = read_answers(file).home
+    assert home is not None
+    assert home.samefile(run)
+    (run / "answers").mkdir(exist_ok=True)
+    moved = run.rename(tmp_path / "moved")
+    assert read_answers(file).home is None
+    assert read_answers(file.rename(moved / "answers" / file.name)).home == moved
+
+
+def test_ctrl_c_is_one_line(make_run: Callable[..., Path], data: Path) -> None:
+    run = make_run()
+    assert train(run, "--max-steps", "1").returncode == 0
+    options = ("--device", "cpu", "--data", str(data), "--learning-rate", "1e-9", "--seeds", "99")
+    stopped = launch.start(ROOT / "evaluate.py", "instruct", str(run), *options)
+    assert stopped.stdout.readline().startswith(str(run))
+    stopped.send_signal(signal.SIGINT)
+    assert stopped.communicate(60)[1].splitlines()[-1] == "evaluate.py: interrupted; what was measured before is kept"
+    assert stopped.returncode == 130

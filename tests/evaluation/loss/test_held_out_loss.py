@@ -1,0 +1,187 @@
+"""Held-out loss is the mean that it says, with an error that holds, on any number of ranks, of unseen tokens."""
+
+import hashlib
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from evaluation.loss.held_out_loss import byte_lengths, describe, summary
+from evaluation.shared.load import load, locate
+from evaluation.shared.ratio import ratio
+from tests import launch
+from tests.conftest import ROOT, seal_again, shared, train
+from tests.tokens.prepare.test_prepare import PREPARE, run
+from tokens.format.token_file import open_split
+from tokens.tokenizer.tokenizer import load_tokenizer
+from training.checkpoints.directory import WEIGHTS
+
+VALIDATED = 16 * 32  # tokens that the tiny run validates on
+
+
+def loss(*arguments: str | Path, ranks: int = 1) -> Any:
+    return launch.run(ROOT / "evaluate.py", "loss", *map(str, arguments), "--device", "cpu", ranks=ranks)
+
+
+def results(directory: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (directory / "evaluations.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture
+def trained(make_run: Callable[..., Path]) -> Path:
+    directory = make_run(validation_sequences=16)
+    assert train(directory, "--max-steps", "3").returncode == 0
+    return directory
+
+
+def test_it_is_the_mean_over_the_range_on_any_number_of_ranks(trained: Path, token_files: Path) -> None:
+    for ranks in (1, 2, 3):
+        done = loss(trained, "--from", "1000", "--count", "20000", ranks=ranks)
+        assert done.returncode == 0, done.stderr
+        assert f"{token_files}: validation, tokens 1,000 to 21,000" in done.stdout
+    first, *others = ({**result, "time": ""} for result in results(trained))
+    assert [first] * 2 == others  # every bit
+    model = load(locate(str(trained), None), None, torch.device("cpu"))
+    stream = open_split(token_files, "validation")
+    nats, length = 0.0, 32
+    with torch.no_grad():
+        for start in range(1000, 21000, length):
+            tokens = torch.from_numpy(stream.read(start, length + 1).astype(np.int64))[None]
+            logits = model.network(tokens[:, :-1])[0].double()
+            nats += float(F.cross_entropy(logits, tokens[0, 1:], reduction="sum"))
+    targets = stream.read(1001, 20000)
+    assert first["nats_per_token"] == pytest.approx(nats / 20000, rel=1e-6)
+    assert first["perplexity"] == pytest.approx(math.exp(nats / 20000), rel=1e-5)
+    assert first["text_bytes"] == int((targets != 256).sum())  # a byte each, but for the ends of documents
+    assert first["bits_per_byte"] == pytest.approx(nats / math.log(2) / first["text_bytes"], rel=1e-6)
+
+
+def test_the_error_is_that_of_repeated_draws_of_documents() -> None:
+    draw = np.random.default_rng(0)
+    tokenizer = load_tokenizer("bytes")
+    means, bits, errors, bits_errors = [], [], [], []
+    for _ in range(400):
+        lengths = draw.integers(5, 200, 60)
+        levels = draw.normal(3, 0.5, 60) + 40 / lengths  # short documents are harder: a mean of ratios would be another
+        losses = np.concatenate([draw.normal(level, 1, n) for level, n in zip(levels, lengths, strict=True)])
+        targets = np.full(losses.shape, ord("a"))
+        targets[np.cumsum(lengths) - 1] = tokenizer.end_of_text_id
+        result = summary(losses.astype(np.float32), targets, tokenizer)
+        assert result.documents == 60
+        assert result.nats_per_token_error is not None and result.bits_per_byte_error is not None
+        means.append(result.nats_per_token)
+        bits.append(result.bits_per_byte)
+        errors.append(result.nats_per_token_error)
+        bits_errors.append(result.bits_per_byte_error)
+    assert f"± {errors[-1]:.4f} nats a token" in describe(result)
+    assert np.mean(errors) == pytest.approx(np.std(means), rel=0.1)
+    assert np.mean(bits_errors) == pytest.approx(np.std(bits), rel=0.1)
+
+
+def test_one_document_has_no_error_and_a_cut_one_counts() -> None:
+    tokenizer = load_tokenizer("bytes")
+    losses, text = np.ones(6, np.float32), np.full(6, ord("a"))
+    alone = summary(losses, text, tokenizer)
+    assert describe(alone).endswith(f"over {alone.tokens} tokens of 1 document")
+    assert (alone.documents, alone.nats_per_token_error, alone.nats_per_token) == (1, None, 1.0)
+    text[[2, 5]] = 256
+    assert summary(losses, text, tokenizer).documents == 2
+
+
+def test_groups_are_whole_documents_whatever_the_model() -> None:
+    draw = np.random.default_rng(0)
+    tokenizer = load_tokenizer("bytes")
+    targets = draw.integers(0, 256, 40_000)
+    targets[draw.choice(40_000, 600, replace=False)] = tokenizer.end_of_text_id
+    one, other = (summary(draw.normal(3, 1, 40_000).astype(np.float32), targets, tokenizer) for _ in range(2))
+    assert len(one.groups.nats) == 256
+    assert one.groups.tokens == other.groups.tokens
+    assert (sum(one.groups.tokens), sum(one.groups.text_bytes)) == (40_000, one.text_bytes)
+    assert sum(one.groups.nats) / 40_000 == pytest.approx(one.nats_per_token, abs=1e-8)
+    ends = np.cumsum(one.groups.tokens)[:-1] - 1
+    assert (targets[ends] == tokenizer.end_of_text_id).all()
+    _, error = ratio(np.array(one.groups.nats), np.array(one.groups.tokens))
+    assert error == pytest.approx(one.nats_per_token_error, rel=0.2)  # of documents: they are independent here
+
+
+def test_bytes_of_tokens_are_those_of_their_text() -> None:
+    tokenizer = load_tokenizer(str(shared("gpt2.tiktoken")))
+    text = shared("wikitext2.txt").read_text()[:100_000] + "日本語 🙂"
+    assert byte_lengths(tokenizer)[tokenizer.encode(text)].sum() == len(text.encode())
+    assert byte_lengths(tokenizer)[tokenizer.end_of_text_id] == 0
+
+
+def test_tokens_that_the_run_has_seen_are_refused(trained: Path, token_files: Path) -> None:
+    done = loss(trained)
+    assert done.returncode == 0, done.stderr
+    length = open_split(token_files, "validation").length
+    tokens = open_split(token_files, "validation").read(VALIDATED + 1, length - VALIDATED - 1)
+    assert results(trained)[0]["range"] == {
+        "tokens": str(token_files),
+        "dataset": None,
+        "split": "validation",
+        "start": VALIDATED + 1,
+        "count": length - VALIDATED - 2,
+        "sha256": hashlib.sha256(tokens.astype(np.uint32).tobytes()).hexdigest(),
+    }
+    validated = loss(trained, "--from", "0", "--count", "100")
+    assert validated.returncode == 1
+    assert f"was validated on tokens 0 to {VALIDATED + 1:,} of it; pass another --from" in validated.stderr
+    assert loss(trained, "--from", str(VALIDATED), "--count", "100").returncode == 1
+    assert loss(trained, "--from", str(VALIDATED + 1), "--count", "100").returncode == 0
+    fresh = loss(trained, "--split", "train", "--from", "0", "--count", "100")
+    assert fresh.returncode == 1
+    assert "was trained on tokens 0 to" in fresh.stderr
+    assert len(results(trained)) == 2
+    state = trained / "checkpoints" / "best" / "state.json"
+    values = json.loads(state.read_text())
+    for stream in ("train_stream", "validation_stream"):
+        values["config"][stream]["sha256"] = []  # as of tokens that were still being written
+    del values["config"]["sources"]  # an older version's
+    state.write_text(json.dumps(values))
+    seal_again(state.parent)
+    assert "was validated on tokens 0 to" in loss(trained, "--from", "0", "--count", "100").stderr
+    assert "was trained on tokens 0 to" in loss(trained, "--split", "train", "--from", "0", "--count", "100").stderr
+
+
+def test_models_of_others_are_measured_beside(trained: Path, token_files: Path, tmp_path: Path) -> None:
+    exported = tmp_path / "exported"
+    assert launch.run(ROOT / "evaluate.py", "export", str(trained), str(exported)).returncode == 0
+    both = loss(trained, exported, "--count", "5000")
+    assert both.returncode == 0, both.stderr
+    _, ours, theirs = both.stdout.splitlines()
+    assert ours.split(": ", 1)[1] + "; what it was trained on is not known here" == theirs.split(": ", 1)[1]
+    assert " nats a token, perplexity " in ours
+    assert results(exported)[0]["nats_per_token"] == results(trained)[0]["nats_per_token"]
+
+
+def test_what_cannot_be_measured_is_one_line(trained: Path, token_files: Path, tmp_path: Path) -> None:
+    def refused(*arguments: str | Path, ranks: int = 1) -> str:
+        done = loss(*arguments, ranks=ranks)
+        assert done.returncode == 1
+        said = [line for line in done.stderr.splitlines() if line.startswith("evaluate.py: ")]
+        assert len(said) == 1
+        return said[0]
+
+    assert "wanted 99,999,999 tokens to predict after 0" in refused(trained, "--from", "0", "--count", "99999999")
+    assert "no test.safetensors" in refused(trained, "--split", "test")
+    assert "no such directory" in refused(trained, tmp_path / "absent", ranks=2)
+    (tmp_path / "a.txt").write_text("text of another tokenizer " * 100)
+    other = (tmp_path / "a.txt", "--output", tmp_path / "gpt2", "--tokenizer", shared("gpt2.tiktoken"))
+    assert run(PREPARE, *other).returncode == 0
+    said = refused(trained, "--tokens", tmp_path / "gpt2", "--split", "train")
+    assert "its tokens are of the tokenizer gpt2.tiktoken, those of" in said
+    from safetensors.torch import load_file, save_file
+
+    checkpoint = trained / "checkpoints" / "latest"
+    weights = load_file(checkpoint / WEIGHTS)
+    weights["final_norm.bias"].fill_(torch.nan)
+    save_file(weights, checkpoint / WEIGHTS)
+    seal_again(checkpoint)
+    assert "its loss is not finite" in refused(trained, "--checkpoint", "latest", "--count", "100", ranks=2)

@@ -1,0 +1,95 @@
+"""Every prefix of a mixture has its sources' shares to less than one sample, and any sample is found by itself."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tokens.batches.mixture import MOST_ENTRIES, Mixture, Stage, assign, to_shares
+
+SHARES = st.lists(st.integers(0, 60), min_size=1, max_size=8).filter(any)
+
+
+def off_by(sources: list[int], shares: tuple[int, ...]) -> float:
+    """Return the largest distance of a prefix's count from its share, in samples."""
+    chosen = np.array(sources)[:, None] == np.arange(len(shares))
+    samples = np.arange(1, len(sources) + 1)[:, None]
+    # times D, in whole numbers
+    return float(np.abs(np.cumsum(chosen, axis=0) * sum(shares) - samples * np.array(shares)).max() / sum(shares))
+
+
+@given(SHARES)
+def test_every_prefix_is_off_by_less_than_tijdemans_bound(shares: list[int]) -> None:
+    used = sum(share > 0 for share in shares)
+    assert off_by(assign(shares), tuple(shares)) <= (1 - 1 / (2 * used - 2) + 1e-12 if used > 1 else 0)
+
+
+@pytest.mark.parametrize(
+    ("weights", "shares"),
+    [
+        ((0.7, 0.2, 0.0995, 0.0005), (1400, 400, 199, 1)),
+        ((1, 1), (1, 1)),
+        ((0.5, 1.5), (1, 3)),
+        ((1e-3, 0, 0.999), (1, 0, 999)),
+        ((3,), (1,)),
+    ],
+)
+def test_weights_are_taken_as_they_are_written(weights: tuple[float, ...], shares: tuple[int, ...]) -> None:
+    assert to_shares(weights) == shares
+    sources = assign(shares)
+    assert np.bincount(sources, minlength=len(shares)).tolist() == list(shares)  # nobody starves
+    assert off_by(sources, shares) < 1
+
+
+def test_the_due_dates_are_those_of_the_paper() -> None:
+    """The rule as it is printed, in fractions, against the one that compares whole numbers."""
+    shares = (5, 11, 0, 1, 30)
+    size, bound = sum(shares), Fraction(1, 2 * 4 - 2)
+    counts, wanted = [0] * len(shares), []
+    for sample in range(1, size + 1):
+        ahead = [Fraction(sample * share, size) - count for share, count in zip(shares, counts, strict=True)]
+        able = [source for source, share in enumerate(shares) if share and ahead[source] >= bound]
+        wanted.append(min(able, key=lambda source: (1 - bound - ahead[source]) / Fraction(shares[source], size)))
+        counts[wanted[-1]] += 1
+    assert assign(shares) == wanted
+
+
+def test_weights_that_are_too_fine_are_refused() -> None:
+    assert sum(to_shares((1, MOST_ENTRIES - 1))) == MOST_ENTRIES
+    with pytest.raises(ValueError, match=r"to add up to 1,048,576 at most; round the weights"):
+        to_shares((1, MOST_ENTRIES))
+    with pytest.raises(ValueError, match="round the weights to fewer digits"):
+        to_shares((0.3333333333, 0.6666666667))
+
+
+@st.composite
+def mixtures(draw: st.DrawFn) -> list[Stage]:
+    sources = draw(st.integers(1, 5))
+    shares = st.lists(st.integers(0, 12), min_size=sources, max_size=sources).filter(any)
+    firsts = sorted(draw(st.sets(st.integers(1, 120), max_size=3)) | {0})
+    return [Stage(first, tuple(draw(shares))) for first in firsts]
+
+
+@given(mixtures())
+def test_each_sources_samples_are_numbered_without_a_gap_over_all_stages(stages: list[Stage]) -> None:
+    mixture = Mixture(stages)
+    sources, places = mixture.find(np.arange(200))
+    for source in range(len(stages[0].shares)):
+        assert places[sources == source].tolist() == list(range(int((sources == source).sum())))
+    for end in (0, 1, 57, 120, 200):
+        assert mixture.counts(end) == [int((sources[:end] == source).sum()) for source in range(len(stages[0].shares))]
+    for stage, following in zip(stages, [*stages[1:], Stage(200, ())], strict=True):
+        if stage.first < following.first:
+            assert off_by(sources[stage.first : following.first].tolist(), stage.shares) < 1
+
+
+@given(mixtures(), st.integers(0, 10**12))
+def test_any_sample_is_found_without_those_before_it(stages: list[Stage], far: int) -> None:
+    mixture = Mixture(stages)
+    samples = np.array([*range(130), *range(far, far + 50)])
+    together = np.stack(mixture.find(samples), axis=1)
+    alone = [[int(part[0]) for part in mixture.find(samples[at : at + 1])] for at in range(len(samples))]
+    assert together.tolist() == alone
+    assert mixture.counts(far)[together[130][0]] == together[130][1]

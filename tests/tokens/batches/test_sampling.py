@@ -1,0 +1,106 @@
+"""Every window is read exactly once, whatever the world size, the accumulation and where a run stops."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.numpy import save_file
+
+from tokens.batches.sampling import Layout, WindowOrder, inputs_and_targets, rank_samples, read_windows, window_count
+from tokens.format.token_file import open_split
+
+
+def layouts(global_batch: int, microbatch: int) -> list[Layout]:
+    count = global_batch // microbatch
+    return [
+        Layout(context_length=8, microbatch_size=microbatch, accumulation=count // world, world_size=world)
+        for world in range(1, count + 1)
+        if count % world == 0
+    ]
+
+
+def samples_of_step(layout: Layout, step: int) -> list[int]:
+    return [
+        sample
+        for rank in range(layout.world_size)
+        for micro_batch in rank_samples(layout, step, 1, rank)[0].tolist()
+        for sample in micro_batch
+    ]
+
+
+@given(st.integers(1, 4), st.sampled_from([1, 2, 4, 6, 8, 12]), st.integers(0, 50))
+def test_every_world_size_reads_the_same_windows_in_a_step(microbatch: int, count: int, step: int) -> None:
+    global_batch = microbatch * count
+    wanted = list(range(step * global_batch, (step + 1) * global_batch))
+    for layout in layouts(global_batch, microbatch):
+        assert samples_of_step(layout, step) == wanted
+
+
+def test_a_run_reads_every_window_once_even_when_the_world_size_changes() -> None:
+    choices = layouts(24, 2)
+    read = [sample for step in range(30) for sample in samples_of_step(choices[step % len(choices)], step)]
+    assert sorted(read) == list(range(24 * 30))
+
+
+def test_some_steps_at_once_are_the_same_steps_one_by_one() -> None:
+    layout = Layout(context_length=8, microbatch_size=3, accumulation=2, world_size=4)
+    for rank in range(4):
+        together = rank_samples(layout, 5, 7, rank)
+        assert together.shape == (7, 2, 3)
+        assert together.tolist() == [rank_samples(layout, step, 1, rank)[0].tolist() for step in range(5, 12)]
+
+
+@given(st.integers(1, 3000), st.integers(0, 2**70), st.integers(0, 5), st.integers(0, 2**30))
+def test_a_shuffle_is_a_permutation_in_every_epoch(count: int, seed: int, source: int, epoch: int) -> None:
+    order = WindowOrder(count=count, shuffle=True, seed=seed, source=source)
+    windows = order.windows(epoch * count + np.arange(count))
+    assert sorted(windows.tolist()) == list(range(count))
+    place = seed % count
+    assert order.windows(np.array([epoch * count + place])) == windows[place]  # by itself, too
+
+
+@pytest.mark.parametrize(
+    ("count", "seed", "windows"),
+    [
+        (1, 42, [0]),
+        (7, 42, [6, 0, 2, 3, 5, 4, 1]),
+        (1000, 42, [193, 703, 288, 226, 614, 290, 461, 813]),
+        (1000, 2**70 + 3, [43, 701, 398, 735, 893, 824, 453, 811]),
+        (3_000_000, 7, [109412, 1675574, 1182098, 2766560, 2063707, 2725612, 2555952, 2983703]),
+    ],
+)
+def test_the_first_epoch_of_a_runs_first_source_is_as_it_always_was(count: int, seed: int, windows: list[int]) -> None:
+    order = WindowOrder(count=count, shuffle=True, seed=seed)
+    assert order.windows(np.arange(len(windows))).tolist() == windows
+
+
+def test_a_shuffle_depends_on_seed_source_and_epoch_and_leaves_no_trace_of_the_order() -> None:
+    places = np.arange(10_000)
+    first, *others = [
+        WindowOrder(count=10_000, shuffle=True, seed=seed, source=source).windows(places + epoch * 10_000)
+        for seed, source, epoch in ((1, 0, 0), (2, 0, 0), (1, 1, 0), (1, 2, 0), (1, 0, 1), (1, 0, 2), (1, 1, 1))
+    ]
+    orders = [first, *others]
+    for number, order in enumerate(orders):
+        assert all((order == other).mean() < 0.01 for other in orders[:number])
+        assert abs(np.corrcoef(places, order)[0, 1]) < 0.05  # against where it stood
+        assert abs(np.corrcoef(order[:-1], order[1:])[0, 1]) < 0.05  # against its neighbour
+
+
+def test_without_shuffle_every_epoch_keeps_the_streams_order() -> None:
+    order = WindowOrder(count=5, shuffle=False, seed=1)
+    assert order.windows(np.arange(12)).tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 0, 1]
+
+
+@pytest.mark.parametrize("extra", [0, 1, 7, 8, 9])
+def test_inputs_and_targets_are_the_stream_and_the_stream_one_later(tmp_path: Path, extra: int) -> None:
+    save_file({"tokens": np.arange(40 + extra, dtype=np.uint16)}, tmp_path / "train.safetensors")
+    stream = open_split(tmp_path, "train")
+    count = window_count(stream.length, 3, 8)
+    assert count == (40 + extra - 3 - 1) // 8
+    parts = [(stream, 3 + window * 8) for window in range(count)]
+    inputs, targets = inputs_and_targets(read_windows(parts, 8))
+    assert inputs.flatten().tolist() == list(range(3, 3 + 8 * count))
+    assert targets.flatten().tolist() == list(range(4, 4 + 8 * count))

@@ -1,0 +1,122 @@
+"""What a SOURCE names: every document below a folder, wherever the command is given; what is left out is told."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from common.errors import BadInput
+from tests.tokens.documents.test_reader import SETTINGS
+from tests.tokens.prepare.test_prepare import jsonl, texts_of, write
+from tokens.documents.sources import resolve_sources
+from tokens.prepare.plan import make_plan
+
+
+def resolve(*names: str | Path) -> tuple[list[list[str]], list[str]]:
+    """Return the paths of each source, and what was said."""
+    said: list[str] = []
+    sources = resolve_sources([str(name) for name in names], say=said.append)
+    return [[item.path for item in source.inputs] for source in sources], said
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "texts"
+    for name in ("a.txt", "sub/b.txt"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(name)
+    return folder
+
+
+def test_links_to_folders_are_followed_and_circles_are_not(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "c.txt").write_text("c")
+    (folder / "link").symlink_to(tmp_path / "elsewhere")
+    (folder / "sub" / "up").symlink_to(folder)
+    (folder / "linked.txt").symlink_to(folder / "a.txt")
+    names = ("a.txt", "link/c.txt", "linked.txt", "sub/b.txt")
+    assert resolve(folder) == ([[f"{folder}/{name}" for name in names]], [])
+
+
+def test_a_link_that_leads_nowhere_and_a_folder_that_may_not_be_read_are_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "lost.txt").symlink_to(folder / "gone.txt")
+    with pytest.raises(BadInput, match=rf"^{folder}/lost\.txt: cannot be read: \[Errno 2\] No such file"):
+        resolve(folder)
+    (folder / "lost.txt").unlink()
+    scan = os.scandir
+
+    def refuse(path: str) -> "Iterator[os.DirEntry[str]]":
+        if path.endswith("sub"):
+            raise PermissionError(13, "Permission denied", path)
+        return scan(path)
+
+    with monkeypatch.context() as patch, pytest.raises(BadInput, match=r"sub/b\.txt: cannot be read: .* denied"):
+        patch.setattr(Path, "is_file", lambda path: refuse(str(path.parent)))  # a folder that may be listed only
+        resolve(folder)
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(BadInput, match=rf"^{folder}/sub: cannot be read: \[Errno 13\] Permission denied"):
+        resolve(folder)
+
+
+def test_token_files_inside_a_source_are_no_documents(folder: Path) -> None:
+    for _ in range(2):  # the second command finds plan.json, ledger.jsonl and manifest.json of the first
+        write(folder / "tokens", folder)
+    assert texts_of(folder / "tokens", "train") == ["a.txt", "sub/b.txt"]
+    with pytest.raises(BadInput, match=rf"{folder}/tokens: holds tokens; name a folder of documents"):
+        resolve(folder / "tokens")
+    assert resolve(folder)[1] == [f"NOTE: {folder}: files of other kinds are left out: {folder}/tokens"]
+    (folder / "sub" / "plan.json").write_text('{"text": "somebody else\'s"}\n')
+    assert resolve(folder)[0] == [[f"{folder}/{name}" for name in ("a.txt", "sub/b.txt", "sub/plan.json")]]
+
+
+def test_a_source_is_not_the_output(folder: Path) -> None:
+    with pytest.raises(BadInput, match=rf"{folder}: is a source and the output as well; pass another --output"):
+        write(folder, folder)
+    assert sorted(path.name for path in folder.iterdir()) == ["a.txt", "sub"]
+
+
+def test_files_of_other_kinds_and_those_named_twice_are_told_and_are_no_part_of_the_plan(folder: Path) -> None:
+    _, nothing = resolve(folder)
+    assert nothing == []
+    [before] = resolve_sources([str(folder)])
+    for name in ("z.TXT", "sub/y.txt.gz", "x.bz2", ".hidden"):
+        (folder / name).write_bytes(b"")
+    _, said = resolve(folder)
+    assert said == [f"NOTE: {folder}: files of other kinds are left out: {folder}/sub/y.txt.gz and 2 more"]
+    [after] = resolve_sources([str(folder)])
+    assert make_plan([after], SETTINGS).fingerprint() == make_plan([before], SETTINGS).fingerprint()
+    paths, said = resolve(folder / "sub" / "b.txt", folder / "*.txt", folder / "sub" / "*.txt")
+    assert paths == [[f"{folder}/sub/b.txt"], [f"{folder}/a.txt"], [f"{folder}/sub/b.txt"]]
+    assert said == [f"NOTE: named twice, so prepared twice: {folder}/sub/b.txt"]
+
+
+def test_a_command_goes_on_from_another_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    [source] = resolve_sources(["sub"])
+    assert (source.name, source.inputs[0].path) == ("sub", f"{folder}/sub/b.txt")
+    write(folder / "out", Path("sub"))
+    monkeypatch.chdir(folder / "out")
+    write(folder / "out", Path("../sub").resolve())
+    with pytest.raises(BadInput, match="the sources were named otherwise, or in another order"):
+        write(folder / "out", Path("../sub"), sources=[f"{folder}/sub/b.txt"] * 2)
+
+
+def test_a_file_that_has_changed_is_told_with_readable_times_and_one_that_is_gone_must_come_back(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "in").mkdir()
+    for name in ("a", "b"):
+        jsonl(tmp_path / "in" / f"{name}.jsonl", ["text"])
+    os.utime(tmp_path / "in" / "a.jsonl", ns=(0, 1_700_000_000_000_000_000))
+    write(tmp_path / "out", tmp_path / "in")
+    os.utime(tmp_path / "in" / "a.jsonl", ns=(0, 1_700_000_060_000_000_001))
+    stamp = r"2023-11-1\dT\d\d:\d\d:20\.00000000{}[+-]\d{{4}}"
+    message = f"got 17 bytes of {stamp.format(1)}, wanted 17 of {stamp.format(0)}; bring it back"
+    with pytest.raises(BadInput, match=message):
+        write(tmp_path / "out", tmp_path / "in")
+    (tmp_path / "in" / "a.jsonl").unlink()
+    with pytest.raises(BadInput, match=r"a\.jsonl: cannot be read: .*; the same command goes on when it is there"):
+        write(tmp_path / "out", tmp_path / "in")

@@ -1,0 +1,188 @@
+"""Token files load whole or in shards; damaged ones are refused by name."""
+
+import errno
+import itertools
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from common.errors import BadInput
+from tokens.documents.sources import resolve_sources
+from tokens.format import token_file
+from tokens.format.token_file import open_split
+
+
+def save(path: Path, values: np.ndarray, name: str = "tokens") -> Path:
+    path.parent.mkdir(exist_ok=True)
+    save_file({name: values}, path)
+    return path
+
+
+def test_a_directory_with_nothing_but_token_files_loads(tmp_path: Path) -> None:
+    save(tmp_path / "train.safetensors", np.arange(100, dtype=np.uint16))
+    stream = open_split(tmp_path, "train")
+    assert stream.length == 100
+    assert stream.read(10, 5).tolist() == [10, 11, 12, 13, 14]
+
+
+def test_shards_are_read_as_one_stream(tmp_path: Path) -> None:
+    bounds = [0, 7, 7, 30, 64]
+    for index, (begin, end) in enumerate(itertools.pairwise(bounds)):
+        save(tmp_path / f"train-{index:05d}-of-00004.safetensors", np.arange(begin, end, dtype=np.uint32))
+    stream = open_split(tmp_path, "train")
+    assert stream.length == 64
+    for begin in range(64):
+        for end in range(begin, 65):
+            assert stream.read(begin, end - begin).tolist() == list(range(begin, end))
+    assert stream.locate(29).endswith("train-00002-of-00004.safetensors: token 22")
+
+
+def test_ids_beyond_the_vocabulary_are_named_by_file_and_offset(tmp_path: Path) -> None:
+    values = np.arange(100, dtype=np.uint16) % 50
+    values[[77, 90]] = 300
+    path = save(tmp_path / "train.safetensors", values)
+    stream = open_split(tmp_path, "train")
+    stream.check_ids(0, 77, 257)
+    with pytest.raises(BadInput, match=f"{path}: token 77: got id 300, wanted less than vocab_size 257"):
+        stream.check_ids(20, 80, 257)
+
+
+@pytest.mark.parametrize(
+    ("values", "name", "message"),
+    [
+        (np.arange(4, dtype=np.int64), "tokens", "got dtype I64"),
+        (np.zeros((2, 2), np.uint16), "tokens", r"shape \[2, 2\], wanted U16 or U32 and one dimension"),
+        (np.arange(4, dtype=np.uint16), "ids", "got tensors ids, wanted one named 'tokens'"),
+    ],
+)
+def test_other_tensors_are_refused(tmp_path: Path, values: np.ndarray, name: str, message: str) -> None:
+    save(tmp_path / "train.safetensors", values, name)
+    with pytest.raises(BadInput, match=message):
+        open_split(tmp_path, "train")
+
+
+@pytest.mark.parametrize("kept", [0, 5, 40, 150])
+def test_a_file_cut_short_is_refused(tmp_path: Path, kept: int) -> None:
+    path = save(tmp_path / "train.safetensors", np.arange(100, dtype=np.uint16))
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(BadInput, match="cut short"):
+        open_split(tmp_path, "train")
+
+
+@pytest.mark.parametrize(
+    "header", [b'{"a": ' * 100_000, b"\xff\xff", b"[]", b'{"tokens": 3}', b'{"tokens": {"dtype": "U16"}}', b"{", b"{}"]
+)
+def test_a_header_that_makes_no_sense_is_refused(tmp_path: Path, header: bytes) -> None:
+    path = tmp_path / "train.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(BadInput, match=r"train\.safetensors: (not a safetensors file|got tensors none)"):
+        open_split(tmp_path, "train")
+
+
+def test_missing_files_and_shards_are_named(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"no train\.safetensors"):
+        open_split(tmp_path, "train")
+    save(tmp_path / "train-00000-of-00002.safetensors", np.arange(4, dtype=np.uint16))
+    with pytest.raises(BadInput, match=r"missing train-00001-of-00002\.safetensors"):
+        open_split(tmp_path, "train")
+
+
+def test_one_flipped_bit_in_a_header_is_refused_by_name_or_changes_nothing(tmp_path: Path) -> None:
+    path = save(tmp_path / "train.safetensors", np.arange(100, dtype=np.uint16))
+    good, intact = path.read_bytes(), open_split(tmp_path, "train").files
+    for bit in range(8 * intact[0].offset_bytes):
+        damaged = bytearray(good)
+        damaged[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(damaged)
+        try:
+            files = open_split(tmp_path, "train").files
+        except BadInput as error:
+            assert str(error).startswith(str(path)), bit
+        else:
+            assert files == intact, bit
+
+
+def test_a_file_that_is_cut_short_while_it_is_read_is_one_line(tmp_path: Path) -> None:
+    path = save(tmp_path / "train.safetensors", np.arange(100_000, dtype=np.uint16))
+    stream = open_split(tmp_path, "train")
+    assert stream.read(99_990, 10).tolist() == list(range(34_454, 34_464))
+    os.truncate(path, 100_001)
+    with pytest.raises(BadInput, match=r"train\.safetensors: cannot be read any more: it was cut short"):
+        stream.read(40_000, 60_000)
+    assert stream.read(0, 3).tolist() == [0, 1, 2]
+    path.unlink()
+    assert stream.read(3, 2).tolist() == [3, 4]  # what is open can be read
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_a_stream_of_many_files_opens_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(token_file, "OPEN_FILES", 3)
+    for index in range(20):
+        save(tmp_path / f"train-{index:05d}-of-00020.safetensors", np.full(10, index, np.uint16))
+    stream = open_split(tmp_path, "train")
+    before = open_files()
+    for _ in range(2):
+        assert stream.read(0, 200).tolist() == np.repeat(np.arange(20), 10).tolist()
+    assert open_files() <= before + 3
+    del stream
+    assert open_files() == before
+
+
+def test_shards_of_any_number_are_checked_in_no_time_and_the_first_missing_is_named(tmp_path: Path) -> None:
+    save(tmp_path / "train-00000-of-99999999999.safetensors", np.arange(4, dtype=np.uint16))
+    with pytest.raises(BadInput, match=r"missing train-00000000000-of-99999999999\.safetensors"):
+        open_split(tmp_path, "train")
+    save(tmp_path / "train-00000000000-of-99999999999.safetensors", np.arange(4, dtype=np.uint16))
+    with pytest.raises(BadInput, match=r"missing train-00000000001-of-99999999999\.safetensors"):
+        open_split(tmp_path, "train")
+
+
+def test_shards_of_two_sets_are_told_apart(tmp_path: Path) -> None:
+    for name in ("train-00000-of-00001", "train-00000-of-00002"):
+        save(tmp_path / f"{name}.safetensors", np.arange(4, dtype=np.uint16))
+    with pytest.raises(BadInput, match=r"train-00000-of-00002\.safetensors is of another set; keep one set"):
+        open_split(tmp_path, "train")
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "no permission", "too long", "loop"])
+def test_token_files_that_cannot_be_read_are_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    path, directory = tmp_path / "train-00000-of-00001.safetensors", tmp_path
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "too long":
+        directory = tmp_path / ("x" * 300)
+    elif kind == "loop":
+        path.symlink_to(path.name)
+    else:
+        save(path, np.arange(4, dtype=np.uint16))
+
+        def refuse(path: Path, mode: str) -> None:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+        monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(BadInput, match=r"no regular file|cannot be read: .*; check name and permissions"):
+        open_split(directory, "train")
+
+
+def test_nanogpts_file_is_converted_by_the_command_in_the_error(tmp_path: Path) -> None:
+    for name, split in (("train", "train"), ("val", "validation")):
+        np.arange(100, dtype=np.uint16).tofile(tmp_path / f"{name}.bin")
+        with pytest.raises(BadInput, match=rf"no {split}\.safetensors, but {name}\.bin: a file of nanoGPT") as raised:
+            open_split(tmp_path, split)
+        code = str(raised.value).split('python3 -c "')[1].rstrip('"')
+        subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
+        assert open_split(tmp_path, split).read(0, 100).tolist() == list(range(100))
+    with pytest.raises(BadInput, match="nanoGPT's tokens, is not read; name their text"):
+        resolve_sources([str(tmp_path / "train.bin")])

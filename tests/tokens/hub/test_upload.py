@@ -1,0 +1,209 @@
+"""Token directories on the hub: what is pushed is what others download and train on, and nothing else is told."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT, shared
+from tests.hub_server import TOKEN, Hub, serve
+from tests.tokens.hub.test_download import download
+from tests.tokens.prepare.test_prepare import PREPARE, files_of, jsonl, run, write
+from tokens.format.token_file import open_split
+from tokens.hub.dataset_card import size_category
+from tokens.hub.upload import public_name
+from tokens.prepare.verify import verify
+from tokens.stats.stats import stats
+
+NAME = "owner/tokens"
+
+
+@pytest.fixture
+def prepared(tmp_path: Path) -> Path:
+    """Return a finished directory, made from a folder whose name is nobody's business."""
+    folder = tmp_path / "secret-client"
+    folder.mkdir()
+    source = jsonl(folder / "letters.jsonl", [f"letter {number}" for number in range(300)] + [None])  # type: ignore[list-item]
+    write(tmp_path / "out", source, validation=0.1, unit_bytes=1000)
+    return tmp_path / "out"
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[Hub]:
+    with serve({}) as server:
+        server.new = tmp_path / "hub"
+        yield server
+
+
+def push(hub: Hub, *options: str | Path, token: str | None = TOKEN) -> "subprocess.CompletedProcess[str]":
+    return run(PREPARE, "push", *options, **environment(hub, token))
+
+
+def environment(hub: Hub, token: str | None = TOKEN) -> dict[str, str]:
+    cache = str(hub.new)
+    own = {"HF_ENDPOINT": hub.url, "HF_HOME": cache, "HF_HUB_DISABLE_XET": "1"}
+    return own | ({"HF_TOKEN": token} if token else {})
+
+
+def published(hub: Hub) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in hub.datasets[NAME].iterdir()}
+
+
+def test_what_is_pushed_is_what_is_downloaded(prepared: Path, hub: Hub, tmp_path: Path) -> None:
+    stats(prepared)  # draws a chart, which goes along
+    done = push(hub, prepared, NAME, "--license", "odc-by")
+    assert done.returncode == 0, done.stderr
+    assert f'{hub.url}/datasets/{NAME}: 6 files; "dataset": "{NAME}" in train.json trains on them' in done.stdout
+    assert download(hub.url, tmp_path / "again", tmp_path / "cache").returncode == 0
+    assert files_of(tmp_path / "again") == files_of(prepared)
+    assert "all as written" in verify(str(tmp_path / "again"))[0]
+    assert open_split(tmp_path / "again", "train").length == open_split(prepared, "train").length
+    done = push(hub, prepared, NAME)
+    assert done.returncode == 0, done.stderr
+    assert "its README.md is kept" in done.stdout
+    assert len(hub.commits) == 1  # nothing was new
+    assert len([line for line in hub.requests if line.startswith("PUT")]) == 3
+
+
+def test_nothing_of_this_machine_is_told(prepared: Path, hub: Hub, tmp_path: Path) -> None:
+    assert b"secret-client" in (prepared / "manifest.json").read_bytes()
+    assert b"secret-client" in (prepared / "ledger.jsonl").read_bytes()
+    assert push(hub, prepared, NAME).returncode == 0
+    files = published(hub)
+    assert set(files) == {"README.md", "manifest.json", "ledger.jsonl", "train.safetensors", "validation.safetensors"}
+    for name, content in files.items():
+        for secret in (b"secret-client", str(tmp_path).encode()):
+            assert secret not in content, name
+    assert json.loads(files["manifest.json"])["sources"][0]["name"] == "letters.jsonl"
+    assert json.loads(files["manifest.json"])["problems"] == {"null text": 1}
+
+
+@pytest.mark.parametrize(
+    ("source", "public"),
+    [
+        ("stdlib", "stdlib"),
+        ("hf:HuggingFaceFW/fineweb:sample-10BT", "hf:HuggingFaceFW/fineweb:sample-10BT"),
+        ("/home/me/client/text.jsonl", "text.jsonl"),
+        ("../client/*.parquet", "*.parquet"),
+        (".", "local files"),
+        ("s3://bucket/text/*.jsonl", "s3://bucket/text/*.jsonl"),
+        ("https://me:password@host/a.jsonl?X-Amz-Signature=abc#x", "https://host/a.jsonl"),
+    ],
+)
+def test_a_sources_public_name(source: str, public: str) -> None:
+    assert public_name(source) == public
+
+
+def test_the_card_says_what_the_manifest_says(hub: Hub, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    write(out, jsonl(tmp_path / "a|b.jsonl", ["ab"] * 1000), validation=0.1, tokenizer=str(shared("gpt2.tiktoken")))
+    assert push(hub, out, NAME, "--license", "mit").returncode == 0
+    card = published(hub)["README.md"].decode()
+    front, body = card.removeprefix("---\n").split("---\n", 1)
+    assert "license: mit\n" in front
+    assert 'pretty_name: "tokens"\n' in front
+    assert "size_categories:\n- 1K<n<10K\n" in front
+    assert "1,000 documents, 2,000 tokens of the tokenizer `gpt2.tiktoken`" in body
+    assert "| `a\\|b.jsonl` | 1 | 15,000 |" in body
+    assert "end-of-text id 50256" in body
+    assert "train 90.00%, validation 10.00%; held out are the last documents" in body
+    for name, digest in files_of(out).items():
+        assert f"`{name}`" in body
+        assert f"`{digest}`" in body
+    assert f'"dataset": "{NAME}"' in body
+    assert "tokenizer.tiktoken" in published(hub)
+    code = body.split("```python\n")[1].split("```")[0] + "assert len(documents) == 901 and not len(documents[-1])\n"
+    example = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **environment(hub)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert example.returncode == 0, example.stderr
+
+
+def test_a_killed_upload_goes_on_and_is_never_half_there(prepared: Path, hub: Hub) -> None:
+    small = (prepared / "validation.safetensors").stat().st_size
+    uploading = subprocess.Popen(
+        [*PREPARE, "push", str(prepared), NAME], cwd=ROOT, env={**os.environ, **environment(hub)}
+    )
+    hub.before_upload = lambda size: uploading.kill() is None if size == small else True
+    assert uploading.wait(60) < 0
+    assert published(hub) == {}  # nobody downloads a half of it
+    hub.before_upload = lambda size: True
+    train = f"PUT /objects/{files_of(prepared)['train.safetensors']}"
+    assert hub.requests.count(train) == 1
+    assert push(hub, prepared, NAME).returncode == 0
+    assert hub.requests.count(train) == 1  # it had arrived
+    assert (hub.datasets[NAME] / "train.safetensors").read_bytes() == (prepared / "train.safetensors").read_bytes()
+
+
+def test_a_server_out_of_order_is_one_line_and_the_same_command_goes_on(prepared: Path, hub: Hub) -> None:
+    hub.before_upload = lambda size: False
+    done = push(hub, prepared, NAME)
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(f"prepare_data.py: dataset {NAME}: cannot be uploaded: "), last
+    assert "Out of order" in last
+    assert last.endswith("; the same command goes on")
+    hub.before_upload = lambda size: True
+    assert push(hub, prepared, NAME).returncode == 0
+
+
+def refusal(done: "subprocess.CompletedProcess[str]") -> str:
+    assert done.returncode == 1, done.stdout
+    assert "Traceback" not in done.stderr
+    return done.stderr.splitlines()[-1]
+
+
+def test_what_cannot_be_published_is_refused_before_anything_is_sent(prepared: Path, hub: Hub, tmp_path: Path) -> None:
+    assert "no token of the Hugging Face hub: run `hf auth login`" in refusal(push(hub, prepared, NAME, token=None))
+    assert "tokens: no name on the hub; wanted OWNER/NAME" in refusal(push(hub, prepared, "tokens"))
+    assert "wanted OWNER/NAME" in refusal(push(hub, prepared, "datasets/owner/tokens"))
+    assert "--license: got 'a: b', wanted an identifier" in refusal(push(hub, prepared, NAME, "--license", "a: b"))
+    assert "manifest.json: missing; only a finished preparation" in refusal(push(hub, tmp_path, NAME))
+    manifest = (prepared / "manifest.json").read_text()
+    (prepared / "manifest.json").write_text(
+        manifest.replace('files": {', 'files": {"../key": {"size_bytes": 1, "sha256": "", "max_id": 0},')
+    )
+    assert "files: got ../key, wanted token files of train" in refusal(push(hub, prepared, NAME))
+    (prepared / "manifest.json").write_text(manifest)
+    data = bytearray((prepared / "train.safetensors").read_bytes())
+    data[-1] ^= 1
+    (prepared / "train.safetensors").write_bytes(data)
+    assert "train.safetensors: damaged: got sha256" in refusal(push(hub, prepared, NAME))
+    assert hub.requests == []
+
+
+def test_a_token_that_may_not_write_and_a_closed_network_are_one_line(prepared: Path, hub: Hub) -> None:
+    assert "run `hf auth login` with a token that may write" in refusal(push(hub, prepared, NAME, token="hf_read"))
+    told = refusal(push(hub, prepared, "somebody/tokens"))
+    assert "You don't have the rights to create a dataset under the namespace" in told
+    hub.url = "http://127.0.0.1:9"
+    assert "the same command goes on" in refusal(push(hub, prepared, NAME))
+
+
+def test_private_stays_private(prepared: Path, hub: Hub) -> None:
+    assert push(hub, prepared, NAME, "--private").returncode == 0
+    assert hub.private == {NAME}
+    assert push(hub, prepared, NAME, "--private").returncode == 0
+    hub.private.clear()
+    assert "owner/tokens: exists and is public" in refusal(push(hub, prepared, NAME, "--private"))
+
+
+def test_other_tokens_on_the_hub_are_not_overwritten(prepared: Path, hub: Hub, tmp_path: Path) -> None:
+    assert push(hub, prepared, NAME).returncode == 0
+    before = published(hub)
+    write(tmp_path / "other", jsonl(tmp_path / "a.jsonl", ["other"] * 20))
+    assert "owner/tokens: has another train.safetensors" in refusal(push(hub, tmp_path / "other", NAME))
+    assert published(hub) == before
+
+
+def test_size_categories_are_the_hubs() -> None:
+    sizes = {0: "n<1K", 999: "n<1K", 1000: "1K<n<10K", 123_456: "100K<n<1M", 10**6: "1M<n<10M", 10**12: "n>1T"}
+    assert {count: size_category(count) for count in sizes} == sizes

@@ -1,0 +1,22 @@
+"""prepare_data.py that kills itself at a moment of the writer or the bucket: CRASH_AT, for the CRASH_TIME-th time."""
+
+import os
+import signal
+import sys
+
+import prepare_data
+from tokens.prepare import s3_output as bucket
+from tokens.prepare import writer
+
+points: list[str] = []
+
+
+def reached(point: str) -> None:
+    points.append(point)
+    if point == os.environ["CRASH_AT"] and points.count(point) >= int(os.environ["CRASH_TIME"]):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+writer.reached = bucket.reached = reached
+if __name__ == "__main__":
+    sys.exit(prepare_data.main())

@@ -1,0 +1,94 @@
+"""Shards hold the stream of one file, cut at the wanted places; whoever reads or checks them sees one stream."""
+
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from common.errors import BadInput
+from tests.tokens.prepare.test_prepare import PREPARE, files_of, jsonl, run, write
+from tokens.format.manifest import open_listed, read_manifest
+from tokens.format.token_file import open_split
+
+SPLITS = ("train", "validation", "test")
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return jsonl(tmp_path_factory.mktemp("source") / "a.jsonl", [f"document {number}" for number in range(400)])
+
+
+def stream(directory: Path, split: str) -> np.ndarray:
+    tokens = open_split(directory, split)
+    return tokens.read(0, tokens.length)
+
+
+@pytest.mark.parametrize("shard_tokens", [7, 13, 100, 1000, 4839, 10_000])
+@pytest.mark.parametrize("kind", ["hash", "tail"])
+def test_the_shards_are_the_stream_cut_at_every_so_many_tokens(
+    source: Path, tmp_path: Path, kind: str, shard_tokens: int
+) -> None:
+    options = {"kind": kind, "validation": 0.1, "test": 0.05, "unit_bytes": 700}
+    write(tmp_path / "whole", source, **options)
+    manifest = write(tmp_path / "shards", source, shard_tokens=shard_tokens, **options)
+    for split in SPLITS:
+        wanted = stream(tmp_path / "whole", split)
+        lengths = [file.length for file in open_split(tmp_path / "shards", split).files]
+        assert stream(tmp_path / "shards", split).tolist() == wanted.tolist()
+        assert lengths[:-1] == [shard_tokens] * (len(wanted) // shard_tokens - (len(wanted) % shard_tokens == 0))
+        assert 0 < lengths[-1] <= shard_tokens
+        open_listed(tmp_path / "shards", split, read_manifest(tmp_path / "shards"))
+    assert set(manifest["files"]) == set(files_of(tmp_path / "shards"))
+    assert not list((tmp_path / "shards").glob(".partial*"))
+
+
+def test_a_stream_that_fits_one_shard_is_one_file(source: Path, tmp_path: Path) -> None:
+    write(tmp_path / "out", source, kind="tail", validation=0.1, shard_tokens=4000)
+    names = ["train-00000-of-00002.safetensors", "train-00001-of-00002.safetensors", "validation.safetensors"]
+    assert sorted(files_of(tmp_path / "out")) == names
+
+
+def test_other_shards_are_another_plan(source: Path, tmp_path: Path) -> None:
+    write(tmp_path / "out", source, shard_tokens=4000)
+    with pytest.raises(BadInput, match="shard_tokens: got None, wanted 4000"):
+        write(tmp_path / "out", source)
+
+
+def test_a_shard_that_was_cut_or_lost_is_named_before_anything_is_written(source: Path, tmp_path: Path) -> None:
+    for shard, damage in ((0, Path.unlink), (1, lambda path: path.write_bytes(path.read_bytes()[:-2]))):
+        out = tmp_path / f"out{shard}"
+        write(out, source, shard_tokens=1000)
+        (out / "manifest.json").unlink()
+        [path] = out.glob(f"train-{shard:05d}-of-*")
+        damage(path)
+        with pytest.raises(
+            BadInput, match=rf"\.partial-train-{shard:05d}\.safetensors: got [0-9,]+ bytes, wanted 6,096"
+        ):
+            write(out, source, shard_tokens=1000)
+
+
+@pytest.mark.parametrize("kind", ["hash", "tail"])
+def test_a_flipped_bit_in_any_shard_is_found_and_its_unit_is_named(source: Path, tmp_path: Path, kind: str) -> None:
+    out = tmp_path / "out"
+    options = ("--tokenizer", "bytes", "--split", kind, "--unit-bytes", "700", "--validation-fraction", "0.3")
+    done = run(PREPARE, source, "--output", out, *options, "--shard-tokens", "500", "--executor", "inline")
+    assert done.returncode == 0, done.stderr
+    assert "train in 7 files: " in done.stdout or "train in 8 files: " in done.stdout
+    results = [json.loads(line) for line in (out / "ledger.jsonl").read_text().splitlines()[1:]]
+    results = [result for result in results if "index" in result]
+    ends = list(itertools.accumulate(result["parts"]["train"]["tokens"] for result in results))
+    for position in (0, 499, 500, 1234):  # of the stream
+        [path] = out.glob(f"train-{position // 500:05d}-of-*")
+        original = path.read_bytes()
+        data = bytearray(original)
+        data[4096 + 2 * (position % 500)] ^= 1
+        path.write_bytes(data)
+        done = run(PREPARE, "verify", out)
+        path.write_bytes(original)
+        assert done.returncode == 1
+        unit = next(index for index, end in enumerate(ends) if position < end)
+        assert f"{path}: damaged: got sha256" in done.stderr
+        assert f"made from unit {unit}: {source} (bytes" in done.stderr
+    assert run(PREPARE, "verify", out).returncode == 0

@@ -1,0 +1,93 @@
+"""Tokens that are still being written are the tokens that will be there in the end."""
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from common.errors import BadInput
+from tests.tokens.prepare.test_prepare import CRASH, PREPARE, jsonl, run, tokens_of
+from tokens.format.token_file import open_split
+from tokens.prepare.growing_tokens import GrowingTokens, finished_by
+
+
+def command(tmp_path: Path, *options: str) -> tuple[object, ...]:
+    source = jsonl(tmp_path / "a.jsonl", [f"document {number} " * 20 for number in range(300)])
+    fixed = ("--tokenizer", "bytes", "--unit-bytes", "5000", "--executor", "inline", "--validation-fraction", "0.1")
+    return (source, "--output", tmp_path / "out", *fixed, *options)
+
+
+def test_what_is_committed_is_read_while_it_grows_and_stays(tmp_path: Path) -> None:
+    options = command(tmp_path)
+    assert run(CRASH, *options, CRASH_AT="ledger written", CRASH_TIME="3").returncode == -signal.SIGKILL
+    growing = GrowingTokens(tmp_path / "out")
+    early, stream = growing.committed("train"), growing.stream("train")
+    held_out = growing.committed("validation")
+    assert 0 < held_out < early and not growing.finished
+    begun = stream.read(0, early).tolist()
+    assert run(CRASH, *options, CRASH_AT="ledger written", CRASH_TIME="3").returncode == -signal.SIGKILL
+    assert growing.committed("train") == early  # until it looks again
+    growing.refresh()
+    assert growing.committed("train") > early and not growing.finished
+    assert "6 of 16 units" in growing.progress()
+    middle = stream.read(early - 10, 100).tolist()
+    assert run(PREPARE, *options).returncode == 0
+    growing.refresh()
+    assert growing.finished
+    final = tokens_of(tmp_path / "out", "train")
+    assert growing.committed("train") == len(final)
+    assert stream.read(0, len(final)).tolist() == final
+    assert final[:early] == begun
+    assert final[early - 10 : early + 90] == middle
+    assert (
+        tokens_of(tmp_path / "out", "validation")[:held_out] == growing.stream("validation").read(0, held_out).tolist()
+    )
+    assert finished_by(tmp_path / "out") == growing.fingerprint
+
+
+@pytest.mark.parametrize("options", [(), ("--shard-tokens", "20000")])
+def test_files_are_read_whose_naming_was_cut_short(tmp_path: Path, options: tuple[str, ...]) -> None:
+    whole = command(tmp_path, *options)
+    assert run(CRASH, *whole, CRASH_AT="file named", CRASH_TIME="2").returncode == -signal.SIGKILL
+    growing = GrowingTokens(tmp_path / "out")
+    lengths = {split: growing.committed(split) for split in ("train", "validation")}
+    early = {split: growing.stream(split).read(0, length).tolist() for split, length in lengths.items()}
+    assert run(PREPARE, *whole).returncode == 0
+    final = {split: open_split(tmp_path / "out", split) for split in lengths}
+    assert early == {split: stream.read(0, stream.length).tolist() for split, stream in final.items()}
+
+
+def test_a_token_file_that_is_gone_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run(CRASH, *command(tmp_path), CRASH_AT="ledger written", CRASH_TIME="3").returncode == -signal.SIGKILL
+    growing = GrowingTokens(tmp_path / "out")
+    (tmp_path / "out" / ".partial-train.safetensors").unlink()
+    monkeypatch.setattr("tokens.prepare.growing_tokens.NAMING_SECONDS", 0)
+    with pytest.raises(BadInput, match="a token file that its ledger"):
+        growing.stream("train").read(0, 10)
+
+
+def test_nothing_is_served_that_the_end_may_take_away(tmp_path: Path) -> None:
+    options = command(tmp_path, "--test-fraction", "0.00001")  # no hash falls to it: the last document is cut off
+    assert run(CRASH, *options, CRASH_AT="ledger written", CRASH_TIME="5").returncode == -signal.SIGKILL
+    growing = GrowingTokens(tmp_path / "out")
+    assert growing.committed("train") == 0
+    assert run(PREPARE, *options).returncode == 0
+    growing.refresh()
+    assert growing.committed("train") == len(tokens_of(tmp_path / "out", "train"))
+
+
+def test_a_tail_that_is_cut_off_and_a_directory_without_plan_are_refused(tmp_path: Path) -> None:
+    assert run(PREPARE, *command(tmp_path, "--split", "tail")).returncode == 0
+    with pytest.raises(BadInput, match="prepared with --split tail, which holds out what comes last"):
+        GrowingTokens(tmp_path / "out")
+    with pytest.raises(BadInput, match=r"no plan\.json"):
+        GrowingTokens(tmp_path)
+
+
+def test_the_scratch_of_a_bucket_is_refused(tmp_path: Path) -> None:
+    options = command(tmp_path)
+    assert run(CRASH, *options, CRASH_AT="ledger written", CRASH_TIME="3").returncode == -signal.SIGKILL
+    with (tmp_path / "out" / "ledger.jsonl").open("a") as ledger:
+        ledger.write('{"uploaded": ".partial-train-00000.safetensors", "content": {}}\n')
+    with pytest.raises(BadInput, match="its shards leave for a bucket while it grows; follow a folder"):
+        GrowingTokens(tmp_path / "out")

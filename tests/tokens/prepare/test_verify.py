@@ -1,0 +1,98 @@
+"""What has come of a preparation, and what is damaged, is told by name."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from common.errors import BadInput
+from tests.tokens.prepare.test_prepare import COMMAND, CRASH, PREPARE, corpus, jsonl, run
+from tokens.prepare.verify import verify
+
+__all__ = ["corpus"]  # a fixture
+
+
+@pytest.fixture
+def sharded(tmp_path: Path) -> Path:
+    """Five units, of a hundred documents each but the last, in shards."""
+    source = jsonl(tmp_path / "a.jsonl", [f"document {number}" for number in range(450)])
+    size = source.stat().st_size // 5
+    options = ("--tokenizer", "bytes", "--unit-bytes", str(size), "--shard-tokens", "2000")
+    done = run(PREPARE, source, "--output", tmp_path / "out", "--validation-fraction", "0.1", *options)
+    assert done.returncode == 0, done.stderr
+    return tmp_path / "out"
+
+
+def test_a_flipped_bit_is_found_and_its_unit_and_source_are_named(corpus: Path, tmp_path: Path) -> None:
+    for split in ("hash", "tail"):
+        out = tmp_path / split
+        options = ("--tokenizer", "bytes", "--split", split, *COMMAND)
+        assert run(PREPARE, corpus, "--output", out, *options).returncode == 0
+        done = run(PREPARE, "verify", out)
+        assert done.returncode == 0 and "all as written" in done.stdout
+        plan = json.loads((out / "plan.json").read_text())
+        results = [json.loads(line) for line in (out / "ledger.jsonl").read_text().splitlines()[1:]]
+        before = sum(result["parts"]["train"]["tokens"] for result in results[:20])
+        data = bytearray((out / "train.safetensors").read_bytes())
+        data[4096 + 2 * before + 1] ^= 1
+        (out / "train.safetensors").write_bytes(data)
+        done = run(PREPARE, "verify", out)
+        assert done.returncode == 1
+        [extent, *_] = plan["units"][20]
+        inputs = [item["path"] for source in plan["sources"] for item in source["inputs"]]
+        assert "train.safetensors: damaged: got sha256" in done.stderr
+        assert f"of train, made from unit 20: {inputs[extent['input']]} (" in done.stderr
+
+
+def test_all_that_is_damaged_is_told_with_what_it_was_made_from(sharded: Path) -> None:
+    shards = sorted(sharded.glob("train-*.safetensors"))
+    assert len(shards) == 3
+    with shards[0].open("r+b") as file:
+        file.write(b"?")  # its header
+    with shards[2].open("r+b") as file:
+        file.truncate(shards[2].stat().st_size - 2)
+    data = bytearray((sharded / "validation.safetensors").read_bytes())
+    data[4097] ^= 1
+    (sharded / "validation.safetensors").write_bytes(data)
+    with pytest.raises(BadInput) as told:
+        verify(str(sharded))
+    said = str(told.value)
+    assert f"{shards[0]}: " in said
+    assert "validation.safetensors: damaged: got sha256 " in said
+    source = sharded.parent / "a.jsonl"
+    assert f"tokens 0 to 129 of validation, made from unit 0: {source} (bytes 0 to " in said, said
+    assert f" of train, made from unit 4: {source} (bytes " in said
+    assert "unit 1" not in said and "unit 2" not in said
+
+
+def test_a_changed_ledger_and_a_changed_plan_are_told(sharded: Path) -> None:
+    ledger, plan = sharded / "ledger.jsonl", sharded / "plan.json"
+    kept = ledger.read_text()
+    ledger.write_text(kept.replace('"digest": "', '"digest": "0', 1))
+    with pytest.raises(BadInput, match=r"ledger\.jsonl: damaged: tokens 0 to \d+ of \w+, made from unit 0: "):
+        verify(str(sharded))
+    for line in (kept.replace('"parts"', '"qarts"', 1), kept.replace('"index"', '"jndex"', 1)):
+        ledger.write_text(line)
+        with pytest.raises(BadInput, match=r"ledger\.jsonl: damaged: line 2: no unit: "):
+            verify(str(sharded))
+    ledger.write_text(kept)
+    assert "all as written" in verify(str(sharded))[0]
+    plan.write_text(plan.read_text().replace('"split_seed": 0', '"split_seed": 1'))
+    with pytest.raises(BadInput, match=r"plan\.json: damaged: its fingerprint is not "):
+        verify(str(sharded))
+
+
+def test_status_tells_how_far_a_preparation_has_come(tmp_path: Path) -> None:
+    source = jsonl(tmp_path / "a.jsonl", ["text"] * 100 + [None] * 1)  # type: ignore[list-item]
+    options = ("--tokenizer", "bytes", "--unit-bytes", "200", "--executor", "inline")
+    command = (source, "--output", tmp_path / "out", *options)
+    run(CRASH, *command, CRASH_AT="ledger written", CRASH_TIME="4")
+    done = run(PREPARE, "status", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    assert "not complete, last commit" in done.stdout
+    assert "units      4 of" in done.stdout
+    assert run(PREPARE, *command).returncode == 0
+    done = run(PREPARE, "status", tmp_path / "out")
+    assert f"{tmp_path / 'out'}: complete" in done.stdout
+    assert '{"null text": 1}, 1 documents lost' in done.stdout
+    assert run(PREPARE, "status", tmp_path).returncode == 1

@@ -1,0 +1,160 @@
+"""What `prepare_data.py stats` says is what a plain count over lists of documents says."""
+
+import random
+import re
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from common.errors import BadInput
+from tests.tokens.prepare.test_prepare import PREPARE, jsonl, run, write
+from tokens.format.token_file import open_split
+from tokens.stats import stats
+from tokens.stats.length_chart import CHART, draw_chart
+
+END = 50256
+
+
+def save(directory: Path, dtype: type = np.uint16, end: int = END, **splits: list[list[int]]) -> Path:
+    """Write bare token files of documents."""
+    directory.mkdir(exist_ok=True)
+    for split, documents in splits.items():
+        ids = [token for document in documents for token in [*document, end]]
+        save_file({"tokens": np.array(ids, dtype)}, directory / f"{split}.safetensors")
+    return directory
+
+
+def drawn(count: int, seed: int) -> list[list[int]]:
+    """Return documents of 0 to 299 random tokens."""
+    draw = random.Random(seed)
+    return [[draw.randrange(1000) for _ in range(draw.randrange(300))] for _ in range(count)]
+
+
+def numbers(line: str) -> list[float]:
+    return [float(number.replace(",", "")) for number in re.findall(r"\d[\d,]*\.?\d*", line)]
+
+
+@pytest.mark.parametrize("block", [7, 1000, 1 << 19])
+@pytest.mark.parametrize("dtype", [np.uint16, np.uint32])
+def test_lengths_and_copies_are_those_of_a_plain_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int, dtype: type
+) -> None:
+    monkeypatch.setattr(stats, "BLOCK_TOKENS", block)
+    monkeypatch.setattr(stats, "SHORT", 250)
+    train, validation = drawn(200, 0), drawn(50, 1)
+    train += [train[3], train[5], train[3], []]
+    validation += [train[7], train[3], train[3]]
+    lines = stats.stats(save(tmp_path / "out", dtype, train=train, validation=validation))
+    lengths = sorted(len(document) for document in train + validation)
+    tokens = sum(lengths) + len(lengths)
+    assert numbers(lines[0].split(":", 1)[1]) == [len(lengths), tokens, len(lengths), END]
+    assert numbers(lines[1]) == [round(sum(lengths) / len(lengths), 1), lengths[(len(lengths) + 1) // 2 - 1]]
+    percentiles = [lengths[-(-len(lengths) * percent // 100) - 1] for percent in (5, 25, 75, 95, 99)]
+    assert [numbers(part)[1] for part in lines[2].split(";")[0].split(", ")] == percentiles
+    assert numbers(lines[2].split(";")[1]) == [lengths[0], lengths[-1]]
+    for split, documents in (("train", train), ("validation", validation)):
+        distinct = {tuple(document) for document in documents}
+        copies = len(documents) - len(distinct)
+        assert any(f"{copies:,} documents of {split} (" in line and "repeat" in line for line in lines)
+    both = sum(document in train for document in validation)
+    assert any(re.search(rf"CONTAMINATION +{both} documents of validation .* are in train too", line) for line in lines)
+
+
+def test_splits_of_different_types_are_compared_by_their_ids(tmp_path: Path) -> None:
+    save(tmp_path / "out", np.uint16, train=[[1, 2], [3]])
+    save(tmp_path / "out", np.uint32, validation=[[4], [1, 2]])
+    assert any("CONTAMINATION        1 documents" in line for line in stats.stats(tmp_path / "out"))
+
+
+def test_the_histogram_counts_every_document_and_token(tmp_path: Path) -> None:
+    documents = [[1] * length for length in (0, 1, 2, 3, 4, 7, 8, 1000, 70_000)]
+    lines = stats.stats(save(tmp_path / "out", train=documents))
+    rows = {
+        match[1].strip(): int(match[2]) for line in lines if (match := re.match(r"(.{25})  +([\d,]+)  +[\d.]+%", line))
+    }
+    counted = {span: count for span, count in rows.items() if count}
+    assert counted == {
+        "0": 1,
+        "1": 1,
+        "2 to 3": 2,
+        "4 to 7": 2,
+        "8 to 15": 1,
+        "512 to 1,023": 1,
+        "65,536 to 131,071": 1,
+    }
+
+
+def test_a_prepared_directory_says_its_own_end_of_text_and_bytes_per_token(tmp_path: Path) -> None:
+    write(tmp_path / "out", jsonl(tmp_path / "a.jsonl", ["ab", "ö", "", "ab"] * 10), validation=0.1)
+    done = run(PREPARE, "stats", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    assert "40 documents, 100 tokens, 40 of them end-of-text 256" in done.stdout
+    assert "bytes per token      1.00" in done.stdout
+    assert "CONTAMINATION        4 documents of validation (100.00%) are in train too" in done.stdout
+    assert (tmp_path / "out" / CHART).read_bytes().startswith(b"\x89PNG")
+    assert f"drawn in {tmp_path / 'out' / CHART}" in done.stdout
+    assert run(PREPARE, "verify", tmp_path / "out").returncode == 0
+
+
+def test_a_lone_document_cut_by_tokens_is_counted_on_both_sides(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("x" * 99)
+    write(tmp_path / "out", tmp_path / "a.txt", validation=0.1)
+    lines = stats.stats(tmp_path / "out")
+    assert "2 documents, 100 tokens, 1 of them end-of-text 256" in lines[0]
+    assert "shortest 9, longest 90" in lines[2]
+
+
+def test_another_tokenizers_tokens_and_an_empty_directory_are_one_line(tmp_path: Path) -> None:
+    save(tmp_path / "out", end=99, train=[[1, 2], [3]])
+    with pytest.raises(BadInput, match=r"none of 5 tokens is the end-of-text id 50256; pass --end-of-text ID"):
+        stats.stats(tmp_path / "out")
+    done = run(PREPARE, "stats", tmp_path / "out", "--end-of-text", "99")
+    assert "2 documents, 5 tokens" in done.stdout
+    with pytest.raises(BadInput, match=r"no train\.safetensors"):
+        stats.stats(tmp_path)
+
+
+def test_a_directory_that_cannot_be_written_is_still_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(stats, "draw_chart", refuse)
+    lines = stats.stats(save(tmp_path / "out", train=[[1, 2], [3]]))
+    assert lines[-1] == "not drawn: [Errno 13] Permission denied"
+
+
+@pytest.mark.parametrize("lengths", [[0], [0, 1], [1], [5], [1, 2, 3], [700_000]])
+def test_every_set_of_lengths_can_be_drawn(tmp_path: Path, lengths: list[int]) -> None:
+    draw_chart(tmp_path, np.array(lengths), np.ones(len(lengths), np.int64))
+    assert [path.name for path in tmp_path.iterdir()] == [CHART]
+
+
+def test_any_name_of_a_directory_can_be_drawn_and_a_link_is_not_written_through(tmp_path: Path) -> None:
+    folder = tmp_path / "50$ and x^$ \udcff\x1b[31m"
+    folder.mkdir()
+    (tmp_path / "victim").write_text("precious")
+    for name in (CHART, f".partial-{CHART}"):
+        (folder / name).symlink_to(tmp_path / "victim")
+    draw_chart(folder, np.array([3]), np.ones(1, np.int64))
+    assert (tmp_path / "victim").read_text() == "precious"
+    assert (folder / CHART).read_bytes().startswith(b"\x89PNG")
+
+
+def test_memory_is_eight_bytes_a_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stats, "BLOCK_TOKENS", 1 << 14)
+    peaks = []
+    for count in (1 << 15, 1 << 18):
+        tokens = np.full((count, 5), END, np.uint16)
+        tokens[:, :4] = np.random.default_rng(0).integers(0, 50_000, (count, 4))
+        (tmp_path / str(count)).mkdir()
+        save_file({"tokens": tokens.reshape(-1)}, tmp_path / str(count) / "train.safetensors")
+        stream = open_split(tmp_path / str(count), "train")
+        tracemalloc.start()
+        split = stats.read_split(stream, END, np.dtype("<u2"), stats.Lengths())
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        assert len(split.hashes) == count
+    assert (peaks[1] - peaks[0]) / ((1 << 18) - (1 << 15)) < 10, peaks

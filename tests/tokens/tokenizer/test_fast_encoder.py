@@ -1,0 +1,149 @@
+"""Whatever is faster gives tiktoken's ids, for any text; what gives others is not used."""
+
+import itertools
+import json
+import multiprocessing
+import random
+import sys
+from base64 import b64encode
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import attrs
+import numpy as np
+import pytest
+
+from tests.conftest import shared
+from tests.tokens.tokenizer.test_tokenizer import reference
+from tokens.prepare.encode_unit import _encoder
+from tokens.tokenizer import fast_encoder as fast_tokenizer
+from tokens.tokenizer.fast_encoder import FastBytePairEncoder, Recipe, encoders, write_recipe
+from tokens.tokenizer.hugging_face_files import _halves
+from tokens.tokenizer.tokenizer import PROBE, BytePairTokenizer, fingerprint, load_tokenizer
+
+RANKS = str(shared("gpt2.tiktoken"))
+# What GPT-2's pattern tells apart, characters whose class depends on the Unicode version, and what regular expressions
+# and byte-pair encoders stumble over.
+PARTS = (
+    *"aZé日ǅ1٣½Ⅷ!?'\u2019_-、€🙂\u0300\u200d\u00a0\u0085\u3000\x00\x1c\t\n\r\v\f",
+    *("  ", "    ", "\r\n", "\n\n\n", "'s", "'re", "'LL", "'ve ", "<|endoftext|>", " the", "tion", "\U0010ffff"),
+    *("\U000323b0", "\U00016ea0", "\u1c89", "\ua7cb", "a" * 100, "1" * 100, " " * 100, "é" * 50, "中" * 50),
+)
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
+    written = write_recipe(tiktokens(), tmp_path_factory.mktemp("recipe") / "recipe.json")
+    assert written is not None
+    return written
+
+
+def tiktokens() -> BytePairTokenizer:
+    tokenizer = load_tokenizer(RANKS)
+    assert isinstance(tokenizer, BytePairTokenizer)
+    return tokenizer
+
+
+def strange_texts(count: int) -> Iterator[str]:
+    draw = random.Random(0)
+    for _ in range(count):
+        yield "".join(draw.choices(PARTS, k=draw.randint(0, 30)))
+
+
+def test_every_way_gives_tiktokens_ids(recipe: Recipe) -> None:
+    pytest.importorskip("fastokens")
+    names = ("wikitext2.txt", "tinyshakespeare.txt", "instruction-data.json")
+    texts = [*PROBE, *strange_texts(20_000), *(shared(name).read_text() for name in names)]
+    parts = [reference().encode_ordinary(text) for text in texts]
+    wanted, lengths = np.concatenate([np.array(part, np.uint16) for part in parts]), [len(part) for part in parts]
+    ways = list(encoders(RANKS, recipe))
+    assert [type(way) for way in ways] == [FastBytePairEncoder, BytePairTokenizer, BytePairTokenizer]
+    for way in ways:
+        ids, counts = way.encode_batch(texts)
+        assert ids.dtype == wanted.dtype
+        assert counts.tolist() == lengths
+        assert ids.tolist() == wanted.tolist()
+
+
+def memory_growth(recipe: Recipe, forget_tokens: int) -> int:
+    """Return by how many KiB this process's peak grows over four million tokens of words that are all new."""
+    fast_tokenizer.FORGET_TOKENS = forget_tokens
+    encoder = next(encoders(RANKS, recipe))
+    draw = np.random.default_rng(0)
+    peaks = []
+    for _ in range(16):
+        letters = draw.integers(ord("a"), ord("z") + 1, (60_000, 8), np.uint8)
+        letters[:, 0] = ord(" ")
+        encoder.encode_batch([letters.tobytes().decode()])
+        peaks.append(int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]))
+    return peaks[-1] - peaks[0]
+
+
+def test_what_fastokens_raises_is_raised() -> None:
+    class PanicException(BaseException):  # what Rust's panics are to Python
+        pass
+
+    class Broken:
+        def encode_batch_flat(self, texts: list[str], **_: bool) -> None:
+            raise PanicException(texts[0])
+
+    encoder = FastBytePairEncoder(Recipe(path=Path(), vocabulary_size=257, end_of_text_id=256), Broken())  # type: ignore[arg-type]
+    for _ in range(2):
+        with pytest.raises(PanicException, match="text"):
+            encoder.encode_batch(["text"])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
+def test_words_that_were_met_are_forgotten(recipe: Recipe) -> None:
+    pytest.importorskip("fastokens")
+    grown = []
+    for forget_tokens in (1 << 40, 1 << 20):
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+            grown.append(process.submit(memory_growth, recipe, forget_tokens).result())
+    assert grown[1] < grown[0] / 2
+
+
+def test_without_fastokens_tiktoken_does_it(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fastokens", None)
+    assert [type(way) for way in encoders(RANKS, recipe)] == [BytePairTokenizer, BytePairTokenizer]
+
+
+def test_an_encoder_that_gives_other_ids_is_passed_over(recipe: Recipe, tmp_path: Path) -> None:
+    pytest.importorskip("fastokens")
+    values = json.loads(recipe.path.read_text())
+    values["pre_tokenizer"]["add_prefix_space"] = True
+    other = attrs.evolve(recipe, path=tmp_path / "other.json")
+    other.path.write_text(json.dumps(values))
+    wanted = fingerprint(tiktokens())
+    assert fingerprint(next(encoders(RANKS, other))) != wanted
+    _encoder.cache_clear()
+    encoder = _encoder(RANKS, wanted, other)
+    _encoder.cache_clear()
+    assert isinstance(encoder, BytePairTokenizer)
+    assert fingerprint(encoder) == wanted
+
+
+def test_the_halves_of_a_token_are_what_its_last_merge_joins() -> None:
+    ranks = tiktokens().ranks()
+    halves = _halves(ranks)
+    assert halves is not None
+    assert list(halves) == [token for token in sorted(ranks, key=ranks.__getitem__) if len(token) > 1]
+    for token, pair in halves.items():
+        parts = [token[at : at + 1] for at in range(len(token))]
+        while len(parts) > 2:  # byte-pair encoding, step by step
+            merged = [ranks.get(left + right, len(ranks)) for left, right in itertools.pairwise(parts)]
+            first = merged.index(min(merged))
+            parts[first : first + 2] = [parts[first] + parts[first + 1]]
+        assert tuple(parts) == pair
+
+
+def test_ranks_that_no_merges_give_are_left_to_tiktoken(tmp_path: Path) -> None:
+    tokens = [*(bytes([byte]) for byte in range(256)), b"abc"]  # of which no part is a token
+    path = tmp_path / "mine.tiktoken"
+    path.write_text("".join(f"{b64encode(token).decode()} {rank}\n" for rank, token in enumerate(tokens)))
+    tokenizer = load_tokenizer(str(path))
+    assert isinstance(tokenizer, BytePairTokenizer)
+    assert write_recipe(tokenizer, tmp_path / "recipe.json") is None
+    assert tokenizer.encode("abc abcd").tolist() == [256, *b" abcd"]
+    assert [way.encode_batch(["abc abcd"])[0].tolist() for way in encoders(str(path), None)] == [[256, *b" abcd"]] * 2

@@ -1,0 +1,120 @@
+"""GPT-2 ids are tiktoken's, a text cannot forge a document's end, and pieces change nothing."""
+
+import base64
+import functools
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiktoken
+from hypothesis import given
+from hypothesis import strategies as st
+from tiktoken.load import load_tiktoken_bpe
+from tiktoken_ext.openai_public import r50k_pat_str
+
+from common.errors import BadInput
+from tests.conftest import shared
+from tokens.documents.text_file import cut_position
+from tokens.tokenizer.hugging_face_files import read_tokenizer_files
+from tokens.tokenizer.tokenizer import load_tokenizer, token_dtype
+
+
+@functools.cache
+def reference() -> tiktoken.Encoding:
+    """Return GPT-2's encoding as tiktoken itself builds it."""
+    ranks = load_tiktoken_bpe(str(shared("gpt2.tiktoken")))
+    return tiktoken.Encoding(
+        "gpt2", pat_str=r50k_pat_str, mergeable_ranks=ranks, special_tokens={"<|endoftext|>": 50256}
+    )
+
+
+@pytest.mark.parametrize("name", ["tinyshakespeare.txt", "wikitext2.txt", "instruction-data.json"])
+def test_gpt2_ids_equal_tiktokens_for_the_whole_file(name: str) -> None:
+    text = shared(name).read_text()
+    ours = load_tokenizer(str(shared("gpt2.tiktoken")))
+    ids = ours.encode(text)
+    assert ids.tolist() == reference().encode_ordinary(text)
+    assert ids.dtype == np.uint16
+    assert ours.decode(ids.tolist()) == text
+
+
+def test_the_text_of_a_special_token_is_ordinary_text() -> None:
+    tokenizer = load_tokenizer(str(shared("gpt2.tiktoken")))
+    ids = tokenizer.encode("a<|endoftext|>b")
+    assert tokenizer.end_of_text_id == 50256
+    assert 50256 not in ids
+    assert tokenizer.decode(ids.tolist()) == "a<|endoftext|>b"
+    assert 256 not in load_tokenizer("bytes").encode("a<|endoftext|>b")
+
+
+PARTS = "a|b's| |  |\n|\t|12|!?|é|日|、|'ll|'|\u00a0|\x1c|\r\n|½|\u0300|🙂".split("|")  # noqa: SIM905
+
+
+@given(st.lists(st.sampled_from(PARTS), max_size=40))
+def test_cutting_a_text_does_not_change_its_ids(parts: list[str]) -> None:
+    text = "".join(parts)
+    encode = reference().encode_ordinary
+    cut = cut_position(text)
+    assert encode(text[:cut]) + encode(text[cut:]) == encode(text)
+
+
+def test_bytes_round_trip() -> None:
+    tokenizer = load_tokenizer("bytes")
+    assert tokenizer.encode("né").tolist() == [110, 195, 169]
+    assert tokenizer.decode([110, 195, 169, 256]) == "né<|endoftext|>"
+
+
+def test_ids_take_two_bytes_where_they_fit() -> None:
+    assert token_dtype(65_536) == np.uint16
+    assert token_dtype(65_537) == np.uint32
+
+
+def test_gpt2_without_network_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")  # nothing listens there
+    monkeypatch.setattr(tiktoken.registry, "ENCODINGS", {})
+    with pytest.raises(BadInput, match=r"--tokenizer FILE\.tiktoken.*TIKTOKEN_CACHE_DIR"):
+        load_tokenizer("gpt2")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [("YQ== 0\nnonsense\n", "line 2: got b'nonsense'"), ("YQ== 0\nYg== 2\n", "wanted each of 0, 1, 2")],
+)
+def test_damaged_ranks_are_refused(tmp_path: Path, content: str, message: str) -> None:
+    path = tmp_path / "x.tiktoken"
+    path.write_text(content)
+    with pytest.raises(BadInput, match=message):
+        load_tokenizer(str(path))
+
+
+def test_unknown_tokenizers_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="tokenizer 'bert' is unknown; wanted gpt2, bytes or"):
+        load_tokenizer("bert")
+    with pytest.raises(BadInput, match="no such ranks file"):
+        load_tokenizer(str(tmp_path / "absent.tiktoken"))
+
+
+def test_ranks_without_one_of_the_bytes_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.tiktoken"
+    lines = [f"{base64.b64encode(bytes([byte])).decode()} {byte}" for byte in range(255)] + ["YWI= 255"]
+    path.write_text("\n".join(lines))
+    with pytest.raises(BadInput, match=r"x\.tiktoken: byte 0xff has no rank of its own"):  # tiktoken panics
+        load_tokenizer(str(path))
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "device"])
+def test_ranks_that_cannot_be_read_are_one_line(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "x.tiktoken"
+    {"pipe": os.mkfifo, "folder": os.mkdir, "device": functools.partial(os.symlink, "/dev/zero")}[kind](path)
+    with pytest.raises(BadInput, match=rf"x\.tiktoken: cannot be read: is a {kind}, wanted a regular file"):
+        load_tokenizer(str(path))
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "vocab.json"])
+@pytest.mark.parametrize("content", [b'{"a": ' * 100_000, b"\xff", b"[]", b'{"model": []}', b'{"\\ud800": {}}'])
+def test_damaged_tokenizer_files_are_one_line(tmp_path: Path, name: str, content: bytes) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(BadInput, match=rf"{name}: (damaged: |got 1 tokens).*; pass a tokenizer with --tokenizer"):
+        read_tokenizer_files(tmp_path)

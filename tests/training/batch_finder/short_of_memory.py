@@ -1,0 +1,69 @@
+"""find_batch_size.py, and train.py --find-max-microbatch, on a machine where rank 1 runs out of memory.
+
+The environment says where: FAIL_IN is forward, backward, step or later (in a step after the first trial's), and ABOVE
+the micro-batch that still fits. FAIL_IN killed: rank 1's process is gone without a word; hang: it
+does not come back.
+"""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import find_batch_size
+import train
+from model import gpt
+from training.batch_finder import finder
+from training.batch_finder import worker as probe
+from training.batch_finder import worker_pool as team
+
+PLACE, ABOVE = os.environ["FAIL_IN"], int(os.environ["ABOVE"])
+MESSAGE = "CUDA out of memory. Tried to allocate 1.00 GiB"
+seen = {"size": 0, "steps": 0}
+plain_forward, plain_step = gpt.GPT.forward, probe.train_step
+plain_update = torch.optim.AdamW.step
+
+
+def fail(place: str) -> None:
+    if os.environ.get("RANK") == "1" and place == PLACE and seen["size"] > ABOVE:
+        if PLACE == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if PLACE == "hang":
+            time.sleep(1000)
+        raise torch.OutOfMemoryError(MESSAGE)
+
+
+def forward(self: nn.Module, tokens: Tensor, **options: Any) -> Tensor:
+    seen["size"] = len(tokens)
+    fail("forward")
+    fail("killed")
+    fail("hang")
+    loss = plain_forward(self, tokens, **options)
+    loss.register_hook(lambda _: fail("backward"))
+    return loss
+
+
+def update(self: torch.optim.AdamW) -> Any:
+    fail("step")
+    if seen["steps"] > finder.TRIAL_STEPS:
+        fail("later")
+    return plain_update(self)
+
+
+def train_step(trainer: Any, number: int, feed: Any) -> Any:
+    seen["steps"] = number + 1
+    return plain_step(trainer, number, feed)
+
+
+finder.PROBE = Path(__file__)
+if PLACE == "hang":
+    team.TRIAL_SECONDS = 4.0
+gpt.GPT.forward, torch.optim.AdamW.step, probe.train_step = forward, update, train_step
+if "--find-max-microbatch" in sys.argv:
+    train.leave(train.main())
+sys.exit(find_batch_size.main())

@@ -1,0 +1,234 @@
+"""The largest micro-batch: found where a rank runs out of memory, without hanging, and written without harm."""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from common.errors import BadInput
+from tests import launch
+from tests.conftest import ROOT
+from training.batch_finder import finder
+from training.batch_finder.edit_json import check_editable, write_microbatch
+from training.batch_finder.search import Search, candidates, keeping
+from training.batch_finder.worker import HEADROOM, Report, _usable_bytes, is_memory_error
+from training.config.train_config import load_run
+from training.planning.memory_model import GIB, largest_microbatch, outside_bytes, predict
+
+SHORT = Path(__file__).with_name("short_of_memory.py")
+SECONDS = 60  # a search here takes 5 on a quiet machine; a hang would be killed after 180
+
+
+def find(run: Path, *options: str, script: Path = ROOT / "find_batch_size.py", **environment: str) -> Any:
+    return launch.run(script, str(run), *options, environment=environment)
+
+
+def contents(run: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in run.iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("place", "parallel", "fits"),
+    [("forward", "ddp", 2), ("backward", "ddp", 2), ("backward", "fsdp", 2), ("step", "fsdp", 2), ("later", "ddp", 1)],
+)
+def test_one_rank_out_of_memory_is_a_vote_of_all(
+    make_run: Callable[..., Path], place: str, parallel: str, fits: int
+) -> None:
+    run = make_run(parallel=parallel, determinism="off", dataset="not needed")
+    before, began = contents(run), time.monotonic()
+    options = ("--device", "cpu", "--world-size", "2")
+    done = find(run, *options, script=SHORT, FAIL_IN=place, ABOVE=str(fits))
+    assert time.monotonic() - began < SECONDS
+    assert done.returncode == 0, done.stderr
+    assert "does not fit on rank 1: CUDA out of memory" in done.stdout
+    last = done.stdout.splitlines()[-1]
+    assert last.startswith(f"largest micro-batch that fits and keeps the global batch: {fits} (8 = {fits} x"), last
+    assert contents(run) == before
+
+
+def test_under_torchrun_it_is_the_same_and_is_written(make_run: Callable[..., Path]) -> None:
+    run = make_run(determinism="off")
+    text = (run / "train.json").read_text().replace(": ", " :  ", 3) + "\n\n"
+    (run / "train.json").write_text(text)
+    done = launch.run(
+        SHORT,
+        *(str(run), "--device", "cpu", "--find-max-microbatch", "--write"),
+        ranks=2,
+        environment={"FAIL_IN": "backward", "ABOVE": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("does not fit on rank 1") == 1
+    written = (run / "train.json").read_text()
+    assert written == text.replace('"microbatch_size" :  2', '"microbatch_size" :  1') != text
+    assert {path.name for path in run.iterdir()} == {"model.json", "train.json"}
+
+
+def test_nothing_fits_and_a_lost_process_are_told_in_a_line(make_run: Callable[..., Path]) -> None:
+    run = make_run(determinism="off")
+    options = ("--device", "cpu", "--world-size", "2")
+    for place, line in (
+        ("step", f"{run}: not even one sequence of 32 tokens fits; what would, by prediction: a l4 or larger"),
+        ("killed", "micro-batch 1: rank 1: its process ended with status -9"),
+        ("hang", "micro-batch 1: not all ranks have answered within 4 s"),
+    ):
+        done = find(run, *options, script=SHORT, FAIL_IN=place, ABOVE="0")
+        assert done.returncode == 1
+        assert f"find_batch_size.py: {line}" in done.stderr.splitlines()
+
+
+def test_no_process_outlives_a_killed_search(make_run: Callable[..., Path]) -> None:
+    options = ("--device", "cpu", "--set", "train.global_batch_size=null")
+    process = launch.start(ROOT / "find_batch_size.py", str(make_run()), *options)
+    while not process.stdout.readline():
+        pass
+    assert process.children()
+    os.kill(process.pid, 9)
+    deadline = time.monotonic() + 20
+    while process.children():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_ctrl_c_is_one_line(make_run: Callable[..., Path]) -> None:
+    process = launch.start(ROOT / "find_batch_size.py", str(make_run()), "--device", "cpu")
+    process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(SECONDS)
+    assert (process.returncode, errors) == (130, "find_batch_size.py: interrupted: nothing is written\n")
+
+
+def test_a_search_has_torchrun_or_no_launcher(make_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    def search(processes: int | None) -> None:
+        finder.report_largest(load_run(make_run(str(processes)), []), [], "cpu", processes, write=False)
+
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(BadInput, match=r"torchrun, or no launcher"):
+        search(None)
+    with pytest.raises(BadInput, match=r"--world-size: got 2, but torchrun sets the world size"):
+        search(2)
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "1")  # where nobody listens
+    monkeypatch.setattr("training.parallel.process_group.CONNECT_TIMEOUT", timedelta(milliseconds=100))
+    with pytest.raises(BadInput, match=r"torchrun is gone"):
+        finder.report_largest(load_run(make_run("last"), []), [], "cpu", None, write=False)
+
+
+def test_writing_keeps_a_link_the_mode_and_ends_of_lines(make_run: Callable[..., Path]) -> None:
+    directory = make_run()
+    path, file = directory / "train.json", directory / "elsewhere.json"
+    text = path.read_bytes().replace(b", ", b",\r\n")
+    path.unlink()
+    path.symlink_to(file.name)
+    file.write_bytes(text)
+    file.chmod(0o600)
+    run = load_run(directory, [])
+    check_editable(run, [])
+    assert write_microbatch(run, 4)
+    assert path.is_symlink() and file.stat().st_mode & 0o777 == 0o600
+    assert file.read_bytes() == text.replace(b'"microbatch_size": 2', b'"microbatch_size": 4')
+    file.write_bytes(text.replace(b'"microbatch_size"', b'"microbatch\\u005fsize"'))
+    with pytest.raises(BadInput, match=r'wanted the key spelt "microbatch_size"'):
+        check_editable(load_run(directory, []), [])
+
+
+def test_a_trial_holds_the_elastic_sums_of_the_whole_step(make_run: Callable[..., Path]) -> None:
+    run = load_run(make_run(global_batch_size=96), ["determinism=elastic"])
+    assert [finder._extra_sums(run, 2, size) for size in (1, 3, 6, 48)] == [2, 1, 0, 0]  # 48, 16, 8, 1 micro-batches
+    assert finder._extra_sums(load_run(run.directory, ["determinism=run"]), 2, 1) == 0
+
+
+def test_headroom_is_kept_once_and_from_what_others_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    total, held, others = 80 * GIB, 10 * GIB, 3 * GIB
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (total - held - others, total))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: held)
+    for gpu, size in ((None, total), (24 * GIB, 24 * GIB), (90 * GIB, total)):
+        assert _usable_bytes(torch.device("cuda"), gpu) == size - others - int(HEADROOM * size)
+
+
+def test_predictions_need_no_gpu_and_no_tokens() -> None:
+    command = ["--predict", "a100-40gb,rtx3090-24gb", "--world-size", "8", "--set", "model.n_layers=48"]
+    done = find(ROOT / "runs" / "8xa100", *command, "--set", "model.emb_dim=1600", "--set", "model.n_heads=25")
+    assert done.returncode == 0, done.stderr
+    rows = [line.split() for line in done.stdout.splitlines()]
+    assert ["a100-40gb", "37.4", "ddp"] in [row[:3] for row in rows]
+    assert "rtx3090-24gb, ddp: not even one sequence fits; what would, by prediction: --set parallel=fsdp, or" in (
+        done.stdout
+    )
+    assert "uncalibrated" in done.stdout
+
+
+def test_bad_input_is_one_line(make_run: Callable[..., Path]) -> None:
+    run, plain = make_run(), make_run("plain", global_batch_size=None, gradient_accumulation_steps=3)
+    for directory, options, line in (
+        (run, (), "no GPU here; --predict a100-40gb predicts for one, --device cpu tries the search on this machine"),
+        (run, ("--predict", "a100"), "unknown GPU 'a100'; did you mean 'a100-"),
+        (
+            run,
+            ("--device", "cpu", "--world-size", "3"),
+            "got 8, wanted a multiple of the world size",
+        ),
+        (run, ("--predict", "l4", "--world-size", "3"), "got 8, wanted a multiple of the world size, 3; use"),
+        (plain, ("--device", "cpu", "--write"), "--write keeps the global batch, wanted global_batch_size"),
+        (run, ("--device", "cpu", "--write", "--set", "log_interval=2"), "--write: got --set log_interval=2 as well"),
+    ):
+        if not options and torch.cuda.is_available():
+            continue
+        done = find(directory, *options)
+        assert done.returncode == 1
+        [said] = done.stderr.splitlines()
+        assert said.startswith("find_batch_size.py: ") and line in said
+
+
+def test_a_search_decides_every_limit_in_few_trials(make_run: Callable[..., Path]) -> None:
+    sizes = candidates(load_run(make_run(), ["global_batch_size=null"]), 2)
+    for limit in (0, 1, 2, 30, 100, 333, 5000):
+        for guess in (None, 1, 3, 100, 4000):
+            search, trials = Search(sizes), 0
+            while (size := search.next(guess)) is not None:
+                search.learn(size, fits=size <= limit)
+                trials += 1
+            assert search.largest == max((size for size in sizes if size <= limit), default=None)
+            assert trials <= 20, (limit, guess)
+
+
+def test_candidates_keep_the_global_batch(make_run: Callable[..., Path]) -> None:
+    run = load_run(make_run(global_batch_size=24), [])
+    assert candidates(run, 2) == [1, 2, 3, 4, 6, 12]
+    assert keeping(run, 2, 5) == 4
+    alone = load_run(make_run("alone"), ["global_batch_size=null", "gradient_accumulation_steps=3"])
+    assert keeping(alone, 4, 5) == 3  # of 2 x 3
+
+
+def test_a_measurement_corrects_the_prediction() -> None:
+    run = load_run(ROOT / "runs" / "8xa100", [])
+    total = 80 * GIB
+    predicted = predict(run.model, "ddp", 8, 16).allocated
+    as_predicted, twice = ([Report(allocated=times * predicted, usable=total)] for times in (1, 2))
+    first = finder._guess(run, 8, [Report(usable=total), Report(usable=total // 2)])
+    outside = outside_bytes(8)  # is held when `usable` is measured
+    assert first == largest_microbatch(run.model, "ddp", 8, total // 2 + outside)
+    assert finder._guess(run, 8, as_predicted, 16) == largest_microbatch(run.model, "ddp", 8, total + outside)
+    assert finder._guess(run, 8, twice, 16) == first
+
+
+def test_errors_of_memory_are_told_from_others() -> None:
+    with pytest.raises(RuntimeError) as failure:
+        torch.empty(1 << 60)
+    assert is_memory_error(failure.value)
+    assert is_memory_error(MemoryError())
+    for words in (
+        "CUDA error: out of memory",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
+        "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+        "NCCL error in: NCCLUtils.cpp:94, unhandled cuda error\nLast error:\nCuda failure 2 'out of memory'",
+    ):
+        assert is_memory_error(RuntimeError(words))
+    assert not is_memory_error(RuntimeError("shapes do not match"))

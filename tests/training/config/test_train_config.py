@@ -1,0 +1,282 @@
+"""Run directories: ours and the public ones load; anything wrong is named by file and key."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+from common.errors import BadInput
+from model.config import ModelConfig
+from tests.conftest import ROOT, TINY_MODEL, TINY_TRAIN
+from training.config.batch_plan import check_steps, describe, make_plan
+from training.config.dataset_config import shares
+from training.config.foreign_keys import FOREIGN_KEYS
+from training.config.train_config import TrainConfig, load_run
+
+GPT2_124M = {
+    "vocab_size": 50257,
+    "context_length": 1024,
+    "emb_dim": 768,
+    "n_heads": 12,
+    "n_layers": 12,
+    "drop_rate": 0.1,
+    "qkv_bias": False,
+}
+# Keys and values as they stand in public run directories of gpjt/ddp-base-model-from-scratch.
+PUBLIC = {
+    "dataset": "gpjt/fineweb-gpt2-tokens",
+    "min_train_tokens": 3260190720,
+    "start_train_token": 0,
+    "start_val_token": 0,
+    "microbatch_size": 12,
+    "checkpoint_interval": 617,
+}
+
+
+def run_directory(folder: Path, model: dict[str, Any], train: dict[str, Any]) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "model.json").write_text(json.dumps(model))
+    (folder / "train.json").write_text(json.dumps(train))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {},
+        {"clipping_max_norm": 3.5, "weight_decay": 0.01, "learning_rate": 0.0014},
+        {"schedule_learning_rate": True, "warmup_period_percent": 5, "gradient_accumulation_steps": 16},
+        {"random_seed": 67},
+    ],
+)
+def test_public_run_directories_load_unchanged(tmp_path: Path, extra: dict[str, Any]) -> None:
+    run = load_run(run_directory(tmp_path / "r", GPT2_124M, PUBLIC | extra), [])
+    assert run.notices == ()
+    accumulation = extra.get("gradient_accumulation_steps", 1)
+    plan = make_plan(run, world_size=8)
+    assert plan.layout.global_batch_size == 12 * accumulation * 8
+    assert plan.train_tokens >= 3260190720
+    assert "no global_batch_size in train.json" in "\n".join(describe(run, plan))
+
+
+@pytest.mark.parametrize(
+    ("extra", "key", "value", "notice"),
+    [
+        ({"use_amp": False}, "precision", "fp32", "use_amp false is read as precision fp32"),
+        ({"use_amp": True}, "precision", "auto", "use_amp true is read as precision auto"),
+        ({"validation_batches": 300}, "validation_sequences", 3600, "are read as validation_sequences 3600"),
+        ({"minibatch_size": 12}, "microbatch_size", 12, "minibatch_size 12 is read as microbatch_size"),
+    ],
+)
+def test_older_spellings_are_translated_and_said(
+    tmp_path: Path, extra: dict[str, Any], key: str, value: object, notice: str
+) -> None:
+    run = load_run(run_directory(tmp_path / "r", GPT2_124M, PUBLIC | extra), [])
+    assert getattr(run.train, key) == value
+    assert [notice in line for line in run.notices] == [True]
+
+
+@pytest.mark.parametrize("name", ["1xrtx3090", "1xh100", "8xa100", "8xa100m80", "8xh100", "8xb200"])
+def test_shipped_run_directories_train_the_same_model_on_the_same_batches(name: str) -> None:
+    run = load_run(ROOT / "runs" / name, [])
+    reference = load_run(ROOT / "runs" / "8xa100", [])
+    assert (run.model, run.train) == (reference.model, reference.train)
+    for world_size in (1, 2, 4, 8):
+        plan = make_plan(run, world_size)
+        assert plan.layout.global_batch_size == 128
+        assert plan.layout.microbatch_size == 16
+        assert plan.steps == 24_874
+        assert 3_260_190_720 <= plan.train_tokens < 3_260_190_720 + plan.tokens_per_step
+    assert run.train.dataset == "gpjt/fineweb-gpt2-tokens"
+
+
+def part(dataset: str = "a", **keys: Any) -> dict[str, Any]:
+    return {"dataset": dataset} | keys
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "message"),
+    [
+        ("train", {"warmup_step": 3}, "train.json: unknown key 'warmup_step'; did you mean 'warmup_period_percent'?"),
+        ("train", {"learning_rates": 1}, "train.json: unknown key 'learning_rates'; did you mean 'learning_rate'?"),
+        ("train", {"zzz": 1}, "train.json: unknown key 'zzz'; known: adam_beta1"),
+        ("train", {"learning_rate": "fast"}, "learning_rate: got 'fast', wanted a number above 0"),
+        ("train", {"microbatch_size": 2.0}, "microbatch_size: got 2.0, wanted an integer of at least 1"),
+        ("train", {"min_train_tokens": -1}, "min_train_tokens: got -1, wanted an integer of at least 1"),
+        ("train", {"parallel": "zero"}, """parallel: got 'zero', wanted "ddp" or "fsdp\""""),
+        ("train", {"optimizer": "sgd"}, """optimizer: got 'sgd', wanted "adamw" or "muon\""""),
+        (
+            "train",
+            {"optimizer": "muon", "parallel": "fsdp"},
+            'parallel: got "fsdp", wanted "ddp", because optimizer is "muon"',
+        ),
+        ("train", {"on_spike": "wait"}, """on_spike: got 'wait', wanted "stop" or "skip\""""),
+        ("train", {"spike_window": 1}, "spike_window: got 1, wanted an integer of at least 2"),
+        ("train", {"spike_zscore": 0}, "spike_zscore: got 0, wanted a number above 0"),
+        ("train", {"dataset": ""}, "dataset: got '', wanted a non-empty string, or a list of {\"dataset\": NAME"),
+        ("train", {"dataset": []}, "dataset: got [], wanted a non-empty string, or a list of"),
+        ("train", {"dataset": ["a"]}, 'dataset: entry 1: got \'a\', wanted {"dataset": NAME, "weight": NUMBER}'),
+        ("train", {"dataset": [part(wieght=1)]}, "entry 1: unknown key 'wieght'; did you mean 'weight'?"),
+        ("train", {"dataset": [{"dataset": "a"}]}, "dataset: entry 1: key 'weight' is missing"),
+        ("train", {"dataset": [part("", weight=1)]}, "dataset: entry 1: got dataset '', wanted a non-empty string"),
+        (
+            "train",
+            {"dataset": [part("b", weight=1), part(weight=0)]},
+            "entry 2, a: got weight 0, wanted a number above",
+        ),
+        ("train", {"dataset": [part(weight="1")]}, "entry 1, a: got weight '1', wanted a number above 0, or stages"),
+        ("train", {"dataset": [part(weight=True)]}, "entry 1, a: got weight True, wanted a number above 0"),
+        ("train", {"dataset": [part(weight=1), part(weight=2)]}, "dataset: got a twice, wanted each dataset once"),
+        ("train", {"dataset": [part(weight=[])]}, "a: got stages [], wanted the first one to begin with step 0"),
+        ("train", {"dataset": [part(weight=[[1, 1]])]}, "a: got stages [[1, 1]], wanted the first one to begin with"),
+        ("train", {"dataset": [part(weight=[[0, 1], [0, 2]])]}, "a: got stage [0, 2], wanted [first step, weight], st"),
+        ("train", {"dataset": [part(weight=[[0, -1]])]}, "a: got stage [0, -1], wanted [first step, weight]"),
+        ("train", {"dataset": [part(weight=[[0, 1], [5, 0]])]}, "dataset: got no weight above 0 from step 5 on"),
+        ("train", {"dataset": [part(weight=[[0, 0]]), part("b", weight=1)]}, "got weight 0 for a in every stage"),
+        ("train", {"dataset": [part(weight=1e-9), part("b", weight=1)]}, "round the weights to fewer digits"),
+        (
+            "train",
+            {"dataset": [part(weight=1)], "min_train_tokens": None},
+            "min_train_tokens: got null (all tokens), wa",
+        ),
+        ("train", {"dataset": [part(weight=1e-320), part("b", weight=1e300)]}, "round the weights to fewer digits"),
+        ("train", {"dataset": [part(weight=10**400)]}, "entry 1, a: got weight 1000"),
+        ("train", {"dataset": [part(str(n), weight=1) for n in range(5000)]}, "got 5,000 datasets, wanted at most 256"),
+        ("train", {"dataset": [part(weight=[[n, 1] for n in range(5000)])]}, "got 5,000 stages in all, wanted at most"),
+        ("train", {"dataset": "a" * 5000, "max_epochs": "b" * 5000}, "max_epochs: got 'bbb"),
+        ("train", {"minibatch_size": "a" * 5000}, "minibatch_size 'aaa"),
+        ("train", {f"key{n}": n for n in range(20_000)}, "unknown key 'key0'; known: adam_beta1"),
+        ("train", {"x" * 5000 + "\x1b[2J": 1}, "unknown key 'xxx"),
+        ("train", {"random_seed": 10**30}, "random_seed: got 1000"),
+        ("model", {"n_layers": 10**7}, "n_layers: got 10000000, wanted an integer of at least 1, at most 10,000"),
+        ("train", {"max_epochs": 0}, "max_epochs: got 0, wanted an integer of at least 1"),
+        ("train", {"shuffle": 1}, "shuffle: got 1, wanted true or false"),
+        ("train", {"shuffle": True, "era_tokens": 1}, "era_tokens: got 1, wanted at least context_length"),
+        ("train", {"era_tokens": 1000}, "era_tokens: got 1000, wanted null, or shuffle true"),
+        ("train", {"global_batch_size": 9}, "global_batch_size: got 9, wanted a multiple of microbatch_size, 2"),
+        (
+            "model",
+            {"learning_rate": 2},
+            "model.json: unknown key 'learning_rate'; did you mean 'learning_rate' of train",
+        ),
+        ("train", {"hidden_size": 2}, "train.json: unknown key 'hidden_size'; did you mean 'emb_dim' of model.json?"),
+        ("model", {"n_head": 2}, "model.json: unknown key 'n_head'; did you mean 'n_heads'?"),
+        ("model", {"emb_dim": 33}, "model.json: emb_dim: got 33, wanted a multiple of n_heads, 2"),
+        ("model", {"moe": {"num_experts": 6}}, "model.json: key 'moe': mixtures of experts are not GPT-2"),
+    ],
+)
+def test_wrong_values_are_one_line_with_file_and_key(
+    tmp_path: Path, file: str, change: dict[str, Any], message: str
+) -> None:
+    values = {"model": dict(TINY_MODEL), "train": {"dataset": "x"} | TINY_TRAIN}
+    values[file] |= change
+    with pytest.raises(BadInput) as caught:
+        load_run(run_directory(tmp_path / "r", values["model"], values["train"]), [])
+    assert message in str(caught.value)
+    assert str(tmp_path) in str(caught.value)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 1200
+
+
+def test_missing_files_keys_and_broken_json_are_named(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="no such run directory"):
+        load_run(tmp_path / "absent", [])
+    run = run_directory(tmp_path / "r", TINY_MODEL, TINY_TRAIN)
+    with pytest.raises(BadInput, match=r"train\.json: key 'dataset' is missing"):
+        load_run(run, [])
+    (run / "train.json").write_text('{"dataset": "x", "dataset": "y"}')
+    with pytest.raises(BadInput, match="key 'dataset' is given twice"):
+        load_run(run, [])
+    (run / "train.json").write_text('{"dataset": ')
+    with pytest.raises(BadInput, match=r"train\.json: not JSON"):
+        load_run(run, [])
+    (run / "model.json").unlink()
+    with pytest.raises(BadInput, match=r"model\.json: no such file"):
+        load_run(run, [])
+
+
+def test_overrides_replace_values_of_either_file(tmp_path: Path) -> None:
+    directory = run_directory(tmp_path / "r", TINY_MODEL, {"dataset": "x"} | TINY_TRAIN)
+    run = load_run(directory, ["train.learning_rate=6e-4", "parallel=fsdp", "model.n_layers=3", "dataset=a/b"])
+    assert (run.train.learning_rate, run.train.parallel, run.model.n_layers) == (6e-4, "fsdp", 3)
+    assert run.train.dataset == "a/b"
+    for wrong in ("learning_rate", "optimizer.lr=1", "=3"):
+        with pytest.raises(BadInput, match=r"wanted train\.KEY=VALUE or model\.KEY=VALUE"):
+            load_run(directory, [wrong])
+
+
+def test_stages_of_different_datasets_may_begin_at_different_steps(tmp_path: Path) -> None:
+    parts = [part(weight=[[0, 0.7], [1000, 0]]), part("b", weight=0.3), part("c", weight=[[0, 0], [500, 1]])]
+    run = load_run(run_directory(tmp_path / "r", TINY_MODEL, {"dataset": parts} | TINY_TRAIN), [])
+    assert shares(run.train.parts) == [(0, (7, 3, 0)), (500, (7, 3, 10)), (1000, (0, 3, 10))]
+    plan = make_plan(run, 1)
+    assert [source.sequences for source in plan.sources] == [45, 19, 0]  # 64 of them, in the first stage
+    longer = make_plan(attrs.evolve(run, train=attrs.evolve(run.train, min_train_tokens=600 * 8 * 32)), 1)
+    assert [source.sequences for source in longer.sources] == [2800 + 280, 1200 + 120, 400]
+
+
+def test_a_wrong_override_is_blamed_not_the_file(tmp_path: Path) -> None:
+    directory = run_directory(tmp_path / "r", TINY_MODEL, {"dataset": "x"} | TINY_TRAIN)
+    with pytest.raises(BadInput, match=r"^--set: learning_rate: got 'fast', wanted a number above 0$"):
+        load_run(directory, ["learning_rate=fast"])
+    for override, meant in (
+        ("train.lr=1", "'lr'; did you mean --set train.learning_rate=1?"),
+        ("context_length=64", "'context_length'; did you mean --set model.context_length=64?"),
+        ("block_size=64", "'block_size'; did you mean --set model.context_length=64?"),
+        ("model.microbatch_size=4", "'microbatch_size'; did you mean --set train.microbatch_size=4?"),
+        ("batch_size=8", "'batch_size'; here it is train.microbatch_size, sequences of a GPU"),
+        ("num_train_epochs=3", "'num_train_epochs'; did you mean --set train.max_epochs=3?"),
+        ("max_iters=100", "'max_iters'; here it is train.min_train_tokens, which counts tokens"),
+        ("min_lr=0.1", "'min_lr'; there is no such key here: the cosine ends at a tenth of train.learning_rate"),
+        ("optim=adamw", "'optim'; did you mean --set train.optimizer=adamw?"),
+    ):
+        with pytest.raises(BadInput) as raised:
+            load_run(directory, [override])
+        assert str(raised.value).startswith(f"--set: unknown key {meant}"), str(raised.value)
+
+
+@pytest.mark.parametrize("key", FOREIGN_KEYS)
+def test_every_key_of_another_program_leads_to_one_of_ours(tmp_path: Path, key: str) -> None:
+    kinds = {"model": ModelConfig, "train": TrainConfig}
+    assert not any(key in attrs.fields_dict(kind) for kind in kinds.values())
+    ours = FOREIGN_KEYS[key]
+    if ours.key is not None:
+        section, _, name = ours.key.partition(".")
+        assert name in attrs.fields_dict(kinds[section])
+    files = {"model": TINY_MODEL, "train": {"dataset": "x"} | TINY_TRAIN}
+    for number, changed in enumerate(({}, {"model": {key: 1}}, {"train": {key: 1}})):
+        model, train = (files[name] | changed.get(name, {}) for name in files)
+        directory = run_directory(tmp_path / str(number), model, train)
+        with pytest.raises(BadInput, match=f"unknown key '{key}'; ") as raised:
+            load_run(directory, [] if changed else [f"{key}=1"])
+        assert (ours.key or "there is no such key").rpartition(".")[2] in str(raised.value)
+
+
+def test_a_world_size_that_does_not_divide_is_refused_with_those_that_do(tmp_path: Path) -> None:
+    run = load_run(run_directory(tmp_path / "r", TINY_MODEL, {"dataset": "x"} | TINY_TRAIN), ["global_batch_size=24"])
+    with pytest.raises(BadInput, match="world size 5 does not divide; world sizes that do: 1, 2, 3, 4, 6, 12"):
+        make_plan(run, 5)
+
+
+def test_legal_world_sizes_of_an_enormous_batch_are_those_nearby_and_found_at_once(tmp_path: Path) -> None:
+    keys = {"dataset": "x"} | TINY_TRAIN | {"microbatch_size": 1, "global_batch_size": 735_134_400}  # 1,344 divisors
+    run = load_run(run_directory(tmp_path / "r", TINY_MODEL, keys), [])
+    with pytest.raises(BadInput, match=r"do: \.\.\., 26775, .*, 28600, 29120, .*, 30940, \.\.\.$"):
+        make_plan(run, 1001 * 29)
+
+
+def test_more_steps_than_a_checkpoints_name_has_digits_for_are_refused(tmp_path: Path) -> None:
+    keys = {"dataset": "x"} | TINY_TRAIN | {"min_train_tokens": 1 << 53, "max_epochs": 1 << 53}
+    run = load_run(run_directory(tmp_path / "r", TINY_MODEL, keys), [])
+    with pytest.raises(
+        BadInput, match=r"train\.json: got 35,184,372,088,832 steps of 8 sequences, wanted at most 99,999"
+    ):
+        check_steps(run, make_plan(run, 1))
+
+
+def test_accumulation_that_contradicts_the_global_batch_is_refused(tmp_path: Path) -> None:
+    directory = run_directory(tmp_path / "r", TINY_MODEL, {"dataset": "x"} | TINY_TRAIN)
+    assert make_plan(load_run(directory, ["gradient_accumulation_steps=4"]), 1).layout.accumulation == 4
+    with pytest.raises(BadInput, match="gradient_accumulation_steps: got 3, but global_batch_size 8 makes it 4"):
+        make_plan(load_run(directory, ["gradient_accumulation_steps=3"]), 1)

@@ -1,0 +1,201 @@
+"""Runs over several datasets and epochs: the same bits on any layout, killed or not, and what is refused."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import launch
+from tests.conftest import ROOT, metrics, seal_again, train
+from tests.training.supervision.test_signals import start, wait_for_step
+from tests.walks import children, kill
+from training.telemetry.metrics_log import read_metrics
+
+Make = Callable[..., Path]
+
+
+@pytest.fixture(scope="module")
+def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One small module's bytes, 33 windows of 32, nothing held out."""
+    directory = tmp_path_factory.mktemp("tokens") / "few"
+    source = str(Path(os.__file__).with_name("keyword.py"))
+    options = ("--output", str(directory), "--tokenizer", "bytes", "--validation-fraction", "0")
+    launch.run(ROOT / "prepare_data.py", source, *options).check_returncode()
+    return directory
+
+
+def mixture(many: Path, few: Path, **changes: Any) -> dict[str, Any]:
+    """Return keys of train.json: a mixture in two stages, in which `few` is read for 1.3 epochs of 2 allowed."""
+    weights = [[0, 1], [3, 0.75]]
+    return {
+        "dataset": [{"dataset": str(many), "weight": [[0, 1], [3, 0.25]]}, {"dataset": str(few), "weight": weights}],
+        "max_epochs": 2,
+        "shuffle": True,
+    } | changes
+
+
+def hashes(run: Path) -> dict[int, str]:
+    return metrics(run, "state_sha256")  # type: ignore[return-value]  # text, here
+
+
+def problem(done: Any) -> str:
+    """Return the one line that an unsuccessful command has to say."""
+    assert done.returncode == 1, done.stdout
+    [line] = [line for line in done.stderr.splitlines() if line.startswith("train.py: ")]
+    return str(line)
+
+
+def test_a_mixture_with_stages_and_epochs_has_the_same_bits_on_any_layout_killed_or_not(
+    make_run: Make, token_files: Path, few: Path
+) -> None:
+    keys = mixture(token_files, few)
+    straight = make_run("straight", **keys)
+    done = train(straight, "--hash-every", "1")
+    assert done.returncode == 0, done.stderr
+    for ranks, parallel in ((2, "ddp"), (2, "fsdp")):
+        run = make_run(parallel, **keys)
+        done = train(run, "--hash-every", "1", "--set", f"parallel={parallel}", ranks=ranks)
+        assert done.returncode == 0, done.stderr
+        assert hashes(run) == hashes(straight)
+    assert len(set(hashes(straight).values())) == 8
+    killed = make_run("killed", **keys, checkpoint_interval=2)
+    process = start(killed, 2, "--hash-every", "1", SLOW_STEP=0.3)
+    wait_for_step(killed, 5, process)
+    for pid in [*children(process), process.pid]:
+        kill(pid)
+    process.communicate(timeout=60)
+    done = train(killed, "--hash-every", "1")
+    assert done.returncode == 0, done.stderr
+    assert "resuming from" in done.stdout
+    assert hashes(killed) == hashes(straight)
+    replayed = train(straight, "--replay", "3", "6")
+    assert replayed.returncode == 0, replayed.stdout
+    assert replayed.stdout.count(" same") == 3 * 4
+
+
+def test_epochs_and_tokens_of_each_dataset_are_reported(make_run: Make, token_files: Path, few: Path) -> None:
+    run = make_run(**mixture(token_files, few))
+    planned = train(run, "--dry-run")
+    done = train(run)
+    assert done.returncode == 0, done.stderr
+    line = f"data         1.27 epochs of 33 windows: 42 of {few}"
+    assert line in planned.stdout, planned.stdout
+    assert line in done.stdout
+    assert f"data: 1.27 epochs, 1,344 tokens of {few}" in done.stdout
+    epochs = [counts[1] for counts in metrics(run, "epochs").values()]  # type: ignore[index]  # a list
+    assert epochs == [count / 33 for count in (4, 8, 12, 18, 24, 30, 36, 42)]
+    *_, last, _ = read_metrics(run)  # and the ledger
+    assert last["event"] == "end"
+    record = json.loads((run / "resolved.json").read_text())
+    assert last["sources"] == record["sources"]
+    assert [source["tokens"] for source in record["sources"]] == [22 * 32, 42 * 32]
+    assert record["shares"] == [[0, [1, 1]], [3, [1, 3]]]
+    assert [stream["directory"] for stream in record["train_stream"]] == [str(token_files), str(few)]
+    assert record["validation_stream"]["directory"] == str(token_files)
+
+
+def test_validation_is_on_the_first_dataset_that_holds_some_out(make_run: Make, token_files: Path, few: Path) -> None:
+    run = make_run(**mixture(token_files, few))
+    keys = json.loads((run / "train.json").read_text())
+    turned = make_run("turned", **keys | {"dataset": keys["dataset"][::-1]})
+    assert train(turned, "--max-steps", "1").returncode == 0
+    record = json.loads((turned / "resolved.json").read_text())
+    assert record["validation_stream"]["directory"] == str(token_files)
+    only = make_run("only", **keys | {"dataset": [{"dataset": str(few), "weight": 1}]})
+    wanted = f"none of {few} holds validation.safetensors; prepare one with --validation-fraction, or set validation_i"
+    assert wanted in problem(train(only))
+
+
+def test_all_tokens_are_read_max_epochs_times_where_no_number_is_given(make_run: Make, few: Path) -> None:
+    run = make_run(dataset=str(few), min_train_tokens=None, max_epochs=3, validation_interval=None)
+    done = train(run)
+    assert done.returncode == 0, done.stderr
+    assert len(metrics(run, "train_loss")) == 33 * 3 // 8
+    assert "data         2.91 epochs of 33 windows: 96 of" in done.stdout
+
+
+def test_more_epochs_than_allowed_are_refused_with_the_number_that_is_needed(
+    make_run: Make, token_files: Path, few: Path
+) -> None:
+    run = make_run(**mixture(token_files, few, max_epochs=1))
+    wanted = (
+        f"{run / 'train.json'}: max_epochs: got 1, wanted at least 2: the run reads 42 windows of {few}, which holds "
+        "33; prepare more, lower min_train_tokens, or set max_epochs to 2"
+    )
+    assert wanted in problem(train(run, ranks=2))
+    assert wanted in problem(train(run, "--dry-run"))
+
+
+def test_other_weights_or_datasets_than_a_checkpoints_are_refused(
+    make_run: Make, token_files: Path, few: Path, tmp_path: Path
+) -> None:
+    run = make_run(**mixture(token_files, few))
+    assert train(run, "--max-steps", "2").returncode == 0
+    original = (run / "train.json").read_text()
+    keys = json.loads(original)
+    moved = tmp_path / "moved"
+    shutil.copytree(few, moved)
+    parts = keys["dataset"]
+    for change, message in (
+        ([parts[0], parts[1] | {"weight": [[0, 1], [3, 0.7]]}], "dataset: got shares [[0, [1, 1]], [3, [5, 14]]]"),
+        ([parts[0], parts[1] | {"weight": [[0, 1], [4, 0.75]]}], "dataset: got shares [[0, [1, 1]], [3, [1, 4]]"),
+        (str(token_files), "dataset: got shares [[0, [1]]] ([first step"),
+        ([parts[0] | {"dataset": str(few)}, parts[1] | {"dataset": str(token_files)}], f"{few}: its "),
+    ):
+        (run / "train.json").write_text(json.dumps(keys | {"dataset": change}))
+        line = problem(train(run))
+        assert message in line, line
+        assert "start anew with --resume never" in line
+    # the same tokens elsewhere, and the same weights written otherwise, are the same run
+    same = [parts[0], {"dataset": str(moved), "weight": [[0, 1.0], [3, 0.750]]}]
+    (run / "train.json").write_text(json.dumps(keys | {"dataset": same}))
+    done = train(run, "--max-steps", "3")
+    assert done.returncode == 0, done.stderr
+    assert "resuming from" in done.stdout
+
+
+def test_a_checkpoint_from_before_there_were_mixtures_resumes(make_run: Make) -> None:
+    run = make_run()
+    assert train(run, "--max-steps", "4").returncode == 0
+    path = run / "checkpoints" / "latest"
+    state = json.loads((path / "state.json").read_text())
+    for key in ("shares", "sources"):
+        del state["config"][key]
+    del state["config"]["train"]["max_epochs"]
+    (path / "state.json").write_text(json.dumps(state))
+    seal_again(path)
+    done = train(run)
+    assert done.returncode == 0, done.stderr
+    assert "resuming from" in done.stdout
+    assert "NOTE" not in done.stdout
+    assert len(metrics(run, "train_loss")) == 8
+
+
+def test_datasets_of_different_tokenizers_are_refused(
+    make_run: Make, token_files: Path, few: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(few, other)
+    manifest = json.loads((other / "manifest.json").read_text())
+    manifest["tokenizer"] |= {"name": "letters", "vocabulary_size": 100}
+    (other / "manifest.json").write_text(json.dumps(manifest))
+    line = problem(train(make_run(**mixture(token_files, other))))
+    assert f"{other}: made with tokenizer letters, 100 ids, but {token_files} with bytes, 257 ids" in line
+
+
+def test_token_files_on_the_command_line_replace_one_dataset_only(make_run: Make, token_files: Path, few: Path) -> None:
+    run = make_run(**mixture(token_files, few))
+    for options in ((), ("--dry-run",)):
+        line = problem(train(run, "--token-files", str(few), *options))
+        assert f"--token-files {few}: takes the place of one dataset, but {run}/train.json has a list" in line
+
+
+def test_a_dry_run_plans_for_datasets_that_are_not_here(make_run: Make, few: Path) -> None:
+    done = train(make_run(**mixture(Path("someone/dataset"), few)), "--dry-run")
+    assert done.returncode == 0, done.stderr
+    assert "data         22 windows of someone/dataset, whose token files are not all here yet" in done.stdout
+    assert "data         1.27 epochs of 33 windows" in done.stdout

@@ -1,0 +1,99 @@
+"""The attention kernel of a run is one that was tried, never the formula. On a CPU: torch has a fused kernel there."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import attrs
+import pytest
+import torch
+import torch.nn.functional as F
+
+from common.errors import BadInput
+from model.config import ModelConfig
+from tests.conftest import TINY_MODEL
+from training.config.train_config import load_run
+from training.exactness import attention_kernel as attention
+from training.exactness.attention_kernel import Shape, fastest, problem_of
+from training.exactness.fingerprint import Numerics
+
+MODEL = ModelConfig(**TINY_MODEL)
+OFF = Numerics(determinism="off", precision="bf16", compiled=False)
+
+
+def shape(precision: str = "bf16") -> Shape:
+    return Shape.of(MODEL, 2, precision, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_kernel_that_works_has_no_problem_and_one_that_is_not_there_says_so(precision: str) -> None:
+    assert problem_of("flash", shape(precision)) is None
+    assert "No viable backend" in (problem_of("cudnn", shape(precision)) or "")
+    assert fastest(["flash"], shape(precision)) == "flash"
+
+
+@pytest.mark.parametrize(("factor", "difference"), [(1.2, "0.19"), (math.nan, "nan")])
+def test_a_kernel_whose_gradients_are_wrong_is_found_out(
+    monkeypatch: pytest.MonkeyPatch, factor: float, difference: str
+) -> None:
+    plain = F.scaled_dot_product_attention
+
+    def wrong(queries: torch.Tensor, *others: torch.Tensor, **options: object) -> torch.Tensor:
+        output = plain(queries, *others, **options)
+        if queries.dtype == torch.bfloat16:  # not the formula's run
+            output.register_hook(lambda gradient: gradient * factor)
+        return output
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", wrong)
+    assert f"differs from the formula by {difference} of" in (problem_of("flash", shape()) or "")
+
+
+@pytest.mark.parametrize(
+    ("machine", "broken", "chosen"),
+    [
+        (((9, 0), "off"), (), "cudnn"),
+        (((9, 0), "off"), ("cudnn",), "flash"),
+        (((8, 0), "off"), (), "efficient"),  # timed
+        (((9, 0), "elastic"), (), "flash"),  # cuDNN's backward pass does not repeat
+        (((8, 0), "run"), ("flash",), "efficient"),
+    ],
+)
+def test_the_choice_is_by_gpu_and_by_what_is_promised_to_repeat(
+    make_run: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    machine: tuple[tuple[int, int], str],
+    broken: tuple[str, ...],
+    chosen: str,
+) -> None:
+    capability, determinism = machine
+    seconds = {"cudnn": 1.0, "flash": 0.99, "efficient": 0.9}
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr(attention, "problem_of", lambda name, _: "broken" if name in broken else None)
+    monkeypatch.setattr(attention, "seconds_of", lambda name, *_: seconds[name])
+    run, numerics = load_run(make_run(), []), attrs.evolve(OFF, determinism=determinism)
+    assert attention._choose(run, numerics, shape()) == chosen
+
+
+def test_the_kernel_chosen_is_the_only_one_left_also_for_compiled_graphs(
+    make_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    enabled = {}
+    for name in ("cudnn", "flash", "mem_efficient", "math"):
+        switch = lambda on, name=name: enabled.update({name: on})  # noqa: E731
+        monkeypatch.setattr(torch.backends.cuda, f"enable_{name}_sdp", switch)
+    monkeypatch.setattr(torch.compiler.config, "cache_key_tag", "")
+    monkeypatch.setattr(attention, "_choose", lambda *_: "flash")
+    monkeypatch.setattr(attention, "from_coordinator", lambda _, work: work())
+    attention.use_attention(load_run(make_run(), []), OFF, SimpleNamespace(device=torch.device("cuda")))
+    assert enabled == {"cudnn": False, "flash": True, "mem_efficient": False, "math": False}
+    assert torch.compiler.config.cache_key_tag == "attention flash"
+
+
+def test_where_only_the_formula_is_left_it_is_one_line(
+    make_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Tesla T4")
+    monkeypatch.delitem(attention.KERNELS, "flash")
+    with pytest.raises(BadInput, match=r"model.json: no fused attention kernel takes 2 heads of width 16.* Tesla T4"):
+        attention._choose(load_run(make_run(), []), OFF, shape())

@@ -1,0 +1,212 @@
+"""Ranks that stand still, are stuck or lose torchrun: the job ends by itself, says why, and leaves nothing behind."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT, metrics, train
+from tests.training.supervision.test_signals import LONG, outcome, start, wait_for_step
+from tests.walks import children
+from training.checkpoints.directory import verify
+from training.supervision.heartbeat import BEAT_SECONDS
+from training.supervision.stack_location import current_place
+from training.telemetry.metrics_log import read_metrics
+
+TIMEOUT_SECONDS = 10  # a rank counts as lost after half of it
+SETTINGS = LONG | {"min_train_tokens": 900 * 8 * 32, "checkpoint_interval": 5, "timeout_seconds": TIMEOUT_SECONDS}
+LINE = r"[\w/]+\.py:\d+, [\w<>]+"
+STANDING = rf"at step \d+ in (\w+ \()?{LINE}\)?"
+COLLECTIVE = rf"at step \d+ in (all|reduce|broadcast)\w+ \({LINE}\)"
+
+
+def assert_no_process_left(run: Path) -> None:
+    """Find processes by their command line; those of tests/launch.py have ended when `communicate` returns."""
+    deadline = time.monotonic() + 10  # a chart may still be drawn
+    while str(run) in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def checkpoints(run: Path) -> set[str]:
+    return {path.name for path in (run / "checkpoints").iterdir()}
+
+
+@pytest.mark.parametrize("frozen", [0, 1])
+def test_a_frozen_rank_ends_the_job_by_name(make_run: Callable[..., Path], frozen: int) -> None:
+    run = make_run(**SETTINGS)
+    process = start(run, ranks=2)
+    wait_for_step(run, 6, process)
+    time.sleep(2 * BEAT_SECONDS)  # a step of this model is much shorter than the time between two beats
+    pid = children(process)[frozen]
+    os.kill(pid, signal.SIGSTOP)
+    began = time.monotonic()
+    saved: set[str] = set()
+    while saved != (saved := checkpoints(run)):  # a save that had begun is done, the other rank waits
+        time.sleep(1)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert time.monotonic() - began < TIMEOUT_SECONDS + 10
+    [line] = [line for line in errors.splitlines() if line.startswith("train.py:")]
+    assert re.fullmatch(
+        rf"train\.py: rank {frozen} \(\S+, pid {pid}\) has not answered for 5 s, last seen {STANDING}; "
+        rf"rank {1 - frozen} is {COLLECTIVE}; the last checkpoint is as it was: run the same command again",
+        line,
+    ), line
+    assert checkpoints(run) == saved
+    if frozen == 1:
+        assert outcome(run) == "lost"
+    assert_no_process_left(run)
+    if frozen == 1:
+        reached = max(metrics(run, "train_loss"))
+        done = train(run, "--max-steps", str(reached + 5), ranks=2)
+        assert done.returncode == 0, done.stderr
+        assert "resuming from" in done.stdout
+        assert max(metrics(run, "train_loss")) == reached + 5
+
+
+STUCK = """
+import time
+
+import train
+from training import loop, step
+
+plain = step.train_step
+
+
+def stuck(trainer, number, feed):
+    if number == 2 and trainer.ranks.rank == 1:
+        step.microbatch_loss = lambda *arguments: time.sleep(1000)
+    return plain(trainer, number, feed)
+
+
+loop.train_step = stuck
+train.leave(train.main())
+"""
+
+
+def test_a_stuck_rank_fails_a_collective_and_a_table_says_where_each_rank_is(
+    make_run: Callable[..., Path], tmp_path: Path
+) -> None:
+    script = tmp_path / "stuck.py"
+    script.write_text(STUCK)
+    run = make_run(timeout_seconds=TIMEOUT_SECONDS)
+    done = train(run, ranks=2, script=script)
+    assert done.returncode == 1
+    head = r"train\.py: a collective failed on rank 0; the ranks at their last signs of life:"
+    [(first, second)] = re.findall(rf"{head}\n  (.*)\n  (.*)\n", done.stderr)
+    assert re.fullmatch(rf"rank 0 \(\S+, pid \d+\): at step 3 in \w+ \({LINE}\)", first)
+    assert re.fullmatch(r"rank 1 \(\S+, pid \d+\): at step 3 in training/step\.py:\d+, run_microbatches", second)
+    assert "SIGKILL" not in done.stderr  # the stuck rank ends before torchrun ends it
+    assert done.stderr.index("a collective failed") < done.stderr.index("Traceback (most recent call last)")
+    assert not (run / "checkpoints").exists()
+    assert_no_process_left(run)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_ranks_whose_torchrun_was_killed_stop_with_a_checkpoint(make_run: Callable[..., Path], ranks: int) -> None:
+    run = make_run(**SETTINGS | {"checkpoint_interval": 1000})
+    process = start(run, ranks, as_user=True, torchrun=True)
+    wait_for_step(run, 5, process)
+    process.kill()
+    output, errors = process.communicate(timeout=30)  # the ranks have its pipes
+    assert "stopped early; the same command continues" in output, errors
+    assert errors.count("train.py: torchrun is gone: stopping at the next step") == 1
+    assert read_metrics(run)[-2]["event"] == "stopped"
+    assert verify(run / "checkpoints" / "latest") is None
+    assert_no_process_left(run)
+
+
+SLEEPING = """
+import os
+import time
+
+import torch
+from torch.distributed import TCPStore
+
+from training.supervision import heartbeat as watch
+from training.parallel.process_group import Ranks
+
+server = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(server.port), TORCHELASTIC_RUN_ID="sleeping")
+watch.BEAT_SECONDS = 0.1
+place = dict(local_world_size=2, device=torch.device("cpu"), control=None, download=None)
+ranks = [Ranks(rank=rank, world_size=2, local_rank=rank, **place) for rank in range(2)]
+watches = [watch.Watch(each, timeout_seconds=1) for each in ranks]
+time.sleep(0.5)
+print("asleep", flush=True)
+time.sleep(1)
+print(*watches[0].report(), sep="\\n")
+for each in watches:
+    each.close()
+os._exit(0)
+"""
+
+
+def test_a_machine_that_sleeps_loses_nobody() -> None:
+    command = [sys.executable, "-c", SLEEPING]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    assert process.stdout is not None and process.stdout.readline() == "asleep\n"
+    process.send_signal(signal.SIGSTOP)
+    time.sleep(1.5)  # three times what a rank may be silent
+    process.send_signal(signal.SIGCONT)
+    output, errors = process.communicate(timeout=30)
+    assert process.returncode == 0, errors
+    assert re.fullmatch(r"(rank [01] \(\S+, pid \d+\): starting up in \S.*\n){2}", output), output + errors
+
+
+def test_a_rank_that_waits_for_its_save_stands_where_the_save_does() -> None:
+    seen, places = threading.Event(), []
+
+    def save() -> None:
+        seen.wait(20)
+
+    def look() -> None:
+        for _ in range(100):  # until the main thread waits
+            places.append(current_place())
+            if places[-1].endswith(", save"):
+                break
+            time.sleep(0.1)
+        seen.set()
+
+    threads = [threading.Thread(target=work) for work in (save, look)]
+    for thread in threads:
+        thread.start()
+    threads[0].join()
+    threads[1].join()
+    assert re.fullmatch(r"tests/training/test_watch\.py:\d+, save", places[-1]), places
+
+
+HURRIED = """
+from datetime import timedelta
+
+import train
+from training.parallel import process_group as ranks
+
+ranks.CONNECT_TIMEOUT = timedelta(seconds=1)
+train.leave(train.main())
+"""
+
+
+def test_a_rank_that_starts_when_torchrun_is_gone_ends(make_run: Callable[..., Path], tmp_path: Path) -> None:
+    script = tmp_path / "hurried.py"
+    script.write_text(HURRIED)
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        port = closed.getsockname()[1]
+    places = dict.fromkeys(["RANK", "LOCAL_RANK"], "0") | dict.fromkeys(["WORLD_SIZE", "LOCAL_WORLD_SIZE"], "1")
+    torchrun = {"TORCHELASTIC_RUN_ID": "gone", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    server = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    run = make_run()
+    done = train(run, environment=places | torchrun | server, script=script)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "train.py: torchrun is gone, or does not answer; run the same command again"
+    assert outcome(run) == "lost"

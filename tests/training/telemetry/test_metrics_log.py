@@ -1,0 +1,139 @@
+"""metrics.jsonl: damaged lines cost no run, and lines that cannot be written are said."""
+
+import json
+import os
+import resource
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common import json_files
+from common.errors import BadInput
+from tests.conftest import train
+from training.telemetry.chart import CHART, ChartProcess, draw_chart
+from training.telemetry.metrics_log import METRICS, MetricsLog, count_unreadable, read_metrics
+from training.telemetry.time_ledger import read_earlier
+
+NUMBERS = [None, "1", [], {}, True, 10**400, -1]
+LEDGER = {"ledger": {"compile": 1.0}, "run_ledger": {"compile": 1.0}, "elapsed_seconds": 5.0}
+UNSOUND: list[Any] = [
+    *({"step": value, "train_loss": 1.0} for value in [*NUMBERS, 10**30, 1.5]),
+    *({"step": 1, "train_loss": value} for value in NUMBERS[:-1]),
+    *({"step": 1, "validation_loss": value} for value in NUMBERS[:-1]),
+    *({"step": 1, "train_loss": 1.0, key: "x"} for key in ("learning_rate", "grad_norm", "elapsed_seconds")),
+    *({"event": "start", "step": value} for value in NUMBERS),
+    {"event": "start"},
+    {"train_loss": 1.0},
+    {"event": "start", "step": 0, "price_per_hour": "x"},
+    *({**LEDGER, key: value} for key in LEDGER for value in (None, [], {"compile": "x"}, {"other": 1})),
+    {"ledger": {"compile": 1.0}},
+]
+
+
+@contextmanager
+def full_disk(most_bytes: int) -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_records_of_any_shape_are_left_out_and_counted(tmp_path: Path) -> None:
+    sound = [
+        {"event": "start", "step": 0, "price_per_hour": None},
+        {"step": 1, "train_loss": 2.0, "grad_norm": None},
+        {"step": 2, "train_loss": float("nan"), "learning_rate": 1e-3, "elapsed_seconds": 3},
+        {"step": 2, **LEDGER},
+        {"event": ["odd"], "other": {}},
+    ]
+    with (tmp_path / METRICS).open("wb") as file:
+        for record in (*sound, *UNSOUND):
+            file.write(json.dumps(record).encode() + b"\n")
+        file.write(b"[1,2]\n\xff\xfe\n" + b'{"a":' * 100_000 + b'\n{"step": 3, "trai')
+    assert json.dumps(read_metrics(tmp_path)) == json.dumps(sound)
+    assert count_unreadable(tmp_path) == len(UNSOUND) + 4
+    assert read_earlier(tmp_path, 0.0).elapsed_seconds == 5.0
+    assert draw_chart(tmp_path).stat().st_size > 5000
+
+
+def test_a_damaged_log_costs_no_resume_and_is_said(make_run: Callable[..., Path]) -> None:
+    run = make_run()
+    assert train(run, "--max-steps", "4").returncode == 0
+    lines = (run / METRICS).read_bytes().splitlines(keepends=True)
+    lines[1] = bytes([lines[1][0] | 0x80]) + lines[1][1:]
+    (run / METRICS).write_bytes(b"".join(lines) + b"[1,2]\n")
+    done = train(run)
+    assert done.returncode == 0, done.stderr
+    assert f"NOTE: {run / METRICS}: 2 unreadable lines, torn by a kill or damaged, are left out" in done.stdout
+    assert "resuming from" in done.stdout
+
+
+def test_what_cannot_be_written_is_said_once_kept_and_written_later(tmp_path: Path) -> None:
+    said: list[str] = []
+    log = MetricsLog(tmp_path, said.append)
+    with full_disk(500):
+        for step in range(100):
+            log.write({"step": step, "train_loss": 1.0})
+        assert len(said) == 1
+        assert said[0].startswith(f"WARNING: {tmp_path / METRICS}: cannot be written: File too large; ")
+    log.write({"step": 100, "train_loss": 1.0})
+    log.close()
+    assert said[1:] == [f"{tmp_path / METRICS}: written again, with the lines that were kept"]
+    assert [record["step"] for record in read_metrics(tmp_path)] == list(range(101))
+
+
+def test_lines_that_are_lost_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_files, "PENDING_BYTES", 1000)
+    said: list[str] = []
+    log = MetricsLog(tmp_path, said.append)
+    with full_disk(500):
+        for step in range(100):
+            log.write({"step": step, "train_loss": 1.0})
+        log.close()
+    whole = len(read_metrics(tmp_path))
+    assert said[1:] == [
+        f"WARNING: {tmp_path / METRICS}: {100 - whole} lines could not be written and are lost: File too large"
+    ]
+
+
+@pytest.mark.parametrize("kind", ["device", "folder", "pipe"])
+def test_a_log_that_is_no_file_is_refused_before_the_first_step(make_run: Callable[..., Path], kind: str) -> None:
+    run = make_run()
+    path = run / METRICS
+    {"device": lambda: path.symlink_to("/dev/full"), "folder": path.mkdir, "pipe": lambda: os.mkfifo(path)}[kind]()
+    done = train(run, ranks=2 if kind == "device" else 1)
+    assert done.returncode == 1
+    assert done.stderr.count(f"train.py: {path}: cannot be read: is a {kind}, wanted a regular file") == 1
+    assert 'train.py", line' not in done.stderr
+    assert not (run / "checkpoints").exists()
+    assert "step 1" not in done.stderr
+
+
+def test_a_chart_that_cannot_be_drawn_is_not_named(make_run: Callable[..., Path]) -> None:
+    run = make_run("run $x$ 100%", min_train_tokens=256, validation_interval=None)
+    (run / CHART).mkdir()
+    done = train(run)
+    assert done.returncode == 0, done.stderr
+    assert f"WARNING: {run / CHART}: cannot be written: Is a directory" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert ", no chart\n" in done.stdout
+    (run / CHART).rmdir()
+    assert draw_chart(run) == run / CHART
+    (run / METRICS).unlink()
+    (run / METRICS).mkdir()
+    with pytest.raises(BadInput, match="cannot be read"):
+        draw_chart(run)
+
+
+def test_a_chart_whose_process_cannot_start_ends_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "absent"))
+    failing = ChartProcess(tmp_path)
+    failing._due = 0.0
+    failing.redraw()
+    assert failing.finish() is False

@@ -1,0 +1,159 @@
+"""The self-test says what repeats and what does not, and leaves training as it was."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import attrs
+import pytest
+import torch
+from torch import Tensor
+
+from tests.conftest import metrics, train
+from training import build
+from training.config.batch_plan import make_plan
+from training.config.train_config import load_run
+from training.exactness.fingerprint import Numerics, resolve_numerics
+from training.exactness.levels import set_determinism
+from training.parallel import process_group as ranks
+from training.self_test import describe, gradients_repeat
+from training.step import Trainer
+from training.supervision.heartbeat import Watch
+from training.telemetry.metrics_log import read_metrics
+
+NETWORK = {"drop_rate": 0.1, "tie_weights": False, "emb_dim": 34, "context_length": 30}
+FOUR_STEPS = 4 * 8 * 30
+
+
+@pytest.fixture
+def trainer(make_run: Callable[..., Path]) -> Iterator[Trainer]:
+    run = load_run(make_run(model={"drop_rate": 0.1}), [])
+    alone = ranks.start("cpu", 60)
+    plan = make_plan(run, 1, {"x": 100_000})
+    yield build.make_trainer(run, plan, resolve_numerics(run, plan, alone), Watch(alone, 60))
+    ranks.stop()
+
+
+def disturb(trainer: Trainer, name: str, *, runs: int = 10**6) -> None:
+    """Make a parameter's gradient another one each time, as atomic additions would, for so many micro-steps."""
+    times = 0
+
+    def another(gradient: Tensor) -> Tensor:
+        nonlocal times
+        times += 1
+        return gradient * (1 + 1e-6 * times) if times <= runs else gradient
+
+    trainer.parallel.named_parameters()[name].register_hook(another)
+
+
+def test_gradients_of_a_step_repeat_and_are_cleared(trainer: Trainer) -> None:
+    before = {name: value.clone() for name, value in trainer.parallel.network.state_dict().items()}
+    assert gradients_repeat(trainer) == []
+    assert trainer.parallel.gradients() == []
+    assert trainer.optimizer.steps == 0
+    assert all(torch.equal(value, before[name]) for name, value in trainer.parallel.network.state_dict().items())
+
+
+def test_what_does_not_repeat_is_named_in_the_order_of_the_network(trainer: Trainer) -> None:
+    names = ["blocks.0.attention.qkv.weight", "blocks.1.mlp.up.bias"]
+    for name in reversed(names):
+        disturb(trainer, name)
+    assert gradients_repeat(trainer) == names
+
+
+def test_every_micro_batch_is_looked_at(trainer: Trainer) -> None:
+    disturb(trainer, "final_norm.weight", runs=1)  # of 4 micro-steps, twice
+    assert gradients_repeat(trainer) == ["final_norm.weight"]
+
+
+def test_an_overflow_of_fp16_does_not_hide_what_differs(trainer: Trainer) -> None:
+    disturb(trainer, "final_norm.weight")
+    trainer.loss_scale.dynamic = True
+    trainer.loss_scale.scale.fill_(2.0**127)
+    assert gradients_repeat(trainer) == ["final_norm.weight"]
+    assert trainer.loss_scale.scale.item() == 2.0**127
+
+
+# Runs under torchrun: the self-test as on a GPU. With DISTURB set, a gradient of rank 1 alone is another one each time.
+AS_ON_A_GPU = """
+import itertools
+import os
+
+import train
+from training import self_test
+from training.parallel.wrap import local_tensor
+
+self_test._wanted = lambda trainer: True
+plain, counter = self_test.run_microbatches, itertools.count()
+
+
+def disturbed(trainer, step, next_batch):
+    losses = plain(trainer, step, next_batch)
+    if trainer.ranks.rank == 1:
+        local_tensor(trainer.parallel.named_parameters()["blocks.1.mlp.up.weight"].grad)[0] += next(counter)
+    return losses
+
+
+if "DISTURB" in os.environ:
+    self_test.run_microbatches = disturbed
+train.leave(train.main())
+"""
+
+
+def test_a_run_with_the_self_test_has_the_bits_of_one_without(make_run: Callable[..., Path], tmp_path: Path) -> None:
+    script = tmp_path / "as_on_a_gpu.py"
+    script.write_text(AS_ON_A_GPU)
+    plain = make_run("plain", NETWORK, min_train_tokens=FOUR_STEPS, validation_interval=None)
+    assert train(plain, "--hash-every", "1", ranks=2).returncode == 0
+    for parallel, parts in (("ddp", ["4"]), ("fsdp", ["2", "4"])):  # the last one comes after a checkpoint was loaded
+        run = make_run(parallel, NETWORK, min_train_tokens=FOUR_STEPS, validation_interval=None, parallel=parallel)
+        for last in parts:
+            done = train(run, "--hash-every", "1", "--max-steps", last, ranks=2, script=script)
+            assert done.returncode == 0, done.stderr
+            expected = "gradients repeat to the bit (deterministic attention, cuBLAS workspace :4096:8, not compiled)"
+            assert f"self-test: one step's {expected}: determinism elastic holds here" in done.stdout
+        for key in ("state_sha256", "train_loss", "grad_norm"):
+            assert metrics(run, key) == metrics(plain, key), (parallel, key)
+        events = [record["held"] for record in read_metrics(run) if record.get("event") == "self-test"]
+        assert events == [True] * len(parts)
+    assert json.loads((plain / "resolved.json").read_text())["self_test"] is None  # on a CPU it is not asked
+
+
+def test_a_difference_on_one_rank_is_known_to_all_and_the_run_goes_on(
+    make_run: Callable[..., Path], tmp_path: Path
+) -> None:
+    script = tmp_path / "as_on_a_gpu.py"
+    script.write_text(AS_ON_A_GPU)
+    run = make_run(parallel="fsdp", validation_interval=None)
+    done = train(run, "--max-steps", "1", ranks=2, script=script, environment={"DISTURB": "1"})
+    assert done.returncode == 0, done.stderr
+    assert "gradients of the same step differ between two runs (first: blocks.1.mlp.up.weight; 1 of 28" in done.stderr
+    assert "determinism elastic does not hold here" in done.stderr
+    outcome = {"held": False, "differing": ["blocks.1.mlp.up.weight"], "tensors": 28}
+    assert json.loads((run / "resolved.json").read_text())["self_test"] == outcome
+    [event] = [record for record in read_metrics(run) if record.get("event") == "self-test"]
+    assert event.items() >= outcome.items()
+
+
+def test_what_is_said_of_a_failure_names_a_way_out() -> None:
+    numerics = Numerics(determinism="run", precision="bf16", compiled=True)
+    outcome = {"held": False, "differing": ["a.weight", "b.weight"], "tensors": 148}
+    line = describe(outcome, numerics)
+    assert line.startswith("WARNING: self-test: ")
+    assert "(first: a.weight; 2 of 148 tensors): determinism run does not hold here" in line
+    assert "try --set compile=false; --set determinism=off" in line
+    assert "compile" not in describe(outcome, attrs.evolve(numerics, compiled=False))
+
+
+def test_exact_levels_choose_no_attention_that_cannot_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else it would stay
+    alone = ranks.start("cpu", 60)
+    try:
+        set_determinism("run", 1, alone)
+        assert torch.are_deterministic_algorithms_enabled()
+        assert not torch.is_deterministic_algorithms_warn_only_enabled()
+        assert not torch.backends.cuda.cudnn_sdp_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.backends.cuda.enable_cudnn_sdp(True)
+        ranks.stop()

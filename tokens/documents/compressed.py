@@ -1,0 +1,101 @@
+"""The lines of a compressed file, and how far into it they are known to be good."""
+
+import gzip
+import io
+import zlib
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+from tokens.documents.lines import read_line
+from tokens.documents.sources import Damaged
+
+BLOCK_BYTES = 1 << 15  # read at a time: what damage costs is known as exactly
+# Of Zstandard, decompressed at a time. 3 bytes may become 128 KiB: so at most 11 MiB come of the least, and
+# 175 MiB of the most, which doubles the usual speed.
+LEAST_BYTES, MOST_BYTES = 1 << 8, 1 << 12
+BLOCK_OUT_BYTES = 1 << 17  # come out at once, whatever part of the block went in last
+USUAL_GROWTH = 64  # of a part; after one that grew more, the next is the least
+LINES_BYTES = 1 << 20  # handed out at a time, at most
+CHECKSUMS = ("CRC", "Incorrect length", "checksum")  # in what the libraries say
+
+
+def decompressed_lines(stream: BinaryIO, *, zstandard: bool) -> Iterator[tuple[bytes | None, int]]:
+    """Yield the lines of a gzip or Zstandard file, each with where the compressed block begins in which it ends.
+
+    None is a line that is too long for `read_line`. Raises Damaged where it goes no further.
+    """
+    blocks = _Blocks(stream)
+    lines: Any = gzip.GzipFile(fileobj=blocks)  # type: ignore[call-overload]  # it needs read() alone
+    if zstandard:
+        lines = io.BufferedReader(_ZstandardReader(blocks), LINES_BYTES)
+    try:
+        while (line := read_line(lines))[1]:
+            yield line[0], blocks.begin
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:  # EOFError: a truncated gzip
+        raise _damaged(str(error)) from error
+
+
+class _Blocks:
+    """Hands out a stream in small blocks, and knows where the last one begins."""
+
+    def __init__(self, stream: BinaryIO):
+        self.begin = 0
+        self._stream = stream
+
+    def read(self, count: int) -> bytes:
+        begin = self._stream.tell()
+        data = self._stream.read(min(count, BLOCK_BYTES))
+        if data:  # at the end, what the last block held may still come out
+            self.begin = begin
+        return data
+
+
+class _ZstandardReader(io.RawIOBase):
+    """Decompresses frame after frame; unlike zstandard's own reader it notices a file that is cut short."""
+
+    def __init__(self, blocks: _Blocks):
+        import zstandard
+
+        self._blocks = blocks
+        self._new_frame = zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj
+        self._frame = self._new_frame()
+        self._in_frame = False
+        self._part_bytes = LEAST_BYTES
+        self._packed = self._lines = memoryview(b"")  # what is still to be decompressed, and to be handed out
+        self._error = zstandard.ZstdError
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._lines:
+            if not self._packed:
+                self._packed = memoryview(self._blocks.read(BLOCK_BYTES))
+            if not self._packed:
+                if self._in_frame:
+                    raise Damaged("the Zstandard stream is cut short")
+                return 0
+            self._decompress()
+        count = min(len(buffer), len(self._lines))
+        buffer[:count] = self._lines[:count]
+        self._lines = self._lines[count:]
+        return count
+
+    def _decompress(self) -> None:
+        if self._frame.eof:
+            self._frame = self._new_frame()
+        part = self._packed[: self._part_bytes]
+        try:
+            self._lines = memoryview(self._frame.decompress(part))
+        except self._error as error:
+            raise _damaged(f"not a Zstandard stream: {error}") from error
+        grew = len(self._lines) > USUAL_GROWTH * len(part) + BLOCK_OUT_BYTES
+        self._part_bytes = LEAST_BYTES if grew else min(2 * self._part_bytes, MOST_BYTES)
+        self._packed = self._packed[len(part) - len(self._frame.unused_data) :]
+        self._in_frame = not self._frame.eof
+
+
+def _damaged(detail: str) -> Damaged:
+    """Return what to raise; a wrong checksum at the end tells of damage anywhere before."""
+    garbled = any(word in detail for word in CHECKSUMS)
+    return Damaged(f"{detail}; lines before it may be garbled" if garbled else detail)

@@ -1,0 +1,94 @@
+"""A column of text in a Parquet file."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from common.errors import BadInput
+from tokens.documents.sources import Damaged
+
+if TYPE_CHECKING:
+    import pyarrow.parquet
+
+ROWS_BYTES = 1 << 20  # of a column, decoded at a time, about
+
+
+def open_parquet(stream: BinaryIO) -> "pyarrow.parquet.ParquetFile":
+    """Return a Parquet file. Raises Damaged."""
+    import pyarrow.parquet
+
+    pyarrow.set_memory_pool(pyarrow.system_memory_pool())  # the default one keeps what it is given back
+    with _damage():
+        return pyarrow.parquet.ParquetFile(stream, page_checksum_verification=True)
+
+
+def check_column(table: "pyarrow.parquet.ParquetFile", name: str, path: str) -> None:
+    """Raise BadInput unless there is a column of text of that name."""
+    schema, metadata = table.schema_arrow, table.metadata
+    names = [field.name for field in schema if _is_text(field.type)]
+    if name in names:
+        return
+    has = f"it has {', '.join(schema.names)}"
+    what = f"no column '{name}'"
+    if name in schema.names:
+        what = f"column '{name}' is {schema.types[schema.names.index(name)]}, not text"
+        has = f"columns of text: {', '.join(names) or 'none'}"
+    elif name in (metadata.schema.column(index).path for index in range(metadata.num_columns)):
+        what = f"'{name}' is a part of a column, which cannot be named"
+        has = f"columns of text: {', '.join(names) or 'none'}"
+    raise BadInput(f"{path}: {what}; {has}: pass --text-field")
+
+
+def group_bytes(table: "pyarrow.parquet.ParquetFile", group: int, name: str) -> int:
+    """Return the size of the column in a row group, uncompressed."""
+    metadata = table.metadata
+    paths = [metadata.schema.column(index).path for index in range(metadata.num_columns)]
+    return metadata.row_group(group).column(paths.index(name)).total_uncompressed_size
+
+
+def texts(table: "pyarrow.parquet.ParquetFile", group: int, name: str) -> Iterator[list[Any]]:
+    """Yield the column's values in a row group, many at a time. Raises Damaged.
+
+    For a text that is not UTF-8 the value is the UnicodeDecodeError.
+    """
+    count = table.metadata.row_group(group).num_rows
+    rows = max(1, min(1 << 16, int(ROWS_BYTES * count / max(1, group_bytes(table, group, name)))))
+    with _damage():
+        for batch in table.iter_batches(rows, [group], [name], use_threads=False):
+            column = batch.column(0)
+            try:
+                values = column.to_pylist()
+            except UnicodeDecodeError:
+                values = [_value(scalar) for scalar in column]
+            yield values
+
+
+@contextmanager
+def _damage() -> Iterator[None]:
+    """Raise Damaged for what pyarrow says of a damaged file. Errors of the machine have a number, and pass."""
+    import pyarrow
+
+    try:
+        yield
+    except MemoryError:  # pyarrow's is an ArrowException as well
+        raise
+    except (OSError, UnicodeDecodeError, pyarrow.ArrowException) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        raise Damaged(str(error)) from error
+
+
+def _is_text(kind: Any) -> bool:
+    from pyarrow import types
+
+    if types.is_dictionary(kind):
+        kind = kind.value_type
+    # Null: all is missing, which is counted.
+    return types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind) or types.is_null(kind)
+
+
+def _value(scalar: Any) -> Any:
+    try:
+        return scalar.as_py()
+    except UnicodeDecodeError as error:
+        return error

@@ -1,0 +1,222 @@
+"""Who computes the units: this process, processes of this machine, or a Ray cluster. The bytes are the same."""
+
+import functools
+import hashlib
+import logging
+import multiprocessing
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, ProcessPoolExecutor, wait
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Protocol
+
+from common.errors import BadInput
+from common.files import replace_file
+from common.json_files import read_regular
+from tokens.prepare.encode_unit import Job, Result, Task, run_unit, task_from_json, task_json
+
+UNITS_AHEAD = 4  # a worker: what is computed before it can be committed bounds the disk
+RESTARTS = 5  # of all workers, without a unit that came to its end
+CONNECT_SECONDS = 10.0
+
+
+class Executor(Protocol):
+    """Computes units in any order."""
+
+    window: int  # units in flight
+
+    def submit(self, job: Job, task: Task) -> "Future[Result]":
+        """Begin a unit. Its future may raise BrokenExecutor when a worker was killed."""
+        ...
+
+    def restart(self) -> None:
+        """Replace workers that were killed."""
+        ...
+
+    def close(self) -> None:
+        """Give up what is not finished."""
+        ...
+
+
+class Inline:
+    """Computes units in this process, one after the other."""
+
+    window = 1
+
+    def submit(self, job: Job, task: Task) -> "Future[Result]":
+        future: Future[Result] = Future()
+        try:
+            future.set_result(run_unit(job, task))
+        except Exception as error:  # noqa: BLE001  # raised by its result()
+            future.set_exception(error)
+        return future
+
+    def restart(self) -> None:
+        raise AssertionError("there is no worker")
+
+    def close(self) -> None:
+        pass
+
+
+class Processes:
+    """Computes units in processes of this machine."""
+
+    def __init__(self, workers: int):
+        self.window = UNITS_AHEAD * workers
+        self._workers = workers
+        self.restart()
+
+    def submit(self, job: Job, task: Task) -> "Future[Result]":
+        # A unit of many small files is a long task. In a file, none is ever half-way through a pipe when workers end,
+        # for which Python 3.10 would wait for ever.
+        path, data = job.directory / f"{task.index:08d}.task", task_json(task)
+        replace_file(path, data)
+        return self._pool.submit(_run_kept, job, path, hashlib.sha256(data).hexdigest())
+
+    def restart(self) -> None:
+        context = multiprocessing.get_context("spawn")  # a fork would copy pyarrow's threads' locks
+        ear, self._line = context.Pipe(duplex=False)
+        self._pool = ProcessPoolExecutor(self._workers, context, _begin_worker, (ear,))
+        handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # which they inherit, until they see to it themselves
+        try:
+            for _ in range(self._workers):  # each submission begins a process
+                self._pool.submit(_nothing)
+        except BrokenExecutor:
+            pass  # one was killed already: the first task will tell
+        finally:
+            signal.signal(signal.SIGINT, handler)
+
+    def close(self) -> None:
+        self._line.close()  # workers end, whatever they are at: what is not committed does not count
+        self._pool.shutdown(cancel_futures=True)
+
+
+class RayCluster:
+    """Computes units as tasks of a Ray cluster whose machines share the inputs, the output and this repository."""
+
+    def __init__(self, address: str | None):
+        """Join the cluster at an address; None: one of this machine alone, for this command."""
+        try:
+            import ray
+        except ImportError as error:
+            raise BadInput("--executor ray: the package ray is not installed; pip install ray") from error
+        try:
+            if address is not None and ":" in address:  # Ray itself waits for minutes
+                host, _, port = address.rpartition(":")
+                socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
+            # Its workers have this process's sys.path.
+            ray.init(address or "local", log_to_driver=False, logging_level=logging.ERROR)
+        except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: another version of Ray or Python there
+            raise BadInput(f"--ray-address {address}: no cluster answers: {error}; start one with ray start") from error
+        self._ray = ray
+        self._run_unit = ray.remote(num_cpus=1, max_retries=RESTARTS)(run_unit)
+        self.window = UNITS_AHEAD * max(1, int(ray.cluster_resources().get("CPU", 1)))
+
+    def submit(self, job: Job, task: Task) -> "Future[Result]":
+        reference: Any = self._run_unit.remote(job, task)
+        future: Future[Result] = Future()
+        reference.future().add_done_callback(functools.partial(self._pass_on, future))
+        return future
+
+    def _pass_on(self, future: "Future[Result]", inner: "Future[Result]") -> None:
+        error = inner.exception()
+        if error is None:
+            future.set_result(inner.result())
+        elif isinstance(error, self._ray.exceptions.RayTaskError):  # what the task raised, and its traceback
+            future.set_exception(error.cause)
+        else:
+            future.set_exception(BrokenExecutor(str(error)))
+
+    def restart(self) -> None:
+        raise BadInput("the Ray cluster lost a unit more often than it is retried; check its machines, then rerun")
+
+    def close(self) -> None:
+        self._ray.shutdown()
+
+
+def in_order(executor: Executor, job: Job, tasks: Iterator[Task], first: int) -> Iterator[list[Result]]:
+    """Yield the results of tasks number `first`, `first` + 1, ..., as many at a time as are ready. Raises their errors.
+
+    No more than `executor.window` units are computed ahead of the one that is waited for.
+    """
+    running: dict[Future[Result], Task] = {}
+    ready: dict[int, Result] = {}
+    restarts, due, submitted, exhausted = 0, first, first, False
+    while True:
+        while not exhausted and submitted < due + executor.window:
+            task = next(tasks, None)
+            exhausted = task is None
+            if task is not None:
+                running[_submit(executor, job, task)] = task
+                submitted += 1
+        if not running:
+            return
+        finished, _ = wait(running, return_when=FIRST_COMPLETED)
+        lost = []
+        for future in finished:
+            task = running.pop(future)
+            if isinstance(future.exception(), BrokenExecutor):
+                lost.append(task)
+            else:
+                ready[task.index] = future.result()
+                restarts = 0
+        if lost:  # the pool is broken for all
+            lost += running.values()
+            running = {}
+            restarts += 1
+            if restarts > RESTARTS:
+                raise BadInput(
+                    f"workers were killed {restarts} times in a row while units {min(task.index for task in lost)} to "
+                    f"{max(task.index for task in lost)} were computed; if memory was short, pass fewer --workers"
+                )
+            executor.restart()
+            running = {_submit(executor, job, task): task for task in lost}
+        batch = []
+        while due in ready:
+            batch.append(ready.pop(due))
+            due += 1
+        if batch:
+            yield batch
+
+
+def _submit(executor: Executor, job: Job, task: Task) -> "Future[Result]":
+    try:
+        return executor.submit(job, task)
+    except BrokenExecutor as error:  # a worker was killed since the last result
+        future: Future[Result] = Future()
+        future.set_exception(error)
+        return future
+
+
+def _run_kept(job: Job, path: Path, sha256: str) -> Result:
+    """Run the task that a file holds, and delete the file: a task that is submitted again is written again.
+
+    Raises BadInput for another content than was written: others may write to a shared folder.
+    """
+    data = read_regular(path, most_bytes=1 << 40)
+    if hashlib.sha256(data).hexdigest() != sha256:
+        raise BadInput(f"{path}: changed by another process while these tokens were prepared; rerun the same command")
+    result = run_unit(job, task_from_json(data))
+    path.unlink(missing_ok=True)
+    return result
+
+
+def _nothing() -> None:
+    """Let a worker start, and import what it needs, before there is work."""
+
+
+def _begin_worker(line: Connection) -> None:
+    """End this worker when its coordinator hangs up, however that ends, but not at Ctrl-C, which is for that."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def listen() -> None:
+        with suppress(EOFError, OSError):
+            line.recv()
+        os._exit(1)
+
+    threading.Thread(target=listen, daemon=True).start()

@@ -1,0 +1,194 @@
+"""The growing files of one split: hidden, with room for a header and then its tokens; named when all of it is there.
+
+`.partial-train.safetensors`, or shards of so many tokens each, `.partial-train-00000.safetensors` and so on. How many
+there will be is known at the end: then `train-00000-of-00012.safetensors`, or `train.safetensors` if one is enough.
+"""
+
+import io
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import attrs
+import numpy as np
+
+from common.errors import BadInput
+from common.files import sync
+from tokens.format.token_file import HEADER_BYTES, write_header
+
+PARTIAL = ".partial-"
+COPY_BYTES = 1 << 20
+
+
+@attrs.frozen
+class Shard:
+    """A file of a split that is all there."""
+
+    path: Path  # where it lies until it is named
+    name: str  # then
+    tokens: int
+
+
+class GrowingStream:
+    """The files of one split, open for appending."""
+
+    def __init__(self, directory: Path, split: str, dtype: np.dtype, shard_tokens: int | None):
+        """`shard_tokens`: of each file but the last; None: one file for all."""
+        self.split = split
+        self.length = 0  # tokens
+        self.elsewhere = 0  # so many shards, the first ones, are in a bucket and not here
+        self._directory = directory
+        self._dtype = dtype
+        self._sharded = shard_tokens is not None
+        self._shard_tokens = shard_tokens or sys.maxsize
+        self._file: BinaryIO | None = None  # the last one, while there is room in it
+
+    def go_on(self, length: int, why: Path) -> None:
+        """Continue after `length` tokens, which `why` says are there; delete what follows. Raises BadInput if less are.
+
+        Files whose naming was cut short are hidden again.
+        """
+        for path in self._named():
+            number = re.search(r"-(\d+)-of-", path.name)
+            path.replace(self._partial(int(number[1]) if number else 0))
+        full, inside = divmod(length, self._shard_tokens)
+        tokens = [self._shard_tokens] * full + ([inside] if inside else [])
+        for index, count in enumerate(tokens):
+            path, end = self._partial(index), self._end(count)
+            size = path.stat().st_size if path.is_file() and not path.is_symlink() else 0
+            if size < end or (index < full and size > end):
+                raise BadInput(
+                    f"{path}: got {size:,} bytes, wanted {end:,} by {why.name}: it was cut or replaced; begin anew in "
+                    "another --output"
+                )
+        self._cut(length)
+
+    def go_on_elsewhere(self, length: int, tail: np.ndarray) -> None:
+        """Continue after `length` tokens: full shards that are not here, and the tail. Raises BadInput if it is not."""
+        self.elsewhere = length // self._shard_tokens
+        self._cut(self.elsewhere * self._shard_tokens)
+        self.append(io.BytesIO(tail.tobytes()))
+        if self.length != length:
+            raise BadInput(
+                f"{self.split}: the bucket's checkpoints hold {self.length:,} tokens, wanted {length:,} by its ledger; "
+                "begin anew in another --output"
+            )
+
+    def append(self, source: BinaryIO) -> None:
+        """Add the tokens of a file from its position on."""
+        while data := source.read(min(COPY_BYTES, self._end(self._room()) - HEADER_BYTES)):
+            if self._file is None:
+                path = self._partial(self.length // self._shard_tokens)
+                path.unlink(missing_ok=True)  # never through a link of that name
+                self._file = path.open("x+b")
+                self._file.write(bytes(HEADER_BYTES))
+                sync(self._directory)
+            self._file.write(data)
+            self.length += len(data) // self._dtype.itemsize
+            if self.length % self._shard_tokens == 0:
+                self._seal(self._shard_tokens)
+
+    def sync(self) -> None:
+        """Wait until everything is on the disk."""
+        if self._file is not None:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+
+    def read(self, begin: int, end: int) -> np.ndarray:
+        """Return tokens that `sync` has put on the disk."""
+        parts = []
+        while begin < end:
+            index, inside = divmod(begin, self._shard_tokens)
+            count = min(end - begin, self._shard_tokens - inside)
+            tokens = np.memmap(self._partial(index), self._dtype, mode="r", offset=HEADER_BYTES)
+            parts.append(tokens[inside : inside + count])
+            begin += count
+        return np.concatenate(parts or [np.empty(0, self._dtype)])
+
+    def truncate(self, length: int) -> None:
+        """Cut off what follows."""
+        if length < self.length:
+            self._cut(length)
+
+    def seal(self) -> None:
+        """Write the header of the last file; then all are complete but for their names."""
+        if self._file is not None:
+            self._seal(self.length % self._shard_tokens)
+
+    def shards(self) -> Iterator[Shard]:
+        """Yield the files of all tokens."""
+        count = -(-self.length // self._shard_tokens)
+        for index in range(count):
+            name = self.split if count == 1 else f"{self.split}-{index:05d}-of-{count:05d}"
+            tokens = min(self._shard_tokens, self.length - index * self._shard_tokens)
+            yield Shard(self._partial(index), f"{name}.safetensors", tokens)
+
+    def here(self) -> list[Path]:
+        """Return the full shards that are not elsewhere."""
+        return [self._partial(index) for index in range(self.elsewhere, self.length // self._shard_tokens)]
+
+    def drop(self) -> None:
+        """Delete the full shards here: they are elsewhere now."""
+        for path in self.here():
+            path.unlink()
+            self.elsewhere += 1
+
+    def tail(self, begin: int) -> np.ndarray:
+        """Return the tokens from a position on, all of them in the last file."""
+        self.sync()
+        return self.read(begin, self.length)
+
+    @property
+    def full(self) -> int:
+        """How many tokens are in full shards."""
+        return self.length - self.length % self._shard_tokens
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _cut(self, length: int) -> None:
+        self.close()
+        full, inside = divmod(length, self._shard_tokens)
+        kept = {self._partial(index) for index in range(full + bool(inside))}
+        for path in self._directory.glob(f"{PARTIAL}{self.split}*.safetensors"):
+            if path not in kept:
+                path.unlink()
+        if inside:
+            self._file = self._partial(full).open("r+b")
+            self._file.truncate(self._end(inside))
+            self._file.seek(0, os.SEEK_END)
+        self.length = length
+
+    def _seal(self, tokens: int) -> None:
+        assert self._file is not None
+        write_header(self._file, self._dtype, tokens)
+        self.sync()
+        self.close()
+
+    def _room(self) -> int:
+        return min(COPY_BYTES, self._shard_tokens - self.length % self._shard_tokens)
+
+    def _end(self, tokens: int) -> int:
+        return HEADER_BYTES + tokens * self._dtype.itemsize
+
+    def _named(self) -> list[Path]:
+        whole = self._directory / f"{self.split}.safetensors"
+        return [*([whole] if whole.exists() else []), *self._directory.glob(f"{self.split}-[0-9]*-of-*.safetensors")]
+
+    def _partial(self, index: int) -> Path:
+        return partial_path(self._directory, self.split, index, sharded=self._sharded)
+
+
+def partial_path(directory: Path, split: str, index: int, *, sharded: bool) -> Path:
+    """Return where a file of a split is until it is named."""
+    return directory / f"{PARTIAL}{split}{f'-{index:05d}' if sharded else ''}.safetensors"
+
+
+def partial_files(directory: Path) -> Iterator[Path]:
+    """Yield the hidden files of token files that are not finished."""
+    return directory.glob(f"{PARTIAL}*.safetensors")

@@ -1,0 +1,137 @@
+"""Objects under one prefix of an S3 bucket: written so that they are known to be there, whole."""
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from common.errors import BadInput
+from common.files import BLOCK_BYTES
+from tokens.documents.remote import THREADS, ask, file_system_of, open_remote
+from tokens.format.manifest import Content, read_content
+from tokens.format.token_file import read_header
+
+PART_BYTES = 1 << 24  # of a large upload
+PARTS_AT_ONCE = 4  # held in memory
+UPLOADS = 3  # of a file that does not arrive as it was
+
+
+class Objects:
+    """The objects directly under one prefix, by their names there."""
+
+    def __init__(self, url: str):
+        self.url = url.rstrip("/")
+        self._files, root = file_system_of(self.url)
+        self._root = root.rstrip("/")
+
+    def names(self) -> list[str]:
+        """Return the names of all objects."""
+        found = ask(self.url, lambda: self._files.find(self._root))
+        return [name for path in found if "/" not in (name := path.removeprefix(f"{self._root}/"))]
+
+    def read(self, name: str) -> bytes:
+        """Return what an object holds."""
+        return ask(f"{self.url}/{name}", lambda: self._files.cat_file(self._path(name)))
+
+    def write(self, name: str, data: bytes, **options: Any) -> None:
+        """Give an object its content, all of it or none."""
+        ask(f"{self.url}/{name}", lambda: self._files.pipe_file(self._path(name), data, **options), "written")
+
+    def create(self, name: str, data: bytes) -> None:
+        """Write an object that is not there. Raises BadInput when another process was faster."""
+        try:
+            self.write(name, data, mode="create")
+        except BadInput as error:
+            if not isinstance(error.__cause__, FileExistsError):
+                raise
+            if self.read(name) != data:  # else it is ours: the answer to the first attempt was lost
+                raise BadInput(
+                    f"{self.url}/{name}: exists: another process prepares these tokens; wait for it, or stop it"
+                ) from error
+
+    def open(self, name: str) -> BinaryIO:
+        """Open an object for reading."""
+        return open_remote(f"{self.url}/{name}")
+
+    def sha256(self, name: str) -> str:
+        """Read an object to its end; return its sha256."""
+        digest = hashlib.sha256()
+        with self.open(name) as stream:
+            while data := stream.read(BLOCK_BYTES):
+                digest.update(data)
+        return digest.hexdigest()
+
+    def written_at(self, name: str) -> float:
+        """Return when an object was written, by the server's clock, in seconds since 1970."""
+        return self._entry(name)["LastModified"].timestamp()
+
+    def upload(self, path: Path) -> Content:
+        """Write a complete token file under its name and make sure of it; return what it holds."""
+        content = read_content(read_header(path))
+        url, tag = f"{self.url}/{path.name}", _tag(path)
+
+        def put() -> None:
+            options = {"chunksize": PART_BYTES, "max_concurrency": PARTS_AT_ONCE}
+            self._files.put_file(str(path), self._path(path.name), **options)
+
+        for _ in range(UPLOADS):
+            ask(url, put, "written")
+            if self._holds(path.name, content, tag):
+                return content
+        raise BadInput(
+            f"{url}: did not arrive as it was sent, {UPLOADS} times; check the network, then rerun the command"
+        )
+
+    def copy(self, names: dict[str, str]) -> Iterator[str]:
+        """Let the server copy objects to other names; yield each that is done."""
+        return self._each(self._copy, names.items())
+
+    def delete(self, names: Iterable[str]) -> Iterator[str]:
+        """Delete objects; yield each that is gone."""
+        return self._each(self._delete, names)
+
+    def _holds(self, name: str, content: Content, tag: str) -> bool:
+        """Tell whether an object is what was sent: by the server's tag where that is the md5, or else by reading it."""
+        entry = self._entry(name)
+        if entry["size"] != content.size_bytes:
+            return False
+        if str(entry.get("ETag")).strip('"') == tag:
+            return True
+        try:
+            return self.sha256(name) == content.sha256
+        except BadInput:  # the server's own checksum says that it is not
+            return False
+
+    def _copy(self, pair: tuple[str, str]) -> str:
+        name, final = pair
+        ask(f"{self.url}/{final}", lambda: self._files.cp_file(self._path(name), self._path(final)), "written")
+        got, wanted = self._entry(final)["size"], self._entry(name)["size"]
+        if got != wanted:
+            raise BadInput(f"{self.url}/{final}: got {got:,} bytes, wanted {wanted:,} as in {name}; try again")
+        return final
+
+    def _delete(self, name: str) -> str:
+        ask(f"{self.url}/{name}", lambda: self._files.rm_file(self._path(name)), "deleted")
+        return name
+
+    def _each(self, work: Callable[[Any], str], items: Iterable[Any]) -> Iterator[str]:
+        with ThreadPoolExecutor(THREADS) as threads:
+            yield from threads.map(work, items)
+
+    def _entry(self, name: str) -> dict[str, Any]:
+        return ask(f"{self.url}/{name}", lambda: self._files.info(self._path(name)))
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}"
+
+
+def _tag(path: Path) -> str:
+    """Return the ETag that S3 gives a file: its md5, or for one that is sent in parts, that of their md5s."""
+    digests = []
+    with path.open("rb") as file:
+        while data := file.read(PART_BYTES):
+            digests.append(hashlib.md5(data).digest())
+    if path.stat().st_size < 2 * PART_BYTES:  # s3fs sends it at once
+        return hashlib.md5(path.read_bytes()).hexdigest()
+    return f"{hashlib.md5(b''.join(digests)).hexdigest()}-{len(digests)}"

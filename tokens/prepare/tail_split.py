@@ -1,0 +1,77 @@
+"""The end of the train stream, cut off for splits that are wanted and have nothing yet."""
+
+import io
+
+import numpy as np
+
+from common.errors import BadInput
+from tokens.format.splits import SplitRule
+from tokens.prepare.commit_log import Totals
+from tokens.prepare.growing_files import COPY_BYTES, GrowingStream
+
+COPY_TOKENS = COPY_BYTES // 2
+
+
+class TooFewDocuments(BadInput):
+    """The documents cannot be held out as the command asks. No command with these settings can finish."""
+
+
+def missing_splits(rule: SplitRule, totals: Totals) -> dict[str, float]:
+    """Return the share of the documents that each split wants which has none."""
+    shares = {"validation": rule.validation, "test": rule.test}
+    return {split: share for split, share in shares.items() if share > 0 and not totals.tokens[split]}
+
+
+def copy_tail(
+    streams: dict[str, GrowingStream], rule: SplitRule, totals: Totals, end_of_text_id: int
+) -> dict[str, int]:
+    """Copy the tail of the train stream to the splits that are missing; return the lengths that all shall have.
+
+    By whole documents; a lone one is cut by tokens. Raises TooFewDocuments before anything is copied.
+    """
+    missing = missing_splits(rule, totals)
+    documents, tokens = sum(totals.documents.values()), totals.tokens["train"]
+    if tokens == 0:
+        raise TooFewDocuments("every document's hash fell to a held-out split; add documents, or pass --split tail")
+    held_out = {split: _share(documents, share) for split, share in missing.items()}
+    if documents == 1:
+        held_out = {split: _share(tokens, share) for split, share in missing.items()}
+        if sum(held_out.values()) >= tokens:
+            raise TooFewDocuments(
+                f"a lone document of {tokens} tokens is too short to hold out {sum(held_out.values())} of them"
+            )
+    elif sum(held_out.values()) >= totals.documents["train"]:
+        raise TooFewDocuments(
+            f"{documents} documents are too few to hold out "
+            f"{' and '.join(f'{count} for {split}' for split, count in held_out.items())}; add documents or lower "
+            "the fractions"
+        )
+    lengths = dict(totals.tokens)
+    train, end = streams["train"], tokens
+    for split in reversed(held_out):  # the test split is the very end
+        count = held_out[split]
+        begin = end - count if documents == 1 else _before_documents(train, count, end, end_of_text_id)
+        for start in range(begin, end, COPY_TOKENS):
+            streams[split].append(io.BytesIO(train.read(start, min(end, start + COPY_TOKENS)).tobytes()))
+        streams[split].sync()
+        lengths[split] = end - begin
+        end = begin
+    lengths["train"] = end
+    return lengths
+
+
+def _before_documents(train: GrowingStream, count: int, end: int, end_of_text_id: int) -> int:
+    """Return where the last `count` documents of the train stream before `end` begin."""
+    stop = end - 1  # the last one's own
+    while stop > 0:
+        begin = max(0, stop - COPY_TOKENS)
+        found = np.flatnonzero(train.read(begin, stop) == end_of_text_id)
+        if len(found) >= count:
+            return begin + int(found[-count]) + 1
+        count, stop = count - len(found), begin
+    raise AssertionError("more documents than end-of-text ids")
+
+
+def _share(count: int, fraction: float) -> int:
+    """Return the held-out share of a count: at least one where anything is asked for."""
+    return max(1, round(count * fraction)) if fraction > 0 else 0

@@ -1,0 +1,199 @@
+"""How far token files have come, in a folder or a bucket, and whether they still hold what was written."""
+
+import itertools
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import BinaryIO
+
+from common.errors import BadInput
+from common.files import BLOCK_BYTES
+from tokens.documents.remote import REMOTE, THREADS
+from tokens.format.manifest import MANIFEST, Manifest, is_of, open_listed, read_contents, read_manifest
+from tokens.format.splits import SPLITS
+from tokens.format.token_file import HEADER_BYTES, TokenFile
+from tokens.prepare.commit_log import LEDGER, SHOWN, read_ledger, read_results
+from tokens.prepare.growing_tokens import finished_by
+from tokens.prepare.plan import PLAN, UnitPlan, read_plan
+from tokens.prepare.s3_objects import Objects
+from tokens.prepare.s3_output import Bucket
+from tokens.tokenizer.tokenizer import token_dtype
+
+
+def status(where: str) -> list[str]:
+    """Return how far a preparation into a folder or bucket has come, as lines. Raises BadInput where there is none."""
+    with _described(where) as directory:
+        plan = read_plan(directory)
+        if plan is None:
+            raise BadInput(f"{where}: no {PLAN}; prepare_data.py SOURCE... --output {where} begins one")
+        totals, _ = read_ledger(directory)
+        if read_manifest(directory) is not None:
+            state = "complete"
+        else:
+            age = time.time() - (directory / LEDGER).stat().st_mtime if (directory / LEDGER).exists() else 0
+            state = f"not complete, last commit {age:.0f} s ago; the same command goes on"
+    done, total = sum(plan.unit_bytes[: totals.units]), sum(plan.unit_bytes)
+    tokens, documents = sum(totals.tokens.values()), sum(totals.documents.values())
+    lines = [
+        f"{where}: {state}",
+        f"  units      {totals.units:,} of {len(plan.units):,} ({done / max(1, total):.1%} of {total:,} bytes)",
+        f"  tokens     {tokens:,} in {documents:,} documents",
+    ]
+    lines += [
+        f"  {split:10} {totals.tokens[split]:,} tokens, {totals.documents[split]:,} documents"
+        for split in SPLITS
+        if totals.tokens[split]
+    ]
+    if totals.problems:
+        lines.append(f"  problems   {json.dumps(totals.problems)}, {totals.lost_documents:,} documents lost")
+        lines += [f"    {line}" for line in itertools.chain.from_iterable(totals.examples.values())]
+    return lines
+
+
+def verify(where: str) -> list[str]:
+    """Read every token file of a folder or bucket against its manifest.
+
+    Raises BadInput naming what is damaged, and what it was made from.
+    """
+    with _described(where) as directory:
+        manifest = read_manifest(directory)
+        if manifest is None:
+            raise BadInput(f"{where}: no {MANIFEST}; only a finished preparation has one")
+        plan = read_plan(directory)
+        if REMOTE in where:
+            objects = Objects(where)
+            damaged, tokens = _damaged_objects(objects, manifest), _Tokens(manifest, objects.open)
+        else:
+            damaged = _damaged_files(directory, manifest)
+            tokens = _Tokens(manifest, lambda name: (directory / name).open("rb"))
+        units = []
+        if plan is not None and (damaged or REMOTE not in where):  # who pays for reading a bucket twice?
+            if plan.fingerprint() != finished_by(directory):
+                damaged.append(f"{where}/{PLAN}: not the plan that {MANIFEST} tells of")
+            try:
+                units = list(itertools.islice(_damaged_units(directory, plan, tokens), SHOWN))
+            except BadInput as error:  # of the ledger
+                damaged.append(str(error))
+            if units and not damaged:
+                damaged = [f"{where}/{LEDGER}: damaged: {units[0]}: its digest is not that of the tokens"]
+    if damaged:
+        made_from = f"; damaged: {'; '.join(units)}" if units else ""
+        more = f" (and {len(damaged) - SHOWN} more)" if len(damaged) > SHOWN else ""
+        raise BadInput(f"{'; '.join(damaged[:SHOWN])}{more}{made_from}")
+    size = sum(content.size_bytes for content in manifest.files.values())
+    return [f"{where}: {len(manifest.files)} files, {size:,} bytes: all as written"]
+
+
+@contextmanager
+def _described(where: str) -> Iterator[Path]:
+    """Give a folder with plan, ledger and manifest: a token directory itself, or a copy of what a bucket has."""
+    if REMOTE not in where:
+        yield Path(where)
+        return
+    with TemporaryDirectory() as folder:
+        try:
+            Bucket(where, Path(folder)).describe()
+            yield Path(folder)
+        except BadInput as error:
+            raise BadInput(str(error).replace(folder, where)) from error
+
+
+def _damaged_files(directory: Path, manifest: Manifest) -> list[str]:
+    """Return a line for each file of a folder that is not what its manifest says."""
+    problems, files = [], []
+    for split in SPLITS:
+        names = {*manifest.files, *(path.name for path in directory.glob(f"{split}*.safetensors"))}
+        if any(is_of(name, split) for name in names):
+            try:
+                files += open_listed(directory, split, manifest).files
+            except BadInput as error:
+                problems.append(str(error))
+
+    def check(file: TokenFile) -> str | None:
+        try:
+            read_contents([file], manifest)
+        except BadInput as error:
+            return str(error)
+        return None
+
+    with ThreadPoolExecutor() as threads:
+        return problems + [problem for problem in threads.map(check, files) if problem is not None]
+
+
+def _damaged_objects(objects: Objects, manifest: Manifest) -> list[str]:
+    """Return a line for each object of a bucket that is not what its manifest says."""
+
+    def check(name: str) -> str | None:
+        wanted = manifest.files[name].sha256
+        try:
+            got = objects.sha256(name)
+        except BadInput as error:
+            return str(error)
+        if got == wanted:
+            return None
+        where = f"{objects.url}/{name}"
+        return f"{where}: damaged: got sha256 {got[:12]}..., wanted {wanted[:12]}... by {MANIFEST}; prepare it again"
+
+    with ThreadPoolExecutor(THREADS) as threads:
+        return [problem for problem in threads.map(check, manifest.files) if problem is not None]
+
+
+def _damaged_units(directory: Path, plan: UnitPlan, tokens: "_Tokens") -> Iterator[str]:
+    """Yield which units' tokens are not those of the ledger, and what they were made from."""
+    import xxhash
+
+    totals, cut = read_ledger(directory)
+    from_tail = [split for split in SPLITS if cut is not None and not totals.tokens[split]]  # of train
+    begins = dict.fromkeys(SPLITS, 0)
+    for result in read_results(directory):
+        for split, part in result.parts.items():
+            begin, end = begins[split], begins[split] + part.tokens
+            begins[split] = end
+            digest = xxhash.xxh3_128()
+            for data in tokens.read([split, *(from_tail if split == "train" else [])], begin, end):
+                digest.update(data)
+            if digest.hexdigest() != part.digest:
+                yield f"tokens {begin:,} to {end:,} of {split}, made from {_sources(plan, result.index)}"
+
+
+class _Tokens:
+    """The tokens of a preparation's files, wherever they are, by where the manifest says that they lie."""
+
+    def __init__(self, manifest: Manifest, open_file: Callable[[str], BinaryIO]):
+        self._open = open_file
+        self._item_bytes = token_dtype(manifest.tokenizer["vocabulary_size"]).itemsize
+        self._files = {
+            split: {
+                name: (manifest.files[name].size_bytes - HEADER_BYTES) // self._item_bytes
+                for name in sorted(manifest.files)
+                if is_of(name, split)
+            }
+            for split in SPLITS
+        }
+
+    def read(self, splits: Iterable[str], begin: int, end: int) -> Iterator[bytes]:
+        """Yield tokens begin .. end of splits, one after the other, as bytes; less where a file is cut short."""
+        position = 0
+        for name, length in itertools.chain.from_iterable(self._files[split].items() for split in splits):
+            first, last = max(begin, position), min(end, position + length)
+            if first < last:
+                with suppress(OSError, BadInput), self._open(name) as file:
+                    file.seek(HEADER_BYTES + (first - position) * self._item_bytes)
+                    left = (last - first) * self._item_bytes
+                    while left > 0 and (data := file.read(min(left, BLOCK_BYTES))):
+                        left -= len(data)
+                        yield data
+            position += length
+
+
+def _sources(plan: UnitPlan, index: int) -> str:
+    parts = []
+    for extent in plan.units[index] if index < len(plan.units) else ():
+        path = plan.inputs[extent.input].path
+        what = "row groups" if path.endswith(".parquet") else "bytes"
+        parts.append(f"{path} ({what} {extent.begin:,} to {extent.end:,})")
+    return f"unit {index}: {', '.join(parts[:3])}{', ...' if len(parts) > 3 else ''}"

@@ -1,0 +1,203 @@
+"""Text to token ids and back: GPT-2's byte-pair encoding, or plain bytes.
+
+Special tokens inside a text are ordinary text: only the writer places the end-of-text id, so a document that
+contains "<|endoftext|>" cannot forge a boundary.
+"""
+
+import base64
+import hashlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from common.errors import BadInput
+from common.json_files import read_regular
+
+if TYPE_CHECKING:
+    import tiktoken
+
+PROBE = [
+    "",
+    "Hello world! It's what we'll've said; they'RE not I'm.  Two  spaces, a tab\t\tand\r\n\r\n  lines \n",
+    "def f(x):\n        return {'a': [x ** 2, 0xFF, 1_000_000.5e-3]}  # 日本語のコメント\n",
+    "<|endoftext|> is <|fim_prefix|> text",
+    "naïve cafe\u0301 Straße ΑΒΓ абв שלום مرحبا हिन्दी ไทย 한국어 中文\uff0c\u3002 ﬁ ² ½ Ⅷ ①",
+    "\U0001f468\u200d\U0001f469\u200d\U0001f467 \U0001f600\ufe0f",
+    "\x00\x01\x1c\x7f\x85\xa0\u2028\u3000\u200b\ufeff\ufffd\U0010ffff",
+    # Letters in newer Unicode only, before what GPT-2's pattern takes for the end of a contraction.
+    "\U000323b0's \U00016ea0're \u1c89'll \ua7cb's \U00010d50've",
+    "a" * 300 + "1" * 300 + " " * 300 + "\n" * 50 + "!?" * 100 + "é" * 100 + "中" * 100,
+]
+
+END_OF_TEXT = "<|endoftext|>"
+RANKS_FILE = "tokenizer.tiktoken"  # copy of the ranks beside the tokens they made
+
+
+class Encoder(Protocol):
+    """An encoding of text as ids 0 .. vocabulary_size - 1."""
+
+    vocabulary_size: int
+    end_of_text_id: int
+
+    def encode_batch(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Return the ids of all texts, one after the other, 1-D, `token_dtype`; and how many each has, int64."""
+        ...
+
+
+class Tokenizer(Encoder, Protocol):
+    """A reversible encoding."""
+
+    name: str
+    ranks_file: Path | None  # byte-pair ranks that travel with the token files; None where the name says all
+
+    def encode(self, text: str) -> np.ndarray:
+        """Return the ids of the text, 1-D, in `token_dtype(vocabulary_size)`."""
+        ...
+
+    def ranks(self) -> dict[bytes, int]:
+        """Return the id of every byte sequence that has one, special tokens left out."""
+        ...
+
+    def decode(self, ids: list[int]) -> str:
+        """Return the text of the ids; broken UTF-8 becomes U+FFFD, the end of text becomes <|endoftext|>."""
+        ...
+
+
+def fingerprint(encoder: Encoder) -> str:
+    """Return a sha256 of what an encoder does to a text that is made to tell encoders apart.
+
+    Not of names and versions: tiktoken's own result may change with the Unicode tables of its regex library.
+    """
+    ids, lengths = encoder.encode_batch(PROBE)
+    values = [encoder.vocabulary_size, encoder.end_of_text_id, *lengths.tolist(), *ids.tolist()]
+    return hashlib.sha256(" ".join(str(value) for value in values).encode()).hexdigest()
+
+
+def token_dtype(vocabulary_size: int) -> np.dtype:
+    """Return uint16 where every id fits, else uint32."""
+    return np.dtype(np.uint16 if vocabulary_size <= 1 << 16 else np.uint32)
+
+
+def load_tokenizer(name: str) -> Tokenizer:
+    """Return the tokenizer "bytes", "gpt2" or that of a local .tiktoken ranks file.
+
+    Raises BadInput for another name, a damaged file, and "gpt2" where its ranks can be neither found nor downloaded.
+    """
+    if name == "bytes":
+        return ByteTokenizer()
+    if name == "gpt2":
+        return _load_gpt2()
+    if name.endswith(".tiktoken"):
+        return _load_ranks(Path(name))
+    raise BadInput(f"tokenizer '{name}' is unknown; wanted gpt2, bytes or the path of a .tiktoken file")
+
+
+class ByteTokenizer:
+    """UTF-8 bytes as ids 0..255; 256 ends a text."""
+
+    name = "bytes"
+    vocabulary_size = 257
+    end_of_text_id = 256
+    ranks_file: Path | None = None
+
+    def encode(self, text: str) -> np.ndarray:
+        return np.frombuffer(text.encode("utf-8", errors="replace"), dtype=np.uint8).astype(np.uint16)
+
+    def encode_batch(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        return _joined([self.encode(text) for text in texts])
+
+    def ranks(self) -> dict[bytes, int]:
+        return {bytes([byte]): byte for byte in range(256)}
+
+    def decode(self, ids: list[int]) -> str:
+        parts = b"".join(END_OF_TEXT.encode() if token == self.end_of_text_id else bytes([token]) for token in ids)
+        return parts.decode("utf-8", errors="replace")
+
+
+class BytePairTokenizer:
+    """GPT-2's byte-pair encoding, computed by tiktoken; the end-of-text id follows the last rank."""
+
+    def __init__(self, name: str, encoding: "tiktoken.Encoding", ranks_file: Path | None):
+        self.name = name
+        self.ranks_file = ranks_file
+        self.end_of_text_id = encoding.eot_token
+        self.vocabulary_size = encoding.n_vocab
+        self._dtype = token_dtype(self.vocabulary_size)
+        self._encoding = encoding
+
+    def encode(self, text: str) -> np.ndarray:
+        return np.array(self._encoding.encode_ordinary(text), dtype=self._dtype)
+
+    def encode_batch(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Return the ids of texts as `Encoder` does. Raises UnicodeEncodeError for lone surrogates."""
+        ids, lengths = _joined([self._encoding.encode_to_numpy(text, disallowed_special=()) for text in texts])
+        return ids.astype(self._dtype), lengths
+
+    def decode(self, ids: list[int]) -> str:
+        return self._encoding.decode(ids)
+
+    def with_pattern(self, pattern: str) -> "BytePairTokenizer":
+        """Return the same byte-pair encoding with another way of splitting text."""
+        import tiktoken
+
+        special_tokens = {END_OF_TEXT: self.end_of_text_id}
+        encoding = tiktoken.Encoding(
+            self.name, pat_str=pattern, mergeable_ranks=self.ranks(), special_tokens=special_tokens
+        )
+        return BytePairTokenizer(self.name, encoding, self.ranks_file)
+
+    def ranks(self) -> dict[bytes, int]:
+        return {token: self._encoding.encode_single_token(token) for token in self._encoding.token_byte_values()}
+
+
+def byte_pair_tokenizer(name: str, ranks: dict[bytes, int], ranks_file: Path | None) -> BytePairTokenizer:
+    """Return the tokenizer of ranks 0, 1, 2, ... with GPT-2's way of splitting text.
+
+    Raises BadInput where a byte has none: tiktoken would end the process at a text that holds it.
+    """
+    import tiktoken
+    from tiktoken_ext.openai_public import r50k_pat_str  # GPT-2's pre-tokenization pattern
+
+    missing = [byte for byte in range(256) if bytes([byte]) not in ranks]
+    if missing:
+        raise BadInput(f"tokenizer {name}: byte {missing[0]:#04x} has no rank of its own, wanted one of each byte")
+    special_tokens = {END_OF_TEXT: len(ranks)}
+    encoding = tiktoken.Encoding(name, pat_str=r50k_pat_str, mergeable_ranks=ranks, special_tokens=special_tokens)
+    return BytePairTokenizer(name, encoding, ranks_file)
+
+
+def _joined(parts: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    return np.concatenate(parts), np.array([len(part) for part in parts], np.int64)
+
+
+def _load_gpt2() -> Tokenizer:
+    import tiktoken
+
+    try:
+        encoding = tiktoken.get_encoding("gpt2")
+    except Exception as error:  # tiktoken lets through whatever its download raises: requests', OSError, ValueError
+        raise BadInput(
+            f"tokenizer gpt2: its ranks are neither cached nor downloadable ({type(error).__name__}); "
+            "pass a local ranks file (--tokenizer FILE.tiktoken) or set TIKTOKEN_CACHE_DIR to a filled cache"
+        ) from error
+    return BytePairTokenizer("gpt2", encoding, ranks_file=None)
+
+
+def _load_ranks(path: Path) -> Tokenizer:
+    try:
+        data = read_regular(path)
+    except FileNotFoundError as error:
+        raise BadInput(f"{path}: no such ranks file; wanted lines of 'BASE64 RANK' as tiktoken writes them") from error
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read: {error.strerror or error}; pass another --tokenizer") from error
+    ranks: dict[bytes, int] = {}
+    for number, line in enumerate(data.splitlines(), start=1):
+        try:
+            token, rank = line.split()
+            ranks[base64.b64decode(token, validate=True)] = int(rank)
+        except ValueError as error:
+            raise BadInput(f"{path}: line {number}: got {line[:40]!r}, wanted 'BASE64 RANK'") from error
+    if sorted(ranks.values()) != list(range(len(ranks))) or len(ranks) < 256:
+        raise BadInput(f"{path}: got {len(ranks)} ranks, wanted each of 0, 1, 2, ... once and at least 256")
+    return byte_pair_tokenizer(path.name, ranks, ranks_file=path)

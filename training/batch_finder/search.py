@@ -1,0 +1,87 @@
+"""Which micro-batch to try next, from what is known of others: arithmetic on a list of candidates."""
+
+import bisect
+
+import attrs
+
+from common.errors import BadInput
+from training.config.train_config import Run
+
+LARGEST = 4096  # sequences; candidates where any size will do
+FINENESS = 32  # there, neighbours differ by 1/32 at most, or by 1
+
+
+@attrs.define
+class Search:
+    """The largest candidate that fits: guessed, galloped to, then bisected. Candidates ascend."""
+
+    candidates: list[int]
+    fitting: int = -1  # place of the largest known to fit
+    failing: int | None = None  # place of the smallest known not to
+    stride: int = 1  # places to go up where the guess is passed
+
+    @property
+    def largest(self) -> int | None:
+        """The largest candidate known to fit."""
+        return None if self.fitting < 0 else self.candidates[self.fitting]
+
+    def next(self, guess: int | None) -> int | None:
+        """Return the candidate to try, near the guess where that is not decided yet; None when all is known."""
+        first, last = self.fitting + 1, len(self.candidates) if self.failing is None else self.failing
+        if first >= last:
+            return None
+        place = bisect.bisect_right(self.candidates, guess or 1) - 1
+        if self.failing is None and place < first:  # more fits than was guessed
+            place = min(first + self.stride - 1, last - 1)
+            self.stride *= 2
+        elif not first <= place < last:
+            place = (first + last) // 2
+        return self.candidates[place]
+
+    def learn(self, size: int, *, fits: bool) -> None:
+        """Take note of a trial."""
+        place = self.candidates.index(size)
+        if fits:
+            self.fitting = max(self.fitting, place)
+        else:
+            self.failing = place if self.failing is None else min(self.failing, place)
+            self.fitting = min(self.fitting, place - 1)  # a winner that was not confirmed
+
+
+def check_world_size(run: Run, world_size: int) -> None:
+    """Raise BadInput when the world size does not divide the run's global batch."""
+    batch = run.train.global_batch_size
+    if batch is not None and batch % world_size:
+        raise BadInput(
+            f"{run.directory / 'train.json'}: global_batch_size: got {batch}, wanted a multiple of the world size, "
+            f"{world_size}; use a number of ranks that divides it"
+        )
+
+
+def candidates(run: Run, world_size: int) -> list[int]:
+    """Return the micro-batches that keep the run's global batch; all sizes, thinned out, where it has none.
+
+    Raises BadInput when the world size does not divide it.
+    """
+    check_world_size(run, world_size)
+    batch = run.train.global_batch_size
+    if batch is None:
+        sizes = [1]
+        while sizes[-1] < LARGEST:
+            sizes.append(sizes[-1] + max(1, sizes[-1] // FINENESS))
+        return sizes
+    return divisors(batch // world_size)
+
+
+def divisors(count: int) -> list[int]:
+    """Return the divisors of a number, ascending."""
+    return [size for size in range(1, count + 1) if count % size == 0]
+
+
+def keeping(run: Run, world_size: int, largest: int) -> int | None:
+    """Return the largest micro-batch, up to one, that keeps the run's global batch, given or as it is now."""
+    train = run.train
+    batch = train.global_batch_size or train.microbatch_size * (train.gradient_accumulation_steps or 1) * world_size
+    if batch % world_size:
+        return None
+    return max((size for size in divisors(batch // world_size) if size <= largest), default=None)

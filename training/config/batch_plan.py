@@ -1,0 +1,248 @@
+"""What a run will do, from its configuration and the world size alone: batches, steps, tokens, epochs, FLOPs."""
+
+import bisect
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from common.errors import BadInput
+from model.config import flops_per_token, parameter_count
+from tokens.batches.mixture import Mixture, Stage
+from tokens.batches.sampling import Layout, window_count
+from training.config.dataset_config import shares
+from training.config.train_config import OPTIMIZERS, Run
+from training.schedule import Schedule
+
+DIVISORS_SHOWN = 24
+MOST_STEPS = 99_999_999  # a checkpoint's name has eight digits
+VALIDATION_SHARE = 1 / 3  # of a training token's time: forward only
+
+
+@attrs.frozen
+class SourcePlan:
+    """What a run reads of one dataset."""
+
+    dataset: str
+    windows: int | None  # of one epoch; None where its token files are not at hand
+    sequences: int  # windows read in all, those of a second epoch counted again
+
+    def epochs(self, sequences: int) -> float | None:
+        """Return how many epochs so many windows are; None where the length of one is not known."""
+        if sequences == 0:
+            return 0.0
+        return None if self.windows is None else sequences / self.windows
+
+
+@attrs.frozen(kw_only=True)
+class Plan:
+    """The arithmetic of one run on one world size."""
+
+    layout: Layout
+    steps: int
+    start_token: int  # of each train stream
+    mixture: Mixture
+    sources: tuple[SourcePlan, ...]
+    schedule: Schedule
+    validation_sequences: int  # of one validation, all ranks; 0 without validation
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.layout.global_batch_size * self.layout.context_length
+
+    @property
+    def train_tokens(self) -> int:
+        return self.steps * self.tokens_per_step
+
+    def read_until(self, step: int) -> list[dict[str, Any]]:
+        """Return what is read of each dataset in the first `step` steps: tokens and epochs."""
+        counts = self.mixture.counts(step * self.layout.global_batch_size)
+        return [
+            {
+                "dataset": source.dataset,
+                "tokens": count * self.layout.context_length,
+                "epochs": source.epochs(count),
+            }
+            for source, count in zip(self.sources, counts, strict=True)
+        ]
+
+
+def make_plan(run: Run, world_size: int, lengths: Mapping[str, int | None] | None = None) -> Plan:
+    """Derive accumulation, steps and schedule.
+
+    `lengths` has the tokens of each dataset's train stream by the dataset's name, in order; None: not known. Raises
+    BadInput as `derive_layout` does, when `min_train_tokens` is null and the stream's length is not known or too short
+    for one step, and for a dataset that would be read more than `max_epochs` times.
+    """
+    layout = derive_layout(run, world_size)
+    if lengths is None:
+        lengths = {part.dataset: None for part in run.train.parts}
+    windows = {
+        name: None if tokens is None else window_count(tokens, run.train.start_train_token, layout.context_length)
+        for name, tokens in lengths.items()
+    }
+    steps = _count_steps(run, layout, lengths, windows)
+    batch = layout.global_batch_size
+    reached = [stage for stage in shares(run.train.parts) if stage[0] < steps]
+    mixture = Mixture([Stage(first_step * batch, share) for first_step, share in reached])
+    counts = mixture.counts(steps * batch)
+    sources = tuple(SourcePlan(name, windows[name], count) for name, count in zip(lengths, counts, strict=True))
+    for source in sources:
+        _check_epochs(run, source)
+    schedule = Schedule(
+        peak=run.train.learning_rate,
+        warmup_steps=int(steps * run.train.warmup_period_percent // 100),
+        total_steps=steps,
+        constant=not run.train.schedule_learning_rate,
+    )
+    validating = run.train.validation_interval is not None
+    return Plan(
+        layout=layout,
+        steps=steps,
+        start_token=run.train.start_train_token,
+        mixture=mixture,
+        sources=sources,
+        schedule=schedule,
+        validation_sequences=run.train.validation_sequences if validating else 0,
+    )
+
+
+def check_steps(run: Run, plan: Plan) -> None:
+    """Raise BadInput for more steps than a checkpoint's name can tell."""
+    if plan.steps > MOST_STEPS:
+        raise BadInput(
+            f"{run.directory / 'train.json'}: got {plan.steps:,} steps of {plan.layout.global_batch_size} sequences, "
+            f"wanted at most {MOST_STEPS:,}; lower min_train_tokens or max_epochs, or raise global_batch_size"
+        )
+
+
+def derive_layout(run: Run, world_size: int) -> Layout:
+    """Return how the global batch is spread. Raises BadInput when the world size does not divide it."""
+    train = run.train
+    if train.global_batch_size is None:
+        accumulation = train.gradient_accumulation_steps or 1
+    else:
+        micro_batches = train.global_batch_size // train.microbatch_size
+        if micro_batches % world_size:
+            raise BadInput(
+                f"{run.directory / 'train.json'}: global_batch_size {train.global_batch_size} is {micro_batches} "
+                f"micro-batches of {train.microbatch_size}, which world size {world_size} does not divide; "
+                f"world sizes that do: {_divisors_near(micro_batches, world_size)}"
+            )
+        accumulation = micro_batches // world_size
+        if train.gradient_accumulation_steps not in (None, accumulation):
+            raise BadInput(
+                f"{run.directory / 'train.json'}: gradient_accumulation_steps: got "
+                f"{train.gradient_accumulation_steps}, but global_batch_size {train.global_batch_size} makes it "
+                f"{accumulation} on world size {world_size}; leave it out: it is derived"
+            )
+    return Layout(
+        context_length=run.model.context_length,
+        microbatch_size=train.microbatch_size,
+        accumulation=accumulation,
+        world_size=world_size,
+    )
+
+
+def count_due(first: int, last: int, *intervals: int) -> int:
+    """Return how many of the steps first .. last are a multiple of one of two intervals at most, or the last one."""
+    assert 1 <= first <= last + 1
+    multiples = sum(last // every - (first - 1) // every for every in intervals)
+    if len(intervals) > 1:
+        multiples -= count_due(first, last, math.lcm(*intervals)) - (last % math.lcm(*intervals) > 0)
+    return multiples + all(last % every for every in intervals)
+
+
+def _divisors_near(number: int, wanted: int) -> str:
+    """Return the divisors of a number for people, those next to `wanted` where there are many."""
+    small = [size for size in range(1, math.isqrt(number) + 1) if number % size == 0]
+    divisors = sorted({*small, *(number // size for size in small)})
+    first = max(0, bisect.bisect(divisors, wanted) - DIVISORS_SHOWN // 2)
+    shown = ", ".join(map(str, divisors[first : first + DIVISORS_SHOWN]))
+    return f"{'..., ' * (first > 0)}{shown}{', ...' * (first + DIVISORS_SHOWN < len(divisors))}"
+
+
+def describe(run: Run, plan: Plan) -> list[str]:
+    """Return the arithmetic as lines for people."""
+    layout, model = plan.layout, run.model
+    batch = (
+        f"global batch {layout.global_batch_size} sequences = micro-batch {layout.microbatch_size} "
+        f"x accumulation {layout.accumulation} x world size {layout.world_size}"
+    )
+    if run.train.global_batch_size is None:
+        batch += " (no global_batch_size in train.json: it follows the world size)"
+    flops = flops_per_token(model)
+    lines = [
+        f"model        {parameter_count(model):,} parameters: {model.n_layers} layers x {model.emb_dim} wide, "
+        f"{model.n_heads} heads, context {model.context_length}, vocabulary {model.vocab_size:,}, "
+        f"{'tied' if model.tie_weights else 'untied'} head",
+        f"batch        {batch}",
+        f"step         {layout.global_batch_size} x {layout.context_length} = {plan.tokens_per_step:,} tokens",
+        f"run          {plan.steps:,} steps x {plan.tokens_per_step:,} = {plan.train_tokens:,} tokens",
+        *(f"data         {_describe_source(source)}" for source in plan.sources),
+        f"compute      {flops:,} FLOPs a token, {flops * plan.train_tokens:.3g} in all",
+        f"optimizer    {OPTIMIZERS[run.train.optimizer]}",
+        f"schedule     {_describe_schedule(plan.schedule)}",
+    ]
+    if sequences := plan.validation_sequences:
+        lines.append(
+            f"validation   every {run.train.validation_interval} steps, {sequences} x {layout.context_length} = "
+            f"{sequences * layout.context_length:,} tokens"
+        )
+    else:
+        lines.append("validation   none (validation_interval is null)")
+    lines.append(
+        f"checkpoints  every {run.train.checkpoint_interval} steps, the newest {run.train.keep_checkpoints} "
+        "and the best are kept"
+    )
+    return lines
+
+
+def _count_steps(run: Run, layout: Layout, lengths: Mapping[str, int | None], windows: Mapping[str, int | None]) -> int:
+    tokens_per_step = layout.global_batch_size * layout.context_length
+    if run.train.min_train_tokens is not None:
+        return -(-run.train.min_train_tokens // tokens_per_step)
+    [tokens], [available] = lengths.values(), windows.values()
+    if available is None:
+        raise BadInput(
+            f"{run.directory / 'train.json'}: min_train_tokens is null (all tokens), so the number of steps needs "
+            "the token files; pass --token-files DIR or set min_train_tokens"
+        )
+    steps = available * run.train.max_epochs // layout.global_batch_size
+    if steps == 0:
+        raise BadInput(
+            f"{run.directory / 'train.json'}: dataset: got {tokens:,} tokens, wanted at least "
+            f"{run.train.start_train_token + tokens_per_step + 1:,} for one step; prepare more"
+        )
+    return steps
+
+
+def _describe_schedule(schedule: Schedule) -> str:
+    if schedule.constant:
+        return f"constant learning rate {schedule.peak:g}"
+    return (
+        f"{schedule.warmup_steps:,} steps of warm-up to {schedule.peak:g}, "
+        f"cosine decay to {schedule.peak / 10:g} at step {schedule.total_steps:,}"
+    )
+
+
+def _describe_source(source: SourcePlan) -> str:
+    if source.windows is None:
+        return f"{source.sequences:,} windows of {source.dataset}, whose token files are not all here yet"
+    epochs = source.epochs(source.sequences)
+    return f"{epochs:.2f} epochs of {source.windows:,} windows: {source.sequences:,} of {source.dataset}"
+
+
+def _check_epochs(run: Run, source: SourcePlan) -> None:
+    """Raise BadInput for a dataset that does not hold enough."""
+    if source.windows is None or source.sequences <= source.windows * run.train.max_epochs:
+        return
+    where, needs = run.directory / "train.json", f"the run reads {source.sequences:,} windows of {source.dataset}"
+    if source.windows == 0:
+        raise BadInput(f"{where}: dataset: {needs}, which holds none of context_length + 1 tokens; prepare more")
+    epochs = -(-source.sequences // source.windows)
+    raise BadInput(
+        f"{where}: max_epochs: got {run.train.max_epochs}, wanted at least {epochs:,}: {needs}, which holds "
+        f"{source.windows:,}; prepare more, lower min_train_tokens, or set max_epochs to {epochs:,}"
+    )

@@ -1,0 +1,97 @@
+"""What the bits of a run depend on besides its configuration: kept in each checkpoint, compared when a run resumes."""
+
+import os
+from typing import Any
+
+import attrs
+import torch
+
+from common.errors import BadInput
+from training.config.batch_plan import Plan
+from training.config.train_config import Run
+from training.exactness.levels import resolve_determinism
+from training.hardware.environment import cpu_name
+from training.parallel.process_group import Ranks, gather
+from training.precision import resolve
+
+# Settings that change which kernels run or how they add.
+_ENVIRONMENT = (
+    "ATEN_CPU_CAPABILITY",
+    "CUBLAS_WORKSPACE_CONFIG",
+    "MKL_CBWR",
+    "MKL_ENABLE_INSTRUCTIONS",
+    "NVIDIA_TF32_OVERRIDE",
+    "ONEDNN_MAX_CPU_ISA",
+)
+
+
+@attrs.frozen(kw_only=True)
+class Numerics:
+    """How a run computes, with every "auto" resolved for this machine."""
+
+    determinism: str  # "off", "run" or "elastic"
+    precision: str  # "bf16", "fp16" or "fp32"
+    compiled: bool | str  # true: block by block; "model": as one graph
+
+
+def resolve_numerics(run: Run, plan: Plan, ranks: Ranks) -> Numerics:
+    """Return how the run computes on these ranks. Raises BadInput when elastic cannot serve the world size."""
+    return Numerics(
+        determinism=resolve_determinism(run, plan, ranks),
+        precision=resolve(run.train.precision, ranks.device),
+        compiled=ranks.device.type == "cuda" if run.train.compile is None else run.train.compile,
+    )
+
+
+def fingerprint(run: Run, numerics: Numerics, ranks: Ranks) -> dict[str, Any]:
+    """Return what the bits depend on, one level deep, for JSON."""
+    cuda = ranks.device.type == "cuda"
+    values: dict[str, Any] = {
+        **attrs.asdict(numerics),
+        "compiled": "blocks, head and loss" if numerics.compiled is True else numerics.compiled,
+        "microbatch_size": run.train.microbatch_size,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda if cuda else None,
+        "cudnn": torch.backends.cudnn.version() if cuda else None,
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if cuda else None,
+        "device": torch.cuda.get_device_name(ranks.device) if cuda else cpu_name(),
+        "attention": attention_backends() if cuda else "cpu",
+        "cpu_capability": None if cuda else torch.backends.cpu.get_cpu_capability(),
+        "cpu_threads": None if cuda else torch.get_num_threads(),
+    }
+    if numerics.determinism == "run":  # elastic is what makes these two not matter
+        values |= {"world_size": ranks.world_size, "parallel": run.train.parallel}
+    if run.train.loss_chunks > 1:  # another order of additions
+        values["loss_chunks"] = run.train.loss_chunks
+    return values | {name: os.environ.get(name) for name in _ENVIRONMENT}
+
+
+def agreed_fingerprint(run: Run, numerics: Numerics, ranks: Ranks) -> dict[str, Any]:
+    """Return rank 0's fingerprint, on every rank. Raises BadInput when exact ranks compute with different ones."""
+    everywhere = gather(ranks, fingerprint(run, numerics, ranks))
+    for rank, other in enumerate(everywhere):
+        changes = drift(everywhere[0], other)
+        if changes and numerics.determinism != "off":
+            raise BadInput(
+                f"determinism {numerics.determinism}: rank {rank} computes with other numerics than rank 0 "
+                f"({'; '.join(changes)}); use equal machines, or set determinism to off"
+            )
+    return everywhere[0]
+
+
+def drift(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Return "field: old -> new" for each field in which two fingerprints differ."""
+    fields = sorted(before.keys() | now.keys())
+    return [f"{name}: {before.get(name)} -> {now.get(name)}" for name in fields if before.get(name) != now.get(name)]
+
+
+def attention_backends() -> str:
+    """Return the attention kernels that scaled_dot_product_attention may choose from."""
+    backends = torch.backends.cuda
+    enabled = {
+        "flash": backends.flash_sdp_enabled(),
+        "efficient": backends.mem_efficient_sdp_enabled(),
+        "cudnn": backends.cudnn_sdp_enabled(),
+        "math": backends.math_sdp_enabled(),
+    }
+    return "+".join(name for name, on in enabled.items() if on)

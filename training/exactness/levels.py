@@ -1,0 +1,63 @@
+"""How much of a run's arithmetic is promised to repeat, and the switches that make it so.
+
+off       the fastest kernels and reductions
+run       the same world size and wrapper: the same bits
+elastic   any legal world size, DDP or FSDP, resumed or not: the same bits
+"""
+
+import ctypes
+import os
+import sys
+
+import torch
+
+from common.errors import BadInput
+from training.config.batch_plan import Plan
+from training.config.train_config import Run
+from training.parallel.ordered_reduce import elastic_world_sizes
+from training.parallel.process_group import Ranks
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
+KEPT_BYTES, MAPPED_BYTES = (1 << 31) - 1, (1 << 30, 1 << 25)  # the most that versions of glibc take
+
+
+def resolve_determinism(run: Run, plan: Plan, ranks: Ranks) -> str:
+    """Return "off", "run" or "elastic". Raises BadInput when elastic is asked for on a world size it cannot serve."""
+    wanted = run.train.determinism
+    microbatches = plan.layout.global_batch_size // plan.layout.microbatch_size
+    legal = elastic_world_sizes(microbatches)
+    if wanted is None:
+        if ranks.device.type == "cuda":
+            return "off"
+        return "elastic" if ranks.world_size in legal else "run"
+    if wanted == "elastic" and ranks.world_size not in legal:
+        sizes = ", ".join(map(str, legal))
+        raise BadInput(
+            f"{run.directory / 'train.json'}: determinism elastic adds {microbatches} micro-batches in one tree, which "
+            f"world size {ranks.world_size} does not divide; world sizes that do: {sizes}; or set determinism to run"
+        )
+    return wanted
+
+
+def set_determinism(level: str, cpu_threads: int, ranks: Ranks) -> None:
+    """Choose kernels for the level. Call it before the first one runs."""
+    if ranks.device.type == "cpu":
+        torch.set_num_threads(cpu_threads)
+        _keep_freed_memory()
+    if level != "off":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
+        torch.use_deterministic_algorithms(True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # NaN in every buffer
+        torch.backends.cudnn.benchmark = False
+        # Torch has no deterministic backward for it: strict mode passes it over, and so does the record when it is off.
+        torch.backends.cuda.enable_cudnn_sdp(False)
+
+
+def _keep_freed_memory() -> None:
+    """Have glibc keep what one step frees for the next, where this is glibc: docs/NOTES.md, new pages."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:
+        for threshold in MAPPED_BYTES:  # smaller blocks come from the heap,
+            if mallopt(M_MMAP_THRESHOLD, threshold):
+                mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)  # whose free end returns to the system only beyond this
+                break

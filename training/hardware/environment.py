@@ -1,0 +1,78 @@
+"""What this run runs on: names for the record, peak arithmetic for MFU, memory in use."""
+
+import functools
+import platform
+import re
+import resource
+import shutil
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from training.hardware.gpus import named_gpus
+from training.parallel.process_group import Ranks
+
+_PACKAGES = ("torch", "numpy", "safetensors", "tiktoken", "attrs", "jaxtyping", "matplotlib", "tqdm")
+
+
+def peak_flops(ranks: Ranks) -> float | None:
+    """Return the dense bf16 peak of one rank's GPU, or None where it is not known: no MFU is better than a guess."""
+    if ranks.device.type != "cuda":
+        return None
+    return known_peak_flops(torch.cuda.get_device_name(ranks.device))
+
+
+def known_peak_flops(device: str) -> float | None:
+    """Return the dense bf16 peak of a GPU by torch's name of it, or None."""
+    return next((gpu.bf16_tflops * 1e12 for gpu in named_gpus(device)), None)
+
+
+def peak_memory_bytes(ranks: Ranks) -> int:
+    """Return the most memory this rank has held: of the GPU's allocator, or of the process on a CPU."""
+    if ranks.device.type == "cuda":
+        return torch.cuda.max_memory_allocated(ranks.device)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def environment(ranks: Ranks) -> dict[str, Any]:
+    """Return package versions and hardware for the record."""
+    cuda = ranks.device.type == "cuda"
+    return {
+        "python": platform.python_version(),
+        "packages": {name: _version(name) for name in _PACKAGES},
+        "platform": platform.platform(),
+        "device": torch.cuda.get_device_name(ranks.device) if cuda else cpu_name(),
+        "cuda": torch.version.cuda if cuda else None,
+        "world_size": ranks.world_size,
+        "threads": torch.get_num_threads(),
+    }
+
+
+def cpu_name() -> str:
+    """Return the processor's model name, or its architecture where the system does not tell."""
+    information = Path("/proc/cpuinfo")
+    text = information.read_text() if information.is_file() else ""
+    found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    return found[1].strip() if found else platform.processor() or platform.machine()
+
+
+@functools.cache
+def git_commit() -> str | None:
+    """Return the commit this code is at, with "-dirty" when tracked files differ from it, or None outside git."""
+    if shutil.which("git") is None:
+        return None
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    return result.stdout.strip() or None
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

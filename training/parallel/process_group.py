@@ -1,0 +1,174 @@
+"""Who am I among the processes of this job, and how do all of us agree on something.
+
+Collectives on the default group move device tensors (NCCL on GPUs, gloo on CPUs). Python objects and the wish to stop
+go over `control`, a gloo group; while one rank of a machine downloads, the others wait on `download`, which has hours.
+"""
+
+import os
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import attrs
+import torch
+import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # missing from its __all__
+
+from common.errors import BadInput
+from common.files import system_error
+from training.hardware.preflight import choose_device
+from training.supervision.run_lock import restarts
+from training.supervision.signals import StopSignals
+
+CONNECT_TIMEOUT = timedelta(seconds=10)  # to torchrun, which is there before its ranks are
+STORE_TIMEOUT = timedelta(minutes=30)  # torch's own, for ranks that are slow to start
+DOWNLOAD_TIMEOUT = timedelta(hours=6)  # tens of gigabytes on a slow line
+# NCCL's own watchdog ends the process without a word to Python: gloo, where every step meets as well, gives up first.
+NCCL_EXTRA = timedelta(minutes=1)
+
+all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # before torch 2.13
+
+Value = TypeVar("Value")
+
+
+@attrs.frozen(kw_only=True)
+class Ranks:
+    """This process's place in the job."""
+
+    rank: int
+    world_size: int
+    local_rank: int  # on this machine; picks the GPU
+    local_world_size: int
+    device: torch.device
+    control: Any  # dist.ProcessGroup
+    download: Any  # likewise
+
+    @property
+    def coordinates(self) -> bool:
+        """True on the rank that writes files and speaks to the user."""
+        return self.rank == 0
+
+
+def environment_world_size() -> int:
+    """Return the world size that torchrun set, or 1."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def environment_rank() -> int:
+    """Return the rank that torchrun set, or 0."""
+    return int(os.environ.get("RANK", "0"))
+
+
+def start(device_kind: str | None, timeout_seconds: int) -> Ranks:
+    """Join the process group that torchrun describes, or a group of one. `device_kind`: "cuda", "cpu" or None.
+
+    A collective raises RuntimeError when it has waited for `timeout_seconds`.
+    Raises BadInput when there is no usable GPU for this rank, dist.DistError when torchrun is gone.
+    """
+    device_kind = choose_device(device_kind)
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    timeout = timedelta(seconds=timeout_seconds)
+    options: dict[str, Any] = {"backend": "gloo", "timeout": timeout}
+    device = torch.device("cpu")
+    if device_kind == "cuda":
+        available = torch.cuda.device_count()
+        if local_world_size > available:
+            raise BadInput(
+                f"--device cuda: got {available} GPUs for {local_world_size} ranks on this machine; "
+                f"start torchrun with --nproc_per_node={available or 1}" + ("" if available else " --device cpu")
+            )
+        device = torch.device("cuda", local_rank)
+        torch.cuda.set_device(device)
+        options.update(backend="cpu:gloo,cuda:nccl", device_id=device, timeout=timeout + NCCL_EXTRA)
+    store, rank, world_size = _rendezvous()
+    dist.init_process_group(**options, store=store, rank=rank, world_size=world_size)
+    return Ranks(
+        rank=dist.get_rank(),
+        world_size=dist.get_world_size(),
+        local_rank=local_rank,
+        local_world_size=local_world_size,
+        device=device,
+        control=dist.new_group(backend="gloo", timeout=timeout),
+        download=dist.new_group(backend="gloo", timeout=DOWNLOAD_TIMEOUT),
+    )
+
+
+def torchrun_store() -> TCPStore:
+    """Return a connection of its own to torchrun's store. Raises dist.DistError when torchrun is gone."""
+    server = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = TCPStore(*server, is_master=False, wait_for_workers=False, timeout=CONNECT_TIMEOUT)
+    store.set_timeout(STORE_TIMEOUT)
+    return store
+
+
+def stop() -> None:
+    """Leave the process group."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def gather(ranks: Ranks, value: Value, group: Any = None) -> list[Value]:
+    """Return every rank's value, in rank order, on every rank; over `control` unless told otherwise."""
+    values: list[Any] = [None] * ranks.world_size
+    dist.all_gather_object(values, value, group=group or ranks.control)
+    return values
+
+
+def from_coordinator(ranks: Ranks, make: Callable[[], Value]) -> Value:
+    """Call `make` on rank 0 while the others wait; return its value, or raise its BadInput, on every rank."""
+    return together(ranks, make, only=ranks.coordinates)[0]
+
+
+def together(ranks: Ranks, work: Callable[[], Value], *, only: bool = True, group: Any = None) -> list[Value]:
+    """Call `work` on the ranks where `only` is true; return their values in rank order, on every rank.
+
+    A BadInput on any rank is raised on all of them, the lowest rank's first, so that nobody waits for the dead; an
+    error of the system that names a file, such as one that cannot be read, as BadInput.
+    """
+    value: Any = None
+    problem: str | None = None
+    if only:
+        try:
+            value = work()
+        except BadInput as error:
+            problem = str(error)
+        except OSError as error:
+            if error.filename is None:  # a lost connection, for one
+                raise
+            problem = system_error(error)
+    outcomes = gather(ranks, (only, value, problem), group)
+    for _, _, message in outcomes:
+        if message is not None:
+            raise BadInput(message)
+    return [result for took_part, result, _ in outcomes if took_part]
+
+
+def _rendezvous() -> tuple[Any, int, int]:
+    """Return the store where ranks find each other, this rank and the world size."""
+    if "RANK" not in os.environ:
+        return dist.HashStore(), 0, 1  # type: ignore[attr-defined]  # missing from its __all__
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True):
+        store, rank, world_size = torchrun_store(), environment_rank(), int(os.environ["WORLD_SIZE"])
+    else:  # another launcher: rank 0 holds the store, and may come late
+        store, rank, world_size = next(dist.rendezvous("env://"))  # type: ignore[attr-defined]
+    # torchrun --standalone keeps its store over a restart, with the addresses of the group that died.
+    return dist.PrefixStore(f"start {restarts()}", store), rank, world_size  # type: ignore[attr-defined]
+
+
+class StopRequest:
+    """A wish to stop early, by a signal or by a rank's own condition, agreed on by all ranks."""
+
+    def __init__(self, ranks: Ranks, signals: StopSignals):
+        self.condition: Callable[[], bool] = lambda: False  # of this rank; the loop's: the budget is used up
+        self.signalled = False  # the wish that was agreed on last was a signal's
+        self._ranks = ranks
+        self._signals = signals
+
+    def agreed(self) -> bool:
+        """Tell whether any rank wishes it. All ranks call it at the same place and get the same answer."""
+        wish = 2.0 if self._signals.asked else float(self.condition())
+        flag = torch.tensor([wish])
+        dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self._ranks.control)
+        self.signalled = flag.item() == 2.0
+        return flag.item() > 0

@@ -1,0 +1,54 @@
+"""When a run has to stop so that it stays within --max-hours and --max-usd, the stop itself included."""
+
+import attrs
+
+from common.errors import BadInput
+from model.config import ModelConfig, parameter_count
+from training.telemetry.time_ledger import Ledger
+
+END_SECONDS = 4.0  # the last chart, the end of the processes and of torchrun
+STATE_BYTES_PER_PARAMETER = 12  # fp32 weights and AdamW's two moments; Muon has fewer
+SLOW_DISK_BYTES_PER_SECOND = 100e6  # of the first save, until one has been measured
+STEPS_AHEAD = 2  # the host runs a little ahead of a GPU
+
+
+@attrs.frozen(kw_only=True)
+class Budget:
+    """The most that a run may take, its earlier jobs included; None: no limit."""
+
+    max_hours: float | None = None
+    max_usd: float | None = None  # the ledger knows the price
+
+    def seconds_left(self, ledger: Ledger) -> tuple[float, str] | None:
+        """Return the seconds until the first limit, and the option that sets it; None without limits."""
+        limits = []
+        if self.max_hours is not None:
+            limits.append((self.max_hours * 3600 - ledger.elapsed_seconds(), "--max-hours"))
+        if self.max_usd is not None:
+            usd = ledger.usd()
+            assert usd is not None and ledger.price_per_hour is not None, "the command line asks for a price"
+            limits.append(((self.max_usd - usd) / ledger.price_per_hour * 3600, "--max-usd"))
+        return min(limits, default=None)
+
+    def reached(self, ledger: Ledger, save_seconds: float) -> bool:
+        """Tell whether another step, saves and all else of so many seconds, and the end may not fit any more."""
+        left = self.seconds_left(ledger)
+        return left is not None and left[0] < STEPS_AHEAD * ledger.longest_step_seconds() + save_seconds + END_SECONDS
+
+    def check_start(self, ledger: Ledger, save_seconds: float) -> None:
+        """Raise BadInput when nothing is left to train with: a job that starts again and again would only cost."""
+        if not self.reached(ledger, save_seconds):
+            return
+        _, option = self.seconds_left(ledger) or (0.0, "")
+        given = f"{self.max_hours:g}" if option == "--max-hours" else f"{self.max_usd:g}"
+        hours, usd = ledger.elapsed_seconds() / 3600, ledger.usd()
+        price = "" if usd is None else f", ${usd:,.2f}"
+        raise BadInput(
+            f"{option} {given}: the run has taken {hours:.4g} hours{price}, this start included, and to stop with a "
+            f"checkpoint takes {save_seconds + END_SECONDS:.0f} s more: nothing is left to train with; raise {option}"
+        )
+
+
+def expected_save_seconds(model: ModelConfig) -> float:
+    """Return what a save takes at most on any disk that one would train on: for the first one of a process."""
+    return parameter_count(model) * STATE_BYTES_PER_PARAMETER / SLOW_DISK_BYTES_PER_SECOND

@@ -1,0 +1,77 @@
+"""Machines that one can rent: a dated price list, a JSON file that people edit."""
+
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from common.errors import BadInput, nearest, quoted
+from common.json_files import read_json
+from model import checks
+from training.hardware.gpus import Gpu, find_gpu, known_gpus, read_entry, read_gpus
+
+MACHINES = Path(__file__).with_name("machines.json")
+
+
+@attrs.frozen(kw_only=True)
+class Machine:
+    """One line of the list; prices in US dollars."""
+
+    name: str = attrs.field(validator=checks.text())
+    gpu: Gpu
+    gpus: int = attrs.field(validator=checks.integer(1, 1_000_000))
+    usd_per_hour: float = attrs.field(validator=checks.number(0.0, 1e6, above=True))  # of the whole machine
+    tokens_per_second: float | None = attrs.field(
+        default=None, validator=checks.optional(checks.number(1.0))
+    )  # of the whole machine, where the list's owner has measured the run there
+
+
+@attrs.frozen(kw_only=True)
+class PriceList:
+    """A file of machines."""
+
+    path: Path
+    date: str = attrs.field(validator=lambda _, __, value: _check_date(value))  # when the prices were read
+    source: str | None = attrs.field(default=None, validator=checks.optional(checks.text()))
+    machines: tuple[Machine, ...]
+
+
+def gpus_of(path: Path | None) -> dict[str, Gpu]:
+    """Return the known GPUs, with those that a price list adds. Raises BadInput."""
+    return known_gpus() if path is None else read_gpus(path, read_json(path, advice=f"wanted a file like {MACHINES}"))
+
+
+def read_machines(path: Path, only: list[str]) -> PriceList:
+    """Read a price list; of its machines those named by `only`, or all. Raises BadInput naming file and machine."""
+    values = read_json(path, advice=f"wanted a file like {MACHINES}")
+    entries = values.get("machines")
+    if not isinstance(entries, dict) or not entries:
+        raise BadInput(f'{path}: wanted {{"date": "...", "machines": {{"NAME": {{...}}}}}}, like {MACHINES}')
+    for name in only:
+        if name not in entries:
+            raise BadInput(f"{path}: --machine {name}: no such machine{nearest(name, entries)}")
+    gpus = read_gpus(path, values)
+    machines = tuple(_machine(path, name, entries[name], gpus) for name in dict.fromkeys(only) or entries)
+    rest = {key: value for key, value in values.items() if key not in ("machines", "gpus")}
+    return read_entry(PriceList, str(path), rest, path=path, machines=machines)
+
+
+def _machine(path: Path, name: str, entry: Any, gpus: dict[str, Gpu]) -> Machine:
+    where = f"{path}: {name}"
+    if isinstance(entry, dict) and "gpu" in entry:
+        if not isinstance(entry["gpu"], str):
+            raise BadInput(f"{where}: gpu: got {quoted(entry['gpu'])}, wanted the name of a GPU")
+        try:
+            gpu = find_gpu(entry["gpu"], gpus)
+        except BadInput as error:
+            raise BadInput(f"{where}: gpu: {error}") from error
+        return read_entry(Machine, where, {key: entry[key] for key in entry if key != "gpu"}, name=name, gpu=gpu)
+    return read_entry(Machine, where, entry, name=name)
+
+
+def _check_date(value: Any) -> None:
+    try:
+        date.fromisoformat(value)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"date: got {quoted(value)}, wanted the day of the prices, as in 2025-12-06") from error

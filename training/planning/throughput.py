@@ -1,0 +1,99 @@
+"""Tokens per second of a machine: measured where somebody has, else a bound, fitted to published trainers."""
+
+from pathlib import Path
+
+import attrs
+
+from common.json_files import read_json
+from model.config import ModelConfig, matmul_parameter_count
+from training.hardware.gpus import Gpu
+from training.planning.price_list import Machine
+
+MEASUREMENTS = Path(__file__).with_name("measurements.json")
+OURS = "Lockstep"
+ENTERED = "entered in the price list"
+BOUND, SIMILAR = "roofline, a bound", "roofline, a bound, not fitted"  # on the GPUs that it was fitted to; on others
+
+# Bytes that move per token: of a layer 47 tensors of C in bf16, of the logits three of V in bf16.
+LAYER_BYTES = 47 * 2
+LOGIT_BYTES = 3 * 2
+BANDWIDTH_SHARE = 0.79  # of the datasheet's: what elementwise kernels reach on one H100
+
+
+@attrs.frozen
+class Efficiency:
+    """What share of the dense bf16 peak the matrix products of a good trainer reach, and its causal attention."""
+
+    matmul: float
+    attention: float
+
+
+# llm.c on 8 GPUs, so what communication takes is in them; tokens/s per GPU: scripts/run_gpt2_*.sh and discussions 481
+# and 677 of karpathy/llm.c, and KellerJordan/modded-nanogpt's record of 2024-10-13.
+# A100: 124M 218 K, 350M 80 K, 774M 38.6 K; this fit: 217, 80, 39. H100: 468, 188, 1.5B 47.6 K; this fit: 486, 181, 46.
+AMPERE = Efficiency(0.83, 0.18)
+HOPPER = Efficiency(0.607, 0.15)
+FITS = {"a100": AMPERE, "h100": HOPPER}  # by the similar one of the two; theirs are the only ones that were fitted
+FITTED = ("A100", "H100")  # torch's names
+
+
+@attrs.frozen
+class Throughput:
+    """Tokens per second of a whole machine, and where the number is from."""
+
+    tokens_per_second: float
+    source: str  # ENTERED, OURS, the name of another trainer, BOUND or SIMILAR
+
+    @property
+    def measured(self) -> bool:
+        """True where somebody has measured it."""
+        return self.source not in (BOUND, SIMILAR)
+
+
+def throughput(config: ModelConfig, machine: Machine) -> Throughput:
+    """Return what a machine trains: as its price list says, as measured with Lockstep or by others, or a bound."""
+    if machine.tokens_per_second is not None:
+        return Throughput(machine.tokens_per_second, ENTERED)
+    measured = measurements(config, machine)
+    ours = [row for row in measured if row.source == OURS]
+    if measured:
+        return (ours or measured)[-1]
+    return bound(config, machine)
+
+
+def bound(config: ModelConfig, machine: Machine) -> Throughput:
+    """Return the roofline of all GPUs of a machine: what a very good trainer may reach."""
+    fitted = machine.gpu.torch_name in FITTED
+    return Throughput(machine.gpus * roofline(config, machine.gpu), BOUND if fitted else SIMILAR)
+
+
+def measurements(config: ModelConfig, machine: Machine) -> list[Throughput]:
+    """Return what trainers have been measured at, by any of them, of networks of this shape on such a machine."""
+    wanted = attrs.asdict(config) | {"gpu": machine.gpu.name, "gpus": machine.gpus}
+    shape = ("gpu", "gpus", "vocab_size", "context_length", "emb_dim", "n_heads", "n_layers")
+    rows = read_json(MEASUREMENTS, list)
+    fitting = [row for row in rows if all(row[key] == wanted[key] for key in shape)]
+    return [Throughput(row["tokens_per_second"], row["trainer"]) for row in fitting]
+
+
+def roofline(config: ModelConfig, gpu: Gpu) -> float:
+    """Return tokens per second of one GPU, bf16: matrix products, attention and memory traffic one after the other."""
+    return 1 / sum(seconds_per_token(config, gpu).values())
+
+
+def most_tokens_per_second(config: ModelConfig, gpu: Gpu) -> float:
+    """Return what no trainer exceeds on one GPU: the matrix products alone, at the dense bf16 peak."""
+    return gpu.bf16_tflops * 1e12 / (6 * matmul_parameter_count(config))
+
+
+def seconds_per_token(config: ModelConfig, gpu: Gpu) -> dict[str, float]:
+    """Return what the roofline gives each kind of kernel."""
+    efficiency, peak = FITS[gpu.similar_to], gpu.bf16_tflops * 1e12
+    width, layers = config.emb_dim, config.n_layers
+    traffic = BANDWIDTH_SHARE * gpu.gb_per_second * 1e9
+    return {
+        "matmul": 6 * matmul_parameter_count(config) / (efficiency.matmul * peak),
+        "attention": 6 * layers * width * config.context_length / (efficiency.attention * peak),  # the causal half
+        "elementwise": LAYER_BYTES * width * layers / traffic,
+        "loss": LOGIT_BYTES * config.vocab_size / traffic,
+    }

@@ -1,0 +1,103 @@
+"""Does one step of this run, on this machine, repeat to the bit? Asked before the first step, on GPUs.
+
+On a CPU the test suite has the answer. On a GPU it depends on kernels that cuBLAS, the attention and torch.compile
+choose for this model on this card, so the run itself looks, and promises what it has seen.
+"""
+
+import hashlib
+import math
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from training.exactness.fingerprint import Numerics
+from training.grad_norm import ordered_grad_norm
+from training.parallel.process_group import gather
+from training.parallel.wrap import local_tensor
+from training.step import Trainer, run_microbatches
+
+STEP = 0  # whose dropout masks are used
+
+
+def self_test(trainer: Trainer) -> tuple[dict[str, Any] | None, list[str]]:
+    """Return, for the record and for the user, whether a step repeats; None and no line where it need not be asked.
+
+    Call it on every rank, between two steps.
+    """
+    if not _wanted(trainer):
+        return None, []
+    differing = gradients_repeat(trainer)
+    outcome = {"held": not differing, "differing": differing, "tensors": len(trainer.parallel.named_parameters())}
+    return outcome, [describe(outcome, trainer.numerics)]
+
+
+def gradients_repeat(trainer: Trainer) -> list[str]:
+    """Return the parameters whose reduced gradients differ between two runs of one step, on any rank; [] is good.
+
+    A whole step on random tokens, without its update: afterwards training is as if this had not been. Call it on every
+    rank; every rank gets the same names.
+    """
+    scale = trainer.loss_scale.scale.clone()
+    first, norm = _gradients(trainer)
+    # Infinities repeat whatever the kernels do: what is compared has to be finite.
+    while trainer.loss_scale.dynamic and not math.isfinite(norm) and not trainer.loss_scale.exhausted().item():
+        trainer.loss_scale.scale.mul_(0.5)
+        first, norm = _gradients(trainer)
+    second, _ = _gradients(trainer)
+    trainer.loss_scale.scale.copy_(scale)
+    own = [name for name, digest in first.items() if second[name] != digest]
+    differing = {name for names in gather(trainer.ranks, own) for name in names}
+    return [name for name in first if name in differing]
+
+
+def describe(outcome: dict[str, Any], numerics: Numerics) -> str:
+    """Return what was seen and what it means, as one line."""
+    level = f"determinism {numerics.determinism}"
+    if outcome["held"]:
+        workspace = os.environ.get("CUBLAS_WORKSPACE_CONFIG")
+        compiled = "compiled" if numerics.compiled else "not compiled"
+        how = f"deterministic attention, cuBLAS workspace {workspace}, {compiled}"
+        return f"self-test: one step's gradients repeat to the bit ({how}): {level} holds here"
+    first, count, tensors = outcome["differing"][0], len(outcome["differing"]), outcome["tensors"]
+    advice = "try --set compile=false; " if numerics.compiled else ""
+    return (
+        f"WARNING: self-test: gradients of the same step differ between two runs (first: {first}; {count} of {tensors} "
+        f"tensors): {level} does not hold here, this run repeats to rounding only; {advice}--set determinism=off "
+        "promises no more and is faster"
+    )
+
+
+def _wanted(trainer: Trainer) -> bool:
+    return trainer.ranks.device.type == "cuda" and trainer.numerics.determinism != "off"
+
+
+def _gradients(trainer: Trainer) -> tuple[dict[str, str], float]:
+    """Run the step and clear its gradients; return the hash of this rank's part of each, and their global norm."""
+    run_microbatches(trainer, STEP, random_batches(trainer))
+    norm = ordered_grad_norm(trainer.parallel.gradients(), trainer.ranks.world_size).item()
+    named = trainer.parallel.named_parameters().items()
+    digests = {name: _sha256(parameter.grad) for name, parameter in named if parameter.grad is not None}
+    trainer.parallel.zero_grad(*trainer.optimizer.parts)
+    return digests, norm
+
+
+def random_batches(trainer: Trainer) -> Callable[[], tuple[Tensor, Tensor]]:
+    """Return what yields this rank's micro-batches, (B, T) int64 inputs and targets; the same ones every time."""
+    generator = torch.Generator().manual_seed(trainer.ranks.rank)  # of its own: no other draws from it
+    layout, vocabulary_size = trainer.layout, trainer.parallel.network.config.vocab_size
+
+    def next_batch() -> tuple[Tensor, Tensor]:
+        shape = (2, layout.microbatch_size, layout.context_length)
+        inputs, targets = torch.randint(vocabulary_size, shape, generator=generator).to(trainer.ranks.device)
+        return inputs, targets
+
+    return next_batch
+
+
+def _sha256(gradient: Tensor) -> str:
+    """Return the hash of this rank's part, copied to the CPU alone: of all gradients together there may be no room."""
+    part = local_tensor(gradient).detach().cpu().flatten()
+    return hashlib.sha256(part.view(torch.uint8).numpy().data).hexdigest()

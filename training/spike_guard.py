@@ -1,0 +1,188 @@
+"""Steps whose update must not be applied: a loss or gradient that is not finite, and spikes.
+
+Decided on the device, by arithmetic of one shape on numbers that every rank has alike: no rank waits for its GPU, all
+take the same decision, and under elastic determinism it is the same on any world size.
+"""
+
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+
+from training.config.train_config import TrainConfig
+from training.parallel.process_group import Ranks, gather
+
+MEASURED = ("loss", "gradient norm")  # what a step is judged by: the rows of every (2, ...) tensor here
+SMALLEST_DEVIATION = 1e-3  # of the mean: in a flat window the standard deviation is rounding, and so are six of them
+
+
+@attrs.frozen(kw_only=True)
+class Spike:
+    """A step whose loss or gradient norm lay too far above those before it."""
+
+    step: int  # the first is 1
+    what: str  # one of MEASURED
+    value: float
+    zscore: float
+    mean: float  # of the window
+    window_steps: int
+
+    def __str__(self) -> str:
+        return (
+            f"step {self.step}: {self.what} {self.value:.4g} lies {self.zscore:.1f} standard deviations above the "
+            f"mean {self.mean:.4g} of the last {self.window_steps} steps"
+        )
+
+
+@attrs.frozen(kw_only=True)
+class Skips:
+    """Steps that were skipped since somebody last asked."""
+
+    count: int
+    total: int  # of the run
+    last: Spike
+
+
+class Guard:
+    """Holds updates back: of every step from the first bad one on, and of single spikes where the run goes past them.
+
+    Bad is a step that is not finite or, with `on_spike` "stop", a spike.
+    """
+
+    def __init__(self, ranks: Ranks, config: TrainConfig):
+        self._ranks = ranks
+        self._on_spike = config.on_spike
+        self._window = None if config.on_spike is None else SpikeWindow(config, ranks.device)
+        self._skips_told = 0
+        self._first_bad = torch.tensor(-1, device=ranks.device)  # step, of the whole job
+        self._own_loss_bad = torch.tensor(False, device=ranks.device)
+
+    def observe(self, step: int, own_losses: Tensor, measured: Tensor, excused: bool | Tensor) -> Tensor:
+        """Judge a step by the job's loss and gradient norm before clipping, (2,); `step` counts updates before it.
+
+        Returns a scalar: 1.0 where the update is to be held back, else 0.0. An excused step may have a gradient norm
+        that is not finite: fp16 overflowed, this one update is held back.
+        """
+        finite = torch.isfinite(measured)
+        healthy = self._first_bad < 0
+        self._own_loss_bad |= healthy & ~torch.isfinite(own_losses).all()
+        bad = ~(finite[0] & (finite[1] | excused))
+        held = ~finite.all()
+        if self._window is not None:
+            spike = self._window.observe(step, measured, healthy & finite.all())
+            held = held | spike
+            if self._on_spike == "stop":
+                bad = bad | spike
+        self._first_bad.copy_(torch.where(healthy & bad, step, self._first_bad))
+        return (held | (self._first_bad >= 0)).float()
+
+    def problem(self) -> str | None:
+        """Return what ended the run, naming step and ranks, or None. Waits for the GPU; call it on every rank."""
+        step = int(self._first_bad.item())
+        if step < 0:
+            return None
+        spike = None if self._window is None else self._window.last()
+        if spike is not None and spike.step == step + 1:
+            advice = f'--replay {spike.step} {spike.step} shows it, on_spike "skip" goes past it'
+            return f"{spike}; the update was not applied; {advice}"
+        flags = gather(self._ranks, bool(self._own_loss_bad.item()))
+        bad = [str(rank) for rank, flag in enumerate(flags) if flag]
+        what = f"loss is not finite on rank {', '.join(bad)}" if bad else "gradient norm is not finite, every loss is"
+        return f"step {step + 1}: {what}; the update was not applied"
+
+    def metrics(self) -> dict[str, int]:
+        """Return what a logged step's record has because of `on_spike`. Waits for the GPU."""
+        if self._window is None or self._on_spike != "skip":
+            return {}
+        return {"skipped_steps": self._window.spikes()}
+
+    def new_skips(self) -> Skips | None:
+        """Return what was skipped since the last call or load, or None. Waits for the GPU."""
+        if self._window is None or self._on_spike != "skip":
+            return None
+        total, last = self._window.spikes(), self._window.last()
+        if last is None or total == self._skips_told:
+            return None
+        count, self._skips_told = total - self._skips_told, total
+        return Skips(count=count, total=total, last=last)
+
+    def state(self) -> dict[str, Any] | None:
+        """Return what a checkpoint keeps; None without `on_spike`."""
+        return None if self._window is None else self._window.state()
+
+    def load(self, state: dict[str, Any] | None) -> None:
+        """Continue from a checkpoint; one that was written without `on_spike` leaves the window empty."""
+        if self._window is not None and state is not None:
+            self._window.load(state)
+            self._skips_told = self._window.spikes()
+
+
+class SpikeWindow:
+    """Losses and gradient norms of the last finite steps, spikes included, so that a level that lasts is learned."""
+
+    def __init__(self, config: TrainConfig, device: torch.device):
+        self._size = config.spike_window  # steps
+        self._zscore = config.spike_zscore
+        self._positions = torch.arange(self._size, device=device)
+        self._rows = torch.arange(len(MEASURED), dtype=torch.float64, device=device)
+        self._values = torch.zeros(len(MEASURED), self._size, dtype=torch.float64, device=device)  # the newest last
+        self._filled = torch.tensor(0, device=device)  # positions, counted from the end; zeros before them
+        self._spikes = torch.tensor(0, device=device)
+        self._last_step = torch.tensor(-1, device=device)
+        self._last_spike = torch.zeros(5, dtype=torch.float64, device=device)  # a row of `_describe`
+
+    def observe(self, step: int, measured: Tensor, counts: Tensor) -> Tensor:
+        """Return whether the step is a spike over those before it, a bool scalar, and let it enter the window.
+
+        A step that does not count, bool scalar, is no spike and enters nothing.
+        """
+        values = measured.double()  # (2,)
+        mean, deviation = self._statistics()
+        zscores = (values - mean) / deviation  # (2,); nan where both are zero, which is no spike
+        high = zscores > self._zscore
+        spike = counts & (2 * self._filled >= self._size) & high.any()
+        numbers = torch.stack([self._rows, values, zscores, mean, self._filled.expand(len(MEASURED))], dim=1)
+        told = torch.where(high[0], numbers[0], numbers[1])  # (5,): the loss, where both are high
+        self._last_spike.copy_(torch.where(spike, told, self._last_spike))
+        self._last_step.copy_(torch.where(spike, step, self._last_step))
+        self._spikes += spike
+        shifted = torch.cat([self._values[:, 1:], values[:, None]], dim=1)
+        self._values.copy_(torch.where(counts, shifted, self._values))
+        self._filled.copy_(torch.where(counts, (self._filled + 1).clamp(max=self._size), self._filled))
+        return spike
+
+    def last(self) -> Spike | None:
+        """Return the last spike that this process saw. Waits for the GPU."""
+        step = int(self._last_step.item())
+        if step < 0:
+            return None
+        row, value, zscore, mean, filled = self._last_spike.tolist()
+        what = MEASURED[int(row)]
+        return Spike(step=step + 1, what=what, value=value, zscore=zscore, mean=mean, window_steps=int(filled))
+
+    def spikes(self) -> int:
+        """Return how many spikes the run has had. Waits for the GPU."""
+        return int(self._spikes.item())
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps: exact numbers, oldest first."""
+        losses, grad_norms = self._values[:, self._size - int(self._filled.item()) :].tolist()
+        return {"losses": losses, "grad_norms": grad_norms, "skipped_steps": self.spikes()}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Continue from a checkpoint; a window of another size begins with the newest steps that fit into it."""
+        kept = torch.tensor([state["losses"], state["grad_norms"]], dtype=torch.float64)[:, -self._size :]
+        filled = kept.shape[1]
+        self._values.zero_()
+        self._values[:, self._size - filled :] = kept.to(self._values.device)
+        self._filled.fill_(filled)
+        self._spikes.fill_(state["skipped_steps"])
+
+    def _statistics(self) -> tuple[Tensor, Tensor]:
+        """Return mean and standard deviation of the filled positions, (2,) each; nan in an empty window."""
+        filled = self._positions >= self._size - self._filled  # (window,)
+        mean = self._values.sum(dim=1) / self._filled
+        distances = torch.where(filled, self._values - mean[:, None], 0.0)  # (2, window)
+        deviation = (distances.square().sum(dim=1) / self._filled).sqrt()
+        return mean, torch.maximum(deviation, SMALLEST_DEVIATION * mean)

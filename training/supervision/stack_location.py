@@ -1,0 +1,61 @@
+"""Where this process stands: the line of this repository that it works on, and the collective that it waits in."""
+
+import itertools
+import sys
+import threading
+import traceback
+from collections.abc import Iterable
+from pathlib import Path
+from types import FrameType, TracebackType
+
+import torch.distributed as dist
+
+ROOT = Path(__file__).parents[2]
+TORCH_DISTRIBUTED = Path(dist.__file__).parent
+
+
+def current_place() -> str:
+    """Return where training stands. Call it from another thread than the main one, at any time."""
+    frames = sys._current_frames()
+    main = frames.pop(threading.main_thread().ident or 0)
+    joined = _joined(main)
+    if joined is not None:  # a save in flight, which may wait for another rank
+        main = frames.get(joined.ident or 0, main)
+    for thread in threading.enumerate():
+        if not thread.name.startswith("Dummy"):  # Python's stand-in for a thread that it has not started
+            frames.pop(thread.ident or 0, None)
+    # On a GPU the hooks of the backward pass run in threads of autograd's own: what is left.
+    places = [_innermost(traceback.walk_stack(frame)) for frame in (main, *frames.values())]
+    return _text(*next((found for found in places if found[0] is not None), places[0]))
+
+
+def place_of_error(trace: TracebackType | None) -> str:
+    """Return where an exception was raised, from its traceback."""
+    return _text(*_innermost(reversed([*traceback.walk_tb(trace)])))
+
+
+def _joined(frame: FrameType) -> threading.Thread | None:
+    """Return the thread whose end the innermost frame waits for, if it does."""
+    for inner, _ in itertools.islice(traceback.walk_stack(frame), 2):  # Python < 3.13 waits in a function of join's
+        if inner.f_code is threading.Thread.join.__code__:
+            thread: threading.Thread = inner.f_locals["self"]
+            return thread
+    return None
+
+
+def _innermost(walk: Iterable[tuple[FrameType, int]]) -> tuple[str | None, str]:
+    """Return what torch.distributed does, and the line here that asked for it. `walk`: innermost frames first."""
+    call = None
+    for frame, line in walk:
+        path, function = Path(frame.f_code.co_filename), frame.f_code.co_name
+        if path.is_relative_to(ROOT) and "site-packages" not in path.parts:
+            return call, f"{path.relative_to(ROOT)}:{line}, {function}"
+        if call is None and path.is_relative_to(TORCH_DISTRIBUTED):
+            call = function
+        elif call is None and function == "_engine_run_backward":  # where DDP's own all-reduce is waited for, in C++
+            call = "backward"
+    return call, "code outside this repository"
+
+
+def _text(call: str | None, line: str) -> str:
+    return line if call is None else f"{call} ({line})"

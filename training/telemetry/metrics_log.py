@@ -1,0 +1,115 @@
+"""`metrics.jsonl`: append-only, one JSON object a line; everything shown is drawn from it.
+
+Lines with `train_loss` or `validation_loss` are measurements after `step` updates; lines with `event` tell what
+happened to the run. A run that resumes from step N starts with an event "start" at N: what an earlier process had
+logged beyond N was not kept, and `read_metrics` leaves it out.
+"""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from common.errors import LARGEST_INTEGER
+from common.files import writing
+from common.json_files import JsonLog, read_json_lines
+from model.checks import is_number
+
+METRICS = "metrics.jsonl"
+EVALUATIONS = "evaluations.jsonl"  # what evaluate.py measured
+ANSWERS = "answers"  # folder: what a fine-tuned copy answered
+
+_OPTIONAL = ("grad_norm", "price_per_hour")  # may be null
+_NUMBERS = ("learning_rate", "elapsed_seconds", *_OPTIONAL)
+_LOSSES = ("train_loss", "validation_loss")  # nan as well
+_LEDGER = ("ledger", "run_ledger", "elapsed_seconds")  # a record with the first one has all of them
+
+
+class MetricsLog:
+    """Appends records; each is in the file when `write` returns, unless it cannot be written: `say` is told, once."""
+
+    def __init__(self, directory: Path, say: Callable[[str], None] = print):
+        """Open it. Raises BadInput where that cannot be done, or for what is no regular file."""
+        with writing(directory / METRICS):
+            self._log = JsonLog(directory / METRICS)
+        self._say = say
+        self._failing = False
+
+    def write(self, record: dict[str, Any]) -> None:
+        """Append one record. What cannot be written is kept, and written with a later one."""
+        try:
+            self._log.append(record)
+        except OSError as error:
+            if not self._failing:
+                self._say(
+                    f"WARNING: {self._log.path}: cannot be written: {error.strerror}; its lines are kept in memory and "
+                    "tried again with each new one"
+                )
+            self._failing = True
+            return
+        if self._failing:
+            self._failing = False
+            self._say(f"{self._log.path}: written again, with the lines that were kept")
+
+    def close(self) -> None:
+        """Write what is left, if it can be, and close the file; say how many lines are lost."""
+        try:
+            self._log.flush()
+        except OSError as error:
+            reason = error.strerror
+        else:
+            reason = "too many to keep in memory"
+        if lost := self._log.unwritten:
+            self._say(f"WARNING: {self._log.path}: {lost:,} lines could not be written and are lost: {reason}")
+        self._log.close()
+
+
+def read_metrics(directory: Path) -> list[dict[str, Any]]:
+    """Return the records that belong to the run as it stands, in order. Raises BadInput as `read_lines` does."""
+    records: list[dict[str, Any]] = []
+    for record in read_lines(directory):
+        if record.get("event") == "start":
+            records = [earlier for earlier in records if earlier.get("step", 0) <= record["step"]]
+        records.append(record)
+    return records
+
+
+def read_lines(directory: Path) -> list[dict[str, Any]]:
+    """Return every record that a job has written, superseded ones as well; unreadable lines are skipped.
+
+    Raises BadInput when the file cannot be read at all.
+    """
+    return [record for record in read_json_lines(directory / METRICS).records if _is_sound(record)]
+
+
+def count_unreadable(directory: Path) -> int:
+    """Return how many lines `read_lines` skips: torn by a kill, or damaged. Raises BadInput as it does."""
+    lines = read_json_lines(directory / METRICS)
+    return lines.unreadable + sum(not _is_sound(record) for record in lines.records)
+
+
+def _is_sound(record: dict[str, Any]) -> bool:
+    """Tell whether what the readers of a record rely on is there and of its type."""
+    places = any(key in record for key in _LOSSES) or record.get("event") == "start"
+    step = record.get("step", None if places else 0)
+    if type(step) is not int or not 0 <= step <= LARGEST_INTEGER:
+        return False
+    if "ledger" in record and not all(key in record for key in _LEDGER):
+        return False
+    return (
+        all(_is_loss(record[key]) for key in _LOSSES if key in record)
+        and all(_is_value(record[key], key) for key in _NUMBERS if key in record)
+        and all(_is_ledger(record[key]) for key in ("ledger", "run_ledger") if key in record)
+    )
+
+
+def _is_loss(value: Any) -> bool:
+    return is_number(value) or (type(value) is float and not math.isfinite(value))
+
+
+def _is_value(value: Any, key: str) -> bool:
+    return is_number(value) or (value is None and key in _OPTIONAL)
+
+
+def _is_ledger(value: Any) -> bool:
+    return isinstance(value, dict) and "compile" in value and all(map(is_number, value.values()))

@@ -1,0 +1,211 @@
+"""Where the wall-clock time of a run goes, what it has cost, and what is still to come."""
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from common.errors import printable
+from training.telemetry.metrics_log import read_lines
+
+PARTS = ("start-up", "data", "compile", "training", "validation", "checkpoints", "idle")
+RECENT_STEPS = 100
+LOST = "lost"  # of earlier jobs that were killed before they could write their parts
+
+
+@attrs.frozen(kw_only=True)
+class Remaining:
+    """What a run still has to do."""
+
+    steps: int
+    validations: int
+    checkpoints: int
+
+
+@attrs.frozen(kw_only=True)
+class Earlier:
+    """What the jobs before this one took of the run, work that was lost with a kill included."""
+
+    elapsed_seconds: float = 0.0  # by the wall clock
+    seconds: dict[str, float] = attrs.field(factory=dict)  # by part; they add up to it
+    usd: float = 0.0  # each job at the price that it was told
+    unpriced_seconds: float = 0.0  # not in `usd`: of jobs that were told none
+    compile_seconds: float = 0.0  # of the last job
+
+
+class Ledger:
+    """Seconds of this process by part: each moment belongs to exactly one, so they add up to the clock."""
+
+    def __init__(self, began: float, price_per_hour: float | None = None) -> None:
+        self.earlier = Earlier()
+        self.price_per_hour = price_per_hour  # of the machine, USD
+        self._began = began  # by time.perf_counter()
+        self._part = "start-up"
+        self._since = began
+        self._seconds = dict.fromkeys(PARTS, 0.0)
+        self._counts = dict.fromkeys(PARTS, 0)
+        self._first_step_seconds = 0.0  # compilation, buffers, waiting for data: not typical of later steps
+        self._first_step_waited = 0.0  # of these, for data
+        self._before_step = 0.0  # training seconds
+        self._waited_before = 0.0  # of these, for data
+        self._recent_seconds: deque[float] = deque(maxlen=RECENT_STEPS)  # of steps but the first, without waiting
+        self._steps = 0
+
+    @contextmanager
+    def measure(self, part: str, *, counts: bool = True) -> Iterator[None]:
+        """Account what runs inside to a part; it counts as one validation or checkpoint unless told otherwise."""
+        outer = self._turn_to(part)
+        try:
+            yield
+        finally:
+            self._turn_to(outer)
+        self._counts[part] += counts
+
+    @contextmanager
+    def start_up(self) -> Iterator[None]:
+        """Account everything since the process began, what runs inside included, to the start-up."""
+        yield
+        self._turn_to("idle")
+
+    def after_step(self, waited_for_data_seconds: float) -> None:
+        """Count a finished step; the first one is kept apart from the typical ones. Waited: by this process so far."""
+        seconds = self.training_seconds() - self._before_step
+        waited = waited_for_data_seconds - self._waited_before
+        self._before_step += seconds
+        self._waited_before += waited
+        self._steps += 1
+        if self._steps == 1:
+            self._first_step_seconds, self._first_step_waited = seconds, waited
+        else:
+            self._recent_seconds.append(seconds - waited)
+
+    def longest_step_seconds(self) -> float:
+        """Return what a step may take: the longest of late; before the first, what the last job took to compile.
+
+        A wait for data is not in it: whoever waits is asked meanwhile whether to stop.
+        """
+        return max(self._recent_seconds, default=self.earlier.compile_seconds if self._steps == 0 else 0.0)
+
+    def process_seconds(self) -> float:
+        """Return the wall-clock seconds of this process."""
+        return time.perf_counter() - self._began
+
+    def elapsed_seconds(self) -> float:
+        """Return the wall-clock seconds of the run, earlier processes included."""
+        return self.earlier.elapsed_seconds + self.process_seconds()
+
+    def training_seconds(self) -> float:
+        """Return the seconds of this process spent on steps, waiting for data included."""
+        running = time.perf_counter() - self._since if self._part == "training" else 0.0
+        return self._seconds["training"] + running
+
+    def usd(self, later_seconds: float = 0.0) -> float | None:
+        """Return what the run will have cost so many seconds from now; None without a price.
+
+        What earlier jobs cost at their own price stays; time that nobody told a price of is counted at this one's.
+        """
+        if self.price_per_hour is None:
+            return None
+        seconds = self.earlier.unpriced_seconds + self.process_seconds() + later_seconds
+        return self.earlier.usd + self.price_per_hour * seconds / 3600
+
+    def remaining_seconds(self, remaining: Remaining) -> float | None:
+        """Return the expected seconds to the end, validation and checkpoints included; None before the second step."""
+        if self._steps < 2:
+            return None
+        total = remaining.steps * self._typical_step_seconds()
+        total += remaining.validations * self.typical_seconds("validation")
+        return total + remaining.checkpoints * self.typical_seconds("checkpoints")
+
+    def typical_seconds(self, part: str) -> float:
+        """Return what one validation or checkpoint took on average; 0 before the first one of this process."""
+        return self._seconds[part] / self._counts[part] if self._counts[part] else 0.0
+
+    def breakdown(self, waited_for_data_seconds: float) -> dict[str, float]:
+        """Return this process's seconds by part."""
+        self._turn_to(self._part)
+        parts = dict(self._seconds)
+        parts["data"] += waited_for_data_seconds
+        parts["training"] -= waited_for_data_seconds
+        if self._steps > 1:  # what the first step took beyond a typical one
+            first = self._first_step_seconds - self._first_step_waited
+            extra = max(0.0, first - self._typical_step_seconds())
+            parts["compile"] = min(extra, parts["training"])
+            parts["training"] -= parts["compile"]
+        return parts
+
+    def record(self, waited_for_data_seconds: float) -> dict[str, Any]:
+        """Return what the metrics keep of it, and `read_earlier` reads: of this process and of the whole run."""
+        parts = self.breakdown(waited_for_data_seconds)
+        names = [*PARTS, *(name for name in self.earlier.seconds if name not in PARTS)]
+        run = {name: parts.get(name, 0.0) + self.earlier.seconds.get(name, 0.0) for name in names}
+        usd = self.usd()
+        return {
+            "ledger": {name: round(seconds, 4) for name, seconds in parts.items()},
+            "run_ledger": {name: round(seconds, 4) for name, seconds in run.items()},
+            "elapsed_seconds": round(self.earlier.elapsed_seconds + sum(parts.values()), 4),
+            "usd": None if usd is None else round(usd, 4),
+        }
+
+    def _typical_step_seconds(self) -> float:
+        return (self.training_seconds() - self._first_step_seconds) / (self._steps - 1)
+
+    def _turn_to(self, part: str) -> str:
+        """Account the time from now on to a part; return the one before."""
+        now = time.perf_counter()
+        self._seconds[self._part] += now - self._since
+        self._since = now
+        before, self._part = self._part, part
+        return before
+
+
+def read_earlier(run_directory: Path, checkpoint_seconds: float) -> Earlier:
+    """Return what earlier jobs took, from `metrics.jsonl`, or what a checkpoint says where that is more.
+
+    Every line counts that any job has written, those of steps that were lost with a kill as well: they were paid.
+    """
+    elapsed = priced = usd = 0.0
+    price, ledger = None, None
+    for record in read_lines(run_directory):
+        if record.get("event") == "start":
+            price = record.get("price_per_hour")  # of the lines that follow
+        more = max(0.0, record.get("elapsed_seconds", 0.0) - elapsed)
+        elapsed += more
+        if price is not None:
+            priced += more
+            usd += more * price / 3600
+        if "ledger" in record:
+            ledger = record
+    elapsed = max(elapsed, checkpoint_seconds)
+    seconds = {} if ledger is None else dict(ledger["run_ledger"])
+    lost = elapsed - (0.0 if ledger is None else ledger["elapsed_seconds"])
+    seconds[LOST] = seconds.get(LOST, 0.0) + lost
+    return Earlier(
+        elapsed_seconds=elapsed,
+        seconds={name: value for name, value in seconds.items() if value > 0},
+        usd=usd,
+        unpriced_seconds=elapsed - priced,
+        compile_seconds=0.0 if ledger is None else ledger["ledger"]["compile"],
+    )
+
+
+def table(record: dict[str, Any]) -> list[str]:
+    """Return a ledger as lines for people: this job's parts, and the whole run's where it has had others; the cost."""
+    columns = {"this job": record["ledger"]}
+    if sum(record["run_ledger"].values()) > sum(record["ledger"].values()) + 0.01:
+        columns["the run"] = record["run_ledger"]
+    lines = ["time        " + "".join(f"{name:>20}" for name in columns)]
+    for part in [*record["run_ledger"], "in all"]:
+        line = f"{printable(part):<12}"
+        for parts in columns.values():
+            total = sum(parts.values())
+            seconds = total if part == "in all" else parts.get(part, 0.0)
+            line += f"{seconds:>12,.1f} s{seconds / total:>6.0%}"
+        lines.append(line)
+    if record["usd"] is not None:
+        lines.append(f"cost: ${record['usd']:,.2f} for the run so far")
+    return lines
