@@ -68,7 +68,7 @@ def main() -> int:
         status: int | None = COMMANDS[arguments.command].run(arguments)
         sys.stdout.flush()
     except BadInput as error:
-        from training.parallel.process_group import environment_rank
+        from training.launch import environment_rank
 
         if environment_rank() == 0 or error.alone:  # all ranks raise it together
             print(f"evaluate.py: {error}", file=sys.stderr)

@@ -129,11 +129,11 @@ def prepare() -> int:
     arguments = parse_arguments()
     from tokens.format.splits import SplitRule
     from tokens.prepare.display import Display, report, too_many_bad
-    from tokens.prepare.prepare import Host, Request, prepare
+    from tokens.prepare.prepare import Host, PrepareRequest, prepare
 
     bucket = arguments.output if "://" in arguments.output else None
     scratch = arguments.scratch or Path("token_files", arguments.output.rstrip("/").rpartition("/")[2])
-    request = Request(
+    request = PrepareRequest(
         sources=arguments.sources,
         directory=Path(arguments.output) if bucket is None else scratch,
         bucket=bucket,

@@ -13,7 +13,8 @@ from common.arguments import number, print_any_name, whole_number
 from common.errors import EXIT_DIVERGED, EXIT_DONE, EXIT_ERROR, BadInput, Diverged, printable
 from common.files import is_folder, system_error
 from common.installation import begin
-from training.supervision.run_lock import Claim, job_seconds
+from training.launch import job_seconds
+from training.supervision.run_lock import Claim
 from training.supervision.signals import StopSignals
 
 if TYPE_CHECKING:
@@ -173,10 +174,11 @@ def train(arguments: argparse.Namespace, signals: StopSignals, began: float) -> 
     import torch
 
     from training.batch_finder.finder import report_largest
-    from training.build import Options, run_session
+    from training.build import run_session
     from training.config.batch_plan import derive_layout
     from training.config.train_config import load_run
-    from training.parallel.process_group import environment_rank, environment_world_size
+    from training.launch import environment_rank, environment_world_size
+    from training.options import Options
     from training.planning.budget import Budget
 
     try:

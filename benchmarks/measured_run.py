@@ -25,19 +25,20 @@ from common.errors import EXIT_DONE, EXIT_ERROR, BadInput
 from training import loop
 from training.batch_finder.worker import is_memory_error, take_steps
 from training.build import make_trainer
-from training.checkpoints.directory import RunState
 from training.config.batch_plan import Plan, make_plan
 from training.config.train_config import Run, load_run
 from training.data.open_tokens import TokenSet, make_reading, open_tokens
 from training.exactness.fingerprint import attention_backends, resolve_numerics
 from training.exactness.levels import set_determinism
 from training.hardware.environment import environment, git_commit, peak_flops, peak_memory_bytes
-from training.parallel.process_group import Ranks, StopRequest, start, stop
+from training.job import Job
+from training.parallel.process_group import Ranks, start, stop
 from training.planning.budget import Budget
-from training.step import Trainer
+from training.state import RunState, Trainer
 from training.supervision.heartbeat import Watch
 from training.supervision.signals import StopSignals
-from training.telemetry.time_ledger import Ledger
+from training.supervision.stop_request import StopRequest
+from training.telemetry.time_ledger import TimeLedger
 
 UNMEASURED_STEPS = 2  # in a process's first two steps DDP holds a second copy of the gradients
 MATMUL_SIDE, MATMUL_SIDE_CPU = 8192, 1024
@@ -125,12 +126,12 @@ def _measure(run: Run, ranks: Ranks, watch: Watch, arguments: argparse.Namespace
     profiled = kernel_seconds(lambda: take_steps(trainer, 1)) if arguments.kernels else None
     return {
         "numerics": {**attrs.asdict(numerics), "attention": attention_backends() if _cuda(ranks) else "cpu"},
-        "environment": environment(ranks),
+        "environment": environment(ranks.device, ranks.world_size),
         "gpu_bytes": torch.cuda.get_device_properties(ranks.device).total_memory if _cuda(ranks) else None,
         "commit": git_commit(),
         "tokens_per_step": plan.tokens_per_step,
         "seconds": [after - before for before, after in itertools.pairwise(clock.times)],
-        "peak_flops": peak_flops(ranks),
+        "peak_flops": peak_flops(ranks.device),
         "matmul_flops": matmul,
         "peak_bytes": peaks,
         "kernels": profiled,
@@ -171,12 +172,12 @@ def _peak_bytes(trainer: Trainer, microbatch_size: int) -> int:
         torch.cuda.reset_peak_memory_stats(device)
     take_steps(trainer, 1)
     trainer.layout = layout
-    return peak_memory_bytes(trainer.ranks)
+    return peak_memory_bytes(trainer.ranks.device)
 
 
 def _run_loop(run: Run, plan: Plan, token_set: TokenSet, trainer: Trainer, deadline: float) -> Clock:
     clock = Clock(trainer.ranks, plan.steps - 1, deadline)
-    job = loop.Job(
+    job = Job(
         run=run,
         plan=plan,
         reading=make_reading(run, plan, token_set),
@@ -189,7 +190,7 @@ def _run_loop(run: Run, plan: Plan, token_set: TokenSet, trainer: Trainer, deadl
         config={"git_commit": git_commit(), "self_test": None},
         token_digests=token_set.digests,
     )
-    steps = loop.Loop(trainer, job, RunState(), Ledger(time.perf_counter(), None))
+    steps = loop.Loop(trainer, job, RunState(), TimeLedger(time.perf_counter(), None))
     try:
         steps.train([])
     except Enough:

@@ -19,7 +19,7 @@ DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 
 
 @attrs.frozen(kw_only=True)
-class Setting:
+class NanogptSetting:
     """What it trains, and how."""
 
     model: ModelConfig
@@ -30,7 +30,7 @@ class Setting:
     gpt2_gelu: bool  # instead of its own
 
 
-def prepare(clone: Path, setting: Setting, folder: Path) -> list[str]:
+def prepare(clone: Path, setting: NanogptSetting, folder: Path) -> list[str]:
     """Put nanoGPT and random tokens into a folder; return the command. Raises BadInput where it is not nanoGPT."""
     names = ("train.py", "model.py", "configurator.py")
     missing = [name for name in names if not (clone / name).is_file()]
@@ -52,7 +52,7 @@ def prepare(clone: Path, setting: Setting, folder: Path) -> list[str]:
     return [sys.executable, "train.py", *(f"--{key}={value}" for key, value in _options(setting).items())]
 
 
-def _options(setting: Setting) -> dict[str, object]:
+def _options(setting: NanogptSetting) -> dict[str, object]:
     model = setting.model
     return {
         "dataset": "random",

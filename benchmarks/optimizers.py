@@ -35,7 +35,7 @@ from training.exactness.fingerprint import resolve_numerics
 from training.exactness.levels import set_determinism
 from training.hardware.environment import cpu_name, git_commit
 from training.parallel.process_group import start, stop
-from training.step import Trainer
+from training.state import Trainer
 from training.supervision.heartbeat import Watch
 from training.telemetry.metrics_log import read_metrics
 
@@ -122,7 +122,7 @@ def _run(*command: str) -> int:
 
 
 @attrs.frozen(kw_only=True)
-class Setting:
+class OptimizerSetting:
     """What differs between two runs, as keys of train.json."""
 
     optimizer: str
@@ -136,7 +136,9 @@ def _compare(folder: Path, arguments: argparse.Namespace) -> dict[tuple[str, flo
 
     def train_all(optimizer: str, seeds: list[int], rates: list[float]) -> list[float]:
         settings = [
-            Setting(optimizer=optimizer, learning_rate=rate, random_seed=seed) for seed in seeds for rate in rates
+            OptimizerSetting(optimizer=optimizer, learning_rate=rate, random_seed=seed)
+            for seed in seeds
+            for rate in rates
         ]
         with ThreadPoolExecutor(arguments.jobs) as pool:
             return list(pool.map(partial(_train, folder, arguments), settings))
@@ -150,7 +152,7 @@ def _compare(folder: Path, arguments: argparse.Namespace) -> dict[tuple[str, flo
     return losses
 
 
-def _train(folder: Path, arguments: argparse.Namespace, setting: Setting) -> float:
+def _train(folder: Path, arguments: argparse.Namespace, setting: OptimizerSetting) -> float:
     """Return the validation loss at the end of a run; infinite where it diverged."""
     run = _write_run(folder, arguments, **attrs.asdict(setting))
     if _run("train.py", str(run), "--device", "cpu"):

@@ -21,7 +21,7 @@ from safetensors.numpy import save_file
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tokens.batches.micro_batches import Reading, Source, micro_batches  # noqa: E402
+from tokens.batches.micro_batches import Reading, TokenSource, micro_batches  # noqa: E402
 from tokens.batches.mixture import Mixture, Stage, to_shares  # noqa: E402
 from tokens.batches.sampling import Layout, WindowOrder, window_count  # noqa: E402  # after the path to it
 from tokens.format.token_file import TokenStream, open_split  # noqa: E402
@@ -73,7 +73,7 @@ def prepare(stream: TokenStream, layout: Layout, shuffle: bool, weights: tuple[f
     """Return the reading of a run; the sources of a mixture share the file, one after the other, like shards would."""
     share = stream.length // len(weights)
     sources = tuple(
-        Source(
+        TokenSource(
             stream=stream,
             start_token=number * share,
             order=WindowOrder(count=window_count(share, 0, CONTEXT), shuffle=shuffle, seed=42, source=number),

@@ -42,7 +42,7 @@ STEADY = (0.15, 0.9)  # from and to which share of the tokens
 
 
 @attrs.frozen
-class Cost:
+class TokenizationCost:
     """What one run took."""
 
     wall_seconds: float
@@ -79,7 +79,7 @@ def main() -> None:
 
 def compare(arguments: argparse.Namespace, file: Path, folder: Path) -> None:
     """Run all ways in turn on a file; print a table of medians."""
-    costs: dict[str, list[Cost]] = {way: [] for way in arguments.ways}
+    costs: dict[str, list[TokenizationCost]] = {way: [] for way in arguments.ways}
     for turn in range(arguments.rounds + 1):
         for way, taken in costs.items():
             output = folder / "output"
@@ -104,7 +104,7 @@ def compare(arguments: argparse.Namespace, file: Path, folder: Path) -> None:
         print(f"{way:22}  {times}  {ratios}  {rate}  {space}  {cost.tokens:13,}")
 
 
-def measure_way(command: list[str], output: Path, *, look: bool) -> Cost:
+def measure_way(command: list[str], output: Path, *, look: bool) -> TokenizationCost:
     """Run a command to its end and return what it took; memory and disk where it is looked at, which costs time."""
     environment = {**os.environ, "HF_HOME": str(output / "cache"), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "1"}
     peaks = Peaks(output)
@@ -112,7 +112,7 @@ def measure_way(command: list[str], output: Path, *, look: bool) -> Cost:
     watch = peaks.watch if look else partial(follow, output, commits)
     wall, cpu = measure(command, ROOT, environment, watch)
     peaks.look_at_disk()
-    return Cost(wall, cpu, peaks.memory, peaks.disk, count_tokens(output), steady_rate(commits))
+    return TokenizationCost(wall, cpu, peaks.memory, peaks.disk, count_tokens(output), steady_rate(commits))
 
 
 def follow(output: Path, commits: list[tuple[float, int]], process: Process) -> None:

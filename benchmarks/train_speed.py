@@ -52,7 +52,7 @@ RESULT = "result.json"
 
 
 @attrs.frozen(kw_only=True)
-class Batch:
+class BatchShape:
     """How a step is made up."""
 
     ranks: int
@@ -107,7 +107,7 @@ def _parse_arguments() -> argparse.Namespace:
     return arguments
 
 
-def _batch(model: ModelConfig, arguments: argparse.Namespace) -> Batch:
+def _batch(model: ModelConfig, arguments: argparse.Namespace) -> BatchShape:
     """Return a step of --step-tokens at the most, in the micro-batches that were asked for or that are predicted."""
     share = max(1, arguments.step_tokens // model.context_length // arguments.ranks)  # of a rank, sequences
     size = arguments.microbatch
@@ -125,10 +125,10 @@ def _batch(model: ModelConfig, arguments: argparse.Namespace) -> Batch:
             fits = min(largest_microbatch(model, kind, arguments.ranks, usable, thrift) or 1 for kind in kinds)
         largest = min(fits or 1, share, LARGEST_MICROBATCH)
         size = next(size for size in range(largest, 0, -1) if share % size == 0)
-    return Batch(ranks=arguments.ranks, microbatch_size=size, accumulation=max(1, share // size))
+    return BatchShape(ranks=arguments.ranks, microbatch_size=size, accumulation=max(1, share // size))
 
 
-def _report(size: str, batch: Batch, kind: str, arguments: argparse.Namespace) -> float:
+def _report(size: str, batch: BatchShape, kind: str, arguments: argparse.Namespace) -> float:
     """Print the table of one measurement; return its tokens/s."""
     result = _measure(SIZES[size], batch, kind, arguments)
     environment, model = result["environment"], SIZES[size]
@@ -164,7 +164,7 @@ def _report(size: str, batch: Batch, kind: str, arguments: argparse.Namespace) -
     return float(tokens_per_second)
 
 
-def _compare(size: str, batch: Batch, arguments: argparse.Namespace) -> None:
+def _compare(size: str, batch: BatchShape, arguments: argparse.Namespace) -> None:
     """Print both trainers' tokens/s at the same shapes on this CPU, in fp32 and bf16, compiled and not."""
     tokens = batch.sequences * SIZES[size].context_length
     print(f"{size} on {cpu_name()}, {arguments.threads} threads, torch {torch.__version__}, commit {git_commit()}")
@@ -179,7 +179,7 @@ def _compare(size: str, batch: Batch, arguments: argparse.Namespace) -> None:
 
 
 def _step_in_turn(
-    model: ModelConfig, batch: Batch, precision: str, compiled: bool, arguments: argparse.Namespace
+    model: ModelConfig, batch: BatchShape, precision: str, compiled: bool, arguments: argparse.Namespace
 ) -> dict[str, np.ndarray]:
     """Return (steps, 2) wall-clock and CPU seconds of each trainer by its name."""
     with contextlib.ExitStack() as stack:
@@ -192,7 +192,7 @@ def _step_in_turn(
             steppers[name].step()  # its start
 
         for name, gpt2_gelu in (("nanoGPT", False), ("nanoGPT with GPT-2's GELU", True)):
-            setting = nanogpt.Setting(
+            setting = nanogpt.NanogptSetting(
                 model=model,
                 microbatch_size=batch.microbatch_size,
                 accumulation=batch.accumulation,
@@ -209,7 +209,7 @@ def _step_in_turn(
 
 
 def _command(
-    model: ModelConfig, batch: Batch, arguments: argparse.Namespace, settings: dict[str, Any], folder: Path
+    model: ModelConfig, batch: BatchShape, arguments: argparse.Namespace, settings: dict[str, Any], folder: Path
 ) -> list[str]:
     """Return the command that measures a run of this model, whose directory it makes."""
     keys = {
@@ -224,7 +224,7 @@ def _command(
     return [sys.executable, *(launcher if batch.ranks > 1 else []), str(script), str(run), str(folder / RESULT)]
 
 
-def _measure(model: ModelConfig, batch: Batch, kind: str, arguments: argparse.Namespace) -> dict[str, Any]:
+def _measure(model: ModelConfig, batch: BatchShape, kind: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """Return what benchmarks/measured_run.py says of this model. Raises BadInput where it fails."""
     settings = {**_settings(arguments), "parallel": kind}
     with tempfile.TemporaryDirectory() as name:

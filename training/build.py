@@ -13,55 +13,38 @@ from model.gpt import GPT, initialize
 from training.checkpoints import archive
 from training.checkpoints import directory as checkpoint
 from training.checkpoints.compatibility import differences, numerics_drift, resolved, write_record
-from training.checkpoints.directory import RunState
 from training.config.batch_plan import Plan, check_steps, describe, make_plan
 from training.config.train_config import Run
 from training.data.open_tokens import TokenSet, make_reading, open_tokens
 from training.data.verify_tokens import check_tokens
 from training.exactness.attention_kernel import use_attention
-from training.exactness.fingerprint import Numerics, agreed_fingerprint, resolve_numerics
+from training.exactness.fingerprint import agreed_fingerprint, resolve_numerics
 from training.exactness.levels import set_determinism
 from training.hardware.preflight import check_compiler
-from training.loop import Job, Loop
+from training.job import Job
+from training.loop import Loop
 from training.optimizer import Optimizer
-from training.parallel.process_group import Ranks, StopRequest, from_coordinator, start, stop, together
+from training.options import Options
+from training.parallel.process_group import Ranks, from_coordinator, start, stop, together
 from training.parallel.wrap import Parallel, Wrapping
-from training.planning.budget import Budget, expected_save_seconds
-from training.precision import LossScale
+from training.planning.budget import expected_save_seconds
+from training.precision import LossScale, Numerics
 from training.replay import replay
 from training.self_test import self_test
 from training.spike_guard import Guard
-from training.step import Trainer
+from training.state import RunState, Trainer
 from training.supervision.heartbeat import Watch
-from training.supervision.signals import StopSignals
+from training.supervision.stop_request import StopRequest
 from training.telemetry.chart import CHART
 from training.telemetry.metrics_log import METRICS, MetricsLog, count_unreadable
 from training.telemetry.progress_bar import duration
-from training.telemetry.time_ledger import Ledger, read_earlier, table
+from training.telemetry.time_ledger import TimeLedger, read_earlier, table
 from training.validation import Validation
-
-
-@attrs.frozen(kw_only=True)
-class Options:
-    """What the command line adds to a run directory."""
-
-    token_files: Path | None
-    follow: bool  # token files that are still being written
-    resume: str  # "auto", "never" or a checkpoint's name
-    device: str | None
-    max_steps: int | None
-    price_per_hour: float | None
-    budget: Budget
-    hash_every: int | None  # steps
-    allow_numerics_drift: bool
-    replay: tuple[int, int] | None  # first and last step
-    signals: StopSignals
-    began: float  # time.perf_counter() when the job started
 
 
 def run_session(run: Run, options: Options) -> int:
     """Train the run and return the exit status. Call it on every rank. Raises BadInput and Diverged."""
-    ledger = Ledger(options.began, options.price_per_hour)
+    ledger = TimeLedger(options.began, options.price_per_hour)
     ranks, watch = _join(run, options)
     with watch:
         options.signals.explain_stop = watch.explain_stop
@@ -83,7 +66,7 @@ def _join(run: Run, options: Options) -> tuple[Ranks, Watch]:
         raise BadInput("torchrun is gone, or does not answer; run the same command again", alone=True) from error
 
 
-def _train(run: Run, options: Options, ranks: Ranks, ledger: Ledger, watch: Watch) -> int:
+def _train(run: Run, options: Options, ranks: Ranks, ledger: TimeLedger, watch: Watch) -> int:
     with ledger.start_up():
         _say(ranks, list(run.notices))
         if ranks.device.type == "cuda" and run.train.compile is not False:

@@ -3,50 +3,30 @@
 import math
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import attrs
 
+from common.clock import utc_now
 from common.errors import BadInput, Diverged, printable
 from model.config import flops_per_token
-from tokens.batches.micro_batches import Reading
 from training.checkpoints.async_writer import Saved, Saver
-from training.checkpoints.directory import RunState, name_of
+from training.checkpoints.directory import name_of
 from training.checkpoints.tensor_files import state_sha256
-from training.config.batch_plan import VALIDATION_SHARE, Plan, count_due
-from training.config.train_config import Run
+from training.config.batch_plan import VALIDATION_SHARE, count_due
 from training.data.follow import wait_for_step
 from training.data.watch_tokens import TokenWatch
 from training.garbage import collect_between_steps
 from training.hardware.environment import peak_flops, peak_memory_bytes
-from training.parallel.process_group import StopRequest
-from training.planning.budget import Budget, expected_save_seconds
+from training.job import Job
+from training.planning.budget import expected_save_seconds
 from training.prefetch import Feed
-from training.step import StepResult, Trainer, train_step
-from training.supervision.run_lock import utc_now
+from training.state import RunState, Trainer
+from training.step import StepResult, train_step
 from training.telemetry.chart import ChartProcess
 from training.telemetry.metrics_log import MetricsLog
-from training.telemetry.progress_bar import Progress, Status
-from training.telemetry.time_ledger import Ledger, Remaining
-from training.validation import Validation
-
-
-@attrs.frozen(kw_only=True)
-class Job:
-    """What a loop works through, besides the trainer's state."""
-
-    run: Run
-    plan: Plan
-    reading: Reading
-    validation: Validation | None
-    stop_request: StopRequest
-    last_step: int  # plan.steps, or fewer with --max-steps
-    price_per_hour: float | None  # USD
-    budget: Budget
-    hash_every: int | None  # steps
-    config: dict[str, Any]  # resolved; travels in every checkpoint
-    token_digests: dict[Path, str]  # sha256 of each token file, as it was before the first step
+from training.telemetry.progress_bar import ProgressBar, Status
+from training.telemetry.time_ledger import Remaining, TimeLedger
 
 
 def validation_due(job: Job, step: int) -> bool:
@@ -64,12 +44,12 @@ def checkpoint_due(job: Job, step: int) -> bool:
 class Loop:
     """Trains from where `state` stands. One object per process; rank 0's writes and shows."""
 
-    def __init__(self, trainer: Trainer, job: Job, state: RunState, ledger: Ledger):
+    def __init__(self, trainer: Trainer, job: Job, state: RunState, ledger: TimeLedger):
         self.trainer, self.job, self.state, self.ledger = trainer, job, state, ledger
-        self.peak = peak_flops(trainer.ranks)
+        self.peak = peak_flops(trainer.ranks.device)
         self.feed = Feed(job.reading, trainer.ranks, state.step, job.last_step)
         coordinates = trainer.ranks.coordinates
-        self.bar = Progress(state.step, job.plan.steps) if coordinates else None
+        self.bar = ProgressBar(state.step, job.plan.steps) if coordinates else None
         self.metrics = MetricsLog(job.run.directory, self.bar.say) if self.bar is not None else None
         self.chart = ChartProcess(job.run.directory) if coordinates else None
         streams = [source.stream for source in job.reading.sources]
@@ -236,7 +216,7 @@ class Loop:
                 "grad_norm": grad_norm if math.isfinite(grad_norm) else None,  # fp16 overflowed: the step was skipped
                 "tokens_per_second": round(tokens_per_second, 1),
                 "mfu": mfu,
-                "peak_memory_bytes": peak_memory_bytes(self.trainer.ranks),
+                "peak_memory_bytes": peak_memory_bytes(self.trainer.ranks.device),
                 "elapsed_seconds": round(elapsed, 3),
                 **self.trainer.guard.metrics(),
             }

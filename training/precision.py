@@ -2,6 +2,7 @@
 
 from contextlib import AbstractContextManager, nullcontext
 
+import attrs
 import torch
 from torch import Tensor
 
@@ -65,3 +66,12 @@ class LossScale:
         if self.dynamic and state["scale"] != 1.0:
             self.scale.fill_(state["scale"])
             self.finite_steps.fill_(int(state["finite_steps"]))
+
+
+@attrs.frozen(kw_only=True)
+class Numerics:
+    """How a run computes, with every "auto" resolved for this machine."""
+
+    determinism: str  # "off", "run" or "elastic"
+    precision: str  # "bf16", "fp16" or "fp32"
+    compiled: bool | str  # true: block by block; "model": as one graph

@@ -5,11 +5,11 @@ Elastic determinism makes the repetition exact: what differs from the record dif
 
 import math
 
-from training.checkpoints.directory import RunState
 from training.checkpoints.tensor_files import state_sha256
-from training.loop import Job
+from training.job import Job
 from training.prefetch import Feed
-from training.step import Trainer, train_step
+from training.state import RunState, Trainer
+from training.step import train_step
 from training.telemetry.metrics_log import read_metrics
 
 KEYS = ("train_loss", "grad_norm", "state_sha256")

@@ -13,11 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from training.exactness.fingerprint import Numerics
 from training.grad_norm import ordered_grad_norm
 from training.parallel.process_group import gather
 from training.parallel.wrap import local_tensor
-from training.step import Trainer, run_microbatches
+from training.precision import Numerics
+from training.state import Trainer
+from training.step import run_microbatches
 
 STEP = 0  # whose dropout masks are used
 

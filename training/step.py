@@ -10,37 +10,15 @@ import attrs
 import torch
 from torch import Tensor
 
-from tokens.batches.sampling import Layout, microbatch_index
-from training.exactness.fingerprint import Numerics
+from tokens.batches.sampling import microbatch_index
 from training.grad_norm import fast_grad_norm, mean_over_ranks, ordered_grad_norm
-from training.optimizer import Optimizer
-from training.parallel.process_group import Ranks
-from training.parallel.wrap import Parallel, local_tensor
-from training.precision import LossScale, autocast
+from training.parallel.wrap import local_tensor
+from training.precision import autocast
 from training.prefetch import Feed
-from training.schedule import Schedule, learning_rate
-from training.spike_guard import Guard
-from training.supervision.heartbeat import Watch
+from training.schedule import learning_rate
+from training.state import Trainer
 
 CLIP_EPSILON = 1e-6  # keeps the division finite, as in torch.nn.utils.clip_grad_norm_
-
-
-@attrs.define(kw_only=True)
-class Trainer:
-    """What a step works on."""
-
-    ranks: Ranks
-    parallel: Parallel
-    optimizer: Optimizer
-    layout: Layout
-    schedule: Schedule
-    numerics: Numerics
-    loss_scale: LossScale
-    guard: Guard
-    watch: Watch
-    drop_rate: float
-    seed: int
-    clipping_max_norm: float | None
 
 
 @attrs.frozen

@@ -6,9 +6,10 @@ import torch
 
 from tokens.batches.sampling import inputs_and_targets, read_windows
 from tokens.format.token_file import TokenStream
-from training.parallel.process_group import StopRequest, gather
+from training.parallel.process_group import gather
 from training.precision import autocast
-from training.step import Trainer
+from training.state import Trainer
+from training.supervision.stop_request import StopRequest
 
 
 class Validation:

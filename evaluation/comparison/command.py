@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from common.arguments import number
-from evaluation.shared.arguments import check_alone
+from evaluation.shared.command_line import check_alone
 
 HELP = "one table of what is known of models, and which is better outside the noise"
 

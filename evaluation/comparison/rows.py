@@ -9,8 +9,8 @@ import attrs
 from common.errors import BadInput
 from evaluation.comparison.harness_measures import by_task
 from evaluation.comparison.subjects import understood
-from evaluation.export.run_cost import Cost, cost_of
-from evaluation.shared.load import Place, home_of
+from evaluation.export.run_cost import RunCost, cost_of
+from evaluation.shared.load import ModelLocation, home_of
 from evaluation.shared.results import read_results
 from model.config import ModelConfig
 from training.checkpoints import directory as checkpoint
@@ -30,7 +30,7 @@ class Row:
     title: str  # what its results call it
     home: Path
     results: list[dict[str, Any]]  # that can be understood, oldest first
-    cost: Cost | None  # None, as the others, where no checkpoint of ours tells
+    cost: RunCost | None  # None, as the others, where no checkpoint of ours tells
     validation_loss: float | None
     seed: int | None
     recipe: str | None  # equal for runs that differ in their seed, and in keys that change no result, at most
@@ -68,7 +68,7 @@ def _read(reference: str) -> Row:
         title=title,
         home=home,
         results=[result for result in results if result["model"] == title],
-        cost=cost_of(state, Place(home, home, home).record) if state else None,
+        cost=cost_of(state, ModelLocation(home, home, home).record) if state else None,
         validation_loss=state.get("validation_loss"),
         seed=config["train"]["random_seed"] if state else None,
         recipe=_recipe(state, _position(home, state)) if state else None,

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from common.errors import BadInput
-from evaluation.shared.arguments import add_models, check_alone
+from evaluation.shared.command_line import add_models, check_alone
 
 HELP = "write a directory that Hugging Face's libraries load as GPT-2"
 

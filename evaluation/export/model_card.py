@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from evaluation.export.run_cost import cost_of
-from evaluation.shared.load import Place, Trained
+from evaluation.shared.load import ModelLocation, Trained
 from model.config import ModelConfig, parameter_count
 from tokens.hub.download import hub_name
 from training.checkpoints import directory as checkpoint
@@ -84,7 +84,7 @@ def _training(trained: Trained) -> Iterator[tuple[str, str]]:
         yield "commit", f"`{config['git_commit']}`"
 
 
-def _losses(place: Place, state: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def _losses(place: ModelLocation, state: dict[str, Any]) -> Iterator[tuple[str, str]]:
     losses = [
         record["train_loss"]
         for record in (read_metrics(place.run) if place.run is not None else [])

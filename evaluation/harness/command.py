@@ -5,7 +5,7 @@ from pathlib import Path
 
 from common.arguments import whole_number
 from common.errors import BadInput
-from evaluation.shared.arguments import TIMEOUT_SECONDS, add_device, add_models
+from evaluation.shared.command_line import TIMEOUT_SECONDS, add_device, add_models
 
 HELP = "tasks of lm-evaluation-harness, which must be installed"
 REQUIREMENT = "lm_eval[hf]==0.4.13"

@@ -3,7 +3,7 @@
 import argparse
 
 from common.arguments import whole_number
-from evaluation.shared.arguments import TIMEOUT_SECONDS, add_device, add_models
+from evaluation.shared.command_line import TIMEOUT_SECONDS, add_device, add_models
 
 HELP = "accuracy on HellaSwag, in both ways that others publish it in"
 ITEMS = 10_042  # in the validation split
@@ -33,13 +33,13 @@ def run(arguments: argparse.Namespace) -> None:
 
     from evaluation.hellaswag.hellaswag import describe, measure
     from evaluation.hellaswag.items import Items, read_items
-    from evaluation.shared.load import Place, load_on_all, locate
+    from evaluation.shared.load import ModelLocation, load_on_all, locate
     from evaluation.shared.results import append_result
     from training.parallel.process_group import from_coordinator, start, stop
 
     ranks = start(arguments.device, TIMEOUT_SECONDS)
 
-    def prepare() -> tuple[list[Place], Items]:
+    def prepare() -> tuple[list[ModelLocation], Items]:
         places = [locate(model, arguments.checkpoint) for model in arguments.models]
         return places, read_items(arguments.data, arguments.count)
 

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from common.arguments import number, whole_number
-from evaluation.shared.arguments import TIMEOUT_SECONDS, add_device, add_models
+from evaluation.shared.command_line import TIMEOUT_SECONDS, add_device, add_models
 
 HELP = "fine-tune a copy on instructions, and let it answer others"
 
@@ -38,9 +38,16 @@ def run(arguments: argparse.Namespace) -> None:
     import attrs
 
     from common.errors import BadInput
-    from evaluation.instruct.fine_tuning import Settings
-    from evaluation.instruct.instruct import Output, Questions, describe_summary, instruct, read_questions, summary
-    from evaluation.shared.load import Place, load_on_all, locate
+    from evaluation.instruct.fine_tuning import FineTuneSettings
+    from evaluation.instruct.instruct import (
+        HeldOutQuestions,
+        Output,
+        describe_summary,
+        instruct,
+        read_questions,
+        summary,
+    )
+    from evaluation.shared.load import ModelLocation, load_on_all, locate
     from evaluation.shared.records import check_folder
     from evaluation.shared.results import append_result, is_newest
     from training.exactness.levels import set_determinism
@@ -50,7 +57,7 @@ def run(arguments: argparse.Namespace) -> None:
     ranks = start(arguments.device, TIMEOUT_SECONDS)
     set_determinism("elastic", 1, ranks)
 
-    def prepare() -> tuple[list[Place], Questions]:
+    def prepare() -> tuple[list[ModelLocation], HeldOutQuestions]:
         places = [locate(model, arguments.checkpoint) for model in arguments.models]
         titles = [place.title for place in places]
         if len(set(titles)) < len(titles):
@@ -63,9 +70,9 @@ def run(arguments: argparse.Namespace) -> None:
         return places, questions
 
     places, questions = from_coordinator(ranks, prepare)
-    names = {field.name for field in attrs.fields(Settings)} - {"seed"}
+    names = {field.name for field in attrs.fields(FineTuneSettings)} - {"seed"}
     output = Output(answers=arguments.output, weights=arguments.keep_weights)
-    settings = Settings(seed=arguments.seed, **{name: getattr(arguments, name) for name in names})
+    settings = FineTuneSettings(seed=arguments.seed, **{name: getattr(arguments, name) for name in names})
     for place in places:
         if ranks.coordinates:
             print(f"{place.path}:", flush=True)

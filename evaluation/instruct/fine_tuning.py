@@ -26,7 +26,7 @@ from training.step import seed_dropout
 
 
 @attrs.frozen(kw_only=True)
-class Settings:
+class FineTuneSettings:
     """How a copy is fine-tuned. The defaults are those of Raschka's book, which gpjt's comparisons use."""
 
     seed: int = 0  # of the order of records, and of dropout
@@ -75,7 +75,7 @@ def make_example(trained: Trained, record: Record) -> Example:
 
 
 def fine_tune(
-    trained: Trained, train: list[Record], validation: list[Record], settings: Settings, ranks: Ranks
+    trained: Trained, train: list[Record], validation: list[Record], settings: FineTuneSettings, ranks: Ranks
 ) -> FineTuned:
     """Train the network on the records until validation loss rises; call it on every rank.
 
@@ -136,7 +136,7 @@ def encode(trained: Trained, text: str) -> list[int]:
 class _Tuner:
     """What the epochs work on."""
 
-    def __init__(self, trained: Trained, examples: list[Example], settings: Settings, ranks: Ranks):
+    def __init__(self, trained: Trained, examples: list[Example], settings: FineTuneSettings, ranks: Ranks):
         self._network, self._examples, self._settings, self._ranks = trained.network, examples, settings, ranks
         self._layout = Layout(
             context_length=trained.network.config.context_length,

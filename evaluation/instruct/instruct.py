@@ -13,7 +13,7 @@ from common.json_files import read_json
 from evaluation.export.export import FINE_TUNING, write_fine_tuned
 from evaluation.instruct.fine_tuning import (
     FineTuned,
-    Settings,
+    FineTuneSettings,
     answer_losses,
     encode,
     fine_tune,
@@ -34,7 +34,7 @@ TRAINED, TESTED = 0.85, 0.10  # of the records; the rest validates
 
 
 @attrs.frozen(kw_only=True)
-class Split:
+class RecordSplit:
     """Records by what they are for, in the order of their file: train, test, validation."""
 
     train: list[Record]
@@ -43,12 +43,12 @@ class Split:
 
 
 @attrs.frozen(kw_only=True)
-class Questions:
+class HeldOutQuestions:
     """A file of records, cut into its parts."""
 
     file: str
     sha256: str
-    split: Split
+    split: RecordSplit
 
     def described(self) -> dict[str, Any]:
         """Return what results and answers say of it."""
@@ -86,12 +86,14 @@ class Tuned:
         return f"seed {self.seed}: {'; '.join(parts)}"
 
 
-def read_questions(path: Path) -> Questions:
+def read_questions(path: Path) -> HeldOutQuestions:
     """Return the records of a file, cut into its parts. Raises BadInput."""
-    return Questions(file=path.name, split=split_records(read_records(path)), sha256=sha256(path))
+    return HeldOutQuestions(file=path.name, split=split_records(read_records(path)), sha256=sha256(path))
 
 
-def instruct(trained: Trained, questions: Questions, settings: Settings, output: Output, ranks: Ranks) -> Tuned:
+def instruct(
+    trained: Trained, questions: HeldOutQuestions, settings: FineTuneSettings, output: Output, ranks: Ranks
+) -> Tuned:
     """Fine-tune the network, answer the test part, and write the answers; unless an earlier session did the same.
 
     Call it on every rank. Raises BadInput.
@@ -121,7 +123,7 @@ def instruct(trained: Trained, questions: Questions, settings: Settings, output:
     )
 
 
-def summary(tuned: list[Tuned], questions: Questions, settings: Settings) -> dict[str, Any]:
+def summary(tuned: list[Tuned], questions: HeldOutQuestions, settings: FineTuneSettings) -> dict[str, Any]:
     """Return what is kept of several fine-tunings: each, and means with their spread over seeds."""
     return {
         "data": questions.described(),
@@ -150,15 +152,15 @@ def describe_summary(summary: dict[str, Any]) -> str:
     return f"over {len(summary['seeds'])} seeds, mean ± standard deviation: {', '.join(parts)}"
 
 
-def split_records(records: list[Record]) -> Split:
+def split_records(records: list[Record]) -> RecordSplit:
     """Cut the records 85/10/5 in their order. Raises BadInput where a part would be empty."""
     train, test = int(len(records) * TRAINED), int(len(records) * TESTED)
     if test == 0 or train + test == len(records):
         raise BadInput(f"got {len(records)} records, wanted 10 or more to train, test and validate on; add records")
-    return Split(train=records[:train], test=records[train : train + test], validation=records[train + test :])
+    return RecordSplit(train=records[:train], test=records[train : train + test], validation=records[train + test :])
 
 
-def answer_all(trained: Trained, records: list[Record], settings: Settings, ranks: Ranks) -> list[Answer]:
+def answer_all(trained: Trained, records: list[Record], settings: FineTuneSettings, ranks: Ranks) -> list[Answer]:
     """Return the model's greedy answers, and its loss on the reference answers; ranks share the records.
 
     It ends with the model laid out for generation.

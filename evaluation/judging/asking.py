@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 from tqdm import tqdm
 
 from common.errors import BadInput
-from evaluation.judging.client import UNBILLED, NoReply, NotTaken, Request, Unusable, ask, is_settled, problem_in
+from evaluation.judging.client import UNBILLED, JudgeRequest, NoReply, NotTaken, Unusable, ask, is_settled, problem_in
 from evaluation.judging.cost import total_cost
-from evaluation.judging.prices import Budget, money
+from evaluation.judging.prices import JudgeBudget, money
 from evaluation.judging.prompt import Judge
-from evaluation.judging.questions import Questions
+from evaluation.judging.questions import QuestionSet
 from evaluation.judging.replies import one_line
 from evaluation.judging.verdicts import Asked, Reply, VerdictStore
 
@@ -34,10 +34,10 @@ class Asking:
     def __init__(
         self,
         client: "AsyncOpenAI",
-        questions: Questions,
+        questions: QuestionSet,
         tries: dict[str, int],
         store: VerdictStore,
-        budget: Budget,
+        budget: JudgeBudget,
     ):
         # `tries`: by key, how many wrong verdicts are enough
         self.client = client
@@ -114,7 +114,7 @@ class Asking:
             if error is not None:
                 raise error
 
-    def about_to_ask(self, request: Request, *, batch: bool = False) -> tuple[Asked, dict[str, object]]:
+    def about_to_ask(self, request: JudgeRequest, *, batch: bool = False) -> tuple[Asked, dict[str, object]]:
         """Return what is noted of a request before it is sent, and its body."""
         body, sent, most = self.questions.body(request, self.store)
         asked = Asked(
@@ -129,7 +129,7 @@ class Asking:
         )
         return asked, body
 
-    def outstanding(self) -> list[Request]:
+    def outstanding(self) -> list[JudgeRequest]:
         """Return the requests that are still to be asked."""
         return self.questions.outstanding(self.store, self._tries)
 
@@ -166,7 +166,7 @@ class Asking:
         if len(self.not_taken) > self._answered:
             raise self._nothing_taken()
 
-    async def _ask(self, request: Request) -> None:
+    async def _ask(self, request: JudgeRequest) -> None:
         """Ask until there is a verdict, or nothing more is to be sent."""
         retries = {False: RETRIES, True: LOST_RETRIES}  # left, by whether a request may have been billed
         wait = FIRST_WAIT
@@ -199,7 +199,7 @@ class Asking:
             self.fatal = self.fatal or BadInput(f"an error of this program: {error!r}")
             raise
 
-    async def _asked_once(self, request: Request) -> bool:
+    async def _asked_once(self, request: JudgeRequest) -> bool:
         """Send a request when it is its turn and keep its reply; False: nothing more is to be sent. Raises NoReply."""
         admitted = await self._admitted(request)
         if admitted is None:
@@ -221,7 +221,7 @@ class Asking:
                 self._turn.notify_all()
         return True
 
-    async def _admitted(self, request: Request) -> tuple[Asked, dict[str, object]] | None:
+    async def _admitted(self, request: JudgeRequest) -> tuple[Asked, dict[str, object]] | None:
         """Wait for a turn, and until the budget has room; None: nothing more is to be sent."""
         async with self._turn:
             while not self.stopping:

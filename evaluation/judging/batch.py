@@ -16,7 +16,7 @@ from common.json_files import parse_json
 from evaluation.judging.asking import RETRIES, Asking
 from evaluation.judging.client import NO_CREDIT, NOT_TAKEN, PATHS, REFUSED, UNBILLED, explained, maybe_done
 from evaluation.judging.replies import SHAPES, message_in, one_line, read_reply
-from evaluation.judging.verdicts import Asked, Batch, Reply
+from evaluation.judging.verdicts import Asked, Reply, StoredBatch
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -96,7 +96,7 @@ async def _hand_over(asking: Asking, lines: list[Line]) -> None:
         file = await _patient(asking).files.create(file=("requests.jsonl", content), purpose="batch")
         asked = [asked for asked, _ in lines]
         keys = [one.key for one in asked]
-        batch = Batch(upload=file.id, base_url=asking.judge.base_url, keys=keys, asked=asked)
+        batch = StoredBatch(upload=file.id, base_url=asking.judge.base_url, keys=keys, asked=asked)
         asking.store.note_batch(batch)
         await _create(asking, batch)
     except NotFoundError as error:
@@ -105,7 +105,7 @@ async def _hand_over(asking: Asking, lines: list[Line]) -> None:
         raise _unreadable(asking, error) from error
 
 
-async def _create(asking: Asking, batch: Batch) -> None:
+async def _create(asking: Asking, batch: StoredBatch) -> None:
     """Create a batch of what was uploaded, and note it. The client must not repeat this: each would be paid for."""
     from openai import APIConnectionError, APIStatusError, InternalServerError, RateLimitError
 
@@ -136,7 +136,7 @@ async def _create(asking: Asking, batch: Batch) -> None:
             return
 
 
-async def _find(asking: Asking, batch: Batch) -> Batch | None:
+async def _find(asking: Asking, batch: StoredBatch) -> StoredBatch | None:
     """Return a batch that was created from a file, though nobody could note it; None when there is none."""
     seen: set[str] = set()
     async for other in _patient(asking).batches.list(limit=100):
@@ -150,13 +150,13 @@ async def _find(asking: Asking, batch: Batch) -> Batch | None:
     return None
 
 
-def _forget(asking: Asking, batch: Batch) -> None:
+def _forget(asking: Asking, batch: StoredBatch) -> None:
     """Keep that a batch was not created, by what the server says itself."""
     _note_unbilled(asking, batch.asked, "never created")
     asking.store.close_batch(batch)
 
 
-async def _wait(asking: Asking, batch: Batch, poll_seconds: float) -> "RemoteBatch | None":
+async def _wait(asking: Asking, batch: StoredBatch, poll_seconds: float) -> "RemoteBatch | None":
     """Return a batch when it has ended; None when told to stop. Raises BadInput where the server does not know it."""
     from openai import NotFoundError
 
@@ -184,7 +184,7 @@ async def _wait(asking: Asking, batch: Batch, poll_seconds: float) -> "RemoteBat
             return None
 
 
-async def _fetch(asking: Asking, batch: Batch, ended: "RemoteBatch") -> None:
+async def _fetch(asking: Asking, batch: StoredBatch, ended: "RemoteBatch") -> None:
     """Keep what a batch has answered, each line on its own. A line that cannot be read may have been billed."""
     from openai import NotFoundError
 

@@ -30,7 +30,7 @@ UNBILLED = Usage(input=0, output=0)
 
 
 @attrs.frozen(kw_only=True)
-class Request:
+class JudgeRequest:
     """A prompt, ready to be sent to a judge."""
 
     key: str
@@ -56,7 +56,7 @@ class Unusable(NoReply):
     """The server answers no request like this."""
 
 
-def make_request(judge: Judge, prompt: Prompt) -> Request:
+def make_request(judge: Judge, prompt: Prompt) -> JudgeRequest:
     """Return what is sent for a prompt. Neither temperature nor seed: newer models answer them with an error."""
     answers = len(prompt.order)
     form = {"name": NAME, "strict": True, "schema": verdict_schema(answers)}
@@ -69,10 +69,10 @@ def make_request(judge: Judge, prompt: Prompt) -> Request:
         body["messages"] = [{"role": "system", "content": RUBRIC}, {"role": "user", "content": prompt.text}]
         body |= {"response_format": {"type": "json_schema", "json_schema": form}}
         body |= {} if judge.effort is None else {"reasoning_effort": judge.effort}
-    return Request(key=prompt_key(judge, prompt), answers=answers, body=body)
+    return JudgeRequest(key=prompt_key(judge, prompt), answers=answers, body=body)
 
 
-def limited(request: Request, judge: Judge, most_output: int) -> dict[str, Any]:
+def limited(request: JudgeRequest, judge: Judge, most_output: int) -> dict[str, Any]:
     """Return the body of a request whose reply has at most so many tokens, thoughts included."""
     name = "max_output_tokens" if judge.api == "responses" else "max_completion_tokens"
     return {**request.body, name: most_output}
@@ -95,7 +95,7 @@ def problem_in(reply: Reply, answers: int) -> str | None:
     return None
 
 
-def is_settled(store: VerdictStore, request: Request, tries: int = TRIES) -> bool:
+def is_settled(store: VerdictStore, request: JudgeRequest, tries: int = TRIES) -> bool:
     """Tell whether nothing is left to ask: there is a verdict, a refusal, or `tries` wrong verdicts."""
     replies = store.replies.get(request.key, [])
     return (

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from common.arguments import number, whole_number
 from common.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_STOPPED, BadInput
-from evaluation.shared.arguments import check_alone
+from evaluation.shared.command_line import check_alone
 
 if TYPE_CHECKING:
     from evaluation.instruct.overlap import FreeScores

@@ -2,14 +2,14 @@
 
 import attrs
 
-from evaluation.judging.client import Request
+from evaluation.judging.client import JudgeRequest
 from evaluation.judging.prices import Price, expected_usage, measured, money
-from evaluation.judging.questions import Questions
+from evaluation.judging.questions import QuestionSet
 from evaluation.judging.verdicts import VerdictStore
 
 
 @attrs.frozen(kw_only=True)
-class Cost:
+class JudgeCost:
     """What a judgement has cost."""
 
     counted: float  # of replies, by the server's counts
@@ -53,7 +53,7 @@ class Estimate:
 
 
 def estimated_cost(
-    questions: Questions, requests: list[Request], store: VerdictStore, price: Price | None, *, batch: bool
+    questions: QuestionSet, requests: list[JudgeRequest], store: VerdictStore, price: Price | None, *, batch: bool
 ) -> Estimate:
     """Return what requests may cost, by what replies of the same judge have used where there are any."""
     known, judge = measured(store, questions.label), questions.judge
@@ -67,10 +67,10 @@ def estimated_cost(
     return Estimate(price=price, usd=usd, most=most, replies=0 if known is None else known.replies)
 
 
-def total_cost(questions: Questions, store: VerdictStore, price: Price | None) -> Cost:
+def total_cost(questions: QuestionSet, store: VerdictStore, price: Price | None) -> JudgeCost:
     """Return what all requests of a judgement have cost, in all sessions."""
     if price is None:
-        return Cost(counted=0.0, uncounted=0.0, requests=0)
+        return JudgeCost(counted=0.0, uncounted=0.0, requests=0)
     counted, uncounted = 0.0, []
     for key, request in questions.by_key.items():
         for reply in store.replies.get(key, []):
@@ -84,4 +84,4 @@ def total_cost(questions: Questions, store: VerdictStore, price: Price | None) -
     for asked in store.unanswered.values():
         if asked.key in questions.by_key:
             uncounted.append(price.of(asked.most, batch=asked.batch))
-    return Cost(counted=counted, uncounted=sum(uncounted), requests=len(uncounted))
+    return JudgeCost(counted=counted, uncounted=sum(uncounted), requests=len(uncounted))

@@ -16,11 +16,11 @@ from evaluation.judging.batch import collect, in_batches
 from evaluation.judging.candidates import Panel
 from evaluation.judging.client import TRIES, make_request, problem_in, verdict_in
 from evaluation.judging.comments import comments_name, comments_text, write_comments
-from evaluation.judging.cost import Cost, estimated_cost, total_cost
+from evaluation.judging.cost import JudgeCost, estimated_cost, total_cost
 from evaluation.judging.kept import append_unless_superfluous
-from evaluation.judging.prices import Budget, Price, money
+from evaluation.judging.prices import JudgeBudget, Price, money
 from evaluation.judging.prompt import Judge, Prompt, orders, prompt_text
-from evaluation.judging.questions import Questions
+from evaluation.judging.questions import QuestionSet
 from evaluation.judging.report import describe
 from evaluation.judging.scores import Scores, score
 from evaluation.judging.verdicts import Reply, VerdictStore
@@ -61,7 +61,7 @@ class Judgement:
         self._repeats, self._seed = repeats, seed
         self.prompts = make_prompts(panel, repeats, seed)
         self.requests = [make_request(judge, prompt) for prompt in self.prompts]
-        self._questions = Questions(judge=judge, by_key={request.key: request for request in self.requests})
+        self._questions = QuestionSet(judge=judge, by_key={request.key: request for request in self.requests})
         self._read({}, self._tries(retry_wrong=False))
 
     def plan(self, price: Price | None, sending: Sending) -> str:
@@ -102,7 +102,7 @@ class Judgement:
         from evaluation.judging.transport import open_client
 
         client = open_client(self.judge.base_url, sending.credentials, sending.timeout_seconds, sending.concurrency)
-        budget = Budget(price, sending.most_usd, self.cost(price).usd)
+        budget = JudgeBudget(price, sending.most_usd, self.cost(price).usd)
         asking = Asking(client, self._questions, tries, self._store, budget)
         asking.heed_signals()
         try:
@@ -194,7 +194,7 @@ class Judgement:
         text = comments_text(self.panel, self.judge.model, self.prompts, self._texts())
         return [f"the judge's comments: {write_comments(home, name, text)}" for home in homes]
 
-    def cost(self, price: Price | None) -> Cost:
+    def cost(self, price: Price | None) -> JudgeCost:
         """Return what all requests of this judgement have cost, in this session and before."""
         return total_cost(self._questions, self._store, price)
 

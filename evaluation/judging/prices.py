@@ -119,7 +119,7 @@ def measured(store: VerdictStore, judge: str) -> Measured | None:
     )
 
 
-class Budget:
+class JudgeBudget:
     """What has been spent or may still be billed, and whether another request may be sent."""
 
     def __init__(self, price: Price | None, most: float | None, usd: float = 0.0):

@@ -6,7 +6,7 @@ from typing import Any
 
 import attrs
 
-from evaluation.judging.client import Request, is_settled, limited
+from evaluation.judging.client import JudgeRequest, is_settled, limited
 from evaluation.judging.prices import MANY_REPLIES, most_output, most_usage
 from evaluation.judging.prompt import Judge
 from evaluation.judging.verdicts import Usage, VerdictStore
@@ -15,22 +15,22 @@ MOST_DOUBLINGS = 4  # of the limit of a reply
 
 
 @attrs.frozen(kw_only=True)
-class Questions:
+class QuestionSet:
     """All requests of a judgement, each once, answered or not."""
 
     judge: Judge
-    by_key: dict[str, Request]
+    by_key: dict[str, JudgeRequest]
 
     @property
     def label(self) -> str:
         """Tell judges apart whose replies use tokens differently."""
         return f"{self.judge.model} {self.judge.effort or 'default'} {self.judge.base_url}"
 
-    def outstanding(self, store: VerdictStore, tries: dict[str, int]) -> list[Request]:
+    def outstanding(self, store: VerdictStore, tries: dict[str, int]) -> list[JudgeRequest]:
         """Return the requests that nothing is known of. `tries`: by key, how many wrong verdicts settle it."""
         return [request for key, request in self.by_key.items() if not is_settled(store, request, tries[key])]
 
-    def body(self, request: Request, store: VerdictStore) -> tuple[dict[str, Any], int, Usage]:
+    def body(self, request: JudgeRequest, store: VerdictStore) -> tuple[dict[str, Any], int, Usage]:
         """Return what is sent for a request, how long it is in bytes, and the most that it can use."""
         limit = self.limit(request, store)
         body = limited(request, self.judge, limit)
@@ -38,7 +38,7 @@ class Questions:
         excess = store.excess.get(self.label, 1.0)
         return body, sent, most_usage(math.ceil(sent * excess), math.ceil(limit * excess))
 
-    def limit(self, request: Request, store: VerdictStore) -> int:
+    def limit(self, request: JudgeRequest, store: VerdictStore) -> int:
         """Return the limit of a reply: twice as high for each reply that was cut off by it.
 
         What was not answered is asked with the same limit: a server that knows Idempotency-Key compares bodies.

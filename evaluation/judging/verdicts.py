@@ -12,10 +12,10 @@ from typing import Any
 
 import attrs
 
+from common.clock import utc_now
 from common.errors import BadInput
 from common.files import write_error, writing
 from common.json_files import JsonLog, read_json_lines
-from training.supervision.run_lock import utc_now
 
 _INTEGER, _TEXT = attrs.validators.instance_of(int), attrs.validators.instance_of(str)
 _COUNT = [_INTEGER, attrs.validators.ge(0), attrs.validators.le(1 << 50)]
@@ -66,7 +66,7 @@ class Reply:
 
 
 @attrs.frozen(kw_only=True)
-class Batch:
+class StoredBatch:
     """Requests handed over together."""
 
     upload: str  # the server's id of their file
@@ -89,7 +89,7 @@ class VerdictStore:
         self.in_order: list[Reply] = []
         self.longest: dict[str, tuple[int, int]] = {}  # by judge: how many replies, and tokens of the longest
         self.excess: dict[str, float] = {}  # by judge: above 1 where a reply used so many times what it was limited to
-        self._batches: dict[str, Batch] = {}  # by upload
+        self._batches: dict[str, StoredBatch] = {}  # by upload
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._locked = JsonLog(path)
@@ -126,15 +126,15 @@ class VerdictStore:
         asked = self._last_asked.get(key)
         return asked if asked is not None and asked.id in self.unanswered else None
 
-    def open_batches(self, base_url: str) -> list[Batch]:
+    def open_batches(self, base_url: str) -> list[StoredBatch]:
         """Return the batches at this server whose replies have not been fetched."""
         return [batch for batch in self._batches.values() if batch.base_url == base_url]
 
-    def note_batch(self, batch: Batch) -> None:
+    def note_batch(self, batch: StoredBatch) -> None:
         """Keep that a batch is uploaded, or, with its id, created."""
         self._append({"batch": attrs.asdict(batch)})
 
-    def close_batch(self, batch: Batch) -> None:
+    def close_batch(self, batch: StoredBatch) -> None:
         """Keep that nothing more is to be had from a batch."""
         self._append({"batch_done": batch.upload})
 
@@ -165,7 +165,7 @@ class VerdictStore:
         elif "batch" in record:
             values = record["batch"]
             of_batch = [_asked(one) for one in values.get("asked", [])]
-            batch = Batch(**{**_known(Batch, values), "asked": of_batch})
+            batch = StoredBatch(**{**_known(StoredBatch, values), "asked": of_batch})
             self._batches[batch.upload] = batch
             for one in of_batch:
                 self._take_asked(one)

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from common.arguments import whole_number
-from evaluation.shared.arguments import TIMEOUT_SECONDS, add_device, add_models
+from evaluation.shared.command_line import TIMEOUT_SECONDS, add_device, add_models
 
 HELP = "nats a token and bits a byte of held-out text, with standard errors"
 UNKNOWN = "; what it was trained on is not known here"
@@ -41,13 +41,13 @@ def run(arguments: argparse.Namespace) -> None:
         measure,
         token_directory,
     )
-    from evaluation.shared.load import Place, load_on_all, locate
+    from evaluation.shared.load import ModelLocation, load_on_all, locate
     from evaluation.shared.results import append_result
     from training.parallel.process_group import from_coordinator, start, stop
 
     ranks = start(arguments.device, TIMEOUT_SECONDS)
 
-    def prepare() -> tuple[list[Place], Range]:
+    def prepare() -> tuple[list[ModelLocation], Range]:
         places = [locate(model, arguments.checkpoint) for model in arguments.models]
         directory = arguments.tokens or token_directory(places)
         span = choose_range(directory, arguments.split, arguments.start, arguments.count, places)

@@ -21,7 +21,7 @@ from torch import Tensor
 from common.errors import BadInput
 from common.files import sha256
 from evaluation.shared.intervals import plus_minus
-from evaluation.shared.load import Place, Trained
+from evaluation.shared.load import ModelLocation, Trained
 from evaluation.shared.ratio import Groups, in_groups, ratio
 from evaluation.shared.split_over_ranks import share
 from model.gpt import GPT
@@ -66,7 +66,7 @@ class HeldOutLoss:
     groups: Groups
 
 
-def token_directory(places: list[Place]) -> Path:
+def token_directory(places: list[ModelLocation]) -> Path:
     """Return the token directory of the first run among models. Raises BadInput where it has none, or several."""
     known = next((place.record["token_files"] for place in places if "token_files" in place.record), None)
     if not isinstance(known, str):
@@ -74,7 +74,9 @@ def token_directory(places: list[Place]) -> Path:
     return Path(known)
 
 
-def choose_range(directory: Path, split: str, start: int | None, count: int | None, places: list[Place]) -> Range:
+def choose_range(
+    directory: Path, split: str, start: int | None, count: int | None, places: list[ModelLocation]
+) -> Range:
     """Return the range that is asked for; or gpjt's, capped to what is there; or what follows the validated tokens.
 
     That is in streams that end before gpjt's begins. Raises BadInput where nothing is left.
@@ -95,7 +97,7 @@ def choose_range(directory: Path, split: str, start: int | None, count: int | No
     return Range(directory=directory, split=split, start=start, count=min(there, TOKENS if count is None else count))
 
 
-def check_unseen(place: Place, span: Range) -> None:
+def check_unseen(place: ModelLocation, span: Range) -> None:
     """Raise BadInput where the model was trained or validated on tokens of the range."""
     for part in _seen(place, span.directory, span.split):
         if part.begin < span.start + span.count + 1 and span.start < part.end:
@@ -211,7 +213,7 @@ class _Seen:
     end: int  # token behind the last one
 
 
-def _seen(place: Place, directory: Path, split: str) -> list[_Seen]:
+def _seen(place: ModelLocation, directory: Path, split: str) -> list[_Seen]:
     """Return what of a stream a run has read; nothing where that is not known."""
     if not place.is_own:
         return []

@@ -18,7 +18,7 @@ from model.gpt import GPT
 from model.naming import HUGGING_FACE_ACTIVATIONS, config_of, is_nanogpt, to_plain
 from model.pretrained import load_plain
 from training.checkpoints.tensor_files import WEIGHTS
-from training.parallel.process_group import environment_rank
+from training.launch import environment_rank
 
 INDEX = f"{WEIGHTS}.index.json"  # of weights in several files
 NANOGPT = "ckpt.pt"

@@ -26,7 +26,7 @@ HUB_FILES = [*CONFIG_FILES, "*.safetensors", INDEX, "tokenizer*.json", "vocab.js
 
 
 @attrs.frozen
-class Place:
+class ModelLocation:
     """Where a model lies."""
 
     path: Path  # of the checkpoint or model directory
@@ -57,10 +57,10 @@ class Trained:
 
     network: GPT
     tokenizer: Tokenizer
-    place: Place
+    place: ModelLocation
 
 
-def locate(reference: str, name: str | None) -> Place:
+def locate(reference: str, name: str | None) -> ModelLocation:
     """Find the model that a command line names: a directory, or OWNER/NAME on the hub, which is downloaded.
 
     `name`: which checkpoint of a run; None takes `best`, or `latest` where nothing was validated. Raises BadInput where
@@ -78,7 +78,7 @@ def locate(reference: str, name: str | None) -> Place:
     elif path.resolve().parent.name == "checkpoints":
         path = path.resolve()
         run = home = path.parent.parent
-    place = Place(path, run, home)
+    place = ModelLocation(path, run, home)
     if place.is_own:
         if problem := checkpoint.verify(path):
             raise BadInput(f"{problem}; take another checkpoint")
@@ -103,13 +103,13 @@ def home_of(reference: str) -> Path:
     return inside.parent if inside.name == "checkpoints" else path
 
 
-def load(place: Place, tokenizer: str | None, device: torch.device) -> Trained:
+def load(place: ModelLocation, tokenizer: str | None, device: torch.device) -> Trained:
     """Load a model. `tokenizer` overrides the one that belongs to it. Raises BadInput naming what is damaged."""
     network = _own(place.path) if place.is_own else load_foreign(place.path, place.run)
     return Trained(network.to(device).eval(), _tokenizer(place, tokenizer, network.config), place)
 
 
-def load_on_all(ranks: Ranks, place: Place, tokenizer: str | None) -> Trained:
+def load_on_all(ranks: Ranks, place: ModelLocation, tokenizer: str | None) -> Trained:
     """Load a model on every rank. Raises BadInput on every rank."""
     loaded: list[Trained] = []
 
@@ -154,7 +154,7 @@ def _download(reference: str) -> Path:
         raise BadInput(f"{reference}: no such directory, and no model of the hub that can be had: {detail}") from error
 
 
-def _tokenizer(place: Place, wanted: str | None, config: ModelConfig) -> Tokenizer:
+def _tokenizer(place: ModelLocation, wanted: str | None, config: ModelConfig) -> Tokenizer:
     if wanted is not None:
         loaded = load_tokenizer(wanted)
     else:
@@ -167,7 +167,7 @@ def _tokenizer(place: Place, wanted: str | None, config: ModelConfig) -> Tokeniz
     return loaded
 
 
-def _recorded_tokenizer(place: Place, config: ModelConfig) -> str:
+def _recorded_tokenizer(place: ModelLocation, config: ModelConfig) -> str:
     """Return the tokenizer of the run's tokens as `resolved.json` names it; public GPT-2 token sets name none."""
     entry = place.record.get("tokenizer")
     if entry is not None:

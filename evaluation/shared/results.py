@@ -5,10 +5,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from common.clock import utc_now
 from common.errors import BadInput, printable
 from common.files import write_error
 from common.json_files import JsonLog, read_json_lines
-from training.supervision.run_lock import utc_now
 from training.telemetry.metrics_log import EVALUATIONS
 
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from common.arguments import number, whole_number
 from common.errors import BadInput
-from evaluation.shared.arguments import TIMEOUT_SECONDS, add_device, add_models
+from evaluation.shared.command_line import TIMEOUT_SECONDS, add_device, add_models
 
 if TYPE_CHECKING:
     from evaluation.smoke.smoke import Continuation

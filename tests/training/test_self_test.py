@@ -13,11 +13,12 @@ from tests.conftest import metrics, train
 from training import build
 from training.config.batch_plan import make_plan
 from training.config.train_config import load_run
-from training.exactness.fingerprint import Numerics, resolve_numerics
+from training.exactness.fingerprint import resolve_numerics
 from training.exactness.levels import set_determinism
 from training.parallel import process_group as ranks
+from training.precision import Numerics
 from training.self_test import describe, gradients_repeat
-from training.step import Trainer
+from training.state import Trainer
 from training.supervision.heartbeat import Watch
 from training.telemetry.metrics_log import read_metrics
 

@@ -20,7 +20,7 @@ SAMPLES_AHEAD = 4096  # whose windows are computed in one go: numpy's cost a cal
 
 
 @attrs.frozen(kw_only=True)
-class Source:
+class TokenSource:
     """A stream and how it is read."""
 
     stream: TokenStream
@@ -34,7 +34,7 @@ class Source:
 class Reading:
     """What all ranks read of a run."""
 
-    sources: tuple[Source, ...]
+    sources: tuple[TokenSource, ...]
     mixture: Mixture
     layout: Layout
     vocabulary_size: int
@@ -96,7 +96,7 @@ def ready(reading: Reading, step: int) -> bool:
     )
 
 
-def _is_there(source: Source, place: int, layout: Layout) -> bool:
+def _is_there(source: TokenSource, place: int, layout: Layout) -> bool:
     growing = source.growing
     assert growing is not None
     if not growing.finished:
@@ -117,7 +117,7 @@ def _is_there(source: Source, place: int, layout: Layout) -> bool:
     return True
 
 
-def _order(source: Source, layout: Layout) -> WindowOrder:
+def _order(source: TokenSource, layout: Layout) -> WindowOrder:
     """Return a source's order, now that its length is known, or as long as it is not."""
     if source.growing is None or not source.growing.finished:
         return source.order

@@ -13,6 +13,7 @@ from typing import Any, BinaryIO, NamedTuple
 from common.errors import BadInput
 from tokens.documents import parquet
 from tokens.documents.compressed import decompressed_lines
+from tokens.documents.extent import Extent
 from tokens.documents.lines import LONGEST_LINE, read_line, skip_line
 from tokens.documents.problems import Problem, Problems
 from tokens.documents.sources import COMPRESSED_SUFFIXES, TEXT_SUFFIXES, Damaged, Input, readable
@@ -30,7 +31,6 @@ from tokens.documents.text_file import (
     text_pieces,
     why_no_text,
 )
-from tokens.prepare.plan import Extent
 
 TOO_LONG = f"more than {LONGEST_LINE:,} bytes without a line end; wanted one record a line"
 SHOWN_FIELDS = 20  # of a record without the wanted one

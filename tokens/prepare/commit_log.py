@@ -17,7 +17,7 @@ from common.files import sync
 from common.json_files import open_regular, parse_json
 from tokens.format.splits import SPLITS
 from tokens.format.token_file import readable_tokens
-from tokens.prepare.encode_unit import Part, Result
+from tokens.prepare.encode_unit import Result, UnitPart
 
 LEDGER = "ledger.jsonl"
 SHOWN = 5  # examples of each kind of problem in the totals
@@ -52,7 +52,7 @@ class Totals:
             told += lines[: SHOWN - len(told)]
 
 
-class Ledger:
+class CommitLog:
     """The ledger of a token directory, open for appending."""
 
     def __init__(self, directory: Path, plan_fingerprint: str):
@@ -182,5 +182,5 @@ def _check(entry: dict[str, Any]) -> None:
 
 
 def _result(entry: dict[str, Any]) -> Result:
-    parts = {split: Part(**part) for split, part in entry["parts"].items()}
+    parts = {split: UnitPart(**part) for split, part in entry["parts"].items()}
     return Result(**entry | {"parts": parts})

@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from common.errors import printable
-from tokens.prepare.prepare import Progress
+from tokens.prepare.prepare import PrepareProgress
 
 SURPRISING_SHARE = 3.0  # times what was asked for
 BAD_SHARE = 0.01  # of documents, or of the input's bytes, that may be lost
@@ -23,7 +23,7 @@ class Display:
         self._bar: Any = None
         self._first: tuple[int, int] | None = None  # tokens and bytes that were there when measuring began
 
-    def show(self, progress: Progress) -> None:
+    def show(self, progress: PrepareProgress) -> None:
         """Show how far it has come."""
         now = time.monotonic()
         totals, tokens = progress.totals, sum(progress.totals.tokens.values())

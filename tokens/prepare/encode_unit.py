@@ -16,10 +16,10 @@ import numpy as np
 from attrs.validators import deep_iterable, deep_mapping, in_, instance_of
 
 from common.errors import BadInput
+from tokens.documents.extent import Extent
 from tokens.documents.reader import Piece, Reader
 from tokens.documents.sources import Input
 from tokens.format.splits import SPLITS, SplitRule
-from tokens.prepare.plan import Extent
 from tokens.tokenizer.fast_encoder import FastBytePairEncoder, Recipe, encoders
 from tokens.tokenizer.tokenizer import Encoder, fingerprint, token_dtype
 
@@ -27,7 +27,7 @@ BATCH_CHARACTERS = 1 << 19  # of text encoded at a time
 
 
 @attrs.frozen(kw_only=True)
-class Job:
+class EncodeJob:
     """What is the same for all units."""
 
     directory: Path  # of the units' files
@@ -48,7 +48,7 @@ class Task:
 
 
 @attrs.frozen(kw_only=True)
-class Part:
+class UnitPart:
     """What a unit has written for one split."""
 
     tokens: int = attrs.field(validator=instance_of(int))
@@ -62,7 +62,7 @@ class Result:
     """What is known about a finished unit."""
 
     index: int = attrs.field(validator=instance_of(int))
-    parts: dict[str, Part] = attrs.field(validator=deep_mapping(in_(SPLITS)))  # without splits that got nothing
+    parts: dict[str, UnitPart] = attrs.field(validator=deep_mapping(in_(SPLITS)))  # without splits that got nothing
     text_bytes: int = attrs.field(validator=instance_of(int))  # of documents, in UTF-8
     fast: bool  # computed by the fast encoder
     problems: dict[str, int] = attrs.field(validator=deep_mapping(None, instance_of(int)))  # how often, by kind
@@ -74,7 +74,7 @@ class Result:
     )
 
 
-def run_unit(job: Job, task: Task) -> Result:
+def run_unit(job: EncodeJob, task: Task) -> Result:
     """Write the tokens of a unit into `unit_file`s; return what they are. Repeating it writes the same bytes.
 
     Raises BadInput for an input that is gone, has changed or cannot be encoded, OSError when the disk is full.
@@ -120,7 +120,7 @@ def unit_file(directory: Path, index: int, split: str) -> Path:
 class _PartWriter:
     """The tokens of one split, as they come; the file gets its name when it is complete and on the disk."""
 
-    def __init__(self, job: Job, index: int, split: str, encoder: Encoder):
+    def __init__(self, job: EncodeJob, index: int, split: str, encoder: Encoder):
         import xxhash
 
         self._path = unit_file(job.directory, index, split)
@@ -146,13 +146,13 @@ class _PartWriter:
         self._documents += documents
         self._max_id = max(self._max_id, int(ids.max()))
 
-    def finish(self) -> Part | None:
+    def finish(self) -> UnitPart | None:
         """Give the file its name; None where there was nothing to write. Not synced: only a commit is to last."""
         if self._file is None:
             return None
         self._file.close()
         self._partial.replace(self._path)
-        return Part(
+        return UnitPart(
             tokens=self._tokens, documents=self._documents, max_id=self._max_id, digest=self._digest.hexdigest()
         )
 

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from common.errors import BadInput
 from common.files import replace_file
 from common.json_files import read_regular
-from tokens.prepare.encode_unit import Job, Result, Task, run_unit, task_from_json, task_json
+from tokens.prepare.encode_unit import EncodeJob, Result, Task, run_unit, task_from_json, task_json
 
 UNITS_AHEAD = 4  # a worker: what is computed before it can be committed bounds the disk
 RESTARTS = 5  # of all workers, without a unit that came to its end
@@ -30,7 +30,7 @@ class Executor(Protocol):
 
     window: int  # units in flight
 
-    def submit(self, job: Job, task: Task) -> "Future[Result]":
+    def submit(self, job: EncodeJob, task: Task) -> "Future[Result]":
         """Begin a unit. Its future may raise BrokenExecutor when a worker was killed."""
         ...
 
@@ -48,7 +48,7 @@ class Inline:
 
     window = 1
 
-    def submit(self, job: Job, task: Task) -> "Future[Result]":
+    def submit(self, job: EncodeJob, task: Task) -> "Future[Result]":
         future: Future[Result] = Future()
         try:
             future.set_result(run_unit(job, task))
@@ -71,7 +71,7 @@ class Processes:
         self._workers = workers
         self.restart()
 
-    def submit(self, job: Job, task: Task) -> "Future[Result]":
+    def submit(self, job: EncodeJob, task: Task) -> "Future[Result]":
         # A unit of many small files is a long task. In a file, none is ever half-way through a pipe when workers end,
         # for which Python 3.10 would wait for ever.
         path, data = job.directory / f"{task.index:08d}.task", task_json(task)
@@ -117,7 +117,7 @@ class RayCluster:
         self._run_unit = ray.remote(num_cpus=1, max_retries=RESTARTS)(run_unit)
         self.window = UNITS_AHEAD * max(1, int(ray.cluster_resources().get("CPU", 1)))
 
-    def submit(self, job: Job, task: Task) -> "Future[Result]":
+    def submit(self, job: EncodeJob, task: Task) -> "Future[Result]":
         reference: Any = self._run_unit.remote(job, task)
         future: Future[Result] = Future()
         reference.future().add_done_callback(functools.partial(self._pass_on, future))
@@ -139,7 +139,7 @@ class RayCluster:
         self._ray.shutdown()
 
 
-def in_order(executor: Executor, job: Job, tasks: Iterator[Task], first: int) -> Iterator[list[Result]]:
+def in_order(executor: Executor, job: EncodeJob, tasks: Iterator[Task], first: int) -> Iterator[list[Result]]:
     """Yield the results of tasks number `first`, `first` + 1, ..., as many at a time as are ready. Raises their errors.
 
     No more than `executor.window` units are computed ahead of the one that is waited for.
@@ -184,7 +184,7 @@ def in_order(executor: Executor, job: Job, tasks: Iterator[Task], first: int) ->
             yield batch
 
 
-def _submit(executor: Executor, job: Job, task: Task) -> "Future[Result]":
+def _submit(executor: Executor, job: EncodeJob, task: Task) -> "Future[Result]":
     try:
         return executor.submit(job, task)
     except BrokenExecutor as error:  # a worker was killed since the last result
@@ -193,7 +193,7 @@ def _submit(executor: Executor, job: Job, task: Task) -> "Future[Result]":
         return future
 
 
-def _run_kept(job: Job, path: Path, sha256: str) -> Result:
+def _run_kept(job: EncodeJob, path: Path, sha256: str) -> Result:
     """Run the task that a file holds, and delete the file: a task that is submitted again is written again.
 
     Raises BadInput for another content than was written: others may write to a shared folder.

@@ -17,6 +17,7 @@ import attrs
 from common.errors import BadInput, quoted
 from common.files import replace_file
 from common.json_files import parse_json, read_regular
+from tokens.documents.extent import Extent
 from tokens.documents.parquet import check_column, group_bytes, open_parquet
 from tokens.documents.sources import COMPRESSED_SUFFIXES, Damaged, Input, Source, look_up, readable
 
@@ -25,20 +26,8 @@ FORMAT = 1
 MOST_BYTES = 1 << 40  # of a plan: it names each input
 
 
-@attrs.frozen
-class Extent:
-    """A part of one input: bytes begin .. end, row groups begin .. end of a Parquet file, or all of a compressed one.
-
-    Of text and JSON lines what begins in the range belongs to it; see `tokens.documents`.
-    """
-
-    input: int  # index
-    begin: int
-    end: int
-
-
 @attrs.frozen(kw_only=True)
-class Settings:
+class PrepareSettings:
     """What, beside the inputs, decides the bytes that are written."""
 
     text_field: str
@@ -58,7 +47,7 @@ class Settings:
 class UnitPlan:
     """All units, in the order of their tokens."""
 
-    settings: Settings
+    settings: PrepareSettings
     sources: tuple[Source, ...]
     units: tuple[tuple[Extent, ...], ...]
     unit_bytes: tuple[int, ...]  # of input, about
@@ -72,7 +61,7 @@ class UnitPlan:
         return hashlib.sha256(json.dumps(attrs.asdict(self)).encode()).hexdigest()
 
 
-def make_plan(sources: list[Source], settings: Settings) -> UnitPlan:
+def make_plan(sources: list[Source], settings: PrepareSettings) -> UnitPlan:
     """Cut the inputs into units of about `settings.unit_bytes`. Raises BadInput for inputs that cannot be read."""
     inputs = [item for source in sources for item in source.inputs]
     units: list[tuple[Extent, ...]] = []
@@ -121,11 +110,11 @@ def read_plan(directory: Path) -> UnitPlan | None:
     return plan
 
 
-def check_same(directory: Path, kept: UnitPlan, wanted: Settings, sources: list[Source]) -> None:
+def check_same(directory: Path, kept: UnitPlan, wanted: PrepareSettings, sources: list[Source]) -> None:
     """Raise BadInput naming the first thing in which a command differs from the plan that it would go on with."""
     where = f"{directory / PLAN}: another command began these tokens"
     advice = "repeat that command, or pass another --output"
-    for field in attrs.fields(Settings):
+    for field in attrs.fields(PrepareSettings):
         got, was = getattr(wanted, field.name), getattr(kept.settings, field.name)
         if got != was:
             raise BadInput(f"{where}: {field.name}: got {got}, wanted {was}; {advice}")
@@ -145,7 +134,7 @@ def check_same(directory: Path, kept: UnitPlan, wanted: Settings, sources: list[
         raise BadInput(f"{where}: the sources were named otherwise, or in another order; {advice}")
 
 
-def _atoms(number: int, item: Input, settings: Settings) -> Iterator[tuple[Extent, int]]:
+def _atoms(number: int, item: Input, settings: PrepareSettings) -> Iterator[tuple[Extent, int]]:
     """Yield the parts of one input that units are made of, with their sizes in bytes."""
     if item.path.endswith(".parquet"):
         yield from _row_groups(number, item, settings)
@@ -158,7 +147,7 @@ def _atoms(number: int, item: Input, settings: Settings) -> Iterator[tuple[Exten
             yield Extent(number, begin, end), end - begin
 
 
-def _row_groups(number: int, item: Input, settings: Settings) -> Iterator[tuple[Extent, int]]:
+def _row_groups(number: int, item: Input, settings: PrepareSettings) -> Iterator[tuple[Extent, int]]:
     with item.open() as stream, readable(item.path):
         try:
             table = open_parquet(stream)
@@ -174,7 +163,7 @@ def _row_groups(number: int, item: Input, settings: Settings) -> Iterator[tuple[
 
 def _from_json(values: dict[str, Any]) -> UnitPlan:
     return UnitPlan(
-        Settings(**values["settings"]),
+        PrepareSettings(**values["settings"]),
         tuple(
             Source(source["name"], tuple(Input(**item) for item in source["inputs"])) for source in values["sources"]
         ),

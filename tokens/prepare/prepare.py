@@ -16,14 +16,14 @@ from common.json_files import open_descriptor
 from tokens.documents.sources import COMPRESSED_SUFFIXES, readable, resolve_sources
 from tokens.format.manifest import MANIFEST, read_finished
 from tokens.format.splits import HASH, SplitRule
-from tokens.prepare.commit_log import LEDGER, Ledger, Totals
-from tokens.prepare.encode_unit import Job, Task
+from tokens.prepare.commit_log import LEDGER, CommitLog, Totals
+from tokens.prepare.encode_unit import EncodeJob, Task
 from tokens.prepare.executors import Executor, in_order
 from tokens.prepare.growing_files import partial_files
-from tokens.prepare.plan import PLAN, Settings, UnitPlan, check_same, make_plan, read_plan, write_plan
+from tokens.prepare.plan import PLAN, PrepareSettings, UnitPlan, check_same, make_plan, read_plan, write_plan
 from tokens.prepare.s3_output import Bucket, scratch_of
 from tokens.prepare.tail_split import TooFewDocuments, missing_splits
-from tokens.prepare.writer import Place, TokenWriter
+from tokens.prepare.writer import TokenWriter, WritePosition
 from tokens.tokenizer.fast_encoder import has_fastokens, write_recipe
 from tokens.tokenizer.tokenizer import RANKS_FILE, BytePairTokenizer, Tokenizer, fingerprint, load_tokenizer
 
@@ -31,7 +31,7 @@ UNITS, LOCK = ".units", ".lock"
 
 
 @attrs.frozen(kw_only=True)
-class Request:
+class PrepareRequest:
     """What a command asks for."""
 
     sources: list[str]
@@ -51,11 +51,11 @@ class Host:
 
     make_executor: Callable[[], Executor]
     say: Callable[[str], None]  # a line for people
-    show: Callable[["Progress"], None]
+    show: Callable[["PrepareProgress"], None]
 
 
 @attrs.frozen(kw_only=True)
-class Progress:
+class PrepareProgress:
     """How far a preparation has come."""
 
     totals: Totals
@@ -64,7 +64,7 @@ class Progress:
     total_bytes: int
 
 
-def prepare(request: Request, host: Host) -> dict[str, Any]:
+def prepare(request: PrepareRequest, host: Host) -> dict[str, Any]:
     """Write the token files that are asked for, or what is missing of them; return their manifest.
 
     Raises BadInput, and OSError when the disk is full; in either case what is committed stays.
@@ -91,8 +91,10 @@ def prepare(request: Request, host: Host) -> dict[str, Any]:
         if bucket is not None:
             assert request.shard_tokens is not None
             bucket.restore(request.shard_tokens)
-        ledger = Ledger(directory, plan.fingerprint())
-        place = Place(directory=directory, units=directory / UNITS, shard_tokens=request.shard_tokens, bucket=bucket)
+        ledger = CommitLog(directory, plan.fingerprint())
+        place = WritePosition(
+            directory=directory, units=directory / UNITS, shard_tokens=request.shard_tokens, bucket=bucket
+        )
         writer = TokenWriter(place, tokenizer, ledger)
         try:
             _compute(request, host, plan, tokenizer, writer)
@@ -110,10 +112,10 @@ def prepare(request: Request, host: Host) -> dict[str, Any]:
         return manifest
 
 
-def _begin(request: Request, host: Host, tokenizer: Tokenizer, bucket: Bucket | None) -> UnitPlan:
+def _begin(request: PrepareRequest, host: Host, tokenizer: Tokenizer, bucket: Bucket | None) -> UnitPlan:
     """Return the plan that is gone on with, when this command is the one that began it, or begin with a new one."""
     directory = request.directory.absolute()
-    settings = Settings(
+    settings = PrepareSettings(
         text_field=request.text_field,
         tokenizer=request.tokenizer,
         fingerprint=fingerprint(tokenizer),
@@ -141,7 +143,7 @@ def _begin(request: Request, host: Host, tokenizer: Tokenizer, bucket: Bucket | 
     return plan
 
 
-def _compute(request: Request, host: Host, plan: UnitPlan, tokenizer: Tokenizer, writer: TokenWriter) -> None:
+def _compute(request: PrepareRequest, host: Host, plan: UnitPlan, tokenizer: Tokenizer, writer: TokenWriter) -> None:
     first = writer.totals.units
     if first:
         host.say(f"going on after {first:,} of {len(plan.units):,} units")
@@ -151,7 +153,7 @@ def _compute(request: Request, host: Host, plan: UnitPlan, tokenizer: Tokenizer,
     told = False
 
     def show() -> None:
-        host.show(Progress(totals=writer.totals, units=len(plan.units), done_bytes=done, total_bytes=total))
+        host.show(PrepareProgress(totals=writer.totals, units=len(plan.units), done_bytes=done, total_bytes=total))
 
     show()
     executor = host.make_executor()
@@ -213,7 +215,7 @@ def _nothing_found(totals: Totals) -> str:
     return f"none of the {totals.lost_documents:,} documents of the sources could be read: {first}"
 
 
-def _from_tail(request: Request, host: Host, writer: TokenWriter) -> list[str]:
+def _from_tail(request: PrepareRequest, host: Host, writer: TokenWriter) -> list[str]:
     """Return the splits that no document's hash fell to, and that get the last documents."""
     if request.rule.kind != HASH or request.bucket is not None:
         return []
@@ -226,7 +228,7 @@ def _from_tail(request: Request, host: Host, writer: TokenWriter) -> list[str]:
     return splits
 
 
-def _refuse_output(request: Request) -> None:
+def _refuse_output(request: PrepareRequest) -> None:
     """Raise BadInput for an output that is something else already."""
     with writing(request.directory):
         if request.directory.exists() and not request.directory.is_dir():
@@ -262,11 +264,11 @@ def _warn_of_large_units(plan: UnitPlan, host: Host) -> None:
         )
 
 
-def _job(request: Request, plan: UnitPlan, units: Path, tokenizer: Tokenizer) -> Job:
+def _job(request: PrepareRequest, plan: UnitPlan, units: Path, tokenizer: Tokenizer) -> EncodeJob:
     recipe = None
     if isinstance(tokenizer, BytePairTokenizer) and has_fastokens():
         recipe = write_recipe(tokenizer, units / "recipe.json")
-    return Job(
+    return EncodeJob(
         directory=units,
         text_field=request.text_field,
         tokenizer=request.tokenizer if tokenizer.ranks_file is None else str(tokenizer.ranks_file.absolute()),

@@ -16,7 +16,7 @@ from common.files import replace_file, sha256, sync
 from tokens.format.manifest import MANIFEST, manifest_text, read_content
 from tokens.format.splits import SPLITS, SplitRule
 from tokens.format.token_file import read_header
-from tokens.prepare.commit_log import Ledger, Totals
+from tokens.prepare.commit_log import CommitLog, Totals
 from tokens.prepare.encode_unit import Result, unit_file
 from tokens.prepare.growing_files import GrowingStream, Shard
 from tokens.prepare.s3_output import Bucket
@@ -43,7 +43,7 @@ def reached(point: str) -> None:
 
 
 @attrs.frozen(kw_only=True)
-class Place:
+class WritePosition:
     """Where token files grow, and in what pieces."""
 
     directory: Path
@@ -55,7 +55,7 @@ class Place:
 class TokenWriter:
     """The growing token files of one directory."""
 
-    def __init__(self, place: Place, tokenizer: Tokenizer, ledger: Ledger):
+    def __init__(self, place: WritePosition, tokenizer: Tokenizer, ledger: CommitLog):
         """Continue where the ledger ends. Raises BadInput when a file is shorter than that."""
         self.directory = place.directory
         self._units = place.units

@@ -47,7 +47,7 @@ class Lengths:
 
 
 @attrs.frozen(kw_only=True)
-class Split:
+class SplitStats:
     """One split, read to its end."""
 
     tokens: int  # end-of-text ids included
@@ -90,7 +90,7 @@ def stats(directory: Path, end_of_text_id: int | None = None) -> list[str]:
     return lines
 
 
-def read_split(stream: TokenStream, end_of_text_id: int, dtype: np.dtype, lengths: Lengths) -> Split:
+def read_split(stream: TokenStream, end_of_text_id: int, dtype: np.dtype, lengths: Lengths) -> SplitStats:
     """Read a split to its end and add its documents to `lengths`."""
     hashes, ends = array("Q"), 0
     for block_lengths, block_hashes, block_ends in _documents(stream, end_of_text_id, dtype):
@@ -99,7 +99,7 @@ def read_split(stream: TokenStream, end_of_text_id: int, dtype: np.dtype, length
         ends += block_ends
     ascending = np.frombuffer(hashes, np.uint64)
     ascending.sort()  # in place
-    return Split(tokens=stream.length, ends=ends, hashes=ascending)
+    return SplitStats(tokens=stream.length, ends=ends, hashes=ascending)
 
 
 def _documents(
@@ -151,7 +151,7 @@ def _summary(values: np.ndarray, counts: np.ndarray) -> list[str]:
     ]
 
 
-def _copies(splits: dict[str, Split]) -> list[str]:
+def _copies(splits: dict[str, SplitStats]) -> list[str]:
     """Return which documents' tokens are there before: in the same split, or in another one."""
     lines = []
     for name, split in splits.items():

@@ -27,10 +27,12 @@ from training.config.batch_plan import make_plan
 from training.config.train_config import Run
 from training.exactness.fingerprint import resolve_numerics
 from training.exactness.levels import set_determinism
-from training.parallel.process_group import Ranks, environment_rank, start, torchrun_store
+from training.launch import environment_rank
+from training.parallel.process_group import Ranks, start, torchrun_store
 from training.planning.memory_model import HEADROOM
 from training.self_test import random_batches
-from training.step import Trainer, train_step
+from training.state import Trainer
+from training.step import train_step
 from training.supervision.heartbeat import SPEAKER_SECONDS, Watch
 
 # Of a step: at least two, for the gradients of one are there when another one's activations come.

@@ -18,8 +18,8 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 
 from common.errors import BadInput
 from training.batch_finder.worker import Order, Post, Report, Verdict, vote
-from training.parallel.process_group import CONNECT_TIMEOUT, environment_rank, environment_world_size, torchrun_store
-from training.supervision.run_lock import restarts
+from training.launch import environment_rank, environment_world_size, restarts
+from training.parallel.process_group import CONNECT_TIMEOUT, torchrun_store
 
 TRIAL_SECONDS = 180.0  # one that has not ended hangs, or the machine is slow: compilation takes half a minute
 POLL_SECONDS = 0.05

@@ -17,11 +17,11 @@ import torch.distributed as dist
 from common.errors import BadInput
 from common.files import write_problem
 from training.checkpoints import atomic_commit as commit
-from training.checkpoints.directory import FORMAT, RunState, name_of
+from training.checkpoints.directory import FORMAT, name_of
 from training.checkpoints.tensor_files import Share
 from training.config.train_config import Run
 from training.parallel.process_group import together
-from training.step import Trainer
+from training.state import RunState, Trainer
 
 SAVE_TIMEOUT = timedelta(hours=2)  # of a wait for another rank's disk
 

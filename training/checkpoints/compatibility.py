@@ -60,7 +60,7 @@ def write_record(
         **config,
         "token_files": directories if len(directories) > 1 else directories[0],
         "tokenizer": tokenizer,
-        "environment": environment(ranks),
+        "environment": environment(ranks.device, ranks.world_size),
         "price_per_hour": price_per_hour,  # of the machine, USD
         "command": sys.argv,
     }

@@ -23,7 +23,7 @@ from common.files import is_folder, sha256, system_error
 from common.json_files import parse_json, read_json, read_regular
 from training.checkpoints.state_check import STEP_NAME, check_fields, check_origin
 from training.checkpoints.tensor_files import OPTIMIZER, WEIGHTS, read_state_files
-from training.step import Trainer
+from training.state import RunState, Trainer
 
 STATE, MANIFEST = "state.json", "manifest.json"
 RESOLVED = "resolved.json"
@@ -31,18 +31,6 @@ LINKS = ("latest", "best")
 PARTIAL = ".partial-"
 FORMAT = 3  # of state.json
 MANIFEST_FORMAT = 2
-
-
-@attrs.frozen(kw_only=True)
-class RunState:
-    """What a run is besides its weights and moments. The step says which data, learning rate and dropout come next."""
-
-    step: int = 0  # updates done
-    tokens: int = 0  # trained on so far
-    elapsed_seconds: float = 0.0  # wall clock, earlier processes included
-    validation_loss: float | None = None  # of these weights
-    best_step: int | None = None  # of the checkpoints
-    best_validation_loss: float | None = None
 
 
 def name_of(step: int) -> str:

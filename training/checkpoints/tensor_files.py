@@ -22,7 +22,7 @@ from torch import Tensor
 from common.errors import BadInput
 from model.pretrained import stored_rows
 from training.parallel.wrap import full_tensor, held_rows, rows_of
-from training.step import Trainer
+from training.state import Trainer
 
 WEIGHTS, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
 HEADER_ALIGNMENT = 8  # bytes; the safetensors format's
@@ -39,7 +39,7 @@ class Stored:
 
 
 @attrs.frozen
-class Extent:
+class RowRange:
     """Consecutive rows of one tensor that this rank writes."""
 
     file: str
@@ -54,7 +54,7 @@ class Share:
         self._trainer = trainer
         self.headers: dict[str, bytes] = {}
         self.sizes: dict[str, int] = {}  # bytes of a whole file
-        self._extents: list[Extent] = []
+        self._extents: list[RowRange] = []
         for file, tensors in _files(trainer):
             header, offset = _header(tensors), 0
             for stored in tensors:
@@ -63,7 +63,7 @@ class Share:
                     place = len(header) + offset + first * stored.row_bytes
                     pinned = trainer.ranks.device.type == "cuda"
                     copy = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=pinned)
-                    self._extents.append(Extent(file, place, copy))
+                    self._extents.append(RowRange(file, place, copy))
                 offset += stored.rows * stored.row_bytes
             self.headers[file], self.sizes[file] = header, len(header) + offset
 

@@ -14,17 +14,17 @@ MOST_ENTRIES = 256  # of the list; of all its stages twice as many
 
 
 @attrs.frozen
-class Part:
+class DatasetPart:
     """A dataset's part in a mixture."""
 
     dataset: str
     weights: tuple[tuple[int, int | float], ...]  # (first step, weight), from step 0 on
 
 
-def read_parts(value: Any) -> tuple[Part, ...]:
+def read_parts(value: Any) -> tuple[DatasetPart, ...]:
     """Return what a value of `dataset` means. Raises ValueError, "dataset: got ..., wanted ...", for a wrong one."""
     if isinstance(value, str) and value:
-        return (Part(value, ((0, 1),)),)
+        return (DatasetPart(value, ((0, 1),)),)
     if not isinstance(value, Sequence) or isinstance(value, str) or not value:
         raise ValueError(
             f"dataset: got {quoted(value)}, wanted a non-empty string, or a list of "
@@ -52,7 +52,7 @@ def read_parts(value: Any) -> tuple[Part, ...]:
     return parts
 
 
-def shares(parts: Sequence[Part]) -> list[tuple[int, tuple[int, ...]]]:
+def shares(parts: Sequence[DatasetPart]) -> list[tuple[int, tuple[int, ...]]]:
     """Return (first step, each part's share in whole numbers) wherever a weight changes.
 
     Raises ValueError where they are all 0, or too fine.
@@ -66,7 +66,7 @@ def shares(parts: Sequence[Part]) -> list[tuple[int, tuple[int, ...]]]:
     return found
 
 
-def _read_part(where: str, entry: Any) -> Part:
+def _read_part(where: str, entry: Any) -> DatasetPart:
     if not isinstance(entry, Mapping):
         raise ValueError(f'{where}: got {quoted(entry)}, wanted {{"dataset": NAME, "weight": NUMBER}}')
     for key in entry:
@@ -79,13 +79,13 @@ def _read_part(where: str, entry: Any) -> Part:
     if not isinstance(name, str) or not name:
         raise ValueError(f"{where}: got dataset {quoted(name)}, wanted a non-empty string")
     if isinstance(weight, Sequence) and not isinstance(weight, str):
-        return Part(name, _read_stages(f"{where}, {name:.100}", weight))
+        return DatasetPart(name, _read_stages(f"{where}, {name:.100}", weight))
     if not checks.is_number(weight) or weight <= 0:
         raise ValueError(
             f"{where}, {name:.100}: got weight {quoted(weight)}, wanted a number above 0, or stages "
             "[[first step, weight], ...]"
         )
-    return Part(name, ((0, weight),))
+    return DatasetPart(name, ((0, weight),))
 
 
 def _is_weight(value: Any) -> bool:

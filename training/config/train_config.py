@@ -12,7 +12,7 @@ from common.files import is_folder
 from common.json_files import parse_json, read_json
 from model import checks
 from model.config import ModelConfig
-from training.config.dataset_config import Part, read_parts
+from training.config.dataset_config import DatasetPart, read_parts
 from training.config.foreign_keys import FOREIGN_KEYS, Ours
 
 Config = TypeVar("Config")
@@ -121,7 +121,7 @@ class TrainConfig:
     timeout_seconds: int = attrs.field(default=600, validator=checks.integer(10, 30 * 86400))  # of one collective
 
     @property
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[DatasetPart, ...]:
         """The datasets and their weights."""
         return read_parts(self.dataset)
 

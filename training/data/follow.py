@@ -13,7 +13,8 @@ from tokens.format.manifest import MANIFEST
 from tokens.prepare.growing_tokens import GrowingTokens
 from tokens.prepare.plan import PLAN
 from training.config.train_config import Run
-from training.parallel.process_group import Ranks, StopRequest, from_coordinator
+from training.parallel.process_group import Ranks, from_coordinator
+from training.supervision.stop_request import StopRequest
 
 POLL_SECONDS = 1.0  # between two looks at the ledger
 REMIND_SECONDS = 60.0  # between two lines that say so

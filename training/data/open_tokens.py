@@ -8,7 +8,7 @@ import attrs
 
 from common.errors import BadInput
 from common.files import is_folder
-from tokens.batches.micro_batches import Reading, Source
+from tokens.batches.micro_batches import Reading, TokenSource
 from tokens.batches.sampling import WindowOrder
 from tokens.format.manifest import Content, Manifest, is_of, open_listed, read_manifest
 from tokens.format.token_file import TokenStream, open_split
@@ -151,7 +151,7 @@ def make_reading(run: Run, plan: Plan, token_set: TokenSet) -> Reading:
         seed, shuffle = run.train.random_seed, run.train.shuffle
         order = WindowOrder(count=count, shuffle=shuffle, seed=seed, era=era, source=number)
         sources.append(
-            Source(
+            TokenSource(
                 stream=directory.train,
                 start_token=plan.start_token,
                 order=order,

@@ -20,9 +20,8 @@ from common.errors import BadInput
 from model.config import ModelConfig
 from model.gpt import split_heads
 from training.config.train_config import Run
-from training.exactness.fingerprint import Numerics
 from training.parallel.process_group import Ranks, from_coordinator
-from training.precision import DTYPES
+from training.precision import DTYPES, Numerics
 
 KERNELS = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,

@@ -12,7 +12,7 @@ from training.config.train_config import Run
 from training.exactness.levels import resolve_determinism
 from training.hardware.environment import cpu_name
 from training.parallel.process_group import Ranks, gather
-from training.precision import resolve
+from training.precision import Numerics, resolve
 
 # Settings that change which kernels run or how they add.
 _ENVIRONMENT = (
@@ -23,15 +23,6 @@ _ENVIRONMENT = (
     "NVIDIA_TF32_OVERRIDE",
     "ONEDNN_MAX_CPU_ISA",
 )
-
-
-@attrs.frozen(kw_only=True)
-class Numerics:
-    """How a run computes, with every "auto" resolved for this machine."""
-
-    determinism: str  # "off", "run" or "elastic"
-    precision: str  # "bf16", "fp16" or "fp32"
-    compiled: bool | str  # true: block by block; "model": as one graph
 
 
 def resolve_numerics(run: Run, plan: Plan, ranks: Ranks) -> Numerics:

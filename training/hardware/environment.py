@@ -14,41 +14,40 @@ from typing import Any
 import torch
 
 from training.hardware.gpus import named_gpus
-from training.parallel.process_group import Ranks
 
 _PACKAGES = ("torch", "numpy", "safetensors", "tiktoken", "attrs", "jaxtyping", "matplotlib", "tqdm")
 
 
-def peak_flops(ranks: Ranks) -> float | None:
+def peak_flops(device: torch.device) -> float | None:
     """Return the dense bf16 peak of one rank's GPU, or None where it is not known: no MFU is better than a guess."""
-    if ranks.device.type != "cuda":
+    if device.type != "cuda":
         return None
-    return known_peak_flops(torch.cuda.get_device_name(ranks.device))
+    return known_peak_flops(torch.cuda.get_device_name(device))
 
 
-def known_peak_flops(device: str) -> float | None:
+def known_peak_flops(name: str) -> float | None:
     """Return the dense bf16 peak of a GPU by torch's name of it, or None."""
-    return next((gpu.bf16_tflops * 1e12 for gpu in named_gpus(device)), None)
+    return next((gpu.bf16_tflops * 1e12 for gpu in named_gpus(name)), None)
 
 
-def peak_memory_bytes(ranks: Ranks) -> int:
+def peak_memory_bytes(device: torch.device) -> int:
     """Return the most memory this rank has held: of the GPU's allocator, or of the process on a CPU."""
-    if ranks.device.type == "cuda":
-        return torch.cuda.max_memory_allocated(ranks.device)
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def environment(ranks: Ranks) -> dict[str, Any]:
+def environment(device: torch.device, world_size: int) -> dict[str, Any]:
     """Return package versions and hardware for the record."""
-    cuda = ranks.device.type == "cuda"
+    cuda = device.type == "cuda"
     return {
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in _PACKAGES},
         "platform": platform.platform(),
-        "device": torch.cuda.get_device_name(ranks.device) if cuda else cpu_name(),
+        "device": torch.cuda.get_device_name(device) if cuda else cpu_name(),
         "cuda": torch.version.cuda if cuda else None,
-        "world_size": ranks.world_size,
+        "world_size": world_size,
         "threads": torch.get_num_threads(),
     }
 

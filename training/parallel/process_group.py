@@ -17,8 +17,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # missing 
 from common.errors import BadInput
 from common.files import system_error
 from training.hardware.preflight import choose_device
-from training.supervision.run_lock import restarts
-from training.supervision.signals import StopSignals
+from training.launch import environment_rank, restarts
 
 CONNECT_TIMEOUT = timedelta(seconds=10)  # to torchrun, which is there before its ranks are
 STORE_TIMEOUT = timedelta(minutes=30)  # torch's own, for ranks that are slow to start
@@ -47,16 +46,6 @@ class Ranks:
     def coordinates(self) -> bool:
         """True on the rank that writes files and speaks to the user."""
         return self.rank == 0
-
-
-def environment_world_size() -> int:
-    """Return the world size that torchrun set, or 1."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def environment_rank() -> int:
-    """Return the rank that torchrun set, or 0."""
-    return int(os.environ.get("RANK", "0"))
 
 
 def start(device_kind: str | None, timeout_seconds: int) -> Ranks:
@@ -154,21 +143,3 @@ def _rendezvous() -> tuple[Any, int, int]:
         store, rank, world_size = next(dist.rendezvous("env://"))  # type: ignore[attr-defined]
     # torchrun --standalone keeps its store over a restart, with the addresses of the group that died.
     return dist.PrefixStore(f"start {restarts()}", store), rank, world_size  # type: ignore[attr-defined]
-
-
-class StopRequest:
-    """A wish to stop early, by a signal or by a rank's own condition, agreed on by all ranks."""
-
-    def __init__(self, ranks: Ranks, signals: StopSignals):
-        self.condition: Callable[[], bool] = lambda: False  # of this rank; the loop's: the budget is used up
-        self.signalled = False  # the wish that was agreed on last was a signal's
-        self._ranks = ranks
-        self._signals = signals
-
-    def agreed(self) -> bool:
-        """Tell whether any rank wishes it. All ranks call it at the same place and get the same answer."""
-        wish = 2.0 if self._signals.asked else float(self.condition())
-        flag = torch.tensor([wish])
-        dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self._ranks.control)
-        self.signalled = flag.item() == 2.0
-        return flag.item() > 0

@@ -4,7 +4,7 @@ import attrs
 
 from common.errors import BadInput
 from model.config import ModelConfig, parameter_count
-from training.telemetry.time_ledger import Ledger
+from training.telemetry.time_ledger import TimeLedger
 
 END_SECONDS = 4.0  # the last chart, the end of the processes and of torchrun
 STATE_BYTES_PER_PARAMETER = 12  # fp32 weights and AdamW's two moments; Muon has fewer
@@ -19,7 +19,7 @@ class Budget:
     max_hours: float | None = None
     max_usd: float | None = None  # the ledger knows the price
 
-    def seconds_left(self, ledger: Ledger) -> tuple[float, str] | None:
+    def seconds_left(self, ledger: TimeLedger) -> tuple[float, str] | None:
         """Return the seconds until the first limit, and the option that sets it; None without limits."""
         limits = []
         if self.max_hours is not None:
@@ -30,12 +30,12 @@ class Budget:
             limits.append(((self.max_usd - usd) / ledger.price_per_hour * 3600, "--max-usd"))
         return min(limits, default=None)
 
-    def reached(self, ledger: Ledger, save_seconds: float) -> bool:
+    def reached(self, ledger: TimeLedger, save_seconds: float) -> bool:
         """Tell whether another step, saves and all else of so many seconds, and the end may not fit any more."""
         left = self.seconds_left(ledger)
         return left is not None and left[0] < STEPS_AHEAD * ledger.longest_step_seconds() + save_seconds + END_SECONDS
 
-    def check_start(self, ledger: Ledger, save_seconds: float) -> None:
+    def check_start(self, ledger: TimeLedger, save_seconds: float) -> None:
         """Raise BadInput when nothing is left to train with: a job that starts again and again would only cost."""
         if not self.reached(ledger, save_seconds):
             return

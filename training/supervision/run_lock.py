@@ -9,9 +9,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
+from common.clock import utc_now
 from common.errors import EXIT_DIVERGED, EXIT_DONE, EXIT_ERROR, EXIT_STOPPED, BadInput, printable
 from common.files import replace_file, write_error, writing
 from common.json_files import open_descriptor, read_json
+from training.launch import restarts
 
 EXIT_FILE, LOCK_FILE = "exit.json", ".lock"
 LOCK_CHARACTERS = 1000  # more than is ever written there
@@ -20,27 +22,6 @@ ERROR = "error"
 LOST = "lost"  # another rank was killed, froze or hung; EXIT_ERROR as well
 OUTCOMES = {EXIT_DONE: "done", EXIT_ERROR: ERROR, EXIT_DIVERGED: "diverged", EXIT_STOPPED: "stopped"}
 RESUMED = "resumed"  # in the lock file, after torchrun's name for the job
-
-
-def restarts() -> int:
-    """Return how often torchrun --max-restarts has started this group of ranks anew."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-
-
-def job_seconds() -> float:
-    """Return how long this process has run, or the torchrun that has started it for the first time.
-
-    0.0 where the system does not tell.
-    """
-    try:
-        launcher = Path(f"/proc/{os.getppid()}/cmdline").read_bytes()
-        named = b"torchrun" in launcher or b"torch.distributed.run" in launcher
-        launched = named and "TORCHELASTIC_RUN_ID" in os.environ and restarts() == 0
-        process = os.getppid() if launched else os.getpid()
-        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()  # Linux; from the third on
-        return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[22 - 3]) / os.sysconf("SC_CLK_TCK")
-    except (OSError, AttributeError):
-        return 0.0
 
 
 class Claim:
@@ -96,11 +77,6 @@ class Claim:
             self._file.truncate(0)
             self._file.write(text)
             self._file.flush()
-
-
-def utc_now() -> str:
-    """Return date and time in UTC, ISO 8601, to the second."""
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 def _job() -> str:

@@ -24,7 +24,7 @@ class Status:
     remaining_usd: float | None
 
 
-class Progress:
+class ProgressBar:
     """Shows the state of the run on stderr."""
 
     def __init__(self, first_step: int, steps: int):

@@ -37,7 +37,7 @@ class Earlier:
     compile_seconds: float = 0.0  # of the last job
 
 
-class Ledger:
+class TimeLedger:
     """Seconds of this process by part: each moment belongs to exactly one, so they add up to the clock."""
 
     def __init__(self, began: float, price_per_hour: float | None = None) -> None:

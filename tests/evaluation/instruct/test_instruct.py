@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 from evaluation.instruct import fine_tuning
 from evaluation.instruct.fine_tuning import (
-    Settings,
+    FineTuneSettings,
     answer_losses,
     encode,
     fine_tune,
@@ -24,7 +24,7 @@ from evaluation.instruct.fine_tuning import (
     validation_loss,
 )
 from evaluation.instruct.instruct import split_records
-from evaluation.shared.load import Place, Trained, load, locate
+from evaluation.shared.load import ModelLocation, Trained, load, locate
 from evaluation.shared.records import Record, read_answers, read_records
 from model.config import ModelConfig
 from model.gpt import GPT, initialize
@@ -60,7 +60,7 @@ def alone() -> Iterator[Ranks]:
 def fresh(tmp_path: Path, **changes: Any) -> Trained:
     network = GPT(ModelConfig(**(TINY_MODEL | {"context_length": 256} | changes)))
     initialize(network, 0)
-    return Trained(network.eval(), load_tokenizer("bytes"), Place(tmp_path, None, tmp_path))
+    return Trained(network.eval(), load_tokenizer("bytes"), ModelLocation(tmp_path, None, tmp_path))
 
 
 def records() -> list[Record]:
@@ -119,7 +119,9 @@ def test_what_an_earlier_session_has_done_is_kept_with_weights_that_others_load(
     network = load(locate(str(tuned), None), "bytes", torch.device("cpu")).network
     before = load(locate(str(run), None), None, torch.device("cpu")).network
     assert not torch.equal(network.token_embedding.weight, before.token_embedding.weight)
-    example = make_example(Trained(network, load_tokenizer("bytes"), Place(tmp_path, None, tmp_path)), records()[34])
+    example = make_example(
+        Trained(network, load_tokenizer("bytes"), ModelLocation(tmp_path, None, tmp_path)), records()[34]
+    )
     (answer, *_) = read_answers(next(iter(answers))).answers
     assert float(answer_losses(network, example).mean()) == pytest.approx(answer.reference_loss, rel=1e-5)
     assert kept("--weight-decay", "0.2") == [False]  # other settings
@@ -133,7 +135,7 @@ def test_what_an_earlier_session_has_done_is_kept_with_weights_that_others_load(
 def test_an_update_is_that_of_the_mean_over_the_answers_tokens(
     tmp_path: Path, alone: Ranks, monkeypatch: pytest.MonkeyPatch, *, prompt_loss: bool
 ) -> None:
-    settings = Settings(epochs=1, batch_size=4, learning_rate=1e-2, prompt_loss=prompt_loss)
+    settings = FineTuneSettings(epochs=1, batch_size=4, learning_rate=1e-2, prompt_loss=prompt_loss)
     ours, theirs = fresh(tmp_path), fresh(tmp_path)
     monkeypatch.setattr(fine_tuning, "validation_loss", lambda *_: next(falling))
     falling = iter([2.0, 1.0])
@@ -154,7 +156,7 @@ def test_an_update_is_that_of_the_mean_over_the_answers_tokens(
 
 def test_the_best_epoch_is_handed_on_and_later_ones_are_not(tmp_path: Path, alone: Ranks) -> None:
     trained, split = fresh(tmp_path), split_records(records())
-    outcome = fine_tune(trained, split.train, split.validation, Settings(learning_rate=2e-2, epochs=50), alone)
+    outcome = fine_tune(trained, split.train, split.validation, FineTuneSettings(learning_rate=2e-2, epochs=50), alone)
     assert 0 < outcome.best_epoch < len(outcome.losses) - 1 < 50
     assert min(outcome.losses) == outcome.losses[outcome.best_epoch] < outcome.losses[-1]
     held_out = [make_example(trained, record) for record in split.validation]
@@ -169,7 +171,7 @@ def test_a_model_that_only_gets_worse_stays_as_it_was(
     before = copy.deepcopy(trained.network.state_dict())
     rising = iter([1.0, 2.0])
     monkeypatch.setattr(fine_tuning, "validation_loss", lambda *_: next(rising))
-    assert fine_tune(trained, records()[:8], records()[8:], Settings(learning_rate=1.0), alone).best_epoch == 0
+    assert fine_tune(trained, records()[:8], records()[8:], FineTuneSettings(learning_rate=1.0), alone).best_epoch == 0
     assert all(torch.equal(value, before[name]) for name, value in trained.network.state_dict().items())
 
 

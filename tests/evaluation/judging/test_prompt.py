@@ -13,9 +13,9 @@ from common.errors import BadInput
 from evaluation.judging.candidates import Candidate, Panel
 from evaluation.judging.client import make_request, problem_in
 from evaluation.judging.judgement import make_prompts
-from evaluation.judging.prices import PRICES, Budget, expected_usage, most_output, read_price
+from evaluation.judging.prices import PRICES, JudgeBudget, expected_usage, most_output, read_price
 from evaluation.judging.prompt import Judge, orders, prompt_key, prompt_text, read_verdict
-from evaluation.judging.questions import Questions
+from evaluation.judging.questions import QuestionSet
 from evaluation.judging.replies import read_reply
 from evaluation.judging.report import describe
 from evaluation.judging.scores import score
@@ -207,19 +207,22 @@ def request(output: int, *, batch: bool = False) -> Asked:
 
 
 def test_a_request_counts_at_its_most_until_it_is_answered() -> None:
-    budget = Budget(read_price(PRICES, "gpt-5-mini"), 1.0)  # 2 dollars a million tokens
+    budget = JudgeBudget(read_price(PRICES, "gpt-5-mini"), 1.0)  # 2 dollars a million tokens
     dear, cheap = request(150_000), request(50_000)
     assert [budget.reserve(dear) for _ in range(4)] == [True, True, True, False]
     budget.settle(dear, Usage(input=0, output=25_000))
     budget.settle(dear, None)  # the server did not say
     assert budget.usd == pytest.approx(0.05 + 0.3 + 0.3)
     assert [budget.reserve(cheap) for _ in range(4)] == [True, True, True, False]
-    assert Budget(None, 1.0).reserve(request(10**9))
+    assert JudgeBudget(None, 1.0).reserve(request(10**9))
 
 
 def test_the_limit_of_a_reply_leaves_room_for_thoughts_and_doubles_where_it_was_cut(tmp_path: Path) -> None:
     request, *_ = [make_request(JUDGE, prompt) for prompt in make_prompts(panel(2, 1), repeats=1, seed=0)]
-    questions, store = Questions(judge=JUDGE, by_key={request.key: request}), VerdictStore(tmp_path / "verdicts.jsonl")
+    questions, store = (
+        QuestionSet(judge=JUDGE, by_key={request.key: request}),
+        VerdictStore(tmp_path / "verdicts.jsonl"),
+    )
     body, sent, most = questions.body(request, store)
     assert body["max_output_tokens"] == most.output == most_output(3, "gpt-5-mini", None) > 6000
     assert most.input == sent >= len(request.body["input"])
@@ -234,7 +237,10 @@ def test_the_limit_of_a_reply_leaves_room_for_thoughts_and_doubles_where_it_was_
 
 def test_the_limit_comes_down_to_what_many_replies_have_needed(tmp_path: Path) -> None:
     request, *_ = [make_request(JUDGE, prompt) for prompt in make_prompts(panel(2, 1), repeats=1, seed=0)]
-    questions, store = Questions(judge=JUDGE, by_key={request.key: request}), VerdictStore(tmp_path / "verdicts.jsonl")
+    questions, store = (
+        QuestionSet(judge=JUDGE, by_key={request.key: request}),
+        VerdictStore(tmp_path / "verdicts.jsonl"),
+    )
     limits = []
     for number, used in enumerate([200] * 20 + [400]):
         limits.append(questions.body(request, store)[2].output)

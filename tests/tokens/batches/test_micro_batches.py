@@ -10,7 +10,7 @@ from torch import Tensor
 
 from common.errors import BadInput
 from tokens.batches import micro_batches as room
-from tokens.batches.micro_batches import Reading, Source, micro_batches
+from tokens.batches.micro_batches import Reading, TokenSource, micro_batches
 from tokens.batches.mixture import Mixture, Stage
 from tokens.batches.sampling import Layout, WindowOrder, window_count
 from tokens.format.token_file import open_split
@@ -23,7 +23,7 @@ STAGES = [Stage(0, (3, 1, 0)), Stage(5 * GLOBAL_BATCH, (1, 0, 1)), Stage(8 * GLO
 
 
 @pytest.fixture(scope="module")
-def sources(tmp_path_factory: pytest.TempPathFactory) -> tuple[Source, ...]:
+def sources(tmp_path_factory: pytest.TempPathFactory) -> tuple[TokenSource, ...]:
     """Three streams, of uint16 and uint32; each token tells its stream and its place."""
     made = []
     for number, (name, length) in enumerate(LENGTHS.items()):
@@ -31,11 +31,11 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> tuple[Source, ...]:
         dtype = np.uint32 if name == "c" else np.uint16
         save_file({"tokens": np.arange(length, dtype=dtype) + dtype(1000 * number)}, folder / "train.safetensors")
         order = WindowOrder(count=window_count(length, 3, CONTEXT), shuffle=True, seed=5, source=number)
-        made.append(Source(stream=open_split(folder, "train"), start_token=3, order=order))
+        made.append(TokenSource(stream=open_split(folder, "train"), start_token=3, order=order))
     return tuple(made)
 
 
-def reading_of(sources: tuple[Source, ...], world_size: int, vocabulary_size: int = 100_000) -> Reading:
+def reading_of(sources: tuple[TokenSource, ...], world_size: int, vocabulary_size: int = 100_000) -> Reading:
     layout = Layout(
         context_length=CONTEXT, microbatch_size=2, accumulation=GLOBAL_BATCH // 2 // world_size, world_size=world_size
     )
@@ -52,7 +52,7 @@ def read_steps(reading: Reading, first_step: int = 0) -> Tensor:
     return torch.cat(ranks, dim=1)
 
 
-def test_every_world_size_and_every_beginning_gives_the_same_steps(sources: tuple[Source, ...]) -> None:
+def test_every_world_size_and_every_beginning_gives_the_same_steps(sources: tuple[TokenSource, ...]) -> None:
     alone = read_steps(reading_of(sources, 1))
     for world_size in (2, 4):
         assert torch.equal(read_steps(reading_of(sources, world_size)), alone)
@@ -60,14 +60,14 @@ def test_every_world_size_and_every_beginning_gives_the_same_steps(sources: tupl
         assert torch.equal(read_steps(reading_of(sources, 2), first_step), alone[first_step:])
 
 
-def test_blocks_of_samples_are_invisible(sources: tuple[Source, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_of_samples_are_invisible(sources: tuple[TokenSource, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     whole = read_steps(reading_of(sources, 1))
     for ahead in (1, 8, 24, 40):
         monkeypatch.setattr(room, "SAMPLES_AHEAD", ahead)
         assert torch.equal(read_steps(reading_of(sources, 1)), whole)
 
 
-def test_each_source_is_read_epoch_by_epoch_and_each_window_once_in_each(sources: tuple[Source, ...]) -> None:
+def test_each_source_is_read_epoch_by_epoch_and_each_window_once_in_each(sources: tuple[TokenSource, ...]) -> None:
     read = read_steps(reading_of(sources, 1)).flatten(0, 1)[:, 0].tolist()
     of_b = [(first - 1000 - 3) // CONTEXT for first in read if 1000 <= first < 1000 + LENGTHS["b"]]
     assert len(of_b) == 10 + 16  # a quarter of five steps, half of four: 2.6 epochs of 10 windows
@@ -83,6 +83,6 @@ def test_far_steps_are_at_hand(step: int) -> None:
     assert 0 <= order.windows(np.array([step * GLOBAL_BATCH]))[0] < 7
 
 
-def test_an_id_beyond_the_vocabulary_names_step_file_and_token(sources: tuple[Source, ...]) -> None:
+def test_an_id_beyond_the_vocabulary_names_step_file_and_token(sources: tuple[TokenSource, ...]) -> None:
     with pytest.raises(BadInput, match=r"step \d+: .*b0/train\.safetensors: token \d+: got id 10\d\d, wanted less"):
         list(micro_batches(reading_of(sources, 2, vocabulary_size=1010), 1, 0, STEPS))

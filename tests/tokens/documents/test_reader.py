@@ -21,14 +21,15 @@ from common.errors import BadInput
 from tests.conftest import shared
 from tests.tokens.tokenizer.test_tokenizer import reference
 from tokens.documents import compressed, lines, problems, text_file
+from tokens.documents.extent import Extent
 from tokens.documents.lines import LONGEST_LINE
 from tokens.documents.reader import Piece, Reader
 from tokens.documents.sources import look_up, resolve_sources
 from tokens.documents.text_file import PIECE_BYTES
-from tokens.prepare.plan import Extent, Settings, UnitPlan, make_plan
+from tokens.prepare.plan import PrepareSettings, UnitPlan, make_plan
 
 TEXTS = ["first", "second document\nof two lines", "", "vierte: äöü 日本"]
-SETTINGS = Settings(
+SETTINGS = PrepareSettings(
     text_field="text",
     tokenizer="bytes",
     fingerprint="",

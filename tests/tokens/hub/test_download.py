@@ -43,7 +43,8 @@ def in_fresh_process(code: str, url: str, cache: Path) -> "subprocess.CompletedP
 
 def download(url: str, directory: Path, cache: Path) -> "subprocess.CompletedProcess[str]":
     code = (
-        "import sys; from pathlib import Path; from common.errors import BadInput; from tokens.hub.download import download_dataset\n"
+        "import sys; from pathlib import Path; from common.errors import BadInput\n"
+        "from tokens.hub.download import download_dataset\n"
         f"try: download_dataset('owner/tokens', Path({str(directory)!r}))\n"
         "except BadInput as error: sys.exit(str(error))"
     )

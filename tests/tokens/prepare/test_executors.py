@@ -12,7 +12,7 @@ from common.errors import BadInput
 from tests.conftest import ROOT
 from tests.tokens.prepare.test_prepare import PREPARE, files_of, jsonl, ledger_lines, run, wait_for_lines, write
 from tokens.prepare import executors
-from tokens.prepare.encode_unit import Job, Result, Task
+from tokens.prepare.encode_unit import EncodeJob, Result, Task
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_a_cluster_that_is_not_there_is_one_line(tmp_path: Path) -> None:
 def test_what_a_task_refuses_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, kept = jsonl(tmp_path / "a.jsonl", ["text"]), executors.RayCluster.submit
 
-    def vanish(cluster: executors.RayCluster, job: Job, task: Task) -> "Future[Result]":
+    def vanish(cluster: executors.RayCluster, job: EncodeJob, task: Task) -> "Future[Result]":
         source.unlink()  # after the plan was made
         return kept(cluster, job, task)
 

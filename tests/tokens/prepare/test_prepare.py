@@ -33,10 +33,10 @@ from tokens.format.splits import SplitRule
 from tokens.prepare import executors
 from tokens.prepare import prepare as prepare_module
 from tokens.prepare import verify as audit
-from tokens.prepare.commit_log import LEDGER, Ledger
-from tokens.prepare.encode_unit import Job, Result, Task
+from tokens.prepare.commit_log import LEDGER, CommitLog
+from tokens.prepare.encode_unit import EncodeJob, Result, Task
 from tokens.prepare.executors import Executor, Inline, Processes
-from tokens.prepare.prepare import Host, Request, prepare
+from tokens.prepare.prepare import Host, PrepareRequest, prepare
 from tokens.prepare.writer import CRASH_POINTS
 from tokens.tokenizer.tokenizer import ByteTokenizer, fingerprint, load_tokenizer
 
@@ -63,7 +63,7 @@ def write(
     }
     make = make or ((lambda: Processes(workers)) if workers else Inline)
     host = Host(make_executor=make, say=lambda line: None, show=lambda progress: None)
-    return prepare(Request(**request | changes), host)
+    return prepare(PrepareRequest(**request | changes), host)
 
 
 def jsonl(path: Path, texts: list[str]) -> Path:
@@ -446,7 +446,7 @@ def test_no_pickle_lies_in_the_output_folder_and_a_task_that_others_changed_is_r
     source = jsonl(tmp_path / "a.jsonl", [f"document {number}" for number in range(100)])
     submit, written = Processes.submit, []
 
-    def submit_changed(self: Processes, job: Job, task: Task) -> "Future[Result]":
+    def submit_changed(self: Processes, job: EncodeJob, task: Task) -> "Future[Result]":
         future = submit(self, job, task)
         [path] = [path for path in job.directory.iterdir() if path.suffix == ".task"]
         written.append(json.loads(path.read_text()))  # plain data
@@ -626,7 +626,7 @@ def test_two_commands_do_not_prepare_the_same_tokens_at_once(tmp_path: Path) -> 
 def test_a_pipe_in_the_place_of_the_ledger_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / LEDGER)
     with pytest.raises(BadInput, match=r"ledger\.jsonl: cannot be read: is a pipe, wanted a regular file"):
-        Ledger(tmp_path, "a plan")
+        CommitLog(tmp_path, "a plan")
 
 
 @pytest.mark.parametrize(

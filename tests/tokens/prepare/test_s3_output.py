@@ -21,7 +21,7 @@ from tests.tokens.prepare.test_prepare import CRASH, PIPES, PREPARE, files_of, j
 from tests.walks import children, kill
 from tokens.format.token_file import write_header
 from tokens.prepare import s3_objects as objects_module
-from tokens.prepare.commit_log import Ledger
+from tokens.prepare.commit_log import CommitLog
 from tokens.prepare.encode_unit import Result
 from tokens.prepare.s3_objects import Objects
 from tokens.prepare.s3_output import BUCKET_CRASH_POINTS, Bucket
@@ -179,13 +179,13 @@ def test_the_disk_holds_open_shards_only(
     s3: S3Server, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = []
-    append = Ledger.append
+    append = CommitLog.append
 
-    def look(ledger: Ledger, results: list[Result]) -> None:
+    def look(ledger: CommitLog, results: list[Result]) -> None:
         held.append(len(list(tmp_path.glob(".partial-*"))))
         append(ledger, results)
 
-    monkeypatch.setattr(Ledger, "append", look)
+    monkeypatch.setattr(CommitLog, "append", look)
     options = {"validation": 0.2, "unit_bytes": 500, "shard_tokens": 300}
     write(tmp_path, source, kind="hash", bucket=f"s3://{BUCKET}/out", **options)
     assert len(held) >= 10

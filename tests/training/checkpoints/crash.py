@@ -14,8 +14,8 @@ import time
 
 import train
 from training.checkpoints import atomic_commit as commit
-from training.parallel.process_group import StopRequest
-from training.step import Trainer
+from training.state import Trainer
+from training.supervision.stop_request import StopRequest
 from training.validation import Validation
 
 BEST_STEP = 4

@@ -16,7 +16,7 @@ from tests.conftest import TINY_MODEL
 from training.config.train_config import load_run
 from training.exactness import attention_kernel as attention
 from training.exactness.attention_kernel import Shape, fastest, problem_of
-from training.exactness.fingerprint import Numerics
+from training.precision import Numerics
 
 MODEL = ModelConfig(**TINY_MODEL)
 OFF = Numerics(determinism="off", precision="bf16", compiled=False)

@@ -18,7 +18,7 @@ from training import build
 from training.config.train_config import load_run
 from training.hardware import preflight
 from training.hardware.preflight import check_compiler, choose_device, driver_gpus
-from training.telemetry.time_ledger import Ledger
+from training.telemetry.time_ledger import TimeLedger
 
 OLD_DRIVER = (
     "CUDA initialization: The NVIDIA driver on your system is too old (found version 12080). Please update your GPU "
@@ -155,4 +155,4 @@ def test_the_compiler_is_missed_before_tokens_are_downloaded(
     ranks: Any = SimpleNamespace(device=torch.device("cuda"), coordinates=False)
     none: Any = None
     with pytest.raises(BadInput, match=r"torch\.compile needs a C compiler"):
-        build._train(load_run(make_run(), []), none, ranks, Ledger(0.0), none)
+        build._train(load_run(make_run(), []), none, ranks, TimeLedger(0.0), none)

@@ -33,7 +33,7 @@ from training.planning.estimate_table import describe_offers
 from training.planning.price_list import MACHINES, Machine, read_machines
 from training.planning.throughput import MEASUREMENTS, OURS, measurements, roofline, throughput
 from training.telemetry.metrics_log import METRICS, read_metrics
-from training.telemetry.time_ledger import Earlier, Ledger, Remaining, read_earlier
+from training.telemetry.time_ledger import Earlier, Remaining, TimeLedger, read_earlier
 
 DOLLAR_A_SECOND = ("--price-per-hour", "3600")
 LONG = {"max_epochs": 9, "min_train_tokens": 2000 * 8 * 32, "validation_interval": None, "checkpoint_interval": 40}
@@ -51,9 +51,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def ledger_of(clock: list[float], *, price: float | None = None) -> Ledger:
+def ledger_of(clock: list[float], *, price: float | None = None) -> TimeLedger:
     """Return a ledger after 4 s of start-up, steps of 9, 2 and 2 s, a validation of 5 s and an idle second."""
-    ledger = Ledger(clock[0], price)
+    ledger = TimeLedger(clock[0], price)
     with ledger.start_up():
         clock[0] += 4.0
     with ledger.measure("training"):
@@ -82,7 +82,7 @@ def test_a_ledger_adds_up_to_the_clock_and_foresees_what_is_due(clock: list[floa
 
 
 def test_a_wait_for_data_is_neither_compilation_nor_what_a_step_takes(clock: list[float]) -> None:
-    ledger = Ledger(clock[0])
+    ledger = TimeLedger(clock[0])
     with ledger.start_up(), ledger.measure("training"):
         for seconds, waited in ((3609.0, 3600.0), (2.0, 3600.0), (902.0, 4500.0), (2.0, 4500.0)):
             clock[0] += seconds
@@ -432,7 +432,7 @@ import subprocess, sys, time
 time.sleep(3)
 sys.exit(subprocess.run([sys.executable, "-c", sys.argv[1]]).returncode)
 """
-RANK = "from training.claim import job_seconds; print(job_seconds())"
+RANK = "from training.launch import job_seconds; print(job_seconds())"
 
 
 def test_a_job_begins_with_the_torchrun_that_starts_it_for_the_first_time() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import train
 from training import build, loop, validation
 from training.checkpoints import atomic_commit as commit
-from training.loop import Job
+from training.job import Job
 
 plain_resume, plain_step, plain_read = build._resume, loop.train_step, validation.read_windows
 

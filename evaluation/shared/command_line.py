@@ -29,7 +29,7 @@ def add_device(parser: argparse.ArgumentParser) -> None:
 
 def check_alone(command: str) -> None:
     """Raise BadInput under torchrun with several processes, each of which would do the command's whole work."""
-    from training.parallel.process_group import environment_world_size
+    from training.launch import environment_world_size
 
     processes = environment_world_size()
     if processes > 1:

@@ -1,0 +1,30 @@
+"""Job: one launch of a run, from its first step to its last."""
+
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from tokens.batches.micro_batches import Reading
+from training.config.batch_plan import Plan
+from training.config.train_config import Run
+from training.planning.budget import Budget
+from training.supervision.stop_request import StopRequest
+from training.validation import Validation
+
+
+@attrs.frozen(kw_only=True)
+class Job:
+    """What a loop works through, besides the trainer's state."""
+
+    run: Run
+    plan: Plan
+    reading: Reading
+    validation: Validation | None
+    stop_request: StopRequest
+    last_step: int  # plan.steps, or fewer with --max-steps
+    price_per_hour: float | None  # USD
+    budget: Budget
+    hash_every: int | None  # steps
+    config: dict[str, Any]  # resolved; travels in every checkpoint
+    token_digests: dict[Path, str]  # sha256 of each token file, as it was before the first step

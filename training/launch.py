@@ -1,0 +1,36 @@
+"""Launch environment: what torchrun tells a process through environment variables."""
+
+import os
+import time
+from pathlib import Path
+
+
+def environment_world_size() -> int:
+    """Return the world size that torchrun set, or 1."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def environment_rank() -> int:
+    """Return the rank that torchrun set, or 0."""
+    return int(os.environ.get("RANK", "0"))
+
+
+def restarts() -> int:
+    """Return how often torchrun --max-restarts has started this group of ranks anew."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
+def job_seconds() -> float:
+    """Return how long this process has run, or the torchrun that has started it for the first time.
+
+    0.0 where the system does not tell.
+    """
+    try:
+        launcher = Path(f"/proc/{os.getppid()}/cmdline").read_bytes()
+        named = b"torchrun" in launcher or b"torch.distributed.run" in launcher
+        launched = named and "TORCHELASTIC_RUN_ID" in os.environ and restarts() == 0
+        process = os.getppid() if launched else os.getpid()
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()  # Linux; from the third on
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[22 - 3]) / os.sysconf("SC_CLK_TCK")
+    except (OSError, AttributeError):
+        return 0.0
