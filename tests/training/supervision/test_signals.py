@@ -235,10 +235,10 @@ from training import loop, step
 plain = step.train_step
 
 
-def stopped(trainer, number, feed):
-    if number == 2 and trainer.ranks.rank == 1:
+def stopped(state, settings, ranks, number, next_batch):
+    if number == 2 and ranks.rank == 1:
         os.kill(os.getpid(), signal.SIGTERM)
-    return plain(trainer, number, feed)
+    return plain(state, settings, ranks, number, next_batch)
 
 
 loop.train_step = stopped
@@ -277,15 +277,15 @@ def start(*arguments):
     return plain_start(*arguments)
 
 
-def resume(job, options, trainer):
+def resume(job, options, state, ranks):
     if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-        if trainer.ranks.rank == 1:
+        if ranks.rank == 1:
             time.sleep(1)
             if os.environ["DEATH"] == "error":
                 raise ValueError("broken")
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(5)  # as while it reads a large checkpoint
-    return plain(job, options, trainer)
+    return plain(job, options, state, ranks)
 
 
 build._resume, build.start = resume, start
@@ -340,10 +340,10 @@ from training import loop, step
 plain = step.train_step
 
 
-def failing(trainer, number, feed):
-    if number == 2 and trainer.ranks.rank == 1:
+def failing(state, settings, ranks, number, next_batch):
+    if number == 2 and ranks.rank == 1:
         raise RuntimeError("rank one broke")
-    return plain(trainer, number, feed)
+    return plain(state, settings, ranks, number, next_batch)
 
 
 loop.train_step = failing
@@ -432,14 +432,14 @@ what, rank = {what!r}, {rank}
 original = step.train_step
 
 
-def poisoned(trainer, number, feed):
-    if number == 2 and trainer.ranks.rank in rank:
+def poisoned(state, settings, ranks, number, next_batch):
+    if number == 2 and ranks.rank in bad:
         if what == "loss":
             healthy = step.microbatch_loss
             step.microbatch_loss = lambda *arguments: healthy(*arguments) * torch.nan
         else:
-            next(iter(trainer.parallel.named_parameters().values())).register_hook(lambda grad: grad * torch.inf)
-    return original(trainer, number, feed)
+            next(iter(state.parallel.named_parameters().values())).register_hook(lambda grad: grad * torch.inf)
+    return original(state, settings, ranks, number, next_batch)
 
 
 loop.train_step = poisoned
