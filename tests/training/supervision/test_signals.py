@@ -428,12 +428,12 @@ import torch
 import train
 from training import loop, step
 
-what, rank = {what!r}, {rank}
+what, bad_ranks = {what!r}, {bad_ranks}
 original = step.train_step
 
 
 def poisoned(state, settings, ranks, number, next_batch):
-    if number == 2 and ranks.rank in bad:
+    if number == 2 and ranks.rank in bad_ranks:
         if what == "loss":
             healthy = step.microbatch_loss
             step.microbatch_loss = lambda *arguments: healthy(*arguments) * torch.nan
@@ -459,7 +459,7 @@ def test_what_is_not_finite_is_named_and_the_state_before_it_kept(
 ) -> None:
     run = make_run(checkpoint_interval=2)
     script = tmp_path / "poisoned.py"
-    script.write_text(POISONED.format(what=what, rank=bad_ranks))
+    script.write_text(POISONED.format(what=what, bad_ranks=bad_ranks))
     done = train(run, ranks=2, script=script)
     assert done.returncode == 1
     assert message in done.stderr
@@ -471,7 +471,7 @@ def test_what_is_not_finite_is_named_and_the_state_before_it_kept(
 def test_an_overflow_that_lasts_ends_an_fp16_run_too(make_run: Callable[..., Path], tmp_path: Path) -> None:
     run = make_run(min_train_tokens=40 * 256, validation_interval=None)
     script = tmp_path / "poisoned.py"
-    script.write_text(POISONED.format(what="gradient", rank=(0,)))
+    script.write_text(POISONED.format(what="gradient", bad_ranks=(0,)))
     done = train(run, "--set", "precision=fp16", script=script)
     assert done.returncode == 3, done.stderr
     assert "gradient norm is not finite, every loss is" in done.stderr
