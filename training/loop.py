@@ -11,7 +11,8 @@ from common.clock import utc_now
 from common.errors import BadInput, Diverged, printable
 from model.config import flops_per_token
 from training.checkpoints.async_writer import Saved, Saver
-from training.checkpoints.directory import name_of
+from training.checkpoints.disk import checkpoints_of
+from training.checkpoints.storage import name_of
 from training.checkpoints.tensor_files import state_sha256
 from training.config.batch_plan import VALIDATION_SHARE, count_due
 from training.data.follow import wait_for_step
@@ -58,7 +59,7 @@ class Loop:
         streams = [source.stream for source in job.reading.sources]
         streams += [] if job.validation is None else [job.validation.stream]
         self.token_watch = TokenWatch(streams, job.token_digests)
-        self.saver = Saver(job.run.directory / "checkpoints", job.run.train.keep_checkpoints, state, ranks, job.config)
+        self.saver = Saver(checkpoints_of(job.run.directory), job.run.train.keep_checkpoints, state, ranks, job.config)
         self._save_seconds = expected_save_seconds(job.run.model)
         job.stop_request.condition = self._budget_reached
         self._best = (position.best_step, position.best_validation_loss)  # of what is on the disk
@@ -76,12 +77,12 @@ class Loop:
         self._event(
             "start",
             world_size=self.ranks.world_size,
-            commit=self.job.config["git_commit"],
+            commit=self.job.config.git_commit,
             price_per_hour=self.job.price_per_hour,
             elapsed_seconds=round(self.ledger.elapsed_seconds(), 3),
         )
-        if self.job.config["self_test"] is not None:
-            self._event("self-test", **self.job.config["self_test"])
+        if self.job.config.self_test is not None:
+            self._event("self-test", **self.job.config.self_test)
         try:
             with self.ledger.measure("training"):
                 return self._run_steps()

@@ -4,6 +4,8 @@ from typing import Any
 
 import attrs
 
+from training.state import Position
+
 
 @attrs.frozen(kw_only=True)
 class RunCost:
@@ -14,7 +16,7 @@ class RunCost:
     dollars: float | None  # None where the run was not told the machine's price
 
 
-def cost_of(state: dict[str, Any], record: dict[str, Any]) -> RunCost:
-    """Return the cost from a checkpoint's `state.json` and the run's `resolved.json`, which may be empty."""
-    hours, price = state["elapsed_seconds"] / 3600, record.get("price_per_hour")
-    return RunCost(tokens=state["tokens"], hours=hours, dollars=None if price is None else price * hours)
+def cost_of(position: Position, record: dict[str, Any]) -> RunCost:
+    """Return the cost up to a checkpoint from its position and the run's `resolved.json`, which may be empty."""
+    hours, price = position.elapsed_seconds / 3600, record.get("price_per_hour")
+    return RunCost(tokens=position.tokens, hours=hours, dollars=None if price is None else price * hours)

@@ -18,7 +18,8 @@ from common.errors import BadInput
 from tests import launch
 from tests.conftest import ROOT, metrics, seal_again, train, train_command, write_run
 from tests.walks import children, kill
-from training.checkpoints.directory import verify
+from training.checkpoints.checkpoint_manifest import verify
+from training.checkpoints.disk import on_disk
 from training.supervision import run_lock as claim
 from training.supervision.run_lock import Claim
 from training.telemetry.metrics_log import read_metrics
@@ -106,7 +107,7 @@ def test_a_signal_stops_a_lone_process_with_a_checkpoint_and_exit_75(
     assert "stopped early; the same command continues" in output
     state = json.loads((run / "checkpoints" / "latest" / "state.json").read_text())
     assert 5 <= state["step"] < 200
-    assert verify(run / "checkpoints" / "latest") is None
+    assert verify(on_disk(run / "checkpoints" / "latest")) is None
     assert f"at step {state['step']} of 200" in train(run, "--max-steps", str(state["step"])).stdout
 
 
@@ -119,7 +120,7 @@ def test_ctrl_c_under_torchrun_leaves_a_checkpoint_and_no_process(make_run: Call
     assert "stopped early; the same command continues" in output, errors
     assert process.returncode != 0
     assert 'train.py", line' not in errors  # only torchrun's own words
-    assert verify(run / "checkpoints" / "latest") is None
+    assert verify(on_disk(run / "checkpoints" / "latest")) is None
     assert str(run) not in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
 
 
@@ -161,7 +162,7 @@ def test_a_signal_is_obeyed_in_every_phase(make_run: Callable[..., Path], undist
     else:
         newest = run / "checkpoints" / "latest"
         step = json.loads((newest / "state.json").read_text())["step"]
-        assert verify(newest) is None
+        assert verify(on_disk(newest)) is None
         assert max(metrics(run, "train_loss"), default=0) == step
         assert step == 0 if phase == "validation" else 0 < step < 50
     done = train(run)
@@ -373,7 +374,7 @@ def test_a_finished_run_says_so_and_can_start_anew_without_losing_anything(make_
     assert anew.returncode == 0
     [archive] = (run / "archive").iterdir()
     assert (archive / "metrics.jsonl").read_text() == before
-    assert verify(archive / "checkpoints" / "latest") is None
+    assert verify(on_disk(archive / "checkpoints" / "latest")) is None
     assert list(metrics(run, "train_loss")) == [1]
 
 
@@ -464,7 +465,7 @@ def test_what_is_not_finite_is_named_and_the_state_before_it_kept(
     assert done.returncode == 1
     assert message in done.stderr
     assert list(metrics(run, "train_loss")) == [1, 2]
-    assert verify(run / "checkpoints" / "step-00000002") is None
+    assert verify(on_disk(run / "checkpoints" / "step-00000002")) is None
     assert train(run).returncode == 0  # goes on from there
 
 
