@@ -39,7 +39,7 @@ class Beat:
 
 
 class Beats:
-    """The last beat of every rank. Silence is counted in polls, not by the clock: a machine that sleeps loses nobody."""
+    """The last beat of every rank. Silence is counted in polls, not by the clock: a laptop that sleeps loses nobody."""
 
     def __init__(self, world_size: int, poll_seconds: float):
         self.last: dict[int, Beat] = {}

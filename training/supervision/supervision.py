@@ -52,7 +52,7 @@ class Supervision:
     """Supervision of this process; one object a process. Needs no torch until the ranks meet."""
 
     def __init__(self, run_directory: Path | None):
-        """Receive signals, then lock the run directory; None on ranks other than 0, and for commands that train nothing.
+        """Receive signals, then lock the run directory; None on ranks other than 0 and for commands that do not train.
 
         Raises BadInput when another job has locked it.
         """
