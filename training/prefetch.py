@@ -1,8 +1,10 @@
-"""This rank's micro-batches, read ahead by a thread while the GPU works."""
+"""Prefetch: a data loader thread that reads this rank's micro-batches ahead of training."""
 
 import queue
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -15,14 +17,14 @@ POLL_SECONDS = 1.0  # between two looks at tokens that are being written
 
 
 class _Closed(Exception):
-    """The feed was closed while it waited for tokens."""
+    """The feed was closed while its thread waited for tokens."""
 
 
 class Feed:
     """Yields (inputs, targets) of step `first_step` on, micro-step by micro-step. Close it to end the thread."""
 
     def __init__(self, reading: Reading, ranks: Ranks, first_step: int, steps: int):
-        self.waited_seconds = 0.0  # that training stood still for data
+        self.waited_seconds = 0.0  # training time spent waiting for data
         self._reading = reading
         self._ranks = ranks
         self._ready: queue.Queue[tuple[Tensor, Tensor] | Exception] = queue.Queue(MICROBATCHES_AHEAD)
@@ -32,14 +34,22 @@ class Feed:
 
     def next(self) -> tuple[Tensor, Tensor]:
         """Return the next micro-batch on the device, (B, T) int64 each. Raises BadInput for an id out of range."""
-        began = time.perf_counter()
-        item = self._ready.get()
-        self.waited_seconds += time.perf_counter() - began
+        with self.waiting():
+            item = self._ready.get()
         if isinstance(item, Exception):
             raise item
         inputs, targets = item
         device = self._ranks.device
         return inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True)
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Count the time inside as waiting for data."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.waited_seconds += time.perf_counter() - began
 
     def close(self) -> None:
         """End the thread."""
