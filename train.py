@@ -171,9 +171,9 @@ def train(arguments: argparse.Namespace, supervision: Supervision, began: float)
     import torch
 
     from training.batch_finder.finder import report_largest
-    from training.job import run_job
     from training.config.batch_plan import derive_layout
     from training.config.train_config import load_run
+    from training.job import run_job
     from training.launch import environment_world_size
     from training.options import Options
     from training.planning.budget import Budget

@@ -1,7 +1,7 @@
 """Replay: repeat steps of a run from the nearest checkpoint and compare them with the record, without writing.
 
-Under elastic determinism the repetition is exact, whatever the world size: a loss spike of 8 GPUs is studied on one, and
-a number that differs from its record differs for a reason.
+Under elastic determinism the repetition is exact, whatever the world size: a loss spike of 8 GPUs is studied on one. A
+number that differs from its record differs for a reason.
 """
 
 import math

@@ -192,9 +192,9 @@ DAMAGE_AFTER_THE_CHECK = """
 import os
 
 import train
-from training import build
+from training import job
 
-plain, damage = build.check_tokens, os.environ["DAMAGE"]
+plain, damage = job.check_tokens, os.environ["DAMAGE"]
 
 
 def check_then_damage(run, plan, token_set, ranks):
@@ -216,7 +216,7 @@ def check_then_damage(run, plan, token_set, ranks):
     return checked
 
 
-build.check_tokens = check_then_damage
+job.check_tokens = check_then_damage
 train.leave(train.main())
 """
 

@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -23,10 +22,11 @@ from tests import launch
 from tests.conftest import ROOT, TINY_MODEL, train
 from tests.training.supervision.runs import SLOW, outcome
 from tests.training.test_build import one_line
-from training.config.batch_plan import count_due, make_plan
+from training.build import make_intervals
+from training.config.batch_plan import count_due
 from training.config.train_config import load_run
 from training.hardware.gpus import known_gpus
-from training.loop import Loop, validation_due
+from training.options import Options
 from training.planning.budget import Budget
 from training.planning.estimate import START_UP_SECONDS, make_offers, run_seconds
 from training.planning.estimate_table import describe_offers
@@ -103,7 +103,7 @@ def test_what_earlier_jobs_cost_stays_at_their_price_and_lost_work_counts(clock:
     earlier = read_earlier(tmp_path, checkpoint_seconds=20.0)
     assert (earlier.elapsed_seconds, earlier.seconds["lost"]) == (40.0, 10.0 + 7.0)  # two jobs were killed
     fourth = ledger_of(clock, price=7200)
-    fourth.earlier = earlier
+    fourth.add_earlier(earlier)
     assert fourth.usd() == 23 + 10 / 2 + 2 * (7 + 23)
     record = fourth.record(0.0)
     assert sum(record["run_ledger"].values()) == record["elapsed_seconds"] == 40.0 + 23.0
@@ -115,7 +115,7 @@ def test_the_nearest_limit_counts_what_the_stop_takes(
     clock: list[float], hours: float, usd: float, option: str
 ) -> None:
     ledger = ledger_of(clock, price=3600)
-    ledger.earlier = Earlier(elapsed_seconds=10.0, usd=2.0)
+    ledger.add_earlier(Earlier(elapsed_seconds=10.0, usd=2.0))
     budget = Budget(max_hours=hours, max_usd=usd)
     left = {"--max-usd": 40 - 25, "--max-hours": 45 - 33}[option]
     assert budget.seconds_left(ledger) == (pytest.approx(left), option)
@@ -390,8 +390,8 @@ def test_a_plan_counts_the_validations_that_a_run_makes(validation: int, checkpo
     [offer] = make_offers(run, prices, {run.train.parts[0].dataset: None})
     assert offer.plan is not None
     steps, plan = offer.plan.steps, offer.plan
-    job: Any = SimpleNamespace(run=run, last_step=steps)
-    due = sum(validation_due(job, step) for step in range(steps + 1))
+    intervals = make_intervals(run, plan, Options())
+    due = sum(intervals.validation_due(step) for step in range(steps + 1))
     expected = (plan.train_tokens + due * plan.validation_sequences * 1024 / 3) / 1e6
     assert run_seconds(run, plan, 1e6) - START_UP_SECONDS == pytest.approx(expected)
 
@@ -404,20 +404,6 @@ def test_what_is_due_is_counted_without_walking_over_the_steps(checkpoint: int, 
             validations = [step for step in range(first, last + 1) if step % validation == 0 or step in saves]
             assert count_due(first, last, checkpoint) == len(saves)
             assert count_due(first, last, checkpoint, validation) == len(validations)
-
-
-def test_a_validation_that_does_not_fit_is_not_begun(clock: list[float]) -> None:
-    run = load_run(ROOT / "runs" / "8xa100", ["validation_interval=10", "checkpoint_interval=40"])
-    ledger = ledger_of(clock)  # of 23 s; two steps and the end take 7, a validation 5
-    job = SimpleNamespace(run=run, budget=Budget(max_hours=33 / 3600), last_step=100)
-    loop: Any = SimpleNamespace(job=job, ledger=ledger, saver=SimpleNamespace(in_flight=False), _save_seconds=0.0)
-    loop.state = SimpleNamespace(position=SimpleNamespace(step=8))
-    assert not Loop._budget_reached(loop)
-    loop.state.position.step = 9
-    assert Loop._budget_reached(loop)
-    job.plan = make_plan(run, 8)
-    share = job.plan.validation_sequences / 128  # of a step's sequences; its longest took 2 s
-    assert Loop._first_validation_seconds(loop) == pytest.approx(2.0 * share / 3)
 
 
 @pytest.mark.parametrize("text", ["14,32", "$14", "nan", "inf", "0", "-1"])
