@@ -91,7 +91,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=math.inf)
     arguments = parser.parse_args()
     arguments.deadline = time.perf_counter() + arguments.seconds
-    build.Saver = Unsaved  # type: ignore[attr-defined,assignment,misc]
+    build.Saver = Unsaved  # type: ignore[attr-defined,assignment]
     try:
         run = load_run(arguments.run, [])
         ranks = start(None, run.train.timeout_seconds)

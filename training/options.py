@@ -18,7 +18,7 @@ class Options:
     device: str | None = None  # "cuda", "cpu" or None: cuda where there is a GPU
     max_steps: int | None = None
     price_per_hour: float | None = None  # of the machine, USD
-    budget: Budget = Budget()
+    budget: Budget = attrs.field(factory=Budget)
     hash_every: int | None = None  # steps
     allow_numerics_drift: bool = False
     replay: tuple[int, int] | None = None  # first and last step
