@@ -112,5 +112,5 @@ def test_a_failed_save_takes_the_best_back_and_ends_a_run_that_needs_it() -> Non
     assert recorder.lines == ["WARNING: step 4: NOT SAVED, to be tried again at the next checkpoint: disk full"]
     state.position = Position(step=8, best_step=8, best_validation_loss=1.0)
     saving.begin()
-    with pytest.raises(BadInput, match="^disk full; the last steps are not saved, older checkpoints are as they were"):
+    with pytest.raises(BadInput, match=r"^disk full; the last steps are not saved, older checkpoints are as they were"):
         saving.settle(required=True)
