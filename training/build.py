@@ -18,7 +18,7 @@ from training.checkpoints.storage import Checkpoint
 from training.config.batch_plan import Plan, check_steps, describe, make_plan
 from training.config.train_config import Run
 from training.data.open_tokens import TokenSet, make_reading, open_tokens
-from training.data.verify_tokens import check_tokens
+from training.data.verify_tokens import verify_tokens
 from training.exactness.attention_kernel import use_attention
 from training.exactness.fingerprint import agreed_fingerprint, resolve_numerics
 from training.exactness.levels import set_determinism
@@ -62,7 +62,7 @@ def _train(run: Run, options: Options, ledger: TimeLedger, supervision: Supervis
         token_set = open_tokens(run, options.token_files, ranks, follow=options.follow)
         plan = make_plan(run, ranks.world_size, token_set.lengths)
         check_steps(run, plan)
-        token_set = check_tokens(run, plan, token_set, ranks)
+        token_set = verify_tokens(run, plan, token_set, ranks)
         numerics = resolve_numerics(run, plan, ranks)
         set_determinism(numerics.determinism, run.train.cpu_threads, ranks)
         _say(ranks, _introduction(run, plan, numerics, ranks))

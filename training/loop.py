@@ -15,7 +15,7 @@ from training.checkpoints.disk import checkpoints_of
 from training.checkpoints.storage import name_of
 from training.checkpoints.tensor_files import state_sha256
 from training.config.batch_plan import VALIDATION_SHARE, count_due
-from training.data.follow import wait_for_step
+from training.data.follow_tokens import wait_for_step
 from training.data.watch_tokens import TokenWatch
 from training.garbage import collect_between_steps
 from training.hardware.environment import peak_flops, peak_memory_bytes
