@@ -64,7 +64,7 @@ def hub(tmp_path: Path) -> Iterator[Hub]:
 
 
 def commands() -> list[str]:
-    pages = "\n".join((ROOT / page).read_text() for page in ("docs/getting-started.md", "README.md"))
+    pages = "\n".join((ROOT / page).read_text() for page in ("README.md", "docs/getting-started.md"))
     blocks = re.findall(r"```bash\n(.*?)```", pages, re.DOTALL)
     in_table = re.findall(r"`(torchrun [^`]+)`", pages)
     return [line for block in blocks for line in block.splitlines() if line and not line.startswith("#")] + in_table
