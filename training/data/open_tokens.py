@@ -125,8 +125,8 @@ def _check_order(run: Run, growing: list[GrowingTokens | None]) -> None:
     path = next((grows.directory for grows in growing if grows is not None), None)
     if path is not None and run.train.shuffle and run.train.era_tokens is None:
         raise BadInput(
-            f"{run.directory / 'train.json'}: era_tokens: got null, wanted a number, such as 100000000: {path} is still "
-            "being prepared, and a permutation of the whole stream would have to wait for its end"
+            f"{run.directory / 'train.json'}: era_tokens: got null, wanted a number, such as 100000000: {path} is "
+            "still being prepared, and a permutation of the whole stream would have to wait for its end"
         )
 
 
