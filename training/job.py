@@ -14,7 +14,7 @@ from training.checkpoints.run_record import RunRecord, make_record, write_record
 from training.config.batch_plan import Plan, check_steps, describe, make_plan
 from training.config.train_config import Run
 from training.data.open_tokens import TokenSet, make_reading, open_tokens
-from training.data.verify_tokens import check_tokens
+from training.data.verify_tokens import verify_tokens
 from training.exactness.fingerprint import agreed_fingerprint, resolve_numerics
 from training.exactness.levels import set_determinism
 from training.hardware.preflight import check_compiler
@@ -96,7 +96,7 @@ def _open_data(run: Run, options: Options, ranks: Ranks) -> tuple[TokenSet, Plan
     token_set = open_tokens(run, options.token_files, ranks, follow=options.follow)
     plan = make_plan(run, ranks.world_size, token_set.lengths)
     check_steps(run, plan)
-    return check_tokens(run, plan, token_set, ranks), plan
+    return verify_tokens(run, plan, token_set, ranks), plan
 
 
 def _build_state(run: Run, plan: Plan, ranks: Ranks) -> tuple[TrainState, StepSettings]:

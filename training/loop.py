@@ -7,7 +7,7 @@ import attrs
 from common.errors import Diverged
 from tokens.batches.micro_batches import Reading
 from training.checkpoints.tensor_files import state_sha256
-from training.data.follow import wait_for_step
+from training.data.follow_tokens import wait_for_step
 from training.data.watch_tokens import TokenWatch
 from training.intervals import Intervals
 from training.limits import Limits

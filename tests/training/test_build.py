@@ -194,7 +194,7 @@ import os
 import train
 from training import job
 
-plain, damage = job.check_tokens, os.environ["DAMAGE"]
+plain, damage = job.verify_tokens, os.environ["DAMAGE"]
 
 
 def check_then_damage(run, plan, token_set, ranks):
@@ -216,7 +216,7 @@ def check_then_damage(run, plan, token_set, ranks):
     return checked
 
 
-job.check_tokens = check_then_damage
+job.verify_tokens = check_then_damage
 train.leave(train.main())
 """
 

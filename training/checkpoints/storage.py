@@ -6,8 +6,8 @@ people only. Between `begin` and `publish` a checkpoint is hidden: it is not amo
 An implementation may assume:
 - Rank 0 alone changes the storage, one call at a time; but every rank calls `write_rows`, once for each tensor file,
   between `begin` and the first `entry`. Together the ranks write each byte after the header exactly once.
-- Hidden files are read by `entry` only. Where nothing can be written in place, as in an object store, they may be staged
-  on a local disk, or as parts of an upload, until `publish`.
+- Hidden files are read by `entry` only. An object store, where nothing can be written in place, may keep them on a
+  local disk, or as parts of an upload, until `publish`.
 - The manifest is the last file that `put` receives. A checkpoint without an intact manifest does not exist.
 - A published checkpoint never changes; it is replaced, renamed, moved or removed as a whole.
 

@@ -92,13 +92,11 @@ def test_a_kept_copy_gets_the_name_of_its_step(copied: Path) -> None:
     assert verify(Checkpoint(storage, "step-00000004")) is None
 
 
-def test_a_start_from_step_0_archives_all_results(copied: Path, tmp_path: Path) -> None:
-    before = sorted(path.name for path in copied.iterdir())
+def test_a_start_from_step_0_archives_all_results(copied: Path) -> None:
+    before = {path.name for path in copied.iterdir()}
     archived = archive_all(copied)
     assert archived is not None
-    kept = ["archive", "exit.json", "model.json", "train.json"]
-    assert sorted(path.name for path in copied.iterdir() if path.name != ".lock") == kept
-    assert sorted([*(path.name for path in archived.iterdir()), *kept[1:]]) == [
-        name for name in before if name != ".lock"
-    ]
+    kept = {"exit.json", "model.json", "train.json", ".lock"} & before
+    assert {path.name for path in copied.iterdir()} == kept | {"archive"}
+    assert {path.name for path in archived.iterdir()} == before - kept
     assert archive_all(copied) is None

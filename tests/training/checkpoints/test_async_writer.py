@@ -10,7 +10,7 @@ import pytest
 
 from tests import launch
 from tests.conftest import ROOT, in_terminal, metrics, train, train_command
-from tests.training.supervision.test_signals import start
+from tests.training.supervision.runs import start
 from training.checkpoints.checkpoint_manifest import verify
 from training.checkpoints.disk import on_disk
 from training.telemetry.metrics_log import read_metrics
