@@ -225,7 +225,7 @@ def train(arguments: argparse.Namespace, signals: StopSignals, began: float) -> 
 
 def out_of_memory(run: "Run", *, gpu: bool) -> str:
     """Return that the memory does not suffice, and what to do."""
-    size = run.train.microbatch_size
+    size = run.train.batch.microbatch_size
     smaller = next((n for n in range(size - 1, 0, -1) if size % n == 0), None)
     advice = f"try --set microbatch_size={smaller}, or find_batch_size.py"
     if smaller is None:

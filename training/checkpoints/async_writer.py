@@ -42,7 +42,7 @@ class Saver:
 
     def __init__(self, run: Run, trainer: Trainer, config: dict[str, Any]):
         self._directory = run.directory / "checkpoints"
-        self._keep = run.train.keep_checkpoints
+        self._keep = run.train.checkpoints.keep_checkpoints
         self._trainer = trainer
         self._config = config
         self._share = Share(trainer)
