@@ -134,9 +134,9 @@ def derive_layout(run: Run, world_size: int) -> Layout:
         accumulation = micro_batches // world_size
         if batch.gradient_accumulation_steps not in (None, accumulation):
             raise BadInput(
-                f"{run.directory / 'train.json'}: gradient_accumulation_steps: got {batch.gradient_accumulation_steps}, "
-                f"but global_batch_size {batch.global_batch_size} makes it {accumulation} on world size "
-                f"{world_size}; leave it out: it is derived"
+                f"{run.directory / 'train.json'}: gradient_accumulation_steps: got "
+                f"{batch.gradient_accumulation_steps}, but global_batch_size {batch.global_batch_size} makes it "
+                f"{accumulation} on world size {world_size}; leave it out: it is derived"
             )
     return Layout(
         context_length=run.model.context_length,
