@@ -224,10 +224,10 @@ def test_a_wrong_override_is_blamed_not_the_file(tmp_path: Path) -> None:
         ("context_length=64", "'context_length'; did you mean --set model.context_length=64?"),
         ("block_size=64", "'block_size'; did you mean --set model.context_length=64?"),
         ("model.microbatch_size=4", "'microbatch_size'; did you mean --set train.microbatch_size=4?"),
-        ("batch_size=8", "'batch_size'; here it is train.batch.microbatch_size, sequences of a GPU"),
+        ("batch_size=8", "'batch_size'; here it is train.microbatch_size, sequences of a GPU"),
         ("num_train_epochs=3", "'num_train_epochs'; did you mean --set train.max_epochs=3?"),
-        ("max_iters=100", "'max_iters'; here it is train.data.min_train_tokens, which counts tokens"),
-        ("min_lr=0.1", "'min_lr'; there is no such key here: the cosine ends at a tenth of train.optimization.learning_rate"),
+        ("max_iters=100", "'max_iters'; here it is train.min_train_tokens, which counts tokens"),
+        ("min_lr=0.1", "'min_lr'; there is no such key here: the cosine ends at a tenth of train.learning_rate"),
         ("optim=adamw", "'optim'; did you mean --set train.optimizer=adamw?"),
     ):
         with pytest.raises(BadInput) as raised:
