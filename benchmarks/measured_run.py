@@ -106,7 +106,9 @@ def main() -> int:
     except Exception as error:
         if not is_memory_error(error):
             raise
-        print(f"train_speed.py: micro-batch {run.train.microbatch_size} does not fit; pass a smaller --microbatch")
+        print(
+            f"train_speed.py: micro-batch {run.train.batch.microbatch_size} does not fit; pass a smaller --microbatch"
+        )
         return EXIT_ERROR
     if ranks.coordinates:
         arguments.result.write_text(json.dumps(result))
@@ -117,10 +119,10 @@ def _measure(run: Run, ranks: Ranks, heartbeat: Heartbeat, arguments: argparse.N
     token_set = open_tokens(run, None, ranks, follow=False)
     plan = make_plan(run, ranks.world_size, token_set.lengths)
     numerics = resolve_numerics(run, plan, ranks)
-    set_determinism(numerics.determinism, run.train.cpu_threads, ranks)
+    set_determinism(numerics.determinism, run.train.execution.cpu_threads, ranks)
     matmul = _matmul_flops(ranks, numerics.precision)
     state, settings = make_state(make_network(run), run, plan, numerics, ranks), make_settings(run, plan, numerics)
-    size = run.train.microbatch_size
+    size = run.train.batch.microbatch_size
     trials = sorted({-(-size // 2), size}) if arguments.memory else []
     peaks = {trial: _peak_bytes(state, settings, ranks, trial) for trial in trials}
     clock = Clock(ranks, plan.steps - 1, arguments.deadline)
