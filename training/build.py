@@ -42,7 +42,8 @@ from training.validation import Validation
 
 def make_network(run: Run) -> GPT:
     """Return the initialized network of a run, on the CPU."""
-    network = GPT(run.model, recompute_blocks=run.train.recompute_blocks, loss_chunks=run.train.loss_chunks)
+    memory = run.train.memory
+    network = GPT(run.model, recompute_blocks=memory.recompute_blocks, loss_chunks=memory.loss_chunks)
     initialize(network, run.train.random_seed)
     return network
 
@@ -52,13 +53,13 @@ def make_state(network: GPT, run: Run, plan: Plan, numerics: Numerics, ranks: Ra
     # Matrix products that autocast leaves in fp32 may use TF32; a run that asks for fp32 gets fp32.
     torch.set_float32_matmul_precision("highest" if numerics.precision == "fp32" else "high")
     use_attention(run, numerics, ranks)
-    wrapping = Wrapping(kind=run.train.parallel, compiled=numerics.compiled, determinism=numerics.determinism)
+    wrapping = Wrapping(kind=run.train.execution.parallel, compiled=numerics.compiled, determinism=numerics.determinism)
     parallel = Parallel(network, wrapping, plan.layout, ranks)
     return TrainState(
         parallel=parallel,
-        optimizer=Optimizer(parallel.named_parameters(), run.train, ranks.device),
+        optimizer=Optimizer(parallel.named_parameters(), run.train.optimization, ranks.device),
         loss_scale=LossScale(numerics.precision, ranks.device),
-        guard=Guard(ranks, run.train),
+        guard=Guard(ranks, run.train.spikes),
     )
 
 
@@ -70,7 +71,7 @@ def make_settings(run: Run, plan: Plan, numerics: Numerics) -> StepSettings:
         numerics=numerics,
         drop_rate=run.model.drop_rate,
         seed=run.train.random_seed,
-        clipping_max_norm=run.train.clipping_max_norm,
+        clipping_max_norm=run.train.optimization.clipping_max_norm,
     )
 
 
@@ -78,8 +79,8 @@ def make_intervals(run: Run, plan: Plan, options: Options) -> Intervals:
     """Return when this job logs, validates, saves and ends."""
     return Intervals(
         log=run.train.log_interval,
-        checkpoint=run.train.checkpoint_interval,
-        validation=run.train.validation_interval,
+        checkpoint=run.train.checkpoints.checkpoint_interval,
+        validation=run.train.validation.validation_interval,
         state_hash=options.hash_every,
         last_step=plan.steps if options.max_steps is None else min(plan.steps, options.max_steps),
     )
@@ -104,7 +105,7 @@ class LoopBuilder:
         reading, validation = make_reading(run, plan, self.token_set), make_validation(run, plan, self.token_set)
         reporter = make_reporter(run, plan, ranks, ledger, state.position.step)
         storage = checkpoints_of(run.directory)
-        saver = Saver(storage, run.train.keep_checkpoints, state, ranks, record)
+        saver = Saver(storage, run.train.checkpoints.keep_checkpoints, state, ranks, record)
         saving = Saving(saver, state, ledger, reporter, expected_save_seconds(run.model))
         limits = Limits(
             budget=self.options.budget,
@@ -139,7 +140,7 @@ def make_validation(run: Run, plan: Plan, token_set: TokenSet) -> Validation | N
     held_out = token_set.validation
     if held_out is None or held_out.validation is None:
         return None
-    return Validation(held_out.validation, run.train.start_val_token, plan.validation_sequences)
+    return Validation(held_out.validation, run.train.validation.start_val_token, plan.validation_sequences)
 
 
 def watch_tokens(reading: Reading, validation: Validation | None, token_set: TokenSet) -> TokenWatch:

@@ -54,13 +54,13 @@ def _train(run: Run, options: Options, ledger: TimeLedger, supervision: Supervis
         state, settings = _build_state(run, plan, ranks)
         record = make_record(run, plan, token_set, agreed_fingerprint(run, settings.numerics, ranks))
         # Where torchrun has restarted this job after it resumed, --resume is done.
-        wanted = from_coordinator(ranks, lambda: "auto" if supervision.resumed else options.resume)
+        wanted = from_coordinator(ranks, lambda: "auto" if supervision.run_lock.resumed else options.resume)
         request = ResumeRequest(run.directory, wanted, record, options.allow_numerics_drift)
         if options.replay is not None:
             reading = make_reading(run, plan, token_set)
             return _replay(options.replay, request, reading, (state, settings), ranks)
         changes = resume(request, state, ranks)
-        supervision.resume_done()
+        supervision.run_lock.write_resumed()
         position = state.position
         ledger.add_earlier(from_coordinator(ranks, lambda: read_earlier(run.directory, position.elapsed_seconds)))
         if position.step >= make_intervals(run, plan, options).last_step:
@@ -91,7 +91,7 @@ def _train(run: Run, options: Options, ledger: TimeLedger, supervision: Supervis
 def _open_data(run: Run, options: Options, ranks: Ranks) -> tuple[TokenSet, Plan]:
     """Open and check the tokens; return them with the plan that they allow."""
     print_lines(ranks, run.notices)
-    if ranks.device.type == "cuda" and run.train.compile is not False:
+    if ranks.device.type == "cuda" and run.train.execution.compile is not False:
         together(ranks, check_compiler)  # before anything is downloaded
     token_set = open_tokens(run, options.token_files, ranks, follow=options.follow)
     plan = make_plan(run, ranks.world_size, token_set.lengths)
@@ -102,7 +102,7 @@ def _open_data(run: Run, options: Options, ranks: Ranks) -> tuple[TokenSet, Plan
 def _build_state(run: Run, plan: Plan, ranks: Ranks) -> tuple[TrainState, StepSettings]:
     """Resolve how the run computes here; return its state at step 0 and its step settings."""
     numerics = resolve_numerics(run, plan, ranks)
-    set_determinism(numerics.determinism, run.train.cpu_threads, ranks)
+    set_determinism(numerics.determinism, run.train.execution.cpu_threads, ranks)
     print_lines(ranks, _introduction(run, plan, numerics, ranks))
     return make_state(make_network(run), run, plan, numerics, ranks), make_settings(run, plan, numerics)
 
@@ -133,7 +133,7 @@ def _run(loop: Loop, plan: Plan, directory: Path, supervision: Supervision) -> i
     try:
         finished = loop.train()
         status = EXIT_DONE if finished else EXIT_STOPPED
-        supervision.end(status)  # before the chart, which may take longer than torchrun waits
+        supervision.exit_record.write(status)  # before the chart, which may take longer than torchrun waits
         drawn = loop.reporter.draw_last_chart()
     finally:
         ledger_record = loop.ledger.record(loop.feed.waited_seconds)
@@ -171,7 +171,8 @@ def _check_metrics(directory: Path) -> list[str]:
 def _introduction(run: Run, plan: Plan, numerics: Numerics, ranks: Ranks) -> list[str]:
     compiled = {False: "not compiled", True: "compiled", "model": "compiled as one graph"}[numerics.compiled]
     name = torch.cuda.get_device_name(ranks.device) if ranks.device.type == "cuda" else "CPU"
-    wrapper = run.train.parallel if ranks.world_size > 1 or run.train.parallel == "fsdp" else "one process"
+    parallel = run.train.execution.parallel
+    wrapper = parallel if ranks.world_size > 1 or parallel == "fsdp" else "one process"
     settings = f"{wrapper}, {numerics.precision}, {compiled}, determinism {numerics.determinism}"
     lines = [f"{run.directory}: {ranks.world_size} x {name}, {settings}", *describe(run, plan)]
     visible = torch.cuda.device_count() if ranks.device.type == "cuda" else 0
