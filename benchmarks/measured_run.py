@@ -197,7 +197,7 @@ def _run_loop(builder: build.LoopBuilder, state: TrainState, settings: StepSetti
     try:
         loop.train()
     except Enough:
-        loop.reporter.close(clock.steps, loop.ledger.record(loop.feed.waited_seconds))
+        loop.reporter.close()
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from pathlib import Path
 import attrs
 import torch
 
+from common.clock import utc_now
 from common.errors import EXIT_DONE, EXIT_ERROR, EXIT_STOPPED
 from tokens.batches.micro_batches import Reading
 from training.build import LoopBuilder, make_intervals, make_network, make_settings, make_state
@@ -85,7 +86,7 @@ def _train(run: Run, options: Options, ledger: TimeLedger, supervision: Supervis
     )
     loop = builder.build(state, settings, record)
     _report_start(loop, record, changes)
-    return _run(loop, plan, run.directory, supervision)
+    return _run(loop, run.directory, supervision)
 
 
 def _open_data(run: Run, options: Options, ranks: Ranks) -> tuple[TokenSet, Plan]:
@@ -126,7 +127,7 @@ def _replay(
     return EXIT_DONE if same else EXIT_ERROR
 
 
-def _run(loop: Loop, plan: Plan, directory: Path, supervision: Supervision) -> int:
+def _run(loop: Loop, directory: Path, supervision: Supervision) -> int:
     """Train; write the exit record, the last chart and the time ledger; print the summary. Return the exit status."""
     finished: bool | None = None  # None: an exception
     drawn = False
@@ -134,11 +135,12 @@ def _run(loop: Loop, plan: Plan, directory: Path, supervision: Supervision) -> i
         finished = loop.train()
         status = EXIT_DONE if finished else EXIT_STOPPED
         supervision.exit_record.write(status)  # before the chart, which may take longer than torchrun waits
-        drawn = loop.reporter.draw_last_chart()
+        drawn = loop.reporter.finish()
     finally:
         ledger_record = loop.ledger.record(loop.feed.waited_seconds)
-        loop.reporter.close(loop.state.position.step, ledger_record)
-        summary = [] if finished is None else _summary(loop, plan, directory, finished=finished, drawn=drawn)
+        loop.reporter.record(loop.state.position.step, **ledger_record, time=utc_now())
+        loop.reporter.close()
+        summary = [] if finished is None else _summary(loop, directory, finished=finished, drawn=drawn)
         print_lines(loop.ranks, [*summary, *table(ledger_record)])
     return status
 
@@ -190,8 +192,8 @@ def _nothing_to_do(directory: Path, plan: Plan, position: Position) -> str:
     return f"{directory}: the run is complete: {plan.steps:,} steps{_best(position)}; start anew with --resume never"
 
 
-def _summary(loop: Loop, plan: Plan, directory: Path, *, finished: bool, drawn: bool) -> list[str]:
-    position, ledger = loop.state.position, loop.ledger
+def _summary(loop: Loop, directory: Path, *, finished: bool, drawn: bool) -> list[str]:
+    position, plan, ledger = loop.state.position, loop.plan, loop.ledger
     tokens = (position.step - loop.first_step) * plan.tokens_per_step
     if position.step == plan.steps:
         done = "done"

@@ -5,9 +5,8 @@ import gc
 import attrs
 
 from common.errors import Diverged
-from tokens.batches.micro_batches import Reading
 from training.checkpoints.tensor_files import state_sha256
-from training.data.follow_tokens import wait_for_step
+from training.config.batch_plan import Plan
 from training.data.watch_tokens import TokenWatch
 from training.intervals import Intervals
 from training.limits import Limits
@@ -33,8 +32,8 @@ class Loop:
     settings: StepSettings
     ranks: Ranks
     first_step: int  # updates done before this job
+    plan: Plan
     intervals: Intervals
-    reading: Reading
     feed: Feed
     token_watch: TokenWatch
     validation: Validation | None
@@ -53,12 +52,11 @@ class Loop:
                 return self._run_steps()
         finally:
             self.feed.close()
-            self.reporter.close_bar()
 
     def _run_steps(self) -> bool:
         self._catch_up()
         for step in range(self.first_step, self.intervals.last_step):
-            if self.stop_request.agreed() or not self._tokens_there(step):
+            if self.stop_request.agreed() or not self.feed.wait_for_tokens(step, self.stop_request, self.reporter.say):
                 self._stop_early()
                 return False
             self.heartbeat.begin_step(step + 1)
@@ -67,14 +65,13 @@ class Loop:
             self._do_what_is_due(step + 1, result)
             collect_garbage(step + 1 - self.first_step)
         self.saving.settle(required=True)
-        ended = self.state.position.step == self.settings.schedule.total_steps
-        self.reporter.sources_event(self.state.position.step, "end" if ended else "pause")
+        self._report_end("end" if self.state.position.step == self.plan.steps else "pause")
         return True
 
     def _count_step(self, step: int) -> None:
         """Account for a step; `step` counts the updates done."""
         self.ledger.after_step(self.feed.waited_seconds)
-        tokens = step * self.settings.layout.global_batch_size * self.settings.layout.context_length
+        tokens = step * self.plan.tokens_per_step
         self.state.position = attrs.evolve(self.state.position, step=step, tokens=tokens, validation_loss=None)
         self.reporter.step_done()
         self.saving.poll()
@@ -89,7 +86,7 @@ class Loop:
             self.reporter.log(step, result, self.state.guard, self.intervals.remaining(step))
             self._check_token_files()
         if self.intervals.hash_due(step):
-            self.reporter.state_hash(step, state_sha256(self.state, self.ranks))
+            self.reporter.record(step, state_sha256=state_sha256(self.state, self.ranks))
         if saving:
             self.saving.settle()  # the previous save, on the disk long ago unless saves follow each other closely
         if validating:
@@ -104,13 +101,6 @@ class Loop:
             self._validate()
             if self.state.position.validation_loss is not None and self.intervals.checkpoint_due(position.step):
                 self._save()  # once more, with its loss: it may be the best
-
-    def _tokens_there(self, step: int) -> bool:
-        """Wait for a step's tokens where they are still being prepared; return False when asked to stop meanwhile."""
-        if not self.reading.grows:
-            return True
-        with self.feed.waiting():
-            return wait_for_step(self.reading, step, self.ranks, self.stop_request, self.reporter.say)
 
     def _check_guard(self) -> None:
         """Report skipped steps; raise Diverged for a step that ends the run. Call it on every rank."""
@@ -144,7 +134,9 @@ class Loop:
         if self.intervals.checkpoint_due(position.step) and (best is None or loss < best):
             position = attrs.evolve(position, best_step=position.step, best_validation_loss=loss)
         self.state.position = position
-        self.reporter.validation(position.step, loss)
+        elapsed = round(self.ledger.elapsed_seconds(), 3)
+        self.reporter.record(position.step, validation_loss=loss, elapsed_seconds=elapsed)
+        self.reporter.say(f"step {position.step:,}: validation loss {loss:.4f}")
 
     def _save(self) -> None:
         self._check_token_files(wait=True)  # a checkpoint never holds what was learnt from other content
@@ -156,8 +148,12 @@ class Loop:
             self.saving.settle()
             self._save()
         self.saving.settle(required=True)
-        reason = self.limits.stopped_by(signalled=self.stop_request.signalled)
-        self.reporter.sources_event(self.state.position.step, "stopped", reason=reason)
+        self._report_end("stopped", reason=self.limits.stopped_by(signalled=self.stop_request.signalled))
+
+    def _report_end(self, event: str, **details: str) -> None:
+        """Record the end of this job's training, with the tokens read of each dataset."""
+        step = self.state.position.step
+        self.reporter.event(step, event, **details, sources=self.plan.read_until(step))
 
 
 def collect_garbage(steps: int) -> None:

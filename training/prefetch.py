@@ -3,14 +3,16 @@
 import queue
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
 from tokens.batches.micro_batches import Reading, micro_batches, ready
+from training.data.follow_tokens import wait_for_step
 from training.parallel.process_group import Ranks
+from training.supervision.stop_request import StopRequest
 
 MICROBATCHES_AHEAD = 4
 POLL_SECONDS = 1.0  # between two looks at tokens that are being written
@@ -34,7 +36,7 @@ class Feed:
 
     def next(self) -> tuple[Tensor, Tensor]:
         """Return the next micro-batch on the device, (B, T) int64 each. Raises BadInput for an id out of range."""
-        with self.waiting():
+        with self._waiting():
             item = self._ready.get()
         if isinstance(item, Exception):
             raise item
@@ -42,8 +44,18 @@ class Feed:
         device = self._ranks.device
         return inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True)
 
+    def wait_for_tokens(self, step: int, stop_request: StopRequest, say: Callable[[str], None]) -> bool:
+        """Wait for a step's tokens where they are still being prepared; return False when asked to stop meanwhile.
+
+        Call it on every rank.
+        """
+        if not self._reading.grows:
+            return True
+        with self._waiting():
+            return wait_for_step(self._reading, step, self._ranks, stop_request, say)
+
     @contextmanager
-    def waiting(self) -> Iterator[None]:
+    def _waiting(self) -> Iterator[None]:
         """Count the time inside as waiting for data."""
         began = time.perf_counter()
         try:

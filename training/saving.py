@@ -74,4 +74,3 @@ class Saving:
         if saved.problem is not None:
             outcome = "saved, but" if saved.durable else "NOT SAVED, to be tried again at the next checkpoint:"
             self._reporter.say(f"WARNING: step {step:,}: {outcome} {saved.problem}")
-        self._reporter.warn(None if saved.durable else f"step {step:,} NOT SAVED")

@@ -66,8 +66,10 @@ def test_time_spent_waiting_for_data_is_counted(monkeypatch: pytest.MonkeyPatch)
     feed.next()
     first_wait = feed.waited_seconds
     assert first_wait > 0.1
-    with feed.waiting():
-        time.sleep(0.1)
+    monkeypatch.setattr(prefetch, "wait_for_step", lambda *_: time.sleep(0.1))
+    feed._reading = SimpleNamespace(grows=True)  # type: ignore[assignment]
+    nothing: Any = None
+    assert not feed.wait_for_tokens(4, nothing, print)  # asked to stop
     assert feed.waited_seconds >= first_wait + 0.1
     feed.close()
 

@@ -54,7 +54,7 @@ class SpeedMeter:
 
 @attrs.define(kw_only=True)
 class Reporter:
-    """Reports a run on rank 0."""
+    """Reporter of rank 0."""
 
     plan: Plan
     first_step: int  # updates done before this job
@@ -66,85 +66,68 @@ class Reporter:
     chart: ChartProcess
     last_loss: float = math.nan  # of the last logged step
 
+    def record(self, step: int, **values: Any) -> None:
+        """Hand a record to every tracker."""
+        self._write({"step": step, **values})
+
+    def event(self, step: int, event: str, **details: Any) -> None:
+        """Record an event. Redraw the chart after a checkpoint; show a failed one beside the bar until the next."""
+        self._write({"event": event, "step": step, **details, "time": utc_now()})
+        if event == "checkpoint":
+            self.bar.warn(None)
+            self.chart.redraw()
+        elif event == "checkpoint-failed":
+            self.bar.warn(f"step {step:,} NOT SAVED")
+
     def say(self, line: str) -> None:
         """Print a line above the progress bar."""
         self.bar.say(line)
 
     def say_on_machine(self, line: str) -> None:
-        """Print a line that concerns this machine."""
+        """Print a line that concerns this machine, on any rank."""
         self.bar.say(line)
 
-    def warn(self, warning: str | None) -> None:
-        """Show a warning beside the numbers until it is taken back with None."""
-        self.bar.warn(warning)
-
-    def event(self, step: int, event: str, **details: Any) -> None:
-        """Record an event; redraw the chart after a checkpoint."""
-        self._write({"event": event, "step": step, **details, "time": utc_now()})
-        if event == "checkpoint":
-            self.chart.redraw()
-
     def step_done(self) -> None:
-        """Count a step."""
+        """Advance the progress bar."""
         self.bar.advance()
 
     def log(self, step: int, result: StepResult, guard: Guard, remaining: Remaining) -> None:
         """Record and show a step. Waits for the GPU, the only wait of a logged step."""
-        loss, grad_norm = result.loss.item(), result.grad_norm.item()
-        self.last_loss = loss
+        self.last_loss, grad_norm = result.loss.item(), result.grad_norm.item()
         tokens_per_second, mfu = self.meter.read(step - self.first_step)
-        self._write(
-            {
-                "step": step,
-                "train_loss": loss,
-                "learning_rate": result.learning_rate,
-                "epochs": [read["epochs"] for read in self.plan.read_until(step)],
-                "grad_norm": grad_norm if math.isfinite(grad_norm) else None,  # fp16 overflowed: the step was skipped
-                "tokens_per_second": round(tokens_per_second, 1),
-                "mfu": mfu,
-                "peak_memory_bytes": peak_memory_bytes(self.device),
-                "elapsed_seconds": round(self.ledger.elapsed_seconds(), 3),
-                **guard.metrics(),
-            }
+        self.record(
+            step,
+            train_loss=self.last_loss,
+            learning_rate=result.learning_rate,
+            epochs=[read["epochs"] for read in self.plan.read_until(step)],
+            grad_norm=grad_norm if math.isfinite(grad_norm) else None,  # fp16 overflowed: the step was skipped
+            tokens_per_second=round(tokens_per_second, 1),
+            mfu=mfu,
+            peak_memory_bytes=peak_memory_bytes(self.device),
+            elapsed_seconds=round(self.ledger.elapsed_seconds(), 3),
+            **guard.metrics(),
         )
-        remaining_seconds, spent_usd = self.ledger.remaining_seconds(remaining), self.ledger.usd()
+        remaining_seconds = self.ledger.remaining_seconds(remaining)
         self.bar.show(
             Status(
                 step=step,
-                loss=loss,
+                loss=self.last_loss,
                 tokens_per_second=tokens_per_second,
                 mfu=mfu,
                 remaining_seconds=remaining_seconds,
-                spent_usd=spent_usd,
+                spent_usd=self.ledger.usd(),
                 remaining_usd=None if remaining_seconds is None else self.ledger.price_of(remaining_seconds),
             )
         )
 
-    def state_hash(self, step: int, digest: str | None) -> None:
-        """Record the hash of the state."""
-        self._write({"step": step, "state_sha256": digest})
-
-    def validation(self, step: int, loss: float) -> None:
-        """Record and print a validation loss."""
-        elapsed = round(self.ledger.elapsed_seconds(), 3)
-        self._write({"step": step, "validation_loss": loss, "elapsed_seconds": elapsed})
-        self.say(f"step {step:,}: validation loss {loss:.4f}")
-
-    def sources_event(self, step: int, event: str, **details: Any) -> None:
-        """Record the end of the job's training: an event with the tokens read of each dataset."""
-        self.event(step, event, **details, sources=self.plan.read_until(step))
-
-    def close_bar(self) -> None:
-        """Leave the progress bar as it stands."""
+    def finish(self) -> bool:
+        """Close the bar and draw the final chart; return whether it is drawn."""
         self.bar.close()
-
-    def draw_last_chart(self) -> bool:
-        """Draw the final chart; return whether that succeeded."""
         return self.chart.finish()
 
-    def close(self, step: int, ledger_record: dict[str, Any]) -> None:
-        """Record the time ledger and close the trackers."""
-        self._write({"step": step, **ledger_record, "time": utc_now()})
+    def close(self) -> None:
+        """Close the bar and the trackers."""
+        self.bar.close()
         for tracker in self.trackers:
             tracker.close()
 
@@ -154,47 +137,27 @@ class Reporter:
 
 
 class SilentReporter:
-    """Reporter of the ranks other than 0: records nothing, and prints what concerns its machine alone."""
+    """Reporter of the other ranks: records nothing, prints what concerns its machine, never waits for the GPU."""
 
     last_loss = math.nan
 
-    def say(self, line: str) -> None:
-        """Print nothing: rank 0 does."""
+    def record(self, step: int, **values: Any) -> None: ...
+
+    def event(self, step: int, event: str, **details: Any) -> None: ...
+
+    def say(self, line: str) -> None: ...
 
     def say_on_machine(self, line: str) -> None:
-        """Print a line that concerns this machine."""
         tqdm.write(printable(line), file=sys.stderr)
 
-    def warn(self, warning: str | None) -> None:
-        """Show nothing."""
+    def step_done(self) -> None: ...
 
-    def event(self, step: int, event: str, **details: Any) -> None:
-        """Record nothing."""
+    def log(self, step: int, result: StepResult, guard: Guard, remaining: Remaining) -> None: ...
 
-    def step_done(self) -> None:
-        """Count nothing."""
-
-    def log(self, step: int, result: StepResult, guard: Guard, remaining: Remaining) -> None:
-        """Record nothing, and do not wait for the GPU."""
-
-    def state_hash(self, step: int, digest: str | None) -> None:
-        """Record nothing."""
-
-    def validation(self, step: int, loss: float) -> None:
-        """Record nothing."""
-
-    def sources_event(self, step: int, event: str, **details: Any) -> None:
-        """Record nothing."""
-
-    def close_bar(self) -> None:
-        """Close nothing."""
-
-    def draw_last_chart(self) -> bool:
-        """Draw nothing."""
+    def finish(self) -> bool:
         return False
 
-    def close(self, step: int, ledger_record: dict[str, Any]) -> None:
-        """Close nothing."""
+    def close(self) -> None: ...
 
 
 AnyReporter = Reporter | SilentReporter

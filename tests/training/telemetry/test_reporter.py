@@ -37,6 +37,7 @@ class Counter:
 
     lines: list[str] = attrs.field(factory=list)
     shown: list[Any] = attrs.field(factory=list)
+    warnings: list[str | None] = attrs.field(factory=list)
     drawings: int = 0
 
     def say(self, line: str) -> None:
@@ -44,6 +45,12 @@ class Counter:
 
     def show(self, status: Any) -> None:
         self.shown.append(status)
+
+    def warn(self, warning: str | None) -> None:
+        self.warnings.append(warning)
+
+    def close(self) -> None:
+        self.lines.append("closed")
 
     def redraw(self) -> None:
         self.drawings += 1
@@ -90,16 +97,15 @@ def test_events_carry_their_step_and_a_checkpoint_redraws_the_chart() -> None:
     reporter.event(4, "checkpoint-failed", problem="full")
     assert counter.drawings == 0
     reporter.event(5, "checkpoint", name="step-00000005")
-    assert counter.drawings == 1
-    reporter.sources_event(8, "stopped", reason="signal")
+    assert counter.drawings == 1 and counter.warnings == ["step 4 NOT SAVED", None]
     assert [(record["event"], record["step"]) for record in tracker.records] == [
         ("checkpoint-failed", 4),
         ("checkpoint", 5),
-        ("stopped", 8),
     ]
-    assert tracker.records[2]["sources"] == [{"dataset": "x", "tokens": 8, "epochs": 0.5}]
-    reporter.close(8, {"ledger": {}})
-    assert tracker.closed and tracker.records[-1].keys() == {"step", "ledger", "time"}
+    reporter.record(8, state_sha256="ab")
+    assert tracker.records[-1] == {"step": 8, "state_sha256": "ab"}
+    reporter.close()
+    assert tracker.closed and counter.lines == ["closed"]
 
 
 def test_speed_is_measured_between_two_readings(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,8 +127,8 @@ def test_other_ranks_print_what_concerns_their_machine_alone(capsys: pytest.Capt
     silent.log(1, result, GUARD, REMAINING)
     silent.event(1, "start")
     silent.say("of rank 0")
-    silent.validation(1, 2.0)
-    assert silent.draw_last_chart() is False and math.isnan(silent.last_loss)
+    silent.record(1, validation_loss=2.0)
+    assert silent.finish() is False and math.isnan(silent.last_loss)
     silent.say_on_machine("WARNING: a file was touched")
     printed = capsys.readouterr()
     assert (printed.out, printed.err) == ("", "WARNING: a file was touched\n")
