@@ -118,13 +118,14 @@ def measure_way(command: list[str], output: Path, *, look: bool) -> Tokenization
 def follow(output: Path, commits: list[tuple[float, int]], process: Process) -> None:
     """Note when how many tokens are committed, while a process of prepare_data.py runs; of others there are none."""
     from tokens.prepare.commit_log import LEDGER, entries_after  # not where it would count for the other ways
+    from tokens.prepare.encode_unit import Result
 
     seen, tokens = 0, 0
     while process.poll() is None:
         time.sleep(SAMPLE_SECONDS)
         for entry, end in entries_after(output / LEDGER, seen):
             seen = end
-            tokens += sum(part["tokens"] for part in entry.get("parts", {}).values())
+            tokens += sum(part.tokens for part in entry.parts.values()) if isinstance(entry, Result) else 0
         if tokens and (not commits or commits[-1][1] < tokens):
             commits.append((time.perf_counter(), tokens))
 
@@ -141,7 +142,7 @@ def steady_rate(commits: list[tuple[float, int]]) -> float:
 
 def count_tokens(output: Path) -> int:
     """Return how many tokens a way has written."""
-    from tokens.format.token_file import read_header
+    from tokens.format.header import read_header
 
     files = [read_header(path).length for path in output.glob("*.safetensors")]
     return sum(files) if files else sum(path.stat().st_size // 2 for path in output.glob("*.bin"))

@@ -77,7 +77,7 @@ def test_a_full_disk_is_one_line_and_the_same_command_goes_on(tmp_path: Path) ->
     assert "File too large; what was committed is kept" in full.stderr.splitlines()[-1]
     done = run(PREPARE, *options)
     assert done.returncode == 0
-    assert re.search(r"going on after 2 of 10 units", done.stderr), done.stderr
+    assert re.search(r"resuming after 2 of 10 units", done.stderr), done.stderr
     assert sum(len(texts_of(tmp_path / "out", split)) for split in ("train", "validation")) == 100
 
 

@@ -17,10 +17,10 @@ import zstandard
 from common.errors import BadInput
 from tests.tokens.documents.reading import GOOD, SETTINGS, TEXTS, documents, read, write_all_formats
 from tests.tokens.gpt2 import reference
-from tokens.documents import lines
-from tokens.documents.lines import LONGEST_LINE
+from tokens.documents import text_file
 from tokens.documents.reader import Reader
 from tokens.documents.sources import resolve_sources
+from tokens.documents.text_file import LONGEST_LINE
 from tokens.prepare.plan import make_plan
 
 
@@ -104,8 +104,8 @@ def test_what_cannot_be_read_is_counted_and_named_and_the_rest_is_read(tmp_path:
 def test_a_line_that_is_too_long_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, unit_bytes: int
 ) -> None:
-    monkeypatch.setattr(lines, "LONGEST_LINE", 40)
-    monkeypatch.setattr(lines, "BLOCK_BYTES", 7)
+    monkeypatch.setattr(text_file, "LONGEST_LINE", 40)
+    monkeypatch.setattr(text_file, "LINE_BLOCK_BYTES", 7)
     compress = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.ZstdCompressor().compress}[kind]
     longest, too_long = (json.dumps({"text": "x" * length}).encode() + b"\n" for length in (27, 28))
     assert len(longest) == 40

@@ -9,8 +9,9 @@ import pytest
 from common.errors import BadInput
 from tests.tokens.documents.reading import SETTINGS, documents
 from tests.tokens.preparing import jsonl, texts_of, write
+from tokens.documents.inputs import look_up
 from tokens.documents.reader import Reader
-from tokens.documents.sources import look_up, resolve_sources
+from tokens.documents.sources import resolve_sources
 from tokens.prepare.plan import UnitPlan, make_plan
 
 

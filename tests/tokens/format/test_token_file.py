@@ -179,7 +179,7 @@ def test_token_files_that_cannot_be_read_are_one_line(
 def test_nanogpts_file_is_converted_by_the_command_in_the_error(tmp_path: Path) -> None:
     for name, split in (("train", "train"), ("val", "validation")):
         np.arange(100, dtype=np.uint16).tofile(tmp_path / f"{name}.bin")
-        with pytest.raises(BadInput, match=rf"no {split}\.safetensors, but {name}\.bin: a file of nanoGPT") as raised:
+        with pytest.raises(BadInput, match=rf"no {split}\.safetensors, but {name}\.bin: nanoGPT files") as raised:
             open_split(tmp_path, split)
         code = str(raised.value).split('python3 -c "')[1].rstrip('"')
         subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)

@@ -10,7 +10,9 @@ import pytest
 
 from common.errors import BadInput
 from tests.tokens.preparing import PREPARE, byte_ranks, files_of, jsonl, run, texts_of, tokens_of, write
+from tokens.format.manifest import read_manifest
 from tokens.prepare import prepare as prepare_module
+from tokens.prepare.output_folder import locked
 from tokens.tokenizer.tokenizer import fingerprint, load_tokenizer
 
 
@@ -21,9 +23,10 @@ def test_documents_are_joined_by_the_end_of_text_id(tmp_path: Path) -> None:
 
 
 def test_the_manifest_tells_what_is_there(tmp_path: Path) -> None:
-    manifest = write(tmp_path / "out", jsonl(tmp_path / "a.jsonl", ["ab", "ö"]), validation=0.5)
-    kept = json.loads((tmp_path / "out" / "manifest.json").read_text())
-    assert kept == {"format": 1, **manifest}
+    written = write(tmp_path / "out", jsonl(tmp_path / "a.jsonl", ["ab", "ö"]), validation=0.5)
+    assert read_manifest(tmp_path / "out") == written
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert manifest["format"] == 1
     assert manifest["documents"] == 2
     assert manifest["tokens"] == 6
     assert manifest["text_bytes"] == 4
@@ -131,10 +134,8 @@ def test_finished_tokens_that_are_gone_are_not_called_complete(tmp_path: Path) -
 
 def test_two_commands_do_not_prepare_the_same_tokens_at_once(tmp_path: Path) -> None:
     source = jsonl(tmp_path / "a.jsonl", ["text"] * 20)
-    from tokens.prepare.prepare import _lock
-
     (tmp_path / "out").mkdir()
-    with _lock(tmp_path / "out"), pytest.raises(BadInput, match="another process prepares these tokens"):
+    with locked(tmp_path / "out"), pytest.raises(BadInput, match="another process prepares these tokens"):
         write(tmp_path / "out", source)
     write(tmp_path / "out", source)
 
