@@ -21,7 +21,7 @@ from common.errors import BadInput
 from model.config import GPT2_SIZES
 from tests import launch
 from tests.conftest import ROOT, TINY_MODEL, train
-from tests.training.supervision.test_signals import SLOW, outcome
+from tests.training.supervision.runs import SLOW, outcome
 from tests.training.test_build import one_line
 from training.config.batch_plan import count_due, make_plan
 from training.config.train_config import load_run
@@ -309,7 +309,7 @@ def test_a_machine_that_needs_another_micro_batch_is_told_which(tmp_path: Path) 
     path = tmp_path / "prices.json"
     path.write_text(json.dumps({"date": "2026-01-01", "machines": machines}))
     run, prices = load_run(ROOT / "runs" / "8xa100", []), read_machines(path, ["two", "two", "sixteen", "three"])
-    offers = make_offers(run, prices, {run.train.parts[0].dataset: None})
+    offers = make_offers(run, prices, {run.train.data.parts[0].dataset: None})
     lines = describe_offers(run, prices, offers)
     assert lines[0].startswith("machine      two; ") and "world size 2" in lines[2]
     assert [line for line in lines if re.match(r"\w+: (\d|runs)", line.replace(f"{ROOT}/", ""))] == [
@@ -320,7 +320,7 @@ def test_a_machine_that_needs_another_micro_batch_is_told_which(tmp_path: Path) 
 
 def test_the_cheapest_by_a_roofline_that_is_not_fitted_is_said_to_be() -> None:
     run, prices = load_run(ROOT / "runs" / "8xa100", ["model.n_layers=11"]), read_machines(MACHINES, [])
-    lines = describe_offers(run, prices, make_offers(run, prices, {run.train.parts[0].dataset: None}))
+    lines = describe_offers(run, prices, make_offers(run, prices, {run.train.data.parts[0].dataset: None}))
     assert "cheapest, fastest: by the roofline; no machine has been measured with a network of this shape" in lines
     assert "cheapest: 8xb200, by a roofline that is not fitted to its GPU; of the others 8xa100-40gb, $5.71" in lines
 
@@ -329,7 +329,7 @@ def test_a_measured_machine_is_the_cheapest_and_a_lower_bound_is_only_told() -> 
     run, prices = load_run(ROOT / "runs" / "8xa100", []), read_machines(MACHINES, [])
     unmeasured = Machine(name="2xh100-80gb", gpu=known_gpus()["h100-80gb"], gpus=2, usd_per_hour=5.98)
     prices = attrs.evolve(prices, machines=(*prices.machines, unmeasured))
-    lines = describe_offers(run, prices, make_offers(run, prices, {run.train.parts[0].dataset: None}))
+    lines = describe_offers(run, prices, make_offers(run, prices, {run.train.data.parts[0].dataset: None}))
     assert [line.split()[0] for line in lines if line.endswith("cheapest")] == ["8xa100-40gb"]
     assert "not measured, and cheaper if it reached its bound: 2xh100-80gb, $5.87" in lines
 
@@ -379,15 +379,15 @@ def test_tokens_per_second_beyond_the_peak_are_of_another_model(tmp_path: Path) 
     [machine] = prices.machines
     entered = attrs.evolve(prices, machines=(attrs.evolve(machine, tokens_per_second=1e9),))
     with pytest.raises(BadInput, match=r"8xb200: tokens_per_second: got 1e\+09, more than the 24,2"):
-        make_offers(run, entered, {run.train.parts[0].dataset: None})
+        make_offers(run, entered, {run.train.data.parts[0].dataset: None})
 
 
 @pytest.mark.parametrize(("validation", "checkpoint"), [(617, 617), (4, 6), (100, 7), (1, 5)])
 def test_a_plan_counts_the_validations_that_a_run_makes(validation: int, checkpoint: int) -> None:
     run, prices = load_run(ROOT / "runs" / "8xa100", []), read_machines(MACHINES, ["8xb200"])
-    train_config = attrs.evolve(run.train, validation_interval=validation, checkpoint_interval=checkpoint)
+    train_config = run.train.replace(validation_interval=validation, checkpoint_interval=checkpoint)
     run = attrs.evolve(run, train=train_config)
-    [offer] = make_offers(run, prices, {run.train.parts[0].dataset: None})
+    [offer] = make_offers(run, prices, {run.train.data.parts[0].dataset: None})
     assert offer.plan is not None
     steps, plan = offer.plan.steps, offer.plan
     job: Any = SimpleNamespace(run=run, last_step=steps)
@@ -411,9 +411,9 @@ def test_a_validation_that_does_not_fit_is_not_begun(clock: list[float]) -> None
     ledger = ledger_of(clock)  # of 23 s; two steps and the end take 7, a validation 5
     job = SimpleNamespace(run=run, budget=Budget(max_hours=33 / 3600), last_step=100)
     loop: Any = SimpleNamespace(job=job, ledger=ledger, saver=SimpleNamespace(in_flight=False), _save_seconds=0.0)
-    loop.state = SimpleNamespace(step=8)
+    loop.state = SimpleNamespace(position=SimpleNamespace(step=8))
     assert not Loop._budget_reached(loop)
-    loop.state = SimpleNamespace(step=9)
+    loop.state.position.step = 9
     assert Loop._budget_reached(loop)
     job.plan = make_plan(run, 8)
     share = job.plan.validation_sequences / 128  # of a step's sequences; its longest took 2 s
