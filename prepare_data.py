@@ -158,7 +158,7 @@ def _prepare_parser() -> argparse.ArgumentParser:
 
 
 def _output_problem(arguments: argparse.Namespace) -> str | None:
-    """Return what is wrong with options that depend on each other, or None."""
+    """Return the error of options that contradict each other, or None."""
     remote = REMOTE in arguments.output
     problems = {
         "--validation-fraction and --test-fraction: wanted a sum below 1, something to train on": (

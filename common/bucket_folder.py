@@ -53,7 +53,7 @@ class BucketFolder:
         ask(f"{self.url}/{name}", lambda: self._files.pipe_file(self._path(name), data, **options), "written")
 
     def create(self, name: str, data: bytes, exists: str) -> None:
-        """Write an object that is not there yet; the error where another process was faster ends in `exists`."""
+        """Write a new object; `exists`: advice in the error if another process has written it."""
         try:
             self.write(name, data, mode="create")
         except BadInput as error:
@@ -81,7 +81,7 @@ class BucketFolder:
         return self._each(self._delete, names)
 
     def _arrived(self, path: Path, sha256: str, tag: str) -> bool:
-        """Tell whether an object is the file, by the server's tag where that is the md5, or else by reading it."""
+        """Tell whether an object equals the file, by the server's tag if that is the md5, or else by reading it."""
         entry = self._entry(path.name)
         if entry["size"] != path.stat().st_size:
             return False

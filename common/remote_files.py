@@ -72,7 +72,10 @@ def file_system_of(url: str) -> tuple[Any, str]:
 
 
 def ask(url: str, call: Callable[[], Answer], what: str = "read") -> Answer:
-    """Return a server's answer; `what` happens to the file. Raises BadInput after several attempts without one."""
+    """Return the result of a request to a server, repeated while errors are transient. Raises BadInput.
+
+    `what` is done to the file, for the error: read, written or deleted.
+    """
     for pause in (*RETRY_SECONDS, None):
         try:
             return call()

@@ -19,7 +19,7 @@ MODIFIED = "mtime "  # before the nanoseconds of a local file's stamp
 
 
 class Damaged(Exception):
-    """A file's content is not what its format wants. The message says how."""
+    """A file violates its format; the message says how."""
 
 
 @attrs.frozen
@@ -62,7 +62,7 @@ def look_up(path: str) -> Input:
 
 
 def remote_input(url: str, entry: dict[str, Any]) -> Input:
-    """Return a remote file from its server's entry. Raises BadInput where that has no size."""
+    """Return a remote file from its server's entry. Raises BadInput if that has no size."""
     tags = ("ETag", "etag", "blob_id", "md5Hash", "LastModified", "Last-Modified", "last_modified", "mtime")
     tag = next((f"{key} {entry[key]}" for key in tags if entry.get(key)), "no tag")
     if entry.get("size") is None:

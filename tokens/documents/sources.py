@@ -67,7 +67,7 @@ def _resolve(name: str, kept: Iterable[Source], say: Callable[[str], None]) -> l
 
 
 def _local_files(name: str) -> tuple[list[Path], list[str]]:
-    """Return the files of a folder, glob or file name, and what else is in the folder."""
+    """Return the files of a folder, glob or file name, and other files in the folder."""
     path = Path(name)
     with readable(name):
         is_folder, is_file = path.is_dir(), path.is_file()
@@ -86,7 +86,7 @@ def _local_files(name: str) -> tuple[list[Path], list[str]]:
 
 
 def _folder(top: Path) -> tuple[list[Path], list[str]]:
-    """Return the documents below a folder, and what is none: other files, and token directories as a whole."""
+    """Return the files of documents below a folder; and other files, and token directories as a whole."""
 
     def refuse(error: OSError) -> None:
         with readable(error.filename):
@@ -132,7 +132,7 @@ def _has_tokens(names: Iterable[str]) -> bool:
 
 
 def _remote_files(name: str) -> tuple[list[Input], list[str]]:
-    """Return the files of a URL, and what else is in the folder that it names."""
+    """Return the files of a URL, and other files in the folder that it names."""
     found, others = find_remote(name), []
     if not glob.has_magic(name) and name not in found:
         names: dict[str, list[str]] = {}  # by folder

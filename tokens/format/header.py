@@ -21,7 +21,7 @@ _DTYPES: dict[str, np.dtype[Any]] = {"U16": np.dtype("<u2"), "U32": np.dtype("<u
 
 @attrs.frozen
 class TokenFile:
-    """One token file: where its tokens lie."""
+    """One token file: its type, and the position of its tokens."""
 
     path: Path
     dtype: np.dtype
@@ -30,7 +30,7 @@ class TokenFile:
 
 
 def read_header(path: Path) -> TokenFile:
-    """Return where the tokens of a safetensors file lie. Raises BadInput unless it is exactly one such tensor."""
+    """Return the token file behind a path. Raises BadInput unless it holds exactly one such tensor."""
     size, header, length = _header(path)
     names = [name for name in header if name != "__metadata__"]
     if names != ["tokens"]:

@@ -23,7 +23,7 @@ FORMAT = 1
 
 @attrs.frozen(kw_only=True)
 class Content:
-    """What identifies the content of a token file."""
+    """Identity of a token file's content."""
 
     size_bytes: int
     sha256: str  # of the whole file
@@ -57,7 +57,7 @@ class TokenizerRecord:
     ranks_sha256: str | None = None  # None in older manifests
 
     def as_json(self) -> dict[str, Any]:
-        """Return the record as JSON has it, without what is not known."""
+        """Return the record as JSON, without unknown values."""
         optional = ("fingerprint", "ranks_sha256")
         return {key: value for key, value in attrs.asdict(self).items() if key not in optional or value is not None}
 
@@ -73,7 +73,7 @@ class SourceRecord:
 
 @attrs.frozen(kw_only=True)
 class SplitRecord:
-    """How documents were held out."""
+    """Split rule of a preparation."""
 
     kind: str
     seed: int
@@ -82,7 +82,7 @@ class SplitRecord:
 
 @attrs.frozen(kw_only=True)
 class Manifest:
-    """What a preparation wrote. The order of the fields is that of the file; older manifests lack some."""
+    """Manifest of a preparation, its fields in the order of the file; older manifests lack some."""
 
     files: dict[str, FileEntry]  # by name
     documents: int
@@ -134,7 +134,7 @@ def manifest_text(manifest: Manifest) -> str:
 
 
 def finished_by(directory: Path) -> str | None:
-    """Return the fingerprint of the plan by which finished token files were made, None where it is not known."""
+    """Return the fingerprint of the plan of finished token files, None if it is unknown."""
     try:
         plan = parse_json(read_regular(directory / MANIFEST)).get("plan")
     except (OSError, ValueError):
@@ -148,7 +148,7 @@ def is_of(name: str, split: str) -> bool:
 
 
 def advice(path: Path) -> str:
-    """Return what to do about a manifest that is damaged, or not that of the files beside it."""
+    """Return advice for a manifest that is damaged, or not that of the files beside it."""
     return f"prepare or download the tokens again, or delete {path.name} to use the files as they are"
 
 

@@ -15,7 +15,7 @@ HASH, TAIL = "hash", "tail"
 
 @attrs.frozen(kw_only=True)
 class SplitRule:
-    """How documents are held out."""
+    """Rule that holds out documents."""
 
     kind: str  # HASH or TAIL
     seed: int

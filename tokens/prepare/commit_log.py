@@ -75,13 +75,13 @@ class Totals:
         self.lost_documents += result.lost_documents
         self.lost_bytes += result.lost_bytes
         for kind, lines in result.examples.items():
-            told = self.examples.setdefault(kind, [])
-            told += lines[: SHOWN - len(told)]
+            kept = self.examples.setdefault(kind, [])
+            kept += lines[: SHOWN - len(kept)]
 
 
 @attrs.define
 class Committed:
-    """What the entries of a commit log add up to."""
+    """Sums over the entries of a commit log."""
 
     totals: Totals = attrs.field(factory=Totals)
     cut: dict[str, int] | None = None  # tokens of each split after the tail was cut off
@@ -136,7 +136,7 @@ class CommitLog:
 
 
 def read_log(directory: Path) -> Committed:
-    """Return what a commit log adds up to; another process may be writing it."""
+    """Return the sums over a commit log, which another process may be writing."""
     committed = Committed()
     for entry, _ in entries_after(directory / LEDGER, 0):
         committed.add(entry)
@@ -149,7 +149,7 @@ def read_results(directory: Path) -> Iterator[Result]:
 
 
 def entries_after(path: Path, seen_bytes: int) -> Iterator[tuple[Entry, int]]:
-    """Yield the complete lines of a log after its first `seen_bytes`, without the head; and where each ends."""
+    """Yield the complete entries of a log after its first `seen_bytes`, each with its end in bytes."""
     begin = seen_bytes or (_read_head(path)[1] if path.exists() or path.is_symlink() else 0)
     if begin:  # else the head is still being written
         yield from _entries(path, begin)
@@ -167,7 +167,7 @@ def _read_head(path: Path) -> tuple[LogHead | None, int]:
 
 
 def _entries(path: Path, begin: int) -> Iterator[tuple[Entry, int]]:
-    """Yield the complete lines from a position on, and where each ends."""
+    """Yield the complete entries from a position on, each with its end in bytes."""
     with path.open("rb") as file:
         file.seek(begin)
         for number, line in enumerate(file, start=2):

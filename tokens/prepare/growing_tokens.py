@@ -54,7 +54,7 @@ class GrowingTokens:
         self.refresh()
 
     def refresh(self) -> None:
-        """Read what was committed since the last call. Thread-safe."""
+        """Read the entries committed since the last call. Thread-safe."""
         with self._lock:
             self._refresh()
 

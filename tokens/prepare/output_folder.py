@@ -37,8 +37,8 @@ def check_output(directory: Path, sources: list[str], *, is_scratch: bool) -> No
 def locked(directory: Path) -> Iterator[None]:
     """Hold the lock of a token directory. Raises BadInput while another process holds it.
 
-    flock: the system releases it when the process ends, however it ends. filelock refuses a lock file that is a link,
-    and fails, or leaves a lock behind after a kill, on file systems without locks: there we go on without one.
+    flock, which the system releases when the process ends, however it ends. Not filelock: it refuses a lock file that
+    is a link, and on file systems without flock it fails, or a kill leaves its lock behind; here no lock is held there.
     """
     with writing(directory / LOCK):  # not waiting for the other end of a pipe
         descriptor = open_descriptor(directory / LOCK, os.O_WRONLY | os.O_APPEND | os.O_CREAT)

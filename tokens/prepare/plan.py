@@ -130,7 +130,7 @@ def check_same(directory: Path, kept: UnitPlan, wanted: PrepareSettings, sources
     for path in now_inputs:
         if path not in was_inputs:
             raise BadInput(f"{where}: {path} was not among the sources; {advice}")
-    # Names may differ: of the same files, seen from another folder.
+    # Names may differ: relative ones, from another folder.
     now, was = ([[item.path for item in source.inputs] for source in listed] for listed in (sources, kept.sources))
     if now != was:
         raise BadInput(f"{where}: the sources were named otherwise, or in another order; {advice}")

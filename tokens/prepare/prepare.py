@@ -56,7 +56,7 @@ class PrepareProgress:
 
 @attrs.frozen(kw_only=True)
 class Host:
-    """Surroundings of a preparation: where units are computed, and where progress is shown."""
+    """Executor and display of a preparation."""
 
     make_executor: Callable[[], Executor]
     say: Callable[[str], None]  # prints a line
@@ -64,7 +64,7 @@ class Host:
 
 
 def prepare(request: PrepareRequest, host: Host) -> Manifest:
-    """Write token files, or what is missing of them; return their manifest.
+    """Write token files, or complete them; return their manifest.
 
     Raises BadInput, and OSError when the disk is full; in either case what is committed stays.
     """

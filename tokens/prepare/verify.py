@@ -25,7 +25,7 @@ from tokens.tokenizer.tokenizer import token_dtype
 
 
 def status(where: str) -> list[str]:
-    """Return the progress of a preparation into a folder or bucket, as lines. Raises BadInput where there is none."""
+    """Return the progress of a preparation into a folder or bucket, as lines. Raises BadInput without one."""
     with _described(where) as directory:
         plan = read_plan(directory)
         if plan is None:
@@ -35,7 +35,7 @@ def status(where: str) -> list[str]:
             state = "complete"
         else:
             age = time.time() - (directory / LEDGER).stat().st_mtime if (directory / LEDGER).exists() else 0
-            state = f"not complete, last commit {age:.0f} s ago; the same command goes on"
+            state = f"not complete, last commit {age:.0f} s ago; the same command resumes it"
     done, total = sum(plan.unit_bytes[: totals.units]), sum(plan.unit_bytes)
     tokens, documents = sum(totals.tokens.values()), sum(totals.documents.values())
     lines = [

@@ -53,7 +53,7 @@ def reached(point: str) -> None:
 
 @attrs.frozen(kw_only=True)
 class WritePosition:
-    """Where token files grow, and how they are split."""
+    """Output of a writer: folders, shard size, bucket."""
 
     directory: Path
     units: Path  # files of computed units

@@ -5,6 +5,7 @@ The token files are read once, in blocks. In memory are a hash of each document,
 
 import itertools
 from array import array
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,28 +23,8 @@ from tokens.stats.length_chart import CHART, draw_chart
 
 GPT2_END_OF_TEXT = 50256  # default for directories without a manifest
 BLOCK_TOKENS = 1 << 19
-SHORT = 1 << 16  # tokens; shorter lengths are counted in a table, longer ones are few and kept in a list
 PERCENTS = (5, 25, 50, 75, 95, 99)
 BAR = 30  # characters of the longest bar
-
-
-class Lengths:
-    """Histogram of document lengths."""
-
-    def __init__(self) -> None:
-        self._short = np.zeros(SHORT, np.int64)
-        self._long = array("Q")
-
-    def add(self, lengths: np.ndarray) -> None:
-        short = lengths < SHORT
-        self._short += np.bincount(lengths[short], minlength=SHORT)
-        self._long.frombytes(lengths[~short].astype(np.uint64).tobytes())
-
-    def counted(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the lengths that occur, ascending, and their counts."""
-        values = np.flatnonzero(self._short)
-        long, counts = np.unique(np.frombuffer(self._long, np.uint64).astype(np.int64), return_counts=True)
-        return np.concatenate([values, long]), np.concatenate([self._short[values], counts])
 
 
 @attrs.frozen(kw_only=True)
@@ -62,7 +43,7 @@ def stats(directory: Path, end_of_text_id: int | None = None) -> list[str]:
     if end_of_text_id is None:
         end_of_text_id = manifest.tokenizer.end_of_text_id if manifest else GPT2_END_OF_TEXT
     dtype = np.result_type(*(stream.read(0, 0).dtype for stream in streams.values()))  # hashes are of the same type
-    lengths = Lengths()
+    lengths: Counter[int] = Counter()
     splits = {split: read_split(stream, end_of_text_id, dtype, lengths) for split, stream in streams.items()}
     tokens, ends = sum(split.tokens for split in splits.values()), sum(split.ends for split in splits.values())
     if ends == 0:
@@ -70,7 +51,7 @@ def stats(directory: Path, end_of_text_id: int | None = None) -> list[str]:
             f"{directory}: none of {tokens:,} tokens is the end-of-text id {end_of_text_id}; pass --end-of-text ID of "
             "the tokenizer that made them"
         )
-    values, counts = lengths.counted()
+    values, counts = np.array(sorted(lengths.items()), np.int64).T
     documents = int(counts.sum())
     lines = [f"{directory}: {documents:,} documents, {tokens:,} tokens, {ends:,} of them end-of-text {end_of_text_id}"]
     lines += _summary(values, counts)
@@ -90,11 +71,11 @@ def stats(directory: Path, end_of_text_id: int | None = None) -> list[str]:
     return lines
 
 
-def read_split(stream: TokenStream, end_of_text_id: int, dtype: np.dtype, lengths: Lengths) -> SplitStats:
-    """Read a split to its end and add its documents to `lengths`."""
+def read_split(stream: TokenStream, end_of_text_id: int, dtype: np.dtype, lengths: Counter[int]) -> SplitStats:
+    """Read a split to its end; count the lengths of its documents in `lengths`."""
     hashes, ends = array("Q"), 0
     for block_lengths, block_hashes, block_ends in _documents(stream, end_of_text_id, dtype):
-        lengths.add(block_lengths)
+        lengths.update(block_lengths.tolist())
         hashes.extend(block_hashes)
         ends += block_ends
     ascending = np.frombuffer(hashes, np.uint64)

@@ -42,3 +42,9 @@ def check(directory: Path) -> dict[str, Content]:
     manifest = read_manifest(directory)
     streams = [open_listed(directory, split, manifest) for split in ("train", "validation")]
     return read_contents([file for stream in streams for file in stream.files], manifest)
+
+
+def save(path: Path, values: np.ndarray, name: str = "tokens") -> Path:
+    path.parent.mkdir(exist_ok=True)
+    save_file({name: values}, path)
+    return path
