@@ -7,7 +7,7 @@ import attrs
 from common.errors import BadInput
 from training.config.batch_plan import VALIDATION_SHARE, Plan, make_plan
 from training.config.train_config import Run
-from training.planning.memory_model import GIB, gpu_bytes, largest_microbatch, predict, remedies
+from training.planning.memory_model import GIB, MemoryModel, gpu_bytes
 from training.planning.price_list import Machine, PriceList
 from training.planning.throughput import Throughput, most_tokens_per_second, throughput
 
@@ -75,8 +75,8 @@ def _check_entered(run: Run, prices: PriceList, machine: Machine) -> None:
 
 
 def _offer(run: Run, machine: Machine, lengths: dict[str, int | None]) -> Offer:
-    shape = (run.model, run.train.execution.parallel, machine.gpus)
-    largest = largest_microbatch(*shape, gpu_bytes(machine.gpu), run.train.thrift)
+    memory = MemoryModel.of(run, machine.gpus)
+    largest = memory.largest_microbatch(gpu_bytes(machine.gpu))
     plan, problem = None, None
     try:
         size = _microbatch(run, machine, largest)
@@ -88,7 +88,7 @@ def _offer(run: Run, machine: Machine, lengths: dict[str, int | None]) -> Offer:
         plan=plan,
         problem=problem,
         largest=largest,
-        bytes=predict(*shape, run.train.batch.microbatch_size, run.train.thrift).total,
+        bytes=memory.predict(run.train.batch.microbatch_size).total,
         throughput=throughput(run.model, machine),
     )
 
@@ -129,10 +129,8 @@ def _too_big(run: Run, offers: list[Offer]) -> str:
             f"{run.directory / 'train.json'}: microbatch_size: got {size}, which needs {least:.1f} GiB of a GPU, more "
             f"than the {room}; the largest that fits is {best.largest}, on {best.machine.name}: set {advice}"
         )
-    needs = min(predict(run.model, kind, offer.machine.gpus, 1, run.train.thrift).total for offer in offers) / GIB
-    advice = remedies(
-        run.model, kind, roomiest.machine.gpus, gpu_bytes(roomiest.machine.gpu), muon=run.train.thrift.muon
-    )
+    needs = min(MemoryModel.of(run, offer.machine.gpus).predict(1).total for offer in offers) / GIB
+    advice = MemoryModel.of(run, roomiest.machine.gpus).remedies(gpu_bytes(roomiest.machine.gpu))
     return (
         f"{run.directory / 'model.json'}: too big for every machine: under {kind} one sequence needs {needs:.1f} GiB "
         f"of a GPU, more than the {room}; {advice}"
