@@ -162,7 +162,7 @@ def main() -> int:
     except Exception:  # noqa: BLE001  # record has kept it for torchrun; printed here, because leave() prints nothing
         traceback.print_exc()
         status = EXIT_ERROR
-    supervision.end(status)
+    supervision.exit_record.write(status)
     return status
 
 

@@ -33,11 +33,12 @@ from training.exactness.fingerprint import attention_backends, resolve_numerics
 from training.exactness.levels import set_determinism
 from training.hardware.environment import environment, git_commit, peak_flops, peak_memory_bytes
 from training.job import Job
-from training.parallel.process_group import Ranks, start, stop
+from training.parallel.process_group import Ranks, stop
 from training.planning.budget import Budget
 from training.state import StepSettings, TrainState
 from training.supervision.heartbeat import Heartbeat
 from training.supervision.stop_request import StopRequest
+from training.supervision.supervision import Supervision
 from training.telemetry.time_ledger import TimeLedger
 
 UNMEASURED_STEPS = 2  # in a process's first two steps DDP holds a second copy of the gradients
@@ -95,8 +96,8 @@ def main() -> int:
     loop.Saver = Unsaved  # type: ignore[attr-defined,assignment]
     try:
         run = load_run(arguments.run, [])
-        ranks = start(None, run.train.timeout_seconds)
-        with Heartbeat(ranks, run.train.timeout_seconds) as heartbeat:
+        with Supervision(None).join(None, run.train.timeout_seconds) as heartbeat:
+            ranks = heartbeat.ranks
             result = _measure(run, ranks, heartbeat, arguments)
         stop()
     except BadInput as error:

@@ -69,12 +69,12 @@ def _train(run: Run, options: Options, ledger: TimeLedger, supervision: Supervis
         job = _make_job(run, plan, token_set, numerics, ranks, options, supervision.stop_asked)
         if options.replay is not None:
             return _replay(job, options, state, settings, ranks)
-        if from_coordinator(ranks, lambda: supervision.resumed):
+        if from_coordinator(ranks, lambda: supervision.run_lock.resumed):
             options = attrs.evolve(
                 options, resume="auto"
             )  # this job has done what --resume asks; torchrun restarted it
         changes = _resume(job, options, state, ranks)
-        supervision.resume_done()
+        supervision.run_lock.write_resumed()
         ledger.earlier = from_coordinator(ranks, lambda: read_earlier(run.directory, state.position.elapsed_seconds))
         if state.position.step >= job.last_step:
             _say(ranks, [_nothing_to_do(run, plan, state.position)])
@@ -94,7 +94,7 @@ def _train(run: Run, options: Options, ledger: TimeLedger, supervision: Supervis
     try:
         finished = loop.train(changes)
         status = EXIT_DONE if finished else EXIT_STOPPED
-        supervision.end(status)  # the chart may take longer than torchrun waits
+        supervision.exit_record.write(status)  # the chart may take longer than torchrun waits
         if loop.chart is not None:
             drawn = loop.chart.finish()
     finally:

@@ -3,10 +3,7 @@
 import argparse
 import json
 import math
-import os
 import re
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -228,9 +225,8 @@ def test_what_is_entered_or_measured_goes_before_the_roofline(tmp_path: Path, mo
 
 def test_a_plan_prices_machines_that_one_does_not_have_and_writes_nothing() -> None:
     run = ROOT / "runs" / "8xa100"
-    before = sorted(run.iterdir()), os.times().children_user
-    done = train(run, "--plan", "--set", "microbatch_size=128", "--set", "global_batch_size=1024", as_user=True)
-    assert os.times().children_user - before[1] < 5  # seconds of a quiet machine
+    before = sorted(run.iterdir())
+    done = train(run, "--plan", "--set", "microbatch_size=128", "--set", "global_batch_size=1024")
     assert done.returncode == 0, done.stderr
     assert "3,110 steps x 1,048,576 = 3,261,071,360 tokens" in done.stdout
     rows = {line.split()[0]: line for line in done.stdout.splitlines() if line.startswith("8x")}
@@ -242,7 +238,7 @@ def test_a_plan_prices_machines_that_one_does_not_have_and_writes_nothing() -> N
     assert re.search(r"^ +[\d,]+ +0\.\d+ +\d\.\d+ +roofline, a bound$", done.stdout, re.MULTILINE)
     assert "cheapest, fastest: of the machines that were measured (another trainer)" in done.stdout
     assert "uncalibrated" in done.stdout
-    assert sorted(run.iterdir()) == before[0]
+    assert sorted(run.iterdir()) == before
 
 
 HUGE = ("--set", "model.emb_dim=3072", "--set", "model.n_layers=200")
@@ -424,30 +420,3 @@ def test_a_validation_that_does_not_fit_is_not_begun(clock: list[float]) -> None
 def test_a_limit_that_is_no_number_is_refused_in_plain_words(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match=r"wanted a number above 0, such as 14\.32"):
         number(0, above=True, example="14.32")(text)
-
-
-LAUNCHER = """
-import subprocess, sys, time
-
-time.sleep(3)
-sys.exit(subprocess.run([sys.executable, "-c", sys.argv[1]]).returncode)
-"""
-RANK = "from training.launch import job_seconds; print(job_seconds())"
-
-
-def test_a_job_begins_with_the_torchrun_that_starts_it_for_the_first_time() -> None:
-    job = {"TORCHELASTIC_RUN_ID": "some"}
-    cases = [("torchrun", job), ("torchrun", {**job, "TORCHELASTIC_RESTART_COUNT": "1"}), ("srun", job)]
-    cases += [("a script that calls torchrun as well", {})]
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", LAUNCHER, RANK, name],
-            cwd=ROOT,
-            env={**os.environ, **environment},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for name, environment in cases
-    ]
-    seconds = [float(process.communicate()[0]) for process in started]
-    assert seconds[0] > 3 and all(0 < others < 3 for others in seconds[1:])
