@@ -34,7 +34,7 @@ from training.config.train_config import load_run
 from training.exactness.fingerprint import resolve_numerics
 from training.exactness.levels import set_determinism
 from training.hardware.environment import cpu_name, git_commit
-from training.optimizers.registry import OPTIMIZERS
+from training.optimizers.optimizer_registry import OPTIMIZERS
 from training.parallel.process_group import start, stop
 from training.state import StepSettings, TrainState
 from training.telemetry.metrics_log import read_metrics

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from training.config.key_groups import OptimizationOptions
-from training.optimizers.registry import OPTIMIZERS
+from training.optimizers.optimizer_registry import OPTIMIZERS
 from training.optimizers.update_rule import HyperParameters, StateTensor
 
 

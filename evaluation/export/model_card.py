@@ -11,7 +11,7 @@ from model.config import ModelConfig, parameter_count
 from tokens.hub.download import hub_name
 from training.checkpoints import directory as checkpoint
 from training.checkpoints.compatibility import listed
-from training.optimizers.registry import OPTIMIZERS
+from training.optimizers.optimizer_registry import OPTIMIZERS
 from training.telemetry.metrics_log import read_metrics
 
 

@@ -7,7 +7,7 @@ from common.errors import printable
 from training.batch_finder.search import check_world_size, keeping
 from training.config.train_config import Run
 from training.hardware.gpus import Gpu
-from training.optimizers.registry import OPTIMIZERS
+from training.optimizers.optimizer_registry import OPTIMIZERS
 from training.planning.memory_model import CALIBRATION, GIB, MemoryModel, gpu_bytes
 
 

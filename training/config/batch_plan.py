@@ -13,7 +13,7 @@ from tokens.batches.mixture import Mixture, Stage
 from tokens.batches.sampling import Layout, window_count
 from training.config.dataset_config import shares
 from training.config.train_config import Run
-from training.optimizers.registry import OPTIMIZERS
+from training.optimizers.optimizer_registry import OPTIMIZERS
 from training.schedule import Schedule
 
 DIVISORS_SHOWN = 24

@@ -11,7 +11,7 @@ import attrs
 
 from model.checks import Validator, boolean, boolean_or, integer, number, one_of, optional
 from training.config.dataset_config import DatasetPart, read_parts
-from training.optimizers.registry import OPTIMIZERS
+from training.optimizers.optimizer_registry import OPTIMIZERS
 
 
 def define(check: Validator, default: Any = attrs.NOTHING, *, plumbing: bool = False) -> Any:

@@ -24,7 +24,7 @@ from training.config.key_groups import (
     ValidationOptions,
     define,
 )
-from training.optimizers.registry import OPTIMIZERS
+from training.optimizers.optimizer_registry import OPTIMIZERS
 
 Config = TypeVar("Config")
 _WANTED = "a run directory holds model.json and train.json, each a JSON object"

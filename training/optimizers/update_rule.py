@@ -1,4 +1,4 @@
-"""Declaration of an optimizer: its state per parameter, and how torch builds it. `registry.py` lists all optimizers."""
+"""Declaration of an optimizer: its state per parameter, and how torch builds it. `optimizer_registry.py` lists all."""
 
 from collections.abc import Callable, Mapping
 

@@ -9,7 +9,7 @@ from model.config import ModelConfig
 from training.config.key_groups import MemoryOptions
 from training.config.train_config import Run
 from training.hardware.gpus import Gpu, known_gpus
-from training.optimizers.registry import OPTIMIZERS
+from training.optimizers.optimizer_registry import OPTIMIZERS
 from training.planning.network_sizes import NetworkSizes, network_sizes
 
 GIB = 1 << 30

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from model.config import ModelConfig
 from model.gpt import GPT
-from training.optimizers.registry import OPTIMIZERS
+from training.optimizers.optimizer_registry import OPTIMIZERS
 from training.optimizers.update_rule import Shape
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from training.optimizers.registry import OPTIMIZERS
+from training.optimizers.optimizer_registry import OPTIMIZERS
 from training.optimizers.update_rule import HyperParameters, OptimizerKind, Shape, StateTensor, UpdateRule
 
 

@@ -11,7 +11,7 @@ from model.config import ModelConfig
 from tests.conftest import TINY_MODEL, metrics, train
 from tests.training.optimizers.sign_descent import SIGN_DESCENT
 from training.config.train_config import load_run
-from training.optimizers.registry import OPTIMIZERS
+from training.optimizers.optimizer_registry import OPTIMIZERS
 from training.planning.memory_model import MemoryModel
 
 SCRIPT = Path(__file__).with_name("sign_descent.py")
