@@ -43,7 +43,7 @@ class Offer:
 
 
 @attrs.frozen(kw_only=True)
-class Estimate:
+class RunEstimate:
     """A run on each machine of a price list; at least one of them can do it."""
 
     run: Run
@@ -74,7 +74,7 @@ class Estimate:
         return 1 + count_due(1, steps, self.run.train.checkpoints.checkpoint_interval, interval)
 
 
-def make_estimate(run: Run, prices: PriceList, lengths: Mapping[str, int | None]) -> Estimate:
+def make_estimate(run: Run, prices: PriceList, lengths: Mapping[str, int | None]) -> RunEstimate:
     """Estimate the run on each machine; `lengths` as for `make_plan`. Raises BadInput when it can run on none."""
     for machine in prices.machines:
         _check_entered(run, prices, machine)
@@ -83,7 +83,7 @@ def make_estimate(run: Run, prices: PriceList, lengths: Mapping[str, int | None]
         raise BadInput(_too_big(run, offers))
     if not any(offer.plan for offer in offers):
         raise BadInput(next(offer.problem for offer in offers if offer.problem is not None))
-    return Estimate(run=run, prices=prices, start_up=start_up_of(run.directory), offers=offers)
+    return RunEstimate(run=run, prices=prices, start_up=start_up_of(run.directory), offers=offers)
 
 
 def start_up_of(run_directory: Path) -> StartUp:

@@ -4,7 +4,7 @@ from tabulate import tabulate
 
 from common.errors import printable
 from training.config.batch_plan import describe
-from training.planning.estimate import Estimate, Offer
+from training.planning.estimate import Offer, RunEstimate
 from training.planning.memory_model import CALIBRATION, GIB, gpu_bytes
 from training.planning.price_list import shown
 from training.planning.throughput import ENTERED, OURS, SIMILAR, Throughput, bound, measurements
@@ -14,7 +14,7 @@ _HEADS = ["machine", "$/hour", "batch", "largest", "GiB", "tokens/s", "hours", "
 _COLUMNS = ("left", *["right"] * 7, "left", "left")
 
 
-def describe_estimate(estimate: Estimate) -> list[str]:
+def describe_estimate(estimate: RunEstimate) -> list[str]:
     """Return the run's arithmetic, the table and its notes, as lines."""
     possible = [offer for offer in estimate.offers if offer.plan is not None]
     compared = [offer for offer in possible if offer.throughput.measured] or possible
@@ -36,7 +36,7 @@ def describe_estimate(estimate: Estimate) -> list[str]:
     ]
 
 
-def _arithmetic(estimate: Estimate, possible: list[Offer]) -> list[str]:
+def _arithmetic(estimate: RunEstimate, possible: list[Offer]) -> list[str]:
     """Return the arithmetic of the first machine that can do the run, named where the others' differ."""
     plans = [offer.plan for offer in possible if offer.plan is not None]
     lines = describe(estimate.run, plans[0])
@@ -45,7 +45,7 @@ def _arithmetic(estimate: Estimate, possible: list[Offer]) -> list[str]:
     return lines
 
 
-def _machine(estimate: Estimate, offer: Offer) -> list[str]:
+def _machine(estimate: RunEstimate, offer: Offer) -> list[str]:
     """Return the cells up to memory."""
     batch = ""
     if offer.plan is not None:
@@ -60,7 +60,7 @@ def _machine(estimate: Estimate, offer: Offer) -> list[str]:
     ]
 
 
-def _speed(estimate: Estimate, offer: Offer, throughput: Throughput) -> list[str]:
+def _speed(estimate: RunEstimate, offer: Offer, throughput: Throughput) -> list[str]:
     """Return the cells from tokens/s on; a bound is at most so fast, and so the run takes at least so long."""
     if offer.plan is None:
         return ["", "", "", "no, see below"]
@@ -80,7 +80,7 @@ def _source(throughput: Throughput) -> str:
     return f"measured, {OURS}" if throughput.source == OURS else ANOTHER_TRAINER
 
 
-def _others(estimate: Estimate, offer: Offer) -> list[Throughput]:
+def _others(estimate: RunEstimate, offer: Offer) -> list[Throughput]:
     """Return further tokens/s of a machine: other trainers' measurements, and the bound beside the first."""
     if offer.plan is None:
         return []
@@ -89,7 +89,7 @@ def _others(estimate: Estimate, offer: Offer) -> list[Throughput]:
     return [*rows, bound(model, offer.machine)] if _source(used) == ANOTHER_TRAINER else rows
 
 
-def _basis(estimate: Estimate, compared: list[Offer], cheapest: Offer) -> list[str]:
+def _basis(estimate: RunEstimate, compared: list[Offer], cheapest: Offer) -> list[str]:
     """Return what "cheapest" and "fastest" compare, and a machine that another basis would prefer."""
     possible = [offer for offer in estimate.offers if offer.plan is not None]
     if cheapest.throughput.measured:
@@ -112,7 +112,7 @@ def _basis(estimate: Estimate, compared: list[Offer], cheapest: Offer) -> list[s
     return lines
 
 
-def _notes(estimate: Estimate) -> list[str]:
+def _notes(estimate: RunEstimate) -> list[str]:
     """Return the meaning of the columns and the assumptions behind them."""
     prices, start_up, batch = estimate.prices, estimate.start_up, estimate.run.train.batch
     measured = f"measured, median of this run's {start_up.jobs} earlier jobs" if start_up.jobs else "an assumption"
@@ -138,7 +138,7 @@ def _notes(estimate: Estimate) -> list[str]:
     return lines
 
 
-def _exceptions(estimate: Estimate, possible: list[Offer]) -> list[str]:
+def _exceptions(estimate: RunEstimate, possible: list[Offer]) -> list[str]:
     """Return settings of the run that the numbers leave out."""
     train, lines = estimate.run.train, []
     if train.execution.precision not in ("auto", "bf16") or train.execution.compile is False:
@@ -154,7 +154,7 @@ def _exceptions(estimate: Estimate, possible: list[Offer]) -> list[str]:
     return lines
 
 
-def _changes(estimate: Estimate) -> list[str]:
+def _changes(estimate: RunEstimate) -> list[str]:
     """Return the machines that need another micro-batch, and those that cannot do the run, with the reason."""
     batch, lines = estimate.run.train.batch, []
     for offer in estimate.offers:

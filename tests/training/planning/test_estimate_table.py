@@ -9,12 +9,12 @@ import attrs
 from tests.conftest import ROOT, train
 from training.config.train_config import Run, load_run
 from training.hardware.gpus import known_gpus
-from training.planning.estimate import Estimate, StartUp, make_estimate
+from training.planning.estimate import RunEstimate, StartUp, make_estimate
 from training.planning.estimate_table import describe_estimate
 from training.planning.price_list import MACHINES, Machine, PriceList, read_machines
 
 
-def estimate(run: Run, prices: PriceList) -> Estimate:
+def estimate(run: Run, prices: PriceList) -> RunEstimate:
     return make_estimate(run, prices, {run.train.data.parts[0].dataset: None})
 
 
