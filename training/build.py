@@ -106,7 +106,7 @@ class LoopBuilder:
         reporter = make_reporter(run, plan, ranks, ledger, state.position.step)
         storage = checkpoints_of(run.directory)
         saver = Saver(storage, run.train.checkpoints.keep_checkpoints, state, ranks, record)
-        saving = Saving(saver, state, ledger, reporter, expected_save_seconds(run.model))
+        saving = Saving(saver, state, ledger, reporter, expected_save_seconds(run.model, state.optimizer.state_bytes))
         limits = Limits(
             budget=self.options.budget,
             ledger=ledger,

@@ -67,7 +67,8 @@ def _train(run: Run, options: Options, ledger: TimeLedger, supervision: Supervis
         if position.step >= make_intervals(run, plan, options).last_step:
             print_lines(ranks, [_nothing_to_do(run.directory, plan, position)])
             return EXIT_DONE
-        from_coordinator(ranks, lambda: options.budget.check_start(ledger, expected_save_seconds(run.model)))
+        save_seconds = expected_save_seconds(run.model, state.optimizer.state_bytes)
+        from_coordinator(ranks, lambda: options.budget.check_start(ledger, save_seconds))
         outcome = self_test(state, settings, ranks)
         if outcome is not None:
             print_lines(ranks, [describe_outcome(outcome, settings.numerics)])

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import ROOT
+from tests.training.telemetry.ledgers import ledger_of
 from training.build import make_intervals, validation_steps
 from training.config.batch_plan import make_plan
 from training.config.train_config import load_run
@@ -14,7 +15,6 @@ from training.limits import Limits
 from training.options import Options
 from training.planning.budget import Budget
 from training.state import Position
-from training.telemetry.time_ledger import TimeLedger
 
 
 @pytest.fixture
@@ -28,14 +28,9 @@ def limits_of(clock: list[float], *, validated: bool, hours: float) -> Any:
     """Return limits after 23 s, of which the longest late step took 2 s and a validation, if any, 5."""
     run = load_run(ROOT / "runs" / "8xa100", ["validation_interval=10", "checkpoint_interval=40"])
     plan = make_plan(run, 8)
-    ledger = TimeLedger(clock[0])
-    with ledger.measure("training"):
-        for seconds in (9.0, 2.0, 2.0):
-            clock[0] += seconds
-            ledger.after_step(0.0)
-        with ledger.measure("validation" if validated else "idle"):
-            clock[0] += 5.0
-    clock[0] += 5.0
+    ledger = ledger_of(clock)
+    if not validated:
+        ledger._counts["validation"] = 0
     fake: Any = SimpleNamespace
     return Limits(
         budget=Budget(max_hours=hours),
