@@ -17,7 +17,6 @@ from training.data.open_tokens import TokenSet, make_reading
 from training.data.watch_tokens import TokenWatch
 from training.exactness.attention_kernel import use_attention
 from training.hardware.environment import peak_flops
-from training.intervals import Intervals
 from training.limits import Limits
 from training.loop import Loop
 from training.optimizer import Optimizer
@@ -30,6 +29,7 @@ from training.prefetch import Feed
 from training.saving import Saving
 from training.spike_guard import Guard
 from training.state import StepSettings, TrainState
+from training.step_intervals import Intervals
 from training.supervision.heartbeat import Heartbeat
 from training.supervision.stop_request import StopRequest
 from training.telemetry.chart import ChartProcess

@@ -2,10 +2,10 @@
 
 import attrs
 
-from training.intervals import Intervals
 from training.planning.budget import Budget
 from training.saving import Saving
 from training.state import TrainState
+from training.step_intervals import Intervals
 from training.telemetry.time_ledger import TimeLedger
 
 

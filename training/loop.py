@@ -8,13 +8,13 @@ from common.errors import Diverged
 from training.checkpoints.tensor_files import state_sha256
 from training.config.batch_plan import Plan
 from training.data.watch_tokens import TokenWatch
-from training.intervals import Intervals
 from training.limits import Limits
 from training.parallel.process_group import Ranks
 from training.prefetch import Feed
 from training.saving import Saving
 from training.state import StepSettings, TrainState
 from training.step import StepResult, train_step
+from training.step_intervals import Intervals
 from training.supervision.heartbeat import Heartbeat
 from training.supervision.stop_request import StopRequest
 from training.telemetry.reporter import AnyReporter

@@ -2,7 +2,7 @@
 
 import pytest
 
-from training.intervals import Intervals
+from training.step_intervals import Intervals
 from training.telemetry.time_ledger import Remaining
 
 INTERVALS = Intervals(log=4, checkpoint=6, validation=5, state_hash=7, last_step=20)
