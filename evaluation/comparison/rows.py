@@ -13,13 +13,12 @@ from evaluation.shared.intervals import CONFIDENCE
 from evaluation.shared.load import ModelLocation, home_of
 from evaluation.shared.measure import EvaluationResult
 from evaluation.shared.results import read_results
-from model.config import ModelConfig
 from training.checkpoints.directory import read_state
 from training.checkpoints.disk import on_disk
 from training.checkpoints.run_record import RunRecord, StreamRecord
 from training.checkpoints.saved_state import STATE, SavedState
 from training.checkpoints.storage import LINKS
-from training.config.train_config import PLUMBING_KEYS, TrainConfig
+from training.config.train_config import KEYS, PLUMBING_KEYS
 from training.telemetry.metrics_log import EVALUATIONS
 
 # Keys of train.json that the recipe holds as resolved: which tokens these are, how many updates, of how many sequences.
@@ -130,10 +129,10 @@ def _position(home: Path, state: SavedState) -> int | str:
 
 def _recipe(config: RunRecord, position: int | str) -> str:
     """Return all that changes a result but for rounding, the seed apart."""
-    sections = (("model", ModelConfig, config.model), ("train", TrainConfig, config.train))
+    recorded = {"model": config.model, "train": config.train}
     values = {  # with what a key means that an older version did not know
-        name: {field.name: keys.get(field.name, field.default) for field in attrs.fields(kind)}
-        for name, kind, keys in sections
+        section: {key: recorded[section].get(key, definition.default) for key, definition in keys.items()}
+        for section, keys in KEYS.items()
     }
     not_recipe = {*PLUMBING_KEYS, *RESOLVED_KEYS, "random_seed"}
     train = {key: value for key, value in values["train"].items() if key not in not_recipe}

@@ -12,7 +12,7 @@ from tokens.hub.download import hub_name
 from training.checkpoints.directory import read_state
 from training.checkpoints.disk import on_disk
 from training.checkpoints.saved_state import SavedState
-from training.config.train_config import OPTIMIZERS
+from training.config.key_groups import OPTIMIZERS
 from training.telemetry.metrics_log import read_metrics
 
 

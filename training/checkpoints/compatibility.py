@@ -4,13 +4,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-import attrs
-
 from common.errors import BadInput
-from model.config import ModelConfig
 from training.checkpoints.run_record import RunRecord, StreamRecord
 from training.checkpoints.storage import Checkpoint
-from training.config.train_config import TrainConfig
+from training.config.train_config import KEYS
 from training.exactness.fingerprint import drift
 
 # A change of these would read tokens twice or never after a resume: a step would no longer mean the same windows.
@@ -60,13 +57,10 @@ def numerics_drift(before: RunRecord, now: RunRecord, checkpoint: Checkpoint, *,
 
 def _changed_keys(before: RunRecord, now: RunRecord) -> list[tuple[str, str, Any, Any]]:
     """Return (file, key, old, new) of each difference between two resolved configurations."""
-    sections = (
-        ("model.json", ModelConfig, before.model, now.model),
-        ("train.json", TrainConfig, before.train, now.train),
-    )
+    sections = {"model": (before.model, now.model), "train": (before.train, now.train)}
     pairs = [
-        (file, key, old.get(key, getattr(attrs.fields(kind), key).default), value)  # an older version's meaning
-        for file, kind, old, new in sections
+        (f"{section}.json", key, old.get(key, KEYS[section][key].default), value)  # an older version meant the default
+        for section, (old, new) in sections.items()
         for key, value in new.items()
         if key != "global_batch_size"
     ]

@@ -82,12 +82,12 @@ def make_record(run: Run, plan: Plan, token_set: TokenSet, numerics: dict[str, A
     held_out = token_set.validation
     return RunRecord(
         model=attrs.asdict(run.model),
-        train=attrs.asdict(run.train),
+        train=run.train.flat(),
         global_batch_size=plan.layout.global_batch_size,
         accumulation=plan.layout.accumulation,
         world_size=plan.layout.world_size,
         steps=plan.steps,
-        shares=[[first_step, list(share)] for first_step, share in shares(run.train.parts)],
+        shares=[[first_step, list(share)] for first_step, share in shares(run.train.data.parts)],
         sources=plan.read_until(plan.steps),
         train_streams=[_describe(directory, directory.train) for directory in token_set.directories],
         validation_stream=_describe(held_out, held_out.validation) if held_out and held_out.validation else None,

@@ -30,8 +30,8 @@ class TokenLocation:
 def locate_tokens(run: Run, given: Path | None) -> list[TokenLocation]:
     """Return where each dataset lies: in `given`, a local directory, or for a hub dataset under token_files/."""
     if given is None:
-        return [_locate(run, part.dataset) for part in run.train.parts]
-    if not isinstance(run.train.dataset, str):
+        return [_locate(run, part.dataset) for part in run.train.data.parts]
+    if not isinstance(run.train.data.dataset, str):
         raise BadInput(
             f"--token-files {given}: takes the place of one dataset, but {run.directory / 'train.json'} has a list; "
             "name the directories there"
@@ -44,7 +44,7 @@ def lengths_at_hand(run: Run, given: Path | None) -> dict[str, int | None]:
 
     Raises BadInput for damaged files, and for missing ones where the number of steps depends on them.
     """
-    if run.train.min_train_tokens is None:
+    if run.train.data.min_train_tokens is None:
         try:
             return {
                 location.dataset: open_split(location.directory, "train").length
@@ -56,7 +56,7 @@ def lengths_at_hand(run: Run, given: Path | None) -> dict[str, int | None]:
         [location] = locate_tokens(run, given)
         return {location.dataset: open_split(given, "train").length}
     lengths: dict[str, int | None] = {}
-    for part in run.train.parts:
+    for part in run.train.data.parts:
         here = [path for path in _candidates(part.dataset) if has_split(path, "train")]
         lengths[part.dataset] = open_split(here[0], "train").length if here else None
     return lengths
@@ -91,5 +91,5 @@ def _locate(run: Run, dataset: str) -> TokenLocation:
     raise BadInput(
         f"{run.directory / 'train.json'}: dataset: {dataset:.200} is no directory here; prepare it with "
         f"prepare_data.py SOURCE... --output {dataset:.200}"
-        + (", or pass --token-files DIR" if isinstance(run.train.dataset, str) else "")
+        + (", or pass --token-files DIR" if isinstance(run.train.data.dataset, str) else "")
     )

@@ -101,17 +101,17 @@ def open_tokens(run: Run, given: Path | None, ranks: Ranks, *, follow: bool) -> 
 def make_reading(run: Run, plan: Plan, token_set: TokenSet) -> Reading:
     """Return the training data of a run, as all ranks read it."""
     sources = []
-    era = None if run.train.era_tokens is None else run.train.era_tokens // plan.layout.context_length
+    era = None if run.train.data.era_tokens is None else run.train.data.era_tokens // plan.layout.context_length
     for number, (directory, source) in enumerate(zip(token_set.directories, plan.sources, strict=True)):
         count = ENDLESS if source.windows is None else source.windows
-        seed, shuffle = run.train.random_seed, run.train.shuffle
+        seed, shuffle = run.train.random_seed, run.train.data.shuffle
         order = WindowOrder(count=count, shuffle=shuffle, seed=seed, era=era, source=number)
         sources.append(
             TokenSource(
                 stream=directory.train,
                 start_token=plan.start_token,
                 order=order,
-                max_epochs=run.train.max_epochs,
+                max_epochs=run.train.data.max_epochs,
                 growing=directory.growing,
             )
         )
@@ -123,7 +123,7 @@ def make_reading(run: Run, plan: Plan, token_set: TokenSet) -> Reading:
 def _check_order(run: Run, growing: list[GrowingTokens | None]) -> None:
     """Raise BadInput where the order of a growing stream's windows depends on its length."""
     path = next((grows.directory for grows in growing if grows is not None), None)
-    if path is not None and run.train.shuffle and run.train.era_tokens is None:
+    if path is not None and run.train.data.shuffle and run.train.data.era_tokens is None:
         raise BadInput(
             f"{run.directory / 'train.json'}: era_tokens: got null, wanted a number, such as 100000000: {path} is "
             "still being prepared, and a permutation of the whole stream would have to wait for its end"
@@ -133,7 +133,7 @@ def _check_order(run: Run, growing: list[GrowingTokens | None]) -> None:
 def _open_all(run: Run, locations: list[TokenLocation], growing: list[GrowingTokens | None]) -> TokenSet:
     manifests = [read_manifest(location.directory) for location in locations]
     validated = None
-    if run.train.validation_interval is not None:
+    if run.train.validation.validation_interval is not None:
         validated = _validated(run, locations, manifests, growing)
     directories = []
     for location, manifest, grows in zip(locations, manifests, growing, strict=True):
@@ -168,7 +168,7 @@ def _validated(
         if grows is not None:
             if "validation" in grows.splits:
                 return location
-        elif isinstance(run.train.dataset, str) or has_split(location.directory, "validation", manifest):
+        elif isinstance(run.train.data.dataset, str) or has_split(location.directory, "validation", manifest):
             return location
     raise BadInput(
         f"{run.directory / 'train.json'}: dataset: none of {', '.join(each.dataset for each in locations)} holds "
