@@ -5,7 +5,8 @@ import os
 import sys
 from pathlib import Path
 
-PACKAGES = ("attrs", "jaxtyping", "matplotlib", "numpy", "safetensors", "torch", "tqdm")  # what training imports
+# What training imports.
+PACKAGES = ("attrs", "cattrs", "jaxtyping", "matplotlib", "numpy", "safetensors", "torch", "tqdm")
 # Names of one setting: since torch 2.9, and before.
 ALLOCATOR_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 

@@ -8,8 +8,8 @@ from typing import Any
 import attrs
 
 from common.files import replace_file, writing
+from tokens.format.manifest import finished_by
 from tokens.format.token_file import TokenStream
-from tokens.prepare.growing_tokens import finished_by
 from tokens.tokenizer.tokenizer import RANKS_FILE
 from training.config.batch_plan import Plan
 from training.config.dataset_config import shares
@@ -108,14 +108,14 @@ def write_record(
     values = {
         **record.to_json(),
         "token_files": directories if len(directories) > 1 else directories[0],
-        "tokenizer": tokenizer,
+        "tokenizer": None if tokenizer is None else tokenizer.as_json(),
         "environment": environment(ranks.device, ranks.world_size),
         "price_per_hour": price_per_hour,  # of the machine, USD
         "command": sys.argv,
     }
     with writing(run_directory / RESOLVED):
         replace_file(run_directory / RESOLVED, json.dumps(values, indent=2) + "\n")
-    if origin is not None and tokenizer is not None and tokenizer["ranks_file"]:
+    if origin is not None and tokenizer is not None and tokenizer.ranks_file:
         ranks_of_tokens = (origin / RANKS_FILE).read_text()
         with writing(run_directory / RANKS_FILE):
             replace_file(run_directory / RANKS_FILE, ranks_of_tokens)

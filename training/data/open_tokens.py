@@ -8,7 +8,8 @@ import attrs
 from common.errors import BadInput
 from tokens.batches.micro_batches import Reading, TokenSource
 from tokens.batches.sampling import WindowOrder
-from tokens.format.manifest import Content, Manifest, open_listed, read_manifest
+from tokens.format.contents import open_listed
+from tokens.format.manifest import Content, Manifest, TokenizerRecord, read_manifest
 from tokens.format.token_file import TokenStream
 from tokens.prepare.growing_tokens import GrowingTokens
 from tokens.tokenizer.tokenizer import RANKS_FILE
@@ -39,7 +40,7 @@ class TokenDirectory:
         return [self.train] if self.validation is None else [self.train, self.validation]
 
     @property
-    def tokenizer(self) -> dict[str, Any] | None:
+    def tokenizer(self) -> TokenizerRecord | None:
         """The tokenizer's entry in the manifest, or in the plan of growing tokens."""
         if self.growing is not None:
             return self.growing.tokenizer
@@ -75,7 +76,7 @@ class TokenSet:
         }
 
     @property
-    def tokenizer(self) -> tuple[Path, dict[str, Any]] | None:
+    def tokenizer(self) -> tuple[Path, TokenizerRecord] | None:
         """A directory that records its tokenizer, and the entry; all that record one have the same."""
         for directory in self.directories:
             if directory.tokenizer is not None:
@@ -181,10 +182,10 @@ def _check_tokenizers(run: Run, token_set: TokenSet) -> None:
     if token_set.tokenizer is None:
         return
     first, tokenizer = token_set.tokenizer
-    if tokenizer["vocabulary_size"] > run.model.vocab_size:
+    if tokenizer.vocabulary_size > run.model.vocab_size:
         raise BadInput(
             f"{run.directory / 'model.json'}: vocab_size: got {run.model.vocab_size}, wanted at least "
-            f"{tokenizer['vocabulary_size']}, the vocabulary of tokenizer {tokenizer['name']} in {first}"
+            f"{tokenizer.vocabulary_size}, the vocabulary of tokenizer {tokenizer.name} in {first}"
         )
     for directory in token_set.directories:
         other = directory.tokenizer
@@ -192,12 +193,12 @@ def _check_tokenizers(run: Run, token_set: TokenSet) -> None:
             continue
         if _identity(directory.path, other) != _identity(first, tokenizer):
             raise BadInput(
-                f"{directory.path}: made with tokenizer {other['name']}, {other['vocabulary_size']:,} ids, but {first} "
-                f"with {tokenizer['name']}, {tokenizer['vocabulary_size']:,} ids, or with other ranks of that name; "
+                f"{directory.path}: made with tokenizer {other.name}, {other.vocabulary_size:,} ids, but {first} "
+                f"with {tokenizer.name}, {tokenizer.vocabulary_size:,} ids, or with other ranks of that name; "
                 "prepare all datasets of a run with one tokenizer"
             )
 
 
-def _identity(directory: Path, tokenizer: dict[str, Any]) -> tuple[Any, ...]:
-    ranks = (directory / RANKS_FILE).read_bytes() if tokenizer["ranks_file"] else None
-    return tokenizer["name"], tokenizer["vocabulary_size"], tokenizer["end_of_text_id"], ranks
+def _identity(directory: Path, tokenizer: TokenizerRecord) -> tuple[Any, ...]:
+    ranks = (directory / RANKS_FILE).read_bytes() if tokenizer.ranks_file else None
+    return tokenizer.name, tokenizer.vocabulary_size, tokenizer.end_of_text_id, ranks
