@@ -1,18 +1,17 @@
 """Token set: lengths, hashes and the tokenizer of the directories that a run reads."""
 
 from pathlib import Path
-from typing import Any
 
 import attrs
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from tokens.format.manifest import Content, Manifest
+from tokens.format.manifest import Content, Manifest, TokenizerRecord
 from tokens.format.token_file import open_split
 from training.data.open_tokens import TokenDirectory, TokenSet
 
-BYTES: dict[str, Any] = {"name": "bytes", "vocabulary_size": 257, "end_of_text_id": 256, "ranks_file": None}
+BYTES = TokenizerRecord(name="bytes", vocabulary_size=257, end_of_text_id=256, ranks_file=None)
 
 
 @pytest.fixture
