@@ -129,10 +129,10 @@ def _position(home: Path, state: SavedState) -> int | str:
 
 def _recipe(config: RunRecord, position: int | str) -> str:
     """Return all that changes a result but for rounding, the seed apart."""
-    sections = (("model", config.model), ("train", config.train))
+    recorded = {"model": config.model, "train": config.train}
     values = {  # with what a key means that an older version did not know
-        section: {key: recorded.get(key, definition.default) for key, definition in KEYS[section].items()}
-        for section, recorded in sections
+        section: {key: recorded[section].get(key, definition.default) for key, definition in keys.items()}
+        for section, keys in KEYS.items()
     }
     not_recipe = {*PLUMBING_KEYS, *RESOLVED_KEYS, "random_seed"}
     train = {key: value for key, value in values["train"].items() if key not in not_recipe}

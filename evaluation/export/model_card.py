@@ -12,7 +12,7 @@ from tokens.hub.download import hub_name
 from training.checkpoints.directory import read_state
 from training.checkpoints.disk import on_disk
 from training.checkpoints.saved_state import SavedState
-from training.optimizers.optimizer_registry import OPTIMIZERS
+from training.config.key_groups import OPTIMIZERS
 from training.telemetry.metrics_log import read_metrics
 
 
@@ -102,7 +102,7 @@ def _optimizer(train: dict[str, Any]) -> str:
     values = {key: train.get(key) for key in ("learning_rate", "adam_beta1", "adam_beta2", "weight_decay")}
     schedule = "warm-up, then cosine" if train["schedule_learning_rate"] else "constant"
     return (
-        f"{OPTIMIZERS[train.get('optimizer', 'adamw')].title}, learning rate {values['learning_rate']:g} ({schedule}), "
+        f"{OPTIMIZERS[train.get('optimizer', 'adamw')]}, learning rate {values['learning_rate']:g} ({schedule}), "
         f"betas {values['adam_beta1']:g} and {values['adam_beta2']:g}, weight decay {values['weight_decay']:g}"
     )
 

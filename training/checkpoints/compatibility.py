@@ -57,11 +57,11 @@ def numerics_drift(before: RunRecord, now: RunRecord, checkpoint: Checkpoint, *,
 
 def _changed_keys(before: RunRecord, now: RunRecord) -> list[tuple[str, str, Any, Any]]:
     """Return (file, key, old, new) of each difference between two resolved configurations."""
-    sections = (("model", before.model, now.model), ("train", before.train, now.train))
+    sections = {"model": (before.model, now.model), "train": (before.train, now.train)}
     pairs = [
-        (f"{section}.json", key, old.get(key, definition.default), new[key])  # an older version's meaning
-        for section, old, new in sections
-        for key, definition in KEYS[section].items()
+        (f"{section}.json", key, old.get(key, KEYS[section][key].default), value)  # an older version meant the default
+        for section, (old, new) in sections.items()
+        for key, value in new.items()
         if key != "global_batch_size"
     ]
     # as resolved: a directory without it follows the world size
