@@ -127,7 +127,7 @@ def test_names_that_cannot_be_are_one_line(make_run: Callable[..., Path], tmp_pa
     assert "no such run directory" in one_line(train(tmp_path / LONG_NAME))
     odd = tmp_path / "bad\udcff"
     make_run().rename(odd)
-    assert "bad\\udcff: its name is not UTF-8" in one_line(train(odd))
+    assert "bad\\udcff: not a UTF-8 name, so its checkpoints could not be read" in one_line(train(odd))
 
 
 @pytest.mark.parametrize("name", ["exit.json", ".lock", "resolved.json", "metrics.jsonl", "checkpoints"])
