@@ -7,12 +7,12 @@ from typing import Any
 import attrs
 
 from common.errors import BadInput
-from evaluation.export.run_cost import RunCost, cost_of
 from evaluation.registry import QUESTIONS
 from evaluation.shared.intervals import CONFIDENCE
 from evaluation.shared.load import ModelLocation, home_of
 from evaluation.shared.measure import EvaluationResult
 from evaluation.shared.results import read_results
+from evaluation.shared.run_cost import RunCost, cost_of
 from model.config import ModelConfig
 from training.checkpoints import directory as checkpoint
 from training.checkpoints.compatibility import listed
@@ -76,7 +76,7 @@ def _read(reference: str) -> Row:
         title=title,
         home=home,
         results=[result for result in results if result.model == title],
-        cost=cost_of(state, ModelLocation(home, home, home).record) if state else None,
+        cost=cost_of(ModelLocation(home, home, home), state) if state else None,
         validation_loss=state.get("validation_loss"),
         seed=config["train"]["random_seed"] if state else None,
         recipe=_recipe(state, _position(home, state)) if state else None,
