@@ -8,7 +8,7 @@ import pytest
 
 from tests.conftest import train, write_run
 from tests.evaluation.comparison.stored import evaluate
-from tests.tokens.prepare.test_prepare import PREPARE, run
+from tests.tokens.preparing import PREPARE, run
 
 
 @pytest.fixture(scope="session")
