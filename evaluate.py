@@ -28,7 +28,8 @@ EPILOG = """examples:
 Exit status: 0 done, 1 error or degenerate output, 2 usage, 75 stopped at --max-usd, 130 interrupted.
 """
 
-COMMANDS: dict[str, EvaluateCommand] = {**QUESTIONS, "compare": compare, "export": export}
+COMMANDS: dict[str, EvaluateCommand] = {name: question.command for name, question in QUESTIONS.items()}
+COMMANDS |= {"compare": compare, "export": export}
 
 
 def parse_arguments() -> argparse.Namespace:

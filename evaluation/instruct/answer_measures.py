@@ -14,7 +14,7 @@ MEASURES = {  # by the key of a stored result
 }
 
 
-def read_answer_scores(record: dict[str, Any]) -> list[EvaluationResult]:
+def read_results(record: dict[str, Any]) -> list[EvaluationResult]:
     """Return a stored result of `evaluate.py instruct`."""
     data = record["data"]
     return [

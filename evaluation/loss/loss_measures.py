@@ -44,7 +44,7 @@ HELD_OUT = Measure(
 BITS = Measure(name="bits/byte", unit="bits a byte", higher_is_better=False)  # on the same tokens: the same comparison
 
 
-def read_losses(record: dict[str, Any]) -> list[EvaluationResult]:
+def read_results(record: dict[str, Any]) -> list[EvaluationResult]:
     """Return a stored result of `evaluate.py loss`."""
     span, groups = record["range"], record["groups"]
     nats, tokens = np.array([groups["nats"], groups["tokens"]], np.float64)
