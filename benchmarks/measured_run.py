@@ -12,6 +12,7 @@ import math
 import os
 import statistics
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -35,8 +36,7 @@ from training.job import Job
 from training.parallel.process_group import Ranks, start, stop
 from training.planning.budget import Budget
 from training.state import StepSettings, TrainState
-from training.supervision.heartbeat import Watch
-from training.supervision.signals import StopSignals
+from training.supervision.heartbeat import Heartbeat
 from training.supervision.stop_request import StopRequest
 from training.telemetry.time_ledger import TimeLedger
 
@@ -65,7 +65,7 @@ class Clock(StopRequest):
     """Asked before every step whether to stop: notes the time; at the run's last step, or when time is up, ends it."""
 
     def __init__(self, ranks: Ranks, steps: int, deadline: float):
-        super().__init__(ranks, StopSignals())
+        super().__init__(ranks, threading.Event(), lambda: False)
         self.steps = steps
         self.deadline = deadline  # by time.perf_counter()
         self.times: list[float] = []
@@ -96,8 +96,8 @@ def main() -> int:
     try:
         run = load_run(arguments.run, [])
         ranks = start(None, run.train.timeout_seconds)
-        with Watch(ranks, run.train.timeout_seconds) as watch:
-            result = _measure(run, ranks, watch, arguments)
+        with Heartbeat(ranks, run.train.timeout_seconds) as heartbeat:
+            result = _measure(run, ranks, heartbeat, arguments)
         stop()
     except BadInput as error:
         print(f"train_speed.py: {error}", file=sys.stderr)
@@ -112,7 +112,7 @@ def main() -> int:
     return EXIT_DONE
 
 
-def _measure(run: Run, ranks: Ranks, watch: Watch, arguments: argparse.Namespace) -> dict[str, Any]:
+def _measure(run: Run, ranks: Ranks, heartbeat: Heartbeat, arguments: argparse.Namespace) -> dict[str, Any]:
     token_set = open_tokens(run, None, ranks, follow=False)
     plan = make_plan(run, ranks.world_size, token_set.lengths)
     numerics = resolve_numerics(run, plan, ranks)
@@ -123,7 +123,8 @@ def _measure(run: Run, ranks: Ranks, watch: Watch, arguments: argparse.Namespace
     trials = sorted({-(-size // 2), size}) if arguments.memory else []
     peaks = {trial: _peak_bytes(state, settings, ranks, trial) for trial in trials}
     clock = Clock(ranks, plan.steps - 1, arguments.deadline)
-    _run_loop(state, settings, watch, _make_job(run, plan, token_set, clock))
+    loop.StopRequest = lambda *_: clock  # type: ignore[attr-defined,assignment]
+    _run_loop(state, settings, heartbeat, _make_job(run, plan, token_set))
     profiled = kernel_seconds(lambda: take_steps(state, settings, ranks, 1)) if arguments.kernels else None
     return {
         "numerics": {**attrs.asdict(numerics), "attention": attention_backends() if _cuda(ranks) else "cpu"},
@@ -176,13 +177,13 @@ def _peak_bytes(state: TrainState, settings: StepSettings, ranks: Ranks, microba
     return peak_memory_bytes(device)
 
 
-def _make_job(run: Run, plan: Plan, token_set: TokenSet, clock: Clock) -> Job:
+def _make_job(run: Run, plan: Plan, token_set: TokenSet) -> Job:
     return Job(
         run=run,
         plan=plan,
         reading=make_reading(run, plan, token_set),
         validation=None,
-        stop_request=clock,
+        stop_asked=threading.Event(),
         last_step=plan.steps,
         price_per_hour=None,
         budget=Budget(),
@@ -192,8 +193,8 @@ def _make_job(run: Run, plan: Plan, token_set: TokenSet, clock: Clock) -> Job:
     )
 
 
-def _run_loop(state: TrainState, settings: StepSettings, watch: Watch, job: Job) -> None:
-    steps = loop.Loop(state, settings, watch, job, TimeLedger(time.perf_counter(), None))
+def _run_loop(state: TrainState, settings: StepSettings, heartbeat: Heartbeat, job: Job) -> None:
+    steps = loop.Loop(state, settings, heartbeat, job, TimeLedger(time.perf_counter(), None))
     try:
         steps.train([])
     except Enough:

@@ -2,11 +2,11 @@
 
 import math
 import sys
+import threading
 from pathlib import Path
 
 import attrs
 import torch
-import torch.distributed as dist
 
 from common.errors import EXIT_DONE, EXIT_ERROR, EXIT_STOPPED, BadInput, printable
 from model.gpt import GPT, initialize
@@ -25,7 +25,7 @@ from training.job import Job
 from training.loop import Loop
 from training.optimizer import Optimizer
 from training.options import Options
-from training.parallel.process_group import Ranks, from_coordinator, start, stop, together
+from training.parallel.process_group import Ranks, from_coordinator, stop, together
 from training.parallel.wrap import Parallel, Wrapping
 from training.planning.budget import expected_save_seconds
 from training.precision import LossScale, Numerics
@@ -33,8 +33,8 @@ from training.replay import replay
 from training.self_test import self_test
 from training.spike_guard import Guard
 from training.state import Position, StepSettings, TrainState
-from training.supervision.heartbeat import Watch
-from training.supervision.stop_request import StopRequest
+from training.supervision.heartbeat import Heartbeat
+from training.supervision.supervision import Supervision
 from training.telemetry.chart import CHART
 from training.telemetry.metrics_log import METRICS, MetricsLog, count_unreadable
 from training.telemetry.progress_bar import duration
@@ -42,31 +42,17 @@ from training.telemetry.time_ledger import TimeLedger, read_earlier, table
 from training.validation import Validation
 
 
-def run_session(run: Run, options: Options) -> int:
+def run_session(run: Run, options: Options, supervision: Supervision) -> int:
     """Train the run and return the exit status. Call it on every rank. Raises BadInput and Diverged."""
     ledger = TimeLedger(options.began, options.price_per_hour)
-    ranks, watch = _join(run, options)
-    with watch:
-        options.signals.explain_stop = watch.explain_stop
-        if options.signals.claim is not None:
-            watch.on_lost = options.signals.claim.lost
-        status = _train(run, options, ranks, ledger, watch)
+    with supervision.join(options.device, run.train.timeout_seconds) as heartbeat:
+        status = _train(run, options, ledger, supervision, heartbeat)
     stop()  # not after an exception: to leave NCCL's group can wait for peers that are in a collective
     return status
 
 
-def _join(run: Run, options: Options) -> tuple[Ranks, Watch]:
-    """Meet the other ranks. Raises BadInput, on this rank alone, when torchrun is gone."""
-    try:
-        ranks = start(options.device, run.train.timeout_seconds)
-        return ranks, Watch(ranks, run.train.timeout_seconds)
-    except dist.DistError as error:
-        if options.signals.claim is not None:
-            options.signals.claim.lost()
-        raise BadInput("torchrun is gone, or does not answer; run the same command again", alone=True) from error
-
-
-def _train(run: Run, options: Options, ranks: Ranks, ledger: TimeLedger, watch: Watch) -> int:
+def _train(run: Run, options: Options, ledger: TimeLedger, supervision: Supervision, heartbeat: Heartbeat) -> int:
+    ranks = heartbeat.ranks
     with ledger.start_up():
         _say(ranks, list(run.notices))
         if ranks.device.type == "cuda" and run.train.compile is not False:
@@ -80,12 +66,15 @@ def _train(run: Run, options: Options, ranks: Ranks, ledger: TimeLedger, watch: 
         _say(ranks, _introduction(run, plan, numerics, ranks))
         state = make_state(make_network(run), run, plan, numerics, ranks)
         settings = make_settings(run, plan, numerics)
-        job = _make_job(run, plan, token_set, numerics, ranks, options)
+        job = _make_job(run, plan, token_set, numerics, ranks, options, supervision.stop_asked)
         if options.replay is not None:
             return _replay(job, options, state, settings, ranks)
+        if from_coordinator(ranks, lambda: supervision.resumed):
+            options = attrs.evolve(
+                options, resume="auto"
+            )  # this job has done what --resume asks; torchrun restarted it
         changes = _resume(job, options, state, ranks)
-        if options.signals.claim is not None:
-            options.signals.claim.resume_done()
+        supervision.resume_done()
         ledger.earlier = from_coordinator(ranks, lambda: read_earlier(run.directory, state.position.elapsed_seconds))
         if state.position.step >= job.last_step:
             _say(ranks, [_nothing_to_do(run, plan, state.position)])
@@ -96,15 +85,13 @@ def _train(run: Run, options: Options, ranks: Ranks, ledger: TimeLedger, watch: 
         job = attrs.evolve(job, config={**job.config, "self_test": outcome})
         from_coordinator(ranks, lambda: write_record(run, job.config, token_set, ranks, job.price_per_hour))
         _say(ranks, from_coordinator(ranks, lambda: _check_metrics(run)))
-    options.signals.training_begins()
-    loop = Loop(state, settings, watch, job, ledger)
-    watch.on_orphaned = options.signals.ask
+    supervision.begin_training()
+    loop = Loop(state, settings, heartbeat, job, ledger)
     finished, drawn = None, False
     try:
         finished = loop.train(changes)
         status = EXIT_DONE if finished else EXIT_STOPPED
-        if options.signals.claim is not None:
-            options.signals.claim.end(status)  # the chart may take longer than torchrun waits
+        supervision.end(status)  # the chart may take longer than torchrun waits
         if loop.chart is not None:
             drawn = loop.chart.finish()
     finally:
@@ -173,9 +160,6 @@ def make_settings(run: Run, plan: Plan, numerics: Numerics) -> StepSettings:
 def _resume(job: Job, options: Options, state: TrainState, ranks: Ranks) -> list[str]:
     """Load the wanted checkpoint, if there is one, into the state; return how the run's numerics changed since."""
     directory, wanted = job.run.directory, options.resume
-    claim = options.signals.claim  # rank 0's
-    if from_coordinator(ranks, lambda: claim is not None and claim.resumed):
-        wanted = "auto"  # this job has obeyed its --resume, before torchrun started it anew
     _say(ranks, from_coordinator(ranks, lambda: archive.restore(directory)))
     path = None
     if wanted == "never":
@@ -221,7 +205,13 @@ def _replay(job: Job, options: Options, state: TrainState, settings: StepSetting
 
 
 def _make_job(  # noqa: PLR0913, PLR0917
-    run: Run, plan: Plan, token_set: TokenSet, numerics: Numerics, ranks: Ranks, options: Options
+    run: Run,
+    plan: Plan,
+    token_set: TokenSet,
+    numerics: Numerics,
+    ranks: Ranks,
+    options: Options,
+    stop_asked: threading.Event,
 ) -> Job:
     validation, held_out = None, token_set.validation
     if held_out is not None and held_out.validation is not None:
@@ -231,7 +221,7 @@ def _make_job(  # noqa: PLR0913, PLR0917
         plan=plan,
         reading=make_reading(run, plan, token_set),
         validation=validation,
-        stop_request=StopRequest(ranks, options.signals),
+        stop_asked=stop_asked,
         last_step=plan.steps if options.max_steps is None else min(plan.steps, options.max_steps),
         price_per_hour=options.price_per_hour,
         budget=options.budget,

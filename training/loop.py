@@ -23,7 +23,8 @@ from training.planning.budget import expected_save_seconds
 from training.prefetch import Feed
 from training.state import StepSettings, TrainState
 from training.step import StepResult, train_step
-from training.supervision.heartbeat import Watch
+from training.supervision.heartbeat import Heartbeat
+from training.supervision.stop_request import StopRequest
 from training.telemetry.chart import ChartProcess
 from training.telemetry.metrics_log import MetricsLog
 from training.telemetry.progress_bar import ProgressBar, Status
@@ -45,9 +46,9 @@ def checkpoint_due(job: Job, step: int) -> bool:
 class Loop:
     """Trains from where `state` stands. One object per process; rank 0's writes and shows."""
 
-    def __init__(self, state: TrainState, settings: StepSettings, watch: Watch, job: Job, ledger: TimeLedger):
-        self.state, self.settings, self.watch, self.job, self.ledger = state, settings, watch, job, ledger
-        ranks, position = watch.ranks, state.position
+    def __init__(self, state: TrainState, settings: StepSettings, heartbeat: Heartbeat, job: Job, ledger: TimeLedger):
+        self.state, self.settings, self.heartbeat, self.job, self.ledger = state, settings, heartbeat, job, ledger
+        ranks, position = heartbeat.ranks, state.position
         self.ranks = ranks
         self.peak = peak_flops(ranks.device)
         self.feed = Feed(job.reading, ranks, position.step, job.last_step)
@@ -60,7 +61,7 @@ class Loop:
         self.token_watch = TokenWatch(streams, job.token_digests)
         self.saver = Saver(job.run.directory / "checkpoints", job.run.train.keep_checkpoints, state, ranks, job.config)
         self._save_seconds = expected_save_seconds(job.run.model)
-        job.stop_request.condition = self._budget_reached
+        self.stop_request = StopRequest(ranks, job.stop_asked, self._budget_reached)
         self._best = (position.best_step, position.best_validation_loss)  # of what is on the disk
         self._newest_save = position.step or None  # step of the newest checkpoint, be it still in flight
         self._told_save: int | None = None  # step of the last save whose end was told
@@ -101,13 +102,13 @@ class Loop:
     def _run_steps(self) -> bool:
         self._catch_up()
         for step in range(self.first_step, self.job.last_step):
-            if self.job.stop_request.agreed():
+            if self.stop_request.agreed():
                 self._stop_early()
                 return False
             if self.job.reading.grows and not self._data_is_there(step):
                 self._stop_early()
                 return False
-            self.watch.step = step + 1
+            self.heartbeat.begin_step(step + 1)
             result = train_step(self.state, self.settings, self.ranks, step, self.feed.next)
             self._finish_step(step + 1, result)
             collect_between_steps(step + 1 - self.first_step)
@@ -140,7 +141,7 @@ class Loop:
                 self.bar.say(line)
 
         began = time.perf_counter()
-        there = wait_for_step(self.job.reading, step, self.ranks, self.job.stop_request, say)
+        there = wait_for_step(self.job.reading, step, self.ranks, self.stop_request, say)
         self.feed.waited_seconds += time.perf_counter() - began
         return there
 
@@ -250,7 +251,7 @@ class Loop:
     def _validate(self) -> None:
         assert self.job.validation is not None
         with self.ledger.measure("validation"):
-            loss = self.job.validation.measure(self.state, self.settings, self.ranks, self.job.stop_request)
+            loss = self.job.validation.measure(self.state, self.settings, self.ranks, self.stop_request)
         if loss is None:
             return
         best = self.state.position.best_validation_loss
@@ -318,7 +319,7 @@ class Loop:
 
     def stopped_by(self) -> str:
         """Return what asked for the stop that was agreed on: a signal, or the option that limits the run."""
-        left = None if self.job.stop_request.signalled else self.job.budget.seconds_left(self.ledger)
+        left = None if self.stop_request.signalled else self.job.budget.seconds_left(self.ledger)
         return "signal" if left is None else left[1]
 
     def _sources(self) -> list[dict[str, Any]]:

@@ -21,7 +21,7 @@ from common.errors import BadInput
 from model.config import GPT2_SIZES
 from tests import launch
 from tests.conftest import ROOT, TINY_MODEL, train
-from tests.training.supervision.test_signals import SLOW, outcome
+from tests.training.supervision.runs import SLOW, outcome
 from tests.training.test_build import one_line
 from training.config.batch_plan import count_due, make_plan
 from training.config.train_config import load_run
