@@ -37,7 +37,7 @@ class Publication:
 
     repository: str | None  # OWNER/NAME; None: no upload
     private: bool
-    license_name: str | None  # an identifier of the hub
+    license_name: str | None  # identifier on the hub
 
     def check(self) -> None:
         """Raise BadInput for what the hub would refuse, before anything is written."""
@@ -95,7 +95,7 @@ def push(directory: Path, publication: Publication) -> str:
         upload(api, repository, files, "model", "A model trained by Lockstep")
     except BadInput:
         raise
-    except Exception as error:  # the hub client raises errors of its own and lets its transport's through
+    except Exception as error:  # the hub client raises its own errors and those of its transport
         raise BadInput(f"model {repository}: cannot be uploaded: {explained(error)}") from error
     return str(url)
 

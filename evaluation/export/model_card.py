@@ -76,7 +76,7 @@ def _shape(trained: Trained, config: ModelConfig) -> Iterator[tuple[str, str]]:
 
 
 def _training(place: ModelLocation) -> Iterator[tuple[str, str]]:
-    """Yield the known facts of the training run."""
+    """Yield the recorded facts of the training run."""
     if not place.is_own:
         return
     state = checkpoint.read_state(place.path)
@@ -114,10 +114,10 @@ def _losses(place: ModelLocation, state: dict[str, Any]) -> Iterator[tuple[str, 
         if "train_loss" in record and record["step"] <= state["step"]
     ]
     if losses:
-        yield "training loss", f"{losses[-1]:.4f} nats a token"
+        yield "training loss", f"{losses[-1]:.4f} nats per token"
     loss = state["validation_loss"]
     if loss is not None:
-        yield "validation loss", f"{loss:.4f} nats a token (perplexity {math.exp(loss):,.2f})"
+        yield "validation loss", f"{loss:.4f} nats per token (perplexity {math.exp(loss):,.2f})"
 
 
 def _optimizer(train: dict[str, Any]) -> str:

@@ -1,9 +1,8 @@
-"""How well a model predicts text that it has not seen: nats a token, perplexity, bits a byte, each with its error.
+"""Held-out loss: nats per token, perplexity and bits per byte of unseen text, with standard errors.
 
-A range of a token file is read in windows of the model's context, side by side; the first token of the range has no
-prediction, so `count` predictions need count + 1 tokens. Batches are the same on any number of ranks, on a CPU each
-rank has one thread, and losses are added up in their order, in fp64: the result has the same bits on any number of
-ranks.
+A range of a token file is read in adjacent windows of the model's context; the first token of the range has no
+prediction, so `count` predictions need count + 1 tokens. Batches do not depend on the number of ranks, on a CPU each
+rank has one thread, and losses are summed in order, in fp64: the result has the same bits on any number of ranks.
 """
 
 import hashlib
@@ -35,12 +34,12 @@ from training.checkpoints.compatibility import listed
 from training.parallel.process_group import Ranks
 
 FIRST_TOKEN, TOKENS = 50_000_000, 19_660_800  # the range on which gpjt/ddp-base-model-from-scratch compares its models
-BATCH_TOKENS = 1 << 12  # in a forward pass; of GPT-2's vocabulary their logits are 0.8 GB
+BATCH_TOKENS = 1 << 12  # in a forward pass: 0.8 GB of logits with GPT-2's vocabulary
 
 
 @attrs.frozen(kw_only=True)
 class Range:
-    """The tokens start + 1 .. start + count of a split, which are predicted."""
+    """A range of a split: tokens start + 1 .. start + count are predicted."""
 
     directory: Path
     split: str
@@ -53,7 +52,7 @@ class Range:
 
 @attrs.frozen(kw_only=True)
 class HeldOutLoss:
-    """What a model scores on a range. Standard errors are over documents, which differ more than their tokens do."""
+    """A model's loss on a range. Standard errors are over documents, as tokens of one document are correlated."""
 
     tokens: int
     documents: int  # that the range touches
@@ -67,19 +66,20 @@ class HeldOutLoss:
 
 
 def token_directory(places: list[ModelLocation]) -> Path:
-    """Return the token directory of the first run among models. Raises BadInput where it has none, or several."""
+    """Return the token directory of the first run among models. Raises BadInput where it is not unique."""
     known = next((place.record["token_files"] for place in places if "token_files" in place.record), None)
     if not isinstance(known, str):
-        raise BadInput(f"{places[0].path}: does not tell one token directory; pass it with --tokens DIR")
+        raise BadInput(f"{places[0].path}: names no single token directory; pass --tokens DIR")
     return Path(known)
 
 
 def choose_range(
     directory: Path, split: str, start: int | None, count: int | None, places: list[ModelLocation]
 ) -> Range:
-    """Return the range that is asked for; or gpjt's, capped to what is there; or what follows the validated tokens.
+    """Return the requested range; by default gpjt's, cut to the stream.
 
-    That is in streams that end before gpjt's begins. Raises BadInput where nothing is left.
+    In a stream that ends before gpjt's range the default follows the validated tokens. Raises BadInput where no token
+    is left.
     """
     length = open_split(directory, split).length
     if start is None:
@@ -108,7 +108,7 @@ def check_unseen(place: ModelLocation, span: Range) -> None:
 
 
 def identity(span: Range) -> dict[str, Any]:
-    """Return what tells a range from others, as JSON: where it lies, and the sha256 of its tokens as 32-bit numbers."""
+    """Return a range's identity as JSON: its position, and the sha256 of its tokens as 32-bit integers."""
     tokens = open_split(span.directory, span.split).read(span.start, span.count + 1)
     return {
         "tokens": str(span.directory),
@@ -137,13 +137,13 @@ def measure(trained: Trained, span: Range, ranks: Ranks) -> HeldOutLoss:
 
 
 def describe(result: HeldOutLoss) -> str:
-    """Return a result for people."""
+    """Return a result as a line of text."""
     nats = plus_minus(result.nats_per_token, result.nats_per_token_error, 4)
     bits = plus_minus(result.bits_per_byte, result.bits_per_byte_error, 4)
     documents = "1 document" if result.documents == 1 else f"{result.documents:,} documents"
     return (
-        f"{nats} nats a token, perplexity {result.perplexity:,.2f}, {bits} bits a byte, over {result.tokens:,} tokens "
-        f"of {documents}"
+        f"{nats} nats per token, perplexity {result.perplexity:,.2f}, {bits} bits per byte, over {result.tokens:,} "
+        f"tokens of {documents}"
     )
 
 
@@ -174,10 +174,7 @@ def prediction_losses(network: GPT, tokens: Tensor) -> Tensor:
 
 
 def summary(losses: np.ndarray, targets: np.ndarray, tokenizer: Tokenizer) -> HeldOutLoss:
-    """Return means and their standard errors from the loss of each target, both (count,).
-
-    The errors take documents as the units.
-    """
+    """Return means and their standard errors over documents, from the loss of each target, both (count,)."""
     ends = np.flatnonzero(targets == tokenizer.end_of_text_id) + 1
     begins = np.unique(np.concatenate([[0], ends[ends < len(targets)]])).astype(np.int64)
     nats = np.add.reduceat(losses.astype(np.float64), begins)
@@ -199,7 +196,7 @@ def summary(losses: np.ndarray, targets: np.ndarray, tokenizer: Tokenizer) -> He
 
 
 def byte_lengths(tokenizer: Tokenizer) -> np.ndarray:
-    """Return how many bytes of text each id stands for, int64 (vocabulary_size,); the end of text for none."""
+    """Return the bytes of text of each id, int64 (vocabulary_size,); none for the end of text."""
     lengths = np.zeros(tokenizer.vocabulary_size, np.int64)
     for token, number in tokenizer.ranks().items():
         lengths[number] = len(token)
@@ -208,19 +205,21 @@ def byte_lengths(tokenizer: Tokenizer) -> np.ndarray:
 
 @attrs.frozen
 class _Seen:
-    how: str
+    how: str  # "trained" or "validated"
     begin: int
     end: int  # token behind the last one
 
 
 def _seen(place: ModelLocation, directory: Path, split: str) -> list[_Seen]:
-    """Return what of a stream a run has read; nothing where that is not known."""
+    """Return the ranges of a stream that a run has read; none where that is unknown."""
     if not place.is_own:
         return []
     config = checkpoint.read_state(place.path)["config"]
     train, held_out = config["train"], config.get("validation_stream")
     length, streams = open_split(directory, split).length, listed(config.get("train_stream", []))
-    sources = config.get("sources") or [{"tokens": None, "epochs": None}] * len(streams)  # of older versions: not known
+    sources = config.get("sources") or [{"tokens": None, "epochs": None}] * len(
+        streams
+    )  # older versions did not record it
     seen = []
     for stream, source in zip(streams, sources, strict=True):
         if source["tokens"] != 0 and _is_same(stream, "train", directory, split):
@@ -235,7 +234,7 @@ def _seen(place: ModelLocation, directory: Path, split: str) -> list[_Seen]:
 
 
 def _is_same(recorded: dict[str, Any], recorded_split: str, directory: Path, split: str) -> bool:
-    """Tell whether a stream is the one of a run's record; while a run follows tokens, only their plan is known."""
+    """Tell whether a stream is that of a run's record, which for growing tokens has a plan in place of a sha256."""
     planned = (
         recorded_split == split and recorded.get("plan") is not None and recorded["plan"] == finished_by(directory)
     )
@@ -253,7 +252,7 @@ def _digests(directory: Path, split: str) -> list[str]:
 
 
 def _check_tokenizer(trained: Trained, stream: TokenStream, span: Range) -> None:
-    """Raise BadInput for tokens that another tokenizer made, where that can be told."""
+    """Raise BadInput for tokens of another tokenizer, where a manifest names it."""
     manifest, ours = read_manifest(span.directory), trained.tokenizer
     if manifest is not None:
         theirs = manifest.tokenizer
@@ -263,7 +262,7 @@ def _check_tokenizer(trained: Trained, stream: TokenStream, span: Range) -> None
             ranks.is_file() and load_tokenizer(str(ranks)).ranks() != ours.ranks()
         ):
             raise BadInput(
-                f"{span.directory}: its tokens are of the tokenizer {theirs['name']}, those of {trained.place.path} of "
-                f"{ours.name}; prepare the text with that one"
+                f"{span.directory}: its tokens are of tokenizer {theirs['name']}, but {trained.place.path} uses "
+                f"{ours.name}; prepare the text with {ours.name}"
             )
     stream.check_ids(span.start, span.count + 1, ours.vocabulary_size)

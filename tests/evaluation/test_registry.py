@@ -53,7 +53,7 @@ def test_a_registered_question_is_a_column(tmp_path: Path, monkeypatch: pytest.M
     found = compare(rows_of(*homes))
     assert found.columns == ["model", "held-out loss", "bits/byte", "rhymes"]
     assert [row[-1].text for row in found.rows] == ["12 ± 1", "7 ± 1", "12111 [1]"]
-    assert "rhymes: a is above b by 5 [4, 6] lines; no winner: the seed noise is not known" in found.statements
+    assert "rhymes: a is above b by 5 [4, 6] lines; no winner: the seed noise is unknown" in found.statements
     assert "poetry: of 10 sonnets" in found.notes and "[1] Faust" in found.notes
 
 

@@ -127,7 +127,7 @@ def test_the_card_tells_what_the_run_was(make_run: Callable[..., Path], tmp_path
         "# named",
         f"| tokens | {state['tokens']:,} |",
         f"| global batch | {batch} sequences of {length} tokens, {batch * length:,} tokens |",
-        f"| validation loss | {loss:.4f} nats a token (perplexity {math.exp(loss):,.2f}) |",
+        f"| validation loss | {loss:.4f} nats per token (perplexity {math.exp(loss):,.2f}) |",
         f"| seed | {state['config']['train']['random_seed']} |",
         "at $3.29 an hour |",
         "| machine | 1 x ",
@@ -145,7 +145,7 @@ def test_a_published_model_is_the_exported_one_and_can_be_asked(
     assert train(run, "--max-steps", "2").returncode == 0
     nobody = evaluate("export", run, tmp_path / "out", "--push", "owner/model", environment=at_hub(hub, None))
     assert nobody.returncode == 1
-    assert "no token of the Hugging Face hub" in nobody.stderr
+    assert "no access token of the Hugging Face hub" in nobody.stderr
     assert not (tmp_path / "out").exists()
     done = evaluate("export", run, tmp_path / "out", "--push", "owner/model", environment=at_hub(hub))
     assert done.returncode == 0, done.stderr
@@ -205,7 +205,7 @@ def test_what_cannot_be_loaded_is_one_line(make_run: Callable[..., Path], tmp_pa
 
     assert f"{exported}: exists; pass another folder" in refused("export", run, exported)
     assert "no such directory" in refused("smoke", tmp_path / "absent")
-    assert "--checkpoint best names one of a run directory" in refused("smoke", exported, "--checkpoint", "best")
+    assert "--checkpoint best applies to a run directory" in refused("smoke", exported, "--checkpoint", "best")
     (tmp_path / "empty").mkdir()
     assert "no model; wanted a run directory" in refused("smoke", tmp_path / "empty")
     assert "unknown" in refused("export", run, tmp_path / "new", "--tokenizer", "bert")
@@ -214,7 +214,7 @@ def test_what_cannot_be_loaded_is_one_line(make_run: Callable[..., Path], tmp_pa
     config.write_text(json.dumps(json.loads(good) | {"activation_function": "relu"}))
     assert "activation_function: got 'relu', wanted 'gelu_new'" in refused()
     config.write_text(json.dumps({key: value for key, value in json.loads(good).items() if key != "n_head"}))
-    assert "got no n_head" in refused()
+    assert "got none of n_head" in refused()
     config.write_text("{")
     assert "not JSON" in refused()
     config.write_text(good)

@@ -122,8 +122,8 @@ def test_both_ways_are_counted_the_same_on_any_number_of_ranks(trained: Path, tm
     assert first["completion"]["hits"] != first["lm_eval"]["hits"]
     assert 0 < len(cut) < len(rows)
     assert first["cut"] == len(cut)
-    assert f"the context did not hold all of {len(cut)} items" in done.stdout
-    assert "as build-nanogpt and llm.c count; GPT-2 124M has acc 0.2859, acc_norm 0.2955 on all 10,042" in done.stdout
+    assert f"; {len(cut)} items were cut to the context" in done.stdout
+    assert "convention of build-nanogpt and llm.c; GPT-2 124M: acc 0.2859, acc_norm 0.2955 on all 10,042" in done.stdout
     assert f"completion: acc {first['completion']['acc']:.4f} ± " in done.stdout
 
 
@@ -139,7 +139,7 @@ def test_the_hubs_parquet_counts_as_the_file_does(trained: Path, tmp_path: Path)
         done = hellaswag(trained, "--count", "9", environment=at_hub(hub, None))
         assert done.returncode == 0, done.stderr
         absent = hellaswag(trained, "--data", "owner/absent", environment=at_hub(hub, None))
-        assert "owner/absent: no such file, and no dataset of the hub that can be had" in absent.stderr
+        assert "owner/absent: no such file, and no dataset available on the hub" in absent.stderr
         assert not any("train-00000" in line for line in hub.requests if line.startswith("GET"))
     assert hellaswag(trained, "--count", "9", "--data", tmp_path / "items.jsonl").returncode == 0
     there, here = ({**result, "time": "", "data": ""} for result in results(trained)[-2:])
@@ -187,7 +187,7 @@ def test_items_that_cannot_be_counted_are_one_line(trained: Path, tmp_path: Path
     assert f"{data}: line 2: not JSON" in refused(ITEM, '{"ind": 4, ')
     assert f"{data}: item 2: endings: wanted 4 texts" in refused(ITEM, ITEM | {"endings": ["a", "b", "c"]})
     unlabelled = {key: value for key, value in ITEM.items() if key != "label"}
-    assert "item 1: label: got '', wanted 0 to 3; the test split has none" in refused(unlabelled)
+    assert "item 1: label: got '', wanted 0 to 3; the test split has no labels" in refused(unlabelled)
     assert "item 1: ctx_a: got None, wanted a text" in refused(ITEM | {"ctx_a": None})
     assert "holds no items" in refused()
     assert "--count: got 2, but" in refused(ITEM, options=("--count", "2"))

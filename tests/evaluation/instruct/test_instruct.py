@@ -199,7 +199,7 @@ def test_what_cannot_be_learned_from_is_one_line(make_run: Callable[..., Path], 
         assert len(said) == 1
         return said[0]
 
-    assert "wanted one of 1, 2, 4, 8, which share a batch to the bit" in refused("--data", data, ranks=3)
+    assert "wanted one of 1, 2, 4, 8, on which a batch has the same bits" in refused("--data", data, ranks=3)
     assert "no/such.json: cannot be read" in refused("--data", "no/such.json", ranks=2)
     file = ("--data", data, "--output", data / "answers")
     assert "answers: cannot be written: Not a directory; pass another --output" in refused(*file)
@@ -240,5 +240,5 @@ def test_ctrl_c_is_one_line(make_run: Callable[..., Path], data: Path) -> None:
     stopped = launch.start(ROOT / "evaluate.py", "instruct", str(run), *options)
     assert stopped.stdout.readline().startswith(str(run))
     stopped.send_signal(signal.SIGINT)
-    assert stopped.communicate(60)[1].splitlines()[-1] == "evaluate.py: interrupted; what was measured before is kept"
+    assert stopped.communicate(60)[1].splitlines()[-1] == "evaluate.py: interrupted; results so far are stored"
     assert stopped.returncode == 130
