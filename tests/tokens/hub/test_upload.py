@@ -97,7 +97,9 @@ def test_what_cannot_be_published_is_refused_before_anything_is_sent(prepared: P
     )
     assert "tokens: not a repository name; wanted OWNER/NAME" in refusal(push(hub, prepared, "tokens"))
     assert "wanted OWNER/NAME" in refusal(push(hub, prepared, "datasets/owner/tokens"))
-    assert "--license: got 'a: b', wanted an identifier" in refusal(push(hub, prepared, NAME, "--license", "a: b"))
+    assert "--license: got 'a: b', wanted a license identifier" in refusal(
+        push(hub, prepared, NAME, "--license", "a: b")
+    )
     assert "manifest.json: missing; only a finished preparation" in refusal(push(hub, tmp_path, NAME))
     manifest = (prepared / "manifest.json").read_text()
     (prepared / "manifest.json").write_text(
