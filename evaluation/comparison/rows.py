@@ -20,13 +20,8 @@ from training.telemetry.metrics_log import EVALUATIONS
 
 # Keys of train.json whose resolved values are in the recipe instead: tokens, updates, sequences per update.
 RESOLVED_KEYS = ("dataset", "min_train_tokens", "global_batch_size", "precision")
-UNREADABLE = (
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    TypeError,
-    ValueError,
-)  # raised for a result of another form
+# Raised by a result of another form.
+UNREADABLE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 
 @attrs.frozen(kw_only=True)
