@@ -48,6 +48,21 @@ def upload(api: "HfApi", repository: str, files: dict[str, Path | bytes], kind: 
     api.create_commit(repository, operations, commit_message=message, repo_type=kind)
 
 
+def download_snapshot(repository: str, kind: str, patterns: list[str], problem: str, advice: str = "") -> Path:
+    """Download the matching files of a repository; return their folder. `kind`: "model" or "dataset".
+
+    Raises BadInput, `problem` with the hub's reason and `advice`, where that fails.
+    """
+    from huggingface_hub import snapshot_download
+
+    show_bars_in_terminals_only()
+    try:
+        return Path(snapshot_download(repository, repo_type=kind, allow_patterns=patterns))
+    except Exception as error:  # the hub client raises its own errors and those of its transport
+        detail = " ".join(str(error).split()) or type(error).__name__
+        raise BadInput(f"{repository}: {problem}: {detail}{advice}") from error
+
+
 def show_bars_in_terminals_only() -> None:
     """Disable the client's progress bars where stderr is not a terminal."""
     from huggingface_hub.utils.tqdm import disable_progress_bars

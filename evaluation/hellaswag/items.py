@@ -8,7 +8,7 @@ import attrs
 
 from common.errors import BadInput, quoted
 from common.files import sha256
-from common.hub_client import show_bars_in_terminals_only
+from common.hub_client import download_snapshot
 from common.json_files import read_every_line
 
 PATTERNS = ["*validation*.parquet", "*validation*.jsonl"]  # validation split of a dataset on the hub
@@ -81,17 +81,9 @@ def _download(source: str) -> Path:
     """Return the file of a hub dataset's validation split."""
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", source, re.ASCII) or source.endswith(".jsonl"):
         raise BadInput(f"{source}: no such file; wanted HellaSwag's items as JSON Lines, or OWNER/NAME on the hub")
-    from huggingface_hub import snapshot_download
-
-    show_bars_in_terminals_only()
-    try:
-        folder = Path(snapshot_download(source, repo_type="dataset", allow_patterns=PATTERNS))
-    except Exception as error:  # the hub client raises its own errors and those of its transport
-        detail = " ".join(str(error).split()) or type(error).__name__
-        raise BadInput(
-            f"{source}: no such file, and no dataset available on the hub: {detail}; pass hellaswag_val.jsonl of "
-            "github.com/rowanz/hellaswag with --data"
-        ) from error
+    problem = "no such file, and no dataset available on the hub"
+    advice = "; pass hellaswag_val.jsonl of github.com/rowanz/hellaswag with --data"
+    folder = download_snapshot(source, "dataset", PATTERNS, problem, advice)
     found = sorted(path for pattern in PATTERNS for path in folder.rglob(pattern))
     if len(found) != 1:
         raise BadInput(f"{source}: got {len(found)} files of a validation split, wanted 1; pass a file with --data")

@@ -32,15 +32,8 @@ def run(arguments: argparse.Namespace) -> None:
     """Print and store each model's loss on a range of tokens; under torchrun the ranks share the work."""
     import attrs
 
-    from evaluation.loss.held_out_loss import (
-        Range,
-        check_unseen,
-        choose_range,
-        describe,
-        identity,
-        measure,
-        token_directory,
-    )
+    from evaluation.loss.held_out_loss import describe, measure
+    from evaluation.loss.token_range import Range, check_unseen, choose_range, identity, token_directory
     from evaluation.shared.load import ModelLocation, load_on_all, locate
     from evaluation.shared.results import append_result
     from training.parallel.process_group import from_coordinator, start, stop

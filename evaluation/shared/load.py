@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from common.errors import BadInput
-from common.hub_client import show_bars_in_terminals_only
+from common.hub_client import download_snapshot
 from common.json_files import read_json
 from evaluation.shared.foreign import CONFIG_FILES, INDEX, check_foreign, load_foreign
 from model.config import ModelConfig
@@ -146,14 +146,7 @@ def _download(reference: str) -> Path:
         raise BadInput(
             f"{reference}: no such directory; wanted a run, a checkpoint, or OWNER/NAME of a model on the hub"
         )
-    from huggingface_hub import snapshot_download
-
-    show_bars_in_terminals_only()
-    try:
-        return Path(snapshot_download(reference, allow_patterns=HUB_FILES))
-    except Exception as error:  # the hub client raises its own errors and those of its transport
-        detail = " ".join(str(error).split()) or type(error).__name__
-        raise BadInput(f"{reference}: no such directory, and no model available on the hub: {detail}") from error
+    return download_snapshot(reference, "model", HUB_FILES, "no such directory, and no model available on the hub")
 
 
 def _tokenizer(place: ModelLocation, wanted: str | None, config: ModelConfig) -> Tokenizer:
