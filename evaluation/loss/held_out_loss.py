@@ -131,13 +131,13 @@ def _check_tokenizer(trained: Trained, stream: TokenStream, span: Range) -> None
     manifest, ours = read_manifest(span.directory), trained.tokenizer
     if manifest is not None:
         theirs = manifest.tokenizer
-        sizes = (theirs["vocabulary_size"], theirs["end_of_text_id"])
+        sizes = (theirs.vocabulary_size, theirs.end_of_text_id)
         ranks = span.directory / RANKS_FILE
         if sizes != (ours.vocabulary_size, ours.end_of_text_id) or (
             ranks.is_file() and load_tokenizer(str(ranks)).ranks() != ours.ranks()
         ):
             raise BadInput(
-                f"{span.directory}: its tokens are of tokenizer {theirs['name']}, but {trained.place.path} uses "
+                f"{span.directory}: its tokens are of tokenizer {theirs.name}, but {trained.place.path} uses "
                 f"{ours.name}; prepare the text with {ours.name}"
             )
     stream.check_ids(span.start, span.count + 1, ours.vocabulary_size)

@@ -10,10 +10,9 @@ import attrs
 from common.errors import BadInput
 from common.files import sha256
 from evaluation.shared.load import ModelLocation
-from tokens.format.manifest import read_manifest
+from tokens.format.manifest import finished_by, read_manifest
 from tokens.format.token_file import open_split
 from tokens.hub.download import hub_name
-from tokens.prepare.growing_tokens import finished_by
 from training.checkpoints import directory as checkpoint
 from training.checkpoints.compatibility import listed
 

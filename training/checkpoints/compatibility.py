@@ -9,8 +9,8 @@ import attrs
 
 from common.errors import BadInput
 from common.files import replace_file, writing
+from tokens.format.manifest import finished_by
 from tokens.format.token_file import TokenStream
-from tokens.prepare.growing_tokens import finished_by
 from tokens.tokenizer.tokenizer import RANKS_FILE
 from training.checkpoints import directory as checkpoint
 from training.config.batch_plan import Plan
@@ -58,14 +58,14 @@ def write_record(
     record = {
         **config,
         "token_files": directories if len(directories) > 1 else directories[0],
-        "tokenizer": tokenizer,
+        "tokenizer": None if tokenizer is None else tokenizer.as_json(),
         "environment": environment(ranks.device, ranks.world_size),
         "price_per_hour": price_per_hour,  # of the machine, USD
         "command": sys.argv,
     }
     with writing(run.directory / checkpoint.RESOLVED):
         replace_file(run.directory / checkpoint.RESOLVED, json.dumps(record, indent=2) + "\n")
-    if origin is not None and tokenizer is not None and tokenizer["ranks_file"]:
+    if origin is not None and tokenizer is not None and tokenizer.ranks_file:
         ranks_of_tokens = (origin / RANKS_FILE).read_text()
         with writing(run.directory / RANKS_FILE):
             replace_file(run.directory / RANKS_FILE, ranks_of_tokens)

@@ -10,7 +10,8 @@ from common.errors import BadInput
 from common.files import is_folder
 from tokens.batches.micro_batches import Reading, TokenSource
 from tokens.batches.sampling import WindowOrder
-from tokens.format.manifest import Content, Manifest, is_of, open_listed, read_manifest
+from tokens.format.contents import open_listed
+from tokens.format.manifest import Content, Manifest, TokenizerRecord, is_of, read_manifest
 from tokens.format.token_file import TokenStream, open_split
 from tokens.hub.download import download_dataset
 from tokens.prepare.growing_tokens import GrowingTokens
@@ -43,7 +44,7 @@ class TokenDirectory:
         return [self.train] if self.validation is None else [self.train, self.validation]
 
     @property
-    def tokenizer(self) -> dict[str, Any] | None:
+    def tokenizer(self) -> TokenizerRecord | None:
         """What is known of the tokenizer."""
         if self.growing is not None:
             return self.growing.tokenizer
@@ -79,7 +80,7 @@ class TokenSet:
         }
 
     @property
-    def tokenizer(self) -> tuple[Path, dict[str, Any]] | None:
+    def tokenizer(self) -> tuple[Path, TokenizerRecord] | None:
         """A directory whose manifest tells of the tokenizer, and what it tells; all that tell, tell the same."""
         for directory in self.directories:
             if directory.tokenizer is not None:
@@ -253,10 +254,10 @@ def _check_tokenizers(run: Run, token_set: TokenSet) -> None:
     if token_set.tokenizer is None:
         return
     first, tokenizer = token_set.tokenizer
-    if tokenizer["vocabulary_size"] > run.model.vocab_size:
+    if tokenizer.vocabulary_size > run.model.vocab_size:
         raise BadInput(
             f"{run.directory / 'model.json'}: vocab_size: got {run.model.vocab_size}, wanted at least "
-            f"{tokenizer['vocabulary_size']}, the vocabulary of tokenizer {tokenizer['name']} in {first}"
+            f"{tokenizer.vocabulary_size}, the vocabulary of tokenizer {tokenizer.name} in {first}"
         )
     for directory in token_set.directories:
         other = directory.tokenizer
@@ -264,12 +265,12 @@ def _check_tokenizers(run: Run, token_set: TokenSet) -> None:
             continue
         if _identity(directory.path, other) != _identity(first, tokenizer):
             raise BadInput(
-                f"{directory.path}: made with tokenizer {other['name']}, {other['vocabulary_size']:,} ids, but {first} "
-                f"with {tokenizer['name']}, {tokenizer['vocabulary_size']:,} ids, or with other ranks of that name; "
+                f"{directory.path}: made with tokenizer {other.name}, {other.vocabulary_size:,} ids, but {first} "
+                f"with {tokenizer.name}, {tokenizer.vocabulary_size:,} ids, or with other ranks of that name; "
                 "prepare all datasets of a run with one tokenizer"
             )
 
 
-def _identity(directory: Path, tokenizer: dict[str, Any]) -> tuple[Any, ...]:
-    ranks = (directory / RANKS_FILE).read_bytes() if tokenizer["ranks_file"] else None
-    return tokenizer["name"], tokenizer["vocabulary_size"], tokenizer["end_of_text_id"], ranks
+def _identity(directory: Path, tokenizer: TokenizerRecord) -> tuple[Any, ...]:
+    ranks = (directory / RANKS_FILE).read_bytes() if tokenizer.ranks_file else None
+    return tokenizer.name, tokenizer.vocabulary_size, tokenizer.end_of_text_id, ranks

@@ -7,8 +7,10 @@ from pathlib import Path
 import attrs
 
 from common.errors import BadInput
-from tokens.format.manifest import Content, read_contents
-from tokens.format.token_file import TokenFile, TokenStream
+from tokens.format.contents import read_contents
+from tokens.format.header import TokenFile
+from tokens.format.manifest import Content
+from tokens.format.token_file import TokenStream
 from training.config.batch_plan import Plan
 from training.config.train_config import Run
 from training.data.follow import wait_for_validation
