@@ -169,10 +169,10 @@ def forge_manifest(checkpoint: Path) -> None:
     """Make a manifest for a checkpoint whose files were changed, and no other hash."""
     from common.files import sha256
     from training.checkpoints.checkpoint_manifest import MANIFEST, manifest_text
-    from training.checkpoints.storage import FileEntry
+    from training.checkpoints.storage import FileDigest
 
     files = {
-        path.name: FileEntry(path.stat().st_size, sha256(path))
+        path.name: FileDigest(path.stat().st_size, sha256(path))
         for path in checkpoint.iterdir()
         if path.name != MANIFEST
     }

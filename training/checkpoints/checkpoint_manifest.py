@@ -12,14 +12,14 @@ from common.errors import BadInput
 from common.files import sha256, system_error
 from common.json_files import parse_json, read_json, read_regular
 from training.checkpoints.saved_state import FORMAT, STATE, check_origin, parse_state
-from training.checkpoints.storage import Checkpoint, FileEntry
+from training.checkpoints.storage import Checkpoint, FileDigest
 from training.checkpoints.tensor_files import OPTIMIZER, WEIGHTS
 
 MANIFEST = "manifest.json"
 MANIFEST_FORMAT = 2
 
 
-def manifest_text(files: Mapping[str, FileEntry]) -> str:
+def manifest_text(files: Mapping[str, FileDigest]) -> str:
     """Return the manifest of files by name; it carries a sha256 of itself."""
     entries = {name: attrs.asdict(entry) for name, entry in files.items()}
     manifest = {
@@ -49,19 +49,19 @@ def verify(checkpoint: Checkpoint) -> str | None:
     return None
 
 
-def _read_manifest(path: Path) -> dict[str, FileEntry]:
+def _read_manifest(path: Path) -> dict[str, FileDigest]:
     """Return the entries. Raises BadInput for another version's manifest, any error for a damaged one."""
     content = read_regular(path)
     values = parse_json(content)
     if values["format"] < MANIFEST_FORMAT:
         raise BadInput(f"{path}: got format {values['format']}, wanted {MANIFEST_FORMAT}: of another version")
-    files = {name: FileEntry(**entry) for name, entry in values["files"].items()}
+    files = {name: FileDigest(**entry) for name, entry in values["files"].items()}
     if manifest_text(files).encode() != content or set(files) != {WEIGHTS, OPTIMIZER, STATE}:
         raise ValueError("it does not have its own sha256")
     return files
 
 
-def _compare(file: Path, entry: FileEntry) -> None:
+def _compare(file: Path, entry: FileDigest) -> None:
     found = file.stat()
     if not stat.S_ISREG(found.st_mode):
         raise BadInput(f"{file}: wanted a regular file")

@@ -16,7 +16,7 @@ import attrs
 from common.errors import BadInput
 from common.files import is_folder, sha256, sync, write_error
 from training.checkpoints import crash_points
-from training.checkpoints.storage import LINKS, STEP_NAME, Checkpoint, FileEntry, NewFile
+from training.checkpoints.storage import LINKS, STEP_NAME, Checkpoint, FileDigest, NewFile
 
 CHECKPOINTS, ARCHIVE = "checkpoints", "archive"  # folders of a run directory
 PARTIAL = ".partial-"  # begins the hidden name of what is written or deleted
@@ -87,10 +87,10 @@ class Disk:
         sync(path)
         sync(path.parent)
 
-    def entry(self, name: str, file: str) -> FileEntry:
+    def entry(self, name: str, file: str) -> FileDigest:
         """Return size and hash of a hidden file."""
         path = self._partial(name) / file
-        return FileEntry(path.stat().st_size, sha256(path))
+        return FileDigest(path.stat().st_size, sha256(path))
 
     def publish(self, name: str) -> None:
         """Rename the hidden folder; where that cannot be synced, undo it and raise."""

@@ -42,7 +42,7 @@ class NewFile:
 
 
 @attrs.frozen
-class FileEntry:
+class FileDigest:
     """Size and hash of a file: its entry in the manifest."""
 
     size_bytes: int
@@ -80,7 +80,7 @@ class Storage(Protocol):
     def put(self, name: str, file: str, content: bytes) -> None:
         """Add a small file to a hidden checkpoint and wait until it is durable."""
 
-    def entry(self, name: str, file: str) -> FileEntry:
+    def entry(self, name: str, file: str) -> FileDigest:
         """Return size and hash of a hidden file."""
 
     def publish(self, name: str) -> None:

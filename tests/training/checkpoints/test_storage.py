@@ -12,7 +12,7 @@ from training.checkpoints.directory import find, read_state
 from training.checkpoints.disk import checkpoints_of
 from training.checkpoints.run_record import RunRecord
 from training.checkpoints.saved_state import SavedState
-from training.checkpoints.storage import FileEntry, NewFile, Storage, name_of
+from training.checkpoints.storage import FileDigest, NewFile, Storage, name_of
 from training.checkpoints.tensor_files import OPTIMIZER, WEIGHTS
 from training.state import Position
 
@@ -59,8 +59,8 @@ class Bucket:
     def put(self, name: str, file: str, content: bytes) -> None:
         self._staged[file] = bytearray(content)
 
-    def entry(self, name: str, file: str) -> FileEntry:
-        return FileEntry(len(self._staged[file]), hashlib.sha256(self._staged[file]).hexdigest())
+    def entry(self, name: str, file: str) -> FileDigest:
+        return FileDigest(len(self._staged[file]), hashlib.sha256(self._staged[file]).hexdigest())
 
     def publish(self, name: str) -> None:
         for file in sorted(self._staged, key=lambda file: file == MANIFEST):

@@ -37,6 +37,6 @@ def test_lengths_and_hashes_are_by_dataset_and_file(opened: TokenDirectory) -> N
 
 
 def test_the_tokenizer_is_that_of_a_directory_with_a_manifest(opened: TokenDirectory) -> None:
-    described = attrs.evolve(opened, manifest=Manifest(files={}, tokenizer=BYTES, values={}))
+    described = attrs.evolve(opened, manifest=Manifest(files={}, documents=1, tokens=1000, tokenizer=BYTES, sources=[]))
     assert TokenSet((opened,)).tokenizer is None
     assert TokenSet((opened, described)).tokenizer == (opened.path, BYTES)
