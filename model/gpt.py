@@ -12,11 +12,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from model.config import ACTIVATIONS, ModelConfig
+from model.config import ACTIVATIONS, INITIAL_STD, ModelConfig
 from model.loss import HeadLoss
 
-INITIAL_STD = 0.02  # linear and token-embedding weights, as in OpenAI's model.py
-INITIAL_POSITION_STD = 0.01  # position embedding, same source
+INITIAL_POSITION_STD = 0.01  # position embedding, as in OpenAI's model.py
 
 
 class KeyValueCache:

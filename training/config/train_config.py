@@ -12,6 +12,7 @@ from common.files import is_folder
 from common.json_files import parse_json, read_json
 from model import checks
 from model.config import ModelConfig
+from model.stock import stock_class
 from training.config.dataset_config import DatasetPart, read_parts
 from training.config.foreign_keys import FOREIGN_KEYS, Ours
 
@@ -159,6 +160,7 @@ def load_run(directory: Path, overrides: list[str]) -> Run:
     model = _build(ModelConfig, values["model"], model_file, overridden)
     train = _build(TrainConfig, values["train"], train_file, overridden)
     _check_together(model, train, train_file)
+    stock_class(model, str(model_file))  # what could not be exported is refused before it is trained
     return Run(directory=directory, model=model, train=train, notices=tuple(notices))
 
 
