@@ -15,7 +15,7 @@ from training.validation import Validation
 
 @attrs.frozen(kw_only=True)
 class Job:
-    """What a loop works through, besides the trainer's state."""
+    """What a loop works through, besides the training state."""
 
     run: Run
     plan: Plan

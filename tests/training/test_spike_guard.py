@@ -168,9 +168,9 @@ from training import loop, replay, step
 original, healthy = step.train_step, step.microbatch_loss
 
 
-def spiked(trainer, number, feed):
+def spiked(state, settings, ranks, number, next_batch):
     step.microbatch_loss = (lambda *arguments: healthy(*arguments) * 1000) if number == 5 else healthy
-    return original(trainer, number, feed)
+    return original(state, settings, ranks, number, next_batch)
 
 
 loop.train_step = replay.train_step = spiked

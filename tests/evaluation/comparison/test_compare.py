@@ -23,7 +23,7 @@ from evaluation.shared.results import append_result
 from tests import launch
 from tests.conftest import ROOT, seal_again, train, write_run
 from tests.evaluation.shared.test_intervals import session
-from tests.tokens.prepare.test_prepare import PREPARE, run
+from tests.tokens.preparing import PREPARE, run
 
 HELD_OUT, JUDGED = MEASURES[0], MEASURES[-1]
 JUDGE = {"judge": "judge-1", "orders": 3, "seeds": 3, "questions": {"count": 110, "sha256": "q"}}

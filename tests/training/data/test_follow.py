@@ -9,8 +9,8 @@ import pytest
 
 from tests import launch
 from tests.conftest import ROOT, metrics, train
-from tests.tokens.prepare.test_prepare import CRASH, PREPARE, jsonl
-from tests.tokens.prepare.test_prepare import run as command
+from tests.tokens.preparing import CRASH, PREPARE, jsonl
+from tests.tokens.preparing import run as command
 from tests.training.supervision.test_signals import assert_same_weights
 
 STEPS = 30

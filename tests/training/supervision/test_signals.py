@@ -235,10 +235,10 @@ from training import loop, step
 plain = step.train_step
 
 
-def stopped(trainer, number, feed):
-    if number == 2 and trainer.ranks.rank == 1:
+def stopped(state, settings, ranks, number, next_batch):
+    if number == 2 and ranks.rank == 1:
         os.kill(os.getpid(), signal.SIGTERM)
-    return plain(trainer, number, feed)
+    return plain(state, settings, ranks, number, next_batch)
 
 
 loop.train_step = stopped
@@ -277,15 +277,15 @@ def start(*arguments):
     return plain_start(*arguments)
 
 
-def resume(job, options, trainer):
+def resume(job, options, state, ranks):
     if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-        if trainer.ranks.rank == 1:
+        if ranks.rank == 1:
             time.sleep(1)
             if os.environ["DEATH"] == "error":
                 raise ValueError("broken")
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(5)  # as while it reads a large checkpoint
-    return plain(job, options, trainer)
+    return plain(job, options, state, ranks)
 
 
 build._resume, build.start = resume, start
@@ -340,10 +340,10 @@ from training import loop, step
 plain = step.train_step
 
 
-def failing(trainer, number, feed):
-    if number == 2 and trainer.ranks.rank == 1:
+def failing(state, settings, ranks, number, next_batch):
+    if number == 2 and ranks.rank == 1:
         raise RuntimeError("rank one broke")
-    return plain(trainer, number, feed)
+    return plain(state, settings, ranks, number, next_batch)
 
 
 loop.train_step = failing
@@ -428,18 +428,18 @@ import torch
 import train
 from training import loop, step
 
-what, rank = {what!r}, {rank}
+what, bad_ranks = {what!r}, {bad_ranks}
 original = step.train_step
 
 
-def poisoned(trainer, number, feed):
-    if number == 2 and trainer.ranks.rank in rank:
+def poisoned(state, settings, ranks, number, next_batch):
+    if number == 2 and ranks.rank in bad_ranks:
         if what == "loss":
             healthy = step.microbatch_loss
             step.microbatch_loss = lambda *arguments: healthy(*arguments) * torch.nan
         else:
-            next(iter(trainer.parallel.named_parameters().values())).register_hook(lambda grad: grad * torch.inf)
-    return original(trainer, number, feed)
+            next(iter(state.parallel.named_parameters().values())).register_hook(lambda grad: grad * torch.inf)
+    return original(state, settings, ranks, number, next_batch)
 
 
 loop.train_step = poisoned
@@ -459,7 +459,7 @@ def test_what_is_not_finite_is_named_and_the_state_before_it_kept(
 ) -> None:
     run = make_run(checkpoint_interval=2)
     script = tmp_path / "poisoned.py"
-    script.write_text(POISONED.format(what=what, rank=bad_ranks))
+    script.write_text(POISONED.format(what=what, bad_ranks=bad_ranks))
     done = train(run, ranks=2, script=script)
     assert done.returncode == 1
     assert message in done.stderr
@@ -471,7 +471,7 @@ def test_what_is_not_finite_is_named_and_the_state_before_it_kept(
 def test_an_overflow_that_lasts_ends_an_fp16_run_too(make_run: Callable[..., Path], tmp_path: Path) -> None:
     run = make_run(min_train_tokens=40 * 256, validation_interval=None)
     script = tmp_path / "poisoned.py"
-    script.write_text(POISONED.format(what="gradient", rank=(0,)))
+    script.write_text(POISONED.format(what="gradient", bad_ranks=(0,)))
     done = train(run, "--set", "precision=fp16", script=script)
     assert done.returncode == 3, done.stderr
     assert "gradient norm is not finite, every loss is" in done.stderr
