@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from common.errors import EXIT_DONE, EXIT_ERROR, EXIT_STOPPED, BadInput, printable
 from model.gpt import GPT, initialize
+from model.loss import NextTokenLoss
 from training.checkpoints import archive
 from training.checkpoints import directory as checkpoint
 from training.checkpoints.compatibility import differences, numerics_drift, resolved, write_record
@@ -25,8 +26,9 @@ from training.job import Job
 from training.loop import Loop
 from training.optimizer import Optimizer
 from training.options import Options
+from training.parallel.mesh import make_mesh
 from training.parallel.process_group import Ranks, from_coordinator, start, stop, together
-from training.parallel.wrap import Parallel, Wrapping
+from training.parallel.wrap import Wrapping, parallelize
 from training.planning.budget import expected_save_seconds
 from training.precision import LossScale, Numerics
 from training.replay import replay
@@ -138,7 +140,7 @@ def _introduction(run: Run, plan: Plan, numerics: Numerics, ranks: Ranks) -> lis
 
 def make_network(run: Run) -> GPT:
     """Return the initialized network of a run, on the CPU."""
-    network = GPT(run.model, recompute_blocks=run.train.recompute_blocks, loss_chunks=run.train.loss_chunks)
+    network = GPT(run.model)
     initialize(network, run.train.random_seed)
     return network
 
@@ -149,7 +151,9 @@ def make_state(network: GPT, run: Run, plan: Plan, numerics: Numerics, ranks: Ra
     torch.set_float32_matmul_precision("highest" if numerics.precision == "fp32" else "high")
     use_attention(run, numerics, ranks)
     wrapping = Wrapping(kind=run.train.parallel, compiled=numerics.compiled, determinism=numerics.determinism)
-    parallel = Parallel(network, wrapping, plan.layout, ranks)
+    recompute, chunks = run.train.recompute_blocks, run.train.loss_chunks
+    model = NextTokenLoss(network.to(ranks.device), recompute_blocks=recompute, chunks=chunks)
+    parallel = parallelize(model, wrapping, plan.layout.accumulation, make_mesh(ranks.device))
     return TrainState(
         parallel=parallel,
         optimizer=Optimizer(parallel.named_parameters(), run.train, ranks.device),

@@ -50,7 +50,8 @@ class Loop:
         ranks, position = watch.ranks, state.position
         self.ranks = ranks
         self.peak = peak_flops(ranks.device)
-        self.feed = Feed(job.reading, ranks, position.step, job.last_step)
+        steps = range(position.step, job.last_step)
+        self.feed = Feed(job.reading, state.parallel.data_parallel.rank, ranks.device, steps)
         coordinates = ranks.coordinates
         self.bar = ProgressBar(position.step, job.plan.steps) if coordinates else None
         self.metrics = MetricsLog(job.run.directory, self.bar.say) if self.bar is not None else None
@@ -104,7 +105,7 @@ class Loop:
             if self.job.stop_request.agreed():
                 self._stop_early()
                 return False
-            if self.job.reading.grows and not self._data_is_there(step):
+            if self.job.reading.growing and not self._data_is_there(step):
                 self._stop_early()
                 return False
             self.watch.step = step + 1

@@ -37,7 +37,7 @@ def resolved(run: Run, plan: Plan, token_set: TokenSet) -> dict[str, Any]:
         "train": attrs.asdict(run.train),
         "global_batch_size": plan.layout.global_batch_size,
         "accumulation": plan.layout.accumulation,
-        "world_size": plan.layout.world_size,
+        "world_size": plan.layout.data_parallel_size,
         "steps": plan.steps,
         "shares": [[first_step, list(share)] for first_step, share in shares(run.train.parts)],
         "sources": plan.read_until(plan.steps),

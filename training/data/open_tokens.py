@@ -8,6 +8,7 @@ import attrs
 
 from common.errors import BadInput
 from common.files import is_folder
+from tokens.batches.growing_source import ENDLESS, GrowingSource
 from tokens.batches.micro_batches import Reading, TokenSource
 from tokens.batches.sampling import WindowOrder
 from tokens.format.manifest import Content, Manifest, is_of, open_listed, read_manifest
@@ -22,7 +23,6 @@ from training.parallel.process_group import Ranks, together
 
 ROOT = Path(__file__).parents[2]
 DOWNLOADS = ROOT / "token_files"
-ENDLESS = 1 << 62  # windows of a stream whose end is not known yet
 
 
 @attrs.frozen(kw_only=True)
@@ -143,22 +143,21 @@ def open_tokens(run: Run, given: Path | None, ranks: Ranks, *, follow: bool) -> 
 
 
 def make_reading(run: Run, plan: Plan, token_set: TokenSet) -> Reading:
-    """Return what the ranks of a run read."""
-    sources = []
+    """Return the training data of a run."""
+    sources: list[TokenSource | GrowingSource] = []
     era = None if run.train.era_tokens is None else run.train.era_tokens // plan.layout.context_length
     for number, (directory, source) in enumerate(zip(token_set.directories, plan.sources, strict=True)):
         count = ENDLESS if source.windows is None else source.windows
         seed, shuffle = run.train.random_seed, run.train.shuffle
         order = WindowOrder(count=count, shuffle=shuffle, seed=seed, era=era, source=number)
-        sources.append(
-            TokenSource(
-                stream=directory.train,
-                start_token=plan.start_token,
-                order=order,
-                max_epochs=run.train.max_epochs,
-                growing=directory.growing,
+        stream, start = directory.train, plan.start_token
+        if directory.growing is None:
+            sources.append(TokenSource(stream=stream, start_token=start, order=order))
+        else:
+            epochs, growing = run.train.max_epochs, directory.growing
+            sources.append(
+                GrowingSource(stream=stream, start_token=start, order=order, max_epochs=epochs, growing=growing)
             )
-        )
     return Reading(
         sources=tuple(sources), mixture=plan.mixture, layout=plan.layout, vocabulary_size=run.model.vocab_size
     )

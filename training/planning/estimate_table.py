@@ -69,7 +69,7 @@ def _cells(run: Run, offer: Offer) -> list[str]:
     layout = plan.layout
     return [
         *start,
-        f"{layout.microbatch_size} x {layout.accumulation} x {layout.world_size}",
+        f"{layout.microbatch_size} x {layout.accumulation} x {layout.data_parallel_size}",
         f"{offer.largest}",
         memory,
         f"{offer.throughput.tokens_per_second:,.0f}",
