@@ -12,6 +12,7 @@ import math
 import os
 import statistics
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -32,12 +33,12 @@ from training.exactness.fingerprint import attention_backends, resolve_numerics
 from training.exactness.levels import set_determinism
 from training.hardware.environment import environment, git_commit, peak_flops, peak_memory_bytes
 from training.job import Job
-from training.parallel.process_group import Ranks, start, stop
+from training.parallel.process_group import Ranks, stop
 from training.planning.budget import Budget
 from training.state import StepSettings, TrainState
-from training.supervision.heartbeat import Watch
-from training.supervision.signals import StopSignals
+from training.supervision.heartbeat import Heartbeat
 from training.supervision.stop_request import StopRequest
+from training.supervision.supervision import Supervision
 from training.telemetry.time_ledger import TimeLedger
 
 UNMEASURED_STEPS = 2  # in a process's first two steps DDP holds a second copy of the gradients
@@ -65,7 +66,7 @@ class Clock(StopRequest):
     """Asked before every step whether to stop: notes the time; at the run's last step, or when time is up, ends it."""
 
     def __init__(self, ranks: Ranks, steps: int, deadline: float):
-        super().__init__(ranks, StopSignals())
+        super().__init__(ranks, threading.Event(), lambda: False)
         self.steps = steps
         self.deadline = deadline  # by time.perf_counter()
         self.times: list[float] = []
@@ -95,9 +96,9 @@ def main() -> int:
     loop.Saver = Unsaved  # type: ignore[attr-defined,assignment]
     try:
         run = load_run(arguments.run, [])
-        ranks = start(None, run.train.timeout_seconds)
-        with Watch(ranks, run.train.timeout_seconds) as watch:
-            result = _measure(run, ranks, watch, arguments)
+        with Supervision(None).join(None, run.train.timeout_seconds) as heartbeat:
+            ranks = heartbeat.ranks
+            result = _measure(run, ranks, heartbeat, arguments)
         stop()
     except BadInput as error:
         print(f"train_speed.py: {error}", file=sys.stderr)
@@ -105,25 +106,28 @@ def main() -> int:
     except Exception as error:
         if not is_memory_error(error):
             raise
-        print(f"train_speed.py: micro-batch {run.train.microbatch_size} does not fit; pass a smaller --microbatch")
+        print(
+            f"train_speed.py: micro-batch {run.train.batch.microbatch_size} does not fit; pass a smaller --microbatch"
+        )
         return EXIT_ERROR
     if ranks.coordinates:
         arguments.result.write_text(json.dumps(result))
     return EXIT_DONE
 
 
-def _measure(run: Run, ranks: Ranks, watch: Watch, arguments: argparse.Namespace) -> dict[str, Any]:
+def _measure(run: Run, ranks: Ranks, heartbeat: Heartbeat, arguments: argparse.Namespace) -> dict[str, Any]:
     token_set = open_tokens(run, None, ranks, follow=False)
     plan = make_plan(run, ranks.world_size, token_set.lengths)
     numerics = resolve_numerics(run, plan, ranks)
-    set_determinism(numerics.determinism, run.train.cpu_threads, ranks)
+    set_determinism(numerics.determinism, run.train.execution.cpu_threads, ranks)
     matmul = _matmul_flops(ranks, numerics.precision)
     state, settings = make_state(make_network(run), run, plan, numerics, ranks), make_settings(run, plan, numerics)
-    size = run.train.microbatch_size
+    size = run.train.batch.microbatch_size
     trials = sorted({-(-size // 2), size}) if arguments.memory else []
     peaks = {trial: _peak_bytes(state, settings, ranks, trial) for trial in trials}
     clock = Clock(ranks, plan.steps - 1, arguments.deadline)
-    _run_loop(state, settings, watch, _make_job(run, plan, token_set, clock))
+    loop.StopRequest = lambda *_: clock  # type: ignore[attr-defined,assignment]
+    _run_loop(state, settings, heartbeat, _make_job(run, plan, token_set))
     profiled = kernel_seconds(lambda: take_steps(state, settings, ranks, 1)) if arguments.kernels else None
     return {
         "numerics": {**attrs.asdict(numerics), "attention": attention_backends() if _cuda(ranks) else "cpu"},
@@ -176,13 +180,13 @@ def _peak_bytes(state: TrainState, settings: StepSettings, ranks: Ranks, microba
     return peak_memory_bytes(device)
 
 
-def _make_job(run: Run, plan: Plan, token_set: TokenSet, clock: Clock) -> Job:
+def _make_job(run: Run, plan: Plan, token_set: TokenSet) -> Job:
     return Job(
         run=run,
         plan=plan,
         reading=make_reading(run, plan, token_set),
         validation=None,
-        stop_request=clock,
+        stop_asked=threading.Event(),
         last_step=plan.steps,
         price_per_hour=None,
         budget=Budget(),
@@ -192,8 +196,8 @@ def _make_job(run: Run, plan: Plan, token_set: TokenSet, clock: Clock) -> Job:
     )
 
 
-def _run_loop(state: TrainState, settings: StepSettings, watch: Watch, job: Job) -> None:
-    steps = loop.Loop(state, settings, watch, job, TimeLedger(time.perf_counter(), None))
+def _run_loop(state: TrainState, settings: StepSettings, heartbeat: Heartbeat, job: Job) -> None:
+    steps = loop.Loop(state, settings, heartbeat, job, TimeLedger(time.perf_counter(), None))
     try:
         steps.train([])
     except Enough:

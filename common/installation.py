@@ -5,7 +5,16 @@ import os
 import sys
 from pathlib import Path
 
-PACKAGES = ("attrs", "jaxtyping", "matplotlib", "numpy", "safetensors", "torch", "tqdm")  # what training imports
+PACKAGES = (
+    "attrs",
+    "cattrs",
+    "jaxtyping",
+    "matplotlib",
+    "numpy",
+    "safetensors",
+    "torch",
+    "tqdm",
+)  # what training imports
 # torch's names of one setting: of torch 2.9 and later, and the older ones.
 ALLOCATOR_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 

@@ -12,7 +12,7 @@ import attrs
 import pytest
 
 from tests.conftest import ROOT
-from training.config.train_config import TrainConfig
+from training.config.train_config import KEYS
 
 MAY_IMPORT = {
     "common": {"common"},
@@ -104,15 +104,30 @@ def test_training_needs_none_of_the_optional_packages() -> None:
 def test_every_key_of_train_json_is_documented_with_its_default() -> None:
     page = (ROOT / "docs" / "run-directory.md").read_text()
     rows = dict(re.findall(r"^\| `(\w+)` \| `?([^|`]+)`? \|", page, re.MULTILINE))
-    for name, field in attrs.fields_dict(TrainConfig).items():
+    for name, field in KEYS["train"].items():
         default = "required" if field.default is attrs.NOTHING else {None: "null"}.get(field.default, field.default)
         documented = rows[name].strip().strip('"')
         assert documented == str(default).lower() or float(documented) == float(str(default)), name
 
 
+def test_links_of_pages_outside_the_site_lead_somewhere() -> None:
+    """mkdocs --strict checks the pages of docs/; these lie beside it."""
+    for page in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"):
+        links = re.findall(r"\]\(([^)]+)\)", (ROOT / page).read_text())
+        for link in links:
+            if "://" in link:
+                continue
+            name, _, anchor = link.partition("#")
+            target = ROOT / (name or page)
+            assert target.exists(), f"{page}: {link}"
+            titles = re.findall(r"^#+ (.+)$", target.read_text(), re.MULTILINE) if target.suffix == ".md" else []
+            slugs = {re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles}
+            assert not anchor or anchor in slugs, f"{page}: {link}"
+
+
 def test_the_readmes_map_names_every_folder_of_code() -> None:
     readme = (ROOT / "README.md").read_text()
-    named = {name for name in re.findall(r"^(\w[\w/]*/) ", readme.split("## What is where")[1], re.MULTILINE)}
+    named = {name for name in re.findall(r"^(\w[\w/]*/) ", readme.split("## Map")[1], re.MULTILINE)}
     assert {name for name in named if not (ROOT / name).is_dir()} == set()
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     paths = [Path(path) for path in tracked if path.endswith(".py") and "/" in path]

@@ -2,11 +2,11 @@
 
 import math
 import sys
+import threading
 from pathlib import Path
 
 import attrs
 import torch
-import torch.distributed as dist
 
 from common.errors import EXIT_DONE, EXIT_ERROR, EXIT_STOPPED, BadInput, printable
 from model.gpt import GPT, initialize
@@ -27,7 +27,7 @@ from training.loop import Loop
 from training.optimizer import Optimizer
 from training.options import Options
 from training.parallel.mesh import make_mesh
-from training.parallel.process_group import Ranks, from_coordinator, start, stop, together
+from training.parallel.process_group import Ranks, from_coordinator, stop, together
 from training.parallel.wrap import Wrapping, parallelize
 from training.planning.budget import expected_save_seconds
 from training.precision import LossScale, Numerics
@@ -35,8 +35,8 @@ from training.replay import replay
 from training.self_test import self_test
 from training.spike_guard import Guard
 from training.state import Position, StepSettings, TrainState
-from training.supervision.heartbeat import Watch
-from training.supervision.stop_request import StopRequest
+from training.supervision.heartbeat import Heartbeat
+from training.supervision.supervision import Supervision
 from training.telemetry.chart import CHART
 from training.telemetry.metrics_log import METRICS, MetricsLog, count_unreadable
 from training.telemetry.progress_bar import duration
@@ -44,50 +44,39 @@ from training.telemetry.time_ledger import TimeLedger, read_earlier, table
 from training.validation import Validation
 
 
-def run_session(run: Run, options: Options) -> int:
+def run_session(run: Run, options: Options, supervision: Supervision) -> int:
     """Train the run and return the exit status. Call it on every rank. Raises BadInput and Diverged."""
     ledger = TimeLedger(options.began, options.price_per_hour)
-    ranks, watch = _join(run, options)
-    with watch:
-        options.signals.explain_stop = watch.explain_stop
-        if options.signals.claim is not None:
-            watch.on_lost = options.signals.claim.lost
-        status = _train(run, options, ranks, ledger, watch)
+    with supervision.join(options.device, run.train.timeout_seconds) as heartbeat:
+        status = _train(run, options, ledger, supervision, heartbeat)
     stop()  # not after an exception: to leave NCCL's group can wait for peers that are in a collective
     return status
 
 
-def _join(run: Run, options: Options) -> tuple[Ranks, Watch]:
-    """Meet the other ranks. Raises BadInput, on this rank alone, when torchrun is gone."""
-    try:
-        ranks = start(options.device, run.train.timeout_seconds)
-        return ranks, Watch(ranks, run.train.timeout_seconds)
-    except dist.DistError as error:
-        if options.signals.claim is not None:
-            options.signals.claim.lost()
-        raise BadInput("torchrun is gone, or does not answer; run the same command again", alone=True) from error
-
-
-def _train(run: Run, options: Options, ranks: Ranks, ledger: TimeLedger, watch: Watch) -> int:
+def _train(run: Run, options: Options, ledger: TimeLedger, supervision: Supervision, heartbeat: Heartbeat) -> int:
+    ranks = heartbeat.ranks
     with ledger.start_up():
         _say(ranks, list(run.notices))
-        if ranks.device.type == "cuda" and run.train.compile is not False:
+        if ranks.device.type == "cuda" and run.train.execution.compile is not False:
             together(ranks, check_compiler)
         token_set = open_tokens(run, options.token_files, ranks, follow=options.follow)
         plan = make_plan(run, ranks.world_size, token_set.lengths)
         check_steps(run, plan)
         token_set = check_tokens(run, plan, token_set, ranks)
         numerics = resolve_numerics(run, plan, ranks)
-        set_determinism(numerics.determinism, run.train.cpu_threads, ranks)
+        set_determinism(numerics.determinism, run.train.execution.cpu_threads, ranks)
         _say(ranks, _introduction(run, plan, numerics, ranks))
         state = make_state(make_network(run), run, plan, numerics, ranks)
         settings = make_settings(run, plan, numerics)
-        job = _make_job(run, plan, token_set, numerics, ranks, options)
+        job = _make_job(run, plan, token_set, numerics, ranks, options, supervision.stop_asked)
         if options.replay is not None:
             return _replay(job, options, state, settings, ranks)
+        if from_coordinator(ranks, lambda: supervision.run_lock.resumed):
+            options = attrs.evolve(
+                options, resume="auto"
+            )  # this job has done what --resume asks; torchrun restarted it
         changes = _resume(job, options, state, ranks)
-        if options.signals.claim is not None:
-            options.signals.claim.resume_done()
+        supervision.run_lock.write_resumed()
         ledger.earlier = from_coordinator(ranks, lambda: read_earlier(run.directory, state.position.elapsed_seconds))
         if state.position.step >= job.last_step:
             _say(ranks, [_nothing_to_do(run, plan, state.position)])
@@ -98,15 +87,13 @@ def _train(run: Run, options: Options, ranks: Ranks, ledger: TimeLedger, watch: 
         job = attrs.evolve(job, config={**job.config, "self_test": outcome})
         from_coordinator(ranks, lambda: write_record(run, job.config, token_set, ranks, job.price_per_hour))
         _say(ranks, from_coordinator(ranks, lambda: _check_metrics(run)))
-    options.signals.training_begins()
-    loop = Loop(state, settings, watch, job, ledger)
-    watch.on_orphaned = options.signals.ask
+    supervision.begin_training()
+    loop = Loop(state, settings, heartbeat, job, ledger)
     finished, drawn = None, False
     try:
         finished = loop.train(changes)
         status = EXIT_DONE if finished else EXIT_STOPPED
-        if options.signals.claim is not None:
-            options.signals.claim.end(status)  # the chart may take longer than torchrun waits
+        supervision.exit_record.write(status)  # the chart may take longer than torchrun waits
         if loop.chart is not None:
             drawn = loop.chart.finish()
     finally:
@@ -126,7 +113,8 @@ def _check_metrics(run: Run) -> list[str]:
 def _introduction(run: Run, plan: Plan, numerics: Numerics, ranks: Ranks) -> list[str]:
     compiled = {False: "not compiled", True: "compiled", "model": "compiled as one graph"}[numerics.compiled]
     name = torch.cuda.get_device_name(ranks.device) if ranks.device.type == "cuda" else "CPU"
-    wrapper = run.train.parallel if ranks.world_size > 1 or run.train.parallel == "fsdp" else "one process"
+    parallel = run.train.execution.parallel
+    wrapper = parallel if ranks.world_size > 1 or parallel == "fsdp" else "one process"
     how = f"{wrapper}, {numerics.precision}, {compiled}, determinism {numerics.determinism}"
     lines = [f"{run.directory}: {ranks.world_size} x {name}, {how}", *describe(run, plan)]
     visible = torch.cuda.device_count() if ranks.device.type == "cuda" else 0
@@ -150,15 +138,15 @@ def make_state(network: GPT, run: Run, plan: Plan, numerics: Numerics, ranks: Ra
     # Matrix products that autocast leaves in fp32 may use TF32; a run that asks for fp32 gets fp32.
     torch.set_float32_matmul_precision("highest" if numerics.precision == "fp32" else "high")
     use_attention(run, numerics, ranks)
-    wrapping = Wrapping(kind=run.train.parallel, compiled=numerics.compiled, determinism=numerics.determinism)
-    recompute, chunks = run.train.recompute_blocks, run.train.loss_chunks
+    wrapping = Wrapping(kind=run.train.execution.parallel, compiled=numerics.compiled, determinism=numerics.determinism)
+    recompute, chunks = run.train.memory.recompute_blocks, run.train.memory.loss_chunks
     model = NextTokenLoss(network.to(ranks.device), recompute_blocks=recompute, chunks=chunks)
     parallel = parallelize(model, wrapping, plan.layout.accumulation, make_mesh(ranks.device))
     return TrainState(
         parallel=parallel,
-        optimizer=Optimizer(parallel.named_parameters(), run.train, ranks.device),
+        optimizer=Optimizer(parallel.named_parameters(), run.train.optimization, ranks.device),
         loss_scale=LossScale(numerics.precision, ranks.device),
-        guard=Guard(ranks, run.train),
+        guard=Guard(ranks, run.train.spikes),
     )
 
 
@@ -170,16 +158,13 @@ def make_settings(run: Run, plan: Plan, numerics: Numerics) -> StepSettings:
         numerics=numerics,
         drop_rate=run.model.drop_rate,
         seed=run.train.random_seed,
-        clipping_max_norm=run.train.clipping_max_norm,
+        clipping_max_norm=run.train.optimization.clipping_max_norm,
     )
 
 
 def _resume(job: Job, options: Options, state: TrainState, ranks: Ranks) -> list[str]:
     """Load the wanted checkpoint, if there is one, into the state; return how the run's numerics changed since."""
     directory, wanted = job.run.directory, options.resume
-    claim = options.signals.claim  # rank 0's
-    if from_coordinator(ranks, lambda: claim is not None and claim.resumed):
-        wanted = "auto"  # this job has obeyed its --resume, before torchrun started it anew
     _say(ranks, from_coordinator(ranks, lambda: archive.restore(directory)))
     path = None
     if wanted == "never":
@@ -225,17 +210,23 @@ def _replay(job: Job, options: Options, state: TrainState, settings: StepSetting
 
 
 def _make_job(  # noqa: PLR0913, PLR0917
-    run: Run, plan: Plan, token_set: TokenSet, numerics: Numerics, ranks: Ranks, options: Options
+    run: Run,
+    plan: Plan,
+    token_set: TokenSet,
+    numerics: Numerics,
+    ranks: Ranks,
+    options: Options,
+    stop_asked: threading.Event,
 ) -> Job:
     validation, held_out = None, token_set.validation
     if held_out is not None and held_out.validation is not None:
-        validation = Validation(held_out.validation, run.train.start_val_token, plan.validation_sequences)
+        validation = Validation(held_out.validation, run.train.validation.start_val_token, plan.validation_sequences)
     return Job(
         run=run,
         plan=plan,
         reading=make_reading(run, plan, token_set),
         validation=validation,
-        stop_request=StopRequest(ranks, options.signals),
+        stop_asked=stop_asked,
         last_step=plan.steps if options.max_steps is None else min(plan.steps, options.max_steps),
         price_per_hour=options.price_per_hour,
         budget=options.budget,

@@ -23,7 +23,8 @@ from training.planning.budget import expected_save_seconds
 from training.prefetch import Feed
 from training.state import StepSettings, TrainState
 from training.step import StepResult, train_step
-from training.supervision.heartbeat import Watch
+from training.supervision.heartbeat import Heartbeat
+from training.supervision.stop_request import StopRequest
 from training.telemetry.chart import ChartProcess
 from training.telemetry.metrics_log import MetricsLog
 from training.telemetry.progress_bar import ProgressBar, Status
@@ -32,22 +33,23 @@ from training.telemetry.time_ledger import Remaining, TimeLedger
 
 def validation_due(job: Job, step: int) -> bool:
     """Tell whether to validate after `step` updates: at intervals, before a run's first step, with each checkpoint."""
-    if job.run.train.validation_interval is None:
+    interval = job.run.train.validation.validation_interval
+    if interval is None:
         return False
-    return step % job.run.train.validation_interval == 0 or checkpoint_due(job, step)
+    return step % interval == 0 or checkpoint_due(job, step)
 
 
 def checkpoint_due(job: Job, step: int) -> bool:
     """Tell whether to save after `step` updates: at intervals and at the end."""
-    return step > 0 and (step % job.run.train.checkpoint_interval == 0 or step == job.last_step)
+    return step > 0 and (step % job.run.train.checkpoints.checkpoint_interval == 0 or step == job.last_step)
 
 
 class Loop:
     """Trains from where `state` stands. One object per process; rank 0's writes and shows."""
 
-    def __init__(self, state: TrainState, settings: StepSettings, watch: Watch, job: Job, ledger: TimeLedger):
-        self.state, self.settings, self.watch, self.job, self.ledger = state, settings, watch, job, ledger
-        ranks, position = watch.ranks, state.position
+    def __init__(self, state: TrainState, settings: StepSettings, heartbeat: Heartbeat, job: Job, ledger: TimeLedger):
+        self.state, self.settings, self.heartbeat, self.job, self.ledger = state, settings, heartbeat, job, ledger
+        ranks, position = heartbeat.ranks, state.position
         self.ranks = ranks
         self.peak = peak_flops(ranks.device)
         steps = range(position.step, job.last_step)
@@ -59,9 +61,10 @@ class Loop:
         streams = [source.stream for source in job.reading.sources]
         streams += [] if job.validation is None else [job.validation.stream]
         self.token_watch = TokenWatch(streams, job.token_digests)
-        self.saver = Saver(job.run.directory / "checkpoints", job.run.train.keep_checkpoints, state, ranks, job.config)
+        keep = job.run.train.checkpoints.keep_checkpoints
+        self.saver = Saver(job.run.directory / "checkpoints", keep, state, ranks, job.config)
         self._save_seconds = expected_save_seconds(job.run.model)
-        job.stop_request.condition = self._budget_reached
+        self.stop_request = StopRequest(ranks, job.stop_asked, self._budget_reached)
         self._best = (position.best_step, position.best_validation_loss)  # of what is on the disk
         self._newest_save = position.step or None  # step of the newest checkpoint, be it still in flight
         self._told_save: int | None = None  # step of the last save whose end was told
@@ -102,13 +105,13 @@ class Loop:
     def _run_steps(self) -> bool:
         self._catch_up()
         for step in range(self.first_step, self.job.last_step):
-            if self.job.stop_request.agreed():
+            if self.stop_request.agreed():
                 self._stop_early()
                 return False
             if self.job.reading.growing and not self._data_is_there(step):
                 self._stop_early()
                 return False
-            self.watch.step = step + 1
+            self.heartbeat.begin_step(step + 1)
             result = train_step(self.state, self.settings, self.ranks, step, self.feed.next)
             self._finish_step(step + 1, result)
             collect_between_steps(step + 1 - self.first_step)
@@ -141,7 +144,7 @@ class Loop:
                 self.bar.say(line)
 
         began = time.perf_counter()
-        there = wait_for_step(self.job.reading, step, self.ranks, self.job.stop_request, say)
+        there = wait_for_step(self.job.reading, step, self.ranks, self.stop_request, say)
         self.feed.waited_seconds += time.perf_counter() - began
         return there
 
@@ -251,7 +254,7 @@ class Loop:
     def _validate(self) -> None:
         assert self.job.validation is not None
         with self.ledger.measure("validation"):
-            loss = self.job.validation.measure(self.state, self.settings, self.ranks, self.job.stop_request)
+            loss = self.job.validation.measure(self.state, self.settings, self.ranks, self.stop_request)
         if loss is None:
             return
         best = self.state.position.best_validation_loss
@@ -319,7 +322,7 @@ class Loop:
 
     def stopped_by(self) -> str:
         """Return what asked for the stop that was agreed on: a signal, or the option that limits the run."""
-        left = None if self.job.stop_request.signalled else self.job.budget.seconds_left(self.ledger)
+        left = None if self.stop_request.signalled else self.job.budget.seconds_left(self.ledger)
         return "signal" if left is None else left[1]
 
     def _sources(self) -> list[dict[str, Any]]:
@@ -332,7 +335,8 @@ class Loop:
 
     def _remaining(self) -> Remaining:
         first, last = self.state.position.step, self.job.last_step  # what is due at this step comes after it was logged
-        every, validate_every = self.job.run.train.checkpoint_interval, self.job.run.train.validation_interval
+        every = self.job.run.train.checkpoints.checkpoint_interval
+        validate_every = self.job.run.train.validation.validation_interval
         return Remaining(
             steps=last - first,
             validations=0 if validate_every is None else count_due(first, last, every, validate_every),

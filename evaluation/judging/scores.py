@@ -7,7 +7,8 @@ import numpy as np
 
 from evaluation.judging.candidates import Panel
 from evaluation.judging.prompt import Prompt
-from evaluation.shared.intervals import Interval, paired_intervals
+from evaluation.shared.bootstrap import paired_intervals
+from evaluation.shared.intervals import Interval
 
 GOOD_REFERENCE = 90  # a reference answer that scores less is doubtful, or the judge is
 

@@ -20,15 +20,14 @@ from torch import Tensor
 
 from common.errors import BadInput
 from common.files import sha256
-from evaluation.shared.intervals import plus_minus
+from evaluation.loss.document_groups import Groups, in_groups
+from evaluation.shared.intervals import plus_minus, ratio
 from evaluation.shared.load import ModelLocation, Trained
-from evaluation.shared.ratio import Groups, in_groups, ratio
 from evaluation.shared.split_over_ranks import share
 from model.gpt import GPT
-from tokens.format.manifest import read_manifest
+from tokens.format.manifest import finished_by, read_manifest
 from tokens.format.token_file import TokenStream, open_split
 from tokens.hub.download import hub_name
-from tokens.prepare.growing_tokens import finished_by
 from tokens.tokenizer.tokenizer import RANKS_FILE, Tokenizer, load_tokenizer
 from training.checkpoints import directory as checkpoint
 from training.checkpoints.compatibility import listed
@@ -257,13 +256,13 @@ def _check_tokenizer(trained: Trained, stream: TokenStream, span: Range) -> None
     manifest, ours = read_manifest(span.directory), trained.tokenizer
     if manifest is not None:
         theirs = manifest.tokenizer
-        sizes = (theirs["vocabulary_size"], theirs["end_of_text_id"])
+        sizes = (theirs.vocabulary_size, theirs.end_of_text_id)
         ranks = span.directory / RANKS_FILE
         if sizes != (ours.vocabulary_size, ours.end_of_text_id) or (
             ranks.is_file() and load_tokenizer(str(ranks)).ranks() != ours.ranks()
         ):
             raise BadInput(
-                f"{span.directory}: its tokens are of the tokenizer {theirs['name']}, those of {trained.place.path} of "
+                f"{span.directory}: its tokens are of the tokenizer {theirs.name}, those of {trained.place.path} of "
                 f"{ours.name}; prepare the text with that one"
             )
     stream.check_ids(span.start, span.count + 1, ours.vocabulary_size)

@@ -11,7 +11,8 @@ from common.files import is_folder
 from tokens.batches.growing_source import ENDLESS, GrowingSource
 from tokens.batches.micro_batches import Reading, TokenSource
 from tokens.batches.sampling import WindowOrder
-from tokens.format.manifest import Content, Manifest, is_of, open_listed, read_manifest
+from tokens.format.contents import open_listed
+from tokens.format.manifest import Content, Manifest, TokenizerRecord, is_of, read_manifest
 from tokens.format.token_file import TokenStream, open_split
 from tokens.hub.download import download_dataset
 from tokens.prepare.growing_tokens import GrowingTokens
@@ -43,7 +44,7 @@ class TokenDirectory:
         return [self.train] if self.validation is None else [self.train, self.validation]
 
     @property
-    def tokenizer(self) -> dict[str, Any] | None:
+    def tokenizer(self) -> TokenizerRecord | None:
         """What is known of the tokenizer."""
         if self.growing is not None:
             return self.growing.tokenizer
@@ -79,7 +80,7 @@ class TokenSet:
         }
 
     @property
-    def tokenizer(self) -> tuple[Path, dict[str, Any]] | None:
+    def tokenizer(self) -> tuple[Path, TokenizerRecord] | None:
         """A directory whose manifest tells of the tokenizer, and what it tells; all that tell, tell the same."""
         for directory in self.directories:
             if directory.tokenizer is not None:
@@ -99,8 +100,8 @@ class TokenPlace:
 def locate_tokens(run: Run, given: Path | None) -> list[TokenPlace]:
     """Return the place of each dataset: `given`, a local directory, or that of a hub dataset under token_files/."""
     if given is None:
-        return [_locate(run, part.dataset) for part in run.train.parts]
-    if not isinstance(run.train.dataset, str):
+        return [_locate(run, part.dataset) for part in run.train.data.parts]
+    if not isinstance(run.train.data.dataset, str):
         raise BadInput(
             f"--token-files {given}: takes the place of one dataset, but {run.directory / 'train.json'} has a list; "
             "name the directories there"
@@ -113,7 +114,7 @@ def lengths_at_hand(run: Run, given: Path | None) -> dict[str, int | None]:
 
     Raises BadInput for files that are damaged; or not here, when there is no plan without them.
     """
-    if run.train.min_train_tokens is None:
+    if run.train.data.min_train_tokens is None:
         try:
             return {place.dataset: open_split(place.directory, "train").length for place in locate_tokens(run, given)}
         except BadInput as error:
@@ -122,7 +123,7 @@ def lengths_at_hand(run: Run, given: Path | None) -> dict[str, int | None]:
         [place] = locate_tokens(run, given)
         return {place.dataset: open_split(given, "train").length}
     lengths: dict[str, int | None] = {}
-    for part in run.train.parts:
+    for part in run.train.data.parts:
         here = [path for path in _candidates(part.dataset) if _has_split(path, "train", None)]
         lengths[part.dataset] = open_split(here[0], "train").length if here else None
     return lengths
@@ -145,16 +146,16 @@ def open_tokens(run: Run, given: Path | None, ranks: Ranks, *, follow: bool) -> 
 def make_reading(run: Run, plan: Plan, token_set: TokenSet) -> Reading:
     """Return the training data of a run."""
     sources: list[TokenSource | GrowingSource] = []
-    era = None if run.train.era_tokens is None else run.train.era_tokens // plan.layout.context_length
+    era = None if run.train.data.era_tokens is None else run.train.data.era_tokens // plan.layout.context_length
     for number, (directory, source) in enumerate(zip(token_set.directories, plan.sources, strict=True)):
         count = ENDLESS if source.windows is None else source.windows
-        seed, shuffle = run.train.random_seed, run.train.shuffle
+        seed, shuffle = run.train.random_seed, run.train.data.shuffle
         order = WindowOrder(count=count, shuffle=shuffle, seed=seed, era=era, source=number)
         stream, start = directory.train, plan.start_token
         if directory.growing is None:
             sources.append(TokenSource(stream=stream, start_token=start, order=order))
         else:
-            epochs, growing = run.train.max_epochs, directory.growing
+            epochs, growing = run.train.data.max_epochs, directory.growing
             sources.append(
                 GrowingSource(stream=stream, start_token=start, order=order, max_epochs=epochs, growing=growing)
             )
@@ -178,7 +179,7 @@ def _locate(run: Run, dataset: str) -> TokenPlace:
     raise BadInput(
         f"{run.directory / 'train.json'}: dataset: {dataset:.200} is no directory here; prepare it with "
         f"prepare_data.py SOURCE... --output {dataset:.200}"
-        + (", or pass --token-files DIR" if isinstance(run.train.dataset, str) else "")
+        + (", or pass --token-files DIR" if isinstance(run.train.data.dataset, str) else "")
     )
 
 
@@ -197,7 +198,7 @@ def _download(place: TokenPlace, ranks: Ranks) -> None:
 def _open_all(run: Run, places: list[TokenPlace], growing: list[GrowingTokens | None]) -> TokenSet:
     manifests = [read_manifest(place.directory) for place in places]
     validated = None
-    if run.train.validation_interval is not None:
+    if run.train.validation.validation_interval is not None:
         validated = _validated(run, places, manifests, growing)
     directories = []
     for place, manifest, grows in zip(places, manifests, growing, strict=True):
@@ -233,7 +234,7 @@ def _validated(
         if grows is not None:
             if "validation" in grows.splits:
                 return place
-        elif isinstance(run.train.dataset, str) or _has_split(place.directory, "validation", manifest):
+        elif isinstance(run.train.data.dataset, str) or _has_split(place.directory, "validation", manifest):
             return place
     raise BadInput(
         f"{run.directory / 'train.json'}: dataset: none of {', '.join(place.dataset for place in places)} holds "
@@ -252,10 +253,10 @@ def _check_tokenizers(run: Run, token_set: TokenSet) -> None:
     if token_set.tokenizer is None:
         return
     first, tokenizer = token_set.tokenizer
-    if tokenizer["vocabulary_size"] > run.model.vocab_size:
+    if tokenizer.vocabulary_size > run.model.vocab_size:
         raise BadInput(
             f"{run.directory / 'model.json'}: vocab_size: got {run.model.vocab_size}, wanted at least "
-            f"{tokenizer['vocabulary_size']}, the vocabulary of tokenizer {tokenizer['name']} in {first}"
+            f"{tokenizer.vocabulary_size}, the vocabulary of tokenizer {tokenizer.name} in {first}"
         )
     for directory in token_set.directories:
         other = directory.tokenizer
@@ -263,12 +264,12 @@ def _check_tokenizers(run: Run, token_set: TokenSet) -> None:
             continue
         if _identity(directory.path, other) != _identity(first, tokenizer):
             raise BadInput(
-                f"{directory.path}: made with tokenizer {other['name']}, {other['vocabulary_size']:,} ids, but {first} "
-                f"with {tokenizer['name']}, {tokenizer['vocabulary_size']:,} ids, or with other ranks of that name; "
+                f"{directory.path}: made with tokenizer {other.name}, {other.vocabulary_size:,} ids, but {first} "
+                f"with {tokenizer.name}, {tokenizer.vocabulary_size:,} ids, or with other ranks of that name; "
                 "prepare all datasets of a run with one tokenizer"
             )
 
 
-def _identity(directory: Path, tokenizer: dict[str, Any]) -> tuple[Any, ...]:
-    ranks = (directory / RANKS_FILE).read_bytes() if tokenizer["ranks_file"] else None
-    return tokenizer["name"], tokenizer["vocabulary_size"], tokenizer["end_of_text_id"], ranks
+def _identity(directory: Path, tokenizer: TokenizerRecord) -> tuple[Any, ...]:
+    ranks = (directory / RANKS_FILE).read_bytes() if tokenizer.ranks_file else None
+    return tokenizer.name, tokenizer.vocabulary_size, tokenizer.end_of_text_id, ranks

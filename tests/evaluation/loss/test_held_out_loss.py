@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 
 from evaluation.loss.held_out_loss import byte_lengths, describe, summary
+from evaluation.shared.intervals import ratio
 from evaluation.shared.load import load, locate
-from evaluation.shared.ratio import ratio
 from tests import launch
 from tests.conftest import ROOT, seal_again, shared, train
 from tests.tokens.preparing import PREPARE, run

@@ -99,7 +99,9 @@ def test_what_cannot_be_published_is_refused_before_anything_is_sent(prepared: P
     assert "manifest.json: missing; only a finished preparation" in refusal(push(hub, tmp_path, NAME))
     manifest = (prepared / "manifest.json").read_text()
     (prepared / "manifest.json").write_text(
-        manifest.replace('files": {', 'files": {"../key": {"size_bytes": 1, "sha256": "", "max_id": 0},')
+        manifest.replace(
+            'files": {', 'files": {"../key": {"size_bytes": 1, "sha256": "", "max_id": 0, "tokens": 0, "dtype": ""},'
+        )
     )
     assert "files: got ../key, wanted token files of train" in refusal(push(hub, prepared, NAME))
     (prepared / "manifest.json").write_text(manifest)
