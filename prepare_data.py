@@ -69,9 +69,7 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
         return arguments
     parser = _prepare_parser()
     arguments = parser.parse_args(words, argparse.Namespace(command=None))
-    problem = _output_problem(arguments)
-    if problem is not None:
-        parser.error(problem)
+    _check_options(parser, arguments)
     return arguments
 
 
@@ -157,25 +155,20 @@ def _prepare_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _output_problem(arguments: argparse.Namespace) -> str | None:
-    """Return the error of options that contradict each other, or None."""
+def _check_options(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
     remote = REMOTE in arguments.output
-    problems = {
-        "--validation-fraction and --test-fraction: wanted a sum below 1, something to train on": (
-            arguments.validation_fraction + arguments.test_fraction >= 1
-        ),
-        f"--output {arguments.output}: wanted a folder, or s3://BUCKET/PREFIX": (
-            remote and not arguments.output.startswith("s3://")
-        ),
-        "--output s3://...: wanted --shard-tokens N, so that finished shards can leave this disk": (
-            remote and arguments.shard_tokens is None
-        ),
-        "--output s3://...: wanted --split hash; the tail would be cut from shards that have left this disk": (
-            remote and arguments.split == "tail"
-        ),
-        "--scratch: only for an s3:// output": arguments.scratch is not None and not remote,
-    }
-    return next((problem for problem, is_there in problems.items() if is_there), None)
+    if arguments.validation_fraction + arguments.test_fraction >= 1:
+        parser.error("--validation-fraction and --test-fraction: wanted a sum below 1, something to train on")
+    if remote and not arguments.output.startswith("s3://"):
+        parser.error(f"--output {arguments.output}: wanted a folder, or s3://BUCKET/PREFIX")
+    if remote and arguments.shard_tokens is None:
+        parser.error("--output s3://...: wanted --shard-tokens N, so that finished shards can leave this disk")
+    if remote and arguments.split == "tail":
+        parser.error(
+            "--output s3://...: wanted --split hash; the tail would be cut from shards that have left this disk"
+        )
+    if arguments.scratch is not None and not remote:
+        parser.error("--scratch: only for an s3:// output")
 
 
 def main() -> int:

@@ -248,13 +248,13 @@ def dry_run(run: "Run", arguments: argparse.Namespace) -> int:
 def plan_machines(run: "Run", arguments: argparse.Namespace) -> int:
     """Print what a run would take on machines for rent; needs what a dry run needs."""
     from training.data.open_tokens import lengths_at_hand
-    from training.planning.estimate import make_offers
-    from training.planning.estimate_table import describe_offers
+    from training.planning.estimate import make_estimate
+    from training.planning.estimate_table import describe_estimate
     from training.planning.price_list import MACHINES, read_machines
 
     prices = read_machines(arguments.machines or MACHINES, arguments.machine)
-    offers = make_offers(run, prices, lengths_at_hand(run, arguments.token_files))
-    print("\n".join(map(printable, [*run.notices, *describe_offers(run, prices, offers)])))
+    estimate = make_estimate(run, prices, lengths_at_hand(run, arguments.token_files))
+    print("\n".join(map(printable, [*run.notices, *describe_estimate(estimate)])))
     return EXIT_DONE
 
 

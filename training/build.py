@@ -81,7 +81,10 @@ def _train(run: Run, options: Options, ledger: TimeLedger, supervision: Supervis
         if state.position.step >= job.last_step:
             _say(ranks, [_nothing_to_do(run, plan, state.position)])
             return EXIT_DONE
-        from_coordinator(ranks, lambda: options.budget.check_start(ledger, expected_save_seconds(run.model)))
+        from_coordinator(
+            ranks,
+            lambda: options.budget.check_start(ledger, expected_save_seconds(run.model, state.optimizer.state_bytes)),
+        )
         outcome, lines = self_test(state, settings, ranks)
         _say(ranks, lines)
         job = attrs.evolve(job, config={**job.config, "self_test": outcome})

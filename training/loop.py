@@ -63,7 +63,7 @@ class Loop:
         self.token_watch = TokenWatch(streams, job.token_digests)
         keep = job.run.train.checkpoints.keep_checkpoints
         self.saver = Saver(job.run.directory / "checkpoints", keep, state, ranks, job.config)
-        self._save_seconds = expected_save_seconds(job.run.model)
+        self._save_seconds = expected_save_seconds(job.run.model, state.optimizer.state_bytes)
         self.stop_request = StopRequest(ranks, job.stop_asked, self._budget_reached)
         self._best = (position.best_step, position.best_validation_loss)  # of what is on the disk
         self._newest_save = position.step or None  # step of the newest checkpoint, be it still in flight

@@ -11,7 +11,7 @@ from model.config import ModelConfig, parameter_count
 from tokens.hub.download import hub_name
 from training.checkpoints import directory as checkpoint
 from training.checkpoints.compatibility import listed
-from training.config.key_groups import OPTIMIZERS
+from training.optimizers.optimizer_registry import OPTIMIZERS
 from training.telemetry.metrics_log import read_metrics
 
 
@@ -101,7 +101,7 @@ def _optimizer(train: dict[str, Any]) -> str:
     values = {key: train.get(key) for key in ("learning_rate", "adam_beta1", "adam_beta2", "weight_decay")}
     schedule = "warm-up, then cosine" if train["schedule_learning_rate"] else "constant"
     return (
-        f"{OPTIMIZERS[train.get('optimizer', 'adamw')]}, learning rate {values['learning_rate']:g} ({schedule}), "
+        f"{OPTIMIZERS[train.get('optimizer', 'adamw')].title}, learning rate {values['learning_rate']:g} ({schedule}), "
         f"betas {values['adam_beta1']:g} and {values['adam_beta2']:g}, weight decay {values['weight_decay']:g}"
     )
 

@@ -28,6 +28,14 @@ from training.state import TrainState
 
 WEIGHTS, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
 HEADER_ALIGNMENT = 8  # bytes; the safetensors format's
+DTYPES = {  # of weights and optimizer state, by the safetensors format's names
+    torch.float32: "F32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.int32: "I32",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+}
 
 
 @attrs.frozen
@@ -38,6 +46,11 @@ class Stored:
     value: Tensor  # in use: on the device, sharded under FSDP, padded
     rows: int  # that are stored, of the first dimension
     row_bytes: int
+
+    @property
+    def shape(self) -> list[int]:
+        """Shape in the file."""
+        return [self.rows, *self.value.shape[1:]]
 
 
 @attrs.frozen
@@ -106,7 +119,7 @@ def state_sha256(state: TrainState, ranks: Ranks) -> str | None:
         for stored in tensors:
             whole = full_tensor(stored.value)  # collective under FSDP: on every rank
             if ranks.coordinates:
-                digest.update(whole[: stored.rows].to("cpu").contiguous().numpy().data)
+                digest.update(_bytes_of(whole[: stored.rows].to("cpu").contiguous()))
         digests[file] = digest.hexdigest()
     return combined_sha256(state.position.step, digests) if ranks.coordinates else None
 
@@ -126,14 +139,14 @@ def read_state_files(directory: Path, state: TrainState, optimizer_steps: int) -
 
 
 def _check_tensors(path: Path, opened: Any, tensors: list[Stored]) -> None:
-    """Raise BadInput unless a file holds these tensors, of these shapes, in fp32, and no others."""
-    wanted = {stored.key: [stored.rows, *stored.value.shape[1:]] for stored in tensors}
+    """Raise BadInput unless a file holds these tensors, of these shapes and types, and no others."""
+    wanted = {stored.key: stored for stored in tensors}
     if unlike := sorted(set(opened.keys()) ^ wanted.keys()):
         raise BadInput(f"{path}: parameters differ from model.json, the first is {unlike[0]}")
-    for key, shape in wanted.items():
-        found = opened.get_slice(key)
-        if found.get_shape() != shape or found.get_dtype() != "F32":
-            raise BadInput(f"{path}: {key}: got {found.get_dtype()} {found.get_shape()}, wanted F32 {shape}")
+    for key, stored in wanted.items():
+        found, dtype = opened.get_slice(key), DTYPES[stored.value.dtype]
+        if found.get_shape() != stored.shape or found.get_dtype() != dtype:
+            raise BadInput(f"{path}: {key}: got {found.get_dtype()} {found.get_shape()}, wanted {dtype} {stored.shape}")
 
 
 def _files(state: TrainState) -> Iterator[tuple[str, list[Stored]]]:
@@ -143,15 +156,17 @@ def _files(state: TrainState) -> Iterator[tuple[str, list[Stored]]]:
 
     def stored(key: str, name: str, value: Tensor) -> Stored:
         row_bytes = math.prod(value.shape[1:]) * value.element_size()  # by shape: a slice of a DTensor gathers it
-        return Stored(key, value.detach(), stored_rows(name, value.shape[0], config), row_bytes)
+        padded = value.shape == parameters[name].shape  # state of another shape has no vocabulary padding
+        rows = stored_rows(name, value.shape[0], config) if padded else value.shape[0]
+        return Stored(key, value.detach(), rows, row_bytes)
 
     yield WEIGHTS, [stored(name, name, parameters[name]) for name in sorted(parameters)]
-    moments = [
-        stored(f"{moment}.{name}", name, values[name])
-        for moment, values in state.optimizer.moments.items()
+    kept = [
+        stored(f"{kind}.{name}", name, values[name])
+        for kind, values in state.optimizer.state_tensors.items()
         for name in sorted(values)
     ]
-    yield OPTIMIZER, moments
+    yield OPTIMIZER, kept
 
 
 def _own_rows(stored: Stored, data_parallel: DataParallel) -> tuple[int, Tensor]:
@@ -161,14 +176,13 @@ def _own_rows(stored: Stored, data_parallel: DataParallel) -> tuple[int, Tensor]
 
 
 def _header(tensors: list[Stored]) -> bytes:
-    """Return the beginning of a safetensors file that holds these tensors in this order, fp32."""
+    """Return the beginning of a safetensors file that holds these tensors in this order."""
     described: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # what transformers wants to see
     offset = 0
     for stored in tensors:
-        assert stored.value.dtype == torch.float32, stored.value.dtype
         end = offset + stored.rows * stored.row_bytes
-        shape = [stored.rows, *stored.value.shape[1:]]
-        described[stored.key] = {"dtype": "F32", "shape": shape, "data_offsets": [offset, end]}
+        dtype = DTYPES[stored.value.dtype]
+        described[stored.key] = {"dtype": dtype, "shape": stored.shape, "data_offsets": [offset, end]}
         offset = end
     text = json.dumps(described, separators=(",", ":")).encode()
     text += b" " * (-len(text) % HEADER_ALIGNMENT)
@@ -176,14 +190,19 @@ def _header(tensors: list[Stored]) -> bytes:
 
 
 def _write_at(descriptor: int, rows: Tensor, offset_bytes: int) -> None:
-    data = memoryview(rows.numpy().data).cast("B")
+    data = _bytes_of(rows)
     while data:
         written = os.pwrite(descriptor, data, offset_bytes)  # at most 2 GiB at once on Linux
         data, offset_bytes = data[written:], offset_bytes + written
 
 
+def _bytes_of(rows: Tensor) -> memoryview:
+    """Return the memory of a contiguous CPU tensor of any type."""
+    return memoryview(rows.view(torch.uint8).numpy().data).cast("B")
+
+
 def _read_rows(file: Any, stored: Stored) -> None:
-    """Read into a parameter or moment the rows that this rank holds; rows beyond the vocabulary are zero."""
+    """Read into a parameter or a state tensor the rows that this rank holds; rows beyond the vocabulary are zero."""
     first, held = held_rows(stored.value)
     count = max(0, min(len(held), stored.rows - first))
     held[count:].zero_()
