@@ -1,7 +1,9 @@
-# make train      tokens, two minutes of training, a chart and a sample, from nothing
-# make test       the whole test suite, but for
-# make test-long  walks, kills, bad inputs, a judge's bill, lm-evaluation-harness, a judge that is served: 30 minutes
-# make lint       style, types, shell scripts
+# make train      from nothing: tokens, two minutes of training, a chart and a sample
+# make test       tests to wait for: 5 minutes
+# make test-long  random walks over ranks, kills, fuzzing, compiled layouts, lm-evaluation-harness, a served judge
+# make lint       style, types, shell scripts, documentation site
+# make docs       documentation site, in .site/
+# make picture    a fresh quickstart run, and its chart in the README
 # Each makes .venv and installs what it needs. PYTHON=python3.12 picks another interpreter.
 
 PYTHON ?= python3
@@ -15,11 +17,15 @@ COMPILE := $(BIN)/python -m compileall -q -j 0 .venv/lib > /dev/null 2>&1 || tru
 export OMP_NUM_THREADS ?= 1
 export TORCH_ELASTIC_SHUTDOWN_TIMEOUT ?= 300 # seconds that torchrun leaves a stopping run to save
 
-.PHONY: train test test-long lint install python-version
+.PHONY: train test test-long lint docs picture install python-version
 
 train: .venv/installed token_files/quickstart/manifest.json
 	$(BIN)/torchrun --standalone --nproc_per_node=$$($(BIN)/python -c $(RANKS)) train.py $(QUICKSTART)
 	$(BIN)/python evaluate.py smoke $(QUICKSTART) --prompt "def " --tokens 100
+
+picture: .venv/installed token_files/quickstart/manifest.json
+	$(BIN)/torchrun --standalone --nproc_per_node=2 train.py $(QUICKSTART) --resume never --device cpu
+	cp $(QUICKSTART)/training-run-chart.png docs/images/quickstart.png
 
 test: .venv/installed-test
 	$(BIN)/python -m pytest
@@ -33,6 +39,10 @@ lint: .venv/installed-test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/shellcheck setup_lambda.sh .ci/run
+	$(BIN)/mkdocs build --strict --quiet
+
+docs: .venv/installed-test
+	$(BIN)/mkdocs build --strict
 
 install: .venv/installed
 

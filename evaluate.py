@@ -10,12 +10,7 @@ from common.errors import EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, BadInput
 from common.installation import begin
 from evaluation.comparison import command as compare
 from evaluation.export import command as export
-from evaluation.harness import command as harness
-from evaluation.hellaswag import command as hellaswag
-from evaluation.instruct import command as instruct
-from evaluation.judging import command as judge
-from evaluation.loss import command as loss
-from evaluation.smoke import command as smoke
+from evaluation.registry import QUESTIONS, EvaluateCommand
 
 EPILOG = """examples:
   python evaluate.py smoke runs/quickstart --prompt "def " --tokens 100
@@ -33,16 +28,7 @@ EPILOG = """examples:
 Exit status: 0 done, 1 error or degenerate output, 2 usage, 75 stopped at --max-usd, 130 interrupted.
 """
 
-COMMANDS = {
-    "smoke": smoke,
-    "loss": loss,
-    "hellaswag": hellaswag,
-    "harness": harness,
-    "instruct": instruct,
-    "judge": judge,
-    "compare": compare,
-    "export": export,
-}
+COMMANDS: dict[str, EvaluateCommand] = {**QUESTIONS, "compare": compare, "export": export}
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -65,7 +51,7 @@ def main() -> int:
     print_any_name()
     arguments = parse_arguments()
     try:
-        status: int | None = COMMANDS[arguments.command].run(arguments)
+        status = COMMANDS[arguments.command].run(arguments)
         sys.stdout.flush()
     except BadInput as error:
         from training.launch import environment_rank

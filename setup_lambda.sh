@@ -42,8 +42,8 @@ import sys
 
 import torch
 
-from errors import BadInput
-from training.preflight import check_compiler, choose_device
+from common.errors import BadInput
+from training.hardware.preflight import check_compiler, choose_device
 
 try:
     gpus = torch.cuda.device_count() if choose_device(None) == "cuda" else 0

@@ -13,15 +13,14 @@ from common.arguments import number, print_any_name, whole_number
 from common.errors import EXIT_DIVERGED, EXIT_DONE, EXIT_ERROR, BadInput, Diverged, printable
 from common.files import is_folder, system_error
 from common.installation import begin
-from training.launch import job_seconds
-from training.supervision.run_lock import Claim
-from training.supervision.signals import StopSignals
+from training.launch import environment_rank, job_seconds
+from training.supervision.supervision import Supervision
 
 if TYPE_CHECKING:
     from training.config.train_config import Run
 
 CPU_OUT_OF_MEMORY = "DefaultCPUAllocator: "  # torch raises a plain RuntimeError
-RANK_0_SPEAKS_SECONDS = 30.0  # a slow start included: torchrun ends all ranks as soon as one of them has failed
+RANK_0_SECONDS = 30.0  # for rank 0 to print an error, after a slow start: torchrun ends all ranks once one has failed
 
 EPILOG = """examples:
   torchrun --standalone --nproc_per_node=8 train.py runs/8xa100 --price-per-hour 14.32
@@ -146,38 +145,36 @@ def main() -> int:
     begin("train.py")
     print_any_name()
     arguments = parse_arguments()
-    signals = StopSignals()
     writes = not (arguments.dry_run or arguments.plan or arguments.find_max_microbatch) and arguments.replay is None
-    if writes and os.environ.get("RANK", "0") == "0" and is_folder(arguments.run):
-        try:
-            signals.claim = Claim(arguments.run)
-        except BadInput as error:
-            say(str(error))
-            return EXIT_ERROR
-        if signals.claim.ending is not None:
-            say(f"this job ended with status {signals.claim.ending}, and torchrun started it anew: ending again")
-            return signals.claim.ending
+    holds = writes and environment_rank() == 0 and is_folder(arguments.run)
+    try:
+        supervision = Supervision(arguments.run if holds else None)
+    except BadInput as error:
+        say(str(error))
+        return EXIT_ERROR
+    if supervision.earlier_status is not None:
+        say(f"this job ended with status {supervision.earlier_status}, and torchrun restarted it: ending again")
+        return supervision.earlier_status
     from torch.distributed.elastic.multiprocessing.errors import record  # after --help: torch takes seconds
 
     try:
-        status = record(train)(arguments, signals, began) or EXIT_DONE  # record's type allows None
-    except Exception:  # noqa: BLE001  # record has kept it for torchrun; said here, because leave() says nothing
+        status = record(train)(arguments, supervision, began) or EXIT_DONE  # record's type allows None
+    except Exception:  # noqa: BLE001  # record has kept it for torchrun; printed here, because leave() prints nothing
         traceback.print_exc()
         status = EXIT_ERROR
-    if signals.claim is not None:
-        signals.claim.end(status)
+    supervision.end(status)
     return status
 
 
-def train(arguments: argparse.Namespace, signals: StopSignals, began: float) -> int:
-    """Check the run directory before any process group starts, then train it; return the exit status."""
+def train(arguments: argparse.Namespace, supervision: Supervision, began: float) -> int:
+    """Check the run directory before the process group starts, then train; return the exit status."""
     import torch
 
     from training.batch_finder.finder import report_largest
     from training.build import run_session
     from training.config.batch_plan import derive_layout
     from training.config.train_config import load_run
-    from training.launch import environment_rank, environment_world_size
+    from training.launch import environment_world_size
     from training.options import Options
     from training.planning.budget import Budget
 
@@ -202,14 +199,13 @@ def train(arguments: argparse.Namespace, signals: StopSignals, began: float) -> 
             hash_every=arguments.hash_every,
             allow_numerics_drift=arguments.allow_numerics_drift,
             replay=None if arguments.replay is None else tuple(arguments.replay),
-            signals=signals,
             began=began,
         )
-        return run_session(run, options)
+        return run_session(run, options, supervision)
     except (BadInput, Diverged) as error:
         alone = isinstance(error, BadInput) and error.alone
-        # Rank 0 raises the same; when it has spoken, torchrun asks us to end.
-        if environment_rank() == 0 or alone or not signals.wait(RANK_0_SPEAKS_SECONDS):
+        # Rank 0 raises the same; when it has printed it and ended, torchrun sends this rank SIGTERM.
+        if environment_rank() == 0 or alone or not supervision.stop_asked.wait(RANK_0_SECONDS):
             say(str(error))
         return EXIT_DIVERGED if isinstance(error, Diverged) else EXIT_ERROR
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
@@ -224,7 +220,7 @@ def train(arguments: argparse.Namespace, signals: StopSignals, began: float) -> 
 
 
 def out_of_memory(run: "Run", *, gpu: bool) -> str:
-    """Return that the memory does not suffice, and what to do."""
+    """Return the out-of-memory error as one line, with what to do."""
     size = run.train.microbatch_size
     smaller = next((n for n in range(size - 1, 0, -1) if size % n == 0), None)
     advice = f"try --set microbatch_size={smaller}, or find_batch_size.py"
@@ -234,7 +230,7 @@ def out_of_memory(run: "Run", *, gpu: bool) -> str:
 
 
 def say(problem: str) -> None:
-    """Print what went wrong, as one line."""
+    """Print an error as one line."""
     print(f"train.py: {printable(problem)}", file=sys.stderr, flush=True)
 
 
@@ -265,8 +261,8 @@ def plan_machines(run: "Run", arguments: argparse.Namespace) -> int:
 def leave(status: int) -> NoReturn:
     """End this process at once, without the interpreter's own shutdown.
 
-    gloo's threads drop their last tensors a moment after a collective returns. When that falls into the shutdown, they
-    wait for an interpreter that is gone, and the process aborts: with torch 2.13, one in five short FSDP runs.
+    gloo's threads release their last tensors a moment after a collective returns. During the shutdown they would wait
+    for an interpreter that is gone, and the process aborts: with torch 2.13, one in five short FSDP runs.
     """
     sys.stdout.flush()
     sys.stderr.flush()

@@ -12,6 +12,7 @@ import math
 import os
 import statistics
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from kernels import kernel_seconds
 from common.errors import EXIT_DONE, EXIT_ERROR, BadInput
 from training import loop
 from training.batch_finder.worker import is_memory_error, take_steps
-from training.build import make_trainer
+from training.build import make_network, make_settings, make_state
 from training.config.batch_plan import Plan, make_plan
 from training.config.train_config import Run, load_run
 from training.data.open_tokens import TokenSet, make_reading, open_tokens
@@ -34,9 +35,8 @@ from training.hardware.environment import environment, git_commit, peak_flops, p
 from training.job import Job
 from training.parallel.process_group import Ranks, start, stop
 from training.planning.budget import Budget
-from training.state import RunState, Trainer
-from training.supervision.heartbeat import Watch
-from training.supervision.signals import StopSignals
+from training.state import StepSettings, TrainState
+from training.supervision.heartbeat import Heartbeat
 from training.supervision.stop_request import StopRequest
 from training.telemetry.time_ledger import TimeLedger
 
@@ -65,7 +65,7 @@ class Clock(StopRequest):
     """Asked before every step whether to stop: notes the time; at the run's last step, or when time is up, ends it."""
 
     def __init__(self, ranks: Ranks, steps: int, deadline: float):
-        super().__init__(ranks, StopSignals())
+        super().__init__(ranks, threading.Event(), lambda: False)
         self.steps = steps
         self.deadline = deadline  # by time.perf_counter()
         self.times: list[float] = []
@@ -96,8 +96,8 @@ def main() -> int:
     try:
         run = load_run(arguments.run, [])
         ranks = start(None, run.train.timeout_seconds)
-        with Watch(ranks, run.train.timeout_seconds) as watch:
-            result = _measure(run, ranks, watch, arguments)
+        with Heartbeat(ranks, run.train.timeout_seconds) as heartbeat:
+            result = _measure(run, ranks, heartbeat, arguments)
         stop()
     except BadInput as error:
         print(f"train_speed.py: {error}", file=sys.stderr)
@@ -112,18 +112,20 @@ def main() -> int:
     return EXIT_DONE
 
 
-def _measure(run: Run, ranks: Ranks, watch: Watch, arguments: argparse.Namespace) -> dict[str, Any]:
+def _measure(run: Run, ranks: Ranks, heartbeat: Heartbeat, arguments: argparse.Namespace) -> dict[str, Any]:
     token_set = open_tokens(run, None, ranks, follow=False)
     plan = make_plan(run, ranks.world_size, token_set.lengths)
     numerics = resolve_numerics(run, plan, ranks)
     set_determinism(numerics.determinism, run.train.cpu_threads, ranks)
     matmul = _matmul_flops(ranks, numerics.precision)
-    trainer = make_trainer(run, plan, numerics, watch)
+    state, settings = make_state(make_network(run), run, plan, numerics, ranks), make_settings(run, plan, numerics)
     size = run.train.microbatch_size
     trials = sorted({-(-size // 2), size}) if arguments.memory else []
-    peaks = {trial: _peak_bytes(trainer, trial) for trial in trials}
-    clock = _run_loop(run, plan, token_set, trainer, arguments.deadline)
-    profiled = kernel_seconds(lambda: take_steps(trainer, 1)) if arguments.kernels else None
+    peaks = {trial: _peak_bytes(state, settings, ranks, trial) for trial in trials}
+    clock = Clock(ranks, plan.steps - 1, arguments.deadline)
+    loop.StopRequest = lambda *_: clock  # type: ignore[attr-defined,assignment]
+    _run_loop(state, settings, heartbeat, _make_job(run, plan, token_set))
+    profiled = kernel_seconds(lambda: take_steps(state, settings, ranks, 1)) if arguments.kernels else None
     return {
         "numerics": {**attrs.asdict(numerics), "attention": attention_backends() if _cuda(ranks) else "cpu"},
         "environment": environment(ranks.device, ranks.world_size),
@@ -158,31 +160,30 @@ def _matmul_flops(ranks: Ranks, precision: str) -> float:
     return float(2 * side**3 / statistics.median(seconds))
 
 
-def _peak_bytes(trainer: Trainer, microbatch_size: int) -> int:
+def _peak_bytes(state: TrainState, settings: StepSettings, ranks: Ranks, microbatch_size: int) -> int:
     """Return the peak of a whole step at this micro-batch. On a CPU, the process's: try the smaller one first."""
-    layout, device = trainer.layout, trainer.ranks.device
-    accumulation = min(2, layout.accumulation) if trainer.numerics.determinism == "off" else layout.accumulation
+    layout, device = settings.layout, ranks.device
+    accumulation = min(2, layout.accumulation) if settings.numerics.determinism == "off" else layout.accumulation
     torch._dynamo.reset()  # another shape is another graph
-    if _cuda(trainer.ranks):
+    if _cuda(ranks):
         torch.cuda.empty_cache()
-    trainer.layout = attrs.evolve(layout, microbatch_size=microbatch_size, accumulation=accumulation)
-    take_steps(trainer, UNMEASURED_STEPS)
-    if _cuda(trainer.ranks):
+    layout = attrs.evolve(layout, microbatch_size=microbatch_size, accumulation=accumulation)
+    settings = attrs.evolve(settings, layout=layout)
+    take_steps(state, settings, ranks, UNMEASURED_STEPS)
+    if _cuda(ranks):
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
-    take_steps(trainer, 1)
-    trainer.layout = layout
-    return peak_memory_bytes(trainer.ranks.device)
+    take_steps(state, settings, ranks, 1)
+    return peak_memory_bytes(device)
 
 
-def _run_loop(run: Run, plan: Plan, token_set: TokenSet, trainer: Trainer, deadline: float) -> Clock:
-    clock = Clock(trainer.ranks, plan.steps - 1, deadline)
-    job = Job(
+def _make_job(run: Run, plan: Plan, token_set: TokenSet) -> Job:
+    return Job(
         run=run,
         plan=plan,
         reading=make_reading(run, plan, token_set),
         validation=None,
-        stop_request=clock,
+        stop_asked=threading.Event(),
         last_step=plan.steps,
         price_per_hour=None,
         budget=Budget(),
@@ -190,12 +191,14 @@ def _run_loop(run: Run, plan: Plan, token_set: TokenSet, trainer: Trainer, deadl
         config={"git_commit": git_commit(), "self_test": None},
         token_digests=token_set.digests,
     )
-    steps = loop.Loop(trainer, job, RunState(), TimeLedger(time.perf_counter(), None))
+
+
+def _run_loop(state: TrainState, settings: StepSettings, heartbeat: Heartbeat, job: Job) -> None:
+    steps = loop.Loop(state, settings, heartbeat, job, TimeLedger(time.perf_counter(), None))
     try:
         steps.train([])
     except Enough:
         steps.close()
-    return clock
 
 
 if __name__ == "__main__":

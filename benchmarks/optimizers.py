@@ -28,15 +28,14 @@ import attrs
 import torch
 
 from training.batch_finder.worker import take_steps
-from training.build import make_trainer
+from training.build import make_network, make_settings, make_state
 from training.config.batch_plan import make_plan
 from training.config.train_config import OPTIMIZERS, load_run
 from training.exactness.fingerprint import resolve_numerics
 from training.exactness.levels import set_determinism
 from training.hardware.environment import cpu_name, git_commit
 from training.parallel.process_group import start, stop
-from training.state import Trainer
-from training.supervision.heartbeat import Watch
+from training.state import StepSettings, TrainState
 from training.telemetry.metrics_log import read_metrics
 
 ROOT = Path(__file__).parents[1]
@@ -186,18 +185,18 @@ def _write_run(folder: Path, arguments: argparse.Namespace, **train: Any) -> Pat
 def _step_seconds(folder: Path, arguments: argparse.Namespace) -> dict[str, float]:
     """Return the median CPU seconds of a step with each optimizer: steps in turn, in this process."""
     ranks = start("cpu", 60)
-    watch = Watch(ranks, 60)
-    trainers: dict[str, Trainer] = {}
+    built: dict[str, tuple[TrainState, StepSettings]] = {}
     for optimizer in OPTIMIZERS:
         run = load_run(_write_run(folder, arguments, optimizer=optimizer), [])
         plan = make_plan(run, 1)
         numerics = resolve_numerics(run, plan, ranks)
         set_determinism(numerics.determinism, run.train.cpu_threads, ranks)
-        trainers[optimizer] = make_trainer(run, plan, numerics, watch)
+        state = make_state(make_network(run), run, plan, numerics, ranks)
+        built[optimizer] = state, make_settings(run, plan, numerics)
     seconds: dict[str, list[float]] = {optimizer: [] for optimizer in OPTIMIZERS}
     for _ in range(WARM_UP + TIMED_STEPS):
-        for optimizer, trainer in trainers.items():
-            seconds[optimizer].append(_cpu_seconds(partial(take_steps, trainer, 1)))
+        for optimizer, (state, settings) in built.items():
+            seconds[optimizer].append(_cpu_seconds(partial(take_steps, state, settings, ranks, 1)))
     stop()
     return {optimizer: statistics.median(values[WARM_UP:]) for optimizer, values in seconds.items()}
 

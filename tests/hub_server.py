@@ -239,3 +239,9 @@ def oid(path: Path) -> str | None:
     if path.name.endswith(LARGE):
         return hashlib.sha256(data).hexdigest()
     return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()  # as git does
+
+
+def environment(hub: Hub, token: str | None = TOKEN) -> dict[str, str]:
+    cache = str(hub.new)
+    own = {"HF_ENDPOINT": hub.url, "HF_HOME": cache, "HF_HUB_DISABLE_XET": "1"}
+    return own | ({"HF_TOKEN": token} if token else {})

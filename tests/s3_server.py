@@ -106,3 +106,10 @@ def _ailing(app: Callable[..., Iterable[bytes]], s3: S3Server) -> Callable[..., 
         return half(b"".join(app(environment, start)))
 
     return answer
+
+
+def forget_servers() -> None:
+    """Make fsspec connect anew: the next server has another port."""
+    import s3fs
+
+    s3fs.S3FileSystem.clear_instance_cache()

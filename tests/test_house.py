@@ -110,9 +110,24 @@ def test_every_key_of_train_json_is_documented_with_its_default() -> None:
         assert documented == str(default).lower() or float(documented) == float(str(default)), name
 
 
+def test_links_of_pages_outside_the_site_lead_somewhere() -> None:
+    """mkdocs --strict checks the pages of docs/; these lie beside it."""
+    for page in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"):
+        links = re.findall(r"\]\(([^)]+)\)", (ROOT / page).read_text())
+        for link in links:
+            if "://" in link:
+                continue
+            name, _, anchor = link.partition("#")
+            target = ROOT / (name or page)
+            assert target.exists(), f"{page}: {link}"
+            titles = re.findall(r"^#+ (.+)$", target.read_text(), re.MULTILINE) if target.suffix == ".md" else []
+            slugs = {re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles}
+            assert not anchor or anchor in slugs, f"{page}: {link}"
+
+
 def test_the_readmes_map_names_every_folder_of_code() -> None:
     readme = (ROOT / "README.md").read_text()
-    named = {name for name in re.findall(r"^(\w[\w/]*/) ", readme.split("## What is where")[1], re.MULTILINE)}
+    named = {name for name in re.findall(r"^(\w[\w/]*/) ", readme.split("## Map")[1], re.MULTILINE)}
     assert {name for name in named if not (ROOT / name).is_dir()} == set()
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     paths = [Path(path) for path in tracked if path.endswith(".py") and "/" in path]

@@ -2,11 +2,11 @@
 
 import math
 import sys
+import threading
 from pathlib import Path
 
 import attrs
 import torch
-import torch.distributed as dist
 
 from common.errors import EXIT_DONE, EXIT_ERROR, EXIT_STOPPED, BadInput, printable
 from model.gpt import GPT, initialize
@@ -25,16 +25,16 @@ from training.job import Job
 from training.loop import Loop
 from training.optimizer import Optimizer
 from training.options import Options
-from training.parallel.process_group import Ranks, from_coordinator, start, stop, together
+from training.parallel.process_group import Ranks, from_coordinator, stop, together
 from training.parallel.wrap import Parallel, Wrapping
 from training.planning.budget import expected_save_seconds
 from training.precision import LossScale, Numerics
 from training.replay import replay
 from training.self_test import self_test
 from training.spike_guard import Guard
-from training.state import RunState, Trainer
-from training.supervision.heartbeat import Watch
-from training.supervision.stop_request import StopRequest
+from training.state import Position, StepSettings, TrainState
+from training.supervision.heartbeat import Heartbeat
+from training.supervision.supervision import Supervision
 from training.telemetry.chart import CHART
 from training.telemetry.metrics_log import METRICS, MetricsLog, count_unreadable
 from training.telemetry.progress_bar import duration
@@ -42,31 +42,17 @@ from training.telemetry.time_ledger import TimeLedger, read_earlier, table
 from training.validation import Validation
 
 
-def run_session(run: Run, options: Options) -> int:
+def run_session(run: Run, options: Options, supervision: Supervision) -> int:
     """Train the run and return the exit status. Call it on every rank. Raises BadInput and Diverged."""
     ledger = TimeLedger(options.began, options.price_per_hour)
-    ranks, watch = _join(run, options)
-    with watch:
-        options.signals.explain_stop = watch.explain_stop
-        if options.signals.claim is not None:
-            watch.on_lost = options.signals.claim.lost
-        status = _train(run, options, ranks, ledger, watch)
+    with supervision.join(options.device, run.train.timeout_seconds) as heartbeat:
+        status = _train(run, options, ledger, supervision, heartbeat)
     stop()  # not after an exception: to leave NCCL's group can wait for peers that are in a collective
     return status
 
 
-def _join(run: Run, options: Options) -> tuple[Ranks, Watch]:
-    """Meet the other ranks. Raises BadInput, on this rank alone, when torchrun is gone."""
-    try:
-        ranks = start(options.device, run.train.timeout_seconds)
-        return ranks, Watch(ranks, run.train.timeout_seconds)
-    except dist.DistError as error:
-        if options.signals.claim is not None:
-            options.signals.claim.lost()
-        raise BadInput("torchrun is gone, or does not answer; run the same command again", alone=True) from error
-
-
-def _train(run: Run, options: Options, ranks: Ranks, ledger: TimeLedger, watch: Watch) -> int:
+def _train(run: Run, options: Options, ledger: TimeLedger, supervision: Supervision, heartbeat: Heartbeat) -> int:
+    ranks = heartbeat.ranks
     with ledger.start_up():
         _say(ranks, list(run.notices))
         if ranks.device.type == "cuda" and run.train.compile is not False:
@@ -78,32 +64,34 @@ def _train(run: Run, options: Options, ranks: Ranks, ledger: TimeLedger, watch: 
         numerics = resolve_numerics(run, plan, ranks)
         set_determinism(numerics.determinism, run.train.cpu_threads, ranks)
         _say(ranks, _introduction(run, plan, numerics, ranks))
-        trainer = make_trainer(run, plan, numerics, watch)
-        job = _make_job(run, plan, token_set, trainer, options)
+        state = make_state(make_network(run), run, plan, numerics, ranks)
+        settings = make_settings(run, plan, numerics)
+        job = _make_job(run, plan, token_set, numerics, ranks, options, supervision.stop_asked)
         if options.replay is not None:
-            return _replay(job, options, trainer)
-        state, changes = _resume(job, options, trainer)
-        if options.signals.claim is not None:
-            options.signals.claim.resume_done()
-        ledger.earlier = from_coordinator(ranks, lambda: read_earlier(run.directory, state.elapsed_seconds))
-        if state.step >= job.last_step:
-            _say(ranks, [_nothing_to_do(run, plan, state)])
+            return _replay(job, options, state, settings, ranks)
+        if from_coordinator(ranks, lambda: supervision.resumed):
+            options = attrs.evolve(
+                options, resume="auto"
+            )  # this job has done what --resume asks; torchrun restarted it
+        changes = _resume(job, options, state, ranks)
+        supervision.resume_done()
+        ledger.earlier = from_coordinator(ranks, lambda: read_earlier(run.directory, state.position.elapsed_seconds))
+        if state.position.step >= job.last_step:
+            _say(ranks, [_nothing_to_do(run, plan, state.position)])
             return EXIT_DONE
         from_coordinator(ranks, lambda: options.budget.check_start(ledger, expected_save_seconds(run.model)))
-        outcome, lines = self_test(trainer)
+        outcome, lines = self_test(state, settings, ranks)
         _say(ranks, lines)
         job = attrs.evolve(job, config={**job.config, "self_test": outcome})
         from_coordinator(ranks, lambda: write_record(run, job.config, token_set, ranks, job.price_per_hour))
         _say(ranks, from_coordinator(ranks, lambda: _check_metrics(run)))
-    options.signals.training_begins()
-    loop = Loop(trainer, job, state, ledger)
-    watch.on_orphaned = options.signals.ask
+    supervision.begin_training()
+    loop = Loop(state, settings, heartbeat, job, ledger)
     finished, drawn = None, False
     try:
         finished = loop.train(changes)
         status = EXIT_DONE if finished else EXIT_STOPPED
-        if options.signals.claim is not None:
-            options.signals.claim.end(status)  # the chart may take longer than torchrun waits
+        supervision.end(status)  # the chart may take longer than torchrun waits
         if loop.chart is not None:
             drawn = loop.chart.finish()
     finally:
@@ -135,43 +123,43 @@ def _introduction(run: Run, plan: Plan, numerics: Numerics, ranks: Ranks) -> lis
     return lines
 
 
-def make_trainer(run: Run, plan: Plan, numerics: Numerics, watch: Watch) -> Trainer:
-    """Return a network with its first weights, and what trains it. Call it on every rank."""
+def make_network(run: Run) -> GPT:
+    """Return the initialized network of a run, on the CPU."""
     network = GPT(run.model, recompute_blocks=run.train.recompute_blocks, loss_chunks=run.train.loss_chunks)
     initialize(network, run.train.random_seed)
-    return trainer_of(network, run, plan, numerics, watch)
+    return network
 
 
-def trainer_of(network: GPT, run: Run, plan: Plan, numerics: Numerics, watch: Watch) -> Trainer:
-    """Return what trains a network on the ranks that are watched. Call it on every rank."""
-    ranks = watch.ranks
+def make_state(network: GPT, run: Run, plan: Plan, numerics: Numerics, ranks: Ranks) -> TrainState:
+    """Wrap a network for all ranks; return it with its optimizer at step 0. Call it on every rank."""
     # Matrix products that autocast leaves in fp32 may use TF32; a run that asks for fp32 gets fp32.
     torch.set_float32_matmul_precision("highest" if numerics.precision == "fp32" else "high")
     use_attention(run, numerics, ranks)
     wrapping = Wrapping(kind=run.train.parallel, compiled=numerics.compiled, determinism=numerics.determinism)
     parallel = Parallel(network, wrapping, plan.layout, ranks)
-    return Trainer(
-        ranks=ranks,
+    return TrainState(
         parallel=parallel,
         optimizer=Optimizer(parallel.named_parameters(), run.train, ranks.device),
+        loss_scale=LossScale(numerics.precision, ranks.device),
+        guard=Guard(ranks, run.train),
+    )
+
+
+def make_settings(run: Run, plan: Plan, numerics: Numerics) -> StepSettings:
+    """Return the settings of every step of a run."""
+    return StepSettings(
         layout=plan.layout,
         schedule=plan.schedule,
         numerics=numerics,
-        loss_scale=LossScale(numerics.precision, ranks.device),
-        guard=Guard(ranks, run.train),
-        watch=watch,
         drop_rate=run.model.drop_rate,
         seed=run.train.random_seed,
         clipping_max_norm=run.train.clipping_max_norm,
     )
 
 
-def _resume(job: Job, options: Options, trainer: Trainer) -> tuple[RunState, list[str]]:
-    """Return where the run stands, loaded from a checkpoint or at step 0, and how its numerics changed since."""
-    ranks, directory, wanted = trainer.ranks, job.run.directory, options.resume
-    claim = options.signals.claim  # rank 0's
-    if from_coordinator(ranks, lambda: claim is not None and claim.resumed):
-        wanted = "auto"  # this job has obeyed its --resume, before torchrun started it anew
+def _resume(job: Job, options: Options, state: TrainState, ranks: Ranks) -> list[str]:
+    """Load the wanted checkpoint, if there is one, into the state; return how the run's numerics changed since."""
+    directory, wanted = job.run.directory, options.resume
     _say(ranks, from_coordinator(ranks, lambda: archive.restore(directory)))
     path = None
     if wanted == "never":
@@ -181,43 +169,50 @@ def _resume(job: Job, options: Options, trainer: Trainer) -> tuple[RunState, lis
     else:
         path = from_coordinator(ranks, lambda: checkpoint.find(directory, wanted))
     if path is None:
-        return RunState(), []
-    state, changes = _load(path, job, trainer, allow_drift=options.allow_numerics_drift)
+        return []
+    changes = _load(path, job, state, ranks, allow_drift=options.allow_numerics_drift)
     # What lies after it is damaged, or another branch now.
-    archived = from_coordinator(ranks, lambda: archive.archive_after(directory, path, state.step))
+    archived = from_coordinator(ranks, lambda: archive.archive_after(directory, path, state.position.step))
     if archived is not None:
         _say(ranks, [f"--resume {wanted}: later checkpoints are now in {archived}"])
-    _say(ranks, [f"resuming from {path} at step {state.step:,} of {job.plan.steps:,}"])
-    return state, changes
+    _say(ranks, [f"resuming from {path} at step {state.position.step:,} of {job.plan.steps:,}"])
+    return changes
 
 
-def _load(path: Path, job: Job, trainer: Trainer, *, allow_drift: bool) -> tuple[RunState, list[str]]:
-    """Load a checkpoint after saying what changed since; return its state and how its numerics changed."""
+def _load(path: Path, job: Job, state: TrainState, ranks: Ranks, *, allow_drift: bool) -> list[str]:
+    """Load a checkpoint after saying what changed since; return how the run's numerics changed."""
     before = checkpoint.read_state(path)["config"]
-    _say(trainer.ranks, differences(job.run, before, job.config, path))
+    _say(ranks, differences(job.run, before, job.config, path))
     changes = numerics_drift(before, job.config, path, allowed=allow_drift)
-    _say(trainer.ranks, [f"WARNING: numerics changed since {path.name}: {change}" for change in changes])
-    return checkpoint.load(path, trainer), changes
+    _say(ranks, [f"WARNING: numerics changed since {path.name}: {change}" for change in changes])
+    checkpoint.load(path, state)
+    return changes
 
 
-def _replay(job: Job, options: Options, trainer: Trainer) -> int:
+def _replay(job: Job, options: Options, state: TrainState, settings: StepSettings, ranks: Ranks) -> int:
     """Run the asked steps again beside the record; return the exit status: 1 where a number differs."""
     assert options.replay is not None
     first, last = options.replay
     if not 1 <= first <= last <= job.plan.steps:
         raise BadInput(f"--replay {first} {last}: wanted steps from 1 to {job.plan.steps}, the first one first")
-    ranks, directory = trainer.ranks, job.run.directory
+    directory = job.run.directory
     path = from_coordinator(ranks, lambda: checkpoint.find_before(directory, first))
-    state = RunState()
     if path is not None:
-        state, _ = _load(path, job, trainer, allow_drift=True)
-    _say(ranks, [f"replaying from {path or 'the start'} at step {state.step:,}; nothing is written"])
-    _say(ranks, self_test(trainer)[1])
-    return EXIT_DONE if replay(trainer, job, state, first, last) else EXIT_ERROR
+        _load(path, job, state, ranks, allow_drift=True)
+    _say(ranks, [f"replaying from {path or 'the start'} at step {state.position.step:,}; nothing is written"])
+    _say(ranks, self_test(state, settings, ranks)[1])
+    return EXIT_DONE if replay(state, settings, ranks, job, (first, last)) else EXIT_ERROR
 
 
-def _make_job(run: Run, plan: Plan, token_set: TokenSet, trainer: Trainer, options: Options) -> Job:
-    numerics = trainer.numerics
+def _make_job(  # noqa: PLR0913, PLR0917
+    run: Run,
+    plan: Plan,
+    token_set: TokenSet,
+    numerics: Numerics,
+    ranks: Ranks,
+    options: Options,
+    stop_asked: threading.Event,
+) -> Job:
     validation, held_out = None, token_set.validation
     if held_out is not None and held_out.validation is not None:
         validation = Validation(held_out.validation, run.train.start_val_token, plan.validation_sequences)
@@ -226,34 +221,36 @@ def _make_job(run: Run, plan: Plan, token_set: TokenSet, trainer: Trainer, optio
         plan=plan,
         reading=make_reading(run, plan, token_set),
         validation=validation,
-        stop_request=StopRequest(trainer.ranks, options.signals),
+        stop_asked=stop_asked,
         last_step=plan.steps if options.max_steps is None else min(plan.steps, options.max_steps),
         price_per_hour=options.price_per_hour,
         budget=options.budget,
         hash_every=options.hash_every,
         token_digests=token_set.digests,
-        config=resolved(run, plan, token_set) | {"numerics": agreed_fingerprint(run, numerics, trainer.ranks)},
+        config=resolved(run, plan, token_set) | {"numerics": agreed_fingerprint(run, numerics, ranks)},
     )
 
 
-def _nothing_to_do(run: Run, plan: Plan, state: RunState) -> str:
-    if state.step < plan.steps:
-        return f"{run.directory}: at step {state.step:,} of {plan.steps:,}; --max-steps asks for no more"
-    return f"{run.directory}: the run is complete: {plan.steps:,} steps{_best(state)}; start anew with --resume never"
+def _nothing_to_do(run: Run, plan: Plan, position: Position) -> str:
+    if position.step < plan.steps:
+        return f"{run.directory}: at step {position.step:,} of {plan.steps:,}; --max-steps asks for no more"
+    return (
+        f"{run.directory}: the run is complete: {plan.steps:,} steps{_best(position)}; start anew with --resume never"
+    )
 
 
 def _summary(loop: Loop, finished: bool, drawn: bool) -> list[str]:
-    state, ledger, job = loop.state, loop.ledger, loop.job
-    tokens = (state.step - loop.first_step) * job.plan.tokens_per_step
-    if state.step == job.plan.steps:
+    position, ledger, job = loop.state.position, loop.ledger, loop.job
+    tokens = (position.step - loop.first_step) * job.plan.tokens_per_step
+    if position.step == job.plan.steps:
         done = "done"
     else:
         done = "paused by --max-steps" if finished else _stopped(loop.stopped_by())
     directory = job.run.directory
-    losses = ("" if math.isnan(loop.last_loss) else f", train loss {loop.last_loss:.4f}") + _best(state)
+    losses = ("" if math.isnan(loop.last_loss) else f", train loss {loop.last_loss:.4f}") + _best(position)
     return [
-        f"{directory}: {done}: step {state.step:,} of {job.plan.steps:,}{losses}",
-        *_data_lines(job.plan, state.step),
+        f"{directory}: {done}: step {position.step:,} of {job.plan.steps:,}{losses}",
+        *_data_lines(job.plan, position.step),
         f"{tokens:,} tokens in {duration(ledger.process_seconds())}, "
         f"{tokens / ledger.training_seconds():,.0f} tokens/s while training",
         f"weights {directory / 'checkpoints' / 'latest'}, " + (f"chart {directory / CHART}" if drawn else "no chart"),
@@ -275,10 +272,10 @@ def _data_lines(plan: Plan, step: int) -> list[str]:
     ]
 
 
-def _best(state: RunState) -> str:
-    if state.best_validation_loss is None:
+def _best(position: Position) -> str:
+    if position.best_validation_loss is None:
         return ""
-    return f", best validation loss {state.best_validation_loss:.4f} at step {state.best_step:,}"
+    return f", best validation loss {position.best_validation_loss:.4f} at step {position.best_step:,}"
 
 
 def _say(ranks: Ranks, lines: list[str]) -> None:

@@ -1,5 +1,6 @@
 """Job: one launch of a run, from its first step to its last."""
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -9,19 +10,18 @@ from tokens.batches.micro_batches import Reading
 from training.config.batch_plan import Plan
 from training.config.train_config import Run
 from training.planning.budget import Budget
-from training.supervision.stop_request import StopRequest
 from training.validation import Validation
 
 
 @attrs.frozen(kw_only=True)
 class Job:
-    """What a loop works through, besides the trainer's state."""
+    """What a loop works through, besides the training state."""
 
     run: Run
     plan: Plan
     reading: Reading
     validation: Validation | None
-    stop_request: StopRequest
+    stop_asked: threading.Event  # set by a signal
     last_step: int  # plan.steps, or fewer with --max-steps
     price_per_hour: float | None  # USD
     budget: Budget

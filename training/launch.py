@@ -15,22 +15,27 @@ def environment_rank() -> int:
     return int(os.environ.get("RANK", "0"))
 
 
+def torchrun_job() -> str | None:
+    """Return torchrun's name of the job, the same for each group of ranks that it restarts; None without torchrun."""
+    return os.environ.get("TORCHELASTIC_RUN_ID")
+
+
 def restarts() -> int:
-    """Return how often torchrun --max-restarts has started this group of ranks anew."""
+    """Return how often torchrun --max-restarts has restarted this group of ranks."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 def job_seconds() -> float:
-    """Return how long this process has run, or the torchrun that has started it for the first time.
+    """Return the age of the job: of this process, or of the torchrun that started it for the first time.
 
-    0.0 where the system does not tell.
+    0.0 where the system does not tell (it is read from Linux's /proc).
     """
     try:
         launcher = Path(f"/proc/{os.getppid()}/cmdline").read_bytes()
         named = b"torchrun" in launcher or b"torch.distributed.run" in launcher
-        launched = named and "TORCHELASTIC_RUN_ID" in os.environ and restarts() == 0
+        launched = named and torchrun_job() is not None and restarts() == 0
         process = os.getppid() if launched else os.getpid()
-        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()  # Linux; from the third on
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()  # from the third field on
         return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[22 - 3]) / os.sysconf("SC_CLK_TCK")
     except (OSError, AttributeError):
         return 0.0

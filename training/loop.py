@@ -21,8 +21,10 @@ from training.hardware.environment import peak_flops, peak_memory_bytes
 from training.job import Job
 from training.planning.budget import expected_save_seconds
 from training.prefetch import Feed
-from training.state import RunState, Trainer
+from training.state import StepSettings, TrainState
 from training.step import StepResult, train_step
+from training.supervision.heartbeat import Heartbeat
+from training.supervision.stop_request import StopRequest
 from training.telemetry.chart import ChartProcess
 from training.telemetry.metrics_log import MetricsLog
 from training.telemetry.progress_bar import ProgressBar, Status
@@ -44,26 +46,28 @@ def checkpoint_due(job: Job, step: int) -> bool:
 class Loop:
     """Trains from where `state` stands. One object per process; rank 0's writes and shows."""
 
-    def __init__(self, trainer: Trainer, job: Job, state: RunState, ledger: TimeLedger):
-        self.trainer, self.job, self.state, self.ledger = trainer, job, state, ledger
-        self.peak = peak_flops(trainer.ranks.device)
-        self.feed = Feed(job.reading, trainer.ranks, state.step, job.last_step)
-        coordinates = trainer.ranks.coordinates
-        self.bar = ProgressBar(state.step, job.plan.steps) if coordinates else None
+    def __init__(self, state: TrainState, settings: StepSettings, heartbeat: Heartbeat, job: Job, ledger: TimeLedger):
+        self.state, self.settings, self.heartbeat, self.job, self.ledger = state, settings, heartbeat, job, ledger
+        ranks, position = heartbeat.ranks, state.position
+        self.ranks = ranks
+        self.peak = peak_flops(ranks.device)
+        self.feed = Feed(job.reading, ranks, position.step, job.last_step)
+        coordinates = ranks.coordinates
+        self.bar = ProgressBar(position.step, job.plan.steps) if coordinates else None
         self.metrics = MetricsLog(job.run.directory, self.bar.say) if self.bar is not None else None
         self.chart = ChartProcess(job.run.directory) if coordinates else None
         streams = [source.stream for source in job.reading.sources]
         streams += [] if job.validation is None else [job.validation.stream]
         self.token_watch = TokenWatch(streams, job.token_digests)
-        self.saver = Saver(job.run, trainer, job.config)
+        self.saver = Saver(job.run.directory / "checkpoints", job.run.train.keep_checkpoints, state, ranks, job.config)
         self._save_seconds = expected_save_seconds(job.run.model)
-        job.stop_request.condition = self._budget_reached
-        self._best = (state.best_step, state.best_validation_loss)  # of what is on the disk
-        self._newest_save = state.step or None  # step of the newest checkpoint, be it still in flight
+        self.stop_request = StopRequest(ranks, job.stop_asked, self._budget_reached)
+        self._best = (position.best_step, position.best_validation_loss)  # of what is on the disk
+        self._newest_save = position.step or None  # step of the newest checkpoint, be it still in flight
         self._told_save: int | None = None  # step of the last save whose end was told
-        self.first_step = state.step
+        self.first_step = position.step
         self.last_loss = float("nan")  # of the last logged step
-        self._logged_step = state.step
+        self._logged_step = position.step
         self._logged_seconds = 0.0
 
     def train(self, numerics_changes: list[str]) -> bool:
@@ -72,7 +76,7 @@ class Loop:
             self._event("numerics-drift", changes=numerics_changes)
         self._event(
             "start",
-            world_size=self.trainer.ranks.world_size,
+            world_size=self.ranks.world_size,
             commit=self.job.config["git_commit"],
             price_per_hour=self.job.price_per_hour,
             elapsed_seconds=round(self.ledger.elapsed_seconds(), 3),
@@ -91,20 +95,21 @@ class Loop:
         """Write where the time went as the last line of the metrics; return it."""
         record = self.ledger.record(self.feed.waited_seconds)
         if self.metrics is not None:
-            self.metrics.write({"step": self.state.step, **record, "time": utc_now()})
+            self.metrics.write({"step": self.state.position.step, **record, "time": utc_now()})
             self.metrics.close()
         return record
 
     def _run_steps(self) -> bool:
         self._catch_up()
         for step in range(self.first_step, self.job.last_step):
-            if self.job.stop_request.agreed():
+            if self.stop_request.agreed():
                 self._stop_early()
                 return False
             if self.job.reading.grows and not self._data_is_there(step):
                 self._stop_early()
                 return False
-            result = train_step(self.trainer, step, self.feed)
+            self.heartbeat.begin_step(step + 1)
+            result = train_step(self.state, self.settings, self.ranks, step, self.feed.next)
             self._finish_step(step + 1, result)
             collect_between_steps(step + 1 - self.first_step)
         self._settle(insist=True)
@@ -118,7 +123,7 @@ class Loop:
         and once a GPU has been given its batches nothing stops it.
         """
         seconds = (2 if self.saver.in_flight else 1) * self._save_seconds
-        if validation_due(self.job, self.state.step + 1):
+        if validation_due(self.job, self.state.position.step + 1):
             seconds += self.ledger.typical_seconds("validation") or self._first_validation_seconds()
         return self.job.budget.reached(self.ledger, seconds)
 
@@ -136,30 +141,33 @@ class Loop:
                 self.bar.say(line)
 
         began = time.perf_counter()
-        there = wait_for_step(self.job.reading, step, self.trainer.ranks, self.job.stop_request, say)
+        there = wait_for_step(self.job.reading, step, self.ranks, self.stop_request, say)
         self.feed.waited_seconds += time.perf_counter() - began
         return there
 
     def _catch_up(self) -> None:
         """Validate where that is due but not done: before the first step of all, or when a stop cut it short."""
-        if self.state.validation_loss is None and validation_due(self.job, self.state.step):
+        if self.state.position.validation_loss is None and validation_due(self.job, self.state.position.step):
             self._validate()
-            if self.state.validation_loss is not None and checkpoint_due(self.job, self.state.step):
+            if self.state.position.validation_loss is not None and checkpoint_due(self.job, self.state.position.step):
                 self._save()  # once more, with its loss: it may be the best
 
     def _finish_step(self, step: int, result: StepResult) -> None:
         """Account for a step and do what is due after it; `step` counts the updates done."""
         job = self.job
         self.ledger.after_step(self.feed.waited_seconds)
-        self.state = attrs.evolve(self.state, step=step, tokens=step * job.plan.tokens_per_step, validation_loss=None)
+        position = self.state.position
+        self.state.position = attrs.evolve(
+            position, step=step, tokens=step * job.plan.tokens_per_step, validation_loss=None
+        )
         if self.bar is not None:
             self.bar.advance()
         self._tell_save(self.saver.ended())
         saving, validating = checkpoint_due(job, step), validation_due(job, step)
         logging = step % job.run.train.log_interval == 0 or step in (1, job.last_step)
-        if logging or saving or validating or self.trainer.ranks.device.type == "cpu":
+        if logging or saving or validating or self.ranks.device.type == "cpu":
             self._check_guard()
-        if logging and self.trainer.ranks.coordinates:
+        if logging and self.ranks.coordinates:
             self._log(result)
         if logging:
             self._check_token_files()
@@ -174,11 +182,11 @@ class Loop:
 
     def _check_guard(self) -> None:
         """Tell of steps that were skipped; raise Diverged for one that ends the run. Call it on every rank."""
-        skips = self.trainer.guard.new_skips()
+        skips = self.state.guard.new_skips()
         if skips is not None and self.bar is not None:
             self._event("spike-skipped", skipped=skips.count, last_skipped_step=skips.last.step, reason=str(skips.last))
             self.bar.say(f"{skips.last}; the update was skipped, {skips.total:,} so far")
-        problem = self.trainer.guard.problem()
+        problem = self.state.guard.problem()
         if problem is not None:
             self._settle()
             self._event("diverged", problem=problem)
@@ -186,7 +194,7 @@ class Loop:
 
     def _check_token_files(self, *, wait: bool = False) -> None:
         """Raise BadInput, on one rank of a machine alone, for a token file that was written since the run began."""
-        if self.trainer.ranks.local_rank == 0:
+        if self.ranks.local_rank == 0:
             for path in self.token_watch.check(wait=wait):
                 line = f"WARNING: {path}: was touched while the run reads it; its content is as it was"
                 if self.bar is not None:
@@ -196,7 +204,7 @@ class Loop:
 
     def _log(self, result: StepResult) -> None:
         assert self.bar is not None and self.metrics is not None
-        step = self.state.step
+        step = self.state.position.step
         loss, grad_norm = result.loss.item(), result.grad_norm.item()  # the one wait for the GPU
         self.last_loss = loss
         training_seconds = self.ledger.training_seconds()
@@ -205,7 +213,7 @@ class Loop:
         self._logged_step, self._logged_seconds = step, training_seconds
         mfu = None
         if self.peak is not None:
-            mfu = flops_per_token(self.job.run.model) * tokens_per_second / (self.peak * self.trainer.ranks.world_size)
+            mfu = flops_per_token(self.job.run.model) * tokens_per_second / (self.peak * self.ranks.world_size)
         elapsed = self.ledger.elapsed_seconds()
         self.metrics.write(
             {
@@ -216,9 +224,9 @@ class Loop:
                 "grad_norm": grad_norm if math.isfinite(grad_norm) else None,  # fp16 overflowed: the step was skipped
                 "tokens_per_second": round(tokens_per_second, 1),
                 "mfu": mfu,
-                "peak_memory_bytes": peak_memory_bytes(self.trainer.ranks.device),
+                "peak_memory_bytes": peak_memory_bytes(self.ranks.device),
                 "elapsed_seconds": round(elapsed, 3),
-                **self.trainer.guard.metrics(),
+                **self.state.guard.metrics(),
             }
         )
         remaining, usd = self.ledger.remaining_seconds(self._remaining()), self.ledger.usd()
@@ -236,32 +244,34 @@ class Loop:
         )
 
     def _hash(self) -> None:
-        digest = state_sha256(self.trainer, self.state.step)
+        digest = state_sha256(self.state, self.ranks)
         if self.metrics is not None:
-            self.metrics.write({"step": self.state.step, "state_sha256": digest})
+            self.metrics.write({"step": self.state.position.step, "state_sha256": digest})
 
     def _validate(self) -> None:
         assert self.job.validation is not None
         with self.ledger.measure("validation"):
-            loss = self.job.validation.measure(self.trainer, self.job.stop_request)
+            loss = self.job.validation.measure(self.state, self.settings, self.ranks, self.stop_request)
         if loss is None:
             return
-        best = self.state.best_validation_loss
-        saved = checkpoint_due(self.job, self.state.step)
-        self.state = attrs.evolve(self.state, validation_loss=loss)
+        best = self.state.position.best_validation_loss
+        saved = checkpoint_due(self.job, self.state.position.step)
+        self.state.position = attrs.evolve(self.state.position, validation_loss=loss)
         if saved and (best is None or loss < best):
-            self.state = attrs.evolve(self.state, best_step=self.state.step, best_validation_loss=loss)
+            self.state.position = attrs.evolve(
+                self.state.position, best_step=self.state.position.step, best_validation_loss=loss
+            )
         if self.bar is not None and self.metrics is not None:
             elapsed = round(self.ledger.elapsed_seconds(), 3)
-            self.metrics.write({"step": self.state.step, "validation_loss": loss, "elapsed_seconds": elapsed})
-            self.bar.say(f"step {self.state.step:,}: validation loss {loss:.4f}")
+            self.metrics.write({"step": self.state.position.step, "validation_loss": loss, "elapsed_seconds": elapsed})
+            self.bar.say(f"step {self.state.position.step:,}: validation loss {loss:.4f}")
 
     def _save(self) -> None:
         self._check_token_files(wait=True)  # a checkpoint never holds what was learnt of other content
         with self.ledger.measure("checkpoints"):
-            self.state = attrs.evolve(self.state, elapsed_seconds=self.ledger.elapsed_seconds())
-            self.saver.begin(self.state)
-        self._newest_save = self.state.step
+            self.state.position = attrs.evolve(self.state.position, elapsed_seconds=self.ledger.elapsed_seconds())
+            self.saver.begin()
+        self._newest_save = self.state.position.step
 
     def _settle(self, *, insist: bool = False) -> None:
         """Wait until the save in flight is on the disk. Raises BadInput when it is not, if the run depends on it."""
@@ -270,10 +280,10 @@ class Loop:
         if saved is None:
             return
         if saved.durable:
-            self._best = (saved.state.best_step, saved.state.best_validation_loss)
+            self._best = (saved.position.best_step, saved.position.best_validation_loss)
         else:
             best_step, best_loss = self._best
-            self.state = attrs.evolve(self.state, best_step=best_step, best_validation_loss=best_loss)
+            self.state.position = attrs.evolve(self.state.position, best_step=best_step, best_validation_loss=best_loss)
         self._tell_save(saved)
         if insist and not saved.durable:
             raise BadInput(
@@ -285,9 +295,9 @@ class Loop:
         """Record how a save went, once."""
         if saved is not None:
             self._save_seconds = saved.stall_seconds + saved.write_seconds
-        if saved is None or saved.state.step == self._told_save or self.bar is None or self.chart is None:
+        if saved is None or saved.position.step == self._told_save or self.bar is None or self.chart is None:
             return
-        step = self._told_save = saved.state.step
+        step = self._told_save = saved.position.step
         seconds = {"stall_seconds": round(saved.stall_seconds, 4), "write_seconds": round(saved.write_seconds, 3)}
         problem = {} if saved.problem is None else {"problem": saved.problem}
         event = "checkpoint" if saved.durable else "checkpoint-failed"
@@ -301,7 +311,7 @@ class Loop:
 
     def _stop_early(self) -> None:
         self._check_guard()
-        if self._newest_save != self.state.step:
+        if self._newest_save != self.state.position.step:
             self._settle()
             self._save()
         self._settle(insist=True)
@@ -309,19 +319,19 @@ class Loop:
 
     def stopped_by(self) -> str:
         """Return what asked for the stop that was agreed on: a signal, or the option that limits the run."""
-        left = None if self.job.stop_request.signalled else self.job.budget.seconds_left(self.ledger)
+        left = None if self.stop_request.signalled else self.job.budget.seconds_left(self.ledger)
         return "signal" if left is None else left[1]
 
     def _sources(self) -> list[dict[str, Any]]:
-        return self.job.plan.read_until(self.state.step)
+        return self.job.plan.read_until(self.state.position.step)
 
     def _event(self, event: str, *, step: int | None = None, **details: Any) -> None:
         if self.metrics is not None:
-            at = self.state.step if step is None else step
+            at = self.state.position.step if step is None else step
             self.metrics.write({"event": event, "step": at, **details, "time": utc_now()})
 
     def _remaining(self) -> Remaining:
-        first, last = self.state.step, self.job.last_step  # what is due at this step comes after it was logged
+        first, last = self.state.position.step, self.job.last_step  # what is due at this step comes after it was logged
         every, validate_every = self.job.run.train.checkpoint_interval, self.job.run.train.validation_interval
         return Remaining(
             steps=last - first,

@@ -5,7 +5,6 @@ from pathlib import Path
 import attrs
 
 from training.planning.budget import Budget
-from training.supervision.signals import StopSignals
 
 
 @attrs.frozen(kw_only=True)
@@ -22,5 +21,4 @@ class Options:
     hash_every: int | None  # steps
     allow_numerics_drift: bool
     replay: tuple[int, int] | None  # first and last step
-    signals: StopSignals
     began: float  # time.perf_counter() when the job started

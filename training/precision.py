@@ -6,8 +6,6 @@ import attrs
 import torch
 from torch import Tensor
 
-from training.parallel.process_group import Ranks
-
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 INITIAL_LOSS_SCALE = 2.0**16  # the numbers of torch.amp.GradScaler
@@ -24,11 +22,11 @@ def resolve(precision: str, device: torch.device) -> str:
     return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
 
 
-def autocast(precision: str, ranks: Ranks) -> AbstractContextManager[object]:
+def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
     """Return the context that a forward pass runs in."""
     if precision == "fp32":
         return nullcontext()
-    return torch.autocast(ranks.device.type, DTYPES[precision])
+    return torch.autocast(device.type, DTYPES[precision])
 
 
 class LossScale:

@@ -7,37 +7,40 @@ import math
 
 from training.checkpoints.tensor_files import state_sha256
 from training.job import Job
+from training.parallel.process_group import Ranks
 from training.prefetch import Feed
-from training.state import RunState, Trainer
+from training.state import Position, StepSettings, TrainState
 from training.step import train_step
 from training.telemetry.metrics_log import read_metrics
 
 KEYS = ("train_loss", "grad_norm", "state_sha256")
 
 
-def replay(trainer: Trainer, job: Job, state: RunState, first: int, last: int) -> bool:
-    """Train from `state` to step `last` and print steps `first` on beside the record. Call it on every rank.
+def replay(state: TrainState, settings: StepSettings, ranks: Ranks, job: Job, steps: tuple[int, int]) -> bool:
+    """Train on and print the first to the last of `steps` beside their record. Call it on every rank.
 
-    Returns False when a recorded number is another one.
+    Returns False where a number differs from its record.
     """
+    first, last = steps
     recorded: dict[int, dict[str, float | str | None]] = {}
     for record in read_metrics(job.run.directory):
         if "step" in record:
             recorded.setdefault(record["step"], {}).update({key: record[key] for key in KEYS if key in record})
-    feed = Feed(job.reading, trainer.ranks, state.step, last)
+    feed = Feed(job.reading, ranks, state.position.step, last)
     same = True
-    if trainer.ranks.coordinates:
+    if ranks.coordinates:
         print("  step  what          replayed                recorded")
     try:
-        for step in range(state.step, last):
-            result = train_step(trainer, step, feed)
-            skips, problem = trainer.guard.new_skips(), trainer.guard.problem()
+        for step in range(state.position.step, last):
+            result = train_step(state, settings, ranks, step, feed.next)
+            state.position = Position(step=step + 1)
+            skips, problem = state.guard.new_skips(), state.guard.problem()
             if step + 1 < first and problem is None:
                 continue
-            digest = state_sha256(trainer, step + 1)
+            digest = state_sha256(state, ranks)
             norm = result.grad_norm.item()
             seen = dict(zip(KEYS, (result.loss.item(), norm if math.isfinite(norm) else None, digest), strict=True))
-            if trainer.ranks.coordinates:
+            if ranks.coordinates:
                 same = _show(step + 1, seen, recorded.get(step + 1, {})) and same
                 if skips is not None:
                     print(f"        {skips.last}; the update was skipped")

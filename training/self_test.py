@@ -7,50 +7,50 @@ choose for this model on this card, so the run itself looks, and promises what i
 import hashlib
 import math
 import os
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from tokens.batches.sampling import Layout
 from training.grad_norm import ordered_grad_norm
-from training.parallel.process_group import gather
+from training.parallel.process_group import Ranks, gather
 from training.parallel.wrap import local_tensor
 from training.precision import Numerics
-from training.state import Trainer
-from training.step import run_microbatches
+from training.state import StepSettings, TrainState
+from training.step import NextBatch, run_microbatches
 
 STEP = 0  # whose dropout masks are used
 
 
-def self_test(trainer: Trainer) -> tuple[dict[str, Any] | None, list[str]]:
+def self_test(state: TrainState, settings: StepSettings, ranks: Ranks) -> tuple[dict[str, Any] | None, list[str]]:
     """Return, for the record and for the user, whether a step repeats; None and no line where it need not be asked.
 
     Call it on every rank, between two steps.
     """
-    if not _wanted(trainer):
+    if not _wanted(settings, ranks):
         return None, []
-    differing = gradients_repeat(trainer)
-    outcome = {"held": not differing, "differing": differing, "tensors": len(trainer.parallel.named_parameters())}
-    return outcome, [describe(outcome, trainer.numerics)]
+    differing = gradients_repeat(state, settings, ranks)
+    outcome = {"held": not differing, "differing": differing, "tensors": len(state.parallel.named_parameters())}
+    return outcome, [describe(outcome, settings.numerics)]
 
 
-def gradients_repeat(trainer: Trainer) -> list[str]:
+def gradients_repeat(state: TrainState, settings: StepSettings, ranks: Ranks) -> list[str]:
     """Return the parameters whose reduced gradients differ between two runs of one step, on any rank; [] is good.
 
     A whole step on random tokens, without its update: afterwards training is as if this had not been. Call it on every
     rank; every rank gets the same names.
     """
-    scale = trainer.loss_scale.scale.clone()
-    first, norm = _gradients(trainer)
+    scale = state.loss_scale.scale.clone()
+    first, norm = _gradients(state, settings, ranks)
     # Infinities repeat whatever the kernels do: what is compared has to be finite.
-    while trainer.loss_scale.dynamic and not math.isfinite(norm) and not trainer.loss_scale.exhausted().item():
-        trainer.loss_scale.scale.mul_(0.5)
-        first, norm = _gradients(trainer)
-    second, _ = _gradients(trainer)
-    trainer.loss_scale.scale.copy_(scale)
+    while state.loss_scale.dynamic and not math.isfinite(norm) and not state.loss_scale.exhausted().item():
+        state.loss_scale.scale.mul_(0.5)
+        first, norm = _gradients(state, settings, ranks)
+    second, _ = _gradients(state, settings, ranks)
+    state.loss_scale.scale.copy_(scale)
     own = [name for name, digest in first.items() if second[name] != digest]
-    differing = {name for names in gather(trainer.ranks, own) for name in names}
+    differing = {name for names in gather(ranks, own) for name in names}
     return [name for name in first if name in differing]
 
 
@@ -71,28 +71,28 @@ def describe(outcome: dict[str, Any], numerics: Numerics) -> str:
     )
 
 
-def _wanted(trainer: Trainer) -> bool:
-    return trainer.ranks.device.type == "cuda" and trainer.numerics.determinism != "off"
+def _wanted(settings: StepSettings, ranks: Ranks) -> bool:
+    return ranks.device.type == "cuda" and settings.numerics.determinism != "off"
 
 
-def _gradients(trainer: Trainer) -> tuple[dict[str, str], float]:
+def _gradients(state: TrainState, settings: StepSettings, ranks: Ranks) -> tuple[dict[str, str], float]:
     """Run the step and clear its gradients; return the hash of this rank's part of each, and their global norm."""
-    run_microbatches(trainer, STEP, random_batches(trainer))
-    norm = ordered_grad_norm(trainer.parallel.gradients(), trainer.ranks.world_size).item()
-    named = trainer.parallel.named_parameters().items()
+    next_batch = random_batches(settings.layout, state.parallel.network.config.vocab_size, ranks)
+    run_microbatches(state, settings, ranks, STEP, next_batch)
+    norm = ordered_grad_norm(state.parallel.gradients(), ranks.world_size).item()
+    named = state.parallel.named_parameters().items()
     digests = {name: _sha256(parameter.grad) for name, parameter in named if parameter.grad is not None}
-    trainer.parallel.zero_grad(*trainer.optimizer.parts)
+    state.parallel.zero_grad(*state.optimizer.parts)
     return digests, norm
 
 
-def random_batches(trainer: Trainer) -> Callable[[], tuple[Tensor, Tensor]]:
+def random_batches(layout: Layout, vocabulary_size: int, ranks: Ranks) -> NextBatch:
     """Return what yields this rank's micro-batches, (B, T) int64 inputs and targets; the same ones every time."""
-    generator = torch.Generator().manual_seed(trainer.ranks.rank)  # of its own: no other draws from it
-    layout, vocabulary_size = trainer.layout, trainer.parallel.network.config.vocab_size
+    generator = torch.Generator().manual_seed(ranks.rank)  # of its own: no other draws from it
 
     def next_batch() -> tuple[Tensor, Tensor]:
         shape = (2, layout.microbatch_size, layout.context_length)
-        inputs, targets = torch.randint(vocabulary_size, shape, generator=generator).to(trainer.ranks.device)
+        inputs, targets = torch.randint(vocabulary_size, shape, generator=generator).to(ranks.device)
         return inputs, targets
 
     return next_batch

@@ -1,38 +1,18 @@
-"""Training state: what a step works on, and what a checkpoint sees of it."""
+"""Training state and step settings: what a checkpoint keeps, and what stays the same from step to step."""
 
 import attrs
 
 from tokens.batches.sampling import Layout
 from training.optimizer import Optimizer
-from training.parallel.process_group import Ranks
 from training.parallel.wrap import Parallel
 from training.precision import LossScale, Numerics
 from training.schedule import Schedule
 from training.spike_guard import Guard
-from training.supervision.heartbeat import Watch
-
-
-@attrs.define(kw_only=True)
-class Trainer:
-    """What a step works on."""
-
-    ranks: Ranks
-    parallel: Parallel
-    optimizer: Optimizer
-    layout: Layout
-    schedule: Schedule
-    numerics: Numerics
-    loss_scale: LossScale
-    guard: Guard
-    watch: Watch
-    drop_rate: float
-    seed: int
-    clipping_max_norm: float | None
 
 
 @attrs.frozen(kw_only=True)
-class RunState:
-    """What a run is besides its weights and moments. The step says which data, learning rate and dropout come next."""
+class Position:
+    """Where a run stands. The step alone determines the next data, learning rate and dropout masks."""
 
     step: int = 0  # updates done
     tokens: int = 0  # trained on so far
@@ -40,3 +20,26 @@ class RunState:
     validation_loss: float | None = None  # of these weights
     best_step: int | None = None  # of the checkpoints
     best_validation_loss: float | None = None
+
+
+@attrs.define(kw_only=True)
+class TrainState:
+    """All that a checkpoint keeps. Steps change it in place."""
+
+    parallel: Parallel  # the network, wrapped for all ranks
+    optimizer: Optimizer
+    loss_scale: LossScale
+    guard: Guard
+    position: Position = attrs.field(factory=Position)
+
+
+@attrs.frozen(kw_only=True)
+class StepSettings:
+    """Settings of a training step, the same for every step of a run."""
+
+    layout: Layout
+    schedule: Schedule
+    numerics: Numerics
+    seed: int
+    drop_rate: float
+    clipping_max_norm: float | None

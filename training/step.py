@@ -12,11 +12,13 @@ from torch import Tensor
 
 from tokens.batches.sampling import microbatch_index
 from training.grad_norm import fast_grad_norm, mean_over_ranks, ordered_grad_norm
+from training.parallel.process_group import Ranks
 from training.parallel.wrap import local_tensor
 from training.precision import autocast
-from training.prefetch import Feed
 from training.schedule import learning_rate
-from training.state import Trainer
+from training.state import StepSettings, TrainState
+
+NextBatch = Callable[[], tuple[Tensor, Tensor]]  # returns inputs and targets, (B, T) int64
 
 CLIP_EPSILON = 1e-6  # keeps the division finite, as in torch.nn.utils.clip_grad_norm_
 
@@ -30,39 +32,48 @@ class StepResult:
     grad_norm: Tensor  # global L2 norm before clipping
 
 
-def train_step(trainer: Trainer, step: int, feed: Feed) -> StepResult:
-    """Take the step's micro-batches of this rank from the feed and apply one update, the same on every rank."""
-    trainer.watch.step = step + 1
-    rate = learning_rate(trainer.schedule, step)
-    own_losses = run_microbatches(trainer, step, feed.next)
-    mean_loss = mean_over_ranks(own_losses, trainer.ranks.world_size)
-    trainer.optimizer.set_learning_rate(rate)
-    grad_norm = _update(trainer, step, own_losses, mean_loss)
-    return StepResult(rate, mean_loss, grad_norm)
+def train_step(state: TrainState, settings: StepSettings, ranks: Ranks, step: int, next_batch: NextBatch) -> StepResult:
+    """Train on this rank's micro-batches of a step and apply one update, the same on every rank.
+
+    `step` counts the updates before it.
+    """
+    rate = learning_rate(settings.schedule, step)
+    own_losses = run_microbatches(state, settings, ranks, step, next_batch)
+    loss = mean_over_ranks(own_losses, ranks.world_size)
+    grad_norm = _clip(state, settings, ranks.world_size)
+    excused = state.loss_scale.dynamic & ~state.loss_scale.exhausted()  # fp16: the scale halves, the run goes on
+    held = state.guard.observe(step, own_losses, torch.stack([loss, grad_norm]), excused)
+    state.loss_scale.update(grad_norm)
+    state.optimizer.set_learning_rate(rate)
+    state.optimizer.step(held)
+    state.parallel.zero_grad(*state.optimizer.parts)
+    return StepResult(rate, loss, grad_norm)
 
 
-def run_microbatches(trainer: Trainer, step: int, next_batch: Callable[[], tuple[Tensor, Tensor]]) -> Tensor:
+def run_microbatches(
+    state: TrainState, settings: StepSettings, ranks: Ranks, step: int, next_batch: NextBatch
+) -> Tensor:
     """Run this rank's micro-batches of a step forward and backward, and reduce their gradients over all ranks.
 
-    `next_batch` yields (B, T) int64 inputs and targets. Return the loss of each, (accumulation,).
+    Returns the loss of each, (accumulation,).
     """
-    accumulation = trainer.layout.accumulation
+    accumulation = settings.layout.accumulation
     losses = []
     for micro_step in range(accumulation):
         inputs, targets = next_batch()
-        if trainer.drop_rate > 0:
-            seed_dropout(trainer.seed, step, microbatch_index(trainer.layout, micro_step, trainer.ranks.rank))
-        with trainer.parallel.gradient_sync(enabled=micro_step == accumulation - 1):
-            loss = microbatch_loss(trainer, inputs, targets)
-            (loss * trainer.loss_scale.scale).backward()
+        if settings.drop_rate > 0:
+            seed_dropout(settings.seed, step, microbatch_index(settings.layout, micro_step, ranks.rank))
+        with state.parallel.gradient_sync(enabled=micro_step == accumulation - 1):
+            loss = microbatch_loss(state, settings, inputs, targets)
+            (loss * state.loss_scale.scale).backward()
         losses.append(loss.detach())
     return torch.stack(losses)
 
 
-def microbatch_loss(trainer: Trainer, inputs: Tensor, targets: Tensor) -> Tensor:
+def microbatch_loss(state: TrainState, settings: StepSettings, inputs: Tensor, targets: Tensor) -> Tensor:
     """Return the mean loss of a micro-batch, in nats per token."""
-    with autocast(trainer.numerics.precision, trainer.ranks):
-        return trainer.parallel.model(inputs, targets=targets)
+    with autocast(settings.numerics.precision, inputs.device):
+        return state.parallel.model(inputs, targets=targets)
 
 
 def seed_dropout(seed: int, step: int, index: int) -> None:
@@ -71,20 +82,15 @@ def seed_dropout(seed: int, step: int, index: int) -> None:
     torch.manual_seed(int.from_bytes(digest, "little") >> 1)  # the CPU's and every GPU's generator
 
 
-def _update(trainer: Trainer, step: int, own_losses: Tensor, loss: Tensor) -> Tensor:
-    """Clip and apply the gradients; return their norm before clipping."""
-    gradients = trainer.parallel.gradients()
-    factor = 1 / (trainer.loss_scale.scale * trainer.parallel.gradient_divisor)
-    if trainer.numerics.determinism == "off":
+def _clip(state: TrainState, settings: StepSettings, world_size: int) -> Tensor:
+    """Unscale and clip the gradients in place; return their global norm before clipping."""
+    gradients = state.parallel.gradients()
+    factor = 1 / (state.loss_scale.scale * state.parallel.gradient_divisor)
+    if settings.numerics.determinism == "off":
         grad_norm = fast_grad_norm(gradients) * factor
     else:
-        grad_norm = ordered_grad_norm(gradients, trainer.ranks.world_size) * factor
-    if trainer.clipping_max_norm is not None:
-        factor = factor * (trainer.clipping_max_norm / (grad_norm + CLIP_EPSILON)).clamp(max=1.0)
+        grad_norm = ordered_grad_norm(gradients, world_size) * factor
+    if settings.clipping_max_norm is not None:
+        factor = factor * (settings.clipping_max_norm / (grad_norm + CLIP_EPSILON)).clamp(max=1.0)
     torch._foreach_mul_([local_tensor(gradient) for gradient in gradients], factor)
-    excused = trainer.loss_scale.dynamic & ~trainer.loss_scale.exhausted()  # fp16: the scale halves, the run goes on
-    held = trainer.guard.observe(step, own_losses, torch.stack([loss, grad_norm]), excused)
-    trainer.loss_scale.update(grad_norm)
-    trainer.optimizer.step(held)
-    trainer.parallel.zero_grad(*trainer.optimizer.parts)
     return grad_norm

@@ -6,9 +6,9 @@ import torch
 
 from tokens.batches.sampling import inputs_and_targets, read_windows
 from tokens.format.token_file import TokenStream
-from training.parallel.process_group import gather
+from training.parallel.process_group import Ranks, gather
 from training.precision import autocast
-from training.state import Trainer
+from training.state import StepSettings, TrainState
 from training.supervision.stop_request import StopRequest
 
 
@@ -21,7 +21,9 @@ class Validation:
         self._sequences = sequences
 
     @torch.no_grad()
-    def measure(self, trainer: Trainer, stop_request: StopRequest) -> float | None:
+    def measure(
+        self, state: TrainState, settings: StepSettings, ranks: Ranks, stop_request: StopRequest
+    ) -> float | None:
         """Return the mean nats per token, dropout off; None when asked to stop meanwhile.
 
         Call it on every rank; every rank gets the same number.
@@ -29,11 +31,11 @@ class Validation:
         Each sequence's loss is computed once, on whichever rank, and the mean is exactly rounded (math.fsum), so the
         result does not depend on how the slice is spread.
         """
-        layout, ranks = trainer.layout, trainer.ranks
+        layout, model = settings.layout, state.parallel.model
         per_round = layout.microbatch_size * ranks.world_size
         losses: dict[int, float] = {}
         pending = []
-        trainer.parallel.model.eval()
+        model.eval()
         stopping = False
         for first in range(0, self._sequences, per_round):
             stopping = stop_request.agreed()
@@ -45,9 +47,9 @@ class Validation:
             parts = [(self.stream, self._start_token + window * layout.context_length) for window in windows]
             inputs, targets = inputs_and_targets(read_windows(parts, layout.context_length))
             inputs, targets = (part.to(ranks.device, non_blocking=True) for part in (inputs, targets))
-            with autocast(trainer.numerics.precision, ranks):
-                pending.append((own, trainer.parallel.model(inputs, targets=targets, by_sequence=True)))
-        trainer.parallel.model.train()
+            with autocast(settings.numerics.precision, ranks.device):
+                pending.append((own, model(inputs, targets=targets, by_sequence=True)))
+        model.train()
         if stopping:
             return None
         for own, values in pending:

@@ -27,9 +27,8 @@ def run(arguments: argparse.Namespace) -> None:
     """Print what has been measured of models side by side; nothing is loaded or measured."""
     from common.files import replace_file, writing
     from evaluation.comparison.compare import compare
-    from evaluation.comparison.page import as_page
+    from evaluation.comparison.page import as_markdown, as_page, as_text
     from evaluation.comparison.rows import read_rows
-    from evaluation.comparison.table import as_markdown, as_text
 
     check_alone("compare")
     comparison = compare(read_rows(arguments.models), arguments.seed_deviation)

@@ -1,10 +1,12 @@
-"""A comparison as one page of HTML that needs nothing else: no script, no font, no network."""
+"""Renderings of a comparison: text for a terminal, GitHub's Markdown, and a self-contained HTML page."""
 
-from html import escape
+import shutil
+import textwrap
 
+from evaluation.comparison.columns import Cell
 from evaluation.comparison.compare import Comparison
-from evaluation.comparison.measures import Cell
 
+LABEL_WIDTH = 16  # of models above their columns; longer labels are wrapped
 BAR_WIDTH, BAR_HEIGHT, MARGIN = 96, 12, 4  # pixels
 
 PAGE = """<!DOCTYPE html>
@@ -14,67 +16,116 @@ PAGE = """<!DOCTYPE html>
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>Models compared</title>
 <style>
-:root {{ color-scheme: light dark; --line: #d0d4da; --quiet: #5b6470; --mark: #1f6feb; }}
-@media (prefers-color-scheme: dark) {{ :root {{ --line: #3a414b; --quiet: #9aa4b1; --mark: #6cb0ff; }} }}
-body {{ font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; padding: 0 1rem; max-width: 90rem; }}
-.wide {{ overflow-x: auto; }}
-table {{ border-collapse: collapse; font-variant-numeric: tabular-nums; white-space: nowrap; }}
-th, td {{ padding: .4rem .8rem; border-bottom: 1px solid var(--line); text-align: right; vertical-align: top; }}
-th:first-child, td:first-child {{ text-align: left; }}
-svg {{ display: block; margin-left: auto; }}
-svg line {{ stroke: var(--mark); stroke-width: 2; }}
-svg circle {{ fill: var(--mark); }}
-.notes {{ color: var(--quiet); font-size: 13px; }}
+:root { color-scheme: light dark; --line: #d0d4da; --quiet: #5b6470; --mark: #1f6feb; }
+@media (prefers-color-scheme: dark) { :root { --line: #3a414b; --quiet: #9aa4b1; --mark: #6cb0ff; } }
+body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; padding: 0 1rem; max-width: 90rem; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; white-space: nowrap; }
+th, td { padding: .4rem .8rem; border-bottom: 1px solid var(--line); text-align: right; vertical-align: top; }
+th:first-child, td:first-child { text-align: left; }
+svg { display: block; margin-left: auto; }
+svg line { stroke: var(--mark); stroke-width: 2; }
+svg circle { fill: var(--mark); }
+.notes { color: var(--quiet); font-size: 13px; }
 </style>
 </head>
 <body>
 <h1>Models compared</h1>
 <div class="wide">
 <table>
-<thead><tr>{head}</tr></thead>
+<thead><tr>{% for name in comparison.columns %}<th>{{ name }}</th>{% endfor %}</tr></thead>
 <tbody>
-{body}
+{% for row in rows %}
+<tr>{% for cell, bar in row %}<td>{{ cell.text }}
+{%- if bar %}<svg width="{{ width }}" height="{{ height }}" role="img" aria-label="95 % interval">
+{{- '' }}<line x1="{{ bar[0] }}" x2="{{ bar[2] }}" y1="{{ height / 2 }}" y2="{{ height / 2 }}"/>
+{{- '' }}<circle cx="{{ bar[1] }}" cy="{{ height / 2 }}" r="3"/></svg>{% endif %}</td>{% endfor %}</tr>
+{% endfor %}
 </tbody>
 </table>
 </div>
-{lists}
+{% for name, lines in (("statements", comparison.statements), ("notes", comparison.notes)) if lines %}
+<ul class="{{ name }}">
+{% for line in lines %}
+<li>{{ line }}</li>
+{% endfor %}
+</ul>
+{% endfor %}
 </body>
 </html>
 """
 
 
-def as_page(comparison: Comparison) -> str:
-    """Return the page. Under a value with an interval the interval is drawn, on one scale for each column."""
-    scales = [_scale(list(column)) for column in zip(*comparison.rows, strict=True)]
-    body = "\n".join(
-        "<tr>"
-        + "".join(f"<td>{escape(cell.text)}{_bar(cell, scale)}</td>" for cell, scale in zip(row, scales, strict=True))
-        + "</tr>"
+def as_text(comparison: Comparison) -> str:
+    """Return the table, with a column for each model, statements and notes, as wide as the terminal at most."""
+    width = max(60, min(120, shutil.get_terminal_size().columns))
+    models = [
+        [textwrap.fill(row[0].text, LABEL_WIDTH, break_on_hyphens=False), *(cell.text for cell in row[1:])]
         for row in comparison.rows
-    )
-    lists = "\n".join(
-        f'<ul class="{name}">\n' + "\n".join(f"<li>{escape(line)}</li>" for line in lines) + "\n</ul>"
-        for name, lines in (("statements", comparison.statements), ("notes", comparison.notes))
-        if lines
-    )
-    return PAGE.format(head="".join(f"<th>{escape(name)}</th>" for name in comparison.columns), body=body, lists=lists)
+    ]
+    lists = ("\n".join(_wrapped(line, width) for line in lines) for lines in (comparison.statements, comparison.notes))
+    return "\n\n".join(part for part in (*_blocks(comparison.columns, models, width), *lists) if part)
+
+
+def as_markdown(comparison: Comparison) -> str:
+    """Return the same in GitHub's Markdown, with a row for each model."""
+    rows = [[_escaped(cell.text) for cell in row] for row in comparison.rows]
+    lists = ("\n".join(f"- {_escaped(line)}" for line in lines) for lines in (comparison.statements, comparison.notes))
+    return "\n\n".join(part for part in (_table(comparison.columns, rows, "pipe"), *lists) if part)
+
+
+def as_page(comparison: Comparison) -> str:
+    """Return the HTML page: no script, font or network; intervals are drawn, on one scale for each column."""
+    import jinja2
+
+    scales = [_scale(list(column)) for column in zip(*comparison.rows, strict=True)]
+    rows = [[(cell, _bar(cell, scale)) for cell, scale in zip(row, scales, strict=True)] for row in comparison.rows]
+    environment = jinja2.Environment(autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined)
+    return environment.from_string(PAGE).render(comparison=comparison, rows=rows, width=BAR_WIDTH, height=BAR_HEIGHT)
 
 
 def _scale(column: list[Cell]) -> tuple[float, float]:
-    """Return the lowest and highest end of a column's intervals."""
-    ends = [end for cell in column for end in (cell.low, cell.high) if end is not None]
+    """Return the lowest and highest bound of a column's intervals."""
+    ends = [end for cell in column for end in cell.bounds or ()]
     return (min(ends), max(ends)) if ends else (0.0, 0.0)
 
 
-def _bar(cell: Cell, scale: tuple[float, float]) -> str:
+def _bar(cell: Cell, scale: tuple[float, float]) -> list[str] | None:
+    """Return where a cell's interval is drawn, pixels: low, value, high."""
     lowest, highest = scale
-    if cell.value is None or cell.low is None or cell.high is None or lowest == highest:
-        return ""
+    if cell.value is None or cell.bounds is None or lowest == highest:
+        return None
     reach = (BAR_WIDTH - 2 * MARGIN) / (highest - lowest)
-    low, value, high = (MARGIN + reach * (end - lowest) for end in (cell.low, cell.value, cell.high))
-    middle = BAR_HEIGHT / 2
-    return (
-        f'<svg width="{BAR_WIDTH}" height="{BAR_HEIGHT}" role="img" aria-label="95 % interval">'
-        f'<line x1="{low:.1f}" x2="{high:.1f}" y1="{middle}" y2="{middle}"/>'
-        f'<circle cx="{value:.1f}" cy="{middle}" r="3"/></svg>'
-    )
+    return [f"{MARGIN + reach * (end - lowest):.1f}" for end in (cell.bounds[0], cell.value, cell.bounds[1])]
+
+
+def _blocks(names: list[str], models: list[list[str]], width: int) -> list[str]:
+    """Return tables of as many models side by side as fit, one at least. `models`: a label and values, each."""
+    blocks = []
+    while models:
+        for count in range(len(models), 0, -1):
+            heads, *rows = zip(["", *names[1:]], *models[:count], strict=True)
+            block = _table(list(heads), [list(row) for row in rows], "simple")
+            if max(map(len, block.splitlines())) <= width:
+                break
+        blocks.append(block)
+        models = models[count:]
+    return blocks
+
+
+def _wrapped(text: str, width: int) -> str:
+    return textwrap.fill(text, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+
+
+def _table(columns: list[str], rows: list[list[str]], form: str) -> str:
+    from tabulate import tabulate
+
+    numbers = ["right"] * (len(columns) - 1)
+    return tabulate(rows, columns, tablefmt=form, colalign=["left", *numbers], disable_numparse=True)
+
+
+def _escaped(text: str) -> str:
+    """Return text with Markdown's cell ends and HTML tags escaped."""
+    for sign in "\\|<":
+        text = text.replace(sign, f"\\{sign}")
+    return text

@@ -7,10 +7,11 @@ from typing import Any
 import attrs
 
 from common.errors import BadInput
-from evaluation.comparison.harness_measures import by_task
-from evaluation.comparison.subjects import understood
 from evaluation.export.run_cost import RunCost, cost_of
+from evaluation.registry import QUESTIONS
+from evaluation.shared.intervals import CONFIDENCE
 from evaluation.shared.load import ModelLocation, home_of
+from evaluation.shared.measure import EvaluationResult
 from evaluation.shared.results import read_results
 from model.config import ModelConfig
 from training.checkpoints import directory as checkpoint
@@ -20,6 +21,13 @@ from training.telemetry.metrics_log import EVALUATIONS
 
 # Keys of train.json that the recipe holds as resolved: which tokens these are, how many updates, of how many sequences.
 RESOLVED_KEYS = ("dataset", "min_train_tokens", "global_batch_size", "precision")
+UNREADABLE = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    TypeError,
+    ValueError,
+)  # raised for a result of another form
 
 
 @attrs.frozen(kw_only=True)
@@ -29,7 +37,7 @@ class Row:
     label: str  # what it is called beside the others
     title: str  # what its results call it
     home: Path
-    results: list[dict[str, Any]]  # that can be understood, oldest first
+    results: list[EvaluationResult]  # oldest first
     cost: RunCost | None  # None, as the others, where no checkpoint of ours tells
     validation_loss: float | None
     seed: int | None
@@ -52,27 +60,48 @@ def read_rows(references: list[str]) -> list[Row]:
 
 def _read(reference: str) -> Row:
     home, path = home_of(reference), Path(reference)
-    results = [part for result in read_results(home) for part in by_task(result) if understood(part)]
+    results = [result for record in read_results(home) for result in _structured(record)]
     if path.is_dir() and path.resolve() != home.resolve():  # a checkpoint
-        results = [result for result in results if _checkpoint(result["model"]) == path.resolve().name]
+        results = [result for result in results if _checkpoint(result.model) == path.resolve().name]
     if not results:
         raise BadInput(
             f"{home / EVALUATIONS}: got no results of {reference} that can be compared; measure it first: "
             f"python evaluate.py loss {reference}"
         )
-    title = results[-1]["model"]
+    title = results[-1].model
     state = _state(home, title)
     config = state.get("config", {})
     return Row(
         label=title,
         title=title,
         home=home,
-        results=[result for result in results if result["model"] == title],
+        results=[result for result in results if result.model == title],
         cost=cost_of(state, ModelLocation(home, home, home).record) if state else None,
         validation_loss=state.get("validation_loss"),
         seed=config["train"]["random_seed"] if state else None,
         recipe=_recipe(state, _position(home, state)) if state else None,
     )
+
+
+def _structured(record: dict[str, Any]) -> list[EvaluationResult]:
+    """Return the results of a stored line that are whole; none of an unknown evaluation or another version's form."""
+    question = QUESTIONS.get(str(record.get("evaluation")))
+    try:
+        return [] if question is None else [result for result in question.read_results(record) if _is_whole(result)]
+    except UNREADABLE:
+        return []
+
+
+def _is_whole(result: EvaluationResult) -> bool:
+    """Tell whether a result can be shown, and compared, if only with itself."""
+    try:
+        for one in result.measurements:
+            _ = one.text, one.bounds
+            if one.measure.difference is not None:
+                one.measure.difference([one.sample], [one.sample], CONFIDENCE)
+    except UNREADABLE:
+        return False
+    return bool(result.measurements)
 
 
 def _checkpoint(title: str) -> str:

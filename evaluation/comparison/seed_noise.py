@@ -8,10 +8,9 @@ import math
 
 import attrs
 
-from evaluation.comparison.measures import Measure, Result
 from evaluation.comparison.rows import Row
-from evaluation.comparison.subjects import subject
 from evaluation.shared.intervals import Interval, student_quantile
+from evaluation.shared.measure import EvaluationResult, Measure, Measurement
 
 NAMED = 3  # of a group's models, in a statement
 
@@ -21,7 +20,7 @@ class Group:
     """The models of one recipe that were measured on the same. A model whose recipe is not known is one by itself."""
 
     labels: list[str]  # of all models
-    results: list[Result]  # one for each seed: models of the same seed are one training
+    results: list[EvaluationResult]  # one for each seed: models of the same seed are one training
 
     @property
     def name(self) -> str:
@@ -29,6 +28,10 @@ class Group:
         count, more = len(self.results), len(self.labels) - NAMED
         names = ", ".join(self.labels if more < 2 else [*self.labels[:NAMED], f"{more} more"])
         return names + (f" ({count} seeds)" if count > 1 else "")
+
+    def measurements(self, measure: Measure) -> list[Measurement]:
+        """Return the measurements of a measure, one for each seed that has one."""
+        return [found for result in self.results if (found := result.measurement(measure)) is not None]
 
     @property
     def verb(self) -> str:
@@ -44,18 +47,18 @@ class SeedNoise:
     freedom: float  # degrees: runs less one for each recipe; infinite where the user stated the deviation
 
 
-def group_by_recipe(rows: list[Row], results: list[Result | None]) -> list[list[Group]]:
+def group_by_recipe(rows: list[Row], results: list[EvaluationResult | None]) -> list[list[Group]]:
     """Return the groups of each subject, in the order of the rows. `results`: what is shown of each row."""
-    members: dict[str, dict[object, list[tuple[Row, Result]]]] = {}
+    members: dict[str, dict[object, list[tuple[Row, EvaluationResult]]]] = {}
     for index, (row, result) in enumerate(zip(rows, results, strict=True)):
         if result is not None:
             key = index if row.recipe is None else row.recipe
-            members.setdefault(subject(result), {}).setdefault(key, []).append((row, result))
+            members.setdefault(result.subject, {}).setdefault(key, []).append((row, result))
     groups: list[list[Group]] = []
     for recipes in members.values():
         groups.append([])
         for member in recipes.values():
-            seeds: dict[int | None, Result] = {}
+            seeds: dict[int | None, EvaluationResult] = {}
             for row, result in member:
                 seeds.setdefault(row.seed, result)
             groups[-1].append(Group(labels=[row.label for row, _ in member], results=list(seeds.values())))
@@ -66,7 +69,7 @@ def pooled_noise(measure: Measure, groups: list[Group]) -> tuple[SeedNoise | Non
     """Return the noise of a measure and what to say of it; None where no recipe was trained with two seeds."""
     squares, freedom, texts, digits = 0.0, 0, [], measure.digits
     for group in groups:
-        values = [value for result in group.results if (value := measure.read(result, digits).value) is not None]
+        values = [one.value for one in group.measurements(measure)]
         if len(values) > 1:
             mean = math.fsum(values) / len(values)
             squares += math.fsum((value - mean) ** 2 for value in values)

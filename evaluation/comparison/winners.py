@@ -11,11 +11,10 @@ from math import comb
 
 import attrs
 
-from evaluation.comparison.measures import Measure, Result
 from evaluation.comparison.rows import Row
 from evaluation.comparison.seed_noise import Group, SeedNoise, group_by_recipe, pooled_noise, widened
-from evaluation.comparison.subjects import decides
 from evaluation.shared.intervals import CONFIDENCE, Interval
+from evaluation.shared.measure import EvaluationResult, Measure
 
 
 @attrs.frozen(kw_only=True)
@@ -35,10 +34,15 @@ class Pair:
     groups: tuple[Group, Group]
     noise: SeedNoise | None
 
+    @property
+    def ranks_models(self) -> bool:
+        """Whether intervals cover all sources of chance, fine-tuning included."""
+        return self.groups[0].results[0].ranks_models
+
     def difference(self, confidence: float) -> Interval | None:
         """Return the difference of the first over the second; None where nothing tells it."""
         assert self.measure.difference is not None
-        one, other = (group.results for group in self.groups)
+        one, other = ([found.sample for found in group.measurements(self.measure)] for group in self.groups)
         found = self.measure.difference(one, other, confidence)
         if found is None or self.noise is None:
             return found
@@ -46,7 +50,7 @@ class Pair:
 
 
 def find_winners(
-    measure: Measure, rows: list[Row], results: list[Result | None], stated_deviation: float | None
+    measure: Measure, rows: list[Row], results: list[EvaluationResult | None], stated_deviation: float | None
 ) -> Findings:
     """Return what can be said of a measure. `results`: what is shown of each row."""
     statements, notes, undecided = [], [], False
@@ -60,7 +64,7 @@ def find_winners(
             continue
         pairs = [Pair(measure=measure, groups=pair, noise=noise) for pair in combinations(groups, 2)]
         for pair, found in differences_together(pairs):
-            undecided |= noise is None and found.apart and decides(pair.groups[0].results[0])
+            undecided |= noise is None and found.apart and pair.ranks_models
             statements.append(f"{measure.name}: {verdict(pair, found)}")
         statements += [
             f"{measure.name}: {group.name} are one recipe: what they differ by is noise"
@@ -91,7 +95,7 @@ def differences_together(pairs: list[Pair]) -> list[tuple[Pair, Interval]]:
 def verdict(pair: Pair, found: Interval) -> str:
     """Return what the interval of a difference says: one is better only where it leaves out zero, and covers seeds."""
     measure, (one, other) = pair.measure, pair.groups
-    if not decides(one.results[0]):
+    if not pair.ranks_models:
         return f"{one.name} and {other.name} are not told apart by one fine-tuning each: {_size(measure, found)}"
     if not found.apart:
         return f"{one.name} and {other.name} are not told apart: {_size(measure, found)}"
@@ -99,7 +103,7 @@ def verdict(pair: Pair, found: Interval) -> str:
     if pair.noise is None:
         side = "above" if found.value > 0 else "below"
         return f"{one.name} {one.verb} {side} {other.name} by {size}; no winner: the seed noise is not known"
-    if (found.value > 0) != (measure.sign > 0):
+    if (found.value > 0) != measure.higher_is_better:
         one, other = other, one
     return f"{one.name} {one.verb} better than {other.name} by {size}"
 

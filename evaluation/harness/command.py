@@ -2,10 +2,14 @@
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from common.arguments import whole_number
 from common.errors import BadInput
 from evaluation.shared.command_line import TIMEOUT_SECONDS, add_device, add_models
+
+if TYPE_CHECKING:
+    from evaluation.shared.measure import EvaluationResult
 
 HELP = "tasks of lm-evaluation-harness, which must be installed"
 REQUIREMENT = "lm_eval[hf]==0.4.13"
@@ -51,3 +55,10 @@ def run(arguments: argparse.Namespace) -> None:
             append_result(place.home, place.title, "harness", {**how, "batch_size": wanted.batch_size, "tasks": found})
             print(f"{place.path}:\n{describe(found)}")
     stop()
+
+
+def read_results(record: dict[str, Any]) -> "list[EvaluationResult]":
+    """Structure a stored result for the comparison."""
+    from evaluation.harness.task_measures import read_tasks
+
+    return read_tasks(record)

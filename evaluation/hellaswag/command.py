@@ -1,9 +1,13 @@
 """evaluate.py hellaswag"""
 
 import argparse
+from typing import TYPE_CHECKING, Any
 
 from common.arguments import whole_number
 from evaluation.shared.command_line import TIMEOUT_SECONDS, add_device, add_models
+
+if TYPE_CHECKING:
+    from evaluation.shared.measure import EvaluationResult
 
 HELP = "accuracy on HellaSwag, in both ways that others publish it in"
 ITEMS = 10_042  # in the validation split
@@ -56,3 +60,10 @@ def run(arguments: argparse.Namespace) -> None:
             cut = f"; the context did not hold all of {result.cut:,} items" if result.cut else ""
             print(f"{place.path}: completion: {describe(result.completion)}; lm-eval: {describe(result.lm_eval)}{cut}")
     stop()
+
+
+def read_results(record: dict[str, Any]) -> "list[EvaluationResult]":
+    """Structure a stored result for the comparison."""
+    from evaluation.hellaswag.accuracy_measures import read_accuracies
+
+    return read_accuracies(record)

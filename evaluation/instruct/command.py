@@ -2,9 +2,13 @@
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from common.arguments import number, whole_number
 from evaluation.shared.command_line import TIMEOUT_SECONDS, add_device, add_models
+
+if TYPE_CHECKING:
+    from evaluation.shared.measure import EvaluationResult
 
 HELP = "fine-tune a copy on instructions, and let it answer others"
 
@@ -89,3 +93,10 @@ def run(arguments: argparse.Namespace) -> None:
             if len(tuned) > 1:
                 print(f"  {describe_summary(values)}")
     stop()
+
+
+def read_results(record: dict[str, Any]) -> "list[EvaluationResult]":
+    """Structure a stored result for the comparison."""
+    from evaluation.instruct.answer_measures import read_answer_scores
+
+    return read_answer_scores(record)

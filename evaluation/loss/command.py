@@ -2,9 +2,13 @@
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from common.arguments import whole_number
 from evaluation.shared.command_line import TIMEOUT_SECONDS, add_device, add_models
+
+if TYPE_CHECKING:
+    from evaluation.shared.measure import EvaluationResult
 
 HELP = "nats a token and bits a byte of held-out text, with standard errors"
 UNKNOWN = "; what it was trained on is not known here"
@@ -64,3 +68,10 @@ def run(arguments: argparse.Namespace) -> None:
             append_result(place.home, place.title, "loss", {"range": identity(span), **attrs.asdict(result)})
             print(f"{place.path}: {describe(result)}{'' if place.is_own else UNKNOWN}")
     stop()
+
+
+def read_results(record: dict[str, Any]) -> "list[EvaluationResult]":
+    """Structure a stored result for the comparison."""
+    from evaluation.loss.loss_measures import read_losses
+
+    return read_losses(record)

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from common.errors import BadInput
 from common.files import sha256
-from evaluation.shared.intervals import plus_minus
+from evaluation.loss.document_groups import Groups, in_groups
+from evaluation.shared.intervals import plus_minus, ratio
 from evaluation.shared.load import ModelLocation, Trained
-from evaluation.shared.ratio import Groups, in_groups, ratio
 from evaluation.shared.split_over_ranks import share
 from model.gpt import GPT
 from tokens.format.manifest import read_manifest

@@ -1,13 +1,14 @@
 """evaluate.py smoke"""
 
 import argparse
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from common.arguments import number, whole_number
 from common.errors import BadInput
 from evaluation.shared.command_line import TIMEOUT_SECONDS, add_device, add_models
 
 if TYPE_CHECKING:
+    from evaluation.shared.measure import EvaluationResult
     from evaluation.smoke.smoke import Continuation
 
 HELP = "continue a gallery of prompts, or your own"
@@ -51,6 +52,11 @@ def run(arguments: argparse.Namespace) -> None:
     stop()
     if problems:
         raise BadInput(problems[0] + (f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""))
+
+
+def read_results(record: dict[str, Any]) -> "list[EvaluationResult]":
+    """Return nothing: continuations are read, not compared."""
+    return []
 
 
 def _shown(said: list["Continuation"]) -> str:

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.tokens.prepare.conftest import corpus, undisturbed
 from tests.tokens.prepare.test_executors import cluster
-from tests.tokens.prepare.test_prepare import corpus, files_of, kill_again_and_again, undisturbed
+from tests.tokens.preparing import files_of, kill_again_and_again
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 __all__ = ["cluster", "corpus", "undisturbed"]  # fixtures

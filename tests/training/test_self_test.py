@@ -18,24 +18,26 @@ from training.exactness.levels import set_determinism
 from training.parallel import process_group as ranks
 from training.precision import Numerics
 from training.self_test import describe, gradients_repeat
-from training.state import Trainer
-from training.supervision.heartbeat import Watch
+from training.state import StepSettings, TrainState
 from training.telemetry.metrics_log import read_metrics
 
+Parts = tuple[TrainState, StepSettings, ranks.Ranks]
 NETWORK = {"drop_rate": 0.1, "tie_weights": False, "emb_dim": 34, "context_length": 30}
 FOUR_STEPS = 4 * 8 * 30
 
 
 @pytest.fixture
-def trainer(make_run: Callable[..., Path]) -> Iterator[Trainer]:
+def parts(make_run: Callable[..., Path]) -> Iterator[Parts]:
     run = load_run(make_run(model={"drop_rate": 0.1}), [])
     alone = ranks.start("cpu", 60)
     plan = make_plan(run, 1, {"x": 100_000})
-    yield build.make_trainer(run, plan, resolve_numerics(run, plan, alone), Watch(alone, 60))
+    numerics = resolve_numerics(run, plan, alone)
+    state = build.make_state(build.make_network(run), run, plan, numerics, alone)
+    yield state, build.make_settings(run, plan, numerics), alone
     ranks.stop()
 
 
-def disturb(trainer: Trainer, name: str, *, runs: int = 10**6) -> None:
+def disturb(state: TrainState, name: str, *, runs: int = 10**6) -> None:
     """Make a parameter's gradient another one each time, as atomic additions would, for so many micro-steps."""
     times = 0
 
@@ -44,35 +46,35 @@ def disturb(trainer: Trainer, name: str, *, runs: int = 10**6) -> None:
         times += 1
         return gradient * (1 + 1e-6 * times) if times <= runs else gradient
 
-    trainer.parallel.named_parameters()[name].register_hook(another)
+    state.parallel.named_parameters()[name].register_hook(another)
 
 
-def test_gradients_of_a_step_repeat_and_are_cleared(trainer: Trainer) -> None:
-    before = {name: value.clone() for name, value in trainer.parallel.network.state_dict().items()}
-    assert gradients_repeat(trainer) == []
-    assert trainer.parallel.gradients() == []
-    assert trainer.optimizer.steps == 0
-    assert all(torch.equal(value, before[name]) for name, value in trainer.parallel.network.state_dict().items())
+def test_gradients_of_a_step_repeat_and_are_cleared(parts: Parts) -> None:
+    before = {name: value.clone() for name, value in parts[0].parallel.network.state_dict().items()}
+    assert gradients_repeat(*parts) == []
+    assert parts[0].parallel.gradients() == []
+    assert parts[0].optimizer.steps == 0
+    assert all(torch.equal(value, before[name]) for name, value in parts[0].parallel.network.state_dict().items())
 
 
-def test_what_does_not_repeat_is_named_in_the_order_of_the_network(trainer: Trainer) -> None:
+def test_what_does_not_repeat_is_named_in_the_order_of_the_network(parts: Parts) -> None:
     names = ["blocks.0.attention.qkv.weight", "blocks.1.mlp.up.bias"]
     for name in reversed(names):
-        disturb(trainer, name)
-    assert gradients_repeat(trainer) == names
+        disturb(parts[0], name)
+    assert gradients_repeat(*parts) == names
 
 
-def test_every_micro_batch_is_looked_at(trainer: Trainer) -> None:
-    disturb(trainer, "final_norm.weight", runs=1)  # of 4 micro-steps, twice
-    assert gradients_repeat(trainer) == ["final_norm.weight"]
+def test_every_micro_batch_is_looked_at(parts: Parts) -> None:
+    disturb(parts[0], "final_norm.weight", runs=1)  # of 4 micro-steps, twice
+    assert gradients_repeat(*parts) == ["final_norm.weight"]
 
 
-def test_an_overflow_of_fp16_does_not_hide_what_differs(trainer: Trainer) -> None:
-    disturb(trainer, "final_norm.weight")
-    trainer.loss_scale.dynamic = True
-    trainer.loss_scale.scale.fill_(2.0**127)
-    assert gradients_repeat(trainer) == ["final_norm.weight"]
-    assert trainer.loss_scale.scale.item() == 2.0**127
+def test_an_overflow_of_fp16_does_not_hide_what_differs(parts: Parts) -> None:
+    disturb(parts[0], "final_norm.weight")
+    parts[0].loss_scale.dynamic = True
+    parts[0].loss_scale.scale.fill_(2.0**127)
+    assert gradients_repeat(*parts) == ["final_norm.weight"]
+    assert parts[0].loss_scale.scale.item() == 2.0**127
 
 
 # Runs under torchrun: the self-test as on a GPU. With DISTURB set, a gradient of rank 1 alone is another one each time.
@@ -84,14 +86,14 @@ import train
 from training import self_test
 from training.parallel.wrap import local_tensor
 
-self_test._wanted = lambda trainer: True
+self_test._wanted = lambda settings, ranks: True
 plain, counter = self_test.run_microbatches, itertools.count()
 
 
-def disturbed(trainer, step, next_batch):
-    losses = plain(trainer, step, next_batch)
-    if trainer.ranks.rank == 1:
-        local_tensor(trainer.parallel.named_parameters()["blocks.1.mlp.up.weight"].grad)[0] += next(counter)
+def disturbed(state, settings, ranks, step, next_batch):
+    losses = plain(state, settings, ranks, step, next_batch)
+    if ranks.rank == 1:
+        local_tensor(state.parallel.named_parameters()["blocks.1.mlp.up.weight"].grad)[0] += next(counter)
     return losses
 
 

@@ -21,14 +21,14 @@ from training import loop, step
 plain = step.train_step
 
 
-def counted(trainer, number, feed):
+def counted(state, settings, ranks, number, next_batch):
     if number != 2:
-        return plain(trainer, number, feed)
+        return plain(state, settings, ranks, number, next_batch)
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
-        result = plain(trainer, number, feed)
+        result = plain(state, settings, ranks, number, next_batch)
     counts = collections.Counter(event.name for event in profiler.events() if event.name.startswith("c10d::"))
-    if trainer.ranks.coordinates:
-        print("COUNTS", dict(counts), len(trainer.parallel.network.blocks), sep="; ")
+    if ranks.coordinates:
+        print("COUNTS", dict(counts), len(state.parallel.network.blocks), sep="; ")
     return result
 
 

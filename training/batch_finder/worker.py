@@ -11,7 +11,6 @@ import threading
 import time
 import traceback
 from contextlib import suppress
-from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import attrs
@@ -22,7 +21,7 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # missi
 
 from common.errors import EXIT_ERROR, BadInput
 from model.gpt import GPT
-from training.build import trainer_of
+from training.build import make_settings, make_state
 from training.config.batch_plan import make_plan
 from training.config.train_config import Run
 from training.exactness.fingerprint import resolve_numerics
@@ -31,9 +30,9 @@ from training.launch import environment_rank
 from training.parallel.process_group import Ranks, start, torchrun_store
 from training.planning.memory_model import HEADROOM
 from training.self_test import random_batches
-from training.state import Trainer
+from training.state import StepSettings, TrainState
 from training.step import train_step
-from training.supervision.heartbeat import SPEAKER_SECONDS, Watch
+from training.supervision.heartbeat import SPEAKER_SECONDS
 
 # Of a step: at least two, for the gradients of one are there when another one's activations come.
 MICRO_STEPS = {"off": 2, "run": 2, "elastic": 8}
@@ -93,11 +92,14 @@ def serve(run: Run, device: str | None, post: Post) -> NoReturn:
     store, number = PrefixStore(post.prefix, torchrun_store()), post.first_order
     with suppress(dist.DistError):  # whose store it is has been killed, and this process will be
         try:
-            trainer = _make_trainer(run, device)
+            state, settings, ranks = _start(run, device)
             while (content := json.loads(store.get(f"order {number}"))) is not None:
                 order = Order(**content)
-                report = _carry_out(trainer, order, post.gpu_bytes)
-                _answer(store, trainer.ranks, order, report)
+                settings = attrs.evolve(
+                    settings, layout=attrs.evolve(settings.layout, microbatch_size=order.microbatch_size)
+                )
+                report = _carry_out(state, settings, ranks, order, post.gpu_bytes)
+                _answer(store, ranks, order, report)
                 number += 1
         except Exception as error:  # noqa: BLE001  # whatever it was, the others must be told
             _report_error(store, number, error)
@@ -117,11 +119,11 @@ def is_memory_error(error: Exception) -> bool:
     return isinstance(error, RuntimeError) and any(words in str(error) for words in MEMORY_WORDS)
 
 
-def take_steps(trainer: Trainer, steps: int) -> None:
-    """Take whole steps on random tokens, at the shape of the trainer's layout."""
-    feed: Any = SimpleNamespace(next=random_batches(trainer))
+def take_steps(state: TrainState, settings: StepSettings, ranks: Ranks, steps: int) -> None:
+    """Take whole steps on random tokens, at the shape of the layout."""
+    next_batch = random_batches(settings.layout, state.parallel.network.config.vocab_size, ranks)
     for step in range(steps):
-        train_step(trainer, step, feed)
+        train_step(state, settings, ranks, step, next_batch)
 
 
 def _report_error(store: Any, number: int, error: Exception) -> None:
@@ -135,7 +137,7 @@ def _report_error(store: Any, number: int, error: Exception) -> None:
     vote(store, number, Verdict(outcome="memory" if memory else "error", rank=environment_rank(), reason=reason))
 
 
-def _make_trainer(run: Run, device: str | None) -> Trainer:
+def _start(run: Run, device: str | None) -> tuple[TrainState, StepSettings, Ranks]:
     ranks = start(device, run.train.timeout_seconds)
     train = attrs.evolve(run.train, global_batch_size=None, gradient_accumulation_steps=1, min_train_tokens=10**15)
     run = attrs.evolve(run, train=train)
@@ -144,27 +146,26 @@ def _make_trainer(run: Run, device: str | None) -> Trainer:
     set_determinism(numerics.determinism, train.cpu_threads, ranks)
     with ranks.device:  # any weights will do, and a GPU makes them in no time
         network = GPT(run.model, recompute_blocks=train.recompute_blocks, loss_chunks=train.loss_chunks)
-    watch = Watch(ranks, train.timeout_seconds)
-    return trainer_of(network, run, make_plan(run, ranks.world_size), numerics, watch)
+    plan = make_plan(run, ranks.world_size)
+    return make_state(network, run, plan, numerics, ranks), make_settings(run, plan, numerics), ranks
 
 
-def _carry_out(trainer: Trainer, order: Order, gpu_bytes: int | None) -> Report:
+def _carry_out(state: TrainState, settings: StepSettings, ranks: Ranks, order: Order, gpu_bytes: int | None) -> Report:
     """Take the order's steps. Raises what an allocation raises, and torch.OutOfMemoryError where one was close."""
-    device = trainer.ranks.device
+    device = ranks.device
     torch._dynamo.reset()  # another shape is another graph, and torch.compile allows few of one function
     gc.collect()
-    trainer.layout = attrs.evolve(trainer.layout, microbatch_size=order.microbatch_size)
     if device.type != "cuda":
-        take_steps(trainer, order.steps)
+        take_steps(state, settings, ranks, order.steps)
         return Report()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
     _, total = torch.cuda.mem_get_info(device)
     torch.cuda.set_per_process_memory_fraction(max(0, _usable_bytes(device, gpu_bytes)) / total, device)
-    parameters = sum(parameter.numel() for parameter in trainer.parallel.network.parameters())
+    parameters = sum(parameter.numel() for parameter in state.parallel.network.parameters())
     sums = torch.empty(order.extra_sums, parameters, device=device)  # fp32
     before = torch.cuda.memory_stats(device).get("num_alloc_retries", 0)
-    take_steps(trainer, order.steps)
+    take_steps(state, settings, ranks, order.steps)
     torch.cuda.synchronize(device)
     del sums
     if torch.cuda.memory_stats(device).get("num_alloc_retries", 0) > before:

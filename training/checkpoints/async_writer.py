@@ -19,9 +19,8 @@ from common.files import write_problem
 from training.checkpoints import atomic_commit as commit
 from training.checkpoints.directory import FORMAT, name_of
 from training.checkpoints.tensor_files import Share
-from training.config.train_config import Run
-from training.parallel.process_group import together
-from training.state import RunState, Trainer
+from training.parallel.process_group import Ranks, together
+from training.state import Position, TrainState
 
 SAVE_TIMEOUT = timedelta(hours=2)  # of a wait for another rank's disk
 
@@ -30,7 +29,7 @@ SAVE_TIMEOUT = timedelta(hours=2)  # of a wait for another rank's disk
 class Saved:
     """How a save went; the same on every rank, but for the seconds."""
 
-    state: RunState
+    position: Position
     durable: bool  # the checkpoint is on the disk, under its name
     problem: str | None  # one line; of a durable one: links or deletions that failed
     stall_seconds: float  # that training stood still
@@ -38,41 +37,42 @@ class Saved:
 
 
 class Saver:
-    """Writes checkpoints of one trainer. Every rank calls `begin` and `settle` at the same steps."""
+    """Writes checkpoints of a training state. Every rank calls `begin` and `settle` at the same steps."""
 
-    def __init__(self, run: Run, trainer: Trainer, config: dict[str, Any]):
-        self._directory = run.directory / "checkpoints"
-        self._keep = run.train.keep_checkpoints
-        self._trainer = trainer
+    def __init__(self, directory: Path, keep: int, train_state: TrainState, ranks: Ranks, config: dict[str, Any]):
+        self._directory = directory  # of all checkpoints
+        self._keep = keep
+        self._train_state, self._ranks = train_state, ranks
         self._config = config
-        self._share = Share(trainer)
+        self._share = Share(train_state, ranks)
         self._group = dist.new_group(backend="gloo", timeout=SAVE_TIMEOUT)
         self._thread: threading.Thread | None = None
         self._outcome: Saved | Exception | None = None
 
-    def begin(self, run_state: RunState) -> None:
+    def begin(self) -> None:
         """Copy the state off the device and have it written. The save before must have been settled."""
         assert self._thread is None, "one save in flight"
         began = time.perf_counter()
         self._share.copy()
+        position = self._train_state.position
         state = {
             "format": FORMAT,
-            **attrs.asdict(run_state),
-            "optimizer_steps": self._trainer.optimizer.steps,
-            "loss_scale": self._trainer.loss_scale.state(),
-            "guard": self._trainer.guard.state(),
+            **attrs.asdict(position),
+            "optimizer_steps": self._train_state.optimizer.steps,
+            "loss_scale": self._train_state.loss_scale.state(),
+            "guard": self._train_state.guard.state(),
             "config": self._config,
         }
         stall_seconds = time.perf_counter() - began
 
         def work() -> None:
             try:
-                durable, problem = self._write(run_state, state)
+                durable, problem = self._write(position, state)
             except Exception as error:  # noqa: BLE001  # a rank is gone: raised where training settles the save
                 self._outcome = error
                 return
             self._outcome = Saved(
-                state=run_state,
+                position=position,
                 durable=durable,
                 problem=problem,
                 stall_seconds=stall_seconds,
@@ -106,10 +106,10 @@ class Saver:
         waited = time.perf_counter() - began
         return attrs.evolve(self._outcome, stall_seconds=self._outcome.stall_seconds + waited)
 
-    def _write(self, run_state: RunState, state: dict[str, Any]) -> tuple[bool, str | None]:
+    def _write(self, position: Position, state: dict[str, Any]) -> tuple[bool, str | None]:
         """Return whether the checkpoint is on the disk, and what went wrong."""
-        path = self._directory / name_of(run_state.step)
-        coordinates = self._trainer.ranks.coordinates
+        path = self._directory / name_of(position.step)
+        coordinates = self._ranks.coordinates
         try:
             self._all(lambda: commit.prepare(path, self._share), only=coordinates)
             self._all(lambda: self._share.write(commit.partial_of(path)), only=True)
@@ -121,7 +121,7 @@ class Saver:
                 commit.discard(path)
             return False, str(error)
         try:
-            self._all(lambda: self._tidy(path, run_state.best_step), only=coordinates)
+            self._all(lambda: self._tidy(path, position.best_step), only=coordinates)
         except BadInput as error:  # neither links nor leftovers matter to a resume
             return True, str(error)
         return True, None
@@ -140,6 +140,6 @@ class Saver:
                 work()
             except OSError as error:
                 problem = write_problem(error.filename or self._directory, error)
-                raise BadInput(f"rank {self._trainer.ranks.rank}: {problem}") from error
+                raise BadInput(f"rank {self._ranks.rank}: {problem}") from error
 
-        together(self._trainer.ranks, guarded, only=only, group=self._group)
+        together(self._ranks, guarded, only=only, group=self._group)

@@ -23,7 +23,7 @@ from common.files import is_folder, sha256, system_error
 from common.json_files import parse_json, read_json, read_regular
 from training.checkpoints.state_check import STEP_NAME, check_fields, check_origin
 from training.checkpoints.tensor_files import OPTIMIZER, WEIGHTS, read_state_files
-from training.state import RunState, Trainer
+from training.state import Position, TrainState
 
 STATE, MANIFEST = "state.json", "manifest.json"
 RESOLVED = "resolved.json"
@@ -110,16 +110,16 @@ def verify(path: Path) -> str | None:
     return None
 
 
-def load(path: Path, trainer: Trainer) -> RunState:
-    """Put weights, moments and the optimizer's step count in place. Call it on every rank.
+def load(path: Path, train_state: TrainState) -> None:
+    """Load a checkpoint into the training state. Call it on every rank.
 
     Raises BadInput when the checkpoint is of another model, or cannot be seen from this rank.
     """
     state = read_state(path)
-    read_state_files(path, trainer, state["optimizer_steps"])
-    trainer.loss_scale.load(state["loss_scale"])
-    trainer.guard.load(state["guard"])
-    return RunState(**{field.name: state[field.name] for field in attrs.fields(RunState)})
+    read_state_files(path, train_state, state["optimizer_steps"])
+    train_state.loss_scale.load(state["loss_scale"])
+    train_state.guard.load(state["guard"])
+    train_state.position = Position(**{field.name: state[field.name] for field in attrs.fields(Position)})
 
 
 def read_state(path: Path) -> dict[str, Any]:

@@ -21,8 +21,9 @@ from torch import Tensor
 
 from common.errors import BadInput
 from model.pretrained import stored_rows
+from training.parallel.process_group import Ranks
 from training.parallel.wrap import full_tensor, held_rows, rows_of
-from training.state import Trainer
+from training.state import TrainState
 
 WEIGHTS, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
 HEADER_ALIGNMENT = 8  # bytes; the safetensors format's
@@ -50,18 +51,18 @@ class RowRange:
 class Share:
     """This rank's part of the state: copied off the device in one go, written at leisure."""
 
-    def __init__(self, trainer: Trainer):
-        self._trainer = trainer
+    def __init__(self, state: TrainState, ranks: Ranks):
+        self._state, self._ranks = state, ranks
         self.headers: dict[str, bytes] = {}
         self.sizes: dict[str, int] = {}  # bytes of a whole file
         self._extents: list[RowRange] = []
-        for file, tensors in _files(trainer):
+        for file, tensors in _files(state):
             header, offset = _header(tensors), 0
             for stored in tensors:
-                first, rows = _own_rows(trainer, stored)
+                first, rows = _own_rows(stored, ranks)
                 if len(rows):
                     place = len(header) + offset + first * stored.row_bytes
-                    pinned = trainer.ranks.device.type == "cuda"
+                    pinned = ranks.device.type == "cuda"
                     copy = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=pinned)
                     self._extents.append(RowRange(file, place, copy))
                 offset += stored.rows * stored.row_bytes
@@ -70,12 +71,12 @@ class Share:
     def copy(self) -> None:
         """Copy this rank's rows off the device, as they are now."""
         extents = iter(self._extents)
-        for _, tensors in _files(self._trainer):
+        for _, tensors in _files(self._state):
             for stored in tensors:
-                _, rows = _own_rows(self._trainer, stored)
+                _, rows = _own_rows(stored, self._ranks)
                 if len(rows):
                     next(extents).copy.copy_(rows, non_blocking=True)
-        if self._trainer.ranks.device.type == "cuda":
+        if self._ranks.device.type == "cuda":
             torch.cuda.current_stream().synchronize()
 
     def write(self, directory: Path) -> None:
@@ -96,23 +97,23 @@ def combined_sha256(step: int, files: dict[str, str]) -> str:
     return hashlib.sha256(f"{step} {files[WEIGHTS]} {files[OPTIMIZER]}".encode()).hexdigest()
 
 
-def state_sha256(trainer: Trainer, step: int) -> str | None:
+def state_sha256(state: TrainState, ranks: Ranks) -> str | None:
     """Return the `state_sha256` that a checkpoint of this state has; None but on rank 0. Call it on every rank."""
     digests = {}
-    for file, tensors in _files(trainer):
+    for file, tensors in _files(state):
         digest = hashlib.sha256(_header(tensors))
         for stored in tensors:
             whole = full_tensor(stored.value)  # collective under FSDP: on every rank
-            if trainer.ranks.coordinates:
+            if ranks.coordinates:
                 digest.update(whole[: stored.rows].to("cpu").contiguous().numpy().data)
         digests[file] = digest.hexdigest()
-    return combined_sha256(step, digests) if trainer.ranks.coordinates else None
+    return combined_sha256(state.position.step, digests) if ranks.coordinates else None
 
 
-def read_state_files(directory: Path, trainer: Trainer, optimizer_steps: int) -> None:
+def read_state_files(directory: Path, state: TrainState, optimizer_steps: int) -> None:
     """Put weights and moments in place, each rank the rows it holds. Raises BadInput for another model's."""
     with torch.no_grad():
-        for file, tensors in _files(trainer):
+        for file, tensors in _files(state):
             try:
                 with safe_open(directory / file, framework="pt") as opened:
                     _check_tensors(directory / file, opened, tensors)
@@ -120,7 +121,7 @@ def read_state_files(directory: Path, trainer: Trainer, optimizer_steps: int) ->
                         _read_rows(opened, stored)
             except (OSError, SafetensorError) as error:
                 raise BadInput(f"{directory / file}: cannot be read: {error}") from error
-    trainer.optimizer.steps = optimizer_steps
+    state.optimizer.steps = optimizer_steps
 
 
 def _check_tensors(path: Path, opened: Any, tensors: list[Stored]) -> None:
@@ -134,10 +135,10 @@ def _check_tensors(path: Path, opened: Any, tensors: list[Stored]) -> None:
             raise BadInput(f"{path}: {key}: got {found.get_dtype()} {found.get_shape()}, wanted F32 {shape}")
 
 
-def _files(trainer: Trainer) -> Iterator[tuple[str, list[Stored]]]:
+def _files(state: TrainState) -> Iterator[tuple[str, list[Stored]]]:
     """Yield (file, its tensors in the file's order)."""
-    parameters = trainer.parallel.named_parameters()
-    config = trainer.parallel.network.config
+    parameters = state.parallel.named_parameters()
+    config = state.parallel.network.config
 
     def stored(key: str, name: str, value: Tensor) -> Stored:
         row_bytes = math.prod(value.shape[1:]) * value.element_size()  # by shape: a slice of a DTensor gathers it
@@ -146,15 +147,15 @@ def _files(trainer: Trainer) -> Iterator[tuple[str, list[Stored]]]:
     yield WEIGHTS, [stored(name, name, parameters[name]) for name in sorted(parameters)]
     moments = [
         stored(f"{moment}.{name}", name, values[name])
-        for moment, values in trainer.optimizer.moments.items()
+        for moment, values in state.optimizer.moments.items()
         for name in sorted(values)
     ]
     yield OPTIMIZER, moments
 
 
-def _own_rows(trainer: Trainer, stored: Stored) -> tuple[int, Tensor]:
+def _own_rows(stored: Stored, ranks: Ranks) -> tuple[int, Tensor]:
     """Return the rows that this rank writes, and the first one's place in the whole tensor."""
-    first, rows = rows_of(stored.value, trainer.ranks)
+    first, rows = rows_of(stored.value, ranks)
     return first, rows[: max(0, stored.rows - first)]
 
 

@@ -1,4 +1,4 @@
-"""Where this process stands: the line of this repository that it works on, and the collective that it waits in."""
+"""Stack location: the line of this repository that the process executes, and the collective that it waits in."""
 
 import itertools
 import sys
@@ -15,7 +15,19 @@ TORCH_DISTRIBUTED = Path(dist.__file__).parent
 
 
 def current_place() -> str:
-    """Return where training stands. Call it from another thread than the main one, at any time."""
+    """Return where training is. Call it from another thread than the main one, at any time."""
+    try:
+        return _current_place()
+    except Exception as error:  # noqa: BLE001  # frames of running threads may change or vanish; heartbeats must go on
+        return f"an unknown line ({type(error).__name__})"
+
+
+def place_of_error(trace: TracebackType | None) -> str:
+    """Return where an exception was raised, from its traceback."""
+    return _text(*_innermost(reversed([*traceback.walk_tb(trace)])))
+
+
+def _current_place() -> str:
     frames = sys._current_frames()
     main = frames.pop(threading.main_thread().ident or 0)
     joined = _joined(main)
@@ -24,18 +36,13 @@ def current_place() -> str:
     for thread in threading.enumerate():
         if not thread.name.startswith("Dummy"):  # Python's stand-in for a thread that it has not started
             frames.pop(thread.ident or 0, None)
-    # On a GPU the hooks of the backward pass run in threads of autograd's own: what is left.
+    # On a GPU, hooks of the backward pass run in autograd's own threads: the frames that are left.
     places = [_innermost(traceback.walk_stack(frame)) for frame in (main, *frames.values())]
     return _text(*next((found for found in places if found[0] is not None), places[0]))
 
 
-def place_of_error(trace: TracebackType | None) -> str:
-    """Return where an exception was raised, from its traceback."""
-    return _text(*_innermost(reversed([*traceback.walk_tb(trace)])))
-
-
 def _joined(frame: FrameType) -> threading.Thread | None:
-    """Return the thread whose end the innermost frame waits for, if it does."""
+    """Return the thread that the innermost frame joins, if it does."""
     for inner, _ in itertools.islice(traceback.walk_stack(frame), 2):  # Python < 3.13 waits in a function of join's
         if inner.f_code is threading.Thread.join.__code__:
             thread: threading.Thread = inner.f_locals["self"]
@@ -44,7 +51,7 @@ def _joined(frame: FrameType) -> threading.Thread | None:
 
 
 def _innermost(walk: Iterable[tuple[FrameType, int]]) -> tuple[str | None, str]:
-    """Return what torch.distributed does, and the line here that asked for it. `walk`: innermost frames first."""
+    """Return the function of torch.distributed and the line here that called it. `walk`: innermost frames first."""
     call = None
     for frame, line in walk:
         path, function = Path(frame.f_code.co_filename), frame.f_code.co_name
@@ -52,7 +59,7 @@ def _innermost(walk: Iterable[tuple[FrameType, int]]) -> tuple[str | None, str]:
             return call, f"{path.relative_to(ROOT)}:{line}, {function}"
         if call is None and path.is_relative_to(TORCH_DISTRIBUTED):
             call = function
-        elif call is None and function == "_engine_run_backward":  # where DDP's own all-reduce is waited for, in C++
+        elif call is None and function == "_engine_run_backward":  # in C++, DDP waits there for its all-reduce
             call = "backward"
     return call, "code outside this repository"
 

@@ -1,26 +1,26 @@
-"""Stop request: a signal or a used-up budget, agreed on by all ranks."""
+"""Stop request: any rank's wish to stop early, agreed on by all ranks."""
 
+import threading
 from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 
 from training.parallel.process_group import Ranks
-from training.supervision.signals import StopSignals
 
 
 class StopRequest:
-    """A wish to stop early, by a signal or by a rank's own condition, agreed on by all ranks."""
+    """Agreement to stop: `asked` is set by a signal, `condition` is this rank's own, such as a used-up budget."""
 
-    def __init__(self, ranks: Ranks, signals: StopSignals):
-        self.condition: Callable[[], bool] = lambda: False  # of this rank; the loop's: the budget is used up
-        self.signalled = False  # the wish that was agreed on last was a signal's
+    def __init__(self, ranks: Ranks, asked: threading.Event, condition: Callable[[], bool]):
+        self.signalled = False  # the last agreement was on a signal
         self._ranks = ranks
-        self._signals = signals
+        self._asked = asked
+        self._condition = condition
 
     def agreed(self) -> bool:
-        """Tell whether any rank wishes it. All ranks call it at the same place and get the same answer."""
-        wish = 2.0 if self._signals.asked else float(self.condition())
+        """Tell whether any rank wants to stop. All ranks call it at the same place and get the same answer."""
+        wish = 2.0 if self._asked.is_set() else float(self._condition())
         flag = torch.tensor([wish])
         dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self._ranks.control)
         self.signalled = flag.item() == 2.0

@@ -4,13 +4,26 @@ Simulated: losses over groups of documents that are hard for all models alike, w
 group, and the noise of the training's seed, which is the larger.
 """
 
+import math
 from pathlib import Path
+from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 
 from evaluation.comparison.compare import Comparison, compare
 from evaluation.comparison.rows import Row
+from evaluation.comparison.seed_noise import Group, SeedNoise
+from evaluation.comparison.winners import Pair, verdict
+from evaluation.judging.score_measures import JUDGED
+from evaluation.loss.loss_measures import HELD_OUT, LossSample
+from evaluation.shared import bootstrap
+from evaluation.shared.bootstrap import paired_intervals
+from evaluation.shared.intervals import Interval, student_quantile
+from evaluation.shared.measure import EvaluationResult, Measure, Measurement
+from tests.evaluation.comparison.stored import hellaswag, rows_of
+from tests.evaluation.shared.test_bootstrap import session
 
 GROUPS, SEED_NOISE, TEXT_NOISE = 60, 0.01, 0.02  # nats a token; of text: of one model on one group of documents
 DEVIATION = float(np.hypot(SEED_NOISE, TEXT_NOISE / GROUPS**0.5))  # of a loss as it is measured, over seeds
@@ -32,20 +45,26 @@ def table(draw: np.random.Generator, seeds: list[int], shifts: list[float] | Non
 
 
 def model(label: str, nats: np.ndarray, recipe: str | None, seed: int | None) -> Row:
-    span = {"sha256": "s", "tokens": "t", "dataset": None, "split": "validation", "start": 0, "count": 1}
-    result = {
-        "evaluation": "loss",
-        "model": label,
-        "time": "2026",
-        "range": span,
-        "nats_per_token": float(nats.sum() / TOKENS.sum()),
-        "bits_per_byte": 1.0,
-        "groups": {"nats": nats.tolist(), "tokens": TOKENS.tolist()},
-    }
+    sample = LossSample(nats=nats, tokens=TOKENS, is_gpjt_range=False)
+    loss = float(nats.sum() / TOKENS.sum())
+    found = result("loss", [Measurement(measure=HELD_OUT, value=loss, sample=sample)])
     return Row(
-        label=label, title=label, home=Path(label), results=[result], cost=None, validation_loss=None, seed=seed,
+        label=label, title=label, home=Path(label), results=[found], cost=None, validation_loss=None, seed=seed,
         recipe=recipe,
     )  # fmt: skip
+
+
+def result(evaluation: str, measurements: list[Measurement], **more: Any) -> EvaluationResult:
+    return EvaluationResult(
+        evaluation=evaluation, model="", time="2026", subject="s", description="", measurements=measurements, **more
+    )  # fmt: skip
+
+
+def pair(measure: Measure, deviation: float | None = 1.0, **more: Any) -> Pair:
+    """Return two models, a and b, for a verdict; a deviation of None: the seed noise is not known."""
+    a, b = (Group(labels=[name], results=[result("any", [], **more)]) for name in "ab")
+    noise = None if deviation is None else SeedNoise(deviation=deviation, freedom=4)
+    return Pair(measure=measure, groups=(a, b), noise=noise)
 
 
 def winners(found: Comparison) -> list[str]:
@@ -89,3 +108,38 @@ def test_four_seed_deviations_are_found_with_three_seeds_a_side(seeds: list[int]
     )
     print(f"planted, seeds {seeds}: found in {found} of {tables}")
     assert found >= 0.9 * tables
+
+
+def test_equal_models_that_differ_by_fine_tuning_are_not_told_apart_by_one_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("DRAWS", "CHUNK"):
+        monkeypatch.setattr(bootstrap, name, 500)
+    draw = np.random.default_rng(0)
+    found = [paired_intervals(session(draw, (2, 1, 110), seed_deviation=1.7))[1][0, 1] for _ in range(100)]
+    assert sum(one.apart for one in found) > 7  # the interval alone would
+    assert not any("is better" in verdict(pair(JUDGED, ranks_models=False), one) for one in found)
+    assert any("is better" in verdict(pair(JUDGED, ranks_models=True), one) for one in found)
+
+
+def test_with_seed_noise_intervals_hold_for_all_pairs_of_recipes_together(tmp_path: Path) -> None:
+    counts = {"a": 300, "b": 330, "c": 420, "d": 800}
+    rows = rows_of(*(hellaswag(tmp_path / name, set(range(count))) for name, count in counts.items()))
+    rows = [
+        attrs.evolve(row, recipe=recipe, seed=seed)
+        for row, (recipe, seed) in zip(rows, [("r", 1), ("r", 2), ("s", 1), (None, None)], strict=True)
+    ]
+    found = compare(rows).statements
+    # Of three pairs one is found to differ or none is: c and a with b by their mean, 0.105
+    confidence, value, square = 1 - 0.05 / 3, 0.105, (30 * 0.5**2 + 90 + 1) / 1002
+    text = student_quantile((1 + confidence) / 2, 999) * ((square - (105 / 1002) ** 2) / 1001) ** 0.5
+    seeds = student_quantile((1 + confidence) / 2, 1) * 0.03 / 2**0.5 * 1.5**0.5
+    reach = math.hypot(text, seeds)
+    line = f"a, b (2 seeds) and c are not told apart: -0.1050 [{-value - reach:.4f}, {-value + reach:.4f}] of all items"
+    assert f"HellaSwag, completion: {line}" in found
+    assert "HellaSwag, completion: a, b (2 seeds) are one recipe: what they differ by is noise" in found
+
+
+def test_without_an_interval_nobody_is_better() -> None:
+    alone = verdict(pair(HELD_OUT), Interval(value=-3, low=None, high=None))
+    assert alone.startswith("a and b are not told apart: -3.0000 nats a token, with no interval")

@@ -18,10 +18,10 @@ from model.generate import Sampling, generate
 from tests import launch
 from tests.conftest import ROOT, TINY_MODEL, shared, train
 from tests.hub_server import Hub, serve
+from tests.hub_server import environment as at_hub
 from tests.model.test_gpt import SMALL
 from tests.model.test_naming import TOKENS, gpjt, nanogpt, network, openai, plain_of
-from tests.tokens.hub.test_upload import environment as at_hub
-from tests.tokens.tokenizer.test_fast_encoder import strange_texts
+from tests.tokens.gpt2 import strange_texts
 from tokens.tokenizer.hugging_face_files import read_tokenizer_files
 from tokens.tokenizer.tokenizer import load_tokenizer
 

@@ -18,8 +18,8 @@ from evaluation.hellaswag.items import Item
 from evaluation.shared.load import load, locate
 from tests import launch
 from tests.conftest import ROOT, shared, train, write_run
+from tests.hub_server import environment as at_hub
 from tests.hub_server import serve
-from tests.tokens.hub.test_upload import environment as at_hub
 from tokens.tokenizer.tokenizer import load_tokenizer
 
 CONTEXT = 96

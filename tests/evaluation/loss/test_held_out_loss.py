@@ -13,11 +13,11 @@ import torch
 import torch.nn.functional as F
 
 from evaluation.loss.held_out_loss import byte_lengths, describe, summary
+from evaluation.shared.intervals import ratio
 from evaluation.shared.load import load, locate
-from evaluation.shared.ratio import ratio
 from tests import launch
 from tests.conftest import ROOT, seal_again, shared, train
-from tests.tokens.prepare.test_prepare import PREPARE, run
+from tests.tokens.preparing import PREPARE, run
 from tokens.format.token_file import open_split
 from tokens.tokenizer.tokenizer import load_tokenizer
 from training.checkpoints.directory import WEIGHTS

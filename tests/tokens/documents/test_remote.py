@@ -13,8 +13,8 @@ import pytest
 
 from common.errors import BadInput
 from tests.file_server import FileServer, serve_files
-from tests.s3_server import BUCKET, S3Server, serve_s3
-from tests.tokens.prepare.test_prepare import PREPARE, PYTHONPATH, files_of, jsonl, run, write
+from tests.s3_server import BUCKET, S3Server, forget_servers, serve_s3
+from tests.tokens.preparing import PREPARE, PYTHONPATH, files_of, jsonl, run, write
 from tokens.documents import remote
 from tokens.documents.sources import resolve_sources
 
@@ -62,13 +62,6 @@ def s3(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
 def web(corpus: Path) -> Iterator[FileServer]:
     with serve_files(corpus) as server:
         yield server
-
-
-def forget_servers() -> None:
-    """Make fsspec connect anew: the next server has another port."""
-    import s3fs
-
-    s3fs.S3FileSystem.clear_instance_cache()
 
 
 def paths(name: str) -> list[str]:

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from common.errors import BadInput
-from tests.tokens.documents.test_reader import SETTINGS
-from tests.tokens.prepare.test_prepare import jsonl, texts_of, write
-from tokens.documents.sources import resolve_sources
-from tokens.prepare.plan import make_plan
+from tests.tokens.documents.reading import SETTINGS, documents
+from tests.tokens.preparing import jsonl, texts_of, write
+from tokens.documents.reader import Reader
+from tokens.documents.sources import look_up, resolve_sources
+from tokens.prepare.plan import UnitPlan, make_plan
 
 
 def resolve(*names: str | Path) -> tuple[list[list[str]], list[str]]:
@@ -120,3 +121,50 @@ def test_a_file_that_has_changed_is_told_with_readable_times_and_one_that_is_gon
     (tmp_path / "in" / "a.jsonl").unlink()
     with pytest.raises(BadInput, match=r"a\.jsonl: cannot be read: .*; the same command goes on when it is there"):
         write(tmp_path / "out", tmp_path / "in")
+
+
+def test_a_folder_a_glob_and_a_list_are_read_in_sorted_order(tmp_path: Path) -> None:
+    for name in ("b.txt", "a.md", "sub/c.py"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(name)
+    (tmp_path / "image.png").write_bytes(b"\x89PNG")
+    assert documents(tmp_path) == ["a.md", "b.txt", "sub/c.py"]
+    assert documents(f"{tmp_path}/**/*.py") == ["sub/c.py"]
+    assert documents(tmp_path / "b.txt", tmp_path / "a.md") == ["b.txt", "a.md"]
+
+
+def test_the_standard_library_is_a_source_in_the_same_order_everywhere() -> None:
+    first, again = resolve_sources(["stdlib", "stdlib"])
+    assert first.inputs == again.inputs
+    names = [Path(item.path).name for item in first.inputs]
+    assert "argparse.py" in names
+    assert names != sorted(names)
+    folders = [Path(item.path).parts for item in first.inputs]
+    assert not any("site-packages" in parts or "test" in parts for parts in folders)
+
+
+def test_files_of_an_unknown_kind_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.docx").write_bytes(b"")
+    with pytest.raises(BadInput, match=r"x\.docx: unknown kind of document; wanted a name ending in \.txt, \.md"):
+        resolve_sources([str(tmp_path / "x.docx")])
+
+
+def test_sources_that_are_nowhere_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="no such file, folder or glob"):
+        resolve_sources([str(tmp_path / "*.txt")])
+    with pytest.raises(BadInput, match="a folder without documents"):
+        resolve_sources([str(tmp_path)])
+
+
+def test_an_input_that_is_gone_or_another_one_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("text")
+    item = look_up(str(path))
+    plan = UnitPlan(SETTINGS, (), make_plan(resolve_sources([str(path)]), SETTINGS).units, (4,))
+    path.write_text("other text")
+    with pytest.raises(BadInput, match=r"a\.txt: changed since these tokens were begun: got 10 bytes"):
+        list(Reader((item,), "text").read(plan.units[0]))
+    path.unlink()
+    with pytest.raises(BadInput, match=r"a\.txt: cannot be read: .*No such file"):
+        list(Reader((item,), "text").read(plan.units[0]))

@@ -3,54 +3,19 @@
 import json
 import os
 import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT, shared
-from tests.hub_server import TOKEN, Hub, serve
+from tests.conftest import ROOT
+from tests.hub_server import Hub, environment
+from tests.tokens.hub.conftest import NAME, published, push, refusal
 from tests.tokens.hub.test_download import download
-from tests.tokens.prepare.test_prepare import PREPARE, files_of, jsonl, run, write
+from tests.tokens.preparing import PREPARE, files_of, jsonl, write
 from tokens.format.token_file import open_split
-from tokens.hub.dataset_card import size_category
 from tokens.hub.upload import public_name
 from tokens.prepare.verify import verify
 from tokens.stats.stats import stats
-
-NAME = "owner/tokens"
-
-
-@pytest.fixture
-def prepared(tmp_path: Path) -> Path:
-    """Return a finished directory, made from a folder whose name is nobody's business."""
-    folder = tmp_path / "secret-client"
-    folder.mkdir()
-    source = jsonl(folder / "letters.jsonl", [f"letter {number}" for number in range(300)] + [None])  # type: ignore[list-item]
-    write(tmp_path / "out", source, validation=0.1, unit_bytes=1000)
-    return tmp_path / "out"
-
-
-@pytest.fixture
-def hub(tmp_path: Path) -> Iterator[Hub]:
-    with serve({}) as server:
-        server.new = tmp_path / "hub"
-        yield server
-
-
-def push(hub: Hub, *options: str | Path, token: str | None = TOKEN) -> "subprocess.CompletedProcess[str]":
-    return run(PREPARE, "push", *options, **environment(hub, token))
-
-
-def environment(hub: Hub, token: str | None = TOKEN) -> dict[str, str]:
-    cache = str(hub.new)
-    own = {"HF_ENDPOINT": hub.url, "HF_HOME": cache, "HF_HUB_DISABLE_XET": "1"}
-    return own | ({"HF_TOKEN": token} if token else {})
-
-
-def published(hub: Hub) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in hub.datasets[NAME].iterdir()}
 
 
 def test_what_is_pushed_is_what_is_downloaded(prepared: Path, hub: Hub, tmp_path: Path) -> None:
@@ -98,35 +63,6 @@ def test_a_sources_public_name(source: str, public: str) -> None:
     assert public_name(source) == public
 
 
-def test_the_card_says_what_the_manifest_says(hub: Hub, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    write(out, jsonl(tmp_path / "a|b.jsonl", ["ab"] * 1000), validation=0.1, tokenizer=str(shared("gpt2.tiktoken")))
-    assert push(hub, out, NAME, "--license", "mit").returncode == 0
-    card = published(hub)["README.md"].decode()
-    front, body = card.removeprefix("---\n").split("---\n", 1)
-    assert "license: mit\n" in front
-    assert 'pretty_name: "tokens"\n' in front
-    assert "size_categories:\n- 1K<n<10K\n" in front
-    assert "1,000 documents, 2,000 tokens of the tokenizer `gpt2.tiktoken`" in body
-    assert "| `a\\|b.jsonl` | 1 | 15,000 |" in body
-    assert "end-of-text id 50256" in body
-    assert "train 90.00%, validation 10.00%; held out are the last documents" in body
-    for name, digest in files_of(out).items():
-        assert f"`{name}`" in body
-        assert f"`{digest}`" in body
-    assert f'"dataset": "{NAME}"' in body
-    assert "tokenizer.tiktoken" in published(hub)
-    code = body.split("```python\n")[1].split("```")[0] + "assert len(documents) == 901 and not len(documents[-1])\n"
-    example = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, **environment(hub)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert example.returncode == 0, example.stderr
-
-
 def test_a_killed_upload_goes_on_and_is_never_half_there(prepared: Path, hub: Hub) -> None:
     small = (prepared / "validation.safetensors").stat().st_size
     uploading = subprocess.Popen(
@@ -153,12 +89,6 @@ def test_a_server_out_of_order_is_one_line_and_the_same_command_goes_on(prepared
     assert last.endswith("; the same command goes on")
     hub.before_upload = lambda size: True
     assert push(hub, prepared, NAME).returncode == 0
-
-
-def refusal(done: "subprocess.CompletedProcess[str]") -> str:
-    assert done.returncode == 1, done.stdout
-    assert "Traceback" not in done.stderr
-    return done.stderr.splitlines()[-1]
 
 
 def test_what_cannot_be_published_is_refused_before_anything_is_sent(prepared: Path, hub: Hub, tmp_path: Path) -> None:
@@ -202,8 +132,3 @@ def test_other_tokens_on_the_hub_are_not_overwritten(prepared: Path, hub: Hub, t
     write(tmp_path / "other", jsonl(tmp_path / "a.jsonl", ["other"] * 20))
     assert "owner/tokens: has another train.safetensors" in refusal(push(hub, tmp_path / "other", NAME))
     assert published(hub) == before
-
-
-def test_size_categories_are_the_hubs() -> None:
-    sizes = {0: "n<1K", 999: "n<1K", 1000: "1K<n<10K", 123_456: "100K<n<1M", 10**6: "1M<n<10M", 10**12: "n>1T"}
-    assert {count: size_category(count) for count in sizes} == sizes

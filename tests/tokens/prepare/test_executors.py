@@ -1,7 +1,13 @@
-"""A Ray cluster computes the same bytes, also when it loses a node."""
+"""Workers and Ray tasks: the same bytes from any number of them, killed or not."""
 
+import json
+import os
+import pickle
+import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -9,10 +15,12 @@ from pathlib import Path
 import pytest
 
 from common.errors import BadInput
-from tests.conftest import ROOT
-from tests.tokens.prepare.test_prepare import PREPARE, files_of, jsonl, ledger_lines, run, wait_for_lines, write
+from tests.conftest import ROOT, shared
+from tests.tokens.preparing import COMMAND, PREPARE, files_of, jsonl, ledger_lines, run, wait_for_lines, write
+from tests.walks import children, kill
 from tokens.prepare import executors
 from tokens.prepare.encode_unit import EncodeJob, Result, Task
+from tokens.prepare.executors import Processes
 
 
 @pytest.fixture
@@ -65,3 +73,84 @@ def test_what_a_task_refuses_is_one_line(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(BadInput) as refused:
         write(tmp_path / "out", source, make=lambda: executors.RayCluster(None))
     assert str(refused.value).startswith(f"{source}: cannot be read: ") and "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(("workers", "unit_bytes"), [(1, 3_000_000), (3, 50_000)])
+def test_any_number_of_workers_and_any_unit_writes_the_same_bytes(
+    corpus: Path, undisturbed: dict[str, str], tmp_path: Path, workers: int, unit_bytes: int
+) -> None:
+    options = ("--workers", str(workers), "--unit-bytes", str(unit_bytes), "--validation-fraction", "0.02")
+    done = run(PREPARE, corpus, "--output", tmp_path / "out", "--tokenizer", shared("gpt2.tiktoken"), *options)
+    assert done.returncode == 0, done.stderr
+    assert files_of(tmp_path / "out") == undisturbed
+
+
+def test_a_killed_worker_is_replaced(corpus: Path, undisturbed: dict[str, str], tmp_path: Path) -> None:
+    command = [*PREPARE, str(corpus), "--output", str(tmp_path / "out"), "--tokenizer", str(shared("gpt2.tiktoken"))]
+    process = subprocess.Popen([*command, "--workers", "2", *COMMAND], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    wait_for_lines(process, tmp_path / "out", 3)
+    kill(children(process)[-1])
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    assert files_of(tmp_path / "out") == undisturbed
+
+
+@pytest.mark.parametrize("executor", [("--workers", "2"), ("--executor", "inline")])
+def test_ctrl_c_is_one_line_and_the_same_command_goes_on(
+    corpus: Path, undisturbed: dict[str, str], tmp_path: Path, executor: tuple[str, str]
+) -> None:
+    command = [*PREPARE, str(corpus), "--output", str(tmp_path / "out"), "--tokenizer", str(shared("gpt2.tiktoken"))]
+    # As from a terminal: what a shell starts in the background ignores Ctrl-C.
+    obeying = [
+        sys.executable,
+        "-c",
+        "import os, signal, sys; signal.signal(2, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])",
+    ]
+    command += [*COMMAND, "--unit-bytes", "3000"]
+    for _ in range(5):
+        process = subprocess.Popen(
+            [*obeying, *command, *executor], cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True
+        )
+        wait_for_lines(process, tmp_path / "out", 3)
+        os.killpg(process.pid, signal.SIGINT)  # a terminal sends it to all
+        _, errors = process.communicate(timeout=60)
+        if process.returncode != 0:
+            break
+        shutil.rmtree(tmp_path / "out")  # it was faster
+    assert process.returncode == 130, errors
+    assert "Traceback" not in errors
+    assert errors.splitlines()[-1].startswith("prepare_data.py: interrupted; what was committed is kept")
+    assert run(PREPARE, *command[2:]).returncode == 0
+    assert files_of(tmp_path / "out") == undisturbed
+
+
+def test_no_pickle_lies_in_the_output_folder_and_a_task_that_others_changed_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = jsonl(tmp_path / "a.jsonl", [f"document {number}" for number in range(100)])
+    submit, written = Processes.submit, []
+
+    def submit_changed(self: Processes, job: EncodeJob, task: Task) -> "Future[Result]":
+        future = submit(self, job, task)
+        [path] = [path for path in job.directory.iterdir() if path.suffix == ".task"]
+        written.append(json.loads(path.read_text()))  # plain data
+        path.write_bytes(pickle.dumps(task))
+        return future
+
+    class Slow(Processes):  # no worker takes a task before it was changed
+        def __init__(self, workers: int) -> None:
+            super().__init__(workers)
+            self._pool.submit(time.sleep, 0.5)
+
+    monkeypatch.setattr(Processes, "submit", submit_changed)
+    with pytest.raises(BadInput, match=r"00000000\.task: changed by another process"):
+        write(tmp_path / "out", source, make=lambda: Slow(1))
+    assert written[0]["inputs"][0]["path"] == str(source)
+
+
+def test_workers_that_die_again_and_again_end_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = jsonl(tmp_path / "a.jsonl", ["text"] * 10)
+    monkeypatch.setattr(executors, "RESTARTS", 1)
+    monkeypatch.setattr(executors, "_begin_worker", os._exit)
+    with pytest.raises(BadInput, match="workers were killed 2 times in a row while units 0 to 0 were computed"):
+        write(tmp_path / "out", source, workers=1)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from common.errors import BadInput
-from tests.tokens.prepare.test_prepare import PREPARE, files_of, jsonl, run, write
+from tests.tokens.preparing import PREPARE, files_of, jsonl, run, write
 from tokens.format.manifest import open_listed, read_manifest
 from tokens.format.token_file import open_split
 

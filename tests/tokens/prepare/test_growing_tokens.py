@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import BadInput
-from tests.tokens.prepare.test_prepare import CRASH, PREPARE, jsonl, run, tokens_of
+from tests.tokens.preparing import CRASH, PREPARE, jsonl, run, tokens_of
 from tokens.format.token_file import open_split
 from tokens.prepare.growing_tokens import GrowingTokens, finished_by
 

@@ -15,9 +15,8 @@ import pytest
 
 from common.errors import BadInput
 from tests.conftest import ROOT, shared
-from tests.s3_server import BUCKET, S3Server, serve_s3
-from tests.tokens.documents.test_remote import forget_servers
-from tests.tokens.prepare.test_prepare import CRASH, PIPES, PREPARE, files_of, jsonl, run, write
+from tests.s3_server import BUCKET, S3Server, forget_servers, serve_s3
+from tests.tokens.preparing import CRASH, PIPES, PREPARE, files_of, jsonl, run, write
 from tests.walks import children, kill
 from tokens.format.token_file import write_header
 from tokens.prepare import s3_objects as objects_module
@@ -146,6 +145,7 @@ def test_the_tokenizers_ranks_go_with_the_tokens(s3: S3Server, source: Path, tmp
     assert s3.objects("out/")["tokenizer.tiktoken"] == ranks.read_bytes()
 
 
+@pytest.mark.slow
 def test_random_kills_and_lost_disks_change_no_object(s3: S3Server, tmp_path: Path) -> None:
     draw = random.Random(0)
     source = jsonl(tmp_path / "a.jsonl", [" ".join(draw.choices(["some", "words"], k=400)) for _ in range(2000)])

@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from common.errors import BadInput
-from tests.tokens.prepare.test_prepare import COMMAND, CRASH, PREPARE, corpus, jsonl, run
+from tests.tokens.prepare.conftest import corpus
+from tests.tokens.preparing import COMMAND, CRASH, PREPARE, jsonl, run, write
+from tokens.prepare import verify as audit
 from tokens.prepare.verify import verify
 
 __all__ = ["corpus"]  # a fixture
@@ -96,3 +98,12 @@ def test_status_tells_how_far_a_preparation_has_come(tmp_path: Path) -> None:
     assert f"{tmp_path / 'out'}: complete" in done.stdout
     assert '{"null text": 1}, 1 documents lost' in done.stdout
     assert run(PREPARE, "status", tmp_path).returncode == 1
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "ledger.jsonl"])
+def test_status_does_not_take_a_loop_of_links_for_a_missing_file(tmp_path: Path, name: str) -> None:
+    write(tmp_path / "out", jsonl(tmp_path / "a.jsonl", ["text"] * 20))
+    (tmp_path / "out" / name).unlink()
+    (tmp_path / "out" / name).symlink_to(name)
+    with pytest.raises(BadInput, match=name):
+        audit.status(str(tmp_path / "out"))

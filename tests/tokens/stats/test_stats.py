@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from common.errors import BadInput
-from tests.tokens.prepare.test_prepare import PREPARE, jsonl, run, write
+from tests.tokens.preparing import PREPARE, jsonl, run, write
 from tokens.format.token_file import open_split
 from tokens.stats import stats
 from tokens.stats.length_chart import CHART, draw_chart

@@ -1,12 +1,9 @@
 """Whatever is faster gives tiktoken's ids, for any text; what gives others is not used."""
 
-import itertools
 import json
 import multiprocessing
-import random
 import sys
 from base64 import b64encode
-from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
@@ -15,21 +12,13 @@ import numpy as np
 import pytest
 
 from tests.conftest import shared
-from tests.tokens.tokenizer.test_tokenizer import reference
+from tests.tokens.gpt2 import reference, strange_texts, tiktokens
 from tokens.prepare.encode_unit import _encoder
 from tokens.tokenizer import fast_encoder as fast_tokenizer
 from tokens.tokenizer.fast_encoder import FastBytePairEncoder, Recipe, encoders, write_recipe
-from tokens.tokenizer.hugging_face_files import _halves
 from tokens.tokenizer.tokenizer import PROBE, BytePairTokenizer, fingerprint, load_tokenizer
 
 RANKS = str(shared("gpt2.tiktoken"))
-# What GPT-2's pattern tells apart, characters whose class depends on the Unicode version, and what regular expressions
-# and byte-pair encoders stumble over.
-PARTS = (
-    *"aZé日ǅ1٣½Ⅷ!?'\u2019_-、€🙂\u0300\u200d\u00a0\u0085\u3000\x00\x1c\t\n\r\v\f",
-    *("  ", "    ", "\r\n", "\n\n\n", "'s", "'re", "'LL", "'ve ", "<|endoftext|>", " the", "tion", "\U0010ffff"),
-    *("\U000323b0", "\U00016ea0", "\u1c89", "\ua7cb", "a" * 100, "1" * 100, " " * 100, "é" * 50, "中" * 50),
-)
 
 
 @pytest.fixture(scope="module")
@@ -37,18 +26,6 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
     written = write_recipe(tiktokens(), tmp_path_factory.mktemp("recipe") / "recipe.json")
     assert written is not None
     return written
-
-
-def tiktokens() -> BytePairTokenizer:
-    tokenizer = load_tokenizer(RANKS)
-    assert isinstance(tokenizer, BytePairTokenizer)
-    return tokenizer
-
-
-def strange_texts(count: int) -> Iterator[str]:
-    draw = random.Random(0)
-    for _ in range(count):
-        yield "".join(draw.choices(PARTS, k=draw.randint(0, 30)))
 
 
 def test_every_way_gives_tiktokens_ids(recipe: Recipe) -> None:
@@ -122,20 +99,6 @@ def test_an_encoder_that_gives_other_ids_is_passed_over(recipe: Recipe, tmp_path
     _encoder.cache_clear()
     assert isinstance(encoder, BytePairTokenizer)
     assert fingerprint(encoder) == wanted
-
-
-def test_the_halves_of_a_token_are_what_its_last_merge_joins() -> None:
-    ranks = tiktokens().ranks()
-    halves = _halves(ranks)
-    assert halves is not None
-    assert list(halves) == [token for token in sorted(ranks, key=ranks.__getitem__) if len(token) > 1]
-    for token, pair in halves.items():
-        parts = [token[at : at + 1] for at in range(len(token))]
-        while len(parts) > 2:  # byte-pair encoding, step by step
-            merged = [ranks.get(left + right, len(ranks)) for left, right in itertools.pairwise(parts)]
-            first = merged.index(min(merged))
-            parts[first : first + 2] = [parts[first] + parts[first + 1]]
-        assert tuple(parts) == pair
 
 
 def test_ranks_that_no_merges_give_are_left_to_tiktoken(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""GPT-2 ids are tiktoken's, a text cannot forge a document's end, and pieces change nothing."""
+"""GPT-2 ids are tiktoken's, and a text cannot forge a document's end."""
 
 import base64
 import functools
@@ -8,25 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tiktoken
-from hypothesis import given
-from hypothesis import strategies as st
-from tiktoken.load import load_tiktoken_bpe
-from tiktoken_ext.openai_public import r50k_pat_str
 
 from common.errors import BadInput
 from tests.conftest import shared
-from tokens.documents.text_file import cut_position
-from tokens.tokenizer.hugging_face_files import read_tokenizer_files
+from tests.tokens.gpt2 import reference
 from tokens.tokenizer.tokenizer import load_tokenizer, token_dtype
-
-
-@functools.cache
-def reference() -> tiktoken.Encoding:
-    """Return GPT-2's encoding as tiktoken itself builds it."""
-    ranks = load_tiktoken_bpe(str(shared("gpt2.tiktoken")))
-    return tiktoken.Encoding(
-        "gpt2", pat_str=r50k_pat_str, mergeable_ranks=ranks, special_tokens={"<|endoftext|>": 50256}
-    )
 
 
 @pytest.mark.parametrize("name", ["tinyshakespeare.txt", "wikitext2.txt", "instruction-data.json"])
@@ -46,17 +32,6 @@ def test_the_text_of_a_special_token_is_ordinary_text() -> None:
     assert 50256 not in ids
     assert tokenizer.decode(ids.tolist()) == "a<|endoftext|>b"
     assert 256 not in load_tokenizer("bytes").encode("a<|endoftext|>b")
-
-
-PARTS = "a|b's| |  |\n|\t|12|!?|é|日|、|'ll|'|\u00a0|\x1c|\r\n|½|\u0300|🙂".split("|")  # noqa: SIM905
-
-
-@given(st.lists(st.sampled_from(PARTS), max_size=40))
-def test_cutting_a_text_does_not_change_its_ids(parts: list[str]) -> None:
-    text = "".join(parts)
-    encode = reference().encode_ordinary
-    cut = cut_position(text)
-    assert encode(text[:cut]) + encode(text[cut:]) == encode(text)
 
 
 def test_bytes_round_trip() -> None:
@@ -110,11 +85,3 @@ def test_ranks_that_cannot_be_read_are_one_line(tmp_path: Path, kind: str) -> No
     {"pipe": os.mkfifo, "folder": os.mkdir, "device": functools.partial(os.symlink, "/dev/zero")}[kind](path)
     with pytest.raises(BadInput, match=rf"x\.tiktoken: cannot be read: is a {kind}, wanted a regular file"):
         load_tokenizer(str(path))
-
-
-@pytest.mark.parametrize("name", ["tokenizer.json", "vocab.json"])
-@pytest.mark.parametrize("content", [b'{"a": ' * 100_000, b"\xff", b"[]", b'{"model": []}', b'{"\\ud800": {}}'])
-def test_damaged_tokenizer_files_are_one_line(tmp_path: Path, name: str, content: bytes) -> None:
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(BadInput, match=rf"{name}: (damaged: |got 1 tokens).*; pass a tokenizer with --tokenizer"):
-        read_tokenizer_files(tmp_path)

@@ -14,7 +14,8 @@ import time
 
 import train
 from training.checkpoints import atomic_commit as commit
-from training.state import Trainer
+from training.parallel.process_group import Ranks
+from training.state import StepSettings, TrainState
 from training.supervision.stop_request import StopRequest
 from training.validation import Validation
 
@@ -24,13 +25,15 @@ measure = Validation.measure
 saves = []
 
 
-def measured(self: Validation, trainer: Trainer, stop_request: StopRequest) -> float | None:
-    step = trainer.watch.step or 0
+def measured(
+    self: Validation, state: TrainState, settings: StepSettings, ranks: Ranks, stop_request: StopRequest
+) -> float | None:
+    step = state.position.step
     if step == 2 and "STOP_IN_STEP_2" in os.environ:
         os.kill(os.getpid(), signal.SIGTERM)
         while not stop_request.agreed():  # the signal is heard by another thread
             time.sleep(0.01)
-    loss = measure(self, trainer, stop_request)
+    loss = measure(self, state, settings, ranks, stop_request)
     return loss + 10 if step > BEST_STEP and loss is not None else loss
 
 

@@ -17,7 +17,7 @@ from safetensors.numpy import load_file, save_file
 from common.errors import BadInput
 from tests import launch
 from tests.conftest import ROOT, forge_manifest, in_terminal, metrics, seal_again, train, train_command, write_run
-from tests.training.supervision.test_signals import start
+from tests.training.supervision.runs import start
 from training.checkpoints import archive
 from training.checkpoints import atomic_commit as commit
 from training.checkpoints.atomic_commit import CRASH_POINTS, restore

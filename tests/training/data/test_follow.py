@@ -9,9 +9,9 @@ import pytest
 
 from tests import launch
 from tests.conftest import ROOT, metrics, train
-from tests.tokens.prepare.test_prepare import CRASH, PREPARE, jsonl
-from tests.tokens.prepare.test_prepare import run as command
-from tests.training.supervision.test_signals import assert_same_weights
+from tests.tokens.preparing import CRASH, PREPARE, jsonl
+from tests.tokens.preparing import run as command
+from tests.training.supervision.runs import assert_same_weights
 
 STEPS = 30
 SETTINGS = {  # a step reads 8 x 32 tokens

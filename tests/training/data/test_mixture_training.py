@@ -11,7 +11,7 @@ import pytest
 
 from tests import launch
 from tests.conftest import ROOT, metrics, seal_again, train
-from tests.training.supervision.test_signals import start, wait_for_step
+from tests.training.supervision.runs import start, wait_for_step
 from tests.walks import children, kill
 from training.telemetry.metrics_log import read_metrics
 

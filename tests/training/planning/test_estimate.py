@@ -21,7 +21,7 @@ from common.errors import BadInput
 from model.config import GPT2_SIZES
 from tests import launch
 from tests.conftest import ROOT, TINY_MODEL, train
-from tests.training.supervision.test_signals import SLOW, outcome
+from tests.training.supervision.runs import SLOW, outcome
 from tests.training.test_build import one_line
 from training.config.batch_plan import count_due, make_plan
 from training.config.train_config import load_run
@@ -411,9 +411,9 @@ def test_a_validation_that_does_not_fit_is_not_begun(clock: list[float]) -> None
     ledger = ledger_of(clock)  # of 23 s; two steps and the end take 7, a validation 5
     job = SimpleNamespace(run=run, budget=Budget(max_hours=33 / 3600), last_step=100)
     loop: Any = SimpleNamespace(job=job, ledger=ledger, saver=SimpleNamespace(in_flight=False), _save_seconds=0.0)
-    loop.state = SimpleNamespace(step=8)
+    loop.state = SimpleNamespace(position=SimpleNamespace(step=8))
     assert not Loop._budget_reached(loop)
-    loop.state = SimpleNamespace(step=9)
+    loop.state.position.step = 9
     assert Loop._budget_reached(loop)
     job.plan = make_plan(run, 8)
     share = job.plan.validation_sequences / 128  # of a step's sequences; its longest took 2 s

@@ -1,4 +1,4 @@
-"""train.py that takes its time, so that a signal or a kill surely falls into one of its phases.
+"""train.py with slow phases, so that a signal or a kill surely falls into one of them.
 
 The environment gives seconds: SLOW_START before a checkpoint is looked for, SLOW_STEP, SLOW_VALIDATION for each of its
 batches, SLOW_SAVE before a save's files are written. In a slow start each rank makes the file `waiting-RANK`.

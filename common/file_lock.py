@@ -1,0 +1,34 @@
+"""File lock: one process at a time, by flock. The system releases it however the process ends.
+
+flock itself, because filelock (which torch installs) accepts a pipe at the path, refuses a symbolic link, and does not
+tell a file system without locks from a file that cannot be opened.
+"""
+
+import fcntl
+import time
+from pathlib import Path
+from typing import IO, Any
+
+from common.errors import BadInput, printable
+
+POLL_SECONDS = 0.2
+
+
+def lock(file: IO[Any], path: Path, contention: str, *, wait_seconds: float = 0.0) -> None:
+    """Lock an open file for as long as it stays open; on a file system without locks, print a note instead.
+
+    Raises BadInput with the message `contention` when another process still holds the lock after `wait_seconds`.
+    """
+    deadline = time.monotonic() + wait_seconds
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise BadInput(contention) from None
+            time.sleep(POLL_SECONDS)
+        except OSError as error:  # a file system without locks
+            name = printable(str(path))
+            print(f"NOTE: {name}: cannot be locked ({error}); make sure that no other process uses it", flush=True)
+            return

@@ -1,0 +1,72 @@
+"""Measures of held-out loss: nats per token and bits per byte, compared on the same tokens."""
+
+from typing import Any
+
+import attrs
+import numpy as np
+
+from evaluation.shared.intervals import Interval, ratio, student_interval
+from evaluation.shared.measure import EvaluationResult, Measure, Measurement, Published
+
+# The range of its own token set on which gpjt/ddp-base-model-from-scratch measures its losses.
+GPJT_RANGE = {"dataset": "gpjt/fineweb-gpt2-tokens", "split": "validation", "start": 50_000_000, "count": 19_660_800}
+
+
+@attrs.frozen(kw_only=True)
+class LossSample:
+    """Loss summed over groups of documents, on a range of tokens."""
+
+    nats: np.ndarray  # float64 (groups,)
+    tokens: np.ndarray  # float64 (groups,)
+    is_gpjt_range: bool
+
+
+def loss_difference(a: list[LossSample], b: list[LossSample], confidence: float) -> Interval:
+    """Compare group by group: the difficulty of a text, common to both models, cancels in their difference."""
+    nats = [np.mean([sample.nats for sample in side], axis=0) for side in (a, b)]
+    value, error = ratio(nats[0] - nats[1], a[0].tokens)
+    return student_interval(value, error, len(a[0].tokens), confidence)
+
+
+HELD_OUT = Measure(
+    name="held-out loss",
+    unit="nats a token",
+    higher_is_better=False,
+    difference=loss_difference,
+    published=Published(
+        values={"OpenAI GPT-2 small": "3.500", "OpenAI GPT-2 medium": "3.231"},
+        source="gilesthomas.com, 9 January 2026, part 30: loss on 19,660,800 tokens of FineWeb",
+        comparable=lambda sample: sample.is_gpjt_range,
+        otherwise="Published losses of OpenAI's GPT-2 are left out: they are nats a GPT-2 token of FineWeb, and here "
+        "another text or tokenizer is measured.",
+    ),
+)
+BITS = Measure(name="bits/byte", unit="bits a byte", higher_is_better=False)  # on the same tokens: the same comparison
+
+
+def read_losses(record: dict[str, Any]) -> list[EvaluationResult]:
+    """Return a stored result of `evaluate.py loss`."""
+    span, groups = record["range"], record["groups"]
+    nats, tokens = np.array([groups["nats"], groups["tokens"]], np.float64)
+    is_gpjt_range = all(span.get(key) == value for key, value in GPJT_RANGE.items())
+    sample = LossSample(nats=nats, tokens=tokens, is_gpjt_range=is_gpjt_range)
+    where, end = span.get("dataset") or span["tokens"], span["start"] + span["count"]
+    return [
+        EvaluationResult(
+            evaluation="loss",
+            model=record["model"],
+            time=str(record.get("time")),
+            subject=f"{span['sha256']} {len(sample.nats)}",
+            description=f"{span['split']} of {where}, tokens {span['start']:,} to {end:,}; ± is a standard error over "
+            "documents",
+            measurements=[
+                Measurement(
+                    measure=HELD_OUT,
+                    value=record["nats_per_token"],
+                    error=record.get("nats_per_token_error"),
+                    sample=sample,
+                ),
+                Measurement(measure=BITS, value=record["bits_per_byte"], error=record.get("bits_per_byte_error")),
+            ],
+        )
+    ]

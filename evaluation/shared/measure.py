@@ -1,0 +1,79 @@
+"""Measures: numbers that evaluations report, as `evaluate.py compare` reads them from stored results."""
+
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+
+from evaluation.shared.intervals import NORMAL_95, Interval, plus_minus
+
+# Of samples of two sides, one for each training seed, and a confidence: the mean of the first less that of the second.
+Difference = Callable[[list[Any], list[Any], float], Interval | None]
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Published:
+    """Values that others have published of one measure, shown beside ours; they have no interval."""
+
+    values: dict[str, str]  # by model, as printed there
+    source: str
+    comparable: Callable[[Any], bool] = lambda _: True  # of a result's sample: whether it is on the same data
+    otherwise: str | None = None  # note where published values are omitted because it is not
+
+
+@attrs.frozen(kw_only=True)
+class Measure:
+    """A column of the comparison."""
+
+    name: str
+    unit: str = ""
+    digits: int = 4
+    higher_is_better: bool = True
+    difference: Difference | None = None  # None: no statement about two models
+    published: Published | None = None
+
+
+@attrs.frozen(kw_only=True)
+class Measurement:
+    """A measure's value for one model, with its standard error, with an interval, or alone."""
+
+    measure: Measure
+    value: float
+    error: float | None = None
+    interval: Interval | None = None  # 95 %
+    sample: Any = None  # input of `measure.difference`, of a type that the evaluation chooses
+
+    @property
+    def text(self) -> str:
+        """The value with its error or interval."""
+        if self.interval is not None:
+            return self.interval.text(self.measure.digits)
+        return plus_minus(self.value, self.error, self.measure.digits)
+
+    @property
+    def bounds(self) -> tuple[float, float] | None:
+        """Both ends of the 95 % interval, where known."""
+        if self.error is not None:
+            return self.value - NORMAL_95 * self.error, self.value + NORMAL_95 * self.error
+        if self.interval is None or self.interval.low is None or self.interval.high is None:
+            return None
+        return self.interval.low, self.interval.high
+
+
+@attrs.frozen(kw_only=True)
+class EvaluationResult:
+    """One evaluation of one model, structured from a line of `evaluations.jsonl`."""
+
+    evaluation: str  # what was evaluated: the command, with a task's name where it runs several
+    model: str
+    time: str
+    subject: str  # identity of the data: results are comparable only where it is equal
+    description: str  # of the subject, for people
+    measurements: list[Measurement]
+    ranks_models: bool = True  # False: intervals omit a source of chance, so that no model is called better
+    left_out: int = 0  # items without an answer, left out for all models alike
+    session: str = ""  # what the items that were left out belong to, for people
+
+    def measurement(self, measure: Measure) -> Measurement | None:
+        """Return the measurement of a measure, if there is one."""
+        return next((one for one in self.measurements if one.measure == measure), None)

@@ -1,0 +1,32 @@
+"""Trained and measured runs, for comparison."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import train, write_run
+from tests.evaluation.comparison.stored import evaluate
+from tests.tokens.preparing import PREPARE, run
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Runs of 3 and 8 steps, and one of 8 steps with another seed, measured on 200 documents and more."""
+    folder = tmp_path_factory.mktemp("compared")
+    modules = [Path(os.__file__).with_name(name) for name in ("argparse.py", "tarfile.py", "typing.py")]
+    pieces = "\n".join(path.read_text() for path in modules).split("\n\n")
+    (folder / "text.jsonl").write_text("".join(json.dumps({"text": piece}) + "\n" for piece in pieces))
+    options = ("--tokenizer", "bytes", "--validation-fraction", "0.5", "--output", folder / "tokens")
+    assert run(PREPARE, folder / "text.jsonl", *options).returncode == 0
+    made = {
+        name: write_run(folder / name, folder / "tokens", random_seed=seed)
+        for name, seed in (("short", 1), ("long", 1), ("other", 2))
+    }
+    for name, directory in made.items():
+        done = train(directory, "--price-per-hour", "3600", *(["--max-steps", "3"] if name == "short" else []))
+        assert done.returncode == 0, done.stderr
+    measured = evaluate("loss", *made.values(), "--from", "1000", "--count", "40000", "--device", "cpu")
+    assert measured.returncode == 0, measured.stderr
+    return made

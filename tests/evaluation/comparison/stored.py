@@ -1,0 +1,77 @@
+"""Stored results of models that were never trained, and the command `evaluate.py compare`."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from evaluation.comparison.rows import Row, read_rows
+from evaluation.shared.results import append_result
+from tests import launch
+from tests.conftest import ROOT
+
+JUDGE = {"judge": "judge-1", "orders": 3, "seeds": 3, "questions": {"count": 110, "sha256": "q"}}
+RANGE = {"tokens": "token_files/fineweb", "sha256": "s", "split": "validation", "start": 0, "count": 10}
+DATA = {"file": "instructions.json", "sha256": "i", "train": 935, "validation": 55, "test": 110}
+
+
+def evaluate(*arguments: str | Path, environment: dict[str, str] | None = None) -> Any:
+    """Run evaluate.py."""
+    return launch.run(ROOT / "evaluate.py", *map(str, arguments), environment=environment)
+
+
+def compared(*arguments: str | Path, environment: dict[str, str] | None = None) -> str:
+    """Return what `evaluate.py compare` prints."""
+    done = evaluate("compare", *arguments, environment=environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def rows_of(*homes: Path) -> list[Row]:
+    """Return the rows of models that are measured in folders."""
+    return read_rows(list(map(str, homes)))
+
+
+def kept(home: Path, kind: str = "loss") -> dict[str, Any]:
+    """Return the newest stored result of an evaluation."""
+    lines = [json.loads(line) for line in (home / "evaluations.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["evaluation"] == kind][-1]
+
+
+def write(home: Path, kind: str, **values: Any) -> Path:
+    """Append a result about the model that its folder is called by."""
+    append_result(home, home.name, kind, values)
+    return home
+
+
+def losses_on(home: Path, **span: Any) -> Path:
+    """Append a held-out loss."""
+    scores = {
+        "nats_per_token": 3.4,
+        "bits_per_byte": 1.1,
+        "groups": {"nats": [34.0], "tokens": [10], "text_bytes": [40]},
+    }
+    return write(home, "loss", range=RANGE | span, **scores)
+
+
+def hellaswag(home: Path, right: set[int], items: int = 1000) -> Path:
+    """Append accuracies of a model that hits these items."""
+    score = {"acc": 0, "acc_error": 0, "acc_norm": len(right) / items, "acc_norm_error": 0.015, "hits": ""}
+    hits = np.packbits([number in right for number in range(items)]).tobytes().hex()
+    style = {**score, "hits_norm": hits}
+    data = {"file": "hellaswag_val.jsonl", "sha256": "h"}
+    return write(home, "hellaswag", data=data, items=items, cut=0, completion=style, lm_eval=style)
+
+
+def judged(home: Path, score: list[float], differences: list[dict[str, Any]], **more: Any) -> Path:
+    """Append a judge's score with its interval, and the session's differences."""
+    value = dict(zip(("value", "low", "high"), score, strict=True))
+    return write(home, "judge", **(JUDGE | more), score=value, differences=differences)
+
+
+def instructed(home: Path, chrf: float, spread: float | None, errors: list[float | None]) -> Path:
+    """Append scores of fine-tuned answers."""
+    seeds = [{"chrf_error": error, "reference_loss_error": None} for error in errors]
+    none = {"value": None, "spread": None}
+    return write(home, "instruct", data=DATA, seeds=seeds, chrf={"value": chrf, "spread": spread}, reference_loss=none)

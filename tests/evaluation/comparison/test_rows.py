@@ -1,0 +1,77 @@
+"""Rows of a comparison: which stored results count, and which runs are one recipe."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from evaluation.comparison.compare import compare
+from evaluation.loss.loss_measures import GPJT_RANGE
+from tests.conftest import seal_again
+from tests.evaluation.comparison.stored import hellaswag, kept, losses_on, rows_of, write
+
+
+def test_a_recipe_is_all_that_changes_a_result_but_the_seed(runs: dict[str, Path], tmp_path: Path) -> None:
+    def recipe(**train: Any) -> str | None:
+        home = tmp_path / f"copy-{len(list(tmp_path.iterdir()))}"
+        shutil.copytree(runs["long"], home, symlinks=True)
+        file = home / "checkpoints" / "step-00000008" / "state.json"
+        state = json.loads(file.read_text())
+        state["config"]["model"] |= {key: train.pop(key) for key in ("emb_dim",) if key in train}
+        state["config"]["train"] |= train
+        file.write_text(json.dumps(state))
+        seal_again(file.parent)
+        return rows_of(home)[0].recipe
+
+    plain = recipe()
+    older = tmp_path / "older"
+    shutil.copytree(runs["long"], older, symlinks=True)
+    file = older / "checkpoints" / "step-00000008" / "state.json"
+    state = json.loads(file.read_text())
+    del state["config"]["model"]["activation"]  # of a version that had GPT-2's only
+    file.write_text(json.dumps(state))
+    seal_again(older / "checkpoints" / "step-00000008")
+    assert plain is not None and rows_of(older)[0].recipe == plain
+    without_effect = {"log_interval": 3, "keep_checkpoints": 9, "parallel": "fsdp", "timeout_seconds": 60}
+    without_effect |= {
+        "checkpoint_interval": 7,
+        "recompute_blocks": True,
+        "microbatch_size": 4,
+        "dataset": "/elsewhere",
+    }
+    for key, value in {**without_effect, "random_seed": 9, "precision": "fp32"}.items():
+        assert recipe(**{key: value}) == plain, key
+    for key, value in {"learning_rate": 0.02, "shuffle": True, "adam_beta2": 0.95, "emb_dim": 64}.items():
+        assert recipe(**{key: value}) != plain, key
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"groups": {"nats": [1.0, 2.0], "tokens": [1], "text_bytes": [1]}},
+        {"groups": {"nats": ["1"], "tokens": [0], "text_bytes": [1]}},
+        {"groups": [1]},
+        {"nats_per_token": "3.4"},
+        {"range": None},
+        {"nats_per_token": None, "range": []},
+    ],
+    ids=str,
+)
+def test_a_result_of_another_form_is_not_compared(tmp_path: Path, broken: dict[str, Any]) -> None:
+    home = losses_on(hellaswag(tmp_path / "a", {1}), **GPJT_RANGE)
+    write(home, "loss", **{**kept(home), "evaluation": "loss", **broken})
+    (row,) = rows_of(home)
+    assert [result.evaluation for result in row.results] == ["hellaswag", "loss"]
+
+
+def test_damaged_lines_are_counted_and_control_characters_are_shown_escaped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = hellaswag(tmp_path / "a\x1b[2J", {1})
+    with (home / "evaluations.jsonl").open("ab") as file:
+        file.write(b"[1]\n\xff\n" + b"[" * 100_000 + b'\n{"evaluation": "lo')
+    found = compare(rows_of(home))
+    assert "\\x1b[2J" in found.rows[0][0].text and "\x1b" not in found.rows[0][0].text
+    assert "evaluations.jsonl: skipped 4 of its lines, which are no results" in capsys.readouterr().err

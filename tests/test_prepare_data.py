@@ -1,0 +1,98 @@
+"""The prepare_data.py command: exit statuses, messages, memory, and its two grammars."""
+
+import gzip
+import re
+import sys
+from pathlib import Path
+
+from tests.tokens.preparing import PREPARE, jsonl, run, texts_of
+
+
+def test_an_output_that_cannot_be_is_one_line_that_promises_nothing(tmp_path: Path) -> None:
+    source = jsonl(tmp_path / "a.jsonl", ["text"] * 20)
+    for output, said in (
+        ("/dev/null", "/dev/null: is no folder; pass another --output"),
+        (source / "out", "cannot be written: Not a directory; a file stands where a folder is wanted"),
+        (tmp_path / ("x" * 300), "cannot be written: File name too long; choose a shorter name"),
+    ):
+        done = run(PREPARE, source, "--output", output, "--tokenizer", "bytes")
+        assert (done.returncode, len(done.stderr.splitlines())) == (1, 1), done.stderr
+        assert said in done.stderr and "kept" not in done.stderr
+
+
+def test_control_characters_of_names_do_not_reach_the_terminal(tmp_path: Path) -> None:
+    folder = tmp_path / "docs\x1b[2J\udcff"
+    folder.mkdir()
+    jsonl(folder / "a\x1b]0;title\x07.jsonl", ["text"] * 20 + [None])  # type: ignore[list-item]
+    (folder / "other\x1b[8m.png").write_text("")
+    for output in (folder / "out", folder / "out"):  # the second time: complete already
+        done = run(PREPARE, folder, "--output", output, "--tokenizer", "bytes", "--executor", "inline")
+        assert done.returncode in (0, 1) and "Traceback" not in done.stderr, done.stderr
+        shown = done.stdout + done.stderr
+        assert "\\x1b[2J" in shown and not {character for character in shown if not character.isprintable()} - {"\n"}
+    long = run(PREPARE, "x" * 300, "--output", tmp_path / "long", "--tokenizer", "bytes")
+    assert "cannot be read: " in long.stderr and len(long.stderr.splitlines()) == 1
+
+
+def test_bad_documents_are_told_and_too_many_are_an_error(tmp_path: Path) -> None:
+    for bad, status in ((1, 0), (5, 1)):
+        source = jsonl(tmp_path / f"{bad}.jsonl", ["text"] * 200 + [None] * bad)  # type: ignore[list-item]
+        done = run(PREPARE, source, "--output", tmp_path / f"out{bad}", "--tokenizer", "bytes")
+        assert done.returncode == status
+        assert f"bad documents: {bad} null text; {bad} documents and 0 bytes of input are left out:" in done.stderr
+        assert f"{source}: byte 3400: null text: got NoneType, wanted a string" in done.stderr
+        assert (tmp_path / f"out{bad}" / "manifest.json").exists()
+    with source.open("a") as file:
+        file.write('{"text": "\\ud800"}\n')  # which is mended, and no loss
+    options = ("--tokenizer", "bytes", "--on-bad-document", "fail")
+    done = run(PREPARE, source, "--output", tmp_path / "fail", *options)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith(f"prepare_data.py: {source}: byte 3400: null text: got NoneType")
+    assert not list((tmp_path / "fail").glob("[!.]*.safetensors"))
+
+
+def test_a_damaged_file_is_an_error_however_small(tmp_path: Path) -> None:
+    whole = jsonl(tmp_path / "whole.jsonl", ["text " * 100] * 1000)
+    damaged = tmp_path / "damaged.jsonl.gz"
+    damaged.write_bytes(gzip.compress(b'{"text": "a"}\n' * 1000)[:-9])
+    jsonl(tmp_path / "nulls.jsonl", [None] * 5)  # type: ignore[list-item]
+    done = run(PREPARE, tmp_path, "--output", tmp_path / "out", "--tokenizer", "bytes")
+    assert done.returncode == 1
+    assert f"{damaged}: " in done.stderr and "damaged file" in done.stderr  # however many others there are
+    assert "in damaged files could not be read; the token files are complete without" in done.stderr
+    assert whole.name not in done.stderr
+
+
+def test_a_full_disk_is_one_line_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    source = jsonl(tmp_path / "a.jsonl", ["text " * 1000] * 100)
+    options = (source, "--output", tmp_path / "out", "--tokenizer", "bytes", "--unit-bytes", "50000")
+    full = run(["prlimit", "--fsize=300000", *PREPARE], *options, "--executor", "inline")
+    assert full.returncode == 1
+    assert "Traceback" not in full.stderr
+    assert "File too large; what was committed is kept: the same command goes on" in full.stderr.splitlines()[-1]
+    assert not list((tmp_path / "out").glob("[!.]*.safetensors"))
+    full = run(["prlimit", "--fsize=300000", *PREPARE], *options, "--workers", "2")  # now a worker may be the first
+    assert full.returncode == 1
+    assert "Traceback" not in full.stderr
+    assert "File too large; what was committed is kept" in full.stderr.splitlines()[-1]
+    done = run(PREPARE, *options)
+    assert done.returncode == 0
+    assert re.search(r"going on after 2 of 10 units", done.stderr), done.stderr
+    assert sum(len(texts_of(tmp_path / "out", split)) for split in ("train", "validation")) == 100
+
+
+def test_memory_does_not_grow_with_the_input(tmp_path: Path) -> None:
+    peaks = []
+    for megabytes in (8, 64):
+        source = tmp_path / f"{megabytes}.txt"
+        with source.open("w") as file:
+            for number in range(megabytes * 1024):
+                file.write(f"line {number:<8}" + "of a file that is one document " * 33 + "\n")
+        code = (
+            "import resource, sys; sys.argv[0] = 'prepare_data.py'; import prepare_data; status = prepare_data.main(); "
+            "print('peak', resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024); sys.exit(status)"
+        )
+        command = [sys.executable, "-c", code]
+        options = ("--output", tmp_path / f"out{megabytes}", "--tokenizer", "bytes", "--executor", "inline")
+        peaks.append(int(run(command, source, *options).stdout.split("peak ")[1]))
+    assert peaks[1] < peaks[0] + 20, f"peak MiB for 8 and 64 MiB of input: {peaks}"

@@ -1,0 +1,77 @@
+"""Units read for tests: sources in all formats, and the documents and problems that a reader finds."""
+
+import gzip
+import json
+from pathlib import Path
+
+import attrs
+import pyarrow
+import pyarrow.parquet
+import zstandard
+
+from tokens.documents.reader import Piece, Reader
+from tokens.documents.sources import resolve_sources
+from tokens.prepare.plan import PrepareSettings, make_plan
+
+TEXTS = ["first", "second document\nof two lines", "", "vierte: äöü 日本"]
+SETTINGS = PrepareSettings(
+    text_field="text",
+    tokenizer="bytes",
+    fingerprint="",
+    vocabulary_size=257,
+    end_of_text_id=256,
+    split="hash",
+    split_seed=0,
+    validation_fraction=0.0,
+    test_fraction=0.0,
+    unit_bytes=1 << 24,
+)
+
+
+def read(*names: str | Path, unit_bytes: int = 1 << 24, text_field: str = "text") -> tuple[list[Piece], Reader]:
+    """Return the pieces of all units, and the reader with what was wrong."""
+    settings = attrs.evolve(SETTINGS, unit_bytes=unit_bytes, text_field=text_field)
+    plan = make_plan(resolve_sources([str(name) for name in names]), settings)
+    reader = Reader(plan.inputs, text_field)
+    return [piece for unit in plan.units for piece in reader.read(unit)], reader
+
+
+def documents(*names: str | Path, unit_bytes: int = 1 << 24, text_field: str = "text") -> list[str]:
+    texts, text = [], ""
+    pieces, reader = read(*names, unit_bytes=unit_bytes, text_field=text_field)
+    assert reader.problems.first == []
+    for piece in pieces:
+        text += piece.text
+        if piece.ends_document:
+            texts.append(text)
+            text = ""
+    assert text == ""
+    return texts
+
+
+def write_all_formats(folder: Path, texts: list[str] = TEXTS) -> list[Path]:
+    lines = "".join(json.dumps({"id": number, "text": text}) + "\n" for number, text in enumerate(texts)).encode()
+    (folder / "a.jsonl").write_bytes(lines)
+    (folder / "b.jsonl.gz").write_bytes(gzip.compress(lines))
+    half = len(lines) // 2
+    frames = [zstandard.ZstdCompressor().compress(part) for part in (lines[:half], lines[half:])]
+    (folder / "c.jsonl.zst").write_bytes(b"".join(frames))
+    pyarrow.parquet.write_table(pyarrow.table({"text": texts}), folder / "d.parquet", row_group_size=3)
+    return sorted(folder.iterdir())
+
+
+GOOD = json.dumps({"text": "fine"}).encode() + b"\n"
+
+
+def flipped(data: bytes, place: int) -> bytes:
+    return data[:place] + bytes([data[place] ^ 0xFF]) + data[place + 1 :]
+
+
+def left_out(reader: Reader) -> tuple[list[str], int, int]:
+    problems = reader.problems.first
+    assert {problem.kind for problem in problems} == {"no text"}
+    return (
+        [problem.where.partition(": ")[2] for problem in problems],
+        sum(problem.documents for problem in problems),
+        sum(problem.lost_bytes for problem in problems),
+    )

@@ -1,0 +1,91 @@
+"""Compressed JSON lines: bounded memory, and damage counted where it begins."""
+
+import gzip
+import io
+import json
+import random
+import resource
+import time
+from pathlib import Path
+
+import pytest
+import zstandard
+
+from tests.tokens.documents.reading import GOOD, flipped, read
+from tokens.documents import compressed
+from tokens.documents.lines import LONGEST_LINE
+
+
+def test_a_line_that_was_packed_a_thousandfold_is_left_out_in_linear_time_and_constant_memory(tmp_path: Path) -> None:
+    with (tmp_path / "a.jsonl.zst").open("wb") as file:
+        with zstandard.ZstdCompressor().stream_writer(file, closefd=False) as writer:
+            for _ in range(200):
+                writer.write(b"x" * (1 << 20))
+        file.write(zstandard.compress(b"\n" + GOOD))
+    before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+    pieces, reader = read(tmp_path / "a.jsonl.zst")
+    assert ([piece.text for piece in pieces], len(reader.problems.first)) == (["fine"], 1)
+    assert time.process_time() - began < 5  # it was quadratic: 15 s and more
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 3 * LONGEST_LINE / 1024
+
+
+@pytest.mark.parametrize("kind", ["gz", "zst"])
+def test_damage_in_a_compressed_file_costs_what_lies_behind_it(tmp_path: Path, kind: str) -> None:
+    draw = random.Random(0)
+    lines = b"".join(json.dumps({"text": draw.randbytes(200).hex()}).encode() + b"\n" for _ in range(3000))
+    compress = {"gz": gzip.compress, "zst": zstandard.ZstdCompressor(write_checksum=True).compress}[kind]
+    data = compress(lines)
+    place = 2 * len(data) // 3
+    for damaged, behind in ((data[:place], 0), (flipped(data, place), len(data) - place)):
+        (tmp_path / f"a.jsonl.{kind}").write_bytes(damaged)
+        pieces, reader = read(tmp_path / f"a.jsonl.{kind}")
+        assert len(pieces) > 1000
+        damage = reader.problems.first[-1]
+        assert (damage.kind, damage.documents) == ("damaged file", 1)
+        if "garbled" not in damage.detail:  # it was found where it is
+            assert len(pieces) <= 2000
+            assert behind <= damage.lost_bytes <= behind + 2 * compressed.BLOCK_BYTES
+            assert damage.lost_bytes > 1
+
+
+def test_a_wrong_checksum_says_that_the_lines_before_it_may_be_garbled(tmp_path: Path) -> None:
+    checked = zstandard.ZstdCompressor(write_checksum=True).compress(GOOD * 9)
+    for name, data in (("a.jsonl.gz", flipped(gzip.compress(GOOD * 9), -8)), ("a.jsonl.zst", flipped(checked, -1))):
+        (tmp_path / name).write_bytes(data)
+        _, reader = read(tmp_path / name)
+        [damage] = reader.problems.first
+        assert damage.kind == "damaged file"
+        assert damage.detail.endswith("lines before it may be garbled")
+
+
+def test_bytes_that_zlib_refuses_are_damage(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl.gz"
+    data = gzip.compress(GOOD * 1000)
+    path.write_bytes(data[:10] + b"\xff" * (len(data) - 10))
+    pieces, reader = read(path)
+    assert pieces == []
+    [damage] = reader.problems.first
+    assert (damage.kind, damage.lost_bytes) == ("damaged file", len(data))
+    assert damage.detail == "Error -3 while decompressing data: invalid block type"
+
+
+def test_zstandard_is_decompressed_in_large_parts_unless_they_grow_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw, parts = random.Random(0), []
+    usual = b"".join(draw.randbytes(50).hex().encode() + b"\n" for _ in range(20_000))
+    stream = io.BytesIO(
+        zstandard.compress(usual) + zstandard.compress(b"x" * (1 << 26)) * 4 + zstandard.compress(b"\n")
+    )
+    decompress = compressed._ZstandardReader._decompress
+
+    def watched(reader: compressed._ZstandardReader) -> None:
+        decompress(reader)
+        parts.append((reader._part_bytes, len(reader._lines)))
+
+    monkeypatch.setattr(compressed._ZstandardReader, "_decompress", watched)
+    assert sum(line is not None for line, _ in compressed.decompressed_lines(stream, zstandard=True)) == 20_000
+    sizes = [size for size, _ in parts]
+    large = sizes.index(compressed.MOST_BYTES)
+    assert large < 10
+    assert sizes.count(compressed.LEAST_BYTES) > 5
+    after = sizes.index(compressed.LEAST_BYTES, large)
+    assert max(length for _, length in parts[after + 1 :]) <= 11 << 20

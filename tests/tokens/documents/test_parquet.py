@@ -1,0 +1,83 @@
+"""Parquet: damaged pages and rows are counted, wrong columns refused."""
+
+import re
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from common.errors import BadInput
+from tests.tokens.documents.reading import TEXTS, documents, read
+from tokens.documents.extent import Extent
+from tokens.documents.reader import Reader
+from tokens.documents.sources import look_up
+
+
+def test_a_parquet_file_that_could_not_be_planned_is_damaged_even_if_it_can_be_read_now(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"text": TEXTS}), path)
+    reader = Reader((look_up(str(path)),), "text")
+    assert list(reader.read((Extent(0, 0, 0),))) == []
+    [problem] = reader.problems.first
+    assert (problem.kind, problem.lost_bytes) == ("damaged file", path.stat().st_size)
+
+
+def test_a_damaged_page_of_a_parquet_file_loses_its_row_group_only(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    texts = [f"document {number} " * 50 for number in range(300)]
+    table = pyarrow.table({"text": texts})
+    pyarrow.parquet.write_table(table, path, row_group_size=100, use_dictionary=False, write_page_checksum=True)
+    metadata = pyarrow.parquet.ParquetFile(path).metadata
+    column = metadata.row_group(1).column(0)
+    data = bytearray(path.read_bytes())
+    middle = column.data_page_offset + column.total_compressed_size // 2
+    data[middle : middle + 20] = bytes(20)
+    path.write_bytes(data)
+    pieces, reader = read(path)
+    assert [piece.text for piece in pieces] == texts[:100] + texts[200:]
+    [problem] = reader.problems.first
+    assert problem.where == f"{path}: after row 100"
+    assert problem.documents == 100
+
+
+def test_a_text_that_is_not_utf8_loses_its_row_only(tmp_path: Path) -> None:
+    texts = [b"one", b"caf\xe9", b"two", b"\xed\xa0\x80", b"three"]
+    column = pyarrow.Array.from_buffers(pyarrow.string(), 5, pyarrow.array(texts).buffers())
+    pyarrow.parquet.write_table(pyarrow.table({"text": column}), tmp_path / "a.parquet")
+    pieces, reader = read(tmp_path / "a.parquet")
+    assert [piece.text for piece in pieces] == ["one", "two", "three"]
+    assert [(problem.kind, problem.documents) for problem in reader.problems.first] == [("not UTF-8", 1)] * 2
+    assert [problem.where for problem in reader.problems.first] == [
+        f"{tmp_path}/a.parquet: row {row}" for row in (2, 4)
+    ]
+
+
+def test_a_missing_column_is_named_with_those_there_are(tmp_path: Path) -> None:
+    pyarrow.parquet.write_table(pyarrow.table({"body": ["x"], "url": ["y"]}), tmp_path / "t.parquet")
+    with pytest.raises(BadInput, match="no column 'text'; it has body, url: pass --text-field"):
+        documents(tmp_path / "t.parquet")
+    assert documents(tmp_path / "t.parquet", text_field="body") == ["x"]
+
+
+def test_a_column_that_is_no_text_is_named_with_its_type_and_those_that_are(tmp_path: Path) -> None:
+    table = pyarrow.table(
+        {
+            "text": [["x"]],
+            "raw": [b"x"],
+            "meta": [{"text": "x"}],
+            "large": pyarrow.array(["x"], pyarrow.large_string()),
+            "view": pyarrow.array(["x"], pyarrow.string_view()),
+            "few": pyarrow.array(["x"]).dictionary_encode(),
+        }
+    )
+    pyarrow.parquet.write_table(table, tmp_path / "t.parquet")
+    for name, message in (
+        ("text", "column 'text' is list<element: string>, not text; columns of text: large, view, few: pass --text"),
+        ("raw", "column 'raw' is binary, not text; columns of text: large, view, few"),
+        ("meta.text", "'meta.text' is a part of a column, which cannot be named; columns of text: large, view, few"),
+    ):
+        with pytest.raises(BadInput, match=re.escape(f"{tmp_path / 't.parquet'}: {message}")):
+            documents(tmp_path / "t.parquet", text_field=name)
+    for name in ("large", "view", "few"):
+        assert documents(tmp_path / "t.parquet", text_field=name) == ["x"]

@@ -1,0 +1,203 @@
+"""Text files: cut at the same places in units of any size; what is no text is left out and counted."""
+
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.conftest import shared
+from tests.tokens.documents.reading import documents, left_out, read
+from tests.tokens.gpt2 import reference
+from tokens.documents import text_file
+from tokens.documents.reader import Piece
+from tokens.documents.text_file import PIECE_BYTES, cut_position
+
+
+@pytest.mark.parametrize("unit_bytes", [5000, 70_000])
+def test_a_text_file_is_cut_at_the_same_places_in_units_of_any_size(tmp_path: Path, unit_bytes: int) -> None:
+    from tests.tokens.gpt2 import reference
+
+    text = (
+        shared("wikitext2.txt").read_text()[:150_000] + "中文\uff0c文本。\n北京 大学。\u3000全角 \u00a0x \u2003 y" * 500
+    )
+    (tmp_path / "a.txt").write_text(text)
+    assert documents(tmp_path / "a.txt", unit_bytes=unit_bytes) == [text]
+    pieces, _ = read(tmp_path / "a.txt", unit_bytes=unit_bytes)
+    assert len(pieces) >= 3
+    assert len({piece.head for piece in pieces}) == 1  # by which all of a document's pieces find the same split
+    ids = [token for piece in pieces for token in reference().encode_ordinary(piece.text)]
+    assert ids == reference().encode_ordinary(text)
+
+
+def test_bytes_that_are_no_text_are_cut_like_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text_file, "_too_many", lambda *_: False)
+    draw = random.Random(0)
+    data = bytes(draw.choice(b"ab \n\xc3\xa4\xe3\x80\x80\xff\xe2\xf0\x9f") for _ in range(5_000))
+    (tmp_path / "a.txt").write_bytes(data)
+    for unit_bytes in (7, 1000):
+        pieces, reader = read(tmp_path / "a.txt", unit_bytes=unit_bytes)
+        assert "".join(piece.text for piece in pieces) == data.decode(errors="replace")
+        assert [piece.ends_document for piece in pieces] == [False] * (len(pieces) - 1) + [True]
+        lost = len(data) - len(data.decode(errors="ignore").encode())
+        assert reader.problems.lost_bytes == lost
+
+
+def test_a_long_file_comes_in_small_pieces(tmp_path: Path) -> None:
+    path = tmp_path / "long.txt"
+    text = "wörter und Wörter, " * (3 * PIECE_BYTES // 19)
+    path.write_text(text)
+    pieces, _ = read(path)
+    assert "".join(piece.text for piece in pieces) == text
+    assert [piece.ends_document for piece in pieces] == [False] * (len(pieces) - 1) + [True]
+    assert max(len(piece.text.encode()) for piece in pieces) < 2 * PIECE_BYTES
+
+
+def test_text_without_spaces_comes_in_pieces_too(tmp_path: Path) -> None:
+    for name, text in (("chinese.txt", "北京大学的学生、都喜欢吃苹果。" * 100_000), ("words.txt", "word\n" * 700_000)):
+        (tmp_path / name).write_text(text)
+        pieces, _ = read(tmp_path / name)
+        assert "".join(piece.text for piece in pieces) == text
+        assert len(pieces) >= 3
+        assert max(len(piece.text.encode()) for piece in pieces) < 2 * PIECE_BYTES
+
+
+def test_a_few_bytes_that_are_not_utf8_are_counted_in_units_of_any_size(tmp_path: Path) -> None:
+    path = tmp_path / "latin1.txt"
+    path.write_bytes(f"eine Straße{', ' * 100} ein Café, ".encode("latin-1") * 100)
+    for unit_bytes in (1 << 24, 300):
+        pieces, reader = read(path, unit_bytes=unit_bytes)
+        assert "".join(piece.text for piece in pieces) == f"eine Stra\ufffde{', ' * 100} ein Caf\ufffd, " * 100
+        assert {(problem.kind, problem.documents) for problem in reader.problems.first} == {("not UTF-8", 0)}
+        assert reader.problems.lost_bytes == 200
+
+
+NO_TEXT = {
+    "UTF-16 or UTF-32": "\ufeffUnicode text, ".encode("utf-16-le") * 100,
+    "UTF-16 or UTF-32: convert it": "\ufeffUnicode text, ".encode("utf-16-be") * 100,
+    "UTF-16 or": "\ufeffUnicode text, ".encode("utf-32-le") * 100,
+    "NUL bytes": "no byte order mark".encode("utf-16-le") * 100,
+    "NUL bytes: no text": b"text, then a page of NULs " * 40 + bytes(4096) + b" and text" * 100,
+    "bytes are not UTF-8": "日本語の文章、".encode("utf-16-le") * 100,
+    "bytes are not UTF-8: convert": "eine Straße und ein Café, ".encode("latin-1") * 100,
+    "NUL bytes: no text, or": bytes(3),
+    "NUL bytes: no text, or not in UTF-8": "short".encode("utf-16-be"),
+    "1 of its first 1 bytes": b"\xe9",
+    "8 of its first 9 bytes are": "Привет мир".encode("cp1251")[1:],
+    "17 of its first 1,017 bytes": b"a" * 1000 + b"\xff" * 17,
+    "NUL bytes: no text, or not in UTF-8;": b"a" * 1000 + bytes(17),
+}
+
+
+@pytest.mark.parametrize("reason", NO_TEXT)
+@pytest.mark.parametrize("unit_bytes", [300, 1 << 24])
+def test_a_file_that_is_no_text_is_one_bad_document(tmp_path: Path, reason: str, unit_bytes: int) -> None:
+    (tmp_path / "a.txt").write_bytes(NO_TEXT[reason])
+    (tmp_path / "b.txt").write_text("the next")
+    pieces, reader = read(tmp_path, unit_bytes=unit_bytes)
+    assert "".join(piece.text for piece in pieces) == "the next"
+    assert {problem.kind for problem in reader.problems.first} == {"no text"}
+    assert all(reason in problem.detail for problem in reader.problems.first)
+    assert (reader.problems.lost_documents, reader.problems.lost_bytes) == (1, len(NO_TEXT[reason]))
+
+
+def test_nuls_behind_the_first_bytes_of_a_long_text_cost_the_words_around_them(tmp_path: Path) -> None:
+    good = "some words and more " * 20_000
+    (tmp_path / "a.txt").write_text(good + "".join(f"word{number}\0x and " for number in range(4_000)) + good)
+    for unit_bytes in (1 << 24, 100_000):
+        pieces, reader = read(tmp_path / "a.txt", unit_bytes=unit_bytes)
+        assert "".join(piece.text for piece in pieces) == good[:-1] + " and" * 4_000 + " " + good
+        assert (reader.problems.lost_documents, {problem.kind for problem in reader.problems.first}) == (0, {"no text"})
+        assert reader.problems.lost_bytes == sum(len(f" word{number}\0x") for number in range(4_000))
+
+
+DAMAGED = {  # content, the text that is left, bytes lost
+    "a short text in Latin-1": (
+        "Das Café, ein kleiner Artikel".encode("latin-1"),
+        "Das Caf\ufffd, ein kleiner Artikel",
+        1,
+    ),
+    "16 bytes": (b"one two " * 5 + b"\xff" * 16, "one two " * 5 + "\ufffd" * 16, 16),
+    "one NUL": (b"one two " * 2 + b"th\0ree" + b" four" * 9, "one two one two" + " four" * 9, 7),
+    "16 NULs": (b"one two " * 5 + bytes(16) + b" x", "one two " * 4 + "one two x", 17),
+    "one NUL of a long text": (
+        b"some words and " * 50_000 + b"a\0b and" * 1,
+        "some words and " * 49_999 + "some words and and",
+        4,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_little_damage_at_the_beginning_of_a_text_does_not_lose_the_text(tmp_path: Path, name: str) -> None:
+    content, text, lost_bytes = DAMAGED[name]
+    (tmp_path / "a.txt").write_bytes(content)
+    for unit_bytes in (1 << 24, max(10, len(content) // 5)):
+        pieces, reader = read(tmp_path, unit_bytes=unit_bytes)
+        assert "".join(piece.text for piece in pieces) == text
+        assert [piece.ends_document for piece in pieces].count(True) == 1
+        assert (reader.problems.lost_documents, reader.problems.lost_bytes) == (0, lost_bytes)
+
+
+@pytest.mark.parametrize("unit_bytes", [3000, 7777, 50_000, 1 << 24])
+def test_a_part_of_a_text_without_a_place_to_cut_is_left_out_alike_in_units_of_any_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unit_bytes: int
+) -> None:
+    monkeypatch.setattr(text_file, "PIECE_BYTES", 1 << 10)
+    monkeypatch.setattr(text_file, "LONGEST_PIECE", 20_000)
+    monkeypatch.setattr(text_file, "LONGEST_GAP", 5_000)
+    for middle in ("x" * 20_001, "x" * 100_000, " " * 5_000, "\n" * 100_000, " " * 6_000 + "," + "\t" * 7_000):
+        text = f"{'some words ' * 2_000}before{middle} after! {'more words ' * 2_000}"
+        (tmp_path / "a.txt").write_text(text)
+        pieces, reader = read(tmp_path / "a.txt", unit_bytes=unit_bytes)
+        start = text.index(" before")
+        stop = text.index(" after") if "x" in middle else text.index("! more")
+        assert "".join(piece.text for piece in pieces) == text[:start] + text[stop:]
+        assert [piece.ends_document for piece in pieces] == [False] * (len(pieces) - 1) + [True]
+        assert left_out(reader) == ([f"byte {start}"], 0, stop - start)
+        good = text.replace(middle, middle[: 19_000 if "x" in middle else 3_000])
+        (tmp_path / "a.txt").write_text(good)
+        assert documents(tmp_path / "a.txt", unit_bytes=unit_bytes) == [good]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_any_text_loses_the_same_parts_in_units_of_any_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    for name, value in (("PIECE_BYTES", 64), ("LONGEST_PIECE", 300), ("LONGEST_GAP", 70)):
+        monkeypatch.setattr(text_file, name, value)
+    draw = random.Random(seed)
+    words = ["word ", "a!b ", "é ", "\n", "'s ", ", ", "中文。", "\t\t"]
+    words += ["x" * count for count in (5, 290, 299, 300, 301, 900)] + [" " * count for count in (2, 69, 70, 71, 500)]
+    (tmp_path / "a.txt").write_text("".join(draw.choices(words, k=100)))
+    results = []
+    for unit_bytes in (37, 100, 333, 1000, 1 << 24):
+        pieces, reader = read(tmp_path / "a.txt", unit_bytes=unit_bytes)
+        results.append(("".join(piece.text for piece in pieces), left_out(reader)))
+    assert results == [results[0]] * len(results)
+
+
+@pytest.mark.parametrize("unit_bytes", [5000, 1 << 24])
+def test_a_file_without_any_place_to_cut_is_no_document_and_the_next_one_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unit_bytes: int
+) -> None:
+    monkeypatch.setattr(text_file, "PIECE_BYTES", 1 << 10)
+    monkeypatch.setattr(text_file, "LONGEST_PIECE", 20_000)
+    for byte in (b"x", b" "):
+        (tmp_path / "a.txt").write_bytes(byte * 50_000)
+        (tmp_path / "b.txt").write_text("the next")
+        pieces, reader = read(tmp_path, unit_bytes=unit_bytes)
+        assert pieces == [Piece("the next", False, "the next"), Piece("", True, "the next")]
+        assert left_out(reader) == (["byte 0"], 1, 50_000)
+
+
+PARTS = "a|b's| |  |\n|\t|12|!?|é|日|、|'ll|'|\u00a0|\x1c|\r\n|½|\u0300|🙂".split("|")  # noqa: SIM905
+
+
+@given(st.lists(st.sampled_from(PARTS), max_size=40))
+def test_cutting_a_text_does_not_change_its_ids(parts: list[str]) -> None:
+    text = "".join(parts)
+    encode = reference().encode_ordinary
+    cut = cut_position(text)
+    assert encode(text[:cut]) + encode(text[cut:]) == encode(text)

@@ -1,0 +1,42 @@
+"""GPT-2's encoding by tiktoken itself, and texts that trip encoders."""
+
+import functools
+import random
+from collections.abc import Iterator
+
+import tiktoken
+from tiktoken.load import load_tiktoken_bpe
+from tiktoken_ext.openai_public import r50k_pat_str
+
+from tests.conftest import shared
+from tokens.tokenizer.tokenizer import BytePairTokenizer, load_tokenizer
+
+
+@functools.cache
+def reference() -> tiktoken.Encoding:
+    """Return GPT-2's encoding as tiktoken itself builds it."""
+    ranks = load_tiktoken_bpe(str(shared("gpt2.tiktoken")))
+    return tiktoken.Encoding(
+        "gpt2", pat_str=r50k_pat_str, mergeable_ranks=ranks, special_tokens={"<|endoftext|>": 50256}
+    )
+
+
+# What GPT-2's pattern tells apart, characters whose class depends on the Unicode version, and what regular expressions
+# and byte-pair encoders stumble over.
+PARTS = (
+    *"aZé日ǅ1٣½Ⅷ!?'\u2019_-、€🙂\u0300\u200d\u00a0\u0085\u3000\x00\x1c\t\n\r\v\f",
+    *("  ", "    ", "\r\n", "\n\n\n", "'s", "'re", "'LL", "'ve ", "<|endoftext|>", " the", "tion", "\U0010ffff"),
+    *("\U000323b0", "\U00016ea0", "\u1c89", "\ua7cb", "a" * 100, "1" * 100, " " * 100, "é" * 50, "中" * 50),
+)
+
+
+def strange_texts(count: int) -> Iterator[str]:
+    draw = random.Random(0)
+    for _ in range(count):
+        yield "".join(draw.choices(PARTS, k=draw.randint(0, 30)))
+
+
+def tiktokens() -> BytePairTokenizer:
+    tokenizer = load_tokenizer(str(shared("gpt2.tiktoken")))
+    assert isinstance(tokenizer, BytePairTokenizer)
+    return tokenizer

@@ -1,0 +1,39 @@
+"""A corpus in every format, and its token files from an uninterrupted preparation."""
+
+import random
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from tests.conftest import shared
+from tests.tokens.preparing import COMMAND, PREPARE, files_of, jsonl, run
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Real text in every format, some 4 MB."""
+    folder = tmp_path_factory.mktemp("corpus")
+    text = shared("wikitext2.txt").read_text() + shared("tinyshakespeare.txt").read_text()
+    draw = random.Random(0)
+    texts, at = [], 0
+    while at < len(text):
+        length = draw.choice([1, 30, 300, 3000, 20_000])
+        texts.append(text[at : at + length])
+        at += length
+    pyarrow.parquet.write_table(pyarrow.table({"text": texts}), folder / "a.parquet", row_group_size=50)
+    jsonl(folder / "b.jsonl", texts[: len(texts) // 2])
+    (folder / "c.txt").write_text(text[:500_000])
+    (folder / "d.txt").write_text("")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def undisturbed(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The files of a preparation that was left in peace, by split."""
+    directory = tmp_path_factory.mktemp("undisturbed")
+    ranks = shared("gpt2.tiktoken")
+    done = run(PREPARE, corpus, "--output", directory, "--tokenizer", ranks, "--executor", "inline", *COMMAND)
+    assert done.returncode == 0, done.stderr
+    return files_of(directory)

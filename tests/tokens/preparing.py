@@ -1,0 +1,147 @@
+"""Preparations for tests: small sources, prepare_data.py in this process or as a command, and what it has written."""
+
+import base64
+import hashlib
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load_file
+
+from tests import launch
+from tests.conftest import ROOT, shared
+from tests.walks import children, kill
+from tokens.format.splits import SplitRule
+from tokens.prepare.executors import Executor, Inline, Processes
+from tokens.prepare.prepare import Host, PrepareRequest, prepare
+
+PREPARE = [sys.executable, "prepare_data.py"]
+CRASH = [sys.executable, "tests/tokens/prepare/crash.py"]
+PYTHONPATH = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+
+
+def write(
+    directory: Path, source: Path, *, workers: int = 0, make: Callable[[], Executor] | None = None, **changes: Any
+) -> dict[str, Any]:
+    """Prepare the bytes of a source, in this process, with workers or with another executor; return the manifest."""
+    rule = {"kind": "tail", "seed": 0, "validation": 0.0, "test": 0.0}
+    request = {
+        "sources": [str(source)],
+        "directory": directory,
+        "tokenizer": "bytes",
+        "text_field": "text",
+        "rule": SplitRule(**rule | {key: changes.pop(key) for key in list(changes) if key in rule}),
+        "unit_bytes": 1 << 24,
+        "shard_tokens": None,
+        "bucket": None,
+        "fail_on_bad_document": False,
+    }
+    make = make or ((lambda: Processes(workers)) if workers else Inline)
+    host = Host(make_executor=make, say=lambda line: None, show=lambda progress: None)
+    return prepare(PrepareRequest(**request | changes), host)
+
+
+def jsonl(path: Path, texts: list[str]) -> Path:
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return path
+
+
+def tokens_of(directory: Path, split: str) -> list[int]:
+    tensors = load_file(directory / f"{split}.safetensors")  # the stock reader
+    assert list(tensors) == ["tokens"]
+    assert tensors["tokens"].dtype == np.uint16
+    return tensors["tokens"].tolist()
+
+
+def texts_of(directory: Path, split: str) -> list[str]:
+    path = directory / f"{split}.safetensors"
+    ids = tokens_of(directory, split) if path.exists() else []
+    return "".join("\0" if token == 256 else chr(token) for token in ids).split("\0")[:-1]
+
+
+def files_of(directory: Path) -> dict[str, str]:
+    """Return the sha256 of each token file."""
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in directory.glob("*.safetensors")}
+
+
+def run(command: list[str], *options: str | Path, **environment: str) -> "subprocess.CompletedProcess[str]":
+    """Run a command to its end; prepare_data.py, or what is made of it, by tests/launch.py."""
+    if command in (PREPARE, CRASH) and "PYTHONPATH" not in environment:  # packages that are there have been imported
+        return launch.run(ROOT / command[1], *map(str, options), environment=environment)
+    return subprocess.run(
+        [*command, *map(str, options)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": PYTHONPATH, **environment},
+    )
+
+
+PIPES: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+COMMAND = ("--validation-fraction", "0.02", "--unit-bytes", "100000")
+
+
+def kill_again_and_again(
+    sources: list[str], out: Path, wanted: dict[str, str], kills: int, ray_address: str | None = None
+) -> list[str]:
+    """Kill preparations into `out` until enough kills have hit, then let the last one end; return a log."""
+    draw, log = random.Random(kills), []
+    ways = [*(("--workers", number) for number in "112233"), ("--executor", "inline")]
+    ways += [("--executor", "ray", "--ray-address", ray_address)] if ray_address else []
+    while True:
+        options = draw.choice(ways)
+        command = [*PREPARE, *sources, "--output", str(out), "--tokenizer", str(shared("gpt2.tiktoken")), *options]
+        before = ledger_lines(out)
+        process = subprocess.Popen([*command, *COMMAND, "--unit-bytes", "20000"], cwd=ROOT, **PIPES)
+        if len(log) == kills:
+            _, errors = process.communicate(timeout=120)
+            assert process.returncode == 0, errors
+            return log
+        wait_for_lines(process, out, before + draw.randint(0, 12))  # 0: while it starts
+        time.sleep(draw.uniform(0, 0.1))
+        victims = draw.choice(["a worker", "the coordinator", "everything"])
+        workers_now = children(process)
+        chosen = [draw.choice(workers_now)] if victims == "a worker" and workers_now else [process.pid]
+        for pid in [*chosen, *(workers_now if victims == "everything" else [])]:
+            kill(pid)
+        if victims == "a worker":  # it goes on by itself; then the coordinator goes, too
+            time.sleep(draw.uniform(0, 1))
+            kill(process.pid)
+        process.communicate(timeout=60)  # its workers, which have its pipes, end by themselves
+        if process.returncode == 0:  # it was faster
+            assert files_of(out) == wanted
+            shutil.rmtree(out)
+            continue
+        after = f"from {before} to {ledger_lines(out)} ledger lines"
+        log.append(f"{len(log) + 1:3}  {' '.join(options[:2]):18} kill -9 {victims:15} {after}")
+        print(log[-1], flush=True)
+
+
+def ledger_lines(directory: Path) -> int:
+    ledger = directory / "ledger.jsonl"
+    return ledger.read_bytes().count(b"\n") if ledger.exists() else 0
+
+
+def wait_for_lines(process: "subprocess.Popen[str]", directory: Path, wanted: int) -> None:
+    """Wait until a ledger is so long, or its process ends."""
+    deadline = time.monotonic() + 60
+    while ledger_lines(directory) < wanted and process.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def byte_ranks(directory: Path) -> Path:
+    """Write byte-pair ranks that merge nothing: ids are bytes."""
+    path = directory / "bytes.tiktoken"
+    path.write_text("".join(f"{base64.b64encode(bytes([byte])).decode()} {byte}\n" for byte in range(256)))
+    return path

@@ -1,0 +1,67 @@
+"""Beats: who is silent, for how many polls, and how that reads."""
+
+from typing import Any
+
+from training.supervision.beats import Beat, Beats
+
+
+def beat(count: int, **fields: Any) -> Beat:
+    values = {"departure": None, "host": "box", "node": "0", "pid": 7, "step": 3, "place": "training/step.py:1, run"}
+    return Beat(count=count, **{**values, **fields})
+
+
+def polled(*counts: int, **fields: Any) -> Beats:
+    """Return what a poll a second saw of rank 1 of two; rank 0 beats all the time."""
+    beats = Beats(2, poll_seconds=1.0)
+    for poll, count in enumerate(counts):
+        beats.observe(0, beat(poll))
+        beats.observe(1, beat(count, **fields))
+    return beats
+
+
+def test_a_beat_survives_json() -> None:
+    assert Beat.from_json(beat(4, departure="failed", node=None).to_json()) == beat(4, departure="failed", node=None)
+
+
+def test_a_rank_is_lost_after_so_many_polls_without_a_new_beat() -> None:
+    assert polled(5, 5, 5).lost(patience=3) == []
+    assert polled(5, 5, 5, 5).lost(patience=3) == [1]
+    assert polled(5, 5, 5, 6).lost(patience=1) == []
+
+
+def test_with_one_rank_lost_others_that_are_silent_for_half_as_long_are_lost_too() -> None:
+    beats = Beats(4, poll_seconds=1.0)
+    for poll, (second, third) in enumerate([(1, 1), (1, 2), (2, 2), (2, 2), (2, 3)]):
+        for rank, count in enumerate([poll, 9, second, third]):
+            beats.observe(rank, beat(count))
+    assert beats.lost(patience=5) == []
+    assert beats.lost(patience=4) == [1]
+    assert beats.lost(patience=3) == [1, 2]
+
+
+def test_a_rank_that_has_begun_no_heartbeat_is_not_lost() -> None:
+    beats = Beats(2, poll_seconds=1.0)
+    for poll in range(9):
+        beats.observe(0, beat(poll))
+    assert beats.lost(patience=3) == []
+
+
+def test_a_rank_that_is_done_is_not_lost_and_one_that_failed_is() -> None:
+    assert polled(5, 5, 5, 5, departure="done").lost(patience=3) == []
+    assert polled(5, 5, 5, 5, departure="failed").lost(patience=3) == [1]
+    assert polled(5, departure="failed").departed("failed", "cut off")
+    assert not polled(5, departure="failed").departed("cut off")
+
+
+def test_the_report_has_a_line_a_rank_with_silence_and_departure() -> None:
+    known = "(box, pid 7"
+    assert polled(5, 5, 5, 5).report() == [
+        f"rank 0 {known}): at step 3 in training/step.py:1, run",
+        f"rank 1 {known}, silent for 3 s): at step 3 in training/step.py:1, run",
+    ]
+    assert polled(5, 5, 5).report()[1] == f"rank 1 {known}): at step 3 in training/step.py:1, run"
+    failed = polled(5, 5, 5, 5, departure="failed", step=None)
+    assert failed.report()[1] == f"rank 1 {known}): failed starting up in training/step.py:1, run"
+    assert polled(5, 5, 5, 5).describe_silence(1) == (
+        f"rank 1 {known}) has not answered for 3 s, last seen at step 3 in training/step.py:1, run"
+    )

@@ -1,0 +1,72 @@
+"""Exit record: written once, removed by the next job, read by a restarted group."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from common.errors import EXIT_DIVERGED, EXIT_DONE, EXIT_ERROR, EXIT_STOPPED, BadInput
+from training.supervision.exit_record import EXIT_FILE, LOST, ExitRecord, final_status
+
+
+def read(run: Path) -> dict[str, object]:
+    return json.loads((run / EXIT_FILE).read_text())
+
+
+@pytest.mark.parametrize(
+    ("status", "outcome"),
+    [(EXIT_DONE, "done"), (EXIT_ERROR, "error"), (EXIT_DIVERGED, "diverged"), (EXIT_STOPPED, "stopped")],
+)
+def test_each_status_has_its_outcome(tmp_path: Path, status: int, outcome: str) -> None:
+    ExitRecord(tmp_path).write(status)
+    record = read(tmp_path)
+    assert {**record, "time": ""} == {"status": status, "outcome": outcome, "final": True, "time": ""}
+
+
+def test_the_first_record_of_a_job_counts_and_the_next_job_removes_it(tmp_path: Path) -> None:
+    first = ExitRecord(tmp_path)
+    first.write(EXIT_ERROR, LOST)
+    first.write(EXIT_DONE)
+    assert read(tmp_path)["outcome"] == "lost"
+    ExitRecord(tmp_path)
+    assert not (tmp_path / EXIT_FILE).exists()
+
+
+def test_without_a_run_directory_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    ExitRecord(None).write(EXIT_DONE)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_record_that_cannot_be_written_costs_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record = ExitRecord(tmp_path)
+    (tmp_path / EXIT_FILE).mkdir()
+    record.write(EXIT_DONE)
+    assert f"WARNING: {tmp_path / EXIT_FILE}: cannot be written: " in capsys.readouterr().err
+
+
+def test_a_record_that_cannot_be_removed_is_named(tmp_path: Path) -> None:
+    (tmp_path / EXIT_FILE).mkdir()
+    with pytest.raises(BadInput, match=r"exit\.json: cannot be written"):
+        ExitRecord(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("status", "final", "kept"),
+    [
+        (EXIT_STOPPED, True, EXIT_STOPPED),
+        (EXIT_DIVERGED, True, EXIT_DIVERGED),
+        (EXIT_STOPPED, False, None),
+        (EXIT_ERROR, True, None),
+        (EXIT_DONE, True, None),
+    ],
+)
+def test_a_restart_keeps_a_final_stop_or_divergence(tmp_path: Path, status: int, final: bool, kept: int | None) -> None:
+    assert final_status(tmp_path) is None
+    ExitRecord(tmp_path).write(status, final=final)
+    assert final_status(tmp_path) == kept
+
+
+def test_a_damaged_record_is_none(tmp_path: Path) -> None:
+    (tmp_path / EXIT_FILE).write_text("{")
+    assert final_status(tmp_path) is None

@@ -1,0 +1,263 @@
+"""Supervision: stops, deaths and restarts in every phase; the record and the checkpoint that they leave."""
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import metrics, train, write_run
+from tests.training.supervision.runs import LONG, assert_same_weights, outcome, start, wait_for_step, wait_until
+from tests.walks import children, kill
+from training.checkpoints.directory import verify
+from training.telemetry.metrics_log import read_metrics
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP])
+def test_a_signal_stops_a_lone_process_with_a_checkpoint_and_exit_75(
+    make_run: Callable[..., Path], number: signal.Signals
+) -> None:
+    run = make_run(**LONG)
+    process = start(run, ranks=1, as_user=number == signal.SIGTERM)
+    wait_for_step(run, 5, process)
+    process.send_signal(number)
+    output, errors = process.communicate(timeout=180)
+    assert process.returncode == 75, errors
+    assert outcome(run) == "stopped"
+    assert "stopped early; the same command continues" in output
+    state = json.loads((run / "checkpoints" / "latest" / "state.json").read_text())
+    assert 5 <= state["step"] < 200
+    assert verify(run / "checkpoints" / "latest") is None
+    assert f"at step {state['step']} of 200" in train(run, "--max-steps", str(state["step"])).stdout
+
+
+def test_ctrl_c_under_torchrun_leaves_a_checkpoint_and_no_process(make_run: Callable[..., Path]) -> None:
+    run = make_run(**LONG)
+    process = start(run, ranks=2, as_user=True)
+    wait_for_step(run, 5, process)
+    os.killpg(process.pid, signal.SIGINT)
+    output, errors = process.communicate(timeout=180)
+    assert "stopped early; the same command continues" in output, errors
+    assert process.returncode != 0
+    assert 'train.py", line' not in errors  # only torchrun's own words
+    assert verify(run / "checkpoints" / "latest") is None
+    assert str(run) not in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+
+
+PHASES = {
+    "min_train_tokens": 50 * 8 * 32,
+    "checkpoint_interval": 25,
+    "validation_interval": 50,
+    "validation_sequences": 64,
+}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, token_files: Path) -> Path:
+    """The run of PHASES, uninterrupted."""
+    run = write_run(tmp_path_factory.mktemp("undisturbed") / "run", token_files, **PHASES)
+    assert train(run).returncode == 0
+    return run
+
+
+@pytest.mark.parametrize("phase", ["start", "validation", "save", "step"])
+def test_a_signal_is_obeyed_in_every_phase(make_run: Callable[..., Path], undisturbed: Path, phase: str) -> None:
+    run = make_run(**PHASES)
+    slow = {"SLOW_STEP": 0.02, "SLOW_SAVE": 1.5} | ({"SLOW_VALIDATION": 0.2} if phase == "validation" else {})
+    process = start(run, ranks=2, as_user=phase == "start", **slow)
+    in_phase = {
+        "start": (run / ".lock").exists,  # before the ranks have met
+        "validation": lambda: any("event" in record for record in read_metrics(run)),
+        "save": lambda: any((run / "checkpoints").glob(".partial-step-*")),
+        "step": lambda: any(step % 25 > 5 for step in metrics(run, "train_loss")),
+    }
+    wait_until(in_phase[phase], process)
+    process.send_signal(signal.SIGTERM)
+    output, errors = process.communicate(timeout=180)
+    assert process.returncode != 0
+    assert json.loads((run / "exit.json").read_text())["status"] == 75, errors
+    if phase == "start":
+        assert "nothing is lost; the same command continues" in output
+        assert not (run / "checkpoints").exists()
+    else:
+        newest = run / "checkpoints" / "latest"
+        step = json.loads((newest / "state.json").read_text())["step"]
+        assert verify(newest) is None
+        assert max(metrics(run, "train_loss"), default=0) == step
+        assert step == 0 if phase == "validation" else 0 < step < 50
+    done = train(run)
+    assert done.returncode == 0, done.stderr
+    assert outcome(run) == "done"
+    for key in ("train_loss", "validation_loss"):
+        assert metrics(run, key) == metrics(undisturbed, key), key
+    assert_same_weights(run, undisturbed)
+
+
+@pytest.mark.parametrize(("ranks", "asked"), [(1, "the process"), (2, "torchrun"), (2, "rank 0"), (2, "rank 1")])
+def test_a_signal_to_any_process_that_starts_up_is_obeyed_at_once(
+    make_run: Callable[..., Path], ranks: int, asked: str
+) -> None:
+    run = make_run()
+    process = start(run, ranks=ranks, SLOW_START=600)
+    wait_until(lambda: all((run / f"waiting-{rank}").exists() for rank in range(ranks)), process)
+    pid = children(process)[int(asked[-1])] if asked.startswith("rank") else process.pid
+    os.kill(pid, signal.SIGTERM)
+    output, errors = process.communicate(timeout=180)
+    assert "Exception in thread" not in errors
+    assert output.count("SIGTERM before the first step: nothing is lost; the same command continues") == 1, errors
+    assert outcome(run) == "stopped"
+    assert not (run / "checkpoints").exists()
+
+
+def test_a_group_that_torchrun_restarts_resumes_by_itself(make_run: Callable[..., Path]) -> None:
+    settings = LONG | {"min_train_tokens": 80 * 8 * 32, "checkpoint_interval": 10}
+    straight, run = make_run("straight", **settings), make_run("restarted", **settings)
+    assert train(straight).returncode == 0
+    process = start(run, 2, "--resume", "never", PET_MAX_RESTARTS=1, SLOW_STEP=0.03)
+    wait_for_step(run, 25, process)
+    kill(children(process)[0])
+    output, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    assert "resuming from" in output  # though the command line says never: it has been obeyed once
+    *_, record = read_metrics(run)
+    assert record["run_ledger"]["lost"] > 25 * 0.03  # of the group that was killed, at 30 ms a step
+    assert sum(record["run_ledger"].values()) == pytest.approx(record["elapsed_seconds"], rel=0.01)
+    assert metrics(run, "train_loss") == metrics(straight, "train_loss")
+    assert_same_weights(run, straight)
+
+
+STOPPED_RANK = """
+import os
+import signal
+
+import train
+from training import loop, step
+
+plain = step.train_step
+
+
+def stopped(state, settings, ranks, number, next_batch):
+    if number == 2 and ranks.rank == 1:
+        os.kill(os.getpid(), signal.SIGTERM)
+    return plain(state, settings, ranks, number, next_batch)
+
+
+loop.train_step = stopped
+train.leave(train.main())
+"""
+
+
+def test_a_group_that_was_asked_to_stop_is_not_restarted(make_run: Callable[..., Path], tmp_path: Path) -> None:
+    script = tmp_path / "stopped.py"
+    script.write_text(STOPPED_RANK)
+    run = make_run()
+    done = train(run, ranks=2, script=script, environment={"PET_MAX_RESTARTS": "2"})
+    assert done.returncode == 1
+    assert outcome(run) == "stopped"
+    assert done.stderr.count("this job ended with status 75, and torchrun restarted it: ending again") == 2
+    assert [record["event"] for record in read_metrics(run) if "event" in record] == ["start", "checkpoint", "stopped"]
+    assert train(run, ranks=2).returncode == 0
+
+
+DYING_IN_START_UP = """
+import os
+import signal
+import time
+
+import train
+from training import build
+from training.parallel import process_group
+
+plain, plain_start = build._resume, process_group.start
+
+
+def start(*arguments):
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and os.environ["DEATH"] == "early":
+        if os.environ["RANK"] == "1":
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(60)  # as in a rendezvous
+    return plain_start(*arguments)
+
+
+def resume(job, options, state, ranks):
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        if ranks.rank == 1:
+            time.sleep(1)
+            if os.environ["DEATH"] == "error":
+                raise ValueError("broken")
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(5)  # as while it reads a large checkpoint
+    return plain(job, options, state, ranks)
+
+
+build._resume, process_group.start = resume, start
+train.leave(train.main())
+"""
+
+
+@pytest.mark.parametrize("death", ["error", "lost"])
+def test_a_death_in_start_up_is_no_request_to_stop(make_run: Callable[..., Path], tmp_path: Path, death: str) -> None:
+    script = tmp_path / "dying.py"
+    script.write_text(DYING_IN_START_UP)
+    run = make_run()
+    done = train(run, ranks=2, script=script, environment={"DEATH": death})
+    assert done.returncode == 1
+    assert "nothing is lost" not in done.stdout
+    assert outcome(run) == death
+
+
+@pytest.mark.parametrize("death", ["early", "lost"])
+def test_a_group_restarted_before_it_obeyed_resume_obeys_it(
+    make_run: Callable[..., Path], tmp_path: Path, death: str
+) -> None:
+    script = tmp_path / "dying.py"
+    script.write_text(DYING_IN_START_UP)
+    run = make_run()
+    assert train(run, ranks=2).returncode == 0
+    environment = {"DEATH": death, "PET_MAX_RESTARTS": "1"}
+    done = train(run, "--resume", "never", ranks=2, script=script, environment=environment)
+    assert done.returncode == 0, done.stderr
+    assert "--resume never: what earlier runs wrote is now in" in done.stdout
+    assert len(metrics(run, "train_loss")) == 8
+
+
+def test_a_killed_rank_ends_the_job_and_nothing_is_saved(make_run: Callable[..., Path]) -> None:
+    run = make_run(**LONG | {"checkpoint_interval": 1000})
+    process = start(run, ranks=2)
+    wait_for_step(run, 5, process)
+    kill(children(process)[-1])
+    _, errors = process.communicate(timeout=180)
+    assert process.returncode == 1
+    assert "Signal 9 (SIGKILL)" in errors
+    assert not (run / "checkpoints").exists()
+    assert outcome(run) == "lost"
+
+
+FAILING_RANK = """
+import train
+from training import loop, step
+
+plain = step.train_step
+
+
+def failing(state, settings, ranks, number, next_batch):
+    if number == 2 and ranks.rank == 1:
+        raise RuntimeError("rank one broke")
+    return plain(state, settings, ranks, number, next_batch)
+
+
+loop.train_step = failing
+train.leave(train.main())
+"""
+
+
+def test_the_first_traceback_is_visible_and_no_rank_waits(make_run: Callable[..., Path], tmp_path: Path) -> None:
+    script = tmp_path / "failing.py"
+    script.write_text(FAILING_RANK)
+    done = train(make_run(), ranks=2, script=script)
+    assert done.returncode == 1
+    first = done.stderr.index("Traceback (most recent call last)")
+    assert "RuntimeError: rank one broke" in done.stderr[first : first + 3000]

@@ -1,0 +1,115 @@
+"""Resume: which checkpoint a run continues from, what it keeps, and that the bits are those of a run without a stop."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.conftest import metrics, seal_again, train
+from tests.training.supervision.runs import assert_same_weights
+from training.checkpoints.directory import verify
+
+
+def test_stopped_and_resumed_equals_straight_to_the_bit(make_run: Callable[..., Path]) -> None:
+    straight, stopped = make_run("straight"), make_run("stopped")
+    assert train(straight).returncode == 0
+    assert train(stopped, "--max-steps", "3").returncode == 0
+    done = train(stopped)
+    assert done.returncode == 0
+    assert "resuming from" in done.stdout
+    assert metrics(stopped, "train_loss") == metrics(straight, "train_loss")
+    assert metrics(stopped, "grad_norm") == metrics(straight, "grad_norm")
+    assert metrics(stopped, "validation_loss")[8] == metrics(straight, "validation_loss")[8]
+    assert_same_weights(stopped, straight)
+
+
+def test_a_finished_run_says_so_and_can_start_anew_without_losing_anything(make_run: Callable[..., Path]) -> None:
+    run = make_run()
+    assert train(run).returncode == 0
+    again = train(run)
+    assert again.returncode == 0
+    assert "the run is complete: 8 steps, best validation loss" in again.stdout
+    before = (run / "metrics.jsonl").read_text()
+    anew = train(run, "--resume", "never", "--max-steps", "1")
+    assert anew.returncode == 0
+    [archive] = (run / "archive").iterdir()
+    assert (archive / "metrics.jsonl").read_text() == before
+    assert verify(archive / "checkpoints" / "latest") is None
+    assert list(metrics(run, "train_loss")) == [1]
+
+
+def test_newest_checkpoints_and_the_best_are_kept(make_run: Callable[..., Path]) -> None:
+    # A learning rate that ruins the model after the first checkpoints makes an early one the best.
+    run = make_run(checkpoint_interval=1, keep_checkpoints=2, learning_rate=0.5, warmup_period_percent=50)
+    assert train(run).returncode == 0
+    losses = metrics(run, "validation_loss")
+    best = min(range(1, 9), key=losses.__getitem__)
+    checkpoints = run / "checkpoints"
+    names = {f"step-{step:08d}" for step in (best, 7, 8)}
+    assert {path.name for path in checkpoints.iterdir()} == names | {"best", "latest"}
+    assert (checkpoints / "best").readlink().name == f"step-{best:08d}"
+    assert (checkpoints / "latest").readlink().name == "step-00000008"
+    assert json.loads((checkpoints / "best" / "state.json").read_text())["validation_loss"] == losses[best]
+
+
+def test_a_checkpoint_that_is_not_there_is_refused_with_those_that_are(make_run: Callable[..., Path]) -> None:
+    run = make_run()
+    assert train(run).returncode == 0
+    named = train(run, "--resume", "step-00000009")
+    assert named.returncode == 1
+    assert "no such checkpoint; there are best, latest, step-00000004, step-00000008" in named.stderr
+
+
+def test_resuming_by_name_makes_that_checkpoint_the_newest(make_run: Callable[..., Path]) -> None:
+    run = make_run(checkpoint_interval=2)
+    assert train(run).returncode == 0
+    done = train(run, "--resume", "step-00000004", "--max-steps", "5")
+    assert done.returncode == 0, done.stderr
+    assert "--resume step-00000004: later checkpoints are now in" in done.stdout
+    [archive] = (run / "archive").iterdir()
+    assert {path.name for path in (archive / "checkpoints").iterdir()} == {"step-00000006", "step-00000008"}
+    again = train(run)
+    assert "at step 5 of 8" in again.stdout
+    assert list(metrics(run, "train_loss")) == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+def test_resuming_from_a_copy_that_was_kept_makes_it_the_newest(make_run: Callable[..., Path]) -> None:
+    run = make_run(checkpoint_interval=2, keep_checkpoints=1, validation_interval=None)
+    assert train(run, "--max-steps", "2").returncode == 0
+    checkpoints = run / "checkpoints"
+    shutil.copytree(checkpoints / "step-00000002", checkpoints / "keep-me")
+    assert train(run).returncode == 0
+    assert not (checkpoints / "step-00000002").exists()
+    done = train(run, "--resume", "keep-me", "--max-steps", "3")
+    assert done.returncode == 0, done.stderr
+    assert "at step 3 of 8" in train(run).stdout
+    assert (checkpoints / "keep-me").is_dir()
+
+
+def test_a_copy_takes_the_place_of_what_has_its_steps_name(make_run: Callable[..., Path]) -> None:
+    run = make_run(checkpoint_interval=2, validation_interval=None)
+    assert train(run, "--max-steps", "2").returncode == 0
+    checkpoints = run / "checkpoints"
+    shutil.copytree(checkpoints / "step-00000002", checkpoints / "keep-me")
+    assert train(run, "--resume", "never", "--set", "learning_rate=0.02", "--max-steps", "2").returncode == 0
+    [kept] = (run / "archive").glob("*/checkpoints/keep-me")
+    shutil.copytree(kept, checkpoints / "keep-me")
+    other = (checkpoints / "step-00000002" / "manifest.json").read_text()
+    done = train(run, "--resume", "keep-me", "--max-steps", "2")
+    assert done.returncode == 0, done.stderr
+    wanted = (kept / "manifest.json").read_text()
+    assert (checkpoints / "step-00000002" / "manifest.json").read_text() == wanted != other
+    moved = {path.read_text() for path in (run / "archive").glob("*/checkpoints/step-00000002/manifest.json")}
+    assert moved == {wanted, other}  # the first run's, archived with it, and the one whose place was taken
+
+
+def test_a_checkpoint_of_another_version_is_refused_in_one_line(make_run: Callable[..., Path]) -> None:
+    run = make_run()
+    assert train(run, "--max-steps", "1").returncode == 0
+    path = run / "checkpoints" / "latest"
+    state = json.loads((path / "state.json").read_text())
+    (path / "state.json").write_text(json.dumps(state | {"format": 1}))
+    seal_again(path)
+    done = train(run)
+    assert done.returncode == 1
+    assert "state.json: got format 1, wanted 3: another version of Lockstep wrote it" in done.stderr

@@ -1,0 +1,82 @@
+"""Heartbeats as one rank sees them: the last beat of every rank, and which ranks have gone silent."""
+
+import json
+from typing import Literal
+
+import attrs
+
+SILENT_POLLS = 2  # a poll may fall between two beats; more are worth a word
+
+# Why a rank leaves, in its last beats. "cut off": a collective failed, because another rank is gone or stuck.
+Departure = Literal["done", "asked to stop", "failed", "cut off"]
+
+
+@attrs.frozen(kw_only=True)
+class Beat:
+    """One heartbeat of a rank."""
+
+    count: int  # beats so far
+    departure: Departure | None  # None: the rank stays
+    host: str
+    node: str | None  # of torchrun's: ranks of one node can send each other signals; host names may repeat
+    pid: int
+    step: int | None  # None: before the first
+    place: str  # line of code
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> "Beat":
+        """Return the beat that `to_json` has written."""
+        return cls(**json.loads(text))
+
+    def to_json(self) -> str:
+        """Return the beat as JSON."""
+        return json.dumps(attrs.asdict(self))
+
+    def position(self) -> str:
+        """Return where the rank is: step and line of code."""
+        where = f"{'starting up' if self.step is None else f'at step {self.step}'} in {self.place}"
+        return where if self.departure is None else f"{self.departure} {where}"
+
+
+class Beats:
+    """The last beat of every rank. Silence is counted in polls, not by the clock: a laptop that sleeps loses nobody."""
+
+    def __init__(self, world_size: int, poll_seconds: float):
+        self.last: dict[int, Beat] = {}
+        self._poll_seconds = poll_seconds
+        self._silent_polls = [0] * world_size
+
+    def observe(self, rank: int, beat: Beat) -> None:
+        """Take what a poll found of a rank: a new beat, or the same as before."""
+        before = self.last.get(rank)
+        silent = before is not None and beat.count == before.count and beat.departure != "done"
+        self._silent_polls[rank] = self._silent_polls[rank] + 1 if silent else 0
+        self.last[rank] = beat
+
+    def lost(self, patience: int) -> list[int]:
+        """Return the silent ranks once one has been silent for `patience` polls; before that, none."""
+        if max(self._silent_polls) < patience:
+            return []
+        return [rank for rank, polls in enumerate(self._silent_polls) if polls > patience / 2]
+
+    def departed(self, *departures: Departure) -> bool:
+        """Tell whether any rank has left for one of these reasons."""
+        return any(beat.departure in departures for beat in self.last.values())
+
+    def describe_silence(self, rank: int) -> str:
+        """Return that a rank is silent, for how long, and where it was last."""
+        beat, seconds = self.last[rank], self._silent_polls[rank] * self._poll_seconds
+        return (
+            f"rank {rank} ({beat.host}, pid {beat.pid}) has not answered for {seconds:.0f} s, "
+            f"last seen {beat.position()}"
+        )
+
+    def report(self) -> list[str]:
+        """Return where each rank is, a line each."""
+        lines = []
+        for rank, beat in sorted(self.last.items()):
+            polls = self._silent_polls[rank]
+            silent = polls > SILENT_POLLS and beat.departure is None
+            silence = f", silent for {polls * self._poll_seconds:.0f} s" if silent else ""
+            lines.append(f"rank {rank} ({beat.host}, pid {beat.pid}{silence}): {beat.position()}")
+        return lines

@@ -1,0 +1,126 @@
+"""Supervision of a training process: requests to stop, loss of a rank, run lock, exit record, exit status.
+
+Phases: start (before torch is imported, until the ranks have met), preparation (until there is something to save),
+training.
+
+Requests to stop may come on any rank. In training they are noted: before each step and inside a validation all ranks
+agree (stop_request.py), and one rank's request makes all of them save and end as "stopped".
+
+| request                            | in start             | in preparation                        | in training |
+|------------------------------------|----------------------|---------------------------------------|-------------|
+| SIGTERM, SIGINT, SIGUSR1, SIGHUP   | end at once:         | ask the others' heartbeats (3 s), end | noted       |
+| (signals.py)                       | "stopped", not final | "lost" or "error" as they tell, else  |             |
+|                                    |                      | "stopped"                             |             |
+| torchrun is gone (heartbeat.py)    | end: "lost"          | end at once: status 1, no record      | noted       |
+| budget used up (planning/budget.py)|                      |                                       | noted       |
+
+A signal may be torchrun's own, sent to the others after one rank's death. In start a rank cannot tell, so the record is
+not final: a group of ranks that torchrun restarts goes on. After a final "stopped" or "diverged" it ends again at once.
+
+Loss of a rank; nothing is saved. A process that dies: torchrun ends the others, by SIGTERM. One that freezes has no
+heartbeats: the others end as "lost". One that hangs makes a collective of the others time out: they print where every
+rank is, and end as "lost".
+
+Files, written by rank 0 of a command that trains. `.lock` (run_lock.py): held from start until the process is dead;
+names the job, and that --resume is done, for a restarted group. `exit.json` (exit_record.py): removed at the start,
+written once, at the end; a job that was killed leaves none.
+
+| outcome  | status | when                                                                     |
+|----------|--------|--------------------------------------------------------------------------|
+| done     | 0      | last step, or that of --max-steps                                        |
+| error    | 1      | invalid input or an exception, on any rank                               |
+| lost     | 1      | another rank was killed, froze or hung                                   |
+| diverged | 3      | loss or gradient not finite, or a spike                                  |
+| stopped  | 75     | a request, with a checkpoint of the last step; before the first, without |
+"""
+
+import os
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from common.errors import EXIT_ERROR, EXIT_STOPPED, BadInput
+from training.supervision.exit_record import LOST, ExitRecord, final_status
+from training.supervision.run_lock import RunLock, take_run_lock
+from training.supervision.signals import receive_signals
+
+if TYPE_CHECKING:
+    from training.supervision.heartbeat import Heartbeat
+
+
+class Supervision:
+    """Supervision of this process; one object a process. Needs no torch until the ranks meet."""
+
+    def __init__(self, run_directory: Path | None):
+        """Receive signals, then lock the run directory; None on ranks other than 0 and for commands that do not train.
+
+        Raises BadInput when another job has locked it.
+        """
+        self.stop_asked = threading.Event()
+        self.earlier_status: int | None = None  # final one of an earlier group of this job: end with it again
+        self._lock, self._exit_record = RunLock(), ExitRecord(None)
+        self._heartbeat: Heartbeat | None = None  # since the ranks have met
+        self._training = False
+        receive_signals(self._on_signal)
+        if run_directory is None:
+            return
+        self._lock = take_run_lock(run_directory)
+        self.earlier_status = final_status(run_directory) if self._lock.restarted else None
+        if self.earlier_status is None:
+            self._exit_record = ExitRecord(run_directory)
+            self._lock.write_job()
+
+    def join(self, device: str | None, timeout_seconds: int) -> "Heartbeat":
+        """Meet the other ranks; return this rank's heartbeat. Raises BadInput, on this rank alone, without torchrun."""
+        import torch.distributed as dist
+
+        from training.parallel.process_group import start
+        from training.supervision.heartbeat import Heartbeat
+
+        try:
+            ranks = start(device, timeout_seconds)
+            self._heartbeat = Heartbeat(
+                ranks, timeout_seconds, on_lost=self._end_as_lost, on_orphaned=self._on_orphaned
+            )
+        except dist.DistError as error:
+            self._end_as_lost()
+            raise BadInput("torchrun is gone, or does not answer; run the same command again", alone=True) from error
+        return self._heartbeat
+
+    @property
+    def resumed(self) -> bool:
+        """True where an earlier group of this job has done what --resume asked. Rank 0's."""
+        return self._lock.resumed
+
+    def resume_done(self) -> None:
+        """Note for later groups of this job that what --resume asked is done."""
+        self._lock.write_resumed()
+
+    def begin_training(self) -> None:
+        """From now on, only note requests to stop."""
+        self._training = True
+
+    def end(self, status: int) -> None:
+        """Write the exit record, unless it is written."""
+        self._exit_record.write(status)
+
+    def _end_as_lost(self) -> None:
+        self._exit_record.write(EXIT_ERROR, LOST)
+
+    def _on_orphaned(self) -> None:
+        if not self._training:
+            os._exit(EXIT_ERROR)
+        self.stop_asked.set()
+
+    def _on_signal(self, name: str) -> None:
+        self.stop_asked.set()
+        if self._training:
+            return
+        outcome = None if self._heartbeat is None else self._heartbeat.announce_stop()
+        if outcome is not None:
+            self._exit_record.write(EXIT_ERROR, outcome)
+            os._exit(EXIT_ERROR)
+        self._exit_record.write(EXIT_STOPPED, final=self._heartbeat is not None)
+        if self._lock.file is not None:  # rank 0 speaks for all
+            print(f"train.py: {name} before the first step: nothing is lost; the same command continues", flush=True)
+        os._exit(EXIT_STOPPED)
