@@ -106,7 +106,7 @@ def predictions(run: "Run", gpus: "list[Gpu]", world_size: int) -> list[str]:
     from training.planning.memory_model import CALIBRATION, GIB, gpu_bytes, largest_microbatch, predict, remedies
 
     check_world_size(run, world_size)
-    size, model, thrift, notes = run.train.microbatch_size, run.model, run.train.thrift, []
+    size, model, thrift, notes = run.train.batch.microbatch_size, run.model, run.train.thrift, []
     kinds = ("ddp", "fsdp") if world_size > 1 and not thrift.muon else ("ddp",)
     usable_bytes = {printable(gpu.name): gpu_bytes(gpu) for gpu in gpus}
     rows = [f"{'GPU':<14} {'GiB':>6}  {'parallel':<8}  {f'peak at {size}':>12}  {'largest':>7}  keeps the global batch"]
@@ -122,12 +122,13 @@ def predictions(run: "Run", gpus: "list[Gpu]", world_size: int) -> list[str]:
             if largest is None:
                 advice = remedies(model, kind, world_size, usable, muon=thrift.muon)
                 notes.append(f"{gpu}, {kind}: not even one sequence fits; {advice}")
-    if run.train.precision == "fp32" or run.train.compile is False:
+    if run.train.execution.precision == "fp32" or run.train.execution.compile is False:
         notes.append(f"{run.directory / 'train.json'}: precision fp32 and compile false hold more than predicted here")
-    parts = predict(model, run.train.parallel, world_size, size, thrift)
+    parts = predict(model, run.train.execution.parallel, world_size, size, thrift)
     listed = ", ".join(f"{name} {size_bytes / GIB:.2f}" for name, size_bytes in attrs.asdict(parts).items())
     return [
-        f"{run.directory}: on each of {world_size} ranks, at micro-batch {size}, {run.train.parallel}, GiB: {listed}",
+        f"{run.directory}: on each of {world_size} ranks, at micro-batch {size}, {run.train.execution.parallel}, GiB: "
+        + listed,
         *rows,
         *notes,
         f"{CALIBRATION}; bf16, compiled, determinism off",

@@ -162,7 +162,7 @@ def main() -> int:
     except Exception:  # noqa: BLE001  # record has kept it for torchrun; printed here, because leave() prints nothing
         traceback.print_exc()
         status = EXIT_ERROR
-    supervision.end(status)
+    supervision.exit_record.write(status)
     return status
 
 
@@ -221,7 +221,7 @@ def train(arguments: argparse.Namespace, supervision: Supervision, began: float)
 
 def out_of_memory(run: "Run", *, gpu: bool) -> str:
     """Return the out-of-memory error as one line, with what to do."""
-    size = run.train.microbatch_size
+    size = run.train.batch.microbatch_size
     smaller = next((n for n in range(size - 1, 0, -1) if size % n == 0), None)
     advice = f"try --set microbatch_size={smaller}, or find_batch_size.py"
     if smaller is None:

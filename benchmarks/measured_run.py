@@ -33,11 +33,12 @@ from training.exactness.fingerprint import attention_backends, resolve_numerics
 from training.exactness.levels import set_determinism
 from training.hardware.environment import environment, git_commit, peak_flops, peak_memory_bytes
 from training.job import Job
-from training.parallel.process_group import Ranks, start, stop
+from training.parallel.process_group import Ranks, stop
 from training.planning.budget import Budget
 from training.state import StepSettings, TrainState
 from training.supervision.heartbeat import Heartbeat
 from training.supervision.stop_request import StopRequest
+from training.supervision.supervision import Supervision
 from training.telemetry.time_ledger import TimeLedger
 
 UNMEASURED_STEPS = 2  # in a process's first two steps DDP holds a second copy of the gradients
@@ -95,8 +96,8 @@ def main() -> int:
     loop.Saver = Unsaved  # type: ignore[attr-defined,assignment]
     try:
         run = load_run(arguments.run, [])
-        ranks = start(None, run.train.timeout_seconds)
-        with Heartbeat(ranks, run.train.timeout_seconds) as heartbeat:
+        with Supervision(None).join(None, run.train.timeout_seconds) as heartbeat:
+            ranks = heartbeat.ranks
             result = _measure(run, ranks, heartbeat, arguments)
         stop()
     except BadInput as error:
@@ -105,7 +106,9 @@ def main() -> int:
     except Exception as error:
         if not is_memory_error(error):
             raise
-        print(f"train_speed.py: micro-batch {run.train.microbatch_size} does not fit; pass a smaller --microbatch")
+        print(
+            f"train_speed.py: micro-batch {run.train.batch.microbatch_size} does not fit; pass a smaller --microbatch"
+        )
         return EXIT_ERROR
     if ranks.coordinates:
         arguments.result.write_text(json.dumps(result))
@@ -116,10 +119,10 @@ def _measure(run: Run, ranks: Ranks, heartbeat: Heartbeat, arguments: argparse.N
     token_set = open_tokens(run, None, ranks, follow=False)
     plan = make_plan(run, ranks.world_size, token_set.lengths)
     numerics = resolve_numerics(run, plan, ranks)
-    set_determinism(numerics.determinism, run.train.cpu_threads, ranks)
+    set_determinism(numerics.determinism, run.train.execution.cpu_threads, ranks)
     matmul = _matmul_flops(ranks, numerics.precision)
     state, settings = make_state(make_network(run), run, plan, numerics, ranks), make_settings(run, plan, numerics)
-    size = run.train.microbatch_size
+    size = run.train.batch.microbatch_size
     trials = sorted({-(-size // 2), size}) if arguments.memory else []
     peaks = {trial: _peak_bytes(state, settings, ranks, trial) for trial in trials}
     clock = Clock(ranks, plan.steps - 1, arguments.deadline)

@@ -30,7 +30,8 @@ import torch
 from training.batch_finder.worker import take_steps
 from training.build import make_network, make_settings, make_state
 from training.config.batch_plan import make_plan
-from training.config.train_config import OPTIMIZERS, load_run
+from training.config.key_groups import OPTIMIZERS
+from training.config.train_config import load_run
 from training.exactness.fingerprint import resolve_numerics
 from training.exactness.levels import set_determinism
 from training.hardware.environment import cpu_name, git_commit
@@ -190,7 +191,7 @@ def _step_seconds(folder: Path, arguments: argparse.Namespace) -> dict[str, floa
         run = load_run(_write_run(folder, arguments, optimizer=optimizer), [])
         plan = make_plan(run, 1)
         numerics = resolve_numerics(run, plan, ranks)
-        set_determinism(numerics.determinism, run.train.cpu_threads, ranks)
+        set_determinism(numerics.determinism, run.train.execution.cpu_threads, ranks)
         state = make_state(make_network(run), run, plan, numerics, ranks)
         built[optimizer] = state, make_settings(run, plan, numerics)
     seconds: dict[str, list[float]] = {optimizer: [] for optimizer in OPTIMIZERS}

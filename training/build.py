@@ -55,26 +55,26 @@ def _train(run: Run, options: Options, ledger: TimeLedger, supervision: Supervis
     ranks = heartbeat.ranks
     with ledger.start_up():
         _say(ranks, list(run.notices))
-        if ranks.device.type == "cuda" and run.train.compile is not False:
+        if ranks.device.type == "cuda" and run.train.execution.compile is not False:
             together(ranks, check_compiler)
         token_set = open_tokens(run, options.token_files, ranks, follow=options.follow)
         plan = make_plan(run, ranks.world_size, token_set.lengths)
         check_steps(run, plan)
         token_set = check_tokens(run, plan, token_set, ranks)
         numerics = resolve_numerics(run, plan, ranks)
-        set_determinism(numerics.determinism, run.train.cpu_threads, ranks)
+        set_determinism(numerics.determinism, run.train.execution.cpu_threads, ranks)
         _say(ranks, _introduction(run, plan, numerics, ranks))
         state = make_state(make_network(run), run, plan, numerics, ranks)
         settings = make_settings(run, plan, numerics)
         job = _make_job(run, plan, token_set, numerics, ranks, options, supervision.stop_asked)
         if options.replay is not None:
             return _replay(job, options, state, settings, ranks)
-        if from_coordinator(ranks, lambda: supervision.resumed):
+        if from_coordinator(ranks, lambda: supervision.run_lock.resumed):
             options = attrs.evolve(
                 options, resume="auto"
             )  # this job has done what --resume asks; torchrun restarted it
         changes = _resume(job, options, state, ranks)
-        supervision.resume_done()
+        supervision.run_lock.write_resumed()
         ledger.earlier = from_coordinator(ranks, lambda: read_earlier(run.directory, state.position.elapsed_seconds))
         if state.position.step >= job.last_step:
             _say(ranks, [_nothing_to_do(run, plan, state.position)])
@@ -91,7 +91,7 @@ def _train(run: Run, options: Options, ledger: TimeLedger, supervision: Supervis
     try:
         finished = loop.train(changes)
         status = EXIT_DONE if finished else EXIT_STOPPED
-        supervision.end(status)  # the chart may take longer than torchrun waits
+        supervision.exit_record.write(status)  # the chart may take longer than torchrun waits
         if loop.chart is not None:
             drawn = loop.chart.finish()
     finally:
@@ -111,7 +111,8 @@ def _check_metrics(run: Run) -> list[str]:
 def _introduction(run: Run, plan: Plan, numerics: Numerics, ranks: Ranks) -> list[str]:
     compiled = {False: "not compiled", True: "compiled", "model": "compiled as one graph"}[numerics.compiled]
     name = torch.cuda.get_device_name(ranks.device) if ranks.device.type == "cuda" else "CPU"
-    wrapper = run.train.parallel if ranks.world_size > 1 or run.train.parallel == "fsdp" else "one process"
+    parallel = run.train.execution.parallel
+    wrapper = parallel if ranks.world_size > 1 or parallel == "fsdp" else "one process"
     how = f"{wrapper}, {numerics.precision}, {compiled}, determinism {numerics.determinism}"
     lines = [f"{run.directory}: {ranks.world_size} x {name}, {how}", *describe(run, plan)]
     visible = torch.cuda.device_count() if ranks.device.type == "cuda" else 0
@@ -125,7 +126,8 @@ def _introduction(run: Run, plan: Plan, numerics: Numerics, ranks: Ranks) -> lis
 
 def make_network(run: Run) -> GPT:
     """Return the initialized network of a run, on the CPU."""
-    network = GPT(run.model, recompute_blocks=run.train.recompute_blocks, loss_chunks=run.train.loss_chunks)
+    memory = run.train.memory
+    network = GPT(run.model, recompute_blocks=memory.recompute_blocks, loss_chunks=memory.loss_chunks)
     initialize(network, run.train.random_seed)
     return network
 
@@ -135,13 +137,13 @@ def make_state(network: GPT, run: Run, plan: Plan, numerics: Numerics, ranks: Ra
     # Matrix products that autocast leaves in fp32 may use TF32; a run that asks for fp32 gets fp32.
     torch.set_float32_matmul_precision("highest" if numerics.precision == "fp32" else "high")
     use_attention(run, numerics, ranks)
-    wrapping = Wrapping(kind=run.train.parallel, compiled=numerics.compiled, determinism=numerics.determinism)
+    wrapping = Wrapping(kind=run.train.execution.parallel, compiled=numerics.compiled, determinism=numerics.determinism)
     parallel = Parallel(network, wrapping, plan.layout, ranks)
     return TrainState(
         parallel=parallel,
-        optimizer=Optimizer(parallel.named_parameters(), run.train, ranks.device),
+        optimizer=Optimizer(parallel.named_parameters(), run.train.optimization, ranks.device),
         loss_scale=LossScale(numerics.precision, ranks.device),
-        guard=Guard(ranks, run.train),
+        guard=Guard(ranks, run.train.spikes),
     )
 
 
@@ -153,7 +155,7 @@ def make_settings(run: Run, plan: Plan, numerics: Numerics) -> StepSettings:
         numerics=numerics,
         drop_rate=run.model.drop_rate,
         seed=run.train.random_seed,
-        clipping_max_norm=run.train.clipping_max_norm,
+        clipping_max_norm=run.train.optimization.clipping_max_norm,
     )
 
 
@@ -215,7 +217,7 @@ def _make_job(  # noqa: PLR0913, PLR0917
 ) -> Job:
     validation, held_out = None, token_set.validation
     if held_out is not None and held_out.validation is not None:
-        validation = Validation(held_out.validation, run.train.start_val_token, plan.validation_sequences)
+        validation = Validation(held_out.validation, run.train.validation.start_val_token, plan.validation_sequences)
     return Job(
         run=run,
         plan=plan,

@@ -33,14 +33,15 @@ from training.telemetry.time_ledger import Remaining, TimeLedger
 
 def validation_due(job: Job, step: int) -> bool:
     """Tell whether to validate after `step` updates: at intervals, before a run's first step, with each checkpoint."""
-    if job.run.train.validation_interval is None:
+    interval = job.run.train.validation.validation_interval
+    if interval is None:
         return False
-    return step % job.run.train.validation_interval == 0 or checkpoint_due(job, step)
+    return step % interval == 0 or checkpoint_due(job, step)
 
 
 def checkpoint_due(job: Job, step: int) -> bool:
     """Tell whether to save after `step` updates: at intervals and at the end."""
-    return step > 0 and (step % job.run.train.checkpoint_interval == 0 or step == job.last_step)
+    return step > 0 and (step % job.run.train.checkpoints.checkpoint_interval == 0 or step == job.last_step)
 
 
 class Loop:
@@ -59,7 +60,8 @@ class Loop:
         streams = [source.stream for source in job.reading.sources]
         streams += [] if job.validation is None else [job.validation.stream]
         self.token_watch = TokenWatch(streams, job.token_digests)
-        self.saver = Saver(job.run.directory / "checkpoints", job.run.train.keep_checkpoints, state, ranks, job.config)
+        keep = job.run.train.checkpoints.keep_checkpoints
+        self.saver = Saver(job.run.directory / "checkpoints", keep, state, ranks, job.config)
         self._save_seconds = expected_save_seconds(job.run.model)
         self.stop_request = StopRequest(ranks, job.stop_asked, self._budget_reached)
         self._best = (position.best_step, position.best_validation_loss)  # of what is on the disk
@@ -332,7 +334,8 @@ class Loop:
 
     def _remaining(self) -> Remaining:
         first, last = self.state.position.step, self.job.last_step  # what is due at this step comes after it was logged
-        every, validate_every = self.job.run.train.checkpoint_interval, self.job.run.train.validation_interval
+        every = self.job.run.train.checkpoints.checkpoint_interval
+        validate_every = self.job.run.train.validation.validation_interval
         return Remaining(
             steps=last - first,
             validations=0 if validate_every is None else count_due(first, last, every, validate_every),

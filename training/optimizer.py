@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from training.config.train_config import TrainConfig
+from training.config.key_groups import OptimizationOptions
 
 ADAMW_MOMENTS, MUON_MOMENTS = ("exp_avg", "exp_avg_sq"), ("momentum_buffer",)  # torch's names
 
@@ -20,7 +20,7 @@ class Optimizer:
     `moments` has the state that travels in checkpoints, by torch's name of the moment and the parameter's name.
     """
 
-    def __init__(self, parameters: dict[str, nn.Parameter], config: TrainConfig, device: torch.device):
+    def __init__(self, parameters: dict[str, nn.Parameter], config: OptimizationOptions, device: torch.device):
         matrices = _block_matrices(parameters) if config.optimizer == "muon" else {}
         others = {name: parameter for name, parameter in parameters.items() if name not in matrices}
         self.moments: dict[str, dict[str, Tensor]] = {}
@@ -75,7 +75,9 @@ def _block_matrices(parameters: dict[str, nn.Parameter]) -> dict[str, nn.Paramet
     }
 
 
-def _make_adamw(parameters: dict[str, nn.Parameter], config: TrainConfig, device: torch.device) -> torch.optim.AdamW:
+def _make_adamw(
+    parameters: dict[str, nn.Parameter], config: OptimizationOptions, device: torch.device
+) -> torch.optim.AdamW:
     """Return AdamW. Biases and LayerNorm gains, which have one dimension, do not decay."""
     decayed = [parameter for parameter in parameters.values() if parameter.dim() >= 2]
     others = [parameter for parameter in parameters.values() if parameter.dim() < 2]
@@ -87,7 +89,7 @@ def _make_adamw(parameters: dict[str, nn.Parameter], config: TrainConfig, device
     return torch.optim.AdamW(groups, lr=config.learning_rate, betas=(config.adam_beta1, config.adam_beta2), **kernel)
 
 
-def _make_muon(matrices: dict[str, nn.Parameter], config: TrainConfig) -> torch.optim.Muon:
+def _make_muon(matrices: dict[str, nn.Parameter], config: OptimizationOptions) -> torch.optim.Muon:
     return torch.optim.Muon(
         list(matrices.values()),
         lr=config.learning_rate,

@@ -10,7 +10,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from training.config.train_config import TrainConfig
+from training.config.key_groups import SpikeOptions
 from training.parallel.process_group import Ranks, gather
 
 MEASURED = ("loss", "gradient norm")  # what a step is judged by: the rows of every (2, ...) tensor here
@@ -50,10 +50,10 @@ class Guard:
     Bad is a step that is not finite or, with `on_spike` "stop", a spike.
     """
 
-    def __init__(self, ranks: Ranks, config: TrainConfig):
+    def __init__(self, ranks: Ranks, options: SpikeOptions):
         self._ranks = ranks
-        self._on_spike = config.on_spike
-        self._window = None if config.on_spike is None else SpikeWindow(config, ranks.device)
+        self._on_spike = options.on_spike
+        self._window = None if options.on_spike is None else SpikeWindow(options, ranks.device)
         self._skips_told = 0
         self._first_bad = torch.tensor(-1, device=ranks.device)  # step, of the whole job
         self._own_loss_bad = torch.tensor(False, device=ranks.device)
@@ -121,9 +121,9 @@ class Guard:
 class SpikeWindow:
     """Losses and gradient norms of the last finite steps, spikes included, so that a level that lasts is learned."""
 
-    def __init__(self, config: TrainConfig, device: torch.device):
-        self._size = config.spike_window  # steps
-        self._zscore = config.spike_zscore
+    def __init__(self, options: SpikeOptions, device: torch.device):
+        self._size = options.spike_window  # steps
+        self._zscore = options.spike_zscore
         self._positions = torch.arange(self._size, device=device)
         self._rows = torch.arange(len(MEASURED), dtype=torch.float64, device=device)
         self._values = torch.zeros(len(MEASURED), self._size, dtype=torch.float64, device=device)  # the newest last

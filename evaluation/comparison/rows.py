@@ -13,10 +13,9 @@ from evaluation.shared.intervals import CONFIDENCE
 from evaluation.shared.load import ModelLocation, home_of
 from evaluation.shared.measure import EvaluationResult
 from evaluation.shared.results import read_results
-from model.config import ModelConfig
 from training.checkpoints import directory as checkpoint
 from training.checkpoints.compatibility import listed
-from training.config.train_config import PLUMBING_KEYS, TrainConfig
+from training.config.train_config import KEYS, PLUMBING_KEYS
 from training.telemetry.metrics_log import EVALUATIONS
 
 # Keys of train.json that the recipe holds as resolved: which tokens these are, how many updates, of how many sequences.
@@ -129,15 +128,15 @@ def _recipe(state: dict[str, Any], position: int | str) -> str:
     """Return all that changes a result but for rounding, the seed apart."""
     config = state["config"]
     values = {  # with what a key means that an older version did not know
-        kind: {field.name: config[name].get(field.name, field.default) for field in attrs.fields(kind)}
-        for name, kind in (("model", ModelConfig), ("train", TrainConfig))
+        section: {key: config[section].get(key, definition.default) for key, definition in keys.items()}
+        for section, keys in KEYS.items()
     }
     not_recipe = {*PLUMBING_KEYS, *RESOLVED_KEYS, "random_seed"}
-    train = {key: value for key, value in values[TrainConfig].items() if key not in not_recipe}
+    train = {key: value for key, value in values["train"].items() if key not in not_recipe}
     precision = config.get("numerics", {}).get("precision", config["train"].get("precision"))
     steps = [position, config["steps"]]
     tokens = [_identity(stream) for stream in listed(config.get("train_stream") or [])]
-    known = [values[ModelConfig], train, precision, config["global_batch_size"], steps, config.get("shares"), tokens]
+    known = [values["model"], train, precision, config["global_batch_size"], steps, config.get("shares"), tokens]
     return json.dumps(known, sort_keys=True)
 
 

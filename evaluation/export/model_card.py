@@ -11,7 +11,7 @@ from model.config import ModelConfig, parameter_count
 from tokens.hub.download import hub_name
 from training.checkpoints import directory as checkpoint
 from training.checkpoints.compatibility import listed
-from training.config.train_config import OPTIMIZERS
+from training.config.key_groups import OPTIMIZERS
 from training.telemetry.metrics_log import read_metrics
 
 

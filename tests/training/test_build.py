@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -302,10 +301,8 @@ def test_what_changed_since_the_checkpoint_is_said(make_run: Callable[..., Path]
     assert "learning_rate was 0.01 at step-00000001 and is 0.02 now" in done.stdout
 
 
-def test_a_dry_run_needs_no_tokens_and_little_time() -> None:
-    began = time.monotonic()
+def test_a_dry_run_needs_no_tokens() -> None:
     done = train(ROOT / "runs" / "8xa100", "--dry-run", "--world-size", "8")
-    assert time.monotonic() - began < 10  # under 5 s on a quiet machine
     assert done.returncode == 0, done.stderr
     assert "124,439,808 parameters" in done.stdout
     assert "24,874 steps x 131,072 = 3,260,284,928 tokens" in done.stdout

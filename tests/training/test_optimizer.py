@@ -12,7 +12,8 @@ from model.config import ModelConfig
 from model.gpt import GPT, initialize
 from tests.conftest import TINY_MODEL, metrics, train
 from tests.training.checkpoints.test_directory import CRASH
-from training.config.train_config import Thrift, TrainConfig
+from training.config.key_groups import OptimizationOptions
+from training.config.train_config import Thrift
 from training.optimizer import Optimizer
 from training.planning.memory_model import predict
 
@@ -33,8 +34,7 @@ def make(**keys: Any) -> tuple[dict[str, torch.nn.Parameter], Optimizer]:
     generator = torch.Generator().manual_seed(0)
     for parameter in parameters.values():
         parameter.grad = torch.randn(parameter.shape, generator=generator)
-    config = TrainConfig(dataset="x", microbatch_size=1, **keys)
-    return parameters, Optimizer(parameters, config, torch.device("cpu"))
+    return parameters, Optimizer(parameters, OptimizationOptions(**keys), torch.device("cpu"))
 
 
 def state(parameters: dict[str, torch.nn.Parameter], optimizer: Optimizer) -> dict[str, torch.Tensor]:

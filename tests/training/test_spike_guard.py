@@ -12,14 +12,14 @@ from safetensors.torch import load_file, save_file
 
 from tests.conftest import metrics, seal_again, train
 from training.checkpoints.directory import verify
-from training.config.train_config import TrainConfig
+from training.config.key_groups import SpikeOptions
 from training.parallel.process_group import Ranks
 from training.spike_guard import Guard, SpikeWindow
 from training.telemetry.metrics_log import read_metrics
 
 
-def config(**keys: Any) -> TrainConfig:
-    return TrainConfig(**{"dataset": "x", "microbatch_size": 1, "on_spike": "skip", "spike_window": 4} | keys)
+def config(**keys: Any) -> SpikeOptions:
+    return SpikeOptions(**{"on_spike": "skip", "spike_window": 4} | keys)
 
 
 def window(*losses: float, **keys: Any) -> SpikeWindow:

@@ -23,7 +23,7 @@ def check_editable(run: Run, overrides: list[str]) -> None:
         raise BadInput(f'{path}: --write: wanted the key spelt "microbatch_size", without escapes')
     if overrides:
         raise BadInput(f"--write: got --set {overrides[0]} as well; put it into {path}, or leave out --write")
-    if run.train.global_batch_size is None:
+    if run.train.batch.global_batch_size is None:
         raise BadInput(
             f"{path}: --write keeps the global batch, wanted global_batch_size; without it the global batch follows "
             "the micro-batch: set it first"
@@ -32,7 +32,7 @@ def check_editable(run: Run, overrides: list[str]) -> None:
         ("gradient_accumulation_steps", "it is derived from global_batch_size; leave it out"),
         (
             "validation_batches",
-            f'it counts micro-batches; wanted "validation_sequences": {run.train.validation_sequences}',
+            f'it counts micro-batches; wanted "validation_sequences": {run.train.validation.validation_sequences}',
         ),
     ):
         if key in keys:

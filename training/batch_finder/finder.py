@@ -47,7 +47,7 @@ def report_largest(run: Run, overrides: list[str], device: str | None, processes
         raise BadInput(
             "no GPU here; --predict a100-40gb predicts for one, --device cpu tries the search on this machine"
         )
-    if device != "cpu" and run.train.compile is not False:
+    if device != "cpu" and run.train.execution.compile is not False:
         check_compiler()
     if write:
         check_editable(run, overrides)
@@ -85,7 +85,7 @@ def find(run: Run, team: Team) -> Found:
             if search.largest is None:
                 raise BadInput(
                     f"{run.directory}: not even one sequence of {run.model.context_length} tokens fits; "
-                    + remedies(run.model, run.train.parallel, team.world_size, muon=run.train.thrift.muon)
+                    + remedies(run.model, run.train.execution.parallel, team.world_size, muon=run.train.thrift.muon)
                 )
             winner = search.largest
             if _try(run, team, winner, CONFIRMING_STEPS)[1]:
@@ -124,10 +124,10 @@ def _try(run: Run, team: Team, size: int, steps: int) -> tuple[Verdict, list[Rep
 def _extra_sums(run: Run, world_size: int, size: int) -> int:
     """Return how many copies of the gradients a step holds that a trial's few micro-batches do not: one a doubling."""
     train = run.train
-    accumulation = train.gradient_accumulation_steps or 1
-    if train.global_batch_size is not None:
-        accumulation = train.global_batch_size // (size * world_size)
-    if train.determinism != "elastic":
+    accumulation = train.batch.gradient_accumulation_steps or 1
+    if train.batch.global_batch_size is not None:
+        accumulation = train.batch.global_batch_size // (size * world_size)
+    if train.execution.determinism != "elastic":
         return 0
     return max(0, accumulation.bit_length() - MICRO_STEPS["elastic"].bit_length())
 
@@ -153,7 +153,7 @@ def _guess(run: Run, world_size: int, reports: list[Report], size: int | None = 
     usable = [report.usable for report in reports if report.usable is not None]
     if not usable:
         return None
-    kind, scale = run.train.parallel, 1.0
+    kind, scale = run.train.execution.parallel, 1.0
     if size is not None:
         measured = max(report.allocated or 0 for report in reports)
         scale = measured / predict(run.model, kind, world_size, size, run.train.thrift).allocated
@@ -162,7 +162,7 @@ def _guess(run: Run, world_size: int, reports: list[Report], size: int | None = 
 
 
 def _summary(run: Run, world_size: int, found: Found) -> list[str]:
-    size, batch = found.microbatch_size, run.train.global_batch_size
+    size, batch = found.microbatch_size, run.train.batch.global_batch_size
     lines = []
     if not found.all_tried:
         lines.append("time was up: a larger one may fit")

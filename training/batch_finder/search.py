@@ -50,7 +50,7 @@ class Search:
 
 def check_world_size(run: Run, world_size: int) -> None:
     """Raise BadInput when the world size does not divide the run's global batch."""
-    batch = run.train.global_batch_size
+    batch = run.train.batch.global_batch_size
     if batch is not None and batch % world_size:
         raise BadInput(
             f"{run.directory / 'train.json'}: global_batch_size: got {batch}, wanted a multiple of the world size, "
@@ -64,7 +64,7 @@ def candidates(run: Run, world_size: int) -> list[int]:
     Raises BadInput when the world size does not divide it.
     """
     check_world_size(run, world_size)
-    batch = run.train.global_batch_size
+    batch = run.train.batch.global_batch_size
     if batch is None:
         sizes = [1]
         while sizes[-1] < LARGEST:
@@ -81,7 +81,10 @@ def divisors(count: int) -> list[int]:
 def keeping(run: Run, world_size: int, largest: int) -> int | None:
     """Return the largest micro-batch, up to one, that keeps the run's global batch, given or as it is now."""
     train = run.train
-    batch = train.global_batch_size or train.microbatch_size * (train.gradient_accumulation_steps or 1) * world_size
+    batch = (
+        train.batch.global_batch_size
+        or train.batch.microbatch_size * (train.batch.gradient_accumulation_steps or 1) * world_size
+    )
     if batch % world_size:
         return None
     return max((size for size in divisors(batch // world_size) if size <= largest), default=None)

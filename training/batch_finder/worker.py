@@ -139,13 +139,13 @@ def _report_error(store: Any, number: int, error: Exception) -> None:
 
 def _start(run: Run, device: str | None) -> tuple[TrainState, StepSettings, Ranks]:
     ranks = start(device, run.train.timeout_seconds)
-    train = attrs.evolve(run.train, global_batch_size=None, gradient_accumulation_steps=1, min_train_tokens=10**15)
+    train = run.train.replace(global_batch_size=None, gradient_accumulation_steps=1, min_train_tokens=10**15)
     run = attrs.evolve(run, train=train)
     numerics = resolve_numerics(run, make_plan(run, ranks.world_size), ranks)
-    run = attrs.evolve(run, train=attrs.evolve(train, gradient_accumulation_steps=MICRO_STEPS[numerics.determinism]))
-    set_determinism(numerics.determinism, train.cpu_threads, ranks)
+    run = attrs.evolve(run, train=train.replace(gradient_accumulation_steps=MICRO_STEPS[numerics.determinism]))
+    set_determinism(numerics.determinism, train.execution.cpu_threads, ranks)
     with ranks.device:  # any weights will do, and a GPU makes them in no time
-        network = GPT(run.model, recompute_blocks=train.recompute_blocks, loss_chunks=train.loss_chunks)
+        network = GPT(run.model, recompute_blocks=train.memory.recompute_blocks, loss_chunks=train.memory.loss_chunks)
     plan = make_plan(run, ranks.world_size)
     return make_state(network, run, plan, numerics, ranks), make_settings(run, plan, numerics), ranks
 

@@ -9,14 +9,13 @@ import attrs
 
 from common.errors import BadInput
 from common.files import replace_file, writing
-from model.config import ModelConfig
 from tokens.format.token_file import TokenStream
 from tokens.prepare.growing_tokens import finished_by
 from tokens.tokenizer.tokenizer import RANKS_FILE
 from training.checkpoints import directory as checkpoint
 from training.config.batch_plan import Plan
 from training.config.dataset_config import shares
-from training.config.train_config import Run, TrainConfig
+from training.config.train_config import KEYS, Run
 from training.data.open_tokens import TokenDirectory, TokenSet
 from training.exactness.fingerprint import drift
 from training.hardware.environment import environment, git_commit
@@ -34,12 +33,12 @@ def resolved(run: Run, plan: Plan, token_set: TokenSet) -> dict[str, Any]:
     held_out = token_set.validation
     return {
         "model": attrs.asdict(run.model),
-        "train": attrs.asdict(run.train),
+        "train": run.train.flat(),
         "global_batch_size": plan.layout.global_batch_size,
         "accumulation": plan.layout.accumulation,
         "world_size": plan.layout.world_size,
         "steps": plan.steps,
-        "shares": [[first_step, list(share)] for first_step, share in shares(run.train.parts)],
+        "shares": [[first_step, list(share)] for first_step, share in shares(run.train.data.parts)],
         "sources": plan.read_until(plan.steps),
         "train_stream": streams if len(streams) > 1 else streams[0],
         "validation_stream": _describe(held_out, held_out.validation) if held_out and held_out.validation else None,
@@ -108,12 +107,11 @@ def numerics_drift(before: dict[str, Any], now: dict[str, Any], path: Path, *, a
 
 def _changed_keys(before: dict[str, Any], now: dict[str, Any]) -> list[tuple[str, str, Any, Any]]:
     """Return (file, key, old, new) of each difference between two resolved configurations."""
-    kinds = {"model": ModelConfig, "train": TrainConfig}
     pairs = [
         # what a key means that an older version did not know
-        (f"{section}.json", key, before[section].get(key, getattr(attrs.fields(kind), key).default), value)
-        for section, kind in kinds.items()
-        for key, value in now[section].items()
+        (f"{section}.json", key, before[section].get(key, definition.default), now[section][key])
+        for section, keys in KEYS.items()
+        for key, definition in keys.items()
         if key != "global_batch_size"
     ]
     # as resolved: a directory without it follows the world size

@@ -12,7 +12,8 @@ from model.config import flops_per_token, parameter_count
 from tokens.batches.mixture import Mixture, Stage
 from tokens.batches.sampling import Layout, window_count
 from training.config.dataset_config import shares
-from training.config.train_config import OPTIMIZERS, Run
+from training.config.key_groups import OPTIMIZERS
+from training.config.train_config import Run
 from training.schedule import Schedule
 
 DIVISORS_SHOWN = 24
@@ -77,34 +78,34 @@ def make_plan(run: Run, world_size: int, lengths: Mapping[str, int | None] | Non
     """
     layout = derive_layout(run, world_size)
     if lengths is None:
-        lengths = {part.dataset: None for part in run.train.parts}
+        lengths = {part.dataset: None for part in run.train.data.parts}
     windows = {
-        name: None if tokens is None else window_count(tokens, run.train.start_train_token, layout.context_length)
+        name: None if tokens is None else window_count(tokens, run.train.data.start_train_token, layout.context_length)
         for name, tokens in lengths.items()
     }
     steps = _count_steps(run, layout, lengths, windows)
     batch = layout.global_batch_size
-    reached = [stage for stage in shares(run.train.parts) if stage[0] < steps]
+    reached = [stage for stage in shares(run.train.data.parts) if stage[0] < steps]
     mixture = Mixture([Stage(first_step * batch, share) for first_step, share in reached])
     counts = mixture.counts(steps * batch)
     sources = tuple(SourcePlan(name, windows[name], count) for name, count in zip(lengths, counts, strict=True))
     for source in sources:
         _check_epochs(run, source)
     schedule = Schedule(
-        peak=run.train.learning_rate,
-        warmup_steps=int(steps * run.train.warmup_period_percent // 100),
+        peak=run.train.optimization.learning_rate,
+        warmup_steps=int(steps * run.train.optimization.warmup_period_percent // 100),
         total_steps=steps,
-        constant=not run.train.schedule_learning_rate,
+        constant=not run.train.optimization.schedule_learning_rate,
     )
-    validating = run.train.validation_interval is not None
+    validating = run.train.validation.validation_interval is not None
     return Plan(
         layout=layout,
         steps=steps,
-        start_token=run.train.start_train_token,
+        start_token=run.train.data.start_train_token,
         mixture=mixture,
         sources=sources,
         schedule=schedule,
-        validation_sequences=run.train.validation_sequences if validating else 0,
+        validation_sequences=run.train.validation.validation_sequences if validating else 0,
     )
 
 
@@ -119,27 +120,27 @@ def check_steps(run: Run, plan: Plan) -> None:
 
 def derive_layout(run: Run, world_size: int) -> Layout:
     """Return how the global batch is spread. Raises BadInput when the world size does not divide it."""
-    train = run.train
-    if train.global_batch_size is None:
-        accumulation = train.gradient_accumulation_steps or 1
+    batch = run.train.batch
+    if batch.global_batch_size is None:
+        accumulation = batch.gradient_accumulation_steps or 1
     else:
-        micro_batches = train.global_batch_size // train.microbatch_size
+        micro_batches = batch.global_batch_size // batch.microbatch_size
         if micro_batches % world_size:
             raise BadInput(
-                f"{run.directory / 'train.json'}: global_batch_size {train.global_batch_size} is {micro_batches} "
-                f"micro-batches of {train.microbatch_size}, which world size {world_size} does not divide; "
+                f"{run.directory / 'train.json'}: global_batch_size {batch.global_batch_size} is {micro_batches} "
+                f"micro-batches of {batch.microbatch_size}, which world size {world_size} does not divide; "
                 f"world sizes that do: {_divisors_near(micro_batches, world_size)}"
             )
         accumulation = micro_batches // world_size
-        if train.gradient_accumulation_steps not in (None, accumulation):
+        if batch.gradient_accumulation_steps not in (None, accumulation):
             raise BadInput(
                 f"{run.directory / 'train.json'}: gradient_accumulation_steps: got "
-                f"{train.gradient_accumulation_steps}, but global_batch_size {train.global_batch_size} makes it "
+                f"{batch.gradient_accumulation_steps}, but global_batch_size {batch.global_batch_size} makes it "
                 f"{accumulation} on world size {world_size}; leave it out: it is derived"
             )
     return Layout(
         context_length=run.model.context_length,
-        microbatch_size=train.microbatch_size,
+        microbatch_size=batch.microbatch_size,
         accumulation=accumulation,
         world_size=world_size,
     )
@@ -165,12 +166,12 @@ def _divisors_near(number: int, wanted: int) -> str:
 
 def describe(run: Run, plan: Plan) -> list[str]:
     """Return the arithmetic as lines for people."""
-    layout, model = plan.layout, run.model
+    layout, model, train = plan.layout, run.model, run.train
     batch = (
         f"global batch {layout.global_batch_size} sequences = micro-batch {layout.microbatch_size} "
         f"x accumulation {layout.accumulation} x world size {layout.world_size}"
     )
-    if run.train.global_batch_size is None:
+    if run.train.batch.global_batch_size is None:
         batch += " (no global_batch_size in train.json: it follows the world size)"
     flops = flops_per_token(model)
     lines = [
@@ -182,38 +183,38 @@ def describe(run: Run, plan: Plan) -> list[str]:
         f"run          {plan.steps:,} steps x {plan.tokens_per_step:,} = {plan.train_tokens:,} tokens",
         *(f"data         {_describe_source(source)}" for source in plan.sources),
         f"compute      {flops:,} FLOPs a token, {flops * plan.train_tokens:.3g} in all",
-        f"optimizer    {OPTIMIZERS[run.train.optimizer]}",
+        f"optimizer    {OPTIMIZERS[run.train.optimization.optimizer]}",
         f"schedule     {_describe_schedule(plan.schedule)}",
     ]
     if sequences := plan.validation_sequences:
         lines.append(
-            f"validation   every {run.train.validation_interval} steps, {sequences} x {layout.context_length} = "
-            f"{sequences * layout.context_length:,} tokens"
+            f"validation   every {train.validation.validation_interval} steps, {sequences} x {layout.context_length} "
+            f"= {sequences * layout.context_length:,} tokens"
         )
     else:
         lines.append("validation   none (validation_interval is null)")
     lines.append(
-        f"checkpoints  every {run.train.checkpoint_interval} steps, the newest {run.train.keep_checkpoints} "
-        "and the best are kept"
+        f"checkpoints  every {train.checkpoints.checkpoint_interval} steps, the newest "
+        f"{train.checkpoints.keep_checkpoints} and the best are kept"
     )
     return lines
 
 
 def _count_steps(run: Run, layout: Layout, lengths: Mapping[str, int | None], windows: Mapping[str, int | None]) -> int:
     tokens_per_step = layout.global_batch_size * layout.context_length
-    if run.train.min_train_tokens is not None:
-        return -(-run.train.min_train_tokens // tokens_per_step)
+    if run.train.data.min_train_tokens is not None:
+        return -(-run.train.data.min_train_tokens // tokens_per_step)
     [tokens], [available] = lengths.values(), windows.values()
     if available is None:
         raise BadInput(
             f"{run.directory / 'train.json'}: min_train_tokens is null (all tokens), so the number of steps needs "
             "the token files; pass --token-files DIR or set min_train_tokens"
         )
-    steps = available * run.train.max_epochs // layout.global_batch_size
+    steps = available * run.train.data.max_epochs // layout.global_batch_size
     if steps == 0:
         raise BadInput(
             f"{run.directory / 'train.json'}: dataset: got {tokens:,} tokens, wanted at least "
-            f"{run.train.start_train_token + tokens_per_step + 1:,} for one step; prepare more"
+            f"{run.train.data.start_train_token + tokens_per_step + 1:,} for one step; prepare more"
         )
     return steps
 
@@ -236,13 +237,13 @@ def _describe_source(source: SourcePlan) -> str:
 
 def _check_epochs(run: Run, source: SourcePlan) -> None:
     """Raise BadInput for a dataset that does not hold enough."""
-    if source.windows is None or source.sequences <= source.windows * run.train.max_epochs:
+    if source.windows is None or source.sequences <= source.windows * run.train.data.max_epochs:
         return
     where, needs = run.directory / "train.json", f"the run reads {source.sequences:,} windows of {source.dataset}"
     if source.windows == 0:
         raise BadInput(f"{where}: dataset: {needs}, which holds none of context_length + 1 tokens; prepare more")
     epochs = -(-source.sequences // source.windows)
     raise BadInput(
-        f"{where}: max_epochs: got {run.train.max_epochs}, wanted at least {epochs:,}: {needs}, which holds "
+        f"{where}: max_epochs: got {run.train.data.max_epochs}, wanted at least {epochs:,}: {needs}, which holds "
         f"{source.windows:,}; prepare more, lower min_train_tokens, or set max_epochs to {epochs:,}"
     )

@@ -1,10 +1,15 @@
-"""Keys of nanoGPT's and Hugging Face's configurations, and what they are called here: hints of error messages."""
+"""Keys of other programs and of older versions: translated where they mean the same, else a hint in the error."""
 
-from typing import NamedTuple
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from common.errors import BadInput, nearest, quoted
 
 
 class Ours(NamedTuple):
-    """What another program's key is here."""
+    """Lockstep's counterpart of another program's key."""
 
     key: str | None  # "model.KEY" or "train.KEY"; None: there is none
     note: str = ""  # how the values differ, or what to do instead
@@ -78,3 +83,56 @@ _RUN = {
     "device": Ours(None, "the option --device of train.py chooses the device"),
 }
 FOREIGN_KEYS = _MODEL | _BATCH | _OPTIMIZER | _RUN
+
+
+def hint(section: str, key: str, value: Any, keys: Mapping[str, Mapping[str, Any]], *, overridden: bool) -> str:
+    """Return what an unknown key of a section may mean: a key of the other file, another program's, or the nearest.
+
+    `keys`: all known keys by section, "model" and "train". `overridden`: given by --set.
+    """
+    elsewhere = next((Ours(f"{name}.{key}") for name, known in keys.items() if key in known), None)
+    ours = elsewhere or FOREIGN_KEYS.get(key)
+    if ours is None:
+        return nearest(key, keys[section])
+    if ours.key is None:
+        return f"; there is no such key here: {ours.note}"
+    if ours.note:
+        return f"; here it is {ours.key}, {ours.note}"
+    other, _, name = ours.key.partition(".")
+    if overridden:
+        return f"; did you mean --set {ours.key}={value if isinstance(value, str) else json.dumps(value)}?"
+    return f"; did you mean '{name}'" + ("?" if other == section else f" of {other}.json?")
+
+
+def translate(model: dict[str, Any], train: dict[str, Any], model_file: Path, train_file: Path) -> list[str]:
+    """Replace older spellings of gpjt/ddp-base-model-from-scratch in place; return a notice for each.
+
+    Raises BadInput for mixtures of experts, and for a key given in both spellings with different values.
+    """
+    notices = []
+    if "moe" in model:
+        raise BadInput(f"{model_file}: key 'moe': mixtures of experts are not GPT-2; Lockstep trains dense models only")
+    if "minibatch_size" in train:
+        size = train.pop("minibatch_size")
+        if train.setdefault("microbatch_size", size) != size:
+            raise BadInput(
+                f"{train_file}: minibatch_size {quoted(size)} is the old name of microbatch_size; keep one of them"
+            )
+        notices.append(f"{train_file}: minibatch_size {size} is read as microbatch_size")
+    if "use_amp" in train:
+        use_amp = train.pop("use_amp")
+        precision = train.setdefault("precision", "auto" if use_amp else "fp32")
+        notices.append(f"{train_file}: use_amp {json.dumps(use_amp)[:100]} is read as precision {precision}")
+    if "validation_batches" in train:
+        batches, size = train.pop("validation_batches"), train.get("microbatch_size")
+        if "validation_sequences" in train:
+            raise BadInput(f"{train_file}: validation_batches and validation_sequences mean the same; keep the latter")
+        if type(batches) is not int or type(size) is not int:
+            raise BadInput(
+                f"{train_file}: validation_batches: got {quoted(batches)}, wanted a whole number of micro-batches"
+            )
+        train["validation_sequences"] = batches * size
+        notices.append(
+            f"{train_file}: validation_batches {batches} of {size} are read as validation_sequences {batches * size}"
+        )
+    return notices

@@ -32,7 +32,7 @@ def growing_directories(run: Run, directories: list[Path], ranks: Ranks, *, foll
         for path in [path for path, grows in zip(directories, grow, strict=True) if grows]:
             if not follow:
                 raise BadInput(f"{path}: still being prepared; wait for it, or pass --follow")
-            if run.train.shuffle and run.train.era_tokens is None:
+            if run.train.data.shuffle and run.train.data.era_tokens is None:
                 raise BadInput(
                     f"{run.directory / 'train.json'}: era_tokens: got null, wanted a number, such as 100000000: {path} "
                     "is still being prepared, and a permutation of the whole stream would have to wait for its end"

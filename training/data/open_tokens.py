@@ -99,8 +99,8 @@ class TokenPlace:
 def locate_tokens(run: Run, given: Path | None) -> list[TokenPlace]:
     """Return the place of each dataset: `given`, a local directory, or that of a hub dataset under token_files/."""
     if given is None:
-        return [_locate(run, part.dataset) for part in run.train.parts]
-    if not isinstance(run.train.dataset, str):
+        return [_locate(run, part.dataset) for part in run.train.data.parts]
+    if not isinstance(run.train.data.dataset, str):
         raise BadInput(
             f"--token-files {given}: takes the place of one dataset, but {run.directory / 'train.json'} has a list; "
             "name the directories there"
@@ -113,7 +113,7 @@ def lengths_at_hand(run: Run, given: Path | None) -> dict[str, int | None]:
 
     Raises BadInput for files that are damaged; or not here, when there is no plan without them.
     """
-    if run.train.min_train_tokens is None:
+    if run.train.data.min_train_tokens is None:
         try:
             return {place.dataset: open_split(place.directory, "train").length for place in locate_tokens(run, given)}
         except BadInput as error:
@@ -122,7 +122,7 @@ def lengths_at_hand(run: Run, given: Path | None) -> dict[str, int | None]:
         [place] = locate_tokens(run, given)
         return {place.dataset: open_split(given, "train").length}
     lengths: dict[str, int | None] = {}
-    for part in run.train.parts:
+    for part in run.train.data.parts:
         here = [path for path in _candidates(part.dataset) if _has_split(path, "train", None)]
         lengths[part.dataset] = open_split(here[0], "train").length if here else None
     return lengths
@@ -145,17 +145,17 @@ def open_tokens(run: Run, given: Path | None, ranks: Ranks, *, follow: bool) -> 
 def make_reading(run: Run, plan: Plan, token_set: TokenSet) -> Reading:
     """Return what the ranks of a run read."""
     sources = []
-    era = None if run.train.era_tokens is None else run.train.era_tokens // plan.layout.context_length
+    era = None if run.train.data.era_tokens is None else run.train.data.era_tokens // plan.layout.context_length
     for number, (directory, source) in enumerate(zip(token_set.directories, plan.sources, strict=True)):
         count = ENDLESS if source.windows is None else source.windows
-        seed, shuffle = run.train.random_seed, run.train.shuffle
+        seed, shuffle = run.train.random_seed, run.train.data.shuffle
         order = WindowOrder(count=count, shuffle=shuffle, seed=seed, era=era, source=number)
         sources.append(
             TokenSource(
                 stream=directory.train,
                 start_token=plan.start_token,
                 order=order,
-                max_epochs=run.train.max_epochs,
+                max_epochs=run.train.data.max_epochs,
                 growing=directory.growing,
             )
         )
@@ -179,7 +179,7 @@ def _locate(run: Run, dataset: str) -> TokenPlace:
     raise BadInput(
         f"{run.directory / 'train.json'}: dataset: {dataset:.200} is no directory here; prepare it with "
         f"prepare_data.py SOURCE... --output {dataset:.200}"
-        + (", or pass --token-files DIR" if isinstance(run.train.dataset, str) else "")
+        + (", or pass --token-files DIR" if isinstance(run.train.data.dataset, str) else "")
     )
 
 
@@ -198,7 +198,7 @@ def _download(place: TokenPlace, ranks: Ranks) -> None:
 def _open_all(run: Run, places: list[TokenPlace], growing: list[GrowingTokens | None]) -> TokenSet:
     manifests = [read_manifest(place.directory) for place in places]
     validated = None
-    if run.train.validation_interval is not None:
+    if run.train.validation.validation_interval is not None:
         validated = _validated(run, places, manifests, growing)
     directories = []
     for place, manifest, grows in zip(places, manifests, growing, strict=True):
@@ -234,7 +234,7 @@ def _validated(
         if grows is not None:
             if "validation" in grows.splits:
                 return place
-        elif isinstance(run.train.dataset, str) or _has_split(place.directory, "validation", manifest):
+        elif isinstance(run.train.data.dataset, str) or _has_split(place.directory, "validation", manifest):
             return place
     raise BadInput(
         f"{run.directory / 'train.json'}: dataset: none of {', '.join(place.dataset for place in places)} holds "

@@ -72,12 +72,12 @@ def _ranges_to_read(
         if source.windows is None:  # still being written: ids are looked at when they are read
             continue
         # Shuffled, any window may come.
-        windows = source.windows if run.train.shuffle else min(source.windows, source.sequences)
+        windows = source.windows if run.train.data.shuffle else min(source.windows, source.sequences)
         if source.sequences > 0:
             yield directory, directory.train, plan.start_token, windows * plan.layout.context_length + 1
         if directory.validation is not None:
             count = plan.validation_sequences * plan.layout.context_length + 1
-            yield directory, directory.validation, run.train.start_val_token, count
+            yield directory, directory.validation, run.train.validation.start_val_token, count
 
 
 def _wait_for_validation(run: Run, plan: Plan, token_set: TokenSet, ranks: Ranks) -> None:
@@ -86,7 +86,7 @@ def _wait_for_validation(run: Run, plan: Plan, token_set: TokenSet, ranks: Ranks
     if directory is None or directory.growing is None:
         return
     growing = directory.growing
-    wanted = run.train.start_val_token + plan.validation_sequences * plan.layout.context_length + 1
+    wanted = run.train.validation.start_val_token + plan.validation_sequences * plan.layout.context_length + 1
     wait = functools.partial(wait_for_validation, growing, wanted, say=ranks.coordinates)
     together(ranks, wait, only=ranks.local_rank == 0, group=ranks.download)
     growing.refresh()
@@ -96,7 +96,7 @@ def _check_validation_length(run: Run, plan: Plan, token_set: TokenSet) -> None:
     directory = token_set.validation
     if directory is None or directory.validation is None or directory.growing is not None:
         return
-    context, begin, stream = plan.layout.context_length, run.train.start_val_token, directory.validation
+    context, begin, stream = plan.layout.context_length, run.train.validation.start_val_token, directory.validation
     wanted = begin + plan.validation_sequences * context + 1
     if stream.length < wanted:
         raise BadInput(

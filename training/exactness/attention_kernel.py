@@ -69,7 +69,7 @@ def use_attention(run: Run, numerics: Numerics, ranks: Ranks) -> None:
     """
     if ranks.device.type != "cuda":
         return  # one fused kernel; what it does not take, dropout, is for the formula
-    shape = Shape.of(run.model, run.train.microbatch_size, numerics.precision, ranks.device)
+    shape = Shape.of(run.model, run.train.batch.microbatch_size, numerics.precision, ranks.device)
     name = from_coordinator(ranks, lambda: _choose(run, numerics, shape))
     backends = torch.backends.cuda
     backends.enable_cudnn_sdp(name == "cudnn")

@@ -29,8 +29,8 @@ def resolve_numerics(run: Run, plan: Plan, ranks: Ranks) -> Numerics:
     """Return how the run computes on these ranks. Raises BadInput when elastic cannot serve the world size."""
     return Numerics(
         determinism=resolve_determinism(run, plan, ranks),
-        precision=resolve(run.train.precision, ranks.device),
-        compiled=ranks.device.type == "cuda" if run.train.compile is None else run.train.compile,
+        precision=resolve(run.train.execution.precision, ranks.device),
+        compiled=ranks.device.type == "cuda" if run.train.execution.compile is None else run.train.execution.compile,
     )
 
 
@@ -40,7 +40,7 @@ def fingerprint(run: Run, numerics: Numerics, ranks: Ranks) -> dict[str, Any]:
     values: dict[str, Any] = {
         **attrs.asdict(numerics),
         "compiled": "blocks, head and loss" if numerics.compiled is True else numerics.compiled,
-        "microbatch_size": run.train.microbatch_size,
+        "microbatch_size": run.train.batch.microbatch_size,
         "torch": torch.__version__,
         "cuda": torch.version.cuda if cuda else None,
         "cudnn": torch.backends.cudnn.version() if cuda else None,
@@ -51,9 +51,9 @@ def fingerprint(run: Run, numerics: Numerics, ranks: Ranks) -> dict[str, Any]:
         "cpu_threads": None if cuda else torch.get_num_threads(),
     }
     if numerics.determinism == "run":  # elastic is what makes these two not matter
-        values |= {"world_size": ranks.world_size, "parallel": run.train.parallel}
-    if run.train.loss_chunks > 1:  # another order of additions
-        values["loss_chunks"] = run.train.loss_chunks
+        values |= {"world_size": ranks.world_size, "parallel": run.train.execution.parallel}
+    if run.train.memory.loss_chunks > 1:  # another order of additions
+        values["loss_chunks"] = run.train.memory.loss_chunks
     return values | {name: os.environ.get(name) for name in _ENVIRONMENT}
 
 

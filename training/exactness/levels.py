@@ -23,7 +23,7 @@ KEPT_BYTES, MAPPED_BYTES = (1 << 31) - 1, (1 << 30, 1 << 25)  # the most that ve
 
 def resolve_determinism(run: Run, plan: Plan, ranks: Ranks) -> str:
     """Return "off", "run" or "elastic". Raises BadInput when elastic is asked for on a world size it cannot serve."""
-    wanted = run.train.determinism
+    wanted = run.train.execution.determinism
     microbatches = plan.layout.global_batch_size // plan.layout.microbatch_size
     legal = elastic_world_sizes(microbatches)
     if wanted is None:

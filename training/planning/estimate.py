@@ -52,7 +52,11 @@ def run_seconds(run: Run, plan: Plan, tokens_per_second: float) -> float:
 
 def _validations(run: Run, steps: int) -> int:
     """Return how often a run validates: before the first step and after the last, at either interval between them."""
-    validation, checkpoint, between = run.train.validation_interval, run.train.checkpoint_interval, steps - 1
+    validation, checkpoint, between = (
+        run.train.validation.validation_interval,
+        run.train.checkpoints.checkpoint_interval,
+        steps - 1,
+    )
     if validation is None:
         return 0
     both = between // math.lcm(validation, checkpoint)
@@ -71,12 +75,12 @@ def _check_entered(run: Run, prices: PriceList, machine: Machine) -> None:
 
 
 def _offer(run: Run, machine: Machine, lengths: dict[str, int | None]) -> Offer:
-    shape = (run.model, run.train.parallel, machine.gpus)
+    shape = (run.model, run.train.execution.parallel, machine.gpus)
     largest = largest_microbatch(*shape, gpu_bytes(machine.gpu), run.train.thrift)
     plan, problem = None, None
     try:
         size = _microbatch(run, machine, largest)
-        plan = make_plan(attrs.evolve(run, train=attrs.evolve(run.train, microbatch_size=size)), machine.gpus, lengths)
+        plan = make_plan(attrs.evolve(run, train=run.train.replace(microbatch_size=size)), machine.gpus, lengths)
     except BadInput as error:
         problem = str(error)
     return Offer(
@@ -84,14 +88,14 @@ def _offer(run: Run, machine: Machine, lengths: dict[str, int | None]) -> Offer:
         plan=plan,
         problem=problem,
         largest=largest,
-        bytes=predict(*shape, run.train.microbatch_size, run.train.thrift).total,
+        bytes=predict(*shape, run.train.batch.microbatch_size, run.train.thrift).total,
         throughput=throughput(run.model, machine),
     )
 
 
 def _microbatch(run: Run, machine: Machine, largest: int | None) -> int:
     """Return the run's micro-batch, or the largest smaller one that fits and keeps the batch. Raises BadInput."""
-    size, batch = run.train.microbatch_size, run.train.global_batch_size
+    size, batch = run.train.batch.microbatch_size, run.train.batch.global_batch_size
     if largest is None or (batch is None and size > largest):
         raise BadInput(f"micro-batch {size} does not fit; the largest that does: {largest or 'none'}")
     if batch is None:
@@ -112,7 +116,7 @@ def _dividing(batch: int, gpus: int, largest: int) -> list[int]:
 
 def _too_big(run: Run, offers: list[Offer]) -> str:
     """Return one line that says why the run fits on no machine, and what would fit."""
-    size, kind, batch = run.train.microbatch_size, run.train.parallel, run.train.global_batch_size
+    size, kind, batch = run.train.batch.microbatch_size, run.train.execution.parallel, run.train.batch.global_batch_size
     roomiest = max(offers, key=lambda offer: gpu_bytes(offer.machine.gpu))
     room = f"{gpu_bytes(roomiest.machine.gpu) / GIB:.1f} GiB of {roomiest.machine.name}"
     if any(offer.largest is not None for offer in offers):

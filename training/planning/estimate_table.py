@@ -104,9 +104,9 @@ def _notes(run: Run, prices: PriceList, offers: list[Offer]) -> list[str]:
         f"prices of {prices.date}: {prices.path}; what a machine costs before and after the run is not in here",
         f"hours: training, validation, and {START_UP_SECONDS:.0f} s of start-up (a guess)",
         "batch: micro-batch x accumulation x GPUs; largest: the largest micro-batch that fits",
-        f"GiB: of each GPU, at micro-batch {run.train.microbatch_size}; {CALIBRATION}",
+        f"GiB: of each GPU, at micro-batch {run.train.batch.microbatch_size}; {CALIBRATION}",
     ]
-    if run.train.global_batch_size is None and len({offer.machine.gpus for offer in offers}) > 1:
+    if run.train.batch.global_batch_size is None and len({offer.machine.gpus for offer in offers}) > 1:
         lines.append("no global_batch_size: the batch and the number of steps depend on the machine")
     rows = [row for offer in offers for row in (offer.throughput, *_others(run, offer))]
     if any(not row.measured for row in rows):
@@ -145,12 +145,12 @@ def _marks(run: Run, possible: list[Offer], cheapest: Offer) -> list[str]:
 def _doubts(run: Run, possible: list[Offer]) -> list[str]:
     """Return where the numbers rest on less than they seem to."""
     train, lines = run.train, []
-    if train.precision not in ("auto", "bf16") or train.compile is False:
+    if train.execution.precision not in ("auto", "bf16") or train.execution.compile is False:
         lines.append("GiB, tokens/s: of bf16, compiled, which this run is not: it takes more memory and time")
     slower = {
-        "recompute_blocks": train.recompute_blocks,
-        "loss_chunks": train.loss_chunks > 1,
-        'parallel "fsdp"': train.parallel == "fsdp",
+        "recompute_blocks": train.memory.recompute_blocks,
+        "loss_chunks": train.memory.loss_chunks > 1,
+        'parallel "fsdp"': train.execution.parallel == "fsdp",
     }
     options = [option for option, given in slower.items() if given]
     if options and any(not offer.throughput.measured for offer in possible):
@@ -160,7 +160,7 @@ def _doubts(run: Run, possible: list[Offer]) -> list[str]:
 
 def _changes(run: Run, offers: list[Offer]) -> list[str]:
     """Return which machines need another micro-batch, and why, and what keeps the run from the rest."""
-    size, batch, lines = run.train.microbatch_size, run.train.global_batch_size, []
+    size, batch, lines = run.train.batch.microbatch_size, run.train.batch.global_batch_size, []
     for offer in offers:
         name, gpus = offer.machine.name, offer.machine.gpus
         if offer.plan is None:

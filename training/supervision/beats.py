@@ -1,11 +1,10 @@
 """Heartbeats as one rank sees them: the last beat of every rank, and which ranks have gone silent."""
 
-import json
 from typing import Literal
 
 import attrs
 
-SILENT_POLLS = 2  # a poll may fall between two beats; more are worth a word
+SILENT_POLLS = 2  # that need no mention: a poll may fall between two beats
 
 # Why a rank leaves, in its last beats. "cut off": a collective failed, because another rank is gone or stuck.
 Departure = Literal["done", "asked to stop", "failed", "cut off"]
@@ -22,15 +21,6 @@ class Beat:
     pid: int
     step: int | None  # None: before the first
     place: str  # line of code
-
-    @classmethod
-    def from_json(cls, text: str | bytes) -> "Beat":
-        """Return the beat that `to_json` has written."""
-        return cls(**json.loads(text))
-
-    def to_json(self) -> str:
-        """Return the beat as JSON."""
-        return json.dumps(attrs.asdict(self))
 
     def position(self) -> str:
         """Return where the rank is: step and line of code."""
@@ -63,20 +53,15 @@ class Beats:
         """Tell whether any rank has left for one of these reasons."""
         return any(beat.departure in departures for beat in self.last.values())
 
-    def describe_silence(self, rank: int) -> str:
-        """Return that a rank is silent, for how long, and where it was last."""
-        beat, seconds = self.last[rank], self._silent_polls[rank] * self._poll_seconds
-        return (
-            f"rank {rank} ({beat.host}, pid {beat.pid}) has not answered for {seconds:.0f} s, "
-            f"last seen {beat.position()}"
-        )
+    def silent_seconds(self, rank: int) -> float:
+        """Return for how long a rank has been silent."""
+        return self._silent_polls[rank] * self._poll_seconds
 
     def report(self) -> list[str]:
         """Return where each rank is, a line each."""
         lines = []
         for rank, beat in sorted(self.last.items()):
-            polls = self._silent_polls[rank]
-            silent = polls > SILENT_POLLS and beat.departure is None
-            silence = f", silent for {polls * self._poll_seconds:.0f} s" if silent else ""
+            silent = self._silent_polls[rank] > SILENT_POLLS and beat.departure is None
+            silence = f", silent for {self.silent_seconds(rank):.0f} s" if silent else ""
             lines.append(f"rank {rank} ({beat.host}, pid {beat.pid}{silence}): {beat.position()}")
         return lines

@@ -1,10 +1,11 @@
-"""Heartbeat: a sign of life of every rank each second, so that a job which hangs ends and names the rank.
+"""Heartbeat: a sign of life of every rank each second, so that a job that hangs ends and names the rank.
 
 A thread of every rank writes a beat into torchrun's store, over a connection of its own, and reads those of all others.
 A process that is stopped, swapped out or on a dead machine has no beats: the others end the job. A rank of which only
 the main thread hangs has beats, so that the others' collective times out: the beats then tell in which line it hangs.
 """
 
+import json
 import os
 import signal
 import socket
@@ -32,19 +33,6 @@ LOST_SECONDS = 60.0  # at most; a thread that only sleeps and beats is never bus
 SPEAKER_SECONDS = 2.0  # the others' head start for the one that prints: torchrun ends all ranks after the first
 
 
-@attrs.frozen
-class _Leaving:
-    """Why this rank leaves, and the place of the error that it leaves with."""
-
-    departure: Departure
-    place: str | None = None
-
-
-def end_process() -> NoReturn:
-    """End this process at once, as an error."""
-    os._exit(EXIT_ERROR)
-
-
 class Heartbeat:
     """This rank's heartbeat, and its watch over the others'. Without torchrun, none. Leave it before the process group.
 
@@ -56,8 +44,8 @@ class Heartbeat:
         ranks: Ranks,
         timeout_seconds: int,
         *,
-        on_lost: Callable[[], object] = lambda: None,
-        on_orphaned: Callable[[], object] = end_process,
+        on_lost: Callable[[], object],
+        on_orphaned: Callable[[], object],
         beat_seconds: float = BEAT_SECONDS,
     ):
         self.ranks = ranks
@@ -68,11 +56,12 @@ class Heartbeat:
         self._patience = int(min(timeout_seconds / 2, LOST_SECONDS) / beat_seconds)
         self._count = 0  # of own beats
         self._step: int | None = None  # that training is at
-        self._leaving: _Leaving | None = None
+        self._departure: Departure | None = None
+        self._error_place: str | None = None  # of the error that this rank leaves with
         self._ending = threading.Event()  # set when the thread has to end
         self._thread = None
         if torchrun_job() is not None:
-            prefix = f"heartbeat/{torchrun_job()}/{restarts()}"  # beats of an earlier group of ranks have another one
+            prefix = f"heartbeat/{torchrun_job()}/{restarts()}"  # without the beats of an earlier group
             self._store = PrefixStore(prefix, torchrun_store())
             self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
             self._thread.start()
@@ -86,77 +75,69 @@ class Heartbeat:
 
     def __exit__(self, _: object, error: BaseException | None, trace: TracebackType | None) -> None:
         """End the heartbeat; if a collective has failed, first print where every rank is."""
-        if error is None:
-            self._leave(_Leaving("done"))
-        else:
-            self._leave(_Leaving("cut off" if _of_collective(error) else "failed", place_of_error(trace)))
+        cut_off = error is not None and _of_collective(error)
+        self._error_place = None if error is None else place_of_error(trace)
+        self._departure = "done" if error is None else "cut off" if cut_off else "failed"
+        self._ending.set()
+        if self._thread is None:
+            return
+        self._thread.join((6 if cut_off else 3) * self._beat_seconds)  # longer only where torchrun stands still
+        if cut_off and not self.beats.departed("failed"):
+            self._on_lost()
 
     def announce_stop(self) -> str | None:
         """Tell the others that this rank was asked to stop; return the job's outcome if one has failed or is gone.
 
         For a rank that ends at once: after one rank's death torchrun asks the others to stop, too. Waits, 3 beats at
-        most, for signs of life of the others, or for them to say that they were asked.
+        most, for another beat of each of them, or for their last one.
         """
         if self._thread is None:
             return None
-        self._leaving = self._leaving or _Leaving("asked to stop")
-        awaited = {str(rank) for rank in range(self.ranks.world_size)} - {str(self.ranks.rank)}
-        counts: dict[str, int] = {}
-        cut_off = False
+        self._departure = self._departure or "asked to stop"
         deadline = time.monotonic() + 3 * self._beat_seconds
         try:
-            self._publish("asked to stop")
-            while awaited and time.monotonic() < deadline:
-                for rank in [rank for rank in awaited if self._store.check([rank])]:
-                    beat = Beat.from_json(self._store.get(rank))
-                    if beat.departure == "failed":
-                        return ERROR
-                    cut_off = cut_off or beat.departure == "cut off"
-                    if beat.departure is not None or beat.count > counts.setdefault(rank, beat.count):
-                        awaited.remove(rank)
+            self._publish(self._departure)
+            before = self._read()
+            while time.monotonic() < deadline:
+                beats = self._read()
+                departures = [beat.departure for beat in beats.values()]
+                if "failed" in departures:
+                    return ERROR
+                counts = {rank: before[rank].count if rank in before else 0 for rank in beats}
+                alive = [beat.departure is not None or beat.count > counts[rank] for rank, beat in beats.items()]
+                if sum(alive) == self.ranks.world_size:
+                    return LOST if "cut off" in departures else None
                 time.sleep(self._beat_seconds / 10)
         except dist.DistError:  # torchrun is gone
-            return LOST
-        return LOST if cut_off or awaited else None
-
-    def _leave(self, leaving: _Leaving) -> None:
-        self._leaving = leaving
-        self._ending.set()
-        if self._thread is None:
-            return
-        cut_off = leaving.departure == "cut off"
-        self._thread.join((6 if cut_off else 3) * self._beat_seconds)  # longer only where torchrun stands still
-        if cut_off and not self.beats.departed("failed"):
-            self._on_lost()
+            pass
+        return LOST
 
     def _run(self) -> None:
         try:
             while not self._ending.is_set():
-                self._publish(None if self._leaving is None else self._leaving.departure)
+                self._publish(self._departure)
                 self._poll()
                 lost = self.beats.lost(self._patience)
                 if lost:
                     self._end_without(lost)
                 self._ending.wait(self._beat_seconds)
-            assert self._leaving is not None
-            if self._leaving.departure == "cut off":
-                self._publish(None)  # where this rank is
+            if self._departure == "cut off":
+                self._publish(None)  # the place of the error, to be printed
                 self._poll()
                 self._print_places()
             self._poll()  # another rank's last beat may have come since
-            self._publish(self._leaving.departure)
+            self._publish(self._departure)
         except dist.DistError:  # a store that stands still makes its callers wait; this one is gone
             if self._ending.is_set():
                 return
             if self.beats.departed("failed", "cut off"):
                 time.sleep(self._patience * self._beat_seconds)  # enough, unless this rank is stuck
-                end_process()
+                os._exit(EXIT_ERROR)
             if self.ranks.coordinates:
                 _print("torchrun is gone: stopping at the next step")
             self._on_orphaned()
 
     def _publish(self, departure: Departure | None) -> None:
-        place = None if self._leaving is None else self._leaving.place
         self._count += 1
         beat = Beat(
             count=self._count,
@@ -165,15 +146,20 @@ class Heartbeat:
             node=os.environ.get("GROUP_RANK"),
             pid=os.getpid(),
             step=self._step,
-            place=place or current_place(),
+            place=self._error_place or current_place(),
         )
-        self._store.set(str(self.ranks.rank), beat.to_json())
+        self._store.set(str(self.ranks.rank), json.dumps(attrs.asdict(beat)))
 
-    def _poll(self) -> None:
+    def _read(self) -> dict[int, Beat]:
+        """Return the last beat of each rank that has begun."""
         ranks = range(self.ranks.world_size)
         begun = [rank for rank in ranks if rank in self.beats.last or self._store.check([str(rank)])]
-        for rank, text in zip(begun, self._store.multi_get([str(rank) for rank in begun]), strict=True):
-            self.beats.observe(rank, Beat.from_json(text))
+        texts = self._store.multi_get([str(rank) for rank in begun])
+        return {rank: Beat(**json.loads(text)) for rank, text in zip(begun, texts, strict=True)}
+
+    def _poll(self) -> None:
+        for rank, beat in self._read().items():
+            self.beats.observe(rank, beat)
 
     def _end_without(self, lost: list[int]) -> NoReturn:
         """End this process; kill the frozen ones of this node, or torchrun would wait for them.
@@ -181,24 +167,29 @@ class Heartbeat:
         Lost ranks that had left with an error have printed it: this rank did not notice, because it is stuck.
         """
         beats, own = self.beats.last, self.beats.last[self.ranks.rank]
-        frozen = [rank for rank in lost if beats[rank].departure is None]
+        frozen = {rank: beats[rank] for rank in lost if beats[rank].departure is None}
         present = [rank for rank, beat in beats.items() if rank not in lost and beat.departure is None]
         try:
             if frozen and self.ranks.rank == min(present):
+                silent = [
+                    f"rank {rank} ({beat.host}, pid {beat.pid}) has not answered for "
+                    f"{self.beats.silent_seconds(rank):.0f} s, last seen {beat.position()}"
+                    for rank, beat in frozen.items()
+                ]
                 _print(
-                    f"{'; '.join(self.beats.describe_silence(rank) for rank in frozen)}; rank {self.ranks.rank} is "
-                    f"{own.position()}; the last checkpoint is as it was: run the same command again"
+                    f"{'; '.join(silent)}; rank {self.ranks.rank} is {own.position()}; the last checkpoint is as it "
+                    "was: run the same command again"
                 )
             else:
                 time.sleep(SPEAKER_SECONDS)
-            for beat in (beats[rank] for rank in frozen):
+            for beat in frozen.values():
                 if beat.node is not None and beat.node == own.node:
                     with suppress(OSError):
                         os.kill(beat.pid, signal.SIGKILL)
             if frozen:
                 self._on_lost()
         finally:
-            end_process()
+            os._exit(EXIT_ERROR)
 
     def _print_places(self) -> None:
         """Print where every rank is, on the first rank that gets here; the others give it time."""

@@ -12,7 +12,7 @@ agree (stop_request.py), and one rank's request makes all of them save and end a
 | (signals.py)                       | "stopped", not final | "lost" or "error" as they tell, else  |             |
 |                                    |                      | "stopped"                             |             |
 | torchrun is gone (heartbeat.py)    | end: "lost"          | end at once: status 1, no record      | noted       |
-| budget used up (planning/budget.py)|                      |                                       | noted       |
+| budget used up (condition of loop) |                      |                                       | noted       |
 
 A signal may be torchrun's own, sent to the others after one rank's death. In start a rank cannot tell, so the record is
 not final: a group of ranks that torchrun restarts goes on. After a final "stopped" or "diverged" it ends again at once.
@@ -58,17 +58,17 @@ class Supervision:
         """
         self.stop_asked = threading.Event()
         self.earlier_status: int | None = None  # final one of an earlier group of this job: end with it again
-        self._lock, self._exit_record = RunLock(), ExitRecord(None)
+        self.run_lock, self.exit_record = RunLock(), ExitRecord(None)
         self._heartbeat: Heartbeat | None = None  # since the ranks have met
         self._training = False
         receive_signals(self._on_signal)
         if run_directory is None:
             return
-        self._lock = take_run_lock(run_directory)
-        self.earlier_status = final_status(run_directory) if self._lock.restarted else None
+        self.run_lock = take_run_lock(run_directory)
+        self.earlier_status = final_status(run_directory) if self.run_lock.restarted else None
         if self.earlier_status is None:
-            self._exit_record = ExitRecord(run_directory)
-            self._lock.write_job()
+            self.exit_record = ExitRecord(run_directory)
+            self.run_lock.write_job()
 
     def join(self, device: str | None, timeout_seconds: int) -> "Heartbeat":
         """Meet the other ranks; return this rank's heartbeat. Raises BadInput, on this rank alone, without torchrun."""
@@ -87,25 +87,12 @@ class Supervision:
             raise BadInput("torchrun is gone, or does not answer; run the same command again", alone=True) from error
         return self._heartbeat
 
-    @property
-    def resumed(self) -> bool:
-        """True where an earlier group of this job has done what --resume asked. Rank 0's."""
-        return self._lock.resumed
-
-    def resume_done(self) -> None:
-        """Note for later groups of this job that what --resume asked is done."""
-        self._lock.write_resumed()
-
     def begin_training(self) -> None:
         """From now on, only note requests to stop."""
         self._training = True
 
-    def end(self, status: int) -> None:
-        """Write the exit record, unless it is written."""
-        self._exit_record.write(status)
-
     def _end_as_lost(self) -> None:
-        self._exit_record.write(EXIT_ERROR, LOST)
+        self.exit_record.write(EXIT_ERROR, LOST)
 
     def _on_orphaned(self) -> None:
         if not self._training:
@@ -118,9 +105,9 @@ class Supervision:
             return
         outcome = None if self._heartbeat is None else self._heartbeat.announce_stop()
         if outcome is not None:
-            self._exit_record.write(EXIT_ERROR, outcome)
+            self.exit_record.write(EXIT_ERROR, outcome)
             os._exit(EXIT_ERROR)
-        self._exit_record.write(EXIT_STOPPED, final=self._heartbeat is not None)
-        if self._lock.file is not None:  # rank 0 speaks for all
+        self.exit_record.write(EXIT_STOPPED, final=self._heartbeat is not None)
+        if self.run_lock.file is not None:  # rank 0 speaks for all
             print(f"train.py: {name} before the first step: nothing is lost; the same command continues", flush=True)
         os._exit(EXIT_STOPPED)

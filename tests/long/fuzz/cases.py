@@ -8,10 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import attrs
 import zstandard
 
-from model.config import ModelConfig
 from tests.conftest import forge_manifest, seal_again
 from tests.long.fuzz.damage import (
     DEEP,
@@ -32,7 +30,7 @@ from tests.long.fuzz.damage import (
 )
 from tests.long.fuzz.workspace import Case
 from training.config.foreign_keys import FOREIGN_KEYS
-from training.config.train_config import TrainConfig
+from training.config.train_config import KEYS
 
 TRAIN = ("train.py", "{}/run", "--device", "cpu")
 DRY_RUN = ("train.py", "{}/run", "--dry-run")
@@ -164,8 +162,8 @@ def _run_directories() -> Iterator[Case]:
             "a key of 1 MB": {"k" * 1_000_000: 1},
         }.items():
             yield Case(area, f"{file}: {name}", TRAIN, at(f"run/{file}", with_keys(**keys)))
-    for kind, file in ((ModelConfig, "model.json"), (TrainConfig, "train.json")):
-        for key, field in attrs.fields_dict(kind).items():
+    for file, keys in (("model.json", KEYS["model"]), ("train.json", KEYS["train"])):
+        for key, field in keys.items():
             for value in _wrong_values(key, str(field.type)):
                 command = TRAIN if key == "dataset" else DRY_RUN
                 yield Case(

@@ -8,12 +8,11 @@ import attrs
 import pytest
 
 from common.errors import BadInput
-from model.config import ModelConfig
 from tests.conftest import ROOT, TINY_MODEL, TINY_TRAIN
 from training.config.batch_plan import check_steps, describe, make_plan
 from training.config.dataset_config import shares
 from training.config.foreign_keys import FOREIGN_KEYS
-from training.config.train_config import TrainConfig, load_run
+from training.config.train_config import KEYS, load_run
 
 GPT2_124M = {
     "vocab_size": 50257,
@@ -74,7 +73,7 @@ def test_older_spellings_are_translated_and_said(
     tmp_path: Path, extra: dict[str, Any], key: str, value: object, notice: str
 ) -> None:
     run = load_run(run_directory(tmp_path / "r", GPT2_124M, PUBLIC | extra), [])
-    assert getattr(run.train, key) == value
+    assert run.train.flat()[key] == value
     assert [notice in line for line in run.notices] == [True]
 
 
@@ -89,7 +88,7 @@ def test_shipped_run_directories_train_the_same_model_on_the_same_batches(name: 
         assert plan.layout.microbatch_size == 16
         assert plan.steps == 24_874
         assert 3_260_190_720 <= plan.train_tokens < 3_260_190_720 + plan.tokens_per_step
-    assert run.train.dataset == "gpjt/fineweb-gpt2-tokens"
+    assert run.train.data.dataset == "gpjt/fineweb-gpt2-tokens"
 
 
 def part(dataset: str = "a", **keys: Any) -> dict[str, Any]:
@@ -199,8 +198,8 @@ def test_missing_files_keys_and_broken_json_are_named(tmp_path: Path) -> None:
 def test_overrides_replace_values_of_either_file(tmp_path: Path) -> None:
     directory = run_directory(tmp_path / "r", TINY_MODEL, {"dataset": "x"} | TINY_TRAIN)
     run = load_run(directory, ["train.learning_rate=6e-4", "parallel=fsdp", "model.n_layers=3", "dataset=a/b"])
-    assert (run.train.learning_rate, run.train.parallel, run.model.n_layers) == (6e-4, "fsdp", 3)
-    assert run.train.dataset == "a/b"
+    assert (run.train.optimization.learning_rate, run.train.execution.parallel, run.model.n_layers) == (6e-4, "fsdp", 3)
+    assert run.train.data.dataset == "a/b"
     for wrong in ("learning_rate", "optimizer.lr=1", "=3"):
         with pytest.raises(BadInput, match=r"wanted train\.KEY=VALUE or model\.KEY=VALUE"):
             load_run(directory, [wrong])
@@ -209,10 +208,10 @@ def test_overrides_replace_values_of_either_file(tmp_path: Path) -> None:
 def test_stages_of_different_datasets_may_begin_at_different_steps(tmp_path: Path) -> None:
     parts = [part(weight=[[0, 0.7], [1000, 0]]), part("b", weight=0.3), part("c", weight=[[0, 0], [500, 1]])]
     run = load_run(run_directory(tmp_path / "r", TINY_MODEL, {"dataset": parts} | TINY_TRAIN), [])
-    assert shares(run.train.parts) == [(0, (7, 3, 0)), (500, (7, 3, 10)), (1000, (0, 3, 10))]
+    assert shares(run.train.data.parts) == [(0, (7, 3, 0)), (500, (7, 3, 10)), (1000, (0, 3, 10))]
     plan = make_plan(run, 1)
     assert [source.sequences for source in plan.sources] == [45, 19, 0]  # 64 of them, in the first stage
-    longer = make_plan(attrs.evolve(run, train=attrs.evolve(run.train, min_train_tokens=600 * 8 * 32)), 1)
+    longer = make_plan(attrs.evolve(run, train=run.train.replace(min_train_tokens=600 * 8 * 32)), 1)
     assert [source.sequences for source in longer.sources] == [2800 + 280, 1200 + 120, 400]
 
 
@@ -238,12 +237,11 @@ def test_a_wrong_override_is_blamed_not_the_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("key", FOREIGN_KEYS)
 def test_every_key_of_another_program_leads_to_one_of_ours(tmp_path: Path, key: str) -> None:
-    kinds = {"model": ModelConfig, "train": TrainConfig}
-    assert not any(key in attrs.fields_dict(kind) for kind in kinds.values())
+    assert not any(key in known for known in KEYS.values())
     ours = FOREIGN_KEYS[key]
     if ours.key is not None:
         section, _, name = ours.key.partition(".")
-        assert name in attrs.fields_dict(kinds[section])
+        assert name in KEYS[section]
     files = {"model": TINY_MODEL, "train": {"dataset": "x"} | TINY_TRAIN}
     for number, changed in enumerate(({}, {"model": {key: 1}}, {"train": {key: 1}})):
         model, train = (files[name] | changed.get(name, {}) for name in files)

@@ -66,7 +66,7 @@ def test_a_run_that_follows_has_the_state_of_one_that_began_at_the_end(
     time.sleep(2)  # it waits, without a word, and without having failed
     assert process.poll() is None and len(metrics(early, "train_loss")) == seen
     assert command(PREPARE, *preparation).returncode == 0
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=180)
     assert process.returncode == 0, errors
     done = train(late, "--hash-every", "1")
     assert done.returncode == 0, done.stderr
@@ -84,7 +84,7 @@ def test_a_run_that_waits_stops_at_a_signal_and_goes_on_when_all_is_there(
     process = follow(early, 2)
     wait_for("waiting for tokens", process)
     process.send_signal(signal.SIGTERM)
-    output, errors = process.communicate(timeout=30)
+    output, errors = process.communicate(timeout=180)
     assert "stopped early; the same command continues" in output, errors
     assert command(PREPARE, *preparation).returncode == 0
     for run in (early, late):  # without --follow
@@ -126,6 +126,6 @@ def test_what_cannot_be_followed_is_refused(
     process = follow(make_run("long", **settings | {"min_train_tokens": 100_000}), 1)
     wait_for("waiting for tokens", process)
     assert command(PREPARE, *preparation).returncode == 0
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=180)
     assert process.returncode == 1
     assert "but the run wants more than 1 epoch of them; lower min_train_tokens, or raise max_epochs" in errors

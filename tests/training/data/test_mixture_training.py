@@ -67,7 +67,7 @@ def test_a_mixture_with_stages_and_epochs_has_the_same_bits_on_any_layout_killed
     wait_for_step(killed, 5, process)
     for pid in [*children(process), process.pid]:
         kill(pid)
-    process.communicate(timeout=60)
+    process.communicate(timeout=180)
     done = train(killed, "--hash-every", "1")
     assert done.returncode == 0, done.stderr
     assert "resuming from" in done.stdout

@@ -43,7 +43,7 @@ def test_a_token_file_that_was_only_touched_is_read_on_and_another_content_is_re
     with pytest.raises(BadInput, match=r"train\.safetensors: was written while the run read it"):
         ignorant.check(wait=True)
     os.utime(path, ns=(2, 2))
-    found, deadline = watch.check(wait=False), time.monotonic() + 10
+    found, deadline = watch.check(wait=False), time.monotonic() + 60
     while not found and time.monotonic() < deadline:
         found = watch.check(wait=False)
     assert found == [path]

@@ -3,10 +3,7 @@
 import argparse
 import json
 import math
-import os
 import re
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -228,9 +225,8 @@ def test_what_is_entered_or_measured_goes_before_the_roofline(tmp_path: Path, mo
 
 def test_a_plan_prices_machines_that_one_does_not_have_and_writes_nothing() -> None:
     run = ROOT / "runs" / "8xa100"
-    before = sorted(run.iterdir()), os.times().children_user
-    done = train(run, "--plan", "--set", "microbatch_size=128", "--set", "global_batch_size=1024", as_user=True)
-    assert os.times().children_user - before[1] < 5  # seconds of a quiet machine
+    before = sorted(run.iterdir())
+    done = train(run, "--plan", "--set", "microbatch_size=128", "--set", "global_batch_size=1024")
     assert done.returncode == 0, done.stderr
     assert "3,110 steps x 1,048,576 = 3,261,071,360 tokens" in done.stdout
     rows = {line.split()[0]: line for line in done.stdout.splitlines() if line.startswith("8x")}
@@ -242,7 +238,7 @@ def test_a_plan_prices_machines_that_one_does_not_have_and_writes_nothing() -> N
     assert re.search(r"^ +[\d,]+ +0\.\d+ +\d\.\d+ +roofline, a bound$", done.stdout, re.MULTILINE)
     assert "cheapest, fastest: of the machines that were measured (another trainer)" in done.stdout
     assert "uncalibrated" in done.stdout
-    assert sorted(run.iterdir()) == before[0]
+    assert sorted(run.iterdir()) == before
 
 
 HUGE = ("--set", "model.emb_dim=3072", "--set", "model.n_layers=200")
@@ -309,7 +305,7 @@ def test_a_machine_that_needs_another_micro_batch_is_told_which(tmp_path: Path) 
     path = tmp_path / "prices.json"
     path.write_text(json.dumps({"date": "2026-01-01", "machines": machines}))
     run, prices = load_run(ROOT / "runs" / "8xa100", []), read_machines(path, ["two", "two", "sixteen", "three"])
-    offers = make_offers(run, prices, {run.train.parts[0].dataset: None})
+    offers = make_offers(run, prices, {run.train.data.parts[0].dataset: None})
     lines = describe_offers(run, prices, offers)
     assert lines[0].startswith("machine      two; ") and "world size 2" in lines[2]
     assert [line for line in lines if re.match(r"\w+: (\d|runs)", line.replace(f"{ROOT}/", ""))] == [
@@ -320,7 +316,7 @@ def test_a_machine_that_needs_another_micro_batch_is_told_which(tmp_path: Path) 
 
 def test_the_cheapest_by_a_roofline_that_is_not_fitted_is_said_to_be() -> None:
     run, prices = load_run(ROOT / "runs" / "8xa100", ["model.n_layers=11"]), read_machines(MACHINES, [])
-    lines = describe_offers(run, prices, make_offers(run, prices, {run.train.parts[0].dataset: None}))
+    lines = describe_offers(run, prices, make_offers(run, prices, {run.train.data.parts[0].dataset: None}))
     assert "cheapest, fastest: by the roofline; no machine has been measured with a network of this shape" in lines
     assert "cheapest: 8xb200, by a roofline that is not fitted to its GPU; of the others 8xa100-40gb, $5.71" in lines
 
@@ -329,7 +325,7 @@ def test_a_measured_machine_is_the_cheapest_and_a_lower_bound_is_only_told() -> 
     run, prices = load_run(ROOT / "runs" / "8xa100", []), read_machines(MACHINES, [])
     unmeasured = Machine(name="2xh100-80gb", gpu=known_gpus()["h100-80gb"], gpus=2, usd_per_hour=5.98)
     prices = attrs.evolve(prices, machines=(*prices.machines, unmeasured))
-    lines = describe_offers(run, prices, make_offers(run, prices, {run.train.parts[0].dataset: None}))
+    lines = describe_offers(run, prices, make_offers(run, prices, {run.train.data.parts[0].dataset: None}))
     assert [line.split()[0] for line in lines if line.endswith("cheapest")] == ["8xa100-40gb"]
     assert "not measured, and cheaper if it reached its bound: 2xh100-80gb, $5.87" in lines
 
@@ -379,15 +375,15 @@ def test_tokens_per_second_beyond_the_peak_are_of_another_model(tmp_path: Path) 
     [machine] = prices.machines
     entered = attrs.evolve(prices, machines=(attrs.evolve(machine, tokens_per_second=1e9),))
     with pytest.raises(BadInput, match=r"8xb200: tokens_per_second: got 1e\+09, more than the 24,2"):
-        make_offers(run, entered, {run.train.parts[0].dataset: None})
+        make_offers(run, entered, {run.train.data.parts[0].dataset: None})
 
 
 @pytest.mark.parametrize(("validation", "checkpoint"), [(617, 617), (4, 6), (100, 7), (1, 5)])
 def test_a_plan_counts_the_validations_that_a_run_makes(validation: int, checkpoint: int) -> None:
     run, prices = load_run(ROOT / "runs" / "8xa100", []), read_machines(MACHINES, ["8xb200"])
-    train_config = attrs.evolve(run.train, validation_interval=validation, checkpoint_interval=checkpoint)
+    train_config = run.train.replace(validation_interval=validation, checkpoint_interval=checkpoint)
     run = attrs.evolve(run, train=train_config)
-    [offer] = make_offers(run, prices, {run.train.parts[0].dataset: None})
+    [offer] = make_offers(run, prices, {run.train.data.parts[0].dataset: None})
     assert offer.plan is not None
     steps, plan = offer.plan.steps, offer.plan
     job: Any = SimpleNamespace(run=run, last_step=steps)
@@ -424,30 +420,3 @@ def test_a_validation_that_does_not_fit_is_not_begun(clock: list[float]) -> None
 def test_a_limit_that_is_no_number_is_refused_in_plain_words(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match=r"wanted a number above 0, such as 14\.32"):
         number(0, above=True, example="14.32")(text)
-
-
-LAUNCHER = """
-import subprocess, sys, time
-
-time.sleep(3)
-sys.exit(subprocess.run([sys.executable, "-c", sys.argv[1]]).returncode)
-"""
-RANK = "from training.launch import job_seconds; print(job_seconds())"
-
-
-def test_a_job_begins_with_the_torchrun_that_starts_it_for_the_first_time() -> None:
-    job = {"TORCHELASTIC_RUN_ID": "some"}
-    cases = [("torchrun", job), ("torchrun", {**job, "TORCHELASTIC_RESTART_COUNT": "1"}), ("srun", job)]
-    cases += [("a script that calls torchrun as well", {})]
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", LAUNCHER, RANK, name],
-            cwd=ROOT,
-            env={**os.environ, **environment},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for name, environment in cases
-    ]
-    seconds = [float(process.communicate()[0]) for process in started]
-    assert seconds[0] > 3 and all(0 < others < 3 for others in seconds[1:])

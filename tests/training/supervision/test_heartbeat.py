@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT, metrics, train
-from tests.training.supervision.runs import LONG, outcome, start, wait_for_step
-from tests.walks import children
+from tests.training.supervision.runs import LONG, outcome, start, wait_for_step, wait_until
+from tests.walks import children, kill
 from training.checkpoints.directory import verify
 from training.supervision.heartbeat import BEAT_SECONDS
 from training.telemetry.metrics_log import read_metrics
@@ -121,6 +121,17 @@ def test_ranks_whose_torchrun_was_killed_stop_with_a_checkpoint(make_run: Callab
     assert_no_process_left(run)
 
 
+def test_ranks_whose_torchrun_was_killed_before_training_end_at_once(make_run: Callable[..., Path]) -> None:
+    run = make_run()
+    process = start(run, ranks=2, SLOW_START=600)
+    wait_until(lambda: all((run / f"waiting-{rank}").exists() for rank in range(2)), process)
+    kill(process.pid)
+    _, errors = process.communicate(timeout=180)  # the ranks have its pipes
+    assert errors.count("train.py: torchrun is gone") == 1
+    assert not (run / "exit.json").exists()
+    assert not (run / "checkpoints").exists()
+
+
 SLEEPING = """
 import os
 import time
@@ -135,7 +146,7 @@ server = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
 os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(server.port), TORCHELASTIC_RUN_ID="sleeping")
 place = dict(local_world_size=2, device=torch.device("cpu"), control=None, download=None)
 ranks = [Ranks(rank=rank, world_size=2, local_rank=rank, **place) for rank in range(2)]
-heartbeats = [Heartbeat(each, timeout_seconds=1, beat_seconds=0.1) for each in ranks]
+heartbeats = [Heartbeat(each, 1, on_lost=os.abort, on_orphaned=os.abort, beat_seconds=0.1) for each in ranks]
 time.sleep(0.5)
 print("asleep", flush=True)
 time.sleep(1)

@@ -1,0 +1,66 @@
+"""Launch environment: defaults without torchrun, and when a job began."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import ROOT
+from training import launch
+
+
+def test_a_process_without_torchrun_is_a_job_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("WORLD_SIZE", "RANK", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"):
+        monkeypatch.delenv(name, raising=False)
+    assert (launch.environment_world_size(), launch.environment_rank()) == (1, 0)
+    assert (launch.torchrun_job(), launch.restarts()) == (None, 0)
+
+
+def test_torchrun_tells_rank_job_and_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = {"WORLD_SIZE": "8", "RANK": "3", "TORCHELASTIC_RUN_ID": "night", "TORCHELASTIC_RESTART_COUNT": "2"}
+    for name, value in told.items():
+        monkeypatch.setenv(name, value)
+    assert (launch.environment_world_size(), launch.environment_rank()) == (8, 3)
+    assert (launch.torchrun_job(), launch.restarts()) == ("night", 2)
+
+
+LAUNCHER = """
+import subprocess, sys, time
+
+clock = lambda: str(time.clock_gettime(time.CLOCK_BOOTTIME))
+began = clock()
+time.sleep(0.5)
+sys.exit(subprocess.run([sys.executable, "-c", sys.argv[1], began, clock()]).returncode)
+"""
+RANK = """
+import sys, time
+from training.launch import job_seconds
+
+clock = lambda: time.clock_gettime(time.CLOCK_BOOTTIME)
+launcher, own = map(float, sys.argv[1:])
+print(clock() - launcher, job_seconds(), clock() - own)
+"""
+TICK_SECONDS = 0.02  # the system notes the start of a process in ticks
+
+
+def test_a_job_begins_with_the_torchrun_that_starts_it_for_the_first_time() -> None:
+    job = {"TORCHELASTIC_RUN_ID": "some"}
+    cases = [("torchrun", job), ("torchrun", {**job, "TORCHELASTIC_RESTART_COUNT": "1"}), ("srun", job)]
+    cases += [("a script that calls torchrun as well", {})]
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", LAUNCHER, RANK, name],
+            cwd=ROOT,
+            env={**os.environ, **environment},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for name, environment in cases
+    ]
+    outputs = [map(float, process.communicate()[0].split()) for process in started]
+    for (name, environment), (launcher, seconds, own) in zip(cases, outputs, strict=True):
+        if (name, environment) == cases[0]:
+            assert seconds >= launcher - TICK_SECONDS
+        else:
+            assert 0 < seconds <= own + TICK_SECONDS

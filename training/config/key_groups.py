@@ -1,0 +1,119 @@
+"""The keys of `train.json` in groups: for each key its type, default and check, its unit or meaning.
+
+Spellings are those of the file. Keys and defaults are those of gpjt/ddp-base-model-from-scratch where it has them, so
+that its run directories mean the same here.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from model.checks import Validator, boolean, boolean_or, integer, number, one_of, optional
+from training.config.dataset_config import DatasetPart, read_parts
+
+OPTIMIZERS = {"adamw": "AdamW", "muon": "Muon for the matrices of the blocks, AdamW for all else"}
+
+
+def define(check: Validator, default: Any = attrs.NOTHING, *, plumbing: bool = False) -> Any:
+    """Define a key; one without a default is required.
+
+    `plumbing`: the key changes no trained weight, but for rounding. Runs that differ in plumbing keys and the seed
+    alone count as one recipe: evaluate.py compare takes their difference for noise.
+    """
+    return attrs.field(default=default, validator=check, metadata={"plumbing": plumbing})
+
+
+def _dataset(_: Any, __: Any, value: Any) -> None:
+    read_parts(value)
+
+
+@attrs.frozen(kw_only=True)
+class DataOptions:
+    """Training data: datasets, where reading starts and in which order."""
+
+    dataset: str | Sequence[Mapping[str, Any]] = define(
+        _dataset
+    )  # of the hub, a local directory, or several with weights
+    min_train_tokens: int | None = define(optional(integer(1)), None)  # null: all tokens there are
+    start_train_token: int = define(integer(0), 0)  # in each train stream
+    max_epochs: int = define(integer(1), 1, plumbing=True)  # a limit: the number of steps tells what is read
+    era_tokens: int | None = define(optional(integer(1)), None)  # range of a shuffle; null: the whole stream
+    shuffle: bool = define(boolean(), False)  # windows in a seeded order
+
+    @property
+    def parts(self) -> tuple[DatasetPart, ...]:
+        """The datasets and their weights."""
+        return read_parts(self.dataset)
+
+
+@attrs.frozen(kw_only=True)
+class BatchOptions:
+    """Batch, in sequences: the global batch is science, the micro-batch is what fits."""
+
+    microbatch_size: int = define(integer(1, 1 << 20), plumbing=True)
+    global_batch_size: int | None = define(optional(integer(1, 1 << 30)), None)
+    gradient_accumulation_steps: int | None = define(optional(integer(1, 1 << 20)), None, plumbing=True)
+
+
+@attrs.frozen(kw_only=True)
+class OptimizationOptions:
+    """Optimizer, learning-rate schedule, weight decay (matrices only), gradient clipping."""
+
+    optimizer: str = define(one_of(*OPTIMIZERS), "adamw")
+    learning_rate: float = define(number(0.0, above=True), 4e-4)  # the schedule's peak
+    schedule_learning_rate: bool = define(boolean(), False)  # linear warm-up, cosine decay; false: constant
+    warmup_period_percent: float = define(number(0.0, 100.0), 0)  # of all steps
+    weight_decay: float = define(number(0.0), 0.1)
+    adam_beta1: float = define(number(0.0, 0.99999), 0.9)
+    adam_beta2: float = define(number(0.0, 0.99999), 0.999)
+    clipping_max_norm: float | None = define(
+        optional(number(0.0, above=True)), None
+    )  # global L2 norm; null: no clipping
+
+
+@attrs.frozen(kw_only=True)
+class SpikeOptions:
+    """Loss spikes: steps whose loss or gradient norm is far above those before."""
+
+    on_spike: str | None = define(optional(one_of("stop", "skip")), None)  # null: only non-finite steps are held back
+    spike_window: int = define(integer(2, 1 << 20), 128)  # steps
+    spike_zscore: float = define(number(0.0, above=True), 6.0)  # standard deviations
+
+
+@attrs.frozen(kw_only=True)
+class CheckpointOptions:
+    """Checkpoints: how often, how many."""
+
+    checkpoint_interval: int = define(integer(1), 500, plumbing=True)  # steps
+    keep_checkpoints: int = define(integer(1), 3, plumbing=True)  # newest ones; the best is kept beside them
+
+
+@attrs.frozen(kw_only=True)
+class ValidationOptions:
+    """Validation: how often, on how much."""
+
+    validation_interval: int | None = define(optional(integer(1)), 500, plumbing=True)  # steps; null: none
+    validation_sequences: int = define(integer(1, 1 << 30), 1024, plumbing=True)
+    start_val_token: int = define(integer(0), 0, plumbing=True)  # in the validation stream
+
+
+@attrs.frozen(kw_only=True)
+class ExecutionOptions:
+    """Execution: parallelism, determinism, precision, compilation."""
+
+    parallel: str = define(one_of("ddp", "fsdp"), "ddp", plumbing=True)
+    # null: elastic on a CPU where the world size allows it, off on a GPU
+    determinism: str | None = define(optional(one_of("off", "run", "elastic")), None, plumbing=True)
+    cpu_threads: int = define(integer(1, 1024), 1, plumbing=True)  # per rank on a CPU; they change the bits
+    precision: str = define(one_of("auto", "bf16", "fp16", "fp32"), "auto")
+    # true: block by block; "model": as one graph; null: true on a GPU, false on a CPU
+    compile: bool | str | None = define(optional(boolean_or("model")), None, plumbing=True)
+
+
+@attrs.frozen(kw_only=True)
+class MemoryOptions:
+    """Memory options: settings that trade compute for memory."""
+
+    loss_chunks: int = define(integer(1, 1 << 20), 1, plumbing=True)  # parts of a micro-batch's logits, one at a time
+    recompute_blocks: bool = define(boolean(), False, plumbing=True)  # activations of blocks in the backward pass
