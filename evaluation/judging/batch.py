@@ -15,23 +15,13 @@ import attrs
 
 from common.errors import BadInput
 from common.json_files import parse_json
+from evaluation.judging.prompt import Prompt
 from evaluation.judging.replies import ODD_SHAPE, message_in, one_line, read_reply
-from evaluation.judging.request import (
-    NO_CREDIT,
-    PATHS,
-    UNBILLED,
-    Failure,
-    JudgeRequest,
-    NoReply,
-    explained,
-    may_be_done,
-    refusal_of,
-)
+from evaluation.judging.request import NO_CREDIT, PATHS, UNBILLED, Failure, NoReply, explained, may_be_done, refusal_of
 from evaluation.judging.session import RETRIES, Session
 from evaluation.judging.store import Asked, StoredBatch
 
 if TYPE_CHECKING:
-    from openai import AsyncOpenAI
     from openai.types import Batch as RemoteBatch
 
 MOST_REQUESTS, MOST_BYTES = 50_000, 200_000_000  # of one batch: OpenAI's limits
@@ -45,11 +35,11 @@ async def ask_in_batches(session: Session, poll_seconds: float) -> None:
 
     Raises BadInput if the server takes no batch.
     """
-    prompts = session.store.prompts
+    histories = session.store.prompts
     failed: set[str] = set()  # keys without any reply: not again in this session
     while not session.stopping:
-        waiting = deque(request for request in session.outstanding() if request.key not in failed)
-        before = {request.key: len(prompts[request.key].replies) for request in waiting}
+        waiting = deque(prompt for prompt in session.outstanding() if prompt.key not in failed)
+        before = {prompt.key: len(histories[prompt.key].replies) for prompt in waiting}
         left = len(waiting)
         while waiting and await _hand_over(session, waiting):
             pass
@@ -59,8 +49,8 @@ async def ask_in_batches(session: Session, poll_seconds: float) -> None:
                 session.ending.over_budget = session.budget.most_usd(asked)
             return
         await collect(session, poll_seconds)
-        handed_over = before.keys() - {request.key for request in waiting}
-        failed |= {key for key in handed_over if len(prompts[key].replies) == before[key]}
+        handed_over = before.keys() - {prompt.key for prompt in waiting}
+        failed |= {key for key in handed_over if len(histories[key].replies) == before[key]}
 
 
 async def collect(session: Session, poll_seconds: float) -> None:
@@ -68,7 +58,7 @@ async def collect(session: Session, poll_seconds: float) -> None:
 
     Raises BadInput if the server does not answer.
     """
-    wanted = {request.key for request in session.outstanding()}
+    wanted = {prompt.key for prompt in session.outstanding()}
     for batch in session.store.open_batches(session.judge.base_url):
         if wanted.isdisjoint(batch.keys):
             continue
@@ -94,8 +84,8 @@ async def collect(session: Session, poll_seconds: float) -> None:
             raise BadInput(f"{session.judge.base_url}: batch {ended.id} failed: {reason}")
 
 
-async def _hand_over(session: Session, waiting: deque[JudgeRequest]) -> bool:
-    """Upload and create one batch of the first waiting requests; False if the budget has no room for even one."""
+async def _hand_over(session: Session, waiting: deque[Prompt]) -> bool:
+    """Upload and create one batch of the first waiting prompts; False if the budget has no room for even one."""
     from openai import NotFoundError
 
     asked: list[Asked] = []
@@ -114,7 +104,7 @@ async def _hand_over(session: Session, waiting: deque[JudgeRequest]) -> bool:
         return False
     with _one_line_errors(session):
         try:
-            file = await _retrying(session).files.create(file=("requests.jsonl", b"".join(lines)), purpose="batch")
+            file = await session.retrying.files.create(file=("requests.jsonl", b"".join(lines)), purpose="batch")
             keys = [one.key for one in asked]
             batch = StoredBatch(upload=file.id, base_url=session.judge.base_url, keys=keys, asked=asked)
             session.store.note_batch(batch)
@@ -157,7 +147,7 @@ async def _create(session: Session, batch: StoredBatch) -> None:
 async def _find(session: Session, batch: StoredBatch) -> StoredBatch | None:
     """Return the batch that was created from an uploaded file, with its id; None if the server lists none."""
     seen: set[str] = set()
-    async for other in _retrying(session).batches.list(limit=100):
+    async for other in session.retrying.batches.list(limit=100):
         if other.input_file_id == batch.upload:
             found = attrs.evolve(batch, id=other.id)
             session.store.note_batch(found)
@@ -176,7 +166,7 @@ async def _wait(session: Session, batch: StoredBatch, poll_seconds: float) -> "R
     shown = None
     while not session.ending.interrupted:
         try:
-            state = await _retrying(session).batches.retrieve(batch.id)
+            state = await session.retrying.batches.retrieve(batch.id)
         except NotFoundError as error:
             raise BadInput(
                 f"{session.judge.base_url}: batch {one_line(batch.id)}: the server does not know it; its "
@@ -207,7 +197,7 @@ async def _fetch(session: Session, batch: StoredBatch, ended: "RemoteBatch") -> 
         if name is None:
             continue
         try:
-            content = await _retrying(session).files.content(name)
+            content = await session.retrying.files.content(name)
         except NotFoundError:
             _note(f"batch {ended.id}: the server has no file {one_line(name)} any more")
             odd += 1
@@ -246,11 +236,6 @@ def _take(session: Session, line: str, by_key: dict[str, Asked]) -> bool:
         if failure.failure is Failure.FAILED:
             session.ending.unanswered.append(str(failure))
     return True
-
-
-def _retrying(session: Session) -> "AsyncOpenAI":
-    """Return a client that retries: only for requests that cost nothing."""
-    return session.client.with_options(max_retries=RETRIES)
 
 
 def _note(message: str) -> None:

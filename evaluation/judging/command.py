@@ -13,6 +13,7 @@ from evaluation.shared.command_line import check_alone
 
 if TYPE_CHECKING:
     from evaluation.instruct.overlap import FreeScores
+    from evaluation.judging.client import Credentials
     from evaluation.judging.judgement import Judgement, JudgeOptions
     from evaluation.judging.panel import Panel
     from evaluation.judging.prices import Price
@@ -63,20 +64,21 @@ def run(arguments: argparse.Namespace) -> int:
         _print_free(panel)
         print("no judge was asked: name one with --model")
         return EXIT_DONE
-    judge, price = _judge(arguments), _price(arguments)
-    with closing(VerdictStore(arguments.verdicts or default_store())) as store:
-        from evaluation.judging.client import find_key
-        from evaluation.judging.judgement import Judgement
-        from evaluation.judging.report import cost_line
+    from evaluation.judging.client import find_key
+    from evaluation.judging.judgement import Judgement
+    from evaluation.judging.report import cost_line
 
+    judge, credentials = _server(arguments)
+    price = _price(arguments, judge.base_url)
+    with closing(VerdictStore(arguments.verdicts or default_store())) as store:
         judgement = Judgement(panel, judge, store, price, _options(arguments))
         if judgement.outstanding():
-            find_key(judge.base_url, judgement.options.credentials)  # fails before anything that takes time
+            find_key(judge.base_url, credentials)  # fails before anything that takes time
         free = _print_free(panel)
         if any(len(candidate.seeds) > panel.slots for candidate in panel.candidates):
             print(f"judged: the first {panel.slots} of each model's seeds, as many as all models have")
         print(judgement.plan(), flush=True)
-        judgement.ask()
+        judgement.ask(credentials)
         if judgement.ending.interrupted or judgement.ending.fatal is not None:
             print(cost_line(judgement), flush=True)
         if judgement.ending.interrupted:
@@ -109,39 +111,34 @@ def _print_free(panel: "Panel") -> "list[list[FreeScores]]":
     return free
 
 
-def _base_url(arguments: argparse.Namespace) -> str:
-    from evaluation.judging.client import OPENAI_URL
-
-    return arguments.base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI_URL
-
-
-def _judge(arguments: argparse.Namespace) -> "Judge":
-    from evaluation.judging.client import split_credentials
+def _server(arguments: argparse.Namespace) -> "tuple[Judge, Credentials]":
+    """Return the judge, and the user and password that its URL holds."""
+    from evaluation.judging.client import OPENAI_URL, split_credentials
     from evaluation.judging.prompt import Judge
 
-    url = _base_url(arguments)
+    url = arguments.base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI_URL
     if not url.startswith(("http://", "https://")):
         shown = url.rpartition("@")[2]
         raise BadInput(f"--base-url: got '{shown}', wanted http:// or https://, as http://localhost:8000/v1")
-    plain, _ = split_credentials(url)
-    return Judge(model=arguments.model, effort=arguments.effort, base_url=plain.rstrip("/"), api=arguments.api)
+    plain, credentials = split_credentials(url)
+    judge = Judge(model=arguments.model, effort=arguments.effort, base_url=plain.rstrip("/"), api=arguments.api)
+    return judge, credentials
 
 
-def _price(arguments: argparse.Namespace) -> "Price | None":
-    """Return the judge's price; None for another server's model that the table lacks, if no limit needs it."""
+def _price(arguments: argparse.Namespace, base_url: str) -> "Price":
+    """Return the judge's price. It may be unknown for a server other than OpenAI's, if no limit needs it."""
     from evaluation.judging.client import OPENAI_URL
-    from evaluation.judging.prices import PRICES, read_price
+    from evaluation.judging.prices import PRICES, UNKNOWN_PRICE, read_price
 
     try:
         return read_price(arguments.prices or PRICES, arguments.model)
     except BadInput:
-        if _judge(arguments).base_url == OPENAI_URL or arguments.max_usd is not None or arguments.prices is not None:
+        if base_url == OPENAI_URL or arguments.max_usd is not None or arguments.prices is not None:
             raise
-        return None
+        return UNKNOWN_PRICE
 
 
 def _options(arguments: argparse.Namespace) -> "JudgeOptions":
-    from evaluation.judging.client import split_credentials
     from evaluation.judging.judgement import JudgeOptions
 
     return JudgeOptions(
@@ -153,7 +150,6 @@ def _options(arguments: argparse.Namespace) -> "JudgeOptions":
         timeout_seconds=arguments.timeout,
         max_usd=arguments.max_usd,
         retry_wrong=arguments.retry_wrong,
-        credentials=split_credentials(_base_url(arguments))[1],
     )
 
 

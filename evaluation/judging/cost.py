@@ -8,9 +8,9 @@ from typing import Any
 import attrs
 
 from evaluation.judging.prices import Price, money
-from evaluation.judging.prompt import Judge
-from evaluation.judging.request import JudgeRequest
-from evaluation.judging.store import Asked, JudgeUsage, Reply, Usage, VerdictStore
+from evaluation.judging.prompt import Judge, Prompt
+from evaluation.judging.request import request_body
+from evaluation.judging.store import Asked, JudgeUsage, Usage, VerdictStore
 
 BYTES_PER_TOKEN = 4  # English, roughly: judges' tokenizers would have to be downloaded
 TOKENS_PER_GRADE = 40  # label, comment, score
@@ -25,7 +25,6 @@ NEVER_REASONING = ("gpt-4", "gpt-3.5")  # others are not known
 ENOUGH_REPLIES = 5  # of a judge, to estimate by their usage
 MANY_REPLIES, ROOM = 20, 4  # to limit replies by the longest of them, and to how many times that
 MOST_DOUBLINGS = 4  # of the limit of a reply
-LIMIT_FIELD = {"responses": "max_output_tokens", "chat": "max_completion_tokens"}
 
 
 @attrs.frozen(kw_only=True)
@@ -55,13 +54,13 @@ class JudgeCost:
 class CostEstimate:
     """Cost of requests that are not sent yet."""
 
-    price: Price | None
+    price: Price
     usd: float  # expected
     most: float  # if every reply is as long as allowed
     replies: int  # replies that the estimate is measured on; 0: a guess
 
     def __str__(self) -> str:
-        if self.price is None:
+        if not self.price.known:
             return "price unknown"
         source = f", as {self.replies:,} replies of this judge" if self.replies else ""
         return (
@@ -76,22 +75,22 @@ class JudgeBudget:
     def __init__(
         self,
         judge: Judge,
-        requests: dict[str, JudgeRequest],
+        prompts: dict[str, Prompt],
         store: VerdictStore,
-        price: Price | None,
+        price: Price,
         most_usd: float | None = None,
     ):
-        """Start with the cost of earlier sessions. `requests`: by key; `price` None: cost is not counted."""
-        self.judge, self.requests, self.store, self.price = judge, requests, store, price
+        """Start with the cost of earlier sessions. `prompts`: by key."""
+        self.judge, self.prompts, self.store, self.price = judge, prompts, store, price
         self._most_usd = most_usd
         self._costs: dict[str, JudgeCost] = {}
         self.usd = 0.0  # upper bound of the bill: requests without an outcome count at their most
-        for key in requests:
+        for key in prompts:
             self.update(key)
 
     @property
     def cost(self) -> JudgeCost:
-        """Return the cost of all requests of the judgement."""
+        """Return the cost of all prompts."""
         costs = self._costs.values()
         return JudgeCost(
             counted=sum(cost.counted for cost in costs),
@@ -101,7 +100,7 @@ class JudgeBudget:
 
     def update(self, key: str) -> None:
         """Count a prompt again, by its requests and replies in the store."""
-        if key in self.requests:
+        if key in self.prompts:
             before = self._costs.get(key, JudgeCost())
             self._costs[key] = cost = self._cost_of_prompt(key)
             self.usd += cost.usd - before.usd
@@ -111,21 +110,21 @@ class JudgeBudget:
         return self._most_usd is None or self.usd + usd <= self._most_usd
 
     def most_usd(self, asked: Asked) -> float:
-        """Return the most that a request can cost, in dollars; 0 without a price."""
-        return self._usd(asked.most, batch=asked.batch)
+        """Return the most that a request can cost, in dollars."""
+        return self.price.of(asked.most, batch=asked.batch)
 
-    def plan(self, request: JudgeRequest, *, batch: bool = False) -> tuple[Asked, dict[str, Any]]:
-        """Return the record of a request about to be sent, and its body."""
-        limit = self._limit(request)
-        body = {**request.body, LIMIT_FIELD[self.judge.api]: limit}
+    def plan(self, prompt: Prompt, *, batch: bool = False) -> tuple[Asked, dict[str, Any]]:
+        """Return the record and the body of a request about to be sent."""
+        limit = self._limit(prompt)
+        body = request_body(self.judge, prompt, limit)
         sent = len(json.dumps(body, ensure_ascii=False).encode())
         excess = self.store.usage[self.judge.label].excess
         most_input = math.ceil(sent * excess)  # a tokenizer of bytes makes at most one token of each
         asked = Asked(
             id=uuid.uuid4().hex,
-            key=request.key,
+            key=prompt.key,
             judge=self.judge.label,
-            answers=request.answers,
+            answers=prompt.answers,
             sent_bytes=sent,
             limit=limit,
             most=Usage(input=most_input, cache_write=most_input, output=math.ceil(limit * excess)),
@@ -133,49 +132,41 @@ class JudgeBudget:
         )
         return asked, body
 
-    def estimate(self, requests: list[JudgeRequest], *, batch: bool) -> CostEstimate:
-        """Return the cost of requests, by the usage of the judge's earlier replies if there are enough."""
+    def estimate(self, prompts: list[Prompt], *, batch: bool) -> CostEstimate:
+        """Return the cost of asking prompts, by the usage of the judge's earlier replies if there are enough."""
         used = self.store.usage[self.judge.label]
         measured = used.replies >= ENOUGH_REPLIES
         usd = most = 0.0
-        for request in requests:
-            asked, _ = self.plan(request, batch=batch)
+        for prompt in prompts:
+            asked, _ = self.plan(prompt, batch=batch)
             expected = _measured_usage(used, asked) if measured else expected_usage(asked, self.judge)
-            usd += self._usd(expected, batch=batch)
+            usd += self.price.of(expected, batch=batch)
             most += self.most_usd(asked)
         return CostEstimate(price=self.price, usd=usd, most=most, replies=used.replies if measured else 0)
 
-    def _limit(self, request: JudgeRequest) -> int:
+    def _limit(self, prompt: Prompt) -> int:
         """Return the token limit of a reply: twice as high for each reply that was cut off by it.
 
         An unanswered prompt keeps its limit: a server that knows Idempotency-Key compares bodies.
         """
-        history, used = self.store.prompts[request.key], self.store.usage[self.judge.label]
+        history, used = self.store.prompts[prompt.key], self.store.usage[self.judge.label]
         if history.last_asked is not None and history.last_asked.id in history.open:
             return history.last_asked.limit
         longest = used.longest if used.replies >= MANY_REPLIES else None
         cut = sum(reply.cut for reply in history.replies)
-        return most_output(request.answers, self.judge, longest) << min(cut, MOST_DOUBLINGS)
+        return most_output(prompt.answers, self.judge, longest) << min(cut, MOST_DOUBLINGS)
 
     def _cost_of_prompt(self, key: str) -> JudgeCost:
         history = self.store.prompts[key]
-        counted = sum(self._usd(reply.usage, batch=reply.batch) for reply in history.replies if reply.usage is not None)
-        bounds = [self._bound(reply) for reply in history.replies if reply.usage is None]
-        uncounted = [bound for bound in bounds if bound is not None] + [*map(self.most_usd, history.open.values())]
-        if self.price is None:
-            return JudgeCost()
+        counted, uncounted = 0.0, [self.most_usd(asked) for asked in history.open.values()]
+        for reply in history.replies:
+            asked = self.store.asked.get(reply.asked or "")
+            if reply.usage is not None:
+                counted += self.price.of(reply.usage, batch=reply.batch)
+            elif asked is not None or reply.refusal is None:  # earlier versions stored unbilled refusals like this
+                most = (asked or self.plan(self.prompts[key])[0]).most
+                uncounted.append(self.price.of(most, batch=reply.batch))
         return JudgeCost(counted=counted, uncounted=sum(uncounted), requests=len(uncounted))
-
-    def _bound(self, reply: Reply) -> float | None:
-        """Return the most that a reply without a count can have cost; None if it was not billed."""
-        asked = self.store.asked.get(reply.asked or "")
-        if asked is None and reply.refusal is not None:
-            return None  # from an earlier version, which stored refusals by status without usage
-        most = (asked or self.plan(self.requests[reply.key])[0]).most
-        return self._usd(most, batch=reply.batch)
-
-    def _usd(self, usage: Usage, *, batch: bool) -> float:
-        return 0.0 if self.price is None else self.price.of(usage, batch=batch)
 
 
 def most_output(answers: int, judge: Judge, longest: int | None = None) -> int:

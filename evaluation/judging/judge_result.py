@@ -13,7 +13,7 @@ from evaluation.instruct.overlap import FreeScores
 from evaluation.judging.judgement import Judgement, Verdicts
 from evaluation.judging.panel import Panel
 from evaluation.judging.scores import Scores
-from evaluation.judging.verdict import Grade, read_grades
+from evaluation.judging.verdict import Grade
 from evaluation.shared.results import append_result, as_read, results_of
 from training.telemetry.metrics_log import ANSWERS
 
@@ -71,7 +71,7 @@ def keep_comments(judgement: Judgement, verdicts: Verdicts) -> list[str]:
 def _shared_values(judgement: Judgement, verdicts: Verdicts, scores: Scores) -> dict[str, Any]:
     """Return the fields that the results of all candidates share."""
     panel, judge, cost = judgement.panel, judgement.judge, judgement.budget.cost
-    priced = judgement.budget.price is not None
+    priced = judgement.budget.price.known
     return {
         "judge": judge.model,
         "judge_snapshots": verdicts.snapshots,
@@ -130,10 +130,9 @@ def _comments(judgement: Judgement, verdicts: Verdicts) -> str:
     """Return every question with each answer to it, and that answer's scores and comments, one for each order."""
     panel = judgement.panel
     grades: dict[tuple[int, int, int], list[Grade]] = {}  # by question, seed, and number of the answer
-    for prompt, reply in zip(judgement.prompts, verdicts.replies, strict=True):
-        if reply is not None:
-            for answer, grade in zip(prompt.order, read_grades(reply.text, len(prompt.order)), strict=True):
-                grades.setdefault((prompt.question, prompt.slot, answer), []).append(grade)
+    for prompt, verdict in zip(judgement.prompts, verdicts.grades, strict=True):
+        for answer, grade in zip(prompt.order, verdict or [], strict=verdict is not None):
+            grades.setdefault((prompt.question, prompt.slot, answer), []).append(grade)
     lines = [f"# Comments of {printable(judgement.judge.model)}", ""]
     for question, record in enumerate(panel.questions):
         lines += [f"## {question + 1}. {printable(record.instruction)}", ""]

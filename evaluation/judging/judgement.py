@@ -13,11 +13,10 @@ from evaluation.judging.client import Credentials
 from evaluation.judging.cost import JudgeBudget
 from evaluation.judging.panel import Panel
 from evaluation.judging.prices import Price, money
-from evaluation.judging.prompt import Judge, make_prompts
-from evaluation.judging.request import JudgeRequest, make_request
+from evaluation.judging.prompt import Judge, Prompt, make_prompts
 from evaluation.judging.session import DEAD, Ending, Session, invalid_in_a_row, outstanding
-from evaluation.judging.store import Reply, VerdictStore
-from evaluation.judging.verdict import read_grades
+from evaluation.judging.store import VerdictStore
+from evaluation.judging.verdict import Grade
 
 TRIES = 2  # of a prompt whose first reply is invalid
 State: TypeAlias = Literal["judged", "refused", "not taken", "missing", "invalid"]
@@ -35,16 +34,14 @@ class JudgeOptions:
     timeout_seconds: float  # of a request
     max_usd: float | None  # of the judgement, in all sessions
     retry_wrong: bool  # ask again where all replies so far were invalid
-    credentials: Credentials = attrs.field(default=None, repr=False)  # of the server's URL
 
 
 @attrs.frozen(kw_only=True)
 class Verdicts:
     """What is known of each prompt."""
 
-    states: list[State]  # by prompt, as the lists below
-    replies: list[Reply | None]  # that hold a verdict
-    scores: list[tuple[float, ...] | None]  # by position
+    states: list[State]  # by prompt
+    grades: list[list[Grade] | None]  # by prompt and position
     snapshots: list[str]  # models that answered, by the server's name
 
     def count(self, *states: State) -> int:
@@ -56,22 +53,25 @@ class Verdicts:
         """Return the number of prompts without a verdict."""
         return len(self.states) - self.count("judged")
 
+    @property
+    def scores(self) -> list[tuple[float, ...] | None]:
+        """Return the scores by prompt and position."""
+        return [None if grades is None else tuple(grade.score for grade in grades) for grades in self.grades]
+
 
 class Judgement:
     """The prompts of a panel for a judge, and the session that sends them."""
 
-    def __init__(self, panel: Panel, judge: Judge, store: VerdictStore, price: Price | None, options: JudgeOptions):
+    def __init__(self, panel: Panel, judge: Judge, store: VerdictStore, price: Price, options: JudgeOptions):
         self.panel, self.judge, self.store, self.options = panel, judge, store, options
-        self.prompts = make_prompts(panel, options.orders, options.seed)
-        self._requests = [make_request(judge, prompt) for prompt in self.prompts]
-        by_key = {request.key: request for request in self._requests}
+        self.prompts = make_prompts(panel, judge, options.orders, options.seed)
+        by_key = {prompt.key: prompt for prompt in self.prompts}
         self.budget = JudgeBudget(judge, by_key, store, price, options.max_usd)
-        more = {key: len(store.prompts[key].replies) if options.retry_wrong else 0 for key in by_key}
-        self._tries = {key: TRIES + count for key, count in more.items()}
+        self._tries = {key: TRIES + options.retry_wrong * len(store.prompts[key].replies) for key in by_key}
         self.ending = Ending()
 
-    def outstanding(self) -> list[JudgeRequest]:
-        """Return the requests that are still to be sent."""
+    def outstanding(self) -> list[Prompt]:
+        """Return the prompts that are still to be asked."""
         return outstanding(self.budget, self._tries)
 
     def plan(self) -> str:
@@ -81,7 +81,7 @@ class Judgement:
         """
         left, options = self.outstanding(), self.options
         handed_over = {key for batch in self.store.open_batches(self.judge.base_url) for key in batch.keys}
-        new = [request for request in left if request.key not in handed_over]
+        new = [prompt for prompt in left if prompt.key not in handed_over]
         if new and not options.retry_wrong:
             self._check_last_replies()
         estimate, paid = self.budget.estimate(new, batch=options.batch), self.budget.usd
@@ -93,19 +93,19 @@ class Judgement:
                 f"{before}; nothing was sent: allow more, or pass fewer --orders or answers"
             )
         waiting = f", {len(left) - len(new):,} in a batch" if len(new) < len(left) else ""
-        answered = len(self.budget.requests) - len(left)
+        answered = len(self.budget.prompts) - len(left)
         return f"{len(new):,} requests{waiting}, {answered:,} already answered, {estimate}"
 
-    def ask(self) -> None:
+    def ask(self, credentials: Credentials) -> None:
         """Send what is outstanding. Raises BadInput if no server can be asked; `ending` takes all later errors."""
         if self.outstanding():
-            self.ending = asyncio.run(self._ask())
+            self.ending = asyncio.run(self._ask(credentials))
 
-    async def _ask(self) -> Ending:
+    async def _ask(self, credentials: Credentials) -> Ending:
         from evaluation.judging.client import open_client
 
         options = self.options
-        client = open_client(self.judge.base_url, options.credentials, options.timeout_seconds, options.concurrency)
+        client = open_client(self.judge.base_url, credentials, options.timeout_seconds, options.concurrency)
         session = Session(client, self.budget, self._tries)
         session.handle_signals()
         try:
@@ -123,43 +123,38 @@ class Judgement:
 
     def verdicts(self) -> Verdicts:
         """Return what is known of each prompt."""
-        histories = [self.store.prompts[request.key] for request in self._requests]
-        replies = [one.verdict(asked.answers) for one, asked in zip(histories, self._requests, strict=True)]
+        histories = [self.store.prompts[prompt.key] for prompt in self.prompts]
         return Verdicts(
-            states=[self._state(request, reply) for request, reply in zip(self._requests, replies, strict=True)],
-            replies=replies,
-            scores=[
-                None if reply is None else tuple(grade.score for grade in read_grades(reply.text, asked.answers))
-                for reply, asked in zip(replies, self._requests, strict=True)
-            ],
+            states=[self._state(prompt) for prompt in self.prompts],
+            grades=[one.verdict(prompt.answers) for one, prompt in zip(histories, self.prompts, strict=True)],
             snapshots=sorted({reply.model for one in histories for reply in one.replies if reply.model is not None}),
         )
 
     def why_missing(self) -> str:
         """Return the most common reason for a missing verdict."""
         reasons = Counter(self.ending.unanswered)
-        for request in self._requests:
-            history = self.store.prompts[request.key]
-            if history.replies and history.verdict(request.answers) is None:
+        for prompt in self.prompts:
+            history = self.store.prompts[prompt.key]
+            if history.replies and history.verdict(prompt.answers) is None:
                 last = history.replies[-1]
-                invalid = f"an invalid verdict: {last.problem(request.answers)}"
+                invalid = f"an invalid verdict: {last.problem(prompt.answers)}"
                 reasons[f"refused: {last.refusal}" if last.refusal else invalid] += 1
         return reasons.most_common(1)[0][0] if reasons else "not asked"
 
-    def _state(self, request: JudgeRequest, verdict: Reply | None) -> State:
-        history = self.store.prompts[request.key]
-        if verdict is not None:
+    def _state(self, prompt: Prompt) -> State:
+        history = self.store.prompts[prompt.key]
+        if history.verdict(prompt.answers) is not None:
             return "judged"
         if history.refused():
             return "refused"
-        if request.key in self.ending.not_taken:
+        if prompt.key in self.ending.not_taken:
             return "not taken"
-        return "invalid" if len(history.replies) >= self._tries[request.key] else "missing"
+        return "invalid" if len(history.replies) >= self._tries[prompt.key] else "missing"
 
     def _check_last_replies(self) -> None:
         """Raise BadInput if the last replies were all invalid."""
-        requests = self.budget.requests
-        last = [reply for reply in self.store.in_order if reply.key in requests][-DEAD:]
-        problems = [None if reply.refusal else reply.problem(requests[reply.key].answers) for reply in last]
+        prompts = self.budget.prompts
+        last = [reply for reply in self.store.in_order if reply.key in prompts][-DEAD:]
+        problems = [None if reply.refusal else reply.problem(prompts[reply.key].answers) for reply in last]
         if len(last) == DEAD and problems[-1] is not None and None not in problems:
             raise invalid_in_a_row(self.judge, last[-1], problems[-1])

@@ -25,12 +25,20 @@ class Price:
     batch_discount: float  # share of the price that a batch saves
     date: str  # when the price was read
 
+    @property
+    def known(self) -> bool:
+        """False for UNKNOWN_PRICE."""
+        return bool(self.date)
+
     def of(self, usage: Usage, *, batch: bool) -> float:
         """Return the cost of tokens in dollars."""
         plain = usage.input - usage.cached_input - usage.cache_write
         write = max(self.input, self.cache_write)
         usd = plain * self.input + usage.cached_input * self.cached_input + usage.cache_write * write
         return (usd + usage.output * self.output) / 1e6 * (1 - self.batch_discount if batch else 1)
+
+
+UNKNOWN_PRICE = Price(input=0.0, cached_input=0.0, cache_write=0.0, output=0.0, batch_discount=0.0, date="")
 
 
 def read_price(path: Path, model: str) -> Price:

@@ -50,16 +50,23 @@ class Prompt:
     slot: int  # seed of every model, by number
     order: tuple[int, ...]  # by position, the candidate's number; the number of candidates means the reference
     text: str
+    key: str  # of its verdict in the store
+
+    @property
+    def answers(self) -> int:
+        """Return the number of answers."""
+        return len(self.order)
 
 
-def make_prompts(panel: Panel, repeats: int, seed: int) -> list[Prompt]:
+def make_prompts(panel: Panel, judge: Judge, repeats: int, seed: int) -> list[Prompt]:
     """Return `repeats` prompts for each seed of the models and each question."""
     items = [(slot, question) for slot in range(panel.slots) for question in range(len(panel.questions))]
     prompts = []
     for index, order in enumerate(orders(len(panel.candidates) + 1, len(items), repeats, seed)):
         slot, question = items[index // repeats]
         text = prompt_text(panel.questions[question], [panel.text(question, slot, answer) for answer in order])
-        prompts.append(Prompt(question=question, slot=slot, order=order, text=text))
+        key = prompt_key(judge, text, len(order))
+        prompts.append(Prompt(question=question, slot=slot, order=order, text=text, key=key))
     return prompts
 
 
@@ -89,7 +96,7 @@ def prompt_text(record: Record, texts: list[str]) -> str:
     return text.encode("utf-8", "replace").decode()  # lone surrogates are valid JSON, but cannot be sent
 
 
-def prompt_key(judge: Judge, prompt: Prompt) -> str:
+def prompt_key(judge: Judge, text: str, answers: int) -> str:
     """Return the key of a verdict: the sha256 of judge, rubric, prompt and schema, whatever API sends them."""
-    asked = [judge.model, judge.effort, judge.base_url, RUBRIC, prompt.text, verdict_schema(len(prompt.order))]
+    asked = [judge.model, judge.effort, judge.base_url, RUBRIC, text, verdict_schema(answers)]
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()

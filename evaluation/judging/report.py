@@ -59,7 +59,7 @@ def report(judgement: Judgement, verdicts: Verdicts, scores: Scores | None) -> s
 def cost_line(judgement: Judgement) -> str:
     """Return the cost of all sessions of this judgement."""
     budget = judgement.budget
-    return "cost: unknown" if budget.price is None else f"cost, including earlier sessions: {budget.cost}"
+    return f"cost, including earlier sessions: {budget.cost}" if budget.price.known else "cost: unknown"
 
 
 def describe(panel: Panel, scores: Scores) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from common.json_files import parse_json
-from evaluation.judging.prompt import RUBRIC, Judge, Prompt, prompt_key
+from evaluation.judging.prompt import RUBRIC, Judge, Prompt
 from evaluation.judging.replies import message_in, one_line, read_reply
 from evaluation.judging.store import Asked, Reply, Usage
 from evaluation.judging.verdict import verdict_schema
@@ -27,15 +27,6 @@ FAILED = (500, 503, 529)
 GAVE_UP = (408, 425, 499)  # a gateway's timeout: the API behind it may go on, and bill
 PATHS = {"responses": "/responses", "chat": "/chat/completions"}
 UNBILLED = Usage(input=0, output=0)
-
-
-@attrs.frozen(kw_only=True)
-class JudgeRequest:
-    """A prompt, ready to be sent to a judge."""
-
-    key: str
-    answers: int
-    body: dict[str, Any]  # without the token limit, which a retry may change
 
 
 class Failure(Enum):
@@ -57,20 +48,25 @@ class NoReply(Exception):
         self.wait_seconds = wait_seconds
 
 
-def make_request(judge: Judge, prompt: Prompt) -> JudgeRequest:
-    """Return the request for a prompt. It has neither temperature nor seed, which newer models reject."""
-    answers = len(prompt.order)
-    form = {"name": "verdict", "strict": True, "schema": verdict_schema(answers)}
-    body: dict[str, Any] = {"model": judge.model}
+def request_body(judge: Judge, prompt: Prompt, limit: int) -> dict[str, Any]:
+    """Return the body of a request. It has neither temperature nor seed, which newer models reject.
+
+    `limit`: most tokens of the reply.
+    """
+    form = {"name": "verdict", "strict": True, "schema": verdict_schema(prompt.answers)}
     if judge.api == "responses":
-        body |= {"instructions": RUBRIC, "input": prompt.text, "store": False}
-        body |= {"text": {"format": {"type": "json_schema", **form}}}
-        body |= {} if judge.effort is None else {"reasoning": {"effort": judge.effort}}
-    else:
-        body["messages"] = [{"role": "system", "content": RUBRIC}, {"role": "user", "content": prompt.text}]
-        body |= {"response_format": {"type": "json_schema", "json_schema": form}}
-        body |= {} if judge.effort is None else {"reasoning_effort": judge.effort}
-    return JudgeRequest(key=prompt_key(judge, prompt), answers=answers, body=body)
+        effort: dict[str, Any] = {} if judge.effort is None else {"reasoning": {"effort": judge.effort}}
+        body: dict[str, Any] = {
+            "instructions": RUBRIC,
+            "input": prompt.text,
+            "store": False,
+            "max_output_tokens": limit,
+        }
+        return {"model": judge.model, **body, "text": {"format": {"type": "json_schema", **form}}, **effort}
+    effort = {} if judge.effort is None else {"reasoning_effort": judge.effort}
+    messages = [{"role": "system", "content": RUBRIC}, {"role": "user", "content": prompt.text}]
+    body = {"messages": messages, "response_format": {"type": "json_schema", "json_schema": form}}
+    return {"model": judge.model, **body, **effort, "max_completion_tokens": limit}
 
 
 async def send(client: "AsyncOpenAI", api: str, body: dict[str, Any], asked: Asked, attempt: str) -> Reply:

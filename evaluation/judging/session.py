@@ -13,9 +13,9 @@ from tqdm import tqdm
 from common.errors import BadInput
 from evaluation.judging.cost import JudgeBudget
 from evaluation.judging.prices import money
-from evaluation.judging.prompt import Judge
+from evaluation.judging.prompt import Judge, Prompt
 from evaluation.judging.replies import one_line
-from evaluation.judging.request import Failure, JudgeRequest, NoReply, send
+from evaluation.judging.request import Failure, NoReply, send
 from evaluation.judging.store import Asked, Reply
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ class Session:
     def __init__(self, client: "AsyncOpenAI", budget: JudgeBudget, tries: dict[str, int]):
         """`tries`: by key, the number of invalid replies after which a prompt is given up."""
         self.client, self.budget, self._tries = client, budget, tries
+        self.retrying = client.with_options(max_retries=RETRIES)  # for requests that cost nothing
         self.judge, self.store = budget.judge, budget.store
         self.ending = Ending()
         self._unanswered_in_a_row = self._invalid_in_a_row = 0
@@ -79,8 +80,8 @@ class Session:
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._interrupted.wait(), seconds)
 
-    def outstanding(self) -> list[JudgeRequest]:
-        """Return the requests that are still to be sent."""
+    def outstanding(self) -> list[Prompt]:
+        """Return the prompts that are still to be asked."""
         return outstanding(self.budget, self._tries)
 
     async def ask_directly(self, concurrency: int) -> None:
@@ -88,17 +89,17 @@ class Session:
 
         The first replies show what the next ones cost, and whether the judge is usable at all.
         """
-        requests = self.outstanding()
-        waiting = iter(requests)
+        prompts = self.outstanding()
+        waiting = iter(prompts)
         self._most_at_once = concurrency
-        with tqdm(total=len(requests), disable=None, unit="verdict") as bar:
+        with tqdm(total=len(prompts), disable=None, unit="verdict") as bar:
 
             async def work() -> None:
-                for request in waiting:
+                for prompt in waiting:
                     if self.stopping:
                         return
                     try:
-                        await self._ask(request)
+                        await self._ask(prompt)
                     except Exception as error:  # noqa: BLE001  # the other workers' replies are paid for: keep them
                         self.ending.fatal = self.ending.fatal or error
                         async with self._turn:
@@ -106,7 +107,7 @@ class Session:
                     bar.set_postfix_str(money(self.budget.usd))
                     bar.update()
 
-            await asyncio.gather(*(work() for _ in range(min(concurrency, len(requests)))))
+            await asyncio.gather(*(work() for _ in range(min(concurrency, len(prompts)))))
 
     def keep(self, reply: Reply) -> None:
         """Store a reply and count its cost: its most if the server did not count. Raises BadInput."""
@@ -122,8 +123,8 @@ class Session:
                 file=sys.stderr,
             )
         self._unanswered_in_a_row = 0
-        request = self.budget.requests.get(reply.key)
-        problem = None if request is None or reply.refusal else reply.problem(request.answers)
+        prompt = self.budget.prompts.get(reply.key)
+        problem = None if prompt is None or reply.refusal else reply.problem(prompt.answers)
         if problem is None:
             self._invalid_in_a_row = 0
             self._at_once = min(self._at_once + 1, self._most_at_once)
@@ -152,15 +153,15 @@ class Session:
             self.ending.fatal = self.ending.fatal or why
 
     def _answered(self) -> int:
-        return sum(bool(self.store.prompts[key].replies) for key in self.budget.requests)
+        return sum(bool(self.store.prompts[key].replies) for key in self.budget.prompts)
 
-    async def _ask(self, request: JudgeRequest) -> None:
-        """Send a request until it is settled, or nothing more is to be sent."""
+    async def _ask(self, prompt: Prompt) -> None:
+        """Ask a prompt until it is settled, or nothing more is to be sent."""
         retries = {Failure.FAILED: RETRIES, Failure.LOST: LOST_RETRIES}  # left
         wait = FIRST_WAIT
-        while not self.store.prompts[request.key].is_settled(request.answers, self._tries[request.key]):
+        while not self.store.prompts[prompt.key].is_settled(prompt.answers, self._tries[prompt.key]):
             try:
-                if not await self._send_once(request):
+                if not await self._send_once(prompt):
                     return
             except NoReply as error:
                 if error.failure not in retries:
@@ -176,9 +177,9 @@ class Session:
                 await self.pause(wait * random.uniform(0.75, 1) if seconds is None else seconds)
                 wait = min(2 * wait, LONGEST_WAIT)
 
-    async def _send_once(self, request: JudgeRequest) -> bool:
-        """Send a request in its turn and keep its reply; False: nothing more is to be sent. Raises NoReply."""
-        admitted = await self._admit(request)
+    async def _send_once(self, prompt: Prompt) -> bool:
+        """Ask a prompt once, in its turn, and keep the reply; False: nothing more is to be sent. Raises NoReply."""
+        admitted = await self._admit(prompt)
         if admitted is None:
             return False
         asked, body = admitted
@@ -195,16 +196,16 @@ class Session:
                 self._turn.notify_all()
         return True
 
-    async def _admit(self, request: JudgeRequest) -> tuple[Asked, dict[str, Any]] | None:
+    async def _admit(self, prompt: Prompt) -> tuple[Asked, dict[str, Any]] | None:
         """Wait for a turn and for room in the budget, and store the request; None: nothing more is to be sent."""
         async with self._turn:
             while not self.stopping:
                 if self._in_flight < self._at_once:
-                    asked, body = self.budget.plan(request)  # by the latest usage
+                    asked, body = self.budget.plan(prompt)  # by the latest usage
                     usd = self.budget.most_usd(asked)
                     if self.budget.allows(usd):
                         self.store.note_asked(asked)
-                        self.budget.update(request.key)
+                        self.budget.update(prompt.key)
                         self._in_flight += 1
                         return asked, body
                     if not self._in_flight:
@@ -215,10 +216,10 @@ class Session:
             return None
 
 
-def outstanding(budget: JudgeBudget, tries: dict[str, int]) -> list[JudgeRequest]:
-    """Return the requests that are not settled. `tries`: by key, how many invalid replies settle a prompt."""
-    prompts = budget.store.prompts
-    return [one for key, one in budget.requests.items() if not prompts[key].is_settled(one.answers, tries[key])]
+def outstanding(budget: JudgeBudget, tries: dict[str, int]) -> list[Prompt]:
+    """Return the prompts that are not settled. `tries`: by key, how many invalid replies settle one."""
+    histories = budget.store.prompts
+    return [one for key, one in budget.prompts.items() if not histories[key].is_settled(one.answers, tries[key])]
 
 
 def invalid_in_a_row(judge: Judge, reply: Reply, problem: str) -> BadInput:

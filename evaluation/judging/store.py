@@ -18,7 +18,7 @@ from common.clock import utc_now
 from common.errors import BadInput
 from common.files import writing
 from common.json_files import JsonLog, read_json_lines
-from evaluation.judging.verdict import read_grades
+from evaluation.judging.verdict import Grade, read_grades
 
 _INTEGER, _TEXT = attrs.validators.instance_of(int), attrs.validators.instance_of(str)
 _COUNT = [_INTEGER, attrs.validators.ge(0), attrs.validators.le(1 << 50)]
@@ -98,9 +98,10 @@ class PromptHistory:
     open: dict[str, Asked] = attrs.field(factory=dict)  # by id: requests without an outcome
     replies: list[Reply] = attrs.field(factory=list)
 
-    def verdict(self, answers: int) -> Reply | None:
-        """Return the first reply that holds a valid verdict."""
-        return next((reply for reply in self.replies if reply.problem(answers) is None), None)
+    def verdict(self, answers: int) -> list[Grade] | None:
+        """Return the first valid verdict."""
+        valid = (reply.text for reply in self.replies if reply.problem(answers) is None)
+        return next((read_grades(text, answers) for text in valid), None)
 
     def refused(self) -> bool:
         """Tell whether the judge has refused the prompt."""

@@ -7,13 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.evaluation.judging.sessions import (
-    PRICES,
-    judge,
-    quality,
-    result,
-    write,
-)
+from tests.evaluation.judging.sessions import PRICES, judge, quality, result, write
 from tests.judge_server import Judge, serve
 
 

@@ -14,10 +14,7 @@ from evaluation.judging.request import Failure, NoReply, send
 from evaluation.judging.store import Asked, Reply, Usage
 from tests import launch
 from tests.conftest import ROOT
-from tests.evaluation.judging.sessions import (
-    command,
-    judge,
-)
+from tests.evaluation.judging.sessions import command, judge
 from tests.judge_server import Judge
 
 KEY = "sk-proj-/secret+key=0123"

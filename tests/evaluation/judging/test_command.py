@@ -9,9 +9,7 @@ from common.errors import BadInput
 from evaluation.judging import command as command_module
 from tests import launch
 from tests.conftest import ROOT
-from tests.evaluation.judging.sessions import (
-    command,
-)
+from tests.evaluation.judging.sessions import command
 from tests.judge_server import Judge
 
 

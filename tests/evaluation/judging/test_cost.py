@@ -11,21 +11,11 @@ import pytest
 
 from evaluation.judging.cost import JudgeBudget, expected_usage, most_output
 from evaluation.judging.prices import PRICES as PRICE_TABLE
-from evaluation.judging.prices import read_price
+from evaluation.judging.prices import UNKNOWN_PRICE, read_price
 from evaluation.judging.prompt import make_prompts
 from evaluation.judging.replies import read_reply
-from evaluation.judging.request import make_request
 from evaluation.judging.store import Asked, Usage, VerdictStore
-from tests.evaluation.judging.sessions import (
-    JUDGE,
-    PRICES,
-    PROMPTS,
-    SILENT,
-    judge,
-    panel,
-    printed,
-    result,
-)
+from tests.evaluation.judging.sessions import JUDGE, PRICES, PROMPTS, SILENT, judge, panel, printed, result
 from tests.judge_server import Judge
 
 
@@ -116,9 +106,9 @@ def test_an_estimate_is_what_replies_of_the_same_judge_used(server: Judge, files
 @pytest.fixture
 def budget(tmp_path: Path) -> Iterator[JudgeBudget]:
     """The budget of two prompts for gpt-5-mini: 2 dollars a million tokens of output."""
-    requests = [make_request(JUDGE, prompt) for prompt in make_prompts(panel(2, 1), repeats=2, seed=0)]
+    prompts = {prompt.key: prompt for prompt in make_prompts(panel(2, 1), JUDGE, repeats=2, seed=0)}
     with closing(VerdictStore(tmp_path / "verdicts.jsonl")) as store:
-        yield JudgeBudget(JUDGE, {one.key: one for one in requests}, store, read_price(PRICE_TABLE, JUDGE.model), 1.0)
+        yield JudgeBudget(JUDGE, prompts, store, read_price(PRICE_TABLE, JUDGE.model), 1.0)
 
 
 def ask(budget: JudgeBudget, key: str, id: str, output: int) -> Asked:
@@ -138,7 +128,7 @@ def answer(budget: JudgeBudget, asked: Asked, output: int | None) -> None:
 
 
 def test_a_request_counts_at_its_most_until_it_is_answered(budget: JudgeBudget) -> None:
-    first, second = budget.requests
+    first, second = budget.prompts
     asked = [ask(budget, first, "a", 150_000), ask(budget, first, "b", 150_000), ask(budget, second, "c", 150_000)]
     assert budget.usd == pytest.approx(0.9)
     assert (budget.allows(0.1), budget.allows(0.11)) == (True, False)
@@ -149,19 +139,19 @@ def test_a_request_counts_at_its_most_until_it_is_answered(budget: JudgeBudget) 
     budget.store.note_unbilled(asked, "never sent")  # of the answered ones this says nothing
     budget.update(second)
     assert (budget.usd, budget.cost.requests) == (pytest.approx(0.05 + 0.3, abs=1e-5), 1)
-    again = JudgeBudget(JUDGE, budget.requests, budget.store, budget.price, 1.0)  # of the next session
+    again = JudgeBudget(JUDGE, budget.prompts, budget.store, budget.price, 1.0)  # of the next session
     assert again.usd == pytest.approx(budget.usd)
-    unpriced = JudgeBudget(JUDGE, budget.requests, budget.store, None, 1.0)
+    unpriced = JudgeBudget(JUDGE, budget.prompts, budget.store, UNKNOWN_PRICE, 1.0)
     assert (unpriced.cost.usd, unpriced.most_usd(asked[0])) == (0, 0)
 
 
 def test_the_limit_of_a_reply_leaves_room_for_reasoning_and_doubles_where_it_was_cut(budget: JudgeBudget) -> None:
-    request = next(iter(budget.requests.values()))
-    asked, body = budget.plan(request)
+    prompt = next(iter(budget.prompts.values()))
+    asked, body = budget.plan(prompt)
     assert body["max_output_tokens"] == asked.limit == asked.most.output == most_output(3, JUDGE) > 6000
-    assert asked.most.input == asked.sent_bytes >= len(request.body["input"])
+    assert asked.most.input == asked.sent_bytes >= len(body["input"])
     budget.store.add(attrs.evolve(read_reply(asked, {}), cut=True))
-    assert budget.plan(request)[0].limit == 2 * asked.limit
+    assert budget.plan(prompt)[0].limit == 2 * asked.limit
     assert most_output(3, attrs.evolve(JUDGE, effort="high")) > 20_000
     assert most_output(3, attrs.evolve(JUDGE, effort="none")) < 1000
     assert most_output(3, attrs.evolve(JUDGE, model="gpt-4.1")) < 1000  # it does not reason
@@ -172,10 +162,10 @@ def test_the_limit_of_a_reply_leaves_room_for_reasoning_and_doubles_where_it_was
 
 
 def test_the_limit_comes_down_to_what_many_replies_have_needed(budget: JudgeBudget) -> None:
-    request = next(iter(budget.requests.values()))
+    prompt = next(iter(budget.prompts.values()))
     limits = []
     for number, used in enumerate([200] * 20 + [400]):
-        limits.append(budget.plan(request)[0].limit)
+        limits.append(budget.plan(prompt)[0].limit)
         answer(budget, ask(budget, str(number), str(number), 400), used)
     assert limits == [6680] * 20 + [835]
-    assert budget.plan(request)[0].limit == 1670
+    assert budget.plan(prompt)[0].limit == 1670

@@ -3,12 +3,7 @@
 import re
 from pathlib import Path
 
-from tests.evaluation.judging.sessions import (
-    PROMPTS,
-    judge,
-    result,
-    store_path,
-)
+from tests.evaluation.judging.sessions import PROMPTS, judge, result, store_path
 from tests.judge_server import Judge
 
 

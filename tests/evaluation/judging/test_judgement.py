@@ -7,14 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.evaluation.judging.sessions import (
-    ORDERS,
-    QUESTIONS,
-    judge,
-    quality,
-    result,
-    write,
-)
+from tests.evaluation.judging.sessions import ORDERS, QUESTIONS, judge, quality, result, write
 from tests.judge_server import Judge
 
 

@@ -8,9 +8,7 @@ import pytest
 from common.errors import BadInput
 from evaluation.judging.panel import find_files, read_panel
 from evaluation.shared.results import append_result
-from tests.evaluation.judging.sessions import (
-    write,
-)
+from tests.evaluation.judging.sessions import write
 
 
 def test_answers_that_cannot_be_judged_together_are_one_line(files: list[Path], tmp_path: Path) -> None:

@@ -6,12 +6,9 @@ from collections import Counter
 import attrs
 import pytest
 
-from evaluation.judging.prompt import make_prompts, orders, prompt_key, prompt_text
+from evaluation.judging.prompt import make_prompts, orders, prompt_text
 from evaluation.shared.records import Record
-from tests.evaluation.judging.sessions import (
-    JUDGE,
-    panel,
-)
+from tests.evaluation.judging.sessions import JUDGE, panel
 
 
 @pytest.mark.parametrize("answers", [2, 3, 4, 6, 7, 12])
@@ -41,7 +38,7 @@ def test_no_answer_can_pose_as_another_or_hide_its_end() -> None:
 
 
 def test_the_reference_is_among_the_answers_and_nothing_tells() -> None:
-    prompts = make_prompts(panel(2, 4, slots=2), repeats=3, seed=0)
+    prompts = make_prompts(panel(2, 4, slots=2), JUDGE, repeats=3, seed=0)
     assert len(prompts) == 2 * 4 * 3
     for prompt in prompts:
         texts = list(json.loads(prompt.text)["answers"].values())
@@ -52,9 +49,10 @@ def test_the_reference_is_among_the_answers_and_nothing_tells() -> None:
 
 
 def test_a_verdict_is_kept_under_what_was_asked_not_how() -> None:
-    prompt, other = make_prompts(panel(2, 1), repeats=2, seed=0)
-    key = prompt_key(JUDGE, prompt)
-    assert key == prompt_key(attrs.evolve(JUDGE, api="chat"), prompt)
-    for changed in ({"model": "gpt-5"}, {"effort": "low"}, {"base_url": "http://there/v1"}):
-        assert prompt_key(attrs.evolve(JUDGE, **changed), prompt) != key
-    assert prompt_key(JUDGE, other) != key
+    def key(number: int = 0, **changed: str) -> str:
+        return make_prompts(panel(2, 1), attrs.evolve(JUDGE, **changed), repeats=2, seed=0)[number].key
+
+    assert (
+        key() == key(api="chat") == "36efc5ae72e9f3b0744755df0f29281c165b8b36ab4e3b7c0c86a7fc60727508"
+    )  # as in stores of earlier versions
+    assert len({key(), key(1), key(model="gpt-5"), key(effort="low"), key(base_url="http://there/v1")}) == 5

@@ -7,15 +7,7 @@ import attrs
 import pytest
 
 from evaluation.judging.store import Asked, Reply, Usage, VerdictStore
-from tests.evaluation.judging.sessions import (
-    PRICES,
-    PROMPTS,
-    judge,
-    printed,
-    read_store,
-    store_lines,
-    write_store,
-)
+from tests.evaluation.judging.sessions import PRICES, PROMPTS, judge, printed, read_store, store_lines, write_store
 from tests.judge_server import Judge
 
 
