@@ -5,15 +5,10 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from common.arguments import print_any_name, whole_number
-from common.errors import EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, BadInput, printable
+from common.errors import EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, BadInput
 from common.installation import begin
-
-if TYPE_CHECKING:
-    from training.config.train_config import Run
-    from training.hardware.gpus import Gpu
 
 EPILOG = """examples:
   python find_batch_size.py runs/8xa100 --write
@@ -75,12 +70,13 @@ def main() -> int:
     try:
         run = load_run(arguments.run, arguments.overrides)
         if arguments.predict is not None:
+            from training.batch_finder.prediction_table import prediction_table
             from training.hardware.gpus import find_gpu
             from training.planning.price_list import gpus_of
 
             known = gpus_of(arguments.machines)
             gpus = [find_gpu(name.strip(), known) for name in arguments.predict.split(",")]
-            print("\n".join(predictions(run, gpus, arguments.world_size or 1)))
+            print("\n".join(prediction_table(run, gpus, arguments.world_size or 1)))
         elif arguments.probe is not None:
             from training.batch_finder.worker import Post, serve
 
@@ -96,43 +92,6 @@ def main() -> int:
         print("find_batch_size.py: interrupted: nothing is written", file=sys.stderr, flush=True)
         return EXIT_INTERRUPTED
     return EXIT_DONE
-
-
-def predictions(run: "Run", gpus: "list[Gpu]", world_size: int) -> list[str]:
-    """Return the table of predicted peaks and largest micro-batches, by GPU and wrapper. Raises BadInput."""
-    import attrs
-
-    from training.batch_finder.search import check_world_size, keeping
-    from training.planning.memory_model import CALIBRATION, GIB, gpu_bytes, largest_microbatch, predict, remedies
-
-    check_world_size(run, world_size)
-    size, model, thrift, notes = run.train.batch.microbatch_size, run.model, run.train.thrift, []
-    kinds = ("ddp", "fsdp") if world_size > 1 and not thrift.muon else ("ddp",)
-    usable_bytes = {printable(gpu.name): gpu_bytes(gpu) for gpu in gpus}
-    rows = [f"{'GPU':<14} {'GiB':>6}  {'parallel':<8}  {f'peak at {size}':>12}  {'largest':>7}  keeps the global batch"]
-    for gpu, usable in usable_bytes.items():
-        line = f"{gpu:<14} {usable / GIB:>6.1f}"
-        for kind in kinds:
-            peak = predict(model, kind, world_size, size, thrift).total
-            largest = largest_microbatch(model, kind, world_size, usable, thrift)
-            rows.append(
-                f"{line}  {kind:<8}  {f'{peak / GIB:.2f} GiB':>12}  {largest or 'none':>7}  "
-                f"{keeping(run, world_size, largest or 0) or 'none'}"
-            )
-            if largest is None:
-                advice = remedies(model, kind, world_size, usable, muon=thrift.muon)
-                notes.append(f"{gpu}, {kind}: not even one sequence fits; {advice}")
-    if run.train.execution.precision == "fp32" or run.train.execution.compile is False:
-        notes.append(f"{run.directory / 'train.json'}: precision fp32 and compile false hold more than predicted here")
-    parts = predict(model, run.train.execution.parallel, world_size, size, thrift)
-    listed = ", ".join(f"{name} {size_bytes / GIB:.2f}" for name, size_bytes in attrs.asdict(parts).items())
-    return [
-        f"{run.directory}: on each of {world_size} ranks, at micro-batch {size}, {run.train.execution.parallel}, GiB: "
-        + listed,
-        *rows,
-        *notes,
-        f"{CALIBRATION}; bf16, compiled, determinism off",
-    ]
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Takes a blank Ubuntu GPU box (Lambda, RunPod, ...) to ready: virtual environment, requirements, and a look at what is
-# there. Safe to run again at any time; what is done already is left alone.
+# Set up a blank Ubuntu GPU machine (Lambda, RunPod, ...): virtual environment, requirements, and a report of its
+# hardware and credentials. Idempotent.
 set -euo pipefail
 cd "$(dirname "$0")"
 

@@ -1,9 +1,8 @@
-"""Tokens a second of cached generation, beside `transformers` with the same weights, on this CPU, in turn.
+"""Generation speed with a KV cache, beside `transformers` with the same weights, on this CPU, in turn.
 
 python benchmarks/generation.py [--sizes quickstart 124M] [--rounds 5] [--threads 1]
 
-Both take the most likely token each time, from the same prompt, without an end; that they take the same ones is
-checked. Needs `transformers`.
+Both decode greedily from the same prompt, without an end of text; equal tokens are asserted. Needs `transformers`.
 """
 
 import argparse

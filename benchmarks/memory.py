@@ -27,7 +27,8 @@ from training.batch_finder.worker_pool import Team
 from training.config.train_config import Run, load_run
 from training.hardware.environment import git_commit
 from training.hardware.gpus import known_gpus
-from training.planning.memory_model import GIB, HEADROOM, gpu_bytes, largest_microbatch, predict, saved_bytes
+from training.planning.memory_model import GIB, HEADROOM, MemoryModel, gpu_bytes
+from training.planning.network_sizes import saved_bytes
 
 CARDS = ("rtx3090-24gb", "a100-40gb", "l40s-48gb", "h100-80gb")
 CARD_SECONDS = 20.0  # for one size on one card; what has fitted by then is a least
@@ -68,7 +69,7 @@ def compare_saved() -> None:
     """Print the bytes that a forward pass saves on this CPU, beside those predicted."""
     network = GPT(SMALL)
     for microbatch_size in (1, 4):
-        predicted = predict(SMALL, "ddp", 1, microbatch_size)
+        predicted = MemoryModel(model=SMALL).predict(microbatch_size)
         with torch.autocast("cpu", torch.bfloat16):
             saved = saved_bytes(network, microbatch_size)
         _print_ratio(f"small, micro-batch {microbatch_size}, saved", predicted.activations + predicted.copies, saved)
@@ -76,14 +77,15 @@ def compare_saved() -> None:
 
 def compare_allocated(size: str, run: Run, gpu_memory: int) -> None:
     """Print the peak of some micro-batches in steps on this GPU, beside those predicted."""
-    largest = largest_microbatch(run.model, "ddp", 1, int((1 - HEADROOM) * gpu_memory)) or 1
+    memory = MemoryModel(model=run.model)
+    largest = memory.largest_microbatch(int((1 - HEADROOM) * gpu_memory)) or 1
     team = _team(run, None)
     try:
         for microbatch_size in sorted({max(1, int(share * largest)) for share in SHARES}):
             _, reports = team.order(microbatch_size, TRIAL_STEPS)
             what = f"{size}, micro-batch {microbatch_size}, allocated"
             if reports:
-                predicted = predict(run.model, "ddp", 1, microbatch_size).allocated
+                predicted = memory.predict(microbatch_size).allocated
                 _print_ratio(what, predicted, reports[0].allocated or 0)
             else:
                 print(f"{what}: predicted to fit, does not", flush=True)
@@ -98,7 +100,7 @@ def compare_largest(size: str, run: Run, card: str, gpu_memory: int) -> None:
     if 0.98 * card_bytes > gpu_memory:  # the same card may have a little less
         print(f"{size}, {card}: more than this GPU has", flush=True)
         return
-    predicted = largest_microbatch(run.model, "ddp", 1, gpu_bytes(gpu))
+    predicted = MemoryModel(model=run.model).largest_microbatch(gpu_bytes(gpu))
     search, team = Search(candidates(run, 1)), _team(run, card_bytes)
     try:
         gallop(run, team, search, time.monotonic() + CARD_SECONDS)

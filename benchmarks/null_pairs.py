@@ -1,10 +1,10 @@
-"""How often `evaluate.py compare` names a winner among trained models of one recipe, and finds a recipe that is better.
+"""False and true positives of `evaluate.py compare`, on models of one recipe and of a better one.
 
 python benchmarks/null_pairs.py FOLDER [--runs 24]
 
-Trains tiny models with other seeds, some with other values of keys that change no result, and six with a third of the
-learning rate; measures the held-out loss of all on the same text; and compares them as evaluate.py does. Then the runs
-of the one recipe are called several recipes at random, again and again. FOLDER is kept: the same command goes on.
+Trains tiny models with different seeds, some with different values of keys that change no result, and six with a third
+of the learning rate; measures the held-out loss of all on the same text; compares them as evaluate.py does. Then the
+runs of the one recipe are labelled as several recipes at random, many times. FOLDER is kept: the same command resumes.
 """
 
 import argparse
@@ -40,11 +40,11 @@ WITHOUT_EFFECT: list[dict[str, Any]] = [
     {"parallel": "fsdp"},
     {"microbatch_size": 8, "timeout_seconds": 60},
 ]
-SHUFFLES = 1000  # ways to call the runs of one recipe several
+SHUFFLES = 1000  # random labellings
 
 
 def main() -> None:
-    """Train what is missing, and print what compare makes of it."""
+    """Train missing runs, and print the comparisons."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--runs", type=int, default=24, help="of the one recipe (%(default)s)")
@@ -74,7 +74,7 @@ def main() -> None:
 
 
 def _winners(recipes: list[tuple[list[Row], int]], draw: np.random.Generator) -> int:
-    """Return in how many comparisons a winner was named. `recipes`: of each the runs, and how many are drawn."""
+    """Return the number of comparisons with a winner. `recipes`: the runs of each, and the number to draw."""
     named = 0
     for _ in range(SHUFFLES):
         left = {id(rows): list(draw.permutation(len(rows))) for rows, _ in recipes}

@@ -30,11 +30,11 @@ import torch
 from training.batch_finder.worker import take_steps
 from training.build import make_network, make_settings, make_state
 from training.config.batch_plan import make_plan
-from training.config.key_groups import OPTIMIZERS
 from training.config.train_config import load_run
 from training.exactness.fingerprint import resolve_numerics
 from training.exactness.levels import set_determinism
 from training.hardware.environment import cpu_name, git_commit
+from training.optimizers.optimizer_registry import OPTIMIZERS
 from training.parallel.process_group import start, stop
 from training.state import StepSettings, TrainState
 from training.telemetry.metrics_log import read_metrics

@@ -1,4 +1,4 @@
-"""What benchmarks of training share: a run directory over random tokens, trained under torchrun, and its metrics."""
+"""Run directory over random tokens for training benchmarks, trained under torchrun, and its metrics."""
 
 import json
 import subprocess
@@ -22,7 +22,7 @@ BASE: dict[str, Any] = {"clipping_max_norm": 1.0, "validation_interval": None, "
 
 
 def prepare(folder: Path, model: ModelConfig, steps: int, **train: Any) -> Path:
-    """Write token files for so many steps and a run directory; return the latter. `train`: keys of train.json."""
+    """Write token files for a number of steps, and a run directory; return the latter. `train`: keys of train.json."""
     count = steps * train["global_batch_size"] * model.context_length + 1
     tokens = np.random.default_rng(0).integers(0, model.vocab_size, count, dtype=np.uint16)
     (folder / "tokens").mkdir()
@@ -35,9 +35,9 @@ def prepare(folder: Path, model: ModelConfig, steps: int, **train: Any) -> Path:
 
 
 def train(run: Path, ranks: int, **settings: str) -> tuple[list[dict[str, Any]], float | None]:
-    """Train the run anew; return its metrics, and the bytes that each rank sent in a step over the loopback device.
+    """Train the run from the start; return its metrics, and the bytes each rank sent per step over the loopback device.
 
-    The bytes are None where fewer than three steps were seen, or there is no such device; on GPUs NCCL avoids it.
+    The bytes are None if fewer than three steps were seen, or without such a device; on GPUs NCCL avoids it.
     """
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}", "train.py"]
     options = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
@@ -76,12 +76,12 @@ def loopback_bytes() -> int:
 
 
 def seconds_by_step(records: list[dict[str, Any]], tokens_per_step: int) -> dict[int, float]:
-    """Return how long each step took."""
+    """Return the seconds of each step."""
     return {
         record["step"]: tokens_per_step / record["tokens_per_second"] for record in records if "train_loss" in record
     }
 
 
 def saves(records: list[dict[str, Any]], before_step: int) -> list[dict[str, Any]]:
-    """Return the saves before a step; the last one of a run waits for the disk, so its stall is another thing."""
+    """Return the saves before a step: the stall of a run's last save includes the disk, so it is left out."""
     return [record for record in records if record.get("event") == "checkpoint" and record["step"] < before_step]

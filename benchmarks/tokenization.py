@@ -1,14 +1,13 @@
 #!/usr/bin/env python3
-"""How fast text becomes tokens, against two other ways to do it, on the same text in the same run.
+"""Tokenization speed of prepare_data.py beside two other pipelines, on the same text in the same run.
 
 `python benchmarks/tokenization.py [FILE.parquet ...] [--workers 2] [--rounds 2] [--megabytes 200] [--tokenizer FILE]`
 
-Without a file, a Parquet file of distinct texts is made from what lies on this machine: documentation, sources. Each
-way runs in a process of its own, in turn. CPU seconds are those of the process and all that it starts and waits for
-(Ray's workers are none of those). Memory is the peak of their anonymous memory, and disk the most that was written
-beside the input; both are sampled in a round of their own, which is not timed. The steady state is told of
-prepare_data.py alone: the rate at which tokens are committed, of all workers together, start-up and end left out. Below
-a gigabyte of text there are too few commits to tell much.
+Without a file, a Parquet file of distinct texts is made from documentation and sources on this machine. The pipelines
+run in turn, each in a process of its own. CPU seconds include all child processes, but not Ray's workers. Memory is the
+peak of their anonymous memory, disk the peak of files beside the input; both are sampled in a separate round, which is
+not timed. Steady state, of prepare_data.py alone: tokens committed per second by all workers, without start-up and end;
+below a gigabyte of text there are too few commits for it.
 
 gpjt      the loop of gpjt/ddp-base-model-from-scratch's prepare_datasets.py: datasets -> encode_batch of 1,000
           documents in 8 threads -> lists -> a tensor -> all tensors together, one file a split
@@ -36,25 +35,25 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 TEXT_NAMES = (".py", ".pyi", ".txt", ".md", ".rst", ".html", ".h", ".c", ".js", ".pl", ".po", ".xml")
-LONGEST_FILE = 2_000_000  # bytes; what is longer is data
+LONGEST_FILE = 2_000_000  # bytes; longer ones are data
 VALIDATION = 0.01
-STEADY = (0.15, 0.9)  # from and to which share of the tokens
+STEADY = (0.15, 0.9)  # first and last share of the tokens
 
 
 @attrs.frozen
 class TokenizationCost:
-    """What one run took."""
+    """Cost of one run."""
 
     wall_seconds: float
     cpu_seconds: float
     peak_memory_bytes: int
     peak_disk_bytes: int
     tokens: int
-    steady_rate: float  # tokens committed a second; 0 where nothing tells
+    steady_rate: float  # tokens committed per second; 0 if unknown
 
 
 def main() -> None:
-    """Measure and print; with --run, be one of the ways."""
+    """Measure and print; with --run, run one of the other pipelines."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parquet", nargs="*", type=Path)
     parser.add_argument("--tokenizer", default="gpt2", metavar="gpt2|FILE.tiktoken")
@@ -78,7 +77,7 @@ def main() -> None:
 
 
 def compare(arguments: argparse.Namespace, file: Path, folder: Path) -> None:
-    """Run all ways in turn on a file; print a table of medians."""
+    """Run all pipelines in turn on a file; print a table of medians."""
     costs: dict[str, list[TokenizationCost]] = {way: [] for way in arguments.ways}
     for turn in range(arguments.rounds + 1):
         for way, taken in costs.items():
@@ -105,7 +104,7 @@ def compare(arguments: argparse.Namespace, file: Path, folder: Path) -> None:
 
 
 def measure_way(command: list[str], output: Path, *, look: bool) -> TokenizationCost:
-    """Run a command to its end and return what it took; memory and disk where it is looked at, which costs time."""
+    """Run a command and return its cost; with `look` also memory and disk, whose sampling takes time."""
     environment = {**os.environ, "HF_HOME": str(output / "cache"), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "1"}
     peaks = Peaks(output)
     commits: list[tuple[float, int]] = []
@@ -116,21 +115,25 @@ def measure_way(command: list[str], output: Path, *, look: bool) -> Tokenization
 
 
 def follow(output: Path, commits: list[tuple[float, int]], process: Process) -> None:
-    """Note when how many tokens are committed, while a process of prepare_data.py runs; of others there are none."""
-    from tokens.prepare.commit_log import LEDGER, entries_after  # not where it would count for the other ways
+    """Record times and counts of committed tokens while a process of prepare_data.py runs."""
+    from tokens.prepare.commit_log import (  # imported here so that the other pipelines do not pay for it
+        LEDGER,
+        entries_after,
+    )
+    from tokens.prepare.encode_unit import Result
 
     seen, tokens = 0, 0
     while process.poll() is None:
         time.sleep(SAMPLE_SECONDS)
         for entry, end in entries_after(output / LEDGER, seen):
             seen = end
-            tokens += sum(part["tokens"] for part in entry.get("parts", {}).values())
+            tokens += sum(part.tokens for part in entry.parts.values()) if isinstance(entry, Result) else 0
         if tokens and (not commits or commits[-1][1] < tokens):
             commits.append((time.perf_counter(), tokens))
 
 
 def steady_rate(commits: list[tuple[float, int]]) -> float:
-    """Return the tokens committed a second between the shares that `STEADY` tells; 0 where there are none."""
+    """Return the tokens committed per second between the shares of STEADY; 0 without commits."""
     if not commits:
         return 0.0
     (began, before), (ended, after) = (
@@ -140,8 +143,8 @@ def steady_rate(commits: list[tuple[float, int]]) -> float:
 
 
 def count_tokens(output: Path) -> int:
-    """Return how many tokens a way has written."""
-    from tokens.format.token_file import read_header
+    """Return the number of tokens in the output."""
+    from tokens.format.header import read_header
 
     files = [read_header(path).length for path in output.glob("*.safetensors")]
     return sum(files) if files else sum(path.stat().st_size // 2 for path in output.glob("*.bin"))
@@ -182,7 +185,7 @@ def load(arguments: argparse.Namespace) -> Any:
 
 
 def gpjt(arguments: argparse.Namespace, file: Path) -> None:
-    """Batches of lists, in memory until the end."""
+    """Tokenize as gpjt does: batches of lists, in memory until the end."""
     import torch
     from datasets import load_dataset
     from safetensors.torch import save_file
@@ -204,7 +207,7 @@ def gpjt(arguments: argparse.Namespace, file: Path) -> None:
 
 
 def nanogpt(arguments: argparse.Namespace, file: Path) -> None:
-    """A mapped dataset, then a memory map."""
+    """Tokenize as nanoGPT does: a mapped dataset, then a memory map."""
     import numpy as np
     from datasets import load_dataset
 
@@ -230,7 +233,7 @@ def nanogpt(arguments: argparse.Namespace, file: Path) -> None:
 
 
 def other(name: str, arguments: argparse.Namespace, file: Path, output: Path) -> list[str]:
-    """Return the command of a way that is written here."""
+    """Return the command of another pipeline, in this file."""
     options = ["--run", name, "--tokenizer", arguments.tokenizer, "--workers", str(arguments.workers)]
     return [sys.executable, __file__, str(file), *options, "--output", str(output)]
 

@@ -31,9 +31,9 @@ from random_run import ROOT, prepare
 from common.errors import BadInput
 from common.installation import use_expandable_segments
 from model.config import GPT2_SIZES, ModelConfig, flops_per_token
-from training.config.train_config import Thrift
+from training.config.key_groups import MemoryOptions
 from training.hardware.environment import cpu_name, git_commit
-from training.planning.memory_model import GIB, largest_microbatch
+from training.planning.memory_model import GIB, MemoryModel
 
 WARM_UP = 3  # steps that are not counted: clocks, and compilation where nothing came before
 SECONDS = 540  # of a size, on a GPU: then the steps so far count
@@ -116,13 +116,15 @@ def _batch(model: ModelConfig, arguments: argparse.Namespace) -> BatchShape:
         if arguments.cuda:
             usable = int((1 - HEADROOM) * torch.cuda.get_device_properties(0).total_memory)
             settings = _settings(arguments)
-            thrift = Thrift(
-                loss_chunks=settings.get("loss_chunks", 1),
-                recompute_blocks=settings.get("recompute_blocks", False),
-                muon=settings.get("optimizer") == "muon",
+            keys = attrs.fields_dict(MemoryOptions)
+            memory = MemoryModel(
+                model=model,
+                world_size=arguments.ranks,
+                options=MemoryOptions(**{key: value for key, value in settings.items() if key in keys}),
+                optimizer=settings.get("optimizer", "adamw"),
             )
-            kinds = arguments.parallel
-            fits = min(largest_microbatch(model, kind, arguments.ranks, usable, thrift) or 1 for kind in kinds)
+            models = [attrs.evolve(memory, parallel=kind) for kind in arguments.parallel]
+            fits = min(one.largest_microbatch(usable) or 1 for one in models)
         largest = min(fits or 1, share, LARGEST_MICROBATCH)
         size = next(size for size in range(largest, 0, -1) if share % size == 0)
     return BatchShape(ranks=arguments.ranks, microbatch_size=size, accumulation=max(1, share // size))

@@ -52,8 +52,8 @@ KEYS = {"aws_access_key_id": "key", "aws_secret_access_key": "secret"}
 
 
 @contextmanager
-def serve_s3() -> Iterator[S3Server]:
-    """Serve an empty bucket while the context lasts."""
+def serve_s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
+    """Serve an empty bucket while the context lasts, known to this process and its children as users set it up."""
     pytest.importorskip("s3fs")
     server_module = pytest.importorskip("moto.server")
     from werkzeug.serving import WSGIRequestHandler, make_server
@@ -69,9 +69,13 @@ def serve_s3() -> Iterator[S3Server]:
     threading.Thread(target=server.serve_forever, daemon=True).start()
     urllib.request.urlopen(f"{s3.url}/moto-api/reset", data=b"")  # its memory is the process's
     s3.client().create_bucket(Bucket=BUCKET)
+    for name, value in s3.environment().items():
+        monkeypatch.setenv(name, value)
+    _forget_servers()
     try:
         yield s3
     finally:
+        _forget_servers()
         server.shutdown()
         server.server_close()
 
@@ -108,7 +112,7 @@ def _ailing(app: Callable[..., Iterable[bytes]], s3: S3Server) -> Callable[..., 
     return answer
 
 
-def forget_servers() -> None:
+def _forget_servers() -> None:
     """Make fsspec connect anew: the next server has another port."""
     import s3fs
 

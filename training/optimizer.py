@@ -1,98 +1,82 @@
-"""What turns gradients into updates: AdamW, or Muon for the matrices of the blocks and AdamW for all else.
-
-AdamW (Loshchilov and Hutter 2019) is fused on GPUs. Muon (Jordan 2024) makes a matrix's momentum nearly orthogonal by
-five Newton-Schulz steps in bf16. Its update gets the size of AdamW's (Liu et al., arXiv 2502.16982), so that one
-learning rate and one weight decay serve both. Either decays matrices only.
-"""
+"""The optimizer of a run: the update of all parameters, and the state that checkpoints keep."""
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from training.config.key_groups import OptimizationOptions
-
-ADAMW_MOMENTS, MUON_MOMENTS = ("exp_avg", "exp_avg_sq"), ("momentum_buffer",)  # torch's names
+from training.optimizers.optimizer_registry import OPTIMIZERS
+from training.optimizers.update_rule import HyperParameters, StateTensor
 
 
 class Optimizer:
-    """Updates all parameters of a network.
+    """Updates all parameters of a network, each by the rule of the run's optimizer that takes it.
 
-    `moments` has the state that travels in checkpoints, by torch's name of the moment and the parameter's name.
+    `state_tensors` has the tensors that travel in checkpoints, by torch's name of the state and the parameter's name.
     """
 
-    def __init__(self, parameters: dict[str, nn.Parameter], config: OptimizationOptions, device: torch.device):
-        matrices = _block_matrices(parameters) if config.optimizer == "muon" else {}
-        others = {name: parameter for name, parameter in parameters.items() if name not in matrices}
-        self.moments: dict[str, dict[str, Tensor]] = {}
-        self._adamw = _make_adamw(others, config, device)
-        self.parts: tuple[torch.optim.Optimizer, ...] = (self._adamw,)
-        self._begin(self._adamw, others, ADAMW_MOMENTS)
-        for state in self._adamw.state.values():
-            state["step"] = torch.zeros((), device=device if self._adamw.defaults["fused"] else "cpu")
-        if matrices:
-            self.parts += (_make_muon(matrices, config),)
-            self._begin(self.parts[1], matrices, MUON_MOMENTS)
+    def __init__(self, parameters: dict[str, nn.Parameter], options: OptimizationOptions, device: torch.device):
+        hyper = HyperParameters(
+            learning_rate=options.learning_rate,
+            weight_decay=options.weight_decay,
+            betas=(options.adam_beta1, options.adam_beta2),
+        )
+        self.state_tensors: dict[str, dict[str, Tensor]] = {}
+        self.parts: tuple[torch.optim.Optimizer, ...] = ()
+        for rule in OPTIMIZERS[options.optimizer].rules:
+            own = {name: value for name, value in parameters.items() if rule.takes(name, tuple(value.shape))}
+            if own:
+                part = rule.build(own, hyper, device)
+                self.parts += (part,)
+                for name, parameter in own.items():
+                    for kind, declared in rule.state(tuple(parameter.shape)).items():
+                        self._begin(part, kind, name, parameter, declared)
+        self._fused = all(part.defaults.get("fused") for part in self.parts)
+        self._steps = torch.zeros((), dtype=torch.float64, device=device)
 
     def set_learning_rate(self, rate: float) -> None:
-        """Make the next update one of this learning rate."""
+        """Set the learning rate of the next update."""
         for part in self.parts:
             for group in part.param_groups:
                 group["lr"] = rate
 
     def step(self, held: Tensor) -> None:
-        """Apply the gradients; where the scalar `held` is 1.0 nothing changes, neither moments nor step counts."""
-        if len(self.parts) == 1 and self._adamw.defaults["fused"]:
-            self._adamw.found_inf = held  # type: ignore[attr-defined]  # the fused kernel's own switch
-            self._adamw.step()
-        elif not held.item():  # on a CPU nothing waits; Muon has no switch, so with it the host waits for the GPU here
+        """Apply the gradients. Where the scalar `held` is 1.0, nothing changes: no parameter, state or step count."""
+        if self._fused:
+            for part in self.parts:
+                part.found_inf = held  # type: ignore[attr-defined]  # the fused kernels' own switch
+                part.step()
+            self._steps += 1 - held
+        elif not held.item():  # free on a CPU; on a GPU the host waits here, for kernels without a switch
             for part in self.parts:
                 part.step()
+            self._steps += 1
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of all state tensors, on all ranks together."""
+        tensors = (tensor for own in self.state_tensors.values() for tensor in own.values())
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
     @property
     def steps(self) -> int:
-        """Updates that were applied; fewer than the run's steps where some were held back. Waits for the GPU."""
-        return int(next(iter(self._adamw.state.values()))["step"].item())
+        """Number of applied updates: the run's steps, less those held back. Waits for the GPU."""
+        return int(self._steps.item())
 
     @steps.setter
     def steps(self, count: int) -> None:
-        for state in self._adamw.state.values():
-            state["step"].fill_(count)
+        self._steps.fill_(count)
+        for part in self.parts:
+            for state in part.state.values():
+                if "step" in state:
+                    state["step"].fill_(count)
 
     def _begin(
-        self, part: torch.optim.Optimizer, parameters: dict[str, nn.Parameter], moments: tuple[str, ...]
+        self, part: torch.optim.Optimizer, kind: str, name: str, parameter: nn.Parameter, declared: StateTensor
     ) -> None:
-        """Begin the state that torch begins at the first update: a checkpoint is read, or written, before that."""
-        for moment in moments:
-            self.moments[moment] = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
-            for name, parameter in parameters.items():
-                part.state[parameter][moment] = self.moments[moment][name]
-
-
-def _block_matrices(parameters: dict[str, nn.Parameter]) -> dict[str, nn.Parameter]:
-    """Return those that Muon takes: weights inside the blocks, no embedding, no output head."""
-    return {
-        name: parameter for name, parameter in parameters.items() if name.startswith("blocks.") and parameter.dim() == 2
-    }
-
-
-def _make_adamw(
-    parameters: dict[str, nn.Parameter], config: OptimizationOptions, device: torch.device
-) -> torch.optim.AdamW:
-    """Return AdamW. Biases and LayerNorm gains, which have one dimension, do not decay."""
-    decayed = [parameter for parameter in parameters.values() if parameter.dim() >= 2]
-    others = [parameter for parameter in parameters.values() if parameter.dim() < 2]
-    groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
-    # On a CPU one tensor after the other stays in the cache: the bits of foreach in about half of its time. FSDP's
-    # shards are dispatched in Python, which costs more than that.
-    sharded = any(isinstance(parameter, DTensor) for parameter in parameters.values())
-    kernel = {"fused": True} if device.type == "cuda" else {"foreach": sharded}
-    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=(config.adam_beta1, config.adam_beta2), **kernel)
-
-
-def _make_muon(matrices: dict[str, nn.Parameter], config: OptimizationOptions) -> torch.optim.Muon:
-    return torch.optim.Muon(
-        list(matrices.values()),
-        lr=config.learning_rate,
-        weight_decay=config.weight_decay,
-        adjust_lr_fn="match_rms_adamw",
-    )
+        """Begin state that torch would begin at the first update: a checkpoint is loaded, or written, before that."""
+        if declared.shape == tuple(parameter.shape):
+            tensor = torch.zeros_like(parameter, dtype=declared.dtype)  # sharded where the parameter is
+        else:
+            tensor = torch.zeros(declared.shape, dtype=declared.dtype, device=parameter.device)
+        part.state[parameter][kind] = tensor
+        self.state_tensors.setdefault(kind, {})[name] = tensor

@@ -5,7 +5,7 @@ import os
 import sys
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from common.arguments import number, whole_number
 from common.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_STOPPED, BadInput
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from evaluation.judging.panel import Panel
     from evaluation.judging.prices import Price
     from evaluation.judging.prompt import Judge
-    from evaluation.shared.measure import EvaluationResult
 
 VERDICTS = Path(__file__).resolve().parents[2] / "runs" / "verdicts.jsonl"
 HELP = "have a language model score several models' answers side by side"
@@ -187,10 +186,3 @@ def _conclude(judgement: "Judgement", free: "list[list[FreeScores]]", allowed_pe
             f"{allowed_percent:g} %: the result is not kept; rerun the same command, or raise --allow-left-out"
         )
     return EXIT_DONE
-
-
-def read_results(record: dict[str, Any]) -> "list[EvaluationResult]":
-    """Structure a stored result for the comparison."""
-    from evaluation.judging.score_measures import read_scores
-
-    return read_scores(record)

@@ -23,3 +23,9 @@ def test_numbers_in_range_are_taken() -> None:
     assert whole_number(1)("8") == 8
     assert number(0)("0") == 0.0
     assert number(0, above=True, example="14.32")("14.32") == 14.32
+
+
+@pytest.mark.parametrize("text", ["14,32", "$14", "nan", "inf", "0", "-1"])
+def test_a_limit_that_is_no_number_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match=r"wanted a number above 0, such as 14\.32"):
+        number(0, above=True, example="14.32")(text)

@@ -19,6 +19,7 @@ from safetensors.numpy import load_file
 from tests import launch
 from tests.conftest import ROOT, shared
 from tests.walks import children, kill
+from tokens.format.manifest import Manifest
 from tokens.format.splits import SplitRule
 from tokens.prepare.executors import Executor, Inline, Processes
 from tokens.prepare.prepare import Host, PrepareRequest, prepare
@@ -30,7 +31,7 @@ PYTHONPATH = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH
 
 def write(
     directory: Path, source: Path, *, workers: int = 0, make: Callable[[], Executor] | None = None, **changes: Any
-) -> dict[str, Any]:
+) -> Manifest:
     """Prepare the bytes of a source, in this process, with workers or with another executor; return the manifest."""
     rule = {"kind": "tail", "seed": 0, "validation": 0.0, "test": 0.0}
     request = {

@@ -1,4 +1,4 @@
-"""The lines of a compressed file, and how far into it they are known to be good."""
+"""Lines of a gzip or Zstandard file, and the position up to which they are known to be good."""
 
 import gzip
 import io
@@ -6,23 +6,23 @@ import zlib
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
-from tokens.documents.lines import read_line
-from tokens.documents.sources import Damaged
+from tokens.documents.inputs import Damaged
+from tokens.documents.text_file import read_line
 
-BLOCK_BYTES = 1 << 15  # read at a time: what damage costs is known as exactly
+BLOCK_BYTES = 1 << 15  # read at a time: lost bytes are counted as exactly
 # Of Zstandard, decompressed at a time. 3 bytes may become 128 KiB: so at most 11 MiB come of the least, and
 # 175 MiB of the most, which doubles the usual speed.
 LEAST_BYTES, MOST_BYTES = 1 << 8, 1 << 12
-BLOCK_OUT_BYTES = 1 << 17  # come out at once, whatever part of the block went in last
+BLOCK_OUT_BYTES = 1 << 17  # that one part may yield at once
 USUAL_GROWTH = 64  # of a part; after one that grew more, the next is the least
-LINES_BYTES = 1 << 20  # handed out at a time, at most
-CHECKSUMS = ("CRC", "Incorrect length", "checksum")  # in what the libraries say
+LINES_BYTES = 1 << 20  # buffered, at most
+CHECKSUMS = ("CRC", "Incorrect length", "checksum")  # in the libraries' messages
 
 
 def decompressed_lines(stream: BinaryIO, *, zstandard: bool) -> Iterator[tuple[bytes | None, int]]:
-    """Yield the lines of a gzip or Zstandard file, each with where the compressed block begins in which it ends.
+    """Yield the lines of a gzip or Zstandard file, each with the position of the compressed block in which it ends.
 
-    None is a line that is too long for `read_line`. Raises Damaged where it goes no further.
+    None is a line that is too long for `read_line`. Raises Damaged where decompression fails.
     """
     blocks = _Blocks(stream)
     lines: Any = gzip.GzipFile(fileobj=blocks)  # type: ignore[call-overload]  # it needs read() alone
@@ -36,7 +36,7 @@ def decompressed_lines(stream: BinaryIO, *, zstandard: bool) -> Iterator[tuple[b
 
 
 class _Blocks:
-    """Hands out a stream in small blocks, and knows where the last one begins."""
+    """A stream read in small blocks; `begin` is the position of the last one."""
 
     def __init__(self, stream: BinaryIO):
         self.begin = 0
@@ -45,13 +45,13 @@ class _Blocks:
     def read(self, count: int) -> bytes:
         begin = self._stream.tell()
         data = self._stream.read(min(count, BLOCK_BYTES))
-        if data:  # at the end, what the last block held may still come out
+        if data:  # at the end, lines of the last block may still follow
             self.begin = begin
         return data
 
 
 class _ZstandardReader(io.RawIOBase):
-    """Decompresses frame after frame; unlike zstandard's own reader it notices a file that is cut short."""
+    """Decompression frame by frame; unlike zstandard's own reader it notices a file that is cut short."""
 
     def __init__(self, blocks: _Blocks):
         import zstandard
@@ -61,7 +61,7 @@ class _ZstandardReader(io.RawIOBase):
         self._frame = self._new_frame()
         self._in_frame = False
         self._part_bytes = LEAST_BYTES
-        self._packed = self._lines = memoryview(b"")  # what is still to be decompressed, and to be handed out
+        self._packed = self._lines = memoryview(b"")  # to be decompressed; to be read
         self._error = zstandard.ZstdError
 
     def readable(self) -> bool:
@@ -96,6 +96,6 @@ class _ZstandardReader(io.RawIOBase):
 
 
 def _damaged(detail: str) -> Damaged:
-    """Return what to raise; a wrong checksum at the end tells of damage anywhere before."""
+    """Return the error to raise. A wrong checksum at the end means damage anywhere before."""
     garbled = any(word in detail for word in CHECKSUMS)
     return Damaged(f"{detail}; lines before it may be garbled" if garbled else detail)

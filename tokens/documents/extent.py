@@ -5,9 +5,9 @@ import attrs
 
 @attrs.frozen
 class Extent:
-    """A part of one input: bytes begin .. end, row groups begin .. end of a Parquet file, or all of a compressed one.
+    """Bytes begin .. end of an input, row groups begin .. end of a Parquet file, or all of a compressed file.
 
-    Of text and JSON lines what begins in the range belongs to it; see `tokens.documents`.
+    Lines and pieces of text that begin in the range belong to it; see tokens/documents/reader.py.
     """
 
     input: int  # index

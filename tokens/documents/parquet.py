@@ -1,11 +1,11 @@
-"""A column of text in a Parquet file."""
+"""Text column of a Parquet file."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from common.errors import BadInput
-from tokens.documents.sources import Damaged
+from tokens.documents.inputs import Damaged
 
 if TYPE_CHECKING:
     import pyarrow.parquet
@@ -14,16 +14,16 @@ ROWS_BYTES = 1 << 20  # of a column, decoded at a time, about
 
 
 def open_parquet(stream: BinaryIO) -> "pyarrow.parquet.ParquetFile":
-    """Return a Parquet file. Raises Damaged."""
+    """Open a Parquet file. Raises Damaged."""
     import pyarrow.parquet
 
-    pyarrow.set_memory_pool(pyarrow.system_memory_pool())  # the default one keeps what it is given back
+    pyarrow.set_memory_pool(pyarrow.system_memory_pool())  # the default one keeps freed memory
     with _damage():
         return pyarrow.parquet.ParquetFile(stream, page_checksum_verification=True)
 
 
 def check_column(table: "pyarrow.parquet.ParquetFile", name: str, path: str) -> None:
-    """Raise BadInput unless there is a column of text of that name."""
+    """Raise BadInput unless there is a text column of that name."""
     schema, metadata = table.schema_arrow, table.metadata
     names = [field.name for field in schema if _is_text(field.type)]
     if name in names:
@@ -40,16 +40,16 @@ def check_column(table: "pyarrow.parquet.ParquetFile", name: str, path: str) -> 
 
 
 def group_bytes(table: "pyarrow.parquet.ParquetFile", group: int, name: str) -> int:
-    """Return the size of the column in a row group, uncompressed."""
+    """Return the uncompressed size of the column in a row group."""
     metadata = table.metadata
     paths = [metadata.schema.column(index).path for index in range(metadata.num_columns)]
     return metadata.row_group(group).column(paths.index(name)).total_uncompressed_size
 
 
 def texts(table: "pyarrow.parquet.ParquetFile", group: int, name: str) -> Iterator[list[Any]]:
-    """Yield the column's values in a row group, many at a time. Raises Damaged.
+    """Yield the column's values in a row group, in batches. Raises Damaged.
 
-    For a text that is not UTF-8 the value is the UnicodeDecodeError.
+    The value of a text that is not UTF-8 is its UnicodeDecodeError.
     """
     count = table.metadata.row_group(group).num_rows
     rows = max(1, min(1 << 16, int(ROWS_BYTES * count / max(1, group_bytes(table, group, name)))))
@@ -65,7 +65,7 @@ def texts(table: "pyarrow.parquet.ParquetFile", group: int, name: str) -> Iterat
 
 @contextmanager
 def _damage() -> Iterator[None]:
-    """Raise Damaged for what pyarrow says of a damaged file. Errors of the machine have a number, and pass."""
+    """Turn pyarrow's errors for a damaged file into Damaged. Errors of the system have a number, and pass."""
     import pyarrow
 
     try:

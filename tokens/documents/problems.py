@@ -1,17 +1,17 @@
-"""What could not be turned into tokens: counted, and the first of each kind in full."""
+"""Problems with documents: counted by kind, the first of each kind kept in full."""
 
 from collections import Counter
 from typing import Any
 
 import attrs
 
-EXAMPLES = 100  # of each kind of problem, a unit, that are told in full
+EXAMPLES = 100  # kept in full, of each kind of problem in a unit
 DETAIL_CHARACTERS = 300
 
 
 @attrs.frozen(kw_only=True)
 class Problem:
-    """What could not be turned into tokens, or not as it was."""
+    """Input that was left out, or changed."""
 
     kind: str  # one or two words, to count by
     where: str  # file and line, row or byte
@@ -25,7 +25,7 @@ class Problem:
 
 
 class Problems:
-    """The problems of a unit. A unit may have millions: a few megabytes of lines unpack to so many."""
+    """The problems of a unit: there may be millions, from a few megabytes of compressed lines."""
 
     def __init__(self) -> None:
         self.first: list[Problem] = []  # at most EXAMPLES of each kind that lose something, and of those that do not
@@ -35,7 +35,7 @@ class Problems:
         self._counts: Counter[tuple[str, bool]] = Counter()
 
     def add(self, problem: Problem) -> None:
-        """Count a problem, and keep it if it is one of the first of its kind."""
+        """Count a problem; keep it if it is one of the first of its kind."""
         key = (problem.kind, problem.loses)
         self._counts[key] += max(1, problem.documents)
         self.lost_documents += problem.documents
@@ -46,15 +46,15 @@ class Problems:
             self.first.append(attrs.evolve(problem, detail=detail[:DETAIL_CHARACTERS]))
 
     def summary(self) -> dict[str, Any]:
-        """Return what `tokens.work.Result` tells of them; kinds that lost something come first."""
+        """Return the fields of a `Result` (tokens/prepare/encode_unit.py); kinds that lost something come first."""
         counts: Counter[str] = Counter()
         for (kind, _), count in sorted(self._counts.items(), key=lambda item: not item[0][1]):
             counts[kind] += count
         examples: dict[str, list[str]] = {}
         for problem in sorted(self.first, key=lambda problem: not problem.loses):
-            told = examples.setdefault(problem.kind, [])
-            if len(told) < EXAMPLES:
-                told.append(f"{problem.where}: {problem.kind}: {problem.detail}")
+            lines = examples.setdefault(problem.kind, [])
+            if len(lines) < EXAMPLES:
+                lines.append(f"{problem.where}: {problem.kind}: {problem.detail}")
         return {
             "problems": dict(counts),
             "lost_documents": self.lost_documents,

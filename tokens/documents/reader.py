@@ -1,8 +1,8 @@
-"""The documents of a work unit, whatever the input's format, in pieces of bounded size.
+"""Document reader: the documents of a unit of work, of any input format, in pieces of bounded size.
 
-A unit has ranges of files. A line or a row belongs to the range in which it begins; a long text file, which is one
-document, is cut at the first place after each edge of a range where no token of GPT-2's pattern can span. Both
-neighbours of an edge find the same place, so any cutting into units gives the same documents and the same tokens.
+A unit has ranges of files. A line or a row belongs to the range in which it begins. A long text file, which is one
+document, is cut at the first position after each edge of a range that no token of GPT-2's pattern can span. Both
+neighbours of an edge find the same position, so units of any size give the same documents and tokens.
 """
 
 import json
@@ -14,31 +14,33 @@ from common.errors import BadInput
 from tokens.documents import parquet
 from tokens.documents.compressed import decompressed_lines
 from tokens.documents.extent import Extent
-from tokens.documents.lines import LONGEST_LINE, read_line, skip_line
+from tokens.documents.inputs import COMPRESSED_SUFFIXES, TEXT_SUFFIXES, Damaged, Input, readable
 from tokens.documents.problems import Problem, Problems
-from tokens.documents.sources import COMPRESSED_SUFFIXES, TEXT_SUFFIXES, Damaged, Input, readable
 from tokens.documents.text_file import (
     BYTE_ORDER_MARK,
     GAP,
     HEAD_BYTES,
     LONGEST_GAP,
+    LONGEST_LINE,
     PIECE_BYTES,
     NoText,
     Replaced,
     cut_position,
     edge,
     gap_position,
+    read_line,
+    skip_line,
     text_pieces,
     why_no_text,
 )
 
 TOO_LONG = f"more than {LONGEST_LINE:,} bytes without a line end; wanted one record a line"
-SHOWN_FIELDS = 20  # of a record without the wanted one
-HEAD_CHARACTERS = HEAD_BYTES // 4  # by which a document is told from others; four bytes each at most
+SHOWN_FIELDS = 20  # in an error, of a record without the text field
+HEAD_CHARACTERS = HEAD_BYTES // 4  # hashed for the split of a document; four bytes each at most
 
 
 class Piece(NamedTuple):
-    """A whole document, or a part of one that is cut where no token of GPT-2's pattern can span."""
+    """A document, or a part of one between cut positions."""
 
     text: str
     ends_document: bool
@@ -46,7 +48,7 @@ class Piece(NamedTuple):
 
 
 def pieces(text: str) -> Iterator[Piece]:
-    """Yield a document, a long one in pieces, so that its tokens need little memory."""
+    """Yield a document in pieces, so that encoding a long one needs little memory."""
     head, begin = text[:HEAD_CHARACTERS], 0
     while len(text) - begin > PIECE_BYTES and (cut := cut_position(text[begin : begin + PIECE_BYTES])):
         yield Piece(text[begin : begin + cut], False, head)
@@ -55,7 +57,7 @@ def pieces(text: str) -> Iterator[Piece]:
 
 
 class Reader:
-    """Reads units and keeps what was wrong with them."""
+    """Reader of units, with the problems found in them."""
 
     def __init__(self, inputs: tuple[Input, ...], text_field: str):
         self.problems = Problems()
@@ -63,9 +65,9 @@ class Reader:
         self._text_field = text_field
 
     def read(self, unit: tuple[Extent, ...]) -> Iterator[Piece]:
-        """Yield the documents of a unit. What cannot be read is added to `problems`.
+        """Yield the documents of a unit; add what is left out to `problems`.
 
-        Raises BadInput for a file that is gone, has changed, or cannot be read for a reason of the machine's.
+        Raises BadInput for a file that is missing, has changed, or cannot be read because of a system error.
         """
         for extent in unit:
             item = self._inputs[extent.input]
@@ -172,7 +174,7 @@ class Reader:
             self._not_text(text, where)
 
     def _without_lone_surrogates(self, text: str, where: str) -> str:
-        """Return the text as tiktoken would read it: halves that meet are one character, others become U+FFFD."""
+        """Return the text as tiktoken reads it: halves that meet are one character, others become U+FFFD."""
         try:
             text.encode()
         except UnicodeEncodeError:

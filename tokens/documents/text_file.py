@@ -1,26 +1,47 @@
-"""A text as pieces: where it can be cut without changing its tokens, and what is no text.
+"""Text files in pieces: cut positions that change no token, damage left out, and lines of bounded length.
 
-What is left out of a text file goes from one place to cut to the next one, so it does not depend on the units.
+What is left out of a text file reaches from one cut position to the next, so it does not depend on the units.
 """
 
 import codecs
 import re
 import unicodedata
 from collections.abc import Iterator
-from typing import BinaryIO, NamedTuple
+from typing import IO, BinaryIO, NamedTuple
 
 PIECE_BYTES = 1 << 20  # of a text file, read at a time
-LONGEST_PIECE = 1 << 26  # characters without a place to cut; no text looks like that
+LINE_BLOCK_BYTES = 1 << 20  # of a line that is skipped, read at a time
+LONGEST_LINE = 1 << 26  # bytes; a file without line ends, as a JSON array is, must not come into memory as a whole
+LONGEST_PIECE = 1 << 26  # characters without a cut position; no text looks like that
 LONGEST_GAP = 500_000  # characters of white space; tiktoken's engine gives up at more, fastokens does not
 GAP = f"{LONGEST_GAP:,} characters of white space, or more"
 LONE_SPACES = " \n\t"
 NUL = "NUL bytes: no text, or not in UTF-8; convert it to UTF-8, or leave it out"
 WIDE_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)
-BYTE_ORDER_MARK = codecs.BOM_UTF8  # at the beginning of a file; it is no part of the text
-HEAD_BYTES = 1 << 18  # of a file, which tell whether it is a text
-BAD_SHARE, BAD_BYTES = 0.01, 16  # of a text's head, at most: more of both are no damage, but something else
-EDGE_BYTES = 1 << 16  # searched for a cut at a time
+BYTE_ORDER_MARK = codecs.BOM_UTF8  # may begin a file; no part of the text
+HEAD_BYTES = 1 << 18  # of a file, by which text is told from other data
+BAD_SHARE, BAD_BYTES = 0.01, 16  # of a text's head, at most: more of both is no damage but other data
+EDGE_BYTES = 1 << 16  # searched for a cut position at a time
 EDGE = re.compile(rb"\S[ \n\t](?=\S)")
+
+
+def read_line(stream: IO[bytes]) -> tuple[bytes | None, int]:
+    """Return the next line, None for one that is longer than LONGEST_LINE, and its length; b"", 0 at the end."""
+    line = stream.readline(LONGEST_LINE + 1)
+    if len(line) <= LONGEST_LINE:
+        return line, len(line)
+    return None, len(line) + (0 if line.endswith(b"\n") else skip_line(stream))
+
+
+def skip_line(stream: IO[bytes], most: int | None = None) -> int:
+    """Skip to the next line end, at most so many bytes; return how many were skipped."""
+    skipped = 0
+    while most is None or skipped < most:
+        part = stream.readline(LINE_BLOCK_BYTES if most is None else min(LINE_BLOCK_BYTES, most - skipped))
+        skipped += len(part)
+        if not part or part.endswith(b"\n"):
+            break
+    return skipped
 
 
 class NoText(NamedTuple):
@@ -32,7 +53,7 @@ class NoText(NamedTuple):
 
 
 class Replaced:
-    """Counts bytes that are not UTF-8, and become U+FFFD."""
+    """Counter of the bytes that are not UTF-8 and become U+FFFD."""
 
     def __init__(self) -> None:
         self.bytes = 0
@@ -45,7 +66,7 @@ class Replaced:
 
 
 def why_no_text(head: bytes) -> str | None:
-    """Return why a file that begins with these bytes is no text in UTF-8, or None."""
+    """Return the reason why a file that begins with these bytes is not text in UTF-8, or None."""
     if head.startswith(WIDE_MARKS):
         return "UTF-16 or UTF-32: convert it to UTF-8"
     if _too_many(head.count(b"\0"), len(head)):
@@ -59,29 +80,29 @@ def why_no_text(head: bytes) -> str | None:
 
 
 def _too_many(bad: int, length: int) -> bool:
-    """Tell whether so many bad bytes of a head are no damage of a text; half of it are not, however short it is."""
+    """Tell whether a head has too many bad bytes for a damaged text; half of it always is."""
     return bad > max(BAD_BYTES, BAD_SHARE * length) or 2 * bad >= length > 0
 
 
 def text_pieces(stream: BinaryIO, begin: int, end: int, replaced: Replaced) -> Iterator[str | NoText]:
-    """Yield what lies between two edges of a text file in pieces of about PIECE_BYTES.
+    """Yield a range of a text file, from edge to edge, in pieces of about PIECE_BYTES.
 
-    Raises EOFError where the file ends before.
+    Raises EOFError where the file ends early.
     """
     stream.seek(begin)
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replaced")
     text, start, position = "", begin, begin  # the text is that from byte `start` on
-    dropped = 0  # characters before the text, without a place to cut
+    dropped = 0  # characters before the text, without a cut position
     while position < end:
         data = stream.read(min(PIECE_BYTES, end - position))
         if not data:
             raise EOFError
         position += len(data)
-        known = max(1, len(text) - 1)  # no place before
+        known = max(1, len(text) - 1)  # no cut position before
         last = position == end
         text += decoder.decode(data, final=last)
         decoded = position - len(decoder.getstate()[0])
-        if dropped + known > LONGEST_PIECE - 2 * PIECE_BYTES:  # the first place tells how long this has become
+        if dropped + known > LONGEST_PIECE - 2 * PIECE_BYTES:  # the first position tells how long this is
             cut = _first_cut(text, known, len(text) - (not last)) or (len(text) if last else 0)
             if dropped + (cut or len(text) - 2) > LONGEST_PIECE:
                 if not cut:
@@ -99,7 +120,7 @@ def text_pieces(stream: BinaryIO, begin: int, end: int, replaced: Replaced) -> I
 
 
 def edge(stream: BinaryIO, position: int, size: int) -> int:
-    """Return the first place from `position` on where a text file may be cut: before a lone white space, or the end."""
+    """Return the first cut position of a text file from `position` on: before a lone white space, or the end."""
     if position == 0:
         return 0
     begin = position - 1
@@ -112,22 +133,22 @@ def edge(stream: BinaryIO, position: int, size: int) -> int:
             after = window[space + 1 : space + 5].decode(errors="replace")[:1]
             if space + 5 <= len(window) and not before.isspace() and not after.isspace():
                 return max(0, begin - 3) + space
-        begin += EDGE_BYTES - 8  # what lies on the seam is looked at again
+        begin += EDGE_BYTES - 8  # windows overlap
     return size
 
 
 def cut_position(text: str, known: int = 1) -> int:
-    """Return the last position where the text can be cut without changing its GPT-2 tokens, or 0 for none.
+    """Return the last position where a cut changes no GPT-2 token, or 0 for none.
 
-    GPT-2's pattern matches letters, digits, other characters and white space in runs of their own. So no match spans
-    the place before a lone white space, nor before a symbol (but for the apostrophe of "'s") that follows a letter.
-    `known`: the first place that may be one.
+    GPT-2's pattern matches letters, digits, other characters and white space in separate runs. So no match spans the
+    position before a lone white space, nor before a symbol (but for the apostrophe of "'s") that follows a letter.
+    `known`: the first position to try.
     """
     return next((place for place in range(len(text) - 2, known - 1, -1) if _can_cut(text, place)), 0)
 
 
 def gap_position(text: str, begin: int = 0) -> int | None:
-    """Return a place after `begin` inside white space of LONGEST_GAP characters or more, or None."""
+    """Return a position after `begin` inside white space of LONGEST_GAP characters or more, or None."""
     for place in range(begin + LONGEST_GAP - 1, len(text), LONGEST_GAP):
         if text[place].isspace():
             before, after = text[place - LONGEST_GAP + 1 : place], text[place : place + LONGEST_GAP]
@@ -148,7 +169,7 @@ def _can_cut(text: str, place: int) -> bool:
 
 
 def _without_damage(text: str, start: int) -> Iterator[str | NoText]:
-    """Yield what lies before, between and after gaps and NULs in a text that begins and ends where it can be cut."""
+    """Yield a text that begins and ends at cut positions without its gaps and NULs, and those as NoText."""
     done, gap, nul = 0, gap_position(text), text.find("\0")
     while gap is not None or nul >= 0:
         is_gap = gap is not None and not 0 <= nul < gap

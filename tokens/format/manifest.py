@@ -1,24 +1,20 @@
-"""`manifest.json`, what was written into the token files beside it; and a look at whether they still hold it.
+"""Manifest of a token directory: which files were prepared, with which tokenizer, from which sources.
 
-The manifest is optional: a directory with nothing but token files loads. Where there is one, every file that is read is
-in it, and is as it was written.
+It is optional: a directory with nothing but token files loads.
 """
 
-import hashlib
 import json
 import re
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import attrs
-import numpy as np
 
 from common.errors import BadInput, quoted
-from common.files import BLOCK_BYTES, sha256
+from common.files import sha256
 from common.json_files import parse_json, read_regular
-from tokens.format.splits import SPLITS
-from tokens.format.token_file import TokenFile, TokenStream, open_split, readable_tokens
+from common.structure import structured
+from tokens.format.header import readable_tokens
 from tokens.tokenizer.tokenizer import RANKS_FILE
 
 MANIFEST = "manifest.json"
@@ -27,20 +23,80 @@ FORMAT = 1
 
 @attrs.frozen(kw_only=True)
 class Content:
-    """What one token file holds, as its manifest's entry keeps it."""
+    """Identity of a token file's content."""
 
     size_bytes: int
     sha256: str  # of the whole file
     max_id: int  # 0 where there is no token
 
 
-@attrs.frozen
-class Manifest:
-    """What a preparation wrote."""
+@attrs.frozen(kw_only=True)
+class FileEntry:
+    """A token file in the manifest."""
 
-    files: dict[str, Content]  # by name
-    tokenizer: dict[str, Any]  # name, vocabulary_size, end_of_text_id, ranks_file
-    values: dict[str, Any]  # all that it says
+    size_bytes: int
+    sha256: str
+    max_id: int
+    tokens: int
+    dtype: str  # numpy's name
+
+    @property
+    def content(self) -> Content:
+        return Content(size_bytes=self.size_bytes, sha256=self.sha256, max_id=self.max_id)
+
+
+@attrs.frozen(kw_only=True)
+class TokenizerRecord:
+    """The tokenizer of token files."""
+
+    name: str
+    vocabulary_size: int
+    end_of_text_id: int
+    fingerprint: str | None = None  # tokens.tokenizer.tokenizer.fingerprint; None in older manifests
+    ranks_file: str | None  # byte-pair ranks beside the manifest
+    ranks_sha256: str | None = None  # None in older manifests
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the record as JSON, without unknown values."""
+        optional = ("fingerprint", "ranks_sha256")
+        return {key: value for key, value in attrs.asdict(self).items() if key not in optional or value is not None}
+
+
+@attrs.frozen(kw_only=True)
+class SourceRecord:
+    """One source of documents."""
+
+    name: str
+    files: int
+    bytes: int
+
+
+@attrs.frozen(kw_only=True)
+class SplitRecord:
+    """Split rule of a preparation."""
+
+    kind: str
+    seed: int
+    from_tail: list[str] = attrs.field(factory=list)  # splits that got the last documents because no hash fell to them
+
+
+@attrs.frozen(kw_only=True)
+class Manifest:
+    """Manifest of a preparation, its fields in the order of the file; older manifests lack some."""
+
+    files: dict[str, FileEntry]  # by name
+    documents: int
+    tokens: int
+    text_bytes: int | None = None
+    tokenizer: TokenizerRecord
+    sources: list[SourceRecord]
+    split: SplitRecord | None = None
+    units: int | None = None  # of work
+    plan: str | None = None  # its fingerprint
+    problems: dict[str, int] = attrs.field(factory=dict)  # how often, by kind
+    lost_documents: int = 0
+    lost_bytes: int = 0  # of input
+    examples: dict[str, list[str]] = attrs.field(factory=dict)  # of problems, by kind
 
 
 def read_manifest(directory: Path) -> Manifest | None:
@@ -50,146 +106,66 @@ def read_manifest(directory: Path) -> Manifest | None:
         if not path.exists() and not path.is_symlink():
             return None
     try:
-        values = parse_json(read_regular(path), None)
+        manifest = parse_manifest(read_regular(path))
     except (OSError, ValueError) as error:
-        raise BadInput(f"{path}: damaged: {error}; {_advice(path)}") from error
+        raise BadInput(f"{path}: damaged: {error}; {advice(path)}") from error
+    if manifest is not None:
+        _check_ranks(path, manifest.tokenizer)
+    return manifest
+
+
+def parse_manifest(data: bytes) -> Manifest | None:
+    """Return the manifest in the content of a file, None for another program's. Raises ValueError for a damaged one."""
+    values = parse_json(data, None)
+    if not isinstance(values, dict):
+        return None
     # One flipped bit spoils one key: what still has the others is ours, and damaged.
-    if not isinstance(values, dict) or not (values.get("format") == FORMAT or {"files", "tokenizer"} <= values.keys()):
-        return None  # somebody else's file of that name
-    match values:
-        case {"format": int(version), "files": dict(files), "tokenizer": dict(tokenizer)} if version == FORMAT:
-            _check_tokenizer(path, tokenizer)
-            return Manifest({name: _entry(path, name, value) for name, value in files.items()}, tokenizer, values)
-    raise BadInput(f"{path}: damaged: wanted format {FORMAT}, files and tokenizer; {_advice(path)}")
+    if values.get("format") != FORMAT and not {"files", "tokenizer"} <= values.keys():
+        return None
+    if values.get("format") != FORMAT:
+        raise ValueError(f"format: got {quoted(values.get('format'))}, wanted {FORMAT}")
+    return structured(values, Manifest, unknown_keys=True)
 
 
-def manifest_text(values: dict[str, Any]) -> str:
-    """Return the text of a manifest."""
+def manifest_text(manifest: Manifest) -> str:
+    """Return the text of a manifest file."""
+    values = attrs.asdict(manifest) | {"tokenizer": manifest.tokenizer.as_json()}
     return json.dumps({"format": FORMAT, **values}, indent=2) + "\n"
 
 
-def open_listed(directory: Path, split: str, manifest: Manifest | None) -> TokenStream:
-    """Open a split whose files are those of the manifest, by name and size; their content is not read yet.
-
-    Raises BadInput naming the file.
-    """
-    if manifest is None:
-        return open_split(directory, split)
-    for name in manifest.files:
-        with readable_tokens(directory / name):
-            missing = is_of(name, split) and not (directory / name).is_file()
-        if missing:
-            raise BadInput(f"{directory / name}: missing, but {MANIFEST} lists it; prepare or download it again")
-    stream = open_split(directory, split)
-    for file in stream.files:
-        if file.path.name not in manifest.files:
-            raise BadInput(f"{file.path}: not listed in {MANIFEST}; {_advice(directory / MANIFEST)}")
-        got, wanted = file.path.stat().st_size, manifest.files[file.path.name].size_bytes
-        if got != wanted:
-            raise BadInput(
-                f"{file.path}: got {got} bytes, wanted {wanted} by {MANIFEST}; the file or the manifest is from "
-                "another preparation: prepare or download both again"
-            )
-    return stream
-
-
-def read_finished(directory: Path) -> dict[str, Any] | None:
-    """Return what a finished preparation's manifest says, None before. Raises BadInput unless its files are there."""
-    manifest = read_manifest(directory)
-    if manifest is None:
+def finished_by(directory: Path) -> str | None:
+    """Return the fingerprint of the plan of finished token files, None if it is unknown."""
+    try:
+        plan = parse_json(read_regular(directory / MANIFEST)).get("plan")
+    except (OSError, ValueError):
         return None
-    for split in SPLITS:
-        if any(is_of(name, split) for name in manifest.files):
-            open_listed(directory, split, manifest)
-    return manifest.values
+    return plan if isinstance(plan, str) else None
 
 
 def is_of(name: str, split: str) -> bool:
-    """Tell whether a file of that name, or a shard, is of a split."""
+    """Tell whether a file name is that of a split, or of one of its shards."""
     return re.fullmatch(rf"{split}(-\d+-of-\d+)?\.safetensors", name) is not None
 
 
-def read_contents(files: list[TokenFile], manifest: Manifest | None) -> dict[str, Content]:
-    """Read files from the first byte to the last, several at once; return what they hold, by name.
-
-    Raises BadInput naming a file that cannot be read, or does not hold what the manifest says.
-    """
-    with ThreadPoolExecutor() as threads:  # reading and hashing leave the interpreter to other threads
-        contents = dict(zip([file.path.name for file in files], threads.map(read_content, files), strict=True))
-    for file in files:
-        _compare(file.path, contents[file.path.name], manifest)
-    return contents
+def advice(path: Path) -> str:
+    """Return advice for a manifest that is damaged, or not that of the files beside it."""
+    return f"prepare or download the tokens again, or delete {path.name} to use the files as they are"
 
 
-def read_content(file: TokenFile) -> Content:
-    """Return what a token file holds. Raises BadInput when it cannot be read."""
-    digest, largest = hashlib.sha256(), 0
-    try:
-        with file.path.open("rb") as opened:
-            digest.update(opened.read(file.offset_bytes))
-            while data := opened.read(BLOCK_BYTES):
-                digest.update(data)
-                largest = max(largest, int(np.frombuffer(data, file.dtype).max()))
-            size = opened.tell()
-    except OSError as error:
-        said = error.strerror or error
-        raise BadInput(f"{file.path}: cannot be read: {said}; prepare or download it again") from error
-    return Content(size_bytes=size, sha256=digest.hexdigest(), max_id=largest)
-
-
-def _compare(path: Path, content: Content, manifest: Manifest | None) -> None:
-    wanted = content if manifest is None else manifest.files[path.name]
-    if content.sha256 != wanted.sha256:
-        raise BadInput(
-            f"{path}: damaged: got sha256 {content.sha256[:12]}..., wanted {wanted.sha256[:12]}... by {MANIFEST}; "
-            "prepare or download it again"
-        )
-    if content != wanted:
-        where = path.with_name(MANIFEST)
-        raise BadInput(f"{where}: damaged: its max_id of {path.name} is not {content.max_id}; {_advice(where)}")
-
-
-def _entry(path: Path, name: str, value: Any) -> Content:
-    match value:
-        case {"size_bytes": int(size), "sha256": str(digest), "max_id": int(largest)}:
-            return Content(size_bytes=size, sha256=digest, max_id=largest)
-    raise BadInput(f"{path}: damaged: files: {name}: wanted size_bytes, sha256 and max_id; {_advice(path)}")
-
-
-def _check_tokenizer(path: Path, values: dict[str, Any]) -> None:
-    match values:
-        case {
-            "name": str(),
-            "vocabulary_size": int(),
-            "end_of_text_id": int(),
-            "ranks_file": None | str() as ranks_file,
-        }:
-            if ranks_file is not None:
-                _check_ranks(path, ranks_file, values.get("ranks_sha256"))
-        case _:
-            raise BadInput(
-                f"{path}: damaged: tokenizer: wanted name, vocabulary_size, end_of_text_id and ranks_file; "
-                f"{_advice(path)}"
-            )
-
-
-def _check_ranks(path: Path, name: str, wanted: Any) -> None:
-    """Raise BadInput unless the byte-pair ranks are beside the manifest; `wanted`: their sha256, None in older ones."""
+def _check_ranks(path: Path, tokenizer: TokenizerRecord) -> None:
+    """Raise BadInput unless the byte-pair ranks that a manifest names are beside it."""
+    name, wanted = tokenizer.ranks_file, tokenizer.ranks_sha256
+    if name is None:
+        return
     if name != RANKS_FILE:  # every reader opens that one
-        raise BadInput(f"{path}: tokenizer: ranks_file: got {quoted(name)}, wanted '{RANKS_FILE}'; {_advice(path)}")
+        raise BadInput(f"{path}: tokenizer: ranks_file: got {quoted(name)}, wanted '{RANKS_FILE}'; {advice(path)}")
     ranks = path.parent / name
     if not ranks.is_file():
-        raise BadInput(f"{ranks}: missing, but {MANIFEST} names it; {_advice(path)}")
-    if wanted is None:
-        return
+        raise BadInput(f"{ranks}: missing, but {MANIFEST} names it; {advice(path)}")
     with readable_tokens(ranks):
         got = sha256(ranks)
-    if got != wanted:
+    if wanted not in (None, got):
         raise BadInput(
             f"{ranks}: damaged: got sha256 {got[:12]}..., wanted {quoted(wanted)} by {MANIFEST}; prepare or download "
             "it again"
         )
-
-
-def _advice(path: Path) -> str:
-    return f"prepare or download the tokens again, or delete {path.name} to use the files as they are"

@@ -1,7 +1,7 @@
-"""Which split a document belongs to.
+"""Train, validation and test: the split of a document.
 
-By a hash of its text: whatever is added or reordered, a document stays where it is, and copies of it stay together.
-Or all to the train stream, whose tail is cut off at the end, as the first token sets were made.
+By a hash of its text, so that a document stays in its split whatever is added or reordered, and copies share one. Or
+all to train, whose last documents are held out at the end (tokens/prepare/tail_split.py).
 """
 
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ HASH, TAIL = "hash", "tail"
 
 @attrs.frozen(kw_only=True)
 class SplitRule:
-    """How documents are held out."""
+    """Rule that holds out documents."""
 
     kind: str  # HASH or TAIL
     seed: int
@@ -23,7 +23,7 @@ class SplitRule:
     test: float
 
     def of(self, heads: Iterable[str]) -> np.ndarray | None:
-        """Return the number in SPLITS for each document, told by its first characters; None: all in the first."""
+        """Return the index in SPLITS of each document, from its first characters; None: all are in train."""
         if self.kind == TAIL or self.validation + self.test == 0:
             return None
         import xxhash

@@ -1,4 +1,4 @@
-"""Token files from the Hugging Face hub, once per machine, resumable, only where the disk has room."""
+"""Download of token files from the Hugging Face hub: once per machine, resumable, only where the disk has room."""
 
 import json
 import shutil
@@ -9,12 +9,12 @@ from common.files import replace_file, writing
 from common.hub_client import explained, quiet
 from common.json_files import read_json
 
-RECEIPT = "download.json"  # written last: without it an earlier download did not finish
+RECEIPT = "download.json"  # written last: without it a download is incomplete
 PATTERNS = ["*.safetensors", "*.json", "*.tiktoken"]
 
 
 def download_dataset(dataset: str, directory: Path) -> None:
-    """Bring the token files of a hub dataset, "OWNER/NAME", into the directory; do nothing where they are complete.
+    """Download the token files of a hub dataset, "OWNER/NAME", unless the directory has them.
 
     Raises BadInput when the hub cannot be reached, refuses, or the disk is too small.
     """
@@ -49,14 +49,14 @@ def download_dataset(dataset: str, directory: Path) -> None:
 
 
 def is_complete(directory: Path) -> bool:
-    """Tell whether the directory holds a finished download, or token files that were put there otherwise."""
+    """Tell whether the directory holds a complete download, or token files from elsewhere."""
     if (directory / RECEIPT).is_file():
         return True
     return not (directory / ".cache").exists() and any(directory.glob("train*.safetensors"))
 
 
 def hub_name(directory: Path) -> str | None:
-    """Return OWNER/NAME of the dataset that was downloaded into a directory, or None for other ones."""
+    """Return OWNER/NAME of the dataset that was downloaded into a directory, or None."""
     receipt = directory / RECEIPT
     if not receipt.is_file():
         return None

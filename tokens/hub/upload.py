@@ -1,20 +1,22 @@
-"""A finished token directory to the Hugging Face hub: a dataset that `train.json` can name.
+"""Upload of a finished token directory to the Hugging Face hub, as a dataset that `train.json` can name.
 
-Large files go one after the other, and whatever has arrived is not sent again by the same command; one commit at the
-end shows all of them at once, so nobody downloads half a dataset.
+Large files are sent one by one, and not again by a later command once they have arrived. One commit at the end shows
+them all, so a dataset is never half there.
 """
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
+
+import attrs
 
 from common.errors import BadInput
 from common.hub_client import CARD, check_logged_in, check_names, explained, upload
 from common.json_files import read_json_lines
-from tokens.documents.remote import REMOTE
+from common.remote_files import REMOTE
 from tokens.documents.sources import HUB, STANDARD_LIBRARY
-from tokens.format.manifest import MANIFEST, is_of, manifest_text, read_manifest
+from tokens.format.manifest import MANIFEST, Manifest, is_of, manifest_text, read_manifest
 from tokens.format.splits import SPLITS
 from tokens.hub.dataset_card import dataset_card
 from tokens.prepare.commit_log import LEDGER
@@ -27,9 +29,9 @@ if TYPE_CHECKING:
 
 
 def push(directory: Path, repository: str, *, private: bool, license_name: str | None) -> list[str]:
-    """Upload a token directory as the dataset OWNER/NAME; return what was done, as lines.
+    """Upload a token directory as the dataset OWNER/NAME; return lines to print.
 
-    Raises BadInput where there is nothing to publish, for damaged files, and when the hub cannot be reached or refuses.
+    Raises BadInput without a manifest, for damaged files, and when the hub cannot be reached or refuses.
     """
     check_names(repository, license_name)
     manifest = read_manifest(directory)
@@ -37,21 +39,20 @@ def push(directory: Path, repository: str, *, private: bool, license_name: str |
         raise BadInput(f"{directory / MANIFEST}: missing; only a finished preparation can be published")
     check_logged_in()
     lines = verify(str(directory))
-    values = manifest.values
-    _check_verified(directory, values)
+    _check_verified(directory, manifest)
     from huggingface_hub import HfApi
 
     api = HfApi()
     try:
         url = api.create_repo(repository, repo_type="dataset", private=private or None, exist_ok=True)
         there = api.dataset_info(repository, files_metadata=True)
-        _check_repository(repository, there, values, private=private)
-        files = published_files(directory, values)
+        _check_repository(repository, there, manifest, private=private)
+        files = published_files(directory, manifest)
         known = {file.rfilename for file in there.siblings or []}
-        if CARD in known:  # somebody may have written it
+        if CARD in known:  # it may have been edited
             lines.append(f"{repository}: its {CARD} is kept; delete it on the hub to get a new one")
         else:
-            files[CARD] = dataset_card(repository, files, public_manifest(values), license_name).encode()
+            files[CARD] = dataset_card(repository, files, public_manifest(manifest), license_name).encode()
         upload(api, repository, files, "dataset", "Tokens prepared by Lockstep")
     except BadInput:
         raise
@@ -60,13 +61,13 @@ def push(directory: Path, repository: str, *, private: bool, license_name: str |
     return [*lines, f'{url}: {len(files)} files; "dataset": "{repository}" in train.json trains on them']
 
 
-def published_files(directory: Path, values: dict[str, Any]) -> dict[str, Path | bytes]:
-    """Return what is uploaded, by name: paths of files as they are, or a content of its own.
+def published_files(directory: Path, manifest: Manifest) -> dict[str, Path | bytes]:
+    """Return the files to upload, by name: the path of an unchanged file, or the content.
 
-    Not plan.json: it lists every input with its full path on this machine, and is of use only beside the inputs.
+    Not plan.json: it lists every input with its full path on this machine, and is useful only beside the inputs.
     """
-    files: dict[str, Path | bytes] = {name: directory / name for name in values["files"]}
-    files[MANIFEST] = manifest_text(public_manifest(values)).encode()
+    files: dict[str, Path | bytes] = {name: directory / name for name in manifest.files}
+    files[MANIFEST] = manifest_text(public_manifest(manifest)).encode()
     if (directory / LEDGER).is_file():
         files[LEDGER] = _public_ledger(directory / LEDGER)
     for name in (RANKS_FILE, CHART):
@@ -75,14 +76,14 @@ def published_files(directory: Path, values: dict[str, Any]) -> dict[str, Path |
     return files
 
 
-def public_manifest(values: dict[str, Any]) -> dict[str, Any]:
-    """Return a manifest without what is this machine's own: folders of local sources, examples of bad documents."""
-    sources = [{**source, "name": public_name(source["name"])} for source in values.get("sources", [])]
-    return {**values, "sources": sources, "examples": {}}
+def public_manifest(manifest: Manifest) -> Manifest:
+    """Return a manifest without private parts: folders of local sources, examples of bad documents."""
+    sources = [attrs.evolve(source, name=public_name(source.name)) for source in manifest.sources]
+    return attrs.evolve(manifest, sources=sources, examples={})
 
 
 def public_name(source: str) -> str:
-    """Return a source's name without folders of this machine, and without user, password and signature of a URL."""
+    """Return a source's name without local folders, and without user, password and signature of a URL."""
     if source == STANDARD_LIBRARY or source.startswith(HUB):
         return source
     if REMOTE in source:
@@ -92,7 +93,7 @@ def public_name(source: str) -> str:
 
 
 def _public_ledger(path: Path) -> bytes:
-    """Return a ledger without examples of bad documents: they quote paths."""
+    """Return a commit log without examples of bad documents: they quote paths."""
     lines = read_json_lines(path)
     if lines.unreadable:
         raise BadInput(f"{path}: damaged: {lines.unreadable:,} of its lines are no JSON; prepare these tokens anew")
@@ -102,21 +103,21 @@ def _public_ledger(path: Path) -> bytes:
     )
 
 
-def _check_verified(directory: Path, values: dict[str, Any]) -> None:
-    """Raise BadInput for a manifest that lists anything but token files beside it: of other names verify reads none."""
-    for name in values["files"]:
+def _check_verified(directory: Path, manifest: Manifest) -> None:
+    """Raise BadInput for a manifest that lists anything but token files, which is all that `verify` reads."""
+    for name in manifest.files:
         if not any(is_of(name, split) for split in SPLITS):
             raise BadInput(f"{directory / MANIFEST}: files: got {name}, wanted token files of {', '.join(SPLITS)}")
 
 
-def _check_repository(repository: str, there: "DatasetInfo", values: dict[str, Any], *, private: bool) -> None:
-    """Raise BadInput rather than show what was to be private, or mix these tokens with others."""
+def _check_repository(repository: str, there: "DatasetInfo", manifest: Manifest, *, private: bool) -> None:
+    """Raise BadInput for a repository that is public against --private, or has other tokens."""
     if private and not there.private:
         raise BadInput(f"{repository}: exists and is public; make it private on the hub, or pass another name")
     for file in there.siblings or []:
         if file.rfilename.endswith(".safetensors"):
-            got, wanted = file.lfs.sha256 if file.lfs else "", values["files"].get(file.rfilename, {}).get("sha256")
-            if got != wanted:
+            got, wanted = file.lfs.sha256 if file.lfs else "", manifest.files.get(file.rfilename)
+            if wanted is None or got != wanted.sha256:
                 raise BadInput(
                     f"{repository}: has another {file.rfilename} than {MANIFEST} lists; pass another name, or delete it"
                 )

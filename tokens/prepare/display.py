@@ -1,4 +1,4 @@
-"""What people see of a preparation: a bar while it runs, and at the end what was written and what was not."""
+"""Progress bar of a preparation, and the final report of what was written and left out."""
 
 import itertools
 import sys
@@ -6,14 +6,15 @@ import time
 from typing import Any
 
 from common.errors import printable
+from tokens.format.manifest import Manifest
 from tokens.prepare.prepare import PrepareProgress
 
-SURPRISING_SHARE = 3.0  # times what was asked for
+SURPRISING_SHARE = 3.0  # held out, times what was asked for
 BAD_SHARE = 0.01  # of documents, or of the input's bytes, that may be lost
 
 
 class Display:
-    """A bar over the bytes of the sources in a terminal, a line every few seconds elsewhere, on stderr."""
+    """Progress on stderr: a bar over the bytes of the sources in a terminal, elsewhere a line every few seconds."""
 
     LINE_SECONDS = 10.0
 
@@ -21,13 +22,13 @@ class Display:
         self._began = self._shown = time.monotonic()
         self._terminal = sys.stderr.isatty()
         self._bar: Any = None
-        self._first: tuple[int, int] | None = None  # tokens and bytes that were there when measuring began
+        self._first: tuple[int, int] | None = None  # tokens and bytes of earlier commands
 
     def show(self, progress: PrepareProgress) -> None:
-        """Show how far it has come."""
+        """Show the progress."""
         now = time.monotonic()
         totals, tokens = progress.totals, sum(progress.totals.tokens.values())
-        if self._first is None:  # what an earlier command did is no measure
+        if self._first is None:
             self._began, self._first = now, (tokens, progress.done_bytes)
             if self._terminal:
                 from tqdm import tqdm
@@ -52,40 +53,41 @@ class Display:
             self._bar.close()
 
 
-def report(output: str, manifest: dict[str, Any], asked: float, seconds: float) -> None:
-    """Print what was written, and what was not. `asked`: the share of the documents that was to be held out."""
-    print(f"{printable(output)}: {manifest['documents']:,} documents, {manifest['tokens']:,} tokens in {seconds:.1f} s")
-    tokens: dict[str, int] = {}  # by split; of their files, which may be thousands
-    files: dict[str, int] = {}
-    for name, entry in manifest["files"].items():
-        split = name.partition(".")[0].partition("-")[0]
-        tokens[split] = tokens.get(split, 0) + entry["tokens"]
-        files[split] = files.get(split, 0) + 1
-    for split, count in tokens.items():
-        what = f"{split}.safetensors" if files[split] == 1 else f"{split} in {files[split]:,} files"
-        print(f"  {what}: {count:,} tokens ({count / manifest['tokens']:.2%})")
-    held_out = 1 - tokens["train"] / manifest["tokens"]
+def report(output: str, manifest: Manifest, asked: float, seconds: float) -> None:
+    """Print what was written and left out. `asked`: the share of the documents that was to be held out."""
+    print(f"{printable(output)}: {manifest.documents:,} documents, {manifest.tokens:,} tokens in {seconds:.1f} s")
+    tokens: dict[str, list[int]] = {}  # of each file, by split
+    for name, entry in manifest.files.items():
+        tokens.setdefault(name.partition(".")[0].partition("-")[0], []).append(entry.tokens)
+    for split, counts in tokens.items():
+        what = f"{split}.safetensors" if len(counts) == 1 else f"{split} in {len(counts):,} files"
+        print(f"  {what}: {sum(counts):,} tokens ({sum(counts) / manifest.tokens:.2%})")
+    held_out = 1 - sum(tokens["train"]) / manifest.tokens
     if held_out > SURPRISING_SHARE * asked:
         print(f"NOTE: {held_out:.0%} are held out for {asked:.0%} asked: whole documents, and some of them are long")
-    if manifest["problems"]:
-        kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(manifest["problems"].items()))
-        print(
-            f"bad documents: {kinds}; {manifest['lost_documents']:,} documents and {manifest['lost_bytes']:,} bytes of "
-            "input are left out:",
-            file=sys.stderr,
-        )
-        for line in itertools.chain.from_iterable(manifest["examples"].values()):
-            print(f"  {printable(line)}", file=sys.stderr)
-        if any(len(lines) < manifest["problems"][kind] for kind, lines in manifest["examples"].items()):
-            print("  ledger.jsonl names more", file=sys.stderr)
+    if manifest.problems:
+        _report_problems(manifest)
 
 
-def too_many_bad(manifest: dict[str, Any]) -> bool:
-    """Tell whether more was lost than may be passed over."""
-    documents = manifest["documents"] + manifest["lost_documents"]
-    size = sum(source["bytes"] for source in manifest["sources"])
-    damaged = manifest["problems"].get("damaged file")  # nobody knows what was in it
-    too_many = manifest["lost_documents"] > BAD_SHARE * documents or manifest["lost_bytes"] > BAD_SHARE * size
+def _report_problems(manifest: Manifest) -> None:
+    kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(manifest.problems.items()))
+    print(
+        f"bad documents: {kinds}; {manifest.lost_documents:,} documents and {manifest.lost_bytes:,} bytes of "
+        "input are left out:",
+        file=sys.stderr,
+    )
+    for line in itertools.chain.from_iterable(manifest.examples.values()):
+        print(f"  {printable(line)}", file=sys.stderr)
+    if any(len(lines) < manifest.problems[kind] for kind, lines in manifest.examples.items()):
+        print("  ledger.jsonl has more", file=sys.stderr)
+
+
+def too_many_bad(manifest: Manifest) -> bool:
+    """Tell whether more input was lost than is acceptable, and print so."""
+    documents = manifest.documents + manifest.lost_documents
+    size = sum(source.bytes for source in manifest.sources)
+    damaged = manifest.problems.get("damaged file")  # with an unknown number of documents
+    too_many = manifest.lost_documents > BAD_SHARE * documents or manifest.lost_bytes > BAD_SHARE * size
     what = f"{damaged:,} documents or more in damaged files" if damaged else f"more than {BAD_SHARE:.0%} of the input"
     if damaged or too_many:
         print(f"prepare_data.py: {what} could not be read; the token files are complete without", file=sys.stderr)

@@ -1,6 +1,6 @@
-"""One unit of work: read, encode and write its tokens. Runs in any process on any machine that sees the same files.
+"""Unit of work: read documents, encode them, write their tokens. Runs in any process that sees the same files.
 
-No tokens pass between processes: a unit's go to files of its own, and a few numbers about them come back.
+No tokens pass between processes: a unit writes files of its own and returns a few numbers about them.
 """
 
 import functools
@@ -13,27 +13,27 @@ from typing import Any
 
 import attrs
 import numpy as np
-from attrs.validators import deep_iterable, deep_mapping, in_, instance_of
 
 from common.errors import BadInput
+from common.structure import structured
 from tokens.documents.extent import Extent
+from tokens.documents.inputs import Input
 from tokens.documents.reader import Piece, Reader
-from tokens.documents.sources import Input
 from tokens.format.splits import SPLITS, SplitRule
 from tokens.tokenizer.fast_encoder import FastBytePairEncoder, Recipe, encoders
 from tokens.tokenizer.tokenizer import Encoder, fingerprint, token_dtype
 
-BATCH_CHARACTERS = 1 << 19  # of text encoded at a time
+BATCH_CHARACTERS = 1 << 19  # of text, encoded at a time
 
 
 @attrs.frozen(kw_only=True)
 class EncodeJob:
-    """What is the same for all units."""
+    """Settings that all units share."""
 
     directory: Path  # of the units' files
     text_field: str
     tokenizer: str
-    fingerprint: str  # of what the tokenizer must do, on any machine
+    fingerprint: str  # of the tokenizer's behaviour, which must be the same on all machines
     recipe: Recipe | None  # for the fast encoder
     rule: SplitRule
 
@@ -49,35 +49,32 @@ class Task:
 
 @attrs.frozen(kw_only=True)
 class UnitPart:
-    """What a unit has written for one split."""
+    """Tokens that a unit has written for one split."""
 
-    tokens: int = attrs.field(validator=instance_of(int))
-    documents: int = attrs.field(validator=instance_of(int))  # that end here
-    max_id: int = attrs.field(validator=instance_of(int))
-    digest: str = attrs.field(validator=instance_of(str))  # xxh3_128 of the bytes, in hexadecimal
+    tokens: int
+    documents: int  # that end here
+    max_id: int
+    digest: str  # xxh3_128 of the bytes, in hexadecimal
 
 
 @attrs.frozen(kw_only=True)
 class Result:
-    """What is known about a finished unit."""
+    """Result of a unit."""
 
-    index: int = attrs.field(validator=instance_of(int))
-    parts: dict[str, UnitPart] = attrs.field(validator=deep_mapping(in_(SPLITS)))  # without splits that got nothing
-    text_bytes: int = attrs.field(validator=instance_of(int))  # of documents, in UTF-8
+    index: int
+    parts: dict[str, UnitPart]  # by split; none for a split without tokens
+    text_bytes: int  # of documents, in UTF-8
     fast: bool  # computed by the fast encoder
-    problems: dict[str, int] = attrs.field(validator=deep_mapping(None, instance_of(int)))  # how often, by kind
-    lost_documents: int = attrs.field(validator=instance_of(int))
-    lost_bytes: int = attrs.field(validator=instance_of(int))  # of input
-    # The first ones, by kind; kinds that lost something come first.
-    examples: dict[str, list[str]] = attrs.field(
-        validator=deep_mapping(None, deep_iterable(instance_of(str), instance_of(list)))
-    )
+    problems: dict[str, int]  # how often, by kind
+    lost_documents: int
+    lost_bytes: int  # of input
+    examples: dict[str, list[str]]  # the first ones, by kind; kinds that lost something come first
 
 
 def run_unit(job: EncodeJob, task: Task) -> Result:
-    """Write the tokens of a unit into `unit_file`s; return what they are. Repeating it writes the same bytes.
+    """Write the tokens of a unit into `unit_file`s; return the result. Repeating it writes the same bytes.
 
-    Raises BadInput for an input that is gone, has changed or cannot be encoded, OSError when the disk is full.
+    Raises BadInput for an input that is missing, has changed or cannot be encoded, OSError when the disk is full.
     """
     encoder = _encoder(job.tokenizer, job.fingerprint, job.recipe)
     reader = Reader(task.inputs, job.text_field)
@@ -107,24 +104,22 @@ def task_json(task: Task) -> bytes:
 
 def task_from_json(data: bytes) -> Task:
     """Return the task that `task_json` wrote."""
-    values = json.loads(data)
-    extents = tuple(Extent(**extent) for extent in values["extents"])
-    return Task(index=values["index"], extents=extents, inputs=tuple(Input(**item) for item in values["inputs"]))
+    return structured(json.loads(data), Task)
 
 
 def unit_file(directory: Path, index: int, split: str) -> Path:
-    """Return where a unit's tokens of one split are until they are committed."""
+    """Return the file of a unit's tokens of one split, until they are committed."""
     return directory / f"{index:08d}.{split}"
 
 
 class _PartWriter:
-    """The tokens of one split, as they come; the file gets its name when it is complete and on the disk."""
+    """Writer of a unit's tokens of one split; the file gets its name when it is complete."""
 
     def __init__(self, job: EncodeJob, index: int, split: str, encoder: Encoder):
         import xxhash
 
         self._path = unit_file(job.directory, index, split)
-        # Another process may compute the same unit, of a coordinator that is gone.
+        # A worker of a coordinator that was killed may compute the same unit.
         self._partial = self._path.with_name(f".{self._path.name}-{os.uname().nodename}-{os.getpid()}")
         self._dtype = token_dtype(encoder.vocabulary_size).newbyteorder("<")
         self._digest = xxhash.xxh3_128()
@@ -147,7 +142,7 @@ class _PartWriter:
         self._max_id = max(self._max_id, int(ids.max()))
 
     def finish(self) -> UnitPart | None:
-        """Give the file its name; None where there was nothing to write. Not synced: only a commit is to last."""
+        """Give the file its name; None if nothing was written. Not synced: only a commit must survive a crash."""
         if self._file is None:
             return None
         self._file.close()
@@ -157,7 +152,7 @@ class _PartWriter:
         )
 
     def close(self) -> None:
-        """Leave nothing half-written behind."""
+        """Delete the file if it is incomplete."""
         if self._file is not None:
             self._file.close()
             self._partial.unlink(missing_ok=True)
@@ -176,7 +171,7 @@ def _encoder(name: str, wanted: str, recipe: Recipe | None) -> Encoder:
 
 @contextmanager
 def _naming_inputs(task: Task) -> Iterator[None]:
-    """Raise BadInput for what an encoder raises: a ValueError, or a panic of Rust's, which cannot even be pickled."""
+    """Turn an encoder's error into BadInput: a ValueError, or a panic of Rust's, which cannot even be pickled."""
     try:
         yield
     except BaseException as error:
@@ -188,7 +183,7 @@ def _naming_inputs(task: Task) -> Iterator[None]:
 
 
 def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
-    """Group pieces by the length of their text, not by their number: memory is bounded for any documents."""
+    """Group pieces by the length of their text, not by number, so that memory is bounded for any documents."""
     batch: list[Piece] = []
     characters = 0
     for piece in pieces:
@@ -202,7 +197,7 @@ def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
 
 
 def _encode(batch: list[Piece], encoder: Encoder, rule: SplitRule, writers: dict[str, _PartWriter]) -> int:
-    """Encode a batch and hand its tokens to the writers; return the bytes of its text."""
+    """Encode a batch and write its tokens; return the bytes of its text."""
     splits = rule.of(piece.head for piece in batch)
     for number in [0] if splits is None else np.unique(splits):
         pieces = batch if splits is None else [batch[place] for place in np.flatnonzero(splits == number)]

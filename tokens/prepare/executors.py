@@ -1,4 +1,4 @@
-"""Who computes the units: this process, processes of this machine, or a Ray cluster. The bytes are the same."""
+"""Executors of units: this process, worker processes, or a Ray cluster. All write the same bytes."""
 
 import functools
 import hashlib
@@ -20,18 +20,18 @@ from common.files import replace_file
 from common.json_files import read_regular
 from tokens.prepare.encode_unit import EncodeJob, Result, Task, run_unit, task_from_json, task_json
 
-UNITS_AHEAD = 4  # a worker: what is computed before it can be committed bounds the disk
-RESTARTS = 5  # of all workers, without a unit that came to its end
+UNITS_AHEAD = 4  # of a worker; units that wait for their commit take disk space
+RESTARTS = 5  # of all workers in a row, without a finished unit
 CONNECT_SECONDS = 10.0
 
 
 class Executor(Protocol):
-    """Computes units in any order."""
+    """Computes units in any order. `submit` returns a future, which may raise BrokenExecutor if a worker is killed."""
 
     window: int  # units in flight
 
     def submit(self, job: EncodeJob, task: Task) -> "Future[Result]":
-        """Begin a unit. Its future may raise BrokenExecutor when a worker was killed."""
+        """Begin a unit."""
         ...
 
     def restart(self) -> None:
@@ -39,7 +39,7 @@ class Executor(Protocol):
         ...
 
     def close(self) -> None:
-        """Give up what is not finished."""
+        """Cancel unfinished units."""
         ...
 
 
@@ -80,19 +80,19 @@ class Processes:
 
     def restart(self) -> None:
         context = multiprocessing.get_context("spawn")  # a fork would copy pyarrow's threads' locks
-        ear, self._line = context.Pipe(duplex=False)
-        self._pool = ProcessPoolExecutor(self._workers, context, _begin_worker, (ear,))
-        handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # which they inherit, until they see to it themselves
+        receiver, self._line = context.Pipe(duplex=False)
+        self._pool = ProcessPoolExecutor(self._workers, context, _begin_worker, (receiver,))
+        handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited by workers until they set their own
         try:
             for _ in range(self._workers):  # each submission begins a process
                 self._pool.submit(_nothing)
         except BrokenExecutor:
-            pass  # one was killed already: the first task will tell
+            pass  # a worker was killed already: the first task will raise it
         finally:
             signal.signal(signal.SIGINT, handler)
 
     def close(self) -> None:
-        self._line.close()  # workers end, whatever they are at: what is not committed does not count
+        self._line.close()  # ends workers at any moment: uncommitted units are computed again
         self._pool.shutdown(cancel_futures=True)
 
 
@@ -100,7 +100,7 @@ class RayCluster:
     """Computes units as tasks of a Ray cluster whose machines share the inputs, the output and this repository."""
 
     def __init__(self, address: str | None):
-        """Join the cluster at an address; None: one of this machine alone, for this command."""
+        """Join the cluster at an address; None: start one on this machine for this command."""
         try:
             import ray
         except ImportError as error:
@@ -140,9 +140,9 @@ class RayCluster:
 
 
 def in_order(executor: Executor, job: EncodeJob, tasks: Iterator[Task], first: int) -> Iterator[list[Result]]:
-    """Yield the results of tasks number `first`, `first` + 1, ..., as many at a time as are ready. Raises their errors.
+    """Yield the results of tasks `first`, `first` + 1, ... in order, in batches of those that are ready.
 
-    No more than `executor.window` units are computed ahead of the one that is waited for.
+    At most `executor.window` units are computed ahead of the next result. Raises the tasks' errors.
     """
     running: dict[Future[Result], Task] = {}
     ready: dict[int, Result] = {}
@@ -194,9 +194,9 @@ def _submit(executor: Executor, job: EncodeJob, task: Task) -> "Future[Result]":
 
 
 def _run_kept(job: EncodeJob, path: Path, sha256: str) -> Result:
-    """Run the task that a file holds, and delete the file: a task that is submitted again is written again.
+    """Run the task of a file, and delete the file: a task that is submitted again is written again.
 
-    Raises BadInput for another content than was written: others may write to a shared folder.
+    Raises BadInput if the file has changed: other processes may write to a shared folder.
     """
     data = read_regular(path, most_bytes=1 << 40)
     if hashlib.sha256(data).hexdigest() != sha256:
@@ -207,11 +207,11 @@ def _run_kept(job: EncodeJob, path: Path, sha256: str) -> Result:
 
 
 def _nothing() -> None:
-    """Let a worker start, and import what it needs, before there is work."""
+    """Start a worker, with its imports, before there is work."""
 
 
 def _begin_worker(line: Connection) -> None:
-    """End this worker when its coordinator hangs up, however that ends, but not at Ctrl-C, which is for that."""
+    """End this worker when its coordinator ends, however that happens; ignore Ctrl-C, which the coordinator handles."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def listen() -> None:

@@ -1,7 +1,7 @@
-"""The growing files of one split: hidden, with room for a header and then its tokens; named when all of it is there.
+"""Growing token files of one split: hidden while they grow, named when the split is complete.
 
-`.partial-train.safetensors`, or shards of so many tokens each, `.partial-train-00000.safetensors` and so on. How many
-there will be is known at the end: then `train-00000-of-00012.safetensors`, or `train.safetensors` if one is enough.
+`.partial-train.safetensors`, or shards of equal length, `.partial-train-00000.safetensors` and so on. Their number is
+known at the end: then they become `train-00000-of-00012.safetensors`, or `train.safetensors` if there is one.
 """
 
 import io
@@ -17,7 +17,7 @@ import numpy as np
 
 from common.errors import BadInput
 from common.files import sync
-from tokens.format.token_file import HEADER_BYTES, write_header
+from tokens.format.header import HEADER_BYTES, write_header
 
 PARTIAL = ".partial-"
 COPY_BYTES = 1 << 20
@@ -25,10 +25,10 @@ COPY_BYTES = 1 << 20
 
 @attrs.frozen
 class Shard:
-    """A file of a split that is all there."""
+    """A complete file of a split."""
 
-    path: Path  # where it lies until it is named
-    name: str  # then
+    path: Path  # hidden
+    name: str  # final
     tokens: int
 
 
@@ -39,17 +39,17 @@ class GrowingStream:
         """`shard_tokens`: of each file but the last; None: one file for all."""
         self.split = split
         self.length = 0  # tokens
-        self.elsewhere = 0  # so many shards, the first ones, are in a bucket and not here
+        self.moved = 0  # the first shards, which are in a bucket and not here
         self._directory = directory
         self._dtype = dtype
         self._sharded = shard_tokens is not None
         self._shard_tokens = shard_tokens or sys.maxsize
-        self._file: BinaryIO | None = None  # the last one, while there is room in it
+        self._file: BinaryIO | None = None  # the last one, while it has room
 
-    def go_on(self, length: int, why: Path) -> None:
-        """Continue after `length` tokens, which `why` says are there; delete what follows. Raises BadInput if less are.
+    def resume(self, length: int, why: Path) -> None:
+        """Continue after `length` tokens, as the log `why` says; delete what follows. Raises BadInput if some lack.
 
-        Files whose naming was cut short are hidden again.
+        Files that have their final names already are hidden again.
         """
         for path in self._named():
             number = re.search(r"-(\d+)-of-", path.name)
@@ -66,10 +66,10 @@ class GrowingStream:
                 )
         self._cut(length)
 
-    def go_on_elsewhere(self, length: int, tail: np.ndarray) -> None:
-        """Continue after `length` tokens: full shards that are not here, and the tail. Raises BadInput if it is not."""
-        self.elsewhere = length // self._shard_tokens
-        self._cut(self.elsewhere * self._shard_tokens)
+    def resume_moved(self, length: int, tail: np.ndarray) -> None:
+        """Continue after `length` tokens: full shards in a bucket, and the tail. Raises BadInput if some lack."""
+        self.moved = length // self._shard_tokens
+        self._cut(self.moved * self._shard_tokens)
         self.append(io.BytesIO(tail.tobytes()))
         if self.length != length:
             raise BadInput(
@@ -78,7 +78,7 @@ class GrowingStream:
             )
 
     def append(self, source: BinaryIO) -> None:
-        """Add the tokens of a file from its position on."""
+        """Append the tokens of a file from its position on."""
         while data := source.read(min(COPY_BYTES, self._end(self._room()) - HEADER_BYTES)):
             if self._file is None:
                 path = self._partial(self.length // self._shard_tokens)
@@ -98,7 +98,7 @@ class GrowingStream:
             os.fsync(self._file.fileno())
 
     def read(self, begin: int, end: int) -> np.ndarray:
-        """Return tokens that `sync` has put on the disk."""
+        """Return tokens begin .. end, which must be synced."""
         parts = []
         while begin < end:
             index, inside = divmod(begin, self._shard_tokens)
@@ -109,17 +109,17 @@ class GrowingStream:
         return np.concatenate(parts or [np.empty(0, self._dtype)])
 
     def truncate(self, length: int) -> None:
-        """Cut off what follows."""
+        """Cut off the tokens after the first `length`."""
         if length < self.length:
             self._cut(length)
 
     def seal(self) -> None:
-        """Write the header of the last file; then all are complete but for their names."""
+        """Write the header of the last file; then all files are complete except for their names."""
         if self._file is not None:
             self._seal(self.length % self._shard_tokens)
 
     def shards(self) -> Iterator[Shard]:
-        """Yield the files of all tokens."""
+        """Yield all files."""
         count = -(-self.length // self._shard_tokens)
         for index in range(count):
             name = self.split if count == 1 else f"{self.split}-{index:05d}-of-{count:05d}"
@@ -127,14 +127,14 @@ class GrowingStream:
             yield Shard(self._partial(index), f"{name}.safetensors", tokens)
 
     def here(self) -> list[Path]:
-        """Return the full shards that are not elsewhere."""
-        return [self._partial(index) for index in range(self.elsewhere, self.length // self._shard_tokens)]
+        """Return the full shards on this disk."""
+        return [self._partial(index) for index in range(self.moved, self.length // self._shard_tokens)]
 
     def drop(self) -> None:
-        """Delete the full shards here: they are elsewhere now."""
+        """Delete the full shards on this disk, which are in a bucket now."""
         for path in self.here():
             path.unlink()
-            self.elsewhere += 1
+            self.moved += 1
 
     def tail(self, begin: int) -> np.ndarray:
         """Return the tokens from a position on, all of them in the last file."""
@@ -143,7 +143,7 @@ class GrowingStream:
 
     @property
     def full(self) -> int:
-        """How many tokens are in full shards."""
+        """Tokens in full shards."""
         return self.length - self.length % self._shard_tokens
 
     def close(self) -> None:
@@ -185,10 +185,10 @@ class GrowingStream:
 
 
 def partial_path(directory: Path, split: str, index: int, *, sharded: bool) -> Path:
-    """Return where a file of a split is until it is named."""
+    """Return the hidden path of a file of a split."""
     return directory / f"{PARTIAL}{split}{f'-{index:05d}' if sharded else ''}.safetensors"
 
 
 def partial_files(directory: Path) -> Iterator[Path]:
-    """Yield the hidden files of token files that are not finished."""
+    """Yield the hidden files of an unfinished preparation."""
     return directory.glob(f"{PARTIAL}*.safetensors")

@@ -1,34 +1,34 @@
-"""Token files that are still being written, read as far as their ledger goes.
+"""Growing tokens: token files read while they are being prepared, as far as the commit log goes.
 
-What is committed stays as it is: the finished files begin with the same tokens. So whoever waits for what a batch needs
-reads the same batch while the files grow as when they are done.
+Committed tokens stay: the finished files begin with them. So a reader that waits for the tokens of a batch reads the
+same batch from growing and from finished files.
 """
 
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from common.errors import BadInput
-from common.json_files import parse_json, read_regular
-from tokens.format.manifest import MANIFEST
+from tokens.format.header import HEADER_BYTES, TokenFile
+from tokens.format.manifest import MANIFEST, TokenizerRecord
 from tokens.format.splits import HASH
-from tokens.format.token_file import HEADER_BYTES, TokenFile, TokenStream, Version, open_split
-from tokens.prepare.commit_log import LEDGER, entries_after
+from tokens.format.token_file import TokenStream, Version, open_split
+from tokens.prepare.commit_log import LEDGER, TailCut, Uploaded, entries_after
+from tokens.prepare.encode_unit import Result
 from tokens.prepare.growing_files import partial_path
 from tokens.prepare.plan import read_plan
 from tokens.tokenizer.tokenizer import RANKS_FILE, token_dtype
 
-NAMING_SECONDS, NAMING_TRIES = 0.1, 50  # until a file that has lost its hidden name is looked for again
+NAMING_SECONDS, NAMING_TRIES = 0.1, 50  # between looks for a file that has just lost its hidden name
 
 
 class GrowingTokens:
-    """The token directory of a preparation that may still be at work."""
+    """A token directory that may still be in preparation."""
 
     def __init__(self, directory: Path):
-        """Open it. Raises BadInput where there is no plan, or where the end of the work moves tokens between files."""
+        """Open it. Raises BadInput without a plan, and where the end of the preparation moves tokens between files."""
         plan = read_plan(directory)
         if plan is None:
             raise BadInput(
@@ -37,8 +37,8 @@ class GrowingTokens:
         settings = plan.settings
         if settings.split != HASH:
             raise BadInput(
-                f"{directory}: prepared with --split {settings.split}, which holds out what comes last; wait for its "
-                "end, or prepare with --split hash"
+                f"{directory}: prepared with --split {settings.split}, which holds out the last documents; wait for "
+                "its end, or prepare with --split hash"
             )
         self.directory = directory
         self.fingerprint = plan.fingerprint()
@@ -54,44 +54,44 @@ class GrowingTokens:
         self.refresh()
 
     def refresh(self) -> None:
-        """Look how far the work has come. Any thread may."""
+        """Read the entries committed since the last call. Thread-safe."""
         with self._lock:
             self._refresh()
 
     def _refresh(self) -> None:
-        finished = (self.directory / MANIFEST).exists()  # before the ledger: what is finished has all its lines
+        finished = (self.directory / MANIFEST).exists()  # before the log: a finished one has all its lines
         for entry, end in entries_after(self.directory / LEDGER, self._seen_bytes):
             self._seen_bytes = end
-            if "uploaded" in entry:
-                raise BadInput(f"{self.directory}: its shards leave for a bucket while it grows; follow a folder")
-            if "cut" in entry:
-                self._tokens = {split: entry["cut"][split] for split in self.splits}
-            else:
-                self._seen_units += 1
-                for split, part in entry["parts"].items():
-                    self._tokens[split] += part["tokens"]
+            match entry:
+                case Uploaded():
+                    raise BadInput(f"{self.directory}: its shards move to a bucket while it grows; follow a folder")
+                case TailCut(cut=cut):
+                    self._tokens = {split: cut[split] for split in self.splits}
+                case Result(parts=parts):
+                    self._seen_units += 1
+                    for split, part in parts.items():
+                        self._tokens[split] += part.tokens
         self.finished = finished
 
     @property
-    def tokenizer(self) -> dict[str, Any]:
-        """What the manifest will tell of the tokenizer."""
-        ranks_file = RANKS_FILE if (self.directory / RANKS_FILE).exists() else None
-        return {
-            "name": Path(self.settings.tokenizer).name,
-            "vocabulary_size": self.settings.vocabulary_size,
-            "end_of_text_id": self.settings.end_of_text_id,
-            "ranks_file": ranks_file,
-        }
+    def tokenizer(self) -> TokenizerRecord:
+        """The tokenizer, as the manifest will have it, without hashes."""
+        return TokenizerRecord(
+            name=Path(self.settings.tokenizer).name,
+            vocabulary_size=self.settings.vocabulary_size,
+            end_of_text_id=self.settings.end_of_text_id,
+            ranks_file=RANKS_FILE if (self.directory / RANKS_FILE).exists() else None,
+        )
 
     def committed(self, split: str) -> int:
-        """Return how many tokens of a split are there to stay.
+        """Return the tokens of a split that will stay.
 
-        0 while a split that is wanted is empty: at the end it might still be cut out of the train stream's tail.
+        0 while a wanted split is empty: at the end it may be cut from the tail of the train stream.
         """
         return self._tokens[split] if self.finished or all(self._tokens.values()) else 0
 
     def progress(self) -> str:
-        """Return how far the work has come, for people."""
+        """Return the progress of the preparation as text."""
         units = f"{self._seen_units:,} of {self._units:,} units, {self.committed('train'):,} tokens to train on"
         ledger = self.directory / LEDGER
         if self.finished or not ledger.exists():
@@ -99,12 +99,12 @@ class GrowingTokens:
         return f"{units}, last commit {max(0.0, time.time() - ledger.stat().st_mtime):.0f} s ago"
 
     def stream(self, split: str) -> "FollowedStream":
-        """Return one split."""
+        """Return the stream of a split."""
         return FollowedStream(self, split)
 
 
 class FollowedStream(TokenStream):
-    """One split of `GrowingTokens`: its length grows as that is refreshed."""
+    """The stream of one split of `GrowingTokens`, whose length grows as that is refreshed."""
 
     def __init__(self, tokens: GrowingTokens, split: str):
         self._growing, self._split = tokens, split
@@ -112,7 +112,7 @@ class FollowedStream(TokenStream):
         self.files, self.length = [], 0
 
     def read_into(self, tokens: np.ndarray, start: int) -> None:
-        """Fill an array with what begins at `start`. It must have been committed."""
+        """Fill an array with the tokens from `start` on, which must have been committed."""
         if start + len(tokens) > self.length:
             self._find(self._growing.committed(self._split))
         try:
@@ -125,7 +125,7 @@ class FollowedStream(TokenStream):
 
     @property
     def versions(self) -> dict[Path, Version | None]:
-        """Nothing: these files grow."""
+        """None: these files grow."""
         return {}
 
     def _find(self, length: int) -> None:
@@ -151,7 +151,7 @@ class FollowedStream(TokenStream):
                 for file in self.files:
                     file.path.stat()
                 return
-            except FileNotFoundError as error:  # it was given its name just now
+            except FileNotFoundError as error:  # it got its final name just now
                 tries += 1
                 if tries == NAMING_TRIES:
                     raise BadInput(
@@ -161,19 +161,10 @@ class FollowedStream(TokenStream):
                 time.sleep(NAMING_SECONDS)
 
     def _path(self, index: int) -> Path:
-        """Return where a file is: hidden, or under its name, where the writer was killed before the manifest came."""
+        """Return the path of a file: hidden, or final where a kill came between the names and the manifest."""
         growing, sharded = self._growing, self._growing.settings.shard_tokens is not None
         hidden = partial_path(growing.directory, self._split, index, sharded=sharded)
         if hidden.exists():
             return hidden
         names = [f"{self._split}.safetensors", f"{self._split}-{index:05d}-of-*.safetensors"]
         return next((path for name in names for path in growing.directory.glob(name)), hidden)
-
-
-def finished_by(directory: Path) -> str | None:
-    """Return the fingerprint of the plan by which finished token files were made, or None where that is not known."""
-    try:
-        plan = parse_json(read_regular(directory / MANIFEST)).get("plan")
-    except (OSError, ValueError):
-        return None
-    return plan if isinstance(plan, str) else None

@@ -1,7 +1,7 @@
-"""Which work there is: units of some megabytes each, a function of the inputs and settings alone.
+"""Preparation plan: units of work of some megabytes each, a function of the inputs and settings alone.
 
-Never of the number of workers, so that whoever computes a unit, and whenever, it holds the same tokens. The plan is
-kept beside the tokens; a command goes on with it or is refused.
+It does not depend on the number of workers, so a unit holds the same tokens wherever and whenever it is computed. The
+plan is kept beside the tokens; a later command resumes it or is refused.
 """
 
 import hashlib
@@ -10,29 +10,30 @@ import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import attrs
 
-from common.errors import BadInput, quoted
+from common.errors import BadInput
 from common.files import replace_file
 from common.json_files import parse_json, read_regular
+from common.structure import structured
 from tokens.documents.extent import Extent
+from tokens.documents.inputs import COMPRESSED_SUFFIXES, Damaged, Input, look_up, readable
 from tokens.documents.parquet import check_column, group_bytes, open_parquet
-from tokens.documents.sources import COMPRESSED_SUFFIXES, Damaged, Input, Source, look_up, readable
+from tokens.documents.sources import Source
 
 PLAN = "plan.json"
 FORMAT = 1
-MOST_BYTES = 1 << 40  # of a plan: it names each input
+MOST_BYTES = 1 << 40  # of a plan file, which names each input
 
 
 @attrs.frozen(kw_only=True)
 class PrepareSettings:
-    """What, beside the inputs, decides the bytes that are written."""
+    """Settings that, with the inputs, decide every byte of the token files."""
 
     text_field: str
     tokenizer: str  # as it was named on the command line
-    fingerprint: str  # of what the tokenizer does: tokens.tokenizer.fingerprint
+    fingerprint: str  # of the tokenizer's behaviour: tokens.tokenizer.tokenizer.fingerprint
     vocabulary_size: int
     end_of_text_id: int
     split: str  # "hash" or "tail"
@@ -87,7 +88,7 @@ def make_plan(sources: list[Source], settings: PrepareSettings) -> UnitPlan:
 
 
 def write_plan(directory: Path, plan: UnitPlan) -> None:
-    """Keep the plan beside the tokens that it describes."""
+    """Write the plan beside the tokens."""
     text = json.dumps({"format": FORMAT, "fingerprint": plan.fingerprint(), **attrs.asdict(plan)})
     replace_file(directory / PLAN, text, durable=True)
 
@@ -97,21 +98,22 @@ def read_plan(directory: Path) -> UnitPlan | None:
     path = directory / PLAN
     try:
         values = parse_json(read_regular(path, MOST_BYTES))
-        plan = _from_json(values)
-        wanted = str(values["fingerprint"])
+        wanted = str(values.pop("fingerprint", None))
+        values.pop("format", None)
+        plan = structured(values, UnitPlan)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise BadInput(f"{path}: cannot be read: {error.strerror or error}; check its permissions") from error
-    except (ValueError, TypeError, KeyError) as error:
-        raise BadInput(f"{path}: damaged: {quoted(error)}; begin anew in another --output") from error
+    except ValueError as error:
+        raise BadInput(f"{path}: damaged: {error}; begin anew in another --output") from error
     if plan.fingerprint() != wanted:
         raise BadInput(f"{path}: damaged: its fingerprint is not {wanted[:12]}...; begin anew in another --output")
     return plan
 
 
 def check_same(directory: Path, kept: UnitPlan, wanted: PrepareSettings, sources: list[Source]) -> None:
-    """Raise BadInput naming the first thing in which a command differs from the plan that it would go on with."""
+    """Raise BadInput naming the first difference between a command and the plan that it would resume."""
     where = f"{directory / PLAN}: another command began these tokens"
     advice = "repeat that command, or pass another --output"
     for field in attrs.fields(PrepareSettings):
@@ -122,20 +124,20 @@ def check_same(directory: Path, kept: UnitPlan, wanted: PrepareSettings, sources
     now_inputs = {item.path: item for source in sources for item in source.inputs}
     for path, item in was_inputs.items():
         if path not in now_inputs:
-            look_up(path)  # raises when the file is gone
+            look_up(path)  # raises when the file is missing
             raise BadInput(f"{where}: {path} is not among the sources any more; {advice}")
         item.compare(now_inputs[path])
     for path in now_inputs:
         if path not in was_inputs:
             raise BadInput(f"{where}: {path} was not among the sources; {advice}")
-    # Names may differ: of the same files, seen from another folder.
+    # Names may differ: relative ones, from another folder.
     now, was = ([[item.path for item in source.inputs] for source in listed] for listed in (sources, kept.sources))
     if now != was:
         raise BadInput(f"{where}: the sources were named otherwise, or in another order; {advice}")
 
 
 def _atoms(number: int, item: Input, settings: PrepareSettings) -> Iterator[tuple[Extent, int]]:
-    """Yield the parts of one input that units are made of, with their sizes in bytes."""
+    """Yield the smallest parts of an input for units, with their sizes in bytes."""
     if item.path.endswith(".parquet"):
         yield from _row_groups(number, item, settings)
     elif item.path.endswith(COMPRESSED_SUFFIXES):
@@ -154,19 +156,8 @@ def _row_groups(number: int, item: Input, settings: PrepareSettings) -> Iterator
         except Damaged:
             table = None
         if table is None or table.metadata.num_rows == 0:
-            yield Extent(number, 0, 0), item.size_bytes  # its unit says that it is damaged, or empty
+            yield Extent(number, 0, 0), item.size_bytes  # its unit counts it as damaged, or empty
             return
         check_column(table, settings.text_field, item.path)
         for group in range(table.metadata.num_row_groups):
             yield Extent(number, group, group + 1), group_bytes(table, group, settings.text_field)
-
-
-def _from_json(values: dict[str, Any]) -> UnitPlan:
-    return UnitPlan(
-        PrepareSettings(**values["settings"]),
-        tuple(
-            Source(source["name"], tuple(Input(**item) for item in source["inputs"])) for source in values["sources"]
-        ),
-        tuple(tuple(Extent(**extent) for extent in unit) for unit in values["units"]),
-        tuple(values["unit_bytes"]),
-    )

@@ -1,42 +1,44 @@
-"""Token files that grow in an S3 bucket: a full shard goes there with all that is needed to go on without this disk.
+"""S3 output: token files that grow in a bucket, where a preparation resumes without the disk that began it.
 
-Under the prefix, while they grow:
+Objects under the prefix while the files grow:
 
     plan.json                           as in a token directory
-    .partial-train-00000.safetensors    full shards, held against what was sent
-    .checkpoint-00000000.safetensors    what is new since the one before: lines of the ledger, and of each split the
-                                        tokens that no full shard holds
+    .partial-train-00000.safetensors    full shards, verified to have arrived
+    .checkpoint-00000000.safetensors    what is new since the one before: lines of the commit log, and of each split
+                                        the tokens after its full shards
 
 An object is there as a whole or not at all, so a checkpoint is a commit, and the bucket is the only truth: the scratch
-folder is emptied at the start and filled from it, on whatever machine. A kill loses what came after the newest
-checkpoint, a shard at most.
+folder is emptied at the start and filled from it, on any machine. A kill loses what came after the newest checkpoint,
+at most a shard.
 
-How many shards there are is known at the end only. Then the server copies each to the name that tells it; no byte
-passes through this machine, and a finished prefix is a token directory like any other, whose names say whether all of
-it is there. Names without the number would have spared a request a shard, and made every reader need the manifest.
+The number of shards is known at the end. Then the server copies each to its final name; no byte passes through this
+machine, and a finished prefix is a token directory like any other. Names without that number would save a request for
+each shard, but only the manifest could tell whether all shards are there.
 """
 
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
+from common.bucket_folder import BucketFolder
 from common.errors import BadInput
 from common.files import replace_file
-from common.json_files import parse_json, read_regular
-from tokens.documents.remote import THREADS
-from tokens.format.manifest import MANIFEST, Content
+from common.json_files import read_regular
+from common.remote_files import THREADS
+from tokens.format.contents import read_content
+from tokens.format.header import read_header
+from tokens.format.manifest import MANIFEST, Content, Manifest, parse_manifest
 from tokens.prepare.commit_log import LEDGER
 from tokens.prepare.growing_files import PARTIAL, partial_files
 from tokens.prepare.plan import PLAN, read_plan
-from tokens.prepare.s3_objects import Objects
 from tokens.tokenizer.tokenizer import RANKS_FILE
 
 CHECKPOINT = ".checkpoint-"
-MARK = ".scratch"  # in a folder that may be emptied, with the URL that it stands in for
-URL_BYTES = 1 << 14  # more than any has
+MARK = ".scratch"  # in a scratch folder, with the URL that it belongs to
+URL_BYTES = 1 << 14  # longest URL in MARK
+IN_USE = "another process prepares these tokens; wait for it, or stop it"
 BUCKET_CRASH_POINTS = (
     "plan uploaded",
     "shard uploaded",
@@ -49,23 +51,23 @@ BUCKET_CRASH_POINTS = (
 
 
 def reached(point: str) -> None:
-    """Do nothing at a moment of the work: where tests end the process."""
+    """Do nothing: a point of the protocol at which tests kill the process."""
     assert point in BUCKET_CRASH_POINTS, point
 
 
-class Bucket:
-    """The objects under one prefix, and the folder that stands in for them here."""
+class S3Output:
+    """A token directory in a bucket, and its scratch folder on this disk."""
 
     def __init__(self, url: str, scratch: Path):
         self.url = url.rstrip("/")
         self.tails: dict[str, np.ndarray] = {}  # of each split, the tokens after its full shards
         self._scratch = scratch
-        self._objects = Objects(url)
+        self._objects = BucketFolder(url)
         self._checkpoints = 0
-        self._ledger_bytes = 0  # that are in checkpoints
-        self._lengths: dict[str, int] = {}  # tokens of each split likewise
+        self._log_bytes = 0  # in checkpoints
+        self._lengths: dict[str, int] = {}  # tokens of each split in shards and checkpoints
 
-    def open(self) -> dict[str, Any] | None:
+    def open(self) -> Manifest | None:
         """Empty the scratch folder and fetch the plan, if there is one; return the manifest of finished tokens."""
         finished = [*self._scratch.glob("[!.]*.safetensors"), *self._scratch.glob(MANIFEST)]
         if finished:
@@ -79,19 +81,10 @@ class Bucket:
             (self._scratch / PLAN).write_bytes(self._objects.read(PLAN))
         elif names:
             raise BadInput(f"{self.url}/{min(names)}: exists, and no {PLAN}; pass another --output")
-        if MANIFEST not in names:
-            return None
-        try:
-            manifest = parse_json(self._objects.read(MANIFEST))
-        except ValueError as error:
-            raise BadInput(f"{self.url}/{MANIFEST}: damaged: {error}; begin anew in another --output") from error
-        for name in manifest.get("files", {}):
-            if name not in names:
-                raise BadInput(f"{self.url}/{name}: missing, but {MANIFEST} lists it; begin anew in another --output")
-        return manifest
+        return self._finished(names) if MANIFEST in names else None
 
     def describe(self) -> None:
-        """Copy what describes the tokens, finished or not, into the scratch folder."""
+        """Copy plan, commit log, manifest and ranks, as far as they exist, into the scratch folder."""
         names = set(self._objects.names())
         for name in sorted(names & {PLAN, LEDGER, MANIFEST, RANKS_FILE}):
             (self._scratch / name).write_bytes(self._objects.read(name))
@@ -104,12 +97,12 @@ class Bucket:
             os.utime(self._scratch / LEDGER, (written, written))
 
     def begin(self) -> None:
-        """Put the plan into the bucket."""
-        self._objects.create(PLAN, (self._scratch / PLAN).read_bytes())
+        """Upload the plan."""
+        self._objects.create(PLAN, (self._scratch / PLAN).read_bytes(), IN_USE)
         reached("plan uploaded")
 
     def restore(self, shard_tokens: int) -> None:
-        """Fetch the ledger and `tails` from the checkpoints. Raises BadInput where one is missing."""
+        """Fetch the commit log and `tails` from the checkpoints. Raises BadInput where one is missing."""
         from safetensors.numpy import load
 
         names = sorted(name for name in self._objects.names() if name.startswith(CHECKPOINT))
@@ -118,50 +111,51 @@ class Bucket:
             lost = sorted(set(wanted) - set(names))
             raise BadInput(f"{self.url}/{lost[0]}: missing, and later ones are there; begin anew in another --output")
         pieces: dict[str, list[np.ndarray]] = {}
-        with (self._scratch / LEDGER).open("wb") as ledger, ThreadPoolExecutor(THREADS) as threads:
+        with (self._scratch / LEDGER).open("wb") as log, ThreadPoolExecutor(THREADS) as threads:
             for data in threads.map(self._objects.read, names):
                 tensors = load(data)
-                ledger.write(tensors.pop("ledger").tobytes())
+                log.write(tensors.pop("ledger").tobytes())
                 begins = {key.removesuffix(" begin"): tensors.pop(key) for key in list(tensors) if " " in key}
                 for split, tokens in tensors.items():
                     begin = int(begins[split][0])
                     kept = pieces.get(split, []) if begin % shard_tokens else []  # a new shard begins with it
                     pieces[split] = [*kept, tokens]
                     self._lengths[split] = begin + len(tokens)
-            self._ledger_bytes = ledger.tell()
+            self._log_bytes = log.tell()
         self._checkpoints = len(names)
         self.tails = {split: np.concatenate(parts) for split, parts in pieces.items()}
         if not names:
             (self._scratch / LEDGER).unlink()
 
     def upload(self, path: Path) -> Content:
-        """Put a full shard into the bucket; return what it holds."""
-        content = self._objects.upload(path)
+        """Upload a full shard; return its content."""
+        content = read_content(read_header(path))
+        self._objects.upload(path, content.sha256)
         reached("shard uploaded")
         return content
 
     def begin_of_tail(self, split: str, full: int) -> int:
-        """Return from which token on the next checkpoint holds a split whose shards hold the first `full` tokens."""
+        """Return the first token of a split in the next checkpoint; its shards hold the first `full` tokens."""
         return max(full, self._lengths.get(split, 0))
 
     def checkpoint(self, tails: dict[str, tuple[int, np.ndarray]]) -> None:
-        """Commit what the ledger says, whose full shards are in the bucket; `tails`: the rest, and where it begins."""
+        """Commit the lines of the log, whose full shards are in the bucket; `tails`: begin and tokens of the rest."""
         from safetensors.numpy import save
 
         with (self._scratch / LEDGER).open("rb") as file:
-            file.seek(self._ledger_bytes)
+            file.seek(self._log_bytes)
             lines = file.read()
         tensors = {"ledger": np.frombuffer(lines, np.uint8)}
         for split, (begin, tokens) in tails.items():
             tensors |= {split: np.ascontiguousarray(tokens), f"{split} begin": np.array([begin])}
             self._lengths[split] = begin + len(tokens)
-        self._objects.create(_checkpoint(self._checkpoints), save(tensors))
+        self._objects.create(_checkpoint(self._checkpoints), save(tensors), IN_USE)
         self._checkpoints += 1
-        self._ledger_bytes += len(lines)
+        self._log_bytes += len(lines)
         reached("checkpoint written")
 
     def publish(self, names: dict[str, str], ranks: Path | None, manifest: str) -> None:
-        """Give the shards their names, by those they have; write what describes them; delete what is not needed."""
+        """Copy shards from their hidden to their final `names`; write log and manifest; delete leftovers."""
         for _ in self._objects.copy(names):
             reached("shard named")
         if ranks is not None:
@@ -173,17 +167,28 @@ class Bucket:
         self.tidy()
 
     def tidy(self) -> None:
-        """Delete what finished tokens do not need, in the bucket and here."""
+        """Delete leftovers of a finished preparation, in the bucket and here."""
         names = [name for name in self._objects.names() if name.startswith((CHECKPOINT, PARTIAL))]
         for _ in self._objects.delete(names):
             reached("leftover deleted")
         self._leave_scratch()
 
     def discard(self) -> None:
-        """Delete a preparation that came to nothing, in the bucket and here."""
+        """Delete a preparation without tokens, in the bucket and here."""
         if self._objects.read(PLAN) == (self._scratch / PLAN).read_bytes():  # without tokens there is nothing else
             list(self._objects.delete([PLAN]))
         self._leave_scratch()
+
+    def _finished(self, names: set[str]) -> Manifest | None:
+        """Return the manifest in the bucket. Raises BadInput where it is damaged, or lists a missing file."""
+        try:
+            manifest = parse_manifest(self._objects.read(MANIFEST))
+        except ValueError as error:
+            raise BadInput(f"{self.url}/{MANIFEST}: damaged: {error}; begin anew in another --output") from error
+        for name in () if manifest is None else manifest.files:
+            if name not in names:
+                raise BadInput(f"{self.url}/{name}: missing, but {MANIFEST} lists it; begin anew in another --output")
+        return manifest
 
     def _leave_scratch(self) -> None:
         self._empty_scratch()
@@ -195,7 +200,7 @@ class Bucket:
 
 
 def scratch_of(directory: Path) -> str | None:
-    """Return the URL that a scratch folder stands in for, None for another folder."""
+    """Return the URL that a scratch folder belongs to, None for another folder."""
     mark = directory / MARK
     try:
         return read_regular(mark, URL_BYTES).decode(errors="replace")

@@ -1,4 +1,4 @@
-"""The end of the train stream, cut off for splits that are wanted and have nothing yet."""
+"""Tail split: held-out splits without documents are cut from the end of the train stream."""
 
 import io
 
@@ -13,11 +13,11 @@ COPY_TOKENS = COPY_BYTES // 2
 
 
 class TooFewDocuments(BadInput):
-    """The documents cannot be held out as the command asks. No command with these settings can finish."""
+    """Too few documents to hold out: no command with these settings can finish."""
 
 
 def missing_splits(rule: SplitRule, totals: Totals) -> dict[str, float]:
-    """Return the share of the documents that each split wants which has none."""
+    """Return the splits without tokens that should have some, with their shares of the documents."""
     shares = {"validation": rule.validation, "test": rule.test}
     return {split: share for split, share in shares.items() if share > 0 and not totals.tokens[split]}
 
@@ -25,9 +25,9 @@ def missing_splits(rule: SplitRule, totals: Totals) -> dict[str, float]:
 def copy_tail(
     streams: dict[str, GrowingStream], rule: SplitRule, totals: Totals, end_of_text_id: int
 ) -> dict[str, int]:
-    """Copy the tail of the train stream to the splits that are missing; return the lengths that all shall have.
+    """Copy the tail of the train stream to the missing splits; return the final length of each split.
 
-    By whole documents; a lone one is cut by tokens. Raises TooFewDocuments before anything is copied.
+    Whole documents; a single one is cut by tokens. Raises TooFewDocuments before anything is copied.
     """
     missing = missing_splits(rule, totals)
     documents, tokens = sum(totals.documents.values()), totals.tokens["train"]
@@ -38,7 +38,7 @@ def copy_tail(
         held_out = {split: _share(tokens, share) for split, share in missing.items()}
         if sum(held_out.values()) >= tokens:
             raise TooFewDocuments(
-                f"a lone document of {tokens} tokens is too short to hold out {sum(held_out.values())} of them"
+                f"a single document of {tokens} tokens is too short to hold out {sum(held_out.values())} of them"
             )
     elif sum(held_out.values()) >= totals.documents["train"]:
         raise TooFewDocuments(
@@ -61,8 +61,8 @@ def copy_tail(
 
 
 def _before_documents(train: GrowingStream, count: int, end: int, end_of_text_id: int) -> int:
-    """Return where the last `count` documents of the train stream before `end` begin."""
-    stop = end - 1  # the last one's own
+    """Return the position of the last `count` documents of the train stream before `end`."""
+    stop = end - 1  # end of text of the last one
     while stop > 0:
         begin = max(0, stop - COPY_TOKENS)
         found = np.flatnonzero(train.read(begin, stop) == end_of_text_id)
@@ -73,5 +73,5 @@ def _before_documents(train: GrowingStream, count: int, end: int, end_of_text_id
 
 
 def _share(count: int, fraction: float) -> int:
-    """Return the held-out share of a count: at least one where anything is asked for."""
+    """Return the held-out share of a count, at least one if any."""
     return max(1, round(count * fraction)) if fraction > 0 else 0

@@ -1,4 +1,4 @@
-"""How far token files have come, in a folder or a bucket, and whether they still hold what was written."""
+"""Status and verification of a token directory, in a folder or a bucket."""
 
 import itertools
 import json
@@ -10,32 +10,32 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import BinaryIO
 
+from common.bucket_folder import BucketFolder
 from common.errors import BadInput
 from common.files import BLOCK_BYTES
-from tokens.documents.remote import REMOTE, THREADS
-from tokens.format.manifest import MANIFEST, Manifest, is_of, open_listed, read_contents, read_manifest
+from common.remote_files import REMOTE, THREADS
+from tokens.format.contents import open_listed, read_contents
+from tokens.format.header import HEADER_BYTES, TokenFile
+from tokens.format.manifest import MANIFEST, Manifest, finished_by, is_of, read_manifest
 from tokens.format.splits import SPLITS
-from tokens.format.token_file import HEADER_BYTES, TokenFile
-from tokens.prepare.commit_log import LEDGER, SHOWN, read_ledger, read_results
-from tokens.prepare.growing_tokens import finished_by
+from tokens.prepare.commit_log import LEDGER, SHOWN, read_log, read_results
 from tokens.prepare.plan import PLAN, UnitPlan, read_plan
-from tokens.prepare.s3_objects import Objects
-from tokens.prepare.s3_output import Bucket
+from tokens.prepare.s3_output import S3Output
 from tokens.tokenizer.tokenizer import token_dtype
 
 
 def status(where: str) -> list[str]:
-    """Return how far a preparation into a folder or bucket has come, as lines. Raises BadInput where there is none."""
+    """Return the progress of a preparation into a folder or bucket, as lines. Raises BadInput without one."""
     with _described(where) as directory:
         plan = read_plan(directory)
         if plan is None:
             raise BadInput(f"{where}: no {PLAN}; prepare_data.py SOURCE... --output {where} begins one")
-        totals, _ = read_ledger(directory)
+        totals = read_log(directory).totals
         if read_manifest(directory) is not None:
             state = "complete"
         else:
             age = time.time() - (directory / LEDGER).stat().st_mtime if (directory / LEDGER).exists() else 0
-            state = f"not complete, last commit {age:.0f} s ago; the same command goes on"
+            state = f"not complete, last commit {age:.0f} s ago; the same command resumes it"
     done, total = sum(plan.unit_bytes[: totals.units]), sum(plan.unit_bytes)
     tokens, documents = sum(totals.tokens.values()), sum(totals.documents.values())
     lines = [
@@ -55,9 +55,9 @@ def status(where: str) -> list[str]:
 
 
 def verify(where: str) -> list[str]:
-    """Read every token file of a folder or bucket against its manifest.
+    """Check every token file of a folder or bucket against its manifest.
 
-    Raises BadInput naming what is damaged, and what it was made from.
+    Raises BadInput naming what is damaged, and the sources of those tokens.
     """
     with _described(where) as directory:
         manifest = read_manifest(directory)
@@ -65,15 +65,15 @@ def verify(where: str) -> list[str]:
             raise BadInput(f"{where}: no {MANIFEST}; only a finished preparation has one")
         plan = read_plan(directory)
         if REMOTE in where:
-            objects = Objects(where)
+            objects = BucketFolder(where)
             damaged, tokens = _damaged_objects(objects, manifest), _Tokens(manifest, objects.open)
         else:
             damaged = _damaged_files(directory, manifest)
             tokens = _Tokens(manifest, lambda name: (directory / name).open("rb"))
         units = []
-        if plan is not None and (damaged or REMOTE not in where):  # who pays for reading a bucket twice?
+        if plan is not None and (damaged or REMOTE not in where):  # a bucket is not read twice without need
             if plan.fingerprint() != finished_by(directory):
-                damaged.append(f"{where}/{PLAN}: not the plan that {MANIFEST} tells of")
+                damaged.append(f"{where}/{PLAN}: not the plan of {MANIFEST}")
             try:
                 units = list(itertools.islice(_damaged_units(directory, plan, tokens), SHOWN))
             except BadInput as error:  # of the ledger
@@ -90,20 +90,20 @@ def verify(where: str) -> list[str]:
 
 @contextmanager
 def _described(where: str) -> Iterator[Path]:
-    """Give a folder with plan, ledger and manifest: a token directory itself, or a copy of what a bucket has."""
+    """Give a folder with plan, commit log and manifest: a token directory, or a copy of a bucket's."""
     if REMOTE not in where:
         yield Path(where)
         return
     with TemporaryDirectory() as folder:
         try:
-            Bucket(where, Path(folder)).describe()
+            S3Output(where, Path(folder)).describe()
             yield Path(folder)
         except BadInput as error:
             raise BadInput(str(error).replace(folder, where)) from error
 
 
 def _damaged_files(directory: Path, manifest: Manifest) -> list[str]:
-    """Return a line for each file of a folder that is not what its manifest says."""
+    """Return a line for each file of a folder that differs from its manifest entry."""
     problems, files = [], []
     for split in SPLITS:
         names = {*manifest.files, *(path.name for path in directory.glob(f"{split}*.safetensors"))}
@@ -124,8 +124,8 @@ def _damaged_files(directory: Path, manifest: Manifest) -> list[str]:
         return problems + [problem for problem in threads.map(check, files) if problem is not None]
 
 
-def _damaged_objects(objects: Objects, manifest: Manifest) -> list[str]:
-    """Return a line for each object of a bucket that is not what its manifest says."""
+def _damaged_objects(objects: BucketFolder, manifest: Manifest) -> list[str]:
+    """Return a line for each object of a bucket that differs from its manifest entry."""
 
     def check(name: str) -> str | None:
         wanted = manifest.files[name].sha256
@@ -143,11 +143,11 @@ def _damaged_objects(objects: Objects, manifest: Manifest) -> list[str]:
 
 
 def _damaged_units(directory: Path, plan: UnitPlan, tokens: "_Tokens") -> Iterator[str]:
-    """Yield which units' tokens are not those of the ledger, and what they were made from."""
+    """Yield the units whose tokens do not have the digest in the commit log, with their sources."""
     import xxhash
 
-    totals, cut = read_ledger(directory)
-    from_tail = [split for split in SPLITS if cut is not None and not totals.tokens[split]]  # of train
+    log = read_log(directory)
+    from_tail = [split for split in SPLITS if log.cut is not None and not log.totals.tokens[split]]  # of train
     begins = dict.fromkeys(SPLITS, 0)
     for result in read_results(directory):
         for split, part in result.parts.items():
@@ -161,22 +161,18 @@ def _damaged_units(directory: Path, plan: UnitPlan, tokens: "_Tokens") -> Iterat
 
 
 class _Tokens:
-    """The tokens of a preparation's files, wherever they are, by where the manifest says that they lie."""
+    """Tokens of a preparation by position, from files in a folder or a bucket."""
 
     def __init__(self, manifest: Manifest, open_file: Callable[[str], BinaryIO]):
         self._open = open_file
-        self._item_bytes = token_dtype(manifest.tokenizer["vocabulary_size"]).itemsize
+        self._item_bytes = token_dtype(manifest.tokenizer.vocabulary_size).itemsize
         self._files = {
-            split: {
-                name: (manifest.files[name].size_bytes - HEADER_BYTES) // self._item_bytes
-                for name in sorted(manifest.files)
-                if is_of(name, split)
-            }
+            split: {name: entry.tokens for name, entry in sorted(manifest.files.items()) if is_of(name, split)}
             for split in SPLITS
         }
 
     def read(self, splits: Iterable[str], begin: int, end: int) -> Iterator[bytes]:
-        """Yield tokens begin .. end of splits, one after the other, as bytes; less where a file is cut short."""
+        """Yield tokens begin .. end of the concatenated splits, as bytes; less where a file is cut short."""
         position = 0
         for name, length in itertools.chain.from_iterable(self._files[split].items() for split in splits):
             first, last = max(begin, position), min(end, position + length)

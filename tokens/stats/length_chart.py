@@ -1,4 +1,4 @@
-"""`document-lengths.png`: how long documents are, and where the tokens are."""
+"""Chart `document-lengths.png`: shares of documents and of tokens by document length."""
 
 import io
 from pathlib import Path
@@ -15,7 +15,7 @@ DOCUMENTS, TOKENS, MARK = "#4477aa", "#cc3311", "#444444"
 
 
 def draw_chart(directory: Path, values: np.ndarray, counts: np.ndarray) -> None:
-    """Draw the lengths that occur, ascending, and how often each does. The file is replaced in one go.
+    """Draw document lengths, ascending, with their counts. The file is replaced atomically.
 
     Bins are log-spaced and hold whole lengths, so short ones differ in width; heights are shares per doubling of the
     length, which makes areas of equal size equal shares.
@@ -42,7 +42,7 @@ def draw_chart(directory: Path, values: np.ndarray, counts: np.ndarray) -> None:
     axes.set_xscale("log", base=2)
     shortest = values[values > 0][:1]  # an empty document has no place on a log scale
     axes.set_xlim(edges[edges <= max([1, *shortest])][-1], edges[-1])
-    axes.set_ylim(0, 1.08 * axes.get_ylim()[1])  # room for the words at the marks
+    axes.set_ylim(0, 1.08 * axes.get_ylim()[1])  # room for the labels of the marks
     axes.xaxis.set_major_locator(LogLocator(base=2, numticks=12))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     axes.xaxis.set_minor_formatter(NullFormatter())

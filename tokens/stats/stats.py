@@ -1,11 +1,11 @@
-"""What a token directory holds: documents, how long they are, and which of them are there more than once.
+"""Token statistics: document lengths, duplicates, and contamination of held-out splits.
 
-The token files are read once, in blocks. What is kept is a hash of each document, 8 bytes, and how often each length
-occurs.
+The token files are read once, in blocks. In memory are a hash of each document, 8 bytes, and the count of each length.
 """
 
 import itertools
 from array import array
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,41 +14,22 @@ import attrs
 import numpy as np
 
 from common.errors import BadInput
-from tokens.format.manifest import Manifest, is_of, open_listed, read_manifest
+from tokens.format.contents import open_listed
+from tokens.format.manifest import Manifest, is_of, read_manifest
 from tokens.format.splits import SPLITS
 from tokens.format.token_file import TokenStream
 from tokens.prepare.plan import PLAN
 from tokens.stats.length_chart import CHART, draw_chart
 
-GPT2_END_OF_TEXT = 50256  # the tokenizer of directories without a manifest, unless it is said
+GPT2_END_OF_TEXT = 50256  # default for directories without a manifest
 BLOCK_TOKENS = 1 << 19
-SHORT = 1 << 16  # tokens; of shorter lengths is known how often, longer ones are few and kept
 PERCENTS = (5, 25, 50, 75, 95, 99)
-BAR = 30  # characters of the longest
-
-
-class Lengths:
-    """How many documents there are of each length."""
-
-    def __init__(self) -> None:
-        self._short = np.zeros(SHORT, np.int64)
-        self._long = array("Q")
-
-    def add(self, lengths: np.ndarray) -> None:
-        short = lengths < SHORT
-        self._short += np.bincount(lengths[short], minlength=SHORT)
-        self._long.frombytes(lengths[~short].astype(np.uint64).tobytes())
-
-    def counted(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the lengths that occur, ascending, and how often each does."""
-        values = np.flatnonzero(self._short)
-        long, counts = np.unique(np.frombuffer(self._long, np.uint64).astype(np.int64), return_counts=True)
-        return np.concatenate([values, long]), np.concatenate([self._short[values], counts])
+BAR = 30  # characters of the longest bar
 
 
 @attrs.frozen(kw_only=True)
 class SplitStats:
-    """One split, read to its end."""
+    """Statistics of one split."""
 
     tokens: int  # end-of-text ids included
     ends: int  # end-of-text ids; the last document may lack its own
@@ -56,13 +37,13 @@ class SplitStats:
 
 
 def stats(directory: Path, end_of_text_id: int | None = None) -> list[str]:
-    """Return what the token files hold, as lines, and draw their document lengths. Raises BadInput without any."""
+    """Return the statistics of a token directory as lines; draw a chart. Raises BadInput without tokens."""
     manifest = read_manifest(directory)
     streams = _streams(directory, manifest)
     if end_of_text_id is None:
-        end_of_text_id = manifest.tokenizer["end_of_text_id"] if manifest else GPT2_END_OF_TEXT
+        end_of_text_id = manifest.tokenizer.end_of_text_id if manifest else GPT2_END_OF_TEXT
     dtype = np.result_type(*(stream.read(0, 0).dtype for stream in streams.values()))  # hashes are of the same type
-    lengths = Lengths()
+    lengths: Counter[int] = Counter()
     splits = {split: read_split(stream, end_of_text_id, dtype, lengths) for split, stream in streams.items()}
     tokens, ends = sum(split.tokens for split in splits.values()), sum(split.ends for split in splits.values())
     if ends == 0:
@@ -70,11 +51,11 @@ def stats(directory: Path, end_of_text_id: int | None = None) -> list[str]:
             f"{directory}: none of {tokens:,} tokens is the end-of-text id {end_of_text_id}; pass --end-of-text ID of "
             "the tokenizer that made them"
         )
-    values, counts = lengths.counted()
+    values, counts = np.array(sorted(lengths.items()), np.int64).T
     documents = int(counts.sum())
     lines = [f"{directory}: {documents:,} documents, {tokens:,} tokens, {ends:,} of them end-of-text {end_of_text_id}"]
     lines += _summary(values, counts)
-    text_bytes = manifest.values.get("text_bytes") if manifest else None
+    text_bytes = manifest.text_bytes if manifest else None
     if text_bytes is not None and tokens > ends:
         lines.append(f"  bytes per token      {text_bytes / (tokens - ends):.2f}, without end-of-text ids")
     for name, split in splits.items():
@@ -85,16 +66,16 @@ def stats(directory: Path, end_of_text_id: int | None = None) -> list[str]:
     try:
         draw_chart(directory, values, counts)
         lines.append(f"drawn in {directory / CHART}")
-    except OSError as error:  # somebody else's directory can be looked at all the same
+    except OSError as error:  # a directory without write permission can be read all the same
         lines.append(f"not drawn: {error}")
     return lines
 
 
-def read_split(stream: TokenStream, end_of_text_id: int, dtype: np.dtype, lengths: Lengths) -> SplitStats:
-    """Read a split to its end and add its documents to `lengths`."""
+def read_split(stream: TokenStream, end_of_text_id: int, dtype: np.dtype, lengths: Counter[int]) -> SplitStats:
+    """Read a split to its end; count the lengths of its documents in `lengths`."""
     hashes, ends = array("Q"), 0
     for block_lengths, block_hashes, block_ends in _documents(stream, end_of_text_id, dtype):
-        lengths.add(block_lengths)
+        lengths.update(block_lengths.tolist())
         hashes.extend(block_hashes)
         ends += block_ends
     ascending = np.frombuffer(hashes, np.uint64)
@@ -105,7 +86,7 @@ def read_split(stream: TokenStream, end_of_text_id: int, dtype: np.dtype, length
 def _documents(
     stream: TokenStream, end_of_text_id: int, dtype: np.dtype
 ) -> Iterator[tuple[np.ndarray, list[int], int]]:
-    """Yield lengths and hashes of the documents that end in each block, and how many end-of-text ids it has."""
+    """Yield, for each block, lengths and hashes of the documents that end in it, and its number of end-of-text ids."""
     import xxhash
 
     begun, length = xxhash.xxh3_64(), 0  # of a document that goes on in the next block
@@ -133,14 +114,14 @@ def _streams(directory: Path, manifest: Manifest | None) -> dict[str, TokenStrea
     names = manifest.files if manifest else [path.name for path in directory.glob("*.safetensors")]
     found = [split for split in SPLITS if any(is_of(name, split) for name in names)]
     if not found and (directory / PLAN).exists():
-        raise BadInput(f"{directory}: not finished; prepare_data.py status {directory} tells how far it has come")
+        raise BadInput(f"{directory}: not finished; prepare_data.py status {directory} shows its progress")
     if not found:
         raise BadInput(f"{directory}: no train.safetensors; prepare_data.py SOURCE... --output DIR writes one")
     return {split: open_listed(directory, split, manifest) for split in found}
 
 
 def _summary(values: np.ndarray, counts: np.ndarray) -> list[str]:
-    """Return mean and percentiles: the length that p percent of the documents do not exceed."""
+    """Return mean and percentiles of the document lengths."""
     below = np.cumsum(counts)
     at = {percent: int(values[np.searchsorted(below, below[-1] * percent / 100)]) for percent in PERCENTS}
     percentiles = ", ".join(f"{percent} % {value:,}" for percent, value in at.items() if percent != 50)
@@ -152,7 +133,7 @@ def _summary(values: np.ndarray, counts: np.ndarray) -> list[str]:
 
 
 def _copies(splits: dict[str, SplitStats]) -> list[str]:
-    """Return which documents' tokens are there before: in the same split, or in another one."""
+    """Return duplicates within each split, and documents of one split that are in another."""
     lines = []
     for name, split in splits.items():
         copies = int(np.count_nonzero(split.hashes[1:] == split.hashes[:-1]))
@@ -169,7 +150,7 @@ def _copies(splits: dict[str, SplitStats]) -> list[str]:
 
 
 def _count_in(wanted: np.ndarray, known: np.ndarray) -> int:
-    """Return how many of the wanted hashes are known; both ascend."""
+    """Return how many of the wanted hashes are known; both are sorted."""
     found = 0
     for at in range(0, len(wanted), BLOCK_TOKENS):
         block = wanted[at : at + BLOCK_TOKENS]
@@ -179,14 +160,14 @@ def _count_in(wanted: np.ndarray, known: np.ndarray) -> int:
 
 
 def _histogram(values: np.ndarray, counts: np.ndarray) -> list[str]:
-    """Return a line for each doubling of the length: how many documents there are, and their share of the tokens."""
+    """Return a line for each doubling of the length: the number of documents, and their share of the tokens."""
     edges = [0, *(1 << power for power in range(int(values[-1]).bit_length() + 1))]
     documents: Any = np.histogram(values, edges, weights=counts)[0]
     tokens: Any = np.histogram(values, edges, weights=counts * values)[0]
     lines = [f"  {'tokens per document':>23}  {'documents':>14}  {'share':>7}  {'of tokens':>9}"]
     for (begin, end), count, held in zip(itertools.pairwise(edges), documents, tokens, strict=True):
         if not count and not documents[: edges.index(begin)].any():
-            continue  # nothing is that short
+            continue  # no document is that short
         span = f"{begin:,}" if end == begin + 1 else f"{begin:,} to {end - 1:,}"
         bar = "#" * round(BAR * count / documents.max())
         row = f"{span:>23}  {int(count):>14,}  {count / documents.sum():>7.2%}  {held / max(1, tokens.sum()):>9.2%}"

@@ -1,4 +1,4 @@
-"""Faster ways to do what tiktoken does with GPT-2's pattern, each taken only where it is found to do the same."""
+"""Fast encoders for GPT-2's pattern, each used only if its ids are those of tiktoken on a probe."""
 
 import ctypes
 import json
@@ -23,23 +23,23 @@ if TYPE_CHECKING:
 # may begin with an apostrophe as well.
 GROUPED_PATTERN = r"(?: ?\p{L}+|'(?:[sdmt]|ll|ve|re)| ?\p{N}+| ?[^\s\p{L}\p{N}]+)|\s+(?!\S)|\s"
 
-FORGET_TOKENS = 1 << 24  # after so many, fastokens forgets the words that it has met
+FORGET_TOKENS = 1 << 24  # encoded before fastokens' word cache is dropped
 
 
 @attrs.frozen(kw_only=True)
 class Recipe:
-    """A byte-pair encoding in a file, for processes that need not load it with tiktoken first."""
+    """A byte-pair encoding in a file, for worker processes that do not load tiktoken."""
 
-    path: Path  # in the form of Hugging Face's tokenizer.json
+    path: Path  # Hugging Face tokenizer.json
     vocabulary_size: int
     end_of_text_id: int
 
 
 class FastBytePairEncoder:
-    """The ids of a `BytePairTokenizer`, computed by fastokens.
+    """fastokens, with the ids of a `BytePairTokenizer`.
 
-    It remembers the words that it has met, up to 100 MB of them, as long as the thread lives that met them. So it runs
-    in a thread that is replaced now and then: memory does not grow with the words of the text.
+    fastokens caches up to 100 MB of words for each thread, until that ends. So it runs in a thread that is replaced
+    now and then, and memory does not grow with the text.
     """
 
     def __init__(self, recipe: Recipe, encoding: "fastokens.Tokenizer"):
@@ -48,27 +48,27 @@ class FastBytePairEncoder:
         self._dtype = token_dtype(recipe.vocabulary_size)
         self._encoding = encoding
         self._thread = ThreadPoolExecutor(1)
-        self._remembered = 0
+        self._cached = 0
 
     def encode_batch(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        forget = self._remembered > FORGET_TOKENS
+        forget = self._cached > FORGET_TOKENS
         if forget:
             self._thread.shutdown()
-            self._thread, self._remembered = ThreadPoolExecutor(1), 0
+            self._thread, self._cached = ThreadPoolExecutor(1), 0
         encode = self._encoding.encode_batch_flat
         ids, offsets = self._thread.submit(encode, texts, split_special_tokens=True).result()
-        if forget:  # and not before: up to Python 3.12 a thread that was shut down frees its memory a moment later
+        if forget:  # not before: up to Python 3.12 a thread that was shut down frees its memory a moment later
             _give_back_memory()
         lengths = np.diff(np.frombuffer(offsets, "<u8").astype(np.int64))
-        self._remembered += len(ids) // 4
+        self._cached += len(ids) // 4
         return np.frombuffer(ids, "<u4").astype(self._dtype), lengths
 
 
 def write_recipe(tokenizer: BytePairTokenizer, path: Path) -> Recipe | None:
-    """Write what fastokens needs, or return None for ranks that no sequence of merges gives.
+    """Write the recipe for fastokens, or return None for ranks that no list of merges gives.
 
-    fastokens reads .tiktoken files as well, but then splits text by a general regular expression; where GPT-2's way of
-    splitting is named, it is three times as fast.
+    fastokens reads .tiktoken files as well, but then splits text by a general regular expression; with GPT-2's
+    pre-tokenization named, it is three times as fast.
     """
     values = tokenizer_json(tokenizer)
     if values is None:
@@ -80,7 +80,7 @@ def write_recipe(tokenizer: BytePairTokenizer, path: Path) -> Recipe | None:
 
 
 def encoders(name: str, recipe: Recipe | None) -> Iterator[Encoder]:
-    """Yield what may do the same as the tokenizer of that name, the fastest first, and itself at last."""
+    """Yield encoders that may match the tokenizer of that name, the fastest first, and itself last."""
     os.environ.update(RAYON_NUM_THREADS="1", FASTOKENS_BPE_THREADS="1")  # the processes are the parallelism
     if recipe is not None and has_fastokens():
         import fastokens
@@ -93,7 +93,7 @@ def encoders(name: str, recipe: Recipe | None) -> Iterator[Encoder]:
 
 
 def _give_back_memory() -> None:
-    """Let glibc, which keeps what was freed among small things, return it to the system."""
+    """Return freed memory to the system; glibc keeps it otherwise."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

@@ -1,7 +1,7 @@
-"""A byte-pair tokenizer in the files of Hugging Face: tokenizer.json, and what the loaders of models want beside it.
+"""Hugging Face tokenizer files: byte-pair ranks to tokenizer.json, vocab.json and merges.txt, and back.
 
-There a token is spelled in printable characters, one for each byte, and the encoding is a sequence of merges. Here, as
-in tiktoken, it is a rank for each byte sequence; either follows from the other.
+There a token is spelled in printable characters, one for each byte, and the encoding is a list of merges. Here, as in
+tiktoken, it is a rank for each byte sequence. Either follows from the other.
 """
 
 import json
@@ -15,12 +15,12 @@ from common.json_files import parse_json, read_regular
 from tokens.tokenizer.tokenizer import END_OF_TEXT, Tokenizer, byte_pair_tokenizer
 
 TOKENIZER, SETTINGS, VOCABULARY, MERGES = "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt"
-# GPT-2's way of splitting text is part of it.
+# GPT-2's pre-tokenization pattern is part of ByteLevel.
 SPLITTING = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 
 
 def tokenizer_json(tokenizer: Tokenizer) -> dict[str, Any] | None:
-    """Return the content of tokenizer.json, or None for ranks that no sequence of merges gives."""
+    """Return the content of tokenizer.json, or None for ranks that no list of merges gives."""
     ranks, letters = tokenizer.ranks(), _letters()
     halves = _halves(ranks)
     if halves is None:
@@ -47,7 +47,7 @@ def tokenizer_json(tokenizer: Tokenizer) -> dict[str, Any] | None:
 
 
 def write_tokenizer_files(tokenizer: Tokenizer, directory: Path, context_length: int) -> None:
-    """Write what AutoTokenizer, older loaders and converters read. Raises BadInput for ranks that no merges give."""
+    """Write the files of AutoTokenizer, older loaders and converters. Raises BadInput for ranks that no merges give."""
     values = tokenizer_json(tokenizer)
     if values is None:
         raise BadInput(f"tokenizer {tokenizer.name}: no sequence of merges gives its ranks; it cannot be exported")
@@ -72,9 +72,9 @@ def write_tokenizer_files(tokenizer: Tokenizer, directory: Path, context_length:
 
 
 def read_tokenizer_files(directory: Path) -> Tokenizer | None:
-    """Return the tokenizer of a model directory of Hugging Face's; None where there is none.
+    """Return the tokenizer of a Hugging Face model directory, or None without one.
 
-    Raises BadInput for one that is not GPT-2's way of splitting text and a byte-pair encoding of bytes.
+    Raises BadInput unless it is a byte-level byte-pair encoding with GPT-2's pre-tokenization pattern.
     """
     path = directory / TOKENIZER
     try:
@@ -109,7 +109,7 @@ def _from_spelled(vocabulary: dict[str, int], path: Path) -> Tokenizer:
 
 
 def _halves(ranks: dict[bytes, int]) -> dict[bytes, tuple[bytes, bytes]] | None:
-    """Return the two tokens that are merged into each longer one, in the order of ranks; None where one has none."""
+    """Return the two tokens whose merge gives each longer one, in the order of ranks; None if one has no such pair."""
     halves: dict[bytes, tuple[bytes, bytes]] = {}
     for token in sorted(ranks, key=ranks.__getitem__):
         if len(token) == 1:
@@ -126,12 +126,12 @@ def _halves(ranks: dict[bytes, int]) -> dict[bytes, tuple[bytes, bytes]] | None:
 
 
 def _meet(left: bytes, right: bytes, rank: int, ranks: dict[bytes, int], halves: dict[bytes, Any]) -> bool:
-    """Tell whether byte-pair encoding of left + right has just these two before the merge of that rank.
+    """Tell whether byte-pair encoding of left + right has exactly these two tokens before the merge of that rank.
 
-    It does unless the neighbours of the place between them merge at some moment before. That is looked at backwards in
-    time: the later of the two is taken apart, the right one of two alike, since merges go from left to right.
+    It has unless the neighbours of their boundary merge earlier. That is checked backwards in time: the later of the
+    two tokens is taken apart, of equal ones the right one, since merges go from left to right.
     """
-    left_ends = right_ends = rank  # when the neighbour on that side becomes a part of a longer one
+    left_ends = right_ends = rank  # when the neighbour on that side is merged into a longer token
     left_rank, right_rank = ranks[left], ranks[right]
     while len(left) > 1 or len(right) > 1:
         if len(left) > 1 and (left_rank > right_rank or len(right) == 1):
@@ -148,7 +148,7 @@ def _meet(left: bytes, right: bytes, rank: int, ranks: dict[bytes, int], halves:
 
 @cache
 def _cuts(length: int) -> list[int]:
-    """Return where a token of so many bytes may be cut, the likeliest first: near its middle."""
+    """Return the positions to split a token of so many bytes, the likeliest first: near the middle."""
     return sorted(range(1, length), key=lambda cut: abs(2 * cut - length))
 
 

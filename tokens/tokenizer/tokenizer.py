@@ -1,7 +1,7 @@
-"""Text to token ids and back: GPT-2's byte-pair encoding, or plain bytes.
+"""Tokenizers: GPT-2's byte-pair encoding, or plain bytes.
 
-Special tokens inside a text are ordinary text: only the writer places the end-of-text id, so a document that
-contains "<|endoftext|>" cannot forge a boundary.
+Special tokens inside a text are ordinary text. Only the writer of token files places the end-of-text id, so a document
+that contains "<|endoftext|>" cannot forge a boundary.
 """
 
 import base64
@@ -25,31 +25,31 @@ PROBE = [
     "naïve cafe\u0301 Straße ΑΒΓ абв שלום مرحبا हिन्दी ไทย 한국어 中文\uff0c\u3002 ﬁ ² ½ Ⅷ ①",
     "\U0001f468\u200d\U0001f469\u200d\U0001f467 \U0001f600\ufe0f",
     "\x00\x01\x1c\x7f\x85\xa0\u2028\u3000\u200b\ufeff\ufffd\U0010ffff",
-    # Letters in newer Unicode only, before what GPT-2's pattern takes for the end of a contraction.
+    # Letters of newer Unicode versions before endings of contractions in GPT-2's pattern.
     "\U000323b0's \U00016ea0're \u1c89'll \ua7cb's \U00010d50've",
     "a" * 300 + "1" * 300 + " " * 300 + "\n" * 50 + "!?" * 100 + "é" * 100 + "中" * 100,
 ]
 
 END_OF_TEXT = "<|endoftext|>"
-RANKS_FILE = "tokenizer.tiktoken"  # copy of the ranks beside the tokens they made
+RANKS_FILE = "tokenizer.tiktoken"  # copy of the byte-pair ranks beside token files
 
 
 class Encoder(Protocol):
-    """An encoding of text as ids 0 .. vocabulary_size - 1."""
+    """Encoding of text as ids 0 .. vocabulary_size - 1."""
 
     vocabulary_size: int
     end_of_text_id: int
 
     def encode_batch(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Return the ids of all texts, one after the other, 1-D, `token_dtype`; and how many each has, int64."""
+        """Return the concatenated ids of the texts, 1-D, `token_dtype`, and the length of each, int64."""
         ...
 
 
 class Tokenizer(Encoder, Protocol):
-    """A reversible encoding."""
+    """Reversible encoding."""
 
     name: str
-    ranks_file: Path | None  # byte-pair ranks that travel with the token files; None where the name says all
+    ranks_file: Path | None  # byte-pair ranks to copy beside token files; None for a built-in tokenizer
 
     def encode(self, text: str) -> np.ndarray:
         """Return the ids of the text, 1-D, in `token_dtype(vocabulary_size)`."""
@@ -65,9 +65,9 @@ class Tokenizer(Encoder, Protocol):
 
 
 def fingerprint(encoder: Encoder) -> str:
-    """Return a sha256 of what an encoder does to a text that is made to tell encoders apart.
+    """Return a sha256 of an encoder's ids for PROBE, texts on which encoders differ.
 
-    Not of names and versions: tiktoken's own result may change with the Unicode tables of its regex library.
+    Names and versions do not suffice: tiktoken's ids may change with the Unicode tables of its regex library.
     """
     ids, lengths = encoder.encode_batch(PROBE)
     values = [encoder.vocabulary_size, encoder.end_of_text_id, *lengths.tolist(), *ids.tolist()]
@@ -75,14 +75,14 @@ def fingerprint(encoder: Encoder) -> str:
 
 
 def token_dtype(vocabulary_size: int) -> np.dtype:
-    """Return uint16 where every id fits, else uint32."""
+    """Return uint16 if every id fits, else uint32."""
     return np.dtype(np.uint16 if vocabulary_size <= 1 << 16 else np.uint32)
 
 
 def load_tokenizer(name: str) -> Tokenizer:
     """Return the tokenizer "bytes", "gpt2" or that of a local .tiktoken ranks file.
 
-    Raises BadInput for another name, a damaged file, and "gpt2" where its ranks can be neither found nor downloaded.
+    Raises BadInput for another name, a damaged file, and "gpt2" if its ranks are neither cached nor downloadable.
     """
     if name == "bytes":
         return ByteTokenizer()
@@ -138,7 +138,7 @@ class BytePairTokenizer:
         return self._encoding.decode(ids)
 
     def with_pattern(self, pattern: str) -> "BytePairTokenizer":
-        """Return the same byte-pair encoding with another way of splitting text."""
+        """Return the same byte-pair encoding with another pre-tokenization pattern."""
         import tiktoken
 
         special_tokens = {END_OF_TEXT: self.end_of_text_id}
@@ -152,9 +152,9 @@ class BytePairTokenizer:
 
 
 def byte_pair_tokenizer(name: str, ranks: dict[bytes, int], ranks_file: Path | None) -> BytePairTokenizer:
-    """Return the tokenizer of ranks 0, 1, 2, ... with GPT-2's way of splitting text.
+    """Return the tokenizer of ranks 0, 1, 2, ... with GPT-2's pre-tokenization pattern.
 
-    Raises BadInput where a byte has none: tiktoken would end the process at a text that holds it.
+    Raises BadInput if a byte has no rank: tiktoken would end the process at a text with that byte.
     """
     import tiktoken
     from tiktoken_ext.openai_public import r50k_pat_str  # GPT-2's pre-tokenization pattern
@@ -176,7 +176,7 @@ def _load_gpt2() -> Tokenizer:
 
     try:
         encoding = tiktoken.get_encoding("gpt2")
-    except Exception as error:  # tiktoken lets through whatever its download raises: requests', OSError, ValueError
+    except Exception as error:  # tiktoken's download raises requests' errors, OSError, ValueError
         raise BadInput(
             f"tokenizer gpt2: its ranks are neither cached nor downloadable ({type(error).__name__}); "
             "pass a local ranks file (--tokenizer FILE.tiktoken) or set TIKTOKEN_CACHE_DIR to a filled cache"

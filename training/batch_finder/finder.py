@@ -21,7 +21,7 @@ from training.batch_finder.worker import MICRO_STEPS, Report, Verdict
 from training.batch_finder.worker_pool import Team
 from training.config.train_config import Run
 from training.hardware.preflight import check_compiler, choose_device
-from training.planning.memory_model import GIB, largest_microbatch, outside_bytes, predict, remedies
+from training.planning.memory_model import GIB, MemoryModel, outside_bytes
 
 PROBE = Path(__file__).parents[2] / "find_batch_size.py"  # what a rank's process runs, with --probe
 TRIAL_STEPS = 3  # DDP's final buckets come with the second
@@ -85,7 +85,7 @@ def find(run: Run, team: Team) -> Found:
             if search.largest is None:
                 raise BadInput(
                     f"{run.directory}: not even one sequence of {run.model.context_length} tokens fits; "
-                    + remedies(run.model, run.train.execution.parallel, team.world_size, muon=run.train.thrift.muon)
+                    + MemoryModel.of(run, team.world_size).remedies()
                 )
             winner = search.largest
             if _try(run, team, winner, CONFIRMING_STEPS)[1]:
@@ -153,12 +153,12 @@ def _guess(run: Run, world_size: int, reports: list[Report], size: int | None = 
     usable = [report.usable for report in reports if report.usable is not None]
     if not usable:
         return None
-    kind, scale = run.train.execution.parallel, 1.0
+    memory, scale = MemoryModel.of(run, world_size), 1.0
     if size is not None:
         measured = max(report.allocated or 0 for report in reports)
-        scale = measured / predict(run.model, kind, world_size, size, run.train.thrift).allocated
+        scale = measured / memory.predict(size).allocated
     room = int(min(usable) / scale) + outside_bytes(world_size)  # which is held already where it was measured
-    return largest_microbatch(run.model, kind, world_size, room, run.train.thrift) or 1
+    return memory.largest_microbatch(room) or 1
 
 
 def _summary(run: Run, world_size: int, found: Found) -> list[str]:

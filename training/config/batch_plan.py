@@ -12,8 +12,8 @@ from model.config import flops_per_token, parameter_count
 from tokens.batches.mixture import Mixture, Stage
 from tokens.batches.sampling import Layout, window_count
 from training.config.dataset_config import shares
-from training.config.key_groups import OPTIMIZERS
 from training.config.train_config import Run
+from training.optimizers.optimizer_registry import OPTIMIZERS
 from training.schedule import Schedule
 
 DIVISORS_SHOWN = 24
@@ -183,7 +183,7 @@ def describe(run: Run, plan: Plan) -> list[str]:
         f"run          {plan.steps:,} steps x {plan.tokens_per_step:,} = {plan.train_tokens:,} tokens",
         *(f"data         {_describe_source(source)}" for source in plan.sources),
         f"compute      {flops:,} FLOPs a token, {flops * plan.train_tokens:.3g} in all",
-        f"optimizer    {OPTIMIZERS[run.train.optimization.optimizer]}",
+        f"optimizer    {OPTIMIZERS[train.optimization.optimizer].title}",
         f"schedule     {_describe_schedule(plan.schedule)}",
     ]
     if sequences := plan.validation_sequences:

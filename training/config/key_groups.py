@@ -11,8 +11,7 @@ import attrs
 
 from model.checks import Validator, boolean, boolean_or, integer, number, one_of, optional
 from training.config.dataset_config import DatasetPart, read_parts
-
-OPTIMIZERS = {"adamw": "AdamW", "muon": "Muon for the matrices of the blocks, AdamW for all else"}
+from training.optimizers.optimizer_registry import OPTIMIZERS
 
 
 def define(check: Validator, default: Any = attrs.NOTHING, *, plumbing: bool = False) -> Any:
@@ -26,6 +25,10 @@ def define(check: Validator, default: Any = attrs.NOTHING, *, plumbing: bool = F
 
 def _dataset(_: Any, __: Any, value: Any) -> None:
     read_parts(value)
+
+
+def _optimizer(instance: Any, attribute: "attrs.Attribute[Any]", value: Any) -> None:
+    one_of(*OPTIMIZERS)(instance, attribute, value)
 
 
 @attrs.frozen(kw_only=True)
@@ -60,7 +63,7 @@ class BatchOptions:
 class OptimizationOptions:
     """Optimizer, learning-rate schedule, weight decay (matrices only), gradient clipping."""
 
-    optimizer: str = define(one_of(*OPTIMIZERS), "adamw")
+    optimizer: str = define(_optimizer, "adamw")
     learning_rate: float = define(number(0.0, above=True), 4e-4)  # the schedule's peak
     schedule_learning_rate: bool = define(boolean(), False)  # linear warm-up, cosine decay; false: constant
     warmup_period_percent: float = define(number(0.0, 100.0), 0)  # of all steps

@@ -24,18 +24,10 @@ from training.config.key_groups import (
     ValidationOptions,
     define,
 )
+from training.optimizers.optimizer_registry import OPTIMIZERS
 
 Config = TypeVar("Config")
 _WANTED = "a run directory holds model.json and train.json, each a JSON object"
-
-
-@attrs.frozen(kw_only=True)
-class Thrift:
-    """What of train.json changes how much memory a run holds."""
-
-    loss_chunks: int = 1
-    recompute_blocks: bool = False
-    muon: bool = False  # holds one moment of a matrix, not two
 
 
 @attrs.frozen(kw_only=True)
@@ -70,11 +62,6 @@ class TrainConfig:
         for name, value in attrs.asdict(self).items():
             flat |= value if attrs.has(type(getattr(self, name))) else {name: value}
         return flat
-
-    @property
-    def thrift(self) -> Thrift:
-        """Memory options and optimizer, for predictions of memory."""
-        return Thrift(**attrs.asdict(self.memory), muon=self.optimization.optimizer == "muon")
 
     def replace(self, **values: Any) -> "TrainConfig":
         """Return it with other values for some flat keys."""
@@ -167,10 +154,11 @@ def _contradictions(model: ModelConfig, train: TrainConfig) -> Iterator[str]:
             f"global_batch_size: got {batch.global_batch_size}, wanted a multiple of microbatch_size, "
             f"{batch.microbatch_size}"
         )
-    if train.optimization.optimizer == "muon" and parallel == "fsdp":
+    optimizer = train.optimization.optimizer
+    if OPTIMIZERS[optimizer].needs_whole_parameters and parallel == "fsdp":
         yield (
-            'parallel: got "fsdp", wanted "ddp", because optimizer is "muon": it needs whole matrices, and FSDP gives '
-            "each rank some rows of each; set parallel to ddp, or optimizer to adamw"
+            f'parallel: got "fsdp", wanted "ddp", because optimizer is "{optimizer}": it needs whole matrices, and '
+            "FSDP gives each rank some rows of each; set parallel to ddp, or optimizer to adamw"
         )
     if data.min_train_tokens is None and not isinstance(data.dataset, str):
         yield (

@@ -1,4 +1,4 @@
-"""What this run runs on: names for the record, peak arithmetic for MFU, memory in use."""
+"""Hardware and software environment of a run: names and versions, peak FLOP/s for MFU, peak memory."""
 
 import functools
 import platform
@@ -19,19 +19,19 @@ _PACKAGES = ("torch", "numpy", "safetensors", "tiktoken", "attrs", "jaxtyping", 
 
 
 def peak_flops(device: torch.device) -> float | None:
-    """Return the dense bf16 peak of one rank's GPU, or None where it is not known: no MFU is better than a guess."""
+    """Return the dense bf16 peak of one rank's GPU in FLOP/s; None for an unknown GPU, for which no MFU is shown."""
     if device.type != "cuda":
         return None
     return known_peak_flops(torch.cuda.get_device_name(device))
 
 
 def known_peak_flops(name: str) -> float | None:
-    """Return the dense bf16 peak of a GPU by torch's name of it, or None."""
-    return next((gpu.bf16_tflops * 1e12 for gpu in named_gpus(name)), None)
+    """Return the dense bf16 peak in FLOP/s of a GPU by its torch device name, or None."""
+    return next((gpu.peak_flops for gpu in named_gpus(name)), None)
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """Return the most memory this rank has held: of the GPU's allocator, or of the process on a CPU."""
+    """Return this rank's peak memory: of the GPU's allocator, or of the process on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     unit = 1 if sys.platform == "darwin" else 1024
@@ -53,7 +53,7 @@ def environment(device: torch.device, world_size: int) -> dict[str, Any]:
 
 
 def cpu_name() -> str:
-    """Return the processor's model name, or its architecture where the system does not tell."""
+    """Return the processor's model name, or its architecture where the system has no name."""
     information = Path("/proc/cpuinfo")
     text = information.read_text() if information.is_file() else ""
     found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
@@ -62,7 +62,7 @@ def cpu_name() -> str:
 
 @functools.cache
 def git_commit() -> str | None:
-    """Return the commit this code is at, with "-dirty" when tracked files differ from it, or None outside git."""
+    """Return the commit of this code, with "-dirty" when tracked files differ from it; None outside git."""
     if shutil.which("git") is None:
         return None
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]

@@ -1,4 +1,4 @@
-"""One table of GPUs, gpus.json: memory, peak and bandwidth. A user's own rows come from a price list (--machines).
+"""Table of GPUs, gpus.json: memory, peak FLOP/s, bandwidth. Users add rows in a price list (--machines).
 
 `memory_gib` is the least "total capacity" that published out-of-memory messages of torch name for a card; assumed for
 A10G, A40, A6000, B200, GB200, H100, H200, L4, RTX 3090 Ti and 5090. Peaks and bandwidths: the vendors' datasheets.
@@ -18,6 +18,8 @@ from common.json_files import read_json
 from model import checks
 
 GPUS = Path(__file__).with_name("gpus.json")
+SPEEDS = ("bf16_tflops", "gb_per_second")  # needed by --plan; --predict needs memory alone
+_SPEED = checks.optional(checks.number(0.0, 1e6, above=True))
 EXAMPLE = {"memory_gib": 31.3, "bf16_tflops": 209.5, "gb_per_second": 1792}
 
 
@@ -26,13 +28,23 @@ class Gpu:
     """One row of the table."""
 
     name: str = attrs.field(validator=checks.text())
-    memory_gib: float = attrs.field(validator=checks.number(0.0, 1e6, above=True))  # that torch can use, of one GPU
-    bf16_tflops: float = attrs.field(validator=checks.number(0.0, 1e6, above=True))  # dense peak, without sparsity
-    gb_per_second: float = attrs.field(validator=checks.number(0.0, 1e6, above=True))  # 1e9 bytes, of its memory
-    torch_name: str | None = attrs.field(
-        default=None, validator=checks.optional(checks.text())
-    )  # words of torch.cuda.get_device_name()
+    memory_gib: float = attrs.field(validator=checks.number(0.0, 1e6, above=True))  # usable by torch, of one GPU
+    bf16_tflops: float | None = attrs.field(default=None, validator=_SPEED)  # dense peak, without sparsity
+    gb_per_second: float | None = attrs.field(default=None, validator=_SPEED)  # memory bandwidth, 1e9 bytes
+    torch_name: str | None = attrs.field(default=None, validator=checks.optional(checks.text()))  # or words of it
     similar_to: str = attrs.field(default="a100", validator=checks.one_of("a100", "h100"))  # for the roofline
+
+    @property
+    def peak_flops(self) -> float:
+        """Dense bf16 peak in FLOP/s, of a GPU whose row has it."""
+        assert self.bf16_tflops is not None, "price lists are checked"
+        return self.bf16_tflops * 1e12
+
+    @property
+    def bytes_per_second(self) -> float:
+        """Memory bandwidth, of a GPU whose row has it."""
+        assert self.gb_per_second is not None, "price lists are checked"
+        return self.gb_per_second * 1e9
 
 
 def known_gpus() -> dict[str, Gpu]:
@@ -63,7 +75,7 @@ def find_gpu(name: str, gpus: Mapping[str, Gpu]) -> Gpu:
 
 
 def named_gpus(device: str) -> list[Gpu]:
-    """Return the GPUs that torch's name of a device may mean, such as one with 40 and one with 80 GB; [] if unknown."""
+    """Return the GPUs that a torch device name fits, such as one with 40 and one with 80 GB; [] for an unknown one."""
     if "Laptop" in device:
         return []
     words = {gpu.torch_name for gpu in _table().values() if gpu.torch_name is not None}

@@ -7,7 +7,7 @@ from model.config import ModelConfig, parameter_count
 from training.telemetry.time_ledger import TimeLedger
 
 END_SECONDS = 4.0  # the last chart, the end of the processes and of torchrun
-STATE_BYTES_PER_PARAMETER = 12  # fp32 weights and AdamW's two moments; Muon has fewer
+WEIGHT_BYTES = 4  # fp32
 SLOW_DISK_BYTES_PER_SECOND = 100e6  # of the first save, until one has been measured
 STEPS_AHEAD = 2  # the host runs a little ahead of a GPU
 
@@ -49,6 +49,6 @@ class Budget:
         )
 
 
-def expected_save_seconds(model: ModelConfig) -> float:
-    """Return what a save takes at most on any disk that one would train on: for the first one of a process."""
-    return parameter_count(model) * STATE_BYTES_PER_PARAMETER / SLOW_DISK_BYTES_PER_SECOND
+def expected_save_seconds(model: ModelConfig, optimizer_bytes: int) -> float:
+    """Return the seconds of a save to a slow disk: for the first save of a process, until one has been measured."""
+    return (WEIGHT_BYTES * parameter_count(model) + optimizer_bytes) / SLOW_DISK_BYTES_PER_SECOND

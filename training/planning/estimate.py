@@ -1,17 +1,28 @@
-"""What a run would take on machines that one does not have: memory, hours, dollars."""
+"""Estimate of a run on machines for rent: memory, hours, dollars."""
 
-import math
+import statistics
+from collections.abc import Mapping
+from pathlib import Path
 
 import attrs
 
 from common.errors import BadInput
-from training.config.batch_plan import VALIDATION_SHARE, Plan, make_plan
+from training.config.batch_plan import VALIDATION_SHARE, Plan, count_due, make_plan
 from training.config.train_config import Run
-from training.planning.memory_model import GIB, gpu_bytes, largest_microbatch, predict, remedies
+from training.planning.memory_model import GIB, MemoryModel, gpu_bytes
 from training.planning.price_list import Machine, PriceList
 from training.planning.throughput import Throughput, most_tokens_per_second, throughput
+from training.telemetry.metrics_log import read_lines
 
-START_UP_SECONDS = 120.0  # a guess: downloading and reading 20 GB of tokens, compiling; not of the machine's own boot
+ASSUMED_START_UP_SECONDS = 120.0  # downloading and reading 20 GB of tokens, compiling; without the machine's own boot
+
+
+@attrs.frozen(kw_only=True)
+class StartUp:
+    """Time from launch to the first ordinary step."""
+
+    seconds: float
+    jobs: int  # of the run, whose median it is; 0: an assumption
 
 
 @attrs.frozen(kw_only=True)
@@ -22,7 +33,7 @@ class Offer:
     plan: Plan | None  # with the run's micro-batch, or a smaller one; None: `problem` says why there is none
     problem: str | None
     largest: int | None  # micro-batch that fits, sequences; None: not even one
-    bytes: int  # that a GPU has to have at the run's own micro-batch
+    bytes: int  # needed per GPU at the run's own micro-batch
     throughput: Throughput
 
     @property
@@ -31,36 +42,57 @@ class Offer:
         return self.bytes <= gpu_bytes(self.machine.gpu)
 
 
-def make_offers(run: Run, prices: PriceList, lengths: dict[str, int | None]) -> list[Offer]:
-    """Return what the run would take on each machine. Raises BadInput when, as it is, it can run on none of them."""
+@attrs.frozen(kw_only=True)
+class RunEstimate:
+    """A run on each machine of a price list; at least one of them can do it."""
+
+    run: Run
+    prices: PriceList
+    start_up: StartUp
+    offers: tuple[Offer, ...]
+
+    def hours(self, plan: Plan, tokens_per_second: float) -> float:
+        """Return the wall clock of the whole run: start-up, training, validation. Saves overlap with training."""
+        validated = self._validations(plan.steps) * plan.validation_sequences * plan.layout.context_length
+        tokens = plan.train_tokens + VALIDATION_SHARE * validated
+        return (self.start_up.seconds + tokens / tokens_per_second) / 3600
+
+    def offer_hours(self, offer: Offer) -> float:
+        """Return the wall clock of the whole run on an offer's machine, which has a plan."""
+        assert offer.plan is not None
+        return self.hours(offer.plan, offer.throughput.tokens_per_second)
+
+    def offer_usd(self, offer: Offer) -> float:
+        """Return the price of the whole run on an offer's machine, which has a plan."""
+        return self.offer_hours(offer) * offer.machine.usd_per_hour
+
+    def _validations(self, steps: int) -> int:
+        """Return the number of validations: before the first step, at intervals, with each checkpoint."""
+        interval = self.run.train.validation.validation_interval
+        if interval is None:
+            return 0
+        return 1 + count_due(1, steps, self.run.train.checkpoints.checkpoint_interval, interval)
+
+
+def make_estimate(run: Run, prices: PriceList, lengths: Mapping[str, int | None]) -> RunEstimate:
+    """Estimate the run on each machine; `lengths` as for `make_plan`. Raises BadInput when it can run on none."""
     for machine in prices.machines:
         _check_entered(run, prices, machine)
-    offers = [_offer(run, machine, lengths) for machine in prices.machines]
+    offers = tuple(_offer(run, machine, lengths) for machine in prices.machines)
     if not any(offer.fits for offer in offers):
         raise BadInput(_too_big(run, offers))
     if not any(offer.plan for offer in offers):
         raise BadInput(next(offer.problem for offer in offers if offer.problem is not None))
-    return offers
+    return RunEstimate(run=run, prices=prices, start_up=start_up_of(run.directory), offers=offers)
 
 
-def run_seconds(run: Run, plan: Plan, tokens_per_second: float) -> float:
-    """Return the wall clock of a whole run: training, validation on all GPUs, start-up; saves are written behind it."""
-    validated_tokens = _validations(run, plan.steps) * plan.validation_sequences * plan.layout.context_length
-    tokens = plan.train_tokens + VALIDATION_SHARE * validated_tokens
-    return START_UP_SECONDS + tokens / tokens_per_second
-
-
-def _validations(run: Run, steps: int) -> int:
-    """Return how often a run validates: before the first step and after the last, at either interval between them."""
-    validation, checkpoint, between = (
-        run.train.validation.validation_interval,
-        run.train.checkpoints.checkpoint_interval,
-        steps - 1,
-    )
-    if validation is None:
-        return 0
-    both = between // math.lcm(validation, checkpoint)
-    return 2 + between // validation + between // checkpoint - both
+def start_up_of(run_directory: Path) -> StartUp:
+    """Return the start-up, compilation included, that earlier jobs of a run have measured, else the assumption."""
+    ledgers = [record["ledger"] for record in read_lines(run_directory) if "ledger" in record]
+    if not ledgers:
+        return StartUp(seconds=ASSUMED_START_UP_SECONDS, jobs=0)
+    seconds = statistics.median(ledger["start-up"] + ledger["compile"] for ledger in ledgers)
+    return StartUp(seconds=seconds, jobs=len(ledgers))
 
 
 def _check_entered(run: Run, prices: PriceList, machine: Machine) -> None:
@@ -69,14 +101,14 @@ def _check_entered(run: Run, prices: PriceList, machine: Machine) -> None:
     if machine.tokens_per_second is not None and machine.tokens_per_second > most:
         raise BadInput(
             f"{prices.path}: {machine.name}: tokens_per_second: got {machine.tokens_per_second:g}, more than the "
-            f"{most:,.0f} that the peak of {machine.gpus} x {machine.gpu.name} allows for this model; enter what this "
-            "run has been measured at, or leave it out"
+            f"{most:,.0f} that the peak of {machine.gpus} x {machine.gpu.name} allows for this model; enter this run's "
+            "measured tokens/s, or leave it out"
         )
 
 
-def _offer(run: Run, machine: Machine, lengths: dict[str, int | None]) -> Offer:
-    shape = (run.model, run.train.execution.parallel, machine.gpus)
-    largest = largest_microbatch(*shape, gpu_bytes(machine.gpu), run.train.thrift)
+def _offer(run: Run, machine: Machine, lengths: Mapping[str, int | None]) -> Offer:
+    memory = MemoryModel.of(run, machine.gpus)
+    largest = memory.largest_microbatch(gpu_bytes(machine.gpu))
     plan, problem = None, None
     try:
         size = _microbatch(run, machine, largest)
@@ -88,7 +120,7 @@ def _offer(run: Run, machine: Machine, lengths: dict[str, int | None]) -> Offer:
         plan=plan,
         problem=problem,
         largest=largest,
-        bytes=predict(*shape, run.train.batch.microbatch_size, run.train.thrift).total,
+        bytes=memory.predict(run.train.batch.microbatch_size).total,
         throughput=throughput(run.model, machine),
     )
 
@@ -114,26 +146,23 @@ def _dividing(batch: int, gpus: int, largest: int) -> list[int]:
     return [size for size in range(1, largest + 1) if batch % (size * gpus) == 0]
 
 
-def _too_big(run: Run, offers: list[Offer]) -> str:
-    """Return one line that says why the run fits on no machine, and what would fit."""
-    size, kind, batch = run.train.batch.microbatch_size, run.train.execution.parallel, run.train.batch.global_batch_size
-    roomiest = max(offers, key=lambda offer: gpu_bytes(offer.machine.gpu))
-    room = f"{gpu_bytes(roomiest.machine.gpu) / GIB:.1f} GiB of {roomiest.machine.name}"
-    if any(offer.largest is not None for offer in offers):
-        best = max(offers, key=lambda offer: offer.largest or 0)
-        most = best.largest or 1
-        fitting = [most] if batch is None else _dividing(batch, best.machine.gpus, most)
+def _too_big(run: Run, offers: tuple[Offer, ...]) -> str:
+    """Return why the run fits on no machine, and what would fit, as one line."""
+    size, batch = run.train.batch.microbatch_size, run.train.batch.global_batch_size
+    roomiest = max((offer.machine for offer in offers), key=lambda machine: gpu_bytes(machine.gpu))
+    room = f"{gpu_bytes(roomiest.gpu) / GIB:.1f} GiB of {roomiest.name}"
+    best = max(offers, key=lambda offer: offer.largest or 0)
+    if best.largest is not None:
+        fitting = [best.largest] if batch is None else _dividing(batch, best.machine.gpus, best.largest)
         advice = f"microbatch_size={fitting[-1]}" if fitting else "it, and a global_batch_size that its GPUs divide"
         least = min(offer.bytes for offer in offers) / GIB
         return (
             f"{run.directory / 'train.json'}: microbatch_size: got {size}, which needs {least:.1f} GiB of a GPU, more "
             f"than the {room}; the largest that fits is {best.largest}, on {best.machine.name}: set {advice}"
         )
-    needs = min(predict(run.model, kind, offer.machine.gpus, 1, run.train.thrift).total for offer in offers) / GIB
-    advice = remedies(
-        run.model, kind, roomiest.machine.gpus, gpu_bytes(roomiest.machine.gpu), muon=run.train.thrift.muon
-    )
+    needs = min(MemoryModel.of(run, offer.machine.gpus).predict(1).total for offer in offers) / GIB
+    advice = MemoryModel.of(run, roomiest.gpus).remedies(gpu_bytes(roomiest.gpu))
     return (
-        f"{run.directory / 'model.json'}: too big for every machine: under {kind} one sequence needs {needs:.1f} GiB "
-        f"of a GPU, more than the {room}; {advice}"
+        f"{run.directory / 'model.json'}: too big for every machine: under {run.train.execution.parallel} one sequence "
+        f"needs {needs:.1f} GiB of a GPU, more than the {room}; {advice}"
     )

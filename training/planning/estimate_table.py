@@ -1,152 +1,148 @@
-"""Offers as lines for people: a table, the cheapest and the fastest marked, and what its numbers rest on."""
+"""Table of an estimate: measured machines first, bounds marked as bounds, then the assumptions behind the numbers."""
 
 from tabulate import tabulate
 
 from common.errors import printable
-from training.config.batch_plan import Plan, describe
-from training.config.train_config import Run
-from training.planning.estimate import START_UP_SECONDS, Offer, run_seconds
+from training.config.batch_plan import describe
+from training.planning.estimate import Offer, RunEstimate
 from training.planning.memory_model import CALIBRATION, GIB, gpu_bytes
-from training.planning.price_list import Machine, PriceList
+from training.planning.price_list import shown
 from training.planning.throughput import ENTERED, OURS, SIMILAR, Throughput, bound, measurements
 
+ANOTHER_TRAINER = "measured, another trainer"
+_HEADS = ["machine", "$/hour", "batch", "largest", "GiB", "tokens/s", "hours", "$", "source of tokens/s", ""]
+_COLUMNS = ("left", *["right"] * 7, "left", "left")
 
-def describe_offers(run: Run, prices: PriceList, offers: list[Offer]) -> list[str]:
-    """Return the run's arithmetic, the offers, and notes; at least one of them is possible."""
-    possible = [offer for offer in offers if offer.plan is not None]
-    compared = _compared(possible)
-    cheapest = min(compared, key=lambda offer: _usd(run, offer))
-    fastest = min(compared, key=lambda offer: _hours(run, offer))
+
+def describe_estimate(estimate: RunEstimate) -> list[str]:
+    """Return the run's arithmetic, the table and its notes, as lines."""
+    possible = [offer for offer in estimate.offers if offer.plan is not None]
+    compared = [offer for offer in possible if offer.throughput.measured] or possible
+    cheapest, fastest = min(compared, key=estimate.offer_usd), min(compared, key=estimate.offer_hours)
     rows = []
-    for offer in offers:
+    for offer in sorted(estimate.offers, key=lambda offer: not offer.throughput.measured):
         marks = [word for word, best in (("cheapest", cheapest), ("fastest", fastest)) if best is offer]
-        rows.append([*_cells(run, offer), ", ".join(marks)])
-        if offer.plan is not None:
-            rows += [_other(run, offer.plan, offer.machine, row) for row in _others(run, offer)]
-    heads = ["machine", "$/hour", "batch", "largest", "GiB", "tokens/s", "hours", "$", "throughput", ""]
-    columns = ("left", *["right"] * 7, "left", "left")
+        rows.append([*_machine(estimate, offer), *_speed(estimate, offer, offer.throughput), ", ".join(marks)])
+        rows += [[*[""] * 5, *_speed(estimate, offer, row), ""] for row in _others(estimate, offer)]
     return [
-        *_arithmetic(run, possible),
+        *_arithmetic(estimate, possible),
         "",
-        *tabulate(rows, heads, disable_numparse=True, colalign=columns).splitlines(),
+        *tabulate(rows, _HEADS, disable_numparse=True, colalign=_COLUMNS).splitlines(),
         "",
-        *_notes(run, prices, offers),
-        *_marks(run, possible, cheapest),
-        *_doubts(run, possible),
-        *_changes(run, offers),
+        *_basis(estimate, compared, cheapest),
+        *_notes(estimate),
+        *_exceptions(estimate, possible),
+        *_changes(estimate),
     ]
 
 
-def _compared(possible: list[Offer]) -> list[Offer]:
-    """Return the offers among which one is the cheapest: those that somebody has measured, or all."""
-    return [offer for offer in possible if offer.throughput.measured] or possible
-
-
-def _arithmetic(run: Run, possible: list[Offer]) -> list[str]:
+def _arithmetic(estimate: RunEstimate, possible: list[Offer]) -> list[str]:
     """Return the arithmetic of the first machine that can do the run, named where the others' differ."""
     plans = [offer.plan for offer in possible if offer.plan is not None]
-    lines = describe(run, plans[0])
+    lines = describe(estimate.run, plans[0])
     if any(plan.layout != plans[0].layout for plan in plans):
         lines.insert(0, f"machine      {possible[0].machine.name}; the other machines' batches are in the table")
     return lines
 
 
-def _hours(run: Run, offer: Offer) -> float:
-    assert offer.plan is not None
-    return run_seconds(run, offer.plan, offer.throughput.tokens_per_second) / 3600
-
-
-def _usd(run: Run, offer: Offer) -> float:
-    return _hours(run, offer) * offer.machine.usd_per_hour
-
-
-def _cells(run: Run, offer: Offer) -> list[str]:
-    machine, plan = offer.machine, offer.plan
-    memory = f"{offer.bytes / GIB:.1f} of {gpu_bytes(machine.gpu) / GIB:.1f}"
-    start = [printable(machine.name), f"{machine.usd_per_hour:,.2f}"]
-    if plan is None:
-        return [*start, "", f"{offer.largest or 'none'}", memory, "", "", "", "no, see below"]
-    layout = plan.layout
+def _machine(estimate: RunEstimate, offer: Offer) -> list[str]:
+    """Return the cells up to memory."""
+    batch = ""
+    if offer.plan is not None:
+        layout = offer.plan.layout
+        batch = f"{layout.microbatch_size} x {layout.accumulation} x {layout.world_size}"
     return [
-        *start,
-        f"{layout.microbatch_size} x {layout.accumulation} x {layout.world_size}",
-        f"{offer.largest}",
-        memory,
-        f"{offer.throughput.tokens_per_second:,.0f}",
-        f"{_hours(run, offer):.2f}",
-        f"{_usd(run, offer):,.2f}",
-        _kind(offer.throughput),
+        printable(offer.machine.name),
+        f"{offer.machine.usd_per_hour:,.2f}",
+        batch,
+        f"{offer.largest or 'none'}",
+        f"{offer.bytes / GIB:.1f} of {gpu_bytes(offer.machine.gpu) / GIB:.1f}",
     ]
 
 
-def _kind(row: Throughput) -> str:
-    """Return the word of the table for where tokens/s are from."""
-    return "another trainer" if row.measured and row.source not in (ENTERED, OURS) else row.source
+def _speed(estimate: RunEstimate, offer: Offer, throughput: Throughput) -> list[str]:
+    """Return the cells from tokens/s on; a bound is at most so fast, and so the run takes at least so long."""
+    if offer.plan is None:
+        return ["", "", "", "no, see below"]
+    most, least = ("", "") if throughput.measured else ("<= ", ">= ")
+    hours = estimate.hours(offer.plan, throughput.tokens_per_second)
+    return [
+        f"{most}{throughput.tokens_per_second:,.0f}",
+        f"{least}{hours:.2f}",
+        f"{least}{hours * offer.machine.usd_per_hour:,.2f}",
+        _source(throughput),
+    ]
 
 
-def _others(run: Run, offer: Offer) -> list[Throughput]:
-    """Return what else is known of the machine: other trainers' measurements, and the roofline beside the first."""
-    used, others = offer.throughput, [row for row in measurements(run.model, offer.machine) if row.source != OURS]
-    rows = [row for row in others if row != used]
-    return [*rows, bound(run.model, offer.machine)] if _kind(used) == "another trainer" else rows
+def _source(throughput: Throughput) -> str:
+    if not throughput.measured or throughput.source == ENTERED:
+        return throughput.source
+    return f"measured, {OURS}" if throughput.source == OURS else ANOTHER_TRAINER
 
 
-def _other(run: Run, plan: Plan, machine: Machine, row: Throughput) -> list[str]:
-    """Return the line of other tokens/s, for the same tokens on the same machine."""
-    hours = run_seconds(run, plan, row.tokens_per_second) / 3600
-    cost = f"{hours * machine.usd_per_hour:,.2f}"
-    return [*[""] * 5, f"{row.tokens_per_second:,.0f}", f"{hours:.2f}", cost, _kind(row), ""]
+def _others(estimate: RunEstimate, offer: Offer) -> list[Throughput]:
+    """Return further tokens/s of a machine: other trainers' measurements, and the bound beside the first."""
+    if offer.plan is None:
+        return []
+    used, model = offer.throughput, estimate.run.model
+    rows = [row for row in measurements(model, offer.machine) if row.source != OURS and row != used]
+    return [*rows, bound(model, offer.machine)] if _source(used) == ANOTHER_TRAINER else rows
 
 
-def _notes(run: Run, prices: PriceList, offers: list[Offer]) -> list[str]:
-    """Return what the columns mean."""
+def _basis(estimate: RunEstimate, compared: list[Offer], cheapest: Offer) -> list[str]:
+    """Return what "cheapest" and "fastest" compare, and a machine that another basis would prefer."""
+    possible = [offer for offer in estimate.offers if offer.plan is not None]
+    if cheapest.throughput.measured:
+        sources = ", ".join(sorted({_source(offer.throughput) for offer in compared}))
+        lines = [f"cheapest, fastest: of the machines with known tokens/s ({sources})"]
+        bounds = [offer for offer in possible if not offer.throughput.measured]
+        lowest = min(bounds, key=estimate.offer_usd, default=cheapest)
+        if estimate.offer_usd(lowest) < estimate.offer_usd(cheapest):
+            price = f"${estimate.offer_usd(lowest):,.2f}"
+            lines.append(f"not measured, cheaper only if it reached its bound: {lowest.machine.name}, {price}")
+        return lines
+    lines = ["cheapest, fastest: by bounds alone; nobody has measured a network of this shape on these machines"]
+    fitted = [offer for offer in possible if offer.throughput.source != SIMILAR]
+    if fitted and cheapest not in fitted:
+        best = min(fitted, key=estimate.offer_usd)
+        lines.append(
+            f"cheapest: {cheapest.machine.name}, by a roofline that is not fitted to its GPU; of the others "
+            f"{best.machine.name}, ${estimate.offer_usd(best):,.2f}"
+        )
+    return lines
+
+
+def _notes(estimate: RunEstimate) -> list[str]:
+    """Return the meaning of the columns and the assumptions behind them."""
+    prices, start_up, batch = estimate.prices, estimate.start_up, estimate.run.train.batch
+    measured = f"measured, median of this run's {start_up.jobs} earlier jobs" if start_up.jobs else "an assumption"
     lines = [
-        f"prices of {prices.date}: {prices.path}; what a machine costs before and after the run is not in here",
-        f"hours: training, validation, and {START_UP_SECONDS:.0f} s of start-up (a guess)",
+        f"prices of {prices.date}: {shown(prices.path)}; the machine's time before and after the run is not included",
+        f"hours: training, validation, and {start_up.seconds:.0f} s of start-up ({measured})",
         "batch: micro-batch x accumulation x GPUs; largest: the largest micro-batch that fits",
-        f"GiB: of each GPU, at micro-batch {run.train.batch.microbatch_size}; {CALIBRATION}",
+        f"GiB: of each GPU, at micro-batch {batch.microbatch_size}; {CALIBRATION}",
     ]
-    if run.train.batch.global_batch_size is None and len({offer.machine.gpus for offer in offers}) > 1:
+    if batch.global_batch_size is None and len({offer.machine.gpus for offer in estimate.offers}) > 1:
         lines.append("no global_batch_size: the batch and the number of steps depend on the machine")
-    rows = [row for offer in offers for row in (offer.throughput, *_others(run, offer))]
+    rows = [row for offer in estimate.offers for row in (offer.throughput, *_others(estimate, offer))]
     if any(not row.measured for row in rows):
         lines.append(
-            "roofline: a bound, not measured: what llm.c, the fastest published trainer of GPT-2, reaches with "
-            "micro-batches that fill the GPU; fitted on 8 x A100 and H100"
+            "bound (<=, >=): no measurement of Lockstep: a roofline fitted to llm.c, the fastest published trainer of "
+            "GPT-2, on 8 x A100 and H100 with micro-batches that fill the GPU; expect less"
         )
-    if others := sorted({row.source for row in rows if _kind(row) == "another trainer"}):
-        lines.append(f"another trainer: measured by its author, for a network of this shape: {', '.join(others)}")
-    return lines
-
-
-def _marks(run: Run, possible: list[Offer], cheapest: Offer) -> list[str]:
-    """Return what "cheapest" and "fastest" were named by, and a cheaper machine that rests on less or more."""
-    if not cheapest.throughput.measured:
-        lines = ["cheapest, fastest: by the roofline; no machine has been measured with a network of this shape"]
-        others = [offer for offer in possible if offer.throughput.source != SIMILAR]
-        if others and cheapest not in others:
-            best = min(others, key=lambda offer: _usd(run, offer))
-            lines.append(
-                f"cheapest: {cheapest.machine.name}, by a roofline that is not fitted to its GPU; of the others "
-                f"{best.machine.name}, ${_usd(run, best):,.2f}"
-            )
-        return lines
-    kinds = sorted({_kind(offer.throughput) for offer in _compared(possible)})
-    lines = [f"cheapest, fastest: of the machines that were measured ({', '.join(kinds)})"]
-    bounds = [offer for offer in possible if not offer.throughput.measured]
-    lowest = min(bounds, key=lambda offer: _usd(run, offer), default=cheapest)
-    if _usd(run, lowest) < _usd(run, cheapest):
+    if others := sorted({row.source for row in rows if _source(row) == ANOTHER_TRAINER}):
         lines.append(
-            f"not measured, and cheaper if it reached its bound: {lowest.machine.name}, ${_usd(run, lowest):,.2f}"
+            f"another trainer: measured by its author, for a network of this shape, not with Lockstep: "
+            f"{', '.join(others)}"
         )
     return lines
 
 
-def _doubts(run: Run, possible: list[Offer]) -> list[str]:
-    """Return where the numbers rest on less than they seem to."""
-    train, lines = run.train, []
+def _exceptions(estimate: RunEstimate, possible: list[Offer]) -> list[str]:
+    """Return settings of the run that the numbers leave out."""
+    train, lines = estimate.run.train, []
     if train.execution.precision not in ("auto", "bf16") or train.execution.compile is False:
-        lines.append("GiB, tokens/s: of bf16, compiled, which this run is not: it takes more memory and time")
+        lines.append("GiB, tokens/s: for bf16, compiled; this run is not: it takes more memory and time")
     slower = {
         "recompute_blocks": train.memory.recompute_blocks,
         "loss_chunks": train.memory.loss_chunks > 1,
@@ -154,19 +150,20 @@ def _doubts(run: Run, possible: list[Offer]) -> list[str]:
     }
     options = [option for option, given in slower.items() if given]
     if options and any(not offer.throughput.measured for offer in possible):
-        lines.append(f"tokens/s by roofline: what {' and '.join(options)} cost is not counted")
+        lines.append(f"bounds leave out the cost of {' and '.join(options)}")
     return lines
 
 
-def _changes(run: Run, offers: list[Offer]) -> list[str]:
-    """Return which machines need another micro-batch, and why, and what keeps the run from the rest."""
-    size, batch, lines = run.train.batch.microbatch_size, run.train.batch.global_batch_size, []
-    for offer in offers:
+def _changes(estimate: RunEstimate) -> list[str]:
+    """Return the machines that need another micro-batch, and those that cannot do the run, with the reason."""
+    batch, lines = estimate.run.train.batch, []
+    for offer in estimate.offers:
         name, gpus = offer.machine.name, offer.machine.gpus
         if offer.plan is None:
             lines.append(f"{name}: {offer.problem}")
-        elif offer.plan.layout.microbatch_size != size:
-            why = f"{gpus} GPUs make no batch of {batch} with micro-batches of {size}" if offer.fits else ""
-            why = why or f"{size} does not fit"
-            lines.append(f"{name}: {why}; start with --set microbatch_size={offer.plan.layout.microbatch_size}")
+        elif (size := offer.plan.layout.microbatch_size) != batch.microbatch_size:
+            own = batch.microbatch_size
+            why = f"{gpus} GPUs make no batch of {batch.global_batch_size} with micro-batches of {own}"
+            why = why if offer.fits else f"{own} does not fit"
+            lines.append(f"{name}: {why}; start with --set microbatch_size={size}")
     return lines

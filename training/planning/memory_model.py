@@ -1,33 +1,23 @@
-"""How much of a GPU a run will hold: predicted from what the network saves for its backward pass, without a GPU.
-
-The real forward pass runs on torch's meta device, where tensors have shapes and no memory. B micro-batch in sequences,
-T context, C width, V rows of the embedding in memory, W world size, N parameters.
-"""
+"""Memory model: the GPU memory of a run, predicted without a GPU from what the network saves for its backward pass."""
 
 import bisect
-import functools
 import itertools
-from typing import Any
 
 import attrs
-import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
-from torch.overrides import TorchFunctionMode
 
 from model.config import ModelConfig
-from model.gpt import GPT
-from training.config.train_config import Thrift
+from training.config.key_groups import MemoryOptions
+from training.config.train_config import Run
 from training.hardware.gpus import Gpu, known_gpus
+from training.optimizers.optimizer_registry import OPTIMIZERS
+from training.planning.network_sizes import NetworkSizes, network_sizes
 
 GIB = 1 << 30
-HEADROOM = 0.05  # of a GPU's memory that a run is to leave
-PLAIN, THRIFTY = Thrift(), Thrift(loss_chunks=8, recompute_blocks=True)
-CALIBRATION = "uncalibrated: not compared with a GPU yet"  # what every prediction is shown with
+HEADROOM = 0.05  # share of a GPU's memory that a run leaves free
+PLAIN, THRIFTY = MemoryOptions(), MemoryOptions(loss_chunks=8, recompute_blocks=True)
+CALIBRATION = "uncalibrated: not compared with a GPU yet"  # shown with every prediction
 
 STATE_BYTES = 4  # of a weight and of a gradient, fp32
-MOMENT_BYTES = 4  # of a parameter; AdamW has two moments, Muon one
 # Per token and row of the embedding: bf16 logits, over which their gradient is written. The compiled head and loss hold
 # nothing in fp32 at this size.
 LOGIT_BYTES = 2
@@ -68,130 +58,107 @@ class Prediction:
         return sum(attrs.astuple(self))
 
 
-def predict(
-    config: ModelConfig, kind: str, world_size: int, microbatch_size: int, thrift: Thrift = PLAIN
-) -> Prediction:
-    """Return what a rank will hold: bf16, compiled, determinism off, at least two micro-batches a step.
+@attrs.frozen(kw_only=True)
+class MemoryModel:
+    """Memory of one rank in bf16, compiled, determinism off, with at least two micro-batches a step."""
 
-    `kind`: "ddp" or "fsdp".
-    """
-    saved = _measure(config)
-    tokens = microbatch_size * config.context_length
-    block_backward = BLOCK_BACKWARD_BYTES * config.emb_dim * tokens
-    fsdp = kind == "fsdp"
-    shards = world_size if fsdp else 1
-    parameters = saved.outer_parameters + config.n_layers * saved.block_parameters
-    parts = {
-        "weights": STATE_BYTES * parameters // shards,
-        # FSDP adds up whole gradients, not shards, until the last micro-batch reduces them.
-        "gradients": STATE_BYTES * parameters,
-        "optimizer": MOMENT_BYTES * _moment_count(config, saved, thrift) // shards,
-        "buckets": _bucket_bytes(saved, parameters, kind, world_size),
-        **_kept(config, saved, tokens, thrift),
-        "logits": max(_logit_bytes(config, tokens, thrift), block_backward + _tied_bytes(config)),
-    }
-    fragmentation = int(FRAGMENTATION * sum(parts.values()))
-    return Prediction(**parts, fragmentation=fragmentation, outside=outside_bytes(world_size))
+    model: ModelConfig
+    parallel: str = "ddp"  # or "fsdp"
+    world_size: int = 1
+    options: MemoryOptions = PLAIN
+    optimizer: str = "adamw"  # as in train.json
+
+    @classmethod
+    def of(cls, run: Run, world_size: int) -> "MemoryModel":
+        """Return the memory model of a run on so many ranks."""
+        train = run.train
+        return cls(
+            model=run.model,
+            parallel=train.execution.parallel,
+            world_size=world_size,
+            options=train.memory,
+            optimizer=train.optimization.optimizer,
+        )
+
+    def predict(self, microbatch_size: int) -> Prediction:
+        """Return the bytes at the peak of a run's steps."""
+        config, saved = self.model, network_sizes(self.model)
+        tokens = microbatch_size * config.context_length
+        block_backward = BLOCK_BACKWARD_BYTES * config.emb_dim * tokens
+        shards = self.world_size if self.parallel == "fsdp" else 1
+        parameters = saved.outer_parameters + config.n_layers * saved.block_parameters
+        parts = {
+            "weights": STATE_BYTES * parameters // shards,
+            # FSDP adds up whole gradients, not shards, until the last micro-batch reduces them.
+            "gradients": STATE_BYTES * parameters,
+            "optimizer": saved.state_bytes(self.optimizer, config.n_layers) // shards,
+            "buckets": _bucket_bytes(saved, parameters, self.parallel, self.world_size),
+            **_kept(config, saved, tokens, self.options),
+            "logits": max(_logit_bytes(config, tokens, self.options), block_backward + _tied_bytes(config)),
+        }
+        fragmentation = int(FRAGMENTATION * sum(parts.values()))
+        return Prediction(**parts, fragmentation=fragmentation, outside=outside_bytes(self.world_size))
+
+    def largest_microbatch(self, usable_bytes: int) -> int | None:
+        """Return the most sequences of a forward pass that fit, or None where not even one does."""
+
+        def needed(size: int) -> int:
+            return self.predict(size).total
+
+        beyond = 1
+        while needed(beyond) <= usable_bytes:
+            beyond *= 2
+        return bisect.bisect_right(range(1, beyond), usable_bytes, key=needed) or None
+
+    def remedies(self, usable_bytes: int | None = None) -> str:
+        """Return changes that would make one sequence fit, by prediction; in so much memory, where that is known."""
+        ways, plain = [], attrs.evolve(self, options=PLAIN)
+        whole = OPTIMIZERS[self.optimizer].needs_whole_parameters
+        sharded = attrs.evolve(plain, parallel="fsdp", optimizer="adamw" if whole else self.optimizer)
+        fsdp = "--set parallel=fsdp" + (" --set optimizer=adamw" if whole else "")
+        if usable_bytes is not None:
+            if self.parallel == "ddp" and self.world_size > 1 and sharded.largest_microbatch(usable_bytes):
+                ways.append(fsdp)
+            thrifty = f"--set loss_chunks={THRIFTY.loss_chunks} --set recompute_blocks=true"
+            if attrs.evolve(self, options=THRIFTY).largest_microbatch(usable_bytes):
+                ways.append(thrifty)
+            elif not ways and attrs.evolve(sharded, options=THRIFTY).largest_microbatch(usable_bytes):
+                ways.append(f"{fsdp} {thrifty}")
+            length = self.model.context_length
+            for tokens in (length >> power for power in range(1, length.bit_length())):
+                shorter = attrs.evolve(plain, model=attrs.evolve(self.model, context_length=tokens))
+                if shorter.largest_microbatch(usable_bytes):
+                    ways.append(f"--set model.context_length={tokens}")
+                    break
+        cards = sorted(known_gpus().values(), key=lambda gpu: gpu.memory_gib)
+        large = (card.name for card in cards if plain.largest_microbatch(gpu_bytes(card)))
+        ways += [f"a {card} or larger" for card in itertools.islice(large, 1)]
+        return f"what would, by prediction: {', or '.join(ways or ['a smaller model'])}"
 
 
 def outside_bytes(world_size: int) -> int:
-    """Return what a rank needs of a GPU beside torch's allocator."""
+    """Return the bytes of a GPU that a rank needs outside torch's allocator."""
     return CONTEXT_BYTES + (NCCL_BYTES if world_size > 1 else 0)
 
 
-def largest_microbatch(
-    config: ModelConfig, kind: str, world_size: int, usable_bytes: int, thrift: Thrift = PLAIN
-) -> int | None:
-    """Return how many sequences of a forward pass fit, or None where not even one does."""
-
-    def needed(size: int) -> int:
-        return predict(config, kind, world_size, size, thrift).total
-
-    beyond = 1
-    while needed(beyond) <= usable_bytes:
-        beyond *= 2
-    return bisect.bisect_right(range(1, beyond), usable_bytes, key=needed) or None
-
-
-def saved_bytes(network: GPT, microbatch_size: int) -> int:
-    """Return the bytes that a forward pass saves for the backward pass, each memory counted once, no parameters."""
-    own = {parameter.untyped_storage()._cdata for parameter in network.parameters()}
-    saved: dict[int, torch.UntypedStorage] = {}  # holding them keeps their addresses from being used again
-
-    def keep(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage._cdata not in own:
-            saved[storage._cdata] = storage
-        return tensor
-
-    device = network.token_embedding.weight.device
-    tokens = torch.zeros(microbatch_size, network.config.context_length, dtype=torch.int64, device=device)
-    with saved_tensors_hooks(keep, lambda tensor: tensor):
-        network(tokens)
-    return sum(storage.nbytes() for storage in saved.values())
-
-
 def gpu_bytes(gpu: Gpu) -> int:
-    """Return the memory of a GPU, headroom off."""
+    """Return the memory of a GPU, less headroom."""
     return int((1 - HEADROOM) * gpu.memory_gib * GIB)
 
 
-def remedies(
-    config: ModelConfig, kind: str, world_size: int, usable_bytes: int | None = None, *, muon: bool = False
-) -> str:
-    """Return what would make one sequence fit, by prediction; in so much memory, where that is known."""
-    ways, plain = [], Thrift(muon=muon)
-    fsdp = "--set parallel=fsdp" + (" --set optimizer=adamw" if muon else "")
-    if usable_bytes is not None:
-        if kind == "ddp" and world_size > 1 and largest_microbatch(config, "fsdp", world_size, usable_bytes):
-            ways.append(fsdp)
-        thrifty = f"--set loss_chunks={THRIFTY.loss_chunks} --set recompute_blocks=true"
-        if largest_microbatch(config, kind, world_size, usable_bytes, attrs.evolve(THRIFTY, muon=muon)):
-            ways.append(thrifty)
-        elif not ways and largest_microbatch(config, "fsdp", world_size, usable_bytes, THRIFTY):
-            ways.append(f"{fsdp} {thrifty}")
-        halves = (config.context_length >> power for power in range(1, config.context_length.bit_length()))
-        shorter = (attrs.evolve(config, context_length=tokens) for tokens in halves)
-        fitting = (short for short in shorter if largest_microbatch(short, kind, world_size, usable_bytes, plain))
-        ways += [f"--set model.context_length={short.context_length}" for short in itertools.islice(fitting, 1)]
-    cards = sorted(known_gpus().values(), key=lambda gpu: gpu.memory_gib)
-    large = (card.name for card in cards if largest_microbatch(config, kind, world_size, gpu_bytes(card), plain))
-    ways += [f"a {card} or larger" for card in itertools.islice(large, 1)]
-    return f"what would, by prediction: {', or '.join(ways or ['a smaller model'])}"
-
-
-@attrs.frozen(kw_only=True)
-class _Saved:
-    """What one block, and all that is outside the blocks, has and saves."""
-
-    outer_parameters: int
-    block_parameters: int
-    outer_copies: int  # bytes whatever the micro-batch
-    block_copies: int
-    outer_bytes: int  # of each sequence
-    block_bytes: int
-
-
-def _moment_count(config: ModelConfig, saved: _Saved, thrift: Thrift) -> int:
-    """Return the elements of all moments."""
-    parameters = saved.outer_parameters + config.n_layers * saved.block_parameters
-    matrices = 12 * config.n_layers * config.emb_dim**2  # in the blocks: what Muon takes
-    return 2 * parameters - (matrices if thrift.muon else 0)
-
-
-def _kept(config: ModelConfig, saved: _Saved, tokens: int, thrift: Thrift) -> dict[str, int]:
+def _kept(config: ModelConfig, saved: NetworkSizes, tokens: int, options: MemoryOptions) -> dict[str, int]:
     """Return the bytes of weights in bf16 and of activations when the backward pass needs the most of them."""
     sequences, hidden = tokens // config.context_length, HIDDEN_BYTES * config.emb_dim * tokens
-    blocks = 1 if thrift.recompute_blocks else config.n_layers  # whose insides are there at a time
+    blocks = 1 if options.recompute_blocks else config.n_layers  # whose insides are there at a time
     activations = sequences * (saved.outer_bytes + blocks * saved.block_bytes)
-    if thrift.recompute_blocks:
+    if options.recompute_blocks:
         activations += config.n_layers * hidden
-    if thrift.loss_chunks > 1:
+    if options.loss_chunks > 1:
         activations += hidden // 2  # what the head takes, in fp32 now
     return {"copies": saved.outer_copies + blocks * saved.block_copies, "activations": activations}
 
 
-def _bucket_bytes(saved: _Saved, parameters: int, kind: str, world_size: int) -> int:
+def _bucket_bytes(saved: NetworkSizes, parameters: int, kind: str, world_size: int) -> int:
     """Return the bytes of gradients and gathered weights on their way between ranks."""
     if kind == "fsdp":
         # Embeddings and head stay gathered through a step; of the blocks one is used and one fetched ahead, each in
@@ -202,56 +169,13 @@ def _bucket_bytes(saved: _Saved, parameters: int, kind: str, world_size: int) ->
     return STATE_BYTES * parameters if world_size > 1 else 0
 
 
-def _logit_bytes(config: ModelConfig, tokens: int, thrift: Thrift) -> int:
-    if thrift.loss_chunks == 1:
+def _logit_bytes(config: ModelConfig, tokens: int, options: MemoryOptions) -> int:
+    if options.loss_chunks == 1:
         return config.padded_vocab_size * (LOGIT_BYTES * tokens + HEAD_BYTES * config.emb_dim)
-    chunk = -(-tokens // thrift.loss_chunks)
+    chunk = -(-tokens // options.loss_chunks)
     return config.padded_vocab_size * (LOGIT_BYTES * chunk + (HEAD_BYTES + CHUNK_SUM_BYTES) * config.emb_dim)
 
 
 def _tied_bytes(config: ModelConfig) -> int:
     """Return the bytes of a tied head's gradient, which waits for the embedding's until the blocks are done."""
     return STATE_BYTES * config.padded_vocab_size * config.emb_dim if config.tie_weights else 0
-
-
-@functools.cache
-def _measure(config: ModelConfig) -> _Saved:
-    """Measure what is linear in layers and in sequences, at one and two of each."""
-    counts, sizes = {}, {}
-    for layers in (1, 2):
-        with torch.device("meta"), _AsOnAGpu():
-            network = GPT(attrs.evolve(config, n_layers=layers))
-            sizes[layers] = [saved_bytes(network, microbatch_size) for microbatch_size in (1, 2)]
-        counts[layers] = sum(parameter.numel() for parameter in network.parameters())
-    each = {layers: two - one for layers, (one, two) in sizes.items()}
-    fixed = {layers: 2 * one - two for layers, (one, two) in sizes.items()}
-    return _Saved(
-        outer_parameters=2 * counts[1] - counts[2],
-        block_parameters=counts[2] - counts[1],
-        outer_copies=2 * fixed[1] - fixed[2],
-        block_copies=fixed[2] - fixed[1],
-        outer_bytes=2 * each[1] - each[2],
-        block_bytes=each[2] - each[1],
-    )
-
-
-class _AsOnAGpu(TorchFunctionMode):
-    """Makes operations on meta tensors save what they save on a GPU under bf16 autocast.
-
-    The meta device knows no autocast, and would compute attention by its formula, with a T x T matrix. Flash attention
-    and cuDNN's save queries, keys, values, their output and a log-sum in fp32 of each row. Weights stay unfilled: to
-    "fill" them there would import torch's compiler, for a second.
-    """
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if function in (nn.init.normal_, Tensor.normal_):
-            return args[0] if args else kwargs["tensor"]
-        if function is F.linear:
-            args = [None if value is None else value.to(torch.bfloat16) for value in args]
-        elif function is F.scaled_dot_product_attention:
-            flash = torch.ops.aten._scaled_dot_product_flash_attention
-            return flash(*args, kwargs["dropout_p"], kwargs["is_causal"])[0]
-        elif function is F.dropout and kwargs["p"] > 0:
-            return torch.native_dropout(args[0], kwargs["p"], True)[0]  # its mask takes a byte an element
-        return function(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""Machines that one can rent: a dated price list, a JSON file that people edit."""
+"""Price list: machines for rent, a dated JSON file that users edit."""
 
 from datetime import date
 from pathlib import Path
@@ -9,14 +9,14 @@ import attrs
 from common.errors import BadInput, nearest, quoted
 from common.json_files import read_json
 from model import checks
-from training.hardware.gpus import Gpu, find_gpu, known_gpus, read_entry, read_gpus
+from training.hardware.gpus import SPEEDS, Gpu, find_gpu, known_gpus, read_entry, read_gpus
 
 MACHINES = Path(__file__).with_name("machines.json")
 
 
 @attrs.frozen(kw_only=True)
 class Machine:
-    """One line of the list; prices in US dollars."""
+    """A machine of the list; prices in US dollars."""
 
     name: str = attrs.field(validator=checks.text())
     gpu: Gpu
@@ -24,7 +24,7 @@ class Machine:
     usd_per_hour: float = attrs.field(validator=checks.number(0.0, 1e6, above=True))  # of the whole machine
     tokens_per_second: float | None = attrs.field(
         default=None, validator=checks.optional(checks.number(1.0))
-    )  # of the whole machine, where the list's owner has measured the run there
+    )  # of the whole machine, as the user has measured this run
 
 
 @attrs.frozen(kw_only=True)
@@ -37,17 +37,22 @@ class PriceList:
     machines: tuple[Machine, ...]
 
 
+def shown(path: Path) -> str:
+    """Return a path for people: relative where it lies below the working directory."""
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+
+
 def gpus_of(path: Path | None) -> dict[str, Gpu]:
     """Return the known GPUs, with those that a price list adds. Raises BadInput."""
-    return known_gpus() if path is None else read_gpus(path, read_json(path, advice=f"wanted a file like {MACHINES}"))
+    return known_gpus() if path is None else read_gpus(path, _read(path))
 
 
 def read_machines(path: Path, only: list[str]) -> PriceList:
     """Read a price list; of its machines those named by `only`, or all. Raises BadInput naming file and machine."""
-    values = read_json(path, advice=f"wanted a file like {MACHINES}")
+    values = _read(path)
     entries = values.get("machines")
     if not isinstance(entries, dict) or not entries:
-        raise BadInput(f'{path}: wanted {{"date": "...", "machines": {{"NAME": {{...}}}}}}, like {MACHINES}')
+        raise BadInput(f'{path}: wanted {{"date": "...", "machines": {{"NAME": {{...}}}}}}, like {shown(MACHINES)}')
     for name in only:
         if name not in entries:
             raise BadInput(f"{path}: --machine {name}: no such machine{nearest(name, entries)}")
@@ -55,6 +60,11 @@ def read_machines(path: Path, only: list[str]) -> PriceList:
     machines = tuple(_machine(path, name, entries[name], gpus) for name in dict.fromkeys(only) or entries)
     rest = {key: value for key, value in values.items() if key not in ("machines", "gpus")}
     return read_entry(PriceList, str(path), rest, path=path, machines=machines)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    values: dict[str, Any] = read_json(path, advice=f"wanted a file like {shown(MACHINES)}")
+    return values
 
 
 def _machine(path: Path, name: str, entry: Any, gpus: dict[str, Gpu]) -> Machine:
@@ -66,6 +76,9 @@ def _machine(path: Path, name: str, entry: Any, gpus: dict[str, Gpu]) -> Machine
             gpu = find_gpu(entry["gpu"], gpus)
         except BadInput as error:
             raise BadInput(f"{where}: gpu: {error}") from error
+        for key in SPEEDS:
+            if getattr(gpu, key) is None:
+                raise BadInput(f"{path}: {gpu.name}: key '{key}' is missing; wanted memory_gib, {', '.join(SPEEDS)}")
         return read_entry(Machine, where, {key: entry[key] for key in entry if key != "gpu"}, name=name, gpu=gpu)
     return read_entry(Machine, where, entry, name=name)
 

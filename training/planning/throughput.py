@@ -1,4 +1,4 @@
-"""Tokens per second of a machine: measured where somebody has, else a bound, fitted to published trainers."""
+"""Training throughput of a machine: measured tokens per second, else a roofline bound fitted to published trainers."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from training.planning.price_list import Machine
 MEASUREMENTS = Path(__file__).with_name("measurements.json")
 OURS = "Lockstep"
 ENTERED = "entered in the price list"
-BOUND, SIMILAR = "roofline, a bound", "roofline, a bound, not fitted"  # on the GPUs that it was fitted to; on others
+BOUND, SIMILAR = "upper bound: roofline", "upper bound: roofline, not fitted"  # to this GPU, or to a similar one
 
 # Bytes that move per token: of a layer 47 tensors of C in bf16, of the logits three of V in bf16.
 LAYER_BYTES = 47 * 2
@@ -22,10 +22,10 @@ BANDWIDTH_SHARE = 0.79  # of the datasheet's: what elementwise kernels reach on 
 
 @attrs.frozen
 class Efficiency:
-    """What share of the dense bf16 peak the matrix products of a good trainer reach, and its causal attention."""
+    """Shares of the dense bf16 peak that a good trainer reaches."""
 
     matmul: float
-    attention: float
+    attention: float  # causal
 
 
 # llm.c on 8 GPUs, so what communication takes is in them; tokens/s per GPU: scripts/run_gpt2_*.sh and discussions 481
@@ -33,25 +33,25 @@ class Efficiency:
 # A100: 124M 218 K, 350M 80 K, 774M 38.6 K; this fit: 217, 80, 39. H100: 468, 188, 1.5B 47.6 K; this fit: 486, 181, 46.
 AMPERE = Efficiency(0.83, 0.18)
 HOPPER = Efficiency(0.607, 0.15)
-FITS = {"a100": AMPERE, "h100": HOPPER}  # by the similar one of the two; theirs are the only ones that were fitted
+FITS = {"a100": AMPERE, "h100": HOPPER}  # a GPU of another kind takes those of the more similar one
 FITTED = ("A100", "H100")  # torch's names
 
 
 @attrs.frozen
 class Throughput:
-    """Tokens per second of a whole machine, and where the number is from."""
+    """Tokens per second of a whole machine, and their source."""
 
     tokens_per_second: float
     source: str  # ENTERED, OURS, the name of another trainer, BOUND or SIMILAR
 
     @property
     def measured(self) -> bool:
-        """True where somebody has measured it."""
+        """True for a measurement, by anybody; False for a bound."""
         return self.source not in (BOUND, SIMILAR)
 
 
 def throughput(config: ModelConfig, machine: Machine) -> Throughput:
-    """Return what a machine trains: as its price list says, as measured with Lockstep or by others, or a bound."""
+    """Return the first known of: the price list's entry, a measurement of Lockstep, one of another trainer, a bound."""
     if machine.tokens_per_second is not None:
         return Throughput(machine.tokens_per_second, ENTERED)
     measured = measurements(config, machine)
@@ -62,13 +62,13 @@ def throughput(config: ModelConfig, machine: Machine) -> Throughput:
 
 
 def bound(config: ModelConfig, machine: Machine) -> Throughput:
-    """Return the roofline of all GPUs of a machine: what a very good trainer may reach."""
+    """Return the upper bound: the roofline of all GPUs of a machine."""
     fitted = machine.gpu.torch_name in FITTED
     return Throughput(machine.gpus * roofline(config, machine.gpu), BOUND if fitted else SIMILAR)
 
 
 def measurements(config: ModelConfig, machine: Machine) -> list[Throughput]:
-    """Return what trainers have been measured at, by any of them, of networks of this shape on such a machine."""
+    """Return the recorded measurements of networks of this shape on such a machine, of any trainer."""
     wanted = attrs.asdict(config) | {"gpu": machine.gpu.name, "gpus": machine.gpus}
     shape = ("gpu", "gpus", "vocab_size", "context_length", "emb_dim", "n_heads", "n_layers")
     rows = read_json(MEASUREMENTS, list)
@@ -82,15 +82,15 @@ def roofline(config: ModelConfig, gpu: Gpu) -> float:
 
 
 def most_tokens_per_second(config: ModelConfig, gpu: Gpu) -> float:
-    """Return what no trainer exceeds on one GPU: the matrix products alone, at the dense bf16 peak."""
-    return gpu.bf16_tflops * 1e12 / (6 * matmul_parameter_count(config))
+    """Return the limit of any trainer on one GPU: the matrix products alone, at the dense bf16 peak."""
+    return gpu.peak_flops / (6 * matmul_parameter_count(config))
 
 
 def seconds_per_token(config: ModelConfig, gpu: Gpu) -> dict[str, float]:
-    """Return what the roofline gives each kind of kernel."""
-    efficiency, peak = FITS[gpu.similar_to], gpu.bf16_tflops * 1e12
+    """Return the roofline by kind of kernel."""
+    efficiency, peak = FITS[gpu.similar_to], gpu.peak_flops
     width, layers = config.emb_dim, config.n_layers
-    traffic = BANDWIDTH_SHARE * gpu.gb_per_second * 1e9
+    traffic = BANDWIDTH_SHARE * gpu.bytes_per_second
     return {
         "matmul": 6 * matmul_parameter_count(config) / (efficiency.matmul * peak),
         "attention": 6 * layers * width * config.context_length / (efficiency.attention * peak),  # the causal half

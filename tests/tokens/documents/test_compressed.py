@@ -13,7 +13,7 @@ import zstandard
 
 from tests.tokens.documents.reading import GOOD, flipped, read
 from tokens.documents import compressed
-from tokens.documents.lines import LONGEST_LINE
+from tokens.documents.text_file import LONGEST_LINE
 
 
 def test_a_line_that_was_packed_a_thousandfold_is_left_out_in_linear_time_and_constant_memory(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ import pytest
 from common.errors import BadInput
 from tests.tokens.documents.reading import TEXTS, documents, read
 from tokens.documents.extent import Extent
+from tokens.documents.inputs import look_up
 from tokens.documents.reader import Reader
-from tokens.documents.sources import look_up
 
 
 def test_a_parquet_file_that_could_not_be_planned_is_damaged_even_if_it_can_be_read_now(tmp_path: Path) -> None:

@@ -1,10 +1,7 @@
 """Every record format gives the same documents in units of any size; bad records are counted and named."""
 
-import errno
 import gzip
-import io
 import json
-import os
 import random
 import resource
 from pathlib import Path
@@ -14,14 +11,10 @@ import pyarrow.parquet
 import pytest
 import zstandard
 
-from common.errors import BadInput
-from tests.tokens.documents.reading import GOOD, SETTINGS, TEXTS, documents, read, write_all_formats
+from tests.tokens.documents.reading import GOOD, TEXTS, documents, read, write_all_formats
 from tests.tokens.gpt2 import reference
-from tokens.documents import lines
-from tokens.documents.lines import LONGEST_LINE
-from tokens.documents.reader import Reader
-from tokens.documents.sources import resolve_sources
-from tokens.prepare.plan import make_plan
+from tokens.documents import text_file
+from tokens.documents.text_file import LONGEST_LINE
 
 
 def test_every_record_format_holds_the_same_documents(tmp_path: Path) -> None:
@@ -104,8 +97,8 @@ def test_what_cannot_be_read_is_counted_and_named_and_the_rest_is_read(tmp_path:
 def test_a_line_that_is_too_long_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, unit_bytes: int
 ) -> None:
-    monkeypatch.setattr(lines, "LONGEST_LINE", 40)
-    monkeypatch.setattr(lines, "BLOCK_BYTES", 7)
+    monkeypatch.setattr(text_file, "LONGEST_LINE", 40)
+    monkeypatch.setattr(text_file, "LINE_BLOCK_BYTES", 7)
     compress = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.ZstdCompressor().compress}[kind]
     longest, too_long = (json.dumps({"text": "x" * length}).encode() + b"\n" for length in (27, 28))
     assert len(longest) == 40
@@ -162,53 +155,3 @@ def test_lone_surrogates_become_what_tiktoken_makes_of_them(tmp_path: Path) -> N
     [piece], reader = read(tmp_path / "b.jsonl")
     assert piece.text == "raw \ufffd, a pair 😀"
     assert [problem.kind for problem in reader.problems.first] == ["lone surrogate"]
-
-
-def test_a_file_that_the_machine_cannot_read_is_refused_and_never_counted_as_damage(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_all_formats(tmp_path)
-    (tmp_path / "e.txt").write_text("text")
-    paths = sorted(tmp_path.iterdir())
-    units = {path: make_plan(resolve_sources([str(path)]), SETTINGS) for path in paths}
-
-    class Broken(io.FileIO):
-        def readinto(self, *_: object) -> int:
-            raise OSError(errno.EIO, "Input/output error")
-
-        read = readinto  # type: ignore[assignment]
-
-    def refuse(path: Path, mode: str) -> None:
-        raise PermissionError(errno.EACCES, "Permission denied")
-
-    for opened, said in (
-        (lambda path, mode: io.BufferedReader(Broken(path)), "Input/output error"),
-        (refuse, "Permission denied"),
-    ):
-        monkeypatch.setattr(Path, "open", opened)
-        for path, plan in units.items():
-            with pytest.raises(BadInput, match=rf"{path}: cannot be read: \[Errno \d+\] {said}"):
-                list(Reader(plan.inputs, "text").read(plan.units[0]))
-        with pytest.raises(BadInput, match=rf"d\.parquet: cannot be read: \[Errno \d+\] {said}"):
-            make_plan(resolve_sources([str(tmp_path / "d.parquet")]), SETTINGS)
-
-
-@pytest.mark.parametrize("change", ["cut", "grown", "touched"])
-@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.txt"])
-def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path, name: str, change: str) -> None:
-    path = tmp_path / name
-    data = b"".join(json.dumps({"text": random.Random(n).randbytes(30).hex()}).encode() + b"\n" for n in range(80_000))
-    path.write_bytes(gzip.compress(data, 1) if name.endswith(".gz") else data)
-    plan = make_plan(resolve_sources([str(path)]), SETTINGS)
-    pieces = Reader(plan.inputs, "text").read(plan.units[0])
-    next(pieces)
-    if change == "cut":
-        os.truncate(path, path.stat().st_size // 2)
-    elif change == "grown":
-        with path.open("ab") as file:
-            file.write(b"more")
-    else:
-        os.utime(path, ns=(1, 1))
-    message = "became shorter while it was read" if change == "cut" and name != "a.jsonl.gz" else "changed since these"
-    with pytest.raises(BadInput, match=rf"{path}: {message}"):
-        list(pieces)

@@ -1,4 +1,4 @@
-"""What a SOURCE names: every document below a folder, wherever the command is given; what is left out is told."""
+"""Sources resolve to every document below a folder, wherever the command is given; what is left out is noted."""
 
 import os
 from collections.abc import Iterator
@@ -8,10 +8,9 @@ import pytest
 
 from common.errors import BadInput
 from tests.tokens.documents.reading import SETTINGS, documents
-from tests.tokens.preparing import jsonl, texts_of, write
-from tokens.documents.reader import Reader
-from tokens.documents.sources import look_up, resolve_sources
-from tokens.prepare.plan import UnitPlan, make_plan
+from tests.tokens.preparing import texts_of, write
+from tokens.documents.sources import resolve_sources
+from tokens.prepare.plan import make_plan
 
 
 def resolve(*names: str | Path) -> tuple[list[list[str]], list[str]]:
@@ -105,24 +104,6 @@ def test_a_command_goes_on_from_another_folder(folder: Path, monkeypatch: pytest
         write(folder / "out", Path("../sub"), sources=[f"{folder}/sub/b.txt"] * 2)
 
 
-def test_a_file_that_has_changed_is_told_with_readable_times_and_one_that_is_gone_must_come_back(
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "in").mkdir()
-    for name in ("a", "b"):
-        jsonl(tmp_path / "in" / f"{name}.jsonl", ["text"])
-    os.utime(tmp_path / "in" / "a.jsonl", ns=(0, 1_700_000_000_000_000_000))
-    write(tmp_path / "out", tmp_path / "in")
-    os.utime(tmp_path / "in" / "a.jsonl", ns=(0, 1_700_000_060_000_000_001))
-    stamp = r"2023-11-1\dT\d\d:\d\d:20\.00000000{}[+-]\d{{4}}"
-    message = f"got 17 bytes of {stamp.format(1)}, wanted 17 of {stamp.format(0)}; bring it back"
-    with pytest.raises(BadInput, match=message):
-        write(tmp_path / "out", tmp_path / "in")
-    (tmp_path / "in" / "a.jsonl").unlink()
-    with pytest.raises(BadInput, match=r"a\.jsonl: cannot be read: .*; the same command goes on when it is there"):
-        write(tmp_path / "out", tmp_path / "in")
-
-
 def test_a_folder_a_glob_and_a_list_are_read_in_sorted_order(tmp_path: Path) -> None:
     for name in ("b.txt", "a.md", "sub/c.py"):
         path = tmp_path / name
@@ -155,16 +136,3 @@ def test_sources_that_are_nowhere_are_refused(tmp_path: Path) -> None:
         resolve_sources([str(tmp_path / "*.txt")])
     with pytest.raises(BadInput, match="a folder without documents"):
         resolve_sources([str(tmp_path)])
-
-
-def test_an_input_that_is_gone_or_another_one_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "a.txt"
-    path.write_text("text")
-    item = look_up(str(path))
-    plan = UnitPlan(SETTINGS, (), make_plan(resolve_sources([str(path)]), SETTINGS).units, (4,))
-    path.write_text("other text")
-    with pytest.raises(BadInput, match=r"a\.txt: changed since these tokens were begun: got 10 bytes"):
-        list(Reader((item,), "text").read(plan.units[0]))
-    path.unlink()
-    with pytest.raises(BadInput, match=r"a\.txt: cannot be read: .*No such file"):
-        list(Reader((item,), "text").read(plan.units[0]))

@@ -19,7 +19,7 @@ def test_the_card_says_what_the_manifest_says(hub: Hub, tmp_path: Path) -> None:
     card = published(hub)["README.md"].decode()
     front, body = card.removeprefix("---\n").split("---\n", 1)
     assert "license: mit\n" in front
-    assert 'pretty_name: "tokens"\n' in front
+    assert "pretty_name: tokens\n" in front
     assert "size_categories:\n- 1K<n<10K\n" in front
     assert "1,000 documents, 2,000 tokens of the tokenizer `gpt2.tiktoken`" in body
     assert "| `a\\|b.jsonl` | 1 | 15,000 |" in body

@@ -3,13 +3,15 @@
 import json
 import os
 import pickle
+import random
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future
+from concurrent.futures import BrokenExecutor, Future
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from common.errors import BadInput
 from tests.conftest import ROOT, shared
 from tests.tokens.preparing import COMMAND, PREPARE, files_of, jsonl, ledger_lines, run, wait_for_lines, write
 from tests.walks import children, kill
+from tokens.format.splits import SplitRule
 from tokens.prepare import executors
 from tokens.prepare.encode_unit import EncodeJob, Result, Task
 from tokens.prepare.executors import Processes
@@ -154,3 +157,52 @@ def test_workers_that_die_again_and_again_end_the_command(tmp_path: Path, monkey
     monkeypatch.setattr(executors, "_begin_worker", os._exit)
     with pytest.raises(BadInput, match="workers were killed 2 times in a row while units 0 to 0 were computed"):
         write(tmp_path / "out", source, workers=1)
+
+
+class Shuffled:
+    """An executor that finishes units in any order and loses some workers."""
+
+    def __init__(self, window: int, losses: int):
+        self.window, self.losses, self.most_ahead, self.done = window, losses, 0, 0
+        self._draw = random.Random(0)
+
+    def submit(self, job: EncodeJob, task: Task) -> "Future[Result]":
+        self.most_ahead = max(self.most_ahead, task.index - self.done + 1)
+        future: Future[Result] = Future()
+        if self.losses and task.index % 3 == 2:
+            self.losses -= 1
+            future.set_exception(BrokenExecutor())
+        else:
+            result = Result(
+                index=task.index,
+                parts={},
+                text_bytes=0,
+                fast=True,
+                problems={},
+                lost_documents=0,
+                lost_bytes=0,
+                examples={},
+            )
+            threading.Timer(self._draw.uniform(0, 0.01), future.set_result, [result]).start()
+        return future
+
+    def restart(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("losses", [0, 4])
+def test_results_come_in_order_and_no_more_units_than_the_window_are_ahead(tmp_path: Path, losses: int) -> None:
+    executor = Shuffled(window=4, losses=losses)
+    rule = SplitRule(kind="hash", seed=0, validation=0, test=0)
+    job = EncodeJob(directory=tmp_path, text_field="", tokenizer="", fingerprint="", recipe=None, rule=rule)
+    tasks = iter(Task(index=index, extents=(), inputs=()) for index in range(5, 30))
+    executor.done = 5
+    got = []
+    for results in executors.in_order(executor, job, tasks, first=5):
+        got += [result.index for result in results]
+        executor.done = got[-1] + 1
+    assert got == list(range(5, 30))
+    assert executor.most_ahead <= 4

@@ -9,7 +9,8 @@ import pytest
 
 from common.errors import BadInput
 from tests.tokens.preparing import PREPARE, files_of, jsonl, run, write
-from tokens.format.manifest import open_listed, read_manifest
+from tokens.format.contents import open_listed
+from tokens.format.manifest import read_manifest
 from tokens.format.token_file import open_split
 
 SPLITS = ("train", "validation", "test")
@@ -40,7 +41,7 @@ def test_the_shards_are_the_stream_cut_at_every_so_many_tokens(
         assert lengths[:-1] == [shard_tokens] * (len(wanted) // shard_tokens - (len(wanted) % shard_tokens == 0))
         assert 0 < lengths[-1] <= shard_tokens
         open_listed(tmp_path / "shards", split, read_manifest(tmp_path / "shards"))
-    assert set(manifest["files"]) == set(files_of(tmp_path / "shards"))
+    assert set(manifest.files) == set(files_of(tmp_path / "shards"))
     assert not list((tmp_path / "shards").glob(".partial*"))
 
 

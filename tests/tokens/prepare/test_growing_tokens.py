@@ -1,5 +1,6 @@
 """Tokens that are still being written are the tokens that will be there in the end."""
 
+import json
 import signal
 from pathlib import Path
 
@@ -7,8 +8,9 @@ import pytest
 
 from common.errors import BadInput
 from tests.tokens.preparing import CRASH, PREPARE, jsonl, run, tokens_of
+from tokens.format.manifest import finished_by
 from tokens.format.token_file import open_split
-from tokens.prepare.growing_tokens import GrowingTokens, finished_by
+from tokens.prepare.growing_tokens import GrowingTokens
 
 
 def command(tmp_path: Path, *options: str) -> tuple[object, ...]:
@@ -78,7 +80,7 @@ def test_nothing_is_served_that_the_end_may_take_away(tmp_path: Path) -> None:
 
 def test_a_tail_that_is_cut_off_and_a_directory_without_plan_are_refused(tmp_path: Path) -> None:
     assert run(PREPARE, *command(tmp_path, "--split", "tail")).returncode == 0
-    with pytest.raises(BadInput, match="prepared with --split tail, which holds out what comes last"):
+    with pytest.raises(BadInput, match="prepared with --split tail, which holds out the last documents"):
         GrowingTokens(tmp_path / "out")
     with pytest.raises(BadInput, match=r"no plan\.json"):
         GrowingTokens(tmp_path)
@@ -88,6 +90,7 @@ def test_the_scratch_of_a_bucket_is_refused(tmp_path: Path) -> None:
     options = command(tmp_path)
     assert run(CRASH, *options, CRASH_AT="ledger written", CRASH_TIME="3").returncode == -signal.SIGKILL
     with (tmp_path / "out" / "ledger.jsonl").open("a") as ledger:
-        ledger.write('{"uploaded": ".partial-train-00000.safetensors", "content": {}}\n')
-    with pytest.raises(BadInput, match="its shards leave for a bucket while it grows; follow a folder"):
+        content = {"size_bytes": 1, "sha256": "", "max_id": 0}
+        ledger.write(json.dumps({"uploaded": ".partial-train-00000.safetensors", "content": content}) + "\n")
+    with pytest.raises(BadInput, match="its shards move to a bucket while it grows; follow a folder"):
         GrowingTokens(tmp_path / "out")

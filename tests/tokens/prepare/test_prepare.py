@@ -2,15 +2,13 @@
 
 import hashlib
 import json
-import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from common.errors import BadInput
-from tests.tokens.preparing import PREPARE, byte_ranks, files_of, jsonl, run, texts_of, tokens_of, write
-from tokens.prepare import prepare as prepare_module
+from tests.tokens.preparing import PREPARE, files_of, jsonl, run, texts_of, tokens_of, write
+from tokens.format.manifest import read_manifest
 from tokens.tokenizer.tokenizer import fingerprint, load_tokenizer
 
 
@@ -21,9 +19,10 @@ def test_documents_are_joined_by_the_end_of_text_id(tmp_path: Path) -> None:
 
 
 def test_the_manifest_tells_what_is_there(tmp_path: Path) -> None:
-    manifest = write(tmp_path / "out", jsonl(tmp_path / "a.jsonl", ["ab", "ö"]), validation=0.5)
-    kept = json.loads((tmp_path / "out" / "manifest.json").read_text())
-    assert kept == {"format": 1, **manifest}
+    written = write(tmp_path / "out", jsonl(tmp_path / "a.jsonl", ["ab", "ö"]), validation=0.5)
+    assert read_manifest(tmp_path / "out") == written
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert manifest["format"] == 1
     assert manifest["documents"] == 2
     assert manifest["tokens"] == 6
     assert manifest["text_bytes"] == 4
@@ -80,32 +79,6 @@ def test_another_command_does_not_go_on_with_these_tokens(tmp_path: Path) -> Non
     assert files_of(tmp_path / "out") == before
 
 
-@pytest.mark.parametrize("name", [".partial-train.safetensors", ".lock", ".units", "tokenizer.tiktoken"])
-def test_nothing_is_written_through_links_in_the_output_folder(
-    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = jsonl(tmp_path / "a.jsonl", ["text"] * 100)
-    (tmp_path / "out").mkdir()
-    victim = tmp_path / "victim"
-    if name == ".units":
-        victim.mkdir()
-    else:
-        victim.write_text("precious")
-    begin = prepare_module.make_plan
-
-    def plant(*arguments: Any) -> Any:
-        (tmp_path / "out" / name).unlink(missing_ok=True)
-        (tmp_path / "out" / name).symlink_to(victim)
-        return begin(*arguments)
-
-    monkeypatch.setattr(prepare_module, "make_plan", plant)  # after leftovers of an earlier command were deleted
-    if name == ".lock":
-        (tmp_path / "out" / name).symlink_to(victim)
-    write(tmp_path / "out", source, tokenizer=str(byte_ranks(tmp_path)))
-    assert not list(victim.iterdir()) if name == ".units" else victim.read_text() == "precious"
-    assert texts_of(tmp_path / "out", "train") == ["text"] * 100
-
-
 def test_sources_without_a_readable_document_leave_nothing_behind(tmp_path: Path) -> None:
     source, out = tmp_path / "a.jsonl", tmp_path / "out"
     source.write_text('{"content": "text"}\n' * 50)
@@ -127,25 +100,3 @@ def test_finished_tokens_that_are_gone_are_not_called_complete(tmp_path: Path) -
     assert gone.returncode == 1 and "train.safetensors: missing, but manifest.json lists it" in gone.stderr
     (tmp_path / "out" / "manifest.json").write_text("{")
     assert "manifest.json: damaged: not JSON" in run(PREPARE, *command).stderr
-
-
-def test_two_commands_do_not_prepare_the_same_tokens_at_once(tmp_path: Path) -> None:
-    source = jsonl(tmp_path / "a.jsonl", ["text"] * 20)
-    from tokens.prepare.prepare import _lock
-
-    (tmp_path / "out").mkdir()
-    with _lock(tmp_path / "out"), pytest.raises(BadInput, match="another process prepares these tokens"):
-        write(tmp_path / "out", source)
-    write(tmp_path / "out", source)
-
-
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [(".lock", "cannot be written: .*pipe or a device: move that away"), (".scratch", "cannot be read: is a pipe")],
-)
-def test_a_pipe_in_an_output_folder_is_not_waited_for(tmp_path: Path, name: str, says: str) -> None:
-    source = jsonl(tmp_path / "a.jsonl", ["text"] * 20)
-    (tmp_path / "out").mkdir()
-    os.mkfifo(tmp_path / "out" / name)
-    with pytest.raises(BadInput, match=rf"{name}: {says}"):
-        write(tmp_path / "out", source)

@@ -1,4 +1,4 @@
-"""Token files in a bucket are those of a folder, whatever was killed and whichever disks were lost on the way."""
+"""S3 output: the token files of a folder, whatever is killed and whichever disks are lost on the way."""
 
 import hashlib
 import random
@@ -15,31 +15,27 @@ import pytest
 
 from common.errors import BadInput
 from tests.conftest import ROOT, shared
-from tests.s3_server import BUCKET, S3Server, forget_servers, serve_s3
+from tests.s3_server import BUCKET, S3Server, serve_s3
 from tests.tokens.preparing import CRASH, PIPES, PREPARE, files_of, jsonl, run, write
 from tests.walks import children, kill
-from tokens.format.token_file import write_header
-from tokens.prepare import s3_objects as objects_module
-from tokens.prepare.commit_log import CommitLog
-from tokens.prepare.encode_unit import Result
-from tokens.prepare.s3_objects import Objects
-from tokens.prepare.s3_output import BUCKET_CRASH_POINTS, Bucket
+from tokens.prepare.commit_log import CommitLog, Entry
+from tokens.prepare.s3_output import BUCKET_CRASH_POINTS, S3Output
 from tokens.prepare.verify import status, verify
 from tokens.prepare.writer import CRASH_POINTS
 
 POINTS = (*CRASH_POINTS[:3], *BUCKET_CRASH_POINTS)
+
+
 OPTIONS = ("--tokenizer", "bytes", "--unit-bytes", "1000", "--executor", "inline", "--shard-tokens", "300")
+
+
 FRACTIONS = ("--validation-fraction", "0.2", "--test-fraction", "0.05")
 
 
 @pytest.fixture
 def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
-    with serve_s3() as server:
-        for name, value in server.environment().items():
-            monkeypatch.setenv(name, value)
-        forget_servers()
+    with serve_s3(monkeypatch) as server:
         yield server
-        forget_servers()
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +107,7 @@ def test_what_the_bucket_holds_is_not_computed_again(s3: S3Server, source: Path,
     command = (source, "--output", f"s3://{BUCKET}/out", *OPTIONS, *FRACTIONS)
     run(CRASH, *command, "--scratch", tmp_path / "a", CRASH_AT="checkpoint written", CRASH_TIME="3")
     done = run(PREPARE, *command, "--scratch", tmp_path / "b")
-    assert "going on after 4 of" in done.stderr or "going on after 3 of" in done.stderr, done.stderr
+    assert "resuming after 4 of" in done.stderr or "resuming after 3 of" in done.stderr, done.stderr
 
 
 def test_a_bucket_is_looked_at_and_verified_where_it_is(s3: S3Server, source: Path, tmp_path: Path) -> None:
@@ -181,9 +177,9 @@ def test_the_disk_holds_open_shards_only(
     held = []
     append = CommitLog.append
 
-    def look(ledger: CommitLog, results: list[Result]) -> None:
+    def look(log: CommitLog, *entries: Entry) -> None:
         held.append(len(list(tmp_path.glob(".partial-*"))))
-        append(ledger, results)
+        append(log, *entries)
 
     monkeypatch.setattr(CommitLog, "append", look)
     options = {"validation": 0.2, "unit_bytes": 500, "shard_tokens": 300}
@@ -192,47 +188,13 @@ def test_the_disk_holds_open_shards_only(
     assert max(held) <= 2 + 2  # an open one of each split, and those that a unit has filled
 
 
-def test_an_upload_that_arrives_damaged_is_repeated(
-    s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(objects_module, "PART_BYTES", 5 << 20)  # S3's least
-    place = Objects(f"s3://{BUCKET}/out")
-    for tokens in (10_000, 6_000_000):  # at once, and in parts
-        path = tmp_path / f".partial-train-{tokens:08d}.safetensors"
-        with path.open("wb") as file:
-            write_header(file, np.dtype("<u2"), tokens)
-            file.write(np.arange(tokens, dtype=np.uint16).tobytes())
-        place.upload(path)
-        assert not [request for request in s3.requests if request.startswith("GET") and path.name in request]
-        s3.spoil = 1
-        place.upload(path)
-        assert s3.spoil == 0
-        assert s3.objects(f"out/{path.name}")[""] == path.read_bytes()
-        s3.spoil = 100
-        with pytest.raises(BadInput, match=f"s3://{BUCKET}/out/{path.name}: did not arrive as it was sent, 3 times"):
-            place.upload(path)
-        s3.spoil = 0
-
-
-def test_a_server_whose_tags_are_no_checksums_is_read_back(
-    s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / ".partial-train-00000.safetensors"
-    with path.open("wb") as file:
-        write_header(file, np.dtype("<u2"), 10)
-        file.write(bytes(20))
-    monkeypatch.setattr(objects_module, "_tag", lambda _: "encrypted")
-    Objects(f"s3://{BUCKET}/out").upload(path)
-    assert any(request.startswith(f"GET /{BUCKET}/out/{path.name} bytes=") for request in s3.requests)
-
-
 def test_two_machines_do_not_write_the_same_tokens(s3: S3Server, tmp_path: Path) -> None:
     tails = {"train": (0, np.zeros(3, np.uint16))}
     places = []
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "ledger.jsonl").write_text(f"{name}\n")
-        places.append(Bucket(f"s3://{BUCKET}/out", tmp_path / name))
+        places.append(S3Output(f"s3://{BUCKET}/out", tmp_path / name))
     places[0].checkpoint(tails)
     with pytest.raises(BadInput, match="exists: another process prepares these tokens"):
         places[1].checkpoint(tails)
@@ -245,7 +207,7 @@ def test_the_scratch_of_another_preparation_is_left_alone(s3: S3Server, source: 
     assert killed.returncode == -signal.SIGKILL
     refused = run(PREPARE, source, "--output", f"s3://{BUCKET}/b", "--scratch", scratch, *OPTIONS)
     assert "plan.json: another preparation's; pass another --scratch" in refused.stderr
-    assert "going on after 3 of" in run(PREPARE, source, "--output", scratch, *OPTIONS).stderr
+    assert "resuming after 3 of" in run(PREPARE, source, "--output", scratch, *OPTIONS).stderr
 
 
 def test_a_preparation_that_finds_nothing_leaves_nothing_in_the_bucket(s3: S3Server, tmp_path: Path) -> None:

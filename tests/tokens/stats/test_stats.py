@@ -1,8 +1,9 @@
-"""What `prepare_data.py stats` says is what a plain count over lists of documents says."""
+"""Token statistics equal a plain count over lists of documents."""
 
 import random
 import re
 import tracemalloc
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from common.errors import BadInput
 from tests.tokens.preparing import PREPARE, jsonl, run, write
 from tokens.format.token_file import open_split
 from tokens.stats import stats
-from tokens.stats.length_chart import CHART, draw_chart
+from tokens.stats.length_chart import CHART
 
 END = 50256
 
@@ -43,7 +44,6 @@ def test_lengths_and_copies_are_those_of_a_plain_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int, dtype: type
 ) -> None:
     monkeypatch.setattr(stats, "BLOCK_TOKENS", block)
-    monkeypatch.setattr(stats, "SHORT", 250)
     train, validation = drawn(200, 0), drawn(50, 1)
     train += [train[3], train[5], train[3], []]
     validation += [train[7], train[3], train[3]]
@@ -126,23 +126,6 @@ def test_a_directory_that_cannot_be_written_is_still_counted(tmp_path: Path, mon
     assert lines[-1] == "not drawn: [Errno 13] Permission denied"
 
 
-@pytest.mark.parametrize("lengths", [[0], [0, 1], [1], [5], [1, 2, 3], [700_000]])
-def test_every_set_of_lengths_can_be_drawn(tmp_path: Path, lengths: list[int]) -> None:
-    draw_chart(tmp_path, np.array(lengths), np.ones(len(lengths), np.int64))
-    assert [path.name for path in tmp_path.iterdir()] == [CHART]
-
-
-def test_any_name_of_a_directory_can_be_drawn_and_a_link_is_not_written_through(tmp_path: Path) -> None:
-    folder = tmp_path / "50$ and x^$ \udcff\x1b[31m"
-    folder.mkdir()
-    (tmp_path / "victim").write_text("precious")
-    for name in (CHART, f".partial-{CHART}"):
-        (folder / name).symlink_to(tmp_path / "victim")
-    draw_chart(folder, np.array([3]), np.ones(1, np.int64))
-    assert (tmp_path / "victim").read_text() == "precious"
-    assert (folder / CHART).read_bytes().startswith(b"\x89PNG")
-
-
 def test_memory_is_eight_bytes_a_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stats, "BLOCK_TOKENS", 1 << 14)
     peaks = []
@@ -153,7 +136,7 @@ def test_memory_is_eight_bytes_a_document(tmp_path: Path, monkeypatch: pytest.Mo
         save_file({"tokens": tokens.reshape(-1)}, tmp_path / str(count) / "train.safetensors")
         stream = open_split(tmp_path / str(count), "train")
         tracemalloc.start()
-        split = stats.read_split(stream, END, np.dtype("<u2"), stats.Lengths())
+        split = stats.read_split(stream, END, np.dtype("<u2"), Counter())
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
         assert len(split.hashes) == count

@@ -19,7 +19,7 @@ from training.batch_finder.edit_json import check_editable, write_microbatch
 from training.batch_finder.search import Search, candidates, keeping
 from training.batch_finder.worker import HEADROOM, Report, _usable_bytes, is_memory_error
 from training.config.train_config import load_run
-from training.planning.memory_model import GIB, largest_microbatch, outside_bytes, predict
+from training.planning.memory_model import GIB, MemoryModel, outside_bytes
 
 SHORT = Path(__file__).with_name("short_of_memory.py")
 HANG_SECONDS = 180  # a search here takes 5
@@ -208,12 +208,13 @@ def test_candidates_keep_the_global_batch(make_run: Callable[..., Path]) -> None
 def test_a_measurement_corrects_the_prediction() -> None:
     run = load_run(ROOT / "runs" / "8xa100", [])
     total = 80 * GIB
-    predicted = predict(run.model, "ddp", 8, 16).allocated
+    memory = MemoryModel.of(run, 8)
+    predicted = memory.predict(16).allocated
     as_predicted, twice = ([Report(allocated=times * predicted, usable=total)] for times in (1, 2))
     first = finder._guess(run, 8, [Report(usable=total), Report(usable=total // 2)])
     outside = outside_bytes(8)  # is held when `usable` is measured
-    assert first == largest_microbatch(run.model, "ddp", 8, total // 2 + outside)
-    assert finder._guess(run, 8, as_predicted, 16) == largest_microbatch(run.model, "ddp", 8, total + outside)
+    assert first == memory.largest_microbatch(total // 2 + outside)
+    assert finder._guess(run, 8, as_predicted, 16) == memory.largest_microbatch(total + outside)
     assert finder._guess(run, 8, twice, 16) == first
 
 

@@ -16,9 +16,9 @@ from torch.nn import Parameter
 from model.config import GPT2_SIZES, ModelConfig
 from model.gpt import GPT, initialize
 from tests.conftest import TINY_MODEL, metrics, train
-from training.config.train_config import Thrift
+from training.config.key_groups import MemoryOptions
 from training.hardware.gpus import known_gpus
-from training.planning.memory_model import gpu_bytes, largest_microbatch, predict
+from training.planning.memory_model import PLAIN, THRIFTY, MemoryModel, gpu_bytes
 
 CONFIG = ModelConfig(**TINY_MODEL | {"n_layers": 3})
 ELASTIC_LAYOUTS = [(1, "ddp"), (2, "ddp"), (2, "fsdp")]
@@ -51,14 +51,14 @@ def test_a_loss_in_chunks_is_the_plain_one_and_so_are_its_gradients(chunks: int,
         assert torch.allclose(one.grad, other.grad, rtol=1e-5, atol=1e-7)
 
 
-def live_bytes(microbatch_size: int, thrift: Thrift) -> int:
+def live_bytes(microbatch_size: int, options: MemoryOptions) -> int:
     """Return what is alive between a bf16 forward pass and its backward pass, beside parameters, tokens, result."""
-    made = network(CONFIG, recompute_blocks=thrift.recompute_blocks, loss_chunks=thrift.loss_chunks)
+    made = network(CONFIG, recompute_blocks=options.recompute_blocks, loss_chunks=options.loss_chunks)
     inputs, targets = batch(microbatch_size)
     before = living_storages()
-    options = {"targets": targets} if thrift.loss_chunks > 1 else {}
+    arguments = {"targets": targets} if options.loss_chunks > 1 else {}
     with saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor), torch.autocast("cpu", torch.bfloat16):
-        result = made(inputs, **options)
+        result = made(inputs, **arguments)
     after = living_storages()
     return sum(after[address] for address in after.keys() - before.keys() - {result.untyped_storage().data_ptr()})
 
@@ -76,16 +76,16 @@ def living_storages() -> dict[int, int]:
 def test_predicted_activations_are_what_is_alive_before_the_backward_pass(
     microbatch_size: int, recompute: bool, chunks: int
 ) -> None:
-    def kept(config: ModelConfig, thrift: Thrift) -> int:
-        predicted = predict(config, "ddp", 1, microbatch_size, thrift)
+    def kept(config: ModelConfig, options: MemoryOptions) -> int:
+        predicted = MemoryModel(model=config, options=options).predict(microbatch_size)
         return predicted.activations + predicted.copies
 
-    thrift = Thrift(loss_chunks=chunks, recompute_blocks=recompute)
-    one_block = kept(CONFIG, Thrift()) - kept(attrs.evolve(CONFIG, n_layers=2), Thrift())
+    options = MemoryOptions(loss_chunks=chunks, recompute_blocks=recompute)
+    one_block = kept(CONFIG, MemoryOptions()) - kept(attrs.evolve(CONFIG, n_layers=2), MemoryOptions())
     later = one_block if recompute else 3 * 24  # insides of a block when its backward begins; attention's seeds
     later += 2 * CONFIG.padded_vocab_size * CONFIG.emb_dim if chunks > 1 else 0  # the head in bf16, likewise
     tokens = 8 * microbatch_size * CONFIG.context_length
-    assert live_bytes(microbatch_size, thrift) == kept(CONFIG, thrift) - later - tokens
+    assert live_bytes(microbatch_size, options) == kept(CONFIG, options) - later - tokens
 
 
 def test_no_logits_are_left_when_the_blocks_backward_begins(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,8 +105,10 @@ def test_no_logits_are_left_when_the_blocks_backward_begins(monkeypatch: pytest.
 
 def test_what_is_thrifty_is_predicted_to_fit_more_often() -> None:
     sizes = [
-        largest_microbatch(GPT2_SIZES["124M"], "ddp", 1, gpu_bytes(known_gpus()["rtx3090-24gb"]), thrift)
-        for thrift in (Thrift(), Thrift(loss_chunks=8), Thrift(loss_chunks=8, recompute_blocks=True))
+        MemoryModel(model=GPT2_SIZES["124M"], options=options).largest_microbatch(
+            gpu_bytes(known_gpus()["rtx3090-24gb"])
+        )
+        for options in (PLAIN, MemoryOptions(loss_chunks=8), THRIFTY)
     ]
     assert sizes == sorted(set(sizes))
 

@@ -1,7 +1,5 @@
 """Run lock: one job at a time, and what a restarted group of ranks reads in the lock file."""
 
-import errno
-import fcntl
 import os
 from pathlib import Path
 
@@ -36,17 +34,6 @@ def test_a_link_in_the_place_of_the_lock_is_followed(tmp_path: Path) -> None:
     (tmp_path / LOCK_FILE).symlink_to(tmp_path / "elsewhere")
     take_run_lock(tmp_path).write_job()
     assert (tmp_path / "elsewhere").read_text() == "alone"
-
-
-def test_a_file_system_without_locks_costs_a_note(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def without_locks(*_: object) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(fcntl, "flock", without_locks)
-    take_run_lock(tmp_path).write_job()
-    assert capsys.readouterr().out.startswith(f"NOTE: {tmp_path / LOCK_FILE}: cannot be locked (")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Documents on a server give the same bytes as those on the disk; servers that fail are waited for, or named."""
+"""Remote files give the same bytes as local ones; servers that fail are retried, or named in one line."""
 
 import gzip
 import os
@@ -11,11 +11,11 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from common import remote_files as remote
 from common.errors import BadInput
 from tests.file_server import FileServer, serve_files
-from tests.s3_server import BUCKET, S3Server, forget_servers, serve_s3
+from tests.s3_server import BUCKET, S3Server, serve_s3
 from tests.tokens.preparing import PREPARE, PYTHONPATH, files_of, jsonl, run, write
-from tokens.documents import remote
 from tokens.documents.sources import resolve_sources
 
 OPTIONS = ("--tokenizer", "bytes", "--unit-bytes", "50000", "--workers", "1", "--validation-fraction", "0.1")
@@ -47,15 +47,11 @@ def local(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, s
 
 @pytest.fixture
 def s3(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
-    """An S3 server that holds the corpus, known to this process and its children as a user makes it known."""
-    with serve_s3() as server:
-        for name, value in server.environment().items():
-            monkeypatch.setenv(name, value)
+    """An S3 server that holds the corpus."""
+    with serve_s3(monkeypatch) as server:
         for path in corpus.rglob("*.*"):
             server.put(f"some/{path.relative_to(corpus)}", path.read_bytes())
-        forget_servers()
         yield server
-        forget_servers()
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
-"""Files on a server, wherever fsspec reads: s3://, gs://, https://, hf://. Whatever goes wrong there is one line.
+"""Remote files: any URL that fsspec opens (s3://, gs://, https://, hf://), with every failure as one line.
 
-s3fs, gcsfs and the hub's client try again by themselves after an error that may pass; fsspec's http does not, so it is
-done here.
+s3fs, gcsfs and the hub's client retry errors that may pass; fsspec's http does not, so `ask` does.
 """
 
 import glob
@@ -15,18 +14,18 @@ from common.errors import BadInput
 
 REMOTE = "://"
 HTTP = ("http://", "https://")
-BLOCK_BYTES = 1 << 22  # asked for ahead: s3fs's own 50 MB would be read for every unit of 16
+BLOCK_BYTES = 1 << 22  # of read-ahead: s3fs's own 50 MB would be read for every unit of 16
 BUFFER_BYTES = 1 << 18
-PAUSES = (0.2, 0.5, 1.0, 2.0)  # seconds before another attempt
-THREADS = 16  # servers answer late, and many questions at once
-MAY_PASS = (408, 429, 500, 502, 503, 504)  # HTTP statuses
-GO_ON = "the same command goes on when it is there"
+RETRY_SECONDS = (0.2, 0.5, 1.0, 2.0)  # pauses before the next attempts
+THREADS = 16  # requests at once, each mostly waiting
+TRANSIENT = (408, 429, 500, 502, 503, 504)  # HTTP statuses
+RERUN = "the same command goes on when it is there"
 
 Answer = TypeVar("Answer")
 
 
 def find_remote(name: str) -> dict[str, dict[str, Any]]:
-    """Return what a server tells about the files behind a URL, by URL: one file's, a folder's, or a glob's.
+    """Return a server's entries of the files behind a URL, by URL: one file's, a folder's, or a glob's.
 
     Over http a folder's name ends in a slash, and its page must list it. Raises BadInput.
     """
@@ -50,7 +49,7 @@ def find_remote(name: str) -> dict[str, dict[str, Any]]:
 
 
 def look_up_remote(url: str) -> dict[str, Any]:
-    """Return what a server tells about a file now. Raises BadInput."""
+    """Return a server's current entry of a file. Raises BadInput."""
     file_system, inner = file_system_of(url)
     return ask(url, lambda: file_system.info(inner))
 
@@ -73,19 +72,22 @@ def file_system_of(url: str) -> tuple[Any, str]:
 
 
 def ask(url: str, call: Callable[[], Answer], what: str = "read") -> Answer:
-    """Return a server's answer; `what` happens to the file. Raises BadInput after several attempts without one."""
-    for pause in (*PAUSES, None):
+    """Return the result of a request to a server, repeated while errors are transient. Raises BadInput.
+
+    `what` is done to the file, for the error: read, written or deleted.
+    """
+    for pause in (*RETRY_SECONDS, None):
         try:
             return call()
         except Exception as error:  # every library has errors of its own, and not all of them are OSErrors
-            if pause is None or not (url.startswith(HTTP) and _may_pass(error)):
-                raise BadInput(f"{url}: cannot be {what}: {_detail(error)}; {GO_ON}") from error
+            if pause is None or not (url.startswith(HTTP) and _is_transient(error)):
+                raise BadInput(f"{url}: cannot be {what}: {_detail(error)}; {RERUN}") from error
             time.sleep(pause)
     raise AssertionError("the last attempt raises")
 
 
 class _RemoteFile(io.RawIOBase):
-    """A file of fsspec's whose errors cannot be taken for those of a damaged file."""
+    """A file of fsspec whose errors cannot be taken for those of a damaged file."""
 
     def __init__(self, url: str):
         self._url = url
@@ -130,19 +132,19 @@ class _RemoteFile(io.RawIOBase):
         return data
 
 
-def _may_pass(error: BaseException) -> bool:
+def _is_transient(error: BaseException) -> bool:
     from aiohttp import ClientConnectionError, ClientPayloadError, ClientResponseError
     from fsspec.exceptions import FSTimeoutError
 
-    if isinstance(error, FileNotFoundError):  # fsspec says so whatever happened
+    if isinstance(error, FileNotFoundError):  # fsspec's, whatever happened
         error = error.__cause__ or error
     if isinstance(error, ClientResponseError):
-        return error.status in MAY_PASS
+        return error.status in TRANSIENT
     return isinstance(error, (ClientConnectionError, ClientPayloadError, FSTimeoutError, EOFError))
 
 
 def _detail(error: BaseException) -> str:
-    """Return the first line of an error's text; of a file that is not found, why, for it may be something else."""
+    """Return the first line of an error's text; of a FileNotFoundError its cause, which may be something else."""
     cause = error.__cause__ if isinstance(error, FileNotFoundError) else None
     said = str(cause or error)
     if isinstance(error, FileNotFoundError) and cause is None and " " not in said:  # only its name

@@ -1,4 +1,4 @@
-"""Objects under one prefix of an S3 bucket: written so that they are known to be there, whole."""
+"""Bucket folder: the objects under one prefix of an S3 bucket, written whole and verified to have arrived."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
@@ -8,17 +8,15 @@ from typing import Any, BinaryIO
 
 from common.errors import BadInput
 from common.files import BLOCK_BYTES
-from tokens.documents.remote import THREADS, ask, file_system_of, open_remote
-from tokens.format.manifest import Content, read_content
-from tokens.format.token_file import read_header
+from common.remote_files import THREADS, ask, file_system_of, open_remote
 
-PART_BYTES = 1 << 24  # of a large upload
+PART_BYTES = 1 << 24  # of a multipart upload
 PARTS_AT_ONCE = 4  # held in memory
-UPLOADS = 3  # of a file that does not arrive as it was
+UPLOADS = 3  # of a file that arrives damaged
 
 
-class Objects:
-    """The objects directly under one prefix, by their names there."""
+class BucketFolder:
+    """The objects directly under one prefix, by their names there. Every method raises BadInput."""
 
     def __init__(self, url: str):
         self.url = url.rstrip("/")
@@ -31,31 +29,15 @@ class Objects:
         return [name for path in found if "/" not in (name := path.removeprefix(f"{self._root}/"))]
 
     def read(self, name: str) -> bytes:
-        """Return what an object holds."""
+        """Return the content of an object."""
         return ask(f"{self.url}/{name}", lambda: self._files.cat_file(self._path(name)))
-
-    def write(self, name: str, data: bytes, **options: Any) -> None:
-        """Give an object its content, all of it or none."""
-        ask(f"{self.url}/{name}", lambda: self._files.pipe_file(self._path(name), data, **options), "written")
-
-    def create(self, name: str, data: bytes) -> None:
-        """Write an object that is not there. Raises BadInput when another process was faster."""
-        try:
-            self.write(name, data, mode="create")
-        except BadInput as error:
-            if not isinstance(error.__cause__, FileExistsError):
-                raise
-            if self.read(name) != data:  # else it is ours: the answer to the first attempt was lost
-                raise BadInput(
-                    f"{self.url}/{name}: exists: another process prepares these tokens; wait for it, or stop it"
-                ) from error
 
     def open(self, name: str) -> BinaryIO:
         """Open an object for reading."""
         return open_remote(f"{self.url}/{name}")
 
     def sha256(self, name: str) -> str:
-        """Read an object to its end; return its sha256."""
+        """Return the sha256 of an object, read to its end."""
         digest = hashlib.sha256()
         with self.open(name) as stream:
             while data := stream.read(BLOCK_BYTES):
@@ -66,41 +48,48 @@ class Objects:
         """Return when an object was written, by the server's clock, in seconds since 1970."""
         return self._entry(name)["LastModified"].timestamp()
 
-    def upload(self, path: Path) -> Content:
-        """Write a complete token file under its name and make sure of it; return what it holds."""
-        content = read_content(read_header(path))
+    def write(self, name: str, data: bytes, **options: Any) -> None:
+        """Write an object, all of it or nothing."""
+        ask(f"{self.url}/{name}", lambda: self._files.pipe_file(self._path(name), data, **options), "written")
+
+    def create(self, name: str, data: bytes, exists: str) -> None:
+        """Write a new object; `exists`: advice in the error if another process has written it."""
+        try:
+            self.write(name, data, mode="create")
+        except BadInput as error:
+            if not isinstance(error.__cause__, FileExistsError):
+                raise
+            if self.read(name) != data:  # else it is ours: the answer to the first attempt was lost
+                raise BadInput(f"{self.url}/{name}: exists: {exists}") from error
+
+    def upload(self, path: Path, sha256: str) -> None:
+        """Write a file under its own name, and verify that the object has its sha256."""
         url, tag = f"{self.url}/{path.name}", _tag(path)
-
-        def put() -> None:
-            options = {"chunksize": PART_BYTES, "max_concurrency": PARTS_AT_ONCE}
-            self._files.put_file(str(path), self._path(path.name), **options)
-
+        options = {"chunksize": PART_BYTES, "max_concurrency": PARTS_AT_ONCE}
         for _ in range(UPLOADS):
-            ask(url, put, "written")
-            if self._holds(path.name, content, tag):
-                return content
-        raise BadInput(
-            f"{url}: did not arrive as it was sent, {UPLOADS} times; check the network, then rerun the command"
-        )
+            ask(url, lambda: self._files.put_file(str(path), self._path(path.name), **options), "written")
+            if self._arrived(path, sha256, tag):
+                return
+        raise BadInput(f"{url}: arrived damaged {UPLOADS} times; check the network, then rerun the same command")
 
     def copy(self, names: dict[str, str]) -> Iterator[str]:
-        """Let the server copy objects to other names; yield each that is done."""
+        """Copy objects to other names, on the server; yield each that is done."""
         return self._each(self._copy, names.items())
 
     def delete(self, names: Iterable[str]) -> Iterator[str]:
         """Delete objects; yield each that is gone."""
         return self._each(self._delete, names)
 
-    def _holds(self, name: str, content: Content, tag: str) -> bool:
-        """Tell whether an object is what was sent: by the server's tag where that is the md5, or else by reading it."""
-        entry = self._entry(name)
-        if entry["size"] != content.size_bytes:
+    def _arrived(self, path: Path, sha256: str, tag: str) -> bool:
+        """Tell whether an object equals the file, by the server's tag if that is the md5, or else by reading it."""
+        entry = self._entry(path.name)
+        if entry["size"] != path.stat().st_size:
             return False
         if str(entry.get("ETag")).strip('"') == tag:
             return True
         try:
-            return self.sha256(name) == content.sha256
-        except BadInput:  # the server's own checksum says that it is not
+            return self.sha256(path.name) == sha256
+        except BadInput:  # the server's own checksum differs
             return False
 
     def _copy(self, pair: tuple[str, str]) -> str:
@@ -127,7 +116,7 @@ class Objects:
 
 
 def _tag(path: Path) -> str:
-    """Return the ETag that S3 gives a file: its md5, or for one that is sent in parts, that of their md5s."""
+    """Return S3's ETag of a file: its md5, or for one that is sent in parts, that of their md5s."""
     digests = []
     with path.open("rb") as file:
         while data := file.read(PART_BYTES):

@@ -1,0 +1,100 @@
+"""Input files that changed, vanished or cannot be read are refused by name."""
+
+import errno
+import gzip
+import io
+import json
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from common.errors import BadInput
+from tests.tokens.documents.reading import SETTINGS, write_all_formats
+from tests.tokens.preparing import jsonl, write
+from tokens.documents.inputs import look_up
+from tokens.documents.reader import Reader
+from tokens.documents.sources import resolve_sources
+from tokens.prepare.plan import UnitPlan, make_plan
+
+
+def test_a_file_that_has_changed_is_told_with_readable_times_and_one_that_is_gone_must_come_back(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "in").mkdir()
+    for name in ("a", "b"):
+        jsonl(tmp_path / "in" / f"{name}.jsonl", ["text"])
+    os.utime(tmp_path / "in" / "a.jsonl", ns=(0, 1_700_000_000_000_000_000))
+    write(tmp_path / "out", tmp_path / "in")
+    os.utime(tmp_path / "in" / "a.jsonl", ns=(0, 1_700_000_060_000_000_001))
+    stamp = r"2023-11-1\dT\d\d:\d\d:20\.00000000{}[+-]\d{{4}}"
+    message = f"got 17 bytes of {stamp.format(1)}, wanted 17 of {stamp.format(0)}; bring it back"
+    with pytest.raises(BadInput, match=message):
+        write(tmp_path / "out", tmp_path / "in")
+    (tmp_path / "in" / "a.jsonl").unlink()
+    with pytest.raises(BadInput, match=r"a\.jsonl: cannot be read: .*; the same command goes on when it is there"):
+        write(tmp_path / "out", tmp_path / "in")
+
+
+def test_an_input_that_is_gone_or_another_one_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("text")
+    item = look_up(str(path))
+    plan = UnitPlan(SETTINGS, (), make_plan(resolve_sources([str(path)]), SETTINGS).units, (4,))
+    path.write_text("other text")
+    with pytest.raises(BadInput, match=r"a\.txt: changed since these tokens were begun: got 10 bytes"):
+        list(Reader((item,), "text").read(plan.units[0]))
+    path.unlink()
+    with pytest.raises(BadInput, match=r"a\.txt: cannot be read: .*No such file"):
+        list(Reader((item,), "text").read(plan.units[0]))
+
+
+def test_a_file_that_the_machine_cannot_read_is_refused_and_never_counted_as_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_all_formats(tmp_path)
+    (tmp_path / "e.txt").write_text("text")
+    paths = sorted(tmp_path.iterdir())
+    units = {path: make_plan(resolve_sources([str(path)]), SETTINGS) for path in paths}
+
+    class Broken(io.FileIO):
+        def readinto(self, *_: object) -> int:
+            raise OSError(errno.EIO, "Input/output error")
+
+        read = readinto  # type: ignore[assignment]
+
+    def refuse(path: Path, mode: str) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    for opened, said in (
+        (lambda path, mode: io.BufferedReader(Broken(path)), "Input/output error"),
+        (refuse, "Permission denied"),
+    ):
+        monkeypatch.setattr(Path, "open", opened)
+        for path, plan in units.items():
+            with pytest.raises(BadInput, match=rf"{path}: cannot be read: \[Errno \d+\] {said}"):
+                list(Reader(plan.inputs, "text").read(plan.units[0]))
+        with pytest.raises(BadInput, match=rf"d\.parquet: cannot be read: \[Errno \d+\] {said}"):
+            make_plan(resolve_sources([str(tmp_path / "d.parquet")]), SETTINGS)
+
+
+@pytest.mark.parametrize("change", ["cut", "grown", "touched"])
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.txt"])
+def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path, name: str, change: str) -> None:
+    path = tmp_path / name
+    data = b"".join(json.dumps({"text": random.Random(n).randbytes(30).hex()}).encode() + b"\n" for n in range(80_000))
+    path.write_bytes(gzip.compress(data, 1) if name.endswith(".gz") else data)
+    plan = make_plan(resolve_sources([str(path)]), SETTINGS)
+    pieces = Reader(plan.inputs, "text").read(plan.units[0])
+    next(pieces)
+    if change == "cut":
+        os.truncate(path, path.stat().st_size // 2)
+    elif change == "grown":
+        with path.open("ab") as file:
+            file.write(b"more")
+    else:
+        os.utime(path, ns=(1, 1))
+    message = "became shorter while it was read" if change == "cut" and name != "a.jsonl.gz" else "changed since these"
+    with pytest.raises(BadInput, match=rf"{path}: {message}"):
+        list(pieces)

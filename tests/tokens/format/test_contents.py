@@ -1,0 +1,90 @@
+"""Token files are checked against their manifest: damage is found by name, wherever it is."""
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from common.errors import BadInput
+from tests.tokens.format.token_directory import SHARDS, check, prepared
+from tokens.format.contents import open_listed, read_contents
+from tokens.format.manifest import read_manifest
+
+
+def flip_a_bit(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[12_345] ^= 1
+    path.write_bytes(data)
+
+
+def zero_a_page(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.seek(8192)
+        file.write(bytes(4096))
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-2])
+
+
+DAMAGE = {
+    flip_a_bit: "damaged: got sha256 .*, wanted .* by manifest.json; prepare or download it again",
+    zero_a_page: "damaged: got sha256 .*, wanted .* by manifest.json; prepare or download it again",
+    truncate: "cut short or damaged: got .* bytes, wanted",
+    Path.unlink: "missing, but manifest.json lists it; prepare or download it again",
+}
+
+
+def test_intact_files_are_what_their_manifest_says(tmp_path: Path) -> None:
+    entries = prepared(tmp_path)["files"]
+    contents = check(tmp_path)
+    assert {name: (content.sha256, content.max_id) for name, content in contents.items()} == {
+        name: (entry["sha256"], entry["max_id"]) for name, entry in entries.items()
+    }
+    (tmp_path / "manifest.json").unlink()
+    assert check(tmp_path) == contents  # computed, not read from the manifest
+
+
+@pytest.mark.parametrize("name", [SHARDS[0], SHARDS[2], "validation.safetensors"])
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_file_is_named(tmp_path: Path, damage: Callable[[Path], None], name: str) -> None:
+    prepared(tmp_path)
+    damage(tmp_path / name)
+    with pytest.raises(BadInput, match=f"{tmp_path / name}: {DAMAGE[damage]}"):
+        check(tmp_path)
+
+
+def test_a_file_of_another_preparation_is_named(tmp_path: Path) -> None:
+    prepared(tmp_path)
+    save_file({"tokens": np.zeros(9_000, np.uint16)}, tmp_path / SHARDS[1])
+    with pytest.raises(BadInput, match=rf"{SHARDS[1]}: got \d+ bytes, wanted \d+ by manifest\.json"):
+        check(tmp_path)
+
+
+def test_a_split_that_is_not_read_may_be_missing(tmp_path: Path) -> None:
+    prepared(tmp_path)
+    (tmp_path / "validation.safetensors").unlink()
+    assert open_listed(tmp_path, "train", read_manifest(tmp_path)).length == 30_000
+
+
+def test_a_wrong_max_id_is_the_manifests_fault(tmp_path: Path) -> None:
+    manifest = prepared(tmp_path)
+    manifest["files"][SHARDS[0]]["max_id"] = 7
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(BadInput, match=rf"manifest\.json: damaged: its max_id of {SHARDS[0]} is not 256"):
+        check(tmp_path)
+
+
+def test_content_is_read_in_blocks_whatever_their_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = np.arange(100_000, dtype=np.uint32)
+    save_file({"tokens": values}, tmp_path / "train.safetensors")
+    files = open_listed(tmp_path, "train", None).files
+    whole = read_contents(files, None)
+    monkeypatch.setattr("tokens.format.contents.BLOCK_BYTES", 4096)
+    assert read_contents(files, None) == whole
+    assert whole["train.safetensors"].max_id == 99_999
+    assert whole["train.safetensors"].sha256 == hashlib.sha256(files[0].path.read_bytes()).hexdigest()

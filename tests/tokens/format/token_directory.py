@@ -1,0 +1,50 @@
+"""A token directory with shards and a manifest, and its check at the start of a run."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from tokens.format.contents import open_listed, read_contents
+from tokens.format.manifest import Content, Manifest, read_manifest
+
+TOKENIZER = {"name": "bytes", "vocabulary_size": 257, "end_of_text_id": 256, "ranks_file": None}
+
+
+SHARDS = [f"train-{index:05d}-of-00003.safetensors" for index in range(3)]
+
+
+def prepared(directory: Path) -> dict[str, Any]:
+    """Write a train stream in three shards, a whole validation file and their manifest; return the latter."""
+    generator = np.random.default_rng(0)
+    files = {}
+    for name in (*SHARDS, "validation.safetensors"):
+        values = generator.integers(0, 257, 10_000, dtype=np.uint16)
+        save_file({"tokens": values}, directory / name)
+        data = (directory / name).read_bytes()
+        digest = hashlib.sha256(data).hexdigest()
+        measured = {"size_bytes": len(data), "sha256": digest, "max_id": int(values.max())}
+        files[name] = {**measured, "tokens": len(values), "dtype": "uint16"}
+    manifest = {"format": 1, "files": files, "documents": 1, "tokens": 40_000, "tokenizer": TOKENIZER, "sources": []}
+    (directory / "manifest.json").write_text(json.dumps(manifest))
+    return manifest
+
+
+def contents_of(manifest: Manifest) -> dict[str, Content]:
+    return {name: entry.content for name, entry in manifest.files.items()}
+
+
+def check(directory: Path) -> dict[str, Content]:
+    """Look at a directory as the start of a run does."""
+    manifest = read_manifest(directory)
+    streams = [open_listed(directory, split, manifest) for split in ("train", "validation")]
+    return read_contents([file for stream in streams for file in stream.files], manifest)
+
+
+def save(path: Path, values: np.ndarray, name: str = "tokens") -> Path:
+    path.parent.mkdir(exist_ok=True)
+    save_file({name: values}, path)
+    return path

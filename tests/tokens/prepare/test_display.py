@@ -1,0 +1,62 @@
+"""The report of a preparation: tokens by split, problems with examples, and when too much was lost."""
+
+from typing import Any
+
+import attrs
+import pytest
+
+from tokens.format.manifest import FileEntry, Manifest, SourceRecord, TokenizerRecord
+from tokens.prepare.display import report, too_many_bad
+
+
+def entry(tokens: int) -> FileEntry:
+    return FileEntry(size_bytes=0, sha256="", max_id=0, tokens=tokens, dtype="uint16")
+
+
+MANIFEST = Manifest(
+    files={
+        "train-00000-of-00002.safetensors": entry(600),
+        "train-00001-of-00002.safetensors": entry(300),
+        "validation.safetensors": entry(100),
+    },
+    documents=100,
+    tokens=1000,
+    tokenizer=TokenizerRecord(name="bytes", vocabulary_size=257, end_of_text_id=256, ranks_file=None),
+    sources=[SourceRecord(name="a", files=1, bytes=10_000)],
+)
+
+
+def test_shards_are_added_up_and_a_surprising_share_is_noted(capsys: pytest.CaptureFixture[str]) -> None:
+    report("out\x1b", MANIFEST, 0.01, 2.0)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [
+        "out\\x1b: 100 documents, 1,000 tokens in 2.0 s",
+        "  train in 2 files: 900 tokens (90.00%)",
+        "  validation.safetensors: 100 tokens (10.00%)",
+        "NOTE: 10% are held out for 1% asked: whole documents, and some of them are long",
+    ]
+
+
+def test_problems_are_reported_with_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    changes = {"problems": {"null text": 3}, "lost_documents": 3, "examples": {"null text": ["a: row 1: null text: x"]}}
+    report("out", attrs.evolve(MANIFEST, **changes), 0.1, 1.0)
+    assert capsys.readouterr().err.splitlines() == [
+        "bad documents: 3 null text; 3 documents and 0 bytes of input are left out:",
+        "  a: row 1: null text: x",
+        "  ledger.jsonl has more",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "bad"),
+    [
+        ({}, False),
+        ({"lost_documents": 1}, False),
+        ({"lost_documents": 2}, True),
+        ({"lost_bytes": 100}, False),
+        ({"lost_bytes": 101}, True),
+        ({"problems": {"damaged file": 1}}, True),
+    ],
+)
+def test_more_than_a_hundredth_lost_or_any_damaged_file_is_too_much(changes: dict[str, Any], bad: bool) -> None:
+    assert too_many_bad(attrs.evolve(MANIFEST, **changes)) == bad

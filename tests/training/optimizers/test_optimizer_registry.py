@@ -1,0 +1,46 @@
+"""A new optimizer is its file and its registration: it trains, saves, resumes and is planned with, in its own state."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from safetensors import safe_open
+
+from common.errors import BadInput
+from model.config import ModelConfig
+from tests.conftest import TINY_MODEL, metrics, train
+from tests.training.optimizers.sign_descent import SIGN_DESCENT
+from training.config.train_config import load_run
+from training.optimizers.optimizer_registry import OPTIMIZERS
+from training.planning.memory_model import MemoryModel
+
+SCRIPT = Path(__file__).with_name("sign_descent.py")
+HASHED = ("--set", "optimizer=sign", "--hash-every", "1")
+
+
+def test_a_registered_optimizer_trains_saves_and_resumes_on_another_world_size(make_run: Callable[..., Path]) -> None:
+    straight, resumed = make_run("straight"), make_run("resumed")
+    assert train(straight, *HASHED, script=SCRIPT).returncode == 0
+    assert train(resumed, *HASHED, "--max-steps", "4", ranks=2, script=SCRIPT).returncode == 0
+    done = train(resumed, *HASHED, script=SCRIPT)
+    assert done.returncode == 0 and "step-00000004 at step 4 of 8" in done.stdout, done.stderr
+    assert "optimizer    sign descent" in done.stdout
+    assert metrics(resumed, "state_sha256") == metrics(straight, "state_sha256")
+    assert len(set(metrics(straight, "state_sha256").values())) == 8
+    with safe_open(straight / "checkpoints" / "latest" / "optimizer.safetensors", framework="pt") as file:
+        momentum = file.get_slice("momentum.token_embedding.weight")
+        assert (momentum.get_dtype(), momentum.get_shape()) == ("BF16", [257, 32])
+        assert file.get_tensor("updates.token_embedding.weight").tolist() == [8, 8, 8]
+
+
+def test_a_registered_optimizer_is_planned_with(make_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(BadInput, match=r"""optimizer: got 'sign', wanted "adamw" or "muon"$"""):
+        load_run(make_run("unknown"), ["optimizer=sign"])
+    monkeypatch.setitem(OPTIMIZERS, "sign", SIGN_DESCENT)
+    run = load_run(make_run(), ["optimizer=sign"])
+    adamw = MemoryModel(model=ModelConfig(**TINY_MODEL), world_size=8)
+    memory = MemoryModel.of(run, 8)
+    tensors = 4 + 2 * 12  # outside the blocks; in two blocks
+    assert memory.predict(1).optimizer == adamw.predict(1).optimizer // 4 + 12 * tensors
+    with pytest.raises(BadInput, match='parallel: got "fsdp", wanted "ddp", because optimizer is "sign"'):
+        load_run(make_run("sharded"), ["optimizer=sign", "parallel=fsdp"])

@@ -1,0 +1,98 @@
+"""Budget: a run stops before --max-hours or --max-usd is passed, its checkpoint included."""
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from common.errors import BadInput
+from tests.conftest import ROOT, train
+from tests.training.supervision.runs import SLOW, outcome
+from tests.training.telemetry.ledgers import ledger_of
+from tests.training.test_build import one_line
+from training.config.batch_plan import make_plan
+from training.config.train_config import load_run
+from training.loop import Loop
+from training.planning.budget import Budget
+from training.telemetry.metrics_log import METRICS, read_metrics
+from training.telemetry.time_ledger import Earlier
+
+DOLLAR_A_SECOND = ("--price-per-hour", "3600")
+
+
+LONG = {"max_epochs": 9, "min_train_tokens": 2000 * 8 * 32, "validation_interval": None, "checkpoint_interval": 40}
+
+
+def last_ledger(run: Path) -> dict[str, Any]:
+    """Return the record that a job ends with."""
+    return json.loads((run / METRICS).read_text().splitlines()[-1])
+
+
+@pytest.mark.parametrize(("hours", "usd", "option"), [(1.0, 40.0, "--max-usd"), (0.0125, 40.0, "--max-hours")])
+def test_the_nearest_limit_counts_what_the_stop_takes(
+    clock: list[float], hours: float, usd: float, option: str
+) -> None:
+    ledger = ledger_of(clock, price=3600)
+    ledger.earlier = Earlier(elapsed_seconds=10.0, usd=2.0)
+    budget = Budget(max_hours=hours, max_usd=usd)
+    left = {"--max-usd": 40 - 25, "--max-hours": 45 - 33}[option]
+    assert budget.seconds_left(ledger) == (pytest.approx(left), option)
+    steps_and_end = 2 * 2.0 + 4.0
+    assert not budget.reached(ledger, save_seconds=left - steps_and_end - 0.1)
+    assert budget.reached(ledger, save_seconds=left - steps_and_end + 0.1)
+    with pytest.raises(BadInput, match=f"^{option} .* nothing is left to train with; raise {option}$"):
+        budget.check_start(ledger, save_seconds=100.0)
+
+
+def test_a_run_stops_within_its_budget_with_a_checkpoint_and_goes_on_with_a_larger_one(
+    make_run: Callable[..., Path],
+) -> None:
+    run = make_run(**LONG)
+    environment = {"SLOW_STEP": "0.05"}
+    done = train(run, *DOLLAR_A_SECOND, "--max-usd", "14", ranks=2, script=SLOW, environment=environment)
+    assert done.returncode == 1, done.stderr  # torchrun's
+    assert outcome(run) == "stopped", done.stderr
+    assert "stopped early by --max-usd; the same command with a larger --max-usd continues" in done.stdout
+    first = last_ledger(run)
+    assert 7 < first["usd"] <= 14
+    stopped = [record for record in read_metrics(run) if record.get("event") == "stopped"]
+    state = json.loads((run / "checkpoints" / "latest" / "state.json").read_text())
+    assert [(record["reason"], record["step"]) for record in stopped] == [("--max-usd", state["step"])]
+    [began] = [record for record in read_metrics(run) if record.get("event") == "start"]
+    assert began["price_per_hour"] == 3600 and began["elapsed_seconds"] == pytest.approx(
+        first["ledger"]["start-up"], abs=0.1
+    )  # what a killed job's start-up cost
+    again = train(run, *DOLLAR_A_SECOND, "--max-usd", "14", ranks=2)
+    line = one_line(again)
+    assert "--max-usd 14: the run has taken" in line and "nothing is left to train with; raise --max-usd" in line
+    hours = (first["elapsed_seconds"] + 10) / 3600
+    clock = time.monotonic()
+    more = train(run, "--max-hours", f"{hours:.6f}", script=SLOW, environment=environment)
+    took = time.monotonic() - clock
+    assert more.returncode == 75, more.stderr
+    assert f"resuming from {run}/checkpoints/step-{state['step']:08d}" in more.stdout
+    second = last_ledger(run)
+    assert second["elapsed_seconds"] <= hours * 3600 * 1.01
+    assert sum(second["ledger"].values()) == pytest.approx(
+        took, rel=0.01, abs=0.5
+    )  # the test's clock, which sees a fork and its end as well
+    assert sum(second["run_ledger"].values()) == pytest.approx(second["elapsed_seconds"], rel=0.001)
+    assert second["ledger"]["training"] > 0.3 * took
+
+
+def test_a_validation_that_does_not_fit_is_not_begun(clock: list[float]) -> None:
+    run = load_run(ROOT / "runs" / "8xa100", ["validation_interval=10", "checkpoint_interval=40"])
+    ledger = ledger_of(clock)  # of 23 s; two steps and the end take 7, a validation 5
+    job = SimpleNamespace(run=run, budget=Budget(max_hours=33 / 3600), last_step=100)
+    loop: Any = SimpleNamespace(job=job, ledger=ledger, saver=SimpleNamespace(in_flight=False), _save_seconds=0.0)
+    loop.state = SimpleNamespace(position=SimpleNamespace(step=8))
+    assert not Loop._budget_reached(loop)
+    loop.state.position.step = 9
+    assert Loop._budget_reached(loop)
+    job.plan = make_plan(run, 8)
+    share = job.plan.validation_sequences / 128  # of a step's sequences; its longest took 2 s
+    assert Loop._first_validation_seconds(loop) == pytest.approx(2.0 * share / 3)

@@ -1,0 +1,75 @@
+"""The table of train.py --plan: measurements before bounds, one line for each exception."""
+
+import json
+import re
+from pathlib import Path
+
+import attrs
+
+from tests.conftest import ROOT, train
+from training.config.train_config import Run, load_run
+from training.hardware.gpus import known_gpus
+from training.planning.estimate import RunEstimate, StartUp, make_estimate
+from training.planning.estimate_table import describe_estimate
+from training.planning.price_list import MACHINES, Machine, PriceList, read_machines
+
+
+def estimate(run: Run, prices: PriceList) -> RunEstimate:
+    return make_estimate(run, prices, {run.train.data.parts[0].dataset: None})
+
+
+def test_a_plan_prices_machines_that_one_does_not_have_and_writes_nothing() -> None:
+    run = ROOT / "runs" / "8xa100"
+    before = sorted(run.iterdir())
+    done = train(run, "--plan", "--set", "microbatch_size=128", "--set", "global_batch_size=1024")
+    assert done.returncode == 0, done.stderr
+    assert "3,110 steps x 1,048,576 = 3,261,071,360 tokens" in done.stdout
+    rows = {line.split()[0]: line for line in done.stdout.splitlines() if line.startswith("8x")}
+    assert list(rows) == [*json.loads(MACHINES.read_text())["machines"], "8xa100-40gb:"]
+    assert re.search(r" 64 x 2 x 8 .* \d+\.\d of 37\.4 .* measured, another trainer +cheapest$", rows["8xa100-40gb"])
+    assert "8xa100-40gb: 128 does not fit; start with --set microbatch_size=64" in done.stdout
+    assert re.search(r" 128 x 1 x 8 .* of 169\.1 .* measured, another trainer +fastest$", rows["8xb200"])
+    assert re.search(r" 262,840 +3\.\d+ +3\d\.\d+ +measured, another trainer ", rows["8xa100-40gb"])
+    assert re.search(r"^ +<= [\d,]+ +>= 0\.\d+ +>= \d\.\d+ +upper bound: roofline$", done.stdout, re.MULTILINE)
+    assert "cheapest, fastest: of the machines with known tokens/s (measured, another trainer)" in done.stdout
+    assert "uncalibrated" in done.stdout
+    assert "prices of 2025-12-06: training/planning/machines.json; " in done.stdout
+    assert "and 120 s of start-up (an assumption)" in done.stdout
+    assert sorted(run.iterdir()) == before
+
+
+def test_a_machine_that_needs_another_micro_batch_is_told_which(tmp_path: Path) -> None:
+    machines = {
+        "two": {"gpu": "l4", "gpus": 2, "usd_per_hour": 1},
+        "sixteen": {"gpu": "l4", "gpus": 16, "usd_per_hour": 2},
+        "three": {"gpu": "l4", "gpus": 3, "usd_per_hour": 3},
+    }
+    path = tmp_path / "prices.json"
+    path.write_text(json.dumps({"date": "2026-01-01", "machines": machines}))
+    run, prices = load_run(ROOT / "runs" / "8xa100", []), read_machines(path, ["two", "two", "sixteen", "three"])
+    lines = describe_estimate(estimate(run, prices))
+    assert lines[0].startswith("machine      two; ") and "world size 2" in lines[2]
+    assert [line for line in lines if re.match(r"\w+: (\d|runs)", line.replace(f"{ROOT}/", ""))] == [
+        "sixteen: 16 GPUs make no batch of 128 with micro-batches of 16; start with --set microbatch_size=8",
+        f"three: {run.directory}/train.json: global_batch_size: got 128, which the 3 GPUs of three do not divide",
+    ]
+
+
+def test_the_cheapest_by_a_roofline_that_is_not_fitted_is_said_to_be() -> None:
+    run, prices = load_run(ROOT / "runs" / "8xa100", ["model.n_layers=11"]), read_machines(MACHINES, [])
+    lines = describe_estimate(estimate(run, prices))
+    assert "cheapest, fastest: by bounds alone; nobody has measured a network of this shape on these machines" in lines
+    assert "cheapest: 8xb200, by a roofline that is not fitted to its GPU; of the others 8xa100-40gb, $5.71" in lines
+
+
+def test_a_measured_machine_is_the_cheapest_and_a_lower_bound_is_only_told() -> None:
+    run, prices = load_run(ROOT / "runs" / "8xa100", []), read_machines(MACHINES, [])
+    unmeasured = Machine(name="2xh100-80gb", gpu=known_gpus()["h100-80gb"], gpus=2, usd_per_hour=5.98)
+    prices = attrs.evolve(prices, machines=(*prices.machines, unmeasured))
+    lines = describe_estimate(estimate(run, prices))
+    assert [line.split()[0] for line in lines if line.endswith("cheapest")] == ["8xa100-40gb"]
+    machines = [line.split()[0] for line in lines if re.match(r"\dxh?[ab]?\d", line)]
+    assert machines[-1] == "2xh100-80gb" and len(machines) == 5  # measured ones first
+    measured = attrs.evolve(estimate(run, prices), start_up=StartUp(seconds=42.0, jobs=2))
+    assert "42 s of start-up (measured, median of this run's 2 earlier jobs)" in "\n".join(describe_estimate(measured))
+    assert "not measured, cheaper only if it reached its bound: 2xh100-80gb, $5.87" in lines

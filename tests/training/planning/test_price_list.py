@@ -1,0 +1,90 @@
+"""Price list: wrong entries are refused by name; users add GPUs of their own."""
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.errors import BadInput
+from tests import launch
+from tests.conftest import ROOT, train
+from tests.training.test_build import one_line
+from training.planning.price_list import read_machines
+
+NONSENSE = {"date": "2026-01-01", "machines": {"x": {"gpu": "b200", "gpus": 8, "usd_per_hour": 1}}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ("{", "not JSON"),
+        ('{"date": "2026-01-01", "machines": {}}', 'wanted {"date": "...", "machines": {"NAME": {...}}}'),
+        ("[" * 100_000, "nested deeper than 100"),
+        ({"date": "soon"}, "date: got 'soon', wanted the day of the prices"),
+        ({"gpu": "b2000"}, "x: gpu: unknown GPU 'b2000'; did you mean 'b200'?"),
+        ({"gpu": ["b200"]}, "x: gpu: got ['b200'], wanted the name of a GPU"),
+        ({"usd_per_hour": -3}, "x: usd_per_hour: got -3, wanted a number above 0"),
+        ({"usd_per_hour": 10**400}, "x: usd_per_hour: got 1000"),
+        ({"usd_per_hour": math.nan}, "x: usd_per_hour: got nan, wanted a number above 0"),
+        ({"gpus": "8"}, "x: gpus: got '8', wanted an integer of at least 1"),
+        ({"price": 3}, "x: unknown key 'price'"),
+        ({"tokens_per_second": 0}, "x: tokens_per_second: got 0"),
+    ],
+)
+def test_a_price_list_with_nonsense_is_refused(tmp_path: Path, changes: str | dict[str, Any], message: str) -> None:
+    path = tmp_path / "prices.json"
+    values = json.loads(json.dumps(NONSENSE))
+    if isinstance(changes, dict):
+        (values if "date" in changes else values["machines"]["x"]).update(changes)
+    path.write_text(changes if isinstance(changes, str) else json.dumps(values))
+    with pytest.raises(BadInput) as raised:
+        read_machines(path, [])
+    assert str(raised.value).startswith(f"{path}: ") and message in str(raised.value)
+
+
+OWN_GPU = {"gpus": {"weird": {"memory_gib": 12.0, "bf16_tflops": 50, "gb_per_second": 400}}}
+
+
+OWN_MACHINE = {"date": "2026-01-01", "machines": {"4xweird": {"gpu": "weird", "gpus": 4, "usd_per_hour": 2}}}
+
+
+def test_a_gpu_is_added_by_a_row_of_the_users_own_file(tmp_path: Path) -> None:
+    path, runs = tmp_path / "mine.json", ROOT / "runs" / "8xa100"
+    path.write_text(json.dumps(OWN_MACHINE))
+    line = one_line(train(runs, "--plan", "--machines", str(path)))
+    added = re.search(r"To add a GPU, write (\{.*\}), with its numbers, into the file given by --machines$", line)
+    assert added and f"{path}: 4xweird: gpu: unknown GPU 'weird'; " in line
+    assert json.loads(added[1])["gpus"]["weird"].keys() == OWN_GPU["gpus"]["weird"].keys()
+    path.write_text(json.dumps({"gpus": {"weird": {"memory_gib": 12.0}}}))
+    done = launch.run(ROOT / "find_batch_size.py", str(runs), "--predict", "weird", "--machines", str(path))
+    assert done.returncode == 0 and re.search(r"^weird +11\.4 ", done.stdout, re.MULTILINE), done.stderr
+    path.write_text(json.dumps(OWN_MACHINE | OWN_GPU))
+    done = train(runs, "--plan", "--machines", str(path))
+    assert done.returncode == 0, done.stderr
+    assert re.search(
+        r"^4xweird +2\.00 +16 x 2 x 4 .* of 11\.4 .* upper bound: roofline, not fitted", done.stdout, re.MULTILINE
+    )
+    options = ("--predict", "weird,l4", "--machines", str(path), "--world-size", "4")
+    done = launch.run(ROOT / "find_batch_size.py", str(runs), *options)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^weird +11\.4 +ddp .* 16$", done.stdout, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"memory_gib": 12}, "weird: key 'bf16_tflops' is missing; wanted memory_gib, bf16_tflops, gb_per_second"),
+        (OWN_GPU["gpus"]["weird"] | {"memory_gib": 0}, "weird: memory_gib: got 0, wanted a number above 0"),
+        (OWN_GPU["gpus"]["weird"] | {"memory": 1}, "weird: unknown key 'memory'; did you mean 'memory_gib'?"),
+        (3, "weird: got 3, wanted an object"),
+    ],
+)
+def test_a_gpu_with_nonsense_is_refused(tmp_path: Path, row: Any, message: str) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(OWN_MACHINE | {"gpus": {"weird": row}}))
+    with pytest.raises(BadInput) as raised:
+        read_machines(path, [])
+    assert str(raised.value).startswith(f"{path}: {message}")

@@ -1,0 +1,90 @@
+"""Input files of documents, local or remote: opened, and refused where they have changed since the plan."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import attrs
+
+from common.errors import BadInput
+from common.remote_files import REMOTE, RERUN, look_up_remote, open_remote
+
+TEXT_SUFFIXES = (".txt", ".md", ".py")  # a file is a document
+LINE_SUFFIXES = (".jsonl", ".json")  # a line is a document
+COMPRESSED_SUFFIXES = tuple(f"{lines}{packed}" for lines in LINE_SUFFIXES for packed in (".gz", ".zst"))
+SUFFIXES = (*TEXT_SUFFIXES, *LINE_SUFFIXES, *COMPRESSED_SUFFIXES, ".parquet")
+MODIFIED = "mtime "  # before the nanoseconds of a local file's stamp
+
+
+class Damaged(Exception):
+    """A file violates its format; the message says how."""
+
+
+@attrs.frozen
+class Input:
+    """One file of documents, as it was when the plan was made."""
+
+    path: str  # or URL
+    size_bytes: int
+    stamp: str  # changes with the content: time of modification, or the server's tag
+
+    def open(self) -> BinaryIO:
+        """Open the file for reading. Raises BadInput when it is missing, has changed, or may not be read."""
+        # Opened before it is looked at: from here on s3fs holds what it reads to the tag of what was opened.
+        stream = open_remote(self.path) if REMOTE in self.path else None
+        self.check_unchanged()
+        with readable(self.path):
+            return stream or Path(self.path).open("rb")
+
+    def check_unchanged(self) -> None:
+        """Raise BadInput when the file is missing or has changed."""
+        self.compare(look_up(self.path))
+
+    def compare(self, now: "Input") -> None:
+        """Raise BadInput when the file that is there now is not this one."""
+        if now != self:
+            raise BadInput(
+                f"{self.path}: changed since these tokens were begun: got {now.size_bytes:,} bytes of "
+                f"{_readable_stamp(now.stamp)}, wanted {self.size_bytes:,} of {_readable_stamp(self.stamp)}; bring it "
+                "back, or begin anew in another --output"
+            )
+
+
+def look_up(path: str) -> Input:
+    """Return a file as it is now. Raises BadInput when there is none."""
+    if REMOTE in path:
+        return remote_input(path, look_up_remote(path))
+    with readable(path):
+        status = Path(path).stat()
+    return Input(path, status.st_size, f"{MODIFIED}{status.st_mtime_ns}")
+
+
+def remote_input(url: str, entry: dict[str, Any]) -> Input:
+    """Return a remote file from its server's entry. Raises BadInput if that has no size."""
+    tags = ("ETag", "etag", "blob_id", "md5Hash", "LastModified", "Last-Modified", "last_modified", "mtime")
+    tag = next((f"{key} {entry[key]}" for key in tags if entry.get(key)), "no tag")
+    if entry.get("size") is None:
+        raise BadInput(f"{url}: its server does not tell its size; download it first")
+    return Input(url, int(entry["size"]), tag.replace('"', ""))
+
+
+@contextmanager
+def readable(path: str) -> Iterator[None]:
+    """Turn an OSError of the block, which reads `path`, into BadInput."""
+    try:
+        yield
+    except OSError as error:
+        detail = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise BadInput(f"{path}: cannot be read: {detail}; {RERUN}") from error
+
+
+def _readable_stamp(stamp: str) -> str:
+    """Return a stamp with a local file's time as a date."""
+    nanoseconds = stamp.removeprefix(MODIFIED)
+    if nanoseconds == stamp or not nanoseconds.isdigit():
+        return stamp
+    seconds, rest = divmod(int(nanoseconds), 10**9)
+    when = datetime.fromtimestamp(seconds).astimezone()
+    return f"{when:%Y-%m-%dT%H:%M:%S}.{rest:09}{when:%z}"
