@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What is a model worth, and how do others use it: `python evaluate.py smoke runs/quickstart`."""
+"""Evaluate, compare and export models: `python evaluate.py smoke runs/quickstart`."""
 
 import argparse
 import os
@@ -28,13 +28,14 @@ EPILOG = """examples:
 Exit status: 0 done, 1 error or degenerate output, 2 usage, 75 stopped at --max-usd, 130 interrupted.
 """
 
-COMMANDS: dict[str, EvaluateCommand] = {**QUESTIONS, "compare": compare, "export": export}
+COMMANDS: dict[str, EvaluateCommand] = {name: question.command for name, question in QUESTIONS.items()}
+COMMANDS |= {"compare": compare, "export": export}
 
 
 def parse_arguments() -> argparse.Namespace:
     """Return the command line's options."""
     parser = argparse.ArgumentParser(
-        description="Evaluate models, and hand them on.\nMODEL: a run directory, one of its checkpoints, a model "
+        description="Evaluate, compare and export models.\nMODEL: a run directory, one of its checkpoints, a model "
         "directory of Hugging Face's,\nor OWNER/NAME on the hub.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -60,9 +61,9 @@ def main() -> int:
             print(f"evaluate.py: {error}", file=sys.stderr)
         return EXIT_ERROR
     except KeyboardInterrupt:
-        print("evaluate.py: interrupted; what was measured before is kept", file=sys.stderr)
+        print("evaluate.py: interrupted; results so far are stored", file=sys.stderr)
         return EXIT_INTERRUPTED
-    except BrokenPipeError:  # as of `evaluate.py compare ... | head`
+    except BrokenPipeError:  # `evaluate.py compare ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python still flushes
         return EXIT_ERROR
     return status or EXIT_DONE

@@ -1,4 +1,4 @@
-"""Talking to the Hugging Face hub."""
+"""Hugging Face hub client: names, login, upload, and explained errors."""
 
 import logging
 import re
@@ -12,27 +12,29 @@ if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
 CARD = "README.md"
-DETAIL_CHARACTERS = 500  # of what the hub says
+DETAIL_CHARACTERS = 500  # of the hub's message, in an error
 
 
 def check_names(repository: str, license_name: str | None) -> None:
-    """Raise BadInput for what the hub would refuse as a name or a license."""
+    """Raise BadInput for a repository name or a license that the hub would refuse."""
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", repository, re.ASCII):
-        raise BadInput(f"{repository}: no name on the hub; wanted OWNER/NAME, as in its address there")
+        raise BadInput(f"{repository}: not a repository name; wanted OWNER/NAME, as in its URL on the hub")
     if license_name is not None and not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", license_name):
-        raise BadInput(f"--license: got '{license_name}', wanted an identifier of the hub, as mit, odc-by or cc-by-4.0")
+        raise BadInput(
+            f"--license: got '{license_name}', wanted a license identifier of the hub, such as mit, odc-by or cc-by-4.0"
+        )
 
 
 def check_logged_in() -> None:
-    """Raise BadInput where there is no token."""
+    """Raise BadInput where there is no access token."""
     from huggingface_hub import get_token
 
     if get_token() is None:
-        raise BadInput("no token of the Hugging Face hub: run `hf auth login`, or set HF_TOKEN")
+        raise BadInput("no access token of the Hugging Face hub: run `hf auth login`, or set HF_TOKEN")
 
 
 def upload(api: "HfApi", repository: str, files: dict[str, Path | bytes], kind: str, message: str) -> None:
-    """Put files into a repository in one commit. Raises errors of the hub's client, which `explained` explains.
+    """Upload files to a repository in one commit. Raises the client's errors; `explained` makes them readable.
 
     `kind`: "model" or "dataset".
     """
@@ -41,13 +43,28 @@ def upload(api: "HfApi", repository: str, files: dict[str, Path | bytes], kind: 
     show_bars_in_terminals_only()
     operations = [CommitOperationAdd(name, content) for name, content in files.items()]
     for operation in operations:
-        # One by one: what has arrived is known to the hub, committed or not, and the same command passes over it.
+        # One by one: the hub keeps uploaded files, committed or not, and a rerun skips them.
         api.preupload_lfs_files(repository, [operation], repo_type=kind, free_memory=False)
     api.create_commit(repository, operations, commit_message=message, repo_type=kind)
 
 
+def download_snapshot(repository: str, kind: str, patterns: list[str], problem: str, advice: str = "") -> Path:
+    """Download the matching files of a repository; return their folder. `kind`: "model" or "dataset".
+
+    Raises BadInput, `problem` with the hub's reason and `advice`, where that fails.
+    """
+    from huggingface_hub import snapshot_download
+
+    show_bars_in_terminals_only()
+    try:
+        return Path(snapshot_download(repository, repo_type=kind, allow_patterns=patterns))
+    except Exception as error:  # the hub client raises its own errors and those of its transport
+        detail = " ".join(str(error).split()) or type(error).__name__
+        raise BadInput(f"{repository}: {problem}: {detail}{advice}") from error
+
+
 def show_bars_in_terminals_only() -> None:
-    """Keep the client's progress bars out of logs."""
+    """Disable the client's progress bars where stderr is not a terminal."""
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
     if not sys.stderr.isatty():
@@ -55,13 +72,13 @@ def show_bars_in_terminals_only() -> None:
 
 
 def quiet() -> None:
-    """Keep the client's warnings out of the output: each attempt that failed is one; the error at the end tells."""
+    """Silence the client's warnings about single attempts; the final error remains."""
     for name in ("huggingface_hub", "datasets"):
         logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def explained(error: BaseException, wanted: str = "write to") -> str:
-    """Return what an error of the hub's client says, in a line, and what to do; `wanted`: what a token must allow."""
+    """Return an error of the hub client as one line with advice. `wanted`: what the access token must allow."""
     while type(error) is RuntimeError and error.__cause__ is not None:  # "Error while uploading"
         error = error.__cause__
     status = getattr(getattr(error, "response", None), "status_code", None)
@@ -69,4 +86,4 @@ def explained(error: BaseException, wanted: str = "write to") -> str:
     detail = printable(" ".join(said.split()))[:DETAIL_CHARACTERS]
     if status in (401, 403):
         return f"{detail}; run `hf auth login` with a token that may {wanted} it"
-    return f"{detail}; the same command goes on"
+    return f"{detail}; rerun the same command to resume"

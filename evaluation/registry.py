@@ -1,7 +1,11 @@
-"""Registry of evaluate commands that question a model. A new command: its folder, and a line here."""
+"""Registry of evaluate commands that measure a model. A new one: its folder, and a line here."""
 
 import argparse
+from collections.abc import Callable
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
+
+import attrs
 
 from evaluation.harness import command as harness
 from evaluation.hellaswag import command as hellaswag
@@ -15,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class EvaluateCommand(Protocol):
-    """A command of `evaluate.py`: a module with a line of help, options, and the work."""
+    """A command of `evaluate.py`: a module with one line of help, options, and the work."""
 
     HELP: str
 
@@ -26,22 +30,28 @@ class EvaluateCommand(Protocol):
         """Do the work; return an exit status, None for success."""
 
 
-class Question(EvaluateCommand, Protocol):
-    """A command that appends results to `evaluations.jsonl`, one line for a model, under its own name."""
+@attrs.frozen
+class Question:
+    """A command that appends results to `evaluations.jsonl`, under its own name."""
+
+    command: EvaluateCommand
+    # Module whose `read_results` structures such a line for the comparison, imported at use: numpy and torch are heavy.
+    # Of a damaged line, or another version's, it may raise rows.UNREADABLE. None: nothing to compare.
+    measures: str | None = None
 
     def read_results(self, record: dict[str, Any]) -> "list[EvaluationResult]":
-        """Structure such a line for the comparison; none where it has nothing to compare.
+        """Structure a stored result."""
+        if self.measures is None:
+            return []
+        read: Callable[[dict[str, Any]], list[EvaluationResult]] = import_module(self.measures).read_results
+        return read(record)
 
-        Of a damaged line, or another version's, it may raise ArithmeticError, AttributeError, LookupError, TypeError or
-        ValueError.
-        """
 
-
-QUESTIONS: dict[str, Question] = {  # in the order of the comparison's columns
-    "smoke": smoke,
-    "loss": loss,
-    "hellaswag": hellaswag,
-    "instruct": instruct,
-    "judge": judge,
-    "harness": harness,
+QUESTIONS = {  # in the order of the comparison's columns
+    "smoke": Question(smoke),
+    "loss": Question(loss, "evaluation.loss.loss_measures"),
+    "hellaswag": Question(hellaswag, "evaluation.hellaswag.accuracy_measures"),
+    "instruct": Question(instruct, "evaluation.instruct.answer_measures"),
+    "judge": Question(judge, "evaluation.judging.score_measures"),
+    "harness": Question(harness, "evaluation.harness.task_measures"),
 }

@@ -18,12 +18,12 @@ from evaluation.registry import QUESTIONS
 from evaluation.shared.measure import EvaluationResult, Measure
 
 SCOPE = (
-    "Intervals are over text and questions, over fine-tuning seeds where there are several, and over random_seed of "
-    "the training where its noise is known. A model stands for its recipe: recipes win, not one set of weights."
+    "Intervals cover the sampling of text and questions, of fine-tuning seeds where there are several, and of "
+    "random_seed where its noise is known. A model stands for its recipe: recipes win, not one set of weights."
 )
 ADVICE = (
-    "The seed noise is not known where no winner is named: train a run again with another random_seed and compare all, "
-    "or state it: --seed-deviation NATS."
+    "No winner is named where the seed noise is unknown: train a run again with another random_seed and compare all, "
+    "or pass --seed-deviation NATS."
 )
 Shown = dict[str, list[EvaluationResult | None]]  # by evaluation, one result or None for each model
 
@@ -41,8 +41,8 @@ class Comparison:
 def compare(rows: list[Row], stated_deviation: float | None = None) -> Comparison:
     """Return the comparison of models. Raises BadInput where no two of several share an evaluation.
 
-    `stated_deviation`: standard deviation of the held-out loss over training seeds, nats a token; None: estimated from
-    these runs.
+    `stated_deviation`: standard deviation of the held-out loss over training seeds, nats per token; None: estimated
+    from these runs.
     """
     shown = {evaluation: [_choose(row, evaluation, rows) for row in rows] for evaluation in _evaluations(rows)}
     if len(rows) > 1 and not any(_same(a, b) for results in shown.values() for a, b in combinations(results, 2)):

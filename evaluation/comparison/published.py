@@ -3,7 +3,7 @@
 from evaluation.comparison.columns import Cell, Column
 from evaluation.shared.measure import EvaluationResult
 
-NOT_COMPARED = "Published values have no interval: no model is called better or worse than them."
+NOT_COMPARED = "Published values have no interval: no model is ranked against them."
 
 
 def published_rows(columns: list[Column], results: list[EvaluationResult]) -> tuple[list[list[Cell]], list[str]]:

@@ -1,4 +1,4 @@
-"""The models that are compared: what is kept of each in `evaluations.jsonl` and in its run. No model is loaded."""
+"""Rows of the comparison: each model's stored results, cost and recipe. No model is loaded."""
 
 import json
 from pathlib import Path
@@ -7,44 +7,39 @@ from typing import Any
 import attrs
 
 from common.errors import BadInput
-from evaluation.export.run_cost import RunCost, cost_of
 from evaluation.registry import QUESTIONS
 from evaluation.shared.intervals import CONFIDENCE
 from evaluation.shared.load import ModelLocation, home_of
 from evaluation.shared.measure import EvaluationResult
 from evaluation.shared.results import read_results
+from evaluation.shared.run_cost import RunCost, cost_of
 from training.checkpoints import directory as checkpoint
 from training.checkpoints.compatibility import listed
 from training.config.train_config import KEYS, PLUMBING_KEYS
 from training.telemetry.metrics_log import EVALUATIONS
 
-# Keys of train.json that the recipe holds as resolved: which tokens these are, how many updates, of how many sequences.
+# Keys of train.json whose resolved values are in the recipe instead: tokens, updates, sequences per update.
 RESOLVED_KEYS = ("dataset", "min_train_tokens", "global_batch_size", "precision")
-UNREADABLE = (
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    TypeError,
-    ValueError,
-)  # raised for a result of another form
+# Raised by a result of another form.
+UNREADABLE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 
 @attrs.frozen(kw_only=True)
 class Row:
-    """One model and what was measured of it."""
+    """One model and its stored results."""
 
-    label: str  # what it is called beside the others
-    title: str  # what its results call it
+    label: str  # unique in the table
+    title: str  # in its results
     home: Path
     results: list[EvaluationResult]  # oldest first
-    cost: RunCost | None  # None, as the others, where no checkpoint of ours tells
+    cost: RunCost | None  # None, as the following, where there is no checkpoint of ours
     validation_loss: float | None
     seed: int | None
-    recipe: str | None  # equal for runs that differ in their seed, and in keys that change no result, at most
+    recipe: str | None  # equal for runs that differ at most in their seed and in keys that change no result
 
 
 def read_rows(references: list[str]) -> list[Row]:
-    """Return the models that a command line names; of a run the checkpoint that was measured last.
+    """Return the rows of models given on the command line; for a run, of the checkpoint that was measured last.
 
     Raises BadInput where there are no results.
     """
@@ -75,7 +70,7 @@ def _read(reference: str) -> Row:
         title=title,
         home=home,
         results=[result for result in results if result.model == title],
-        cost=cost_of(state, ModelLocation(home, home, home).record) if state else None,
+        cost=cost_of(ModelLocation(home, home, home), state) if state else None,
         validation_loss=state.get("validation_loss"),
         seed=config["train"]["random_seed"] if state else None,
         recipe=_recipe(state, _position(home, state)) if state else None,
@@ -109,7 +104,7 @@ def _checkpoint(title: str) -> str:
 
 
 def _state(home: Path, title: str) -> dict[str, Any]:
-    """Return `state.json` of a checkpoint, or {} where there is none any more."""
+    """Return `state.json` of a checkpoint, or {} where it has been deleted."""
     path = home / "checkpoints" / _checkpoint(title)
     return checkpoint.read_state(path) if (path / checkpoint.STATE).is_file() else {}
 
@@ -125,9 +120,9 @@ def _position(home: Path, state: dict[str, Any]) -> int | str:
 
 
 def _recipe(state: dict[str, Any], position: int | str) -> str:
-    """Return all that changes a result but for rounding, the seed apart."""
+    """Return all settings that change a result by more than rounding, except for the seed."""
     config = state["config"]
-    values = {  # with what a key means that an older version did not know
+    values = {  # with the defaults of keys that an older version did not have
         section: {key: config[section].get(key, definition.default) for key, definition in keys.items()}
         for section, keys in KEYS.items()
     }
@@ -141,7 +136,7 @@ def _recipe(state: dict[str, Any], position: int | str) -> str:
 
 
 def _identity(stream: dict[str, Any]) -> Any:
-    """Return what tells a stream's tokens from others: their sha256, or while they are being written their plan."""
+    """Return the identity of a stream's tokens: their sha256, or while they are being written their plan."""
     return (
         stream["sha256"]
         if stream["sha256"] and None not in stream["sha256"]

@@ -1,7 +1,7 @@
-"""Seed noise: how much runs of one recipe differ that were trained with another `random_seed`.
+"""Seed noise: standard deviation of a measure over runs that differ only in `random_seed`.
 
-A recipe is all that changes a result but for rounding (evaluation/comparison/rows.py). The variance over seeds is
-pooled over the recipes at hand, as in a one-way analysis of variance: degrees of freedom add up.
+Such runs share a recipe: all settings that change a result by more than rounding (evaluation/comparison/rows.py). The
+variance over seeds is pooled over recipes, as in a one-way analysis of variance: degrees of freedom add up.
 """
 
 import math
@@ -12,19 +12,19 @@ from evaluation.comparison.rows import Row
 from evaluation.shared.intervals import Interval, student_quantile
 from evaluation.shared.measure import EvaluationResult, Measure, Measurement
 
-NAMED = 3  # of a group's models, in a statement
+NAMED = 3  # models listed by name in a statement
 
 
 @attrs.frozen(kw_only=True)
 class Group:
-    """The models of one recipe that were measured on the same. A model whose recipe is not known is one by itself."""
+    """Models of one recipe measured on the same data. A model of unknown recipe is a group of its own."""
 
     labels: list[str]  # of all models
-    results: list[EvaluationResult]  # one for each seed: models of the same seed are one training
+    results: list[EvaluationResult]  # one for each training seed
 
     @property
     def name(self) -> str:
-        """What the group is called in a statement."""
+        """The group's name in a statement."""
         count, more = len(self.results), len(self.labels) - NAMED
         names = ", ".join(self.labels if more < 2 else [*self.labels[:NAMED], f"{more} more"])
         return names + (f" ({count} seeds)" if count > 1 else "")
@@ -35,7 +35,7 @@ class Group:
 
     @property
     def verb(self) -> str:
-        """Of a statement whose subject the group is."""
+        """Verb of a statement about the group."""
         return "is" if len(self.labels) == 1 else "are"
 
 
@@ -43,12 +43,12 @@ class Group:
 class SeedNoise:
     """The standard deviation of one measure over seeds of the training."""
 
-    deviation: float  # of one run
-    freedom: float  # degrees: runs less one for each recipe; infinite where the user stated the deviation
+    deviation: float  # of a single run
+    freedom: float  # degrees of freedom: runs less one for each recipe; infinite where the user stated the deviation
 
 
 def group_by_recipe(rows: list[Row], results: list[EvaluationResult | None]) -> list[list[Group]]:
-    """Return the groups of each subject, in the order of the rows. `results`: what is shown of each row."""
+    """Return the groups of each subject, in the order of the rows. `results`: the result shown for each row."""
     members: dict[str, dict[object, list[tuple[Row, EvaluationResult]]]] = {}
     for index, (row, result) in enumerate(zip(rows, results, strict=True)):
         if result is not None:
@@ -66,7 +66,7 @@ def group_by_recipe(rows: list[Row], results: list[EvaluationResult | None]) -> 
 
 
 def pooled_noise(measure: Measure, groups: list[Group]) -> tuple[SeedNoise | None, str | None]:
-    """Return the noise of a measure and what to say of it; None where no recipe was trained with two seeds."""
+    """Return the noise of a measure, and a note; None where no recipe was trained with two seeds."""
     squares, freedom, texts, digits = 0.0, 0, [], measure.digits
     for group in groups:
         values = [one.value for one in group.measurements(measure)]
@@ -86,10 +86,10 @@ def pooled_noise(measure: Measure, groups: list[Group]) -> tuple[SeedNoise | Non
 
 
 def widened(found: Interval, noise: SeedNoise, seeds: tuple[int, int], confidence: float) -> Interval:
-    """Return an interval of a difference of means over so many seeds that holds for other seeds of both as well.
+    """Return the interval of a difference of means over so many seeds, widened by the seed noise of both.
 
-    `confidence`: that of the interval. The noise of the text is in the spread over seeds, too: the interval is wider
-    than need be, never narrower.
+    `confidence`: that of the interval. The spread over seeds contains noise of the text as well: the interval is
+    conservative.
     """
     if found.low is None or found.high is None:
         return found

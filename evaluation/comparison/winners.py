@@ -1,9 +1,9 @@
-"""Which of two recipes is better: only what is outside the noise of the text and of the training's seed.
+"""Significance of differences between recipes, over the noise of the text and of the training seed.
 
-Without an estimate of the seed noise no winner is named: two trainings that differ in nothing but `random_seed` differ
-by more than the interval over the text. All pairs of a measure are decided together at 5 %, by Holm's procedure as
-Shaffer sharpened it for pairs ("Modified Sequentially Rejective Multiple Test Procedures", Journal of the American
-Statistical Association 81, 1986).
+Without an estimate of the seed noise no winner is named: two runs that differ only in `random_seed` differ by more than
+the interval over the text. All pairs of a measure are tested together at 5 %, by Holm's procedure with Shaffer's
+refinement for pairs ("Modified Sequentially Rejective Multiple Test Procedures", Journal of the American Statistical
+Association 81, 1986).
 """
 
 from itertools import combinations
@@ -19,16 +19,16 @@ from evaluation.shared.measure import EvaluationResult, Measure
 
 @attrs.frozen(kw_only=True)
 class Findings:
-    """What can be said of the pairs of recipes in one measure."""
+    """Statements about the pairs of recipes in one measure."""
 
     statements: list[str]
-    notes: list[str]  # the seed noise that is in the intervals
-    undecided: bool  # a difference outside the noise of the text has no winner, because the seed noise is not known
+    notes: list[str]  # on the seed noise that intervals include
+    undecided: bool  # a difference beyond the noise of the text has no winner, as the seed noise is unknown
 
 
 @attrs.frozen(kw_only=True)
 class Pair:
-    """Two recipes, and the difference between them, over the noise of the text and, where known, of seeds."""
+    """Two recipes, and the difference between them with the noise of the text and, where known, of seeds."""
 
     measure: Measure
     groups: tuple[Group, Group]
@@ -40,7 +40,7 @@ class Pair:
         return self.groups[0].results[0].ranks_models
 
     def difference(self, confidence: float) -> Interval | None:
-        """Return the difference of the first over the second; None where nothing tells it."""
+        """Return the first less the second; None where there is no paired data."""
         assert self.measure.difference is not None
         one, other = ([found.sample for found in group.measurements(self.measure)] for group in self.groups)
         found = self.measure.difference(one, other, confidence)
@@ -52,7 +52,7 @@ class Pair:
 def find_winners(
     measure: Measure, rows: list[Row], results: list[EvaluationResult | None], stated_deviation: float | None
 ) -> Findings:
-    """Return what can be said of a measure. `results`: what is shown of each row."""
+    """Return the statements about a measure. `results`: the result shown for each row."""
     statements, notes, undecided = [], [], False
     for groups in group_by_recipe(rows, results):
         noise, text = pooled_noise(measure, groups)
@@ -67,7 +67,7 @@ def find_winners(
             undecided |= noise is None and found.apart and pair.ranks_models
             statements.append(f"{measure.name}: {verdict(pair, found)}")
         statements += [
-            f"{measure.name}: {group.name} are one recipe: what they differ by is noise"
+            f"{measure.name}: {group.name} are runs of one recipe: their difference is noise"
             for group in groups
             if len(group.labels) > 1
         ]
@@ -75,10 +75,10 @@ def find_winners(
 
 
 def differences_together(pairs: list[Pair]) -> list[tuple[Pair, Interval]]:
-    """Return the pairs whose difference is known with intervals that together leave out zero by chance 5 times in 100.
+    """Return the pairs of known difference with intervals whose family-wise error rate is 5 %.
 
     In rounds: pairs that were found to differ need no share of the 5 % in the next. The intervals of the last round are
-    returned: zero is outside where a pair was found.
+    returned: zero lies outside where a pair differs significantly.
     """
     found = [(pair, interval) for pair in pairs if (interval := pair.difference(CONFIDENCE)) is not None]
     groups = len({id(group) for pair, _ in found for group in pair.groups})
@@ -93,16 +93,16 @@ def differences_together(pairs: list[Pair]) -> list[tuple[Pair, Interval]]:
 
 
 def verdict(pair: Pair, found: Interval) -> str:
-    """Return what the interval of a difference says: one is better only where it leaves out zero, and covers seeds."""
+    """Return the statement about a pair: one is better only where the interval covers seed noise and excludes zero."""
     measure, (one, other) = pair.measure, pair.groups
     if not pair.ranks_models:
-        return f"{one.name} and {other.name} are not told apart by one fine-tuning each: {_size(measure, found)}"
+        return f"{one.name} and {other.name} cannot be ranked with one fine-tuning each: {_size(measure, found)}"
     if not found.apart:
-        return f"{one.name} and {other.name} are not told apart: {_size(measure, found)}"
+        return f"{one.name} and {other.name} do not differ significantly: {_size(measure, found)}"
     size = _size(measure, found if found.value > 0 else -found)
     if pair.noise is None:
         side = "above" if found.value > 0 else "below"
-        return f"{one.name} {one.verb} {side} {other.name} by {size}; no winner: the seed noise is not known"
+        return f"{one.name} {one.verb} {side} {other.name} by {size}; no winner: the seed noise is unknown"
     if (found.value > 0) != measure.higher_is_better:
         one, other = other, one
     return f"{one.name} {one.verb} better than {other.name} by {size}"
@@ -116,8 +116,8 @@ def _size(measure: Measure, found: Interval) -> str:
 
 
 def _equal_at_most(groups: int, left: int) -> int:
-    """Return how many of `left` pairs of groups can be equal at once: a difference of two is one of them to others."""
-    counts = {0: {0}}  # by number of groups: how many pairs are equal, for each way to part them into equal ones
+    """Return how many of `left` pairs can be equal at once: a third group equals at most one of two that differ."""
+    counts = {0: {0}}  # by number of groups: pairs that are equal, for each partition into equal groups
     for number in range(1, groups + 1):
         counts[number] = {comb(size, 2) + rest for size in range(1, number + 1) for rest in counts[number - size]}
     return max(count for count in counts[groups] if count <= left)

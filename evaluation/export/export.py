@@ -1,8 +1,10 @@
-"""A model as a directory that Hugging Face's libraries load as their own GPT-2, without code of ours."""
+"""Export to a model directory that Hugging Face's libraries load as GPT-2, without remote code; upload to the hub."""
 
 import filecmp
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from common.errors import BadInput
-from common.files import replace_file, write_error, writing
+from common.files import replace_file, writing
 from common.hub_client import CARD, check_logged_in, check_names, explained, upload
 from evaluation.export.model_card import model_card
 from evaluation.shared.load import Trained
@@ -23,81 +25,61 @@ from model.pretrained import unpadded
 from tokens.tokenizer.hugging_face_files import write_tokenizer_files
 from training.telemetry.metrics_log import ANSWERS, EVALUATIONS
 
-LONGEST_GENERATION = 256  # tokens unless told otherwise: pipelines' own default, which a short context does not hold
-OURS = (EVALUATIONS, ANSWERS)  # results about the model, which lie beside it
+LONGEST_GENERATION = 256  # tokens, the default of pipelines; a short context gets less
+OURS = (EVALUATIONS, ANSWERS)  # results about the model, stored beside it: not uploaded
 CONFIG, GENERATION, WEIGHTS = "config.json", "generation_config.json", "model.safetensors"
 FINE_TUNING = "fine_tuning.json"
 
 
 @attrs.frozen(kw_only=True)
 class Publication:
-    """Where a model goes on the hub, and what is said of it."""
+    """Options of an upload to the hub."""
 
-    repository: str | None  # OWNER/NAME; None: nowhere
+    repository: str | None  # OWNER/NAME; None: no upload
     private: bool
-    license_name: str | None  # an identifier of the hub
+    license_name: str | None  # identifier on the hub
 
     def check(self) -> None:
-        """Raise BadInput before anything is written for what would be refused at the end."""
+        """Raise BadInput for what the hub would refuse, before anything is written."""
         check_names(self.repository or "owner/name", self.license_name)
         if self.repository is not None:
             check_logged_in()
 
 
 def export(trained: Trained, directory: Path, publication: Publication) -> None:
-    """Write the directory, all of it or nothing. Raises BadInput where there is something else already.
+    """Write the directory atomically. Raises BadInput where it holds something else.
 
-    An export of the same weights that is to be pushed is left as it is: an earlier push may have failed.
+    A directory with the same weights that is to be pushed is kept: an earlier push may have failed.
     """
     directory = directory.resolve()
-    partial = directory.with_name(f".partial-{directory.name}")
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
+    with _partial_directory(directory) as partial:
         empty = not directory.exists() or (directory.is_dir() and not any(directory.iterdir()))
         if not empty and (publication.repository is None or not (directory / WEIGHTS).is_file()):
             raise BadInput(f"{directory}: exists; pass another folder, or delete it")
-        partial.mkdir(parents=True)
-        _write(trained, partial, publication.repository or directory.name, publication.license_name)
-        if not empty:
-            if not filecmp.cmp(directory / WEIGHTS, partial / WEIGHTS, shallow=False):
-                raise BadInput(f"{directory}: holds other weights; pass another folder, or delete it")
-            return
-        if directory.exists():
-            directory.rmdir()
-        partial.rename(directory)
-    except OSError as error:
-        raise write_error(directory, error) from error
-    except SafetensorError as error:
-        raise BadInput(f"{directory}: cannot be written: {error}") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        _write_model(trained, partial)
+        card = model_card(trained, publication.repository or directory.name, publication.license_name)
+        replace_file(partial / CARD, card)
+        if empty:
+            _replace_directory(directory, partial)
+        elif not filecmp.cmp(directory / WEIGHTS, partial / WEIGHTS, shallow=False):
+            raise BadInput(f"{directory}: holds other weights; pass another folder, or delete it")
 
 
 def write_fine_tuned(trained: Trained, directory: Path, settings: dict[str, Any]) -> None:
-    """Write a fine-tuned model as Hugging Face's libraries load it, and beside it how it was made.
+    """Write a fine-tuned model for Hugging Face's libraries, with its settings, in place of an earlier one.
 
-    Another one that is there is replaced. Raises BadInput where that cannot be done.
+    Raises BadInput where the directory holds something else, or cannot be written.
     """
     if directory.exists() and not (directory / FINE_TUNING).is_file():
         raise BadInput(f"{directory}: exists, and holds no fine-tuned model; move it away")
-    partial = directory.with_name(f".partial-{directory.name}")
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
-        with writing(directory):
-            partial.mkdir(parents=True)
-            _write_model(trained, partial)
-            replace_file(partial / FINE_TUNING, json.dumps(settings, indent=2) + "\n")
-            if directory.exists():
-                shutil.rmtree(directory)
-            partial.rename(directory)
-    except SafetensorError as error:
-        raise BadInput(f"{directory}: cannot be written: {error}") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+    with _partial_directory(directory) as partial:
+        _write_model(trained, partial)
+        replace_file(partial / FINE_TUNING, json.dumps(settings, indent=2) + "\n")
+        _replace_directory(directory, partial)
 
 
 def push(directory: Path, publication: Publication) -> str:
-    """Upload an exported directory; return its address. Raises BadInput when the hub cannot be reached or refuses."""
+    """Upload an exported directory; return its URL. Raises BadInput when the hub cannot be reached or refuses."""
     from huggingface_hub import HfApi
 
     repository = publication.repository
@@ -113,7 +95,7 @@ def push(directory: Path, publication: Publication) -> str:
         upload(api, repository, files, "model", "A model trained by Lockstep")
     except BadInput:
         raise
-    except Exception as error:  # the hub client raises errors of its own and lets its transport's through
+    except Exception as error:  # the hub client raises its own errors and those of its transport
         raise BadInput(f"model {repository}: cannot be uploaded: {explained(error)}") from error
     return str(url)
 
@@ -154,9 +136,25 @@ def hugging_face_config(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def _write(trained: Trained, directory: Path, name: str, license_name: str | None) -> None:
-    _write_model(trained, directory)
-    replace_file(directory / CARD, model_card(trained, name, license_name))
+@contextmanager
+def _partial_directory(directory: Path) -> Iterator[Path]:
+    """Yield an empty directory beside the final one, and delete it at the end. Errors of the disk become BadInput."""
+    partial = directory.with_name(f".partial-{directory.name}")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        with writing(directory):
+            partial.mkdir(parents=True)
+            yield partial
+    except SafetensorError as error:
+        raise BadInput(f"{directory}: cannot be written: {error}") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _replace_directory(directory: Path, partial: Path) -> None:
+    if directory.exists():
+        shutil.rmtree(directory)
+    partial.rename(directory)
 
 
 def _write_model(trained: Trained, directory: Path) -> None:

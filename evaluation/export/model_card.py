@@ -1,12 +1,12 @@
-"""The README.md of an exported model, from what its run recorded. What is not known has no line."""
+"""Model card: README.md of an exported model, from what its run recorded. Unknown facts have no line."""
 
 import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from evaluation.export.run_cost import cost_of
 from evaluation.shared.load import ModelLocation, Trained
+from evaluation.shared.run_cost import cost_of
 from model.config import ModelConfig, parameter_count
 from tokens.hub.download import hub_name
 from training.checkpoints import directory as checkpoint
@@ -14,30 +14,55 @@ from training.checkpoints.compatibility import listed
 from training.optimizers.optimizer_registry import OPTIMIZERS
 from training.telemetry.metrics_log import read_metrics
 
+TEMPLATE = """---
+{{ card_data }}
+---
+
+# {{ title }}
+
+A GPT-2 of {{ parameters }} parameters, a base model: it continues text and follows no instructions. Loaded as Hugging \
+Face's own GPT-2, without remote code:
+
+```python
+from transformers import pipeline
+
+speak = pipeline("text-generation", "{{ name }}")
+print(speak("Every effort moves you", max_new_tokens=40)[0]["generated_text"])
+```
+{% for heading, text, facts in sections if facts %}
+## {{ heading }}
+{{ text }}
+| | |
+|---|---|
+{%- for key, value in facts %}
+| {{ key }} | {{ value }} |
+{%- endfor %}
+{% endfor %}"""
+
 
 def model_card(trained: Trained, name: str, license_name: str | None) -> str:
-    """Return the card; the front matter is what the hub reads. `name`: OWNER/NAME or a folder's."""
-    config = trained.network.config
-    front = [
-        "---",
-        *([f"license: {license_name}"] if license_name else []),
-        "library_name: transformers",
-        "pipeline_tag: text-generation",
-        "tags:\n- gpt2\n- lockstep",
-        "---",
+    """Return the card with its front matter for the hub. `name`: OWNER/NAME or a folder's."""
+    from huggingface_hub import ModelCard, ModelCardData
+
+    data = ModelCardData(
+        license=license_name,
+        library_name="transformers",
+        pipeline_tag="text-generation",
+        tags=["gpt2", "lockstep"],
+    )
+    sections = [
+        ("Model", "", list(_shape(trained, trained.network.config))),
+        ("Training", "\nBy Lockstep's `train.py`, from random weights.\n", list(_training(trained.place))),
     ]
-    body = [
-        f"# {name.rpartition('/')[2]}",
-        f"A GPT-2 of {parameter_count(config):,} parameters, a base model: it continues text and follows no "
-        "instructions. Loaded as Hugging Face's own GPT-2, without remote code:",
-        _code(name),
-        "## Model",
-        _table(_shape(trained, config)),
-    ]
-    training = list(_training(trained))
-    if training:
-        body += ["## Training", "By Lockstep's `train.py`, from random weights.", _table(training)]
-    return "\n".join(front) + "\n\n" + "\n\n".join(body) + "\n"
+    card = ModelCard.from_template(
+        data,
+        template_str=TEMPLATE,
+        title=name.rpartition("/")[2],
+        name=name,
+        parameters=f"{parameter_count(trained.network.config):,}",
+        sections=sections,
+    )
+    return str(card)
 
 
 def _shape(trained: Trained, config: ModelConfig) -> Iterator[tuple[str, str]]:
@@ -50,16 +75,14 @@ def _shape(trained: Trained, config: ModelConfig) -> Iterator[tuple[str, str]]:
     yield "weights", "fp32"
 
 
-def _training(trained: Trained) -> Iterator[tuple[str, str]]:
-    """Yield what is known of the run, in a reader's order."""
-    place = trained.place
+def _training(place: ModelLocation) -> Iterator[tuple[str, str]]:
+    """Yield the recorded facts of the training run."""
     if not place.is_own:
         return
     state = checkpoint.read_state(place.path)
     config = state["config"]
     train = config["train"]
-    known = place.record
-    cost = cost_of(state, known)
+    cost = cost_of(place, state)
     length = config["model"]["context_length"]
     directories = [Path(stream["directory"]) for stream in listed(config.get("train_stream", []))]
     names = [hub_name(directory) or directory.resolve().name for directory in directories]
@@ -72,14 +95,14 @@ def _training(trained: Trained) -> Iterator[tuple[str, str]]:
     yield "optimizer", _optimizer(train)
     yield "seed", str(train["random_seed"])
     yield from _losses(place, state)
-    environment = known.get("environment", {})
+    environment = place.record.get("environment", {})
     if environment:
         yield "machine", f"{environment['world_size']} x {environment['device']}"
         yield "precision", str(config.get("numerics", {}).get("precision", train["precision"]))
         yield "software", f"torch {environment['packages']['torch']}, Python {environment['python']}"
     yield "time", f"{cost.hours:,.2f} hours"
     if cost.dollars is not None:
-        yield "cost", f"${cost.dollars:,.2f} at ${known['price_per_hour']:,.2f} an hour"
+        yield "cost", str(cost)
     if config.get("git_commit"):
         yield "commit", f"`{config['git_commit']}`"
 
@@ -91,10 +114,10 @@ def _losses(place: ModelLocation, state: dict[str, Any]) -> Iterator[tuple[str, 
         if "train_loss" in record and record["step"] <= state["step"]
     ]
     if losses:
-        yield "training loss", f"{losses[-1]:.4f} nats a token"
+        yield "training loss", f"{losses[-1]:.4f} nats per token"
     loss = state["validation_loss"]
     if loss is not None:
-        yield "validation loss", f"{loss:.4f} nats a token (perplexity {math.exp(loss):,.2f})"
+        yield "validation loss", f"{loss:.4f} nats per token (perplexity {math.exp(loss):,.2f})"
 
 
 def _optimizer(train: dict[str, Any]) -> str:
@@ -104,16 +127,3 @@ def _optimizer(train: dict[str, Any]) -> str:
         f"{OPTIMIZERS[train.get('optimizer', 'adamw')].title}, learning rate {values['learning_rate']:g} ({schedule}), "
         f"betas {values['adam_beta1']:g} and {values['adam_beta2']:g}, weight decay {values['weight_decay']:g}"
     )
-
-
-def _table(rows: Any) -> str:
-    return "| | |\n|---|---|\n" + "\n".join(f"| {key} | {value} |" for key, value in rows)
-
-
-def _code(name: str) -> str:
-    return f"""```python
-from transformers import pipeline
-
-speak = pipeline("text-generation", "{name}")
-print(speak("Every effort moves you", max_new_tokens=40)[0]["generated_text"])
-```"""

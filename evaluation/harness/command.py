@@ -2,32 +2,28 @@
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from common.arguments import whole_number
 from common.errors import BadInput
 from evaluation.shared.command_line import TIMEOUT_SECONDS, add_device, add_models
 
-if TYPE_CHECKING:
-    from evaluation.shared.measure import EvaluationResult
-
-HELP = "tasks of lm-evaluation-harness, which must be installed"
+HELP = "run tasks of lm-evaluation-harness, which must be installed"
 REQUIREMENT = "lm_eval[hf]==0.4.13"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    parser.add_argument("tasks", metavar="TASKS", help="names, as hellaswag,lambada_openai; `lm-eval ls tasks`")
+    parser.add_argument("tasks", metavar="TASKS", help="comma-separated names; `lm-eval ls tasks` lists them")
     add_models(parser, several=True)
-    parser.add_argument("--include-path", type=Path, metavar="DIR", help="folder of more tasks, as YAML files")
-    parser.add_argument("--fewshot", type=whole_number(0), help="examples in the context; default: as the task says")
-    parser.add_argument("--limit", type=whole_number(1), help="documents of each task, to try it; default: all")
-    parser.add_argument("--batch-size", type=whole_number(1), default=16, help="requests at once (%(default)s)")
+    parser.add_argument("--include-path", type=Path, metavar="DIR", help="directory of additional tasks, as YAML files")
+    parser.add_argument("--fewshot", type=whole_number(0), help="examples in the context; default: the task's")
+    parser.add_argument("--limit", type=whole_number(1), help="documents per task, for a trial; default: all")
+    parser.add_argument("--batch-size", type=whole_number(1), default=16, help="requests per batch (%(default)s)")
     add_device(parser)
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Print and keep what each model scores; under torchrun the ranks share the work."""
+    """Print and store each model's metrics; under torchrun the ranks share the work."""
     try:
         import lm_eval
     except ImportError as error:
@@ -38,7 +34,9 @@ def run(arguments: argparse.Namespace) -> None:
     from training.parallel.process_group import from_coordinator, start, stop
 
     if arguments.include_path is not None and not arguments.include_path.is_dir():
-        raise BadInput(f"--include-path {arguments.include_path}: no such directory; wanted one of tasks' YAML files")
+        raise BadInput(
+            f"--include-path {arguments.include_path}: no such directory; wanted one with tasks as YAML files"
+        )
     ranks = start(arguments.device, TIMEOUT_SECONDS)
     wanted = Wanted(
         tasks=arguments.tasks.split(","),
@@ -55,10 +53,3 @@ def run(arguments: argparse.Namespace) -> None:
             append_result(place.home, place.title, "harness", {**how, "batch_size": wanted.batch_size, "tasks": found})
             print(f"{place.path}:\n{describe(found)}")
     stop()
-
-
-def read_results(record: dict[str, Any]) -> "list[EvaluationResult]":
-    """Structure a stored result for the comparison."""
-    from evaluation.harness.task_measures import read_tasks
-
-    return read_tasks(record)

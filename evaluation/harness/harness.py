@@ -1,7 +1,7 @@
-"""The tasks of EleutherAI/lm-evaluation-harness, asked of a model in memory.
+"""Tasks of EleutherAI/lm-evaluation-harness, run on a model in memory by all ranks.
 
-Rank 0 runs the harness: it loads the tasks, makes the requests and counts. The requests are cut into pieces that do not
-depend on the number of ranks, and all ranks answer them: the harness cannot tell, and its figures have the same bits.
+Rank 0 runs the harness, which loads the tasks, makes the requests and scores the answers. The requests are split into
+pieces that do not depend on the number of ranks, and all ranks answer them: the metrics have the same bits.
 """
 
 import copy
@@ -27,37 +27,37 @@ from training.parallel.process_group import Ranks, together
 
 KINDS = ("loglikelihood", "loglikelihood_rolling", "generate_until")  # of requests: methods of the harness's models
 DOCUMENTS, ERROR = "sample_len", "_stderr"  # in the names of its values
-PIECE_BATCHES = 8  # the harness puts equal contexts together, so a piece of one batch would not fill it
+PIECE_BATCHES = 8  # the harness groups equal contexts, so that a piece of one batch would not fill it
 
 
 @attrs.frozen(kw_only=True)
 class Wanted:
-    """What the harness is to run."""
+    """Options of the harness."""
 
     tasks: list[str]  # names, or patterns of them
-    fewshot: int | None  # examples in the context; None: as the task says
+    fewshot: int | None  # examples in the context; None: the task's
     limit: int | None  # documents of each task
     batch_size: int
-    folder: Path | None  # of more tasks
+    folder: Path | None  # of additional tasks
 
 
 @attrs.frozen
 class Requests:
-    """What all ranks are to answer."""
+    """Requests for all ranks."""
 
     kind: str
     pieces: list[list[tuple[Any, ...]]]  # arguments of each request
 
 
 def measure(trained: Trained, wanted: Wanted, ranks: Ranks) -> dict[str, dict[str, Any]]:
-    """Return the values of each task and group by metric; call it on every rank, which gets the same.
+    """Return the values of each task and group by metric, on every rank; call it on every rank.
 
-    Raises BadInput for unknown tasks, data that cannot be had, and whatever else the harness refuses.
+    Raises BadInput for unknown tasks, unavailable data, and anything else that the harness refuses.
     """
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     model = harness_model(trained, wanted.batch_size, ranks.device)
     asked = copy.copy(model)
-    model._rank = 1  # to the harness rank 0 draws bars, here one for every piece
+    model._rank = 1  # the harness draws bars on its rank 0: here one for every piece
     if ranks.coordinates:
         for kind in KINDS:
             setattr(asked, kind, partial(_ask, model, ranks, kind))
@@ -85,7 +85,7 @@ def harness_model(trained: Trained, batch_size: int, device: torch.device) -> An
 
 
 def describe(found: dict[str, dict[str, Any]]) -> str:
-    """Return results for people: a line for each metric of each task."""
+    """Return results as a table: a line for each metric of each task."""
     rows = [[task, values.get(DOCUMENTS), *metric] for task, values in found.items() for metric in metrics_of(values)]
     return tabulate(rows, ["task", "documents", "metric", "value", "error"], floatfmt=".4f", intfmt=",")
 
@@ -101,7 +101,7 @@ def metrics_of(values: dict[str, Any]) -> list[tuple[str, float, float | None]]:
 
 
 def _run(model: Any, wanted: Wanted) -> dict[str, dict[str, Any]]:
-    """Run the harness. Rank 0's."""
+    """Run the harness, on rank 0."""
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
 
@@ -117,14 +117,14 @@ def _run(model: Any, wanted: Wanted) -> dict[str, dict[str, Any]]:
         )
     except BadInput:
         raise
-    except Exception as error:  # tasks are programs of many people: they raise anything
+    except Exception as error:  # tasks are third-party code: they raise anything
         detail = " ".join(str(error).split())
         raise BadInput(f"tasks {', '.join(wanted.tasks)}: {type(error).__name__}: {detail}") from error
     return {task: _values(metrics) for task, metrics in found["results"].items()}
 
 
 def _named(task: str, manager: Any) -> list[str]:
-    """Return the tasks that a name or pattern means. Raises BadInput where there is none."""
+    """Return the tasks that match a name or pattern. Raises BadInput where there is none."""
     names: list[str] = manager.match_tasks([task])
     if not names:
         close = difflib.get_close_matches(task, manager.all_tasks)
@@ -143,10 +143,10 @@ def _values(metrics: dict[str, Any]) -> dict[str, Any]:
 
 
 def _ask(model: Any, ranks: Ranks, kind: str, requests: list[Any], **_: Any) -> list[Any]:
-    """Have all ranks answer requests; return the answers in order. Rank 0's."""
+    """Have all ranks answer requests; return the answers in order, on rank 0."""
     arguments = [request.args for request in requests]
     lengths = [sum(len(part) for part in parts if isinstance(part, str)) for parts in arguments]
-    order = sorted(range(len(requests)), key=lambda index: -lengths[index])  # texts of like length fill a batch
+    order = sorted(range(len(requests)), key=lambda index: -lengths[index])  # texts of similar length share a batch
     size = PIECE_BATCHES * model.batch_size
     pieces = [[arguments[index] for index in order[at : at + size]] for at in range(0, len(order), size)]
     answers: list[Any] = [None] * len(requests)
@@ -160,23 +160,25 @@ def _ask(model: Any, ranks: Ranks, kind: str, requests: list[Any], **_: Any) -> 
 
 
 def _answers(model: Any, told: Requests, ranks: Ranks) -> list[list[Any] | str]:
-    """Return the answers to each piece, or why there are none, on every rank."""
+    """Return the answers to each piece, or the reason why there are none, on every rank."""
     from lm_eval.api.instance import Instance
 
     def answer(number: int) -> list[Any] | str:
-        torch.manual_seed(number)  # of answers that are sampled
+        torch.manual_seed(number)  # for sampled answers
         requests = [Instance(told.kind, doc={}, arguments=parts, idx=0) for parts in told.pieces[number]]
         try:
             return getattr(model, told.kind)(requests, disable_tqdm=True)
         except torch.OutOfMemoryError:
-            return f"--batch-size: got {model.batch_size}, for which the memory of {ranks.device} is too small"
+            return (
+                f"--batch-size: got {model.batch_size}, too large for the memory of {ranks.device}; pass a smaller one"
+            )
         except (AssertionError, ValueError) as error:
             detail = " ".join(str(error).split()) or f"an answer is longer than the context, {model.max_length} tokens"
-            return f"lm-evaluation-harness does not take its own requests to this model: {detail}"
+            return f"lm-evaluation-harness refuses its own requests to this model: {detail}"
 
     return share(ranks, range(len(told.pieces)), answer)
 
 
 def _told(ranks: Ranks, make: Any) -> Any:
-    """Return on every rank what `make` returns on rank 0, which may take long; its BadInput is everyone's."""
+    """Return rank 0's value of `make`, which may take long, or raise its BadInput, on every rank."""
     return together(ranks, make, only=ranks.coordinates, group=ranks.download)[0]

@@ -10,7 +10,7 @@ from evaluation.harness.harness import DOCUMENTS, metrics_of
 from evaluation.shared.measure import EvaluationResult, Measure, Measurement
 
 
-def read_tasks(record: dict[str, Any]) -> list[EvaluationResult]:
+def read_results(record: dict[str, Any]) -> list[EvaluationResult]:
     """Return a stored result of `evaluate.py harness`, one for each task: tasks are compared separately."""
     tasks = record["tasks"].items()
     return [_read_task(record, task, values) for task, values in tasks if isinstance(values, dict)]

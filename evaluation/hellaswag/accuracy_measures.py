@@ -46,7 +46,7 @@ MEASURES = {  # by the key of a stored result
 }
 
 
-def read_accuracies(record: dict[str, Any]) -> list[EvaluationResult]:
+def read_results(record: dict[str, Any]) -> list[EvaluationResult]:
     """Return a stored result of `evaluate.py hellaswag`."""
     data, items = record["data"], record["items"]
     lengths = [len(record[style]["hits_norm"]) for style in MEASURES]

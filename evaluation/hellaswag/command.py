@@ -1,20 +1,16 @@
 """evaluate.py hellaswag"""
 
 import argparse
-from typing import TYPE_CHECKING, Any
 
 from common.arguments import whole_number
 from evaluation.shared.command_line import TIMEOUT_SECONDS, add_device, add_models
 
-if TYPE_CHECKING:
-    from evaluation.shared.measure import EvaluationResult
-
-HELP = "accuracy on HellaSwag, in both ways that others publish it in"
+HELP = "accuracy on HellaSwag, by both published conventions"
 ITEMS = 10_042  # in the validation split
 # karpathy/build-nanogpt, hellaswag.py: its own figures, and those of lm-evaluation-harness.
 PUBLISHED = {
-    "completion": ("as build-nanogpt and llm.c count", 0.2859, 0.2955),
-    "lm-eval": ("as lm-evaluation-harness counts", 0.2892, 0.3114),
+    "completion": ("convention of build-nanogpt and llm.c", 0.2859, 0.2955),
+    "lm-eval": ("convention of lm-evaluation-harness", 0.2892, 0.3114),
 }
 
 
@@ -25,14 +21,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--data",
         metavar="FILE|OWNER/NAME",
         default="Rowan/hellaswag",
-        help="items as hellaswag_val.jsonl has them, or a dataset of the hub, its validation split (%(default)s)",
+        help="hellaswag_val.jsonl, or a dataset on the hub, whose validation split is used (%(default)s)",
     )
-    parser.add_argument("--count", type=whole_number(1), help="items, from the first on; default: all")
+    parser.add_argument("--count", type=whole_number(1), help="number of items, from the first; default: all")
     add_device(parser)
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Print and keep each model's accuracies; under torchrun the ranks share the work."""
+    """Print and store each model's accuracies; under torchrun the ranks share the work."""
     import attrs
 
     from evaluation.hellaswag.hellaswag import describe, measure
@@ -51,19 +47,12 @@ def run(arguments: argparse.Namespace) -> None:
     if ranks.coordinates:
         print(f"{data.file}: {len(data.items):,} items")
         for name, (how, acc, acc_norm) in PUBLISHED.items():
-            print(f"{name}: {how}; GPT-2 124M has acc {acc:.4f}, acc_norm {acc_norm:.4f} on all {ITEMS:,}")
+            print(f"{name}: {how}; GPT-2 124M: acc {acc:.4f}, acc_norm {acc_norm:.4f} on all {ITEMS:,}")
     for place in places:
         result = measure(load_on_all(ranks, place, arguments.tokenizer), data.items, ranks)
         if ranks.coordinates:
             what = {"data": {"file": data.file, "sha256": data.sha256}}
             append_result(place.home, place.title, "hellaswag", what | attrs.asdict(result))
-            cut = f"; the context did not hold all of {result.cut:,} items" if result.cut else ""
+            cut = f"; {result.cut:,} items were cut to the context" if result.cut else ""
             print(f"{place.path}: completion: {describe(result.completion)}; lm-eval: {describe(result.lm_eval)}{cut}")
     stop()
-
-
-def read_results(record: dict[str, Any]) -> "list[EvaluationResult]":
-    """Structure a stored result for the comparison."""
-    from evaluation.hellaswag.accuracy_measures import read_accuracies
-
-    return read_accuracies(record)

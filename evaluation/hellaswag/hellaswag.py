@@ -1,7 +1,7 @@
-"""Does the model know how a situation goes on: HellaSwag (Zellers et al., 2019), counted in both published ways.
+"""HellaSwag (Zellers et al., 2019): accuracy of the likeliest ending, by both published conventions.
 
-They differ in the text around an ending, in where it is cut into tokens, and in what acc_norm divides by; accuracies
-may be compared within one of them only.
+They differ in the text around an ending, in where it is split into tokens, and in the length by which acc_norm divides;
+accuracies are comparable only within one convention.
 """
 
 import math
@@ -24,31 +24,31 @@ from training.parallel.process_group import Ranks
 
 @attrs.frozen
 class Choice:
-    """An ending behind its context."""
+    """A context followed by one ending."""
 
-    tokens: np.ndarray  # of both, 1-D
-    scored: int  # how many of them, at the end, are to be predicted
-    characters: int | None  # that acc_norm divides by; None: it divides by `scored`
+    tokens: np.ndarray  # of context and ending, 1-D
+    scored: int  # number of them, at the end, whose loss counts
+    characters: int | None  # divisor of acc_norm; None: `scored`
 
 
 @attrs.frozen(kw_only=True)
 class Accuracy:
-    """How often the true ending was the likeliest: as a whole (acc), and by its length (acc_norm)."""
+    """Share of items whose true ending is the likeliest: in total (acc), and by its length (acc_norm)."""
 
     acc: float
     acc_error: float | None  # standard error, binomial; None where there is one item
     acc_norm: float
     acc_norm_error: float | None
-    hits: str  # a bit for each item, in order, in hexadecimal; so that two models can be compared item by item
+    hits: str  # a bit for each item, in order, in hexadecimal: for paired comparison
     hits_norm: str
 
 
 @attrs.frozen(kw_only=True)
 class HellaSwag:
-    """What a model scores on a set of items."""
+    """A model's accuracies on a set of items."""
 
     items: int
-    cut: int  # items of which the model's context did not hold all
+    cut: int  # items longer than the model's context
     completion: Accuracy
     lm_eval: Accuracy
 
@@ -72,19 +72,19 @@ def measure(trained: Trained, items: list[Item], ranks: Ranks) -> HellaSwag:
 
 
 def completion(item: Item, tokenizer: Tokenizer) -> list[Choice]:
-    """Return an item's choices as karpathy/build-nanogpt and llm.c have them (hellaswag.py): encoded apart."""
+    """Return an item's choices as karpathy/build-nanogpt and llm.c make them (hellaswag.py): encoded separately."""
     context = tokenizer.encode(item.context)
     endings = [tokenizer.encode(f" {ending}") for ending in item.endings]
     return [Choice(np.concatenate([context, ending]), len(ending), None) for ending in endings]
 
 
 def lm_eval(item: Item, tokenizer: Tokenizer) -> list[Choice]:
-    """Return an item's choices as EleutherAI/lm-evaluation-harness 0.4 has them: with the topic, encoded in one.
+    """Return an item's choices as EleutherAI/lm-evaluation-harness 0.4 makes them: with the topic, encoded together.
 
     Its tasks/hellaswag/utils.py makes the texts, its api/model.py the tokens.
     """
     query = cleaned(f"{item.topic}: {item.context_a} {item.context_b.capitalize()}")
-    begin = len(tokenizer.encode(query.rstrip()))  # spaces at the end of the context count for the ending
+    begin = len(tokenizer.encode(query.rstrip()))  # trailing spaces of the context belong to the ending
     choices = []
     for ending in map(cleaned, item.endings):
         tokens = tokenizer.encode(f"{query} {ending}")
@@ -93,13 +93,13 @@ def lm_eval(item: Item, tokenizer: Tokenizer) -> list[Choice]:
 
 
 def cleaned(text: str) -> str:
-    """Return a text without the marks that WikiHow left in it, as lm-evaluation-harness does."""
+    """Return a text without WikiHow's markup, as lm-evaluation-harness does."""
     text = re.sub(r"\[.*?\]", "", text.strip().replace(" [title]", ". "))
     return text.replace("  ", " ")
 
 
 def fitted(choice: Choice, context_length: int) -> Choice:
-    """Return what of a choice the context holds: its last tokens, as lm-evaluation-harness takes them."""
+    """Return a choice cut to the last tokens that the context holds, as lm-evaluation-harness does."""
     return attrs.evolve(
         choice, tokens=choice.tokens[-(context_length + 1) :], scored=min(choice.scored, context_length)
     )
@@ -122,9 +122,9 @@ def log_likelihoods(trained: Trained, choices: list[Choice], ranks: Ranks) -> np
 
 
 def accuracy(likelihoods: np.ndarray, choices: list[Choice], labels: list[int]) -> Accuracy:
-    """Return how often the true one of four choices is the likeliest; the first of equal ones counts as that."""
+    """Return how often the true one of four choices is the likeliest; of equal ones the first counts."""
     lengths = np.array([choice.scored if choice.characters is None else choice.characters for choice in choices])
-    with np.errstate(divide="ignore"):  # an ending that is nothing but marks is never chosen
+    with np.errstate(divide="ignore"):  # an ending of nothing but markup has length 0 and is never chosen
         means = likelihoods / lengths
     hits, hits_norm = (values.reshape(-1, ENDINGS).argmax(1) == labels for values in (likelihoods, means))
     return Accuracy(
@@ -138,13 +138,13 @@ def accuracy(likelihoods: np.ndarray, choices: list[Choice], labels: list[int]) 
 
 
 def describe(result: Accuracy) -> str:
-    """Return accuracies for people."""
+    """Return accuracies as text."""
     pairs = (("acc", result.acc, result.acc_error), ("acc_norm", result.acc_norm, result.acc_norm_error))
     return ", ".join(f"{name} {plus_minus(value, error, 4)}" for name, value, error in pairs)
 
 
 def _batch(network: GPT, choices: list[Choice], device: torch.device) -> np.ndarray:
-    """Return the log-probabilities of the endings, fp64 (B,). What stands behind the end of a row changes nothing."""
+    """Return the log-probabilities of the endings, fp64 (B,). Padding after the end of a row has no effect."""
     shape = len(choices), len(choices[0].tokens)  # the longest comes first
     tokens, counts = np.zeros(shape, np.int64), np.zeros(shape, bool)
     for row, choice in enumerate(choices):

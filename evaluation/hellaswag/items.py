@@ -1,4 +1,4 @@
-"""HellaSwag's items: a context, four endings, which one is true. From a file, or from the Hugging Face hub."""
+"""HellaSwag items (a context, four endings, the true one), from a file or from the Hugging Face hub."""
 
 import re
 from pathlib import Path
@@ -8,10 +8,10 @@ import attrs
 
 from common.errors import BadInput, quoted
 from common.files import sha256
-from common.hub_client import show_bars_in_terminals_only
+from common.hub_client import download_snapshot
 from common.json_files import read_every_line
 
-PATTERNS = ["*validation*.parquet", "*validation*.jsonl"]  # what of a hub dataset is its validation split
+PATTERNS = ["*validation*.parquet", "*validation*.jsonl"]  # validation split of a dataset on the hub
 TEXTS = {"activity_label": "topic", "ctx": "context", "ctx_a": "context_a", "ctx_b": "context_b"}
 ENDINGS = 4
 
@@ -22,15 +22,15 @@ class Item:
 
     topic: str
     context: str
-    context_a: str  # the context's whole sentences
-    context_b: str  # how it goes on, or nothing
+    context_a: str  # its complete sentences
+    context_b: str  # the beginning of the last one, may be empty
     endings: list[str]
     label: int  # of the true one
 
 
 @attrs.frozen(kw_only=True)
 class Items:
-    """Items, and what they were read from."""
+    """Items and their source."""
 
     file: str
     sha256: str
@@ -63,9 +63,7 @@ def _item(row: dict[str, Any], where: str) -> Item:
     if not isinstance(endings, list) or len(endings) != ENDINGS or not all(isinstance(text, str) for text in endings):
         raise BadInput(f"{where}: endings: wanted {ENDINGS} texts")
     if label not in map(str, range(ENDINGS)):
-        raise BadInput(
-            f"{where}: label: got {quoted(label)}, wanted 0 to {ENDINGS - 1}; the test split has none: take validation"
-        )
+        raise BadInput(f"{where}: label: got {quoted(label)}, wanted 0 to {ENDINGS - 1}; the test split has no labels")
     return Item(**{ours: row[theirs] for theirs, ours in TEXTS.items()}, endings=endings, label=int(label))
 
 
@@ -83,17 +81,9 @@ def _download(source: str) -> Path:
     """Return the file of a hub dataset's validation split."""
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", source, re.ASCII) or source.endswith(".jsonl"):
         raise BadInput(f"{source}: no such file; wanted HellaSwag's items as JSON Lines, or OWNER/NAME on the hub")
-    from huggingface_hub import snapshot_download
-
-    show_bars_in_terminals_only()
-    try:
-        folder = Path(snapshot_download(source, repo_type="dataset", allow_patterns=PATTERNS))
-    except Exception as error:  # the hub client raises errors of its own and lets its transport's through
-        detail = " ".join(str(error).split()) or type(error).__name__
-        raise BadInput(
-            f"{source}: no such file, and no dataset of the hub that can be had: {detail}; pass hellaswag_val.jsonl of "
-            "github.com/rowanz/hellaswag with --data"
-        ) from error
+    problem = "no such file, and no dataset available on the hub"
+    advice = "; pass hellaswag_val.jsonl of github.com/rowanz/hellaswag with --data"
+    folder = download_snapshot(source, "dataset", PATTERNS, problem, advice)
     found = sorted(path for pattern in PATTERNS for path in folder.rglob(pattern))
     if len(found) != 1:
         raise BadInput(f"{source}: got {len(found)} files of a validation split, wanted 1; pass a file with --data")

@@ -10,11 +10,11 @@ from evaluation.shared.measure import EvaluationResult, Measure, Measurement
 
 MEASURES = {  # by the key of a stored result
     "chrf": Measure(name="chrF", digits=2),
-    "reference_loss": Measure(name="reference loss", unit="nats a token", higher_is_better=False),
+    "reference_loss": Measure(name="reference loss", unit="nats per token", higher_is_better=False),
 }
 
 
-def read_answer_scores(record: dict[str, Any]) -> list[EvaluationResult]:
+def read_results(record: dict[str, Any]) -> list[EvaluationResult]:
     """Return a stored result of `evaluate.py instruct`."""
     data = record["data"]
     return [

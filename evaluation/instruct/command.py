@@ -2,15 +2,11 @@
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from common.arguments import number, whole_number
 from evaluation.shared.command_line import TIMEOUT_SECONDS, add_device, add_models
 
-if TYPE_CHECKING:
-    from evaluation.shared.measure import EvaluationResult
-
-HELP = "fine-tune a copy on instructions, and let it answer others"
+HELP = "fine-tune a copy on instructions, and generate answers to held-out ones"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,26 +15,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--data", type=Path, required=True, metavar="FILE", help="JSON of records: instruction, input, output"
     )
-    parser.add_argument("--seeds", type=whole_number(1), default=1, help="fine-tune so many times (%(default)s)")
-    parser.add_argument("--seed", type=whole_number(0), default=0, help="the first of them (%(default)s)")
-    parser.add_argument("--epochs", type=whole_number(1), default=20, help="at most (%(default)s)")
-    parser.add_argument("--batch-size", type=whole_number(1), default=8, help="records of an update (%(default)s)")
+    parser.add_argument("--seeds", type=whole_number(1), default=1, help="number of fine-tunings (%(default)s)")
+    parser.add_argument("--seed", type=whole_number(0), default=0, help="first seed (%(default)s)")
+    parser.add_argument("--epochs", type=whole_number(1), default=20, help="maximum (%(default)s)")
+    parser.add_argument("--batch-size", type=whole_number(1), default=8, help="records per update (%(default)s)")
     parser.add_argument("--learning-rate", type=number(0, above=True), default=5e-5, help="(%(default)s)")
     parser.add_argument("--weight-decay", type=number(0), default=0.1, help="(%(default)s)")
     parser.add_argument("--prompt-loss", action="store_true", help="train on the prompt's tokens as well")
-    parser.add_argument("--longest-answer", type=whole_number(1), default=256, help="tokens (%(default)s)")
-    parser.add_argument("--output", type=Path, metavar="DIR", help="of the answers; default: answers/ of the run")
+    parser.add_argument(
+        "--longest-answer", type=whole_number(1), default=256, help="maximum tokens of an answer (%(default)s)"
+    )
+    parser.add_argument(
+        "--output", type=Path, metavar="DIR", help="directory for answers; default: answers/ of the run"
+    )
     parser.add_argument(
         "--keep-weights",
         type=Path,
         metavar="DIR",
-        help="write each fine-tuned model there, as Hugging Face's libraries load it",
+        help="write each fine-tuned model to DIR, as Hugging Face's libraries load it",
     )
     add_device(parser)
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Print and keep what each model learns; under torchrun the ranks share the work."""
+    """Print and store each model's scores after fine-tuning; under torchrun the ranks share the work."""
     import attrs
 
     from common.errors import BadInput
@@ -93,10 +93,3 @@ def run(arguments: argparse.Namespace) -> None:
             if len(tuned) > 1:
                 print(f"  {describe_summary(values)}")
     stop()
-
-
-def read_results(record: dict[str, Any]) -> "list[EvaluationResult]":
-    """Structure a stored result for the comparison."""
-    from evaluation.instruct.answer_measures import read_answer_scores
-
-    return read_answer_scores(record)

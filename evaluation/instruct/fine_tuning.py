@@ -1,6 +1,6 @@
-"""A copy of a model learns from instructions with reference answers, until its validation loss rises.
+"""Fine-tuning of a copy of a model on instructions with reference answers, until its validation loss rises.
 
-A micro-batch is one record, so nothing is padded, and a batch of them is one elastic step
+A micro-batch is one record, so nothing is padded, and a batch is one elastic step
 (training/parallel/ordered_reduce.py): the gradient has the same bits on any number of ranks that divides it into powers
 of two.
 """
@@ -27,7 +27,7 @@ from training.step import seed_dropout
 
 @attrs.frozen(kw_only=True)
 class FineTuneSettings:
-    """How a copy is fine-tuned. The defaults are those of Raschka's book, which gpjt's comparisons use."""
+    """Fine-tuning hyperparameters. The defaults are those of Raschka's book, which gpjt's comparisons use."""
 
     seed: int = 0  # of the order of records, and of dropout
     epochs: int = 20  # at most
@@ -43,16 +43,16 @@ class Example:
     """A record as tokens: the prompt, the reference answer, the end of text."""
 
     tokens: list[int]  # at most context + 1
-    first_target: int  # place of the answer's first token
+    first_target: int  # index of the answer's first token
     cut: bool  # the context is too short for all of it
 
 
 @attrs.frozen(kw_only=True)
 class FineTuned:
-    """How the fine-tuning went. The network that was given has the weights of the best epoch."""
+    """Outcome of a fine-tuning, after which the network has the weights of the best epoch."""
 
-    losses: list[float]  # validation loss after each epoch, nats a token of the answers; the first is before any
-    best_epoch: int  # 0: fine-tuning only made it worse
+    losses: list[float]  # validation loss after each epoch, nats per token of the answers; the first is before any
+    best_epoch: int  # 0: no epoch improved the loss
 
 
 def prompt_text(record: Record) -> str:
@@ -65,7 +65,7 @@ def prompt_text(record: Record) -> str:
 
 
 def make_example(trained: Trained, record: Record) -> Example:
-    """Return a record as tokens. In a short context the prompt loses its beginning, then the answer its end."""
+    """Return a record as tokens. To fit the context, the prompt is cut at its start, then the answer at its end."""
     room = trained.network.config.context_length + 1
     prompt = encode(trained, prompt_text(record))
     answer = [*encode(trained, record.output), trained.tokenizer.end_of_text_id]
@@ -85,11 +85,11 @@ def fine_tune(
     if ranks.world_size not in legal:
         sizes = ", ".join(map(str, legal))
         raise BadInput(
-            f"--batch-size {settings.batch_size}: got {ranks.world_size} ranks, wanted one of {sizes}, which share a "
-            "batch to the bit"
+            f"--batch-size {settings.batch_size}: got {ranks.world_size} ranks, wanted one of {sizes}, on which a "
+            "batch has the same bits"
         )
     if len(train) < settings.batch_size:
-        raise BadInput(f"--batch-size {settings.batch_size}: got {len(train)} records to train on; pass a smaller one")
+        raise BadInput(f"--batch-size {settings.batch_size}: got {len(train)} training records; pass a smaller one")
     network = trained.network
     held_out = [make_example(trained, record) for record in validation]
     losses = [validation_loss(trained, held_out, ranks)]
@@ -134,7 +134,7 @@ def encode(trained: Trained, text: str) -> list[int]:
 
 
 class _Tuner:
-    """What the epochs work on."""
+    """Model, optimizer and data of a fine-tuning."""
 
     def __init__(self, trained: Trained, examples: list[Example], settings: FineTuneSettings, ranks: Ranks):
         self._network, self._examples, self._settings, self._ranks = trained.network, examples, settings, ranks
@@ -151,7 +151,7 @@ class _Tuner:
         )
 
     def run_epoch(self, epoch: int) -> None:
-        """Update once for each whole batch of the records, in an order that depends on the seed and the epoch."""
+        """Make one update for each whole batch of the records, in an order set by the seed and the epoch."""
         size = self._settings.batch_size
         order = np.random.default_rng([self._settings.seed, epoch]).permutation(len(self._examples))
         steps = len(order) // size

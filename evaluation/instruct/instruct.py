@@ -1,4 +1,4 @@
-"""How well a model learns to follow instructions: a copy is fine-tuned, then answers questions it has not seen."""
+"""Instruction following: fine-tune a copy of a model, then generate answers to held-out questions."""
 
 import hashlib
 import statistics
@@ -35,7 +35,7 @@ TRAINED, TESTED = 0.85, 0.10  # of the records; the rest validates
 
 @attrs.frozen(kw_only=True)
 class RecordSplit:
-    """Records by what they are for, in the order of their file: train, test, validation."""
+    """Training, test and validation records, consecutive in their file."""
 
     train: list[Record]
     test: list[Record]
@@ -44,21 +44,21 @@ class RecordSplit:
 
 @attrs.frozen(kw_only=True)
 class HeldOutQuestions:
-    """A file of records, cut into its parts."""
+    """A file of records and its split."""
 
     file: str
     sha256: str
     split: RecordSplit
 
     def described(self) -> dict[str, Any]:
-        """Return what results and answers say of it."""
+        """Return its description in results and answers."""
         sizes = {name: len(records) for name, records in attrs.asdict(self.split, recurse=False).items()}
         return {"file": self.file, "sha256": self.sha256, **sizes}
 
 
 @attrs.frozen(kw_only=True)
 class Output:
-    """Folders that a session writes to."""
+    """Output directories of a session."""
 
     answers: Path | None  # None: answers/ of the model's home
     weights: Path | None  # of the fine-tuned models; None: they are not kept
@@ -66,19 +66,19 @@ class Output:
 
 @attrs.frozen(kw_only=True)
 class Tuned:
-    """What one fine-tuning came to."""
+    """Result of one fine-tuning."""
 
     seed: int
     fine_tuned: FineTuned
     free: FreeScores
     answers: Path
-    cut: int  # records that the context did not hold
-    kept: bool  # an earlier session did it
+    cut: int  # records longer than the context
+    kept: bool  # from an earlier session
 
     def __str__(self) -> str:
         losses, best = self.fine_tuned.losses, self.fine_tuned.best_epoch
         parts = [
-            f"best epoch {best}, validation loss {losses[0]:.4f} -> {losses[best]:.4f} nats a token",
+            f"best epoch {best}, validation loss {losses[0]:.4f} -> {losses[best]:.4f} nats per token",
             describe(self.free),
             *([f"{self.cut} records cut to the context"] if self.cut else []),
             f"answers in {self.answers}" + (", kept from an earlier session" if self.kept else ""),
@@ -87,7 +87,7 @@ class Tuned:
 
 
 def read_questions(path: Path) -> HeldOutQuestions:
-    """Return the records of a file, cut into its parts. Raises BadInput."""
+    """Read and split a file of records. Raises BadInput."""
     return HeldOutQuestions(file=path.name, split=split_records(read_records(path)), sha256=sha256(path))
 
 
@@ -124,7 +124,7 @@ def instruct(
 
 
 def summary(tuned: list[Tuned], questions: HeldOutQuestions, settings: FineTuneSettings) -> dict[str, Any]:
-    """Return what is kept of several fine-tunings: each, and means with their spread over seeds."""
+    """Return the stored result of several fine-tunings: each, and means with their spread over seeds."""
     return {
         "data": questions.described(),
         "settings": {name: value for name, value in attrs.asdict(settings).items() if name != "seed"},
@@ -144,7 +144,7 @@ def summary(tuned: list[Tuned], questions: HeldOutQuestions, settings: FineTuneS
 
 
 def describe_summary(summary: dict[str, Any]) -> str:
-    """Return means and spreads for people."""
+    """Return means and spreads as text."""
     parts = [
         f"{name.replace('_', ' ')} {plus_minus(summary[name]['value'], summary[name]['spread'], 4)}"
         for name in ("reference_loss", "chrf")
@@ -153,7 +153,7 @@ def describe_summary(summary: dict[str, Any]) -> str:
 
 
 def split_records(records: list[Record]) -> RecordSplit:
-    """Cut the records 85/10/5 in their order. Raises BadInput where a part would be empty."""
+    """Split the records 85/10/5, in order. Raises BadInput where a part would be empty."""
     train, test = int(len(records) * TRAINED), int(len(records) * TESTED)
     if test == 0 or train + test == len(records):
         raise BadInput(f"got {len(records)} records, wanted 10 or more to train, test and validate on; add records")
@@ -163,7 +163,7 @@ def split_records(records: list[Record]) -> RecordSplit:
 def answer_all(trained: Trained, records: list[Record], settings: FineTuneSettings, ranks: Ranks) -> list[Answer]:
     """Return the model's greedy answers, and its loss on the reference answers; ranks share the records.
 
-    It ends with the model laid out for generation.
+    Afterwards the model is laid out for generation.
     """
     losses = share(
         ranks,
@@ -192,7 +192,7 @@ def answer_all(trained: Trained, records: list[Record], settings: FineTuneSettin
 
 
 def _identity(trained: Trained) -> dict[str, Any]:
-    """Return what tells a model from another of its title: its weights, as sha256, and its tokenizer."""
+    """Return a model's identity: the sha256 of its weights, and its tokenizer."""
     digest = hashlib.sha256()
     for name, value in sorted(trained.network.named_parameters()):
         digest.update(name.encode())
@@ -201,7 +201,7 @@ def _identity(trained: Trained) -> dict[str, Any]:
 
 
 def _kept(file: Path, weights: Path | None, known: dict[str, Any], questions: list[Record]) -> Answers | None:
-    """Return the answers of an earlier session that did the same to its end; None where there are none."""
+    """Return the answers of an earlier session with the same model, data and settings, if it finished."""
     if not file.exists():
         return None
     try:
@@ -209,7 +209,7 @@ def _kept(file: Path, weights: Path | None, known: dict[str, Any], questions: li
         _fine_tuned(answers)
         made = answers.settings if weights is None else read_json(weights / FINE_TUNING)
     except (BadInput, KeyError):
-        return None  # another program's, damaged, or without weights: made anew
+        return None  # another program's, damaged, or without weights: fine-tune again
     same = made == answers.settings and all(made.get(key) == value for key, value in known.items())
     return answers if same and [answer.record for answer in answers.answers] == questions else None
 

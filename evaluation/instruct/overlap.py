@@ -1,4 +1,4 @@
-"""What answers are worth without a judge: how much of the reference they repeat, and how likely they find it."""
+"""Scores of answers without a judge: exact matches, chrF, and the loss of the reference answers."""
 
 import math
 
@@ -15,7 +15,7 @@ class FreeScores:
     exact: float  # share of answers that are the reference, 0 to 1
     chrf: float  # 0 to 100
     chrf_error: float | None
-    reference_loss: float | None  # nats a token of the reference answer; None unless every answer carries it
+    reference_loss: float | None  # nats per token of the reference answer; None unless every answer carries it
     reference_loss_error: float | None
 
 
@@ -23,7 +23,7 @@ def free_scores(answers: Answers) -> FreeScores:
     """Return the scores of one model's answers.
 
     chrF is the F-score of character n-grams (Popović, "chrF: character n-gram F-score for automatic MT evaluation",
-    2015), of each answer by itself, by sacrebleu with its defaults. Space around a text does not count.
+    2015), of each answer separately, by sacrebleu with its defaults. Surrounding white space is ignored.
     """
     from sacrebleu.metrics.chrf import CHRF
 
@@ -42,7 +42,7 @@ def free_scores(answers: Answers) -> FreeScores:
 
 
 def describe(scores: FreeScores) -> str:
-    """Return scores for people."""
+    """Return scores as text."""
     pairs = [("chrF", scores.chrf, scores.chrf_error)]
     if scores.reference_loss is not None:
         pairs.insert(0, ("loss of the reference answers", scores.reference_loss, scores.reference_loss_error))

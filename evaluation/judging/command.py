@@ -4,7 +4,7 @@ import argparse
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from common.arguments import number, whole_number
 from common.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_STOPPED, BadInput
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from evaluation.judging.prices import Price
     from evaluation.judging.prompt import Judge
     from evaluation.judging.verdicts import VerdictStore
-    from evaluation.shared.measure import EvaluationResult
 
 VERDICTS = Path(__file__).resolve().parents[2] / "runs" / "verdicts.jsonl"
 HELP = "have a language model score several models' answers together"
@@ -197,10 +196,3 @@ def _judgement(
             f"most {arguments.allow_left_out:g} %: the result is not kept; run it again, or raise --allow-left-out"
         )
     return EXIT_DONE
-
-
-def read_results(record: dict[str, Any]) -> "list[EvaluationResult]":
-    """Structure a stored result for the comparison."""
-    from evaluation.judging.score_measures import read_scores
-
-    return read_scores(record)

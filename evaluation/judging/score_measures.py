@@ -44,7 +44,7 @@ JUDGED = Measure(
 )
 
 
-def read_scores(record: dict[str, Any]) -> list[EvaluationResult]:
+def read_results(record: dict[str, Any]) -> list[EvaluationResult]:
     """Return a stored result of `evaluate.py judge`."""
     count, seeds, left_out = record["questions"]["count"], record["seeds"], int(record.get("left_out") or 0)
     missing = f", {left_out:,} prompts of which were left out for all models alike" if left_out else ""

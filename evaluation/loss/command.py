@@ -2,16 +2,12 @@
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from common.arguments import whole_number
 from evaluation.shared.command_line import TIMEOUT_SECONDS, add_device, add_models
 
-if TYPE_CHECKING:
-    from evaluation.shared.measure import EvaluationResult
-
-HELP = "nats a token and bits a byte of held-out text, with standard errors"
-UNKNOWN = "; what it was trained on is not known here"
+HELP = "held-out loss in nats per token and bits per byte, with standard errors"
+UNKNOWN = "; its training data are unknown"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,32 +15,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_models(parser, several=True)
     parser.add_argument("--tokens", type=Path, metavar="DIR", help="token directory; default: that of the first run")
     parser.add_argument("--split", default="validation", choices=("train", "validation", "test"), help="(%(default)s)")
-    # Not --start: torchrun, which reads all options, would take it for one of its own.
+    # Not --start: torchrun parses all options and takes that for an abbreviation of its own.
     parser.add_argument(
         "--from",
         type=whole_number(0),
         dest="start",
-        help="default: 50,000,000; in a shorter stream, behind what was validated",
+        help="first token; default: 50,000,000, or in a shorter stream the first after the validated ones",
     )
     parser.add_argument(
-        "--count", type=whole_number(1), help="tokens to predict; default: 19,660,800, or what there is"
+        "--count", type=whole_number(1), help="tokens to predict; default: 19,660,800, or all that follow"
     )
     add_device(parser)
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Print and keep each model's loss on a range of tokens; under torchrun the ranks share the work."""
+    """Print and store each model's loss on a range of tokens; under torchrun the ranks share the work."""
     import attrs
 
-    from evaluation.loss.held_out_loss import (
-        Range,
-        check_unseen,
-        choose_range,
-        describe,
-        identity,
-        measure,
-        token_directory,
-    )
+    from evaluation.loss.held_out_loss import describe, measure
+    from evaluation.loss.token_range import Range, check_unseen, choose_range, identity, token_directory
     from evaluation.shared.load import ModelLocation, load_on_all, locate
     from evaluation.shared.results import append_result
     from training.parallel.process_group import from_coordinator, start, stop
@@ -68,10 +57,3 @@ def run(arguments: argparse.Namespace) -> None:
             append_result(place.home, place.title, "loss", {"range": identity(span), **attrs.asdict(result)})
             print(f"{place.path}: {describe(result)}{'' if place.is_own else UNKNOWN}")
     stop()
-
-
-def read_results(record: dict[str, Any]) -> "list[EvaluationResult]":
-    """Structure a stored result for the comparison."""
-    from evaluation.loss.loss_measures import read_losses
-
-    return read_losses(record)

@@ -30,7 +30,7 @@ def loss_difference(a: list[LossSample], b: list[LossSample], confidence: float)
 
 HELD_OUT = Measure(
     name="held-out loss",
-    unit="nats a token",
+    unit="nats per token",
     higher_is_better=False,
     difference=loss_difference,
     published=Published(
@@ -41,10 +41,12 @@ HELD_OUT = Measure(
         "another text or tokenizer is measured.",
     ),
 )
-BITS = Measure(name="bits/byte", unit="bits a byte", higher_is_better=False)  # on the same tokens: the same comparison
+BITS = Measure(
+    name="bits/byte", unit="bits per byte", higher_is_better=False
+)  # on the same tokens: the same comparison
 
 
-def read_losses(record: dict[str, Any]) -> list[EvaluationResult]:
+def read_results(record: dict[str, Any]) -> list[EvaluationResult]:
     """Return a stored result of `evaluate.py loss`."""
     span, groups = record["range"], record["groups"]
     nats, tokens = np.array([groups["nats"], groups["tokens"]], np.float64)

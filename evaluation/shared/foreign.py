@@ -1,6 +1,6 @@
-"""Models of other programs: configuration and weights as Hugging Face, nanoGPT, OpenAI and gpjt leave them.
+"""Import of models from other programs: configuration and weights of Hugging Face, nanoGPT, OpenAI and gpjt.
 
-No pickle runs code: nanoGPT's `ckpt.pt` is read with torch's weights_only, which takes tensors and plain values.
+No pickle runs code: nanoGPT's `ckpt.pt` is read with torch's weights_only, which accepts tensors and plain values.
 """
 
 import sys
@@ -22,10 +22,10 @@ from training.launch import environment_rank
 
 INDEX = f"{WEIGHTS}.index.json"  # of weights in several files
 NANOGPT = "ckpt.pt"
-# Where n_heads is written: Hugging Face's, gpjt's (its run directories and published models), OpenAI's.
+# Files with the number of heads: Hugging Face's, gpjt's (run directories and published models), OpenAI's.
 CONFIG_FILES = ("config.json", "model.json", "hparams.json")
 HEADS_KEYS = ("n_head", "n_heads", "num_attention_heads")
-# What of Hugging Face's config.json would make another network of the same weights.
+# Values of Hugging Face's config.json other than which would make another network of the same weights.
 ONLY_VALUES: dict[str, tuple[Any, ...]] = {
     "model_type": ("gpt2",),
     "layer_norm_epsilon": (1e-5,),
@@ -33,7 +33,7 @@ ONLY_VALUES: dict[str, tuple[Any, ...]] = {
     "scale_attn_by_inverse_layer_idx": (False,),
     "add_cross_attention": (False,),
 }
-# What the weights tell as well: Hugging Face's and nanoGPT's keys, and ours.
+# Keys that the shapes of the weights must confirm: Hugging Face's, nanoGPT's and ours.
 SHAPE_KEYS = {
     **{"n_embd": "emb_dim", "n_layer": "n_layers", "n_positions": "context_length", "block_size": "context_length"},
     "n_ctx": "context_length",
@@ -42,7 +42,7 @@ SHAPE_KEYS = {
 ACTIVATION_KEYS = ("activation_function", "activation")  # Hugging Face's, ours
 ACTIVATIONS = {theirs: ours for ours, theirs in HUGGING_FACE_ACTIVATIONS.items()} | {"gelu_pytorch_tanh": "gelu_tanh"}
 NANOGPT_NOTE = (
-    "NOTE: {path}: weights of nanoGPT: its exact GELU is taken. Where they were trained with GPT-2's tanh-GELU, as by "
+    "NOTE: {path}: weights of nanoGPT: exact GELU is assumed. If they were trained with GPT-2's tanh-GELU, as by "
     'nanoGPT before May 2023 or by build-nanogpt, write {{"activation_function": "gelu_new"}} into {config}'
 )
 CONVERSION = (
@@ -54,15 +54,15 @@ CONVERSION = (
 
 @attrs.frozen
 class Foreign:
-    """Weights as they were found, and what their program wrote of the network's shape."""
+    """Weights and configuration of another program."""
 
     weights: dict[str, Tensor]
     values: dict[str, Any]
-    where: Path  # of the values: what an error names
+    where: Path  # file of the values, for errors
 
 
 def check_foreign(path: Path, run: Path | None) -> None:
-    """Raise BadInput where a directory holds no model. `run`: the run directory that it belongs to."""
+    """Raise BadInput where a directory holds no model. `run`: its run directory."""
     if path.is_file():
         raise BadInput(f"{path}: is a file, wanted its folder: {path.parent}")
     if not (path / NANOGPT).is_file():
@@ -72,17 +72,19 @@ def check_foreign(path: Path, run: Path | None) -> None:
 
 
 def load_foreign(path: Path, run: Path | None) -> GPT:
-    """Return the network of weights under other names. Raises BadInput."""
+    """Load a model of another program. Raises BadInput."""
     found = _read(path, run)
     values, where = found.values, found.where
     heads = next((values[key] for key in HEADS_KEYS if key in values), None)
     if heads is None:
-        raise BadInput(f"{where}: got no {', '.join(HEADS_KEYS)}; how many heads the model has, nothing else tells")
+        raise BadInput(
+            f"{where}: got none of {', '.join(HEADS_KEYS)}; add one: weights do not tell the number of heads"
+        )
     for key, wanted in ONLY_VALUES.items():
         if values.get(key, wanted[0]) not in wanted:
             raise BadInput(f"{where}: {key}: got {quoted(values[key])}, wanted {wanted[0]!r} as in GPT-2")
     try:
-        # of Hugging Face's GPT-2 a head beside the embedding is a copy unless the config says no
+        # Hugging Face's GPT-2 is tied by default: a head beside the embedding is a copy.
         tied = values.get("tie_word_embeddings", values.get("tie_weights", values.get("model_type") == "gpt2"))
         plain = to_plain(found.weights, tied=tied is True)
         config = config_of(plain, heads, _activation(found))
@@ -101,7 +103,7 @@ def load_foreign(path: Path, run: Path | None) -> GPT:
 
 
 def _activation(found: Foreign) -> str:
-    """Return what the configuration names; or else nanoGPT's own for its weights, and for all others GPT-2's."""
+    """Return the configured activation; by default nanoGPT's for its weights, and GPT-2's for all others."""
     values = found.values
     key = next((key for key in ACTIVATION_KEYS if key in values), None)
     if key is None:
@@ -127,7 +129,7 @@ def _read_config(path: Path, run: Path | None) -> tuple[Path, dict[str, Any]]:
             f"{path}: no model; wanted a run directory, one of its checkpoints, or weights with a {CONFIG_FILES[0]}"
         )
     values = read_json(file)
-    inside = values.get("cfg")  # of gpjt's published models
+    inside = values.get("cfg")  # in gpjt's published models
     return file, inside if isinstance(inside, dict) else values
 
 
@@ -143,7 +145,7 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
         try:
             with safe_open(path / name, framework="pt") as file:
                 weights |= {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  # not a dict
-                # of tensors that share memory, save_model stores one, and under each other name which one
+                # save_model stores one of several tensors that share memory; metadata maps the other names to it
                 shared = file.metadata() or {}
         except FileNotFoundError as error:
             raise BadInput(f"{path / name}: missing; wanted weights as safetensors") from error
@@ -154,14 +156,14 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
 
 
 def _read_nanogpt(path: Path) -> Foreign:
-    """Return what nanoGPT's checkpoint holds; a config.json beside it overrides the shape that it tells."""
+    """Read nanoGPT's checkpoint; a config.json beside it overrides its configuration."""
     file = path / NANOGPT
     try:
         content = torch.load(file, map_location="cpu", mmap=True, weights_only=True)
     except Exception as error:  # unpickling raises anything
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise BadInput(
-            f"{file}: not read: a pickle with more than tensors and plain values, which could run code, or damaged: "
+            f"{file}: refused: damaged, or a pickle with more than tensors and plain values, which could run code: "
             f"{reason} If you trust it, write safetensors, and n_head into {CONFIG_FILES[0]}: {CONVERSION}"
         ) from error
     weights, values = (content.get(key) if isinstance(content, dict) else None for key in ("model", "model_args"))

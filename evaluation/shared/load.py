@@ -1,4 +1,4 @@
-"""A trained model and its tokenizer, from a run, a checkpoint, or a directory or repository of Hugging Face's."""
+"""Loading of a model and its tokenizer from a run, a checkpoint, a model directory, or the Hugging Face hub."""
 
 import re
 from pathlib import Path
@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from common.errors import BadInput
-from common.hub_client import show_bars_in_terminals_only
+from common.hub_client import download_snapshot
 from common.json_files import read_json
 from evaluation.shared.foreign import CONFIG_FILES, INDEX, check_foreign, load_foreign
 from model.config import ModelConfig
@@ -27,33 +27,33 @@ HUB_FILES = [*CONFIG_FILES, "*.safetensors", INDEX, "tokenizer*.json", "vocab.js
 
 @attrs.frozen
 class ModelLocation:
-    """Where a model lies."""
+    """Paths of a model."""
 
-    path: Path  # of the checkpoint or model directory
-    run: Path | None  # the run directory that it belongs to
-    home: Path  # where results about it are kept: the run, the model directory, or for a model of the hub one in runs/
+    path: Path  # checkpoint or model directory
+    run: Path | None  # its run directory
+    home: Path  # directory of its results: the run, the model directory, or for a model of the hub one in runs/
 
     @property
     def is_own(self) -> bool:
-        """True for a checkpoint of ours, which tells how it was made."""
+        """Whether it is a checkpoint of ours, with a record of its training."""
         return (self.path / checkpoint.STATE).is_file()
 
     @property
     def title(self) -> str:
-        """What people call it: of a run its name and the checkpoint's."""
+        """Its name for people: of a run, the names of run and checkpoint."""
         name = self.home.resolve().name
         return name.replace("--", "/") if self.run is None else f"{name} {self.path.resolve().name}"
 
     @property
     def record(self) -> dict[str, Any]:
-        """What the run wrote about itself, if it did."""
+        """Content of the run's `resolved.json`, or {} where there is none."""
         file = None if self.run is None else self.run / checkpoint.RESOLVED
         return read_json(file) if file is not None and file.exists() else {}
 
 
 @attrs.frozen
 class Trained:
-    """A model ready to be asked, in fp32 on its device."""
+    """A model ready for inference, in fp32 on its device."""
 
     network: GPT
     tokenizer: Tokenizer
@@ -61,10 +61,10 @@ class Trained:
 
 
 def locate(reference: str, name: str | None) -> ModelLocation:
-    """Find the model that a command line names: a directory, or OWNER/NAME on the hub, which is downloaded.
+    """Find a model by its command-line reference: a directory, or OWNER/NAME on the hub, which is downloaded.
 
-    `name`: which checkpoint of a run; None takes `best`, or `latest` where nothing was validated. Raises BadInput where
-    there is none, or where the files of one of ours are not what its manifest says.
+    `name`: checkpoint of a run; None: `best`, or `latest` where nothing was validated. Raises BadInput where there is
+    none, or where files of a checkpoint of ours differ from its manifest.
     """
     home = home_of(reference)
     path = Path(reference)
@@ -74,21 +74,21 @@ def locate(reference: str, name: str | None) -> ModelLocation:
     if run is not None:
         path = _checkpoint(run, name)
     elif name is not None:
-        raise BadInput(f"{path}: --checkpoint {name} names one of a run directory, which this is not")
+        raise BadInput(f"{path}: --checkpoint {name} applies to a run directory, which this is not")
     elif path.resolve().parent.name == "checkpoints":
         path = path.resolve()
         run = home = path.parent.parent
     place = ModelLocation(path, run, home)
     if place.is_own:
         if problem := checkpoint.verify(path):
-            raise BadInput(f"{problem}; take another checkpoint")
+            raise BadInput(f"{problem}; choose another checkpoint")
     else:
         check_foreign(path, run)
     return place
 
 
 def home_of(reference: str) -> Path:
-    """Return the directory where results about a model are kept, `evaluations.jsonl` and answers; it may be absent.
+    """Return the directory of a model's results, `evaluations.jsonl` and answers; it may not exist yet.
 
     Raises BadInput for a name that no file can have.
     """
@@ -104,7 +104,7 @@ def home_of(reference: str) -> Path:
 
 
 def load(place: ModelLocation, tokenizer: str | None, device: torch.device) -> Trained:
-    """Load a model. `tokenizer` overrides the one that belongs to it. Raises BadInput naming what is damaged."""
+    """Load a model. `tokenizer` overrides its own. Raises BadInput naming what is damaged."""
     network = _own(place.path) if place.is_own else load_foreign(place.path, place.run)
     return Trained(network.to(device).eval(), _tokenizer(place, tokenizer, network.config), place)
 
@@ -143,15 +143,10 @@ def _own(path: Path) -> GPT:
 
 def _download(reference: str) -> Path:
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", reference, re.ASCII):
-        raise BadInput(f"{reference}: no such directory; wanted a run, a checkpoint, or a model of the hub, OWNER/NAME")
-    from huggingface_hub import snapshot_download
-
-    show_bars_in_terminals_only()
-    try:
-        return Path(snapshot_download(reference, allow_patterns=HUB_FILES))
-    except Exception as error:  # the hub client raises errors of its own and lets its transport's through
-        detail = " ".join(str(error).split()) or type(error).__name__
-        raise BadInput(f"{reference}: no such directory, and no model of the hub that can be had: {detail}") from error
+        raise BadInput(
+            f"{reference}: no such directory; wanted a run, a checkpoint, or OWNER/NAME of a model on the hub"
+        )
+    return download_snapshot(reference, "model", HUB_FILES, "no such directory, and no model available on the hub")
 
 
 def _tokenizer(place: ModelLocation, wanted: str | None, config: ModelConfig) -> Tokenizer:
@@ -162,13 +157,13 @@ def _tokenizer(place: ModelLocation, wanted: str | None, config: ModelConfig) ->
     if loaded.vocabulary_size > config.vocab_size:
         raise BadInput(
             f"tokenizer {loaded.name}: got {loaded.vocabulary_size} ids, but the model of {place.path} "
-            f"knows {config.vocab_size}; pass the tokenizer of its tokens with --tokenizer"
+            f"has {config.vocab_size}; pass the tokenizer of its tokens with --tokenizer"
         )
     return loaded
 
 
 def _recorded_tokenizer(place: ModelLocation, config: ModelConfig) -> str:
-    """Return the tokenizer of the run's tokens as `resolved.json` names it; public GPT-2 token sets name none."""
+    """Return the tokenizer named in `resolved.json`, or gpt2 by its vocabulary size: public token sets name none."""
     entry = place.record.get("tokenizer")
     if entry is not None:
         assert place.run is not None

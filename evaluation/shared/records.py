@@ -1,4 +1,4 @@
-"""Instructions with reference answers, and what models answered: JSON files that people read and other tools write."""
+"""Instruction records with reference answers, and files of models' answers to them."""
 
 import codecs
 import json
@@ -23,32 +23,32 @@ class Record:
     """One instruction in the form of Stanford's Alpaca (Taori et al. 2023)."""
 
     instruction: str
-    input: str  # what it is about; empty where the instruction says it all
+    input: str  # may be empty
     output: str  # the reference answer
 
 
 @attrs.frozen(kw_only=True)
 class Answer:
-    """What a model answered to a record."""
+    """A model's answer to a record."""
 
     record: Record
     text: str
-    reference_loss: float | None  # nats a token of the reference answer under that model
+    reference_loss: float | None  # of the reference answer under that model, nats per token
 
 
 @attrs.frozen(kw_only=True)
 class Answers:
     """One model's answers to a set of questions, in the questions' order."""
 
-    model: str  # what people call it
+    model: str  # its title
     seed: int  # of the fine-tuning
-    home: Path | None  # the run or model directory whose evaluations.jsonl takes results
-    settings: dict[str, Any]  # how it was fine-tuned
+    home: Path | None  # run or model directory, for evaluations.jsonl
+    settings: dict[str, Any]  # of the fine-tuning
     answers: list[Answer]
 
 
 def read_records(path: Path) -> list[Record]:
-    """Return the records of a JSON array or of JSON Lines. Raises BadInput naming the record that is damaged."""
+    """Read records from a JSON array or JSON Lines. Raises BadInput naming a damaged record."""
     rows = [_record(row, f"{path}: record {number}") for number, row in enumerate(_rows(path), 1)]
     if not rows:
         raise BadInput(f"{path}: holds no records; wanted a JSON array of objects with instruction, input and output")
@@ -56,7 +56,7 @@ def read_records(path: Path) -> list[Record]:
 
 
 def check_folder(folder: Path, option: str = "--output") -> None:
-    """Make the folder that `option` names. Raises BadInput where none could be written, before anything was trained."""
+    """Make the output folder of an option, before anything is trained. Raises BadInput where it is not writable."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
@@ -65,7 +65,7 @@ def check_folder(folder: Path, option: str = "--output") -> None:
 
 
 def write_answers(path: Path, answers: Answers) -> None:
-    """Write one model's answers, all or nothing. Raises BadInput where that cannot be done."""
+    """Write one model's answers atomically. Raises BadInput where that fails."""
     value = {
         "model": answers.model,
         "home": None if answers.home is None else str(answers.home),
@@ -84,7 +84,7 @@ def write_answers(path: Path, answers: Answers) -> None:
 
 
 def read_answers(path: Path) -> Answers:
-    """Return what `write_answers` wrote. Raises BadInput."""
+    """Read a file of `write_answers`. Raises BadInput."""
     value = read_json(path, most_bytes=MOST_BYTES, advice=WANTED_ANSWERS)
     if not isinstance(value.get("answers"), list) or not value["answers"]:
         raise BadInput(f"{path}: {WANTED_ANSWERS}")
@@ -102,7 +102,7 @@ def read_answers(path: Path) -> Answers:
 
 
 def _home(path: Path, recorded: Any) -> Path | None:
-    """Return where results about a model are kept: where its answers lie, or else where they came from."""
+    """Return the directory of a model's results: the one around its answers, or else the recorded one."""
     folder = path.resolve().parent
     around = folder.parent if folder.name == ANSWERS else None
     if around is not None and (around / EVALUATIONS).is_file():
@@ -123,12 +123,12 @@ def _record(row: Any, where: str) -> Record:
         elif key != "input" and not row[key].strip():
             problem = "is empty"
         if problem:
-            raise BadInput(f"{where}: {key} {problem}; correct the record, or leave it out")
+            raise BadInput(f"{where}: {key} {problem}; correct or remove the record")
     return Record(instruction=row["instruction"], input=row["input"], output=row["output"])
 
 
 def _rows(path: Path) -> list[Any]:
-    """Return the records of an array, or where an object comes first, of lines."""
+    """Return the elements of a JSON array; of JSON Lines if the file begins with an object."""
     try:
         lines = read_regular(path, MOST_BYTES).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"{")
     except OSError as error:

@@ -1,4 +1,4 @@
-"""`evaluations.jsonl` of a run or model: append-only, one result a line; what is shown is drawn from it."""
+"""Result log of a run or model: `evaluations.jsonl`, append-only, one result per line."""
 
 import json
 import sys
@@ -13,9 +13,9 @@ from training.telemetry.metrics_log import EVALUATIONS
 
 
 def append_result(home: Path, model: str, kind: str, values: dict[str, Any]) -> None:
-    """Append a result to those of a model, which `home` and `model`, its title, are of; wait until it is on the disk.
+    """Append a result to a model's log and sync it. `home`: the model's directory; `model`: its title.
 
-    Raises BadInput where that cannot be done.
+    Raises BadInput where that fails.
     """
     result = {"evaluation": kind, "model": model, "time": utc_now(), **values}
     path = home / EVALUATIONS
@@ -31,23 +31,23 @@ def append_result(home: Path, model: str, kind: str, values: dict[str, Any]) -> 
 
 
 def is_newest(home: Path, model: str, kind: str, values: dict[str, Any]) -> bool:
-    """Tell whether the newest result of that kind about a model is this one already."""
+    """Tell whether a model's newest result of that kind equals this one."""
     kept, written = results_of(home, model, kind), as_read(values)
     return bool(kept) and {key: kept[-1].get(key) for key in written} == written
 
 
 def results_of(home: Path, model: str, kind: str) -> list[dict[str, Any]]:
-    """Return the results of one kind about a model, oldest first. Raises BadInput as `read_results` does."""
+    """Return a model's results of one kind, oldest first. Raises BadInput as `read_results` does."""
     return [result for result in read_results(home) if (result.get("evaluation"), result["model"]) == (kind, model)]
 
 
 def as_read(values: dict[str, Any]) -> dict[str, Any]:
-    """Return values as a result that was written has them when it is read: tuples are lists, keys are strings."""
+    """Return values as they are read back from JSON: tuples become lists, keys strings."""
     return json.loads(json.dumps(values))
 
 
 def read_results(home: Path) -> list[dict[str, Any]]:
-    """Return the results that are kept in `home`, oldest first; lines that hold none are skipped, and said.
+    """Return all results of a log, oldest first; a note tells how many lines were skipped as damaged.
 
     Raises BadInput where the file cannot be read.
     """
@@ -55,5 +55,5 @@ def read_results(home: Path) -> list[dict[str, Any]]:
     found = read_json_lines(path)
     results = [record for record in found.records if isinstance(record.get("model"), str)]
     if skipped := found.unreadable + len(found.records) - len(results):
-        print(f"NOTE: {printable(str(path))}: skipped {skipped:,} of its lines, which are no results", file=sys.stderr)
+        print(f"NOTE: {printable(str(path))}: skipped {skipped:,} damaged lines", file=sys.stderr)
     return results

@@ -1,4 +1,4 @@
-"""Work in batches, shared by the ranks: what comes out has the same bits on any number of them."""
+"""Batches of work distributed over the ranks, with the same bits on any number of them."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -13,10 +13,10 @@ Result = TypeVar("Result")
 
 
 def share(ranks: Ranks, batches: Sequence[Batch], work: Callable[[Batch], Result], unit: str = "batch") -> list[Result]:
-    """Return what `work` makes of each batch, in order, on every rank; call it on every rank.
+    """Return `work` of each batch, in order, on every rank; call it on every rank.
 
-    The batches must not depend on the number of ranks. On a CPU a rank gets one thread: with more, sums are others.
-    A BadInput of any rank is raised on all.
+    The batches must not depend on the number of ranks. On a CPU a rank gets one thread, as the number of threads
+    changes sums. A BadInput of any rank is raised on all.
     """
     if ranks.device.type == "cpu":
         torch.set_num_threads(1)

@@ -1,34 +1,37 @@
 """evaluate.py smoke"""
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from common.arguments import number, whole_number
 from common.errors import BadInput
 from evaluation.shared.command_line import TIMEOUT_SECONDS, add_device, add_models
 
 if TYPE_CHECKING:
-    from evaluation.shared.measure import EvaluationResult
     from evaluation.smoke.smoke import Continuation
 
-HELP = "continue a gallery of prompts, or your own"
+HELP = "generate continuations of fixed prompts, or of your own"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     add_models(parser, several=True)
-    parser.add_argument("--prompt", action="append", metavar="TEXT", help="instead of the gallery; may be repeated")
-    parser.add_argument("--tokens", type=whole_number(1), help="to add; default: 40, or half of a short context")
+    parser.add_argument("--prompt", action="append", metavar="TEXT", help="replaces the fixed prompts; repeatable")
     parser.add_argument(
-        "--temperature", type=number(0), default=1.0, help="of the sampling; 0 leaves it out (%(default)s)"
+        "--tokens", type=whole_number(1), help="tokens to generate; default: 40, or half of a short context"
     )
-    parser.add_argument("--top-k", type=whole_number(1), default=25, help="candidates for each token (%(default)s)")
-    parser.add_argument("--seed", type=whole_number(0), default=0, help="of the sampling (%(default)s)")
+    parser.add_argument(
+        "--temperature", type=number(0), default=1.0, help="sampling temperature; 0: greedy only (%(default)s)"
+    )
+    parser.add_argument(
+        "--top-k", type=whole_number(1), default=25, help="sampling candidates for each token (%(default)s)"
+    )
+    parser.add_argument("--seed", type=whole_number(0), default=0, help="sampling seed (%(default)s)")
     add_device(parser)
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Print and keep how each model continues prompts; under torchrun the ranks share them."""
+    """Print and store each model's continuations; under torchrun the ranks share the prompts."""
     import attrs  # after --help: the imports take seconds
 
     from evaluation.shared.load import load_on_all, locate
@@ -52,11 +55,6 @@ def run(arguments: argparse.Namespace) -> None:
     stop()
     if problems:
         raise BadInput(problems[0] + (f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""))
-
-
-def read_results(record: dict[str, Any]) -> "list[EvaluationResult]":
-    """Return nothing: continuations are read, not compared."""
-    return []
 
 
 def _shown(said: list["Continuation"]) -> str:

@@ -1,4 +1,4 @@
-"""Does the model speak at all? A gallery of continuations, and a refusal of output that is no output."""
+"""Smoke test: continuations of fixed prompts, and detection of degenerate output."""
 
 import attrs
 
@@ -17,28 +17,28 @@ GALLERY = [
     "Question: How many legs does a spider have?\nAnswer:",
     "def fibonacci(n):\n",
 ]
-REPEATED_TOKENS = 10  # so many tokens that only repeat a few are no text
+REPEATED_TOKENS = 10  # at least, of a repetition that is degenerate
 LONGEST_CYCLE = 3  # tokens
 GREEDY = Sampling(temperature=0)
 
 
 @attrs.frozen(kw_only=True)
 class Continuation:
-    """What a model made of a prompt."""
+    """A model's continuation of a prompt."""
 
     prompt: str
     temperature: float  # 0: the most likely token each time
     text: str  # what follows the prompt
-    problem: str | None  # what makes it no output
+    problem: str | None  # why it is degenerate; None: it is not
 
 
 def smoke(
     trained: Trained, prompts: list[str] | None, count: int | None, sampling: Sampling, ranks: Ranks
 ) -> list[Continuation]:
-    """Return how a model continues each prompt, greedily and by `sampling`; call it on every rank, which share them.
+    """Return the model's continuations of each prompt, greedy and by `sampling`; call it on every rank.
 
-    Without prompts it is the gallery, without a count 40 tokens or half the context; the gallery's prompts lose their
-    beginning where a context is short. Raises BadInput for prompts that do not fit, and logits that are not finite.
+    Default: the gallery, and 40 tokens or half the context; prompts of the gallery are cut at their start where a
+    context is short. Raises BadInput for prompts that do not fit, and logits that are not finite.
     """
     lay_out_for_generation(trained.network)
     context = trained.network.config.context_length
@@ -53,7 +53,7 @@ def smoke(
         except ValueError as error:
             raise BadInput(f"{trained.place.path}: {error}") from error
         text = decode(trained, chosen)
-        # Greedily small models go in circles.
+        # Greedy continuations of small models always repeat.
         problem = _problem(chosen, text) if way is ways[-1] else None
         return Continuation(prompt=prompt, temperature=way.temperature, text=text, problem=problem)
 
@@ -61,14 +61,14 @@ def smoke(
 
 
 def shortest_cycle(tokens: list[int]) -> int | None:
-    """Return after how many tokens a sequence repeats itself to its end, or None for one that does not."""
+    """Return the period with which a sequence repeats to its end, or None where it does not."""
     if len(tokens) < REPEATED_TOKENS:
         return None
     return next((n for n in range(1, LONGEST_CYCLE + 1) if tokens[n:] == tokens[:-n]), None)
 
 
 def decode(trained: Trained, chosen: list[int]) -> str:
-    """Return the text of the ids; ids between tokenizer and model vocabulary stand for nothing."""
+    """Return the text of the ids; ids beyond the tokenizer's vocabulary have none."""
     return trained.tokenizer.decode([token for token in chosen if token < trained.tokenizer.vocabulary_size])
 
 

@@ -1,6 +1,6 @@
 """A question that registers itself is a column of the comparison, with statements about its measure."""
 
-import argparse
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ from evaluation import registry
 from evaluation.comparison.compare import compare
 from evaluation.shared.intervals import Interval
 from evaluation.shared.measure import EvaluationResult, Measure, Measurement, Published
+from evaluation.smoke import command as smoke
 from tests.evaluation.comparison.stored import losses_on, rows_of, write
 
 
@@ -27,34 +28,24 @@ RHYMES = Measure(
 )
 
 
-class Poetry:
-    """A command of evaluate.py."""
-
-    HELP = "count rhymes"
-
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        raise NotImplementedError
-
-    def run(self, arguments: argparse.Namespace) -> None:
-        raise NotImplementedError
-
-    def read_results(self, record: dict[str, Any]) -> list[EvaluationResult]:
-        rhymes = record["rhymes"]
-        reading = Measurement(measure=RHYMES, value=rhymes, error=1.0, sample=rhymes)
-        return [
-            EvaluationResult(
-                evaluation="poetry",
-                model=record["model"],
-                time=record["time"],
-                subject="sonnets",
-                description="of 10 sonnets",
-                measurements=[reading],
-            )
-        ]
+def read_results(record: dict[str, Any]) -> list[EvaluationResult]:
+    """The toy question's measures module is this one."""
+    measurement = Measurement(measure=RHYMES, value=record["rhymes"], error=1.0, sample=record["rhymes"])
+    return [
+        EvaluationResult(
+            evaluation="poetry",
+            model=record["model"],
+            time=record["time"],
+            subject="sonnets",
+            description="of 10 sonnets",
+            measurements=[measurement],
+        )
+    ]
 
 
 def test_a_registered_question_is_a_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(registry.QUESTIONS, "poetry", Poetry())
+    question = registry.Question(smoke, __name__)
+    monkeypatch.setitem(registry.QUESTIONS, "poetry", question)
     homes = [
         write(losses_on(tmp_path / name), "poetry", rhymes=rhymes)
         for name, rhymes in (("a", 12), ("b", 7))
@@ -62,10 +53,16 @@ def test_a_registered_question_is_a_column(tmp_path: Path, monkeypatch: pytest.M
     found = compare(rows_of(*homes))
     assert found.columns == ["model", "held-out loss", "bits/byte", "rhymes"]
     assert [row[-1].text for row in found.rows] == ["12 ± 1", "7 ± 1", "12111 [1]"]
-    assert "rhymes: a is above b by 5 [4, 6] lines; no winner: the seed noise is not known" in found.statements
+    assert "rhymes: a is above b by 5 [4, 6] lines; no winner: the seed noise is unknown" in found.statements
     assert "poetry: of 10 sonnets" in found.notes and "[1] Faust" in found.notes
 
 
 def test_an_unregistered_question_is_left_out(tmp_path: Path) -> None:
     home = write(losses_on(tmp_path / "a"), "poetry", rhymes=12)
     assert compare(rows_of(home)).columns == ["model", "held-out loss", "bits/byte"]
+
+
+def test_every_registered_measures_module_reads_results() -> None:
+    named = [question.measures for question in registry.QUESTIONS.values() if question.measures is not None]
+    assert len(named) == len(set(named)) == 5
+    assert all(callable(import_module(name).read_results) for name in named)

@@ -40,9 +40,9 @@ def test_what_trained_longer_is_better_and_a_copy_is_not(runs: dict[str, Path], 
     alone = compared(runs["short"], runs["long"], "--markdown")
     assert "better" not in alone.partition("held-out loss: ")[2].partition("\n")[0]
     assert f"- held-out loss: {short} is above {long} by " in alone
-    assert "no winner: the seed noise is not known" in alone and "or state it: --seed-deviation NATS" in alone
+    assert "no winner: the seed noise is unknown" in alone and "or pass --seed-deviation NATS" in alone
     same = compared(runs["long"], copy, "--markdown")
-    assert f"{runs['long']}: {long}, {copy}: {long} are one recipe: what they differ by is noise" in same
+    assert f"{runs['long']}: {long}, {copy}: {long} are runs of one recipe: their difference is noise" in same
 
 
 def test_pairs_on_the_same_text_know_more_than_each_alone(runs: dict[str, Path]) -> None:
@@ -63,7 +63,7 @@ def test_runs_that_differ_in_their_seed_show_the_noise_and_are_not_told_apart(ru
     told = f"from {losses[0]:.4f} to {losses[1]:.4f}; standard deviation {deviation:.4f}, 1 degree of freedom"
     assert told in shown
     assert (
-        "- held-out loss: long step-00000008, other step-00000008 (2 seeds) are one recipe: what they differ by"
+        "- held-out loss: long step-00000008, other step-00000008 (2 seeds) are runs of one recipe: their difference"
         in shown
     )
     assert "seed noise is not known" not in shown

@@ -10,7 +10,7 @@ def test_what_most_models_share_is_shown_rather_than_what_is_newest(tmp_path: Pa
     a, b = hellaswag(tmp_path / "a", {1}), hellaswag(tmp_path / "b", {1})
     hellaswag(b, {1, 2}, items=2000)
     found = compare(rows_of(a, b))
-    assert found.statements[0].startswith("HellaSwag, completion: a and b are not told apart: 0.0000")
+    assert found.statements[0].startswith("HellaSwag, completion: a and b do not differ significantly: 0.0000")
 
 
 def test_scores_of_other_sessions_are_shown_apart_and_never_compared(tmp_path: Path) -> None:
@@ -18,7 +18,7 @@ def test_scores_of_other_sessions_are_shown_apart_and_never_compared(tmp_path: P
     a, b = judged(tmp_path / "a", [20, 17, 23], clear), judged(tmp_path / "b", [24, 21, 27], clear)
     c = judged(tmp_path / "c", [90, 85, 95], [{"a": "c", "b": "d", "value": 50, "low": 40, "high": 60}])
     found = compare(rows_of(c, b, a))
-    told = "b is above a by 4.00 [1.00, 7.00] points; no winner: the seed noise is not known"
+    told = "b is above a by 4.00 [1.00, 7.00] points; no winner: the seed noise is unknown"
     assert found.statements == [f"judge's score: {told}"]
     shown = {row[0].text: row[-1].text for row in found.rows}
     assert shown["b"] == "24.00 [21.00, 27.00]"

@@ -25,7 +25,7 @@ from evaluation.shared.measure import EvaluationResult, Measure, Measurement
 from tests.evaluation.comparison.stored import hellaswag, rows_of
 from tests.evaluation.shared.test_bootstrap import session
 
-GROUPS, SEED_NOISE, TEXT_NOISE = 60, 0.01, 0.02  # nats a token; of text: of one model on one group of documents
+GROUPS, SEED_NOISE, TEXT_NOISE = 60, 0.01, 0.02  # nats per token; of text: of one model on one group of documents
 DEVIATION = float(np.hypot(SEED_NOISE, TEXT_NOISE / GROUPS**0.5))  # of a loss as it is measured, over seeds
 TOKENS = np.full(GROUPS, 1000.0)
 
@@ -89,7 +89,7 @@ def test_with_one_seed_a_side_nobody_wins_unless_the_seed_noise_is_stated() -> N
     tables = [table(draw, [1, 1, 0]) for _ in range(400)]
     found = [compare(rows) for rows in tables]
     assert not any(map(winners, found))
-    shown = [line for one in found for line in one.statements if "no winner: the seed noise is not known" in line]
+    shown = [line for one in found for line in one.statements if "no winner: the seed noise is unknown" in line]
     assert len(shown) > 600 and all("[" in line for line in shown)  # seed noise is larger than the text's
     advised = ["--seed-deviation" in " ".join(one.notes) for one in found]
     assert advised == ["no winner" in " ".join(one.statements) for one in found]
@@ -135,11 +135,12 @@ def test_with_seed_noise_intervals_hold_for_all_pairs_of_recipes_together(tmp_pa
     text = student_quantile((1 + confidence) / 2, 999) * ((square - (105 / 1002) ** 2) / 1001) ** 0.5
     seeds = student_quantile((1 + confidence) / 2, 1) * 0.03 / 2**0.5 * 1.5**0.5
     reach = math.hypot(text, seeds)
-    line = f"a, b (2 seeds) and c are not told apart: -0.1050 [{-value - reach:.4f}, {-value + reach:.4f}] of all items"
+    bounds = f"[{-value - reach:.4f}, {-value + reach:.4f}]"
+    line = f"a, b (2 seeds) and c do not differ significantly: -0.1050 {bounds} of all items"
     assert f"HellaSwag, completion: {line}" in found
-    assert "HellaSwag, completion: a, b (2 seeds) are one recipe: what they differ by is noise" in found
+    assert "HellaSwag, completion: a, b (2 seeds) are runs of one recipe: their difference is noise" in found
 
 
 def test_without_an_interval_nobody_is_better() -> None:
     alone = verdict(pair(HELD_OUT), Interval(value=-3, low=None, high=None))
-    assert alone.startswith("a and b are not told apart: -3.0000 nats a token, with no interval")
+    assert alone.startswith("a and b do not differ significantly: -3.0000 nats per token, with no interval")

@@ -16,7 +16,8 @@ from evaluation.shared.load import Trained, load, locate
 from model.gpt import GPT
 from tests import launch
 from tests.conftest import ROOT, shared, train, write_run
-from tests.evaluation.hellaswag.test_hellaswag import results, write_items
+from tests.evaluation.hellaswag.test_hellaswag import results
+from tests.evaluation.hellaswag.written_items import write_items
 from tokens.tokenizer.tokenizer import load_tokenizer
 from training.parallel.process_group import start, stop
 

@@ -2,7 +2,6 @@
 
 import json
 import math
-import random
 from pathlib import Path
 from typing import Any
 
@@ -18,40 +17,12 @@ from evaluation.hellaswag.items import Item
 from evaluation.shared.load import load, locate
 from tests import launch
 from tests.conftest import ROOT, shared, train, write_run
+from tests.evaluation.hellaswag.written_items import ITEM, write_items
 from tests.hub_server import environment as at_hub
 from tests.hub_server import serve
 from tokens.tokenizer.tokenizer import load_tokenizer
 
 CONTEXT = 96
-ITEM = {
-    "ind": 4,
-    "activity_label": "Roof removal",
-    "ctx_a": "A man is on a roof.",
-    "ctx_b": "he",
-    "ctx": "A man is on a roof. he",
-    "endings": ["rips up tiles.", "sings.", "holds a red cube.", "is a roof."],
-    "label": 3,
-    "source_id": "activitynet~v_1",
-    "split": "val",
-}
-
-
-def write_items(path: Path, count: int = 37) -> list[dict[str, Any]]:
-    """Write items of random words in the form of hellaswag_val.jsonl, a few of them longer than CONTEXT bytes."""
-    draw = random.Random(0)
-    words = ["def", "class", "return", "the", "a", "import", "self", "tar", "header", "open", "[step]", "[title]", "in"]
-
-    def text(most: int) -> str:
-        return " ".join(draw.choices(words, k=draw.randint(2, most)))
-
-    rows = []
-    for number in range(count):
-        first, then = text(12), "" if number % 3 else text(3)
-        context = f"{first} {then}".strip()
-        texts = {"activity_label": text(2), "ctx_a": first, "ctx_b": then, "ctx": context}
-        rows.append(ITEM | texts | {"ind": number, "endings": [text(6) for _ in range(4)], "label": draw.randrange(4)})
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return rows
 
 
 def item(**changes: Any) -> Item:
@@ -122,8 +93,8 @@ def test_both_ways_are_counted_the_same_on_any_number_of_ranks(trained: Path, tm
     assert first["completion"]["hits"] != first["lm_eval"]["hits"]
     assert 0 < len(cut) < len(rows)
     assert first["cut"] == len(cut)
-    assert f"the context did not hold all of {len(cut)} items" in done.stdout
-    assert "as build-nanogpt and llm.c count; GPT-2 124M has acc 0.2859, acc_norm 0.2955 on all 10,042" in done.stdout
+    assert f"; {len(cut)} items were cut to the context" in done.stdout
+    assert "convention of build-nanogpt and llm.c; GPT-2 124M: acc 0.2859, acc_norm 0.2955 on all 10,042" in done.stdout
     assert f"completion: acc {first['completion']['acc']:.4f} ± " in done.stdout
 
 
@@ -139,7 +110,7 @@ def test_the_hubs_parquet_counts_as_the_file_does(trained: Path, tmp_path: Path)
         done = hellaswag(trained, "--count", "9", environment=at_hub(hub, None))
         assert done.returncode == 0, done.stderr
         absent = hellaswag(trained, "--data", "owner/absent", environment=at_hub(hub, None))
-        assert "owner/absent: no such file, and no dataset of the hub that can be had" in absent.stderr
+        assert "owner/absent: no such file, and no dataset available on the hub" in absent.stderr
         assert not any("train-00000" in line for line in hub.requests if line.startswith("GET"))
     assert hellaswag(trained, "--count", "9", "--data", tmp_path / "items.jsonl").returncode == 0
     there, here = ({**result, "time": "", "data": ""} for result in results(trained)[-2:])
@@ -174,24 +145,11 @@ def test_equal_choices_and_empty_ones_count_as_with_the_harness() -> None:
     assert accuracy(np.array([-4.0, -3.0, -4.0, -9.0]), by_tokens, [2]).acc_norm == 1.0
 
 
-def test_items_that_cannot_be_counted_are_one_line(trained: Path, tmp_path: Path) -> None:
+def test_items_that_cannot_be_scored_are_one_line(trained: Path, tmp_path: Path) -> None:
     data = tmp_path / "items.jsonl"
-
-    def refused(*rows: Any, options: tuple[str, ...] = ()) -> str:
-        data.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
-        done = hellaswag(trained, "--data", data, *options)
-        assert done.returncode == 1
-        assert done.stderr.count("\n") == 1, done.stderr
-        return done.stderr
-
-    assert f"{data}: line 2: not JSON" in refused(ITEM, '{"ind": 4, ')
-    assert f"{data}: item 2: endings: wanted 4 texts" in refused(ITEM, ITEM | {"endings": ["a", "b", "c"]})
-    unlabelled = {key: value for key, value in ITEM.items() if key != "label"}
-    assert "item 1: label: got '', wanted 0 to 3; the test split has none" in refused(unlabelled)
-    assert "item 1: ctx_a: got None, wanted a text" in refused(ITEM | {"ctx_a": None})
-    assert "holds no items" in refused()
-    assert "--count: got 2, but" in refused(ITEM, options=("--count", "2"))
-    (tmp_path / "items.parquet").write_bytes(b"PAR1")
-    assert "items.parquet: damaged: " in hellaswag(trained, "--data", tmp_path / "items.parquet").stderr
+    data.write_text("{")
+    done = hellaswag(trained, "--data", data)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert f"{data}: line 1: not JSON" in done.stderr
     absent = hellaswag(trained, "--data", tmp_path / "absent.jsonl", ranks=2)
     assert "absent.jsonl: no such file; wanted HellaSwag's items" in absent.stderr

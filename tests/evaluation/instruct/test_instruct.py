@@ -1,43 +1,27 @@
 """Fine-tuning learns what it should from what it should, on any number of ranks, and hands on its best epoch."""
 
-import copy
 import json
 import shutil
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 
-from evaluation.instruct import fine_tuning
 from evaluation.instruct.fine_tuning import (
-    FineTuneSettings,
     answer_losses,
-    encode,
-    fine_tune,
     make_example,
-    prompt_text,
-    validation_loss,
 )
 from evaluation.instruct.instruct import split_records
 from evaluation.shared.load import ModelLocation, Trained, load, locate
-from evaluation.shared.records import Record, read_answers, read_records
-from model.config import ModelConfig
-from model.gpt import GPT, initialize
+from evaluation.shared.records import read_answers, read_records
 from tests import launch
-from tests.conftest import ROOT, TINY_MODEL, shared, train
+from tests.conftest import ROOT, shared, train
+from tests.evaluation.instruct.instructions import RECORDS, records
 from tokens.tokenizer.tokenizer import load_tokenizer
-from training.parallel.process_group import Ranks, start, stop
-
-RECORDS = [
-    {"instruction": f"Count to {number}.", "output": " ".join(map(str, range(1, number + 1)))}
-    | ({"input": "in digits"} if number % 2 else {})
-    for number in range(1, 41)
-]
 
 
 def instruct(*arguments: str | Path, ranks: int = 1) -> Any:
@@ -49,22 +33,6 @@ def data(tmp_path: Path) -> Path:
     path = tmp_path / "records.json"
     path.write_text(json.dumps(RECORDS))
     return path
-
-
-@pytest.fixture(scope="module")
-def alone() -> Iterator[Ranks]:
-    yield start("cpu", 60)
-    stop()
-
-
-def fresh(tmp_path: Path, **changes: Any) -> Trained:
-    network = GPT(ModelConfig(**(TINY_MODEL | {"context_length": 256} | changes)))
-    initialize(network, 0)
-    return Trained(network.eval(), load_tokenizer("bytes"), ModelLocation(tmp_path, None, tmp_path))
-
-
-def records() -> list[Record]:
-    return [Record(**({"input": ""} | record)) for record in RECORDS]
 
 
 def test_the_split_is_that_of_the_published_comparisons() -> None:
@@ -131,63 +99,6 @@ def test_what_an_earlier_session_has_done_is_kept_with_weights_that_others_load(
     assert f"{tuned}: exists, and holds no fine-tuned model; move it away" in refused.stderr
 
 
-@pytest.mark.parametrize("prompt_loss", [False, True])
-def test_an_update_is_that_of_the_mean_over_the_answers_tokens(
-    tmp_path: Path, alone: Ranks, monkeypatch: pytest.MonkeyPatch, *, prompt_loss: bool
-) -> None:
-    settings = FineTuneSettings(epochs=1, batch_size=4, learning_rate=1e-2, prompt_loss=prompt_loss)
-    ours, theirs = fresh(tmp_path), fresh(tmp_path)
-    monkeypatch.setattr(fine_tuning, "validation_loss", lambda *_: next(falling))
-    falling = iter([2.0, 1.0])
-    fine_tune(ours, records()[:4], records()[4:6], settings, alone)
-    optimizer = torch.optim.AdamW(theirs.network.parameters(), lr=1e-2, weight_decay=0.1)
-    losses = []
-    for record in records()[:4]:
-        prompt = encode(theirs, prompt_text(record))
-        tokens = torch.tensor([*prompt, *encode(theirs, record.output), theirs.tokenizer.end_of_text_id])
-        loss = F.cross_entropy(theirs.network(tokens[None, :-1])[0], tokens[1:], reduction="none")
-        losses.append(loss if prompt_loss else loss[len(prompt) - 1 :])
-    torch.cat(losses).mean().backward()
-    optimizer.step()
-    for (name, one), other in zip(ours.network.named_parameters(), theirs.network.parameters(), strict=True):
-        torch.testing.assert_close(one, other, atol=2e-5, rtol=1e-4, msg=name)
-        assert not torch.equal(one, fresh(tmp_path).network.get_parameter(name))
-
-
-def test_the_best_epoch_is_handed_on_and_later_ones_are_not(tmp_path: Path, alone: Ranks) -> None:
-    trained, split = fresh(tmp_path), split_records(records())
-    outcome = fine_tune(trained, split.train, split.validation, FineTuneSettings(learning_rate=2e-2, epochs=50), alone)
-    assert 0 < outcome.best_epoch < len(outcome.losses) - 1 < 50
-    assert min(outcome.losses) == outcome.losses[outcome.best_epoch] < outcome.losses[-1]
-    held_out = [make_example(trained, record) for record in split.validation]
-    assert validation_loss(trained, held_out, alone) == outcome.losses[outcome.best_epoch]
-    assert not trained.network.training
-
-
-def test_a_model_that_only_gets_worse_stays_as_it_was(
-    tmp_path: Path, alone: Ranks, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trained = fresh(tmp_path)
-    before = copy.deepcopy(trained.network.state_dict())
-    rising = iter([1.0, 2.0])
-    monkeypatch.setattr(fine_tuning, "validation_loss", lambda *_: next(rising))
-    assert fine_tune(trained, records()[:8], records()[8:], FineTuneSettings(learning_rate=1.0), alone).best_epoch == 0
-    assert all(torch.equal(value, before[name]) for name, value in trained.network.state_dict().items())
-
-
-def test_what_a_short_context_does_not_hold_is_the_prompts_beginning(tmp_path: Path) -> None:
-    record = Record(instruction="Say it.", input="", output="x" * 100)
-    for context in (32, 128, 512):
-        trained = fresh(tmp_path, context_length=context)
-        example = make_example(trained, record)
-        text = trained.tokenizer.decode(example.tokens[: example.first_target])
-        assert prompt_text(record).endswith(text)
-        assert len(example.tokens) <= context + 1
-        assert example.cut == (text != prompt_text(record) or example.tokens[-1] != trained.tokenizer.end_of_text_id)
-        assert example.first_target >= context // 2 or not example.cut
-    assert not example.cut
-
-
 def test_what_cannot_be_learned_from_is_one_line(make_run: Callable[..., Path], data: Path, tmp_path: Path) -> None:
     run = make_run()
     assert train(run, "--max-steps", "1").returncode == 0
@@ -199,7 +110,7 @@ def test_what_cannot_be_learned_from_is_one_line(make_run: Callable[..., Path], 
         assert len(said) == 1
         return said[0]
 
-    assert "wanted one of 1, 2, 4, 8, which share a batch to the bit" in refused("--data", data, ranks=3)
+    assert "wanted one of 1, 2, 4, 8, on which a batch has the same bits" in refused("--data", data, ranks=3)
     assert "no/such.json: cannot be read" in refused("--data", "no/such.json", ranks=2)
     file = ("--data", data, "--output", data / "answers")
     assert "answers: cannot be written: Not a directory; pass another --output" in refused(*file)
@@ -240,5 +151,5 @@ def test_ctrl_c_is_one_line(make_run: Callable[..., Path], data: Path) -> None:
     stopped = launch.start(ROOT / "evaluate.py", "instruct", str(run), *options)
     assert stopped.stdout.readline().startswith(str(run))
     stopped.send_signal(signal.SIGINT)
-    assert stopped.communicate(60)[1].splitlines()[-1] == "evaluate.py: interrupted; what was measured before is kept"
+    assert stopped.communicate(60)[1].splitlines()[-1] == "evaluate.py: interrupted; results so far are stored"
     assert stopped.returncode == 130

@@ -13,7 +13,7 @@ def test_of_one_fine_tuning_each_the_judge_finds_nobody_better(tmp_path: Path) -
     homes = [judged(tmp_path / name, [20, 17, 23], clear, seeds=1) for name in "ab"]
     found = compare(rows_of(*homes))
     assert found.statements == [
-        "judge's score: a and b are not told apart by one fine-tuning each: -4.00 [-7.00, -1.00] points"
+        "judge's score: a and b cannot be ranked with one fine-tuning each: -4.00 [-7.00, -1.00] points"
     ]
     assert any("95 % intervals over questions only, of one fine-tuning each" in note for note in found.notes)
 

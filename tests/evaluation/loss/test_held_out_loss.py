@@ -79,7 +79,7 @@ def test_the_error_is_that_of_repeated_draws_of_documents() -> None:
         bits.append(result.bits_per_byte)
         errors.append(result.nats_per_token_error)
         bits_errors.append(result.bits_per_byte_error)
-    assert f"± {errors[-1]:.4f} nats a token" in describe(result)
+    assert f"± {errors[-1]:.4f} nats per token" in describe(result)
     assert np.mean(errors) == pytest.approx(np.std(means), rel=0.1)
     assert np.mean(bits_errors) == pytest.approx(np.std(bits), rel=0.1)
 
@@ -156,8 +156,8 @@ def test_models_of_others_are_measured_beside(trained: Path, token_files: Path, 
     both = loss(trained, exported, "--count", "5000")
     assert both.returncode == 0, both.stderr
     _, ours, theirs = both.stdout.splitlines()
-    assert ours.split(": ", 1)[1] + "; what it was trained on is not known here" == theirs.split(": ", 1)[1]
-    assert " nats a token, perplexity " in ours
+    assert ours.split(": ", 1)[1] + "; its training data are unknown" == theirs.split(": ", 1)[1]
+    assert " nats per token, perplexity " in ours
     assert results(exported)[0]["nats_per_token"] == results(trained)[0]["nats_per_token"]
 
 
@@ -176,7 +176,7 @@ def test_what_cannot_be_measured_is_one_line(trained: Path, token_files: Path, t
     other = (tmp_path / "a.txt", "--output", tmp_path / "gpt2", "--tokenizer", shared("gpt2.tiktoken"))
     assert run(PREPARE, *other).returncode == 0
     said = refused(trained, "--tokens", tmp_path / "gpt2", "--split", "train")
-    assert "its tokens are of the tokenizer gpt2.tiktoken, those of" in said
+    assert "its tokens are of tokenizer gpt2.tiktoken, but" in said
     from safetensors.torch import load_file, save_file
 
     checkpoint = trained / "checkpoints" / "latest"

@@ -149,7 +149,8 @@ def test_a_hub_that_cannot_be_reached_is_one_line(
     with pytest.raises(BadInput) as raised:
         resolve_sources(["hf:OWNER/NAME"])
     assert str(raised.value) == (
-        "hf:OWNER/NAME: cannot be resolved on the hub: Name or service not known\\x1b[2J; the same command goes on"
+        "hf:OWNER/NAME: cannot be resolved on the hub: Name or service not known\\x1b[2J; "
+        "rerun the same command to resume"
     )
     assert capfd.readouterr() == ("", "")
 

@@ -86,16 +86,20 @@ def test_a_server_out_of_order_is_one_line_and_the_same_command_goes_on(prepared
     last = done.stderr.splitlines()[-1]
     assert last.startswith(f"prepare_data.py: dataset {NAME}: cannot be uploaded: "), last
     assert "Out of order" in last
-    assert last.endswith("; the same command goes on")
+    assert last.endswith("; rerun the same command to resume")
     hub.before_upload = lambda size: True
     assert push(hub, prepared, NAME).returncode == 0
 
 
 def test_what_cannot_be_published_is_refused_before_anything_is_sent(prepared: Path, hub: Hub, tmp_path: Path) -> None:
-    assert "no token of the Hugging Face hub: run `hf auth login`" in refusal(push(hub, prepared, NAME, token=None))
-    assert "tokens: no name on the hub; wanted OWNER/NAME" in refusal(push(hub, prepared, "tokens"))
+    assert "no access token of the Hugging Face hub: run `hf auth login`" in refusal(
+        push(hub, prepared, NAME, token=None)
+    )
+    assert "tokens: not a repository name; wanted OWNER/NAME" in refusal(push(hub, prepared, "tokens"))
     assert "wanted OWNER/NAME" in refusal(push(hub, prepared, "datasets/owner/tokens"))
-    assert "--license: got 'a: b', wanted an identifier" in refusal(push(hub, prepared, NAME, "--license", "a: b"))
+    assert "--license: got 'a: b', wanted a license identifier" in refusal(
+        push(hub, prepared, NAME, "--license", "a: b")
+    )
     assert "manifest.json: missing; only a finished preparation" in refusal(push(hub, tmp_path, NAME))
     manifest = (prepared / "manifest.json").read_text()
     (prepared / "manifest.json").write_text(
@@ -117,7 +121,7 @@ def test_a_token_that_may_not_write_and_a_closed_network_are_one_line(prepared: 
     told = refusal(push(hub, prepared, "somebody/tokens"))
     assert "You don't have the rights to create a dataset under the namespace" in told
     hub.url = "http://127.0.0.1:9"
-    assert "the same command goes on" in refusal(push(hub, prepared, NAME))
+    assert "rerun the same command to resume" in refusal(push(hub, prepared, NAME))
 
 
 def test_private_stays_private(prepared: Path, hub: Hub) -> None:

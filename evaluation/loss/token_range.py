@@ -1,0 +1,134 @@
+"""Range of tokens for the held-out loss: chosen beyond what a run has read, identified by its content."""
+
+import hashlib
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from common.errors import BadInput
+from common.files import sha256
+from evaluation.shared.load import ModelLocation
+from tokens.format.manifest import finished_by, read_manifest
+from tokens.format.token_file import open_split
+from tokens.hub.download import hub_name
+from training.checkpoints import directory as checkpoint
+from training.checkpoints.compatibility import listed
+
+FIRST_TOKEN, TOKENS = 50_000_000, 19_660_800  # the range on which gpjt/ddp-base-model-from-scratch compares its models
+
+
+@attrs.frozen(kw_only=True)
+class Range:
+    """A range of a split: tokens start + 1 .. start + count are predicted."""
+
+    directory: Path
+    split: str
+    start: int
+    count: int
+
+    def __str__(self) -> str:
+        return f"{self.directory}: {self.split}, tokens {self.start:,} to {self.start + self.count:,}"
+
+
+def token_directory(places: list[ModelLocation]) -> Path:
+    """Return the token directory of the first run among models. Raises BadInput where it is not unique."""
+    known = next((place.record["token_files"] for place in places if "token_files" in place.record), None)
+    if not isinstance(known, str):
+        raise BadInput(f"{places[0].path}: names no single token directory; pass --tokens DIR")
+    return Path(known)
+
+
+def choose_range(
+    directory: Path, split: str, start: int | None, count: int | None, places: list[ModelLocation]
+) -> Range:
+    """Return the requested range; by default gpjt's, cut to the stream.
+
+    In a stream that ends before gpjt's range the default follows the validated tokens. Raises BadInput where no token
+    is left.
+    """
+    length = open_split(directory, split).length
+    if start is None:
+        start = FIRST_TOKEN
+        if length <= FIRST_TOKEN + 1:
+            seen = [part.end for place in places for part in _seen(place, directory, split)]
+            start = max((end for end in seen if end < length), default=0)
+    there = length - start - 1
+    if there < 1 or (count is not None and count > there):
+        wanted = "1 token" if count is None else f"{count:,} tokens"
+        raise BadInput(
+            f"{directory}: its {split} stream has {length:,} tokens, wanted {wanted} to predict after {start:,}; pass "
+            "another --from or --count"
+        )
+    return Range(directory=directory, split=split, start=start, count=min(there, TOKENS if count is None else count))
+
+
+def check_unseen(place: ModelLocation, span: Range) -> None:
+    """Raise BadInput where the model was trained or validated on tokens of the range."""
+    for part in _seen(place, span.directory, span.split):
+        if part.begin < span.start + span.count + 1 and span.start < part.end:
+            raise BadInput(
+                f"{span}: {place.path} was {part.how} on tokens {part.begin:,} to {part.end:,} of it; pass another "
+                "--from, --count or --split"
+            )
+
+
+def identity(span: Range) -> dict[str, Any]:
+    """Return a range's identity as JSON: its position, and the sha256 of its tokens as 32-bit integers."""
+    tokens = open_split(span.directory, span.split).read(span.start, span.count + 1)
+    return {
+        "tokens": str(span.directory),
+        "dataset": hub_name(span.directory),
+        "split": span.split,
+        "start": span.start,
+        "count": span.count,
+        "sha256": hashlib.sha256(tokens.astype("<u4").tobytes()).hexdigest(),
+    }
+
+
+@attrs.frozen
+class _Seen:
+    how: str  # "trained" or "validated"
+    begin: int
+    end: int  # token behind the last one
+
+
+def _seen(place: ModelLocation, directory: Path, split: str) -> list[_Seen]:
+    """Return the ranges of a stream that a run has read; none where that is unknown."""
+    if not place.is_own:
+        return []
+    config = checkpoint.read_state(place.path)["config"]
+    train, held_out = config["train"], config.get("validation_stream")
+    length, streams = open_split(directory, split).length, listed(config.get("train_stream", []))
+    unknown = {"tokens": None, "epochs": None}  # older versions recorded no sources
+    sources = config.get("sources") or [unknown] * len(streams)
+    seen = []
+    for stream, source in zip(streams, sources, strict=True):
+        if source["tokens"] != 0 and _is_same(stream, "train", directory, split):
+            begin = train["start_train_token"]
+            # Shuffled windows may lie anywhere.
+            everything = train["shuffle"] or source["epochs"] is None or source["epochs"] > 1
+            seen.append(_Seen("trained", begin, length if everything else begin + source["tokens"] + 1))
+    if held_out is not None and _is_same(held_out, "validation", directory, split):
+        begin, windows = train["start_val_token"], train["validation_sequences"]
+        seen.append(_Seen("validated", begin, begin + windows * config["model"]["context_length"] + 1))
+    return seen
+
+
+def _is_same(recorded: dict[str, Any], recorded_split: str, directory: Path, split: str) -> bool:
+    """Tell whether a stream is that of a run's record, which for growing tokens has a plan in place of a sha256."""
+    planned = (
+        recorded_split == split and recorded.get("plan") is not None and recorded["plan"] == finished_by(directory)
+    )
+    return planned or recorded["sha256"] == _digests(directory, split)
+
+
+@cache
+def _digests(directory: Path, split: str) -> list[str]:
+    """Return the sha256 of a stream's files, in order."""
+    manifest = read_manifest(directory)
+    paths = [file.path for file in open_split(directory, split).files]
+    if manifest is not None and all(path.name in manifest.files for path in paths):
+        return [manifest.files[path.name].sha256 for path in paths]
+    return [sha256(path) for path in paths]

@@ -1,0 +1,33 @@
+"""The model card tells what the run recorded."""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.conftest import TINY_MODEL, train
+from tests.evaluation.comparison.stored import evaluate
+
+
+def test_the_card_tells_what_the_run_was(make_run: Callable[..., Path], tmp_path: Path) -> None:
+    run = make_run()
+    assert train(run, "--price-per-hour", "3.29").returncode == 0
+    assert evaluate("export", run, tmp_path / "named", "--license", "mit").returncode == 0
+    card = (tmp_path / "named" / "README.md").read_text()
+    state = json.loads((run / "checkpoints" / "best" / "state.json").read_text())
+    batch, length = state["config"]["global_batch_size"], TINY_MODEL["context_length"]
+    loss = state["validation_loss"]
+    for line in (
+        "license: mit",
+        "# named",
+        f"| tokens | {state['tokens']:,} |",
+        f"| global batch | {batch} sequences of {length} tokens, {batch * length:,} tokens |",
+        f"| validation loss | {loss:.4f} nats per token (perplexity {math.exp(loss):,.2f}) |",
+        f"| seed | {state['config']['train']['random_seed']} |",
+        "at $3.29 an hour |",
+        "| machine | 1 x ",
+    ):
+        assert line in card
+    assert str(tmp_path) not in card
+    assert "| dataset | `bytes` |" in card
+    assert "None" not in card

@@ -1,0 +1,76 @@
+"""Models of runs and of other programs are loaded, or the reason why not is one line."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from evaluation.shared.load import load, locate
+from tests.conftest import TINY_MODEL, train
+from tests.evaluation.comparison.stored import evaluate
+from tests.model.test_naming import gpjt, nanogpt, openai, plain_of
+
+
+@pytest.mark.parametrize("naming", [openai, nanogpt, gpjt])
+def test_models_of_other_programs_are_asked_like_ours(
+    make_run: Callable[..., Path], tmp_path: Path, naming: Callable[..., dict[str, torch.Tensor]]
+) -> None:
+    run = make_run()
+    assert train(run, "--max-steps", "2").returncode == 0
+    ours = load(locate(str(run), None), None, torch.device("cpu"))
+    weights = naming(plain_of(ours.network), ours.network.config)
+    if naming is gpjt:  # a run directory as that repository leaves it
+        folder = tmp_path / "theirs" / "checkpoints" / "20251201Z120000-iteration-2"
+        folder.mkdir(parents=True)
+        (tmp_path / "theirs" / "model.json").write_text((run / "model.json").read_text())
+        (folder.parent / "best").symlink_to(folder.name)
+    else:
+        folder = tmp_path / "theirs"
+        folder.mkdir()
+        config = {"n_head": TINY_MODEL["n_heads"], "activation_function": "gelu_new"}
+        (folder / ("hparams.json" if naming is openai else "config.json")).write_text(json.dumps(config))
+    save_file({name: value.contiguous() for name, value in weights.items()}, folder / "model.safetensors")
+    asked = evaluate("smoke", tmp_path / "theirs", "--tokenizer", "bytes", "--prompt", "def")
+    assert asked.returncode == 0, asked.stderr
+    assert asked.stdout.split(":\n", 1)[1] == evaluate("smoke", run, "--prompt", "def").stdout.split(":\n", 1)[1]
+    assert "pass it with --tokenizer" in evaluate("smoke", tmp_path / "theirs").stderr
+
+
+def test_what_cannot_be_loaded_is_one_line(make_run: Callable[..., Path], tmp_path: Path) -> None:
+    run = make_run()
+    assert train(run, "--max-steps", "1").returncode == 0
+    exported = tmp_path / "exported"
+    assert evaluate("export", run, exported).returncode == 0
+    config, weights = exported / "config.json", exported / "model.safetensors"
+    good, tensors = config.read_text(), load_file(weights)
+
+    def refused(*arguments: str | Path) -> str:
+        done = evaluate(*(arguments or ("smoke", exported)))
+        assert done.returncode == 1
+        assert done.stderr.count("\n") == 1
+        return done.stderr
+
+    assert f"{exported}: exists; pass another folder" in refused("export", run, exported)
+    assert "no such directory" in refused("smoke", tmp_path / "absent")
+    assert "--checkpoint best applies to a run directory" in refused("smoke", exported, "--checkpoint", "best")
+    (tmp_path / "empty").mkdir()
+    assert "no model; wanted a run directory" in refused("smoke", tmp_path / "empty")
+    assert "unknown" in refused("export", run, tmp_path / "new", "--tokenizer", "bert")
+    assert "--license: got 'M I T'" in refused("export", run, tmp_path / "new", "--license", "M I T")
+    assert not (tmp_path / "new").exists()
+    config.write_text(json.dumps(json.loads(good) | {"activation_function": "relu"}))
+    assert "activation_function: got 'relu', wanted 'gelu_new'" in refused()
+    config.write_text(json.dumps({key: value for key, value in json.loads(good).items() if key != "n_head"}))
+    assert "got none of n_head" in refused()
+    config.write_text("{")
+    assert "not JSON" in refused()
+    config.write_text(good)
+    save_file({name: value for name, value in tensors.items() if "ln_f" not in name}, weights)
+    assert "parameter final_norm.weight is missing" in refused()
+    weights.write_bytes(weights.read_bytes()[:1000])
+    assert "damaged" in refused()
+    weights.unlink()
+    assert "missing; wanted weights as safetensors" in refused()

@@ -1,0 +1,76 @@
+"""Records and answers are read whole, or the damaged one is named."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.errors import BadInput
+from evaluation.shared.records import Answer, Answers, Record, check_folder, read_answers, read_records, write_answers
+
+ROW = {"instruction": "Say it.", "output": "it"}
+RECORD = Record(instruction="Say it.", input="", output="it")
+
+
+def answers(**changes: Any) -> Answers:
+    rows = [Answer(record=RECORD, text="é", reference_loss=loss) for loss in (1.5, None)]
+    return Answers(**({"model": "run", "seed": 1, "home": None, "settings": {"epochs": 2}, "answers": rows} | changes))
+
+
+def test_an_array_and_lines_hold_the_same_records(tmp_path: Path) -> None:
+    for text in (json.dumps([ROW, ROW | {"input": "x"}]), f"{json.dumps(ROW)}\n{json.dumps(ROW | {'input': 'x'})}\n"):
+        (tmp_path / "records").write_text("\ufeff" + text)
+        assert read_records(tmp_path / "records") == [RECORD, Record(instruction="Say it.", input="x", output="it")]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[", "not JSON"),
+        ("[]", "holds no records"),
+        (json.dumps([ROW, {"instruction": "a"}]), "record 2: output is missing; correct or remove the record"),
+        (json.dumps([ROW | {"output": " "}]), "record 1: output is empty"),
+        (json.dumps([ROW | {"input": 3}]), "record 1: input is int, wanted a text"),
+        (json.dumps([3]), "record 1: got int, wanted an object"),
+        (f"{json.dumps(ROW)}\n{{", "line 2: not JSON"),
+    ],
+    ids=str,
+)
+def test_a_damaged_record_is_named(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "records"
+    path.write_text(text)
+    with pytest.raises(BadInput) as raised:
+        read_records(path)
+    assert str(raised.value).startswith(str(path)) and message in str(raised.value)
+
+
+def test_answers_are_read_as_they_were_written(tmp_path: Path) -> None:
+    write_answers(tmp_path / "new" / "a.json", answers(home=tmp_path))
+    assert read_answers(tmp_path / "new" / "a.json") == answers(home=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"answers": []}, "wanted a file of answers"),
+        ({"answers": [ROW]}, "answer 1: wanted a text as 'answer'"),
+        ({"model": 3}, "wanted a text as 'model'"),
+        ({"settings": None}, "an object as 'settings'"),
+    ],
+    ids=str,
+)
+def test_damaged_answers_are_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    path = tmp_path / "a.json"
+    write_answers(path, answers())
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(BadInput, match=message):
+        read_answers(path)
+
+
+def test_an_output_folder_that_cannot_be_written_is_refused_with_its_option(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    check_folder(tmp_path / "a" / "b")
+    assert list((tmp_path / "a" / "b").iterdir()) == []
+    with pytest.raises(BadInput, match="file/b: cannot be written: Not a directory; pass another --keep-weights"):
+        check_folder(tmp_path / "file" / "b", "--keep-weights")
