@@ -7,6 +7,7 @@ import torch
 
 from model.config import flops_per_token
 from model.gpt import GPT, initialize
+from model.loss import NextTokenLoss
 from tokens.batches.micro_batches import Reading
 from training.checkpoints.async_writer import Saver
 from training.checkpoints.disk import checkpoints_of
@@ -21,8 +22,9 @@ from training.limits import Limits
 from training.loop import Loop
 from training.optimizer import Optimizer
 from training.options import Options
+from training.parallel.mesh import make_mesh
 from training.parallel.process_group import Ranks
-from training.parallel.wrap import Parallel, Wrapping
+from training.parallel.wrap import Wrapping, parallelize
 from training.planning.budget import expected_save_seconds
 from training.precision import LossScale, Numerics
 from training.prefetch import Feed
@@ -42,8 +44,7 @@ from training.validation import Validation
 
 def make_network(run: Run) -> GPT:
     """Return the initialized network of a run, on the CPU."""
-    memory = run.train.memory
-    network = GPT(run.model, recompute_blocks=memory.recompute_blocks, loss_chunks=memory.loss_chunks)
+    network = GPT(run.model)
     initialize(network, run.train.random_seed)
     return network
 
@@ -54,7 +55,9 @@ def make_state(network: GPT, run: Run, plan: Plan, numerics: Numerics, ranks: Ra
     torch.set_float32_matmul_precision("highest" if numerics.precision == "fp32" else "high")
     use_attention(run, numerics, ranks)
     wrapping = Wrapping(kind=run.train.execution.parallel, compiled=numerics.compiled, determinism=numerics.determinism)
-    parallel = Parallel(network, wrapping, plan.layout, ranks)
+    recompute, chunks = run.train.memory.recompute_blocks, run.train.memory.loss_chunks
+    model = NextTokenLoss(network.to(ranks.device), recompute_blocks=recompute, chunks=chunks)
+    parallel = parallelize(model, wrapping, plan.layout.accumulation, make_mesh(ranks.device))
     return TrainState(
         parallel=parallel,
         optimizer=Optimizer(parallel.named_parameters(), run.train.optimization, ranks.device),
@@ -122,7 +125,7 @@ class LoopBuilder:
             first_step=state.position.step,
             plan=plan,
             intervals=intervals,
-            feed=Feed(reading, ranks, state.position.step, intervals.last_step),
+            feed=make_feed(reading, state, ranks, intervals.last_step),
             token_watch=watch_tokens(reading, validation, self.token_set),
             validation=validation,
             saving=saving,
@@ -133,6 +136,11 @@ class LoopBuilder:
             stop_request=StopRequest(ranks, self.stop_asked, limits.reached),
             checkpoints=storage.where(""),
         )
+
+
+def make_feed(reading: Reading, state: TrainState, ranks: Ranks, last_step: int) -> Feed:
+    """Return the micro-batches of this rank, from where the state stands to the last step."""
+    return Feed(reading, state.parallel.data_parallel.rank, ranks.device, range(state.position.step, last_step))
 
 
 def make_validation(run: Run, plan: Plan, token_set: TokenSet) -> Validation | None:

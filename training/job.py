@@ -10,7 +10,7 @@ import torch
 from common.clock import utc_now
 from common.errors import EXIT_DONE, EXIT_ERROR, EXIT_STOPPED
 from tokens.batches.micro_batches import Reading
-from training.build import LoopBuilder, make_intervals, make_network, make_settings, make_state
+from training.build import LoopBuilder, make_feed, make_intervals, make_network, make_settings, make_state
 from training.checkpoints.run_record import RunRecord, make_record, write_record
 from training.config.batch_plan import Plan, check_steps, describe, make_plan
 from training.config.train_config import Run
@@ -24,7 +24,6 @@ from training.options import Options
 from training.parallel.process_group import Ranks, from_coordinator, stop, together
 from training.planning.budget import expected_save_seconds
 from training.precision import Numerics
-from training.prefetch import Feed
 from training.replay import read_recorded, replay
 from training.resume import ResumeRequest, load_before, resume
 from training.self_test import describe as describe_outcome
@@ -123,7 +122,7 @@ def _replay(
     load_before(recorded.first, request, state, ranks)
     outcome = self_test(state, settings, ranks)
     print_lines(ranks, [] if outcome is None else [describe_outcome(outcome, settings.numerics)])
-    with closing(Feed(reading, ranks, state.position.step, recorded.last)) as feed:
+    with closing(make_feed(reading, state, ranks, recorded.last)) as feed:
         same = replay(state, settings, ranks, feed.next, recorded)
     return EXIT_DONE if same else EXIT_ERROR
 

@@ -13,14 +13,14 @@ from common.errors import BadInput
 from training import prefetch
 from training.prefetch import MICROBATCHES_AHEAD, Feed
 
-RANKS: Any = SimpleNamespace(rank=0, device=torch.device("cpu"))
-
 
 def feed_of(monkeypatch: pytest.MonkeyPatch, read: Any) -> Feed:
     """Return a feed whose thread reads from a generator of the test."""
-    monkeypatch.setattr(prefetch, "micro_batches", lambda reading, rank, first, end, wait: read(first, end, wait))
+    monkeypatch.setattr(
+        prefetch, "micro_batches", lambda reading, rank, steps, wait: read(steps.start, steps.stop, wait)
+    )
     nothing: Any = None
-    return Feed(nothing, RANKS, 3, 20)
+    return Feed(nothing, 0, torch.device("cpu"), range(3, 20))
 
 
 def batch(number: int) -> tuple[Tensor, Tensor]:
@@ -67,9 +67,9 @@ def test_time_spent_waiting_for_data_is_counted(monkeypatch: pytest.MonkeyPatch)
     first_wait = feed.waited_seconds
     assert first_wait > 0.1
     monkeypatch.setattr(prefetch, "wait_for_step", lambda *_: time.sleep(0.1))
-    feed._reading = SimpleNamespace(grows=True)  # type: ignore[assignment]
+    feed._reading = SimpleNamespace(growing=True)  # type: ignore[assignment]
     nothing: Any = None
-    assert not feed.wait_for_tokens(4, nothing, print)  # asked to stop
+    assert not feed.wait_for_tokens(4, nothing, nothing, print)  # asked to stop
     assert feed.waited_seconds >= first_wait + 0.1
     feed.close()
 
