@@ -78,7 +78,7 @@ class Guard:
         return (held | (self._first_bad >= 0)).float()
 
     def problem(self) -> str | None:
-        """Return the problem that ends the run, with step and ranks, or None. Waits for the GPU; call it on every rank."""
+        """Return the problem that ends the run, or None. Waits for the GPU; call it on every rank."""
         step = int(self._first_bad.item())
         if step < 0:
             return None

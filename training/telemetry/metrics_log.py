@@ -1,8 +1,8 @@
 """Metrics log, `metrics.jsonl`: append-only, one JSON object per line; the source of every chart and report.
 
-Lines with `train_loss` or `validation_loss` are measurements after `step` updates; lines with `event` are events of the
-run. A job that resumes from step N begins with an event "start" at N: `read_metrics` leaves out what earlier jobs logged
-beyond N.
+Lines with `train_loss` or `validation_loss` are measurements after `step` updates; lines with `event` are events of
+the run. A job that resumes from step N begins with an event "start" at N: `read_metrics` leaves out what earlier jobs
+logged beyond N.
 """
 
 import math
