@@ -54,9 +54,9 @@ def train(command: "TrainCommand", supervision: "Supervision") -> int:
     import torch
 
     from training.batch_finder.finder import report_largest
-    from training.build import run_session
     from training.config.batch_plan import derive_layout
     from training.config.train_config import load_run
+    from training.job import run_job
     from training.launch import environment_world_size
 
     try:
@@ -69,7 +69,7 @@ def train(command: "TrainCommand", supervision: "Supervision") -> int:
             report_largest(run, command.overrides, command.options.device, None, command.write)
             return EXIT_DONE
         derive_layout(run, environment_world_size())
-        return run_session(run, command.options, supervision)
+        return run_job(run, command.options, supervision)
     except (BadInput, Diverged) as error:
         alone = isinstance(error, BadInput) and error.alone
         # Rank 0 raises the same; when it has printed it and ended, torchrun sends this rank SIGTERM.

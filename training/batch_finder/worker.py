@@ -144,7 +144,7 @@ def _start(run: Run, device: str | None) -> tuple[TrainState, StepSettings, Rank
     run = attrs.evolve(run, train=train.replace(gradient_accumulation_steps=MICRO_STEPS[numerics.determinism]))
     set_determinism(numerics.determinism, train.execution.cpu_threads, ranks)
     with ranks.device:  # any weights will do, and a GPU makes them in no time
-        network = GPT(run.model, recompute_blocks=train.memory.recompute_blocks, loss_chunks=train.memory.loss_chunks)
+        network = GPT(run.model)
     plan = make_plan(run, ranks.world_size)
     return make_state(network, run, plan, numerics, ranks), make_settings(run, plan, numerics), ranks
 

@@ -21,8 +21,9 @@ from torch import Tensor
 from common.errors import BadInput
 from model.pretrained import stored_rows
 from training.checkpoints.storage import Checkpoint, NewFile, Storage
+from training.parallel.mesh import DataParallel
 from training.parallel.process_group import Ranks
-from training.parallel.wrap import full_tensor, held_rows, rows_of
+from training.parallel.sharding import full_tensor, held_rows, written_rows
 from training.state import TrainState
 
 WEIGHTS, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
@@ -76,7 +77,7 @@ class StateShard:
         for file, tensors in _files(state):
             header, offset = _header(tensors), 0
             for stored in tensors:
-                first, rows = _own_rows(stored, ranks)
+                first, rows = _own_rows(stored, state.parallel.data_parallel)
                 if len(rows):
                     place = len(header) + offset + first * stored.row_bytes
                     pinned = ranks.device.type == "cuda"
@@ -90,7 +91,7 @@ class StateShard:
         ranges = iter(self._ranges)
         for _, tensors in _files(self._state):
             for stored in tensors:
-                _, rows = _own_rows(stored, self._ranks)
+                _, rows = _own_rows(stored, self._state.parallel.data_parallel)
                 if len(rows):
                     next(ranges).staged.copy_(rows, non_blocking=True)
         if self._ranks.device.type == "cuda":
@@ -166,9 +167,9 @@ def _files(state: TrainState) -> Iterator[tuple[str, list[Stored]]]:
     yield OPTIMIZER, kept
 
 
-def _own_rows(stored: Stored, ranks: Ranks) -> tuple[int, Tensor]:
+def _own_rows(stored: Stored, data_parallel: DataParallel) -> tuple[int, Tensor]:
     """Return the rows that this rank writes, and the first one's place in the whole tensor."""
-    first, rows = rows_of(stored.value, ranks)
+    first, rows = written_rows(stored.value, data_parallel)
     return first, rows[: max(0, stored.rows - first)]
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import attrs
 
 from common.errors import BadInput
+from tokens.batches.growing_source import ENDLESS, GrowingSource
 from tokens.batches.micro_batches import Reading, TokenSource
 from tokens.batches.sampling import WindowOrder
 from tokens.format.contents import open_listed
@@ -18,8 +19,6 @@ from training.config.train_config import Run
 from training.data.follow_tokens import growing_directories
 from training.data.locate_tokens import TokenLocation, download, has_split, locate_tokens
 from training.parallel.process_group import Ranks, together
-
-ENDLESS = 1 << 62  # windows of a stream whose end is not known yet
 
 
 @attrs.frozen(kw_only=True)
@@ -101,21 +100,20 @@ def open_tokens(run: Run, given: Path | None, ranks: Ranks, *, follow: bool) -> 
 
 def make_reading(run: Run, plan: Plan, token_set: TokenSet) -> Reading:
     """Return the training data of a run, as all ranks read it."""
-    sources = []
+    sources: list[TokenSource | GrowingSource] = []
     era = None if run.train.data.era_tokens is None else run.train.data.era_tokens // plan.layout.context_length
     for number, (directory, source) in enumerate(zip(token_set.directories, plan.sources, strict=True)):
         count = ENDLESS if source.windows is None else source.windows
         seed, shuffle = run.train.random_seed, run.train.data.shuffle
         order = WindowOrder(count=count, shuffle=shuffle, seed=seed, era=era, source=number)
-        sources.append(
-            TokenSource(
-                stream=directory.train,
-                start_token=plan.start_token,
-                order=order,
-                max_epochs=run.train.data.max_epochs,
-                growing=directory.growing,
+        stream, start = directory.train, plan.start_token
+        if directory.growing is None:
+            sources.append(TokenSource(stream=stream, start_token=start, order=order))
+        else:
+            epochs, growing = run.train.data.max_epochs, directory.growing
+            sources.append(
+                GrowingSource(stream=stream, start_token=start, order=order, max_epochs=epochs, growing=growing)
             )
-        )
     return Reading(
         sources=tuple(sources), mixture=plan.mixture, layout=plan.layout, vocabulary_size=run.model.vocab_size
     )
