@@ -78,9 +78,9 @@ def main() -> int:
             gpus = [find_gpu(name.strip(), known) for name in arguments.predict.split(",")]
             print("\n".join(prediction_table(run, gpus, arguments.world_size or 1)))
         elif arguments.probe is not None:
-            from training.batch_finder.worker import Post, serve
+            from training.batch_finder.worker import WorkerSettings, serve
 
-            serve(run, arguments.device, Post(**json.loads(arguments.probe)))
+            serve(run, arguments.device, WorkerSettings(**json.loads(arguments.probe)))
         else:
             from training.batch_finder.finder import report_largest
 

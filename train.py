@@ -237,7 +237,7 @@ def say(problem: str) -> None:
 def dry_run(run: "Run", arguments: argparse.Namespace) -> int:
     """Print what a run would do; needs neither GPU nor process group, nor tokens where min_train_tokens is set."""
     from training.config.batch_plan import check_steps, describe, make_plan
-    from training.data.open_tokens import lengths_at_hand
+    from training.data.locate_tokens import lengths_at_hand
 
     plan = make_plan(run, arguments.world_size or 1, lengths_at_hand(run, arguments.token_files))
     check_steps(run, plan)
@@ -247,7 +247,7 @@ def dry_run(run: "Run", arguments: argparse.Namespace) -> int:
 
 def plan_machines(run: "Run", arguments: argparse.Namespace) -> int:
     """Print what a run would take on machines for rent; needs what a dry run needs."""
-    from training.data.open_tokens import lengths_at_hand
+    from training.data.locate_tokens import lengths_at_hand
     from training.planning.estimate import make_estimate
     from training.planning.estimate_table import describe_estimate
     from training.planning.price_list import MACHINES, read_machines

@@ -26,6 +26,7 @@ from common.errors import EXIT_DONE, EXIT_ERROR, BadInput
 from training import loop
 from training.batch_finder.worker import is_memory_error, take_steps
 from training.build import make_network, make_settings, make_state
+from training.checkpoints.run_record import RunRecord
 from training.config.batch_plan import Plan, make_plan
 from training.config.train_config import Run, load_run
 from training.data.open_tokens import TokenSet, make_reading, open_tokens
@@ -191,8 +192,15 @@ def _make_job(run: Run, plan: Plan, token_set: TokenSet) -> Job:
         price_per_hour=None,
         budget=Budget(),
         hash_every=None,
-        config={"git_commit": git_commit(), "self_test": None},
+        config=_record(plan),
         token_digests=token_set.digests,
+    )
+
+
+def _record(plan: Plan) -> RunRecord:
+    """Return as much of a record as a run needs that saves nothing."""
+    return RunRecord(
+        model={}, train={}, numerics={}, global_batch_size=plan.layout.global_batch_size, git_commit=git_commit()
     )
 
 

@@ -28,7 +28,7 @@ from evaluation.export.export import save_network  # noqa: E402  # after the pat
 from evaluation.shared.load import load, locate  # noqa: E402
 from model.config import ACTIVATIONS, GPT2_SIZES  # noqa: E402
 from model.gpt import GPT  # noqa: E402
-from model.naming import HUGGING_FACE_ACTIVATIONS  # noqa: E402
+from model.stock import GPT2_ACTIVATIONS  # noqa: E402
 from tests.model.test_naming import gpjt, nanogpt, network, openai, plain_of  # noqa: E402
 from training.config.train_config import load_run  # noqa: E402
 
@@ -79,7 +79,7 @@ def _differences(model: GPT) -> Iterator[tuple[str, float]]:
             weights = {key: value.contiguous() for key, value in naming(plain_of(model), config).items()}
             (folder / way).mkdir()
             save_file(weights, folder / way / "model.safetensors")
-            known = {"n_head": config.n_heads, "activation_function": HUGGING_FACE_ACTIVATIONS[config.activation]}
+            known = {"n_head": config.n_heads, "activation_function": GPT2_ACTIVATIONS[config.activation]}
             (folder / way / "config.json").write_text(json.dumps(known))
             yield way, float((_loaded(folder / way)(tokens) - wanted).abs().max())
 

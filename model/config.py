@@ -7,6 +7,7 @@ import attrs
 
 from model import checks
 
+INITIAL_STD = 0.02  # linear and token-embedding weights, as in OpenAI's model.py
 VOCABULARY_MULTIPLE = 128  # rows of the embedding in memory: matmuls over 50,304 rows are faster than over 50,257
 
 ACTIVATIONS = {"gelu_tanh": "tanh", "gelu": "none"}  # GPT-2's, and the exact one; how torch approximates them

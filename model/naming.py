@@ -23,7 +23,6 @@ HUGGING_FACE = {
     **{"mlp_norm": "ln_2", "mlp.up": "mlp.c_fc", "mlp.down": "mlp.c_proj"},
     **{"token_embedding": "wte", "position_embedding": "wpe", "final_norm": "ln_f", "head": "lm_head"},
 }
-HUGGING_FACE_ACTIVATIONS = {"gelu_tanh": "gelu_new", "gelu": "gelu"}
 # What a module of another program is called here.
 MODULES = {
     **{theirs: ours for ours, theirs in HUGGING_FACE.items()},

@@ -3,20 +3,23 @@
 import math
 import sys
 import threading
-from pathlib import Path
 
 import attrs
 import torch
 
 from common.errors import EXIT_DONE, EXIT_ERROR, EXIT_STOPPED, BadInput, printable
 from model.gpt import GPT, initialize
+from model.loss import NextTokenLoss
 from training.checkpoints import archive
 from training.checkpoints import directory as checkpoint
-from training.checkpoints.compatibility import differences, numerics_drift, resolved, write_record
+from training.checkpoints.compatibility import differences, numerics_drift
+from training.checkpoints.disk import checkpoints_of
+from training.checkpoints.run_record import make_record, write_record
+from training.checkpoints.storage import Checkpoint
 from training.config.batch_plan import Plan, check_steps, describe, make_plan
 from training.config.train_config import Run
 from training.data.open_tokens import TokenSet, make_reading, open_tokens
-from training.data.verify_tokens import check_tokens
+from training.data.verify_tokens import verify_tokens
 from training.exactness.attention_kernel import use_attention
 from training.exactness.fingerprint import agreed_fingerprint, resolve_numerics
 from training.exactness.levels import set_determinism
@@ -25,8 +28,9 @@ from training.job import Job
 from training.loop import Loop
 from training.optimizer import Optimizer
 from training.options import Options
+from training.parallel.mesh import make_mesh
 from training.parallel.process_group import Ranks, from_coordinator, stop, together
-from training.parallel.wrap import Parallel, Wrapping
+from training.parallel.wrap import Wrapping, parallelize
 from training.planning.budget import expected_save_seconds
 from training.precision import LossScale, Numerics
 from training.replay import replay
@@ -60,7 +64,7 @@ def _train(run: Run, options: Options, ledger: TimeLedger, supervision: Supervis
         token_set = open_tokens(run, options.token_files, ranks, follow=options.follow)
         plan = make_plan(run, ranks.world_size, token_set.lengths)
         check_steps(run, plan)
-        token_set = check_tokens(run, plan, token_set, ranks)
+        token_set = verify_tokens(run, plan, token_set, ranks)
         numerics = resolve_numerics(run, plan, ranks)
         set_determinism(numerics.determinism, run.train.execution.cpu_threads, ranks)
         _say(ranks, _introduction(run, plan, numerics, ranks))
@@ -85,8 +89,8 @@ def _train(run: Run, options: Options, ledger: TimeLedger, supervision: Supervis
         )
         outcome, lines = self_test(state, settings, ranks)
         _say(ranks, lines)
-        job = attrs.evolve(job, config={**job.config, "self_test": outcome})
-        from_coordinator(ranks, lambda: write_record(run, job.config, token_set, ranks, job.price_per_hour))
+        job = attrs.evolve(job, config=attrs.evolve(job.config, self_test=outcome))
+        from_coordinator(ranks, lambda: write_record(run.directory, job.config, token_set, ranks, job.price_per_hour))
         _say(ranks, from_coordinator(ranks, lambda: _check_metrics(run)))
     supervision.begin_training()
     loop = Loop(state, settings, heartbeat, job, ledger)
@@ -129,8 +133,7 @@ def _introduction(run: Run, plan: Plan, numerics: Numerics, ranks: Ranks) -> lis
 
 def make_network(run: Run) -> GPT:
     """Return the initialized network of a run, on the CPU."""
-    memory = run.train.memory
-    network = GPT(run.model, recompute_blocks=memory.recompute_blocks, loss_chunks=memory.loss_chunks)
+    network = GPT(run.model)
     initialize(network, run.train.random_seed)
     return network
 
@@ -141,7 +144,9 @@ def make_state(network: GPT, run: Run, plan: Plan, numerics: Numerics, ranks: Ra
     torch.set_float32_matmul_precision("highest" if numerics.precision == "fp32" else "high")
     use_attention(run, numerics, ranks)
     wrapping = Wrapping(kind=run.train.execution.parallel, compiled=numerics.compiled, determinism=numerics.determinism)
-    parallel = Parallel(network, wrapping, plan.layout, ranks)
+    recompute, chunks = run.train.memory.recompute_blocks, run.train.memory.loss_chunks
+    model = NextTokenLoss(network.to(ranks.device), recompute_blocks=recompute, chunks=chunks)
+    parallel = parallelize(model, wrapping, plan.layout.accumulation, make_mesh(ranks.device))
     return TrainState(
         parallel=parallel,
         optimizer=Optimizer(parallel.named_parameters(), run.train.optimization, ranks.device),
@@ -166,31 +171,31 @@ def _resume(job: Job, options: Options, state: TrainState, ranks: Ranks) -> list
     """Load the wanted checkpoint, if there is one, into the state; return how the run's numerics changed since."""
     directory, wanted = job.run.directory, options.resume
     _say(ranks, from_coordinator(ranks, lambda: archive.restore(directory)))
-    path = None
+    found = None
     if wanted == "never":
-        archived = from_coordinator(ranks, lambda: archive.archive(directory))
+        archived = from_coordinator(ranks, lambda: archive.archive_all(directory))
         if archived is not None:
             _say(ranks, [f"--resume never: what earlier runs wrote is now in {archived}"])
     else:
-        path = from_coordinator(ranks, lambda: checkpoint.find(directory, wanted))
-    if path is None:
+        found = from_coordinator(ranks, lambda: checkpoint.find(checkpoints_of(directory), wanted))
+    if found is None:
         return []
-    changes = _load(path, job, state, ranks, allow_drift=options.allow_numerics_drift)
+    changes = _load(found, job, state, ranks, allow_drift=options.allow_numerics_drift)
     # What lies after it is damaged, or another branch now.
-    archived = from_coordinator(ranks, lambda: archive.archive_after(directory, path, state.position.step))
+    archived = from_coordinator(ranks, lambda: archive.archive_after(directory, found))
     if archived is not None:
         _say(ranks, [f"--resume {wanted}: later checkpoints are now in {archived}"])
-    _say(ranks, [f"resuming from {path} at step {state.position.step:,} of {job.plan.steps:,}"])
+    _say(ranks, [f"resuming from {found} at step {state.position.step:,} of {job.plan.steps:,}"])
     return changes
 
 
-def _load(path: Path, job: Job, state: TrainState, ranks: Ranks, *, allow_drift: bool) -> list[str]:
+def _load(found: Checkpoint, job: Job, state: TrainState, ranks: Ranks, *, allow_drift: bool) -> list[str]:
     """Load a checkpoint after saying what changed since; return how the run's numerics changed."""
-    before = checkpoint.read_state(path)["config"]
-    _say(ranks, differences(job.run, before, job.config, path))
-    changes = numerics_drift(before, job.config, path, allowed=allow_drift)
-    _say(ranks, [f"WARNING: numerics changed since {path.name}: {change}" for change in changes])
-    checkpoint.load(path, state)
+    before = checkpoint.read_state(found).config
+    _say(ranks, differences(job.run.directory, before, job.config, found))
+    changes = numerics_drift(before, job.config, found, allowed=allow_drift)
+    _say(ranks, [f"WARNING: numerics changed since {found.name}: {change}" for change in changes])
+    checkpoint.load(found, state)
     return changes
 
 
@@ -201,10 +206,10 @@ def _replay(job: Job, options: Options, state: TrainState, settings: StepSetting
     if not 1 <= first <= last <= job.plan.steps:
         raise BadInput(f"--replay {first} {last}: wanted steps from 1 to {job.plan.steps}, the first one first")
     directory = job.run.directory
-    path = from_coordinator(ranks, lambda: checkpoint.find_before(directory, first))
-    if path is not None:
-        _load(path, job, state, ranks, allow_drift=True)
-    _say(ranks, [f"replaying from {path or 'the start'} at step {state.position.step:,}; nothing is written"])
+    found = from_coordinator(ranks, lambda: checkpoint.find_before(checkpoints_of(directory), first))
+    if found is not None:
+        _load(found, job, state, ranks, allow_drift=True)
+    _say(ranks, [f"replaying from {found or 'the start'} at step {state.position.step:,}; nothing is written"])
     _say(ranks, self_test(state, settings, ranks)[1])
     return EXIT_DONE if replay(state, settings, ranks, job, (first, last)) else EXIT_ERROR
 
@@ -232,7 +237,7 @@ def _make_job(  # noqa: PLR0913, PLR0917
         budget=options.budget,
         hash_every=options.hash_every,
         token_digests=token_set.digests,
-        config=resolved(run, plan, token_set) | {"numerics": agreed_fingerprint(run, numerics, ranks)},
+        config=make_record(run, plan, token_set, agreed_fingerprint(run, numerics, ranks)),
     )
 
 

@@ -2,11 +2,11 @@
 
 import threading
 from pathlib import Path
-from typing import Any
 
 import attrs
 
 from tokens.batches.micro_batches import Reading
+from training.checkpoints.run_record import RunRecord
 from training.config.batch_plan import Plan
 from training.config.train_config import Run
 from training.planning.budget import Budget
@@ -26,5 +26,5 @@ class Job:
     price_per_hour: float | None  # USD
     budget: Budget
     hash_every: int | None  # steps
-    config: dict[str, Any]  # resolved; travels in every checkpoint
+    config: RunRecord  # kept in every checkpoint
     token_digests: dict[Path, str]  # sha256 of each token file, as it was before the first step

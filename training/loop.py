@@ -11,10 +11,11 @@ from common.clock import utc_now
 from common.errors import BadInput, Diverged, printable
 from model.config import flops_per_token
 from training.checkpoints.async_writer import Saved, Saver
-from training.checkpoints.directory import name_of
+from training.checkpoints.disk import checkpoints_of
+from training.checkpoints.storage import name_of
 from training.checkpoints.tensor_files import state_sha256
 from training.config.batch_plan import VALIDATION_SHARE, count_due
-from training.data.follow import wait_for_step
+from training.data.follow_tokens import wait_for_step
 from training.data.watch_tokens import TokenWatch
 from training.garbage import collect_between_steps
 from training.hardware.environment import peak_flops, peak_memory_bytes
@@ -52,7 +53,8 @@ class Loop:
         ranks, position = heartbeat.ranks, state.position
         self.ranks = ranks
         self.peak = peak_flops(ranks.device)
-        self.feed = Feed(job.reading, ranks, position.step, job.last_step)
+        steps = range(position.step, job.last_step)
+        self.feed = Feed(job.reading, state.parallel.data_parallel.rank, ranks.device, steps)
         coordinates = ranks.coordinates
         self.bar = ProgressBar(position.step, job.plan.steps) if coordinates else None
         self.metrics = MetricsLog(job.run.directory, self.bar.say) if self.bar is not None else None
@@ -61,7 +63,7 @@ class Loop:
         streams += [] if job.validation is None else [job.validation.stream]
         self.token_watch = TokenWatch(streams, job.token_digests)
         keep = job.run.train.checkpoints.keep_checkpoints
-        self.saver = Saver(job.run.directory / "checkpoints", keep, state, ranks, job.config)
+        self.saver = Saver(checkpoints_of(job.run.directory), keep, state, ranks, job.config)
         self._save_seconds = expected_save_seconds(job.run.model, state.optimizer.state_bytes)
         self.stop_request = StopRequest(ranks, job.stop_asked, self._budget_reached)
         self._best = (position.best_step, position.best_validation_loss)  # of what is on the disk
@@ -79,12 +81,12 @@ class Loop:
         self._event(
             "start",
             world_size=self.ranks.world_size,
-            commit=self.job.config["git_commit"],
+            commit=self.job.config.git_commit,
             price_per_hour=self.job.price_per_hour,
             elapsed_seconds=round(self.ledger.elapsed_seconds(), 3),
         )
-        if self.job.config["self_test"] is not None:
-            self._event("self-test", **self.job.config["self_test"])
+        if self.job.config.self_test is not None:
+            self._event("self-test", **self.job.config.self_test)
         try:
             with self.ledger.measure("training"):
                 return self._run_steps()
@@ -107,7 +109,7 @@ class Loop:
             if self.stop_request.agreed():
                 self._stop_early()
                 return False
-            if self.job.reading.grows and not self._data_is_there(step):
+            if self.job.reading.growing and not self._data_is_there(step):
                 self._stop_early()
                 return False
             self.heartbeat.begin_step(step + 1)

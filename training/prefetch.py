@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from tokens.batches.micro_batches import Reading, micro_batches, ready
-from training.parallel.process_group import Ranks
 
 MICROBATCHES_AHEAD = 4
 POLL_SECONDS = 1.0  # between two looks at tokens that are being written
@@ -19,15 +18,15 @@ class _Closed(Exception):
 
 
 class Feed:
-    """Yields (inputs, targets) of step `first_step` on, micro-step by micro-step. Close it to end the thread."""
+    """Yields (inputs, targets) of some steps, micro-step by micro-step. Close it to end the thread."""
 
-    def __init__(self, reading: Reading, ranks: Ranks, first_step: int, steps: int):
+    def __init__(self, reading: Reading, rank: int, device: torch.device, steps: range):
         self.waited_seconds = 0.0  # that training stood still for data
         self._reading = reading
-        self._ranks = ranks
+        self._rank, self._device = rank, device  # rank: data-parallel
         self._ready: queue.Queue[tuple[Tensor, Tensor] | Exception] = queue.Queue(MICROBATCHES_AHEAD)
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._read, args=(first_step, steps), name="feed", daemon=True)
+        self._thread = threading.Thread(target=self._read, args=(steps,), name="feed", daemon=True)
         self._thread.start()
 
     def next(self) -> tuple[Tensor, Tensor]:
@@ -38,8 +37,7 @@ class Feed:
         if isinstance(item, Exception):
             raise item
         inputs, targets = item
-        device = self._ranks.device
-        return inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True)
+        return inputs.to(self._device, non_blocking=True), targets.to(self._device, non_blocking=True)
 
     def close(self) -> None:
         """End the thread."""
@@ -56,14 +54,14 @@ class Feed:
         if self._closed.is_set():
             raise _Closed
 
-    def _read(self, first_step: int, steps: int) -> None:
+    def _read(self, steps: range) -> None:
         try:
-            if self._ranks.device.type == "cuda":
-                torch.cuda.set_device(self._ranks.device)  # else pinning opens a context on GPU 0 in every rank
-            for inputs, targets in micro_batches(self._reading, self._ranks.rank, first_step, steps, self._wait_for):
+            if self._device.type == "cuda":
+                torch.cuda.set_device(self._device)  # else pinning opens a context on GPU 0 in every rank
+            for inputs, targets in micro_batches(self._reading, self._rank, steps, self._wait_for):
                 if self._closed.is_set():
                     return
-                if self._ranks.device.type == "cuda":
+                if self._device.type == "cuda":
                     self._ready.put((inputs.pin_memory(), targets.pin_memory()))
                 else:
                     self._ready.put((inputs, targets))

@@ -26,7 +26,7 @@ def replay(state: TrainState, settings: StepSettings, ranks: Ranks, job: Job, st
     for record in read_metrics(job.run.directory):
         if "step" in record:
             recorded.setdefault(record["step"], {}).update({key: record[key] for key in KEYS if key in record})
-    feed = Feed(job.reading, ranks, state.position.step, last)
+    feed = Feed(job.reading, state.parallel.data_parallel.rank, ranks.device, range(state.position.step, last))
     same = True
     if ranks.coordinates:
         print("  step  what          replayed                recorded")

@@ -15,7 +15,7 @@ from torch import Tensor
 from tokens.batches.sampling import Layout
 from training.grad_norm import ordered_grad_norm
 from training.parallel.process_group import Ranks, gather
-from training.parallel.wrap import local_tensor
+from training.parallel.sharding import local_tensor
 from training.precision import Numerics
 from training.state import StepSettings, TrainState
 from training.step import NextBatch, run_microbatches
@@ -79,7 +79,7 @@ def _gradients(state: TrainState, settings: StepSettings, ranks: Ranks) -> tuple
     """Run the step and clear its gradients; return the hash of this rank's part of each, and their global norm."""
     next_batch = random_batches(settings.layout, state.parallel.network.config.vocab_size, ranks)
     run_microbatches(state, settings, ranks, STEP, next_batch)
-    norm = ordered_grad_norm(state.parallel.gradients(), ranks.world_size).item()
+    norm = ordered_grad_norm(state.parallel.gradients()).item()
     named = state.parallel.named_parameters().items()
     digests = {name: _sha256(parameter.grad) for name, parameter in named if parameter.grad is not None}
     state.parallel.zero_grad(*state.optimizer.parts)

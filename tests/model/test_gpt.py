@@ -5,11 +5,10 @@ import math
 import attrs
 import pytest
 import torch
-from jaxtyping import TypeCheckError
 
 from model.config import GPT2_SIZES, ModelConfig, flops_per_token, parameter_count
 from model.gpt import GPT, initialize
-from model.loss import HeadLoss
+from model.loss import NextTokenLoss
 from model.naming import to_plain
 from model.pretrained import load_plain, padded, unpadded
 
@@ -97,35 +96,13 @@ def test_rows_beyond_the_vocabulary_stay_zero_and_change_nothing() -> None:
     assert config.padded_vocab_size == 256
     assert model(tokens).shape[-1] == config.vocab_size
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-    model(tokens, targets=tokens).backward()
+    NextTokenLoss(model)(tokens, tokens).backward()
     optimizer.step()
     for weight in (model.token_embedding.weight, model.head.weight):
         assert weight[config.vocab_size :].abs().max() == 0
         assert weight[: config.vocab_size].abs().min() > 0
     cut = unpadded("head.weight", model.head.weight, config)
     assert torch.equal(padded("head.weight", cut, config), model.head.weight)
-
-
-def test_loss_of_a_fresh_model_is_near_that_of_guessing() -> None:
-    tokens = torch.randint(SMALL.vocab_size, (4, 48))
-    with torch.no_grad():
-        loss = network(SMALL)(tokens[:, :-1], targets=tokens[:, 1:])
-    assert loss.item() == pytest.approx(math.log(SMALL.vocab_size), abs=0.15)
-
-
-def test_sequence_losses_average_to_the_loss() -> None:
-    hidden, weight, targets = torch.randn(4, 7, 5), torch.randn(16, 5), torch.randint(11, (4, 7))
-    logits = (hidden @ weight.T)[..., :11]
-    by_hand = -torch.log_softmax(logits, dim=-1).gather(-1, targets[..., None]).squeeze(-1)
-    for chunks in (1, 3):
-        loss = HeadLoss(11, chunks)
-        assert torch.allclose(loss.by_sequence(hidden, weight, targets), by_hand.mean(dim=1))
-        assert torch.allclose(loss(hidden, weight, targets), by_hand.mean())
-
-
-def test_a_shape_that_would_broadcast_is_refused() -> None:
-    with pytest.raises(TypeCheckError):
-        HeadLoss(11, chunks=1)(torch.randn(4, 7, 5), torch.randn(16, 5), torch.randint(11, (4, 8)))
 
 
 @pytest.mark.parametrize(

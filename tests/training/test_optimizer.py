@@ -11,7 +11,7 @@ from safetensors import safe_open
 from model.config import ModelConfig
 from model.gpt import GPT, initialize
 from tests.conftest import TINY_MODEL, metrics, train
-from tests.training.checkpoints.test_directory import CRASH
+from tests.training.checkpoints.conftest import CRASH
 from training.config.key_groups import OptimizationOptions
 from training.optimizer import Optimizer
 from training.planning.memory_model import MemoryModel

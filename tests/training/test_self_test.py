@@ -84,7 +84,7 @@ import os
 
 import train
 from training import self_test
-from training.parallel.wrap import local_tensor
+from training.parallel.sharding import local_tensor
 
 self_test._wanted = lambda settings, ranks: True
 plain, counter = self_test.run_microbatches, itertools.count()

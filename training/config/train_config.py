@@ -12,6 +12,7 @@ from common.files import is_folder
 from common.json_files import parse_json, read_json
 from model.checks import integer
 from model.config import ModelConfig
+from model.stock import stock_class
 from training.config.foreign_keys import hint, translate
 from training.config.key_groups import (
     BatchOptions,
@@ -108,6 +109,7 @@ def load_run(directory: Path, overrides: list[str]) -> Run:
     train = _build("train", TrainConfig.from_keys, values["train"], files["train"], overridden)
     for problem in _contradictions(model, train):
         raise BadInput(f"{files['train']}: {problem}")
+    stock_class(model, str(files["model"]))  # what could not be exported is refused before it is trained
     return Run(directory=directory, model=model, train=train, notices=tuple(notices))
 
 

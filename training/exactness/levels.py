@@ -25,16 +25,16 @@ def resolve_determinism(run: Run, plan: Plan, ranks: Ranks) -> str:
     """Return "off", "run" or "elastic". Raises BadInput when elastic is asked for on a world size it cannot serve."""
     wanted = run.train.execution.determinism
     microbatches = plan.layout.global_batch_size // plan.layout.microbatch_size
-    legal = elastic_world_sizes(microbatches)
+    size, legal = plan.layout.data_parallel_size, elastic_world_sizes(microbatches)
     if wanted is None:
         if ranks.device.type == "cuda":
             return "off"
-        return "elastic" if ranks.world_size in legal else "run"
-    if wanted == "elastic" and ranks.world_size not in legal:
+        return "elastic" if size in legal else "run"
+    if wanted == "elastic" and size not in legal:
         sizes = ", ".join(map(str, legal))
         raise BadInput(
             f"{run.directory / 'train.json'}: determinism elastic adds {microbatches} micro-batches in one tree, which "
-            f"world size {ranks.world_size} does not divide; world sizes that do: {sizes}; or set determinism to run"
+            f"world size {size} does not divide; world sizes that do: {sizes}; or set determinism to run"
         )
     return wanted
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import train
 from training import build, loop, validation
-from training.checkpoints import atomic_commit as commit
+from training.checkpoints import crash_points
 from training.job import Job
 
 plain_resume, plain_step, plain_read = build._resume, loop.train_step, validation.read_windows
@@ -43,5 +43,5 @@ def reached(point: str) -> None:
         wait("SLOW_SAVE")
 
 
-build._resume, loop.train_step, validation.read_windows, commit.reached = resume, step, read, reached
+build._resume, loop.train_step, validation.read_windows, crash_points.reached = resume, step, read, reached
 train.leave(train.main())

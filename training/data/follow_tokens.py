@@ -1,4 +1,4 @@
-"""Training on token files that are still being written (train.py --follow): waiting for them, all ranks together."""
+"""Following token files that are still being prepared (train.py --follow): all ranks wait for a step's tokens."""
 
 import time
 from collections.abc import Callable
@@ -12,19 +12,18 @@ from tokens.batches.micro_batches import Reading, ready
 from tokens.format.manifest import MANIFEST
 from tokens.prepare.growing_tokens import GrowingTokens
 from tokens.prepare.plan import PLAN
-from training.config.train_config import Run
 from training.parallel.process_group import Ranks, from_coordinator
 from training.supervision.stop_request import StopRequest
 
-POLL_SECONDS = 1.0  # between two looks at the ledger
-REMIND_SECONDS = 60.0  # between two lines that say so
+POLL_SECONDS = 1.0  # between two looks at the commit log
+REMIND_SECONDS = 60.0  # between two log lines while waiting
 
 
-def growing_directories(run: Run, directories: list[Path], ranks: Ranks, *, follow: bool) -> list[GrowingTokens | None]:
-    """Return those of the directories that are still being written. Call it on every rank.
+def growing_directories(directories: list[Path], ranks: Ranks, *, follow: bool) -> list[GrowingTokens | None]:
+    """Return the directories that are still being prepared, None for the others. Call it on every rank.
 
-    Rank 0 looks for all of them: the work may end between two ranks' looks. Raises BadInput on every rank unless the
-    command line says --follow, and where the order of the windows is not known before the work's end.
+    Rank 0 looks for all of them: the preparation may end between two ranks' looks. Raises BadInput on every rank
+    unless the command line says --follow.
     """
 
     def look() -> list[bool]:
@@ -32,11 +31,6 @@ def growing_directories(run: Run, directories: list[Path], ranks: Ranks, *, foll
         for path in [path for path, grows in zip(directories, grow, strict=True) if grows]:
             if not follow:
                 raise BadInput(f"{path}: still being prepared; wait for it, or pass --follow")
-            if run.train.data.shuffle and run.train.data.era_tokens is None:
-                raise BadInput(
-                    f"{run.directory / 'train.json'}: era_tokens: got null, wanted a number, such as 100000000: {path} "
-                    "is still being prepared, and a permutation of the whole stream would have to wait for its end"
-                )
             GrowingTokens(path)
         return grow
 
@@ -50,7 +44,7 @@ def _grows(path: Path) -> bool:
 
 
 def wait_for_validation(growing: GrowingTokens, wanted_tokens: int, *, say: bool) -> None:
-    """Wait until a validation stream has so many tokens. Raises BadInput when it ends with less."""
+    """Wait until a validation stream has enough tokens. Raises BadInput when it ends with fewer."""
     while growing.committed("validation") < wanted_tokens:
         growing.refresh()
         have = growing.committed("validation")
@@ -70,7 +64,7 @@ def wait_for_validation(growing: GrowingTokens, wanted_tokens: int, *, say: bool
 def wait_for_step(
     reading: Reading, step: int, ranks: Ranks, stop_request: StopRequest, say: Callable[[str], None]
 ) -> bool:
-    """Wait until every rank sees what a step reads; return False when asked to stop meanwhile. For growing tokens only.
+    """Wait until every rank sees the tokens of a step; return False when asked to stop meanwhile.
 
     Call it on every rank. No rank waits alone for data while the others wait for it in a collective.
     """
@@ -84,6 +78,6 @@ def wait_for_step(
             return False
         if time.monotonic() - told >= REMIND_SECONDS:
             told = time.monotonic()
-            growing = [source.growing for source in reading.sources if source.growing is not None]
+            growing = [source.growing for source in reading.growing]
             say(f"waiting for tokens: {'; '.join(f'{each.directory}: {each.progress()}' for each in growing)}")
         time.sleep(POLL_SECONDS)

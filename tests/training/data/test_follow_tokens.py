@@ -105,7 +105,7 @@ def test_tokens_prepared_otherwise_are_not_taken_for_those_that_were_followed(
     assert command(PREPARE, source, "--output", tmp_path / "other", *others, "--split-seed", "1").returncode == 0
     refused = train(run, "--token-files", str(tmp_path / "other"))
     assert refused.returncode == 1
-    assert f"{tmp_path / 'other'}: its train tokens are not prepared as those were that" in refused.stderr
+    assert f"{tmp_path / 'other'}: its train tokens were prepared differently from those of" in refused.stderr
 
 
 def test_what_cannot_be_followed_is_refused(
