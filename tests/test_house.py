@@ -95,7 +95,7 @@ def test_training_needs_none_of_the_optional_packages() -> None:
         "import sys\n"
         "for name in ('datasets', 'pyarrow', 'zstandard', 'huggingface_hub', 'tiktoken', 'transformers', 'pydantic'):\n"
         "    sys.modules[name] = None\n"
-        "import training.build, evaluation.smoke.smoke, evaluation.shared.load, tokens.documents.reader\n"
+        "import training.job, evaluation.smoke.smoke, evaluation.shared.load, tokens.documents.reader\n"
         "import tokens.prepare.writer, tokens.hub.download"
     )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
