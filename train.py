@@ -171,9 +171,9 @@ def train(arguments: argparse.Namespace, supervision: Supervision, began: float)
     import torch
 
     from training.batch_finder.finder import report_largest
-    from training.build import run_session
     from training.config.batch_plan import derive_layout
     from training.config.train_config import load_run
+    from training.job import run_job
     from training.launch import environment_world_size
     from training.options import Options
     from training.planning.budget import Budget
@@ -201,7 +201,7 @@ def train(arguments: argparse.Namespace, supervision: Supervision, began: float)
             replay=None if arguments.replay is None else tuple(arguments.replay),
             began=began,
         )
-        return run_session(run, options, supervision)
+        return run_job(run, options, supervision)
     except (BadInput, Diverged) as error:
         alone = isinstance(error, BadInput) and error.alone
         # Rank 0 raises the same; when it has printed it and ended, torchrun sends this rank SIGTERM.
