@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import find_batch_size
 import train
-from model import gpt
+from model import loss as next_token_loss
 from training.batch_finder import finder
 from training.batch_finder import worker as probe
 from training.batch_finder import worker_pool as pool
@@ -25,7 +25,7 @@ from training.batch_finder import worker_pool as pool
 PLACE, ABOVE = os.environ["FAIL_IN"], int(os.environ["ABOVE"])
 MESSAGE = "CUDA out of memory. Tried to allocate 1.00 GiB"
 seen = {"size": 0, "steps": 0}
-plain_forward, plain_step = gpt.GPT.forward, probe.train_step
+plain_forward, plain_step = next_token_loss.NextTokenLoss.forward, probe.train_step
 plain_update = torch.optim.AdamW.step
 
 
@@ -38,12 +38,12 @@ def fail(place: str) -> None:
         raise torch.OutOfMemoryError(MESSAGE)
 
 
-def forward(self: nn.Module, tokens: Tensor, **options: Any) -> Tensor:
+def forward(self: nn.Module, tokens: Tensor, *targets: Tensor, **options: Any) -> Tensor:
     seen["size"] = len(tokens)
     fail("forward")
     fail("killed")
     fail("hang")
-    loss = plain_forward(self, tokens, **options)
+    loss = plain_forward(self, tokens, *targets, **options)
     loss.register_hook(lambda _: fail("backward"))
     return loss
 
@@ -63,7 +63,7 @@ def train_step(state: Any, settings: Any, ranks: Any, number: int, next_batch: A
 finder.PROBE = Path(__file__)
 if PLACE == "hang":
     pool.TRIAL_SECONDS = 4.0
-gpt.GPT.forward, torch.optim.AdamW.step, probe.train_step = forward, update, train_step
+next_token_loss.NextTokenLoss.forward, torch.optim.AdamW.step, probe.train_step = forward, update, train_step
 if "--find-max-microbatch" in sys.argv:
     train.leave(train.main())
 sys.exit(find_batch_size.main())
