@@ -125,6 +125,17 @@ def test_links_of_pages_outside_the_site_lead_somewhere() -> None:
             assert not anchor or anchor in slugs, f"{page}: {link}"
 
 
+def test_files_and_modules_that_pages_name_exist() -> None:
+    pages = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+    rooms = "|".join([*MAY_IMPORT, "tests", "benchmarks"])
+    for page in [page for page in pages if page.name != "NOTES.md"]:  # the log names files as they were
+        text = page.read_text()
+        files = set(re.findall(rf"(?<![\w./-])((?:{rooms})/[\w/]+\.(?:py|json|sh))\b", text))
+        files |= {f"{name.replace('.', '/')}.py" for name in re.findall(r"python -m (\w+(?:\.\w+)+)", text)}
+        absent = {name for name in files if not (ROOT / name).exists()}
+        assert absent == set(), page
+
+
 def test_the_readmes_map_names_every_folder_of_code() -> None:
     readme = (ROOT / "README.md").read_text()
     named = {name for name in re.findall(r"^(\w[\w/]*/) ", readme.split("## Map")[1], re.MULTILINE)}
