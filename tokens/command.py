@@ -68,8 +68,8 @@ class PrepareCommand:
     ] = "hash"
     split_seed: Annotated[int, option("seed of the hash", "N", check=whole_number(0))] = 0
     executor: Annotated[Literal["process", "inline", "ray"], option("where units are computed")] = "process"
-    workers: Annotated[int | None, option("worker processes, one per core", "N", check=COUNT)] = attrs.field(
-        factory=os.cpu_count
+    workers: Annotated[int, option("worker processes, one per core", "N", check=COUNT)] = attrs.field(
+        factory=lambda: os.cpu_count() or 1
     )
     ray_address: Annotated[str | None, option("Ray cluster: auto, or HOST:PORT", "ADDRESS")] = None
     unit_bytes: Annotated[int, option("approximate input of a unit of work", "N", check=COUNT)] = 1 << 24

@@ -73,8 +73,8 @@ class JudgeCommand:
         from evaluation.judging.judgement import Judgement
         from evaluation.judging.report import cost_line
 
-        judge, credentials = _server(self)
-        price = _price(self, judge.base_url)
+        judge, credentials = _server(self, self.model)
+        price = _price(self, judge)
         with closing(VerdictStore(self.verdicts or default_store())) as store:
             judgement = Judgement(panel, judge, store, price, _options(self))
             if judgement.outstanding():
@@ -119,7 +119,7 @@ def _print_free(panel: "Panel") -> "list[list[FreeScores]]":
     return free
 
 
-def _server(arguments: "JudgeCommand") -> "tuple[Judge, Credentials]":
+def _server(arguments: "JudgeCommand", model: str) -> "tuple[Judge, Credentials]":
     """Return the judge, and the user and password that its URL holds."""
     from evaluation.judging.client import OPENAI_URL, split_credentials
     from evaluation.judging.prompt import Judge
@@ -129,19 +129,19 @@ def _server(arguments: "JudgeCommand") -> "tuple[Judge, Credentials]":
         shown = url.rpartition("@")[2]
         raise BadInput(f"--base-url: got '{shown}', wanted http:// or https://, as http://localhost:8000/v1")
     plain, credentials = split_credentials(url)
-    judge = Judge(model=arguments.model, effort=arguments.effort, base_url=plain.rstrip("/"), api=arguments.api)
+    judge = Judge(model=model, effort=arguments.effort, base_url=plain.rstrip("/"), api=arguments.api)
     return judge, credentials
 
 
-def _price(arguments: "JudgeCommand", base_url: str) -> "Price":
+def _price(arguments: "JudgeCommand", judge: "Judge") -> "Price":
     """Return the judge's price. It may be unknown for a server other than OpenAI's, if no limit needs it."""
     from evaluation.judging.client import OPENAI_URL
     from evaluation.judging.prices import PRICES, UNKNOWN_PRICE, read_price
 
     try:
-        return read_price(arguments.prices or PRICES, arguments.model)
+        return read_price(arguments.prices or PRICES, judge.model)
     except BadInput:
-        if base_url == OPENAI_URL or arguments.max_usd is not None or arguments.prices is not None:
+        if judge.base_url == OPENAI_URL or arguments.max_usd is not None or arguments.prices is not None:
             raise
         return UNKNOWN_PRICE
 
