@@ -3,9 +3,13 @@
 
 import os
 import sys
+from typing import TYPE_CHECKING
 
 from common.errors import EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, BadInput
 from common.installation import begin
+
+if TYPE_CHECKING:
+    from evaluation.registry import EvaluateCommand
 
 DESCRIPTION = """Evaluate, compare and export models. MODEL: a run directory, one of its
 checkpoints, a model directory of Hugging Face's, or OWNER/NAME on the hub."""
@@ -26,14 +30,23 @@ Exit status: 0 done, 1 error or degenerate output, 2 usage, 75 stopped at --max-
 """
 
 
+def commands() -> "dict[str, type[EvaluateCommand]]":
+    """Return the commands by name."""
+    from evaluation.comparison.command import CompareCommand
+    from evaluation.export.command import ExportCommand
+    from evaluation.registry import QUESTIONS
+
+    found = {name: question.command for name, question in QUESTIONS.items()}
+    return found | {"compare": CompareCommand, "export": ExportCommand}
+
+
 def main() -> int:
     """Run the command; return its exit status."""
     begin("evaluate.py")
     from common.arguments import parse, print_any_name
-    from evaluation.registry import COMMANDS, EvaluateCommand
 
     print_any_name()
-    command: EvaluateCommand = parse("evaluate.py", COMMANDS, sys.argv[1:], help_text=DESCRIPTION, epilog=EPILOG)
+    command: EvaluateCommand = parse("evaluate.py", commands(), sys.argv[1:], help_text=DESCRIPTION, epilog=EPILOG)
     try:
         status = command.run()
         sys.stdout.flush()

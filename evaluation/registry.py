@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 
-from evaluation.comparison.command import CompareCommand
-from evaluation.export.command import ExportCommand
 from evaluation.harness.command import HarnessCommand
 from evaluation.hellaswag.command import HellaSwagCommand
 from evaluation.instruct.command import InstructCommand
@@ -51,5 +49,3 @@ QUESTIONS = {  # in the order of the comparison's columns
     "judge": Question(JudgeCommand, "evaluation.judging.score_measures"),
     "harness": Question(HarnessCommand, "evaluation.harness.task_measures"),
 }
-COMMANDS: dict[str, type[EvaluateCommand]] = {name: question.command for name, question in QUESTIONS.items()}
-COMMANDS |= {"compare": CompareCommand, "export": ExportCommand}

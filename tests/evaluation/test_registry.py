@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from common.arguments import parse
+from evaluate import commands
 from evaluation import registry
 from evaluation.comparison.compare import compare
 from evaluation.shared.intervals import Interval
@@ -83,6 +84,6 @@ def test_every_registered_measures_module_reads_results() -> None:
     ],
 )
 def test_a_command_line_is_an_instance_of_its_command(words: list[str], values: dict[str, Any]) -> None:
-    command = parse("evaluate.py", registry.COMMANDS, words)
-    assert isinstance(command, registry.COMMANDS[words[0]])
+    command = parse("evaluate.py", commands(), words)
+    assert isinstance(command, commands()[words[0]])
     assert {name: getattr(command, name) for name in values} == values
