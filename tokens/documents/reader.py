@@ -13,8 +13,7 @@ from typing import Any, BinaryIO, NamedTuple
 from common.errors import BadInput
 from tokens.documents import parquet
 from tokens.documents.compressed import decompressed_lines
-from tokens.documents.extent import Extent
-from tokens.documents.inputs import COMPRESSED_SUFFIXES, TEXT_SUFFIXES, Damaged, Input, readable
+from tokens.documents.inputs import COMPRESSED_SUFFIXES, TEXT_SUFFIXES, Damaged, Extent, Input, readable
 from tokens.documents.problems import Problem, Problems
 from tokens.documents.text_file import (
     BYTE_ORDER_MARK,

@@ -16,8 +16,7 @@ import numpy as np
 
 from common.errors import BadInput
 from common.structure import structured
-from tokens.documents.extent import Extent
-from tokens.documents.inputs import Input
+from tokens.documents.inputs import Extent, Input
 from tokens.documents.reader import Piece, Reader
 from tokens.format.splits import SPLITS, SplitRule
 from tokens.tokenizer.fast_encoder import FastBytePairEncoder, Recipe, encoders

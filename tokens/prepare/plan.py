@@ -17,8 +17,7 @@ from common.errors import BadInput
 from common.files import replace_file
 from common.json_files import parse_json, read_regular
 from common.structure import structured
-from tokens.documents.extent import Extent
-from tokens.documents.inputs import COMPRESSED_SUFFIXES, Damaged, Input, look_up, readable
+from tokens.documents.inputs import COMPRESSED_SUFFIXES, Damaged, Extent, Input, look_up, readable
 from tokens.documents.parquet import check_column, group_bytes, open_parquet
 from tokens.documents.sources import Source
 
