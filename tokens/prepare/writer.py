@@ -135,7 +135,8 @@ class TokenWriter:
         tails = {}
         for split, stream in self._streams.items():
             begin = bucket.begin_of_tail(split, stream.full)
-            tails[split] = (begin, stream.tail(begin))
+            stream.sync()
+            tails[split] = (begin, stream.read(begin, stream.length))
         bucket.checkpoint(tails)
         for stream in self._streams.values():
             stream.drop()
