@@ -8,9 +8,8 @@ from pathlib import Path
 
 from common.errors import BadInput
 from common.file_lock import lock
-from common.files import writing
+from common.files import is_folder, writing
 from common.json_files import open_descriptor
-from tokens.documents.inputs import readable
 from tokens.format.manifest import MANIFEST
 from tokens.prepare.commit_log import LEDGER
 from tokens.prepare.growing_files import partial_files
@@ -27,7 +26,7 @@ def check_output(directory: Path, sources: list[str], *, is_scratch: bool) -> No
         if directory.exists() and not directory.is_dir():
             raise BadInput(f"{directory}: is no folder; pass another --output")
         resolved = directory.resolve()
-    if any(_is_folder(name) and Path(name).resolve() == resolved for name in sources):
+    if any(is_folder(Path(name)) and Path(name).resolve() == resolved for name in sources):
         raise BadInput(f"{directory}: is a source and the output as well; pass another --output")
     if not is_scratch and (url := scratch_of(resolved)) is not None:
         raise BadInput(f"{directory}: is the --scratch of {url}; pass another --output")
@@ -64,8 +63,3 @@ def discard(directory: Path) -> None:
     for path in (*partial_files(directory), directory / LEDGER, directory / RANKS_FILE, directory / PLAN):
         path.unlink(missing_ok=True)
     shutil.rmtree(directory / UNITS)
-
-
-def _is_folder(name: str) -> bool:
-    with readable(name):
-        return Path(name).is_dir()
