@@ -12,7 +12,7 @@ from pathlib import Path
 import attrs
 
 from common.errors import BadInput
-from common.hub_client import explained, quiet
+from common.hub_client import hub_errors, quiet
 from common.remote_files import REMOTE, find_remote
 from tokens.documents.inputs import SUFFIXES, Input, look_up, readable, remote_input
 
@@ -160,15 +160,11 @@ def _hub_dataset(name: str, commit: str | None) -> list[Input]:
     quiet()
     dataset, _, revision = name.removeprefix(HUB).partition("@")
     repository, _, configuration = dataset.partition(":")
-    try:
+    with hub_errors(f"{name}: cannot be resolved on the hub", "read"):
         builder = datasets.load_dataset_builder(repository, configuration or None, revision=commit or revision or None)
         urls = [str(url) for url in (builder.config.data_files or {}).get("train", [])]
         file_system = fsspec.filesystem("hf")
         inputs = [remote_input(url, file_system.info(url)) for url in urls]
-    except BadInput:
-        raise
-    except Exception as error:  # unknown names, and whatever the client's transport raises
-        raise BadInput(f"{name}: cannot be resolved on the hub: {explained(error, 'read')}") from error
     if not inputs:
         raise BadInput(f"{name}: no files of a train split; name its files: hf://datasets/{repository}/...")
     for item in inputs:
