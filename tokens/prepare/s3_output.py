@@ -83,7 +83,6 @@ class S3Output:
             os.utime(self._scratch / LEDGER, (written, written))
 
     def begin(self) -> None:
-        """Upload the plan."""
         self._objects.create(PLAN, (self._scratch / PLAN).read_bytes(), IN_USE)
         reached("plan uploaded")
 
