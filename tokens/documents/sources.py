@@ -6,7 +6,7 @@ import os
 import re
 import sysconfig
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import attrs
@@ -106,22 +106,16 @@ def _folder(top: Path) -> tuple[list[Path], list[str]]:
             continue
         seen.add(folder.resolve())
         folders.sort()
-        for path in _files(folder, files):
-            if path.name.endswith(SUFFIXES):
+        for file in files:
+            path = folder / file
+            with readable(str(path)):
+                if not path.is_file() and path.exists():  # a link that leads nowhere will be refused by name
+                    continue
+            if file.endswith(SUFFIXES):
                 found.append(path)
-            elif not path.name.startswith("."):
+            elif not file.startswith("."):
                 others.append(str(path))
     return found, others
-
-
-def _files(folder: Path, names: list[str]) -> Iterator[Path]:
-    """Yield regular files, and symbolic links that lead nowhere: they will be refused by name."""
-    for name in names:
-        path = folder / name
-        with readable(str(path)):
-            wanted = path.is_file() or not path.exists()
-        if wanted:
-            yield path
 
 
 def _has_tokens(names: Iterable[str]) -> bool:
