@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, ProcessPoolExecutor, wait
 from contextlib import suppress
+from itertools import islice
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol
@@ -147,14 +148,11 @@ def in_order(executor: Executor, job: EncodeJob, tasks: Iterator[Task], first: i
     """
     running: dict[Future[Result], Task] = {}
     ready: dict[int, Result] = {}
-    restarts, due, submitted, exhausted = 0, first, first, False
+    restarts, due, submitted = 0, first, first
     while True:
-        while not exhausted and submitted < due + executor.window:
-            task = next(tasks, None)
-            exhausted = task is None
-            if task is not None:
-                running[_submit(executor, job, task)] = task
-                submitted += 1
+        for task in islice(tasks, due + executor.window - submitted):
+            running[_submit(executor, job, task)] = task
+            submitted += 1
         if not running:
             return
         finished, _ = wait(running, return_when=FIRST_COMPLETED)
