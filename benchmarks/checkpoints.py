@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""What a checkpoint costs: how long training stands still for it, and how long it takes to be on the disk.
+"""Cost of a checkpoint: how long training stalls for a save, and how long until it is durable.
 
 `python benchmarks/checkpoints.py [--ranks 1 2] [--size 124M]` trains a GPT-2 on random tokens with a save every few
-steps and prints, for each wrapper, the stall beside a step's time. "At 500" is the share of wall time that saves take
-at the default checkpoint_interval of 500 such steps. On a GPU a step has the 0.5 M tokens of GPT-2's training; on a CPU
-256, so that it takes seconds, not hours: there the stall in seconds counts, not its ratio.
+steps and prints, for each wrapper, the stall beside the time of a step. "At 500" is the share of wall time that saves
+take at the default checkpoint_interval of 500 such steps. On a GPU a step has the 0.5 M tokens of GPT-2's training, on
+a CPU 256, to take seconds instead of hours: there the stall in seconds is the result, not its ratio.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from model.config import GPT2_SIZES, parameter_count
 
 STEPS, INTERVAL = 16, 5
 DEFAULT_INTERVAL = 500  # of train.json
-FIRST = 2  # steps that are not counted: compilation, buffers
+FIRST = 2  # steps left out: compilation, buffers
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ from model.config import GPT2_SIZES, ModelConfig
 from model.gpt import GPT
 from training.batch_finder.finder import PROBE, TRIAL_STEPS, gallop
 from training.batch_finder.search import Search, candidates
-from training.batch_finder.worker_pool import Team
+from training.batch_finder.worker_pool import WorkerPool
 from training.config.train_config import Run, load_run
 from training.hardware.environment import git_commit
 from training.hardware.gpus import known_gpus
@@ -79,10 +79,10 @@ def compare_allocated(size: str, run: Run, gpu_memory: int) -> None:
     """Print the peak of some micro-batches in steps on this GPU, beside those predicted."""
     memory = MemoryModel(model=run.model)
     largest = memory.largest_microbatch(int((1 - HEADROOM) * gpu_memory)) or 1
-    team = _team(run, None)
+    pool = _pool(run, None)
     try:
         for microbatch_size in sorted({max(1, int(share * largest)) for share in SHARES}):
-            _, reports = team.order(microbatch_size, TRIAL_STEPS)
+            _, reports = pool.run_trial(microbatch_size, TRIAL_STEPS)
             what = f"{size}, micro-batch {microbatch_size}, allocated"
             if reports:
                 predicted = memory.predict(microbatch_size).allocated
@@ -90,7 +90,7 @@ def compare_allocated(size: str, run: Run, gpu_memory: int) -> None:
             else:
                 print(f"{what}: predicted to fit, does not", flush=True)
     finally:
-        team.kill()
+        pool.kill()
 
 
 def compare_largest(size: str, run: Run, card: str, gpu_memory: int) -> None:
@@ -101,11 +101,11 @@ def compare_largest(size: str, run: Run, card: str, gpu_memory: int) -> None:
         print(f"{size}, {card}: more than this GPU has", flush=True)
         return
     predicted = MemoryModel(model=run.model).largest_microbatch(gpu_bytes(gpu))
-    search, team = Search(candidates(run, 1)), _team(run, card_bytes)
+    search, pool = Search(candidates(run, 1)), _pool(run, card_bytes)
     try:
-        gallop(run, team, search, time.monotonic() + CARD_SECONDS)
+        gallop(run, pool, search, time.monotonic() + CARD_SECONDS)
     finally:
-        team.kill()
+        pool.kill()
     least = "" if search.next(None) is None else "at least "
     found = f"{least}{search.largest or 'none'}"
     print(f"{size}, {card}: largest micro-batch predicted {predicted or 'none'}, found {found}", flush=True)
@@ -117,8 +117,8 @@ def _run(folder: Path, size: str) -> Run:
     return load_run(prepare(folder / size, GPT2_SIZES[size], 1, microbatch_size=1, global_batch_size=1), [OVERRIDE])
 
 
-def _team(run: Run, card_bytes: int | None) -> Team:
-    return Team([str(PROBE), str(run.directory), f"--set={OVERRIDE}"], 1, card_bytes)
+def _pool(run: Run, card_bytes: int | None) -> WorkerPool:
+    return WorkerPool([str(PROBE), str(run.directory), f"--set={OVERRIDE}"], 1, card_bytes)
 
 
 def _gpu() -> tuple[str, int]:

@@ -1,10 +1,9 @@
-"""The largest difference of a logit between this GPT-2 and others with the same weights, in fp32, there and back.
+"""Parity of logits with other GPT-2 implementations: the largest difference in fp32, import and export.
 
 python benchmarks/parity.py [--sizes quickstart 124M]
 
-Weights, biases and gains are random. Each way goes through files on the disk and the code that users go through; the
-variants are those of the output head (tied or its own), of the bias of queries, keys and values, and of the
-activation. Needs `transformers`.
+Weights, biases and gains are random. Each direction goes through files and the code of the commands; variants: tied or
+untied head, with or without QKV bias, each activation. Needs `transformers`.
 """
 
 import argparse
@@ -28,7 +27,7 @@ from evaluation.export.export import save_network  # noqa: E402  # after the pat
 from evaluation.shared.load import load, locate  # noqa: E402
 from model.config import ACTIVATIONS, GPT2_SIZES  # noqa: E402
 from model.gpt import GPT  # noqa: E402
-from model.naming import HUGGING_FACE_ACTIVATIONS  # noqa: E402
+from model.stock import GPT2_ACTIVATIONS  # noqa: E402
 from tests.model.test_naming import gpjt, nanogpt, network, openai, plain_of  # noqa: E402
 from training.config.train_config import load_run  # noqa: E402
 
@@ -79,7 +78,7 @@ def _differences(model: GPT) -> Iterator[tuple[str, float]]:
             weights = {key: value.contiguous() for key, value in naming(plain_of(model), config).items()}
             (folder / way).mkdir()
             save_file(weights, folder / way / "model.safetensors")
-            known = {"n_head": config.n_heads, "activation_function": HUGGING_FACE_ACTIVATIONS[config.activation]}
+            known = {"n_head": config.n_heads, "activation_function": GPT2_ACTIVATIONS[config.activation]}
             (folder / way / "config.json").write_text(json.dumps(known))
             yield way, float((_loaded(folder / way)(tokens) - wanted).abs().max())
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""How fast token files become micro-batches, on one core, and how soon the first one of any step is there.
+"""Data loading: throughput of micro-batches on one core, and latency of the first one of any step.
 
-`python benchmarks/reading.py [--tokens 200000000] [--seconds 3]` writes random tokens to a temporary folder, once read
-so that they lie in memory, and prints a line for each way to read them: in the stream's order, shuffled, and a mixture
-of three shuffled sources. The first micro-batch is that of a random step, the median of 200.
+`python benchmarks/reading.py [--tokens 200000000] [--seconds 3]` writes random tokens to a temporary folder, reads them
+into the page cache, and prints a line for each order: the stream's, shuffled, and a mixture of three shuffled sources.
+Latency is of a random step, the median of 200.
 """
 
 import argparse
@@ -43,9 +43,9 @@ def main() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         stream = write(Path(folder), arguments.tokens)
-        for title, (world_size, accumulation) in LAYOUTS.items():
+        for title, (ranks, accumulation) in LAYOUTS.items():
             layout = Layout(
-                context_length=CONTEXT, microbatch_size=MICROBATCH, accumulation=accumulation, world_size=world_size
+                context_length=CONTEXT, microbatch_size=MICROBATCH, accumulation=accumulation, data_parallel_size=ranks
             )
             print(f"{MICROBATCH} x {CONTEXT}, {title}    M tokens/s  first of a random step, ms (worst)")
             for name, shuffle, weights in (("as it lies", False, (1,)), ("shuffled", True, (1,)), ("3", True, WEIGHTS)):
@@ -86,7 +86,7 @@ def prepare(stream: TokenStream, layout: Layout, shuffle: bool, weights: tuple[f
 
 def throughput(reading: Reading, seconds: float) -> float:
     """Return the tokens that rank 0 reads in a second of processor time."""
-    batches = micro_batches(reading, 0, 0, sys.maxsize)
+    batches = micro_batches(reading, 0, range(sys.maxsize))
     next(batches)
     count, began = 0, time.process_time()
     while time.process_time() - began < seconds:
@@ -103,7 +103,7 @@ def first_batches(reading: Reading) -> list[float]:
     gc.disable()  # a pass over all that torch has made takes 50 ms, now and then, whatever is done meanwhile
     for step in np.random.default_rng(1).integers(0, 1_000_000, STARTS).tolist():
         began = time.perf_counter()
-        next(micro_batches(reading, 0, step, 1_000_000_000))
+        next(micro_batches(reading, 0, range(step, 1_000_000_000)))
         times.append(time.perf_counter() - began)
     gc.enable()
     return times

@@ -1,4 +1,4 @@
-"""User errors: exit statuses, exceptions, and foreign text made safe to print."""
+"""User errors: exit statuses, exceptions, and escaping of untrusted text."""
 
 import difflib
 from collections.abc import Iterable
@@ -6,22 +6,20 @@ from typing import Any
 
 EXIT_DONE = 0
 EXIT_ERROR = 1
-# 2 is argparse's own status for a bad command line
+EXIT_USAGE = 2
 EXIT_DIVERGED = 3  # a loss or gradient was not finite, or spiked; the update was not applied
-EXIT_INTERRUPTED = 130  # by Ctrl-C, as a shell says it, where there is no checkpoint to make
-EXIT_STOPPED = 75  # stopped early with a checkpoint: run the same command again (EX_TEMPFAIL of sysexits.h)
+EXIT_INTERRUPTED = 130  # Ctrl-C, as shells report it, in a command without checkpoints
+EXIT_STOPPED = 75  # stopped early with a checkpoint: rerun the same command (EX_TEMPFAIL of sysexits.h)
 
-
-LARGEST_INTEGER = 1 << 53  # of options and keys: every program reads an integer up to here from JSON exactly
+LARGEST_INTEGER = 1 << 53  # of options and keys: up to here every JSON parser is exact
 QUOTED_CHARACTERS = 100  # of a value in an error
 
 
 class BadInput(Exception):
     """User error: an invalid file, option or value. The message is one line: what, where, got, wanted, what to do.
 
-    Control characters in it, as names of files or values may hold, are escaped.
-
-    All ranks of a job raise it together and rank 0 says it for them, unless `alone`: then this rank says it itself.
+    Control characters in it, which names of files or values may contain, are escaped. All ranks of a job raise it
+    together and rank 0 prints it, unless `alone`: then this rank prints it.
     """
 
     def __init__(self, message: str, *, alone: bool = False):
@@ -34,17 +32,17 @@ class Diverged(Exception):
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Return "; did you mean 'x'?" for the known word most like `word`, or the list of known words."""
+    """Return "; did you mean 'x'?" for the closest known word, or the list of known words."""
     names = sorted(known)
     close = difflib.get_close_matches(word[:QUOTED_CHARACTERS], names, n=1, cutoff=0.5)
     return f"; did you mean '{close[0]}'?" if close else f"; known: {', '.join(names)}"
 
 
 def printable(text: str) -> str:
-    """Return text for a terminal or a log, in one line: line ends, control and invisible characters are escaped.
+    """Return text as one line for a terminal or a log: line ends, control and invisible characters are escaped.
 
-    Names of files, keys and replies of servers are other people's text: an escape sequence in one could clear the
-    screen or forge a line of output. A name that is not UTF-8 (surrogates) is escaped as well.
+    File names, keys and replies of servers are untrusted: an escape sequence could clear the screen or forge a line of
+    output. A name that is not UTF-8 (surrogates) is escaped as well.
     """
     if text.isprintable():
         return text
@@ -52,7 +50,7 @@ def printable(text: str) -> str:
 
 
 def integer_range(minimum: int, maximum: int) -> str:
-    """Return the limits of an integer as part of an error."""
+    """Return the limits of an integer for an error."""
     return f"of at least {minimum}, at most {'2^53' if maximum == LARGEST_INTEGER else f'{maximum:,}'}"
 
 

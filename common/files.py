@@ -1,4 +1,4 @@
-"""Durable and atomic file writes, hashes of files, and errors that say why a file cannot be written."""
+"""Atomic and durable file writes, file hashes, and errors of failed writes."""
 
 import errno
 import hashlib
@@ -11,10 +11,20 @@ from typing import BinaryIO
 from common.errors import BadInput
 
 BLOCK_BYTES = 1 << 22
+_ADVICE = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "make room"),
+    **dict.fromkeys((errno.EACCES, errno.EPERM), "check the permissions of the file and its folder"),
+    errno.EROFS: "this file system is read-only: choose another place",
+    errno.EISDIR: "a folder has its name: move that away",
+    errno.ENOTDIR: "a file stands where a folder is wanted: move that away",
+    errno.ENXIO: "it is a pipe or a device: move that away",
+    errno.ENAMETOOLONG: "choose a shorter name",
+    errno.ENOENT: "its folder does not exist: create it",
+}
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or the names in a directory, are on the disk."""
+    """Sync a file, or the entries of a directory, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -23,7 +33,7 @@ def sync(path: Path) -> None:
 
 
 def replace_file(path: Path, content: str | bytes, *, durable: bool = False) -> None:
-    """Give a file another content: all of it, or on an error none. `durable`: wait until it is on the disk.
+    """Replace a file atomically: on an error it stays as it was. `durable`: sync it to the disk.
 
     A link at the path is replaced, and nothing is written through a link at the partial file's name.
     """
@@ -41,42 +51,30 @@ def replace_file(path: Path, content: str | bytes, *, durable: bool = False) -> 
         partial.unlink(missing_ok=True)
 
 
-_ADVICE = {
-    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "make room"),
-    **dict.fromkeys((errno.EACCES, errno.EPERM), "check the permissions of the file and its folder"),
-    errno.EROFS: "this file system is read-only: choose another place",
-    errno.EISDIR: "a folder has its name: move that away",
-    errno.ENOTDIR: "a file stands where a folder is wanted: move that away",
-    errno.ENXIO: "it is a pipe or a device: move that away",
-    errno.ENAMETOOLONG: "choose a shorter name",
-    errno.ENOENT: "its folder does not exist: create it",
-}
-
-
 def write_problem(path: Path | str, error: OSError) -> str:
-    """Return why a file cannot be written, and what to do about it."""
+    """Return the reason why a file cannot be written, and the remedy."""
     return f"{path}: cannot be written: {error.strerror or error}; {_ADVICE.get(error.errno or 0, 'fix this')}"
 
 
 def write_error(path: Path | str, error: OSError) -> BadInput:
-    """Return the error to raise where a file cannot be written."""
+    """Return the error to raise when a file cannot be written."""
     return BadInput(f"{write_problem(path, error)}, then rerun the same command")
 
 
 def is_folder(path: Path) -> bool:
-    """Tell whether there is a folder. False, too, for a name that no file can have, such as one that is too long."""
-    return os.path.isdir(path)  # noqa: PTH112  # Path.is_dir raises for it
+    """Return whether a path is a folder; False for an impossible name, such as one that is too long."""
+    return os.path.isdir(path)  # noqa: PTH112  # Path.is_dir raises for an impossible name
 
 
 def system_error(error: OSError) -> str:
-    """Return an error of the system as part of a line: the file, where one is known, and the reason."""
+    """Return "FILE: REASON" of an OSError, or the reason where no file is known."""
     reason = error.strerror or str(error)
     return reason if error.filename is None else f"{os.fsdecode(error.filename)}: {reason}"
 
 
 @contextmanager
 def writing(path: Path | str) -> Iterator[None]:
-    """Turn an OSError of the block, which writes `path`, into BadInput."""
+    """Raise an OSError of the block, which writes `path`, as BadInput."""
     try:
         yield
     except OSError as error:
@@ -84,7 +82,7 @@ def writing(path: Path | str) -> Iterator[None]:
 
 
 def sha256(path: Path) -> str:
-    """Return the sha256 of a file's content, in hexadecimal."""
+    """Return the sha256 of a file in hexadecimal."""
     with path.open("rb") as file:
         return sha256_of(file)
 

@@ -1,26 +1,18 @@
-"""First call of every script, before torch is imported: the packages that it needs, and torch's memory allocator."""
+"""Installation check and CUDA allocator setting: the first call of every script, before torch is imported."""
 
 import importlib.util
 import os
 import sys
 from pathlib import Path
 
-PACKAGES = (
-    "attrs",
-    "cattrs",
-    "jaxtyping",
-    "matplotlib",
-    "numpy",
-    "safetensors",
-    "torch",
-    "tqdm",
-)  # what training imports
-# torch's names of one setting: of torch 2.9 and later, and the older ones.
+# What training imports.
+PACKAGES = ("attrs", "cattrs", "cyclopts", "jaxtyping", "matplotlib", "numpy", "safetensors", "torch", "tqdm")
+# Names of one setting: since torch 2.9, and before.
 ALLOCATOR_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 
 
 def begin(script: str) -> None:
-    """Exit with one line where packages are missing; else set the allocator."""
+    """Exit with one line of error when packages are missing; else configure the allocator."""
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         made = (Path(__file__).parents[1] / ".venv" / "bin" / "activate").is_file()
@@ -30,9 +22,9 @@ def begin(script: str) -> None:
 
 
 def use_expandable_segments() -> None:
-    """Have torch's CUDA allocator grow its segments, unless the user has set the allocator.
+    """Enable expandable segments of torch's CUDA allocator, unless the user has configured it.
 
-    Segments of fixed size leave pieces that nothing fits into: 3 to 20 % more memory than is used.
+    Segments of fixed size fragment: they take 3 to 20 % more memory than is used.
     """
     if not any(name in os.environ for name in ALLOCATOR_SETTINGS):
         os.environ[ALLOCATOR_SETTINGS[0]] = "expandable_segments:True"

@@ -1,26 +1,27 @@
-"""JSON from outside: files that people edit, other tools write or a disk damages, and append-only JSON Lines.
+"""Parsing of untrusted JSON and JSON Lines, and append-only logs.
 
-All that the project reads as JSON is parsed here, but for records of documents (tokens/documents/reader.py, for speed).
-There are bounds on size, depth and repetition, so that damage becomes one line of error and never a traceback, a hang
-or a value that silently hides another.
+Bounds on size, depth and duplicate keys turn damage into one line of error, never into a traceback, a hang or a value
+that silently hides another. Records of documents are parsed in tokens/documents/reader.py, for speed.
 """
 
 import json
 import os
 import stat
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from common.errors import BadInput, quoted
 
-DEPTH = 100  # arrays and objects inside each other
-FILE_BYTES = 1 << 26
-PENDING_BYTES = 1 << 24  # of lines that could not be written, kept in memory
+DEPTH = 100  # of nested arrays and objects
+FILE_BYTES, LINES_BYTES = 1 << 26, 1 << 40  # of a JSON file, of a JSON Lines file
+PENDING_BYTES = 1 << 24  # of unwritten lines, kept in memory
 _KINDS: dict[type, str] = {dict: "an object of keys and values", list: "an array"}
 
 
 def parse_json(text: str | bytes, kind: type | None = dict, *, unique: bool = True) -> Any:
-    """Return a JSON value whose top is a dict or list (`kind`; None: any).
+    """Return a JSON value whose top level is a dict or list (`kind`; None: any).
 
     Raises ValueError for bytes that are not UTF-8, a value of another kind, one nested deeper than DEPTH, or a key that
     an object gives twice; with `unique` False the last one counts.
@@ -42,29 +43,24 @@ def parse_json(text: str | bytes, kind: type | None = dict, *, unique: bool = Tr
 
 
 def read_json(path: Path, kind: type | None = dict, *, advice: str = "", most_bytes: int = FILE_BYTES) -> Any:
-    """Return what a JSON file holds, as `parse_json` does.
+    """Return the value of a JSON file, as `parse_json` does.
 
-    Raises BadInput, with `advice` at its end, for a file that is missing, unreadable, no regular file (opening a pipe
-    would wait for ever), larger than `most_bytes`, or no such JSON.
+    Raises BadInput, with `advice` at its end, for a file that is missing, unreadable, not regular, larger than
+    `most_bytes`, or not such JSON.
     """
-    advice = f"; {advice}" if advice else ""
     try:
-        return parse_json(read_regular(path, most_bytes), kind)
-    except FileNotFoundError as error:
-        raise BadInput(f"{path}: no such file{advice}") from error
-    except OSError as error:
-        raise BadInput(f"{path}: cannot be read: {error.strerror or error}{advice}") from error
+        return parse_json(_content(path, most_bytes, advice), kind)
     except ValueError as error:
-        raise BadInput(f"{path}: {error}{advice}") from error
+        raise BadInput(f"{path}: {error}{_suffix(advice)}") from error
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a file for reading. Raises OSError for a pipe, whose opening would otherwise wait, a device or a folder."""
+    """Open a file for reading. Raises OSError for a pipe (without waiting for a writer), a device or a folder."""
     return os.fdopen(open_descriptor(path, os.O_RDONLY), "rb")
 
 
 def open_descriptor(path: Path, flags: int) -> int:
-    """Open a regular file as os.open does, without waiting. Raises OSError for any other kind, as `open_regular`."""
+    """Open a regular file as os.open does. Raises OSError as `open_regular`."""
     descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISREG(mode):
@@ -88,56 +84,47 @@ def read_regular(path: Path, most_bytes: int = FILE_BYTES) -> bytes:
 
 
 class JsonLines(NamedTuple):
-    """The objects of a JSON Lines file, and how many of its lines hold none: torn by a kill, or damaged."""
+    """Objects of a JSON Lines file, and the number of unreadable lines: torn by a kill, or damaged."""
 
     records: list[dict[str, Any]]
     unreadable: int
 
 
 def read_json_lines(path: Path) -> JsonLines:
-    """Return the objects of an append-only file; none where there is no file.
+    """Return the objects of an append-only file, skipping unreadable lines; none where there is no file.
 
     Raises BadInput when it cannot be read at all.
     """
-    try:
-        content = read_regular(path, most_bytes=1 << 40) if path.exists() or path.is_symlink() else b""
-    except OSError as error:
-        raise BadInput(f"{path}: cannot be read: {error.strerror or error}; move it away, or fix this") from error
+    exists = path.exists() or path.is_symlink()
+    content = _content(path, LINES_BYTES, "move it away, or fix this") if exists else b""
     records, unreadable = [], 0
-    for line in content.split(b"\n"):
-        if line.strip():
-            try:
-                records.append(parse_json(line))
-            except ValueError:
-                unreadable += 1
+    for _, line in _lines(content):
+        try:
+            records.append(parse_json(line))
+        except ValueError:
+            unreadable += 1
     return JsonLines(records, unreadable)
 
 
-def read_every_line(path: Path, *, advice: str = "", most_bytes: int = 1 << 40) -> list[dict[str, Any]]:
-    """Return the objects of a JSON Lines file that is an input, where no line may be missing.
+def read_every_line(path: Path, *, advice: str = "", most_bytes: int = LINES_BYTES) -> list[dict[str, Any]]:
+    """Return the objects of a JSON Lines file that is an input: every line must be readable.
 
-    Raises BadInput, with `advice` at its end, naming the line that is damaged, or why the file cannot be read.
+    Raises BadInput, with `advice` at its end, naming the damaged line, or the reason why the file cannot be read.
     """
-    advice = f"; {advice}" if advice else ""
-    try:
-        content = read_regular(path, most_bytes)
-    except OSError as error:
-        raise BadInput(f"{path}: cannot be read: {error.strerror or error}{advice}") from error
     records = []
-    for number, line in enumerate(content.split(b"\n"), 1):
-        if line.strip():
-            try:
-                records.append(parse_json(line))
-            except ValueError as error:
-                raise BadInput(f"{path}: line {number}: {error}{advice}") from error
+    for number, line in _lines(_content(path, most_bytes, advice)):
+        try:
+            records.append(parse_json(line))
+        except ValueError as error:
+            raise BadInput(f"{path}: line {number}: {error}{_suffix(advice)}") from error
     return records
 
 
 class JsonLog:
-    """An append-only JSON Lines file. A line that a kill has torn stays, and the next begins on a line of its own."""
+    """An append-only JSON Lines file. The record after a torn line begins on a new line."""
 
     def __init__(self, path: Path):
-        """Open it, or make it. Raises OSError, for what is no regular file as well."""
+        """Open or create it. Raises OSError, also where the path is not a regular file."""
         self.path = path
         descriptor = open_descriptor(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         self.file = os.fdopen(descriptor, "wb", buffering=0)
@@ -145,10 +132,9 @@ class JsonLog:
         self._dropped = 0  # lines
 
     def append(self, record: dict[str, Any], *, durable: bool = False) -> None:
-        """Append one object; `durable`: wait until it is on the disk.
+        """Append one object; `durable`: sync it to the disk.
 
-        Raises OSError; what was not written is kept in memory, up to PENDING_BYTES, and written by the next call that
-        can.
+        Raises OSError; unwritten lines stay in memory, up to PENDING_BYTES, and a later call writes them.
         """
         line = json.dumps(record).encode() + b"\n"
         if len(self._pending) + len(line) > PENDING_BYTES:
@@ -161,28 +147,43 @@ class JsonLog:
             os.fsync(self.file.fileno())
 
     def flush(self) -> None:
-        """Write what an earlier call could not. Raises OSError."""
+        """Write pending lines. Raises OSError."""
         while self._pending:
             self._pending = self._pending[self.file.write(self._pending) :]
 
     @property
     def unwritten(self) -> int:
-        """Lines that are not in the file, or not whole."""
+        """Number of lines that are missing from the file, or incomplete."""
         return self._dropped + len([line for line in self._pending.split(b"\n") if line])
 
     def close(self) -> None:
-        """Close the file; what could not be written is lost."""
+        """Close the file; pending lines are lost."""
         self.file.close()
+
+
+def _content(path: Path, most_bytes: int, advice: str) -> bytes:
+    try:
+        return read_regular(path, most_bytes)
+    except FileNotFoundError as error:
+        raise BadInput(f"{path}: no such file{_suffix(advice)}") from error
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read: {error.strerror or error}{_suffix(advice)}") from error
+
+
+def _suffix(advice: str) -> str:
+    return f"; {advice}" if advice else ""
+
+
+def _lines(content: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield (number, line) of the lines that are not blank; the first number is 1."""
+    return ((number, line) for number, line in enumerate(content.split(b"\n"), 1) if line.strip())
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values = dict(pairs)
     if len(values) < len(pairs):
-        seen: set[str] = set()
-        for key, _ in pairs:
-            if key in seen:
-                raise ValueError(f"key {quoted(key)} is given twice")
-            seen.add(key)
+        counts = Counter(key for key, _ in pairs)
+        raise ValueError(f"key {quoted(next(key for key in counts if counts[key] > 1))} is given twice")
     return values
 
 

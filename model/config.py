@@ -1,4 +1,4 @@
-"""The shape of a GPT-2 network, and what follows from the shape alone: parameters and FLOPs.
+"""Model configuration (model.json): the shape of a GPT-2 network, its parameter count and FLOPs.
 
 C embedding width, L layers, T context length, V vocabulary size.
 """
@@ -7,6 +7,7 @@ import attrs
 
 from model import checks
 
+INITIAL_STD = 0.02  # linear and token-embedding weights, as in OpenAI's model.py
 VOCABULARY_MULTIPLE = 128  # rows of the embedding in memory: matmuls over 50,304 rows are faster than over 50,257
 
 ACTIVATIONS = {"gelu_tanh": "tanh", "gelu": "none"}  # GPT-2's, and the exact one; how torch approximates them
@@ -50,7 +51,7 @@ def parameter_count(config: ModelConfig) -> int:
 
 
 def matmul_parameter_count(config: ModelConfig) -> int:
-    """Return the weights that multiply activations: 12 C^2 a block and the output head, V x C."""
+    """Return the number of weights in matrix products: 12 C^2 a block, and the output head, V x C."""
     width = config.emb_dim
     return 12 * config.n_layers * width * width + config.vocab_size * width
 

@@ -1,4 +1,4 @@
-"""GPT-2: token ids in, next-token logits out.
+"""GPT-2 network: token ids in, next-token logits out.
 
 Pre-norm blocks, learned positions, GELU, fused QKV: Radford et al. 2019 and OpenAI's released code.
 B micro-batch, T tokens, C embedding width, H heads, D head width (C = H * D), V vocabulary, S tokens seen so far.
@@ -10,17 +10,14 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
-from model.config import ACTIVATIONS, ModelConfig
-from model.loss import HeadLoss
+from model.config import ACTIVATIONS, INITIAL_STD, ModelConfig
 
-INITIAL_STD = 0.02  # linear and token-embedding weights, as in OpenAI's model.py
-INITIAL_POSITION_STD = 0.01  # position embedding, same source
+INITIAL_POSITION_STD = 0.01  # position embedding, as in OpenAI's model.py
 
 
 class KeyValueCache:
-    """Keys and values of the tokens already seen, so that generation computes each token once."""
+    """Keys and values of the tokens seen so far: generation computes each token once."""
 
     def __init__(self, config: ModelConfig, batch_size: int, device: torch.device):
         shape = (
@@ -32,12 +29,12 @@ class KeyValueCache:
             config.emb_dim // config.n_heads,
         )
         self.memory = torch.empty(shape, device=device)  # (2, L, B, H, T, D)
-        self.length = 0  # tokens seen; the model advances it after its last block
+        self.length = 0  # tokens seen; advanced by GPT.forward after the last block
 
     def extend(
         self, layer: int, keys: Float[Tensor, "B H T D"], values: Float[Tensor, "B H T D"]
     ) -> tuple[Float[Tensor, "B H S D"], Float[Tensor, "B H S D"]]:
-        """Store new keys and values of a layer; return all of them, (B, H, S, D) each."""
+        """Append a layer's new keys and values; return all of them, (B, H, S, D) each."""
         end = self.length + keys.shape[2]
         self.memory[0, layer, :, :, self.length : end] = keys
         self.memory[1, layer, :, :, self.length : end] = values
@@ -60,7 +57,7 @@ class Attention(nn.Module):
         causal = True
         if cache is not None:
             causal = cache.length == 0
-            assert causal or x.shape[1] == 1  # one new token may look at everything before it, several may not
+            assert causal or x.shape[1] == 1  # without a mask only a single new token attends correctly
             keys, values = cache.extend(self.layer, keys, values)
         mixed = F.scaled_dot_product_attention(
             queries,
@@ -73,7 +70,7 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """Two linear layers around GELU, four times as wide inside."""
+    """Feed-forward layer: linear, GELU, linear, with a hidden width of 4 C."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -86,7 +83,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention, then MLP, each normalised before and added to the residual stream."""
+    """Transformer block: attention, then MLP, each behind a LayerNorm and added to the residual stream."""
 
     def __init__(self, config: ModelConfig, layer: int):
         super().__init__()
@@ -102,17 +99,11 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """The network of a `ModelConfig`. Embedding rows beyond `vocab_size` are zero and stay zero.
+    """Token and position embedding, blocks, final norm, output head. Embedding rows from `vocab_size` on stay zero."""
 
-    `recompute_blocks`: while training keep only what enters each block, and run it again in the backward pass.
-    `loss_chunks`: of the tokens, for the loss: model/loss.py.
-    """
-
-    def __init__(self, config: ModelConfig, *, recompute_blocks: bool = False, loss_chunks: int = 1):
+    def __init__(self, config: ModelConfig):
         super().__init__()
         self.config = config
-        self.recompute_blocks = recompute_blocks
-        self.head_loss = HeadLoss(config.vocab_size, loss_chunks)
         self.token_embedding = nn.Embedding(config.padded_vocab_size, config.emb_dim)
         self.position_embedding = nn.Embedding(config.context_length, config.emb_dim)
         self.dropout = nn.Dropout(config.drop_rate)
@@ -120,37 +111,28 @@ class GPT(nn.Module):
         self.final_norm = nn.LayerNorm(config.emb_dim)
         self.head = None if config.tie_weights else nn.Linear(config.emb_dim, config.padded_vocab_size, bias=False)
 
-    def forward(
-        self,
-        tokens: Int[Tensor, "B T"],
-        cache: KeyValueCache | None = None,
-        targets: Int[Tensor, "B T"] | None = None,
-        *,
-        by_sequence: bool = False,
-    ) -> Float[Tensor, "B _ V"] | Float[Tensor, "B"] | Float[Tensor, ""]:
+    def forward(self, tokens: Int[Tensor, "B T"], cache: KeyValueCache | None = None) -> Float[Tensor, "B _ V"]:
         """Return logits of the token after each of `tokens`, (B, T, V).
 
-        With a cache, `tokens` follow those it has seen, and only the last one's logits are computed, (B, 1, V). With
-        targets, (B, T), return the mean loss in fp32: a scalar, or (B,) by sequence.
+        With a cache, `tokens` follow those it has seen, and only the last one's logits are computed, (B, 1, V).
         """
-        first = 0 if cache is None else cache.length
-        positions = torch.arange(first, first + tokens.shape[1], device=tokens.device)
-        x = self.dropout(self.token_embedding(tokens) + self.position_embedding(positions))  # (B, T, C)
+        x = self.embed(tokens, first_position=0 if cache is None else cache.length)
         for block in self.blocks:
-            if self.recompute_blocks and self.training:
-                x = checkpoint(block, x, use_reentrant=False, preserve_rng_state=self.config.drop_rate > 0)
-            else:
-                x = block(x, cache)
+            x = block(x, cache)
         if cache is not None:
             cache.length += tokens.shape[1]
             x = x[:, -1:]  # the others have their next token already
-        weight = self.token_embedding.weight if self.head is None else self.head.weight
-        x = self.final_norm(x)
-        if targets is not None:
-            loss = self.head_loss.by_sequence if by_sequence else self.head_loss
-            return loss(x, weight, targets)
-        logits = F.linear(x, weight)  # (B, T, padded V)
+        logits = F.linear(self.final_norm(x), self.output_weight())  # (B, T, padded V)
         return logits[..., : self.config.vocab_size]
+
+    def embed(self, tokens: Int[Tensor, "B T"], first_position: int = 0) -> Float[Tensor, "B T C"]:
+        """Return the input of the first block: token plus position embedding, dropout applied."""
+        positions = torch.arange(first_position, first_position + tokens.shape[1], device=tokens.device)
+        return self.dropout(self.token_embedding(tokens) + self.position_embedding(positions))
+
+    def output_weight(self) -> Float[Tensor, "_ C"]:
+        """Return the output head's weight (padded V, C): its own, or the token embedding where they are tied."""
+        return self.token_embedding.weight if self.head is None else self.head.weight
 
 
 def split_heads(x: Float[Tensor, "B T C"], heads: int) -> Float[Tensor, "B H T D"]:
@@ -159,9 +141,9 @@ def split_heads(x: Float[Tensor, "B T C"], heads: int) -> Float[Tensor, "B H T D
 
 
 def initialize(model: GPT, seed: int) -> None:
-    """Fill the weights as GPT-2 does: normal, residual projections scaled by 1/sqrt(2 L), biases zero.
+    """Initialize the weights as GPT-2 does: normal, residual projections scaled by 1/sqrt(2 L), biases zero.
 
-    Runs on the CPU from its own generator, so that the start is the same on every machine and rank.
+    Draws on the CPU from a generator of its own: the initial weights are the same on every machine and rank.
     """
     generator = torch.Generator().manual_seed(seed)
     residual_std = INITIAL_STD / math.sqrt(2 * model.config.n_layers)

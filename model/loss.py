@@ -1,69 +1,94 @@
-"""The training objective: cross-entropy of the next token, in nats per token.
+"""Training loss: cross-entropy of the next token, in nats per token, fp32 whatever the precision.
 
-B micro-batch, T tokens, N tokens of a chunk, C width, V vocabulary, R rows of the head, V or more.
+B micro-batch, T tokens, N tokens of a chunk, C width, V vocabulary, R rows of the output weight, V or more.
 """
+
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from model.gpt import GPT
 
-class HeadLoss:
-    """From what enters the head to the mean loss, in nats per token, fp32 whatever the precision.
 
-    The head's matrix product and the loss are one function: compiled, it never has logits in fp32 in memory, nor their
-    gradient twice, with and without the rows beyond the vocabulary.
+class NextTokenLoss(nn.Module):
+    """A network and its loss as one module: what DDP or FSDP wraps and a training step calls.
 
-    `chunks`: more than 1 have the logits of one chunk of the tokens at a time, and compute them again in the backward
-    pass.
+    `recompute_blocks`: activation checkpointing, block by block: in training only the input of each block is kept.
+    `chunks`: above 1, logits of one chunk of the tokens at a time, recomputed in the backward pass.
     """
 
-    def __init__(self, vocabulary_size: int, chunks: int):
-        self.chunks = chunks
-        self._vocabulary_size = vocabulary_size
-        self._part, self._sequences = _head_loss, _sequence_losses
+    def __init__(self, network: GPT, *, recompute_blocks: bool = False, chunks: int = 1):
+        super().__init__()
+        self.network = network
+        self._recompute_blocks = recompute_blocks
+        self._chunks = chunks
+        self._head_loss, self._sequence_losses = head_loss, sequence_losses
 
-    def compile(self) -> None:
-        """Compile the functions, for one shape at a time."""
-        self._part = torch.compile(_head_loss, fullgraph=True, dynamic=False)
-        self._sequences = torch.compile(_sequence_losses, fullgraph=True, dynamic=False)
+    def compile_head(self, **options: Any) -> None:
+        """Compile output head and loss as one graph, in place, as nn.Module.compile does with a module.
 
-    def __call__(
+        The graph never has fp32 logits in memory, nor their gradient twice, with and without the vocabulary's padding.
+        """
+        self._head_loss = torch.compile(head_loss, **options)
+        self._sequence_losses = torch.compile(sequence_losses, **options)
+
+    def forward(
+        self, tokens: Int[Tensor, "B T"], targets: Int[Tensor, "B T"], *, by_sequence: bool = False
+    ) -> Float[Tensor, "*B"]:
+        """Return the mean loss over all B * T targets, a scalar; or of each sequence, (B,), not for training."""
+        loss = self._by_sequence if by_sequence else self._mean
+        return loss(self.hidden(tokens), self.network.output_weight(), targets)
+
+    def hidden(self, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T C"]:
+        """Return the input of the output head."""
+        x, dropout = self.network.embed(tokens), self.network.config.drop_rate > 0  # (B, T, C)
+        for block in self.network.blocks:
+            if self._recompute_blocks and self.training:
+                x = checkpoint(block, x, use_reentrant=False, preserve_rng_state=dropout)
+            else:
+                x = block(x)
+        return self.network.final_norm(x)
+
+    def _mean(
         self, hidden: Float[Tensor, "B T C"], weight: Float[Tensor, "R C"], targets: Int[Tensor, "B T"]
     ) -> Float[Tensor, ""]:
-        """Return the mean over all B * T targets; the weight's first V rows count."""
+        size = self.network.config.vocab_size
         hidden, targets = hidden.flatten(0, 1), targets.flatten()
-        if self.chunks == 1:
-            return self._part(hidden, weight, targets, self._vocabulary_size, "mean")
+        if self._chunks == 1:
+            return self._head_loss(hidden, weight, targets, size, "mean")
         total = torch.zeros((), device=hidden.device)
-        for part, wanted in zip(hidden.chunk(self.chunks), targets.chunk(self.chunks), strict=True):
-            arguments = (part, weight, wanted, self._vocabulary_size, "sum")
-            total = total + checkpoint(self._part, *arguments, use_reentrant=False, preserve_rng_state=False)
+        for part, wanted in zip(hidden.chunk(self._chunks), targets.chunk(self._chunks), strict=True):
+            arguments = (part, weight, wanted, size, "sum")
+            total = total + checkpoint(self._head_loss, *arguments, use_reentrant=False, preserve_rng_state=False)
         return total / targets.numel()
 
-    def by_sequence(
+    def _by_sequence(
         self, hidden: Float[Tensor, "B T C"], weight: Float[Tensor, "R C"], targets: Int[Tensor, "B T"]
     ) -> Float[Tensor, "B"]:
-        """Return the mean of each sequence, without a backward pass in mind."""
-        parts = zip(hidden.chunk(self.chunks), targets.chunk(self.chunks), strict=True)
-        return torch.cat([self._sequences(part, weight, wanted, self._vocabulary_size) for part, wanted in parts])
+        parts = zip(hidden.chunk(self._chunks), targets.chunk(self._chunks), strict=True)
+        size = self.network.config.vocab_size
+        return torch.cat([self._sequence_losses(part, weight, wanted, size) for part, wanted in parts])
 
 
-def _head_loss(
+def head_loss(
     hidden: Float[Tensor, "N C"],
     weight: Float[Tensor, "R C"],
     targets: Int[Tensor, "N"],
     vocabulary_size: int,
     reduction: str,
 ) -> Float[Tensor, "*N"]:
+    """Return the cross-entropy from the output head's input; `reduction` as torch.nn.functional.cross_entropy's."""
     logits = F.linear(hidden, weight)[:, :vocabulary_size]
     return F.cross_entropy(logits.float(), targets, reduction=reduction)
 
 
-def _sequence_losses(
+def sequence_losses(
     hidden: Float[Tensor, "B T C"], weight: Float[Tensor, "R C"], targets: Int[Tensor, "B T"], vocabulary_size: int
 ) -> Float[Tensor, "B"]:
-    losses = _head_loss(hidden.flatten(0, 1), weight, targets.flatten(), vocabulary_size, "none")
+    """Return the mean loss of each sequence."""
+    losses = head_loss(hidden.flatten(0, 1), weight, targets.flatten(), vocabulary_size, "none")
     return losses.view(targets.shape).mean(dim=1)

@@ -154,7 +154,7 @@ def in_terminal(command: list[str]) -> tuple[int, list[str]]:
 def seal_again(checkpoint: Path) -> None:
     """Make the hashes and the manifest of a checkpoint whose files a test has changed."""
     from common.files import sha256
-    from training.checkpoints.state_check import FIELDS_SHA256, fields_sha256
+    from training.checkpoints.saved_state import FIELDS_SHA256, fields_sha256
     from training.checkpoints.tensor_files import OPTIMIZER, WEIGHTS, combined_sha256
 
     state = json.loads((checkpoint / "state.json").read_text())
@@ -168,10 +168,11 @@ def seal_again(checkpoint: Path) -> None:
 def forge_manifest(checkpoint: Path) -> None:
     """Make a manifest for a checkpoint whose files were changed, and no other hash."""
     from common.files import sha256
-    from training.checkpoints.directory import MANIFEST, manifest_text
+    from training.checkpoints.checkpoint_manifest import MANIFEST, manifest_text
+    from training.checkpoints.storage import FileDigest
 
     files = {
-        path.name: {"size_bytes": path.stat().st_size, "sha256": sha256(path)}
+        path.name: FileDigest(path.stat().st_size, sha256(path))
         for path in checkpoint.iterdir()
         if path.name != MANIFEST
     }

@@ -17,6 +17,7 @@ import attrs
 from tests import launch
 from tests.conftest import ROOT, metrics, train, train_command
 from training.checkpoints.directory import find
+from training.checkpoints.disk import checkpoints_of
 from training.telemetry.metrics_log import METRICS, read_metrics
 
 VICTIMS = ("a rank", "all ranks", "torchrun", "everything")
@@ -106,7 +107,7 @@ def start_and_kill(run: Path, layout: Layout, draw: random.Random, as_user: bool
     wait_for_nobody(run)
     step, _ = last_step(run)
     durable = [record["step"] for record in read_metrics(run) if record.get("event") == "checkpoint"]
-    intact = find(run, "auto")
+    intact = find(checkpoints_of(run), "auto")
     resumes_at = 0 if intact is None else int(intact.name.removeprefix("step-"))
     assert resumes_at >= max(durable, default=0)
     redone = step - resumes_at

@@ -1,42 +1,42 @@
-"""Numbers about the whole job: the loss of the global batch and the global gradient norm."""
+"""Global gradient norm, fast or bit-exact, and the mean loss of the global batch."""
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
+from training.parallel.mesh import DataParallel
 from training.parallel.process_group import all_gather_single
-from training.parallel.wrap import local_tensor
+from training.parallel.sharding import Shards, local_tensor, shards_of
 
 
-def mean_over_ranks(values: Tensor, world_size: int) -> Tensor:
-    """Return the mean over every rank's 1-D values, which are equally many; on the device: no wait for the GPU.
+def mean_over_ranks(values: Tensor, data_parallel: DataParallel) -> Tensor:
+    """Return the mean over every rank's 1-D values, which are equally many; stays on the device.
 
     All values are gathered in rank order and averaged in one piece: the order of additions is that of one rank.
     """
-    everywhere = torch.empty(world_size * len(values), dtype=values.dtype, device=values.device)
-    all_gather_single(everywhere, values)
-    return everywhere.mean()
+    return _gathered(values, data_parallel).mean()
 
 
 def fast_grad_norm(gradients: list[Tensor]) -> Tensor:
     """Return the L2 norm over all gradients of the whole network, a scalar on the device, in the fastest order."""
     squares = torch.stack(torch._foreach_norm([local_tensor(gradient) for gradient in gradients])).square().sum()
-    if isinstance(gradients[0], DTensor):
-        dist.all_reduce(squares)
+    shards = shards_of(gradients[0])
+    if shards is not None:
+        dist.all_reduce(squares, group=shards.group)
     return squares.sqrt()
 
 
-def ordered_grad_norm(gradients: list[Tensor], world_size: int) -> Tensor:
-    """Return the same norm with the same bits on any world size and under any wrapper.
+def ordered_grad_norm(gradients: list[Tensor]) -> Tensor:
+    """Return the same norm with the same bits for any data-parallel size and wrapper.
 
     A reduction's order depends on the shape it runs over, and a shard has another shape than the whole. So rows are
     summed by folding, element by element; the sums of all rows, gathered under FSDP, are then added in one piece.
     """
-    own = [_row_sums(local_tensor(gradient)) for gradient in gradients]
-    if isinstance(gradients[0], DTensor):
-        own = _gathered(own, [gradient.shape[0] for gradient in gradients], world_size)
-    return torch.cat(own).sum().sqrt()
+    row_sums = [_row_sums(local_tensor(gradient)) for gradient in gradients]
+    shards = shards_of(gradients[0])
+    if shards is not None:
+        row_sums = _whole(row_sums, [gradient.shape[0] for gradient in gradients], shards)
+    return torch.cat(row_sums).sum().sqrt()
 
 
 def _row_sums(gradient: Tensor) -> Tensor:
@@ -49,12 +49,16 @@ def _row_sums(gradient: Tensor) -> Tensor:
     return squares.squeeze(1)
 
 
-def _gathered(own: list[Tensor], row_counts: list[int], world_size: int) -> list[Tensor]:
-    """Return the row sums of whole parameters from each rank's, which FSDP has cut as torch.chunk does."""
-    chunks = [-(-rows // world_size) for rows in row_counts]
+def _whole(own: list[Tensor], row_counts: list[int], shards: Shards) -> list[Tensor]:
+    """Return the row sums of whole parameters from those of each shard."""
+    chunks = [shards.chunk(rows) for rows in row_counts]
     padded = [torch.nn.functional.pad(part, (0, chunk - len(part))) for part, chunk in zip(own, chunks, strict=True)]
-    flat = torch.cat(padded)
-    everywhere = torch.empty(world_size * len(flat), dtype=flat.dtype, device=flat.device)
-    all_gather_single(everywhere, flat)
-    by_parameter = everywhere.view(world_size, -1).split(chunks, dim=1)  # (W, chunk) each
+    by_parameter = _gathered(torch.cat(padded), shards).view(shards.size, -1).split(chunks, dim=1)  # (S, chunk) each
     return [part.flatten()[:rows] for part, rows in zip(by_parameter, row_counts, strict=True)]
+
+
+def _gathered(values: Tensor, ranks: DataParallel | Shards) -> Tensor:
+    """Return the 1-D values of all ranks of a group, in rank order."""
+    everywhere = torch.empty(ranks.size * len(values), dtype=values.dtype, device=values.device)
+    all_gather_single(everywhere, values, group=ranks.group)
+    return everywhere

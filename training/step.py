@@ -13,7 +13,7 @@ from torch import Tensor
 from tokens.batches.sampling import microbatch_index
 from training.grad_norm import fast_grad_norm, mean_over_ranks, ordered_grad_norm
 from training.parallel.process_group import Ranks
-from training.parallel.wrap import local_tensor
+from training.parallel.sharding import local_tensor
 from training.precision import autocast
 from training.schedule import learning_rate
 from training.state import StepSettings, TrainState
@@ -39,8 +39,8 @@ def train_step(state: TrainState, settings: StepSettings, ranks: Ranks, step: in
     """
     rate = learning_rate(settings.schedule, step)
     own_losses = run_microbatches(state, settings, ranks, step, next_batch)
-    loss = mean_over_ranks(own_losses, ranks.world_size)
-    grad_norm = _clip(state, settings, ranks.world_size)
+    loss = mean_over_ranks(own_losses, state.parallel.data_parallel)
+    grad_norm = _clip(state, settings)
     excused = state.loss_scale.dynamic & ~state.loss_scale.exhausted()  # fp16: the scale halves, the run goes on
     held = state.guard.observe(step, own_losses, torch.stack([loss, grad_norm]), excused)
     state.loss_scale.update(grad_norm)
@@ -62,7 +62,9 @@ def run_microbatches(
     for micro_step in range(accumulation):
         inputs, targets = next_batch()
         if settings.drop_rate > 0:
-            seed_dropout(settings.seed, step, microbatch_index(settings.layout, micro_step, ranks.rank))
+            seed_dropout(
+                settings.seed, step, microbatch_index(settings.layout, micro_step, state.parallel.data_parallel.rank)
+            )
         with state.parallel.gradient_sync(enabled=micro_step == accumulation - 1):
             loss = microbatch_loss(state, settings, inputs, targets)
             (loss * state.loss_scale.scale).backward()
@@ -73,7 +75,7 @@ def run_microbatches(
 def microbatch_loss(state: TrainState, settings: StepSettings, inputs: Tensor, targets: Tensor) -> Tensor:
     """Return the mean loss of a micro-batch, in nats per token."""
     with autocast(settings.numerics.precision, inputs.device):
-        return state.parallel.model(inputs, targets=targets)
+        return state.parallel.model(inputs, targets)
 
 
 def seed_dropout(seed: int, step: int, index: int) -> None:
@@ -82,14 +84,14 @@ def seed_dropout(seed: int, step: int, index: int) -> None:
     torch.manual_seed(int.from_bytes(digest, "little") >> 1)  # the CPU's and every GPU's generator
 
 
-def _clip(state: TrainState, settings: StepSettings, world_size: int) -> Tensor:
+def _clip(state: TrainState, settings: StepSettings) -> Tensor:
     """Unscale and clip the gradients in place; return their global norm before clipping."""
     gradients = state.parallel.gradients()
     factor = 1 / (state.loss_scale.scale * state.parallel.gradient_divisor)
     if settings.numerics.determinism == "off":
         grad_norm = fast_grad_norm(gradients) * factor
     else:
-        grad_norm = ordered_grad_norm(gradients, world_size) * factor
+        grad_norm = ordered_grad_norm(gradients) * factor
     if settings.clipping_max_norm is not None:
         factor = factor * (settings.clipping_max_norm / (grad_norm + CLIP_EPSILON)).clamp(max=1.0)
     torch._foreach_mul_([local_tensor(gradient) for gradient in gradients], factor)

@@ -31,8 +31,8 @@ class Validation:
         Each sequence's loss is computed once, on whichever rank, and the mean is exactly rounded (math.fsum), so the
         result does not depend on how the slice is spread.
         """
-        layout, model = settings.layout, state.parallel.model
-        per_round = layout.microbatch_size * ranks.world_size
+        layout, model, part = settings.layout, state.parallel.model, state.parallel.data_parallel
+        per_round = layout.microbatch_size * part.size
         losses: dict[int, float] = {}
         pending = []
         model.eval()
@@ -41,14 +41,14 @@ class Validation:
             stopping = stop_request.agreed()
             if stopping:
                 break
-            own = range(first + ranks.rank * layout.microbatch_size, first + (ranks.rank + 1) * layout.microbatch_size)
+            own = range(first + part.rank * layout.microbatch_size, first + (part.rank + 1) * layout.microbatch_size)
             # Every rank runs every round at the same shape: FSDP gathers weights in it. The surplus is not counted.
             windows = [min(window, self._sequences - 1) for window in own]
             parts = [(self.stream, self._start_token + window * layout.context_length) for window in windows]
             inputs, targets = inputs_and_targets(read_windows(parts, layout.context_length))
-            inputs, targets = (part.to(ranks.device, non_blocking=True) for part in (inputs, targets))
+            inputs, targets = (ids.to(ranks.device, non_blocking=True) for ids in (inputs, targets))
             with autocast(settings.numerics.precision, ranks.device):
-                pending.append((own, model(inputs, targets=targets, by_sequence=True)))
+                pending.append((own, model(inputs, targets, by_sequence=True)))
         model.train()
         if stopping:
             return None

@@ -13,8 +13,11 @@ from evaluation.shared.load import ModelLocation, home_of
 from evaluation.shared.measure import EvaluationResult
 from evaluation.shared.results import read_results
 from evaluation.shared.run_cost import RunCost, cost_of
-from training.checkpoints import directory as checkpoint
-from training.checkpoints.compatibility import listed
+from training.checkpoints.directory import read_state
+from training.checkpoints.disk import on_disk
+from training.checkpoints.run_record import RunRecord, StreamRecord
+from training.checkpoints.saved_state import STATE, SavedState
+from training.checkpoints.storage import LINKS
 from training.config.train_config import KEYS, PLUMBING_KEYS
 from training.telemetry.metrics_log import EVALUATIONS
 
@@ -64,16 +67,15 @@ def _read(reference: str) -> Row:
         )
     title = results[-1].model
     state = _state(home, title)
-    config = state.get("config", {})
     return Row(
         label=title,
         title=title,
         home=home,
         results=[result for result in results if result.model == title],
-        cost=cost_of(ModelLocation(home, home, home), state) if state else None,
-        validation_loss=state.get("validation_loss"),
-        seed=config["train"]["random_seed"] if state else None,
-        recipe=_recipe(state, _position(home, state)) if state else None,
+        cost=cost_of(ModelLocation(home, home, home), state.position) if state else None,
+        validation_loss=state.position.validation_loss if state else None,
+        seed=state.config.train["random_seed"] if state else None,
+        recipe=_recipe(state.config, _position(home, state)) if state else None,
     )
 
 
@@ -103,42 +105,39 @@ def _checkpoint(title: str) -> str:
     return title.rpartition(" ")[2]
 
 
-def _state(home: Path, title: str) -> dict[str, Any]:
-    """Return `state.json` of a checkpoint, or {} where it has been deleted."""
+def _state(home: Path, title: str) -> SavedState | None:
+    """Return `state.json` of a checkpoint, or None where it has been deleted."""
     path = home / "checkpoints" / _checkpoint(title)
-    return checkpoint.read_state(path) if (path / checkpoint.STATE).is_file() else {}
+    return read_state(on_disk(path)) if (path / STATE).is_file() else None
 
 
-def _position(home: Path, state: dict[str, Any]) -> int | str:
+def _position(home: Path, state: SavedState) -> int | str:
     """Return the step of a checkpoint, or "end" for the last one and the best one of a run that is complete.
 
     Seeds of one recipe have their best checkpoint at different steps.
     """
-    latest, best = (_state(home, link) for link in checkpoint.LINKS)
-    complete = latest.get("step") == state["config"]["steps"]
-    return "end" if complete and state["step"] in (latest["step"], best.get("step")) else state["step"]
+    linked = [_state(home, link) for link in LINKS]
+    latest, best = (None if other is None else other.position.step for other in linked)
+    step = state.position.step
+    return "end" if latest == state.config.steps and step in (latest, best) else step
 
 
-def _recipe(state: dict[str, Any], position: int | str) -> str:
+def _recipe(config: RunRecord, position: int | str) -> str:
     """Return all settings that change a result by more than rounding, except for the seed."""
-    config = state["config"]
+    recorded = {"model": config.model, "train": config.train}
     values = {  # with the defaults of keys that an older version did not have
-        section: {key: config[section].get(key, definition.default) for key, definition in keys.items()}
+        section: {key: recorded[section].get(key, definition.default) for key, definition in keys.items()}
         for section, keys in KEYS.items()
     }
     not_recipe = {*PLUMBING_KEYS, *RESOLVED_KEYS, "random_seed"}
     train = {key: value for key, value in values["train"].items() if key not in not_recipe}
-    precision = config.get("numerics", {}).get("precision", config["train"].get("precision"))
-    steps = [position, config["steps"]]
-    tokens = [_identity(stream) for stream in listed(config.get("train_stream") or [])]
-    known = [values["model"], train, precision, config["global_batch_size"], steps, config.get("shares"), tokens]
+    precision = config.numerics.get("precision", config.train.get("precision"))
+    steps = [position, config.steps]
+    tokens = [_identity(stream) for stream in config.train_streams]
+    known = [values["model"], train, precision, config.global_batch_size, steps, config.shares, tokens]
     return json.dumps(known, sort_keys=True)
 
 
-def _identity(stream: dict[str, Any]) -> Any:
+def _identity(stream: StreamRecord) -> Any:
     """Return the identity of a stream's tokens: their sha256, or while they are being written their plan."""
-    return (
-        stream["sha256"]
-        if stream["sha256"] and None not in stream["sha256"]
-        else [stream.get("plan"), stream["tokens"]]
-    )
+    return stream.sha256 if stream.sha256 and None not in stream.sha256 else [stream.plan, stream.tokens]

@@ -18,10 +18,10 @@ from common.files import replace_file, writing
 from common.hub_client import CARD, check_logged_in, check_names, hub_errors, upload
 from evaluation.export.model_card import model_card
 from evaluation.shared.load import Trained
-from model.config import ModelConfig
-from model.gpt import GPT, INITIAL_STD
-from model.naming import HUGGING_FACE_ACTIVATIONS, to_hugging_face
+from model.gpt import GPT
+from model.naming import to_hugging_face
 from model.pretrained import unpadded
+from model.stock import stock_class
 from tokens.tokenizer.hugging_face_files import write_tokenizer_files
 from training.telemetry.metrics_log import ANSWERS, EVALUATIONS
 
@@ -97,9 +97,12 @@ def push(directory: Path, publication: Publication) -> str:
 
 
 def save_network(network: GPT, directory: Path, **more: Any) -> None:
-    """Write config.json, with `more` in it, and the weights of a network as Hugging Face's GPT2LMHeadModel reads it."""
+    """Write config.json, with `more` in it, and the weights of a network as its stock class reads them.
+
+    Raises BadInput before anything is written where no stock class computes this network.
+    """
+    config = stock_class(network.config).config | more
     save_file(hugging_face_weights(network), directory / WEIGHTS, metadata={"format": "pt"})
-    config = hugging_face_config(network.config) | more
     replace_file(directory / CONFIG, json.dumps(config, indent=2) + "\n")
 
 
@@ -108,28 +111,6 @@ def hugging_face_weights(network: GPT) -> dict[str, Tensor]:
     config = network.config
     plain = {key: unpadded(key, value.detach().cpu(), config) for key, value in network.named_parameters()}
     return to_hugging_face(plain, config)
-
-
-def hugging_face_config(config: ModelConfig) -> dict[str, Any]:
-    """Return what Hugging Face's GPT2Config reads."""
-    return {
-        "architectures": ["GPT2LMHeadModel"],
-        "model_type": "gpt2",
-        "vocab_size": config.vocab_size,
-        "n_positions": config.context_length,
-        "n_ctx": config.context_length,
-        "n_embd": config.emb_dim,
-        "n_layer": config.n_layers,
-        "n_head": config.n_heads,
-        "n_inner": None,
-        "activation_function": HUGGING_FACE_ACTIVATIONS[config.activation],
-        "layer_norm_epsilon": 1e-5,
-        "initializer_range": INITIAL_STD,
-        **dict.fromkeys(["attn_pdrop", "embd_pdrop", "resid_pdrop"], config.drop_rate),
-        "tie_word_embeddings": config.tie_weights,
-        "torch_dtype": "float32",
-        "use_cache": True,
-    }
 
 
 @contextmanager

@@ -9,8 +9,9 @@ from evaluation.shared.load import ModelLocation, Trained
 from evaluation.shared.run_cost import cost_of
 from model.config import ModelConfig, parameter_count
 from tokens.hub.download import hub_name
-from training.checkpoints import directory as checkpoint
-from training.checkpoints.compatibility import listed
+from training.checkpoints.directory import read_state
+from training.checkpoints.disk import on_disk
+from training.checkpoints.saved_state import SavedState
 from training.optimizers.optimizer_registry import OPTIMIZERS
 from training.telemetry.metrics_log import read_metrics
 
@@ -79,43 +80,43 @@ def _training(place: ModelLocation) -> Iterator[tuple[str, str]]:
     """Yield the recorded facts of the training run."""
     if not place.is_own:
         return
-    state = checkpoint.read_state(place.path)
-    config = state["config"]
-    train = config["train"]
-    cost = cost_of(place, state)
-    length = config["model"]["context_length"]
-    directories = [Path(stream["directory"]) for stream in listed(config.get("train_stream", []))]
+    state = read_state(on_disk(place.path))
+    config = state.config
+    train = config.train
+    cost = cost_of(place, state.position)
+    length = config.model["context_length"]
+    directories = [Path(stream.directory) for stream in config.train_streams]
     names = [hub_name(directory) or directory.resolve().name for directory in directories]
     if names:
         yield "dataset", ", ".join(f"`{name}`" for name in names)
     yield "tokens", f"{cost.tokens:,}"
-    batch = config["global_batch_size"]
+    batch = config.global_batch_size
     yield "global batch", f"{batch:,} sequences of {length:,} tokens, {batch * length:,} tokens"
-    yield "updates", f"{state['step']:,} of {config['steps']:,}"
+    yield "updates", f"{state.position.step:,} of {config.steps:,}"
     yield "optimizer", _optimizer(train)
     yield "seed", str(train["random_seed"])
     yield from _losses(place, state)
     environment = place.record.get("environment", {})
     if environment:
         yield "machine", f"{environment['world_size']} x {environment['device']}"
-        yield "precision", str(config.get("numerics", {}).get("precision", train["precision"]))
+        yield "precision", str(config.numerics.get("precision", train["precision"]))
         yield "software", f"torch {environment['packages']['torch']}, Python {environment['python']}"
     yield "time", f"{cost.hours:,.2f} hours"
     if cost.dollars is not None:
         yield "cost", str(cost)
-    if config.get("git_commit"):
-        yield "commit", f"`{config['git_commit']}`"
+    if config.git_commit:
+        yield "commit", f"`{config.git_commit}`"
 
 
-def _losses(place: ModelLocation, state: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def _losses(place: ModelLocation, state: SavedState) -> Iterator[tuple[str, str]]:
     losses = [
         record["train_loss"]
         for record in (read_metrics(place.run) if place.run is not None else [])
-        if "train_loss" in record and record["step"] <= state["step"]
+        if "train_loss" in record and record["step"] <= state.position.step
     ]
     if losses:
         yield "training loss", f"{losses[-1]:.4f} nats per token"
-    loss = state["validation_loss"]
+    loss = state.position.validation_loss
     if loss is not None:
         yield "validation loss", f"{loss:.4f} nats per token (perplexity {math.exp(loss):,.2f})"
 

@@ -19,9 +19,10 @@ from tabulate import tabulate
 
 from common.errors import BadInput
 from common.files import replace_file
-from evaluation.export.export import CONFIG, hugging_face_config, hugging_face_weights
+from evaluation.export.export import CONFIG, hugging_face_weights
 from evaluation.shared.load import Trained
 from evaluation.shared.split_over_ranks import share
+from model.stock import stock_class
 from tokens.tokenizer.hugging_face_files import write_tokenizer_files
 from training.parallel.process_group import Ranks, together
 
@@ -74,7 +75,7 @@ def harness_model(trained: Trained, batch_size: int, device: torch.device) -> An
 
     config = trained.network.config
     end = trained.tokenizer.end_of_text_id
-    network: Any = GPT2LMHeadModel(GPT2Config(**hugging_face_config(config), bos_token_id=end, eos_token_id=end))
+    network: Any = GPT2LMHeadModel(GPT2Config(**stock_class(config).config, bos_token_id=end, eos_token_id=end))
     missing, unexpected = network.load_state_dict(hugging_face_weights(trained.network), strict=False)
     assert not unexpected and set(missing) <= ({"lm_head.weight"} if config.tie_weights else set())
     with tempfile.TemporaryDirectory() as folder:

@@ -18,10 +18,10 @@ from common.errors import BadInput
 from evaluation.shared.load import Trained
 from evaluation.shared.records import Record
 from evaluation.shared.split_over_ranks import share
-from tokens.batches.sampling import Layout, microbatch_index
+from training.parallel.mesh import make_mesh
 from training.parallel.ordered_reduce import elastic_world_sizes
 from training.parallel.process_group import Ranks
-from training.parallel.wrap import Parallel, Wrapping
+from training.parallel.wrap import Wrapping, parallelize
 from training.step import seed_dropout
 
 
@@ -138,14 +138,10 @@ class _Tuner:
 
     def __init__(self, trained: Trained, examples: list[Example], settings: FineTuneSettings, ranks: Ranks):
         self._network, self._examples, self._settings, self._ranks = trained.network, examples, settings, ranks
-        self._layout = Layout(
-            context_length=trained.network.config.context_length,
-            microbatch_size=1,
-            accumulation=settings.batch_size // ranks.world_size,
-            world_size=ranks.world_size,
-        )
+        self._accumulation = settings.batch_size // ranks.world_size  # records of a rank; a micro-batch is one
         wrapping = Wrapping(kind="ddp", compiled=False, determinism="elastic")
-        self._parallel = Parallel(trained.network, wrapping, self._layout, ranks)
+        network = trained.network.to(ranks.device)
+        self._parallel = parallelize(network, wrapping, self._accumulation, make_mesh(ranks.device))
         self._optimizer = torch.optim.AdamW(
             trained.network.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay
         )
@@ -165,11 +161,12 @@ class _Tuner:
     def _update(self, step: int, batch: list[Example]) -> None:
         firsts = [1 if self._settings.prompt_loss else example.first_target for example in batch]
         targets = sum(len(example.tokens) - first for example, first in zip(batch, firsts, strict=True))
-        for micro_step in range(self._layout.accumulation):
-            index = microbatch_index(self._layout, micro_step, self._ranks.rank)
+        own = self._parallel.data_parallel.rank * self._accumulation
+        for micro_step in range(self._accumulation):
+            index = own + micro_step
             if self._network.config.drop_rate > 0:
                 seed_dropout(self._settings.seed, step, index)
-            with self._parallel.gradient_sync(enabled=micro_step == self._layout.accumulation - 1):
+            with self._parallel.gradient_sync(enabled=micro_step == self._accumulation - 1):
                 losses = _losses(self._parallel.model, batch[index].tokens, firsts[index])
                 (losses.sum() / targets).backward()  # reduced by sums: the mean over the batch's tokens
         self._optimizer.step()

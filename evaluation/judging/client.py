@@ -1,176 +1,158 @@
-"""Requests to a judge: what is sent, and how each can end. `openai` speaks to any compatible server."""
+"""HTTP client of a judge: deadline and size limit of whole requests, no redirects, secrets removed from replies."""
 
-import math
-from email.utils import parsedate_to_datetime
-from time import time
-from typing import TYPE_CHECKING, Any
+import asyncio
+import base64
+import ipaddress
+import os
+import re
+import socket
+from collections.abc import Iterable
+from typing import Any
+from urllib.parse import unquote, urlsplit
+from urllib.request import getproxies
 
-import attrs
+import httpx2
+from openai import AsyncOpenAI
 
-from common.json_files import parse_json
-from evaluation.judging.prompt import RUBRIC, Judge, Prompt, prompt_key, read_verdict, verdict_schema
-from evaluation.judging.replies import message_in, one_line, read_reply
-from evaluation.judging.verdicts import Asked, Reply, Usage, VerdictStore
+from common.errors import BadInput
 
-if TYPE_CHECKING:
-    from openai import APIStatusError, AsyncOpenAI
-
-NAME = "verdict"
-TRIES = 2  # of a prompt whose first verdict is wrong
-MOST_WAIT = 120.0  # seconds, of those that Retry-After names
-REFUSED = ("content_filter", "content_policy_violation", "invalid_prompt")  # codes of 400: this prompt, not others
-NOT_TAKEN = (400, 413, 422)  # this prompt, if others are answered: it may be too long
-UNUSABLE = (401, 402, 403, 404, 405)  # the same for every request, and for a repeated one
-NO_CREDIT = "insufficient_quota"  # a 429 that waiting does not end
-# What an API says of itself was not billed. A 502, 504 or page of a gateway says nothing of the API behind it.
-FAILED = (500, 503, 529)
-GAVE_UP = (408, 425, 499)  # a gateway's words for too late: what is behind it may go on, and bill
-PATHS = {"responses": "/responses", "chat": "/chat/completions"}
-UNBILLED = Usage(input=0, output=0)
-
-
-@attrs.frozen(kw_only=True)
-class JudgeRequest:
-    """A prompt, ready to be sent to a judge."""
-
-    key: str
-    answers: int
-    body: dict[str, Any]  # less the limit of output, which a repeated request may change
+CONNECT_SECONDS = 10.0
+REPLY_BYTES = 1 << 22
+FILE_BYTES, FILE_SECONDS = 1 << 30, 3600.0  # of a batch's files: up to 200 MB go up, more come back
+SHORTEST_SECRET = 8  # characters; shorter placeholders, such as EMPTY, may be words of a verdict
+HIDDEN = b"[secret]"
+UNSENT = (
+    httpx2.ConnectError,
+    httpx2.ConnectTimeout,
+    httpx2.LocalProtocolError,
+    httpx2.PoolTimeout,
+    httpx2.ProxyError,
+    httpx2.UnsupportedProtocol,
+)
+OPENAI_URL = "https://api.openai.com/v1"
+Credentials = tuple[str, str] | None  # user and password
 
 
-class NoReply(Exception):
-    """A request has ended without a reply that can be kept."""
+def split_credentials(url: str) -> tuple[str, Credentials]:
+    """Return a URL without its user and password, and these: the URL is printed and stored, they are not.
 
-    def __init__(self, why: str, *, maybe_billed: bool = False, wait_seconds: float | None = None):
-        """`maybe_billed`: the server may have answered and billed it; `wait_seconds`: what it says in Retry-After."""
-        super().__init__(why)
-        self.maybe_billed = maybe_billed
-        self.wait_seconds = wait_seconds
-
-
-class NotTaken(NoReply):
-    """The server finds fault with this request; perhaps with all."""
-
-
-class Unusable(NoReply):
-    """The server answers no request like this."""
-
-
-def make_request(judge: Judge, prompt: Prompt) -> JudgeRequest:
-    """Return what is sent for a prompt. Neither temperature nor seed: newer models answer them with an error."""
-    answers = len(prompt.order)
-    form = {"name": NAME, "strict": True, "schema": verdict_schema(answers)}
-    body: dict[str, Any] = {"model": judge.model}
-    if judge.api == "responses":
-        body |= {"instructions": RUBRIC, "input": prompt.text, "store": False}
-        body |= {"text": {"format": {"type": "json_schema", **form}}}
-        body |= {} if judge.effort is None else {"reasoning": {"effort": judge.effort}}
-    else:
-        body["messages"] = [{"role": "system", "content": RUBRIC}, {"role": "user", "content": prompt.text}]
-        body |= {"response_format": {"type": "json_schema", "json_schema": form}}
-        body |= {} if judge.effort is None else {"reasoning_effort": judge.effort}
-    return JudgeRequest(key=prompt_key(judge, prompt), answers=answers, body=body)
-
-
-def limited(request: JudgeRequest, judge: Judge, most_output: int) -> dict[str, Any]:
-    """Return the body of a request whose reply has at most so many tokens, thoughts included."""
-    name = "max_output_tokens" if judge.api == "responses" else "max_completion_tokens"
-    return {**request.body, name: most_output}
-
-
-def verdict_in(replies: list[Reply], answers: int) -> tuple[float, ...] | None:
-    """Return the scores of the first right verdict, by position."""
-    right = (reply for reply in replies if problem_in(reply, answers) is None)
-    return next((read_verdict(reply.text, answers) for reply in right), None)
-
-
-def problem_in(reply: Reply, answers: int) -> str | None:
-    """Return what is wrong with a verdict; None for a right one."""
-    if reply.error is not None:
-        return f"the server says: {reply.error}"
-    try:
-        read_verdict(reply.text, answers)
-    except ValueError as error:
-        return str(error)
-    return None
-
-
-def is_settled(store: VerdictStore, request: JudgeRequest, tries: int = TRIES) -> bool:
-    """Tell whether nothing is left to ask: there is a verdict, a refusal, or `tries` wrong verdicts."""
-    replies = store.replies.get(request.key, [])
-    return (
-        len(replies) >= tries
-        or any(reply.refusal is not None for reply in replies)
-        or verdict_in(replies, request.answers) is not None
-    )
-
-
-async def ask(client: "AsyncOpenAI", judge: Judge, body: dict[str, Any], asked: Asked, attempt: str) -> Reply:
-    """Send a request once and return the judge's reply. `attempt`: what tells repeated requests from new ones.
-
-    Raises NoReply when there is none, NotTaken where the prompt may be why, Unusable when no request would be answered.
-    A server that knows the header Idempotency-Key answers a repeated request with the reply that it has billed already.
+    Raises BadInput, which does not quote it, if it is unclear which part is the password.
     """
-    from openai import APIConnectionError, APIStatusError
-
-    from evaluation.judging.transport import UNSENT
-
-    resource = client.responses if judge.api == "responses" else client.chat.completions
-    headers = {"Idempotency-Key": f"{asked.key}-{attempt}", "X-Client-Request-Id": asked.id}
     try:
-        # stream: said because transformers serve streams responses unless told otherwise
-        raw = await resource.with_raw_response.create(**body, stream=False, extra_headers=headers)
-    except APIStatusError as error:
-        return _refusal(error, asked)
-    except APIConnectionError as error:
-        raise NoReply(explained(error), maybe_billed=not isinstance(error.__cause__, UNSENT)) from error
-    try:
-        reply = parse_json(raw.text, None, unique=False)  # it is paid for, however it is spelled
-    except ValueError as error:
-        raise NoReply(f"half a reply, or none: {error}", maybe_billed=True) from error
-    return read_reply(asked.key, reply, asked=asked.id)
+        parts = urlsplit(url)
+        clear = parts.port is None or parts.port > 0
+    except ValueError:
+        clear = False
+    if not clear or "@" in parts.path + parts.query + parts.fragment:
+        raise BadInput(
+            "--base-url: not a URL, or its user or password holds a reserved character; it is not shown here: "
+            "percent-encode such characters, / as %2F, @ as %40, # as %23, ? as %3F, : as %3A"
+        )
+    if "@" not in parts.netloc:
+        return url, None
+    plain = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+    return plain, (unquote(parts.username or ""), unquote(parts.password or ""))
 
 
-def maybe_done(error: "APIStatusError") -> bool:
-    """Tell whether a request with this status may have been done, and billed, all the same."""
-    says_itself = isinstance(error.body, dict) and error.status_code in FAILED
-    return error.status_code in GAVE_UP or (error.status_code >= 500 and not says_itself)
+def find_key(base_url: str, credentials: Credentials = None) -> str | None:
+    """Return the provider's API key from the environment.
+
+    Raises BadInput if OpenAI would be asked without one, it is no header value, or a key or password would cross a
+    network unencrypted.
+    """
+    key = os.environ.get("OPENAI_API_KEY", "").strip() or None
+    if key is not None and not all("!" <= character <= "~" for character in key):
+        raise BadInput(
+            "OPENAI_API_KEY: holds a space, a line end or a non-ASCII character, which no key has; it is not shown "
+            "here: set it to the key alone"
+        )
+    if key is None and base_url == OPENAI_URL:
+        raise BadInput("OPENAI_API_KEY: not set; set it to a key of the provider, or pass --base-url of another server")
+    url = urlsplit(base_url)
+    if url.scheme == "http" and not _is_loopback(url.hostname or ""):
+        advice = "would cross the network unencrypted; use https://, or an SSH tunnel to localhost"
+        if credentials is not None:
+            raise BadInput(f"{base_url}: the password {advice}")
+        if len(key or "") >= SHORTEST_SECRET:
+            raise BadInput(f"{base_url}: OPENAI_API_KEY {advice}, or unset it if this server needs no key")
+    return key
 
 
-def explained(error: Exception) -> str:
-    """Return what the server or the network says, in a line."""
-    from openai import APIStatusError
+def open_client(base_url: str, credentials: Credentials, timeout_seconds: float, concurrency: int = 1) -> AsyncOpenAI:
+    """Return a client without retries, as a repeated request may be billed again.
 
-    if isinstance(error, APIStatusError):
-        location = error.response.headers.get("location")
-        if location is not None and 300 <= error.status_code < 400:
-            return f"{error.status_code}: it redirects, which is not followed; pass the final address as --base-url"
-        return f"{error.status_code}: {message_in(error.body) or one_line(str(error))}"
-    cause = "" if error.__cause__ is None else f": {error.__cause__}"
-    return one_line(f"{error}{cause}")
-
-
-def _refusal(error: "APIStatusError", asked: Asked) -> Reply:
-    """Return the refusal that an error status is. Raises what else it is."""
-    status, why = error.status_code, explained(error)
-    if status == 400 and error.code in REFUSED:
-        return Reply(key=asked.key, id=None, text="", refusal=why, usage=UNBILLED, batch=False, asked=asked.id)
-    if status in NOT_TAKEN:
-        raise NotTaken(why) from error
-    if status in UNUSABLE or status < 400 or error.code == NO_CREDIT:
-        hint = "; has it the Responses API? --api chat asks by the other" if status == 404 else ""
-        raise Unusable(why + hint) from error
-    raise NoReply(why, maybe_billed=maybe_done(error), wait_seconds=_retry_after(error.response.headers)) from error
+    It has a connection for each of `concurrency` requests: none waits for one while its deadline runs.
+    Raises BadInput as `find_key`, or if no server listens.
+    """
+    key = find_key(base_url, credentials)
+    _check_listening(base_url)
+    user, password = credentials or ("", "")
+    basic = base64.b64encode(f"{user}:{password}".encode()).decode() if credentials else ""
+    token = user if len(password) < SHORTEST_SECRET else ""  # https://TOKEN@host, https://TOKEN:x@host
+    # Connecting times out first: what has not been sent is not billed.
+    timeout = httpx2.Timeout(timeout_seconds, connect=min(CONNECT_SECONDS, timeout_seconds / 2))
+    limits = httpx2.Limits(max_connections=concurrency + 4, max_keepalive_connections=concurrency + 4)
+    secrets = [key or "", basic, password, token]
+    http = BoundedClient(base_url, timeout_seconds, secrets, auth=credentials, timeout=timeout, limits=limits)
+    return AsyncOpenAI(api_key=key or "none", base_url=base_url, timeout=timeout, max_retries=0, http_client=http)
 
 
-def _retry_after(headers: Any) -> float | None:
-    """Return the seconds of a header Retry-After, which has seconds or a date; None where it has neither."""
-    said = headers.get("retry-after")
-    try:
-        seconds = float(said)
-    except (TypeError, ValueError):
+class BoundedClient(httpx2.AsyncClient):
+    """HTTP client with a deadline and a size limit for each whole request; secrets in replies are replaced."""
+
+    def __init__(self, base_url: str, seconds: float, secrets: Iterable[str], **options: Any):
+        super().__init__(follow_redirects=False, **options)
+        self._files = urlsplit(base_url).path.rstrip("/") + "/files"
+        self._seconds = seconds
+        patterns = [_any_spelling(secret) for secret in secrets if len(secret) >= SHORTEST_SECRET]
+        self._secrets = re.compile("|".join(patterns or ["(?!)"]).encode(), re.IGNORECASE)
+
+    async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
+        """Send a request and return its response, read to the end. Raises httpx2.TransportError."""
+        of_file = request.url.path.startswith(self._files)
+        seconds = max(self._seconds, FILE_SECONDS) if of_file else self._seconds
+        most = FILE_BYTES if of_file else REPLY_BYTES
         try:
-            seconds = parsedate_to_datetime(said).timestamp() - time()
-        except (TypeError, ValueError, OverflowError):
-            return None
-    return min(max(seconds, 0.0), MOST_WAIT) if math.isfinite(seconds) else None
+            return await asyncio.wait_for(self._whole(request, most, {**options, "stream": True}), seconds)
+        except asyncio.TimeoutError as error:
+            raise httpx2.ReadTimeout(f"no complete reply within {seconds:g} s (--timeout)", request=request) from error
+        except httpx2.HTTPError as error:
+            error.args = tuple(self._secrets.sub(HIDDEN, str(part).encode()).decode() for part in error.args)
+            raise
+
+    async def _whole(self, request: httpx2.Request, most: int, options: dict[str, Any]) -> httpx2.Response:
+        response = await super().send(request, **options)
+        content = bytearray()
+        try:
+            async for chunk in response.aiter_bytes():
+                content += chunk
+                if len(content) > most:
+                    raise httpx2.ReadError(f"a reply of more than {most:,} bytes", request=request)
+        finally:
+            await response.aclose()
+        for name in ("content-encoding", "content-length", "transfer-encoding"):  # of the bytes as they came
+            response.headers.pop(name, None)
+        clean = self._secrets.sub(HIDDEN, bytes(content))
+        return httpx2.Response(response.status_code, headers=response.headers, content=clean, request=request)
+
+
+def _any_spelling(secret: str) -> str:
+    """Return a pattern of a secret in text or JSON: each character plain, after a backslash, or as its \\u escape."""
+    return "".join(rf"(?:\\?{re.escape(character)}|\\u{ord(character):04x})" for character in secret)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+
+
+def _check_listening(base_url: str) -> None:
+    """Raise BadInput if no server listens at an http:// address."""
+    url = urlsplit(base_url)
+    if url.scheme == "http" and not getproxies():
+        try:
+            socket.create_connection((url.hostname or "", url.port or 80), CONNECT_SECONDS).close()
+        except (OSError, ValueError) as error:
+            raise BadInput(f"{base_url}: no server: {error}; start it, or pass another --base-url") from error

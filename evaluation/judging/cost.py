@@ -1,28 +1,46 @@
-"""What a judgement has cost and may cost, in dollars: never less than the server's bill."""
+"""Cost of a judgement: the most that a request can be billed, estimates, and the budget that --max-usd sets."""
+
+import json
+import math
+import uuid
+from typing import Any
 
 import attrs
 
-from evaluation.judging.client import JudgeRequest
-from evaluation.judging.prices import Price, expected_usage, measured, money
-from evaluation.judging.questions import QuestionSet
-from evaluation.judging.verdicts import VerdictStore
+from evaluation.judging.prices import Price, money
+from evaluation.judging.prompt import Judge, Prompt
+from evaluation.judging.request import request_body
+from evaluation.judging.store import Asked, JudgeUsage, Usage, VerdictStore
+
+BYTES_PER_TOKEN = 4  # English, roughly: judges' tokenizers would have to be downloaded
+TOKENS_PER_GRADE = 40  # label, comment, score
+MOST_TOKENS_PER_GRADE, MOST_TOKENS_AROUND = 160, 200  # of a judge that exceeds the rubric's fifteen words
+# Reasoning tokens by effort: expected (a guess), and allowed. A reply that is cut off is paid for in vain and asked for
+# again with twice the limit; but a request without an answer counts at all that it was allowed.
+REASONING = {"none": (0, 0), "minimal": (50, 500), "low": (150, 2000), "medium": (500, 6000)}
+MOST_REASONING = (2000, 25_000)  # of every other effort; OpenAI advises as much to begin with
+REASONING_MODELS = ("gpt-5", "gpt-6", "o1", "o3", "o4")  # by default, except:
+SILENT_BY_DEFAULT = ("gpt-5.1", "gpt-5.2", "gpt-5.4")
+NEVER_REASONING = ("gpt-4", "gpt-3.5")  # others are not known
+ENOUGH_REPLIES = 5  # of a judge, to estimate by their usage
+MANY_REPLIES, ROOM = 20, 4  # to limit replies by the longest of them, and to how many times that
+MOST_DOUBLINGS = 4  # of the limit of a reply
 
 
 @attrs.frozen(kw_only=True)
 class JudgeCost:
-    """What a judgement has cost."""
+    """Cost so far, never below the server's bill."""
 
-    counted: float  # of replies, by the server's counts
-    uncounted: float  # the most that the rest can have cost
-    requests: int  # of the rest: without an answer, or without a count in it
+    counted: float = 0.0  # dollars of replies, by the server's counts
+    uncounted: float = 0.0  # the most that the other requests can have cost
+    requests: int = 0  # number of these: without an answer, or without a count in it
 
     @property
     def usd(self) -> float:
-        """Return what the server's bill cannot be above."""
+        """Return an upper bound of the bill in dollars."""
         return self.counted + self.uncounted
 
     def __str__(self) -> str:
-        """Return what people read."""
         if not self.requests:
             return money(self.usd)
         return (
@@ -33,18 +51,17 @@ class JudgeCost:
 
 
 @attrs.frozen(kw_only=True)
-class Estimate:
-    """What requests may cost."""
+class CostEstimate:
+    """Cost of requests that are not sent yet."""
 
-    price: Price | None
-    usd: float  # as expected
+    price: Price
+    usd: float  # expected
     most: float  # if every reply is as long as allowed
-    replies: int  # that it is measured on; 0: a guess
+    replies: int  # replies that the estimate is measured on; 0: a guess
 
     def __str__(self) -> str:
-        """Return what people read."""
-        if self.price is None:
-            return "at a price that is not known"
+        if not self.price.known:
+            return "price unknown"
         source = f", as {self.replies:,} replies of this judge" if self.replies else ""
         return (
             f"about {money(self.usd)} at prices of {self.price.date}{source}, "
@@ -52,36 +69,131 @@ class Estimate:
         )
 
 
-def estimated_cost(
-    questions: QuestionSet, requests: list[JudgeRequest], store: VerdictStore, price: Price | None, *, batch: bool
-) -> Estimate:
-    """Return what requests may cost, by what replies of the same judge have used where there are any."""
-    known, judge = measured(store, questions.label), questions.judge
-    usd = most = 0.0
-    for request in requests if price is not None else []:
-        assert price is not None
-        _, sent, bound = questions.body(request, store)
-        guess = expected_usage(sent, request.answers, judge.model, judge.effort)
-        usd += price.of(guess if known is None else known.usage(sent, request.answers), batch=batch)
-        most += price.of(bound, batch=batch)
-    return Estimate(price=price, usd=usd, most=most, replies=0 if known is None else known.replies)
+class JudgeBudget:
+    """Running cost of a judgement, in all sessions, and whether another request fits into --max-usd."""
 
+    def __init__(
+        self,
+        judge: Judge,
+        prompts: dict[str, Prompt],
+        store: VerdictStore,
+        price: Price,
+        most_usd: float | None = None,
+    ):
+        """Start with the cost of earlier sessions. `prompts`: by key."""
+        self.judge, self.prompts, self.store, self.price = judge, prompts, store, price
+        self._most_usd = most_usd
+        self._costs: dict[str, JudgeCost] = {}
+        self.usd = 0.0  # upper bound of the bill: requests without an outcome count at their most
+        for key in prompts:
+            self.update(key)
 
-def total_cost(questions: QuestionSet, store: VerdictStore, price: Price | None) -> JudgeCost:
-    """Return what all requests of a judgement have cost, in all sessions."""
-    if price is None:
-        return JudgeCost(counted=0.0, uncounted=0.0, requests=0)
-    counted, uncounted = 0.0, []
-    for key, request in questions.by_key.items():
-        for reply in store.replies.get(key, []):
-            asked = store.asked.get(reply.asked or "")
+    @property
+    def cost(self) -> JudgeCost:
+        """Return the cost of all prompts."""
+        costs = self._costs.values()
+        return JudgeCost(
+            counted=sum(cost.counted for cost in costs),
+            uncounted=sum(cost.uncounted for cost in costs),
+            requests=sum(cost.requests for cost in costs),
+        )
+
+    def update(self, key: str) -> None:
+        """Count a prompt again, by its requests and replies in the store."""
+        if key in self.prompts:
+            before = self._costs.get(key, JudgeCost())
+            self._costs[key] = cost = self._cost_of_prompt(key)
+            self.usd += cost.usd - before.usd
+
+    def allows(self, usd: float) -> bool:
+        """Tell whether so many dollars more stay within --max-usd."""
+        return self._most_usd is None or self.usd + usd <= self._most_usd
+
+    def most_usd(self, asked: Asked) -> float:
+        """Return the most that a request can cost, in dollars."""
+        return self.price.of(asked.most, batch=asked.batch)
+
+    def plan(self, prompt: Prompt, *, batch: bool = False) -> tuple[Asked, dict[str, Any]]:
+        """Return the record and the body of a request about to be sent."""
+        limit = self._limit(prompt)
+        body = request_body(self.judge, prompt, limit)
+        sent = len(json.dumps(body, ensure_ascii=False).encode())
+        excess = self.store.usage[self.judge.label].excess
+        most_input = math.ceil(sent * excess)  # a tokenizer of bytes makes at most one token of each
+        asked = Asked(
+            id=uuid.uuid4().hex,
+            key=prompt.key,
+            judge=self.judge.label,
+            answers=prompt.answers,
+            sent_bytes=sent,
+            limit=limit,
+            most=Usage(input=most_input, cache_write=most_input, output=math.ceil(limit * excess)),
+            batch=batch,
+        )
+        return asked, body
+
+    def estimate(self, prompts: list[Prompt], *, batch: bool) -> CostEstimate:
+        """Return the cost of asking prompts, by the usage of the judge's earlier replies if there are enough."""
+        used = self.store.usage[self.judge.label]
+        measured = used.replies >= ENOUGH_REPLIES
+        usd = most = 0.0
+        for prompt in prompts:
+            asked, _ = self.plan(prompt, batch=batch)
+            expected = _measured_usage(used, asked) if measured else expected_usage(asked, self.judge)
+            usd += self.price.of(expected, batch=batch)
+            most += self.most_usd(asked)
+        return CostEstimate(price=self.price, usd=usd, most=most, replies=used.replies if measured else 0)
+
+    def _limit(self, prompt: Prompt) -> int:
+        """Return the token limit of a reply: twice as high for each reply that was cut off by it.
+
+        An unanswered prompt keeps its limit: a server that knows Idempotency-Key compares bodies.
+        """
+        history, used = self.store.prompts[prompt.key], self.store.usage[self.judge.label]
+        if history.last_asked is not None and history.last_asked.id in history.open:
+            return history.last_asked.limit
+        longest = used.longest if used.replies >= MANY_REPLIES else None
+        cut = sum(reply.cut for reply in history.replies)
+        return most_output(prompt.answers, self.judge, longest) << min(cut, MOST_DOUBLINGS)
+
+    def _cost_of_prompt(self, key: str) -> JudgeCost:
+        history = self.store.prompts[key]
+        counted, uncounted = 0.0, [self.most_usd(asked) for asked in history.open.values()]
+        for reply in history.replies:
+            asked = self.store.asked.get(reply.asked or "")
             if reply.usage is not None:
-                counted += price.of(reply.usage, batch=reply.batch)
-            elif asked is not None:
-                uncounted.append(price.of(asked.most, batch=reply.batch))
-            elif reply.refusal is None:  # of an earlier version, which noted refusals by a status without usage
-                uncounted.append(price.of(questions.body(request, store)[2], batch=reply.batch))
-    for asked in store.unanswered.values():
-        if asked.key in questions.by_key:
-            uncounted.append(price.of(asked.most, batch=asked.batch))
-    return JudgeCost(counted=counted, uncounted=sum(uncounted), requests=len(uncounted))
+                counted += self.price.of(reply.usage, batch=reply.batch)
+            elif asked is not None or reply.refusal is None:  # earlier versions stored unbilled refusals like this
+                most = (asked or self.plan(self.prompts[key])[0]).most
+                uncounted.append(self.price.of(most, batch=reply.batch))
+        return JudgeCost(counted=counted, uncounted=sum(uncounted), requests=len(uncounted))
+
+
+def most_output(answers: int, judge: Judge, longest: int | None = None) -> int:
+    """Return the token limit of a reply, reasoning included.
+
+    `longest`: output of the longest of many replies of this judge; the limit is halved while it is far above that.
+    """
+    by_default = "low" if judge.model.startswith(SILENT_BY_DEFAULT) else "medium"
+    allowed = REASONING.get(judge.effort or by_default, MOST_REASONING)[1]
+    least = MOST_TOKENS_AROUND + answers * MOST_TOKENS_PER_GRADE
+    limit = least + (0 if judge.model.startswith(NEVER_REASONING) else allowed)
+    while longest is not None and limit // 2 >= max(least, ROOM * longest):
+        limit //= 2
+    return limit
+
+
+def expected_usage(asked: Asked, judge: Judge) -> Usage:
+    """Return a guess of the usage of a request, without discounts for repeated prefixes."""
+    silent = judge.effort is None and judge.model.startswith(SILENT_BY_DEFAULT)
+    reasons = judge.model.startswith(REASONING_MODELS) and not silent
+    reasoning = REASONING.get(judge.effort or "medium", MOST_REASONING)[0] if reasons else 0
+    return Usage(input=-(-asked.sent_bytes // BYTES_PER_TOKEN), output=asked.answers * TOKENS_PER_GRADE + reasoning)
+
+
+def _measured_usage(used: JudgeUsage, asked: Asked) -> Usage:
+    """Return the usage of a request that is like those measured."""
+    return Usage(
+        input=math.ceil(used.input / used.sent_bytes * asked.sent_bytes),
+        output=math.ceil(used.output / used.answers * asked.answers),
+    )

@@ -1,45 +1,45 @@
-"""Replies of a judge, from any server: text, refusal, error message and token counts, whatever their JSON looks like.
+"""Reader of judge replies: text, refusal, error and token counts from any server, one by one or in a batch.
 
-Replies are read as JSON here, the same whether they come one by one or in a batch: servers leave out fields that the
-client library's own types have.
+Replies are read as plain JSON: servers leave out fields that the client library's types require.
 """
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 from common.errors import printable
-from evaluation.judging.verdicts import Reply, Usage
+from evaluation.judging.store import Asked, Reply, Usage
 
-MOST_TOKENS = 10_000_000  # of one reply; larger counts are no counts
+MOST_TOKENS = 10_000_000  # of one reply; larger counts are invalid
 MOST_CHARACTERS = 300  # of a server's message
-SHAPES = (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError)  # what an odd shape raises
-Read = TypeVar("Read")
+ODD_SHAPE = (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError)
 
 
-def read_reply(key: str, body: Any, *, asked: str | None = None, batch: bool = False) -> Reply:
-    """Return what a response or chat completion says. What is not there reads as an empty text, a wrong verdict."""
-    text, refusal = _read(lambda: _said_in_chat(body) if "choices" in body else _said_in_response(body)) or ("", None)
-    usage = _read(lambda: _usage(body["usage"]))
-    if usage is not None and (usage.input == 0 or (text and usage.output == 0)):
-        usage = None  # no prompt and no text is free of tokens: the server does not count
+def read_reply(asked: Asked, body: Any) -> Reply:
+    """Return the content of a response or chat completion. A missing part is an empty text, an invalid verdict."""
+    chat = isinstance(body, dict) and "choices" in body
+    try:
+        text, refusal = _chat_text(body) if chat else _response_text(body)
+    except ODD_SHAPE:
+        text, refusal = "", None
+    finish = _at(body, "choices", 0, "finish_reason") if chat else _at(body, "incomplete_details", "reason")
+    id, model = _at(body, "id"), _at(body, "model")
     return Reply(
-        key=key,
-        id=_read(lambda: _text(body["id"])),
+        key=asked.key,
+        id=id if isinstance(id, str) else None,
         text=text,
         refusal=refusal,
-        usage=usage,
-        batch=batch,
-        asked=asked,
-        model=_read(lambda: one_line(_text(body["model"]))),
-        cut=bool(_read(lambda: _is_cut(body))),
-        error=_read(lambda: message_in(body["error"])),
+        usage=_usage(_at(body, "usage"), text),
+        batch=asked.batch,
+        asked=asked.id or None,
+        model=one_line(model) if isinstance(model, str) else None,
+        cut=finish == ("length" if chat else "max_output_tokens"),
+        error=message_in(_at(body, "error")),
     )
 
 
 def message_in(error: Any) -> str | None:
-    """Return the message of a server's error in a line; None where there is none."""
-    said = error.get("message") if isinstance(error, dict) else error
-    return None if said is None or said == "" else one_line(str(said))
+    """Return the message of a server's error in a line; None if there is none."""
+    message = error.get("message") if isinstance(error, dict) else error
+    return None if message is None or message == "" else one_line(str(message))
 
 
 def one_line(text: str) -> str:
@@ -47,11 +47,14 @@ def one_line(text: str) -> str:
     return printable(" ".join(text[: 4 * MOST_CHARACTERS].split()))[:MOST_CHARACTERS]
 
 
-def _read(read: Callable[[], Read]) -> Read | None:
-    try:
-        return read()
-    except SHAPES:
-        return None
+def _at(value: Any, *path: str | int) -> Any:
+    """Return the value at a path in JSON; None if there is none."""
+    for step in path:
+        try:
+            value = value[step]
+        except ODD_SHAPE:
+            return None
+    return value
 
 
 def _text(value: Any) -> str:
@@ -60,19 +63,18 @@ def _text(value: Any) -> str:
     return value
 
 
-def _said_in_response(body: dict[str, Any]) -> tuple[str, str | None]:
+def _response_text(body: dict[str, Any]) -> tuple[str, str | None]:
     """Return text and refusal of the Responses API."""
-    parts = [
-        part for item in body.get("output") or [] if item.get("type") == "message" for part in item.get("content") or []
-    ]
+    messages = [item for item in body.get("output") or [] if item.get("type") == "message"]
+    parts = [part for message in messages for part in message.get("content") or []]
     text = "".join(part.get("text") or "" for part in parts if part.get("type") == "output_text")
     refused = [_text(part.get("refusal") or "refused") for part in parts if part.get("type") == "refusal"]
-    if (body.get("incomplete_details") or {}).get("reason") == "content_filter":
+    if _at(body, "incomplete_details", "reason") == "content_filter":
         refused.append("content filter")
     return text, one_line(refused[0]) if refused else None
 
 
-def _said_in_chat(body: dict[str, Any]) -> tuple[str, str | None]:
+def _chat_text(body: dict[str, Any]) -> tuple[str, str | None]:
     """Return text and refusal of a chat completion."""
     choice = body["choices"][0]
     message = choice.get("message") or {}
@@ -81,28 +83,25 @@ def _said_in_chat(body: dict[str, Any]) -> tuple[str, str | None]:
     return _text(message.get("content") or ""), one_line(_text(refusal)) if refusal else None
 
 
-def _is_cut(body: dict[str, Any]) -> bool:
-    if "choices" in body:
-        return bool(body["choices"][0]["finish_reason"] == "length")
-    return bool(body["incomplete_details"]["reason"] == "max_output_tokens")
+def _usage(usage: Any, text: str) -> Usage | None:
+    """Return the token counts of either API; None if they cannot be right.
 
-
-def _usage(usage: dict[str, Any]) -> Usage:
-    """Return the counts of either interface, which have other names for the same.
-
-    Counts of cached tokens that cannot be are left out: then all input counts at its full price, or at that of writing
-    it into the cache where this is dearer.
+    Impossible counts of cached tokens are dropped: all input then counts at its full price, or at that of writing it
+    into the cache if this is higher.
     """
-    counted = _tokens(usage.get("input_tokens", usage.get("prompt_tokens")))
-    output = _tokens(usage.get("output_tokens", usage.get("completion_tokens")))
-    details = usage.get("input_tokens_details") or usage.get("prompt_tokens_details") or {}
     try:
+        counted = _tokens(usage.get("input_tokens", usage.get("prompt_tokens")))
+        output = _tokens(usage.get("output_tokens", usage.get("completion_tokens")))
+    except ODD_SHAPE:
+        return None
+    if counted == 0 or (text and output == 0):  # no prompt and no text is free of tokens: the server does not count
+        return None
+    try:
+        details = usage.get("input_tokens_details") or usage.get("prompt_tokens_details") or {}
         cached, written = (_tokens(details.get(name) or 0) for name in ("cached_tokens", "cache_write_tokens"))
-        if cached + written > counted:
-            raise ValueError("more cached tokens than tokens")
-    except SHAPES:
-        cached, written = 0, counted
-    return Usage(input=counted, cached_input=cached, cache_write=written, output=output)
+        return Usage(input=counted, cached_input=cached, cache_write=written, output=output)
+    except ODD_SHAPE:
+        return Usage(input=counted, cached_input=0, cache_write=counted, output=output)
 
 
 def _tokens(value: Any) -> int:

@@ -1,11 +1,13 @@
-"""What people read of a judgement: free scores, standings, differences, and how far the judge can be trusted."""
+"""Judgement report for people: reference-based scores, standings, differences, and how far the judge can be trusted."""
 
 import math
+from collections.abc import Sequence
 
 from tabulate import tabulate
 
 from evaluation.instruct.overlap import FreeScores
-from evaluation.judging.candidates import Panel
+from evaluation.judging.judgement import Judgement, Verdicts
+from evaluation.judging.panel import Panel
 from evaluation.judging.scores import GOOD_REFERENCE, Scores
 from evaluation.shared.intervals import Interval, plus_minus
 
@@ -20,86 +22,103 @@ MOST_DOUBTFUL = 3  # questions that are shown
 
 
 def free_table(panel: Panel, free: list[list[FreeScores]]) -> str:
-    """Return what needs no judge, a line for each candidate: means over its seeds. `free`: by candidate and seed."""
-    rows = []
-    for candidate, seeds in zip(panel.candidates, free, strict=True):
-        losses = [seed.reference_loss for seed in seeds if seed.reference_loss is not None]
-        rows.append(
-            [
-                candidate.title,
-                len(seeds),
-                f"{_average([seed.exact for seed in seeds]):.1%}",
-                plus_minus(
-                    _average([seed.chrf for seed in seeds]), _average_error([seed.chrf_error for seed in seeds]), 1
-                ),
-                plus_minus(_average(losses), _average_error([seed.reference_loss_error for seed in seeds]), 3)
-                if len(losses) == len(seeds)
-                else "",
-            ]
-        )
+    """Return the scores that need no judge, a line per candidate: means over its seeds. `free`: by candidate, seed."""
+    rows = [
+        [
+            candidate.title,
+            len(seeds),
+            f"{_mean([seed.exact for seed in seeds]):.1%}",
+            _with_error([(seed.chrf, seed.chrf_error) for seed in seeds], 1),
+            _with_error([(seed.reference_loss, seed.reference_loss_error) for seed in seeds], 3),
+        ]
+        for candidate, seeds in zip(panel.candidates, free, strict=True)
+    ]
     return tabulate(rows, ["model", "seeds", "exact", "chrF", "reference loss"], disable_numparse=True)
 
 
+def report(judgement: Judgement, verdicts: Verdicts, scores: Scores | None) -> str:
+    """Return the whole report."""
+    total = len(verdicts.states)
+    lines = [
+        f"judge: {judgement.judge.model}, verdicts: {verdicts.count('judged'):,} of {total:,}, "
+        f"refused: {verdicts.count('refused'):,}; a prompt without a verdict is left out for all models alike"
+    ]
+    if verdicts.snapshots not in ([], [judgement.judge.model]):
+        lines.append(f"answered by: {', '.join(verdicts.snapshots)}")
+    lines.append(cost_line(judgement))
+    if invalid := verdicts.count("invalid"):
+        lines.append(f"invalid verdicts only: {invalid:,} prompts, which are not paid for again unless --retry-wrong")
+    if not_taken := verdicts.count("not taken"):
+        prompt = judgement.prompts[verdicts.states.index("not taken")]
+        question = judgement.panel.questions[prompt.question].instruction
+        why = next(iter(judgement.ending.not_taken.values()))
+        lines.append(f"rejected by the server: {not_taken:,} prompts, such as {question[:100]!r}: {why}")
+    return "\n".join(lines) + ("" if scores is None else "\n\n" + describe(judgement.panel, scores))
+
+
+def cost_line(judgement: Judgement) -> str:
+    """Return the cost of all sessions of this judgement."""
+    budget = judgement.budget
+    return f"cost, including earlier sessions: {budget.cost}" if budget.price.known else "cost: unknown"
+
+
 def describe(panel: Panel, scores: Scores) -> str:
-    """Return the scores, the differences, and what is known of the judge."""
+    """Return standings, differences, and diagnostics of the judge."""
     order = sorted(range(len(scores.standings)), key=lambda number: -scores.standings[number].score.value)
-    several = panel.slots > 1
     rows = []
-    for number in order:
-        standing = scores.standings[number]
+    for standing in (scores.standings[number] for number in order):
         row = [standing.title, _interval(standing.score)]
         if standing.ranks is not None:
             spread = "" if standing.spread is None else f"{standing.spread:.1f}"
             row = ["-".join(map(str, dict.fromkeys(standing.ranks))), *row, spread]
         rows.append(row)
-    heads = ["rank", "model", "score", "between seeds"] if several else ["model", "score"]
+    heads = ["rank", "model", "score", "between seeds"] if panel.slots > 1 else ["model", "score"]
     parts = [tabulate(rows, heads, disable_numparse=True)]
     if scores.differences:
-        parts.append(
-            tabulate(_differences(scores, order), ["difference", "", ""][: 2 + several], disable_numparse=True)
-        )
-    parts.append("\n".join(_trust(panel, scores)))
-    return "\n\n".join(parts)
+        heads = ["difference", "", ""][: 3 if panel.slots > 1 else 2]
+        parts.append(tabulate(_differences(scores, order), heads, disable_numparse=True))
+    return "\n\n".join([*parts, "\n".join(_diagnostics(panel, scores))])
 
 
 def _differences(scores: Scores, order: list[int]) -> list[list[str]]:
-    """Return a row for each pair, the one with the higher score first; what is told apart only of several seeds."""
+    """Return a row for each pair, the higher score first; only several seeds can tell models apart."""
     rows = []
     for place, a in enumerate(order):
         for b in order[place + 1 :]:
             difference = scores.differences.get((a, b)) or -scores.differences[b, a]
-            row = [f"{scores.standings[a].title} - {scores.standings[b].title}", _interval(difference, signed=True)]
+            row = [f"{scores.standings[a].title} - {scores.standings[b].title}", _interval(difference, "+")]
             if scores.standings[a].ranks is not None:
                 row.append("" if difference.apart else "not told apart")
             rows.append(row)
     return rows
 
 
-def _trust(panel: Panel, scores: Scores) -> list[str]:
-    lines = [f"reference answers, which the judge could not know from others: {scores.anchor:.1f}"]
+def _diagnostics(panel: Panel, scores: Scores) -> list[str]:
+    lines = [f"reference answers, shown to the judge among the others: {scores.anchor:.1f}"]
     if scores.doubtful:
-        lines.append(f"questions whose reference scored under {GOOD_REFERENCE}: {len(scores.doubtful)}, as")
+        lines.append(f"questions whose reference scored under {GOOD_REFERENCE}: {len(scores.doubtful)}, such as")
         lines += [f"  {panel.questions[number].instruction[:100]!r}" for number in scores.doubtful[:MOST_DOUBTFUL]]
     bias = ", ".join(plus_minus(value, error, 1, signed=True) for value, error in scores.bias)
-    lines.append(f"what a position adds, first to last: {bias}")
+    lines.append(f"position bias, first to last: {bias}")
     if scores.disagreement is not None:
         lines.append(f"the same answer's score between orders: standard deviation {scores.disagreement:.1f}")
     return [*lines, OF_SEEDS if panel.slots > 1 else OF_ONE_SEED, CAVEAT]
 
 
-def _interval(interval: Interval, *, signed: bool = False) -> str:
-    form = "{:+.1f}" if signed else "{:.1f}"
-    value = form.format(interval.value)
+def _interval(interval: Interval, sign: str = "") -> str:
+    value = f"{interval.value:{sign}.1f}"
     if interval.low is None or interval.high is None:
         return value
-    return f"{value} [{form.format(interval.low)}, {form.format(interval.high)}]"
+    return f"{value} [{interval.low:{sign}.1f}, {interval.high:{sign}.1f}]"
 
 
-def _average(values: list[float]) -> float:
-    return math.fsum(values) / len(values) if values else math.nan
+def _with_error(values: list[tuple[float | None, float | None]], digits: int) -> str:
+    """Return a mean over seeds; empty if one has none. Seeds have the same questions: errors do not average out."""
+    means, errors = ([one for one in column if one is not None] for column in zip(*values, strict=True))
+    if len(means) < len(values):
+        return ""
+    return plus_minus(_mean(means), _mean(errors) if len(errors) == len(values) else None, digits)
 
 
-def _average_error(errors: list[float | None]) -> float | None:
-    """Return the error of a mean over seeds, whose errors are of the same questions: they do not average out."""
-    known = [error for error in errors if error is not None]
-    return _average(known) if known and len(known) == len(errors) else None
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)

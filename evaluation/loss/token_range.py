@@ -13,8 +13,9 @@ from evaluation.shared.load import ModelLocation
 from tokens.format.manifest import finished_by, read_manifest
 from tokens.format.token_file import open_split
 from tokens.hub.download import hub_name
-from training.checkpoints import directory as checkpoint
-from training.checkpoints.compatibility import listed
+from training.checkpoints.directory import read_state
+from training.checkpoints.disk import on_disk
+from training.checkpoints.run_record import StreamRecord
 
 FIRST_TOKEN, TOKENS = 50_000_000, 19_660_800  # the range on which gpjt/ddp-base-model-from-scratch compares its models
 
@@ -98,11 +99,11 @@ def _seen(place: ModelLocation, directory: Path, split: str) -> list[_Seen]:
     """Return the ranges of a stream that a run has read; none where that is unknown."""
     if not place.is_own:
         return []
-    config = checkpoint.read_state(place.path)["config"]
-    train, held_out = config["train"], config.get("validation_stream")
-    length, streams = open_split(directory, split).length, listed(config.get("train_stream", []))
+    config = read_state(on_disk(place.path)).config
+    train, held_out = config.train, config.validation_stream
+    length, streams = open_split(directory, split).length, config.train_streams
     unknown = {"tokens": None, "epochs": None}  # older versions recorded no sources
-    sources = config.get("sources") or [unknown] * len(streams)
+    sources = config.sources or [unknown] * len(streams)
     seen = []
     for stream, source in zip(streams, sources, strict=True):
         if source["tokens"] != 0 and _is_same(stream, "train", directory, split):
@@ -112,16 +113,14 @@ def _seen(place: ModelLocation, directory: Path, split: str) -> list[_Seen]:
             seen.append(_Seen("trained", begin, length if everything else begin + source["tokens"] + 1))
     if held_out is not None and _is_same(held_out, "validation", directory, split):
         begin, windows = train["start_val_token"], train["validation_sequences"]
-        seen.append(_Seen("validated", begin, begin + windows * config["model"]["context_length"] + 1))
+        seen.append(_Seen("validated", begin, begin + windows * config.model["context_length"] + 1))
     return seen
 
 
-def _is_same(recorded: dict[str, Any], recorded_split: str, directory: Path, split: str) -> bool:
+def _is_same(recorded: StreamRecord, recorded_split: str, directory: Path, split: str) -> bool:
     """Tell whether a stream is that of a run's record, which for growing tokens has a plan in place of a sha256."""
-    planned = (
-        recorded_split == split and recorded.get("plan") is not None and recorded["plan"] == finished_by(directory)
-    )
-    return planned or recorded["sha256"] == _digests(directory, split)
+    planned = recorded_split == split and recorded.plan is not None and recorded.plan == finished_by(directory)
+    return planned or recorded.sha256 == _digests(directory, split)
 
 
 @cache

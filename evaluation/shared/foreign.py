@@ -15,8 +15,9 @@ from torch import Tensor
 from common.errors import BadInput, printable, quoted
 from common.json_files import read_json
 from model.gpt import GPT
-from model.naming import HUGGING_FACE_ACTIVATIONS, config_of, is_nanogpt, to_plain
+from model.naming import config_of, is_nanogpt, to_plain
 from model.pretrained import load_plain
+from model.stock import GPT2_ACTIVATIONS
 from training.checkpoints.tensor_files import WEIGHTS
 from training.launch import environment_rank
 
@@ -40,7 +41,7 @@ SHAPE_KEYS = {
     **{key: key for key in ("emb_dim", "n_layers", "context_length", "vocab_size")},
 }
 ACTIVATION_KEYS = ("activation_function", "activation")  # Hugging Face's, ours
-ACTIVATIONS = {theirs: ours for ours, theirs in HUGGING_FACE_ACTIVATIONS.items()} | {"gelu_pytorch_tanh": "gelu_tanh"}
+ACTIVATIONS = {theirs: ours for ours, theirs in GPT2_ACTIVATIONS.items()} | {"gelu_pytorch_tanh": "gelu_tanh"}
 NANOGPT_NOTE = (
     "NOTE: {path}: weights of nanoGPT: exact GELU is assumed. If they were trained with GPT-2's tanh-GELU, as by "
     'nanoGPT before May 2023 or by build-nanogpt, write {{"activation_function": "gelu_new"}} into {config}'
@@ -108,7 +109,7 @@ def _activation(found: Foreign) -> str:
     key = next((key for key in ACTIVATION_KEYS if key in values), None)
     if key is None:
         return "gelu" if is_nanogpt(found.weights) else "gelu_tanh"
-    known = ACTIVATIONS if key == ACTIVATION_KEYS[0] else {name: name for name in HUGGING_FACE_ACTIVATIONS}
+    known = ACTIVATIONS if key == ACTIVATION_KEYS[0] else {name: name for name in GPT2_ACTIVATIONS}
     if not isinstance(values[key], str) or values[key] not in known:
         raise BadInput(f"{found.where}: {key}: got {quoted(values[key])}, wanted {', '.join(map(repr, known))}")
     return known[values[key]]

@@ -17,7 +17,11 @@ from model.gpt import GPT
 from model.pretrained import load_plain
 from tokens.tokenizer.hugging_face_files import read_tokenizer_files
 from tokens.tokenizer.tokenizer import RANKS_FILE, Tokenizer, load_tokenizer
-from training.checkpoints import directory as checkpoint
+from training.checkpoints.checkpoint_manifest import verify
+from training.checkpoints.directory import read_state
+from training.checkpoints.disk import on_disk
+from training.checkpoints.run_record import RESOLVED
+from training.checkpoints.saved_state import STATE
 from training.checkpoints.tensor_files import WEIGHTS
 from training.parallel.process_group import Ranks, together
 
@@ -36,7 +40,7 @@ class ModelLocation:
     @property
     def is_own(self) -> bool:
         """Whether it is a checkpoint of ours, with a record of its training."""
-        return (self.path / checkpoint.STATE).is_file()
+        return (self.path / STATE).is_file()
 
     @property
     def title(self) -> str:
@@ -47,7 +51,7 @@ class ModelLocation:
     @property
     def record(self) -> dict[str, Any]:
         """Content of the run's `resolved.json`, or {} where there is none."""
-        file = None if self.run is None else self.run / checkpoint.RESOLVED
+        file = None if self.run is None else self.run / RESOLVED
         return read_json(file) if file is not None and file.exists() else {}
 
 
@@ -80,7 +84,7 @@ def locate(reference: str, name: str | None) -> ModelLocation:
         run = home = path.parent.parent
     place = ModelLocation(path, run, home)
     if place.is_own:
-        if problem := checkpoint.verify(path):
+        if problem := verify(on_disk(path)):
             raise BadInput(f"{problem}; choose another checkpoint")
     else:
         check_foreign(path, run)
@@ -133,7 +137,7 @@ def _checkpoint(run: Path, name: str | None) -> Path:
 
 
 def _own(path: Path) -> GPT:
-    network = GPT(ModelConfig(**checkpoint.read_state(path)["config"]["model"]))
+    network = GPT(ModelConfig(**read_state(on_disk(path)).config.model))
     try:
         load_plain(network, load_file(path / WEIGHTS))
     except ValueError as error:
@@ -170,5 +174,5 @@ def _recorded_tokenizer(place: ModelLocation, config: ModelConfig) -> str:
         return str(place.run / RANKS_FILE) if entry["ranks_file"] else str(entry["name"])
     if config.vocab_size == GPT2_VOCABULARY_SIZE:
         return "gpt2"
-    record = (place.run or place.path) / checkpoint.RESOLVED
+    record = (place.run or place.path) / RESOLVED
     raise BadInput(f"{record}: does not name the tokenizer of the run's tokens; pass it with --tokenizer")

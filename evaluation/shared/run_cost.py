@@ -6,6 +6,7 @@ from typing import Any
 import attrs
 
 from evaluation.shared.load import ModelLocation
+from training.state import Position
 from training.telemetry.metrics_log import read_lines
 
 
@@ -30,13 +31,13 @@ class RunCost:
         return f"${self.dollars or 0:,.2f} at {' and '.join(prices)} an hour{rest}"
 
 
-def cost_of(place: ModelLocation, state: dict[str, Any]) -> RunCost:
-    """Return the cost of a checkpoint. `state`: its `state.json`."""
+def cost_of(place: ModelLocation, position: Position) -> RunCost:
+    """Return the cost of a run up to the position of a checkpoint."""
     records = [] if place.run is None else read_lines(place.run)
-    seconds = seconds_by_price(records, state["elapsed_seconds"], place.record.get("price_per_hour"))
+    seconds = seconds_by_price(records, position.elapsed_seconds, place.record.get("price_per_hour"))
     return RunCost(
-        tokens=state["tokens"],
-        hours=state["elapsed_seconds"] / 3600,
+        tokens=position.tokens,
+        hours=position.elapsed_seconds / 3600,
         hours_by_price={price: value / 3600 for price, value in seconds.items()},
     )
 

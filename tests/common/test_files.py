@@ -1,12 +1,14 @@
 """Files written all or nothing; errors that say why a file cannot be written."""
 
 import errno
+import hashlib
 from pathlib import Path
 
 import pytest
 
-from common.errors import BadInput, printable, quoted
-from common.files import replace_file, write_error, writing
+from common import files
+from common.errors import BadInput
+from common.files import is_folder, replace_file, sha256, system_error, write_error, writing
 
 
 def test_a_link_at_the_partial_name_is_not_written_through(tmp_path: Path) -> None:
@@ -32,22 +34,34 @@ def test_a_folder_in_the_place_of_a_file_is_named(tmp_path: Path) -> None:
         replace_file(tmp_path / "x", "new")
 
 
-def test_control_characters_of_names_do_not_reach_the_terminal() -> None:
-    name = "a\x1b[2Jb\nc\u202ed\udcff\x00"
-    assert printable(name) == "a\\x1b[2Jb\\nc\\u202ed\\udcff\\x00"
-    assert str(BadInput(name)) == printable(name)
-    assert printable("Größe 模型") == "Größe 模型"
-
-
-def test_values_in_errors_are_cut() -> None:
-    nested: list = []
-    for _ in range(100_000):
-        nested = [nested]
-    assert "too large to print" in quoted(nested)
-    assert "too large to print" in quoted(10**5000)
-    assert len(quoted("x" * 10_000)) < 140
-
-
 def test_bytes_are_written_as_they_are(tmp_path: Path) -> None:
     replace_file(tmp_path / "x", b"\r\n\xff")
     assert (tmp_path / "x").read_bytes() == b"\r\n\xff"
+
+
+def test_a_failed_replacement_leaves_the_old_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "x").write_text("old")
+
+    def full(_: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(files, "sync", full)
+    with pytest.raises(OSError, match="No space left"):
+        replace_file(tmp_path / "x", "new", durable=True)
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"x": "old"}
+
+
+def test_an_impossible_name_is_no_folder(tmp_path: Path) -> None:
+    assert is_folder(tmp_path)
+    assert not is_folder(tmp_path / ("x" * 5000))
+
+
+def test_an_error_of_the_system_names_the_file_where_one_is_known() -> None:
+    assert system_error(OSError(errno.EIO, "Input/output error", "a/b")) == "a/b: Input/output error"
+    assert system_error(OSError("lost")) == "lost"
+
+
+def test_a_hash_is_of_the_whole_file(tmp_path: Path) -> None:
+    content = b"x" * (files.BLOCK_BYTES + 1)
+    (tmp_path / "x").write_bytes(content)
+    assert sha256(tmp_path / "x") == hashlib.sha256(content).hexdigest()

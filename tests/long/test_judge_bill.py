@@ -18,11 +18,10 @@ from typing import Any
 import attrs
 import pytest
 
-from evaluation.judging.client import UNBILLED, verdict_in
-from evaluation.judging.verdicts import VerdictStore
+from evaluation.judging.request import UNBILLED
 from tests import launch
 from tests.conftest import ROOT
-from tests.evaluation.judging.test_judge import quality, write
+from tests.evaluation.judging.sessions import quality, read_store, write
 from tests.judge_server import BATCH_MIXTURE, MIXTURE, Judge, serve
 
 Setting = tuple[int, str, str, int, float]
@@ -133,29 +132,29 @@ def settle(server: Judge) -> None:
 
 
 def printed_usd(output: str) -> float:
-    costs = re.findall(r"earlier sessions paid: (?:at most )?\$([\d.]+)|beside \$([\d.]+) that earlier", output)
+    costs = re.findall(r"including earlier sessions: (?:at most )?\$([\d.]+)|beside \$([\d.]+) that earlier", output)
     return float("".join(costs[-1]))
 
 
 def check(server: Judge, file: Path) -> tuple[int, int, int]:
     """Hold the file against the bill; return how many billed requests are kept, how many lost, and the verdicts."""
-    store = VerdictStore(file)
-    store.close()
+    store = read_store(file)
     asked = [reply.asked for reply in store.in_order]
     assert len(asked) == len(set(asked)), "a reply is kept twice"
     kept = Counter(reply.key for reply in store.in_order if reply.usage != UNBILLED)
-    unanswered = Counter(one.key for one in store.unanswered.values())
+    lost_or_open = {id: key for key, history in store.prompts.items() for id in history.open}
+    unanswered = Counter(lost_or_open.values())
     lost = Counter(one.key for one in server.bill.values())
     lost.subtract(kept)
     assert all(0 <= lost[key] <= unanswered[key] for key in lost), "billed = kept + billed without an answer"
     if not server.batches:
-        assert set(server.bill) == set(asked) | (set(server.bill) & set(store.unanswered)), "the same, one by one"
-        assert not set(asked) & set(store.unanswered)
+        assert set(server.bill) == set(asked) | (set(server.bill) & set(lost_or_open)), "the same, one by one"
+        assert not set(asked) & set(lost_or_open)
     for id, one in server.bill.items():
         if id in store.asked and not server.ignores_limit:
             most = store.asked[id].most
             assert one.input <= most.input and one.output <= most.output, "more was billed than it was allowed"
-    verdicts = sum(verdict_in(replies, 3) is not None for replies in store.replies.values())
+    verdicts = sum(history.verdict(3) is not None for history in store.prompts.values())
     return sum(kept.values()), sum(lost.values()), verdicts
 
 

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from evaluation.judging.candidates import read_panel
-from evaluation.judging.judgement import make_prompts
+from evaluation.judging.panel import read_panel
+from evaluation.judging.prompt import make_prompts
 from tests import launch
 from tests.conftest import ROOT
-from tests.evaluation.judging.test_judge import ORDERS, QUESTIONS, result, write
+from tests.evaluation.judging.sessions import JUDGE, ORDERS, QUESTIONS, result, write
 
 SCORES = {"A": 70, "B": 50, "C": 30}
 VERDICT = json.dumps({"grades": [{"label": label, "comment": "", "score": n} for label, n in SCORES.items()]})
@@ -97,7 +97,7 @@ def served(folder: Path) -> Iterator[str]:
 @pytest.mark.slow
 def test_a_small_model_behind_transformers_serve_judges_over_both_interfaces(tmp_path: Path) -> None:
     files = [write(tmp_path, "good", 60), write(tmp_path, "poor", 40)]
-    prompts = make_prompts(read_panel(files, common=False), repeats=ORDERS, seed=0)
+    prompts = make_prompts(read_panel(files, common=False), JUDGE, repeats=ORDERS, seed=0)
     teach(tmp_path / "model", [prompt.text[-SEEN:] for prompt in prompts])
     with served(tmp_path / "model") as url:
         for api in ("responses", "chat"):
@@ -111,7 +111,7 @@ def test_a_small_model_behind_transformers_serve_judges_over_both_interfaces(tmp
             assert found["anchor"] == 50  # it stands everywhere equally often, and position is all that it sees
             assert [row["score"] for row in found["candidates"]] == [50, 50]
             assert "so no rank is given" in done.stdout  # of one fine-tuning
-            assert "what a position adds, first to last: +20.0 ± 0.0, +0.0 ± 0.0, -20.0 ± 0.0" in done.stdout
+            assert "position bias, first to last: +20.0 ± 0.0, +0.0 ± 0.0, -20.0 ± 0.0" in done.stdout
             lines = map(json.loads, store.read_text().splitlines())
             usage = [line["reply"]["usage"] for line in lines if "reply" in line]
             assert len(usage) == QUESTIONS * ORDERS

@@ -127,7 +127,7 @@ def test_names_that_cannot_be_are_one_line(make_run: Callable[..., Path], tmp_pa
     assert "no such run directory" in one_line(train(tmp_path / LONG_NAME))
     odd = tmp_path / "bad\udcff"
     make_run().rename(odd)
-    assert "bad\\udcff: its name is not UTF-8" in one_line(train(odd))
+    assert "bad\\udcff: not a UTF-8 name, so its checkpoints could not be read" in one_line(train(odd))
 
 
 @pytest.mark.parametrize("name", ["exit.json", ".lock", "resolved.json", "metrics.jsonl", "checkpoints"])
@@ -191,9 +191,9 @@ DAMAGE_AFTER_THE_CHECK = """
 import os
 
 import train
-from training import build
+from training import job
 
-plain, damage = build.check_tokens, os.environ["DAMAGE"]
+plain, damage = job.verify_tokens, os.environ["DAMAGE"]
 
 
 def check_then_damage(run, plan, token_set, ranks):
@@ -215,7 +215,7 @@ def check_then_damage(run, plan, token_set, ranks):
     return checked
 
 
-build.check_tokens = check_then_damage
+job.verify_tokens = check_then_damage
 train.leave(train.main())
 """
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from tests.conftest import metrics, seal_again, train
 from tests.training.supervision.runs import assert_same_weights
-from training.checkpoints.directory import verify
+from training.checkpoints.checkpoint_manifest import verify
+from training.checkpoints.disk import on_disk
 
 
 def test_stopped_and_resumed_equals_straight_to_the_bit(make_run: Callable[..., Path]) -> None:
@@ -34,7 +35,7 @@ def test_a_finished_run_says_so_and_can_start_anew_without_losing_anything(make_
     assert anew.returncode == 0
     [archive] = (run / "archive").iterdir()
     assert (archive / "metrics.jsonl").read_text() == before
-    assert verify(archive / "checkpoints" / "latest") is None
+    assert verify(on_disk(archive / "checkpoints" / "latest")) is None
     assert list(metrics(run, "train_loss")) == [1]
 
 

@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.conftest import metrics, seal_again, train
-from training.checkpoints.directory import verify
+from training.checkpoints.checkpoint_manifest import verify
+from training.checkpoints.disk import on_disk
 from training.config.key_groups import SpikeOptions
 from training.parallel.process_group import Ranks
 from training.spike_guard import Guard, SpikeWindow
@@ -307,7 +308,7 @@ def test_what_is_not_finite_is_named_and_the_state_before_it_kept(
     assert done.returncode == 1
     assert message in done.stderr
     assert list(metrics(run, "train_loss")) == [1, 2]
-    assert verify(run / "checkpoints" / "step-00000002") is None
+    assert verify(on_disk(run / "checkpoints" / "step-00000002")) is None
     assert train(run).returncode == 0  # goes on from there
 
 

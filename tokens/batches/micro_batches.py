@@ -1,7 +1,7 @@
-"""One rank's micro-batches, one after the other, from any step on: the windows that its samples stand for.
+"""Micro-batches of one data-parallel rank, in order, from any step on: token ids as (inputs, targets).
 
-Of token files that are still being written, a step's windows are known as soon as what they depend on is committed:
-they are those of the finished files.
+tokens/batches/sampling.py decides which samples a rank takes; tokens/batches/mixture.py, from which of several streams.
+Token files that are still being written (tokens/batches/growing_source.py) give the batches of the finished files.
 """
 
 from collections.abc import Callable, Iterator
@@ -11,61 +11,58 @@ import numpy as np
 from torch import Tensor
 
 from common.errors import BadInput
+from tokens.batches.growing_source import GrowingSource
 from tokens.batches.mixture import Mixture
-from tokens.batches.sampling import Layout, WindowOrder, inputs_and_targets, rank_samples, read_windows, window_count
+from tokens.batches.sampling import Layout, WindowOrder, inputs_and_targets, rank_samples, read_windows
 from tokens.format.token_file import TokenStream
-from tokens.prepare.growing_tokens import GrowingTokens
 
-SAMPLES_AHEAD = 4096  # whose windows are computed in one go: numpy's cost a call is spread over them
+SAMPLES_AHEAD = 4096  # located at once, which amortizes numpy's cost per call
 
 
 @attrs.frozen(kw_only=True)
 class TokenSource:
-    """A stream and how it is read."""
+    """A token stream and its read order."""
 
     stream: TokenStream
     start_token: int
-    order: WindowOrder  # of growing tokens: as if they never ended
-    max_epochs: int = 1
-    growing: GrowingTokens | None = None
+    order: WindowOrder
+
+    def first_tokens(self, places: np.ndarray, context_length: int) -> np.ndarray:
+        """Return the first token of the window read at each place of the order, int64."""
+        return self.start_token + self.order.windows(places) * context_length
 
 
 @attrs.frozen(kw_only=True)
 class Reading:
-    """What all ranks read of a run."""
+    """Training data of a run: streams, mixture and layout of a step, the same on every rank."""
 
-    sources: tuple[TokenSource, ...]
+    sources: tuple[TokenSource | GrowingSource, ...]
     mixture: Mixture
     layout: Layout
     vocabulary_size: int
 
     @property
-    def grows(self) -> bool:
-        """True when token files were still being written at the run's start."""
-        return any(source.growing is not None for source in self.sources)
+    def growing(self) -> list[GrowingSource]:
+        """Sources whose token files were still being written at the run's start."""
+        return [source for source in self.sources if isinstance(source, GrowingSource)]
 
 
 def micro_batches(
-    reading: Reading, rank: int, first_step: int, end_step: int, wait_for: Callable[[int], None] | None = None
+    reading: Reading, rank: int, steps: range, wait_for: Callable[[int], None] | None = None
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield (inputs, targets), (B, T) int64 each, of a rank's micro-steps in steps first_step .. end_step - 1.
+    """Yield (inputs, targets), (B, T) int64 each, of a data-parallel rank's micro-steps in some steps.
 
     `wait_for` is called before a step of growing tokens is read, and returns when that is `ready`. Raises BadInput for
     an id that is not below the vocabulary size.
     """
-    layout = reading.layout
-    ahead = max(1, SAMPLES_AHEAD // (layout.accumulation * layout.microbatch_size))  # steps
-    if reading.grows:
-        ahead = 1
-    for first in range(first_step, end_step, ahead):
-        if reading.grows and wait_for is not None:
+    layout, size = reading.layout, reading.layout.microbatch_size
+    ahead = 1 if reading.growing else max(1, SAMPLES_AHEAD // (layout.accumulation * size))  # steps
+    for first in steps[::ahead]:
+        if reading.growing and wait_for is not None:
             wait_for(first)
-        samples = rank_samples(layout, first, min(ahead, end_step - first), rank)
-        sources, tokens = locate(reading, samples.ravel())
-        streams = [reading.sources[source].stream for source in sources.tolist()]
-        parts_ahead = list(zip(streams, tokens.tolist(), strict=True))
-        for index, begin in enumerate(range(0, len(parts_ahead), layout.microbatch_size)):
-            parts = parts_ahead[begin : begin + layout.microbatch_size]
+        windows = locate(reading, rank_samples(layout, first, min(ahead, steps.stop - first), rank).ravel())
+        for index in range(len(windows) // size):
+            parts = windows[index * size : (index + 1) * size]
             rows = read_windows(parts, layout.context_length)
             if rows.max() >= reading.vocabulary_size:
                 step = first + index // layout.accumulation
@@ -73,56 +70,26 @@ def micro_batches(
             yield inputs_and_targets(rows)
 
 
-def locate(reading: Reading, samples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the source of each sample of the run, and the token of its stream at which the sample's window begins."""
-    sources, places = reading.mixture.find(samples)
+def locate(reading: Reading, samples: np.ndarray) -> list[tuple[TokenStream, int]]:
+    """Return the stream of each sample of the run, and the first token of its window."""
+    numbers, places = reading.mixture.find(samples)
     tokens = np.empty_like(places)
     for number, source in enumerate(reading.sources):
-        here = sources == number
-        windows = _order(source, reading.layout).windows(places[here])
-        tokens[here] = source.start_token + windows * reading.layout.context_length
-    return sources, tokens
+        here = numbers == number
+        tokens[here] = source.first_tokens(places[here], reading.layout.context_length)
+    streams = [source.stream for source in reading.sources]
+    return [(streams[number], token) for number, token in zip(numbers.tolist(), tokens.tolist(), strict=True)]
 
 
 def ready(reading: Reading, step: int) -> bool:
-    """Tell whether all that a step reads, on any rank, is there. Raises BadInput when it will never be."""
-    layout = reading.layout
-    first = step * layout.global_batch_size
-    sources, places = reading.mixture.find(np.arange(first, first + layout.global_batch_size))
+    """Tell whether every window of a step, on any rank, is written. Raises BadInput when it never will be."""
+    first, size = step * reading.layout.global_batch_size, reading.layout.global_batch_size
+    numbers, places = reading.mixture.find(np.arange(first, first + size))
     return all(
-        _is_there(source, int(places[sources == number].max()), layout)
+        source.ready(int(places[numbers == number].max()), reading.layout.context_length)
         for number, source in enumerate(reading.sources)
-        if source.growing is not None and (sources == number).any()
+        if isinstance(source, GrowingSource) and (numbers == number).any()
     )
-
-
-def _is_there(source: TokenSource, place: int, layout: Layout) -> bool:
-    growing = source.growing
-    assert growing is not None
-    if not growing.finished:
-        tokens = source.start_token + source.order.needed(place) * layout.context_length + 1
-        if growing.committed("train") >= tokens:
-            return True
-        growing.refresh()
-        if not growing.finished:
-            return growing.committed("train") >= tokens
-    windows = _order(source, layout).count
-    if place >= windows * source.max_epochs:
-        raise BadInput(
-            f"{growing.directory}: ended with {windows:,} windows of {layout.context_length} tokens, but the run wants "
-            f"more than {source.max_epochs} epoch{'s' * (source.max_epochs > 1)} of them; lower min_train_tokens, or "
-            "raise max_epochs",
-            alone=True,
-        )
-    return True
-
-
-def _order(source: TokenSource, layout: Layout) -> WindowOrder:
-    """Return a source's order, now that its length is known, or as long as it is not."""
-    if source.growing is None or not source.growing.finished:
-        return source.order
-    count = window_count(source.growing.committed("train"), source.start_token, layout.context_length)
-    return attrs.evolve(source.order, count=count)
 
 
 def _find_bad_id(reading: Reading, parts: list[tuple[TokenStream, int]]) -> str:

@@ -1,7 +1,8 @@
-"""The micro-batch in a train.json, changed in place: every other character stays."""
+"""In-place edit of the micro-batch in train.json; every other character stays."""
 
 import os
 import re
+from collections.abc import Sequence
 
 from common.errors import BadInput
 from common.files import replace_file, write_error
@@ -11,8 +12,8 @@ from training.config.train_config import Run
 _MICROBATCH = re.compile(r'("(?:micro|mini)batch_size"\s*:\s*)\d+')  # mini: the older spelling
 
 
-def check_editable(run: Run, overrides: list[str]) -> None:
-    """Raise BadInput where another micro-batch in train.json would change more, or could not be written."""
+def check_editable(run: Run, overrides: Sequence[str]) -> None:
+    """Raise BadInput where editing the micro-batch would change other settings, or cannot be written."""
     path = run.directory / "train.json"
     text = read_regular(path).decode()
     keys = parse_json(text)
@@ -40,9 +41,9 @@ def check_editable(run: Run, overrides: list[str]) -> None:
 
 
 def write_microbatch(run: Run, size: int) -> bool:
-    """Put the micro-batch into train.json, all of it or on an error none; return whether it was another one before.
+    """Write the micro-batch into train.json, atomically; return whether that changed it.
 
-    A link to the file stays one, and its mode and ends of lines are kept. Raises BadInput when it cannot be written.
+    A symbolic link, the file's mode and its line ends are kept. Raises BadInput when it cannot be written.
     """
     path = run.directory / "train.json"
     file = path.resolve()

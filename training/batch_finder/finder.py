@@ -1,12 +1,13 @@
-"""The largest micro-batch of a run on this machine: tried out in processes that may be killed.
+"""Batch-size search: the largest micro-batch of a run on this machine, found by trials in worker processes.
 
-A rank that runs out of memory leaves its peers inside a collective, where nothing can reach them. So the process that
-searches never takes part in one: others do (worker.py), and all of them are killed (worker_pool.py) as soon as
-any rank has said that its memory did not suffice.
+A rank that runs out of memory leaves its peers inside a collective, where nothing can reach them. So the searching
+process takes part in none: workers do (worker.py), and all are killed (worker_pool.py) as soon as one reports that its
+memory does not suffice.
 """
 
 import os
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,30 +19,30 @@ from common.errors import BadInput
 from training.batch_finder.edit_json import check_editable, write_microbatch
 from training.batch_finder.search import Search, candidates, keeping
 from training.batch_finder.worker import MICRO_STEPS, Report, Verdict
-from training.batch_finder.worker_pool import Team
+from training.batch_finder.worker_pool import WorkerPool
 from training.config.train_config import Run
 from training.hardware.preflight import check_compiler, choose_device
 from training.planning.memory_model import GIB, MemoryModel, outside_bytes
 
-PROBE = Path(__file__).parents[2] / "find_batch_size.py"  # what a rank's process runs, with --probe
+PROBE = Path(__file__).parents[2] / "find_batch_size.py"  # the workers' program, with --probe
 TRIAL_STEPS = 3  # DDP's final buckets come with the second
 CONFIRMING_STEPS = 20
-SEARCH_SECONDS = 40.0  # then the largest that has fitted is confirmed
+SEARCH_SECONDS = 40.0  # then the largest that fitted is confirmed
 
 
 @attrs.frozen(kw_only=True)
 class Found:
-    """The outcome of a search."""
+    """Result of a search."""
 
     microbatch_size: int
     all_tried: bool  # no larger candidate fits; False: time was up
 
 
-def report_largest(run: Run, overrides: list[str], device: str | None, processes: int | None, write: bool) -> None:
-    """Find the largest micro-batch that fits on every rank, say so, and write it where asked.
+def report_largest(run: Run, overrides: Sequence[str], device: str | None, processes: int | None, write: bool) -> None:
+    """Find the largest micro-batch that fits on every rank; print it, and write it into train.json with `write`.
 
-    `overrides`: those that `run` was read with. `processes`: how many ranks to start here, None: one for each GPU; a
-    rank of torchrun's starts its own. Raises BadInput when not even one sequence fits, or a trial fails.
+    `overrides`: those that `run` was read with. `processes`: ranks to start here, None: one for each GPU; under
+    torchrun each rank starts its own. Raises BadInput when not even one sequence fits, or a trial fails.
     """
     if device != "cpu" and (choose_device(device) == "cpu" or not torch.cuda.is_available()):
         raise BadInput(
@@ -56,65 +57,68 @@ def report_largest(run: Run, overrides: list[str], device: str | None, processes
     command = [str(PROBE), str(run.directory), *(f"--set={override}" for override in overrides)]
     command += [] if device is None else [f"--device={device}"]
     try:
-        _search(run, Team(command, processes or (torch.cuda.device_count() if device != "cpu" else 1)), write)
+        _search(run, WorkerPool(command, processes or (torch.cuda.device_count() if device != "cpu" else 1)), write)
     except dist.DistError as error:
         raise BadInput("torchrun is gone, or does not answer; run the same command again", alone=True) from error
 
 
-def _search(run: Run, team: Team, write: bool) -> None:
+def _search(run: Run, pool: WorkerPool, write: bool) -> None:
     try:
-        if team.leads:
-            found = find(run, team)
-            print("\n".join(_summary(run, team.world_size, found)), flush=True)
+        if pool.leads:
+            found = find(run, pool)
+            print("\n".join(_summary(run, pool.world_size, found)), flush=True)
             if write:
                 changed = write_microbatch(run, found.microbatch_size)
-                print(f"{run.directory / 'train.json'}: {'written' if changed else 'it says so already'}", flush=True)
+                print(
+                    f"{run.directory / 'train.json'}: {'written' if changed else 'unchanged'}",
+                    flush=True,
+                )
         else:
-            team.follow()
+            pool.follow()
     finally:
-        team.kill()
+        pool.kill()
 
 
-def find(run: Run, team: Team) -> Found:
-    """Decide what is tried, say how it went, return what is confirmed. Raises BadInput, as report_largest does."""
+def find(run: Run, pool: WorkerPool) -> Found:
+    """Search, print each trial, and return the confirmed result. Raises BadInput, as report_largest does."""
     deadline = time.monotonic() + SEARCH_SECONDS
     try:
-        search = Search(candidates(run, team.world_size))
+        search = Search(candidates(run, pool.world_size))
         while True:
-            gallop(run, team, search, deadline)
+            gallop(run, pool, search, deadline)
             if search.largest is None:
                 raise BadInput(
                     f"{run.directory}: not even one sequence of {run.model.context_length} tokens fits; "
-                    + MemoryModel.of(run, team.world_size).remedies()
+                    + MemoryModel.of(run, pool.world_size).remedies()
                 )
             winner = search.largest
-            if _try(run, team, winner, CONFIRMING_STEPS)[1]:
+            if _try(run, pool, winner, CONFIRMING_STEPS)[1]:
                 return Found(microbatch_size=winner, all_tried=search.next(None) is None)
             search.learn(winner, fits=False)
     finally:
         with suppress(dist.DistError):  # nobody is left to be told
-            team.dismiss()
+            pool.dismiss()
 
 
-def gallop(run: Run, team: Team, search: Search, deadline: float) -> None:
-    """Try one micro-batch after the other until all is known, or something fits and time.monotonic() is past that."""
-    _, reports = team.order(1, 0)
-    guess = _guess(run, team.world_size, reports)
+def gallop(run: Run, pool: WorkerPool, search: Search, deadline: float) -> None:
+    """Try micro-batches until all is known, or until the deadline, of time.monotonic(), once something fits."""
+    _, reports = pool.run_trial(1, 0)
+    guess = _guess(run, pool.world_size, reports)
     while (size := search.next(guess)) is not None and (search.largest is None or time.monotonic() < deadline):
-        verdict, reports = _try(run, team, size, TRIAL_STEPS)
+        verdict, reports = _try(run, pool, size, TRIAL_STEPS)
         if verdict.outcome == "late" and search.largest is not None:
             return
         search.learn(size, fits=bool(reports))
-        guess = _guess(run, team.world_size, reports, size) if reports else guess
+        guess = _guess(run, pool.world_size, reports, size) if reports else guess
 
 
-def _try(run: Run, team: Team, size: int, steps: int) -> tuple[Verdict, list[Report]]:
-    """Try a micro-batch, in processes as fresh as a run's where it is to be confirmed.
+def _try(run: Run, pool: WorkerPool, size: int, steps: int) -> tuple[Verdict, list[Report]]:
+    """Try a micro-batch; to confirm it, in fresh processes like a run's.
 
-    Raises BadInput where it failed for another reason than memory, or is too slow where nothing smaller can be taken.
+    Raises BadInput for a failure other than memory, and for a trial too slow where nothing smaller can be taken.
     """
     confirming = steps == CONFIRMING_STEPS
-    verdict, reports = team.order(size, steps, _extra_sums(run, team.world_size, size), fresh=confirming)
+    verdict, reports = pool.run_trial(size, steps, _extra_sums(run, pool.world_size, size), fresh=confirming)
     if verdict.outcome == "late" and (confirming or size == 1):
         raise BadInput(f"micro-batch {size}: {verdict.reason}")
     print(f"micro-batch {size}, {steps} steps: {_describe(verdict, reports)}", flush=True)
@@ -122,7 +126,7 @@ def _try(run: Run, team: Team, size: int, steps: int) -> tuple[Verdict, list[Rep
 
 
 def _extra_sums(run: Run, world_size: int, size: int) -> int:
-    """Return how many copies of the gradients a step holds that a trial's few micro-batches do not: one a doubling."""
+    """Return the copies of the gradients that a step holds beyond a trial's: elastic sums hold one per doubling."""
     train = run.train
     accumulation = train.batch.gradient_accumulation_steps or 1
     if train.batch.global_batch_size is not None:
@@ -149,7 +153,7 @@ def _describe(verdict: Verdict, reports: list[Report]) -> str:
 
 
 def _guess(run: Run, world_size: int, reports: list[Report], size: int | None = None) -> int | None:
-    """Return the largest micro-batch by prediction, corrected by what `size` took; None on a CPU."""
+    """Return the predicted largest micro-batch, corrected by the measurement at `size`; None on a CPU."""
     usable = [report.usable for report in reports if report.usable is not None]
     if not usable:
         return None

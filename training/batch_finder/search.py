@@ -1,4 +1,4 @@
-"""Which micro-batch to try next, from what is known of others: arithmetic on a list of candidates."""
+"""Search for the largest fitting candidate: galloping, then bisection, on a list of micro-batches."""
 
 import bisect
 
@@ -7,18 +7,18 @@ import attrs
 from common.errors import BadInput
 from training.config.train_config import Run
 
-LARGEST = 4096  # sequences; candidates where any size will do
-FINENESS = 32  # there, neighbours differ by 1/32 at most, or by 1
+LARGEST = 4096  # sequences; of candidates without a global batch to keep
+FINENESS = 32  # their neighbours differ by 1/32 at most, or by 1
 
 
 @attrs.define
 class Search:
-    """The largest candidate that fits: guessed, galloped to, then bisected. Candidates ascend."""
+    """State of a search over ascending candidates."""
 
     candidates: list[int]
-    fitting: int = -1  # place of the largest known to fit
-    failing: int | None = None  # place of the smallest known not to
-    stride: int = 1  # places to go up where the guess is passed
+    fitting: int = -1  # index of the largest known to fit
+    failing: int | None = None  # index of the smallest known not to
+    stride: int = 1  # of galloping beyond the guess
 
     @property
     def largest(self) -> int | None:
@@ -26,7 +26,7 @@ class Search:
         return None if self.fitting < 0 else self.candidates[self.fitting]
 
     def next(self, guess: int | None) -> int | None:
-        """Return the candidate to try, near the guess where that is not decided yet; None when all is known."""
+        """Return the next candidate to try, near the guess while that is undecided; None when all is known."""
         first, last = self.fitting + 1, len(self.candidates) if self.failing is None else self.failing
         if first >= last:
             return None
@@ -39,7 +39,7 @@ class Search:
         return self.candidates[place]
 
     def learn(self, size: int, *, fits: bool) -> None:
-        """Take note of a trial."""
+        """Record a trial."""
         place = self.candidates.index(size)
         if fits:
             self.fitting = max(self.fitting, place)
@@ -59,7 +59,7 @@ def check_world_size(run: Run, world_size: int) -> None:
 
 
 def candidates(run: Run, world_size: int) -> list[int]:
-    """Return the micro-batches that keep the run's global batch; all sizes, thinned out, where it has none.
+    """Return the micro-batches that keep the run's global batch; without one, all sizes, thinned out.
 
     Raises BadInput when the world size does not divide it.
     """
@@ -79,7 +79,7 @@ def divisors(count: int) -> list[int]:
 
 
 def keeping(run: Run, world_size: int, largest: int) -> int | None:
-    """Return the largest micro-batch, up to one, that keeps the run's global batch, given or as it is now."""
+    """Return the largest micro-batch up to `largest` that keeps the run's global batch, given or as derived now."""
     train = run.train
     batch = (
         train.batch.global_batch_size

@@ -1,7 +1,7 @@
-"""One rank of a trial: full steps on random tokens, in a process that may run out of memory and be killed.
+"""Worker of the batch-size search, one per rank: full steps on random tokens, until it is killed.
 
-Orders come, and answers go, over the store of worker_pool.py. A rank that ran out of memory says so and then holds
-still: its peers wait for it in a collective until all of them are killed.
+Trials and reports go through the store of worker_pool.py. A rank that runs out of memory reports that and then waits:
+its peers hang in a collective until all workers are killed.
 """
 
 import gc
@@ -34,10 +34,10 @@ from training.state import StepSettings, TrainState
 from training.step import train_step
 from training.supervision.heartbeat import SPEAKER_SECONDS
 
-# Of a step: at least two, for the gradients of one are there when another one's activations come.
+# Micro-steps of a trial's step: at least two, so that gradients are held while activations are computed.
 MICRO_STEPS = {"off": 2, "run": 2, "elastic": 8}
-ALIVE_SECONDS = 1.0  # between two looks for the process that gives the orders
-# Of CUDA and NCCL; cuBLAS; cuBLAS and cuDNN where no memory is left for a handle; cuDNN 9; a CPU.
+ALIVE_SECONDS = 1.0  # between checks of the parent process
+# Messages of CUDA and NCCL; cuBLAS; cuBLAS and cuDNN without memory for a handle; cuDNN 9; a CPU.
 MEMORY_WORDS = (
     "out of memory",
     "ALLOC_FAILED",
@@ -48,58 +48,57 @@ MEMORY_WORDS = (
 
 
 @attrs.frozen(kw_only=True)
-class Order:
-    """A trial, the same for all ranks."""
+class Trial:
+    """A micro-batch to try, the same on all ranks."""
 
     number: int
-    group: int  # which processes do it: another number, other processes
+    group: int  # generation of worker processes that runs it
     microbatch_size: int
-    steps: int  # 0: only say what memory there is
-    extra_sums: int  # elastic sums of all gradients that the run will hold beyond those of MICRO_STEPS
+    steps: int  # 0: report the usable memory only
+    extra_sums: int  # fp32 copies of all gradients that elastic sums of the real run hold beyond the trial's
 
 
 @attrs.frozen(kw_only=True)
 class Verdict:
-    """How a trial went, of all ranks together."""
+    """Outcome of a trial, one for all ranks."""
 
     outcome: str  # "fits", "memory", "late" or "error"
-    rank: int | None = None  # which one it was that did not fit
+    rank: int | None = None  # that did not fit
     reason: str = ""
 
 
 @attrs.frozen(kw_only=True)
 class Report:
-    """What a rank measured in a trial, in bytes; None on a CPU."""
+    """Memory of one rank in a trial, in bytes; None on a CPU."""
 
-    allocated: int | None = None  # at the peak
-    reserved: int | None = None  # likewise: with what the allocator holds back
-    usable: int | None = None  # of the GPU, by torch's allocator: without headroom and what others hold
+    allocated: int | None = None  # peak
+    reserved: int | None = None  # peak, the allocator's cache included
+    usable: int | None = None  # by torch's allocator: less headroom and the memory of other processes
 
 
 @attrs.frozen(kw_only=True)
-class Post:
-    """Where a rank of a trial gets its orders."""
+class WorkerSettings:
+    """Settings of a worker process: where its trials come from."""
 
-    prefix: str  # of keys in the store
-    first_order: int
-    commander: int  # pid of the process that has started this one
-    gpu_bytes: int | None = None  # to get by with, as if the GPU had no more; None: all
+    prefix: str  # of its keys in the store
+    first_trial: int
+    parent_pid: int
+    gpu_bytes: int | None = None  # memory of a smaller GPU to imitate; None: all of this one's
 
 
-def serve(run: Run, device: str | None, post: Post) -> NoReturn:
-    """Carry out orders until killed."""
-    threading.Thread(target=_end_with, args=(post.commander,), daemon=True).start()
-    store, number = PrefixStore(post.prefix, torchrun_store()), post.first_order
-    with suppress(dist.DistError):  # whose store it is has been killed, and this process will be
+def serve(run: Run, device: str | None, worker: WorkerSettings) -> NoReturn:
+    """Run trials until killed."""
+    threading.Thread(target=_end_with, args=(worker.parent_pid,), daemon=True).start()
+    store, number = PrefixStore(worker.prefix, torchrun_store()), worker.first_trial
+    with suppress(dist.DistError):  # the store's owner was killed, and so will be this process
         try:
             state, settings, ranks = _start(run, device)
-            while (content := json.loads(store.get(f"order {number}"))) is not None:
-                order = Order(**content)
-                settings = attrs.evolve(
-                    settings, layout=attrs.evolve(settings.layout, microbatch_size=order.microbatch_size)
-                )
-                report = _carry_out(state, settings, ranks, order, post.gpu_bytes)
-                _answer(store, ranks, order, report)
+            while (content := json.loads(store.get(f"trial {number}"))) is not None:
+                trial = Trial(**content)
+                layout = attrs.evolve(settings.layout, microbatch_size=trial.microbatch_size)
+                settings = attrs.evolve(settings, layout=layout)
+                report = _carry_out(state, settings, ranks, trial, worker.gpu_bytes)
+                _answer(store, ranks, trial, report)
                 number += 1
         except Exception as error:  # noqa: BLE001  # whatever it was, the others must be told
             _report_error(store, number, error)
@@ -108,12 +107,12 @@ def serve(run: Run, device: str | None, post: Post) -> NoReturn:
 
 
 def vote(store: Any, number: int, verdict: Verdict) -> None:
-    """Make it the trial's verdict, unless there is one: the first one counts, for all ranks."""
+    """Propose a trial's verdict; the first one counts, for all ranks."""
     store.compare_set(f"verdict {number}", "", json.dumps(attrs.asdict(verdict)))
 
 
 def is_memory_error(error: Exception) -> bool:
-    """Tell whether there was too little memory: libraries below torch raise errors of other kinds."""
+    """Tell whether an error means too little memory; libraries below torch raise other types."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in MEMORY_WORDS)
@@ -127,11 +126,11 @@ def take_steps(state: TrainState, settings: StepSettings, ranks: Ranks, steps: i
 
 
 def _report_error(store: Any, number: int, error: Exception) -> None:
-    """Say it to all, with a traceback where it is neither of memory nor the user's to mend."""
+    """Report an error to all ranks, with a traceback unless it is a user error or one of memory."""
     memory, key = is_memory_error(error), f"verdict {number}"
     reason = str(error).partition("\n")[0] or type(error).__name__
     if not memory:
-        time.sleep(SPEAKER_SECONDS)  # perhaps only a collective, whose other end was lost: told by its commander
+        time.sleep(SPEAKER_SECONDS)  # perhaps only a collective that lost its peer: the peer's parent reports the cause
         if not isinstance(error, BadInput) and not store.check([key]):
             traceback.print_exception(error)
     vote(store, number, Verdict(outcome="memory" if memory else "error", rank=environment_rank(), reason=reason))
@@ -145,31 +144,31 @@ def _start(run: Run, device: str | None) -> tuple[TrainState, StepSettings, Rank
     run = attrs.evolve(run, train=train.replace(gradient_accumulation_steps=MICRO_STEPS[numerics.determinism]))
     set_determinism(numerics.determinism, train.execution.cpu_threads, ranks)
     with ranks.device:  # any weights will do, and a GPU makes them in no time
-        network = GPT(run.model, recompute_blocks=train.memory.recompute_blocks, loss_chunks=train.memory.loss_chunks)
+        network = GPT(run.model)
     plan = make_plan(run, ranks.world_size)
     return make_state(network, run, plan, numerics, ranks), make_settings(run, plan, numerics), ranks
 
 
-def _carry_out(state: TrainState, settings: StepSettings, ranks: Ranks, order: Order, gpu_bytes: int | None) -> Report:
-    """Take the order's steps. Raises what an allocation raises, and torch.OutOfMemoryError where one was close."""
+def _carry_out(state: TrainState, settings: StepSettings, ranks: Ranks, trial: Trial, gpu_bytes: int | None) -> Report:
+    """Take a trial's steps. Raises allocation errors, and torch.OutOfMemoryError for a trial that barely fits."""
     device = ranks.device
     torch._dynamo.reset()  # another shape is another graph, and torch.compile allows few of one function
     gc.collect()
     if device.type != "cuda":
-        take_steps(state, settings, ranks, order.steps)
+        take_steps(state, settings, ranks, trial.steps)
         return Report()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
     _, total = torch.cuda.mem_get_info(device)
     torch.cuda.set_per_process_memory_fraction(max(0, _usable_bytes(device, gpu_bytes)) / total, device)
     parameters = sum(parameter.numel() for parameter in state.parallel.network.parameters())
-    sums = torch.empty(order.extra_sums, parameters, device=device)  # fp32
+    sums = torch.empty(trial.extra_sums, parameters, device=device)  # fp32
     before = torch.cuda.memory_stats(device).get("num_alloc_retries", 0)
-    take_steps(state, settings, ranks, order.steps)
+    take_steps(state, settings, ranks, trial.steps)
     torch.cuda.synchronize(device)
     del sums
     if torch.cuda.memory_stats(device).get("num_alloc_retries", 0) > before:
-        raise torch.OutOfMemoryError("the allocator had to empty its cache to go on: slow, and next to failing")
+        raise torch.OutOfMemoryError("the allocator had to empty its cache: slow, and close to failing")
     reserved = torch.cuda.max_memory_reserved(device)
     usable = _usable_bytes(device, gpu_bytes)  # again: libraries load, and take memory, with their first use
     if reserved > usable:
@@ -178,27 +177,27 @@ def _carry_out(state: TrainState, settings: StepSettings, ranks: Ranks, order: O
 
 
 def _usable_bytes(device: torch.device, gpu_bytes: int | None) -> int:
-    """Return what torch's allocator may hold: what it holds and what is free, headroom off.
+    """Return the bytes that torch's allocator may hold: held and free memory, less headroom.
 
-    `gpu_bytes`: as if the GPU had no more than that.
+    `gpu_bytes`: memory of a smaller GPU to imitate.
     """
     free, total = torch.cuda.mem_get_info(device)
     size = total if gpu_bytes is None else min(gpu_bytes, total)
     return free + torch.cuda.memory_reserved(device) - (total - size) - int(HEADROOM * size)
 
 
-def _answer(store: Any, ranks: Ranks, order: Order, report: Report) -> None:
-    """Say what was measured; the last rank to say so makes it fit."""
-    store.set(f"report {order.number} {ranks.rank}", json.dumps(attrs.asdict(report)))
-    if store.add(f"fitting {order.number}", 1) == ranks.world_size:
-        vote(store, order.number, Verdict(outcome="fits"))
+def _answer(store: Any, ranks: Ranks, trial: Trial, report: Report) -> None:
+    """Report the measurements; the last rank to do so decides that the trial fits."""
+    store.set(f"report {trial.number} {ranks.rank}", json.dumps(attrs.asdict(report)))
+    if store.add(f"fitting {trial.number}", 1) == ranks.world_size:
+        vote(store, trial.number, Verdict(outcome="fits"))
 
 
-def _end_with(commander: int) -> None:
-    """End this process when the other one has ended, wherever this one's main thread waits."""
-    parent = os.getppid()  # changes also where the other one is dead, but nobody has asked for its exit status
+def _end_with(parent_pid: int) -> None:
+    """End this process when its parent has ended, wherever the main thread waits."""
+    parent = os.getppid()  # changes even where the dead parent's exit status has not been collected
     with suppress(ProcessLookupError):
         while os.getppid() == parent:
-            os.kill(commander, 0)
+            os.kill(parent_pid, 0)
             time.sleep(ALIVE_SECONDS)
     os._exit(EXIT_ERROR)

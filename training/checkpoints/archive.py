@@ -1,106 +1,94 @@
-"""Earlier results moved aside, never deleted: `archive/<time>/` of a run directory."""
+"""Archive of earlier results: moved to `archive/<time>/` of a run directory, never deleted."""
 
-import errno
-import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from common.errors import BadInput
-from common.files import is_folder, sync, write_error
+from common.files import write_error
 from tokens.tokenizer.tokenizer import RANKS_FILE
-from training.checkpoints import atomic_commit as commit
-from training.checkpoints.directory import PARTIAL, RESOLVED, followed_links, name_of, read_state, steps_in, verify
+from training.checkpoints.atomic_commit import point_best
+from training.checkpoints.checkpoint_manifest import verify
+from training.checkpoints.directory import followed_links, read_state, steps_in
+from training.checkpoints.disk import checkpoints_of, new_archive
+from training.checkpoints.run_record import RESOLVED
+from training.checkpoints.storage import Checkpoint, name_of
 from training.telemetry.chart import CHART
 from training.telemetry.metrics_log import ANSWERS, EVALUATIONS, METRICS
 
+RESULTS = (METRICS, EVALUATIONS, ANSWERS, CHART, RESOLVED, RANKS_FILE)  # besides checkpoints
+
 
 def restore(run_directory: Path) -> list[str]:
-    """Give checkpoints their names back: those whose replacement was cut short, and the folders of a copied run.
+    """Rename checkpoints back: those whose replacement was interrupted, and the folders of a copied run.
 
     A copy that followed links (`cp -rL`, `zip`) has folders in the place of the links `latest` and `best`. An intact
     one whose step's name is free, or is a damaged checkpoint's, gets that name; a second copy goes to the archive. A
-    damaged one stays for `checkpoint.find` to refuse. Returns a line for each. Raises BadInput where that cannot be
-    done.
+    damaged one stays for `directory.find` to refuse. Returns a line for each. Raises BadInput where the run directory
+    cannot be changed.
     """
-    directory = run_directory / "checkpoints"
-    if os.path.lexists(directory):
-        if not is_folder(directory):
-            raise BadInput(f"{directory}: wanted a folder, or a link to one; move it away, or mount its disk")
-        if not os.access(directory, os.W_OK | os.X_OK):
-            raise write_error(directory, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
+    storage = checkpoints_of(run_directory)
     with _changing(run_directory):
-        commit.restore(directory)
-        return [_restore_followed(path) for path in followed_links(directory) if verify(path) is None]
+        storage.recover()
+        followed = [Checkpoint(storage, link) for link in followed_links(storage)]
+        return [_restore_followed(run_directory, copy) for copy in followed if verify(copy) is None]
 
 
-def archive_after(run_directory: Path, path: Path, step: int) -> Path | None:
-    """Make `path` the newest checkpoint: move later ones into `archive/<time>/`; return where, if there were any.
-
-    A copy that was kept under another name gets its step's name; what has that name is moved as well. Raises BadInput
-    where the run directory cannot be changed.
-    """
-    with _changing(run_directory):
-        return _archive_after(run_directory, path, step)
-
-
-def archive(run_directory: Path) -> Path | None:
-    """Move what earlier runs wrote into `archive/<time>/`, so that a new start loses nothing; return where.
+def archive_all(run_directory: Path) -> Path | None:
+    """Move the results of earlier runs into `archive/<time>/`, for a start from step 0; return that folder.
 
     Raises BadInput where the run directory cannot be changed.
     """
+    storage = checkpoints_of(run_directory)
     with _changing(run_directory):
-        names = ("checkpoints", METRICS, EVALUATIONS, ANSWERS, CHART, RESOLVED, RANKS_FILE)
-        written = [run_directory / name for name in names]
-        existing = [path for path in written if path.exists()]
-        if not existing:
+        results = [path for name in RESULTS if (path := run_directory / name).exists()]
+        if not results and not storage.exists():
             return None
-        target = commit.new_archive(run_directory)
-        for path in existing:
+        target = new_archive(run_directory)
+        if storage.exists():
+            storage.set_aside(target)
+        for path in results:
             path.rename(target / path.name)
         return target
 
 
-def _archive_after(run_directory: Path, path: Path, step: int) -> Path | None:
-    directory = run_directory / "checkpoints"
-    newest = directory / name_of(step)
-    kept_copy = path.resolve() != newest.resolve()
-    displaced = [directory / name for name in steps_in(directory) if name > newest.name]
-    if kept_copy:
-        partial = directory / f"{PARTIAL}{newest.name}"
-        shutil.rmtree(partial, ignore_errors=True)  # of a start that was killed here
-        shutil.copytree(path, partial)
-        for copied in (*partial.iterdir(), partial):
-            sync(copied)
-        displaced += [newest] if newest.exists() else []
-    target = None
-    if displaced:
-        target = commit.new_archive(run_directory) / "checkpoints"
-        target.mkdir()
-        for other in displaced:
-            other.rename(target / other.name)
-    if kept_copy:
-        partial.rename(newest)
-        sync(directory)
-    commit.point(directory, "latest", newest.name)
-    if not commit.point_best(directory, read_state(newest)["best_step"]):
-        commit.remove_link(directory, "best")
-    return target
+def archive_after(run_directory: Path, checkpoint: Checkpoint) -> Path | None:
+    """Make a checkpoint the newest: move later ones into `archive/<time>/`; return that folder, if there were any.
+
+    A copy under another name gets its step's name; what has that name is moved as well. Raises BadInput where the run
+    directory cannot be changed.
+    """
+    storage = checkpoint.storage
+    position = read_state(checkpoint).position
+    newest = name_of(position.step)
+    is_copy = checkpoint.name != newest
+    with _changing(run_directory):
+        displaced = [name for name in steps_in(storage) if name > newest]
+        if is_copy:
+            storage.copy(checkpoint.name, newest)
+            displaced += [newest] if storage.exists(newest) else []
+        target = storage.set_aside(new_archive(run_directory), displaced) if displaced else None
+        if is_copy:
+            storage.publish(newest)
+        storage.point("latest", newest)
+        if not point_best(storage, position.best_step):
+            storage.point("best", None)
+        return target
 
 
-def _restore_followed(path: Path) -> str:
-    """Give an intact checkpoint in a link's place its step's name, and make the link; return a line that says so."""
-    named = path.with_name(name_of(read_state(path)["step"]))
-    line = f"NOTE: {path} is no link, as after a copy that followed links; it is now "
-    if named.exists() and verify(named) is None:
-        line += f"{commit.set_aside(path)}, because {named.name} is intact"
+def _restore_followed(run_directory: Path, copy: Checkpoint) -> str:
+    """Rename an intact folder in a link's place to its step's name, and make the link; return a line about it."""
+    storage = copy.storage
+    named = Checkpoint(storage, name_of(read_state(copy).position.step))
+    line = f"NOTE: {copy} is no link, as after a copy that followed links; it is now "
+    if storage.exists(named.name) and verify(named) is None:
+        archived = storage.set_aside(new_archive(run_directory), [copy.name])
+        line += f"{archived / copy.name}, because {named.name} is intact"
     else:
-        if named.exists():
-            commit.set_aside(named)
-        path.rename(named)
+        if storage.exists(named.name):
+            storage.set_aside(new_archive(run_directory), [named.name])
+        storage.rename(copy.name, named.name)
         line += str(named)
-    commit.point(path.parent, path.name, named.name)
+    storage.point(copy.name, named.name)
     return line
 
 

@@ -1,196 +1,115 @@
-"""Checkpoints: directories of safetensors and JSON that one process, DDP and FSDP read alike.
+"""Checkpoints of a run: directories of safetensors and JSON that one process, DDP and FSDP read alike.
 
     checkpoints/step-00000617/model.safetensors       weights, plain names, no vocabulary padding
                               optimizer.safetensors   exp_avg.<name>, exp_avg_sq.<name>, momentum_buffer.<name>
-                              state.json              the step, and what resuming needs
+                              state.json              position and configuration of the run
                               manifest.json           sizes and sha256, written last
     checkpoints/latest, best                          links, for people
 
-Here they are found, verified and loaded; `saver.py` and `commit.py` write them.
+Here they are found and loaded; async_writer.py and atomic_commit.py write them.
 """
 
-import hashlib
-import json
-import stat
 import sys
-from pathlib import Path
-from typing import Any
-
-import attrs
 
 from common.errors import BadInput, printable, quoted
-from common.files import is_folder, sha256, system_error
-from common.json_files import parse_json, read_json, read_regular
-from training.checkpoints.state_check import STEP_NAME, check_fields, check_origin
-from training.checkpoints.tensor_files import OPTIMIZER, WEIGHTS, read_state_files
-from training.state import Position, TrainState
-
-STATE, MANIFEST = "state.json", "manifest.json"
-RESOLVED = "resolved.json"
-LINKS = ("latest", "best")
-PARTIAL = ".partial-"
-FORMAT = 3  # of state.json
-MANIFEST_FORMAT = 2
+from common.json_files import read_json
+from training.checkpoints.checkpoint_manifest import MANIFEST, verify
+from training.checkpoints.saved_state import FORMAT, STATE, SavedState, parse_state
+from training.checkpoints.storage import LINKS, STEP_NAME, Checkpoint, Storage, name_of
+from training.checkpoints.tensor_files import read_tensor_files
+from training.state import TrainState
 
 
-def name_of(step: int) -> str:
-    """Return the checkpoint name of a step; names sort by step."""
-    return f"step-{step:08d}"
-
-
-def find(run_directory: Path, wanted: str) -> Path | None:
+def find(storage: Storage, wanted: str) -> Checkpoint | None:
     """Return the checkpoint to resume from: "auto" is the newest complete one, or None where there is none at all.
 
     Raises BadInput when checkpoints exist but none verifies, or the named one is missing or damaged.
     """
-    directory = run_directory / "checkpoints"
     if wanted != "auto":
-        path = directory / wanted
-        if not is_folder(path):
-            raise BadInput(f"{path}: no such checkpoint; there are {', '.join(_names(directory)) or 'none'}")
-        if problem := verify(path):
-            raise BadInput(f"{problem}; resume from another one with --resume NAME")
-        return path.resolve()
+        return _find_named(storage, wanted)
     problems: list[str] = []
-    followed = [path.name for path in followed_links(directory)]  # damaged, or they had their step's name by now
-    for name in [*reversed(steps_in(directory)), *followed]:
-        problem = verify(directory / name)
+    for name in [*reversed(steps_in(storage)), *followed_links(storage)]:  # the latter are damaged, or were renamed
+        checkpoint = Checkpoint(storage, name)
+        problem = verify(checkpoint)
         if problem is None:
             for line in problems:
                 print(printable(f"WARNING: {line}; falling back to {name}"), file=sys.stderr)
-            return directory / name
+            return checkpoint
         problems.append(problem)
     if problems:
         raise BadInput(
             f"{problems[0]}; no other checkpoint is intact: copy it here again, or start anew with --resume never"
         )
-    copies = [name for name in _names(directory) if (directory / name / MANIFEST).is_file()]
-    for link in LINKS:
-        if (directory / link).is_symlink():  # its checkpoint was not copied, or deleted by hand
-            instead = f"continue from a copy with --resume {copies[0]}" if copies else "bring it back"
-            raise BadInput(
-                f"{directory / link}: names {(directory / link).readlink()}, which is not there; {instead}, or start "
-                "anew with --resume never"
-            )
-    if copies:
-        print(printable(f"NOTE: {directory}: got only {', '.join(copies)}; --resume {copies[0]} continues from that"))
+    _check_leftovers(storage)
     return None
 
 
-def find_before(run_directory: Path, step: int) -> Path | None:
+def find_before(storage: Storage, step: int) -> Checkpoint | None:
     """Return the newest complete checkpoint from which `step` is still to come, or None to begin at the start."""
-    directory = run_directory / "checkpoints"
-    earlier = [directory / name for name in reversed(steps_in(directory)) if name < name_of(step)]
-    return next((path for path in earlier if verify(path) is None), None)
+    earlier = [Checkpoint(storage, name) for name in reversed(steps_in(storage)) if name < name_of(step)]
+    return next((checkpoint for checkpoint in earlier if verify(checkpoint) is None), None)
 
 
-def manifest_text(files: dict[str, dict[str, Any]]) -> str:
-    """Return a manifest of {name: {size_bytes, sha256}}; it carries a sha256 of itself."""
-    entries = json.dumps(files, sort_keys=True)
-    manifest = {
-        "format": MANIFEST_FORMAT,
-        "files": files,
-        "files_sha256": hashlib.sha256(entries.encode()).hexdigest(),
-    }
-    return json.dumps(manifest, indent=2, sort_keys=True) + "\n"
-
-
-def verify(path: Path) -> str | None:
-    """Return what is wrong with a checkpoint, or None when every file is as it was written."""
-    try:
-        _check_files(path)
-    except BadInput as error:
-        return str(error)
-    except FileNotFoundError as error:
-        return f"{error.filename}: missing"
-    except OSError as error:
-        return system_error(error) if error.filename else f"{path / MANIFEST}: {error}"
-    except (ValueError, KeyError, TypeError) as error:
-        return f"{path / MANIFEST}: damaged: {error}"
-    return None
-
-
-def load(path: Path, train_state: TrainState) -> None:
+def load(checkpoint: Checkpoint, train_state: TrainState) -> None:
     """Load a checkpoint into the training state. Call it on every rank.
 
     Raises BadInput when the checkpoint is of another model, or cannot be seen from this rank.
     """
-    state = read_state(path)
-    read_state_files(path, train_state, state["optimizer_steps"])
-    train_state.loss_scale.load(state["loss_scale"])
-    train_state.guard.load(state["guard"])
-    train_state.position = Position(**{field.name: state[field.name] for field in attrs.fields(Position)})
+    state = read_state(checkpoint)
+    read_tensor_files(checkpoint, train_state)
+    train_state.optimizer.steps = state.optimizer_steps
+    train_state.loss_scale.load(state.loss_scale)
+    train_state.guard.load(state.guard)
+    train_state.position = state.position
 
 
-def read_state(path: Path) -> dict[str, Any]:
+def read_state(checkpoint: Checkpoint) -> SavedState:
     """Return a checkpoint's `state.json`. Raises BadInput for a damaged one, or another version's."""
-    if not (path / STATE).exists():
+    file = checkpoint.file(STATE)
+    if not file.exists():
+        raise BadInput(f"{file}: not there; run directories must lie on a disk that all machines share", alone=True)
+    advice = "copy it here again, or delete the checkpoint"
+    values = read_json(file, advice=advice)
+    if values.get("format") != FORMAT:
         raise BadInput(
-            f"{path / STATE}: not there; run directories must lie on a disk that all machines share", alone=True
-        )
-    state = _read_state(path)
-    if state.get("format") != FORMAT:
-        raise BadInput(
-            f"{path / STATE}: got format {quoted(state.get('format'))}, wanted {FORMAT}: another version of Lockstep "
+            f"{file}: got format {quoted(values.get('format'))}, wanted {FORMAT}: another version of Lockstep "
             "wrote it; resume with that version, or start anew with --resume never"
         )
-    return state
+    try:
+        return parse_state(values)
+    except ValueError as error:
+        raise BadInput(f"{file}: damaged or edited: {error}; {advice}") from error
 
 
-def steps_in(directory: Path) -> list[str]:
+def steps_in(storage: Storage) -> list[str]:
     """Return the names of checkpoints that a run wrote, oldest first; copies under other names are left alone."""
-    return [name for name in _names(directory) if STEP_NAME.fullmatch(name)]
+    return [name for name in storage.names() if STEP_NAME.fullmatch(name)]
 
 
-def followed_links(directory: Path) -> list[Path]:
-    """Return the folders in the place of the links, the newest first: made by a copy of a run that followed links."""
-    return [directory / link for link in LINKS if (directory / link).is_dir() and not (directory / link).is_symlink()]
+def followed_links(storage: Storage) -> list[str]:
+    """Return the links that are folders, the newest first: made by a copy of a run that followed links."""
+    return [link for link in LINKS if storage.exists(link) and storage.target(link) is None]
 
 
-def _read_state(path: Path) -> dict[str, Any]:
-    """Return `state.json`, its fields checked where they are of this version. Raises BadInput."""
-    file, advice = path / STATE, "put it back, or delete the checkpoint"
-    state: dict[str, Any] = read_json(file, advice=advice)
-    if state.get("format") == FORMAT:
-        try:
-            check_fields(state)
-        except ValueError as error:
-            raise BadInput(f"{file}: damaged or edited: {error}; {advice}") from error
-    return state
+def _find_named(storage: Storage, name: str) -> Checkpoint:
+    if not storage.exists(name):
+        raise BadInput(f"{storage.where(name)}: no such checkpoint; there are {', '.join(storage.names()) or 'none'}")
+    if problem := verify(Checkpoint(storage, name)):
+        raise BadInput(f"{problem}; resume from another one with --resume NAME")
+    return Checkpoint(storage, storage.target(name) or name)
 
 
-def _check_files(path: Path) -> None:
-    """Raise BadInput for a file that is not as the manifest says; any error for a manifest that is damaged."""
-    content = read_regular(path / MANIFEST)
-    manifest = parse_json(content)
-    if manifest["format"] < MANIFEST_FORMAT:
-        raise BadInput(
-            f"{path / MANIFEST}: got format {manifest['format']}, wanted {MANIFEST_FORMAT}: of another version"
-        )
-    files = manifest["files"]
-    if manifest_text(files).encode() != content or set(files) != {WEIGHTS, OPTIMIZER, STATE}:
-        raise ValueError("it does not have its own sha256")
-    for name, entry in sorted(files.items()):
-        _compare(path / name, entry)
-    state = _read_state(path)
-    if state.get("format") == FORMAT:  # of another version: `read_state` says so
-        try:
-            check_origin(state, path.name, {name: entry["sha256"] for name, entry in files.items()})
-        except ValueError as error:
-            raise BadInput(f"{path / STATE}: edited: {error}") from error
-
-
-def _compare(file: Path, entry: dict[str, Any]) -> None:
-    found = file.stat()
-    if not stat.S_ISREG(found.st_mode):
-        raise BadInput(f"{file}: wanted a regular file")
-    if found.st_size != entry["size_bytes"]:
-        raise BadInput(f"{file}: got {found.st_size} bytes, wanted {entry['size_bytes']}")
-    if sha256(file) != entry["sha256"]:
-        raise BadInput(f"{file}: damaged: its sha256 is not the one in {MANIFEST}")
-
-
-def _names(directory: Path) -> list[str]:
-    if not directory.is_dir():
-        return []
-    return sorted(path.name for path in directory.iterdir() if not path.name.startswith("."))
+def _check_leftovers(storage: Storage) -> None:
+    """Without a checkpoint of the run: raise BadInput for a broken link, and mention copies under other names."""
+    copies = [name for name in storage.names() if storage.local_file(name, MANIFEST).is_file()]
+    for link in LINKS:
+        target = storage.target(link)
+        if target is not None:  # its checkpoint was not copied, or deleted by hand
+            instead = f"continue from a copy with --resume {copies[0]}" if copies else "copy it here again"
+            raise BadInput(
+                f"{storage.where(link)}: refers to {target}, which does not exist; {instead}, or start anew with "
+                "--resume never"
+            )
+    if copies:
+        found = f"{storage.where('')}: found only {', '.join(copies)}"
+        print(printable(f"NOTE: {found}; --resume {copies[0]} continues from it"))

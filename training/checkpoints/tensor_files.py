@@ -1,4 +1,4 @@
-"""The two tensor files of a checkpoint: which of their bytes this rank holds, and how it writes and reads them.
+"""Tensor files of a checkpoint: weights and optimizer moments as safetensors, written and read in shards.
 
 The bytes of both files follow from the state alone: tensors by name, whole, without vocabulary padding, their rows one
 after the other. FSDP gives a rank consecutive rows of every tensor, so each rank writes its own rows at their place and
@@ -8,9 +8,8 @@ nothing is gathered; under DDP, where every rank holds everything, it writes the
 import hashlib
 import json
 import math
-import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,10 @@ from torch import Tensor
 
 from common.errors import BadInput
 from model.pretrained import stored_rows
+from training.checkpoints.storage import Checkpoint, NewFile, Storage
+from training.parallel.mesh import DataParallel
 from training.parallel.process_group import Ranks
-from training.parallel.wrap import full_tensor, held_rows, rows_of
+from training.parallel.sharding import full_tensor, held_rows, written_rows
 from training.state import TrainState
 
 WEIGHTS, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
@@ -39,11 +40,11 @@ DTYPES = {  # of weights and optimizer state, by the safetensors format's names
 
 @attrs.frozen
 class Stored:
-    """A tensor of a file: the one it is taken from, and what of it is stored."""
+    """A tensor of a file, and the parameter or moment behind it."""
 
     key: str  # in the file
-    value: Tensor  # in use: on the device, sharded under FSDP, padded
-    rows: int  # that are stored, of the first dimension
+    value: Tensor  # on the device, sharded under FSDP, with vocabulary padding
+    rows: int  # of the first dimension, without padding
     row_bytes: int
 
     @property
@@ -58,54 +59,52 @@ class RowRange:
 
     file: str
     offset_bytes: int  # from the beginning of the file
-    copy: Tensor  # (rows, ...) on the CPU, pinned beside a GPU
+    staged: Tensor  # (rows, ...) on the CPU, pinned beside a GPU
+
+    @property
+    def content(self) -> memoryview:
+        """The rows as bytes."""
+        return _bytes_of(self.staged)
 
 
-class Share:
-    """This rank's part of the state: copied off the device in one go, written at leisure."""
+class StateShard:
+    """This rank's shard of the state: staged on the CPU, written asynchronously."""
 
     def __init__(self, state: TrainState, ranks: Ranks):
         self._state, self._ranks = state, ranks
-        self.headers: dict[str, bytes] = {}
-        self.sizes: dict[str, int] = {}  # bytes of a whole file
-        self._extents: list[RowRange] = []
+        self.files: dict[str, NewFile] = {}  # whole files, of all ranks
+        self._ranges: list[RowRange] = []
         for file, tensors in _files(state):
             header, offset = _header(tensors), 0
             for stored in tensors:
-                first, rows = _own_rows(stored, ranks)
+                first, rows = _own_rows(stored, state.parallel.data_parallel)
                 if len(rows):
                     place = len(header) + offset + first * stored.row_bytes
                     pinned = ranks.device.type == "cuda"
-                    copy = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=pinned)
-                    self._extents.append(RowRange(file, place, copy))
+                    staged = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=pinned)
+                    self._ranges.append(RowRange(file, place, staged))
                 offset += stored.rows * stored.row_bytes
-            self.headers[file], self.sizes[file] = header, len(header) + offset
+            self.files[file] = NewFile(header, len(header) + offset)
 
-    def copy(self) -> None:
+    def stage(self) -> None:
         """Copy this rank's rows off the device, as they are now."""
-        extents = iter(self._extents)
+        ranges = iter(self._ranges)
         for _, tensors in _files(self._state):
             for stored in tensors:
-                _, rows = _own_rows(stored, self._ranks)
+                _, rows = _own_rows(stored, self._state.parallel.data_parallel)
                 if len(rows):
-                    next(extents).copy.copy_(rows, non_blocking=True)
+                    next(ranges).staged.copy_(rows, non_blocking=True)
         if self._ranks.device.type == "cuda":
             torch.cuda.current_stream().synchronize()
 
-    def write(self, directory: Path) -> None:
-        """Write the copied rows into the files, which have their full size, and wait until they are on the disk."""
-        for file in self.headers:
-            descriptor = os.open(directory / file, os.O_WRONLY)
-            try:
-                for extent in self._extents:
-                    if extent.file == file:
-                        _write_at(descriptor, extent.copy, extent.offset_bytes)
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+    def write(self, storage: Storage, name: str) -> None:
+        """Write the staged rows into the files of a hidden checkpoint and wait until they are durable."""
+        for file in self.files:
+            ranges = [rows for rows in self._ranges if rows.file == file]
+            storage.write_rows(name, file, ((rows.offset_bytes, rows.content) for rows in ranges))
 
 
-def combined_sha256(step: int, files: dict[str, str]) -> str:
+def combined_sha256(step: int, files: Mapping[str, str]) -> str:
     """Return `state_sha256`: of "STEP DIGEST DIGEST", the sha256 of the weights' and of the optimizer's file."""
     return hashlib.sha256(f"{step} {files[WEIGHTS]} {files[OPTIMIZER]}".encode()).hexdigest()
 
@@ -123,18 +122,18 @@ def state_sha256(state: TrainState, ranks: Ranks) -> str | None:
     return combined_sha256(state.position.step, digests) if ranks.coordinates else None
 
 
-def read_state_files(directory: Path, state: TrainState, optimizer_steps: int) -> None:
-    """Put weights and moments in place, each rank the rows it holds. Raises BadInput for another model's."""
+def read_tensor_files(checkpoint: Checkpoint, state: TrainState) -> None:
+    """Read weights and moments, each rank the rows it holds. Raises BadInput for files of another model."""
     with torch.no_grad():
-        for file, tensors in _files(state):
+        for name, tensors in _files(state):
+            file = checkpoint.file(name)
             try:
-                with safe_open(directory / file, framework="pt") as opened:
-                    _check_tensors(directory / file, opened, tensors)
+                with safe_open(file, framework="pt") as opened:
+                    _check_tensors(file, opened, tensors)
                     for stored in tensors:
                         _read_rows(opened, stored)
             except (OSError, SafetensorError) as error:
-                raise BadInput(f"{directory / file}: cannot be read: {error}") from error
-    state.optimizer.steps = optimizer_steps
+                raise BadInput(f"{file}: cannot be read: {error}") from error
 
 
 def _check_tensors(path: Path, opened: Any, tensors: list[Stored]) -> None:
@@ -168,9 +167,9 @@ def _files(state: TrainState) -> Iterator[tuple[str, list[Stored]]]:
     yield OPTIMIZER, kept
 
 
-def _own_rows(stored: Stored, ranks: Ranks) -> tuple[int, Tensor]:
+def _own_rows(stored: Stored, data_parallel: DataParallel) -> tuple[int, Tensor]:
     """Return the rows that this rank writes, and the first one's place in the whole tensor."""
-    first, rows = rows_of(stored.value, ranks)
+    first, rows = written_rows(stored.value, data_parallel)
     return first, rows[: max(0, stored.rows - first)]
 
 
@@ -186,13 +185,6 @@ def _header(tensors: list[Stored]) -> bytes:
     text = json.dumps(described, separators=(",", ":")).encode()
     text += b" " * (-len(text) % HEADER_ALIGNMENT)
     return struct.pack("<Q", len(text)) + text
-
-
-def _write_at(descriptor: int, rows: Tensor, offset_bytes: int) -> None:
-    data = _bytes_of(rows)
-    while data:
-        written = os.pwrite(descriptor, data, offset_bytes)  # at most 2 GiB at once on Linux
-        data, offset_bytes = data[written:], offset_bytes + written
 
 
 def _bytes_of(rows: Tensor) -> memoryview:

@@ -142,7 +142,7 @@ def derive_layout(run: Run, world_size: int) -> Layout:
         context_length=run.model.context_length,
         microbatch_size=batch.microbatch_size,
         accumulation=accumulation,
-        world_size=world_size,
+        data_parallel_size=world_size,
     )
 
 
@@ -169,7 +169,7 @@ def describe(run: Run, plan: Plan) -> list[str]:
     layout, model, train = plan.layout, run.model, run.train
     batch = (
         f"global batch {layout.global_batch_size} sequences = micro-batch {layout.microbatch_size} "
-        f"x accumulation {layout.accumulation} x world size {layout.world_size}"
+        f"x accumulation {layout.accumulation} x world size {layout.data_parallel_size}"
     )
     if run.train.batch.global_batch_size is None:
         batch += " (no global_batch_size in train.json: it follows the world size)"

@@ -1,7 +1,7 @@
 """A run directory's `model.json` and `train.json`: read, older spellings translated, checked."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,6 +12,7 @@ from common.files import is_folder
 from common.json_files import parse_json, read_json
 from model.checks import integer
 from model.config import ModelConfig
+from model.stock import stock_class
 from training.config.foreign_keys import hint, translate
 from training.config.key_groups import (
     BatchOptions,
@@ -91,7 +92,7 @@ class Run:
     notices: tuple[str, ...]  # translated keys, a line each
 
 
-def load_run(directory: Path, overrides: list[str]) -> Run:
+def load_run(directory: Path, overrides: Sequence[str]) -> Run:
     """Read a run directory; each override is "KEY=VALUE", "train.KEY=VALUE" or "model.KEY=VALUE".
 
     Raises BadInput naming the file and the key of whatever is missing, unknown or out of range.
@@ -108,6 +109,7 @@ def load_run(directory: Path, overrides: list[str]) -> Run:
     train = _build("train", TrainConfig.from_keys, values["train"], files["train"], overridden)
     for problem in _contradictions(model, train):
         raise BadInput(f"{files['train']}: {problem}")
+    stock_class(model, str(files["model"]))  # what could not be exported is refused before it is trained
     return Run(directory=directory, model=model, train=train, notices=tuple(notices))
 
 

@@ -1,34 +1,29 @@
-"""The token files of a run: found or downloaded, and opened."""
+"""Token set of a run: its token files, opened, and the training data that all ranks read from them."""
 
-import re
 from pathlib import Path
 from typing import Any
 
 import attrs
 
 from common.errors import BadInput
-from common.files import is_folder
+from tokens.batches.growing_source import ENDLESS, GrowingSource
 from tokens.batches.micro_batches import Reading, TokenSource
 from tokens.batches.sampling import WindowOrder
 from tokens.format.contents import open_listed
-from tokens.format.manifest import Content, Manifest, TokenizerRecord, is_of, read_manifest
-from tokens.format.token_file import TokenStream, open_split
-from tokens.hub.download import download_dataset
+from tokens.format.manifest import Content, Manifest, TokenizerRecord, read_manifest
+from tokens.format.token_file import TokenStream
 from tokens.prepare.growing_tokens import GrowingTokens
 from tokens.tokenizer.tokenizer import RANKS_FILE
 from training.config.batch_plan import Plan
 from training.config.train_config import Run
-from training.data.follow import growing_directories
+from training.data.follow_tokens import growing_directories
+from training.data.locate_tokens import TokenLocation, download, has_split, locate_tokens
 from training.parallel.process_group import Ranks, together
-
-ROOT = Path(__file__).parents[2]
-DOWNLOADS = ROOT / "token_files"
-ENDLESS = 1 << 62  # windows of a stream whose end is not known yet
 
 
 @attrs.frozen(kw_only=True)
 class TokenDirectory:
-    """The token files of one dataset, opened; checked as soon as `contents` are there."""
+    """Opened token files of one dataset; verified once `contents` are there."""
 
     dataset: str  # as train.json names it, or the directory of --token-files
     path: Path
@@ -36,16 +31,16 @@ class TokenDirectory:
     train: TokenStream
     validation: TokenStream | None  # where the run validates on it
     contents: dict[str, Content] = attrs.field(factory=dict)  # by file name, from training/data/verify_tokens.py
-    growing: GrowingTokens | None = None  # of files that are still being written
+    growing: GrowingTokens | None = None  # while the files are still being prepared
 
     @property
     def streams(self) -> list[TokenStream]:
-        """What the run reads."""
+        """The streams that the run reads."""
         return [self.train] if self.validation is None else [self.train, self.validation]
 
     @property
     def tokenizer(self) -> TokenizerRecord | None:
-        """What is known of the tokenizer."""
+        """The tokenizer's entry in the manifest, or in the plan of growing tokens."""
         if self.growing is not None:
             return self.growing.tokenizer
         return None if self.manifest is None else self.manifest.tokenizer
@@ -81,145 +76,79 @@ class TokenSet:
 
     @property
     def tokenizer(self) -> tuple[Path, TokenizerRecord] | None:
-        """A directory whose manifest tells of the tokenizer, and what it tells; all that tell, tell the same."""
+        """A directory that records its tokenizer, and the entry; all that record one have the same."""
         for directory in self.directories:
             if directory.tokenizer is not None:
                 return directory.path, directory.tokenizer
         return None
 
 
-@attrs.frozen
-class TokenPlace:
-    """Where a dataset's token files are; `hub_dataset` names what has to be there, downloaded if need be."""
-
-    dataset: str
-    directory: Path
-    hub_dataset: str | None
-
-
-def locate_tokens(run: Run, given: Path | None) -> list[TokenPlace]:
-    """Return the place of each dataset: `given`, a local directory, or that of a hub dataset under token_files/."""
-    if given is None:
-        return [_locate(run, part.dataset) for part in run.train.data.parts]
-    if not isinstance(run.train.data.dataset, str):
-        raise BadInput(
-            f"--token-files {given}: takes the place of one dataset, but {run.directory / 'train.json'} has a list; "
-            "name the directories there"
-        )
-    return [TokenPlace(str(given), given, None)]
-
-
-def lengths_at_hand(run: Run, given: Path | None) -> dict[str, int | None]:
-    """Return the tokens of each dataset's train stream, None where its files are not here, by dataset.
-
-    Raises BadInput for files that are damaged; or not here, when there is no plan without them.
-    """
-    if run.train.data.min_train_tokens is None:
-        try:
-            return {place.dataset: open_split(place.directory, "train").length for place in locate_tokens(run, given)}
-        except BadInput as error:
-            raise BadInput(f"{error}; or set min_train_tokens: null, all tokens, needs them to count steps") from error
-    if given is not None:
-        [place] = locate_tokens(run, given)
-        return {place.dataset: open_split(given, "train").length}
-    lengths: dict[str, int | None] = {}
-    for part in run.train.data.parts:
-        here = [path for path in _candidates(part.dataset) if _has_split(path, "train", None)]
-        lengths[part.dataset] = open_split(here[0], "train").length if here else None
-    return lengths
-
-
 def open_tokens(run: Run, given: Path | None, ranks: Ranks, *, follow: bool) -> TokenSet:
-    """Return the run's tokens, downloaded first if need be; with `follow` also those that are still being written.
+    """Return the run's tokens, downloaded where they are missing; with `follow` also those still being prepared.
 
     Call it on every rank. Raises BadInput on every rank.
     """
-    places = locate_tokens(run, given)
-    for place in places:
-        _download(place, ranks)
-    growing = growing_directories(run, [place.directory for place in places], ranks, follow=follow)
+    locations = locate_tokens(run, given)
+    for location in locations:
+        download(location, ranks)
+    growing = growing_directories([location.directory for location in locations], ranks, follow=follow)
+    _check_order(run, growing)
     token_sets: list[TokenSet] = []
-    together(ranks, lambda: token_sets.append(_open_all(run, places, growing)))
+    together(ranks, lambda: token_sets.append(_open_all(run, locations, growing)))
     return token_sets[0]
 
 
 def make_reading(run: Run, plan: Plan, token_set: TokenSet) -> Reading:
-    """Return what the ranks of a run read."""
-    sources = []
+    """Return the training data of a run, as all ranks read it."""
+    sources: list[TokenSource | GrowingSource] = []
     era = None if run.train.data.era_tokens is None else run.train.data.era_tokens // plan.layout.context_length
     for number, (directory, source) in enumerate(zip(token_set.directories, plan.sources, strict=True)):
         count = ENDLESS if source.windows is None else source.windows
         seed, shuffle = run.train.random_seed, run.train.data.shuffle
         order = WindowOrder(count=count, shuffle=shuffle, seed=seed, era=era, source=number)
-        sources.append(
-            TokenSource(
-                stream=directory.train,
-                start_token=plan.start_token,
-                order=order,
-                max_epochs=run.train.data.max_epochs,
-                growing=directory.growing,
+        stream, start = directory.train, plan.start_token
+        if directory.growing is None:
+            sources.append(TokenSource(stream=stream, start_token=start, order=order))
+        else:
+            epochs, growing = run.train.data.max_epochs, directory.growing
+            sources.append(
+                GrowingSource(stream=stream, start_token=start, order=order, max_epochs=epochs, growing=growing)
             )
-        )
     return Reading(
         sources=tuple(sources), mixture=plan.mixture, layout=plan.layout, vocabulary_size=run.model.vocab_size
     )
 
 
-def _candidates(dataset: str) -> list[Path]:
-    """Return where a dataset's token files may lie, the first choice first."""
-    return [Path(dataset), ROOT / dataset, DOWNLOADS / dataset]
-
-
-def _locate(run: Run, dataset: str) -> TokenPlace:
-    *local, download = _candidates(dataset)
-    for directory in local:
-        if is_folder(directory):
-            return TokenPlace(dataset, directory, None)
-    if re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", dataset) and not dataset.startswith("token_files/"):
-        return TokenPlace(dataset, download, dataset)
-    raise BadInput(
-        f"{run.directory / 'train.json'}: dataset: {dataset:.200} is no directory here; prepare it with "
-        f"prepare_data.py SOURCE... --output {dataset:.200}"
-        + (", or pass --token-files DIR" if isinstance(run.train.data.dataset, str) else "")
-    )
-
-
-def _download(place: TokenPlace, ranks: Ranks) -> None:
-    """Bring a dataset of the hub here, once per machine, while its other ranks wait on gloo."""
-    dataset = place.hub_dataset
-    if dataset is not None:
-        together(
-            ranks,
-            lambda: download_dataset(dataset, place.directory),
-            only=ranks.local_rank == 0,
-            group=ranks.download,
+def _check_order(run: Run, growing: list[GrowingTokens | None]) -> None:
+    """Raise BadInput where the order of a growing stream's windows depends on its length."""
+    path = next((grows.directory for grows in growing if grows is not None), None)
+    if path is not None and run.train.data.shuffle and run.train.data.era_tokens is None:
+        raise BadInput(
+            f"{run.directory / 'train.json'}: era_tokens: got null, wanted a number, such as 100000000: {path} is "
+            "still being prepared, and a permutation of the whole stream would have to wait for its end"
         )
 
 
-def _open_all(run: Run, places: list[TokenPlace], growing: list[GrowingTokens | None]) -> TokenSet:
-    manifests = [read_manifest(place.directory) for place in places]
+def _open_all(run: Run, locations: list[TokenLocation], growing: list[GrowingTokens | None]) -> TokenSet:
+    manifests = [read_manifest(location.directory) for location in locations]
     validated = None
     if run.train.validation.validation_interval is not None:
-        validated = _validated(run, places, manifests, growing)
+        validated = _validated(run, locations, manifests, growing)
     directories = []
-    for place, manifest, grows in zip(places, manifests, growing, strict=True):
-        if grows is not None:
-            directories.append(
-                TokenDirectory(
-                    dataset=place.dataset,
-                    path=place.directory,
-                    manifest=None,
-                    train=grows.stream("train"),
-                    validation=grows.stream("validation") if place is validated else None,
-                    growing=grows,
-                )
-            )
-            continue
-        train = open_listed(place.directory, "train", manifest)
-        validation = open_listed(place.directory, "validation", manifest) if place is validated else None
+    for location, manifest, grows in zip(locations, manifests, growing, strict=True):
+        splits = ("train", "validation") if location is validated else ("train",)
+        if grows is None:
+            streams = [open_listed(location.directory, split, manifest) for split in splits]
+        else:
+            streams = [grows.stream(split) for split in splits]
         directories.append(
             TokenDirectory(
-                dataset=place.dataset, path=place.directory, manifest=manifest, train=train, validation=validation
+                dataset=location.dataset,
+                path=location.directory,
+                manifest=manifest,
+                train=streams[0],
+                validation=streams[1] if location is validated else None,
+                growing=grows,
             )
         )
     token_set = TokenSet(tuple(directories))
@@ -228,29 +157,26 @@ def _open_all(run: Run, places: list[TokenPlace], growing: list[GrowingTokens | 
 
 
 def _validated(
-    run: Run, places: list[TokenPlace], manifests: list[Manifest | None], growing: list[GrowingTokens | None]
-) -> TokenPlace:
+    run: Run,
+    locations: list[TokenLocation],
+    manifests: list[Manifest | None],
+    growing: list[GrowingTokens | None],
+) -> TokenLocation:
     """Return the dataset to validate on: the first one of a list that has a validation split, or will have one."""
-    for place, manifest, grows in zip(places, manifests, growing, strict=True):
+    for location, manifest, grows in zip(locations, manifests, growing, strict=True):
         if grows is not None:
             if "validation" in grows.splits:
-                return place
-        elif isinstance(run.train.data.dataset, str) or _has_split(place.directory, "validation", manifest):
-            return place
+                return location
+        elif isinstance(run.train.data.dataset, str) or has_split(location.directory, "validation", manifest):
+            return location
     raise BadInput(
-        f"{run.directory / 'train.json'}: dataset: none of {', '.join(place.dataset for place in places)} holds "
+        f"{run.directory / 'train.json'}: dataset: none of {', '.join(each.dataset for each in locations)} holds "
         "validation.safetensors; prepare one with --validation-fraction, or set validation_interval to null"
     )
 
 
-def _has_split(directory: Path, split: str, manifest: Manifest | None) -> bool:
-    names = [path.name for path in directory.glob(f"{split}*.safetensors")]
-    names += [] if manifest is None else manifest.files
-    return any(is_of(name, split) for name in names)
-
-
 def _check_tokenizers(run: Run, token_set: TokenSet) -> None:
-    """Raise BadInput for tokens of another tokenizer than the other datasets', or than the model's vocabulary."""
+    """Raise BadInput where datasets have different tokenizers, or one beyond the model's vocabulary."""
     if token_set.tokenizer is None:
         return
     first, tokenizer = token_set.tokenizer

@@ -1,4 +1,4 @@
-"""A run's token files, read before the first step: long enough, undamaged, the same on every machine."""
+"""Verification of a run's token files before the first step: length, sha256, ids, the same on every machine."""
 
 import functools
 from collections.abc import Iterator
@@ -13,15 +13,15 @@ from tokens.format.manifest import Content
 from tokens.format.token_file import TokenStream
 from training.config.batch_plan import Plan
 from training.config.train_config import Run
-from training.data.follow import wait_for_validation
+from training.data.follow_tokens import wait_for_validation
 from training.data.open_tokens import TokenDirectory, TokenSet
 from training.parallel.process_group import Ranks, together
 
-ANNOUNCED_BYTES = 2e9  # what takes longer to read than a few seconds is said
+ANNOUNCED_BYTES = 2e9  # reading more takes more than a few seconds
 
 
-def check_tokens(run: Run, plan: Plan, token_set: TokenSet, ranks: Ranks) -> TokenSet:
-    """Return the token set with what its files hold, all of them read once per machine. Call it on every rank.
+def verify_tokens(run: Run, plan: Plan, token_set: TokenSet, ranks: Ranks) -> TokenSet:
+    """Return the token set with the contents of its files, read once per machine. Call it on every rank.
 
     Raises BadInput on every rank for too few tokens, a damaged file, or an id beyond the vocabulary.
     """
@@ -33,7 +33,7 @@ def check_tokens(run: Run, plan: Plan, token_set: TokenSet, ranks: Ranks) -> Tok
     checked = []
     for directory in token_set.directories:
         read = functools.partial(read_contents, _files(directory), directory.manifest)
-        # its other ranks wait on gloo, and leave it the processor
+        # the other ranks wait on gloo, which leaves this one the processor
         on_machines = together(ranks, read, only=ranks.local_rank == 0, group=ranks.download)
         checked.append(attrs.evolve(directory, contents=agreed_contents(directory.path, on_machines)))
 
@@ -50,7 +50,7 @@ def check_tokens(run: Run, plan: Plan, token_set: TokenSet, ranks: Ranks) -> Tok
 
 
 def agreed_contents(directory: Path, on_machines: list[dict[str, Content]]) -> dict[str, Content]:
-    """Return what every machine's token files hold. Raises BadInput when one machine's differ from the first one's."""
+    """Return the contents of the token files. Raises BadInput when those of one machine differ from the first one's."""
     for number, other in enumerate(on_machines):
         for name, content in on_machines[0].items():
             if other.get(name) != content:
@@ -69,9 +69,9 @@ def _files(directory: TokenDirectory) -> list[TokenFile]:
 def _ranges_to_read(
     run: Run, plan: Plan, directories: list[TokenDirectory]
 ) -> Iterator[tuple[TokenDirectory, TokenStream, int, int]]:
-    """Yield (directory, stream, first token, count) of what the run reads."""
+    """Yield (directory, stream, first token, count) of each range that the run reads."""
     for directory, source in zip(directories, plan.sources, strict=True):
-        if source.windows is None:  # still being written: ids are looked at when they are read
+        if source.windows is None:  # still being prepared: ids are checked when they are read
             continue
         # Shuffled, any window may come.
         windows = source.windows if run.train.data.shuffle else min(source.windows, source.sequences)
@@ -83,7 +83,7 @@ def _ranges_to_read(
 
 
 def _wait_for_validation(run: Run, plan: Plan, token_set: TokenSet, ranks: Ranks) -> None:
-    """Wait until what the run validates on is there, once per machine, while its other ranks wait on gloo."""
+    """Wait for the tokens to validate on, once per machine, while its other ranks wait on gloo."""
     directory = token_set.validation
     if directory is None or directory.growing is None:
         return

@@ -1,4 +1,4 @@
-"""Token files while a run reads them: other content ends the run, a later time of the same content does not."""
+"""Watch over token files while a run reads them: changed content ends the run, a new modification time does not."""
 
 import threading
 from collections.abc import Sequence
@@ -13,23 +13,23 @@ HASHED_AT_ONCE = 4  # files
 
 
 class TokenWatch:
-    """Looks for changes on this rank alone, and hashes in threads, so that no rank waits for another one's disk."""
+    """Checks this rank's files and hashes in threads, so that no rank waits for the disk of another."""
 
     def __init__(self, streams: Sequence[TokenStream], digests: dict[Path, str]):
-        """`digests`: the sha256 of each file, as it was read before the first step."""
+        """`digests`: the sha256 of each file before the first step."""
         self._versions = {path: version for stream in streams for path, version in stream.versions.items()}
         self._digests = digests
         self._hashing: dict[Path, _Hashing] = {}
 
     def check(self, *, wait: bool) -> list[Path]:
-        """Return files whose time changed and, as was found now, nothing else; `wait`: leave none undecided.
+        """Return files whose modification time changed, but not their content; `wait`: for the hash of every one.
 
         Raises BadInput, on this rank alone, for a file whose content changed.
         """
         touched = []
         for path, before in self._versions.items():
             now = version_of(path)
-            if now in (before, None):  # one that is gone may still be read
+            if now in (before, None):  # a deleted file that is open can be read
                 continue
             if before is None or now[0] != before[0] or path not in self._digests:
                 raise _written(path)
@@ -41,7 +41,7 @@ class TokenWatch:
             if not hashing.ended(wait=wait):
                 continue
             del self._hashing[path]
-            if hashing.digest is None:  # it cannot be read now: whoever needs its tokens will say so
+            if hashing.digest is None:  # unreadable now: reading its tokens raises the error
                 continue
             if hashing.digest != self._digests[path]:
                 raise _written(path)
@@ -69,7 +69,7 @@ class _Hashing:
 
 def _written(path: Path) -> BadInput:
     return BadInput(
-        f"{path}: was written while the run read it; put it back as it was and rerun the same command, which "
-        "continues from the last checkpoint",
+        f"{path}: was written while the run read it; put it back as it was, then rerun the same command, "
+        "which continues from the last checkpoint",
         alone=True,
     )

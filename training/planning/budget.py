@@ -1,23 +1,35 @@
-"""When a run has to stop so that it stays within --max-hours and --max-usd, the stop itself included."""
+"""Budget of a run, --max-hours and --max-usd: when to stop so that the final checkpoint still fits."""
+
+from typing import Annotated
 
 import attrs
+from cyclopts import Parameter
 
+from common.arguments import number, option
 from common.errors import BadInput
 from model.config import ModelConfig, parameter_count
 from training.telemetry.time_ledger import TimeLedger
 
 END_SECONDS = 4.0  # the last chart, the end of the processes and of torchrun
 WEIGHT_BYTES = 4  # fp32
-SLOW_DISK_BYTES_PER_SECOND = 100e6  # of the first save, until one has been measured
+SLOW_DISK_BYTES_PER_SECOND = 100e6  # assumed for the first save of a process
+USD = number(0, above=True, example="14.32")
 STEPS_AHEAD = 2  # the host runs a little ahead of a GPU
 
 
+@Parameter(name="*")
 @attrs.frozen(kw_only=True)
 class Budget:
-    """The most that a run may take, its earlier jobs included; None: no limit."""
+    """Limits of a run, its earlier jobs included; None: no limit."""
 
-    max_hours: float | None = None
-    max_usd: float | None = None  # the ledger knows the price
+    max_hours: Annotated[
+        float | None,
+        option("stop with a checkpoint before it has taken more", "HOURS", check=number(0, above=True, example="3.5")),
+    ] = None
+    max_usd: Annotated[  # the ledger knows the price
+        float | None,
+        option("stop with a checkpoint before the run has cost more", "USD", check=USD),
+    ] = None
 
     def seconds_left(self, ledger: TimeLedger) -> tuple[float, str] | None:
         """Return the seconds until the first limit, and the option that sets it; None without limits."""
@@ -31,7 +43,7 @@ class Budget:
         return min(limits, default=None)
 
     def reached(self, ledger: TimeLedger, save_seconds: float) -> bool:
-        """Tell whether another step, saves and all else of so many seconds, and the end may not fit any more."""
+        """Tell whether another step, `save_seconds` of saves and validation, and the end might not fit any more."""
         left = self.seconds_left(ledger)
         return left is not None and left[0] < STEPS_AHEAD * ledger.longest_step_seconds() + save_seconds + END_SECONDS
 

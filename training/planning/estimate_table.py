@@ -50,7 +50,7 @@ def _machine(estimate: RunEstimate, offer: Offer) -> list[str]:
     batch = ""
     if offer.plan is not None:
         layout = offer.plan.layout
-        batch = f"{layout.microbatch_size} x {layout.accumulation} x {layout.world_size}"
+        batch = f"{layout.microbatch_size} x {layout.accumulation} x {layout.data_parallel_size}"
     return [
         printable(offer.machine.name),
         f"{offer.machine.usd_per_hour:,.2f}",

@@ -103,15 +103,21 @@ class TimeLedger:
         running = time.perf_counter() - self._since if self._part == "training" else 0.0
         return self._seconds["training"] + running
 
-    def usd(self, later_seconds: float = 0.0) -> float | None:
-        """Return what the run will have cost so many seconds from now; None without a price.
+    def usd(self) -> float | None:
+        """Return the cost of the run so far; None without a price.
 
-        What earlier jobs cost at their own price stays; time that nobody told a price of is counted at this one's.
+        Earlier jobs count at their own price, or at this job's where they had none.
         """
-        if self.price_per_hour is None:
-            return None
-        seconds = self.earlier.unpriced_seconds + self.process_seconds() + later_seconds
-        return self.earlier.usd + self.price_per_hour * seconds / 3600
+        usd = self.price_of(self.earlier.unpriced_seconds + self.process_seconds())
+        return None if usd is None else self.earlier.usd + usd
+
+    def price_of(self, seconds: float) -> float | None:
+        """Return the cost of so many seconds of this job; None without a price."""
+        return None if self.price_per_hour is None else self.price_per_hour * seconds / 3600
+
+    def add_earlier(self, earlier: Earlier) -> None:
+        """Count the time and cost of earlier jobs of the run as well."""
+        self.earlier = earlier
 
     def remaining_seconds(self, remaining: Remaining) -> float | None:
         """Return the expected seconds to the end, validation and checkpoints included; None before the second step."""

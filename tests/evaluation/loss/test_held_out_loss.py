@@ -20,7 +20,7 @@ from tests.conftest import ROOT, seal_again, shared, train
 from tests.tokens.preparing import PREPARE, run
 from tokens.format.token_file import open_split
 from tokens.tokenizer.tokenizer import load_tokenizer
-from training.checkpoints.directory import WEIGHTS
+from training.checkpoints.tensor_files import WEIGHTS
 
 VALIDATED = 16 * 32  # tokens that the tiny run validates on
 

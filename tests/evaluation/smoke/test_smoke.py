@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from evaluation.smoke.smoke import GALLERY, shortest_cycle
 from tests import launch
 from tests.conftest import ROOT, seal_again, shared, train
-from training.checkpoints.directory import WEIGHTS
+from training.checkpoints.tensor_files import WEIGHTS
 
 
 def smoke(run: Path, *options: str) -> Any:

@@ -1,4 +1,4 @@
-"""Ranks read the samples of a mixture together, each window as often as it is due, from any step on."""
+"""Micro-batches of a mixture: all ranks together read each step, and every window as often as it is due."""
 
 import numpy as np
 import pytest
@@ -35,27 +35,26 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> tuple[TokenSource, ...]
     return tuple(made)
 
 
-def reading_of(sources: tuple[TokenSource, ...], world_size: int, vocabulary_size: int = 100_000) -> Reading:
-    layout = Layout(
-        context_length=CONTEXT, microbatch_size=2, accumulation=GLOBAL_BATCH // 2 // world_size, world_size=world_size
-    )
+def reading_of(sources: tuple[TokenSource, ...], size: int, vocabulary_size: int = 100_000) -> Reading:
+    accumulation = GLOBAL_BATCH // 2 // size
+    layout = Layout(context_length=CONTEXT, microbatch_size=2, accumulation=accumulation, data_parallel_size=size)
     return Reading(sources=sources, mixture=Mixture(STAGES), layout=layout, vocabulary_size=vocabulary_size)
 
 
 def read_steps(reading: Reading, first_step: int = 0) -> Tensor:
     """Return what all ranks are given, (steps, G, T)."""
     ranks = []
-    for rank in range(reading.layout.world_size):
-        batches = list(micro_batches(reading, rank, first_step, STEPS))
+    for rank in range(reading.layout.data_parallel_size):
+        batches = list(micro_batches(reading, rank, range(first_step, STEPS)))
         assert all(torch.equal(inputs[:, 1:], targets[:, :-1]) for inputs, targets in batches)
         ranks.append(torch.cat([inputs for inputs, _ in batches]).unflatten(0, (STEPS - first_step, -1)))
     return torch.cat(ranks, dim=1)
 
 
-def test_every_world_size_and_every_beginning_gives_the_same_steps(sources: tuple[TokenSource, ...]) -> None:
+def test_every_data_parallel_size_and_every_beginning_gives_the_same_steps(sources: tuple[TokenSource, ...]) -> None:
     alone = read_steps(reading_of(sources, 1))
-    for world_size in (2, 4):
-        assert torch.equal(read_steps(reading_of(sources, world_size)), alone)
+    for size in (2, 4):
+        assert torch.equal(read_steps(reading_of(sources, size)), alone)
     for first_step in range(STEPS):
         assert torch.equal(read_steps(reading_of(sources, 2), first_step), alone[first_step:])
 
@@ -78,11 +77,11 @@ def test_each_source_is_read_epoch_by_epoch_and_each_window_once_in_each(sources
 
 
 @given(st.integers(0, 10**9))
-def test_far_steps_are_at_hand(step: int) -> None:
+def test_far_steps_take_no_longer(step: int) -> None:
     order = WindowOrder(count=7, shuffle=True, seed=5)
     assert 0 <= order.windows(np.array([step * GLOBAL_BATCH]))[0] < 7
 
 
 def test_an_id_beyond_the_vocabulary_names_step_file_and_token(sources: tuple[TokenSource, ...]) -> None:
     with pytest.raises(BadInput, match=r"step \d+: .*b0/train\.safetensors: token \d+: got id 10\d\d, wanted less"):
-        list(micro_batches(reading_of(sources, 2, vocabulary_size=1010), 1, 0, STEPS))
+        list(micro_batches(reading_of(sources, 2, vocabulary_size=1010), 1, range(STEPS)))

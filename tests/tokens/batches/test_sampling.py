@@ -15,37 +15,37 @@ from tokens.format.token_file import open_split
 def layouts(global_batch: int, microbatch: int) -> list[Layout]:
     count = global_batch // microbatch
     return [
-        Layout(context_length=8, microbatch_size=microbatch, accumulation=count // world, world_size=world)
-        for world in range(1, count + 1)
-        if count % world == 0
+        Layout(context_length=8, microbatch_size=microbatch, accumulation=count // size, data_parallel_size=size)
+        for size in range(1, count + 1)
+        if count % size == 0
     ]
 
 
 def samples_of_step(layout: Layout, step: int) -> list[int]:
     return [
         sample
-        for rank in range(layout.world_size)
+        for rank in range(layout.data_parallel_size)
         for micro_batch in rank_samples(layout, step, 1, rank)[0].tolist()
         for sample in micro_batch
     ]
 
 
 @given(st.integers(1, 4), st.sampled_from([1, 2, 4, 6, 8, 12]), st.integers(0, 50))
-def test_every_world_size_reads_the_same_windows_in_a_step(microbatch: int, count: int, step: int) -> None:
+def test_every_data_parallel_size_reads_the_same_windows_in_a_step(microbatch: int, count: int, step: int) -> None:
     global_batch = microbatch * count
     wanted = list(range(step * global_batch, (step + 1) * global_batch))
     for layout in layouts(global_batch, microbatch):
         assert samples_of_step(layout, step) == wanted
 
 
-def test_a_run_reads_every_window_once_even_when_the_world_size_changes() -> None:
+def test_a_run_reads_every_window_once_even_when_the_data_parallel_size_changes() -> None:
     choices = layouts(24, 2)
     read = [sample for step in range(30) for sample in samples_of_step(choices[step % len(choices)], step)]
     assert sorted(read) == list(range(24 * 30))
 
 
 def test_some_steps_at_once_are_the_same_steps_one_by_one() -> None:
-    layout = Layout(context_length=8, microbatch_size=3, accumulation=2, world_size=4)
+    layout = Layout(context_length=8, microbatch_size=3, accumulation=2, data_parallel_size=4)
     for rank in range(4):
         together = rank_samples(layout, 5, 7, rank)
         assert together.shape == (7, 2, 3)

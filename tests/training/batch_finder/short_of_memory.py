@@ -20,7 +20,7 @@ import train
 from model import gpt
 from training.batch_finder import finder
 from training.batch_finder import worker as probe
-from training.batch_finder import worker_pool as team
+from training.batch_finder import worker_pool as pool
 
 PLACE, ABOVE = os.environ["FAIL_IN"], int(os.environ["ABOVE"])
 MESSAGE = "CUDA out of memory. Tried to allocate 1.00 GiB"
@@ -62,7 +62,7 @@ def train_step(state: Any, settings: Any, ranks: Any, number: int, next_batch: A
 
 finder.PROBE = Path(__file__)
 if PLACE == "hang":
-    team.TRIAL_SECONDS = 4.0
+    pool.TRIAL_SECONDS = 4.0
 gpt.GPT.forward, torch.optim.AdamW.step, probe.train_step = forward, update, train_step
 if "--find-max-microbatch" in sys.argv:
     train.leave(train.main())

@@ -1,4 +1,4 @@
-"""The largest micro-batch: found where a rank runs out of memory, without hanging, and written without harm."""
+"""Batch-size search: found where a rank runs out of memory, without hanging, and written without harm."""
 
 import os
 import signal
@@ -15,13 +15,13 @@ from common.errors import BadInput
 from tests import launch
 from tests.conftest import ROOT
 from training.batch_finder import finder
-from training.batch_finder.edit_json import check_editable, write_microbatch
-from training.batch_finder.search import Search, candidates, keeping
-from training.batch_finder.worker import HEADROOM, Report, _usable_bytes, is_memory_error
+from training.batch_finder.worker import Report
 from training.config.train_config import load_run
 from training.planning.memory_model import GIB, MemoryModel, outside_bytes
 
 SHORT = Path(__file__).with_name("short_of_memory.py")
+
+
 HANG_SECONDS = 180  # a search here takes 5
 
 
@@ -119,48 +119,10 @@ def test_a_search_has_torchrun_or_no_launcher(make_run: Callable[..., Path], mon
         finder.report_largest(load_run(make_run("last"), []), [], "cpu", None, write=False)
 
 
-def test_writing_keeps_a_link_the_mode_and_ends_of_lines(make_run: Callable[..., Path]) -> None:
-    directory = make_run()
-    path, file = directory / "train.json", directory / "elsewhere.json"
-    text = path.read_bytes().replace(b", ", b",\r\n")
-    path.unlink()
-    path.symlink_to(file.name)
-    file.write_bytes(text)
-    file.chmod(0o600)
-    run = load_run(directory, [])
-    check_editable(run, [])
-    assert write_microbatch(run, 4)
-    assert path.is_symlink() and file.stat().st_mode & 0o777 == 0o600
-    assert file.read_bytes() == text.replace(b'"microbatch_size": 2', b'"microbatch_size": 4')
-    file.write_bytes(text.replace(b'"microbatch_size"', b'"microbatch\\u005fsize"'))
-    with pytest.raises(BadInput, match=r'wanted the key spelt "microbatch_size"'):
-        check_editable(load_run(directory, []), [])
-
-
 def test_a_trial_holds_the_elastic_sums_of_the_whole_step(make_run: Callable[..., Path]) -> None:
     run = load_run(make_run(global_batch_size=96), ["determinism=elastic"])
     assert [finder._extra_sums(run, 2, size) for size in (1, 3, 6, 48)] == [2, 1, 0, 0]  # 48, 16, 8, 1 micro-batches
     assert finder._extra_sums(load_run(run.directory, ["determinism=run"]), 2, 1) == 0
-
-
-def test_headroom_is_kept_once_and_from_what_others_leave(monkeypatch: pytest.MonkeyPatch) -> None:
-    total, held, others = 80 * GIB, 10 * GIB, 3 * GIB
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (total - held - others, total))
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: held)
-    for gpu, size in ((None, total), (24 * GIB, 24 * GIB), (90 * GIB, total)):
-        assert _usable_bytes(torch.device("cuda"), gpu) == size - others - int(HEADROOM * size)
-
-
-def test_predictions_need_no_gpu_and_no_tokens() -> None:
-    command = ["--predict", "a100-40gb,rtx3090-24gb", "--world-size", "8", "--set", "model.n_layers=48"]
-    done = find(ROOT / "runs" / "8xa100", *command, "--set", "model.emb_dim=1600", "--set", "model.n_heads=25")
-    assert done.returncode == 0, done.stderr
-    rows = [line.split() for line in done.stdout.splitlines()]
-    assert ["a100-40gb", "37.4", "ddp"] in [row[:3] for row in rows]
-    assert "rtx3090-24gb, ddp: not even one sequence fits; what would, by prediction: --set parallel=fsdp, or" in (
-        done.stdout
-    )
-    assert "uncalibrated" in done.stdout
 
 
 def test_bad_input_is_one_line(make_run: Callable[..., Path]) -> None:
@@ -185,26 +147,6 @@ def test_bad_input_is_one_line(make_run: Callable[..., Path]) -> None:
         assert said.startswith("find_batch_size.py: ") and line in said
 
 
-def test_a_search_decides_every_limit_in_few_trials(make_run: Callable[..., Path]) -> None:
-    sizes = candidates(load_run(make_run(), ["global_batch_size=null"]), 2)
-    for limit in (0, 1, 2, 30, 100, 333, 5000):
-        for guess in (None, 1, 3, 100, 4000):
-            search, trials = Search(sizes), 0
-            while (size := search.next(guess)) is not None:
-                search.learn(size, fits=size <= limit)
-                trials += 1
-            assert search.largest == max((size for size in sizes if size <= limit), default=None)
-            assert trials <= 20, (limit, guess)
-
-
-def test_candidates_keep_the_global_batch(make_run: Callable[..., Path]) -> None:
-    run = load_run(make_run(global_batch_size=24), [])
-    assert candidates(run, 2) == [1, 2, 3, 4, 6, 12]
-    assert keeping(run, 2, 5) == 4
-    alone = load_run(make_run("alone"), ["global_batch_size=null", "gradient_accumulation_steps=3"])
-    assert keeping(alone, 4, 5) == 3  # of 2 x 3
-
-
 def test_a_measurement_corrects_the_prediction() -> None:
     run = load_run(ROOT / "runs" / "8xa100", [])
     total = 80 * GIB
@@ -216,19 +158,3 @@ def test_a_measurement_corrects_the_prediction() -> None:
     assert first == memory.largest_microbatch(total // 2 + outside)
     assert finder._guess(run, 8, as_predicted, 16) == memory.largest_microbatch(total + outside)
     assert finder._guess(run, 8, twice, 16) == first
-
-
-def test_errors_of_memory_are_told_from_others() -> None:
-    with pytest.raises(RuntimeError) as failure:
-        torch.empty(1 << 60)
-    assert is_memory_error(failure.value)
-    assert is_memory_error(MemoryError())
-    for words in (
-        "CUDA error: out of memory",
-        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
-        "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
-        "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
-        "NCCL error in: NCCLUtils.cpp:94, unhandled cuda error\nLast error:\nCuda failure 2 'out of memory'",
-    ):
-        assert is_memory_error(RuntimeError(words))
-    assert not is_memory_error(RuntimeError("shapes do not match"))

@@ -15,6 +15,7 @@ from torch.nn import Parameter
 
 from model.config import GPT2_SIZES, ModelConfig
 from model.gpt import GPT, initialize
+from model.loss import NextTokenLoss
 from tests.conftest import TINY_MODEL, metrics, train
 from training.config.key_groups import MemoryOptions
 from training.hardware.gpus import known_gpus
@@ -24,10 +25,10 @@ CONFIG = ModelConfig(**TINY_MODEL | {"n_layers": 3})
 ELASTIC_LAYOUTS = [(1, "ddp"), (2, "ddp"), (2, "fsdp")]
 
 
-def network(config: ModelConfig, **options: Any) -> GPT:
-    made = GPT(config, **options)
+def network(config: ModelConfig, **options: Any) -> NextTokenLoss:
+    made = GPT(config)
     initialize(made, 0)
-    return made
+    return NextTokenLoss(made, **options)
 
 
 def batch(microbatch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -40,10 +41,10 @@ def batch(microbatch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("chunks", [2, 5, 1000])
 def test_a_loss_in_chunks_is_the_plain_one_and_so_are_its_gradients(chunks: int, tied: bool) -> None:
-    plain, chunked = (network(attrs.evolve(CONFIG, tie_weights=tied), loss_chunks=count) for count in (1, chunks))
+    plain, chunked = (network(attrs.evolve(CONFIG, tie_weights=tied), chunks=count) for count in (1, chunks))
     inputs, targets = batch(3)
-    wanted = plain(inputs, targets=targets)
-    loss = chunked(inputs, targets=targets)
+    wanted = plain(inputs, targets)
+    loss = chunked(inputs, targets)
     assert loss.item() == pytest.approx(wanted.item(), rel=1e-6)
     wanted.backward()
     loss.backward()
@@ -53,12 +54,14 @@ def test_a_loss_in_chunks_is_the_plain_one_and_so_are_its_gradients(chunks: int,
 
 def live_bytes(microbatch_size: int, options: MemoryOptions) -> int:
     """Return what is alive between a bf16 forward pass and its backward pass, beside parameters, tokens, result."""
-    made = network(CONFIG, recompute_blocks=options.recompute_blocks, loss_chunks=options.loss_chunks)
+    made = network(CONFIG, recompute_blocks=options.recompute_blocks, chunks=options.loss_chunks)
     inputs, targets = batch(microbatch_size)
     before = living_storages()
-    arguments = {"targets": targets} if options.loss_chunks > 1 else {}
     with saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor), torch.autocast("cpu", torch.bfloat16):
-        result = made(inputs, **arguments)
+        if options.loss_chunks > 1:
+            result = made(inputs, targets)
+        else:
+            result = F.linear(made.hidden(inputs), made.network.output_weight())
     after = living_storages()
     return sum(after[address] for address in after.keys() - before.keys() - {result.untyped_storage().data_ptr()})
 
@@ -98,8 +101,8 @@ def test_no_logits_are_left_when_the_blocks_backward_begins(monkeypatch: pytest.
         return plain(logits, *arguments, **options)
 
     monkeypatch.setattr(F, "cross_entropy", noting)
-    made.blocks[-1].mlp.down.bias.register_hook(lambda _: left.append(held[0].expired()))
-    made(inputs, targets=targets).backward()
+    made.network.blocks[-1].mlp.down.bias.register_hook(lambda _: left.append(held[0].expired()))
+    made(inputs, targets).backward()
     assert left == [True]
 
 

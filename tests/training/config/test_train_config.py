@@ -12,7 +12,8 @@ from tests.conftest import ROOT, TINY_MODEL, TINY_TRAIN
 from training.config.batch_plan import check_steps, describe, make_plan
 from training.config.dataset_config import shares
 from training.config.foreign_keys import FOREIGN_KEYS
-from training.config.train_config import KEYS, load_run
+from training.config.key_groups import MemoryOptions
+from training.config.train_config import KEYS, TrainConfig, load_run
 
 GPT2_124M = {
     "vocab_size": 50257,
@@ -278,3 +279,13 @@ def test_accumulation_that_contradicts_the_global_batch_is_refused(tmp_path: Pat
     assert make_plan(load_run(directory, ["gradient_accumulation_steps=4"]), 1).layout.accumulation == 4
     with pytest.raises(BadInput, match="gradient_accumulation_steps: got 3, but global_batch_size 8 makes it 4"):
         make_plan(load_run(directory, ["gradient_accumulation_steps=3"]), 1)
+
+
+def test_keys_are_flat_in_records_and_in_groups_here() -> None:
+    train = load_run(ROOT / "runs" / "8xa100", []).train
+    flat = train.flat()
+    assert list(flat) == list(KEYS["train"])
+    assert TrainConfig.from_keys(**flat) == train
+    assert train.replace(loss_chunks=4).memory == MemoryOptions(loss_chunks=4)
+    with pytest.raises(TypeError, match="loss_chunk"):
+        train.replace(loss_chunk=4)

@@ -15,7 +15,8 @@ import pytest
 from tests.conftest import ROOT, metrics, train
 from tests.training.supervision.runs import LONG, outcome, start, wait_for_step, wait_until
 from tests.walks import children, kill
-from training.checkpoints.directory import verify
+from training.checkpoints.checkpoint_manifest import verify
+from training.checkpoints.disk import on_disk
 from training.supervision.heartbeat import BEAT_SECONDS
 from training.telemetry.metrics_log import read_metrics
 
@@ -117,7 +118,7 @@ def test_ranks_whose_torchrun_was_killed_stop_with_a_checkpoint(make_run: Callab
     assert "stopped early; the same command continues" in output, errors
     assert errors.count("train.py: torchrun is gone: stopping at the next step") == 1
     assert read_metrics(run)[-2]["event"] == "stopped"
-    assert verify(run / "checkpoints" / "latest") is None
+    assert verify(on_disk(run / "checkpoints" / "latest")) is None
     assert_no_process_left(run)
 
 

@@ -12,7 +12,8 @@ import pytest
 from tests.conftest import metrics, train, write_run
 from tests.training.supervision.runs import LONG, assert_same_weights, outcome, start, wait_for_step, wait_until
 from tests.walks import children, kill
-from training.checkpoints.directory import verify
+from training.checkpoints.checkpoint_manifest import verify
+from training.checkpoints.disk import on_disk
 from training.telemetry.metrics_log import read_metrics
 
 
@@ -30,7 +31,7 @@ def test_a_signal_stops_a_lone_process_with_a_checkpoint_and_exit_75(
     assert "stopped early; the same command continues" in output
     state = json.loads((run / "checkpoints" / "latest" / "state.json").read_text())
     assert 5 <= state["step"] < 200
-    assert verify(run / "checkpoints" / "latest") is None
+    assert verify(on_disk(run / "checkpoints" / "latest")) is None
     assert f"at step {state['step']} of 200" in train(run, "--max-steps", str(state["step"])).stdout
 
 
@@ -43,7 +44,7 @@ def test_ctrl_c_under_torchrun_leaves_a_checkpoint_and_no_process(make_run: Call
     assert "stopped early; the same command continues" in output, errors
     assert process.returncode != 0
     assert 'train.py", line' not in errors  # only torchrun's own words
-    assert verify(run / "checkpoints" / "latest") is None
+    assert verify(on_disk(run / "checkpoints" / "latest")) is None
     assert str(run) not in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
 
 
@@ -85,7 +86,7 @@ def test_a_signal_is_obeyed_in_every_phase(make_run: Callable[..., Path], undist
     else:
         newest = run / "checkpoints" / "latest"
         step = json.loads((newest / "state.json").read_text())["step"]
-        assert verify(newest) is None
+        assert verify(on_disk(newest)) is None
         assert max(metrics(run, "train_loss"), default=0) == step
         assert step == 0 if phase == "validation" else 0 < step < 50
     done = train(run)
@@ -168,10 +169,10 @@ import signal
 import time
 
 import train
-from training import build
+from training import job
 from training.parallel import process_group
 
-plain, plain_start = build._resume, process_group.start
+plain, plain_start = job.resume, process_group.start
 
 
 def start(*arguments):
@@ -182,7 +183,7 @@ def start(*arguments):
     return plain_start(*arguments)
 
 
-def resume(job, options, state, ranks):
+def resume(request, state, ranks):
     if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         if ranks.rank == 1:
             time.sleep(1)
@@ -190,10 +191,10 @@ def resume(job, options, state, ranks):
                 raise ValueError("broken")
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(5)  # as while it reads a large checkpoint
-    return plain(job, options, state, ranks)
+    return plain(request, state, ranks)
 
 
-build._resume, process_group.start = resume, start
+job.resume, process_group.start = resume, start
 train.leave(train.main())
 """
 

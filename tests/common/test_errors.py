@@ -1,0 +1,38 @@
+"""User errors: untrusted text is escaped and cut; the nearest known word is suggested."""
+
+import pytest
+
+from common.errors import LARGEST_INTEGER, BadInput, integer_range, nearest, printable, quoted
+
+
+def test_control_characters_of_names_do_not_reach_the_terminal() -> None:
+    name = "a\x1b[2Jb\nc\u202ed\udcff\x00"
+    assert printable(name) == "a\\x1b[2Jb\\nc\\u202ed\\udcff\\x00"
+    assert str(BadInput(name)) == printable(name)
+    assert printable("Größe 模型") == "Größe 模型"
+
+
+def test_values_in_errors_are_cut() -> None:
+    nested: list = []
+    for _ in range(100_000):
+        nested = [nested]
+    assert "too large to print" in quoted(nested)
+    assert "too large to print" in quoted(10**5000)
+    assert len(quoted("x" * 10_000)) < 140
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("warmup_step", "; did you mean 'warmup_steps'?"),
+        ("x", "; known: shuffle, warmup_steps"),
+        ("shuffle" * 10_000, "; known: shuffle, warmup_steps"),
+    ],
+)
+def test_the_nearest_known_word_is_suggested(word: str, hint: str) -> None:
+    assert nearest(word, ["warmup_steps", "shuffle"]) == hint
+
+
+def test_limits_are_written_for_people() -> None:
+    assert integer_range(1, 1000) == "of at least 1, at most 1,000"
+    assert integer_range(0, LARGEST_INTEGER) == "of at least 0, at most 2^53"

@@ -1,0 +1,134 @@
+"""Helpers: answer files, sessions of evaluate.py judge in this process, and what they have stored."""
+
+import io
+import json
+import re
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import evaluate
+from evaluation.judging.panel import Candidate, Panel
+from evaluation.judging.prompt import Judge as WhoIsAsked
+from evaluation.judging.store import Reply, VerdictStore
+from evaluation.shared.records import Answer, Answers, Record, write_answers
+from tests.judge_server import Judge
+
+QUESTIONS, ORDERS = 5, 3
+PROMPTS = QUESTIONS * ORDERS
+ANSWERED_AGAIN = ["cut off", "wrong labels", "missing label", "duplicate label", "too high", "no number", "prose"]
+REPEATED = ["429", "500", "503", "dropped", "billed and dropped", "slow", "half a body"]
+OF_THE_SESSION = ("time", "base_url", "usd", "usd_uncounted")  # of a result: may differ between sessions that agree
+PRICES = {
+    "date": "2026-01-01",
+    "batch_discount": 0.5,
+    "usd_per_million_tokens": {"scripted": {"input": 100, "cached_input": 10, "output": 1000}},
+}
+SILENT = ("--effort", "none")
+BATCH = ("--batch", "--poll-seconds", "0.05")
+JUDGE = WhoIsAsked(model="gpt-5-mini", effort=None, base_url="http://here/v1", api="responses")
+
+
+def quality(asked: dict[str, Any]) -> dict[str, int]:
+    """Score each answer by the number that it carries."""
+    return {label: int(re.findall(r"\d+", text)[-1]) for label, text in asked["answers"].items()}
+
+
+def write(folder: Path, model: str, level: int, *, seed: int = 0, questions: range = range(QUESTIONS)) -> Path:
+    """Write answers whose quality is about `level`; the references' is 95."""
+    settings = {"seed": seed, "epochs": 2, "losses": [2.0, 1.0 + seed], "best_epoch": seed}
+    answers = [
+        Answer(
+            record=Record(instruction=f"Instruction {n}", input="", output=f"reference {n}: 95"),
+            text=f"{model} says to {n}: {level + (7 * n + 3 * seed) % 5}",
+            reference_loss=2.0 + n / 10,
+        )
+        for n in questions
+    ]
+    file = folder / model / "answers" / f"seed-{seed}.json"
+    write_answers(file, Answers(model=model, seed=seed, home=None, settings=settings, answers=answers))
+    return file
+
+
+def command(server: Judge, files: list[Path], *options: str) -> list[str]:
+    fixed = ["--model", "scripted", "--base-url", server.url, "--verdicts", str(store_path(files))]
+    return ["judge", *map(str, files), *fixed, "--prices", str(files[0].parents[2] / "prices.json"), *options]
+
+
+def judge(server: Judge, files: list[Path], *options: str) -> Any:
+    """Run evaluate.py to its end, in this process."""
+    output, errors = io.StringIO(), io.StringIO()
+    arguments = ["evaluate.py", *command(server, files, *options)]
+    with patch("sys.argv", arguments), redirect_stdout(output), redirect_stderr(errors):
+        status = evaluate.main()
+    return SimpleNamespace(returncode=status, stdout=output.getvalue(), stderr=errors.getvalue())
+
+
+def replies(files: list[Path]) -> list[Reply]:
+    return read_store(store_path(files)).in_order
+
+
+def result(file: Path) -> dict[str, Any]:
+    """Return the newest judgement of a model, less what may differ between sessions that agree."""
+    line = (file.parent.parent / "evaluations.jsonl").read_text().splitlines()[-1]
+    return {key: value for key, value in json.loads(line).items() if key not in OF_THE_SESSION}
+
+
+def check_paid_once(server: Judge, files: list[Path], *, wrong: int = 0) -> None:
+    """Every prompt has one right verdict, and all that was billed is kept."""
+    right = Counter(reply.key for reply in replies(files) if reply.problem(3) is None)
+    assert sorted(right.values()) == [1] * PROMPTS
+    assert len(replies(files)) == server.billed == PROMPTS + wrong
+
+
+def wait_until(done: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def printed(output: str) -> float:
+    return float(re.findall(r"including earlier sessions: (?:at most )?\$([\d.]+)", output)[-1])
+
+
+def unanswered(files: list[Path]) -> set[str]:
+    """Return the ids of stored requests without an outcome."""
+    return {id for history in read_store(store_path(files)).prompts.values() for id in history.open}
+
+
+def read_store(path: Path) -> VerdictStore:
+    store = VerdictStore(path)
+    store.close()
+    return store
+
+
+def panel(models: int, questions: int, slots: int = 1) -> Panel:
+    records = [Record(instruction=f"do {n}", input="", output=f"right {n}") for n in range(questions)]
+
+    def seed(model: int, slot: int) -> Answers:
+        answers = [Answer(record=r, text=f"{model} {slot} {n}", reference_loss=None) for n, r in enumerate(records)]
+        return Answers(model=f"m{model}", seed=slot, home=None, settings={}, answers=answers)
+
+    candidates = [
+        Candidate(title=f"m{m}", model=f"m{m}", home=None, seeds=[seed(m, slot) for slot in range(slots)])
+        for m in range(models)
+    ]
+    return Panel(questions=records, candidates=candidates, slots=slots)
+
+
+def store_path(files: list[Path]) -> Path:
+    return files[0].parents[2] / "verdicts.jsonl"
+
+
+def store_lines(files: list[Path]) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in store_path(files).read_text().splitlines()]
+
+
+def write_store(files: list[Path], lines: list[dict[str, Any]]) -> None:
+    store_path(files).write_text("".join(json.dumps(line) + "\n" for line in lines))

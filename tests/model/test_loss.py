@@ -1,0 +1,75 @@
+"""Training loss: its value, by sequence and in chunks, and the backward pass of recomputed blocks."""
+
+import math
+from typing import Any
+
+import attrs
+import pytest
+import torch
+import torch.nn.functional as F
+from jaxtyping import TypeCheckError
+
+from model.gpt import GPT, initialize
+from model.loss import NextTokenLoss, head_loss, sequence_losses
+from tests.model.test_gpt import SMALL
+
+
+def training_loss(changes: dict[str, Any] | None = None, **options: Any) -> NextTokenLoss:
+    network = GPT(attrs.evolve(SMALL, **(changes or {})))
+    initialize(network, 1)
+    return NextTokenLoss(network, **options)
+
+
+def batch(size: int = 4) -> tuple[torch.Tensor, torch.Tensor]:
+    tokens = torch.randint(
+        SMALL.vocab_size, (size, SMALL.context_length + 1), generator=torch.Generator().manual_seed(0)
+    )
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+def test_loss_of_a_fresh_model_is_near_that_of_guessing() -> None:
+    assert training_loss()(*batch()).item() == pytest.approx(math.log(SMALL.vocab_size), abs=0.15)
+
+
+@pytest.mark.parametrize("chunks", [1, 3])
+def test_the_loss_is_the_cross_entropy_of_the_logits_and_the_mean_of_the_sequences(chunks: int) -> None:
+    model = training_loss(chunks=chunks)
+    inputs, targets = batch()
+    with torch.no_grad():
+        losses = F.cross_entropy(model.network(inputs).flatten(0, 1), targets.flatten(), reduction="none")
+        assert torch.allclose(model(inputs, targets), losses.mean())
+        assert torch.allclose(model(inputs, targets, by_sequence=True), losses.view(targets.shape).mean(dim=1))
+
+
+def test_padded_rows_of_the_head_do_not_count() -> None:
+    hidden, weight, targets = torch.randn(4, 7, 5), torch.randn(16, 5), torch.randint(11, (4, 7))
+    by_hand = -torch.log_softmax((hidden @ weight.T)[..., :11], -1).gather(-1, targets[..., None]).squeeze(-1)
+    assert torch.allclose(head_loss(hidden.flatten(0, 1), weight, targets.flatten(), 11, "mean"), by_hand.mean())
+    assert torch.allclose(sequence_losses(hidden, weight, targets, 11), by_hand.mean(dim=1))
+
+
+def test_recomputed_blocks_have_the_same_loss_and_gradients_to_the_bit_dropout_included() -> None:
+    found = []
+    for recompute in (False, True):
+        model = training_loss({"drop_rate": 0.2}, recompute_blocks=recompute)
+        torch.manual_seed(0)
+        loss = model(*batch())
+        loss.backward()
+        found.append([loss, *(parameter.grad for parameter in model.parameters())])
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+def test_recomputed_blocks_run_again_in_the_backward_pass_of_training_only() -> None:
+    model, runs = training_loss(recompute_blocks=True), []
+    model.network.blocks[0].mlp.register_forward_pre_hook(lambda *_: runs.append(1))
+    model(*batch()).backward()
+    assert len(runs) == 2
+    model.eval()
+    model(*batch()).backward()
+    assert len(runs) == 3
+
+
+def test_a_shape_that_would_broadcast_is_refused() -> None:
+    inputs, targets = batch()
+    with pytest.raises(TypeCheckError):
+        training_loss()(inputs, targets[:, :-1])

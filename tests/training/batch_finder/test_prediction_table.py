@@ -1,0 +1,24 @@
+"""find_batch_size.py --predict: a table without a GPU and without tokens."""
+
+from tests import launch
+from tests.conftest import ROOT
+
+
+def test_predictions_need_no_gpu_and_no_tokens() -> None:
+    command = ["--predict", "a100-40gb,rtx3090-24gb", "--world-size", "8", "--set", "model.n_layers=48"]
+    done = launch.run(
+        ROOT / "find_batch_size.py",
+        str(ROOT / "runs" / "8xa100"),
+        *command,
+        "--set",
+        "model.emb_dim=1600",
+        "--set",
+        "model.n_heads=25",
+    )
+    assert done.returncode == 0, done.stderr
+    rows = [line.split() for line in done.stdout.splitlines()]
+    assert ["a100-40gb", "37.4", "ddp"] in [row[:3] for row in rows]
+    assert "rtx3090-24gb, ddp: not even one sequence fits; what would, by prediction: --set parallel=fsdp, or" in (
+        done.stdout
+    )
+    assert "uncalibrated" in done.stdout

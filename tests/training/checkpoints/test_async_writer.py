@@ -1,0 +1,68 @@
+"""Asynchronous writer: a full disk stops no run, and the next save is tried again."""
+
+import json
+import resource
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests import launch
+from tests.conftest import ROOT, in_terminal, metrics, train, train_command
+from tests.training.supervision.runs import start
+from training.checkpoints.checkpoint_manifest import verify
+from training.checkpoints.disk import on_disk
+from training.telemetry.metrics_log import read_metrics
+
+LONG = {"min_train_tokens": 80 * 8 * 32, "validation_interval": None, "checkpoint_interval": 10}
+FULL = 60_000  # bytes that any file may have: less than the weights
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_full_disk_stops_no_run_and_the_next_save_is_tried_again(make_run: Callable[..., Path], ranks: int) -> None:
+    straight, run = (make_run(name, **LONG) for name in ("straight", "full"))
+    process = start(run, ranks, file_bytes=FULL, SLOW_STEP=0.03)
+    deadline = time.monotonic() + 60
+    while not (failures := [record for record in read_metrics(run) if record.get("event") == "checkpoint-failed"]):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert "File too large" in failures[0]["problem"]
+    assert not list((run / "checkpoints").glob("step-*"))
+    for worker in [process.pid, *process.children()]:
+        resource.prlimit(worker, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    assert f"WARNING: step {failures[0]['step']}: NOT SAVED, to be tried again at the next checkpoint" in errors
+    saved = [record["step"] for record in read_metrics(run) if record.get("event") == "checkpoint"]
+    assert saved[-1] == 80
+    assert not list((run / "checkpoints").glob(".partial-*"))
+    assert train(straight, ranks=1).returncode == 0
+    assert metrics(run, "train_loss") == metrics(straight, "train_loss")
+    states = [json.loads((path / "checkpoints/latest/state.json").read_text()) for path in (run, straight)]
+    assert states[0]["state_sha256"] == states[1]["state_sha256"]
+
+
+def test_a_failed_save_stays_in_the_bar_until_one_succeeds(make_run: Callable[..., Path]) -> None:
+    run = make_run(min_train_tokens=24 * 8 * 32, validation_interval=None)
+    status, lines = in_terminal(["prlimit", f"--fsize={FULL}", *train_command(run, ranks=1)])
+    assert status == 1  # the last save failed, too
+    assert any("20/24" in line and "loss " in line and line.endswith("NOT SAVED") for line in lines), lines
+    done = train(run)
+    assert done.returncode == 0
+    assert "NOT SAVED" not in done.stderr
+
+
+def test_a_run_whose_last_checkpoint_cannot_be_written_says_so_and_can_be_continued(
+    make_run: Callable[..., Path],
+) -> None:
+    run = make_run()
+    assert train(run, "--max-steps", "4").returncode == 0
+    done = launch.run(ROOT / "train.py", str(run), "--device", "cpu", ranks=2, file_bytes=FULL)
+    assert done.returncode == 1
+    assert done.stderr.count("the last steps are not saved, older checkpoints are as they were") == 1
+    assert [path.name for path in (run / "checkpoints").glob("*step-*")] == ["step-00000004"]
+    assert verify(on_disk(run / "checkpoints" / "step-00000004")) is None
+    assert json.loads((run / "exit.json").read_text())["outcome"] == "error"
+    assert train(run).returncode == 0

@@ -1,0 +1,64 @@
+"""Atomic commit: a checkpoint is complete or absent, at whichever point of a save the process is killed."""
+
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import train, write_run
+from tests.training.checkpoints.conftest import CRASH
+from training.checkpoints.crash_points import CRASH_POINTS
+from training.checkpoints.directory import find
+from training.checkpoints.disk import checkpoints_of
+
+CRASH_SETTINGS = {"checkpoint_interval": 2, "validation_interval": 2, "keep_checkpoints": 1}
+
+
+@pytest.fixture(scope="module")
+def uncrashed(tmp_path_factory: pytest.TempPathFactory, token_files: Path) -> dict[str, Any]:
+    """What a run of CRASH_SETTINGS leaves behind that was not killed."""
+    run = write_run(tmp_path_factory.mktemp("uncrashed") / "run", token_files, **CRASH_SETTINGS)
+    assert train(run, script=CRASH).returncode == 0
+    left = left_behind(run)
+    assert left["files"]["best"] == "step-00000004"
+    return left
+
+
+def left_behind(run: Path) -> dict[str, Any]:
+    state = json.loads((run / "checkpoints" / "latest" / "state.json").read_text())
+    return {
+        **{key: state[key] for key in ("step", "state_sha256", "best_step", "best_validation_loss")},
+        "files": {path.name: path.resolve().name for path in (run / "checkpoints").iterdir()},
+    }
+
+
+@pytest.mark.parametrize(
+    ("point", "ranks", "rank"),
+    [
+        *((point, 1, 0) for point in CRASH_POINTS),
+        *((point, 2, 0) for point in ("prepared", "renamed", "latest moved")),
+        ("share written", 2, 1),
+    ],
+)
+def test_a_kill_at_any_point_of_a_save_loses_nothing_and_changes_nothing(
+    make_run: Callable[..., Path], uncrashed: dict[str, Any], point: str, ranks: int, rank: int
+) -> None:
+    run = make_run(**CRASH_SETTINGS)
+    at = {"CRASH_AT": point, "CRASH_SAVE": "2", "CRASH_RANK": str(rank)}
+    if point == "old one aside":  # a checkpoint is replaced only when its validation is made up for
+        assert train(run, script=CRASH, environment={"STOP_IN_STEP_2": "1"}).returncode == 75
+        at["CRASH_SAVE"] = "1"
+    killed = train(run, ranks=ranks, script=CRASH, environment=at)
+    assert killed.returncode == (-signal.SIGKILL if ranks == 1 else 1)
+    assert "Signal 9" in killed.stderr or ranks == 1
+    storage = checkpoints_of(run)
+    storage.recover()  # as a start does
+    intact = find(storage, "auto")
+    before = CRASH_POINTS.index(point) < CRASH_POINTS.index("renamed")
+    assert intact is not None and intact.name == ("step-00000002" if before else "step-00000004")
+    done = train(run, ranks=ranks, script=CRASH)
+    assert done.returncode == 0, done.stderr
+    assert left_behind(run) == uncrashed

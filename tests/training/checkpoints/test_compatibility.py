@@ -1,0 +1,85 @@
+"""Compatibility of a checkpoint with a run: other tokens, keys and numerics are named."""
+
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+from common.errors import BadInput
+from training.checkpoints.compatibility import differences, numerics_drift
+from training.checkpoints.disk import on_disk
+from training.checkpoints.run_record import RunRecord, StreamRecord
+
+CHECKPOINT = on_disk(Path("step-1"))
+RUN = Path("run")
+
+
+def stream(*digests: str | None, tokens: int | None = 100, plan: str | None = None) -> StreamRecord:
+    names = [f"train-{index:05d}-of-{len(digests):05d}.safetensors" for index in range(len(digests))]
+    return StreamRecord(directory="tokens", tokens=tokens, files=names, sha256=list(digests), plan=plan)
+
+
+def record(*streams: StreamRecord, **changes: Any) -> RunRecord:
+    values: dict[str, Any] = {"model": {}, "train": {}, "global_batch_size": 8, "numerics": {"determinism": "run"}}
+    return RunRecord(**values | {"train_streams": list(streams)} | changes)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (stream("a", "b"), stream("a", "c"), "tokens/train-00001-of-00002.safetensors: damaged, or another file than"),
+        (stream("a"), stream("a", tokens=99), "tokens: its 99 train tokens are not the 100 that step-1 was made with"),
+        (stream("a"), stream("a", "b"), "tokens: its train tokens are split into other files than those that step-1"),
+        (stream(tokens=None, plan="p"), stream("a", plan="q"), "train tokens were prepared differently from those of"),
+        (stream(tokens=None), stream("a"), "train tokens were prepared differently from those of step-1"),
+    ],
+)
+def test_other_tokens_than_a_checkpoints_are_named(old: StreamRecord, new: StreamRecord, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        differences(RUN, record(old), record(new), CHECKPOINT)
+
+
+def test_what_an_older_checkpoint_does_not_tell_is_not_compared() -> None:
+    before = record(stream(None))  # of a directory without a manifest
+    now = record(stream("a"), validation_stream=stream("b"))
+    assert differences(RUN, before, now, CHECKPOINT) == []
+    assert differences(RUN, record(), now, CHECKPOINT) == []
+    assert differences(RUN, record(), record(stream("a"), train={"max_epochs": 1}), CHECKPOINT) == []  # its default
+
+
+def test_followed_tokens_are_those_of_the_finished_files() -> None:
+    now = record(stream("a", plan="p"))
+    assert differences(RUN, record(stream(tokens=None, plan="p")), now, CHECKPOINT) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"shares": [[0, [1, 1]]]}, r"train\.json: dataset: got shares \[\[0, \[1, 1\]\]\]"),
+        ({"global_batch_size": 16}, r"train\.json: global_batch_size: got 16, but step-1 was made with 8"),
+        ({"train": {"shuffle": True}}, r"train\.json: shuffle: got true, but step-1 was made with false"),
+        ({"train": {"optimizer": "muon"}}, r'train\.json: optimizer: got "muon", but step-1 was made with "adamw"'),
+        ({"model": {"emb_dim": 8}}, r"model\.json: emb_dim: got 8, but step-1 was made with 4"),
+    ],
+)
+def test_changes_that_a_checkpoint_does_not_survive_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        differences(RUN, record(model={"emb_dim": 4}), record(**{"model": {"emb_dim": 4}} | changes), CHECKPOINT)
+
+
+def test_other_changes_are_notes() -> None:
+    lines = differences(RUN, record(train={"log_interval": 1}), record(train={"log_interval": 2}), CHECKPOINT)
+    assert lines == ["NOTE: run/train.json: log_interval was 1 at step-1 and is 2 now"]
+
+
+@pytest.mark.parametrize(("determinism", "refused"), [("run", True), ("off", False)])
+def test_other_numerics_are_refused_where_bits_are_promised(determinism: str, refused: bool) -> None:
+    before, now = (record(numerics={"determinism": determinism, "torch": version}) for version in ("1", "2"))
+    assert numerics_drift(before, now, CHECKPOINT, allowed=True) == ["torch: 1 -> 2"]
+    if refused:
+        with pytest.raises(BadInput, match=r"step-1: made with other numerics \(torch: 1 -> 2\)"):
+            numerics_drift(before, now, CHECKPOINT, allowed=False)
+    else:
+        assert numerics_drift(before, now, CHECKPOINT, allowed=False) == ["torch: 1 -> 2"]
+    assert numerics_drift(before, attrs.evolve(before), CHECKPOINT, allowed=False) == []

@@ -1,0 +1,76 @@
+"""`state.json`: what was written is read back, what was edited is refused."""
+
+import json
+from pathlib import Path
+
+import attrs
+import pytest
+
+from tests.conftest import forge_manifest
+from training.checkpoints.checkpoint_manifest import verify
+from training.checkpoints.directory import read_state
+from training.checkpoints.disk import on_disk
+from training.checkpoints.saved_state import check_origin, parse_state
+from training.checkpoints.tensor_files import OPTIMIZER, WEIGHTS, combined_sha256
+
+FORGED = {
+    "step": [7, "8", None, -1, True, 8.0, 10**30],
+    "optimizer_steps": [7, 9, "8", None],
+    "tokens": [1, "x"],
+    "elapsed_seconds": ["1", -1, 10**400],
+    "best_step": [9, "8"],
+    "guard": [[], {"losses": [1], "grad_norms": [], "skipped_steps": 0}, {"losses": [None]}],
+    "loss_scale": [None, {"scale": 0, "finite_steps": 0}, {"scale": "1", "finite_steps": 0}],
+    "config": [
+        None,
+        {},
+        {"model": {}, "train": {}, "global_batch_size": 8},
+        {"model": [], "train": {}, "global_batch_size": 8},
+    ],
+    "state_sha256": [None, "0" * 64],
+    "fields_sha256": ["0" * 64],
+}
+
+
+def test_a_state_is_written_as_it_was_read(finished: Path) -> None:
+    path = finished / "checkpoints" / "step-00000008"
+    assert read_state(on_disk(path)).text() == (path / "state.json").read_text()
+
+
+def test_a_state_belongs_to_its_step_and_its_tensor_files(finished: Path) -> None:
+    digests = {WEIGHTS: "a", OPTIMIZER: "b"}
+    state = read_state(on_disk(finished / "checkpoints" / "latest"))
+    state = attrs.evolve(state, state_sha256=combined_sha256(8, digests))
+    check_origin(state, "step-00000008", digests)
+    check_origin(state, "kept", digests)
+    with pytest.raises(ValueError, match="step: got 8, wanted 7 by the folder's name"):
+        check_origin(state, "step-00000007", digests)
+    with pytest.raises(ValueError, match="state_sha256: does not match"):
+        check_origin(state, "kept", digests | {WEIGHTS: "c"})
+
+
+def test_a_missing_field_is_named(finished: Path) -> None:
+    values = json.loads((finished / "checkpoints" / "latest" / "state.json").read_text())
+    for key in ("step", "guard", "config", "state_sha256"):
+        with pytest.raises(ValueError, match=f"{key}: missing, wanted "):
+            parse_state({name: value for name, value in values.items() if name != key})
+
+
+def test_a_state_that_was_edited_is_refused_though_its_manifest_was_made_anew(copied: Path) -> None:
+    path = copied / "checkpoints" / "step-00000008"
+    intact = json.loads((path / "state.json").read_text())
+    for key, values in FORGED.items():
+        for value in values:
+            for older in (False, True):  # a version that wrote no hash of the fields
+                state = intact | {key: value}
+                if older:
+                    del state["fields_sha256"]
+                    if (key, value) in (("optimizer_steps", 7), ("tokens", 1)) or key == "fields_sha256":
+                        continue  # nothing tells
+                (path / "state.json").write_text(json.dumps(state))
+                forge_manifest(path)
+                problem = verify(on_disk(path))
+                assert problem is not None and f"{path / 'state.json'}: " in problem, (key, value, older)
+    (path / "state.json").write_text(json.dumps({k: v for k, v in intact.items() if k != "fields_sha256"}))
+    forge_manifest(path)
+    assert verify(on_disk(path)) is None

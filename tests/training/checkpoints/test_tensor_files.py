@@ -1,0 +1,88 @@
+"""Tensor files: sharded writing gathers nothing, nothing is unpickled, foreign files are refused."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from tests.conftest import seal_again, train
+from tests.training.checkpoints.conftest import FILES
+
+# Runs under torchrun: fails where a copy of the state for a save communicates.
+WATCHED = """
+from torch.distributed.tensor.debug import CommDebugMode
+
+import train
+from training.checkpoints.tensor_files import StateShard
+
+stage = StateShard.stage
+
+
+def watched(shard):
+    with CommDebugMode() as communication:
+        stage(shard)
+    # in one piece: another rank writes to the same pipe
+    print(f"collectives in a save's copy: {communication.get_total_counts()}\\n", end="", flush=True)
+
+
+StateShard.stage = watched
+train.leave(train.main())
+"""
+
+
+def test_a_sharded_save_gathers_nothing(make_run: Callable[..., Path], tmp_path: Path) -> None:
+    script = tmp_path / "watched.py"
+    script.write_text(WATCHED)
+    done = train(make_run(parallel="fsdp"), ranks=2, script=script)
+    assert done.returncode == 0, done.stderr
+    counts = [line for line in done.stdout.splitlines() if line.startswith("collectives in a save's copy: ")]
+    assert counts == ["collectives in a save's copy: 0"] * 4  # two saves on two ranks
+
+
+WITHOUT_PICKLE = """
+import pickle
+
+import torch
+
+import train
+
+
+def refuse(*_, **__):
+    raise AssertionError("a pickle is read from a file")
+
+
+# What torch's collectives unpickle comes from memory, by a name of their own for the class.
+pickle.load = pickle.Unpickler = torch.load = refuse
+train.leave(train.main())
+"""
+
+
+def test_no_pickle_is_read(finished: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(finished, run, symlinks=True)
+    script = tmp_path / "without_pickle.py"
+    script.write_text(WITHOUT_PICKLE)
+    for ranks, parallel, last in ((1, "ddp", "6"), (2, "ddp", "7"), (2, "fsdp", "8")):
+        options = ("--resume", "step-00000004") if last == "6" else ()
+        done = train(run, *options, "--max-steps", last, "--set", f"parallel={parallel}", ranks=ranks, script=script)
+        assert done.returncode == 0, done.stderr
+        assert "resuming from" in done.stdout
+    assert {path.name for path in (run / "checkpoints" / "step-00000008").iterdir()} == set(FILES)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors"])
+@pytest.mark.parametrize("content", [b"\x80\x04N.", b"[" * 100_000, "other shapes"])
+def test_a_file_of_other_tensors_is_refused_in_one_line(copied: Path, name: str, content: bytes | str) -> None:
+    file = (copied / "checkpoints" / "latest").resolve() / name
+    if isinstance(content, bytes):
+        file.write_bytes(content)
+    else:
+        tensors = load_file(file)
+        save_file({key: value[:1] for key, value in tensors.items()}, file)
+    seal_again(file.parent)
+    done = train(copied, "--set", "min_train_tokens=3000")
+    assert done.returncode == 1
+    assert f"train.py: {file}: " in done.stderr and "Traceback" not in done.stderr
+    assert ("cannot be read" if isinstance(content, bytes) else "got F32 [1") in done.stderr

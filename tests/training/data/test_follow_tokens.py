@@ -1,0 +1,131 @@
+"""A run that begins while its tokens are being prepared sees the batches of one that begins when all is done."""
+
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests import launch
+from tests.conftest import ROOT, metrics, train
+from tests.tokens.preparing import CRASH, PREPARE, jsonl
+from tests.tokens.preparing import run as command
+from tests.training.supervision.runs import assert_same_weights
+
+STEPS = 30
+SETTINGS = {  # a step reads 8 x 32 tokens
+    "min_train_tokens": STEPS * 8 * 32,
+    "shuffle": True,
+    "era_tokens": 1000,
+    "validation_sequences": 8,
+    "checkpoint_interval": 1000,
+}
+
+
+@pytest.fixture
+def preparation(tmp_path: Path) -> tuple[object, ...]:
+    """The options of a preparation of 60 units, some 240 tokens to train on in each."""
+    source = jsonl(tmp_path / "a.jsonl", [f"document {number}: {number**3}" for number in range(600)])
+    fixed = ("--tokenizer", "bytes", "--executor", "inline", "--unit-bytes", "400", "--validation-fraction", "0.1")
+    return (source, "--output", tmp_path / "tokens", *fixed)
+
+
+def prepare_units(preparation: tuple[object, ...], units: int) -> None:
+    """Prepare so many units more."""
+    killed = command(CRASH, *preparation, CRASH_AT="ledger written", CRASH_TIME=str(units))
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+
+
+def follow(run: Path, ranks: int) -> launch.Process:
+    return launch.start(ROOT / "train.py", str(run), "--device", "cpu", "--follow", "--hash-every", "1", ranks=ranks)
+
+
+def wait_for(text: str, process: launch.Process) -> None:
+    """Read what a run says until it says this."""
+    for line in process.stderr if text.startswith("waiting for tokens") else process.stdout:
+        if text in line:
+            return
+    raise AssertionError(process.communicate())
+
+
+@pytest.mark.parametrize(("ranks", "shards"), [(1, ()), (2, ("--shard-tokens", "1500"))])
+def test_a_run_that_follows_has_the_state_of_one_that_began_at_the_end(
+    make_run: Callable[..., Path], tmp_path: Path, preparation: tuple[object, ...], ranks: int, shards: tuple[str, ...]
+) -> None:
+    preparation += shards
+    settings = SETTINGS | {"dataset": str(tmp_path / "tokens")}
+    early, late = make_run("early", **settings), make_run("late", **settings)
+    prepare_units(preparation, 4)
+    process = follow(early, ranks)
+    wait_for("tokens to validate on", process)
+    prepare_units(preparation, 20)
+    wait_for("waiting for tokens", process)
+    seen = len(metrics(early, "train_loss"))
+    assert 0 < seen < STEPS
+    time.sleep(2)  # it waits, without a word, and without having failed
+    assert process.poll() is None and len(metrics(early, "train_loss")) == seen
+    assert command(PREPARE, *preparation).returncode == 0
+    _, errors = process.communicate(timeout=180)
+    assert process.returncode == 0, errors
+    done = train(late, "--hash-every", "1")
+    assert done.returncode == 0, done.stderr
+    for key in ("state_sha256", "train_loss", "validation_loss"):
+        assert metrics(early, key) == metrics(late, key), key
+    assert len(metrics(late, "state_sha256")) == STEPS
+
+
+def test_a_run_that_waits_stops_at_a_signal_and_goes_on_when_all_is_there(
+    make_run: Callable[..., Path], tmp_path: Path, preparation: tuple[object, ...]
+) -> None:
+    settings = SETTINGS | {"dataset": str(tmp_path / "tokens"), "validation_interval": None}
+    early, late = make_run("early", **settings), make_run("late", **settings)
+    prepare_units(preparation, 20)
+    process = follow(early, 2)
+    wait_for("waiting for tokens", process)
+    process.send_signal(signal.SIGTERM)
+    output, errors = process.communicate(timeout=180)
+    assert "stopped early; the same command continues" in output, errors
+    assert command(PREPARE, *preparation).returncode == 0
+    for run in (early, late):  # without --follow
+        done = train(run)
+        assert done.returncode == 0, done.stderr
+    assert metrics(early, "train_loss") == metrics(late, "train_loss")
+    assert_same_weights(early, late)
+
+
+def test_tokens_prepared_otherwise_are_not_taken_for_those_that_were_followed(
+    make_run: Callable[..., Path], tmp_path: Path, preparation: tuple[object, ...]
+) -> None:
+    run = make_run(**SETTINGS | {"dataset": str(tmp_path / "tokens"), "validation_interval": None})
+    prepare_units(preparation, 20)
+    done = train(run, "--follow", "--max-steps", "2")
+    assert done.returncode == 0, done.stderr
+    source, _, _, *others = preparation
+    assert command(PREPARE, source, "--output", tmp_path / "other", *others, "--split-seed", "1").returncode == 0
+    refused = train(run, "--token-files", str(tmp_path / "other"))
+    assert refused.returncode == 1
+    assert f"{tmp_path / 'other'}: its train tokens were prepared differently from those of" in refused.stderr
+
+
+def test_what_cannot_be_followed_is_refused(
+    make_run: Callable[..., Path], tmp_path: Path, preparation: tuple[object, ...]
+) -> None:
+    settings = SETTINGS | {"dataset": str(tmp_path / "tokens"), "validation_interval": None}
+    run = make_run(**settings)
+    prepare_units(preparation, 5)
+    for options, message in (
+        ((), "still being prepared; wait for it, or pass --follow"),
+        (("--follow", "--set", "era_tokens=null"), "era_tokens: got null, wanted a number, such as 100000000: "),
+        (("--follow", "--set", "min_train_tokens=null"), "min_train_tokens is null (all tokens)"),
+    ):
+        done = train(run, *options, ranks=2)
+        assert done.returncode == 1
+        [line] = [line for line in done.stderr.splitlines() if line.startswith("train.py:")]
+        assert message in line
+    process = follow(make_run("long", **settings | {"min_train_tokens": 100_000}), 1)
+    wait_for("waiting for tokens", process)
+    assert command(PREPARE, *preparation).returncode == 0
+    _, errors = process.communicate(timeout=180)
+    assert process.returncode == 1
+    assert "but the run wants more than 1 epoch of them; lower min_train_tokens, or raise max_epochs" in errors

@@ -1,0 +1,212 @@
+"""Checkpoints on a disk: written under a hidden name, synced, then renamed, so that a kill at any moment loses nothing.
+
+The disk is one that all ranks share: each writes its own rows in place.
+"""
+
+import errno
+import os
+import re
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+
+import attrs
+
+from common.errors import BadInput
+from common.files import is_folder, sha256, sync, write_error
+from training.checkpoints import crash_points
+from training.checkpoints.storage import LINKS, STEP_NAME, Checkpoint, FileDigest, NewFile
+
+CHECKPOINTS, ARCHIVE = "checkpoints", "archive"  # folders of a run directory
+PARTIAL = ".partial-"  # begins the hidden name of what is written or deleted
+ASIDE = "-aside"  # ends the hidden name of a checkpoint that is being replaced
+_OWN_HIDDEN_NAME = re.compile(rf"{re.escape(PARTIAL)}({STEP_NAME.pattern}({ASIDE})?|{'|'.join(LINKS)})")
+
+
+@attrs.frozen
+class Disk:
+    """A folder of checkpoints; `archive/` beside it receives what is set aside."""
+
+    directory: Path
+
+    def names(self) -> list[str]:
+        """Return the names of folders, files and links that are not hidden, sorted."""
+        if not self.directory.is_dir():
+            return []
+        return sorted(path.name for path in self.directory.iterdir() if not path.name.startswith("."))
+
+    def exists(self, name: str = "") -> bool:
+        """Return whether there is a folder of this name, or a link to one."""
+        return is_folder(self.directory / name)
+
+    def target(self, name: str) -> str | None:
+        """Return what a symbolic link refers to: a name, where it lies in the same folder, else a path."""
+        path = self.directory / name
+        if not path.is_symlink():
+            return None
+        link = path.readlink()
+        here = (self.directory / link).parent.resolve() == self.directory.resolve()
+        return link.name if here else str(link)
+
+    def local_file(self, name: str, file: str) -> Path:
+        """Return the path of a file."""
+        return self.directory / name / file
+
+    def where(self, name: str) -> str:
+        """Return the path of a checkpoint."""
+        return str(self.directory / name)
+
+    def begin(self, name: str, files: Mapping[str, NewFile]) -> None:
+        """Create the files at their full size, so that every rank can write at its offsets."""
+        self._restore_replaced()
+        self._remove_left_behind()
+        partial = self._partial(name)
+        partial.mkdir(parents=True)
+        for file, new in files.items():
+            with (partial / file).open("wb") as opened:
+                opened.write(new.header)
+                opened.truncate(new.size_bytes)
+
+    def write_rows(self, name: str, file: str, rows: Iterable[tuple[int, memoryview]]) -> None:
+        """Write rows in place, then sync the file."""
+        descriptor = os.open(self._partial(name) / file, os.O_WRONLY)
+        try:
+            for offset_bytes, content in rows:
+                written = 0
+                while written < len(content):  # at most 2 GiB at once on Linux
+                    written += os.pwrite(descriptor, content[written:], offset_bytes + written)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def put(self, name: str, file: str, content: bytes) -> None:
+        """Write a file, then sync it and its folder."""
+        path = self._partial(name) / file
+        path.write_bytes(content)
+        sync(path)
+        sync(path.parent)
+
+    def entry(self, name: str, file: str) -> FileDigest:
+        """Return size and hash of a hidden file."""
+        path = self._partial(name) / file
+        return FileDigest(path.stat().st_size, sha256(path))
+
+    def publish(self, name: str) -> None:
+        """Rename the hidden folder; where that cannot be synced, undo it and raise."""
+        path, partial = self.directory / name, self._partial(name)
+        if path.exists():  # the same step again: saved before its validation
+            path.rename(self._partial(f"{name}{ASIDE}"))
+            crash_points.reached("old one aside")
+        try:
+            partial.rename(path)
+            crash_points.reached("renamed")
+            sync(self.directory)
+            sync(self.directory.parent)  # the first checkpoint's folder is new as well
+        except OSError:
+            if not partial.exists():
+                path.rename(partial)
+            self._restore_replaced()
+            raise
+        crash_points.reached("durable")
+
+    def discard(self, name: str) -> None:
+        """Remove a hidden folder, ignoring errors."""
+        shutil.rmtree(self._partial(name), ignore_errors=True)
+
+    def point(self, link: str, name: str | None) -> None:
+        """Replace a symbolic link in one step, or remove it. A folder of that name goes to the archive."""
+        path, partial = self.directory / link, self._partial(link)
+        if path.is_symlink() and name is not None and path.readlink() == Path(name):
+            return
+        _remove(partial)
+        if path.exists() and not path.is_symlink():
+            self.set_aside(new_archive(self.directory.parent), [link])
+        if name is None:
+            path.unlink(missing_ok=True)
+            return
+        partial.symlink_to(name)
+        crash_points.reached(f"{link} made")
+        partial.replace(path)
+        sync(self.directory)
+        crash_points.reached(f"{link} moved")
+
+    def remove(self, names: Sequence[str]) -> None:
+        """Hide each folder before deleting it: an interrupted deletion leaves no incomplete checkpoint."""
+        for name in names:
+            hidden = self._partial(name)
+            (self.directory / name).rename(hidden)
+            crash_points.reached("deletion hidden")
+            _remove(hidden)
+            crash_points.reached("deleted")
+        self._remove_left_behind()
+
+    def recover(self) -> None:
+        """Restore a checkpoint whose replacement was interrupted. Raises BadInput where nothing can be written."""
+        if os.path.lexists(self.directory):
+            if not is_folder(self.directory):
+                raise BadInput(f"{self.directory}: wanted a folder, or a link to one; move it away, or mount its disk")
+            if not os.access(self.directory, os.W_OK | os.X_OK):
+                raise write_error(self.directory, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
+        self._restore_replaced()
+
+    def copy(self, source: str, name: str) -> None:
+        """Copy a folder to a hidden one, durably."""
+        partial = self._partial(name)
+        shutil.rmtree(partial, ignore_errors=True)  # of a start that was killed here
+        shutil.copytree(self.directory / source, partial)
+        for copied in (*partial.iterdir(), partial):
+            sync(copied)
+
+    def rename(self, old: str, new: str) -> None:
+        """Rename a folder."""
+        (self.directory / old).rename(self.directory / new)
+
+    def set_aside(self, archive: Path, names: Sequence[str] | None = None) -> Path:
+        """Move folders into `archive/checkpoints/` and return it; None: all of them, hidden ones included."""
+        target = archive / self.directory.name
+        if names is None:
+            return self.directory.rename(target)
+        target.mkdir()
+        for name in names:
+            (self.directory / name).rename(target / name)
+        return target
+
+    def _partial(self, name: str) -> Path:
+        return self.directory / f"{PARTIAL}{name}"
+
+    def _restore_replaced(self) -> None:
+        for aside in self.directory.glob(f"{PARTIAL}*{ASIDE}"):
+            path = self.directory / aside.name.removeprefix(PARTIAL).removesuffix(ASIDE)
+            if not path.exists():
+                aside.rename(path)
+
+    def _remove_left_behind(self) -> None:
+        """Remove what interrupted saves and deletions have hidden. Other hidden names are not ours."""
+        for path in self.directory.glob(f"{PARTIAL}*"):
+            if _OWN_HIDDEN_NAME.fullmatch(path.name):
+                _remove(path)
+
+
+def checkpoints_of(run_directory: Path) -> Disk:
+    """Return the checkpoint storage of a run."""
+    return Disk(run_directory / CHECKPOINTS)
+
+
+def on_disk(path: Path) -> Checkpoint:
+    """Return the checkpoint in a folder, of a run or copied elsewhere."""
+    return Checkpoint(Disk(path.parent), path.name)
+
+
+def new_archive(run_directory: Path) -> Path:
+    """Create the folder `archive/<time>/` and return it."""
+    target = run_directory / ARCHIVE / datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%S.%fZ")
+    target.mkdir(parents=True)
+    return target
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,143 @@
+"""Run record: the resolved configuration of a run, as its checkpoints and `resolved.json` hold it."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from common.files import replace_file, writing
+from tokens.format.manifest import finished_by
+from tokens.format.token_file import TokenStream
+from tokens.tokenizer.tokenizer import RANKS_FILE
+from training.config.batch_plan import Plan
+from training.config.dataset_config import shares
+from training.config.train_config import Run
+from training.data.open_tokens import TokenDirectory, TokenSet
+from training.hardware.environment import environment, git_commit
+from training.parallel.process_group import Ranks
+
+RESOLVED = "resolved.json"
+ONE_SOURCE = [[0, [1]]]  # the shares of a run with a single dataset, which older versions do not record
+
+
+@attrs.frozen(kw_only=True)
+class StreamRecord:
+    """Identity of a token stream: its length, and the sha256 of each file as it was read."""
+
+    directory: str
+    tokens: int | None  # None: still being prepared
+    files: list[str] = attrs.field(factory=list)
+    sha256: list[str | None]  # None: of a file without a manifest, by older versions
+    plan: str | None = None  # fingerprint of the preparation's plan, which determines every byte
+
+
+@attrs.frozen(kw_only=True)
+class RunRecord:
+    """Resolved configuration of a run; None for what an older version did not record."""
+
+    model: dict[str, Any]  # model.json and train.json with the keys of the version that wrote them
+    train: dict[str, Any]
+    global_batch_size: int
+    accumulation: int | None = None
+    world_size: int | None = None
+    steps: int | None = None
+    shares: list[Any] = attrs.field(factory=lambda: ONE_SOURCE)  # [first step, samples of each dataset]
+    sources: list[dict[str, Any]] | None = None  # what the whole run reads of each dataset
+    train_streams: list[StreamRecord] = attrs.field(factory=list)
+    validation_stream: StreamRecord | None = None
+    git_commit: str | None = None
+    numerics: dict[str, Any]  # training/exactness/fingerprint.py
+    self_test: dict[str, Any] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the record as JSON; a run with a single dataset has one train stream instead of a list."""
+        values: dict[str, Any] = {}
+        for key, value in attrs.asdict(self).items():
+            if key == "train_streams":
+                values["train_stream"] = value if len(value) > 1 else value[0] if value else None
+            else:
+                values[key] = value
+        return values
+
+
+def read_record(values: Any) -> RunRecord:
+    """Return the record that JSON holds. Raises ValueError for anything else."""
+    match values:
+        case {"model": {}, "train": {}, "global_batch_size": int(), "numerics": {"determinism": str()}}:
+            streams = values.get("train_stream") or []
+            validation = values.get("validation_stream")
+            known = {field.name for field in attrs.fields(RunRecord)} - {"train_streams", "validation_stream"}
+            return RunRecord(
+                **{key: value for key, value in values.items() if key in known},
+                train_streams=[_read_stream(each) for each in (streams if isinstance(streams, list) else [streams])],
+                validation_stream=None if validation is None else _read_stream(validation),
+            )
+    raise ValueError("not the resolved configuration of a run")
+
+
+def make_record(run: Run, plan: Plan, token_set: TokenSet, numerics: dict[str, Any]) -> RunRecord:
+    """Return the record of a run that is about to start. `numerics`: the fingerprint that all ranks agree on."""
+    held_out = token_set.validation
+    return RunRecord(
+        model=attrs.asdict(run.model),
+        train=run.train.flat(),
+        global_batch_size=plan.layout.global_batch_size,
+        accumulation=plan.layout.accumulation,
+        world_size=plan.layout.data_parallel_size,
+        steps=plan.steps,
+        shares=[[first_step, list(share)] for first_step, share in shares(run.train.data.parts)],
+        sources=plan.read_until(plan.steps),
+        train_streams=[_describe(directory, directory.train) for directory in token_set.directories],
+        validation_stream=_describe(held_out, held_out.validation) if held_out and held_out.validation else None,
+        git_commit=git_commit(),
+        numerics=numerics,
+    )
+
+
+def write_record(
+    run_directory: Path, record: RunRecord, token_set: TokenSet, ranks: Ranks, price_per_hour: float | None
+) -> None:
+    """Write `resolved.json`, and the tokenizer's ranks beside it, so that the run can be read without its tokens.
+
+    Raises BadInput where that cannot be done.
+    """
+    directories = [str(directory.path.resolve()) for directory in token_set.directories]
+    origin, tokenizer = token_set.tokenizer or (None, None)
+    values = {
+        **record.to_json(),
+        "token_files": directories if len(directories) > 1 else directories[0],
+        "tokenizer": None if tokenizer is None else tokenizer.as_json(),
+        "environment": environment(ranks.device, ranks.world_size),
+        "price_per_hour": price_per_hour,  # of the machine, USD
+        "command": sys.argv,
+    }
+    with writing(run_directory / RESOLVED):
+        replace_file(run_directory / RESOLVED, json.dumps(values, indent=2) + "\n")
+    if origin is not None and tokenizer is not None and tokenizer.ranks_file:
+        ranks_of_tokens = (origin / RANKS_FILE).read_text()
+        with writing(run_directory / RANKS_FILE):
+            replace_file(run_directory / RANKS_FILE, ranks_of_tokens)
+
+
+def _read_stream(values: Any) -> StreamRecord:
+    match values:
+        case {"tokens": None | int(), "sha256": [*digests]} if all(
+            digest is None or isinstance(digest, str) for digest in digests
+        ):
+            known = {field.name for field in attrs.fields(StreamRecord)}
+            return StreamRecord(**{"directory": ""} | {key: value for key, value in values.items() if key in known})
+    raise ValueError("not the record of a token stream")
+
+
+def _describe(directory: TokenDirectory, stream: TokenStream) -> StreamRecord:
+    growing = directory.growing
+    names = [file.path.name for file in stream.files if growing is None]
+    return StreamRecord(
+        directory=str(directory.path),
+        tokens=stream.length if growing is None else None,
+        files=names,
+        sha256=[directory.contents[name].sha256 for name in names],
+        plan=finished_by(directory.path) if growing is None else growing.fingerprint,
+    )

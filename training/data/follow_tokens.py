@@ -1,0 +1,83 @@
+"""Following token files that are still being prepared (train.py --follow): all ranks wait for a step's tokens."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from common.errors import BadInput, printable
+from tokens.batches.micro_batches import Reading, ready
+from tokens.format.manifest import MANIFEST
+from tokens.prepare.growing_tokens import GrowingTokens
+from tokens.prepare.plan import PLAN
+from training.parallel.process_group import Ranks, from_coordinator
+from training.supervision.stop_request import StopRequest
+
+POLL_SECONDS = 1.0  # between two looks at the commit log
+REMIND_SECONDS = 60.0  # between two log lines while waiting
+
+
+def growing_directories(directories: list[Path], ranks: Ranks, *, follow: bool) -> list[GrowingTokens | None]:
+    """Return the directories that are still being prepared, None for the others. Call it on every rank.
+
+    Rank 0 looks for all of them: the preparation may end between two ranks' looks. Raises BadInput on every rank
+    unless the command line says --follow.
+    """
+
+    def look() -> list[bool]:
+        grow = [_grows(path) for path in directories]
+        for path in [path for path, grows in zip(directories, grow, strict=True) if grows]:
+            if not follow:
+                raise BadInput(f"{path}: still being prepared; wait for it, or pass --follow")
+            GrowingTokens(path)
+        return grow
+
+    grow = from_coordinator(ranks, look)
+    return [GrowingTokens(path) if grows else None for path, grows in zip(directories, grow, strict=True)]
+
+
+def _grows(path: Path) -> bool:
+    named = [path / MANIFEST, *path.glob("train*.safetensors")]  # the manifest may have been deleted since
+    return (path / PLAN).exists() and not any(file.exists() for file in named)
+
+
+def wait_for_validation(growing: GrowingTokens, wanted_tokens: int, *, say: bool) -> None:
+    """Wait until a validation stream has enough tokens. Raises BadInput when it ends with fewer."""
+    while growing.committed("validation") < wanted_tokens:
+        growing.refresh()
+        have = growing.committed("validation")
+        if growing.finished and have < wanted_tokens:
+            raise BadInput(
+                f"{growing.directory}: its validation ended with {have:,} tokens, wanted at least {wanted_tokens:,}; "
+                "hold out more with --validation-fraction, or lower validation_sequences in train.json"
+            )
+        if have < wanted_tokens:
+            if say:
+                say = False
+                where = printable(f"{growing.directory}: {growing.progress()}")
+                print(f"waiting for {wanted_tokens:,} tokens to validate on; {where}", flush=True)
+            time.sleep(POLL_SECONDS)
+
+
+def wait_for_step(
+    reading: Reading, step: int, ranks: Ranks, stop_request: StopRequest, say: Callable[[str], None]
+) -> bool:
+    """Wait until every rank sees the tokens of a step; return False when asked to stop meanwhile.
+
+    Call it on every rank. No rank waits alone for data while the others wait for it in a collective.
+    """
+    told = -REMIND_SECONDS
+    while True:
+        flag = torch.tensor([float(ready(reading, step))])
+        dist.all_reduce(flag, op=dist.ReduceOp.MIN, group=ranks.control)
+        if flag.item():
+            return True
+        if stop_request.agreed():
+            return False
+        if time.monotonic() - told >= REMIND_SECONDS:
+            told = time.monotonic()
+            growing = [source.growing for source in reading.growing]
+            say(f"waiting for tokens: {'; '.join(f'{each.directory}: {each.progress()}' for each in growing)}")
+        time.sleep(POLL_SECONDS)
