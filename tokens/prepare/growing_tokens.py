@@ -14,7 +14,7 @@ from common.errors import BadInput
 from tokens.format.header import HEADER_BYTES, TokenFile
 from tokens.format.manifest import MANIFEST, TokenizerRecord
 from tokens.format.splits import HASH
-from tokens.format.token_file import TokenStream, open_split
+from tokens.format.token_file import TokenStream, Version, open_split
 from tokens.prepare.commit_log import LEDGER, TailCut, Uploaded, entries_after
 from tokens.prepare.encode_unit import Result
 from tokens.prepare.growing_files import partial_path
@@ -104,7 +104,7 @@ class FollowedStream(TokenStream):
     def __init__(self, tokens: GrowingTokens, split: str):
         self._growing, self._split = tokens, split
         self.dtype = token_dtype(tokens.settings.vocabulary_size).newbyteorder("<")
-        self.files, self.length, self.versions = [], 0, {}
+        self.files, self.length = [], 0
 
     def read_into(self, tokens: np.ndarray, start: int) -> None:
         """Fill an array with the tokens from `start` on, which must have been committed."""
@@ -117,6 +117,11 @@ class FollowedStream(TokenStream):
                 raise
             self._find(self.length)  # a file has lost its hidden name
             super().read_into(tokens, start)
+
+    @property
+    def versions(self) -> dict[Path, Version | None]:
+        """None: these files grow."""
+        return {}
 
     def _find(self, length: int) -> None:
         growing = self._growing
@@ -134,7 +139,6 @@ class FollowedStream(TokenStream):
                         for index, count in enumerate(lengths)
                     ]
                 super().__init__(files)
-                self.versions = {}  # these files grow
                 for file in files:
                     file.path.stat()
                 return
