@@ -99,7 +99,7 @@ def test_peaks_are_known_by_whole_words_or_not_at_all() -> None:
 
 
 def test_fp16_scale_halves_on_overflow_and_doubles_after_a_quiet_time() -> None:
-    from training.precision import GROWTH_INTERVAL, INITIAL_LOSS_SCALE, LossScale
+    from training.precision import GROWTH_INTERVAL, INITIAL_LOSS_SCALE, LossScale, SavedLossScale
 
     scale = LossScale("fp16", torch.device("cpu"))
     scale.update(torch.tensor(torch.inf))
@@ -110,7 +110,7 @@ def test_fp16_scale_halves_on_overflow_and_doubles_after_a_quiet_time() -> None:
     restored = LossScale("fp16", torch.device("cpu"))
     scale.update(torch.tensor(1.0))
     restored.load(scale.state())
-    assert restored.state() == scale.state() == {"scale": INITIAL_LOSS_SCALE, "finite_steps": 1}
+    assert restored.state() == scale.state() == SavedLossScale(scale=INITIAL_LOSS_SCALE, finite_steps=1)
     quiet = LossScale("bf16", torch.device("cpu"))
     quiet.update(torch.tensor(torch.nan))
     assert quiet.scale.item() == 1.0
