@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from tests.conftest import ROOT, in_terminal, train, train_command
+from tests.conftest import ROOT, in_terminal, metrics, train, train_command
 from training.telemetry.chart import CHART, FAILED_SECONDS, LEAST_SECONDS, ChartProcess
 from training.telemetry.metrics_log import MetricsLog, read_metrics
 
@@ -378,3 +378,19 @@ def test_a_drawing_that_failed_is_tried_again_later(make_run: Callable[..., Path
     drawing._began -= FAILED_SECONDS
     drawing.redraw()
     assert drawing._process is not failed and drawing._process.wait(60) == 0
+
+
+def test_recomputed_blocks_change_no_bit_and_thrifty_runs_are_elastic(make_run: Callable[..., Path]) -> None:
+    model = {"drop_rate": 0.1, "tie_weights": False}
+    short = {"min_train_tokens": 4 * 8 * 32, "validation_interval": None}
+    hashes, layouts = {}, [(1, "ddp"), (2, "ddp"), (2, "fsdp")]
+    for name, chunks, recompute in (("plain", 1, False), ("blocks", 1, True), ("both", 3, True)):
+        for ranks, parallel in layouts if name == "both" else [(2, "fsdp")]:
+            keys = {"loss_chunks": chunks, "recompute_blocks": recompute, "parallel": parallel}
+            run = make_run(f"{name}-{ranks}-{parallel}", model, **keys, **short)
+            done = train(run, "--hash-every", "1", ranks=ranks)
+            assert done.returncode == 0, done.stderr
+            hashes[name, ranks, parallel] = metrics(run, "state_sha256")
+    assert hashes["blocks", 2, "fsdp"] == hashes["plain", 2, "fsdp"]
+    both = [hashes[("both", *layout)] for layout in layouts]
+    assert both[0] == both[1] == both[2] != hashes["plain", 2, "fsdp"]
