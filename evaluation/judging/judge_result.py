@@ -34,13 +34,12 @@ def keep_results(judgement: Judgement, verdicts: Verdicts, scores: Scores, free:
         own = {
             "candidate": standing.title,
             "score": attrs.asdict(standing.score),
-            "free": [attrs.asdict(seed) for seed in seeds],
+            "free": list(map(attrs.asdict, seeds)),
         }
         values = as_read({**own, **shared})
-        same = [
-            old for old in results_of(candidate.home, candidate.model, "judge") if _subject(old) == _subject(values)
-        ]
-        superfluous = _superfluous(same[-1], values) if same else None
+        earlier = results_of(candidate.home, candidate.model, "judge")
+        newest = next((old for old in reversed(earlier) if _subject(old) == _subject(values)), None)
+        superfluous = None if newest is None else _superfluous(newest, values)
         if superfluous is None:
             append_result(candidate.home, candidate.model, "judge", values)
         else:
@@ -85,13 +84,8 @@ def _shared_values(judgement: Judgement, verdicts: Verdicts, scores: Scores) -> 
         "position_bias": [value for value, _ in scores.bias],
         "disagreement": scores.disagreement,
         "candidates": [
-            {
-                "model": standing.title,
-                "score": standing.score.value,
-                "low": standing.score.low,
-                "high": standing.score.high,
-            }
-            for standing in scores.standings
+            {"model": one.title, "score": one.score.value, "low": one.score.low, "high": one.score.high}
+            for one in scores.standings
         ],
         "differences": [
             {"a": panel.titles[a], "b": panel.titles[b], **attrs.asdict(difference)}
