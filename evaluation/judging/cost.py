@@ -66,7 +66,6 @@ class JudgeBudget:
 
     @property
     def cost(self) -> JudgeCost:
-        """Cost of all prompts."""
         costs = self._costs.values()
         return JudgeCost(
             counted=sum(cost.counted for cost in costs),

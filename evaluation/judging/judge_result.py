@@ -68,7 +68,6 @@ def keep_comments(judgement: Judgement, verdicts: Verdicts) -> list[str]:
 
 
 def _shared_values(judgement: Judgement, verdicts: Verdicts, scores: Scores) -> dict[str, Any]:
-    """Return the fields that the results of all candidates share."""
     panel, judge, cost = judgement.panel, judgement.judge, judgement.budget.cost
     priced = judgement.budget.price.known
     return {
@@ -115,7 +114,6 @@ def _subject(result: dict[str, Any]) -> list[Any]:
 
 
 def _sha256(panel: Panel) -> str:
-    """Return the hash of the questions."""
     questions = [attrs.astuple(record) for record in panel.questions]
     return hashlib.sha256(json.dumps(questions).encode()).hexdigest()
 

@@ -57,17 +57,15 @@ class Verdicts:
     snapshots: list[str]  # models that answered, by the server's name
 
     def count(self, state: State) -> int:
-        """Return the number of prompts in a state."""
         return self.states.count(state)
 
     @property
     def left_out(self) -> int:
-        """Return the number of prompts without a verdict."""
         return len(self.states) - self.count("judged")
 
     @property
     def scores(self) -> list[tuple[float, ...] | None]:
-        """Return the scores by prompt and position."""
+        """Scores by prompt and position."""
         return [None if grades is None else tuple(grade.score for grade in grades) for grades in self.grades]
 
 
@@ -84,10 +82,11 @@ class Judgement:
 
     def is_settled(self, prompt: Prompt) -> bool:
         """Tell whether nothing is left to ask: there is a verdict, a refusal, or too many invalid replies."""
-        return self.store.prompts[prompt.key].is_settled(prompt.answers, self._tries[prompt.key])
+        history = self.store.prompts[prompt.key]
+        given_up = len(history.replies) >= self._tries[prompt.key]
+        return given_up or history.refused or history.verdict(prompt.answers) is not None
 
     def outstanding(self) -> list[Prompt]:
-        """Return the prompts that are still to be asked."""
         return [prompt for prompt in self.by_key.values() if not self.is_settled(prompt)]
 
     def plan(self) -> str:
@@ -113,7 +112,6 @@ class Judgement:
         return f"{len(new):,} requests{waiting}, {len(self.by_key) - len(left):,} already answered, {estimate}"
 
     def verdicts(self) -> Verdicts:
-        """Return what is known of each prompt."""
         histories = [self.store.prompts[prompt.key] for prompt in self.prompts]
         return Verdicts(
             states=[self._state(prompt) for prompt in self.prompts],

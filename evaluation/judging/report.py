@@ -36,7 +36,6 @@ def free_table(panel: Panel, free: list[list[FreeScores]]) -> str:
 
 
 def report(judgement: Judgement, verdicts: Verdicts, scores: Scores | None) -> str:
-    """Return the whole report."""
     total = len(verdicts.states)
     lines = [
         f"judge: {judgement.judge.model}, verdicts: {verdicts.count('judged'):,} of {total:,}, "

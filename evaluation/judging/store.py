@@ -118,10 +118,6 @@ class PromptHistory:
     def refused(self) -> bool:
         return any(reply.refusal is not None for reply in self.replies)
 
-    def is_settled(self, answers: int, tries: int) -> bool:
-        """Tell whether nothing is left to ask: there is a verdict, a refusal, or `tries` invalid replies."""
-        return len(self.replies) >= tries or self.refused or self.verdict(answers) is not None
-
 
 @attrs.define
 class JudgeUsage:
@@ -204,7 +200,6 @@ class VerdictStore:
         return [batch for batch in self._batches.values() if batch.base_url == base_url]
 
     def close(self) -> None:
-        """Release the file."""
         self._log.close()
         self._locked.close()
 
