@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What exactness costs: step time, bytes and memory of elastic against off, and what a checkpoint stalls.
+"""Cost of exactness: step time, traffic and memory of determinism elastic against off, and checkpoint stalls.
 
 `python benchmarks/exactness.py [--ranks 2 4] [--steps 16]` trains one small GPT-2 on random tokens under each level and
 wrapper, in turn and twice, and prints a table of medians. Runs on a CPU under gloo, on GPUs under NCCL. Bytes are those

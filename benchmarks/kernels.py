@@ -1,4 +1,4 @@
-"""Which kinds of kernels a training step spends its time in, beside the roofline of training/planning/throughput.py."""
+"""Kernel profile of a training step: time by kind, beside the roofline of training/planning/throughput.py."""
 
 import re
 import sys
@@ -17,8 +17,8 @@ from training.hardware.gpus import Gpu, named_gpus
 from training.planning.memory_model import gpu_bytes
 from training.planning.throughput import seconds_per_token
 
-# By names of CUDA kernels, or of ATen's operations on a CPU; the first that fits counts. Attention's kernels are made
-# of matrix products. Compiled ones are elementwise, or the loss, and bear the names of what they stand beside as well.
+# By name of the CUDA kernel, or of the ATen operation on a CPU; the first match counts, attention before matmul: its
+# kernels have both in their names. Compiled kernels are elementwise or the loss, and name their neighbours, too.
 KINDS = {
     "communication": r"nccl|c10d|gloo",
     "attention": r"flash|fmha|attention|sdpa",
@@ -54,9 +54,9 @@ def kernel_seconds(step: Callable[[], object]) -> dict[str, float]:
 
 
 def table(seconds: dict[str, float], config: ModelConfig, gpu: Gpu | None) -> list[str]:
-    """Return the lines of a table: milliseconds a step, shares, and the roofline's shares where the GPU has one."""
+    """Format a table: milliseconds per step, shares, and the roofline's shares if the GPU is known."""
     if not seconds:
-        return ["kernels: none were seen; the profiler may not be allowed on this machine (CUPTI needs permission)"]
+        return ["kernels: none were recorded; the profiler may lack permission on this machine (CUPTI)"]
     ideal = {} if gpu is None else seconds_per_token(config, gpu)
     lines = [f"{'kernels':16}{'ms a step':>12}{'share':>8}{'roofline':>10}"]
     for kind in sorted({*seconds, *ideal}, key=lambda kind: -seconds.get(kind, 0.0)):
@@ -67,5 +67,5 @@ def table(seconds: dict[str, float], config: ModelConfig, gpu: Gpu | None) -> li
 
 
 def gpu_here(device: str, memory_bytes: int | None) -> Gpu | None:
-    """Return the GPU with this name of torch's and so much memory, or None."""
+    """Return the known GPU of this torch device name, nearest in memory, or None."""
     return min(named_gpus(device), key=lambda gpu: abs(gpu_bytes(gpu) - (memory_bytes or 0)), default=None)

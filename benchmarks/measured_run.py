@@ -23,19 +23,17 @@ import torch.distributed as dist
 from kernels import kernel_seconds
 
 from common.errors import EXIT_DONE, EXIT_ERROR, BadInput
-from training import loop
+from training import build
 from training.batch_finder.worker import is_memory_error, take_steps
-from training.build import make_network, make_settings, make_state
 from training.checkpoints.run_record import RunRecord
-from training.config.batch_plan import Plan, make_plan
+from training.config.batch_plan import make_plan
 from training.config.train_config import Run, load_run
-from training.data.open_tokens import TokenSet, make_reading, open_tokens
+from training.data.open_tokens import open_tokens
 from training.exactness.fingerprint import attention_backends, resolve_numerics
 from training.exactness.levels import set_determinism
 from training.hardware.environment import environment, git_commit, peak_flops, peak_memory_bytes
-from training.job import Job
+from training.options import Options
 from training.parallel.process_group import Ranks, stop
-from training.planning.budget import Budget
 from training.state import StepSettings, TrainState
 from training.supervision.heartbeat import Heartbeat
 from training.supervision.stop_request import StopRequest
@@ -94,7 +92,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=math.inf)
     arguments = parser.parse_args()
     arguments.deadline = time.perf_counter() + arguments.seconds
-    loop.Saver = Unsaved  # type: ignore[attr-defined,assignment]
+    build.Saver = Unsaved  # type: ignore[attr-defined,assignment]
     try:
         run = load_run(arguments.run, [])
         with Supervision(None).join(None, run.train.timeout_seconds) as heartbeat:
@@ -122,13 +120,22 @@ def _measure(run: Run, ranks: Ranks, heartbeat: Heartbeat, arguments: argparse.N
     numerics = resolve_numerics(run, plan, ranks)
     set_determinism(numerics.determinism, run.train.execution.cpu_threads, ranks)
     matmul = _matmul_flops(ranks, numerics.precision)
-    state, settings = make_state(make_network(run), run, plan, numerics, ranks), make_settings(run, plan, numerics)
+    state = build.make_state(build.make_network(run), run, plan, numerics, ranks)
+    settings = build.make_settings(run, plan, numerics)
     size = run.train.batch.microbatch_size
     trials = sorted({-(-size // 2), size}) if arguments.memory else []
     peaks = {trial: _peak_bytes(state, settings, ranks, trial) for trial in trials}
     clock = Clock(ranks, plan.steps - 1, arguments.deadline)
-    loop.StopRequest = lambda *_: clock  # type: ignore[attr-defined,assignment]
-    _run_loop(state, settings, heartbeat, _make_job(run, plan, token_set))
+    builder = build.LoopBuilder(
+        run=run,
+        plan=plan,
+        token_set=token_set,
+        options=Options(),
+        ledger=TimeLedger(time.perf_counter()),
+        heartbeat=heartbeat,
+        stop_asked=threading.Event(),
+    )
+    _run_loop(builder, state, settings, clock)
     profiled = kernel_seconds(lambda: take_steps(state, settings, ranks, 1)) if arguments.kernels else None
     return {
         "numerics": {**attrs.asdict(numerics), "attention": attention_backends() if _cuda(ranks) else "cpu"},
@@ -181,35 +188,16 @@ def _peak_bytes(state: TrainState, settings: StepSettings, ranks: Ranks, microba
     return peak_memory_bytes(device)
 
 
-def _make_job(run: Run, plan: Plan, token_set: TokenSet) -> Job:
-    return Job(
-        run=run,
-        plan=plan,
-        reading=make_reading(run, plan, token_set),
-        validation=None,
-        stop_asked=threading.Event(),
-        last_step=plan.steps,
-        price_per_hour=None,
-        budget=Budget(),
-        hash_every=None,
-        config=_record(plan),
-        token_digests=token_set.digests,
-    )
-
-
-def _record(plan: Plan) -> RunRecord:
-    """Return as much of a record as a run needs that saves nothing."""
-    return RunRecord(
-        model={}, train={}, numerics={}, global_batch_size=plan.layout.global_batch_size, git_commit=git_commit()
-    )
-
-
-def _run_loop(state: TrainState, settings: StepSettings, heartbeat: Heartbeat, job: Job) -> None:
-    steps = loop.Loop(state, settings, heartbeat, job, TimeLedger(time.perf_counter(), None))
+def _run_loop(builder: build.LoopBuilder, state: TrainState, settings: StepSettings, clock: Clock) -> None:
+    layout = settings.layout
+    record = RunRecord(model={}, train={}, numerics={}, global_batch_size=layout.global_batch_size)  # not saved
+    loop = builder.build(state, settings, record)
+    intervals = attrs.evolve(loop.intervals, validation=None)
+    loop = attrs.evolve(loop, intervals=intervals, validation=None, stop_request=clock)
     try:
-        steps.train([])
+        loop.train()
     except Enough:
-        steps.close()
+        loop.reporter.close()
 
 
 if __name__ == "__main__":

@@ -1,10 +1,9 @@
-"""The largest difference of a logit between this GPT-2 and others with the same weights, in fp32, there and back.
+"""Parity of logits with other GPT-2 implementations: the largest difference in fp32, import and export.
 
 python benchmarks/parity.py [--sizes quickstart 124M]
 
-Weights, biases and gains are random. Each way goes through files on the disk and the code that users go through; the
-variants are those of the output head (tied or its own), of the bias of queries, keys and values, and of the
-activation. Needs `transformers`.
+Weights, biases and gains are random. Each direction goes through files and the code of the commands; variants: tied or
+untied head, with or without QKV bias, each activation. Needs `transformers`.
 """
 
 import argparse

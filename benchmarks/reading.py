@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""How fast token files become micro-batches, on one core, and how soon the first one of any step is there.
+"""Data loading: throughput of micro-batches on one core, and latency of the first one of any step.
 
-`python benchmarks/reading.py [--tokens 200000000] [--seconds 3]` writes random tokens to a temporary folder, once read
-so that they lie in memory, and prints a line for each way to read them: in the stream's order, shuffled, and a mixture
-of three shuffled sources. The first micro-batch is that of a random step, the median of 200.
+`python benchmarks/reading.py [--tokens 200000000] [--seconds 3]` writes random tokens to a temporary folder, reads them
+into the page cache, and prints a line for each order: the stream's, shuffled, and a mixture of three shuffled sources.
+Latency is of a random step, the median of 200.
 """
 
 import argparse

@@ -1,47 +1,124 @@
-"""Command-line values: checked numbers for argparse, and output streams that print any file name."""
+"""Command lines as typed classes, by cyclopts: options with checked numbers, plain help, usage errors of one line."""
 
 import argparse
 import math
 import sys
-from collections.abc import Callable
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args, get_origin
 
-from common.errors import LARGEST_INTEGER, integer_range, quoted
+from cyclopts import (
+    App,
+    CoercionError,
+    CycloptsError,
+    MissingArgumentError,
+    Parameter,
+    UnknownOptionError,
+    UnusedCliTokensError,
+)
+
+from common.errors import EXIT_DONE, EXIT_USAGE, LARGEST_INTEGER, integer_range, nearest, printable, quoted
+
+if TYPE_CHECKING:
+    from cyclopts import Token
+    from cyclopts.help import HelpPanel
+
+WIDTH = 80  # of the help, in columns
+NAME_WIDTH = 22  # of its left column
+
+
+class InvalidValue(ValueError, argparse.ArgumentTypeError):
+    """Option value out of range."""
+
+
+class UsageError(Exception):
+    """Invalid combination of options, raised by the class of a command line. The message is one line."""
+
+
+def option(
+    help_text: str,
+    metavar: str = "",
+    *,
+    name: str | None = None,
+    required: bool | None = None,
+    check: Callable[[str], Any] | None = None,
+) -> Parameter:
+    """Return an option's help, and where it differs its name; `check` returns a value, or raises ValueError.
+
+    Positional arguments have their metavar as `name`.
+    """
+
+    def convert(_: Any, tokens: "Sequence[Token]") -> Any:
+        assert check is not None
+        values = tuple(check(token.value) for token in tokens)
+        return values if len(values) > 1 else values[0]
+
+    converter = None if check is None else convert
+    # The first line of the help is the metavar, which cyclopts does not know: PlainHelp splits it off.
+    return Parameter(name=name, help=f"{metavar}\n{help_text}", converter=converter, required=required)
 
 
 def whole_number(minimum: int, maximum: int = LARGEST_INTEGER) -> Callable[[str], int]:
-    """Return an argparse type: an integer in [minimum, maximum]."""
+    """Return a check of an option's text: an integer in [minimum, maximum]."""
 
-    def parse(text: str) -> int:
+    def parse_integer(text: str) -> int:
         try:
             value = int(text)
         except ValueError:
             value = minimum - 1
         if not minimum <= value <= maximum:
-            wanted = f"a whole number {integer_range(minimum, maximum)}"
-            raise argparse.ArgumentTypeError(f"got {quoted(text)}, wanted {wanted}")
+            raise InvalidValue(f"got {quoted(text)}, wanted a whole number {integer_range(minimum, maximum)}")
         return value
 
-    return parse
+    return parse_integer
 
 
 def number(low: float, high: float = math.inf, *, above: bool = False, example: str = "") -> Callable[[str], float]:
-    """Return an argparse type: a finite number in [low, high), or in (low, high) when `above`."""
+    """Return a check of an option's text: a finite number in [low, high), or in (low, high) when `above`."""
 
-    def parse(text: str) -> float:
+    def parse_number(text: str) -> float:
         try:
             value = float(text)
         except ValueError:
             value = math.nan
         if not ((value > low if above else value >= low) and value < high):
-            wanted = f"a number {'above' if above else 'from'} {low:g}" + (
-                f" and below {high:g}" if high < math.inf else ""
-            )
-            raise argparse.ArgumentTypeError(
-                f"got {quoted(text)}, wanted {wanted}" + (f", such as {example}" if example else "")
-            )
+            wanted = f"a number {'above' if above else 'from'} {low:g}"
+            wanted += f" and below {high:g}" if high < math.inf else ""
+            wanted += f", such as {example}" if example else ""
+            raise InvalidValue(f"got {quoted(text)}, wanted {wanted}")
         return value
 
-    return parse
+    return parse_number
+
+
+def parse(
+    script: str, commands: type | Mapping[str, type], words: Sequence[str], *, help_text: str = "", epilog: str = ""
+) -> Any:
+    """Return the command line as an instance of its class, or of the class of the command that its first word names.
+
+    A class's docstring describes it in the help. Exits after --help, and with EXIT_USAGE and one line on an error.
+    """
+    app = _app(script, help_text or commands.__doc__ or "")
+    if isinstance(commands, type):
+        app.default(commands)
+    elif not words:
+        _refuse(script, f"COMMAND is missing; known: {', '.join(commands)}")
+    else:
+        for name, command in commands.items():
+            app.command(_app(name, command.__doc__ or ""), name=name)
+            app[name].default(command)
+    try:
+        build, bound, _ = app.parse_args(words, exit_on_error=False, print_error=False)
+        value = build(*bound.args, **bound.kwargs)
+    except CycloptsError as error:
+        _refuse(script, _problem(error), " ".join(error.command_chain or ()))
+    except UsageError as error:
+        _refuse(script, str(error))
+    if value is None:  # the help was printed
+        if isinstance(commands, type) or words[0].startswith("-"):
+            print(epilog, end="")
+        sys.exit(EXIT_DONE)
+    return value
 
 
 def print_any_name() -> None:
@@ -49,3 +126,81 @@ def print_any_name() -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
+
+
+class PlainHelp:
+    """Help in two columns of plain text, for cyclopts."""
+
+    def __call__(self, console: Any, options: Any, panel: "HelpPanel") -> None:
+        """Print the commands, positional arguments or options."""
+        if [name for entry in panel.entries for name in entry.names] == ["--help"]:
+            return
+        print(f"{'Arguments and options' if panel.format == 'parameter' else 'Commands'}:")
+        for entry in panel.entries:
+            metavar, _, text = _plain(entry.description).rpartition("\n")
+            label = f"{entry.names[0]} {'|'.join(entry.choices) if entry.choices else metavar}".rstrip()
+            text += "" if entry.default in (None, "False", "()") else f" (default: {entry.default})"
+            _print_row(label, text)
+        print()
+
+    def render_usage(self, console: Any, options: Any, usage: Any) -> None:
+        """Print the usage line."""
+        print(f"Usage: {str(usage).strip()}\n")
+
+    def render_description(self, console: Any, options: Any, description: Any) -> None:
+        """Print what the command does."""
+        print(f"{textwrap.fill(_plain(description), WIDTH)}\n")
+
+
+def _plain(text: Any) -> str:
+    """Return the text in a renderable of cyclopts, or of rich."""
+    return str(getattr(text, "primary_renderable", text))
+
+
+def _print_row(label: str, text: str) -> None:
+    margin = " " * (NAME_WIDTH + 4)
+    lines = textwrap.wrap(text, WIDTH - len(margin)) or [""]
+    if len(label) > NAME_WIDTH:
+        print(f"  {label}")
+    else:
+        print(f"  {label:<{NAME_WIDTH}}  {lines.pop(0)}".rstrip())
+    for line in lines:
+        print(margin + line)
+
+
+def _app(name: str, help_text: str) -> App:
+    return App(
+        name=name,
+        help=help_text,
+        help_format="plaintext",
+        help_formatter=PlainHelp(),
+        version_flags=[],
+        default_parameter=Parameter(negative=(), allow_repeating=True),  # no --no-x; of a repeated option, the last
+    )
+
+
+def _problem(error: CycloptsError) -> str:
+    """Return a usage error as one line: option, got, wanted."""
+    error.verbose = False
+    name = "" if error.argument is None else error.argument.name
+    where = name.removeprefix("--") if name.isupper() else name  # of a positional argument, the metavar
+    if isinstance(error, UnknownOptionError):
+        word = (error.token.keyword or error.token.value).partition("=")[0]
+        names = [name for argument in error.argument_collection for name in argument.names if name.startswith("--")]
+        return f"{quoted(word)}: unknown option{nearest(word, names)}"
+    if isinstance(error, UnusedCliTokensError):
+        return f"{quoted((error.unused_tokens or [''])[0])}: one argument too many"
+    if isinstance(error, MissingArgumentError):
+        assert error.argument is not None
+        if not error.keyword:
+            return f"{where} is missing"
+        wanted, _ = error.argument.token_count()
+        return f"{where}: needs {'a value' if wanted == 1 else f'{wanted} values'}"
+    if isinstance(error, CoercionError) and error.token is not None and get_origin(error.target_type) is Literal:
+        return f"{where}: got {quoted(error.token.value)}, wanted {' or '.join(get_args(error.target_type))}"
+    return str(error) if error.msg is None else f"{where}: {error.msg}"
+
+
+def _refuse(script: str, problem: str, command: str = "") -> NoReturn:
+    print(f"{script}: {f'{command}: ' if command else ''}{printable(problem)}", file=sys.stderr)
+    sys.exit(EXIT_USAGE)

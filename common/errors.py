@@ -6,7 +6,7 @@ from typing import Any
 
 EXIT_DONE = 0
 EXIT_ERROR = 1
-# 2 is argparse's own status for a bad command line
+EXIT_USAGE = 2
 EXIT_DIVERGED = 3  # a loss or gradient was not finite, or spiked; the update was not applied
 EXIT_INTERRUPTED = 130  # Ctrl-C, as shells report it, in a command without checkpoints
 EXIT_STOPPED = 75  # stopped early with a checkpoint: rerun the same command (EX_TEMPFAIL of sysexits.h)

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 # What training imports.
-PACKAGES = ("attrs", "cattrs", "jaxtyping", "matplotlib", "numpy", "safetensors", "torch", "tqdm")
+PACKAGES = ("attrs", "cattrs", "cyclopts", "jaxtyping", "matplotlib", "numpy", "safetensors", "torch", "tqdm")
 # Names of one setting: since torch 2.9, and before.
 ALLOCATOR_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 

@@ -1,4 +1,4 @@
-"""Validators for the fields of frozen `attrs` configurations: each says what it got and what it wanted."""
+"""attrs validators for configuration fields; their ValueError names field, got and wanted."""
 
 import math
 import sys
@@ -21,7 +21,7 @@ def integer(minimum: int, maximum: int = LARGEST_INTEGER) -> Validator:
 
 
 def is_number(value: Any) -> bool:
-    """Tell whether a value is a finite float, or an int that can be one, and no bool."""
+    """Tell whether a value is a finite float, or an int in its range; a bool is none."""
     return type(value) in (int, float) and abs(value) <= sys.float_info.max
 
 
@@ -39,7 +39,7 @@ def number(minimum: float, maximum: float = math.inf, *, above: bool = False) ->
 
 
 def boolean() -> Validator:
-    """Accept true or false, and neither 0 nor 1."""
+    """Accept true or false, not 0 or 1."""
     return _check(lambda value: type(value) is bool, "true or false")
 
 

@@ -1,4 +1,4 @@
-"""The shape of a GPT-2 network, and what follows from the shape alone: parameters and FLOPs.
+"""Model configuration (model.json): the shape of a GPT-2 network, its parameter count and FLOPs.
 
 C embedding width, L layers, T context length, V vocabulary size.
 """
@@ -51,7 +51,7 @@ def parameter_count(config: ModelConfig) -> int:
 
 
 def matmul_parameter_count(config: ModelConfig) -> int:
-    """Return the weights that multiply activations: 12 C^2 a block and the output head, V x C."""
+    """Return the number of weights in matrix products: 12 C^2 a block, and the output head, V x C."""
     width = config.emb_dim
     return 12 * config.n_layers * width * width + config.vocab_size * width
 

@@ -1,4 +1,4 @@
-"""Continue a prompt, one token at a time, with a key-value cache."""
+"""Text generation: sampling one token at a time with a key-value cache."""
 
 import attrs
 import torch
@@ -10,7 +10,7 @@ from model.gpt import GPT, KeyValueCache
 
 @attrs.frozen(kw_only=True)
 class Sampling:
-    """How to choose the next token from its logits."""
+    """Sampling options: how the next token is drawn from the logits."""
 
     temperature: float = 1.0  # 0 takes the most likely token
     top_k: int | None = None  # candidates kept; None keeps all
@@ -18,10 +18,10 @@ class Sampling:
 
 
 def lay_out_for_generation(model: GPT) -> None:
-    """Store the wide matrices of a model on a CPU by columns, in place; names, shapes and values stay.
+    """Store the wide matrices of a model on a CPU in column-major order, in place; names, shapes and values stay.
 
-    One token at a time is a vector times a matrix, bound by reading memory, which goes 1.3 times as fast this way
-    (GPT-2 124M, one core of an AMD EPYC). Call it on a model that will only generate: sums are added in another order.
+    Generating one token is a matrix-vector product, bound by memory reads, which are 1.3 times as fast this way (GPT-2
+    124M, one core of an AMD EPYC). For inference only: the order of additions changes.
     """
     if model.token_embedding.weight.device.type != "cpu":
         return
@@ -33,7 +33,7 @@ def lay_out_for_generation(model: GPT) -> None:
 
 @torch.inference_mode()
 def generate(model: GPT, prompt: list[int], count: int, sampling: Sampling, stop: int | None = None) -> list[int]:
-    """Return `count` new token ids after `prompt`, or those up to a token `stop`, which is left out.
+    """Return `count` new token ids after `prompt`, or fewer up to a `stop` token, which is left out.
 
     Raises ValueError when the prompt is empty, does not fit the context, or the logits are not finite.
     """
@@ -43,7 +43,7 @@ def generate(model: GPT, prompt: list[int], count: int, sampling: Sampling, stop
     if len(prompt) + count > context:
         raise ValueError(
             f"{len(prompt)} prompt tokens and {count} new ones do not fit the context of {context} tokens; "
-            "ask for fewer"
+            "generate fewer"
         )
     model.eval()
     device = model.token_embedding.weight.device

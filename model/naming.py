@@ -1,7 +1,7 @@
-"""GPT-2 weights under the names that other programs give them, and back under Hugging Face's.
+"""Weight names: from other programs' GPT-2 state dicts to ours, and from ours to Hugging Face's.
 
-Understood are the names of Hugging Face, nanoGPT, OpenAI's released code and gpjt/ddp-base-model-from-scratch, which
-are those of Raschka's book, inside whatever wrapped the module when it was saved (DDP, torch.compile, a model class).
+Reads the names of Hugging Face, nanoGPT, OpenAI's released code and gpjt/ddp-base-model-from-scratch (those of
+Raschka's book), with any prefix of a wrapper (DDP, torch.compile, a model class).
 C embedding width, L layers, T context length, V vocabulary size.
 """
 
@@ -17,13 +17,13 @@ PARAMETER = re.compile(
     r"(?:(?:h|trf_blocks|blocks)\.(?P<layer>\d+)\.)?(?P<module>.+?)(?:\.(?P<leaf>weight|bias|scale|shift|[gbw]))?"
 )
 LEAVES = {"scale": "weight", "g": "weight", "w": "weight", "shift": "bias", "b": "bias", None: "weight"}
-# What a module here is called by Hugging Face, nanoGPT and, but for dots, OpenAI.
+# Our module -> its name in Hugging Face, nanoGPT and, with slashes for dots, OpenAI.
 HUGGING_FACE = {
     **{"attention_norm": "ln_1", "attention.qkv": "attn.c_attn", "attention.output": "attn.c_proj"},
     **{"mlp_norm": "ln_2", "mlp.up": "mlp.c_fc", "mlp.down": "mlp.c_proj"},
     **{"token_embedding": "wte", "position_embedding": "wpe", "final_norm": "ln_f", "head": "lm_head"},
 }
-# What a module of another program is called here.
+# Another program's module -> ours.
 MODULES = {
     **{theirs: ours for ours, theirs in HUGGING_FACE.items()},
     **{"norm1": "attention_norm", "att.out_proj": "attention.output"},
@@ -37,18 +37,18 @@ PROJECTIONS = ("attention.qkv", "attention.output", "mlp.up", "mlp.down")
 
 
 def is_nanogpt(state: dict[str, Tensor]) -> bool:
-    """Tell whether weights are nanoGPT's: under Hugging Face's names, but in the layout of nn.Linear."""
+    """Tell whether weights are nanoGPT's: Hugging Face's names, but the layout of nn.Linear."""
     return any(
         name.endswith("attn.c_attn.weight") and value.shape[0] > value.shape[-1] for name, value in state.items()
     )
 
 
 def to_plain(state: dict[str, Tensor], *, tied: bool = False) -> dict[str, Tensor]:
-    """Return a plain state dict of weights under any of the names, in fp32.
+    """Convert a state dict under any of these names to a plain one, in fp32.
 
-    A head that is `tied`, or equals the token embedding, is left out; where the embedding has no name of its own, as
-    nanoGPT's, which is always tied, may have none, the head is it. Raises ValueError naming a parameter that GPT-2 does
-    not have, or that is missing, and for a head that is `tied` and differs from the embedding.
+    A head that is `tied`, or equals the token embedding, is dropped; if only the head is stored, as by nanoGPT, which
+    always ties them, it becomes the embedding. Raises ValueError naming an unknown or missing parameter, and for a
+    `tied` head that differs from the embedding.
     """
     plain: dict[str, Tensor] = {}
     for name, value in state.items():
@@ -71,7 +71,7 @@ def to_plain(state: dict[str, Tensor], *, tied: bool = False) -> dict[str, Tenso
 
 
 def config_of(plain: dict[str, Tensor], heads: int, activation: str = "gelu_tanh") -> ModelConfig:
-    """Return the shape of the network that a plain state dict is of. Raises ValueError where `heads` do not fit."""
+    """Return the configuration of a plain state dict's network. Raises ValueError where `heads` does not divide C."""
     vocabulary, width = plain["token_embedding.weight"].shape
     return ModelConfig(
         vocab_size=vocabulary,
@@ -86,9 +86,9 @@ def config_of(plain: dict[str, Tensor], heads: int, activation: str = "gelu_tanh
 
 
 def to_hugging_face(plain: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """Return a plain state dict under the names and in the layout of Hugging Face's GPT2LMHeadModel.
+    """Convert a plain state dict to the names and layout of Hugging Face's GPT2LMHeadModel.
 
-    It has a bias for queries, keys and values in any case; of a model without one it is zero.
+    Its bias of queries, keys and values is mandatory: zero for a model without one.
     """
     theirs = {}
     for name, value in plain.items():
@@ -108,7 +108,7 @@ def to_hugging_face(plain: dict[str, Tensor], config: ModelConfig) -> dict[str, 
 
 
 def _place(name: str) -> str | None:
-    """Return the name of a parameter here, or nearly; None for a buffer. Raises ValueError for one GPT-2 lacks."""
+    """Return our name of a parameter (before _join); None for a buffer. Raises ValueError for an unknown one."""
     wrapper = WRAPPERS.match(name)
     inner = name[wrapper.end() :] if wrapper else name
     found = PARAMETER.fullmatch(re.sub(r"^h(\d)", r"h.\1", inner.replace("/", ".")))
@@ -129,7 +129,7 @@ def _layers(plain: dict[str, Tensor]) -> int:
 
 
 def _join(plain: dict[str, Tensor], block: str) -> None:
-    """Make one projection of those that are apart."""
+    """Concatenate separate projections of queries, keys and values."""
     for leaf in ("weight", "bias"):
         parts = [plain.pop(f"{block}.{name}.{leaf}") for name in APART if f"{block}.{name}.{leaf}" in plain]
         if len(parts) == len(APART):
@@ -139,7 +139,7 @@ def _join(plain: dict[str, Tensor], block: str) -> None:
 
 
 def _transpose(plain: dict[str, Tensor]) -> None:
-    """Bring projections of (in, out) into the order of nn.Linear; which they are, the widest of them tells."""
+    """Transpose projections stored as (in, out) to nn.Linear's layout, detected by the shape of the widest one."""
     widest = plain.get("blocks.0.attention.qkv.weight")
     if widest is None or widest.dim() != 2 or widest.shape[0] > widest.shape[1]:
         return
@@ -149,7 +149,7 @@ def _transpose(plain: dict[str, Tensor]) -> None:
 
 
 def _complete(plain: dict[str, Tensor]) -> None:
-    """Add the biases that nanoGPT can do without, but for those that a model may lack here as well."""
+    """Add zeros for biases that nanoGPT may omit; raise ValueError for a missing weight."""
     wanted = [f"blocks.{layer}.{part}" for layer in range(_layers(plain)) for part in BLOCK]
     for module in ("token_embedding", "position_embedding", *wanted, "final_norm"):
         if f"{module}.weight" not in plain:

@@ -1,7 +1,4 @@
-"""Weights in and out of a GPT: plain state dicts, which have no vocabulary padding.
-
-A plain state dict has the module's own parameter names and `vocab_size` rows in the embedding and head.
-"""
+"""Plain state dicts: the network's own parameter names, without the vocabulary padding of embedding and head."""
 
 import torch
 from torch import Tensor
@@ -11,17 +8,17 @@ from model.gpt import GPT, is_padded
 
 
 def unpadded(name: str, value: Tensor, config: ModelConfig) -> Tensor:
-    """Return the value without the rows beyond the vocabulary: what a checkpoint stores."""
+    """Cut the padding rows off a parameter: the shape that a checkpoint stores."""
     return value[: config.vocab_size] if is_padded(name) else value
 
 
 def stored_rows(name: str, rows: int, config: ModelConfig) -> int:
-    """Return how many of a parameter's rows a checkpoint stores: all but the vocabulary's padding."""
+    """Return the number of a parameter's rows that a checkpoint stores: all but the vocabulary padding."""
     return config.vocab_size if is_padded(name) else rows
 
 
 def padded(name: str, value: Tensor, config: ModelConfig) -> Tensor:
-    """Return the value with zero rows up to `padded_vocab_size`: what the module holds."""
+    """Pad a parameter with zero rows up to `padded_vocab_size`: the shape in memory."""
     if not is_padded(name):
         return value
     return torch.nn.functional.pad(value, (0, 0, 0, config.padded_vocab_size - value.shape[0]))

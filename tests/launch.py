@@ -35,7 +35,7 @@ IMPORTED_ONCE = [
     "torch.distributed.fsdp",
     "matplotlib.figure",
     "matplotlib.backends.backend_agg",
-    "training.build",
+    "training.job",
     "evaluation.smoke.smoke",
     "evaluation.judging.session",
     "openai.resources",

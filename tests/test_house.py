@@ -95,7 +95,7 @@ def test_training_needs_none_of_the_optional_packages() -> None:
         "import sys\n"
         "for name in ('datasets', 'pyarrow', 'zstandard', 'huggingface_hub', 'tiktoken', 'transformers', 'pydantic'):\n"
         "    sys.modules[name] = None\n"
-        "import training.build, evaluation.smoke.smoke, evaluation.shared.load, tokens.documents.reader\n"
+        "import training.job, evaluation.smoke.smoke, evaluation.shared.load, tokens.documents.reader\n"
         "import tokens.prepare.writer, tokens.hub.download"
     )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
@@ -123,6 +123,17 @@ def test_links_of_pages_outside_the_site_lead_somewhere() -> None:
             titles = re.findall(r"^#+ (.+)$", target.read_text(), re.MULTILINE) if target.suffix == ".md" else []
             slugs = {re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in titles}
             assert not anchor or anchor in slugs, f"{page}: {link}"
+
+
+def test_files_and_modules_that_pages_name_exist() -> None:
+    pages = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+    rooms = "|".join([*MAY_IMPORT, "tests", "benchmarks"])
+    for page in [page for page in pages if page.name != "NOTES.md"]:  # the log names files as they were
+        text = page.read_text()
+        files = set(re.findall(rf"(?<![\w./-])((?:{rooms})/[\w/]+\.(?:py|json|sh))\b", text))
+        files |= {f"{name.replace('.', '/')}.py" for name in re.findall(r"python -m (\w+(?:\.\w+)+)", text)}
+        absent = {name for name in files if not (ROOT / name).exists()}
+        assert absent == set(), page
 
 
 def test_the_readmes_map_names_every_folder_of_code() -> None:

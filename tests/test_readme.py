@@ -101,7 +101,7 @@ def test_every_command_of_the_readme_runs(clone: Path, hub: Hub) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert list(metrics(clone / "runs" / "quickstart", "validation_loss")) == [0, 3, 6]
-    assert "--resume never: what earlier runs wrote is now in" in done.stdout  # its second start
+    assert "--resume never: earlier results are now in" in done.stdout  # its second start
     assert "24,874 steps x 131,072" in done.stdout
     assert json.loads((clone / "token_files" / "fineweb-10b" / "manifest.json").read_text())["documents"] == 300
     assert "free disk" in done.stdout and "\n  source .venv/bin/activate\n" in done.stdout

@@ -1,30 +1,230 @@
-"""Job: one launch of a run, from its first step to its last."""
+"""Job: one launch of a run on this rank, from joining the process group to the closing summary."""
 
-import threading
+import math
+from contextlib import closing
 from pathlib import Path
 
 import attrs
+import torch
 
+from common.clock import utc_now
+from common.errors import EXIT_DONE, EXIT_ERROR, EXIT_STOPPED
 from tokens.batches.micro_batches import Reading
-from training.checkpoints.run_record import RunRecord
-from training.config.batch_plan import Plan
+from training.build import LoopBuilder, make_feed, make_intervals, make_network, make_settings, make_state
+from training.checkpoints.run_record import RunRecord, make_record, write_record
+from training.config.batch_plan import Plan, check_steps, describe, make_plan
 from training.config.train_config import Run
-from training.planning.budget import Budget
-from training.validation import Validation
+from training.data.open_tokens import TokenSet, make_reading, open_tokens
+from training.data.verify_tokens import verify_tokens
+from training.exactness.fingerprint import agreed_fingerprint, resolve_numerics
+from training.exactness.levels import set_determinism
+from training.hardware.preflight import check_compiler
+from training.loop import Loop
+from training.options import Options
+from training.parallel.process_group import Ranks, from_coordinator, stop, together
+from training.planning.budget import expected_save_seconds
+from training.precision import Numerics
+from training.replay import read_recorded, replay
+from training.resume import ResumeRequest, load_before, resume
+from training.self_test import describe as describe_outcome
+from training.self_test import self_test
+from training.state import Position, StepSettings, TrainState
+from training.supervision.heartbeat import Heartbeat
+from training.supervision.supervision import Supervision
+from training.telemetry.chart import CHART
+from training.telemetry.metrics_log import METRICS, MetricsLog, count_unreadable
+from training.telemetry.progress_bar import duration
+from training.telemetry.reporter import print_lines
+from training.telemetry.time_ledger import TimeLedger, read_earlier, table
 
 
-@attrs.frozen(kw_only=True)
-class Job:
-    """What a loop works through, besides the training state."""
+def run_job(run: Run, options: Options, supervision: Supervision) -> int:
+    """Train the run and return the exit status. Call it on every rank. Raises BadInput and Diverged."""
+    ledger = TimeLedger(options.began, options.price_per_hour)
+    with supervision.join(options.device, run.train.timeout_seconds) as heartbeat:
+        status = _train(run, options, ledger, supervision, heartbeat)
+    stop()  # not after an exception: to leave NCCL's group can wait for peers that are in a collective
+    return status
 
-    run: Run
-    plan: Plan
-    reading: Reading
-    validation: Validation | None
-    stop_asked: threading.Event  # set by a signal
-    last_step: int  # plan.steps, or fewer with --max-steps
-    price_per_hour: float | None  # USD
-    budget: Budget
-    hash_every: int | None  # steps
-    config: RunRecord  # kept in every checkpoint
-    token_digests: dict[Path, str]  # sha256 of each token file, as it was before the first step
+
+def _train(run: Run, options: Options, ledger: TimeLedger, supervision: Supervision, heartbeat: Heartbeat) -> int:
+    ranks = heartbeat.ranks
+    with ledger.start_up():
+        token_set, plan = _open_data(run, options, ranks)
+        state, settings = _build_state(run, plan, ranks)
+        record = make_record(run, plan, token_set, agreed_fingerprint(run, settings.numerics, ranks))
+        # Where torchrun has restarted this job after it resumed, --resume is done.
+        wanted = from_coordinator(ranks, lambda: "auto" if supervision.run_lock.resumed else options.resume)
+        request = ResumeRequest(run.directory, wanted, record, options.allow_numerics_drift)
+        if options.replay is not None:
+            reading = make_reading(run, plan, token_set)
+            return _replay(options.replay, request, reading, (state, settings), ranks)
+        changes = resume(request, state, ranks)
+        supervision.run_lock.write_resumed()
+        position = state.position
+        ledger.add_earlier(from_coordinator(ranks, lambda: read_earlier(run.directory, position.elapsed_seconds)))
+        if position.step >= make_intervals(run, plan, options).last_step:
+            print_lines(ranks, [_nothing_to_do(run.directory, plan, position)])
+            return EXIT_DONE
+        save_seconds = expected_save_seconds(run.model, state.optimizer.state_bytes)
+        from_coordinator(ranks, lambda: options.budget.check_start(ledger, save_seconds))
+        outcome = self_test(state, settings, ranks)
+        if outcome is not None:
+            print_lines(ranks, [describe_outcome(outcome, settings.numerics)])
+            record = attrs.evolve(record, self_test=attrs.asdict(outcome))
+        from_coordinator(ranks, lambda: write_record(run.directory, record, token_set, ranks, ledger.price_per_hour))
+        print_lines(ranks, from_coordinator(ranks, lambda: _check_metrics(run.directory)))
+    supervision.begin_training()
+    builder = LoopBuilder(
+        run=run,
+        plan=plan,
+        token_set=token_set,
+        options=options,
+        ledger=ledger,
+        heartbeat=heartbeat,
+        stop_asked=supervision.stop_asked,
+    )
+    loop = builder.build(state, settings, record)
+    _report_start(loop, record, changes)
+    return _run(loop, run.directory, supervision)
+
+
+def _open_data(run: Run, options: Options, ranks: Ranks) -> tuple[TokenSet, Plan]:
+    """Open and check the tokens; return them with the plan that they allow."""
+    print_lines(ranks, run.notices)
+    if ranks.device.type == "cuda" and run.train.execution.compile is not False:
+        together(ranks, check_compiler)  # before anything is downloaded
+    token_set = open_tokens(run, options.token_files, ranks, follow=options.follow)
+    plan = make_plan(run, ranks.world_size, token_set.lengths)
+    check_steps(run, plan)
+    return verify_tokens(run, plan, token_set, ranks), plan
+
+
+def _build_state(run: Run, plan: Plan, ranks: Ranks) -> tuple[TrainState, StepSettings]:
+    """Resolve how the run computes here; return its state at step 0 and its step settings."""
+    numerics = resolve_numerics(run, plan, ranks)
+    set_determinism(numerics.determinism, run.train.execution.cpu_threads, ranks)
+    print_lines(ranks, _introduction(run, plan, numerics, ranks))
+    return make_state(make_network(run), run, plan, numerics, ranks), make_settings(run, plan, numerics)
+
+
+def _replay(
+    steps: tuple[int, int],
+    request: ResumeRequest,
+    reading: Reading,
+    training: tuple[TrainState, StepSettings],
+    ranks: Ranks,
+) -> int:
+    """Repeat recorded steps; return the exit status: 1 where a number differs from its record."""
+    assert request.record.steps is not None
+    state, settings = training
+    recorded = read_recorded(request.directory, steps, request.record.steps)
+    load_before(recorded.first, request, state, ranks)
+    outcome = self_test(state, settings, ranks)
+    print_lines(ranks, [] if outcome is None else [describe_outcome(outcome, settings.numerics)])
+    with closing(make_feed(reading, state, ranks, recorded.last)) as feed:
+        same = replay(state, settings, ranks, feed.next, recorded)
+    return EXIT_DONE if same else EXIT_ERROR
+
+
+def _run(loop: Loop, directory: Path, supervision: Supervision) -> int:
+    """Train; write the exit record, the last chart and the time ledger; print the summary. Return the exit status."""
+    finished: bool | None = None  # None: an exception
+    drawn = False
+    try:
+        finished = loop.train()
+        status = EXIT_DONE if finished else EXIT_STOPPED
+        supervision.exit_record.write(status)  # before the chart, which may take longer than torchrun waits
+        drawn = loop.reporter.finish()
+    finally:
+        ledger_record = loop.ledger.record(loop.feed.waited_seconds)
+        loop.reporter.record(loop.state.position.step, **ledger_record, time=utc_now())
+        loop.reporter.close()
+        summary = [] if finished is None else _summary(loop, directory, finished=finished, drawn=drawn)
+        print_lines(loop.ranks, [*summary, *table(ledger_record)])
+    return status
+
+
+def _report_start(loop: Loop, record: RunRecord, numerics_changes: list[str]) -> None:
+    """Record the start of this job as events."""
+    step = loop.state.position.step
+    if numerics_changes:
+        loop.reporter.event(step, "numerics-drift", changes=numerics_changes)
+    loop.reporter.event(
+        step,
+        "start",
+        world_size=loop.ranks.world_size,
+        commit=record.git_commit,
+        price_per_hour=loop.ledger.price_per_hour,
+        elapsed_seconds=round(loop.ledger.elapsed_seconds(), 3),
+    )
+    if record.self_test is not None:
+        loop.reporter.event(step, "self-test", **record.self_test)
+
+
+def _check_metrics(directory: Path) -> list[str]:
+    """Return a line where metrics are unreadable. Raises BadInput where none can be read or written."""
+    MetricsLog(directory).close()
+    count = count_unreadable(directory)
+    where = directory / METRICS
+    return [f"NOTE: {where}: {count:,} unreadable lines, torn by a kill or damaged, are left out"] if count else []
+
+
+def _introduction(run: Run, plan: Plan, numerics: Numerics, ranks: Ranks) -> list[str]:
+    compiled = {False: "not compiled", True: "compiled", "model": "compiled as one graph"}[numerics.compiled]
+    name = torch.cuda.get_device_name(ranks.device) if ranks.device.type == "cuda" else "CPU"
+    parallel = run.train.execution.parallel
+    wrapper = parallel if ranks.world_size > 1 or parallel == "fsdp" else "one process"
+    settings = f"{wrapper}, {numerics.precision}, {compiled}, determinism {numerics.determinism}"
+    lines = [f"{run.directory}: {ranks.world_size} x {name}, {settings}", *describe(run, plan)]
+    visible = torch.cuda.device_count() if ranks.device.type == "cuda" else 0
+    if visible > ranks.local_world_size:
+        lines.append(
+            f"WARNING: {visible - ranks.local_world_size} of this machine's {visible} GPUs are idle; "
+            f"start with torchrun --nproc_per_node={visible}"
+        )
+    return lines
+
+
+def _nothing_to_do(directory: Path, plan: Plan, position: Position) -> str:
+    if position.step < plan.steps:
+        return f"{directory}: at step {position.step:,} of {plan.steps:,}; --max-steps asks for no more"
+    return f"{directory}: the run is complete: {plan.steps:,} steps{_best(position)}; start anew with --resume never"
+
+
+def _summary(loop: Loop, directory: Path, *, finished: bool, drawn: bool) -> list[str]:
+    position, plan, ledger = loop.state.position, loop.plan, loop.ledger
+    tokens = (position.step - loop.first_step) * plan.tokens_per_step
+    if position.step == plan.steps:
+        done = "done"
+    elif finished:
+        done = "paused by --max-steps"
+    else:
+        limit = loop.limits.stopped_by(signalled=loop.stop_request.signalled)
+        done = "stopped early; the same command continues"
+        if limit != "signal":
+            done = f"stopped early by {limit}; the same command with a larger {limit} continues"
+    loss = loop.reporter.last_loss
+    losses = ("" if math.isnan(loss) else f", train loss {loss:.4f}") + _best(position)
+    return [
+        f"{directory}: {done}: step {position.step:,} of {plan.steps:,}{losses}",
+        *_data_lines(plan, position.step),
+        f"{tokens:,} tokens in {duration(ledger.process_seconds())}, "
+        f"{tokens / ledger.training_seconds():,.0f} tokens/s while training",
+        f"weights {directory / 'checkpoints' / 'latest'}, " + (f"chart {directory / CHART}" if drawn else "no chart"),
+    ]
+
+
+def _data_lines(plan: Plan, step: int) -> list[str]:
+    return [
+        "data: "
+        + ("" if read["epochs"] is None else f"{read['epochs']:.2f} epochs, ")
+        + f"{read['tokens']:,} tokens of {read['dataset']}"
+        for read in plan.read_until(step)
+    ]
+
+
+def _best(position: Position) -> str:
+    if position.best_validation_loss is None:
+        return ""
+    return f", best validation loss {position.best_validation_loss:.4f} at step {position.best_step:,}"

@@ -1,4 +1,4 @@
-"""Arithmetic of the forward and backward pass: bf16 or fp16 autocast over fp32 weights, or fp32 throughout."""
+"""Mixed precision: bf16 or fp16 autocast over fp32 weights, or fp32; fp16 loss scaling."""
 
 from contextlib import AbstractContextManager, nullcontext
 
@@ -23,16 +23,16 @@ def resolve(precision: str, device: torch.device) -> str:
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
-    """Return the context that a forward pass runs in."""
+    """Return the autocast context of a forward pass."""
     if precision == "fp32":
         return nullcontext()
     return torch.autocast(device.type, DTYPES[precision])
 
 
 class LossScale:
-    """The factor that keeps fp16 gradients from underflowing: dynamic under fp16, always 1 otherwise.
+    """Loss scale against underflow of fp16 gradients: dynamic under fp16, always 1 otherwise.
 
-    torch.amp.GradScaler looks at each rank's own gradients, which differ under FSDP; this one is driven by the global
+    torch.amp.GradScaler looks at each rank's own gradients, which differ under FSDP; this one follows the global
     gradient norm, so that every rank takes the same decision and none waits for the GPU.
     """
 
@@ -42,7 +42,7 @@ class LossScale:
         self.finite_steps = torch.tensor(0, dtype=torch.int32, device=device)
 
     def exhausted(self) -> Tensor:
-        """Tell, on the device, whether the scale fell so low that overflow is not its fault any more."""
+        """Tell, on the device, whether the scale is so low that gradients overflow in any precision."""
         return self.scale < SMALLEST_LOSS_SCALE
 
     def update(self, grad_norm: Tensor) -> None:
@@ -56,7 +56,7 @@ class LossScale:
         self.finite_steps.copy_(torch.where(counted == GROWTH_INTERVAL, 0, counted))
 
     def state(self) -> dict[str, float]:
-        """Return what a checkpoint keeps."""
+        """Return the state for a checkpoint."""
         return {"scale": self.scale.item(), "finite_steps": self.finite_steps.item()}
 
     def load(self, state: dict[str, float]) -> None:
@@ -68,7 +68,7 @@ class LossScale:
 
 @attrs.frozen(kw_only=True)
 class Numerics:
-    """How a run computes, with every "auto" resolved for this machine."""
+    """Numerical settings of a run, with every "auto" resolved for this machine."""
 
     determinism: str  # "off", "run" or "elastic"
     precision: str  # "bf16", "fp16" or "fp32"

@@ -1,27 +1,32 @@
-"""This rank's micro-batches, read ahead by a thread while the GPU works."""
+"""Prefetch: a data loader thread that reads this rank's micro-batches ahead of training."""
 
 import queue
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
 from tokens.batches.micro_batches import Reading, micro_batches, ready
+from training.data.follow_tokens import wait_for_step
+from training.parallel.process_group import Ranks
+from training.supervision.stop_request import StopRequest
 
 MICROBATCHES_AHEAD = 4
 POLL_SECONDS = 1.0  # between two looks at tokens that are being written
 
 
 class _Closed(Exception):
-    """The feed was closed while it waited for tokens."""
+    """The feed was closed while its thread waited for tokens."""
 
 
 class Feed:
     """Yields (inputs, targets) of some steps, micro-step by micro-step. Close it to end the thread."""
 
     def __init__(self, reading: Reading, rank: int, device: torch.device, steps: range):
-        self.waited_seconds = 0.0  # that training stood still for data
+        self.waited_seconds = 0.0  # training time spent waiting for data
         self._reading = reading
         self._rank, self._device = rank, device  # rank: data-parallel
         self._ready: queue.Queue[tuple[Tensor, Tensor] | Exception] = queue.Queue(MICROBATCHES_AHEAD)
@@ -31,13 +36,31 @@ class Feed:
 
     def next(self) -> tuple[Tensor, Tensor]:
         """Return the next micro-batch on the device, (B, T) int64 each. Raises BadInput for an id out of range."""
-        began = time.perf_counter()
-        item = self._ready.get()
-        self.waited_seconds += time.perf_counter() - began
+        with self._waiting():
+            item = self._ready.get()
         if isinstance(item, Exception):
             raise item
         inputs, targets = item
         return inputs.to(self._device, non_blocking=True), targets.to(self._device, non_blocking=True)
+
+    def wait_for_tokens(self, step: int, ranks: Ranks, stop_request: StopRequest, say: Callable[[str], None]) -> bool:
+        """Wait for a step's tokens where they are still being prepared; return False when asked to stop meanwhile.
+
+        Call it on every rank.
+        """
+        if not self._reading.growing:
+            return True
+        with self._waiting():
+            return wait_for_step(self._reading, step, ranks, stop_request, say)
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """Count the time inside as waiting for data."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.waited_seconds += time.perf_counter() - began
 
     def close(self) -> None:
         """End the thread."""

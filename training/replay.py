@@ -1,59 +1,83 @@
-"""Run steps of a run again, from the nearest checkpoint, without touching it: a loss spike of 8 GPUs, seen on one.
+"""Replay: repeat steps of a run from the nearest checkpoint and compare them with the record, without writing.
 
-Elastic determinism makes the repetition exact: what differs from the record differs for a reason.
+Under elastic determinism the repetition is exact, whatever the world size: a loss spike of 8 GPUs is studied on one. A
+number that differs from its record differs for a reason.
 """
 
 import math
+from pathlib import Path
 
+import attrs
+
+from common.errors import BadInput
 from training.checkpoints.tensor_files import state_sha256
-from training.job import Job
 from training.parallel.process_group import Ranks
-from training.prefetch import Feed
+from training.spike_guard import Guard
 from training.state import Position, StepSettings, TrainState
-from training.step import train_step
+from training.step import NextBatch, train_step
 from training.telemetry.metrics_log import read_metrics
 
 KEYS = ("train_loss", "grad_norm", "state_sha256")
+Numbers = dict[str, float | str | None]  # by one of KEYS
 
 
-def replay(state: TrainState, settings: StepSettings, ranks: Ranks, job: Job, steps: tuple[int, int]) -> bool:
-    """Train on and print the first to the last of `steps` beside their record. Call it on every rank.
+@attrs.frozen
+class RecordedSteps:
+    """Steps to repeat, and their numbers in the metrics."""
+
+    first: int
+    last: int
+    numbers: dict[int, Numbers]  # by step
+
+
+def read_recorded(directory: Path, steps: tuple[int, int], run_steps: int) -> RecordedSteps:
+    """Read the record of the first to the last of `steps`. Raises BadInput for steps that the run does not have."""
+    first, last = steps
+    if not 1 <= first <= last <= run_steps:
+        raise BadInput(f"--replay {first} {last}: wanted steps from 1 to {run_steps}, the first one first")
+    numbers: dict[int, Numbers] = {}
+    for record in read_metrics(directory):
+        if "step" in record:
+            numbers.setdefault(record["step"], {}).update({key: record[key] for key in KEYS if key in record})
+    return RecordedSteps(first, last, numbers)
+
+
+def replay(
+    state: TrainState, settings: StepSettings, ranks: Ranks, next_batch: NextBatch, recorded: RecordedSteps
+) -> bool:
+    """Train on and print the recorded steps beside their record. Call it on every rank.
 
     Returns False where a number differs from its record.
     """
-    first, last = steps
-    recorded: dict[int, dict[str, float | str | None]] = {}
-    for record in read_metrics(job.run.directory):
-        if "step" in record:
-            recorded.setdefault(record["step"], {}).update({key: record[key] for key in KEYS if key in record})
-    feed = Feed(job.reading, state.parallel.data_parallel.rank, ranks.device, range(state.position.step, last))
     same = True
     if ranks.coordinates:
         print("  step  what          replayed                recorded")
-    try:
-        for step in range(state.position.step, last):
-            result = train_step(state, settings, ranks, step, feed.next)
-            state.position = Position(step=step + 1)
-            skips, problem = state.guard.new_skips(), state.guard.problem()
-            if step + 1 < first and problem is None:
-                continue
-            digest = state_sha256(state, ranks)
-            norm = result.grad_norm.item()
-            seen = dict(zip(KEYS, (result.loss.item(), norm if math.isfinite(norm) else None, digest), strict=True))
-            if ranks.coordinates:
-                same = _show(step + 1, seen, recorded.get(step + 1, {})) and same
-                if skips is not None:
-                    print(f"        {skips.last}; the update was skipped")
-                if problem is not None:
-                    print(f"        {problem}")
-            if problem is not None:
-                break
-    finally:
-        feed.close()
+    for step in range(state.position.step, recorded.last):
+        result = train_step(state, settings, ranks, step, next_batch)
+        state.position = Position(step=step + 1)
+        skipped, problem = _judged(state.guard)
+        if step + 1 < recorded.first and problem is None:
+            continue
+        digest = state_sha256(state, ranks)
+        norm = result.grad_norm.item()
+        seen = dict(zip(KEYS, (result.loss.item(), norm if math.isfinite(norm) else None, digest), strict=True))
+        if ranks.coordinates:
+            same = _print_step(step + 1, seen, recorded.numbers.get(step + 1, {})) and same
+            for line in (skipped, problem):
+                if line is not None:
+                    print(f"        {line}")
+        if problem is not None:
+            break
     return same
 
 
-def _show(step: int, seen: dict[str, float | str | None], recorded: dict[str, float | str | None]) -> bool:
+def _judged(guard: Guard) -> tuple[str | None, str | None]:
+    """Return lines for an update that was skipped, and for a problem that ends the run."""
+    skips, problem = guard.new_skips(), guard.problem()
+    return None if skips is None else f"{skips.last}; the update was skipped", problem
+
+
+def _print_step(step: int, seen: Numbers, recorded: Numbers) -> bool:
     """Print the numbers of a step beside the recorded ones; return whether those that are recorded are the same."""
     for key, value in seen.items():
         was = recorded.get(key)

@@ -1,4 +1,4 @@
-"""The learning rate of every step: linear warm-up, then cosine decay to a tenth of the peak; or constant."""
+"""Learning-rate schedule: linear warm-up, then cosine decay to a tenth of the peak; or constant."""
 
 import math
 
@@ -9,7 +9,7 @@ FINAL_FRACTION = 0.1  # of the peak, reached at the last step
 
 @attrs.frozen(kw_only=True)
 class Schedule:
-    """What the learning rate depends on, besides the step."""
+    """Parameters of the schedule."""
 
     peak: float
     warmup_steps: int

@@ -1,14 +1,14 @@
-"""Does one step of this run, on this machine, repeat to the bit? Asked before the first step, on GPUs.
+"""Determinism self-test: whether the gradients of one step repeat bit for bit on this machine.
 
-On a CPU the test suite has the answer. On a GPU it depends on kernels that cuBLAS, the attention and torch.compile
-choose for this model on this card, so the run itself looks, and promises what it has seen.
+The test suite answers it for CPUs. On a GPU it depends on the kernels that cuBLAS, attention and torch.compile choose
+for this model on this card, so a run tests it before its first step and promises what it has seen.
 """
 
 import hashlib
 import math
 import os
-from typing import Any
 
+import attrs
 import torch
 from torch import Tensor
 
@@ -20,30 +20,35 @@ from training.precision import Numerics
 from training.state import StepSettings, TrainState
 from training.step import NextBatch, run_microbatches
 
-STEP = 0  # whose dropout masks are used
+STEP = 0  # of the dropout masks
 
 
-def self_test(state: TrainState, settings: StepSettings, ranks: Ranks) -> tuple[dict[str, Any] | None, list[str]]:
-    """Return, for the record and for the user, whether a step repeats; None and no line where it need not be asked.
+@attrs.frozen(kw_only=True)
+class SelfTest:
+    """Outcome of the self-test, the same on every rank."""
 
-    Call it on every rank, between two steps.
-    """
+    held: bool
+    differing: list[str]  # parameters
+    tensors: int  # that were compared
+
+
+def self_test(state: TrainState, settings: StepSettings, ranks: Ranks) -> SelfTest | None:
+    """Run the self-test, on GPUs and unless determinism is off. Call it on every rank, between two steps."""
     if not _wanted(settings, ranks):
-        return None, []
+        return None
     differing = gradients_repeat(state, settings, ranks)
-    outcome = {"held": not differing, "differing": differing, "tensors": len(state.parallel.named_parameters())}
-    return outcome, [describe(outcome, settings.numerics)]
+    return SelfTest(held=not differing, differing=differing, tensors=len(state.parallel.named_parameters()))
 
 
 def gradients_repeat(state: TrainState, settings: StepSettings, ranks: Ranks) -> list[str]:
-    """Return the parameters whose reduced gradients differ between two runs of one step, on any rank; [] is good.
+    """Return the parameters whose reduced gradients differ between two runs of one step, on any rank.
 
-    A whole step on random tokens, without its update: afterwards training is as if this had not been. Call it on every
-    rank; every rank gets the same names.
+    Runs a whole step on random tokens without its update, so that training is unaffected. Call it on every rank; every
+    rank gets the same names.
     """
     scale = state.loss_scale.scale.clone()
     first, norm = _gradients(state, settings, ranks)
-    # Infinities repeat whatever the kernels do: what is compared has to be finite.
+    # Infinities repeat whatever the kernels do: compare finite gradients.
     while state.loss_scale.dynamic and not math.isfinite(norm) and not state.loss_scale.exhausted().item():
         state.loss_scale.scale.mul_(0.5)
         first, norm = _gradients(state, settings, ranks)
@@ -54,15 +59,15 @@ def gradients_repeat(state: TrainState, settings: StepSettings, ranks: Ranks) ->
     return [name for name in first if name in differing]
 
 
-def describe(outcome: dict[str, Any], numerics: Numerics) -> str:
-    """Return what was seen and what it means, as one line."""
+def describe(outcome: SelfTest, numerics: Numerics) -> str:
+    """Return the outcome and what it means, as one line."""
     level = f"determinism {numerics.determinism}"
-    if outcome["held"]:
+    if outcome.held:
         workspace = os.environ.get("CUBLAS_WORKSPACE_CONFIG")
         compiled = "compiled" if numerics.compiled else "not compiled"
         how = f"deterministic attention, cuBLAS workspace {workspace}, {compiled}"
         return f"self-test: one step's gradients repeat to the bit ({how}): {level} holds here"
-    first, count, tensors = outcome["differing"][0], len(outcome["differing"]), outcome["tensors"]
+    first, count, tensors = outcome.differing[0], len(outcome.differing), outcome.tensors
     advice = "try --set compile=false; " if numerics.compiled else ""
     return (
         f"WARNING: self-test: gradients of the same step differ between two runs (first: {first}; {count} of {tensors} "
@@ -76,7 +81,7 @@ def _wanted(settings: StepSettings, ranks: Ranks) -> bool:
 
 
 def _gradients(state: TrainState, settings: StepSettings, ranks: Ranks) -> tuple[dict[str, str], float]:
-    """Run the step and clear its gradients; return the hash of this rank's part of each, and their global norm."""
+    """Run the step and clear its gradients; return the hash of this rank's shard of each, and their global norm."""
     next_batch = random_batches(settings.layout, state.parallel.network.config.vocab_size, ranks)
     run_microbatches(state, settings, ranks, STEP, next_batch)
     norm = ordered_grad_norm(state.parallel.gradients()).item()
@@ -87,8 +92,8 @@ def _gradients(state: TrainState, settings: StepSettings, ranks: Ranks) -> tuple
 
 
 def random_batches(layout: Layout, vocabulary_size: int, ranks: Ranks) -> NextBatch:
-    """Return what yields this rank's micro-batches, (B, T) int64 inputs and targets; the same ones every time."""
-    generator = torch.Generator().manual_seed(ranks.rank)  # of its own: no other draws from it
+    """Return a function that returns random micro-batches of this rank; the same sequence every time."""
+    generator = torch.Generator().manual_seed(ranks.rank)
 
     def next_batch() -> tuple[Tensor, Tensor]:
         shape = (2, layout.microbatch_size, layout.context_length)
@@ -99,6 +104,6 @@ def random_batches(layout: Layout, vocabulary_size: int, ranks: Ranks) -> NextBa
 
 
 def _sha256(gradient: Tensor) -> str:
-    """Return the hash of this rank's part, copied to the CPU alone: of all gradients together there may be no room."""
+    """Return the hash of this rank's shard, copied to the CPU one by one: all gradients may not fit there."""
     part = local_tensor(gradient).detach().cpu().flatten()
     return hashlib.sha256(part.view(torch.uint8).numpy().data).hexdigest()

@@ -1,7 +1,7 @@
-"""Steps whose update must not be applied: a loss or gradient that is not finite, and spikes.
+"""Spike guard: skips or stops at updates from a non-finite loss or gradient norm, or from a spike in either.
 
-Decided on the device, by arithmetic of one shape on numbers that every rank has alike: no rank waits for its GPU, all
-take the same decision, and under elastic determinism it is the same on any world size.
+Decided on the device, from numbers that are the same on every rank: no rank waits for its GPU, all take the same
+decision, and under elastic determinism it is the same on any world size.
 """
 
 from typing import Any
@@ -13,13 +13,13 @@ from torch import Tensor
 from training.config.key_groups import SpikeOptions
 from training.parallel.process_group import Ranks, gather
 
-MEASURED = ("loss", "gradient norm")  # what a step is judged by: the rows of every (2, ...) tensor here
-SMALLEST_DEVIATION = 1e-3  # of the mean: in a flat window the standard deviation is rounding, and so are six of them
+MEASURED = ("loss", "gradient norm")  # rows of every (2, ...) tensor here
+SMALLEST_DEVIATION = 1e-3  # of the mean: in a flat window the standard deviation is rounding
 
 
 @attrs.frozen(kw_only=True)
 class Spike:
-    """A step whose loss or gradient norm lay too far above those before it."""
+    """A step with a loss or gradient norm far above those before it."""
 
     step: int  # the first is 1
     what: str  # one of MEASURED
@@ -37,7 +37,7 @@ class Spike:
 
 @attrs.frozen(kw_only=True)
 class Skips:
-    """Steps that were skipped since somebody last asked."""
+    """Skipped steps since the last report."""
 
     count: int
     total: int  # of the run
@@ -45,9 +45,9 @@ class Skips:
 
 
 class Guard:
-    """Holds updates back: of every step from the first bad one on, and of single spikes where the run goes past them.
+    """Blocks updates: all from the first bad step on, or single spikes with `on_spike` "skip".
 
-    Bad is a step that is not finite or, with `on_spike` "stop", a spike.
+    A bad step is not finite or, with `on_spike` "stop", a spike.
     """
 
     def __init__(self, ranks: Ranks, options: SpikeOptions):
@@ -61,8 +61,8 @@ class Guard:
     def observe(self, step: int, own_losses: Tensor, measured: Tensor, excused: bool | Tensor) -> Tensor:
         """Judge a step by the job's loss and gradient norm before clipping, (2,); `step` counts updates before it.
 
-        Returns a scalar: 1.0 where the update is to be held back, else 0.0. An excused step may have a gradient norm
-        that is not finite: fp16 overflowed, this one update is held back.
+        Returns a scalar: 1.0 to block the update, else 0.0. An excused step may have a non-finite gradient norm: fp16
+        overflowed, and this one update is blocked.
         """
         finite = torch.isfinite(measured)
         healthy = self._first_bad < 0
@@ -78,7 +78,7 @@ class Guard:
         return (held | (self._first_bad >= 0)).float()
 
     def problem(self) -> str | None:
-        """Return what ended the run, naming step and ranks, or None. Waits for the GPU; call it on every rank."""
+        """Return the problem that ends the run, or None. Waits for the GPU; call it on every rank."""
         step = int(self._first_bad.item())
         if step < 0:
             return None
@@ -92,13 +92,13 @@ class Guard:
         return f"step {step + 1}: {what}; the update was not applied"
 
     def metrics(self) -> dict[str, int]:
-        """Return what a logged step's record has because of `on_spike`. Waits for the GPU."""
+        """Return the metrics of a logged step: the count of skipped steps, if they are skipped. Waits for the GPU."""
         if self._window is None or self._on_spike != "skip":
             return {}
         return {"skipped_steps": self._window.spikes()}
 
     def new_skips(self) -> Skips | None:
-        """Return what was skipped since the last call or load, or None. Waits for the GPU."""
+        """Return the skips since the last call or load, or None. Waits for the GPU."""
         if self._window is None or self._on_spike != "skip":
             return None
         total, last = self._window.spikes(), self._window.last()
@@ -108,18 +108,18 @@ class Guard:
         return Skips(count=count, total=total, last=last)
 
     def state(self) -> dict[str, Any] | None:
-        """Return what a checkpoint keeps; None without `on_spike`."""
+        """Return the state for a checkpoint; None without `on_spike`."""
         return None if self._window is None else self._window.state()
 
     def load(self, state: dict[str, Any] | None) -> None:
-        """Continue from a checkpoint; one that was written without `on_spike` leaves the window empty."""
+        """Continue from a checkpoint; one without `on_spike` leaves the window empty."""
         if self._window is not None and state is not None:
             self._window.load(state)
             self._skips_told = self._window.spikes()
 
 
 class SpikeWindow:
-    """Losses and gradient norms of the last finite steps, spikes included, so that a level that lasts is learned."""
+    """Losses and gradient norms of the last finite steps, spikes included, so that it adapts to a lasting change."""
 
     def __init__(self, options: SpikeOptions, device: torch.device):
         self._size = options.spike_window  # steps
@@ -166,7 +166,7 @@ class SpikeWindow:
         return int(self._spikes.item())
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps: exact numbers, oldest first."""
+        """Return the window for a checkpoint: exact numbers, oldest first."""
         losses, grad_norms = self._values[:, self._size - int(self._filled.item()) :].tolist()
         return {"losses": losses, "grad_norms": grad_norms, "skipped_steps": self.spikes()}
 

@@ -1,6 +1,6 @@
-"""One optimizer update: every micro-batch forward and backward, one gradient reduction, clip, the optimizer.
+"""Training step: forward and backward of every micro-batch, one gradient reduction, clipping, optimizer update.
 
-Nothing here waits for the GPU: losses and norms stay on the device, and the guard holds updates back there.
+Nothing here waits for the GPU: losses and norms stay on the device, and the spike guard blocks updates there.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ CLIP_EPSILON = 1e-6  # keeps the division finite, as in torch.nn.utils.clip_grad
 
 @attrs.frozen
 class StepResult:
-    """What a step did; its tensors are scalars on the device."""
+    """Outcome of a step; its tensors are scalars on the device."""
 
     learning_rate: float
     loss: Tensor  # mean nats per token of the global batch, before the update

@@ -1,4 +1,4 @@
-"""Mean loss over a fixed slice of the validation stream, shared by all ranks."""
+"""Validation: mean loss over a fixed slice of the validation stream, computed by all ranks together."""
 
 import math
 
@@ -13,7 +13,7 @@ from training.supervision.stop_request import StopRequest
 
 
 class Validation:
-    """The slice and how to measure a model on it."""
+    """A slice of the validation stream, to measure a model on."""
 
     def __init__(self, stream: TokenStream, start_token: int, sequences: int):
         self.stream = stream

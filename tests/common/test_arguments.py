@@ -1,21 +1,61 @@
-"""Numbers on a command line: in range, or one line of error."""
+"""Command lines: checked numbers, usage errors of one line, plain help."""
 
-import argparse
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
 
+import attrs
 import pytest
 
-from common.arguments import number, whole_number
+from common.arguments import UsageError, number, option, parse, whole_number
+from common.errors import EXIT_USAGE
+
+
+@attrs.frozen(kw_only=True)
+class Example:
+    """Describe the command."""
+
+    names: Annotated[tuple[str, ...], option("one or more", name="NAME", required=True)] = attrs.field(kw_only=False)
+    count: Annotated[int, option("how many", "N", check=whole_number(1, 10))] = 3
+    span: Annotated[tuple[int, int] | None, option("a pair", "FROM TO", check=whole_number(1))] = None
+    marks: Annotated[tuple[str, ...], option("may be repeated", "KEY=VALUE", name="--set")] = ()
+    device: Annotated[Literal["cuda", "cpu"] | None, option("where")] = None
+    fast: Annotated[bool, option("hurry")] = False
+
+    def __attrs_post_init__(self) -> None:
+        if self.fast and self.device is None:
+            raise UsageError("--fast needs --device")
+
+
+def parsed(*words: str) -> Example:
+    value = parse("example.py", Example, words, epilog="examples:\n  python example.py\n")
+    assert isinstance(value, Example)
+    return value
+
+
+def refused(words: Sequence[str], capsys: pytest.CaptureFixture[str], commands: Any = Example) -> str:
+    """Return the one line about a wrong command line."""
+    with pytest.raises(SystemExit) as ended:
+        parse("example.py", commands, words)
+    assert ended.value.code == EXIT_USAGE
+    shown = capsys.readouterr()
+    [line] = shown.err.splitlines()
+    assert shown.out == "" and line.isprintable()
+    return line
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "1.5", "many", "", "1e3", "9" * 5000, str(10**30), "11"])
-def test_a_whole_number_out_of_range_is_refused(text: str) -> None:
-    with pytest.raises(argparse.ArgumentTypeError, match="wanted a whole number of at least 1, at most 10"):
+def test_a_whole_number_out_of_range_is_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ValueError, match="wanted a whole number of at least 1, at most 10"):
         whole_number(1, 10)(text)
+    for words in (["a", f"--count={text}"], ["a", "--count", text]):
+        line = refused(words, capsys)
+        assert line.startswith("example.py: --count: got '")
+        assert line.endswith("wanted a whole number of at least 1, at most 10") and len(line) < 250
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "1e999", "x", "1"])
 def test_a_number_out_of_range_is_refused(text: str) -> None:
-    with pytest.raises(argparse.ArgumentTypeError, match="wanted a number above 0 and below 1"):
+    with pytest.raises(ValueError, match="wanted a number above 0 and below 1"):
         number(0, 1, above=True)(text)
 
 
@@ -27,5 +67,62 @@ def test_numbers_in_range_are_taken() -> None:
 
 @pytest.mark.parametrize("text", ["14,32", "$14", "nan", "inf", "0", "-1"])
 def test_a_limit_that_is_no_number_is_refused_with_an_example(text: str) -> None:
-    with pytest.raises(argparse.ArgumentTypeError, match=r"wanted a number above 0, such as 14\.32"):
+    with pytest.raises(ValueError, match=r"wanted a number above 0, such as 14\.32"):
         number(0, above=True, example="14.32")(text)
+
+
+def test_a_command_line_becomes_its_class() -> None:
+    assert parsed("a", "--count", "4", "b") == Example(("a", "b"), count=4)
+    assert parsed("--span", "2", "5", "a").span == (2, 5)
+    assert parsed("a", "--set", "x=1", "--set=y=2", "--count=1", "--count", "2") == Example(
+        ("a",), marks=("x=1", "y=2"), count=2
+    )
+    assert parsed("--", "-a").names == ("-a",)
+    assert parsed("a\udcff\x1b").names == ("a\udcff\x1b",)  # bytes of a path that are no UTF-8 survive
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "NAME is missing"),
+        (["a", "--cuont=1"], "'--cuont': unknown option; did you mean '--count'?"),
+        (["a", "--no-fast"], "'--no-fast': unknown option; did you mean '--fast'?"),
+        (["a", "--version"], "'--version': unknown option"),
+        (["a", "--device", "tpu\x1b[2J"], "--device: got 'tpu\\x1b[2J', wanted cuda or cpu"),
+        (["a", "--set"], "--set: needs a value"),
+        (["a", "--span", "1"], "--span: needs 2 values"),
+        (["a", "--span", "1", "0"], "--span: got '0', wanted a whole number of at least 1"),
+        (["a", "--fast"], "--fast needs --device"),
+        (["a", "--\x1b\udcff"], "'--\\x1b\\udcff': unknown option"),
+    ],
+)
+def test_a_usage_error_is_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert refused(words, capsys).startswith(f"example.py: {said}")
+
+
+@attrs.frozen
+class Other:
+    """Do something else."""
+
+    name: Annotated[str, option("what", name="NAME")]
+
+
+def test_a_first_word_names_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+    commands = {"example": Example, "other": Other}
+    assert parse("example.py", commands, ["other", "x"]) == Other("x")
+    assert refused([], capsys, commands) == "example.py: COMMAND is missing; known: example, other"
+    assert "other" in refused(["othre"], capsys, commands)
+    assert refused(["other"], capsys, commands) == "example.py: other: NAME is missing"
+    assert refused(["other", "x", "y"], capsys, commands) == "example.py: other: 'y': one argument too many"
+
+
+def test_help_is_plain_text_of_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parsed("--help")
+    shown = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert "  --count N               how many (default: 3)\n" in shown
+    assert "  --span FROM TO          a pair\n" in shown and "--device cuda|cpu" in shown
+    assert shown.startswith("Usage: example.py") and shown.endswith("\nexamples:\n  python example.py\n")
+    assert "Describe the command." in shown
+    assert all(len(line) <= 80 and line.isprintable() for line in shown.splitlines())

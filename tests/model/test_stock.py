@@ -66,6 +66,7 @@ def test_training_refuses_it_by_file_and_field_before_anything_else(
     run = make_run()
     (run / "model.json").write_text(json.dumps(TINY_MODEL | {"rope_base": 10_000.0}))
     monkeypatch.setattr(train_config, "ModelConfig", RotaryConfig)
+    monkeypatch.setitem(train_config.KEYS, "model", dict(attrs.fields_dict(RotaryConfig)))
     with pytest.raises(BadInput, match=r"run/model\.json: rope_base: got 10000\.0, but"):
         train_config.load_run(run, [])
 

@@ -17,7 +17,7 @@ from training.exactness.fingerprint import resolve_numerics
 from training.exactness.levels import set_determinism
 from training.parallel import process_group as ranks
 from training.precision import Numerics
-from training.self_test import describe, gradients_repeat
+from training.self_test import SelfTest, describe, gradients_repeat
 from training.state import StepSettings, TrainState
 from training.telemetry.metrics_log import read_metrics
 
@@ -140,7 +140,7 @@ def test_a_difference_on_one_rank_is_known_to_all_and_the_run_goes_on(
 
 def test_what_is_said_of_a_failure_names_a_way_out() -> None:
     numerics = Numerics(determinism="run", precision="bf16", compiled=True)
-    outcome = {"held": False, "differing": ["a.weight", "b.weight"], "tensors": 148}
+    outcome = SelfTest(held=False, differing=["a.weight", "b.weight"], tensors=148)
     line = describe(outcome, numerics)
     assert line.startswith("WARNING: self-test: ")
     assert "(first: a.weight; 2 of 148 tensors): determinism run does not hold here" in line

@@ -1,8 +1,8 @@
-"""Which source each sample of a run comes from: arithmetic on whole numbers, no state.
+"""Data mixture: the source of each sample of a run, by integer arithmetic without state.
 
-A stage has a table of D entries, D the least common denominator of its sources' weights. Sample n of the stage is given
-to the source of entry n mod D, so no source is ever a whole sample ahead of its weight or behind it. How many samples a
-source had before any sample is a division, a remainder and a number beside the entry.
+A stage has a table of D entries, D the least common denominator of its sources' weights. Sample n of the stage comes
+from the source of entry n mod D, so no source is ever a whole sample ahead of its weight or behind it. A sample's place
+among those of its source takes a division, a remainder and a number stored with the entry.
 """
 
 import math
@@ -17,9 +17,9 @@ MOST_ENTRIES = 1 << 20  # of a table: a second to make, 8 MiB
 
 @attrs.frozen
 class Stage:
-    """A part of a run with the same weights throughout."""
+    """Part of a run with constant mixture weights."""
 
-    first: int  # sample of the run it begins with
+    first: int  # its first sample, counted from the run's beginning
     shares: tuple[int, ...]  # of each source: samples in each D = sum(shares)
 
 
@@ -45,13 +45,13 @@ class Mixture:
         return sources, places
 
     def counts(self, samples: int) -> list[int]:
-        """Return how many of a run's first `samples` samples come from each source."""
+        """Return the number of samples from each source among a run's first `samples`."""
         number = int(np.searchsorted(self._firsts, samples, side="right")) - 1
         return (self._before[number] + self._tables[number].counts(samples - int(self._firsts[number]))).tolist()
 
 
 class _Table:
-    """One turn of a stage, repeated for as long as the stage lasts."""
+    """One period of a stage's sources."""
 
     def __init__(self, shares: tuple[int, ...]):
         self._shares = np.array(shares)
@@ -72,9 +72,9 @@ class _Table:
 
 
 def to_shares(weights: Sequence[int | float]) -> tuple[int, ...]:
-    """Return weights as the smallest whole numbers in the same proportion; 0.1 is a tenth, as it is written.
+    """Return weights as the smallest integers in the same proportion; 0.1 counts as exactly a tenth.
 
-    Raises ValueError, saying what to do, where their sum is above MOST_ENTRIES.
+    Raises ValueError if they sum to more than MOST_ENTRIES.
     """
     exact = [Fraction(str(weight)) for weight in weights]
     denominator = math.lcm(*(weight.denominator for weight in exact))

@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Sequence
 
 from common.errors import BadInput
 from common.files import replace_file, write_error
@@ -11,7 +12,7 @@ from training.config.train_config import Run
 _MICROBATCH = re.compile(r'("(?:micro|mini)batch_size"\s*:\s*)\d+')  # mini: the older spelling
 
 
-def check_editable(run: Run, overrides: list[str]) -> None:
+def check_editable(run: Run, overrides: Sequence[str]) -> None:
     """Raise BadInput where editing the micro-batch would change other settings, or cannot be written."""
     path = run.directory / "train.json"
     text = read_regular(path).decode()

@@ -7,6 +7,7 @@ memory does not suffice.
 
 import os
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -37,7 +38,7 @@ class Found:
     all_tried: bool  # no larger candidate fits; False: time was up
 
 
-def report_largest(run: Run, overrides: list[str], device: str | None, processes: int | None, write: bool) -> None:
+def report_largest(run: Run, overrides: Sequence[str], device: str | None, processes: int | None, write: bool) -> None:
     """Find the largest micro-batch that fits on every rank; print it, and write it into train.json with `write`.
 
     `overrides`: those that `run` was read with. `processes`: ranks to start here, None: one for each GPU; under

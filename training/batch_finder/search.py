@@ -5,6 +5,7 @@ import bisect
 import attrs
 
 from common.errors import BadInput
+from training.config.batch_plan import microbatch_sizes
 from training.config.train_config import Run
 
 LARGEST = 4096  # sequences; of candidates without a global batch to keep
@@ -70,12 +71,7 @@ def candidates(run: Run, world_size: int) -> list[int]:
         while sizes[-1] < LARGEST:
             sizes.append(sizes[-1] + max(1, sizes[-1] // FINENESS))
         return sizes
-    return divisors(batch // world_size)
-
-
-def divisors(count: int) -> list[int]:
-    """Return the divisors of a number, ascending."""
-    return [size for size in range(1, count + 1) if count % size == 0]
+    return microbatch_sizes(batch, world_size)
 
 
 def keeping(run: Run, world_size: int, largest: int) -> int | None:
@@ -85,6 +81,4 @@ def keeping(run: Run, world_size: int, largest: int) -> int | None:
         train.batch.global_batch_size
         or train.batch.microbatch_size * (train.batch.gradient_accumulation_steps or 1) * world_size
     )
-    if batch % world_size:
-        return None
-    return max((size for size in divisors(batch // world_size) if size <= largest), default=None)
+    return max(microbatch_sizes(batch, world_size, largest), default=None)

@@ -26,18 +26,16 @@ _OWN_HIDDEN_NAME = re.compile(rf"{re.escape(PARTIAL)}({STEP_NAME.pattern}({ASIDE
 
 @attrs.frozen
 class Disk:
-    """A folder of checkpoints; `archive/` beside it receives what is set aside."""
+    """Storage in a folder; `archive/` beside it receives what is set aside. See `Storage` for what each method does."""
 
     directory: Path
 
     def names(self) -> list[str]:
-        """Return the names of folders, files and links that are not hidden, sorted."""
         if not self.directory.is_dir():
             return []
         return sorted(path.name for path in self.directory.iterdir() if not path.name.startswith("."))
 
     def exists(self, name: str = "") -> bool:
-        """Return whether there is a folder of this name, or a link to one."""
         return is_folder(self.directory / name)
 
     def target(self, name: str) -> str | None:
@@ -50,11 +48,9 @@ class Disk:
         return link.name if here else str(link)
 
     def local_file(self, name: str, file: str) -> Path:
-        """Return the path of a file."""
         return self.directory / name / file
 
     def where(self, name: str) -> str:
-        """Return the path of a checkpoint."""
         return str(self.directory / name)
 
     def begin(self, name: str, files: Mapping[str, NewFile]) -> None:
@@ -69,26 +65,20 @@ class Disk:
                 opened.truncate(new.size_bytes)
 
     def write_rows(self, name: str, file: str, rows: Iterable[tuple[int, memoryview]]) -> None:
-        """Write rows in place, then sync the file."""
-        descriptor = os.open(self._partial(name) / file, os.O_WRONLY)
-        try:
+        with (self._partial(name) / file).open("r+b") as opened:
             for offset_bytes, content in rows:
-                written = 0
-                while written < len(content):  # at most 2 GiB at once on Linux
-                    written += os.pwrite(descriptor, content[written:], offset_bytes + written)
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+                opened.seek(offset_bytes)
+                opened.write(content)
+            opened.flush()
+            os.fsync(opened.fileno())
 
     def put(self, name: str, file: str, content: bytes) -> None:
-        """Write a file, then sync it and its folder."""
         path = self._partial(name) / file
         path.write_bytes(content)
         sync(path)
         sync(path.parent)
 
     def entry(self, name: str, file: str) -> FileDigest:
-        """Return size and hash of a hidden file."""
         path = self._partial(name) / file
         return FileDigest(path.stat().st_size, sha256(path))
 
@@ -111,7 +101,6 @@ class Disk:
         crash_points.reached("durable")
 
     def discard(self, name: str) -> None:
-        """Remove a hidden folder, ignoring errors."""
         shutil.rmtree(self._partial(name), ignore_errors=True)
 
     def point(self, link: str, name: str | None) -> None:
@@ -142,7 +131,6 @@ class Disk:
         self._remove_left_behind()
 
     def recover(self) -> None:
-        """Restore a checkpoint whose replacement was interrupted. Raises BadInput where nothing can be written."""
         if os.path.lexists(self.directory):
             if not is_folder(self.directory):
                 raise BadInput(f"{self.directory}: wanted a folder, or a link to one; move it away, or mount its disk")
@@ -151,7 +139,6 @@ class Disk:
         self._restore_replaced()
 
     def copy(self, source: str, name: str) -> None:
-        """Copy a folder to a hidden one, durably."""
         partial = self._partial(name)
         shutil.rmtree(partial, ignore_errors=True)  # of a start that was killed here
         shutil.copytree(self.directory / source, partial)
@@ -159,7 +146,6 @@ class Disk:
             sync(copied)
 
     def rename(self, old: str, new: str) -> None:
-        """Rename a folder."""
         (self.directory / old).rename(self.directory / new)
 
     def set_aside(self, archive: Path, names: Sequence[str] | None = None) -> Path:

@@ -17,6 +17,7 @@ from training.optimizers.optimizer_registry import OPTIMIZERS
 from training.schedule import Schedule
 
 DIVISORS_SHOWN = 24
+MOST_SEQUENCES = 1 << 30  # of a global batch
 MOST_STEPS = 99_999_999  # a checkpoint's name has eight digits
 VALIDATION_SHARE = 1 / 3  # of a training token's time: forward only
 
@@ -155,10 +156,18 @@ def count_due(first: int, last: int, *intervals: int) -> int:
     return multiples + all(last % every for every in intervals)
 
 
+def microbatch_sizes(batch: int, ranks: int, largest: int = MOST_SEQUENCES) -> list[int]:
+    """Return the micro-batches up to `largest` with which so many ranks make up a global batch, ascending."""
+    if batch % ranks:
+        return []
+    share = batch // ranks
+    small = [size for size in range(1, math.isqrt(share) + 1) if share % size == 0]
+    return sorted({size for size in (*small, *(share // size for size in small)) if size <= largest})
+
+
 def _divisors_near(number: int, wanted: int) -> str:
     """Return the divisors of a number for people, those next to `wanted` where there are many."""
-    small = [size for size in range(1, math.isqrt(number) + 1) if number % size == 0]
-    divisors = sorted({*small, *(number // size for size in small)})
+    divisors = microbatch_sizes(number, 1)
     first = max(0, bisect.bisect(divisors, wanted) - DIVISORS_SHOWN // 2)
     shown = ", ".join(map(str, divisors[first : first + DIVISORS_SHOWN]))
     return f"{'..., ' * (first > 0)}{shown}{', ...' * (first + DIVISORS_SHOWN < len(divisors))}"

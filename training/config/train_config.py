@@ -1,7 +1,7 @@
 """A run directory's `model.json` and `train.json`: read, older spellings translated, checked."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -92,7 +92,7 @@ class Run:
     notices: tuple[str, ...]  # translated keys, a line each
 
 
-def load_run(directory: Path, overrides: list[str]) -> Run:
+def load_run(directory: Path, overrides: Sequence[str]) -> Run:
     """Read a run directory; each override is "KEY=VALUE", "train.KEY=VALUE" or "model.KEY=VALUE".
 
     Raises BadInput naming the file and the key of whatever is missing, unknown or out of range.

@@ -1,8 +1,8 @@
-"""Which kernel computes attention on a GPU: one for the whole run, tried before the first step, never the formula.
+"""Attention kernel of a run on a GPU: one fused kernel, tested and timed before the first step.
 
-Left to itself, torch falls back to the formula where no fused kernel takes the inputs, T x T matrices and all, without
-a word. Which fused one is the fastest depends on the GPU: with training's shapes cuDNN's leads on Hopper (1.7 to 2.3
-times flash-attention 2) and trails on A100, A10G and RTX PRO 6000 (huggingface/transformers, pull request 48163).
+By default torch falls back to unfused attention, with T x T matrices and no warning, where no fused kernel supports the
+inputs. The fastest fused kernel depends on the GPU: at training shapes cuDNN's leads on Hopper (1.7 to 2.3 times
+flash-attention 2) and trails on A100, A10G and RTX PRO 6000 (huggingface/transformers, pull request 48163).
 """
 
 import math
@@ -28,17 +28,17 @@ KERNELS = {
     "flash": SDPBackend.FLASH_ATTENTION,
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
 }
-REPEATING = ("flash", "efficient")  # whose backward pass has a variant that repeats to the bit
+REPEATING = ("flash", "efficient")  # with a deterministic backward pass
 CUDNN_FIRST = (9, 10)  # compute capabilities, major: Hopper, and Blackwell as torch does; others are timed
 ROUNDS = 10  # of a timing
-TIMED_SEQUENCES = 8  # at most: enough to fill a GPU, and little beside what a run will hold
-MARGIN = 0.03  # by which another kernel has to be faster than one that comes before it
-TOLERANCE = 0.05  # of the largest value of the formula's output or gradients: bf16 rounds to 0.004
+TIMED_SEQUENCES = 8  # at most: enough to fill a GPU, small beside the run itself
+MARGIN = 0.03  # a later kernel is chosen only if faster by this share
+TOLERANCE = 0.05  # of the largest value of the reference output or gradients: bf16 rounds to 0.004
 
 
 @attrs.frozen(kw_only=True)
 class Shape:
-    """Attention as the run's blocks call it."""
+    """Shape, precision and dropout of the run's attention."""
 
     microbatch_size: int
     tokens: int
@@ -50,7 +50,7 @@ class Shape:
 
     @classmethod
     def of(cls, model: ModelConfig, microbatch_size: int, precision: str, device: torch.device) -> "Shape":
-        """Return that of a network's micro-batch."""
+        """Return the shape for a model and micro-batch size."""
         return cls(
             microbatch_size=microbatch_size,
             tokens=model.context_length,
@@ -63,12 +63,12 @@ class Shape:
 
 
 def use_attention(run: Run, numerics: Numerics, ranks: Ranks) -> None:
-    """Leave torch one attention kernel, the same on every rank, for as long as this process lives; none on a CPU.
+    """Enable one attention kernel, the same on every rank, for the life of this process; on a CPU do nothing.
 
-    Call it on every rank. Raises BadInput when no fused kernel takes the run's shape.
+    Call it on every rank. Raises BadInput if no fused kernel supports the run's shape.
     """
     if ranks.device.type != "cuda":
-        return  # one fused kernel; what it does not take, dropout, is for the formula
+        return  # torch has one fused kernel there, and unfused attention for dropout
     shape = Shape.of(run.model, run.train.batch.microbatch_size, numerics.precision, ranks.device)
     name = from_coordinator(ranks, lambda: _choose(run, numerics, shape))
     backends = torch.backends.cuda
@@ -76,13 +76,13 @@ def use_attention(run: Run, numerics: Numerics, ranks: Ranks) -> None:
     backends.enable_flash_sdp(name == "flash")
     backends.enable_mem_efficient_sdp(name == "efficient")
     backends.enable_math_sdp(False)
-    # torch.compile's caches on the disk do not know of these switches: a graph with another kernel would come back.
+    # torch.compile's disk caches ignore these switches: they would return a graph with another kernel.
     torch.compiler.config.cache_key_tag = f"attention {name}"
-    torch.cuda.empty_cache()  # what the trials took: a run's weights would lie in pieces of it
+    torch.cuda.empty_cache()  # memory of the trials would fragment the run's
 
 
 def problem_of(name: str, shape: Shape) -> str | None:
-    """Return why a kernel cannot compute this attention and its gradients, or None: tried beside the formula."""
+    """Test a kernel's output and gradients against unfused attention; return what is wrong, or None."""
     generator = torch.Generator().manual_seed(0)
     fused = torch.randn(1, shape.tokens, 3 * shape.heads * shape.width, generator=generator).to(shape.device)
     try:
@@ -95,11 +95,11 @@ def problem_of(name: str, shape: Shape) -> str | None:
     wanted = _run(SDPBackend.MATH, shape, fused)
     differences = [(one - other).abs().max() / other.abs().max() for one, other in zip(found, wanted, strict=True)]
     worst = torch.stack(differences).max().item()  # torch's maximum: NaN where one of them is
-    return None if worst <= TOLERANCE else f"differs from the formula by {worst:.2g} of its largest value"
+    return None if worst <= TOLERANCE else f"differs from unfused attention by {worst:.2g} of its largest value"
 
 
 def fastest(names: list[str], shape: Shape) -> str:
-    """Return the kernel that takes the least time, forward and backward, by a margin over those before it."""
+    """Return the fastest kernel, forward and backward; a later one only if faster by MARGIN."""
     sequences = min(shape.microbatch_size, TIMED_SEQUENCES)
     fused = torch.randn(sequences, shape.tokens, 3 * shape.heads * shape.width, device=shape.device).to(shape.dtype)
     seconds = {name: seconds_of(name, shape, fused) for name in names}
@@ -111,7 +111,7 @@ def fastest(names: list[str], shape: Shape) -> str:
 
 
 def seconds_of(name: str, shape: Shape, fused: Tensor) -> float:
-    """Return the least of several timings, forward and backward."""
+    """Return the minimum of several timings, forward and backward."""
     least = math.inf
     for _ in range(ROUNDS):
         began = time.perf_counter()
@@ -130,21 +130,21 @@ def _choose(run: Run, numerics: Numerics, shape: Shape) -> str:
     if not working:
         reasons = "; ".join(f"{name}: {problem}" for name, problem in problems.items())
         raise BadInput(
-            f"{run.directory / 'model.json'}: no fused attention kernel takes {shape.heads} heads of width "
-            f"{shape.width} in {numerics.precision} on {torch.cuda.get_device_name(shape.device)} ({reasons}); the "
-            f"formula would hold {shape.tokens} x {shape.tokens} matrices: choose n_heads so that emb_dim / n_heads "
-            "is 64 or 128"
+            f"{run.directory / 'model.json'}: no fused attention kernel supports {shape.heads} heads of width "
+            f"{shape.width} in {numerics.precision} on {torch.cuda.get_device_name(shape.device)} ({reasons}); "
+            f"unfused attention would need {shape.tokens} x {shape.tokens} matrices: choose n_heads so that emb_dim / "
+            "n_heads is 64 or 128"
         )
     hopper = torch.cuda.get_device_capability(shape.device)[0] in CUDNN_FIRST
     return working[0] if hopper or numerics.determinism != "off" else fastest(working, shape)
 
 
 def _run(backend: SDPBackend, shape: Shape, fused: Tensor, drop_rate: float = 0.0) -> list[Tensor]:
-    """Return output and gradient of the fused queries, keys and values, (B, T, 3 C), in fp32."""
+    """Return the output, and the gradient of the fused queries, keys and values (B, T, 3 C), in fp32."""
     fused = fused.detach().requires_grad_()
     queries, keys, values = (split_heads(part, shape.heads) for part in fused.chunk(3, dim=-1))
     with sdpa_kernel(backend), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns of each kernel that it does not choose
+        warnings.simplefilter("ignore")  # torch warns about each kernel that it rejects
         output = F.scaled_dot_product_attention(queries, keys, values, is_causal=True, dropout_p=drop_rate)
         output.float().square().sum().backward()
     assert fused.grad is not None

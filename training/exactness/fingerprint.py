@@ -1,4 +1,4 @@
-"""What the bits of a run depend on besides its configuration: kept in each checkpoint, compared when a run resumes."""
+"""Numerics fingerprint: versions, hardware and settings that a run's bits depend on, recorded in each checkpoint."""
 
 import os
 from typing import Any
@@ -26,7 +26,7 @@ _ENVIRONMENT = (
 
 
 def resolve_numerics(run: Run, plan: Plan, ranks: Ranks) -> Numerics:
-    """Return how the run computes on these ranks. Raises BadInput when elastic cannot serve the world size."""
+    """Resolve determinism, precision and compilation for these ranks. Raises BadInput as resolve_determinism does."""
     return Numerics(
         determinism=resolve_determinism(run, plan, ranks),
         precision=resolve(run.train.execution.precision, ranks.device),
@@ -35,7 +35,7 @@ def resolve_numerics(run: Run, plan: Plan, ranks: Ranks) -> Numerics:
 
 
 def fingerprint(run: Run, numerics: Numerics, ranks: Ranks) -> dict[str, Any]:
-    """Return what the bits depend on, one level deep, for JSON."""
+    """Return the fingerprint as a flat JSON object."""
     cuda = ranks.device.type == "cuda"
     values: dict[str, Any] = {
         **attrs.asdict(numerics),
@@ -50,7 +50,7 @@ def fingerprint(run: Run, numerics: Numerics, ranks: Ranks) -> dict[str, Any]:
         "cpu_capability": None if cuda else torch.backends.cpu.get_cpu_capability(),
         "cpu_threads": None if cuda else torch.get_num_threads(),
     }
-    if numerics.determinism == "run":  # elastic is what makes these two not matter
+    if numerics.determinism == "run":  # elastic is independent of these two
         values |= {"world_size": ranks.world_size, "parallel": run.train.execution.parallel}
     if run.train.memory.loss_chunks > 1:  # another order of additions
         values["loss_chunks"] = run.train.memory.loss_chunks
@@ -58,7 +58,7 @@ def fingerprint(run: Run, numerics: Numerics, ranks: Ranks) -> dict[str, Any]:
 
 
 def agreed_fingerprint(run: Run, numerics: Numerics, ranks: Ranks) -> dict[str, Any]:
-    """Return rank 0's fingerprint, on every rank. Raises BadInput when exact ranks compute with different ones."""
+    """Return rank 0's fingerprint on every rank. Raises BadInput where ranks differ, unless determinism is off."""
     everywhere = gather(ranks, fingerprint(run, numerics, ranks))
     for rank, other in enumerate(everywhere):
         changes = drift(everywhere[0], other)
@@ -71,13 +71,13 @@ def agreed_fingerprint(run: Run, numerics: Numerics, ranks: Ranks) -> dict[str, 
 
 
 def drift(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Return "field: old -> new" for each field in which two fingerprints differ."""
+    """Return "field: old -> new" for each difference between two fingerprints."""
     fields = sorted(before.keys() | now.keys())
     return [f"{name}: {before.get(name)} -> {now.get(name)}" for name in fields if before.get(name) != now.get(name)]
 
 
 def attention_backends() -> str:
-    """Return the attention kernels that scaled_dot_product_attention may choose from."""
+    """Return the enabled kernels of scaled_dot_product_attention, joined by "+"."""
     backends = torch.backends.cuda
     enabled = {
         "flash": backends.flash_sdp_enabled(),

@@ -1,8 +1,8 @@
-"""How much of a run's arithmetic is promised to repeat, and the switches that make it so.
+"""Determinism levels, and the switches of torch, cuBLAS and malloc that each one needs.
 
-off       the fastest kernels and reductions
-run       the same world size and wrapper: the same bits
-elastic   any legal world size, DDP or FSDP, resumed or not: the same bits
+off       fastest kernels and reductions, reproducible to rounding
+run       bit-identical on the same world size and wrapper
+elastic   bit-identical on any legal world size, under DDP or FSDP, resumed or not
 """
 
 import ctypes
@@ -22,7 +22,7 @@ KEPT_BYTES, MAPPED_BYTES = (1 << 31) - 1, (1 << 30, 1 << 25)  # the most that ve
 
 
 def resolve_determinism(run: Run, plan: Plan, ranks: Ranks) -> str:
-    """Return "off", "run" or "elastic". Raises BadInput when elastic is asked for on a world size it cannot serve."""
+    """Return "off", "run" or "elastic". Raises BadInput for elastic on a world size that does not divide the tree."""
     wanted = run.train.execution.determinism
     microbatches = plan.layout.global_batch_size // plan.layout.microbatch_size
     size, legal = plan.layout.data_parallel_size, elastic_world_sizes(microbatches)
@@ -40,7 +40,7 @@ def resolve_determinism(run: Run, plan: Plan, ranks: Ranks) -> str:
 
 
 def set_determinism(level: str, cpu_threads: int, ranks: Ranks) -> None:
-    """Choose kernels for the level. Call it before the first one runs."""
+    """Set the process-wide switches of a level. Call it before the first kernel runs."""
     if ranks.device.type == "cpu":
         torch.set_num_threads(cpu_threads)
         _keep_freed_memory()
@@ -49,12 +49,12 @@ def set_determinism(level: str, cpu_threads: int, ranks: Ranks) -> None:
         torch.use_deterministic_algorithms(True)
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # NaN in every buffer
         torch.backends.cudnn.benchmark = False
-        # Torch has no deterministic backward for it: strict mode passes it over, and so does the record when it is off.
+        # It has no deterministic backward: strict mode skips it anyway, and the fingerprint is to say so.
         torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def _keep_freed_memory() -> None:
-    """Have glibc keep what one step frees for the next, where this is glibc: docs/NOTES.md, new pages."""
+    """Make glibc, where it is glibc, keep freed memory for the next step (docs/NOTES.md, new pages)."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
         for threshold in MAPPED_BYTES:  # smaller blocks come from the heap,

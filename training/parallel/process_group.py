@@ -1,7 +1,7 @@
-"""Who am I among the processes of this job, and how do all of us agree on something.
+"""Process groups, and collectives for Python objects.
 
-Collectives on the default group move device tensors (NCCL on GPUs, gloo on CPUs). Python objects and the wish to stop
-go over `control`, a gloo group; while one rank of a machine downloads, the others wait on `download`, which has hours.
+The default group moves device tensors (NCCL on GPUs, gloo on CPUs). `control`, a gloo group, carries Python objects and
+stop requests. `download`, another one with a timeout of hours, is where the ranks of a machine wait for its download.
 """
 
 import os
@@ -19,10 +19,10 @@ from common.files import system_error
 from training.hardware.preflight import choose_device
 from training.launch import environment_rank, restarts
 
-CONNECT_TIMEOUT = timedelta(seconds=10)  # to torchrun, which is there before its ranks are
+CONNECT_TIMEOUT = timedelta(seconds=10)  # to torchrun, which starts before its ranks
 STORE_TIMEOUT = timedelta(minutes=30)  # torch's own, for ranks that are slow to start
 DOWNLOAD_TIMEOUT = timedelta(hours=6)  # tens of gigabytes on a slow line
-# NCCL's own watchdog ends the process without a word to Python: gloo, where every step meets as well, gives up first.
+# NCCL's own watchdog kills the process without a Python exception: gloo, used in every step as well, times out first.
 NCCL_EXTRA = timedelta(minutes=1)
 
 all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # before torch 2.13
@@ -32,7 +32,7 @@ Value = TypeVar("Value")
 
 @attrs.frozen(kw_only=True)
 class Ranks:
-    """This process's place in the job."""
+    """Rank of this process, world size, and the process groups of the job."""
 
     rank: int
     world_size: int
@@ -44,15 +44,15 @@ class Ranks:
 
     @property
     def coordinates(self) -> bool:
-        """True on the rank that writes files and speaks to the user."""
+        """True on the rank that writes files and prints."""
         return self.rank == 0
 
 
 def start(device_kind: str | None, timeout_seconds: int) -> Ranks:
-    """Join the process group that torchrun describes, or a group of one. `device_kind`: "cuda", "cpu" or None.
+    """Join torchrun's process group, or make a group of one. `device_kind`: "cuda", "cpu" or None (choose).
 
-    A collective raises RuntimeError when it has waited for `timeout_seconds`.
-    Raises BadInput when there is no usable GPU for this rank, dist.DistError when torchrun is gone.
+    Afterwards a collective raises RuntimeError after `timeout_seconds` of waiting.
+    Raises BadInput without a usable GPU for this rank, dist.DistError if torchrun has ended.
     """
     device_kind = choose_device(device_kind)
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
@@ -84,7 +84,7 @@ def start(device_kind: str | None, timeout_seconds: int) -> Ranks:
 
 
 def torchrun_store() -> TCPStore:
-    """Return a connection of its own to torchrun's store. Raises dist.DistError when torchrun is gone."""
+    """Return a new connection to torchrun's store. Raises dist.DistError if torchrun has ended."""
     server = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = TCPStore(*server, is_master=False, wait_for_workers=False, timeout=CONNECT_TIMEOUT)
     store.set_timeout(STORE_TIMEOUT)
@@ -92,28 +92,28 @@ def torchrun_store() -> TCPStore:
 
 
 def stop() -> None:
-    """Leave the process group."""
+    """Destroy the process group."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
 def gather(ranks: Ranks, value: Value, group: Any = None) -> list[Value]:
-    """Return every rank's value, in rank order, on every rank; over `control` unless told otherwise."""
+    """All-gather a Python value: return every rank's, in rank order. `group`: `control` by default."""
     values: list[Any] = [None] * ranks.world_size
     dist.all_gather_object(values, value, group=group or ranks.control)
     return values
 
 
 def from_coordinator(ranks: Ranks, make: Callable[[], Value]) -> Value:
-    """Call `make` on rank 0 while the others wait; return its value, or raise its BadInput, on every rank."""
+    """Call `make` on rank 0 and broadcast its value; its BadInput is raised on every rank."""
     return together(ranks, make, only=ranks.coordinates)[0]
 
 
 def together(ranks: Ranks, work: Callable[[], Value], *, only: bool = True, group: Any = None) -> list[Value]:
     """Call `work` on the ranks where `only` is true; return their values in rank order, on every rank.
 
-    A BadInput on any rank is raised on all of them, the lowest rank's first, so that nobody waits for the dead; an
-    error of the system that names a file, such as one that cannot be read, as BadInput.
+    BadInput on any rank is raised on all (that of the lowest rank), so that no rank waits for one that has failed; an
+    OSError that names a file becomes BadInput.
     """
     value: Any = None
     problem: str | None = None
@@ -134,12 +134,12 @@ def together(ranks: Ranks, work: Callable[[], Value], *, only: bool = True, grou
 
 
 def _rendezvous() -> tuple[Any, int, int]:
-    """Return the store where ranks find each other, this rank and the world size."""
+    """Return the rendezvous store, this rank and the world size."""
     if "RANK" not in os.environ:
         return dist.HashStore(), 0, 1  # type: ignore[attr-defined]  # missing from its __all__
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True):
         store, rank, world_size = torchrun_store(), environment_rank(), int(os.environ["WORLD_SIZE"])
-    else:  # another launcher: rank 0 holds the store, and may come late
+    else:  # another launcher: rank 0 hosts the store, and may start late
         store, rank, world_size = next(dist.rendezvous("env://"))  # type: ignore[attr-defined]
-    # torchrun --standalone keeps its store over a restart, with the addresses of the group that died.
+    # After a restart torchrun --standalone has the same store, with stale addresses of the failed group.
     return dist.PrefixStore(f"start {restarts()}", store), rank, world_size  # type: ignore[attr-defined]

@@ -1,7 +1,11 @@
 """Budget of a run, --max-hours and --max-usd: when to stop so that the final checkpoint still fits."""
 
-import attrs
+from typing import Annotated
 
+import attrs
+from cyclopts import Parameter
+
+from common.arguments import number, option
 from common.errors import BadInput
 from model.config import ModelConfig, parameter_count
 from training.telemetry.time_ledger import TimeLedger
@@ -9,15 +13,23 @@ from training.telemetry.time_ledger import TimeLedger
 END_SECONDS = 4.0  # the last chart, the end of the processes and of torchrun
 WEIGHT_BYTES = 4  # fp32
 SLOW_DISK_BYTES_PER_SECOND = 100e6  # assumed for the first save of a process
+USD = number(0, above=True, example="14.32")
 STEPS_AHEAD = 2  # the host runs a little ahead of a GPU
 
 
+@Parameter(name="*")
 @attrs.frozen(kw_only=True)
 class Budget:
     """Limits of a run, its earlier jobs included; None: no limit."""
 
-    max_hours: float | None = None
-    max_usd: float | None = None  # the ledger knows the price
+    max_hours: Annotated[
+        float | None,
+        option("stop with a checkpoint before it has taken more", "HOURS", check=number(0, above=True, example="3.5")),
+    ] = None
+    max_usd: Annotated[  # the ledger knows the price
+        float | None,
+        option("stop with a checkpoint before the run has cost more", "USD", check=USD),
+    ] = None
 
     def seconds_left(self, ledger: TimeLedger) -> tuple[float, str] | None:
         """Return the seconds until the first limit, and the option that sets it; None without limits."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import attrs
 
 from common.errors import BadInput
-from training.config.batch_plan import VALIDATION_SHARE, Plan, count_due, make_plan
+from training.config.batch_plan import VALIDATION_SHARE, Plan, count_due, make_plan, microbatch_sizes
 from training.config.train_config import Run
 from training.planning.memory_model import GIB, MemoryModel, gpu_bytes
 from training.planning.price_list import Machine, PriceList
@@ -132,18 +132,13 @@ def _microbatch(run: Run, machine: Machine, largest: int | None) -> int:
         raise BadInput(f"micro-batch {size} does not fit; the largest that does: {largest or 'none'}")
     if batch is None:
         return size
-    sizes = _dividing(batch, machine.gpus, min(size, largest))
+    sizes = microbatch_sizes(batch, machine.gpus, min(size, largest))
     if not sizes:
         raise BadInput(
             f"{run.directory / 'train.json'}: global_batch_size: got {batch}, which the {machine.gpus} GPUs of "
             f"{machine.name} do not divide"
         )
     return sizes[-1]
-
-
-def _dividing(batch: int, gpus: int, largest: int) -> list[int]:
-    """Return the micro-batches up to `largest` with which so many GPUs make up the global batch."""
-    return [size for size in range(1, largest + 1) if batch % (size * gpus) == 0]
 
 
 def _too_big(run: Run, offers: tuple[Offer, ...]) -> str:
@@ -153,7 +148,7 @@ def _too_big(run: Run, offers: tuple[Offer, ...]) -> str:
     room = f"{gpu_bytes(roomiest.gpu) / GIB:.1f} GiB of {roomiest.name}"
     best = max(offers, key=lambda offer: offer.largest or 0)
     if best.largest is not None:
-        fitting = [best.largest] if batch is None else _dividing(batch, best.machine.gpus, best.largest)
+        fitting = [best.largest] if batch is None else microbatch_sizes(batch, best.machine.gpus, best.largest)
         advice = f"microbatch_size={fitting[-1]}" if fitting else "it, and a global_batch_size that its GPUs divide"
         least = min(offer.bytes for offer in offers) / GIB
         return (

@@ -1,5 +1,6 @@
 """Price list: machines for rent, a dated JSON file that users edit."""
 
+from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,7 @@ def gpus_of(path: Path | None) -> dict[str, Gpu]:
     return known_gpus() if path is None else read_gpus(path, _read(path))
 
 
-def read_machines(path: Path, only: list[str]) -> PriceList:
+def read_machines(path: Path, only: Sequence[str]) -> PriceList:
     """Read a price list; of its machines those named by `only`, or all. Raises BadInput naming file and machine."""
     values = _read(path)
     entries = values.get("machines")

@@ -1,6 +1,6 @@
-"""`training-run-chart.png`, drawn from `metrics.jsonl`: losses, learning rate, gradient norm.
+"""Training chart, `training-run-chart.png`: losses, learning rate and gradient norm from `metrics.jsonl`.
 
-`python -m training.telemetry.chart RUN_DIR` draws it; a run does so in a process of its own at its checkpoints.
+`python -m training.telemetry.chart RUN_DIR` draws it; a run starts that in the background at its checkpoints.
 """
 
 import math
@@ -15,8 +15,8 @@ from common.files import writing
 from training.telemetry.metrics_log import read_metrics
 
 CHART = "training-run-chart.png"
-LEAST_SECONDS = 10.0  # between drawings: small runs save more often than anybody looks
-FAILED_SECONDS = 600.0  # after a drawing that failed: it has printed why
+LEAST_SECONDS = 10.0  # between drawings
+FAILED_SECONDS = 600.0  # after a failed drawing, which printed its error
 SMOOTHED_SHARE = 0.02  # of the logged steps: the width of the exponential moving average
 TRAIN, VALIDATION, RATE, NORM = "#4477aa", "#cc3311", "#228833", "#aa7744"
 

@@ -1,8 +1,8 @@
-"""`metrics.jsonl`: append-only, one JSON object a line; everything shown is drawn from it.
+"""Metrics log, `metrics.jsonl`: append-only, one JSON object per line; the source of every chart and report.
 
-Lines with `train_loss` or `validation_loss` are measurements after `step` updates; lines with `event` tell what
-happened to the run. A run that resumes from step N starts with an event "start" at N: what an earlier process had
-logged beyond N was not kept, and `read_metrics` leaves it out.
+Lines with `train_loss` or `validation_loss` are measurements after `step` updates; lines with `event` are events of
+the run. A job that resumes from step N begins with an event "start" at N: `read_metrics` leaves out what earlier jobs
+logged beyond N.
 """
 
 import math
@@ -26,7 +26,7 @@ _LEDGER = ("ledger", "run_ledger", "elapsed_seconds")  # a record with the first
 
 
 class MetricsLog:
-    """Appends records; each is in the file when `write` returns, unless it cannot be written: `say` is told, once."""
+    """Appends records; each is in the file when `write` returns. Where writing fails, `say` gets one line."""
 
     def __init__(self, directory: Path, say: Callable[[str], None] = print):
         """Open it. Raises BadInput where that cannot be done, or for what is no regular file."""
@@ -36,7 +36,7 @@ class MetricsLog:
         self._failing = False
 
     def write(self, record: dict[str, Any]) -> None:
-        """Append one record. What cannot be written is kept, and written with a later one."""
+        """Append one record, or keep it in memory until a later one can be written."""
         try:
             self._log.append(record)
         except OSError as error:
@@ -52,7 +52,7 @@ class MetricsLog:
             self._say(f"{self._log.path}: written again, with the lines that were kept")
 
     def close(self) -> None:
-        """Write what is left, if it can be, and close the file; say how many lines are lost."""
+        """Write the lines kept in memory and close the file; print how many are lost."""
         try:
             self._log.flush()
         except OSError as error:
@@ -89,7 +89,7 @@ def count_unreadable(directory: Path) -> int:
 
 
 def _is_sound(record: dict[str, Any]) -> bool:
-    """Tell whether what the readers of a record rely on is there and of its type."""
+    """Tell whether a record has the fields that its readers rely on, with their types."""
     places = any(key in record for key in _LOSSES) or record.get("event") == "start"
     step = record.get("step", None if places else 0)
     if type(step) is not int or not 0 <= step <= LARGEST_INTEGER:

@@ -1,4 +1,4 @@
-"""What a person sees while a run runs: one bar in a terminal, plain lines elsewhere; rank 0 only."""
+"""Progress bar of a run in a terminal, plain lines elsewhere; rank 0 only."""
 
 import sys
 import time
@@ -25,7 +25,7 @@ class Status:
 
 
 class ProgressBar:
-    """Shows the state of the run on stderr."""
+    """Progress of a run on stderr."""
 
     def __init__(self, first_step: int, steps: int):
         self._steps = steps
@@ -61,7 +61,7 @@ class ProgressBar:
         tqdm.write(printable(line), file=sys.stderr)
 
     def warn(self, warning: str | None) -> None:
-        """Show a warning beside the numbers until it is taken back with None."""
+        """Show a warning beside the numbers; None removes it."""
         self._warning = warning
 
     def _line(self, status: Status) -> str:
@@ -86,7 +86,7 @@ def describe(status: Status) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return seconds as people read them: 42s, 3m05s, 2h10m."""
+    """Return a duration for people: 42s, 3m05s, 2h10m."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole}s"

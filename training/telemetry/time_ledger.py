@@ -1,4 +1,4 @@
-"""Where the wall-clock time of a run goes, what it has cost, and what is still to come."""
+"""Time and cost accounting: wall-clock time by part, cost, estimate of the remaining time."""
 
 import time
 from collections import deque
@@ -19,7 +19,7 @@ LOST = "lost"  # of earlier jobs that were killed before they could write their 
 
 @attrs.frozen(kw_only=True)
 class Remaining:
-    """What a run still has to do."""
+    """Remaining work of a run."""
 
     steps: int
     validations: int
@@ -28,12 +28,12 @@ class Remaining:
 
 @attrs.frozen(kw_only=True)
 class Earlier:
-    """What the jobs before this one took of the run, work that was lost with a kill included."""
+    """Time and cost of earlier jobs of the run, work lost with a kill included."""
 
     elapsed_seconds: float = 0.0  # by the wall clock
     seconds: dict[str, float] = attrs.field(factory=dict)  # by part; they add up to it
-    usd: float = 0.0  # each job at the price that it was told
-    unpriced_seconds: float = 0.0  # not in `usd`: of jobs that were told none
+    usd: float = 0.0  # each job at its own price
+    unpriced_seconds: float = 0.0  # not in `usd`: of jobs without a price
     compile_seconds: float = 0.0  # of the last job
 
 
@@ -57,7 +57,7 @@ class TimeLedger:
 
     @contextmanager
     def measure(self, part: str, *, counts: bool = True) -> Iterator[None]:
-        """Account what runs inside to a part; it counts as one validation or checkpoint unless told otherwise."""
+        """Account the time inside to a part; counts one validation or checkpoint, unless `counts` is false."""
         outer = self._turn_to(part)
         try:
             yield
@@ -67,12 +67,12 @@ class TimeLedger:
 
     @contextmanager
     def start_up(self) -> Iterator[None]:
-        """Account everything since the process began, what runs inside included, to the start-up."""
+        """Account the time since the process began, up to the end of the block, to the start-up."""
         yield
         self._turn_to("idle")
 
     def after_step(self, waited_for_data_seconds: float) -> None:
-        """Count a finished step; the first one is kept apart from the typical ones. Waited: by this process so far."""
+        """Count a step; the first is kept apart from typical ones. Waited: by this process so far."""
         seconds = self.training_seconds() - self._before_step
         waited = waited_for_data_seconds - self._waited_before
         self._before_step += seconds
@@ -84,9 +84,9 @@ class TimeLedger:
             self._recent_seconds.append(seconds - waited)
 
     def longest_step_seconds(self) -> float:
-        """Return what a step may take: the longest of late; before the first, what the last job took to compile.
+        """Return the longest recent step; before the first, the compile time of the last job.
 
-        A wait for data is not in it: whoever waits is asked meanwhile whether to stop.
+        Without waits for data: during one a run can stop.
         """
         return max(self._recent_seconds, default=self.earlier.compile_seconds if self._steps == 0 else 0.0)
 
@@ -103,15 +103,21 @@ class TimeLedger:
         running = time.perf_counter() - self._since if self._part == "training" else 0.0
         return self._seconds["training"] + running
 
-    def usd(self, later_seconds: float = 0.0) -> float | None:
-        """Return what the run will have cost so many seconds from now; None without a price.
+    def usd(self) -> float | None:
+        """Return the cost of the run so far; None without a price.
 
-        What earlier jobs cost at their own price stays; time that nobody told a price of is counted at this one's.
+        Earlier jobs count at their own price, or at this job's where they had none.
         """
-        if self.price_per_hour is None:
-            return None
-        seconds = self.earlier.unpriced_seconds + self.process_seconds() + later_seconds
-        return self.earlier.usd + self.price_per_hour * seconds / 3600
+        usd = self.price_of(self.earlier.unpriced_seconds + self.process_seconds())
+        return None if usd is None else self.earlier.usd + usd
+
+    def price_of(self, seconds: float) -> float | None:
+        """Return the cost of so many seconds of this job; None without a price."""
+        return None if self.price_per_hour is None else self.price_per_hour * seconds / 3600
+
+    def add_earlier(self, earlier: Earlier) -> None:
+        """Count the time and cost of earlier jobs of the run as well."""
+        self.earlier = earlier
 
     def remaining_seconds(self, remaining: Remaining) -> float | None:
         """Return the expected seconds to the end, validation and checkpoints included; None before the second step."""
@@ -122,7 +128,7 @@ class TimeLedger:
         return total + remaining.checkpoints * self.typical_seconds("checkpoints")
 
     def typical_seconds(self, part: str) -> float:
-        """Return what one validation or checkpoint took on average; 0 before the first one of this process."""
+        """Return the average of one validation or checkpoint; 0 before the first one of this process."""
         return self._seconds[part] / self._counts[part] if self._counts[part] else 0.0
 
     def breakdown(self, waited_for_data_seconds: float) -> dict[str, float]:
@@ -131,7 +137,7 @@ class TimeLedger:
         parts = dict(self._seconds)
         parts["data"] += waited_for_data_seconds
         parts["training"] -= waited_for_data_seconds
-        if self._steps > 1:  # what the first step took beyond a typical one
+        if self._steps > 1:  # the excess of the first step over a typical one
             first = self._first_step_seconds - self._first_step_waited
             extra = max(0.0, first - self._typical_step_seconds())
             parts["compile"] = min(extra, parts["training"])
@@ -139,7 +145,7 @@ class TimeLedger:
         return parts
 
     def record(self, waited_for_data_seconds: float) -> dict[str, Any]:
-        """Return what the metrics keep of it, and `read_earlier` reads: of this process and of the whole run."""
+        """Return the ledger record of the metrics, of this process and of the whole run; `read_earlier` reads it."""
         parts = self.breakdown(waited_for_data_seconds)
         names = [*PARTS, *(name for name in self.earlier.seconds if name not in PARTS)]
         run = {name: parts.get(name, 0.0) + self.earlier.seconds.get(name, 0.0) for name in names}
@@ -164,9 +170,9 @@ class TimeLedger:
 
 
 def read_earlier(run_directory: Path, checkpoint_seconds: float) -> Earlier:
-    """Return what earlier jobs took, from `metrics.jsonl`, or what a checkpoint says where that is more.
+    """Return time and cost of earlier jobs from `metrics.jsonl`, or a checkpoint's elapsed time where that is more.
 
-    Every line counts that any job has written, those of steps that were lost with a kill as well: they were paid.
+    Lines of steps that were lost with a kill count as well: they were paid.
     """
     elapsed = priced = usd = 0.0
     price, ledger = None, None
@@ -194,7 +200,7 @@ def read_earlier(run_directory: Path, checkpoint_seconds: float) -> Earlier:
 
 
 def table(record: dict[str, Any]) -> list[str]:
-    """Return a ledger as lines for people: this job's parts, and the whole run's where it has had others; the cost."""
+    """Return a table of time by part, of this job and of the whole run where it had other jobs, and the cost."""
     columns = {"this job": record["ledger"]}
     if sum(record["run_ledger"].values()) > sum(record["ledger"].values()) + 0.01:
         columns["the run"] = record["run_ledger"]

@@ -1,4 +1,4 @@
-"""The attention kernel of a run is one that was tried, never the formula. On a CPU: torch has a fused kernel there."""
+"""Attention kernel of a run: tested against unfused attention, never falling back to it. On a CPU, which has one."""
 
 import math
 from collections.abc import Callable
@@ -27,26 +27,26 @@ def shape(precision: str = "bf16") -> Shape:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_kernel_that_works_has_no_problem_and_one_that_is_not_there_says_so(precision: str) -> None:
+def test_a_working_kernel_has_no_problem_and_a_missing_one_says_so(precision: str) -> None:
     assert problem_of("flash", shape(precision)) is None
     assert "No viable backend" in (problem_of("cudnn", shape(precision)) or "")
     assert fastest(["flash"], shape(precision)) == "flash"
 
 
 @pytest.mark.parametrize(("factor", "difference"), [(1.2, "0.19"), (math.nan, "nan")])
-def test_a_kernel_whose_gradients_are_wrong_is_found_out(
+def test_a_kernel_with_wrong_gradients_is_rejected(
     monkeypatch: pytest.MonkeyPatch, factor: float, difference: str
 ) -> None:
     plain = F.scaled_dot_product_attention
 
     def wrong(queries: torch.Tensor, *others: torch.Tensor, **options: object) -> torch.Tensor:
         output = plain(queries, *others, **options)
-        if queries.dtype == torch.bfloat16:  # not the formula's run
+        if queries.dtype == torch.bfloat16:  # not the reference
             output.register_hook(lambda gradient: gradient * factor)
         return output
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", wrong)
-    assert f"differs from the formula by {difference} of" in (problem_of("flash", shape()) or "")
+    assert f"differs from unfused attention by {difference} of" in (problem_of("flash", shape()) or "")
 
 
 @pytest.mark.parametrize(
@@ -90,10 +90,12 @@ def test_the_kernel_chosen_is_the_only_one_left_also_for_compiled_graphs(
     assert torch.compiler.config.cache_key_tag == "attention flash"
 
 
-def test_where_only_the_formula_is_left_it_is_one_line(
+def test_without_a_fused_kernel_the_error_is_one_line(
     make_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Tesla T4")
     monkeypatch.delitem(attention.KERNELS, "flash")
-    with pytest.raises(BadInput, match=r"model.json: no fused attention kernel takes 2 heads of width 16.* Tesla T4"):
+    with pytest.raises(
+        BadInput, match=r"model.json: no fused attention kernel supports 2 heads of width 16.* Tesla T4"
+    ):
         attention._choose(load_run(make_run(), []), OFF, shape())

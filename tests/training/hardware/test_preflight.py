@@ -14,11 +14,10 @@ import torch
 
 from common.errors import BadInput
 from tests import launch
-from training import build
+from training import job
 from training.config.train_config import load_run
 from training.hardware import preflight
 from training.hardware.preflight import check_compiler, choose_device, driver_gpus
-from training.telemetry.time_ledger import TimeLedger
 
 OLD_DRIVER = (
     "CUDA initialization: The NVIDIA driver on your system is too old (found version 12080). Please update your GPU "
@@ -150,9 +149,9 @@ def test_the_compiler_is_missed_before_tokens_are_downloaded(
     make_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CC", "/absent/cc")
-    monkeypatch.setattr(build, "together", lambda _, work: work())
-    monkeypatch.setattr(build, "open_tokens", lambda *_, **__: pytest.fail("tokens come first"))
+    monkeypatch.setattr(job, "together", lambda _, work: work())
+    monkeypatch.setattr(job, "open_tokens", lambda *_, **__: pytest.fail("tokens come first"))
     ranks: Any = SimpleNamespace(device=torch.device("cuda"), coordinates=False)
     none: Any = None
     with pytest.raises(BadInput, match=r"torch\.compile needs a C compiler"):
-        build._train(load_run(make_run(), []), none, ranks, TimeLedger(0.0), none)
+        job._open_data(load_run(make_run(), []), none, ranks)

@@ -4,19 +4,15 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from common.errors import BadInput
-from tests.conftest import ROOT, train
+from tests.conftest import train
 from tests.training.supervision.runs import SLOW, outcome
 from tests.training.telemetry.ledgers import ledger_of
-from tests.training.test_build import one_line
-from training.config.batch_plan import make_plan
-from training.config.train_config import load_run
-from training.loop import Loop
+from tests.training.test_job import one_line
 from training.planning.budget import Budget
 from training.telemetry.metrics_log import METRICS, read_metrics
 from training.telemetry.time_ledger import Earlier
@@ -37,7 +33,7 @@ def test_the_nearest_limit_counts_what_the_stop_takes(
     clock: list[float], hours: float, usd: float, option: str
 ) -> None:
     ledger = ledger_of(clock, price=3600)
-    ledger.earlier = Earlier(elapsed_seconds=10.0, usd=2.0)
+    ledger.add_earlier(Earlier(elapsed_seconds=10.0, usd=2.0))
     budget = Budget(max_hours=hours, max_usd=usd)
     left = {"--max-usd": 40 - 25, "--max-hours": 45 - 33}[option]
     assert budget.seconds_left(ledger) == (pytest.approx(left), option)
@@ -82,17 +78,3 @@ def test_a_run_stops_within_its_budget_with_a_checkpoint_and_goes_on_with_a_larg
     )  # the test's clock, which sees a fork and its end as well
     assert sum(second["run_ledger"].values()) == pytest.approx(second["elapsed_seconds"], rel=0.001)
     assert second["ledger"]["training"] > 0.3 * took
-
-
-def test_a_validation_that_does_not_fit_is_not_begun(clock: list[float]) -> None:
-    run = load_run(ROOT / "runs" / "8xa100", ["validation_interval=10", "checkpoint_interval=40"])
-    ledger = ledger_of(clock)  # of 23 s; two steps and the end take 7, a validation 5
-    job = SimpleNamespace(run=run, budget=Budget(max_hours=33 / 3600), last_step=100)
-    loop: Any = SimpleNamespace(job=job, ledger=ledger, saver=SimpleNamespace(in_flight=False), _save_seconds=0.0)
-    loop.state = SimpleNamespace(position=SimpleNamespace(step=8))
-    assert not Loop._budget_reached(loop)
-    loop.state.position.step = 9
-    assert Loop._budget_reached(loop)
-    job.plan = make_plan(run, 8)
-    share = job.plan.validation_sequences / 128  # of a step's sequences; its longest took 2 s
-    assert Loop._first_validation_seconds(loop) == pytest.approx(2.0 * share / 3)

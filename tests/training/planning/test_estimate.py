@@ -2,17 +2,16 @@
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import attrs
 import pytest
 
 from common.errors import BadInput
 from tests.conftest import ROOT, TINY_MODEL, train
-from tests.training.test_build import one_line
+from tests.training.test_job import one_line
+from training.build import make_intervals
 from training.config.train_config import load_run
-from training.loop import validation_due
+from training.options import Options
 from training.planning.estimate import ASSUMED_START_UP_SECONDS, StartUp, make_estimate, start_up_of
 from training.planning.price_list import MACHINES, read_machines
 from training.planning.throughput import measurements
@@ -97,8 +96,8 @@ def test_a_plan_counts_the_validations_that_a_run_makes(validation: int, checkpo
     [offer] = estimate.offers
     assert offer.plan is not None
     steps, plan = offer.plan.steps, offer.plan
-    job: Any = SimpleNamespace(run=run, last_step=steps)
-    due = sum(validation_due(job, step) for step in range(steps + 1))
+    intervals = make_intervals(run, plan, Options())
+    due = sum(intervals.validation_due(step) for step in range(steps + 1))
     expected = (plan.train_tokens + due * plan.validation_sequences * 1024 / 3) / 1e6
     assert 3600 * estimate.hours(plan, 1e6) - ASSUMED_START_UP_SECONDS == pytest.approx(expected)
 

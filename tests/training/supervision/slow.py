@@ -10,22 +10,22 @@ from pathlib import Path
 from typing import Any
 
 import train
-from training import build, loop, validation
+from training import job, loop, validation
 from training.checkpoints import crash_points
-from training.job import Job
+from training.resume import ResumeRequest
 
-plain_resume, plain_step, plain_read = build._resume, loop.train_step, validation.read_windows
+plain_resume, plain_step, plain_read = job.resume, loop.train_step, validation.read_windows
 
 
 def wait(name: str) -> None:
     time.sleep(float(os.environ.get(name, "0")))
 
 
-def resume(job: Job, *others: Any) -> Any:
+def resume(request: ResumeRequest, *others: Any) -> Any:
     if "SLOW_START" in os.environ:
-        Path(job.run.directory / f"waiting-{os.environ.get('RANK', '0')}").touch()
+        Path(request.directory / f"waiting-{os.environ.get('RANK', '0')}").touch()
     wait("SLOW_START")
-    return plain_resume(job, *others)
+    return plain_resume(request, *others)
 
 
 def step(*arguments: Any) -> Any:
@@ -43,5 +43,5 @@ def reached(point: str) -> None:
         wait("SLOW_SAVE")
 
 
-build._resume, loop.train_step, validation.read_windows, crash_points.reached = resume, step, read, reached
+job.resume, loop.train_step, validation.read_windows, crash_points.reached = resume, step, read, reached
 train.leave(train.main())

@@ -169,10 +169,10 @@ import signal
 import time
 
 import train
-from training import build
+from training import job
 from training.parallel import process_group
 
-plain, plain_start = build._resume, process_group.start
+plain, plain_start = job.resume, process_group.start
 
 
 def start(*arguments):
@@ -183,7 +183,7 @@ def start(*arguments):
     return plain_start(*arguments)
 
 
-def resume(job, options, state, ranks):
+def resume(request, state, ranks):
     if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         if ranks.rank == 1:
             time.sleep(1)
@@ -191,10 +191,10 @@ def resume(job, options, state, ranks):
                 raise ValueError("broken")
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(5)  # as while it reads a large checkpoint
-    return plain(job, options, state, ranks)
+    return plain(request, state, ranks)
 
 
-build._resume, process_group.start = resume, start
+job.resume, process_group.start = resume, start
 train.leave(train.main())
 """
 
@@ -221,7 +221,7 @@ def test_a_group_restarted_before_it_obeyed_resume_obeys_it(
     environment = {"DEATH": death, "PET_MAX_RESTARTS": "1"}
     done = train(run, "--resume", "never", ranks=2, script=script, environment=environment)
     assert done.returncode == 0, done.stderr
-    assert "--resume never: what earlier runs wrote is now in" in done.stdout
+    assert "--resume never: earlier results are now in" in done.stdout
     assert len(metrics(run, "train_loss")) == 8
 
 

@@ -1,9 +1,8 @@
-"""metrics.jsonl: damaged lines cost no run, and lines that cannot be written are said."""
+"""Metrics log: damaged lines are left out and counted, lines that cannot be written are kept and reported."""
 
 import json
 import os
 import resource
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,9 +11,8 @@ from typing import Any
 import pytest
 
 from common import json_files
-from common.errors import BadInput
 from tests.conftest import train
-from training.telemetry.chart import CHART, ChartProcess, draw_chart
+from training.telemetry.chart import draw_chart
 from training.telemetry.metrics_log import METRICS, MetricsLog, count_unreadable, read_metrics
 from training.telemetry.time_ledger import read_earlier
 
@@ -115,25 +113,17 @@ def test_a_log_that_is_no_file_is_refused_before_the_first_step(make_run: Callab
     assert "step 1" not in done.stderr
 
 
-def test_a_chart_that_cannot_be_drawn_is_not_named(make_run: Callable[..., Path]) -> None:
-    run = make_run("run $x$ 100%", min_train_tokens=256, validation_interval=None)
-    (run / CHART).mkdir()
-    done = train(run)
-    assert done.returncode == 0, done.stderr
-    assert f"WARNING: {run / CHART}: cannot be written: Is a directory" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert ", no chart\n" in done.stdout
-    (run / CHART).rmdir()
-    assert draw_chart(run) == run / CHART
-    (run / METRICS).unlink()
-    (run / METRICS).mkdir()
-    with pytest.raises(BadInput, match="cannot be read"):
-        draw_chart(run)
-
-
-def test_a_chart_whose_process_cannot_start_ends_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "absent"))
-    failing = ChartProcess(tmp_path)
-    failing._due = 0.0
-    failing.redraw()
-    assert failing.finish() is False
+def test_torn_lines_and_superseded_steps_are_left_out(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path)
+    log.write({"event": "start", "step": 0})
+    for step in (1, 2, 3):
+        log.write({"step": step, "train_loss": float(step)})
+    log.close()
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 4, "tra')
+    log = MetricsLog(tmp_path)
+    log.write({"event": "start", "step": 2})
+    log.write({"step": 3, "train_loss": 30.0})
+    log.close()
+    losses = [(record["step"], record["train_loss"]) for record in read_metrics(tmp_path) if "train_loss" in record]
+    assert losses == [(1, 1.0), (2, 2.0), (3, 30.0)]

@@ -1,9 +1,9 @@
-"""Reference cycles are collected after steps of our choosing, and not while a step runs."""
+"""Training loop: the order of the work of a step, stops, and garbage collection between steps."""
 
 import gc
 import weakref
 
-from training.garbage import INTERVAL_STEPS, collect_between_steps
+from training.loop import GARBAGE_INTERVAL_STEPS, collect_garbage
 
 
 class Knot:
@@ -15,12 +15,12 @@ class Knot:
 
 def test_cycles_wait_for_the_step_that_collects_them() -> None:
     try:
-        collect_between_steps(1)
+        collect_garbage(1)
         knot = weakref.ref(Knot())
         kept = [[] for _ in range(100_000)]  # enough to have started a collection
-        collect_between_steps(INTERVAL_STEPS - 1)
+        collect_garbage(GARBAGE_INTERVAL_STEPS - 1)
         assert knot() is not None and len(kept) == 100_000
-        collect_between_steps(INTERVAL_STEPS)
+        collect_garbage(GARBAGE_INTERVAL_STEPS)
         assert knot() is None
     finally:
         gc.enable()

@@ -1,0 +1,52 @@
+"""Numerics fingerprint: what is in it at which level, and its differences by name."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import torch
+
+from tests.training.exactness.test_levels import ranks
+from training.config.train_config import load_run
+from training.exactness.fingerprint import drift, fingerprint
+from training.precision import Numerics
+
+ELASTIC = Numerics(determinism="elastic", precision="fp32", compiled=False)
+
+
+def of(run: Path, numerics: Numerics = ELASTIC, world_size: int = 2) -> dict[str, Any]:
+    return fingerprint(load_run(run, []), numerics, ranks(world_size))
+
+
+def test_it_has_versions_processor_kernels_and_the_micro_batch(make_run: Callable[..., Path]) -> None:
+    found = of(make_run())
+    assert found["torch"] == torch.__version__
+    assert found["cpu_capability"] == torch.backends.cpu.get_cpu_capability()
+    assert (found["microbatch_size"], found["attention"], found["cuda"]) == (2, "cpu", None)
+    assert "loss_chunks" not in found
+
+
+def test_world_size_and_wrapper_count_unless_the_level_is_elastic(make_run: Callable[..., Path]) -> None:
+    run = make_run()
+    assert of(run) == of(run, world_size=4)
+    once = attrs.evolve(ELASTIC, determinism="run")
+    assert drift(of(run, once), of(run, once, 4)) == ["world_size: 2 -> 4"]
+    assert of(run, once)["parallel"] == "ddp"
+
+
+@pytest.mark.parametrize(("compiled", "unit"), [(False, False), (True, "blocks, head and loss"), ("model", "model")])
+def test_compiled_regions_are_named(make_run: Callable[..., Path], compiled: bool | str, unit: bool | str) -> None:
+    assert of(make_run(), attrs.evolve(ELASTIC, compiled=compiled))["compiled"] == unit
+
+
+def test_a_setting_of_the_environment_and_a_loss_in_chunks_are_differences(
+    make_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ATEN_CPU_CAPABILITY", raising=False)
+    before = of(make_run("before"))
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")
+    after = of(make_run("after", loss_chunks=3))
+    assert drift(before, after) == ["ATEN_CPU_CAPABILITY: None -> default", "loss_chunks: None -> 3"]
+    assert drift(before, before) == []

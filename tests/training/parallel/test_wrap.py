@@ -1,0 +1,78 @@
+"""Wrapper of a network: which one, what the reduced gradient is divided by, and plain names of parameters."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.fsdp import FSDPModule
+from torch.nn.parallel import DistributedDataParallel
+
+from model.config import ModelConfig
+from model.gpt import GPT, initialize
+from model.loss import NextTokenLoss
+from tests.conftest import TINY_MODEL
+from training.parallel import process_group
+from training.parallel.mesh import make_mesh
+from training.parallel.wrap import Parallel, Wrapping, compile_model, parallelize
+
+CONFIG = ModelConfig(**TINY_MODEL)
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def alone() -> Any:
+    yield process_group.start("cpu", 60)
+    process_group.stop()
+
+
+def wrap(kind: str, determinism: str, accumulation: int = 6) -> Parallel:
+    network = GPT(CONFIG)
+    initialize(network, 0)
+    wrapping = Wrapping(kind=kind, compiled=False, determinism=determinism)
+    return parallelize(NextTokenLoss(network), wrapping, accumulation, make_mesh(CPU))
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+@pytest.mark.parametrize("determinism", ["off", "run", "elastic"])
+def test_one_rank_needs_no_wrapper_but_for_fsdps_own_reduction(kind: str, determinism: str) -> None:
+    parallel = wrap(kind, determinism)
+    assert isinstance(parallel.model, FSDPModule) == ((kind, determinism) == ("fsdp", "off"))
+    assert not isinstance(parallel.model, DistributedDataParallel)
+    assert parallel.gradient_divisor == 6
+    assert parallel.named_parameters().keys() == dict(GPT(CONFIG).named_parameters()).keys()
+
+
+@pytest.mark.parametrize("determinism", ["off", "run", "elastic"])
+def test_the_gradient_of_a_step_is_that_of_its_global_batch(determinism: str) -> None:
+    batch = torch.randint(CONFIG.vocab_size, (6, CONFIG.context_length + 1), generator=torch.Generator().manual_seed(0))
+    parallel, whole = wrap("ddp", determinism), GPT(CONFIG)
+    initialize(whole, 0)
+    NextTokenLoss(whole)(batch[:, :-1], batch[:, 1:]).backward()
+    for number, row in enumerate(batch.split(1)):
+        with parallel.gradient_sync(enabled=number == 5):
+            parallel.model(row[:, :-1], row[:, 1:]).backward()
+    for found, parameter in zip(parallel.gradients(), whole.parameters(), strict=True):
+        assert parameter.grad is not None
+        assert torch.allclose(found / parallel.gradient_divisor, parameter.grad, rtol=1e-4, atol=1e-7)
+    parallel.zero_grad(torch.optim.SGD(parallel.named_parameters().values()))
+    assert parallel.gradients() == []
+
+
+def test_blocks_head_and_loss_are_compiled_as_graphs_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[str] = []
+
+    def noting(function: Any, **options: Any) -> Any:
+        assert options == {"fullgraph": True, "dynamic": False}
+        compiled.append(getattr(function, "__self__", function).__class__.__name__)
+        return function
+
+    monkeypatch.setattr(torch, "compile", noting)
+    monkeypatch.setattr(torch._dynamo.config, "optimize_ddp", True)
+    model = NextTokenLoss(GPT(CONFIG))
+    compile_model(model, False)
+    assert compiled == []
+    compile_model(model, True)
+    assert compiled == ["Block", "Block", "function", "function"]
+    compile_model(model, "model")
+    assert compiled[4:] == ["NextTokenLoss"]
+    assert not torch._dynamo.config.optimize_ddp

@@ -1,0 +1,69 @@
+"""Chart: drawn from the metrics in a process of its own, which never costs the run."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from common.errors import BadInput
+from tests.conftest import train
+from training.telemetry.chart import CHART, FAILED_SECONDS, LEAST_SECONDS, ChartProcess, draw_chart
+from training.telemetry.metrics_log import METRICS, MetricsLog
+
+
+def test_a_chart_is_drawn_from_metrics_alone(make_run: Callable[..., Path]) -> None:
+    run = make_run()
+    log = MetricsLog(run)
+    log.write({"event": "start", "step": 0})
+    for step in range(1, 200):
+        log.write({"step": step, "train_loss": 5 / step, "learning_rate": 1e-3, "grad_norm": 1.0})
+    log.close()
+    drawing = ChartProcess(run)
+    drawing.redraw()  # too soon after the start
+    assert drawing._process is None
+    drawing._began -= LEAST_SECONDS
+    drawing.redraw()
+    assert drawing._process is not None and drawing._process.wait(60) == 0
+    assert (run / "training-run-chart.png").stat().st_size > 10_000
+
+
+def test_a_drawing_that_failed_is_tried_again_later(make_run: Callable[..., Path]) -> None:
+    run = make_run()
+    (run / CHART).mkdir()
+    drawing = ChartProcess(run)
+    drawing._began -= LEAST_SECONDS
+    drawing.redraw()
+    failed = drawing._process
+    assert failed is not None and failed.wait(60) == 1
+    (run / CHART).rmdir()
+    drawing._began -= LEAST_SECONDS
+    drawing.redraw()
+    assert drawing._process is failed
+    drawing._began -= FAILED_SECONDS
+    drawing.redraw()
+    assert drawing._process is not failed and drawing._process.wait(60) == 0
+
+
+def test_a_chart_that_cannot_be_drawn_is_not_named(make_run: Callable[..., Path]) -> None:
+    run = make_run("run $x$ 100%", min_train_tokens=256, validation_interval=None)
+    (run / CHART).mkdir()
+    done = train(run)
+    assert done.returncode == 0, done.stderr
+    assert f"WARNING: {run / CHART}: cannot be written: Is a directory" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert ", no chart\n" in done.stdout
+    (run / CHART).rmdir()
+    assert draw_chart(run) == run / CHART
+    (run / METRICS).unlink()
+    (run / METRICS).mkdir()
+    with pytest.raises(BadInput, match="cannot be read"):
+        draw_chart(run)
+
+
+def test_a_chart_whose_process_cannot_start_ends_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "absent"))
+    failing = ChartProcess(tmp_path)
+    failing._due = 0.0
+    failing.redraw()
+    assert failing.finish() is False

@@ -1,0 +1,330 @@
+"""Job: what a run prints, records and refuses, through the real command."""
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from tests.conftest import ROOT, in_terminal, train, train_command
+from training.telemetry.metrics_log import read_metrics
+
+
+def one_line(done: Any) -> str:
+    """Return the one line that a refused run says, as train.py's own."""
+    assert done.returncode == 1, done.stdout + done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.startswith("train.py: ")]
+    assert len(lines) == 1, done.stderr
+    assert 'train.py", line' not in done.stderr  # no traceback of ours; torchrun adds its own
+    return lines[0]
+
+
+def test_metrics_and_record_hold_what_others_read(make_run: Callable[..., Path]) -> None:
+    run = make_run()
+    done = train(run, "--price-per-hour", "3600", "--set", "train.learning_rate=0.02")
+    assert done.returncode == 0, done.stderr
+    records = read_metrics(run)
+    steps = [record for record in records if "train_loss" in record]
+    assert [record["step"] for record in steps] == list(range(1, 9))
+    for record in steps:
+        assert record.keys() == {
+            "step",
+            "train_loss",
+            "learning_rate",
+            "epochs",
+            "grad_norm",
+            "tokens_per_second",
+            "mfu",
+            "peak_memory_bytes",
+            "elapsed_seconds",
+        }
+        assert record["mfu"] is None  # of a CPU there is no peak to divide by
+        assert record["peak_memory_bytes"] > 50 * 2**20
+    assert steps[1]["learning_rate"] == 0.02  # the peak, after 2 of 8 steps of warm-up
+    assert [record["step"] for record in records if "validation_loss" in record] == [0, 4, 8]
+    assert [record["event"] for record in records if "event" in record] == ["start", "checkpoint", "checkpoint", "end"]
+    resolved = json.loads((run / "resolved.json").read_text())
+    assert resolved["train"]["learning_rate"] == 0.02
+    assert resolved["environment"]["packages"]["torch"]
+    assert resolved["tokenizer"]["name"] == "bytes"
+    assert (run / "training-run-chart.png").read_bytes().startswith(b"\x89PNG")
+    assert "global batch 8 sequences = micro-batch 2 x accumulation 4 x world size 1" in done.stdout
+    assert "8 steps x 256 = 2,048 tokens" in done.stdout
+    for part in ("done: step 8 of 8, train loss", "best validation loss", "\nstart-up ", "cost: $"):
+        assert part in done.stdout
+    [(spent, to_go)] = re.findall(r"step 8/8 .* \$([\d.]+) spent, \$([\d.]+) to go", done.stderr)
+    assert float(spent) == pytest.approx(steps[-1]["elapsed_seconds"], abs=0.01)  # at a dollar a second
+    assert 0 <= float(to_go) < 5
+
+
+def test_ids_beyond_the_vocabulary_are_refused_before_the_first_step(
+    make_run: Callable[..., Path], token_files: Path, tmp_path: Path
+) -> None:
+    directory = tmp_path / "foreign"
+    directory.mkdir()
+    values = np.zeros(3000, np.uint16)
+    values[2000] = 999
+    save_file({"tokens": values}, directory / "train.safetensors")
+    shutil.copy(token_files / "validation.safetensors", directory)
+    run = make_run()
+    for ranks in (1, 2):
+        line = one_line(train(run, "--token-files", str(directory), ranks=ranks))
+        assert f"{directory}/train.safetensors: token 2000: got id 999, wanted less than vocab_size 257" in line
+    assert not (run / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("ranks", "options", "message"),
+    [
+        (2, ["--set", "min_train_tokens=10000000"], "train.json: max_epochs: got 1, wanted at least"),
+        (1, ["--set", "validation_sequences=100000"], "hold out more with --validation-fraction"),
+        (
+            1,
+            ["--set", "model.vocab_size=256"],
+            "vocab_size: got 256, wanted at least 257, the vocabulary of tokenizer bytes",
+        ),
+        (1, ["--set", "dataset=token_files/absent"], "is no directory here; prepare it with prepare_data.py SOURCE"),
+        (2, ["--token-files", "/absent"], "/absent: no train.safetensors"),
+        (1, ["--device", "cuda"], "--device cuda: got 0 GPUs for"),
+        (1, ["--resume", "step-1"], "no such checkpoint; there are none"),
+    ],
+)
+def test_wrong_input_is_one_line_and_status_1(
+    make_run: Callable[..., Path], ranks: int, options: list[str], message: str
+) -> None:
+    run = make_run()
+    assert message in one_line(train(run, *options, ranks=ranks))
+    assert sorted(path.name for path in run.iterdir()) == [".lock", "exit.json", "model.json", "train.json"]
+
+
+LONG_NAME = "n" * 5000
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--token-files", LONG_NAME], ": File name too long"),
+        (["--resume", LONG_NAME], "no such checkpoint; there are none"),
+        (["--set", f"dataset={LONG_NAME}"], "is no directory here; prepare it with"),
+        (["--set", "dataset=a\x1b[2J"], "dataset: a\\x1b[2J is no directory here"),
+        (
+            ["--set", "model.emb_dim=262144"],
+            "rank 0: this machine's memory does not hold microbatch_size 2; try --set",
+        ),
+    ],
+)
+def test_what_the_system_refuses_is_one_line(make_run: Callable[..., Path], options: list[str], message: str) -> None:
+    assert message in one_line(train(make_run(), *options))
+
+
+def test_names_that_cannot_be_are_one_line(make_run: Callable[..., Path], tmp_path: Path) -> None:
+    assert "no such run directory" in one_line(train(tmp_path / LONG_NAME))
+    odd = tmp_path / "bad\udcff"
+    make_run().rename(odd)
+    assert "bad\\udcff: not a UTF-8 name, so its checkpoints could not be read" in one_line(train(odd))
+
+
+@pytest.mark.parametrize("name", ["exit.json", ".lock", "resolved.json", "metrics.jsonl", "checkpoints"])
+def test_what_stands_in_the_way_of_a_file_is_named_before_the_first_step(
+    make_run: Callable[..., Path], name: str
+) -> None:
+    run = make_run()
+    if name == "checkpoints":
+        (run / name).symlink_to(run / "absent")
+    else:
+        (run / name).mkdir()
+    line = one_line(train(run))
+    assert f"train.py: {run / name}: " in line
+    assert "make room" not in line and "move" in line
+
+
+def test_control_characters_of_a_name_never_reach_the_terminal(make_run: Callable[..., Path]) -> None:
+    for options in ((), ("--dry-run",), ("--plan",)):
+        done = train(make_run(f"a\x1b[2J\n{len(options)}{options[-1:]}", min_train_tokens=256), *options)
+        assert done.returncode == 0, done.stderr
+        assert "\x1b" not in done.stdout + done.stderr
+        assert done.stdout
+
+
+def test_an_impossible_world_size_is_said_once_before_any_process_group(make_run: Callable[..., Path]) -> None:
+    line = one_line(train(make_run(global_batch_size=6), ranks=2))
+    assert "which world size 2 does not divide; world sizes that do: 1, 3" in line
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("model.n_heads=4", "model.json: n_heads: got 4, but"),
+        ("global_batch_size=4", "train.json: global_batch_size: got 4, but"),
+        ("shuffle=true", "train.json: shuffle: got true, but"),
+    ],
+)
+def test_a_checkpoint_of_another_run_is_not_resumed(make_run: Callable[..., Path], option: str, message: str) -> None:
+    run = make_run()
+    assert train(run, "--max-steps", "1").returncode == 0
+    line = one_line(train(run, "--set", option))
+    assert message in line
+    assert "set it back to resume, or start anew with --resume never" in line
+
+
+def test_a_resume_on_other_tokens_is_refused(make_run: Callable[..., Path], token_files: Path, tmp_path: Path) -> None:
+    run = make_run()
+    assert train(run, "--max-steps", "1").returncode == 0
+    other = tmp_path / "other"
+    shutil.copytree(token_files, other)
+    assert train(run, "--max-steps", "2", "--token-files", str(other)).returncode == 0  # the same, elsewhere
+    tokens = load_file(other / "train.safetensors")["tokens"]
+    save_file({"tokens": tokens[:-1]}, other / "train.safetensors")
+    (other / "manifest.json").unlink()
+    line = one_line(train(run, "--token-files", str(other)))
+    assert f"{other}: its {len(tokens) - 1:,} train tokens are not the {len(tokens):,} that" in line
+
+
+# Runs under torchrun. The file changes after it was checked: nothing but the loop and its feed can find that.
+DAMAGE_AFTER_THE_CHECK = """
+import os
+
+import train
+from training import job
+
+plain, damage = job.verify_tokens, os.environ["DAMAGE"]
+
+
+def check_then_damage(run, plan, token_set, ranks):
+    checked = plain(run, plan, token_set, ranks)
+    if ranks.coordinates:
+        file = token_set.directories[0].train.files[0]
+        before, token_1000 = file.path.stat(), file.offset_bytes + 2 * 1000  # in step 4
+        if damage == "touched":
+            os.utime(file.path, ns=(1, 1))
+            return checked
+        if damage == "cut":
+            os.truncate(file.path, file.offset_bytes)
+        else:
+            with file.path.open("r+b") as opened:
+                opened.seek(token_1000)
+                opened.write(bytes([255, 255] if damage == "wrong id" else [7, 0]))
+        if damage != "written":
+            os.utime(file.path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    return checked
+
+
+job.verify_tokens = check_then_damage
+train.leave(train.main())
+"""
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        ("wrong id", "step 4: {path}: token 1000: got id 65535"),  # one rank finds it, the other loses its peer
+        ("written", "{path}: was written while the run read it"),
+        ("cut", "{path}: cannot be read any more: it was cut short"),
+    ],
+)
+def test_a_token_file_that_changes_later_ends_the_run_with_its_name(
+    make_run: Callable[..., Path], token_files: Path, tmp_path: Path, damage: str, message: str
+) -> None:
+    damaged, script = tmp_path / "damaged", tmp_path / "damage.py"
+    shutil.copytree(token_files, damaged)
+    script.write_text(DAMAGE_AFTER_THE_CHECK)
+    options = ("--token-files", str(damaged))
+    done = train(make_run(), *options, ranks=2, script=script, environment={"DAMAGE": damage})
+    assert done.returncode == 1
+    assert f"train.py: {message.format(path=damaged / 'train.safetensors')}" in done.stderr
+    assert "SIGBUS" not in done.stderr
+
+
+def test_a_token_file_that_is_touched_costs_one_line(
+    make_run: Callable[..., Path], token_files: Path, tmp_path: Path
+) -> None:
+    touched, script = tmp_path / "touched", tmp_path / "touch.py"
+    shutil.copytree(token_files, touched)
+    script.write_text(DAMAGE_AFTER_THE_CHECK)
+    done = train(make_run(), "--token-files", str(touched), script=script, environment={"DAMAGE": "touched"})
+    assert done.returncode == 0, done.stderr
+    line = f"WARNING: {touched / 'train.safetensors'}: was touched while the run reads it; its content is as it was"
+    assert (done.stdout + done.stderr).count(line) == 1
+
+
+@pytest.mark.parametrize(("split", "ranks"), [("train", 2), ("validation", 1)])
+def test_a_damaged_token_file_ends_the_start_with_its_name(
+    make_run: Callable[..., Path], token_files: Path, tmp_path: Path, split: str, ranks: int
+) -> None:
+    damaged = tmp_path / "damaged"
+    shutil.copytree(token_files, damaged)
+    path = damaged / f"{split}.safetensors"
+    data = bytearray(path.read_bytes())
+    data[5000] ^= 1  # another legal id
+    path.write_bytes(data)
+    run = make_run()
+    line = one_line(train(run, "--token-files", str(damaged), ranks=ranks))
+    assert f"{path}: damaged: got sha256" in line
+    assert "prepare or download it again" in line
+    assert not (run / "metrics.jsonl").exists()
+
+
+def test_without_a_manifest_a_resume_on_a_damaged_file_is_refused(
+    make_run: Callable[..., Path], token_files: Path, tmp_path: Path
+) -> None:
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    for split in ("train", "validation"):
+        shutil.copy(token_files / f"{split}.safetensors", bare)
+    run = make_run(dataset=str(bare))
+    assert train(run, "--max-steps", "1").returncode == 0
+    record = json.loads((run / "resolved.json").read_text())
+    manifest = json.loads((token_files / "manifest.json").read_text())
+    for split in ("train", "validation"):
+        name = f"{split}.safetensors"
+        assert record[f"{split}_stream"]["files"] == [name]
+        assert record[f"{split}_stream"]["sha256"] == [manifest["files"][name]["sha256"]]
+    with (bare / "validation.safetensors").open("r+b") as file:
+        file.seek(4096 + 64)
+        file.write(bytes(64))
+    line = one_line(train(run))
+    assert f"{bare}/validation.safetensors: damaged, or another file than the one that {run}/checkpoints" in line
+
+
+def test_what_changed_since_the_checkpoint_is_said(make_run: Callable[..., Path]) -> None:
+    run = make_run()
+    assert train(run, "--max-steps", "1").returncode == 0
+    done = train(run, "--set", "learning_rate=0.02")
+    assert done.returncode == 0
+    assert "NOTE: " in done.stdout
+    assert "learning_rate was 0.01 at step-00000001 and is 0.02 now" in done.stdout
+
+
+def test_a_dry_run_needs_no_tokens() -> None:
+    done = train(ROOT / "runs" / "8xa100", "--dry-run", "--world-size", "8")
+    assert done.returncode == 0, done.stderr
+    assert "124,439,808 parameters" in done.stdout
+    assert "24,874 steps x 131,072 = 3,260,284,928 tokens" in done.stdout
+    assert "micro-batch 16 x accumulation 1 x world size 8" in done.stdout
+    wrong = train(ROOT / "runs" / "8xa100", "--world-size", "8")
+    assert wrong.returncode == 2
+
+
+def test_all_tokens_are_used_where_no_number_is_given(make_run: Callable[..., Path], token_files: Path) -> None:
+    run = make_run(min_train_tokens=None)
+    planned = train(run, "--dry-run", "--world-size", "2")
+    manifest = json.loads((token_files / "manifest.json").read_text())
+    available = manifest["files"]["train.safetensors"]["tokens"]
+    assert f"run          {(available - 1) // 32 // 8:,} steps x 256" in planned.stdout
+
+
+def test_in_a_terminal_there_is_one_bar_with_everything(make_run: Callable[..., Path]) -> None:
+    run = make_run(min_train_tokens=24 * 256, log_interval=2)
+    status, last = in_terminal(train_command(run, "--price-per-hour", "14.32", ranks=2))
+    assert status == 0, last
+    bars = [line for line in last if "24/24" in line]
+    assert bars
+    assert len(bars[0]) > 80
+    assert sum("| 0/24" in line for line in last) <= 2  # drawn, and again under the first validation loss: one bar
+    for word in ("100%", "loss ", "tok/s", "ETA ", "$0.0", " spent, $0.0", " to go"):
+        assert word in bars[-1]

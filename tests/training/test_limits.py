@@ -1,0 +1,70 @@
+"""Limits of a job: a validation or a save that the budget no longer holds is not begun."""
+
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.training.telemetry.ledgers import ledger_of
+from training.build import make_intervals, validation_steps
+from training.config.batch_plan import make_plan
+from training.config.train_config import load_run
+from training.limits import Limits
+from training.options import Options
+from training.planning.budget import Budget
+from training.state import Position
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    now = [100.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    return now
+
+
+def limits_of(clock: list[float], *, validated: bool, hours: float) -> Any:
+    """Return limits after 23 s, of which the longest late step took 2 s and a validation, if any, 5."""
+    run = load_run(ROOT / "runs" / "8xa100", ["validation_interval=10", "checkpoint_interval=40"])
+    plan = make_plan(run, 8)
+    ledger = ledger_of(clock)
+    if not validated:
+        ledger._counts["validation"] = 0
+    fake: Any = SimpleNamespace
+    return Limits(
+        budget=Budget(max_hours=hours),
+        ledger=ledger,
+        state=fake(position=Position(step=8)),
+        intervals=make_intervals(run, plan, Options(max_steps=100)),
+        saving=fake(seconds_to_stop=1.0),
+        validation_steps=validation_steps(plan),
+    )
+
+
+def test_a_validation_that_does_not_fit_is_not_begun(clock: list[float]) -> None:
+    limits = limits_of(clock, validated=True, hours=34 / 3600)  # two steps and the end take 8, the save 1
+    assert not limits.reached()
+    limits.state.position = Position(step=9)
+    assert limits.reached()
+
+
+def test_the_first_validation_is_expected_to_take_as_long_as_its_share_of_a_step(clock: list[float]) -> None:
+    limits = limits_of(clock, validated=False, hours=1.0)
+    assert limits.validation_steps == pytest.approx(VALIDATED_SEQUENCES / 128 / 3)
+    limits.state.position = Position(step=9)
+    expected = 2 * 2.0 + 4.0 + 1.0 + limits.validation_steps * 2.0
+    for left, reached in ((expected + 0.1, False), (expected - 0.1, True)):
+        tight = limits_of(clock, validated=False, hours=(23.0 + left) / 3600)
+        tight.state.position = Position(step=9)
+        assert tight.reached() == reached
+
+
+VALIDATED_SEQUENCES = make_plan(load_run(ROOT / "runs" / "8xa100", []), 8).validation_sequences
+
+
+@pytest.mark.parametrize(("signalled", "cause"), [(True, "signal"), (False, "--max-hours")])
+def test_the_cause_of_a_stop_is_a_signal_or_the_option_of_the_limit(
+    clock: list[float], signalled: bool, cause: str
+) -> None:
+    assert limits_of(clock, validated=True, hours=1.0).stopped_by(signalled=signalled) == cause

@@ -1,0 +1,86 @@
+"""Prefetch: micro-batches arrive in order, errors of the thread reach training, waits are counted."""
+
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from common.errors import BadInput
+from training import prefetch
+from training.prefetch import MICROBATCHES_AHEAD, Feed
+
+
+def feed_of(monkeypatch: pytest.MonkeyPatch, read: Any) -> Feed:
+    """Return a feed whose thread reads from a generator of the test."""
+    monkeypatch.setattr(
+        prefetch, "micro_batches", lambda reading, rank, steps, wait: read(steps.start, steps.stop, wait)
+    )
+    nothing: Any = None
+    return Feed(nothing, 0, torch.device("cpu"), range(3, 20))
+
+
+def batch(number: int) -> tuple[Tensor, Tensor]:
+    return torch.tensor([number]), torch.tensor([number + 1])
+
+
+def test_micro_batches_arrive_in_order_and_few_are_read_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+
+    def numbers(first: int, end: int, _: Any) -> Iterator[tuple[Tensor, Tensor]]:
+        for number in range(first, end):
+            read.append(number)
+            yield batch(number)
+
+    feed = feed_of(monkeypatch, numbers)
+    try:
+        seen = [feed.next() for _ in range(5)]
+        assert [(inputs.item(), targets.item()) for inputs, targets in seen] == [(n, n + 1) for n in range(3, 8)]
+        assert len(read) <= 5 + MICROBATCHES_AHEAD + 1  # one more waits for room
+    finally:
+        feed.close()
+    assert not feed._thread.is_alive()
+
+
+def test_an_error_of_the_thread_is_raised_in_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(first: int, *_: Any) -> Iterator[tuple[Tensor, Tensor]]:
+        yield batch(first)
+        raise BadInput("token 7: got id 300, wanted less than vocab_size 257")
+
+    feed = feed_of(monkeypatch, failing)
+    feed.next()
+    with pytest.raises(BadInput, match="token 7: got id 300"):
+        feed.next()
+    feed.close()
+
+
+def test_time_spent_waiting_for_data_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(first: int, *_: Any) -> Iterator[tuple[Tensor, Tensor]]:
+        time.sleep(0.3)
+        yield batch(first)
+
+    feed = feed_of(monkeypatch, slow)
+    feed.next()
+    first_wait = feed.waited_seconds
+    assert first_wait > 0.1
+    monkeypatch.setattr(prefetch, "wait_for_step", lambda *_: time.sleep(0.1))
+    feed._reading = SimpleNamespace(growing=True)  # type: ignore[assignment]
+    nothing: Any = None
+    assert not feed.wait_for_tokens(4, nothing, nothing, print)  # asked to stop
+    assert feed.waited_seconds >= first_wait + 0.1
+    feed.close()
+
+
+def test_a_feed_that_waits_for_growing_tokens_can_be_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefetch, "ready", lambda *_: False)
+
+    def growing(first: int, end: int, wait_for: Any) -> Iterator[tuple[Tensor, Tensor]]:
+        wait_for(first)
+        yield batch(first)
+
+    feed = feed_of(monkeypatch, growing)
+    feed.close()
+    assert not feed._thread.is_alive()

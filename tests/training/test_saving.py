@@ -1,0 +1,112 @@
+"""Saving policy: outcomes of saves are reported once, and only checkpoints on the disk count as the best."""
+
+import time
+from typing import Any
+
+import attrs
+import pytest
+
+from common.errors import BadInput
+from training.checkpoints.async_writer import Saved
+from training.saving import Saving
+from training.state import Position
+from training.telemetry.time_ledger import TimeLedger
+
+
+@attrs.define
+class Recorder:
+    """A reporter that keeps what it is told."""
+
+    events: list[tuple[int, str]] = attrs.field(factory=list)
+    lines: list[str] = attrs.field(factory=list)
+
+    def event(self, step: int, event: str, **_: Any) -> None:
+        self.events.append((step, event))
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+
+
+@attrs.define
+class FakeSaver:
+    """A saver whose saves end when they are settled."""
+
+    state: Any
+    outcomes: list[str | None]  # the problem of each save, None: durable
+    pending: Saved | None = None
+    done: bool = False
+
+    def begin(self) -> None:
+        assert self.pending is None
+        problem = self.outcomes.pop(0)
+        self.pending = Saved(
+            position=self.state.position,
+            durable=problem is None,
+            problem=problem,
+            stall_seconds=1.0,
+            write_seconds=4.0,
+        )
+
+    @property
+    def in_flight(self) -> bool:
+        return self.pending is not None and not self.done
+
+    def ended(self) -> Saved | None:
+        return self.pending if self.done else None
+
+    def settle(self) -> Saved | None:
+        settled, self.pending, self.done = self.pending, None, False
+        return settled
+
+
+@attrs.define
+class State:
+    """A training state of which only the position matters."""
+
+    position: Position
+
+
+def saving_of(*outcomes: str | None) -> tuple[Saving, Any, FakeSaver, Recorder]:
+    state: Any = State(Position(step=3, best_step=2, best_validation_loss=5.0))
+    saver, recorder = FakeSaver(state, list(outcomes)), Recorder()
+    fake: Any = saver
+    reporter: Any = recorder
+    return Saving(fake, state, TimeLedger(time.perf_counter()), reporter, 60.0), state, saver, recorder
+
+
+def test_a_save_is_reported_once_whether_polled_or_settled() -> None:
+    saving, state, saver, recorder = saving_of(None)
+    assert saving.newest == 3  # the checkpoint that the run was resumed from
+    state.position = Position(step=4)
+    saving.begin()
+    assert saving.newest == 4 and state.position.elapsed_seconds > 0
+    saving.poll()
+    assert recorder.events == []
+    saver.done = True
+    saving.poll()
+    saving.poll()
+    saving.settle()
+    assert recorder.events == [(4, "checkpoint")]
+
+
+def test_the_time_of_a_stop_counts_the_save_in_flight_and_the_last_one() -> None:
+    saving, *_ = saving_of(None)
+    assert saving.seconds_to_stop == 60.0  # as expected, before one has been measured
+    saving.begin()
+    assert saving.seconds_to_stop == 120.0
+    saving.settle()
+    assert saving.seconds_to_stop == 5.0
+
+
+def test_a_failed_save_takes_the_best_back_and_ends_a_run_that_needs_it() -> None:
+    saving, state, _, recorder = saving_of("disk full", "disk full")
+    state.position = Position(step=4, best_step=4, best_validation_loss=1.0)
+    saving.begin()
+    saving.settle()
+    assert (state.position.best_step, state.position.best_validation_loss) == (2, 5.0)
+    assert recorder.events == [(4, "checkpoint-failed")]
+    assert recorder.lines == ["WARNING: step 4: NOT SAVED, to be tried again at the next checkpoint: disk full"]
+    state.position = Position(step=8, best_step=8, best_validation_loss=1.0)
+    saving.begin()
+    with pytest.raises(BadInput, match=r"^disk full; the last steps are not saved, older checkpoints are as they were"):
+        saving.settle(required=True)
