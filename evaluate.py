@@ -1,17 +1,18 @@
 #!/usr/bin/env python3
 """Evaluate, compare and export models: `python evaluate.py smoke runs/quickstart`."""
 
-import argparse
 import os
 import sys
+from typing import TYPE_CHECKING
 
-from common.arguments import print_any_name
 from common.errors import EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, BadInput
 from common.installation import begin
-from evaluation.comparison import command as compare
-from evaluation.export import command as export
-from evaluation.registry import QUESTIONS, EvaluateCommand
 
+if TYPE_CHECKING:
+    from evaluation.registry import EvaluateCommand
+
+DESCRIPTION = """Evaluate, compare and export models. MODEL: a run directory, one of its
+checkpoints, a model directory of Hugging Face's, or OWNER/NAME on the hub."""
 EPILOG = """examples:
   python evaluate.py smoke runs/quickstart --prompt "def " --tokens 100
   python evaluate.py smoke runs/8xa100 --checkpoint latest --temperature 0
@@ -28,31 +29,26 @@ EPILOG = """examples:
 Exit status: 0 done, 1 error or degenerate output, 2 usage, 75 stopped at --max-usd, 130 interrupted.
 """
 
-COMMANDS: dict[str, EvaluateCommand] = {name: question.command for name, question in QUESTIONS.items()}
-COMMANDS |= {"compare": compare, "export": export}
 
+def commands() -> "dict[str, type[EvaluateCommand]]":
+    """Return the commands by name."""
+    from evaluation.comparison.command import CompareCommand
+    from evaluation.export.command import ExportCommand
+    from evaluation.registry import QUESTIONS
 
-def parse_arguments() -> argparse.Namespace:
-    """Return the command line's options."""
-    parser = argparse.ArgumentParser(
-        description="Evaluate, compare and export models.\nMODEL: a run directory, one of its checkpoints, a model "
-        "directory of Hugging Face's,\nor OWNER/NAME on the hub.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, command in COMMANDS.items():
-        command.add_arguments(commands.add_parser(name, help=command.HELP, description=command.HELP))
-    return parser.parse_args()
+    found = {name: question.command for name, question in QUESTIONS.items()}
+    return found | {"compare": CompareCommand, "export": ExportCommand}
 
 
 def main() -> int:
     """Run the command; return its exit status."""
     begin("evaluate.py")
+    from common.arguments import parse, print_any_name
+
     print_any_name()
-    arguments = parse_arguments()
+    command: EvaluateCommand = parse("evaluate.py", commands(), sys.argv[1:], help_text=DESCRIPTION, epilog=EPILOG)
     try:
-        status = COMMANDS[arguments.command].run(arguments)
+        status = command.run()
         sys.stdout.flush()
     except BadInput as error:
         from training.launch import environment_rank

@@ -28,7 +28,6 @@ PROMPT_TOKENS, NEW_TOKENS = 32, 64
 
 
 def main() -> None:
-    """Print a table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--sizes", nargs="+", default=["quickstart", "124M"], choices=["quickstart", *GPT2_SIZES])
     parser.add_argument("--rounds", type=int, default=5)

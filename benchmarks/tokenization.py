@@ -116,10 +116,8 @@ def measure_way(command: list[str], output: Path, *, look: bool) -> Tokenization
 
 def follow(output: Path, commits: list[tuple[float, int]], process: Process) -> None:
     """Record times and counts of committed tokens while a process of prepare_data.py runs."""
-    from tokens.prepare.commit_log import (  # imported here so that the other pipelines do not pay for it
-        LEDGER,
-        entries_after,
-    )
+    # Imported here so that the other pipelines do not pay for it.
+    from tokens.prepare.commit_log import LEDGER, entries_after
     from tokens.prepare.encode_unit import Result
 
     seen, tokens = 0, 0
@@ -143,7 +141,6 @@ def steady_rate(commits: list[tuple[float, int]]) -> float:
 
 
 def count_tokens(output: Path) -> int:
-    """Return the number of tokens in the output."""
     from tokens.format.header import read_header
 
     files = [read_header(path).length for path in output.glob("*.safetensors")]
@@ -176,7 +173,6 @@ def make_text(path: Path, wanted_bytes: int) -> None:
 
 
 def load(arguments: argparse.Namespace) -> Any:
-    """Return tiktoken's encoding."""
     from tokens.tokenizer.tokenizer import BytePairTokenizer, load_tokenizer
 
     tokenizer = load_tokenizer(arguments.tokenizer)
@@ -239,7 +235,6 @@ def other(name: str, arguments: argparse.Namespace, file: Path, output: Path) ->
 
 
 def lockstep(arguments: argparse.Namespace, file: Path, output: Path, *, executor: str, fast: bool) -> list[str]:
-    """Return the command of prepare_data.py."""
     command = [sys.executable, str(ROOT / "prepare_data.py")]
     if not fast:  # a module that cannot be imported stands before it, for workers as well
         hidden = output.parent / "hidden"

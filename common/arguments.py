@@ -1,6 +1,5 @@
 """Command lines as typed classes, by cyclopts: options with checked numbers, plain help, usage errors of one line."""
 
-import argparse
 import math
 import sys
 import textwrap
@@ -25,10 +24,6 @@ if TYPE_CHECKING:
 
 WIDTH = 80  # of the help, in columns
 NAME_WIDTH = 22  # of its left column
-
-
-class InvalidValue(ValueError, argparse.ArgumentTypeError):
-    """Option value out of range."""
 
 
 class UsageError(Exception):
@@ -67,7 +62,7 @@ def whole_number(minimum: int, maximum: int = LARGEST_INTEGER) -> Callable[[str]
         except ValueError:
             value = minimum - 1
         if not minimum <= value <= maximum:
-            raise InvalidValue(f"got {quoted(text)}, wanted a whole number {integer_range(minimum, maximum)}")
+            raise ValueError(f"got {quoted(text)}, wanted a whole number {integer_range(minimum, maximum)}")
         return value
 
     return parse_integer
@@ -85,7 +80,7 @@ def number(low: float, high: float = math.inf, *, above: bool = False, example: 
             wanted = f"a number {'above' if above else 'from'} {low:g}"
             wanted += f" and below {high:g}" if high < math.inf else ""
             wanted += f", such as {example}" if example else ""
-            raise InvalidValue(f"got {quoted(text)}, wanted {wanted}")
+            raise ValueError(f"got {quoted(text)}, wanted {wanted}")
         return value
 
     return parse_number
@@ -102,7 +97,7 @@ def parse(
     if isinstance(commands, type):
         app.default(commands)
     elif not words:
-        _refuse(script, f"COMMAND is missing; known: {', '.join(commands)}")
+        refuse(script, f"COMMAND is missing; known: {', '.join(commands)}")
     else:
         for name, command in commands.items():
             app.command(_app(name, command.__doc__ or ""), name=name)
@@ -111,9 +106,9 @@ def parse(
         build, bound, _ = app.parse_args(words, exit_on_error=False, print_error=False)
         value = build(*bound.args, **bound.kwargs)
     except CycloptsError as error:
-        _refuse(script, _problem(error), " ".join(error.command_chain or ()))
+        refuse(script, _problem(error), " ".join(error.command_chain or ()))
     except UsageError as error:
-        _refuse(script, str(error))
+        refuse(script, str(error))
     if value is None:  # the help was printed
         if isinstance(commands, type) or words[0].startswith("-"):
             print(epilog, end="")
@@ -133,7 +128,7 @@ class PlainHelp:
 
     def __call__(self, console: Any, options: Any, panel: "HelpPanel") -> None:
         """Print the commands, positional arguments or options."""
-        if [name for entry in panel.entries for name in entry.names] == ["--help"]:
+        if all(entry.names == ("--help",) for entry in panel.entries):
             return
         print(f"{'Arguments and options' if panel.format == 'parameter' else 'Commands'}:")
         for entry in panel.entries:
@@ -201,6 +196,7 @@ def _problem(error: CycloptsError) -> str:
     return str(error) if error.msg is None else f"{where}: {error.msg}"
 
 
-def _refuse(script: str, problem: str, command: str = "") -> NoReturn:
+def refuse(script: str, problem: str, command: str = "") -> NoReturn:
+    """Exit with EXIT_USAGE, and the problem as one line."""
     print(f"{script}: {f'{command}: ' if command else ''}{printable(problem)}", file=sys.stderr)
     sys.exit(EXIT_USAGE)

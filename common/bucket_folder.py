@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from common.errors import BadInput
-from common.files import BLOCK_BYTES
+from common.files import sha256_of
 from common.remote_files import THREADS, ask, file_system_of, open_remote
 
 PART_BYTES = 1 << 24  # of a multipart upload
@@ -29,20 +29,15 @@ class BucketFolder:
         return [name for path in found if "/" not in (name := path.removeprefix(f"{self._root}/"))]
 
     def read(self, name: str) -> bytes:
-        """Return the content of an object."""
         return ask(f"{self.url}/{name}", lambda: self._files.cat_file(self._path(name)))
 
     def open(self, name: str) -> BinaryIO:
-        """Open an object for reading."""
         return open_remote(f"{self.url}/{name}")
 
     def sha256(self, name: str) -> str:
         """Return the sha256 of an object, read to its end."""
-        digest = hashlib.sha256()
         with self.open(name) as stream:
-            while data := stream.read(BLOCK_BYTES):
-                digest.update(data)
-        return digest.hexdigest()
+            return sha256_of(stream)
 
     def written_at(self, name: str) -> float:
         """Return when an object was written, by the server's clock, in seconds since 1970."""

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from common.errors import BadInput
 
@@ -82,8 +83,13 @@ def writing(path: Path | str) -> Iterator[None]:
 
 def sha256(path: Path) -> str:
     """Return the sha256 of a file in hexadecimal."""
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while block := file.read(BLOCK_BYTES):
-            digest.update(block)
+        return sha256_of(file)
+
+
+def sha256_of(stream: BinaryIO) -> str:
+    """Return the sha256 of what a stream still holds, in hexadecimal."""
+    digest = hashlib.sha256()
+    while block := stream.read(BLOCK_BYTES):
+        digest.update(block)
     return digest.hexdigest()

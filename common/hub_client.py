@@ -3,6 +3,8 @@
 import logging
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,7 +36,7 @@ def check_logged_in() -> None:
 
 
 def upload(api: "HfApi", repository: str, files: dict[str, Path | bytes], kind: str, message: str) -> None:
-    """Upload files to a repository in one commit. Raises the client's errors; `explained` makes them readable.
+    """Upload files to a repository in one commit. Raises the client's errors, which `hub_errors` explains.
 
     `kind`: "model" or "dataset".
     """
@@ -75,6 +77,20 @@ def quiet() -> None:
     """Silence the client's warnings about single attempts; the final error remains."""
     for name in ("huggingface_hub", "datasets"):
         logging.getLogger(name).setLevel(logging.ERROR)
+
+
+@contextmanager
+def hub_errors(problem: str, wanted: str = "write to", advice: str = "") -> Iterator[None]:
+    """Turn the hub client's errors and those of its transport into BadInput: `problem`, the reason and `advice`.
+
+    `wanted`: what the access token must allow.
+    """
+    try:
+        yield
+    except BadInput:
+        raise
+    except Exception as error:
+        raise BadInput(f"{problem}: {explained(error, wanted)}{advice}") from error
 
 
 def explained(error: BaseException, wanted: str = "write to") -> str:

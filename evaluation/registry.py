@@ -1,32 +1,26 @@
 """Registry of evaluate commands that measure a model. A new one: its folder, and a line here."""
 
-import argparse
 from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 
-from evaluation.harness import command as harness
-from evaluation.hellaswag import command as hellaswag
-from evaluation.instruct import command as instruct
-from evaluation.judging import command as judge
-from evaluation.loss import command as loss
-from evaluation.smoke import command as smoke
+from evaluation.harness.command import HarnessCommand
+from evaluation.hellaswag.command import HellaSwagCommand
+from evaluation.instruct.command import InstructCommand
+from evaluation.judging.command import JudgeCommand
+from evaluation.loss.command import LossCommand
+from evaluation.smoke.command import SmokeCommand
 
 if TYPE_CHECKING:
     from evaluation.shared.measure import EvaluationResult
 
 
 class EvaluateCommand(Protocol):
-    """A command of `evaluate.py`: a module with one line of help, options, and the work."""
+    """A command of `evaluate.py`: a frozen class with its options; the docstring is its help."""
 
-    HELP: str
-
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Add the command's options."""
-
-    def run(self, arguments: argparse.Namespace) -> int | None:
+    def run(self) -> int | None:
         """Do the work; return an exit status, None for success."""
 
 
@@ -34,7 +28,7 @@ class EvaluateCommand(Protocol):
 class Question:
     """A command that appends results to `evaluations.jsonl`, under its own name."""
 
-    command: EvaluateCommand
+    command: type[EvaluateCommand]
     # Module whose `read_results` structures such a line for the comparison, imported at use: numpy and torch are heavy.
     # Of a damaged line, or another version's, it may raise rows.UNREADABLE. None: nothing to compare.
     measures: str | None = None
@@ -48,10 +42,10 @@ class Question:
 
 
 QUESTIONS = {  # in the order of the comparison's columns
-    "smoke": Question(smoke),
-    "loss": Question(loss, "evaluation.loss.loss_measures"),
-    "hellaswag": Question(hellaswag, "evaluation.hellaswag.accuracy_measures"),
-    "instruct": Question(instruct, "evaluation.instruct.answer_measures"),
-    "judge": Question(judge, "evaluation.judging.score_measures"),
-    "harness": Question(harness, "evaluation.harness.task_measures"),
+    "smoke": Question(SmokeCommand),
+    "loss": Question(LossCommand, "evaluation.loss.loss_measures"),
+    "hellaswag": Question(HellaSwagCommand, "evaluation.hellaswag.accuracy_measures"),
+    "instruct": Question(InstructCommand, "evaluation.instruct.answer_measures"),
+    "judge": Question(JudgeCommand, "evaluation.judging.score_measures"),
+    "harness": Question(HarnessCommand, "evaluation.harness.task_measures"),
 }

@@ -1,13 +1,10 @@
-"""The prepare_data.py command: exit statuses, messages, memory, and its two grammars."""
+"""The prepare_data.py command: exit statuses, messages, memory."""
 
 import gzip
 import re
 import sys
 from pathlib import Path
 
-import pytest
-
-from prepare_data import parse_arguments
 from tests.tokens.preparing import PREPARE, jsonl, run, texts_of
 
 
@@ -99,24 +96,3 @@ def test_memory_does_not_grow_with_the_input(tmp_path: Path) -> None:
         options = ("--output", tmp_path / f"out{megabytes}", "--tokenizer", "bytes", "--executor", "inline")
         peaks.append(int(run(command, source, *options).stdout.split("peak ")[1]))
     assert peaks[1] < peaks[0] + 20, f"peak MiB for 8 and 64 MiB of input: {peaks}"
-
-
-@pytest.mark.parametrize(
-    "words", [["stats", "--output", "x"], ["verify", "--outp=x"], ["status", "a", "--output", "x"]]
-)
-def test_a_command_with_an_output_is_refused_with_both_ways_to_write_it(
-    words: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        parse_arguments(words)
-    said = capsys.readouterr().err.splitlines()[-1]
-    assert ended.value.code == 2
-    assert f"'{words[0]}' is a command, which takes no --output; for a source of that name write ./{words[0]}" in said
-
-
-def test_a_source_named_like_a_command_is_reached() -> None:
-    for words in (["./stats", "--output", "x"], ["a.txt", "stats", "--output", "x"], ["--output", "x", "stats"]):
-        arguments = parse_arguments(words)
-        assert arguments.command is None and arguments.sources[-1] in ("./stats", "stats")
-    arguments = parse_arguments(["stats", "DIR"])
-    assert (arguments.command, arguments.directory) == ("stats", "DIR")

@@ -6,6 +6,8 @@ import attrs
 import torch
 from torch import Tensor
 
+from model.checks import integer, number
+
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 INITIAL_LOSS_SCALE = 2.0**16  # the numbers of torch.amp.GradScaler
@@ -27,6 +29,14 @@ def autocast(precision: str, device: torch.device) -> AbstractContextManager[obj
     if precision == "fp32":
         return nullcontext()
     return torch.autocast(device.type, DTYPES[precision])
+
+
+@attrs.frozen(kw_only=True)
+class SavedLossScale:
+    """Loss scale in a checkpoint."""
+
+    scale: float = attrs.field(validator=number(0.0, above=True))
+    finite_steps: int = attrs.field(validator=integer(0))
 
 
 class LossScale:
@@ -55,15 +65,15 @@ class LossScale:
         self.scale.copy_(torch.where(finite, grown, self.scale / 2))
         self.finite_steps.copy_(torch.where(counted == GROWTH_INTERVAL, 0, counted))
 
-    def state(self) -> dict[str, float]:
+    def state(self) -> SavedLossScale:
         """Return the state for a checkpoint."""
-        return {"scale": self.scale.item(), "finite_steps": self.finite_steps.item()}
+        return SavedLossScale(scale=self.scale.item(), finite_steps=int(self.finite_steps.item()))
 
-    def load(self, state: dict[str, float]) -> None:
+    def load(self, state: SavedLossScale) -> None:
         """Continue from a checkpoint; a run that changed its precision starts with its own scale."""
-        if self.dynamic and state["scale"] != 1.0:
-            self.scale.fill_(state["scale"])
-            self.finite_steps.fill_(int(state["finite_steps"]))
+        if self.dynamic and state.scale != 1.0:
+            self.scale.fill_(state.scale)
+            self.finite_steps.fill_(state.finite_steps)
 
 
 @attrs.frozen(kw_only=True)

@@ -10,6 +10,8 @@ import attrs
 import torch
 from torch import Tensor
 
+from common.errors import quoted
+from model import checks
 from training.config.key_groups import SpikeOptions
 from training.parallel.process_group import Ranks, gather
 
@@ -42,6 +44,20 @@ class Skips:
     count: int
     total: int  # of the run
     last: Spike
+
+
+@attrs.frozen(kw_only=True)
+class SpikeHistory:
+    """Spike window in a checkpoint: exact numbers, oldest first."""
+
+    losses: list[float]
+    grad_norms: list[float] = attrs.field()
+    skipped_steps: int = attrs.field(validator=checks.integer(0))
+
+    @grad_norms.validator
+    def _check(self, _: Any, value: list[float]) -> None:
+        if len(value) != len(self.losses) or not all(map(checks.is_number, self.losses + value)):
+            raise ValueError(f"grad_norms: got {quoted(value)}, wanted as many finite numbers as losses")
 
 
 class Guard:
@@ -107,11 +123,11 @@ class Guard:
         count, self._skips_told = total - self._skips_told, total
         return Skips(count=count, total=total, last=last)
 
-    def state(self) -> dict[str, Any] | None:
+    def state(self) -> SpikeHistory | None:
         """Return the state for a checkpoint; None without `on_spike`."""
         return None if self._window is None else self._window.state()
 
-    def load(self, state: dict[str, Any] | None) -> None:
+    def load(self, state: SpikeHistory | None) -> None:
         """Continue from a checkpoint; one without `on_spike` leaves the window empty."""
         if self._window is not None and state is not None:
             self._window.load(state)
@@ -165,19 +181,19 @@ class SpikeWindow:
         """Return how many spikes the run has had. Waits for the GPU."""
         return int(self._spikes.item())
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> SpikeHistory:
         """Return the window for a checkpoint: exact numbers, oldest first."""
         losses, grad_norms = self._values[:, self._size - int(self._filled.item()) :].tolist()
-        return {"losses": losses, "grad_norms": grad_norms, "skipped_steps": self.spikes()}
+        return SpikeHistory(losses=losses, grad_norms=grad_norms, skipped_steps=self.spikes())
 
-    def load(self, state: dict[str, Any]) -> None:
+    def load(self, state: SpikeHistory) -> None:
         """Continue from a checkpoint; a window of another size begins with the newest steps that fit into it."""
-        kept = torch.tensor([state["losses"], state["grad_norms"]], dtype=torch.float64)[:, -self._size :]
+        kept = torch.tensor([state.losses, state.grad_norms], dtype=torch.float64)[:, -self._size :]
         filled = kept.shape[1]
         self._values.zero_()
         self._values[:, self._size - filled :] = kept.to(self._values.device)
         self._filled.fill_(filled)
-        self._spikes.fill_(state["skipped_steps"])
+        self._spikes.fill_(state.skipped_steps)
 
     def _statistics(self) -> tuple[Tensor, Tensor]:
         """Return mean and standard deviation of the filled positions, (2,) each; nan in an empty window."""

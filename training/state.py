@@ -2,6 +2,7 @@
 
 import attrs
 
+from model.checks import integer, number, optional
 from tokens.batches.sampling import Layout
 from training.optimizer import Optimizer
 from training.parallel.wrap import Parallel
@@ -14,11 +15,11 @@ from training.spike_guard import Guard
 class Position:
     """Where a run stands. The step alone determines the next data, learning rate and dropout masks."""
 
-    step: int = 0  # updates done
-    tokens: int = 0  # trained on so far
-    elapsed_seconds: float = 0.0  # wall clock, earlier processes included
+    step: int = attrs.field(default=0, validator=integer(0))  # updates done
+    tokens: int = attrs.field(default=0, validator=integer(0))  # trained on so far
+    elapsed_seconds: float = attrs.field(default=0.0, validator=number(0.0))  # wall clock, earlier processes included
     validation_loss: float | None = None  # of these weights
-    best_step: int | None = None  # of the checkpoints
+    best_step: int | None = attrs.field(default=None, validator=optional(integer(0)))  # of the checkpoints
     best_validation_loss: float | None = None
 
 

@@ -1,6 +1,7 @@
 """Rows of the comparison: each model's stored results, cost and recipe. No model is loaded."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ class Row:
     recipe: str | None  # equal for runs that differ at most in their seed and in keys that change no result
 
 
-def read_rows(references: list[str]) -> list[Row]:
+def read_rows(references: Sequence[str]) -> list[Row]:
     """Return the rows of models given on the command line; for a run, of the checkpoint that was measured last.
 
     Raises BadInput where there are no results.

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from common.errors import BadInput
 from common.files import replace_file, writing
-from common.hub_client import CARD, check_logged_in, check_names, explained, upload
+from common.hub_client import CARD, check_logged_in, check_names, hub_errors, upload
 from evaluation.export.model_card import model_card
 from evaluation.shared.load import Trained
 from model.gpt import GPT
@@ -85,7 +85,7 @@ def push(directory: Path, publication: Publication) -> str:
     repository = publication.repository
     assert repository is not None
     api = HfApi()
-    try:
+    with hub_errors(f"model {repository}: cannot be uploaded"):
         url = api.create_repo(repository, private=publication.private or None, exist_ok=True)
         if publication.private and not api.model_info(repository).private:
             raise BadInput(f"{repository}: exists and is public; make it private on the hub, or pass another name")
@@ -93,10 +93,6 @@ def push(directory: Path, publication: Publication) -> str:
             path.name: path for path in sorted(directory.iterdir()) if path.name not in OURS
         }
         upload(api, repository, files, "model", "A model trained by Lockstep")
-    except BadInput:
-        raise
-    except Exception as error:  # the hub client raises its own errors and those of its transport
-        raise BadInput(f"model {repository}: cannot be uploaded: {explained(error)}") from error
     return str(url)
 
 

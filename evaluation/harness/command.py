@@ -1,55 +1,67 @@
 """evaluate.py harness"""
 
-import argparse
 from pathlib import Path
+from typing import Annotated
 
-from common.arguments import whole_number
+import attrs
+
+from common.arguments import option, whole_number
 from common.errors import BadInput
-from evaluation.shared.command_line import TIMEOUT_SECONDS, add_device, add_models
+from evaluation.shared.command_line import TIMEOUT_SECONDS, Checkpoint, Device, Models, Tokenizer
 
-HELP = "run tasks of lm-evaluation-harness, which must be installed"
 REQUIREMENT = "lm_eval[hf]==0.4.13"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's options."""
-    parser.add_argument("tasks", metavar="TASKS", help="comma-separated names; `lm-eval ls tasks` lists them")
-    add_models(parser, several=True)
-    parser.add_argument("--include-path", type=Path, metavar="DIR", help="directory of additional tasks, as YAML files")
-    parser.add_argument("--fewshot", type=whole_number(0), help="examples in the context; default: the task's")
-    parser.add_argument("--limit", type=whole_number(1), help="documents per task, for a trial; default: all")
-    parser.add_argument("--batch-size", type=whole_number(1), default=16, help="requests per batch (%(default)s)")
-    add_device(parser)
+@attrs.frozen(kw_only=True)
+class HarnessCommand:
+    """Run tasks of lm-evaluation-harness, which must be installed."""
 
-
-def run(arguments: argparse.Namespace) -> None:
-    """Print and store each model's metrics; under torchrun the ranks share the work."""
-    try:
-        import lm_eval
-    except ImportError as error:
-        raise BadInput(f'lm-evaluation-harness is not installed ({error}): pip install "{REQUIREMENT}"') from error
-    from evaluation.harness.harness import Wanted, describe, measure
-    from evaluation.shared.load import load_on_all, locate
-    from evaluation.shared.results import append_result
-    from training.parallel.process_group import from_coordinator, start, stop
-
-    if arguments.include_path is not None and not arguments.include_path.is_dir():
-        raise BadInput(
-            f"--include-path {arguments.include_path}: no such directory; wanted one with tasks as YAML files"
-        )
-    ranks = start(arguments.device, TIMEOUT_SECONDS)
-    wanted = Wanted(
-        tasks=arguments.tasks.split(","),
-        fewshot=arguments.fewshot,
-        limit=arguments.limit,
-        batch_size=arguments.batch_size,
-        folder=arguments.include_path,
+    tasks: Annotated[str, option("comma-separated names; `lm-eval ls tasks` lists them", name="TASKS")] = attrs.field(
+        kw_only=False
     )
-    places = from_coordinator(ranks, lambda: [locate(model, arguments.checkpoint) for model in arguments.models])
-    for place in places:
-        found = measure(load_on_all(ranks, place, arguments.tokenizer), wanted, ranks)
-        if ranks.coordinates:
-            how = {"lm_eval": lm_eval.__version__, "fewshot": wanted.fewshot, "limit": wanted.limit}
-            append_result(place.home, place.title, "harness", {**how, "batch_size": wanted.batch_size, "tasks": found})
-            print(f"{place.path}:\n{describe(found)}")
-    stop()
+    models: Models = attrs.field(kw_only=False)
+    checkpoint: Checkpoint = None
+    tokenizer: Tokenizer = None
+    include_path: Annotated[Path | None, option("directory of additional tasks, as YAML files", "DIR")] = None
+    fewshot: Annotated[
+        int | None, option("examples in the context; default: the task's", "N", check=whole_number(0))
+    ] = None
+    limit: Annotated[
+        int | None, option("documents per task, for a trial; default: all", "N", check=whole_number(1))
+    ] = None
+    batch_size: Annotated[int, option("requests per batch", "N", check=whole_number(1))] = 16
+    device: Device = None
+
+    def run(self) -> None:
+        """Print and store each model's metrics; under torchrun the ranks share the work."""
+        try:
+            import lm_eval
+        except ImportError as error:
+            raise BadInput(f'lm-evaluation-harness is not installed ({error}): pip install "{REQUIREMENT}"') from error
+        from evaluation.harness.harness import Wanted, describe, measure
+        from evaluation.shared.load import load_on_all, locate
+        from evaluation.shared.results import append_result
+        from training.parallel.process_group import from_coordinator, start, stop
+
+        if self.include_path is not None and not self.include_path.is_dir():
+            raise BadInput(
+                f"--include-path {self.include_path}: no such directory; wanted one with tasks as YAML files"
+            )
+        ranks = start(self.device, TIMEOUT_SECONDS)
+        wanted = Wanted(
+            tasks=self.tasks.split(","),
+            fewshot=self.fewshot,
+            limit=self.limit,
+            batch_size=self.batch_size,
+            folder=self.include_path,
+        )
+        places = from_coordinator(ranks, lambda: [locate(model, self.checkpoint) for model in self.models])
+        for place in places:
+            found = measure(load_on_all(ranks, place, self.tokenizer), wanted, ranks)
+            if ranks.coordinates:
+                how = {"lm_eval": lm_eval.__version__, "fewshot": wanted.fewshot, "limit": wanted.limit}
+                append_result(
+                    place.home, place.title, "harness", {**how, "batch_size": wanted.batch_size, "tasks": found}
+                )
+                print(f"{place.path}:\n{describe(found)}")
+        stop()

@@ -1,13 +1,14 @@
 """evaluate.py judge: an OpenAI-compatible language model scores several models' answers side by side."""
 
-import argparse
 import os
 import sys
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from common.arguments import number, whole_number
+import attrs
+
+from common.arguments import number, option, whole_number
 from common.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_STOPPED, BadInput
 from evaluation.shared.command_line import check_alone
 
@@ -20,76 +21,84 @@ if TYPE_CHECKING:
     from evaluation.judging.prompt import Judge
 
 VERDICTS = Path(__file__).resolve().parents[2] / "runs" / "verdicts.jsonl"
-HELP = "have a language model score several models' answers side by side"
+POSITIVE, COUNT = number(0, above=True), whole_number(1)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's options."""
-    positive, count = number(0, above=True), whole_number(1)
-    add = parser.add_argument
-    add("answers", metavar="ANSWERS", nargs="+", help="answer file, or MODEL for all of its answer files")
-    add("--model", metavar="NAME", help="the judge; default: none, print only the scores that need no judge")
-    add("--base-url", metavar="URL", help="OpenAI-compatible server; default: $OPENAI_BASE_URL, or OpenAI")
-    add("--api", choices=("responses", "chat"), default="responses", help="OpenAI API to use (%(default)s)")
-    add("--effort", metavar="LEVEL", help="reasoning effort; default: the server's")
-    add("--batch", action="store_true", help="use the Batch API: half the price, replies within a day")
-    add("--poll-seconds", type=positive, default=30.0, metavar="N", help="interval between polls of a batch (30)")
-    add("--orders", type=count, default=3, metavar="K", help="prompts per question, with reordered answers (3)")
-    add("--seed", type=whole_number(0), default=0, help="random seed of the orders (%(default)s)")
-    add("--common", action="store_true", help="judge only the questions that all files share")
-    add("--concurrency", type=count, default=8, help="maximum requests in flight (%(default)s)")
-    add("--timeout", type=positive, default=120.0, metavar="SECONDS", help="deadline of a request (120)")
-    add("--max-usd", type=positive, metavar="X", help="budget in dollars, over all sessions: never exceeded")
-    add("--prices", type=Path, metavar="FILE", help="price table; default: evaluation/judging/prices.json")
-    add("--retry-wrong", action="store_true", help="retry prompts that got only invalid replies")
-    add(
-        "--allow-left-out",
-        type=number(0, 100),
-        default=10.0,
-        metavar="PERCENT",
-        help="keep the result if at most so many prompts have no verdict (10)",
+@attrs.frozen(kw_only=True)
+class JudgeCommand:
+    """Have a language model score several models' answers side by side."""
+
+    answers: Annotated[
+        tuple[str, ...], option("answer file, or MODEL for all of its answer files", name="ANSWERS", required=True)
+    ] = attrs.field(kw_only=False)
+    model: Annotated[
+        str | None, option("the judge; default: none, print only the scores that need no judge", "NAME")
+    ] = None
+    base_url: Annotated[str | None, option("OpenAI-compatible server; default: $OPENAI_BASE_URL, or OpenAI", "URL")] = (
+        None
     )
-    add("--verdicts", type=Path, metavar="FILE", help="verdict store; default: runs/verdicts.jsonl of the repository")
+    api: Annotated[Literal["responses", "chat"], option("OpenAI API to use")] = "responses"
+    effort: Annotated[str | None, option("reasoning effort; default: the server's", "LEVEL")] = None
+    batch: Annotated[bool, option("use the Batch API: half the price, replies within a day")] = False
+    poll_seconds: Annotated[float, option("interval between polls of a batch", "N", check=POSITIVE)] = 30.0
+    orders: Annotated[int, option("prompts per question, with reordered answers", "K", check=COUNT)] = 3
+    seed: Annotated[int, option("random seed of the orders", "N", check=whole_number(0))] = 0
+    common: Annotated[bool, option("judge only the questions that all files share")] = False
+    concurrency: Annotated[int, option("maximum requests in flight", "N", check=COUNT)] = 8
+    timeout: Annotated[float, option("deadline of a request", "SECONDS", check=POSITIVE)] = 120.0
+    max_usd: Annotated[
+        float | None, option("budget in dollars, over all sessions: never exceeded", "X", check=POSITIVE)
+    ] = None
+    prices: Annotated[Path | None, option("price table; default: evaluation/judging/prices.json", "FILE")] = None
+    retry_wrong: Annotated[bool, option("retry prompts that got only invalid replies")] = False
+    allow_left_out: Annotated[
+        float, option("keep the result if at most so many prompts have no verdict", "PERCENT", check=number(0, 100))
+    ] = 10.0
+    verdicts: Annotated[
+        Path | None, option("verdict store; default: runs/verdicts.jsonl of the repository", "FILE")
+    ] = None
 
+    def run(self) -> int:
+        """Print the scores that need no judge, send what is not answered yet, keep and print the judge's scores."""
+        check_alone("judge")
+        from evaluation.judging.panel import find_files, read_panel
+        from evaluation.judging.store import VerdictStore
 
-def run(arguments: argparse.Namespace) -> int:
-    """Print the scores that need no judge, send what is not answered yet, keep and print the judge's scores."""
-    check_alone("judge")
-    from evaluation.judging.panel import find_files, read_panel
-    from evaluation.judging.store import VerdictStore
+        panel = read_panel(find_files(self.answers), common=self.common)
+        if self.model is None:
+            _print_free(panel)
+            print("no judge was asked: name one with --model")
+            return EXIT_DONE
+        from evaluation.judging.client import find_key
+        from evaluation.judging.judgement import Judgement
+        from evaluation.judging.report import cost_line
 
-    panel = read_panel(find_files(arguments.answers), common=arguments.common)
-    if arguments.model is None:
-        _print_free(panel)
-        print("no judge was asked: name one with --model")
-        return EXIT_DONE
-    from evaluation.judging.client import find_key
-    from evaluation.judging.judgement import Judgement
-    from evaluation.judging.report import cost_line
+        judge, credentials = _server(self, self.model)
+        price = _price(self, judge)
+        with closing(VerdictStore(self.verdicts or default_store())) as store:
+            judgement = Judgement(panel, judge, store, price, _options(self))
+            if judgement.outstanding():
+                find_key(judge.base_url, credentials)  # fails before anything that takes time
+            free = _print_free(panel)
+            if any(len(candidate.seeds) > panel.slots for candidate in panel.candidates):
+                print(f"judged: the first {panel.slots} of each model's seeds, as many as all models have")
+            print(judgement.plan(), flush=True)
+            if judgement.outstanding():
+                from evaluation.judging.session import ask  # imports openai
 
-    judge, credentials = _server(arguments)
-    price = _price(arguments, judge.base_url)
-    with closing(VerdictStore(arguments.verdicts or default_store())) as store:
-        judgement = Judgement(panel, judge, store, price, _options(arguments))
-        if judgement.outstanding():
-            find_key(judge.base_url, credentials)  # fails before anything that takes time
-        free = _print_free(panel)
-        if any(len(candidate.seeds) > panel.slots for candidate in panel.candidates):
-            print(f"judged: the first {panel.slots} of each model's seeds, as many as all models have")
-        print(judgement.plan(), flush=True)
-        if judgement.outstanding():
-            from evaluation.judging.session import ask  # imports openai
-
-            ask(judgement, credentials)
-        if judgement.ending.interrupted or judgement.ending.fatal is not None:
-            print(cost_line(judgement), flush=True)
-        if judgement.ending.interrupted:
-            missing = judgement.verdicts().count("missing")
-            print(f"interrupted: {missing:,} verdicts are missing; nothing is lost, rerun the same command to continue")
-            return EXIT_INTERRUPTED
-        if judgement.ending.fatal is not None:
-            raise judgement.ending.fatal
-        return _conclude(judgement, free, arguments.allow_left_out)
+                ask(judgement, credentials)
+            if judgement.ending.interrupted or judgement.ending.fatal is not None:
+                print(cost_line(judgement), flush=True)
+            if judgement.ending.interrupted:
+                missing = judgement.verdicts().count("missing")
+                print(
+                    f"interrupted: {missing:,} verdicts are missing; nothing is lost, rerun the same command "
+                    "to continue"
+                )
+                return EXIT_INTERRUPTED
+            if judgement.ending.fatal is not None:
+                raise judgement.ending.fatal
+            return _conclude(judgement, free, self.allow_left_out)
 
 
 def default_store() -> Path:
@@ -113,7 +122,7 @@ def _print_free(panel: "Panel") -> "list[list[FreeScores]]":
     return free
 
 
-def _server(arguments: argparse.Namespace) -> "tuple[Judge, Credentials]":
+def _server(arguments: "JudgeCommand", model: str) -> "tuple[Judge, Credentials]":
     """Return the judge, and the user and password that its URL holds."""
     from evaluation.judging.client import OPENAI_URL, split_credentials
     from evaluation.judging.prompt import Judge
@@ -123,24 +132,24 @@ def _server(arguments: argparse.Namespace) -> "tuple[Judge, Credentials]":
         shown = url.rpartition("@")[2]
         raise BadInput(f"--base-url: got '{shown}', wanted http:// or https://, as http://localhost:8000/v1")
     plain, credentials = split_credentials(url)
-    judge = Judge(model=arguments.model, effort=arguments.effort, base_url=plain.rstrip("/"), api=arguments.api)
+    judge = Judge(model=model, effort=arguments.effort, base_url=plain.rstrip("/"), api=arguments.api)
     return judge, credentials
 
 
-def _price(arguments: argparse.Namespace, base_url: str) -> "Price":
+def _price(arguments: "JudgeCommand", judge: "Judge") -> "Price":
     """Return the judge's price. It may be unknown for a server other than OpenAI's, if no limit needs it."""
     from evaluation.judging.client import OPENAI_URL
     from evaluation.judging.prices import PRICES, UNKNOWN_PRICE, read_price
 
     try:
-        return read_price(arguments.prices or PRICES, arguments.model)
+        return read_price(arguments.prices or PRICES, judge.model)
     except BadInput:
-        if base_url == OPENAI_URL or arguments.max_usd is not None or arguments.prices is not None:
+        if judge.base_url == OPENAI_URL or arguments.max_usd is not None or arguments.prices is not None:
             raise
         return UNKNOWN_PRICE
 
 
-def _options(arguments: argparse.Namespace) -> "JudgeOptions":
+def _options(arguments: "JudgeCommand") -> "JudgeOptions":
     from evaluation.judging.judgement import JudgeOptions
 
     return JudgeOptions(

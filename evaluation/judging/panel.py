@@ -1,6 +1,7 @@
 """Panel: the models that are judged together, with their answers to the same questions."""
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -52,7 +53,7 @@ class _AnswerFile:
     by_question: dict[Question, Answer]
 
 
-def find_files(names: list[str]) -> list[Path]:
+def find_files(names: Sequence[str]) -> list[Path]:
     """Return the answer files that a command line names: FILE, or MODEL for all of its files.
 
     Raises BadInput if there is none.

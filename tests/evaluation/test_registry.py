@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 
+from common.arguments import parse
+from evaluate import commands
 from evaluation import registry
 from evaluation.comparison.compare import compare
 from evaluation.shared.intervals import Interval
 from evaluation.shared.measure import EvaluationResult, Measure, Measurement, Published
-from evaluation.smoke import command as smoke
+from evaluation.smoke.command import SmokeCommand
 from tests.evaluation.comparison.stored import losses_on, rows_of, write
 
 
@@ -44,7 +46,7 @@ def read_results(record: dict[str, Any]) -> list[EvaluationResult]:
 
 
 def test_a_registered_question_is_a_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    question = registry.Question(smoke, __name__)
+    question = registry.Question(SmokeCommand, __name__)
     monkeypatch.setitem(registry.QUESTIONS, "poetry", question)
     homes = [
         write(losses_on(tmp_path / name), "poetry", rhymes=rhymes)
@@ -66,3 +68,22 @@ def test_every_registered_measures_module_reads_results() -> None:
     named = [question.measures for question in registry.QUESTIONS.values() if question.measures is not None]
     assert len(named) == len(set(named)) == 5
     assert all(callable(import_module(name).read_results) for name in named)
+
+
+@pytest.mark.parametrize(
+    ("words", "values"),
+    [
+        (["smoke", "a", "b", "--prompt=x", "--prompt", "y"], {"models": ("a", "b"), "prompt": ("x", "y"), "top_k": 25}),
+        (["loss", "a", "--from", "0", "--split=test"], {"models": ("a",), "start": 0, "split": "test", "count": None}),
+        (["hellaswag", "a"], {"models": ("a",), "data": "Rowan/hellaswag", "count": None, "device": None}),
+        (["instruct", "a", "--data", "f", "--seeds=3"], {"data": Path("f"), "seeds": 3, "epochs": 20, "seed": 0}),
+        (["judge", "a", "--max-usd", "2"], {"answers": ("a",), "max_usd": 2.0, "timeout": 120.0, "api": "responses"}),
+        (["harness", "x,y", "a", "b", "--fewshot=0"], {"tasks": "x,y", "models": ("a", "b"), "fewshot": 0}),
+        (["compare", "a", "b", "--markdown"], {"models": ("a", "b"), "markdown": True, "html": None}),
+        (["export", "a", "d", "--push", "me/it"], {"model": "a", "directory": Path("d"), "push": "me/it"}),
+    ],
+)
+def test_a_command_line_is_an_instance_of_its_command(words: list[str], values: dict[str, Any]) -> None:
+    command = parse("evaluate.py", commands(), words)
+    assert isinstance(command, commands()[words[0]])
+    assert {name: getattr(command, name) for name in values} == values

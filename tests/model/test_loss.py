@@ -73,3 +73,17 @@ def test_a_shape_that_would_broadcast_is_refused() -> None:
     inputs, targets = batch()
     with pytest.raises(TypeCheckError):
         training_loss()(inputs, targets[:, :-1])
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("chunks", [2, 5, 1000])
+def test_a_loss_in_chunks_is_the_plain_one_and_so_are_its_gradients(chunks: int, tied: bool) -> None:
+    plain, chunked = (training_loss({"tie_weights": tied}, chunks=count) for count in (1, chunks))
+    inputs, targets = batch()
+    wanted = plain(inputs, targets)
+    loss = chunked(inputs, targets)
+    assert loss.item() == pytest.approx(wanted.item(), rel=1e-6)
+    wanted.backward()
+    loss.backward()
+    for one, other in zip(plain.parameters(), chunked.parameters(), strict=True):
+        assert torch.allclose(one.grad, other.grad, rtol=1e-5, atol=1e-7)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -15,7 +16,7 @@ from training.checkpoints.checkpoint_manifest import verify
 from training.checkpoints.disk import on_disk
 from training.config.key_groups import SpikeOptions
 from training.parallel.process_group import Ranks
-from training.spike_guard import Guard, SpikeWindow
+from training.spike_guard import Guard, SpikeHistory, SpikeWindow
 from training.telemetry.metrics_log import read_metrics
 
 
@@ -72,7 +73,7 @@ def test_only_the_last_steps_count_and_a_level_that_lasts_is_learned() -> None:
     spikes = window(1000, 1, 2, 1, 2)  # the first has left
     assert [see(spikes, step, 20, 15) for step in range(5, 8)] == [True, False, False]
     assert spikes.spikes() == 1
-    assert spikes.state()["losses"] == [2.0, 20.0, 20.0, 20.0]
+    assert spikes.state().losses == [2.0, 20.0, 20.0, 20.0]
 
 
 def test_of_spikes_of_one_size_the_default_window_finds_four() -> None:
@@ -95,13 +96,13 @@ def test_in_a_flat_window_rounding_is_no_spike() -> None:
 def test_what_does_not_count_is_no_spike_and_enters_nothing() -> None:
     spikes = window(4, 3, 2, 1)
     assert not see(spikes, 4, 1000, torch.inf, counts=False)
-    assert spikes.state()["losses"] == [4.0, 3.0, 2.0, 1.0]
+    assert spikes.state().losses == [4.0, 3.0, 2.0, 1.0]
 
 
 def test_the_window_goes_through_json_to_the_bit() -> None:
     spikes = window(*torch.tensor([0.1, 0.7, 0.3]).tolist())
     restored = window()
-    restored.load(json.loads(json.dumps(spikes.state())))
+    restored.load(SpikeHistory(**json.loads(json.dumps(attrs.asdict(spikes.state())))))
     for step, loss in enumerate([0.6, 900.0, 0.2], start=3):
         assert see(spikes, step, loss, loss) == see(restored, step, loss, loss)
         assert spikes.last() == restored.last()
@@ -114,10 +115,10 @@ def test_another_window_begins_with_the_newest_steps_that_fit() -> None:
     for size, losses in ((2, [2.0, 1.0]), (9, [4.0, 3.0, 2.0, 1.0])):
         other = window(spike_window=size)
         other.load(state)
-        assert other.state()["losses"] == losses
+        assert other.state().losses == losses
     empty = window()
     empty.load(window().state())
-    assert empty.state() == {"losses": [], "grad_norms": [], "skipped_steps": 0}
+    assert empty.state() == SpikeHistory(losses=[], grad_norms=[], skipped_steps=0)
 
 
 @pytest.mark.parametrize(("on_spike", "held"), [(None, [0, 0]), ("skip", [1, 0]), ("stop", [1, 1])])
@@ -152,7 +153,7 @@ def test_skipping_excuses_no_loss_that_is_not_finite_but_fp16_may_overflow() -> 
     assert judging.new_skips() is None
     state = judging.state()
     assert state is not None
-    assert state["losses"] == [1.0, 1.0]
+    assert state.losses == [1.0, 1.0]
 
 
 @pytest.mark.parametrize("on_spike", ["skip", "stop"])

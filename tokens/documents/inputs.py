@@ -1,4 +1,4 @@
-"""Input files of documents, local or remote: opened, and refused where they have changed since the plan."""
+"""Input files of documents and parts of them, local or remote: refused where they have changed since the plan."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -50,6 +50,18 @@ class Input:
                 f"{_readable_stamp(now.stamp)}, wanted {self.size_bytes:,} of {_readable_stamp(self.stamp)}; bring it "
                 "back, or begin anew in another --output"
             )
+
+
+@attrs.frozen
+class Extent:
+    """Bytes begin .. end of an input, row groups begin .. end of a Parquet file, or all of a compressed file.
+
+    Lines and pieces of text that begin in the range belong to it; see tokens/documents/reader.py.
+    """
+
+    input: int  # index
+    begin: int
+    end: int
 
 
 def look_up(path: str) -> Input:

@@ -9,19 +9,15 @@ EXAMPLES = 100  # kept in full, of each kind of problem in a unit
 DETAIL_CHARACTERS = 300
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen
 class Problem:
     """Input that was left out, or changed."""
 
     kind: str  # one or two words, to count by
     where: str  # file and line, row or byte
     detail: str
-    documents: int = 1  # that are lost
-    lost_bytes: int = 0  # of input, where documents cannot be counted
-
-    @property
-    def loses(self) -> bool:
-        return bool(self.documents or self.lost_bytes)
+    documents: int  # that are lost
+    lost_bytes: int  # of input, where documents cannot be counted
 
 
 class Problems:
@@ -34,16 +30,16 @@ class Problems:
         self._kept: Counter[tuple[str, bool]] = Counter()
         self._counts: Counter[tuple[str, bool]] = Counter()
 
-    def add(self, problem: Problem) -> None:
+    def add(self, kind: str, where: str, detail: str, documents: int = 1, lost_bytes: int = 0) -> None:
         """Count a problem; keep it if it is one of the first of its kind."""
-        key = (problem.kind, problem.loses)
-        self._counts[key] += max(1, problem.documents)
-        self.lost_documents += problem.documents
-        self.lost_bytes += problem.lost_bytes
-        if self._kept[key] < EXAMPLES:
-            self._kept[key] += 1
-            detail = (problem.detail.splitlines() or [""])[0]
-            self.first.append(attrs.evolve(problem, detail=detail[:DETAIL_CHARACTERS]))
+        key = (kind, documents + lost_bytes > 0)
+        self.lost_documents += documents
+        self.lost_bytes += lost_bytes
+        self._counts[key] += max(1, documents)
+        self._kept[key] += 1
+        if self._kept[key] <= EXAMPLES:
+            first_line = (detail.splitlines() or [""])[0]
+            self.first.append(Problem(kind, where, first_line[:DETAIL_CHARACTERS], documents, lost_bytes))
 
     def summary(self) -> dict[str, Any]:
         """Return the fields of a `Result` (tokens/prepare/encode_unit.py); kinds that lost something come first."""
@@ -51,7 +47,7 @@ class Problems:
         for (kind, _), count in sorted(self._counts.items(), key=lambda item: not item[0][1]):
             counts[kind] += count
         examples: dict[str, list[str]] = {}
-        for problem in sorted(self.first, key=lambda problem: not problem.loses):
+        for problem in sorted(self.first, key=lambda problem: problem.documents + problem.lost_bytes == 0):
             lines = examples.setdefault(problem.kind, [])
             if len(lines) < EXAMPLES:
                 lines.append(f"{problem.where}: {problem.kind}: {problem.detail}")

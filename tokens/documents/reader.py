@@ -13,9 +13,8 @@ from typing import Any, BinaryIO, NamedTuple
 from common.errors import BadInput
 from tokens.documents import parquet
 from tokens.documents.compressed import decompressed_lines
-from tokens.documents.extent import Extent
-from tokens.documents.inputs import COMPRESSED_SUFFIXES, TEXT_SUFFIXES, Damaged, Input, readable
-from tokens.documents.problems import Problem, Problems
+from tokens.documents.inputs import COMPRESSED_SUFFIXES, TEXT_SUFFIXES, Damaged, Extent, Input, readable
+from tokens.documents.problems import Problems
 from tokens.documents.text_file import (
     BYTE_ORDER_MARK,
     GAP,
@@ -93,7 +92,7 @@ class Reader:
         data = stream.read(HEAD_BYTES)
         if (reason := why_no_text(data)) is not None:  # every unit of the file finds the same
             where, lost_bytes = f"{item.path}: byte {extent.begin}", extent.end - extent.begin
-            self._problem("no text", where, reason, int(extent.begin == 0), lost_bytes)
+            self.problems.add("no text", where, reason, int(extent.begin == 0), lost_bytes)
             return
         begin, end = (edge(stream, position, item.size_bytes) for position in (extent.begin, extent.end))
         ends = begin < end == item.size_bytes or item.size_bytes == 0
@@ -105,12 +104,12 @@ class Reader:
                 everything = piece.begin == start and piece.end == item.size_bytes
                 ends = ends and not everything
                 where, lost_bytes = f"{item.path}: byte {piece.begin}", piece.end - piece.begin
-                self._problem("no text", where, piece.reason, int(everything), lost_bytes)
+                self.problems.add("no text", where, piece.reason, int(everything), lost_bytes)
             else:
                 yield Piece(piece, False, head)
         if replaced.bytes:
             where, detail = f"{item.path}: bytes {begin} to {end}", f"{replaced.bytes:,} bytes became U+FFFD"
-            self._problem("not UTF-8", where, detail, documents=0, lost_bytes=replaced.bytes)
+            self.problems.add("not UTF-8", where, detail, documents=0, lost_bytes=replaced.bytes)
         if ends:
             yield Piece("", True, head)
 
@@ -126,7 +125,7 @@ class Reader:
             where = f"{item.path}: byte {position}"
             if line is None:
                 blank = False
-                self._problem("line too long", where, TOO_LONG, lost_bytes=length)
+                self.problems.add("line too long", where, TOO_LONG, lost_bytes=length)
             elif line.strip():
                 blank = False
                 yield from self._record(line, where)
@@ -143,13 +142,13 @@ class Reader:
                 where = f"{item.path}: line {number}"
                 if line is None:
                     blank = False
-                    self._problem("line too long", where, TOO_LONG)
+                    self.problems.add("line too long", where, TOO_LONG)
                 elif line.strip():
                     blank = False
                     yield from self._record(line, where)
         except Damaged as error:
             lost = max(1, item.size_bytes - good)
-            self._problem("damaged file", f"{item.path}: after line {number}", str(error), 1, lost)
+            self.problems.add("damaged file", f"{item.path}: after line {number}", str(error), 1, lost)
         else:
             if blank:
                 self._empty(item)
@@ -158,11 +157,11 @@ class Reader:
         try:
             record = _parse(line)
         except (ValueError, RecursionError) as error:
-            self._problem("not JSON", where, str(error))
+            self.problems.add("not JSON", where, str(error))
             return
         if not isinstance(record, dict) or self._text_field not in record:
             has = ", ".join(islice(record, SHOWN_FIELDS)) if isinstance(record, dict) else type(record).__name__
-            self._problem("no text field", where, f"no '{self._text_field}'; it has {has}: pass --text-field")
+            self.problems.add("no text field", where, f"no '{self._text_field}'; it has {has}: pass --text-field")
             return
         text = record[self._text_field]
         # Surrogates may be escaped, raw, or in UTF-16: json.loads lets all pass.
@@ -179,7 +178,7 @@ class Reader:
             text.encode()
         except UnicodeEncodeError:
             text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-            self._problem("lone surrogate", where, "replaced by U+FFFD", documents=0)
+            self.problems.add("lone surrogate", where, "replaced by U+FFFD", documents=0)
         return text
 
     def _rows(self, item: Input, stream: BinaryIO, extent: Extent) -> Iterator[Piece]:
@@ -189,12 +188,14 @@ class Reader:
         try:
             table = parquet.open_parquet(stream)
         except Damaged as error:
-            self._problem("damaged file", item.path, f"not readable as Parquet: {error}", 1, item.size_bytes)
+            self.problems.add("damaged file", item.path, f"not readable as Parquet: {error}", 1, item.size_bytes)
             return
         if table.metadata.num_rows == 0:
             self._empty(item)
         elif extent.begin == extent.end:
-            self._problem("damaged file", item.path, "it could not be read when the plan was made", 1, item.size_bytes)
+            self.problems.add(
+                "damaged file", item.path, "it could not be read when the plan was made", 1, item.size_bytes
+            )
         first_row = sum(table.metadata.row_group(group).num_rows for group in range(extent.begin))
         for group in range(extent.begin, extent.end):
             row = first_row
@@ -209,7 +210,7 @@ class Reader:
                     else:
                         self._not_text(value, f"{item.path}: row {row}")
             except Damaged as error:
-                self._problem("damaged file", f"{item.path}: after row {row}", str(error), first_row - row)
+                self.problems.add("damaged file", f"{item.path}: after row {row}", str(error), first_row - row)
 
     def _not_text(self, value: Any, where: str) -> None:
         kind, detail = "not a string", f"got {type(value).__name__}, wanted a string"
@@ -219,13 +220,10 @@ class Reader:
             kind, detail = "no text", GAP
         elif isinstance(value, UnicodeDecodeError):
             kind, detail = "not UTF-8", str(value)
-        self._problem(kind, where, detail)
+        self.problems.add(kind, where, detail)
 
     def _empty(self, item: Input) -> None:
-        self._problem("empty file", item.path, "it holds no record", documents=0)
-
-    def _problem(self, kind: str, where: str, detail: str, documents: int = 1, lost_bytes: int = 0) -> None:
-        self.problems.add(Problem(kind=kind, where=where, detail=detail, documents=documents, lost_bytes=lost_bytes))
+        self.problems.add("empty file", item.path, "it holds no record", documents=0)
 
 
 def _parse(line: bytes) -> Any:

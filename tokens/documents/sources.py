@@ -6,13 +6,13 @@ import os
 import re
 import sysconfig
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import attrs
 
 from common.errors import BadInput
-from common.hub_client import explained, quiet
+from common.hub_client import hub_errors, quiet
 from common.remote_files import REMOTE, find_remote
 from tokens.documents.inputs import SUFFIXES, Input, look_up, readable, remote_input
 
@@ -106,22 +106,16 @@ def _folder(top: Path) -> tuple[list[Path], list[str]]:
             continue
         seen.add(folder.resolve())
         folders.sort()
-        for path in _files(folder, files):
-            if path.name.endswith(SUFFIXES):
+        for file in files:
+            path = folder / file
+            with readable(str(path)):
+                if not path.is_file() and path.exists():  # a link that leads nowhere will be refused by name
+                    continue
+            if file.endswith(SUFFIXES):
                 found.append(path)
-            elif not path.name.startswith("."):
+            elif not file.startswith("."):
                 others.append(str(path))
     return found, others
-
-
-def _files(folder: Path, names: list[str]) -> Iterator[Path]:
-    """Yield regular files, and symbolic links that lead nowhere: they will be refused by name."""
-    for name in names:
-        path = folder / name
-        with readable(str(path)):
-            wanted = path.is_file() or not path.exists()
-        if wanted:
-            yield path
 
 
 def _has_tokens(names: Iterable[str]) -> bool:
@@ -160,15 +154,11 @@ def _hub_dataset(name: str, commit: str | None) -> list[Input]:
     quiet()
     dataset, _, revision = name.removeprefix(HUB).partition("@")
     repository, _, configuration = dataset.partition(":")
-    try:
+    with hub_errors(f"{name}: cannot be resolved on the hub", "read"):
         builder = datasets.load_dataset_builder(repository, configuration or None, revision=commit or revision or None)
         urls = [str(url) for url in (builder.config.data_files or {}).get("train", [])]
         file_system = fsspec.filesystem("hf")
         inputs = [remote_input(url, file_system.info(url)) for url in urls]
-    except BadInput:
-        raise
-    except Exception as error:  # unknown names, and whatever the client's transport raises
-        raise BadInput(f"{name}: cannot be resolved on the hub: {explained(error, 'read')}") from error
     if not inputs:
         raise BadInput(f"{name}: no files of a train split; name its files: hf://datasets/{repository}/...")
     for item in inputs:

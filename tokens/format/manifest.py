@@ -128,7 +128,6 @@ def parse_manifest(data: bytes) -> Manifest | None:
 
 
 def manifest_text(manifest: Manifest) -> str:
-    """Return the text of a manifest file."""
     values = attrs.asdict(manifest) | {"tokenizer": manifest.tokenizer.as_json()}
     return json.dumps({"format": FORMAT, **values}, indent=2) + "\n"
 

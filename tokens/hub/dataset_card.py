@@ -39,7 +39,6 @@ def dataset_card(repository: str, names: Iterable[str], manifest: Manifest, lice
 
 
 def size_category(documents: int) -> str:
-    """Return the hub's name for a number of documents."""
     steps = ("1K", "10K", "100K", "1M", "10M", "100M", "1B", "10B", "100B", "1T")
     if documents < 1000:
         return "n<1K"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from common.errors import BadInput
 from common.files import replace_file, writing
-from common.hub_client import explained, quiet
+from common.hub_client import hub_errors, quiet
 from common.json_files import read_json
 
 RECEIPT = "download.json"  # written last: without it a download is incomplete
@@ -23,8 +23,9 @@ def download_dataset(dataset: str, directory: Path) -> None:
     from huggingface_hub import snapshot_download
 
     where = f"dataset {dataset}"
+    problem = f"{where}: cannot be downloaded into {directory}"
     quiet()
-    try:
+    with hub_errors(problem, "read", ", or pass --token-files DIR with files that you have"):
         planned = snapshot_download(
             dataset, repo_type="dataset", local_dir=directory, allow_patterns=PATTERNS, dry_run=True
         )
@@ -37,13 +38,6 @@ def download_dataset(dataset: str, directory: Path) -> None:
                 "free some, or pass --token-files DIR on a larger disk"
             )
         snapshot_download(dataset, repo_type="dataset", local_dir=directory, allow_patterns=PATTERNS)
-    except BadInput:
-        raise
-    except Exception as error:  # the hub client raises errors of its own and lets its transport's through
-        raise BadInput(
-            f"{where}: cannot be downloaded into {directory}: {explained(error, 'read')}, or pass --token-files DIR "
-            "with files that you have"
-        ) from error
     with writing(directory / RECEIPT):
         replace_file(directory / RECEIPT, json.dumps({"dataset": dataset, "bytes": wanted_bytes}) + "\n")
 

@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 import attrs
 
 from common.errors import BadInput
-from common.hub_client import CARD, check_logged_in, check_names, explained, upload
-from common.json_files import read_json_lines
+from common.hub_client import CARD, check_logged_in, check_names, hub_errors, upload
+from common.json_files import read_every_line
 from common.remote_files import REMOTE
 from tokens.documents.sources import HUB, STANDARD_LIBRARY
 from tokens.format.manifest import MANIFEST, Manifest, is_of, manifest_text, read_manifest
@@ -43,7 +43,7 @@ def push(directory: Path, repository: str, *, private: bool, license_name: str |
     from huggingface_hub import HfApi
 
     api = HfApi()
-    try:
+    with hub_errors(f"dataset {repository}: cannot be uploaded"):
         url = api.create_repo(repository, repo_type="dataset", private=private or None, exist_ok=True)
         there = api.dataset_info(repository, files_metadata=True)
         _check_repository(repository, there, manifest, private=private)
@@ -54,10 +54,6 @@ def push(directory: Path, repository: str, *, private: bool, license_name: str |
         else:
             files[CARD] = dataset_card(repository, files, public_manifest(manifest), license_name).encode()
         upload(api, repository, files, "dataset", "Tokens prepared by Lockstep")
-    except BadInput:
-        raise
-    except Exception as error:  # the hub client raises errors of its own and lets its transport's through
-        raise BadInput(f"dataset {repository}: cannot be uploaded: {explained(error)}") from error
     return [*lines, f'{url}: {len(files)} files; "dataset": "{repository}" in train.json trains on them']
 
 
@@ -94,12 +90,9 @@ def public_name(source: str) -> str:
 
 def _public_ledger(path: Path) -> bytes:
     """Return a commit log without examples of bad documents: they quote paths."""
-    lines = read_json_lines(path)
-    if lines.unreadable:
-        raise BadInput(f"{path}: damaged: {lines.unreadable:,} of its lines are no JSON; prepare these tokens anew")
     return b"".join(
         json.dumps({**entry, "examples": {}} if "examples" in entry else entry).encode() + b"\n"
-        for entry in lines.records
+        for entry in read_every_line(path, advice="prepare these tokens anew")
     )
 
 

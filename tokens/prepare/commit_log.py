@@ -23,6 +23,32 @@ from tokens.prepare.encode_unit import Result
 LEDGER = "ledger.jsonl"
 SHOWN = 5  # examples of each kind of problem in the totals
 FORMAT = 1
+CRASH_POINTS = (
+    "tokens written",
+    "ledger written",
+    "unit deleted",
+    "tail copied",
+    "cut noted",
+    "tail cut off",
+    "headers written",
+    "file named",
+    "all named",
+    "manifest written",
+)  # of a commit and of the end, in order
+BUCKET_CRASH_POINTS = (
+    "plan uploaded",
+    "shard uploaded",
+    "checkpoint written",
+    "shard named",
+    "ledger uploaded",
+    "manifest uploaded",
+    "leftover deleted",
+)
+
+
+def reached(point: str) -> None:
+    """Do nothing: a point of the protocol at which tests kill the process."""
+    assert point in (*CRASH_POINTS, *BUCKET_CRASH_POINTS), point
 
 
 @attrs.frozen

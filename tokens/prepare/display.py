@@ -25,7 +25,6 @@ class Display:
         self._first: tuple[int, int] | None = None  # tokens and bytes of earlier commands
 
     def show(self, progress: PrepareProgress) -> None:
-        """Show the progress."""
         now = time.monotonic()
         totals, tokens = progress.totals, sum(progress.totals.tokens.values())
         if self._first is None:

@@ -4,7 +4,6 @@ No tokens pass between processes: a unit writes files of its own and returns a f
 """
 
 import functools
-import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,9 +14,7 @@ import attrs
 import numpy as np
 
 from common.errors import BadInput
-from common.structure import structured
-from tokens.documents.extent import Extent
-from tokens.documents.inputs import Input
+from tokens.documents.inputs import Extent, Input
 from tokens.documents.reader import Piece, Reader
 from tokens.format.splits import SPLITS, SplitRule
 from tokens.tokenizer.fast_encoder import FastBytePairEncoder, Recipe, encoders
@@ -95,16 +92,6 @@ def run_unit(job: EncodeJob, task: Task) -> Result:
         fast=isinstance(encoder, FastBytePairEncoder),
         **reader.problems.summary(),
     )
-
-
-def task_json(task: Task) -> bytes:
-    """Return a task as JSON."""
-    return json.dumps(attrs.asdict(task)).encode()
-
-
-def task_from_json(data: bytes) -> Task:
-    """Return the task that `task_json` wrote."""
-    return structured(json.loads(data), Task)
 
 
 def unit_file(directory: Path, index: int, split: str) -> Path:

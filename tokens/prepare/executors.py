@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import json
 import logging
 import multiprocessing
 import os
@@ -11,14 +12,18 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, ProcessPoolExecutor, wait
 from contextlib import suppress
+from itertools import islice
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol
 
+import attrs
+
 from common.errors import BadInput
 from common.files import replace_file
 from common.json_files import read_regular
-from tokens.prepare.encode_unit import EncodeJob, Result, Task, run_unit, task_from_json, task_json
+from common.structure import structured
+from tokens.prepare.encode_unit import EncodeJob, Result, Task, run_unit
 
 UNITS_AHEAD = 4  # of a worker; units that wait for their commit take disk space
 RESTARTS = 5  # of all workers in a row, without a finished unit
@@ -32,15 +37,12 @@ class Executor(Protocol):
 
     def submit(self, job: EncodeJob, task: Task) -> "Future[Result]":
         """Begin a unit."""
-        ...
 
     def restart(self) -> None:
         """Replace workers that were killed."""
-        ...
 
     def close(self) -> None:
         """Cancel unfinished units."""
-        ...
 
 
 class Inline:
@@ -74,7 +76,7 @@ class Processes:
     def submit(self, job: EncodeJob, task: Task) -> "Future[Result]":
         # A unit of many small files is a long task. In a file, none is ever half-way through a pipe when workers end,
         # for which Python 3.10 would wait for ever.
-        path, data = job.directory / f"{task.index:08d}.task", task_json(task)
+        path, data = job.directory / f"{task.index:08d}.task", json.dumps(attrs.asdict(task)).encode()
         replace_file(path, data)
         return self._pool.submit(_run_kept, job, path, hashlib.sha256(data).hexdigest())
 
@@ -84,8 +86,8 @@ class Processes:
         self._pool = ProcessPoolExecutor(self._workers, context, _begin_worker, (receiver,))
         handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited by workers until they set their own
         try:
-            for _ in range(self._workers):  # each submission begins a process
-                self._pool.submit(_nothing)
+            for _ in range(self._workers):  # each submission begins a process, with its imports, before there is work
+                self._pool.submit(os.getpid)
         except BrokenExecutor:
             pass  # a worker was killed already: the first task will raise it
         finally:
@@ -146,14 +148,11 @@ def in_order(executor: Executor, job: EncodeJob, tasks: Iterator[Task], first: i
     """
     running: dict[Future[Result], Task] = {}
     ready: dict[int, Result] = {}
-    restarts, due, submitted, exhausted = 0, first, first, False
+    restarts, due, submitted = 0, first, first
     while True:
-        while not exhausted and submitted < due + executor.window:
-            task = next(tasks, None)
-            exhausted = task is None
-            if task is not None:
-                running[_submit(executor, job, task)] = task
-                submitted += 1
+        for task in islice(tasks, due + executor.window - submitted):
+            running[_submit(executor, job, task)] = task
+            submitted += 1
         if not running:
             return
         finished, _ = wait(running, return_when=FIRST_COMPLETED)
@@ -201,13 +200,9 @@ def _run_kept(job: EncodeJob, path: Path, sha256: str) -> Result:
     data = read_regular(path, most_bytes=1 << 40)
     if hashlib.sha256(data).hexdigest() != sha256:
         raise BadInput(f"{path}: changed by another process while these tokens were prepared; rerun the same command")
-    result = run_unit(job, task_from_json(data))
+    result = run_unit(job, structured(json.loads(data), Task))
     path.unlink(missing_ok=True)
     return result
-
-
-def _nothing() -> None:
-    """Start a worker, with its imports, before there is work."""
 
 
 def _begin_worker(line: Connection) -> None:

@@ -51,7 +51,9 @@ class GrowingStream:
 
         Files that have their final names already are hidden again.
         """
-        for path in self._named():
+        whole = self._directory / f"{self.split}.safetensors"
+        shards = self._directory.glob(f"{self.split}-[0-9]*-of-*.safetensors")
+        for path in [*([whole] if whole.exists() else []), *shards]:
             number = re.search(r"-(\d+)-of-", path.name)
             path.replace(self._partial(int(number[1]) if number else 0))
         full, inside = divmod(length, self._shard_tokens)
@@ -64,12 +66,12 @@ class GrowingStream:
                     f"{path}: got {size:,} bytes, wanted {end:,} by {why.name}: it was cut or replaced; begin anew in "
                     "another --output"
                 )
-        self._cut(length)
+        self.truncate(length)
 
     def resume_moved(self, length: int, tail: np.ndarray) -> None:
         """Continue after `length` tokens: full shards in a bucket, and the tail. Raises BadInput if some lack."""
         self.moved = length // self._shard_tokens
-        self._cut(self.moved * self._shard_tokens)
+        self.truncate(self.moved * self._shard_tokens)
         self.append(io.BytesIO(tail.tobytes()))
         if self.length != length:
             raise BadInput(
@@ -79,7 +81,11 @@ class GrowingStream:
 
     def append(self, source: BinaryIO) -> None:
         """Append the tokens of a file from its position on."""
-        while data := source.read(min(COPY_BYTES, self._end(self._room()) - HEADER_BYTES)):
+        while True:
+            room = self._shard_tokens - self.length % self._shard_tokens
+            data = source.read(min(COPY_BYTES, room * self._dtype.itemsize))
+            if not data:
+                return
             if self._file is None:
                 path = self._partial(self.length // self._shard_tokens)
                 path.unlink(missing_ok=True)  # never through a link of that name
@@ -89,7 +95,7 @@ class GrowingStream:
             self._file.write(data)
             self.length += len(data) // self._dtype.itemsize
             if self.length % self._shard_tokens == 0:
-                self._seal(self._shard_tokens)
+                self.seal()
 
     def sync(self) -> None:
         """Wait until everything is on the disk."""
@@ -110,48 +116,6 @@ class GrowingStream:
 
     def truncate(self, length: int) -> None:
         """Cut off the tokens after the first `length`."""
-        if length < self.length:
-            self._cut(length)
-
-    def seal(self) -> None:
-        """Write the header of the last file; then all files are complete except for their names."""
-        if self._file is not None:
-            self._seal(self.length % self._shard_tokens)
-
-    def shards(self) -> Iterator[Shard]:
-        """Yield all files."""
-        count = -(-self.length // self._shard_tokens)
-        for index in range(count):
-            name = self.split if count == 1 else f"{self.split}-{index:05d}-of-{count:05d}"
-            tokens = min(self._shard_tokens, self.length - index * self._shard_tokens)
-            yield Shard(self._partial(index), f"{name}.safetensors", tokens)
-
-    def here(self) -> list[Path]:
-        """Return the full shards on this disk."""
-        return [self._partial(index) for index in range(self.moved, self.length // self._shard_tokens)]
-
-    def drop(self) -> None:
-        """Delete the full shards on this disk, which are in a bucket now."""
-        for path in self.here():
-            path.unlink()
-            self.moved += 1
-
-    def tail(self, begin: int) -> np.ndarray:
-        """Return the tokens from a position on, all of them in the last file."""
-        self.sync()
-        return self.read(begin, self.length)
-
-    @property
-    def full(self) -> int:
-        """Tokens in full shards."""
-        return self.length - self.length % self._shard_tokens
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-    def _cut(self, length: int) -> None:
         self.close()
         full, inside = divmod(length, self._shard_tokens)
         kept = {self._partial(index) for index in range(full + bool(inside))}
@@ -164,21 +128,41 @@ class GrowingStream:
             self._file.seek(0, os.SEEK_END)
         self.length = length
 
-    def _seal(self, tokens: int) -> None:
-        assert self._file is not None
-        write_header(self._file, self._dtype, tokens)
-        self.sync()
-        self.close()
+    def seal(self) -> None:
+        """Write the header of the last file; then all files are complete except for their names."""
+        if self._file is not None:
+            write_header(self._file, self._dtype, self.length % self._shard_tokens or self._shard_tokens)
+            self.sync()
+            self.close()
 
-    def _room(self) -> int:
-        return min(COPY_BYTES, self._shard_tokens - self.length % self._shard_tokens)
+    def shards(self) -> Iterator[Shard]:
+        count = -(-self.length // self._shard_tokens)
+        for index in range(count):
+            name = self.split if count == 1 else f"{self.split}-{index:05d}-of-{count:05d}"
+            tokens = min(self._shard_tokens, self.length - index * self._shard_tokens)
+            yield Shard(self._partial(index), f"{name}.safetensors", tokens)
+
+    def here(self) -> list[Path]:
+        return [self._partial(index) for index in range(self.moved, self.length // self._shard_tokens)]
+
+    def drop(self) -> None:
+        """Delete the full shards on this disk, which are in a bucket now."""
+        for path in self.here():
+            path.unlink()
+            self.moved += 1
+
+    @property
+    def full(self) -> int:
+        """Tokens in full shards."""
+        return self.length - self.length % self._shard_tokens
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
     def _end(self, tokens: int) -> int:
         return HEADER_BYTES + tokens * self._dtype.itemsize
-
-    def _named(self) -> list[Path]:
-        whole = self._directory / f"{self.split}.safetensors"
-        return [*([whole] if whole.exists() else []), *self._directory.glob(f"{self.split}-[0-9]*-of-*.safetensors")]
 
     def _partial(self, index: int) -> Path:
         return partial_path(self._directory, self.split, index, sharded=self._sharded)

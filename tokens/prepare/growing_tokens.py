@@ -56,22 +56,19 @@ class GrowingTokens:
     def refresh(self) -> None:
         """Read the entries committed since the last call. Thread-safe."""
         with self._lock:
-            self._refresh()
-
-    def _refresh(self) -> None:
-        finished = (self.directory / MANIFEST).exists()  # before the log: a finished one has all its lines
-        for entry, end in entries_after(self.directory / LEDGER, self._seen_bytes):
-            self._seen_bytes = end
-            match entry:
-                case Uploaded():
-                    raise BadInput(f"{self.directory}: its shards move to a bucket while it grows; follow a folder")
-                case TailCut(cut=cut):
-                    self._tokens = {split: cut[split] for split in self.splits}
-                case Result(parts=parts):
-                    self._seen_units += 1
-                    for split, part in parts.items():
-                        self._tokens[split] += part.tokens
-        self.finished = finished
+            finished = (self.directory / MANIFEST).exists()  # before the log: a finished one has all its lines
+            for entry, end in entries_after(self.directory / LEDGER, self._seen_bytes):
+                self._seen_bytes = end
+                match entry:
+                    case Uploaded():
+                        raise BadInput(f"{self.directory}: its shards move to a bucket while it grows; follow a folder")
+                    case TailCut(cut=cut):
+                        self._tokens = {split: cut[split] for split in self.splits}
+                    case Result(parts=parts):
+                        self._seen_units += 1
+                        for split, part in parts.items():
+                            self._tokens[split] += part.tokens
+            self.finished = finished
 
     @property
     def tokenizer(self) -> TokenizerRecord:
@@ -91,7 +88,6 @@ class GrowingTokens:
         return self._tokens[split] if self.finished or all(self._tokens.values()) else 0
 
     def progress(self) -> str:
-        """Return the progress of the preparation as text."""
         units = f"{self._seen_units:,} of {self._units:,} units, {self.committed('train'):,} tokens to train on"
         ledger = self.directory / LEDGER
         if self.finished or not ledger.exists():
@@ -99,7 +95,6 @@ class GrowingTokens:
         return f"{units}, last commit {max(0.0, time.time() - ledger.stat().st_mtime):.0f} s ago"
 
     def stream(self, split: str) -> "FollowedStream":
-        """Return the stream of a split."""
         return FollowedStream(self, split)
 
 
@@ -135,20 +130,16 @@ class FollowedStream(TokenStream):
         while True:
             try:
                 if (growing.directory / MANIFEST).exists():
-                    super().__init__(open_split(growing.directory, self._split).files)
+                    files = open_split(growing.directory, self._split).files
                 else:
-                    super().__init__(
-                        [
-                            TokenFile(
-                                self._path(index),
-                                self.dtype,
-                                HEADER_BYTES,
-                                min(shard_tokens, length - index * shard_tokens),
-                            )
-                            for index in range(-(-length // max(1, shard_tokens)))
-                        ]
-                    )
-                for file in self.files:
+                    begins = range(0, length, max(1, shard_tokens))
+                    lengths = [min(shard_tokens, length - begin) for begin in begins]
+                    files = [
+                        TokenFile(self._path(index), self.dtype, HEADER_BYTES, count)
+                        for index, count in enumerate(lengths)
+                    ]
+                super().__init__(files)
+                for file in files:
                     file.path.stat()
                 return
             except FileNotFoundError as error:  # it got its final name just now

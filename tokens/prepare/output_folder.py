@@ -1,6 +1,5 @@
 """Output folder of a preparation: locked, never mixed with other tokens, emptied when nothing was prepared."""
 
-import fcntl
 import os
 import shutil
 from collections.abc import Iterator
@@ -8,14 +7,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from common.errors import BadInput
-from common.files import writing
+from common.file_lock import lock
+from common.files import is_folder, writing
 from common.json_files import open_descriptor
-from tokens.documents.inputs import readable
 from tokens.format.manifest import MANIFEST
 from tokens.prepare.commit_log import LEDGER
 from tokens.prepare.growing_files import partial_files
 from tokens.prepare.plan import PLAN
-from tokens.prepare.s3_output import scratch_of
+from tokens.prepare.s3_output import IN_USE, scratch_of
 from tokens.tokenizer.tokenizer import RANKS_FILE
 
 UNITS, LOCK = ".units", ".lock"
@@ -27,7 +26,7 @@ def check_output(directory: Path, sources: list[str], *, is_scratch: bool) -> No
         if directory.exists() and not directory.is_dir():
             raise BadInput(f"{directory}: is no folder; pass another --output")
         resolved = directory.resolve()
-    if any(_is_folder(name) and Path(name).resolve() == resolved for name in sources):
+    if any(is_folder(Path(name)) and Path(name).resolve() == resolved for name in sources):
         raise BadInput(f"{directory}: is a source and the output as well; pass another --output")
     if not is_scratch and (url := scratch_of(resolved)) is not None:
         raise BadInput(f"{directory}: is the --scratch of {url}; pass another --output")
@@ -35,20 +34,11 @@ def check_output(directory: Path, sources: list[str], *, is_scratch: bool) -> No
 
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Hold the lock of a token directory. Raises BadInput while another process holds it.
-
-    flock, which the system releases when the process ends, however it ends. Not filelock: it refuses a lock file that
-    is a link, and on file systems without flock it fails, or a kill leaves its lock behind; here no lock is held there.
-    """
+    """Hold the lock of a token directory. Raises BadInput while another process holds it."""
     with writing(directory / LOCK):  # not waiting for the other end of a pipe
         descriptor = open_descriptor(directory / LOCK, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     with os.fdopen(descriptor, "a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise BadInput(f"{directory}: another process prepares these tokens; wait for it, or stop it") from None
-        except OSError:  # a file system without locks
-            pass
+        lock(file, directory, f"{directory}: {IN_USE}")
         yield
 
 
@@ -73,8 +63,3 @@ def discard(directory: Path) -> None:
     for path in (*partial_files(directory), directory / LEDGER, directory / RANKS_FILE, directory / PLAN):
         path.unlink(missing_ok=True)
     shutil.rmtree(directory / UNITS)
-
-
-def _is_folder(name: str) -> bool:
-    with readable(name):
-        return Path(name).is_dir()

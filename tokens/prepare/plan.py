@@ -17,8 +17,7 @@ from common.errors import BadInput
 from common.files import replace_file
 from common.json_files import parse_json, read_regular
 from common.structure import structured
-from tokens.documents.extent import Extent
-from tokens.documents.inputs import COMPRESSED_SUFFIXES, Damaged, Input, look_up, readable
+from tokens.documents.inputs import COMPRESSED_SUFFIXES, Damaged, Extent, Input, look_up, readable
 from tokens.documents.parquet import check_column, group_bytes, open_parquet
 from tokens.documents.sources import Source
 
@@ -65,30 +64,24 @@ class UnitPlan:
 def make_plan(sources: list[Source], settings: PrepareSettings) -> UnitPlan:
     """Cut the inputs into units of about `settings.unit_bytes`. Raises BadInput for inputs that cannot be read."""
     inputs = [item for source in sources for item in source.inputs]
-    units: list[tuple[Extent, ...]] = []
+    units: list[list[Extent]] = []
     sizes: list[int] = []
-    unit: list[Extent] = []
-    size = 0
     with ThreadPoolExecutor(16) as threads:  # the footers of remote Parquet files are slow to come
         for atoms in threads.map(lambda number: list(_atoms(number, inputs[number], settings)), range(len(inputs))):
             for extent, extent_bytes in atoms:
-                if unit and size + extent_bytes > settings.unit_bytes:
-                    units.append(tuple(unit))
-                    sizes.append(size)
-                    unit, size = [], 0
+                if not units or sizes[-1] + extent_bytes > settings.unit_bytes:
+                    units.append([])
+                    sizes.append(0)
+                unit = units[-1]
                 if unit and unit[-1].input == extent.input and unit[-1].end == extent.begin:
                     unit[-1] = attrs.evolve(unit[-1], end=extent.end)
                 else:
                     unit.append(extent)
-                size += extent_bytes
-    if unit:
-        units.append(tuple(unit))
-        sizes.append(size)
-    return UnitPlan(settings, tuple(sources), tuple(units), tuple(sizes))
+                sizes[-1] += extent_bytes
+    return UnitPlan(settings, tuple(sources), tuple(map(tuple, units)), tuple(sizes))
 
 
 def write_plan(directory: Path, plan: UnitPlan) -> None:
-    """Write the plan beside the tokens."""
     text = json.dumps({"format": FORMAT, "fingerprint": plan.fingerprint(), **attrs.asdict(plan)})
     replace_file(directory / PLAN, text, durable=True)
 

@@ -13,16 +13,16 @@ from common.files import replace_file, writing
 from tokens.documents.inputs import COMPRESSED_SUFFIXES
 from tokens.documents.sources import resolve_sources
 from tokens.format.contents import read_finished
-from tokens.format.manifest import Manifest, SourceRecord, SplitRecord
-from tokens.format.splits import HASH, SplitRule
+from tokens.format.manifest import Manifest
+from tokens.format.splits import SplitRule
 from tokens.prepare.commit_log import CommitLog, Totals
 from tokens.prepare.encode_unit import EncodeJob, Task
 from tokens.prepare.executors import Executor, in_order
 from tokens.prepare.output_folder import UNITS, check_output, delete_units, discard, locked, refuse_other_tokens
 from tokens.prepare.plan import PrepareSettings, UnitPlan, check_same, make_plan, read_plan, write_plan
 from tokens.prepare.s3_output import S3Output
-from tokens.prepare.tail_split import TooFewDocuments, missing_splits
-from tokens.prepare.writer import Provenance, TokenWriter, WritePosition
+from tokens.prepare.tail_split import TooFewDocuments
+from tokens.prepare.writer import TokenWriter
 from tokens.tokenizer.fast_encoder import has_fastokens, write_recipe
 from tokens.tokenizer.tokenizer import RANKS_FILE, BytePairTokenizer, Tokenizer, fingerprint, load_tokenizer
 
@@ -130,15 +130,12 @@ def _write(
     """Compute and commit the units that are missing; finish the token files and return their manifest."""
     directory = request.directory.absolute()
     log = CommitLog(directory, plan.fingerprint())
-    place = WritePosition(
-        directory=directory, units=directory / UNITS, shard_tokens=request.shard_tokens, bucket=bucket
-    )
-    writer = TokenWriter(place, tokenizer, log)
+    writer = TokenWriter(directory, plan, tokenizer, log, bucket)
     try:
         _compute(request, host, plan, tokenizer, writer)
         if sum(writer.totals.documents.values()) == 0:
             raise TooFewDocuments(_no_document(writer.totals))
-        return writer.finish(request.rule, _provenance(request, host, plan, writer.totals))
+        manifest = writer.finish(request.rule)
     except TooFewDocuments as error:
         if bucket is not None:
             bucket.discard()
@@ -147,6 +144,12 @@ def _write(
     finally:
         writer.close()
         log.close()
+    if manifest.split is not None and manifest.split.from_tail:
+        host.say(
+            f"NOTE: no document's hash fell to {' or '.join(manifest.split.from_tail)}: the last documents are held "
+            "out, and copies of them may be in train"
+        )
+    return manifest
 
 
 def _compute(request: PrepareRequest, host: Host, plan: UnitPlan, tokenizer: Tokenizer, writer: TokenWriter) -> None:
@@ -164,7 +167,7 @@ def _compute(request: PrepareRequest, host: Host, plan: UnitPlan, tokenizer: Tok
     show()
     executor = host.make_executor()
     try:
-        job = _job(request, plan, writer.directory / UNITS, tokenizer)  # while the workers start
+        job = _job(request, plan, writer.units, tokenizer)  # while the workers start
         for results in in_order(executor, job, _tasks(plan, first), first):
             if not slow_noted and not all(result.fast for result in results):
                 slow_noted = True
@@ -200,24 +203,6 @@ def _job(request: PrepareRequest, plan: UnitPlan, units: Path, tokenizer: Tokeni
         fingerprint=plan.settings.fingerprint,
         recipe=recipe,
         rule=request.rule,
-    )
-
-
-def _provenance(request: PrepareRequest, host: Host, plan: UnitPlan, totals: Totals) -> Provenance:
-    from_tail = []
-    if request.rule.kind == HASH and request.bucket is None:
-        from_tail = list(missing_splits(request.rule, totals))
-    if from_tail:
-        host.say(
-            f"NOTE: no document's hash fell to {' or '.join(from_tail)}: the last documents are held out, and copies "
-            "of them may be in train"
-        )
-    return Provenance(
-        sources=[
-            SourceRecord(name=source.name, files=len(source.inputs), bytes=source.size_bytes) for source in plan.sources
-        ],
-        split=SplitRecord(kind=plan.settings.split, seed=plan.settings.split_seed, from_tail=from_tail),
-        plan=plan.fingerprint(),
     )
 
 

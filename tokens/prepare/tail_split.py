@@ -33,9 +33,9 @@ def copy_tail(
     documents, tokens = sum(totals.documents.values()), totals.tokens["train"]
     if tokens == 0:
         raise TooFewDocuments("every document's hash fell to a held-out split; add documents, or pass --split tail")
-    held_out = {split: _share(documents, share) for split, share in missing.items()}
+    whole = tokens if documents == 1 else documents
+    held_out = {split: max(1, round(whole * share)) for split, share in missing.items()}
     if documents == 1:
-        held_out = {split: _share(tokens, share) for split, share in missing.items()}
         if sum(held_out.values()) >= tokens:
             raise TooFewDocuments(
                 f"a single document of {tokens} tokens is too short to hold out {sum(held_out.values())} of them"
@@ -70,8 +70,3 @@ def _before_documents(train: GrowingStream, count: int, end: int, end_of_text_id
             return begin + int(found[-count]) + 1
         count, stop = count - len(found), begin
     raise AssertionError("more documents than end-of-text ids")
-
-
-def _share(count: int, fraction: float) -> int:
-    """Return the held-out share of a count, at least one if any."""
-    return max(1, round(count * fraction)) if fraction > 0 else 0

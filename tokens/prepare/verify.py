@@ -8,14 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from common.bucket_folder import BucketFolder
 from common.errors import BadInput
 from common.files import BLOCK_BYTES
 from common.remote_files import REMOTE, THREADS
 from tokens.format.contents import open_listed, read_contents
-from tokens.format.header import HEADER_BYTES, TokenFile
+from tokens.format.header import HEADER_BYTES
 from tokens.format.manifest import MANIFEST, Manifest, finished_by, is_of, read_manifest
 from tokens.format.splits import SPLITS
 from tokens.prepare.commit_log import LEDGER, SHOWN, read_log, read_results
@@ -112,34 +112,35 @@ def _damaged_files(directory: Path, manifest: Manifest) -> list[str]:
                 files += open_listed(directory, split, manifest).files
             except BadInput as error:
                 problems.append(str(error))
-
-    def check(file: TokenFile) -> str | None:
-        try:
-            read_contents([file], manifest)
-        except BadInput as error:
-            return str(error)
-        return None
-
-    with ThreadPoolExecutor() as threads:
-        return problems + [problem for problem in threads.map(check, files) if problem is not None]
+    return problems + _refused(lambda file: read_contents([file], manifest), files)
 
 
 def _damaged_objects(objects: BucketFolder, manifest: Manifest) -> list[str]:
     """Return a line for each object of a bucket that differs from its manifest entry."""
 
-    def check(name: str) -> str | None:
-        wanted = manifest.files[name].sha256
+    def check(name: str) -> None:
+        got, wanted = objects.sha256(name), manifest.files[name].sha256
+        if got != wanted:
+            raise BadInput(
+                f"{objects.url}/{name}: damaged: got sha256 {got[:12]}..., wanted {wanted[:12]}... by {MANIFEST}; "
+                "prepare it again"
+            )
+
+    return _refused(check, manifest.files)
+
+
+def _refused(check: Callable[[Any], object], items: Iterable[Any]) -> list[str]:
+    """Return the error of each item that `check` refuses, several checked at once."""
+
+    def error_of(item: Any) -> str | None:
         try:
-            got = objects.sha256(name)
+            check(item)
         except BadInput as error:
             return str(error)
-        if got == wanted:
-            return None
-        where = f"{objects.url}/{name}"
-        return f"{where}: damaged: got sha256 {got[:12]}..., wanted {wanted[:12]}... by {MANIFEST}; prepare it again"
+        return None
 
     with ThreadPoolExecutor(THREADS) as threads:
-        return [problem for problem in threads.map(check, manifest.files) if problem is not None]
+        return [error for error in threads.map(error_of, items) if error is not None]
 
 
 def _damaged_units(directory: Path, plan: UnitPlan, tokens: "_Tokens") -> Iterator[str]:

@@ -24,71 +24,40 @@ from tokens.format.manifest import (
     TokenizerRecord,
     manifest_text,
 )
-from tokens.format.splits import SPLITS, SplitRule
-from tokens.prepare.commit_log import CommitLog, TailCut, Totals, Uploaded
+from tokens.format.splits import HASH, SPLITS, SplitRule
+from tokens.prepare.commit_log import CommitLog, TailCut, Totals, Uploaded, reached
 from tokens.prepare.encode_unit import Result, unit_file
 from tokens.prepare.growing_files import GrowingStream, Shard
+from tokens.prepare.output_folder import UNITS
+from tokens.prepare.plan import UnitPlan
 from tokens.prepare.s3_output import S3Output
 from tokens.prepare.tail_split import copy_tail, missing_splits
 from tokens.tokenizer.tokenizer import RANKS_FILE, Tokenizer, fingerprint, token_dtype
-
-CRASH_POINTS = (
-    "tokens written",
-    "ledger written",
-    "unit deleted",
-    "tail copied",
-    "cut noted",
-    "tail cut off",
-    "headers written",
-    "file named",
-    "all named",
-    "manifest written",
-)  # of a commit and of the end, in order
-
-
-def reached(point: str) -> None:
-    """Do nothing: a point of the protocol at which tests kill the process."""
-    assert point in CRASH_POINTS, point
-
-
-@attrs.frozen(kw_only=True)
-class WritePosition:
-    """Output of a writer: folders, shard size, bucket."""
-
-    directory: Path
-    units: Path  # files of computed units
-    shard_tokens: int | None  # of each file but the last; None: one file a split
-    bucket: S3Output | None  # destination of full shards
-
-
-@attrs.frozen(kw_only=True)
-class Provenance:
-    """Origin of the tokens, for the manifest."""
-
-    sources: list[SourceRecord]
-    split: SplitRecord
-    plan: str  # its fingerprint
 
 
 class TokenWriter:
     """The growing token files of one directory."""
 
-    def __init__(self, place: WritePosition, tokenizer: Tokenizer, log: CommitLog):
-        """Continue where the commit log ends. Raises BadInput when a file is shorter than that."""
-        self.directory = place.directory
-        self._units = place.units
-        self._bucket = place.bucket
+    def __init__(self, directory: Path, plan: UnitPlan, tokenizer: Tokenizer, log: CommitLog, bucket: S3Output | None):
+        """Continue where the commit log ends. Raises BadInput when a file is shorter than that.
+
+        `bucket`: destination of full shards; then `directory` is scratch.
+        """
+        self.directory = directory
+        self.units = directory / UNITS
+        self._bucket = bucket
+        self._plan = plan
         self._tokenizer = tokenizer
         self._log = log
         self._dtype = token_dtype(tokenizer.vocabulary_size).newbyteorder("<")
         self._streams = {
-            split: GrowingStream(place.directory, split, self._dtype, place.shard_tokens) for split in SPLITS
+            split: GrowingStream(directory, split, self._dtype, plan.settings.shard_tokens) for split in SPLITS
         }
         for split, length in (log.committed.cut or log.committed.totals.tokens).items():
-            if place.bucket is None:
+            if bucket is None:
                 self._streams[split].resume(length, log.path)
             else:
-                tail = place.bucket.tails.get(split, np.empty(0, self._dtype))
+                tail = bucket.tails.get(split, np.empty(0, self._dtype))
                 self._streams[split].resume_moved(length, tail)
 
     @property
@@ -99,7 +68,7 @@ class TokenWriter:
     def commit(self, results: list[Result]) -> None:
         """Append the next units of the plan; their tokens and the commit log are on the disk when it returns."""
         for split, stream in self._streams.items():
-            paths = [unit_file(self._units, result.index, split) for result in results if split in result.parts]
+            paths = [unit_file(self.units, result.index, split) for result in results if split in result.parts]
             for path in paths:
                 with path.open("rb") as unit:
                     stream.append(unit)
@@ -110,17 +79,19 @@ class TokenWriter:
         reached("ledger written")
         for result in results:
             for split in result.parts:
-                unit_file(self._units, result.index, split).unlink()
+                unit_file(self.units, result.index, split).unlink()
                 reached("unit deleted")
         if self._bucket is not None:
             self._move_full_shards(self._bucket)
 
-    def finish(self, rule: SplitRule, provenance: Provenance) -> Manifest:
+    def finish(self, rule: SplitRule) -> Manifest:
         """Fill validation and test from the tail where needed, write headers, name the files, write the manifest.
 
         Raises BadInput where a split cannot be filled.
         """
+        from_tail: list[str] = []
         if self._bucket is None:
+            from_tail = list(missing_splits(rule, self.totals)) if rule.kind == HASH else []
             self._streams["train"].truncate((self._log.committed.cut or self._cut_tail(rule))["train"])
         else:
             _refuse_missing(rule, self.totals)
@@ -130,10 +101,10 @@ class TokenWriter:
         reached("headers written")
         shards = [shard for stream in self._streams.values() for shard in stream.shards()]
         if self._bucket is not None:
-            return self._publish(self._bucket, shards, provenance)
+            return self._publish(self._bucket, shards)
         with ThreadPoolExecutor() as threads:
             contents = list(threads.map(lambda shard: read_content(read_header(shard.path)), shards))
-        manifest = self._manifest(shards, contents, provenance)
+        manifest = self._manifest(shards, contents, from_tail)
         for shard in shards:
             shard.path.replace(self.directory / shard.name)
             reached("file named")
@@ -164,7 +135,8 @@ class TokenWriter:
         tails = {}
         for split, stream in self._streams.items():
             begin = bucket.begin_of_tail(split, stream.full)
-            tails[split] = (begin, stream.tail(begin))
+            stream.sync()
+            tails[split] = (begin, stream.read(begin, stream.length))
         bucket.checkpoint(tails)
         for stream in self._streams.values():
             stream.drop()
@@ -172,18 +144,18 @@ class TokenWriter:
     def _upload(self, bucket: S3Output, path: Path) -> None:
         self._log.append(Uploaded(path.name, bucket.upload(path)))
 
-    def _publish(self, bucket: S3Output, shards: list[Shard], provenance: Provenance) -> Manifest:
+    def _publish(self, bucket: S3Output, shards: list[Shard]) -> Manifest:
         uploaded = self._log.committed.uploaded
         for shard in shards:
             if shard.path.name not in uploaded:
                 self._upload(bucket, shard.path)
-        manifest = self._manifest(shards, [uploaded[shard.path.name] for shard in shards], provenance)
+        manifest = self._manifest(shards, [uploaded[shard.path.name] for shard in shards], [])
         names = {shard.path.name: shard.name for shard in shards}
         bucket.publish(names, self._tokenizer.ranks_file, manifest_text(manifest))
         return manifest
 
-    def _manifest(self, shards: list[Shard], contents: list[Content], provenance: Provenance) -> Manifest:
-        totals = self.totals
+    def _manifest(self, shards: list[Shard], contents: list[Content], from_tail: list[str]) -> Manifest:
+        totals, plan = self.totals, self._plan
         return Manifest(
             files={
                 shard.name: FileEntry(**attrs.asdict(content), tokens=shard.tokens, dtype=self._dtype.name)
@@ -193,10 +165,13 @@ class TokenWriter:
             tokens=sum(shard.tokens for shard in shards),
             text_bytes=totals.text_bytes,
             tokenizer=self._tokenizer_record(),
-            sources=provenance.sources,
-            split=provenance.split,
+            sources=[
+                SourceRecord(name=source.name, files=len(source.inputs), bytes=source.size_bytes)
+                for source in plan.sources
+            ],
+            split=SplitRecord(kind=plan.settings.split, seed=plan.settings.split_seed, from_tail=from_tail),
             units=totals.units,
-            plan=provenance.plan,
+            plan=plan.fingerprint(),
             problems=totals.problems,
             lost_documents=totals.lost_documents,
             lost_bytes=totals.lost_bytes,

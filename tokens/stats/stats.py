@@ -121,7 +121,6 @@ def _streams(directory: Path, manifest: Manifest | None) -> dict[str, TokenStrea
 
 
 def _summary(values: np.ndarray, counts: np.ndarray) -> list[str]:
-    """Return mean and percentiles of the document lengths."""
     below = np.cumsum(counts)
     at = {percent: int(values[np.searchsorted(below, below[-1] * percent / 100)]) for percent in PERCENTS}
     percentiles = ", ".join(f"{percent} % {value:,}" for percent, value in at.items() if percent != 50)
@@ -140,23 +139,14 @@ def _copies(splits: dict[str, SplitStats]) -> list[str]:
         share = copies / max(1, len(split.hashes))
         lines.append(f"  duplicates           {copies:,} documents of {name} ({share:.2%}) repeat an earlier one of it")
     for (known, first), (held_out, second) in itertools.combinations(splits.items(), 2):
-        shared = _count_in(second.hashes, first.hashes)
+        places = np.minimum(np.searchsorted(first.hashes, second.hashes), len(first.hashes) - 1)
+        shared = int(np.count_nonzero(first.hashes[places] == second.hashes))
         if shared:
             share = shared / len(second.hashes)
             lines.append(f"  CONTAMINATION        {shared:,} documents of {held_out} ({share:.2%}) are in {known} too")
         else:
             lines.append(f"  contamination        none: no document of {held_out} is in {known}")
     return lines
-
-
-def _count_in(wanted: np.ndarray, known: np.ndarray) -> int:
-    """Return how many of the wanted hashes are known; both are sorted."""
-    found = 0
-    for at in range(0, len(wanted), BLOCK_TOKENS):
-        block = wanted[at : at + BLOCK_TOKENS]
-        places = np.searchsorted(known, block)
-        found += int(np.count_nonzero(known[np.minimum(places, len(known) - 1)] == block))
-    return found
 
 
 def _histogram(values: np.ndarray, counts: np.ndarray) -> list[str]:

@@ -12,7 +12,7 @@ import attrs
 import numpy as np
 
 from tokens.tokenizer.hugging_face_files import tokenizer_json
-from tokens.tokenizer.tokenizer import BytePairTokenizer, Encoder, load_tokenizer, token_dtype
+from tokens.tokenizer.tokenizer import BytePairTokenizer, Encoder, byte_pair_tokenizer, load_tokenizer, token_dtype
 
 if TYPE_CHECKING:
     import fastokens
@@ -88,7 +88,7 @@ def encoders(name: str, recipe: Recipe | None) -> Iterator[Encoder]:
         yield FastBytePairEncoder(recipe, fastokens.Tokenizer.from_file(str(recipe.path)))
     tokenizer = load_tokenizer(name)
     if isinstance(tokenizer, BytePairTokenizer):
-        yield tokenizer.with_pattern(GROUPED_PATTERN)
+        yield byte_pair_tokenizer(tokenizer.name, tokenizer.ranks(), tokenizer.ranks_file, GROUPED_PATTERN)
     yield tokenizer
 
 

@@ -42,7 +42,6 @@ class Encoder(Protocol):
 
     def encode_batch(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
         """Return the concatenated ids of the texts, 1-D, `token_dtype`, and the length of each, int64."""
-        ...
 
 
 class Tokenizer(Encoder, Protocol):
@@ -53,15 +52,12 @@ class Tokenizer(Encoder, Protocol):
 
     def encode(self, text: str) -> np.ndarray:
         """Return the ids of the text, 1-D, in `token_dtype(vocabulary_size)`."""
-        ...
 
     def ranks(self) -> dict[bytes, int]:
         """Return the id of every byte sequence that has one, special tokens left out."""
-        ...
 
     def decode(self, ids: list[int]) -> str:
         """Return the text of the ids; broken UTF-8 becomes U+FFFD, the end of text becomes <|endoftext|>."""
-        ...
 
 
 def fingerprint(encoder: Encoder) -> str:
@@ -137,33 +133,25 @@ class BytePairTokenizer:
     def decode(self, ids: list[int]) -> str:
         return self._encoding.decode(ids)
 
-    def with_pattern(self, pattern: str) -> "BytePairTokenizer":
-        """Return the same byte-pair encoding with another pre-tokenization pattern."""
-        import tiktoken
-
-        special_tokens = {END_OF_TEXT: self.end_of_text_id}
-        encoding = tiktoken.Encoding(
-            self.name, pat_str=pattern, mergeable_ranks=self.ranks(), special_tokens=special_tokens
-        )
-        return BytePairTokenizer(self.name, encoding, self.ranks_file)
-
     def ranks(self) -> dict[bytes, int]:
         return {token: self._encoding.encode_single_token(token) for token in self._encoding.token_byte_values()}
 
 
-def byte_pair_tokenizer(name: str, ranks: dict[bytes, int], ranks_file: Path | None) -> BytePairTokenizer:
-    """Return the tokenizer of ranks 0, 1, 2, ... with GPT-2's pre-tokenization pattern.
+def byte_pair_tokenizer(
+    name: str, ranks: dict[bytes, int], ranks_file: Path | None, pattern: str | None = None
+) -> BytePairTokenizer:
+    """Return the tokenizer of ranks 0, 1, 2, ... with a pre-tokenization pattern (GPT-2's).
 
     Raises BadInput if a byte has no rank: tiktoken would end the process at a text with that byte.
     """
     import tiktoken
-    from tiktoken_ext.openai_public import r50k_pat_str  # GPT-2's pre-tokenization pattern
+    from tiktoken_ext.openai_public import r50k_pat_str  # GPT-2's
 
     missing = [byte for byte in range(256) if bytes([byte]) not in ranks]
     if missing:
         raise BadInput(f"tokenizer {name}: byte {missing[0]:#04x} has no rank of its own, wanted one of each byte")
-    special_tokens = {END_OF_TEXT: len(ranks)}
-    encoding = tiktoken.Encoding(name, pat_str=r50k_pat_str, mergeable_ranks=ranks, special_tokens=special_tokens)
+    pattern, special_tokens = pattern or r50k_pat_str, {END_OF_TEXT: len(ranks)}
+    encoding = tiktoken.Encoding(name, pat_str=pattern, mergeable_ranks=ranks, special_tokens=special_tokens)
     return BytePairTokenizer(name, encoding, ranks_file)
 
 

@@ -7,7 +7,9 @@ from typing import Any
 
 import attrs
 
+from common.errors import quoted
 from common.files import replace_file, writing
+from common.structure import structured
 from tokens.format.manifest import finished_by
 from tokens.format.token_file import TokenStream
 from tokens.tokenizer.tokenizer import RANKS_FILE
@@ -26,7 +28,7 @@ ONE_SOURCE = [[0, [1]]]  # the shares of a run with a single dataset, which olde
 class StreamRecord:
     """Identity of a token stream: its length, and the sha256 of each file as it was read."""
 
-    directory: str
+    directory: str = ""
     tokens: int | None  # None: still being prepared
     files: list[str] = attrs.field(factory=list)
     sha256: list[str | None]  # None: of a file without a manifest, by older versions
@@ -64,17 +66,14 @@ class RunRecord:
 
 def read_record(values: Any) -> RunRecord:
     """Return the record that JSON holds. Raises ValueError for anything else."""
-    match values:
-        case {"model": {}, "train": {}, "global_batch_size": int(), "numerics": {"determinism": str()}}:
-            streams = values.get("train_stream") or []
-            validation = values.get("validation_stream")
-            known = {field.name for field in attrs.fields(RunRecord)} - {"train_streams", "validation_stream"}
-            return RunRecord(
-                **{key: value for key, value in values.items() if key in known},
-                train_streams=[_read_stream(each) for each in (streams if isinstance(streams, list) else [streams])],
-                validation_stream=None if validation is None else _read_stream(validation),
-            )
-    raise ValueError("not the resolved configuration of a run")
+    if not isinstance(values, dict):
+        raise ValueError(f"got {quoted(values)}, wanted the resolved configuration of a run")
+    streams = values.get("train_stream") or []
+    streams = streams if isinstance(streams, list) else [streams]
+    record = structured(values | {"train_streams": streams}, RunRecord, unknown_keys=True)
+    if not isinstance(record.numerics.get("determinism"), str):
+        raise ValueError("numerics: determinism: missing")
+    return record
 
 
 def make_record(run: Run, plan: Plan, token_set: TokenSet, numerics: dict[str, Any]) -> RunRecord:
@@ -119,16 +118,6 @@ def write_record(
         ranks_of_tokens = (origin / RANKS_FILE).read_text()
         with writing(run_directory / RANKS_FILE):
             replace_file(run_directory / RANKS_FILE, ranks_of_tokens)
-
-
-def _read_stream(values: Any) -> StreamRecord:
-    match values:
-        case {"tokens": None | int(), "sha256": [*digests]} if all(
-            digest is None or isinstance(digest, str) for digest in digests
-        ):
-            known = {field.name for field in attrs.fields(StreamRecord)}
-            return StreamRecord(**{"directory": ""} | {key: value for key, value in values.items() if key in known})
-    raise ValueError("not the record of a token stream")
 
 
 def _describe(directory: TokenDirectory, stream: TokenStream) -> StreamRecord:

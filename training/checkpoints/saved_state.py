@@ -2,21 +2,24 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
 
-from common.errors import LARGEST_INTEGER, quoted
-from model.checks import is_number
+from common.structure import Structured, structured
+from model import checks
 from training.checkpoints.run_record import RunRecord, read_record
 from training.checkpoints.storage import STEP_NAME
 from training.checkpoints.tensor_files import combined_sha256
+from training.precision import SavedLossScale
+from training.spike_guard import SpikeHistory
 from training.state import Position
 
 STATE = "state.json"
 FORMAT = 3
 FIELDS_SHA256 = "fields_sha256"  # of all other fields; missing in checkpoints of versions that did not write it
+KEYS = (*attrs.fields_dict(Position), "optimizer_steps", "loss_scale", "guard", "config", "state_sha256")
 
 
 @attrs.frozen(kw_only=True)
@@ -24,9 +27,9 @@ class SavedState:
     """All that a checkpoint holds beside its tensors."""
 
     position: Position
-    optimizer_steps: int
-    loss_scale: dict[str, float]  # training/precision.py
-    guard: dict[str, Any] | None  # training/spike_guard.py
+    optimizer_steps: int = attrs.field(validator=checks.integer(0))
+    loss_scale: SavedLossScale
+    guard: SpikeHistory | None
     config: RunRecord
     state_sha256: str = ""  # known when all ranks have written
 
@@ -36,8 +39,8 @@ class SavedState:
             "format": FORMAT,
             **attrs.asdict(self.position),
             "optimizer_steps": self.optimizer_steps,
-            "loss_scale": self.loss_scale,
-            "guard": self.guard,
+            "loss_scale": attrs.asdict(self.loss_scale),
+            "guard": None if self.guard is None else attrs.asdict(self.guard),
             "config": self.config.to_json(),
             "state_sha256": self.state_sha256,
         }
@@ -49,26 +52,28 @@ def parse_state(values: dict[str, Any]) -> SavedState:
 
     Raises ValueError, "KEY: got ..., wanted ...", for a field that is missing, of a wrong type or out of range.
     """
-    for key, (holds, wanted) in _FIELDS.items():
+    for key in KEYS:
         if key not in values:
-            raise ValueError(f"{key}: missing, wanted {wanted}")
-        if not holds(values[key]):
-            raise ValueError(f"{key}: got {quoted(values[key])}, wanted {wanted}")
+            raise ValueError(f"{key}: missing, wanted {', '.join(KEYS)}")
     try:
         config = read_record(values["config"])
     except ValueError as error:
-        raise ValueError(f"config: got {quoted(values['config'])}, wanted the record of a run: {error}") from error
-    step = values["step"]
-    for key in ("optimizer_steps", "best_step"):
-        if (values[key] or 0) > step:
-            raise ValueError(f"{key}: got {values[key]:,}, wanted at most the step, {step:,}")
+        raise ValueError(f"config: {error}") from error
+    state = SavedState(
+        position=structured(values, Position, unknown_keys=True),
+        optimizer_steps=values["optimizer_steps"],
+        loss_scale=_part(values, "loss_scale", SavedLossScale),
+        guard=None if values["guard"] is None else _part(values, "guard", SpikeHistory),
+        config=config,
+        state_sha256=_part(values, "state_sha256", str),
+    )
+    step = state.position.step
+    for key, count in (("optimizer_steps", state.optimizer_steps), ("best_step", state.position.best_step)):
+        if (count or 0) > step:
+            raise ValueError(f"{key}: got {count:,}, wanted at most the step, {step:,}")
     if FIELDS_SHA256 in values and values[FIELDS_SHA256] != fields_sha256(values):
         raise ValueError(f"the fields do not have their {FIELDS_SHA256}")
-    return SavedState(
-        position=Position(**{field.name: values[field.name] for field in attrs.fields(Position)}),
-        config=config,
-        **{key: values[key] for key in ("optimizer_steps", "loss_scale", "guard", "state_sha256")},
-    )
+    return state
 
 
 def check_origin(state: SavedState, folder: str, digests: Mapping[str, str]) -> None:
@@ -86,43 +91,8 @@ def fields_sha256(values: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(others, sort_keys=True).encode()).hexdigest()
 
 
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value <= LARGEST_INTEGER
-
-
-def _is_measurement(value: Any) -> bool:
-    return type(value) in (int, float)  # nan and inf as well
-
-
-def _is_loss_scale(value: Any) -> bool:
-    match value:
-        case {"scale": scale, "finite_steps": finite_steps}:
-            return is_number(scale) and scale > 0 and is_number(finite_steps) and 0 <= finite_steps <= LARGEST_INTEGER
-    return False
-
-
-def _is_guard(value: Any) -> bool:
-    match value:
-        case {"losses": [*losses], "grad_norms": [*grad_norms], "skipped_steps": skipped}:
-            return _is_count(skipped) and len(losses) == len(grad_norms) and all(map(is_number, losses + grad_norms))
-    return False
-
-
-def _optional(holds: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: value is None or holds(value)
-
-
-_COUNT, _MEASUREMENT = (_is_count, "a whole number of at least 0"), (_optional(_is_measurement), "a number or null")
-_FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "step": _COUNT,
-    "tokens": _COUNT,
-    "elapsed_seconds": (lambda value: is_number(value) and value >= 0, "a number from 0"),
-    "validation_loss": _MEASUREMENT,
-    "best_step": (_optional(_is_count), "a whole number of at least 0, or null"),
-    "best_validation_loss": _MEASUREMENT,
-    "optimizer_steps": _COUNT,
-    "loss_scale": (_is_loss_scale, "scale and finite_steps"),
-    "guard": (_optional(_is_guard), "as many losses as grad_norms, and skipped_steps; or null"),
-    "config": (lambda value: isinstance(value, dict), "the record of a run"),
-    "state_sha256": (lambda value: isinstance(value, str), "a sha256"),
-}
+def _part(values: dict[str, Any], key: str, kind: type[Structured]) -> Structured:
+    try:
+        return structured(values[key], kind)
+    except ValueError as error:
+        raise ValueError(f"{key}: {error}") from error

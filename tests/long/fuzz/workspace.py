@@ -174,5 +174,5 @@ def _fill(here: Path) -> None:
         (here / "answers" / f"{model}.json").write_text(json.dumps(whole))
     items = [{"ind": n, "ctx": "the step", "endings": ["a", "b", "c", "d"], "label": n % 4} for n in range(4)]
     (here / "items.jsonl").write_text("".join(json.dumps(item) + "\n" for item in items))
-    for origin in (ROOT / "training" / "machines.json", ROOT / "evaluation" / "judging" / "prices.json"):
+    for origin in (ROOT / "training" / "planning" / "machines.json", ROOT / "evaluation" / "judging" / "prices.json"):
         shutil.copy(origin, here)

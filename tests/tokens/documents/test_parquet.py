@@ -9,8 +9,7 @@ import pytest
 
 from common.errors import BadInput
 from tests.tokens.documents.reading import TEXTS, documents, read
-from tokens.documents.extent import Extent
-from tokens.documents.inputs import look_up
+from tokens.documents.inputs import Extent, look_up
 from tokens.documents.reader import Reader
 
 

@@ -18,10 +18,9 @@ from tests.conftest import ROOT, shared
 from tests.s3_server import BUCKET, S3Server, serve_s3
 from tests.tokens.preparing import CRASH, PIPES, PREPARE, files_of, jsonl, run, write
 from tests.walks import children, kill
-from tokens.prepare.commit_log import CommitLog, Entry
-from tokens.prepare.s3_output import BUCKET_CRASH_POINTS, S3Output
+from tokens.prepare.commit_log import BUCKET_CRASH_POINTS, CRASH_POINTS, CommitLog, Entry
+from tokens.prepare.s3_output import S3Output
 from tokens.prepare.verify import status, verify
-from tokens.prepare.writer import CRASH_POINTS
 
 POINTS = (*CRASH_POINTS[:3], *BUCKET_CRASH_POINTS)
 

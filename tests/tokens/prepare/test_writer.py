@@ -7,7 +7,7 @@ import pytest
 
 from tests.conftest import shared
 from tests.tokens.preparing import COMMAND, CRASH, PREPARE, files_of, jsonl, kill_again_and_again, run
-from tokens.prepare.writer import CRASH_POINTS
+from tokens.prepare.commit_log import CRASH_POINTS
 
 
 @pytest.mark.parametrize("point", CRASH_POINTS)

@@ -9,9 +9,8 @@ import pytest
 
 from common.errors import BadInput
 from tests.conftest import ROOT, TINY_MODEL, TINY_TRAIN
-from training.config.batch_plan import check_steps, describe, make_plan
+from training.config.batch_plan import describe, make_plan
 from training.config.dataset_config import shares
-from training.config.foreign_keys import FOREIGN_KEYS
 from training.config.key_groups import MemoryOptions
 from training.config.train_config import KEYS, TrainConfig, load_run
 
@@ -234,51 +233,6 @@ def test_a_wrong_override_is_blamed_not_the_file(tmp_path: Path) -> None:
         with pytest.raises(BadInput) as raised:
             load_run(directory, [override])
         assert str(raised.value).startswith(f"--set: unknown key {meant}"), str(raised.value)
-
-
-@pytest.mark.parametrize("key", FOREIGN_KEYS)
-def test_every_key_of_another_program_leads_to_one_of_ours(tmp_path: Path, key: str) -> None:
-    assert not any(key in known for known in KEYS.values())
-    ours = FOREIGN_KEYS[key]
-    if ours.key is not None:
-        section, _, name = ours.key.partition(".")
-        assert name in KEYS[section]
-    files = {"model": TINY_MODEL, "train": {"dataset": "x"} | TINY_TRAIN}
-    for number, changed in enumerate(({}, {"model": {key: 1}}, {"train": {key: 1}})):
-        model, train = (files[name] | changed.get(name, {}) for name in files)
-        directory = run_directory(tmp_path / str(number), model, train)
-        with pytest.raises(BadInput, match=f"unknown key '{key}'; ") as raised:
-            load_run(directory, [] if changed else [f"{key}=1"])
-        assert (ours.key or "there is no such key").rpartition(".")[2] in str(raised.value)
-
-
-def test_a_world_size_that_does_not_divide_is_refused_with_those_that_do(tmp_path: Path) -> None:
-    run = load_run(run_directory(tmp_path / "r", TINY_MODEL, {"dataset": "x"} | TINY_TRAIN), ["global_batch_size=24"])
-    with pytest.raises(BadInput, match="world size 5 does not divide; world sizes that do: 1, 2, 3, 4, 6, 12"):
-        make_plan(run, 5)
-
-
-def test_legal_world_sizes_of_an_enormous_batch_are_those_nearby_and_found_at_once(tmp_path: Path) -> None:
-    keys = {"dataset": "x"} | TINY_TRAIN | {"microbatch_size": 1, "global_batch_size": 735_134_400}  # 1,344 divisors
-    run = load_run(run_directory(tmp_path / "r", TINY_MODEL, keys), [])
-    with pytest.raises(BadInput, match=r"do: \.\.\., 26775, .*, 28600, 29120, .*, 30940, \.\.\.$"):
-        make_plan(run, 1001 * 29)
-
-
-def test_more_steps_than_a_checkpoints_name_has_digits_for_are_refused(tmp_path: Path) -> None:
-    keys = {"dataset": "x"} | TINY_TRAIN | {"min_train_tokens": 1 << 53, "max_epochs": 1 << 53}
-    run = load_run(run_directory(tmp_path / "r", TINY_MODEL, keys), [])
-    with pytest.raises(
-        BadInput, match=r"train\.json: got 35,184,372,088,832 steps of 8 sequences, wanted at most 99,999"
-    ):
-        check_steps(run, make_plan(run, 1))
-
-
-def test_accumulation_that_contradicts_the_global_batch_is_refused(tmp_path: Path) -> None:
-    directory = run_directory(tmp_path / "r", TINY_MODEL, {"dataset": "x"} | TINY_TRAIN)
-    assert make_plan(load_run(directory, ["gradient_accumulation_steps=4"]), 1).layout.accumulation == 4
-    with pytest.raises(BadInput, match="gradient_accumulation_steps: got 3, but global_batch_size 8 makes it 4"):
-        make_plan(load_run(directory, ["gradient_accumulation_steps=3"]), 1)
 
 
 def test_keys_are_flat_in_records_and_in_groups_here() -> None:

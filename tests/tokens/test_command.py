@@ -1,0 +1,65 @@
+"""Command lines of prepare_data.py: its two grammars, and options that exclude each other."""
+
+from pathlib import Path
+
+import pytest
+
+from common.errors import EXIT_USAGE
+from tokens.command import PrepareCommand, PushCommand, StatsCommand, VerifyCommand, parse_command_line
+
+
+@pytest.mark.parametrize(
+    "words", [["stats", "--output", "x"], ["verify", "--outp=x"], ["status", "a", "--output", "x"]]
+)
+def test_a_command_with_an_output_is_refused_with_both_ways_to_write_it(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse_command_line(words)
+    [said] = capsys.readouterr().err.splitlines()
+    assert ended.value.code == 2
+    assert f"'{words[0]}' is a command, which takes no --output; for a source of that name write ./{words[0]}" in said
+
+
+def test_a_source_named_like_a_command_is_reached() -> None:
+    for words in (["./stats", "--output", "x"], ["a.txt", "stats", "--output", "x"], ["--output", "x", "stats"]):
+        command = parse_command_line(words)
+        assert isinstance(command, PrepareCommand) and command.sources[-1] in ("./stats", "stats")
+    assert parse_command_line(["stats", "DIR"]) == StatsCommand("DIR")
+
+
+def test_every_option_has_its_place() -> None:
+    line = "a b --output s3://x/y --shard-tokens=9 --scratch here --test-fraction 0.5 --on-bad-document fail"
+    command = parse_command_line([*line.split(), "--executor", "ray", "--ray-address", "auto"])
+    assert isinstance(command, PrepareCommand)
+    assert (command.sources, command.output, command.scratch) == (("a", "b"), "s3://x/y", Path("here"))
+    assert (command.shard_tokens, command.test_fraction, command.validation_fraction) == (9, 0.5, 0.01)
+    assert (command.tokenizer, command.text_field, command.split, command.unit_bytes) == (
+        "gpt2",
+        "text",
+        "hash",
+        1 << 24,
+    )
+    assert parse_command_line(["verify", "s3://x"]) == VerifyCommand("s3://x")
+    assert parse_command_line(["push", "d", "me/it", "--private"]) == PushCommand("d", "me/it", private=True)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["a"], "--output is missing"),
+        (["a", "--output", "x", "--validation-fraction", "0.5", "--test-fraction", "0.5"], "wanted a sum below 1"),
+        (["a", "--output", "gs://x"], "wanted a folder, or s3://BUCKET/PREFIX"),
+        (["a", "--output", "s3://x"], "wanted --shard-tokens N"),
+        (["a", "--output", "s3://x", "--shard-tokens", "9", "--split", "tail"], "wanted --split hash"),
+        (["a", "--output", "x", "--scratch", "y"], "--scratch: only for an s3:// output"),
+        (["stats", "s3://x"], "s3://x: wanted a folder; copy the files there first"),
+        (["push", "x"], "push: OWNER/NAME is missing"),
+        (["stats", "x", "--end-of-text", "4294967296"], "at most 4,294,967,295"),
+    ],
+)
+def test_a_wrong_line_is_refused(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse_command_line(words)
+    [line] = capsys.readouterr().err.splitlines()
+    assert ended.value.code == EXIT_USAGE and line.startswith("prepare_data.py: ") and said in line

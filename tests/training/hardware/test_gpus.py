@@ -1,0 +1,61 @@
+"""Table of GPUs: found by name or by torch's device name, extended by a price list."""
+
+from pathlib import Path
+
+import pytest
+
+from common.errors import BadInput
+from training.hardware.environment import known_peak_flops
+from training.hardware.gpus import EXAMPLE, find_gpu, known_gpus, named_gpus, read_gpus
+
+
+def test_peaks_are_known_by_whole_words_or_not_at_all() -> None:
+    known = {
+        "NVIDIA A100-SXM4-40GB": 312e12,
+        "NVIDIA A100 80GB PCIe": 312e12,
+        "NVIDIA H100 80GB HBM3": 989e12,
+        "NVIDIA H100 PCIe": 756e12,
+        "NVIDIA H100 NVL": 835e12,
+        "NVIDIA B200": 2250e12,
+        "NVIDIA GB200": 2500e12,
+        "NVIDIA GeForce RTX 3090": 71e12,
+        "NVIDIA GeForce RTX 3090 Ti": 80e12,
+        "NVIDIA RTX A6000": 154.8e12,
+        "NVIDIA L4": 121e12,
+    }
+    assert {name: known_peak_flops(name) for name in known} == known
+    for unknown in ("NVIDIA L40", "NVIDIA RTX A1000", "NVIDIA GeForce RTX 4090 Laptop GPU", "Tesla T4"):
+        assert known_peak_flops(unknown) is None
+
+
+def test_a_device_name_may_fit_cards_of_two_sizes() -> None:
+    assert {gpu.memory_gib > 45 for gpu in named_gpus("NVIDIA A100-SXM4-40GB")} == {True, False}
+    assert named_gpus("NVIDIA GeForce RTX 4090 Laptop GPU") == named_gpus("a stranger") == []
+
+
+def test_an_unknown_gpu_is_told_the_nearest_name() -> None:
+    for name, meant in (("a100-80bg", "'a100-80gb'"), ("a100", "'a100-40gb' or 'a100-80gb'"), ("h20", "'h200'")):
+        with pytest.raises(BadInput, match=rf"unknown GPU '{name}'; did you mean {meant}\?"):
+            find_gpu(name, known_gpus())
+
+
+def test_a_price_list_adds_rows_and_replaces_them() -> None:
+    gpus = read_gpus(Path("mine.json"), {"gpus": {"mine": EXAMPLE, "l4": EXAMPLE}})
+    assert gpus.keys() == known_gpus().keys() | {"mine"}
+    assert gpus["l4"].memory_gib == EXAMPLE["memory_gib"] != known_gpus()["l4"].memory_gib
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        (7, "got 7, wanted an object of keys and values"),
+        ({"memory": 1}, "unknown key 'memory'; did you mean 'memory_gib'?"),
+        ({}, "key 'memory_gib' is missing; wanted memory_gib"),
+        ({"memory_gib": 0}, "memory_gib: got 0, wanted a number above 0"),
+        (EXAMPLE | {"similar_to": "v100"}, 'similar_to: got \'v100\', wanted "a100" or "h100"'),
+    ],
+)
+def test_a_wrong_row_is_refused_with_its_name(row: object, problem: str) -> None:
+    with pytest.raises(BadInput) as raised:
+        read_gpus(Path("mine.json"), {"gpus": {"mine": row}})
+    assert str(raised.value).startswith(f"mine.json: mine: {problem}")

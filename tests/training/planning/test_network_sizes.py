@@ -1,0 +1,33 @@
+"""Sizes of a network without its memory: those of a real one, for any number of layers."""
+
+import math
+
+import attrs
+import pytest
+
+from model.config import ModelConfig, parameter_count
+from model.gpt import GPT
+from tests.conftest import TINY_MODEL
+from training.planning.network_sizes import network_sizes
+
+TINY = ModelConfig(**TINY_MODEL)
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+@pytest.mark.parametrize("tied", [False, True])
+def test_parameters_and_state_are_those_of_a_real_network(layers: int, tied: bool) -> None:
+    config = attrs.evolve(TINY, n_layers=layers, tie_weights=tied)
+    sizes, real = network_sizes(config), sum(parameter.numel() for parameter in GPT(config).parameters())
+    assert sizes.outer_parameters + layers * sizes.block_parameters == real >= parameter_count(config)
+    assert sizes.state_bytes("adamw", layers) == 2 * 4 * real
+
+
+def test_layers_change_neither_a_block_nor_what_is_outside() -> None:
+    assert network_sizes(attrs.evolve(TINY, n_layers=1)) == network_sizes(attrs.evolve(TINY, n_layers=5))
+
+
+def test_muon_keeps_one_moment_of_the_blocks_matrices() -> None:
+    sizes = network_sizes(TINY)
+    matrices = sum(math.prod(shape) for shape in sizes.block.values() if len(shape) == 2)
+    saved = sizes.state_bytes("adamw", 2) - sizes.state_bytes("muon", 2)
+    assert saved == 2 * 4 * matrices

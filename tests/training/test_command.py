@@ -1,0 +1,61 @@
+"""Command line of train.py."""
+
+from pathlib import Path
+
+import pytest
+
+from common.arguments import parse
+from common.errors import EXIT_USAGE
+from training.command import TrainCommand
+from training.planning.budget import Budget
+
+
+def parsed(*words: str) -> TrainCommand:
+    command = parse("train.py", TrainCommand, words)
+    assert isinstance(command, TrainCommand)
+    return command
+
+
+def test_options_of_a_job_arrive_typed() -> None:
+    command = parsed(
+        *("r", "--set", "a=1", "--set=b=2", "--token-files", "t", "--follow", "--resume", "never", "--device=cpu"),
+        *("--max-steps", "3", "--price-per-hour", "14.32", "--max-usd", "5", "--max-hours", "0.5", "--hash-every", "2"),
+        *("--allow-numerics-drift", "--replay", "3", "5"),
+    )
+    options = command.options
+    assert (command.run, command.overrides, options.token_files) == (Path("r"), ("a=1", "b=2"), Path("t"))
+    assert (options.follow, options.resume, options.device, options.max_steps) == (True, "never", "cpu", 3)
+    assert (options.price_per_hour, options.budget) == (14.32, Budget(max_hours=0.5, max_usd=5.0))
+    assert (options.hash_every, options.allow_numerics_drift, options.replay) == (2, True, (3, 5))
+    assert not command.trains  # a replay writes nothing
+
+
+def test_defaults_train_and_resume() -> None:
+    command = parsed("r")
+    assert command.trains and command.options.resume == "auto" and command.options.budget == Budget()
+    assert not any((command.dry_run, command.plan, command.find_max_microbatch, command.options.follow))
+    for words in (["--dry-run", "--world-size", "8"], ["--plan", "--machine=a", "--machine=b"]):
+        assert not parsed("r", *words).trains
+    assert parsed("r", "--plan", "--machine=a", "--machine", "b").machine == ("a", "b")
+    assert parsed("r", "--find-max-microbatch", "--write").write
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--write"], "--write goes with --find-max-microbatch"),
+        (["--world-size", "2"], "--world-size goes with --dry-run"),
+        (["--machines", "x"], "--machines and --machine go with --plan"),
+        (["--machine", "x"], "--machines and --machine go with --plan"),
+        (["--max-usd", "1"], "--max-usd needs --price-per-hour"),
+        (["--price-per-hour", "$14"], "--price-per-hour: got '$14', wanted a number above 0, such as 14.32"),
+        (["--max-hours", "nan"], "--max-hours: got 'nan', wanted a number above 0, such as 3.5"),
+        (["--dry-run", "--world-size", "1048577"], "--world-size: got '1048577', wanted a whole number"),
+        (["--began", "1"], "'--began': unknown option"),
+    ],
+)
+def test_a_wrong_line_is_refused(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parsed("r", *words)
+    [line] = capsys.readouterr().err.splitlines()
+    assert ended.value.code == EXIT_USAGE and line.startswith(f"train.py: {said}")
