@@ -37,7 +37,7 @@ IMPORTED_ONCE = [
     "matplotlib.backends.backend_agg",
     "training.job",
     "evaluation.smoke.smoke",
-    "evaluation.judging.judgement",
+    "evaluation.judging.session",
     "openai.resources",
     "sacrebleu.metrics.chrf",
     "tokens.prepare.prepare",

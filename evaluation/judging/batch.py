@@ -12,17 +12,28 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import attrs
+from openai import APIConnectionError, APIStatusError, NotFoundError
+from openai.types import Batch as RemoteBatch
 
 from common.errors import BadInput
 from common.json_files import parse_json
 from evaluation.judging.prompt import Prompt
 from evaluation.judging.replies import ODD_SHAPE, message_in, one_line, read_reply
-from evaluation.judging.request import NO_CREDIT, PATHS, UNBILLED, Failure, NoReply, explained, may_be_done, refusal_of
-from evaluation.judging.session import RETRIES, Session
-from evaluation.judging.store import Asked, StoredBatch
+from evaluation.judging.request import (
+    NO_CREDIT,
+    PATHS,
+    RETRIES,
+    UNBILLED,
+    Failure,
+    NoReply,
+    explained,
+    may_be_done,
+    refusal_of,
+)
+from evaluation.judging.store import Asked, StoredBatch, StoreLine
 
 if TYPE_CHECKING:
-    from openai.types import Batch as RemoteBatch
+    from evaluation.judging.session import Session
 
 MOST_REQUESTS, MOST_BYTES = 50_000, 200_000_000  # of one batch: OpenAI's limits
 NOT_RUN = ("failed", "expired", "cancelled")  # a request without a line in the output was not run
@@ -30,7 +41,7 @@ ENDED = ("completed", *NOT_RUN)
 RETRY_SECONDS = 0.5  # the first wait if the server takes no more for now, doubled each time
 
 
-async def ask_in_batches(session: Session, poll_seconds: float) -> None:
+async def ask_in_batches(session: "Session") -> None:
     """Send what is outstanding in batches that fit into the budget; invalid replies are asked again.
 
     Raises BadInput if the server takes no batch.
@@ -38,28 +49,28 @@ async def ask_in_batches(session: Session, poll_seconds: float) -> None:
     histories = session.store.prompts
     failed: set[str] = set()  # keys without any reply: not again in this session
     while not session.stopping:
-        waiting = deque(prompt for prompt in session.outstanding() if prompt.key not in failed)
+        waiting = deque(prompt for prompt in session.judgement.outstanding() if prompt.key not in failed)
         before = {prompt.key: len(histories[prompt.key].replies) for prompt in waiting}
-        left = len(waiting)
         while waiting and await _hand_over(session, waiting):
             pass
-        if len(waiting) == left:
-            if left:
+        handed_over = before.keys() - {prompt.key for prompt in waiting}
+        if not handed_over:
+            if waiting:
                 asked, _ = session.budget.plan(waiting[0], batch=True)
                 session.ending.over_budget = session.budget.most_usd(asked)
             return
-        await collect(session, poll_seconds)
-        handed_over = before.keys() - {prompt.key for prompt in waiting}
+        await collect(session)
         failed |= {key for key in handed_over if len(histories[key].replies) == before[key]}
 
 
-async def collect(session: Session, poll_seconds: float) -> None:
+async def collect(session: "Session") -> None:
     """Wait for every batch that holds outstanding requests, from this session or an earlier one; keep its replies.
 
     Raises BadInput if the server does not answer.
     """
-    wanted = {prompt.key for prompt in session.outstanding()}
-    for batch in session.store.open_batches(session.judge.base_url):
+    url = session.judge.base_url
+    wanted = {prompt.key for prompt in session.judgement.outstanding()}
+    for batch in session.store.open_batches(url):
         if wanted.isdisjoint(batch.keys):
             continue
         ended = None
@@ -67,27 +78,24 @@ async def collect(session: Session, poll_seconds: float) -> None:
             found = batch if batch.id is not None else await _find(session, batch)
             if found is None:  # it may run all the same, and counts at its most
                 _note(
-                    f"{session.judge.base_url} lists no batch of file {one_line(batch.upload)}; its "
-                    f"{len(batch.keys):,} requests count at the most that they can cost"
+                    f"{url} lists no batch of file {one_line(batch.upload)}; its {len(batch.keys):,} requests count at "
+                    "the most that they can cost"
                 )
             else:
-                ended = await _wait(session, found, poll_seconds)
+                ended = await _wait(session, found)
                 if ended is None:
                     return
                 await _fetch(session, batch, ended)
-        session.store.close_batch(batch)
-        for key in batch.keys:
-            session.budget.update(key)
+        session.store.append(StoreLine(batch_done=batch.upload))
+        session.budget.update(*batch.keys)
         if ended is not None and ended.status == "failed":
             errors = (ended.errors and ended.errors.data) or []
             reason = one_line(str(errors[0].message)) if errors else "no reason"
-            raise BadInput(f"{session.judge.base_url}: batch {ended.id} failed: {reason}")
+            raise BadInput(f"{url}: batch {ended.id} failed: {reason}")
 
 
-async def _hand_over(session: Session, waiting: deque[Prompt]) -> bool:
+async def _hand_over(session: "Session", waiting: deque[Prompt]) -> bool:
     """Upload and create one batch of the first waiting prompts; False if the budget has no room for even one."""
-    from openai import NotFoundError
-
     asked: list[Asked] = []
     lines, size, usd = [], 0, 0.0
     while waiting and len(asked) < MOST_REQUESTS:
@@ -107,19 +115,16 @@ async def _hand_over(session: Session, waiting: deque[Prompt]) -> bool:
             file = await session.retrying.files.create(file=("requests.jsonl", b"".join(lines)), purpose="batch")
             keys = [one.key for one in asked]
             batch = StoredBatch(upload=file.id, base_url=session.judge.base_url, keys=keys, asked=asked)
-            session.store.note_batch(batch)
-            for key in keys:
-                session.budget.update(key)
+            session.store.append(StoreLine(batch=batch))
+            session.budget.update(*keys)
             await _create(session, batch)
         except NotFoundError as error:
             raise BadInput(f"{session.judge.base_url}: this server takes no batches; leave out --batch") from error
     return True
 
 
-async def _create(session: Session, batch: StoredBatch) -> None:
+async def _create(session: "Session", batch: StoredBatch) -> None:
     """Create a batch of an uploaded file, and store its id. A blind retry could create and bill a second one."""
-    from openai import APIConnectionError, APIStatusError
-
     endpoint: Any = "/v1" + PATHS[session.judge.api]
     for attempt in range(RETRIES + 1):
         try:
@@ -138,19 +143,19 @@ async def _create(session: Session, batch: StoredBatch) -> None:
                     return
             if not lost:
                 session.store.note_unbilled(batch.asked, "never created")
-                session.store.close_batch(batch)
+                session.store.append(StoreLine(batch_done=batch.upload))
             raise
-        session.store.note_batch(attrs.evolve(batch, id=created.id))
+        session.store.append(StoreLine(batch=attrs.evolve(batch, id=created.id)))
         return
 
 
-async def _find(session: Session, batch: StoredBatch) -> StoredBatch | None:
+async def _find(session: "Session", batch: StoredBatch) -> StoredBatch | None:
     """Return the batch that was created from an uploaded file, with its id; None if the server lists none."""
     seen: set[str] = set()
     async for other in session.retrying.batches.list(limit=100):
         if other.input_file_id == batch.upload:
             found = attrs.evolve(batch, id=other.id)
-            session.store.note_batch(found)
+            session.store.append(StoreLine(batch=found))
             return found
         if other.id in seen:  # a server without pages begins again
             break
@@ -158,10 +163,8 @@ async def _find(session: Session, batch: StoredBatch) -> StoredBatch | None:
     return None
 
 
-async def _wait(session: Session, batch: StoredBatch, poll_seconds: float) -> "RemoteBatch | None":
+async def _wait(session: "Session", batch: StoredBatch) -> RemoteBatch | None:
     """Return a batch when it has ended; None if interrupted. Raises BadInput if the server does not know it."""
-    from openai import NotFoundError
-
     assert batch.id is not None
     shown = None
     while not session.ending.interrupted:
@@ -181,14 +184,12 @@ async def _wait(session: Session, batch: StoredBatch, poll_seconds: float) -> "R
             shown = line
         if state.status in ENDED:
             return state
-        await session.pause(poll_seconds)
+        await session.pause(session.judgement.options.poll_seconds)
     return None
 
 
-async def _fetch(session: Session, batch: StoredBatch, ended: "RemoteBatch") -> None:
+async def _fetch(session: "Session", batch: StoredBatch, ended: RemoteBatch) -> None:
     """Keep each line of a batch's output by itself. A line that cannot be read may have been billed."""
-    from openai import NotFoundError
-
     unknown: dict[str, Any] = {"id": "", "judge": "", "answers": 0, "sent_bytes": 0, "limit": 0, "most": UNBILLED}
     by_key = {key: Asked(key=key, batch=True, **unknown) for key in batch.keys}  # of an earlier version
     by_key |= {one.key: one for one in batch.asked}
@@ -215,7 +216,7 @@ async def _fetch(session: Session, batch: StoredBatch, ended: "RemoteBatch") -> 
         )
 
 
-def _take(session: Session, line: str, by_key: dict[str, Asked]) -> bool:
+def _take(session: "Session", line: str, by_key: dict[str, Asked]) -> bool:
     """Keep one line of a batch's output; False if it cannot be read."""
     try:
         row = parse_json(line, unique=False)  # paid for, so duplicate keys are accepted
@@ -243,7 +244,7 @@ def _note(message: str) -> None:
 
 
 @contextmanager
-def _one_line_errors(session: Session) -> Iterator[None]:
+def _one_line_errors(session: "Session") -> Iterator[None]:
     """Turn errors of the client and of its transport, which it lets through, into BadInput."""
     try:
         yield

@@ -83,7 +83,10 @@ class JudgeCommand:
             if any(len(candidate.seeds) > panel.slots for candidate in panel.candidates):
                 print(f"judged: the first {panel.slots} of each model's seeds, as many as all models have")
             print(judgement.plan(), flush=True)
-            judgement.ask(credentials)
+            if judgement.outstanding():
+                from evaluation.judging.session import ask  # imports openai
+
+                ask(judgement, credentials)
             if judgement.ending.interrupted or judgement.ending.fatal is not None:
                 print(cost_line(judgement), flush=True)
             if judgement.ending.interrupted:

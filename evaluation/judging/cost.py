@@ -8,9 +8,8 @@ from typing import Any
 import attrs
 
 from evaluation.judging.prices import Price, money
-from evaluation.judging.prompt import Judge, Prompt
-from evaluation.judging.request import request_body
-from evaluation.judging.store import Asked, JudgeUsage, Usage, VerdictStore
+from evaluation.judging.prompt import Judge, Prompt, request_body
+from evaluation.judging.store import Asked, Usage, VerdictStore
 
 BYTES_PER_TOKEN = 4  # English, roughly: judges' tokenizers would have to be downloaded
 TOKENS_PER_GRADE = 40  # label, comment, score
@@ -37,7 +36,7 @@ class JudgeCost:
 
     @property
     def usd(self) -> float:
-        """Return an upper bound of the bill in dollars."""
+        """Upper bound of the bill in dollars."""
         return self.counted + self.uncounted
 
     def __str__(self) -> str:
@@ -50,47 +49,23 @@ class JudgeCost:
         )
 
 
-@attrs.frozen(kw_only=True)
-class CostEstimate:
-    """Cost of requests that are not sent yet."""
-
-    price: Price
-    usd: float  # expected
-    most: float  # if every reply is as long as allowed
-    replies: int  # replies that the estimate is measured on; 0: a guess
-
-    def __str__(self) -> str:
-        if not self.price.known:
-            return "price unknown"
-        source = f", as {self.replies:,} replies of this judge" if self.replies else ""
-        return (
-            f"about {money(self.usd)} at prices of {self.price.date}{source}, "
-            f"{money(self.most)} if every reply is as long as allowed"
-        )
-
-
+@attrs.define
 class JudgeBudget:
     """Running cost of a judgement, in all sessions, and whether another request fits into --max-usd."""
 
-    def __init__(
-        self,
-        judge: Judge,
-        prompts: dict[str, Prompt],
-        store: VerdictStore,
-        price: Price,
-        most_usd: float | None = None,
-    ):
-        """Start with the cost of earlier sessions. `prompts`: by key."""
-        self.judge, self.prompts, self.store, self.price = judge, prompts, store, price
-        self._most_usd = most_usd
-        self._costs: dict[str, JudgeCost] = {}
-        self.usd = 0.0  # upper bound of the bill: requests without an outcome count at their most
-        for key in prompts:
-            self.update(key)
+    judge: Judge
+    prompts: dict[str, Prompt]  # by key
+    store: VerdictStore
+    price: Price
+    limit_usd: float | None  # --max-usd
+    usd: float = attrs.field(default=0.0, init=False)  # upper bound of the bill: requests without an outcome at most
+    _costs: dict[str, JudgeCost] = attrs.field(factory=dict, init=False)  # by key
+
+    def __attrs_post_init__(self) -> None:
+        self.update(*self.prompts)  # of earlier sessions
 
     @property
     def cost(self) -> JudgeCost:
-        """Return the cost of all prompts."""
         costs = self._costs.values()
         return JudgeCost(
             counted=sum(cost.counted for cost in costs),
@@ -98,16 +73,17 @@ class JudgeBudget:
             requests=sum(cost.requests for cost in costs),
         )
 
-    def update(self, key: str) -> None:
-        """Count a prompt again, by its requests and replies in the store."""
-        if key in self.prompts:
-            before = self._costs.get(key, JudgeCost())
-            self._costs[key] = cost = self._cost_of_prompt(key)
-            self.usd += cost.usd - before.usd
+    def update(self, *keys: str) -> None:
+        """Count prompts again, by their requests and replies in the store."""
+        for key in keys:
+            if key in self.prompts:
+                before = self._costs.get(key, JudgeCost())
+                self._costs[key] = cost = self._cost_of_prompt(key)
+                self.usd += cost.usd - before.usd
 
     def allows(self, usd: float) -> bool:
         """Tell whether so many dollars more stay within --max-usd."""
-        return self._most_usd is None or self.usd + usd <= self._most_usd
+        return self.limit_usd is None or self.usd + usd <= self.limit_usd
 
     def most_usd(self, asked: Asked) -> float:
         """Return the most that a request can cost, in dollars."""
@@ -132,17 +108,26 @@ class JudgeBudget:
         )
         return asked, body
 
-    def estimate(self, prompts: list[Prompt], *, batch: bool) -> CostEstimate:
-        """Return the cost of asking prompts, by the usage of the judge's earlier replies if there are enough."""
+    def estimate(self, prompts: list[Prompt], *, batch: bool) -> tuple[float, str]:
+        """Return the expected cost of prompts in dollars, and the estimate as text.
+
+        It is by the usage of the judge's earlier replies if there are enough.
+        """
         used = self.store.usage[self.judge.label]
         measured = used.replies >= ENOUGH_REPLIES
         usd = most = 0.0
         for prompt in prompts:
             asked, _ = self.plan(prompt, batch=batch)
-            expected = _measured_usage(used, asked) if measured else expected_usage(asked, self.judge)
+            expected = used.scaled_to(asked) if measured else expected_usage(asked, self.judge)
             usd += self.price.of(expected, batch=batch)
             most += self.most_usd(asked)
-        return CostEstimate(price=self.price, usd=usd, most=most, replies=used.replies if measured else 0)
+        if not self.price.known:
+            return usd, "price unknown"
+        source = f", as {used.replies:,} replies of this judge" if measured else ""
+        return usd, (
+            f"about {money(usd)} at prices of {self.price.date}{source}, "
+            f"{money(most)} if every reply is as long as allowed"
+        )
 
     def _limit(self, prompt: Prompt) -> int:
         """Return the token limit of a reply: twice as high for each reply that was cut off by it.
@@ -189,11 +174,3 @@ def expected_usage(asked: Asked, judge: Judge) -> Usage:
     reasons = judge.model.startswith(REASONING_MODELS) and not silent
     reasoning = REASONING.get(judge.effort or "medium", MOST_REASONING)[0] if reasons else 0
     return Usage(input=-(-asked.sent_bytes // BYTES_PER_TOKEN), output=asked.answers * TOKENS_PER_GRADE + reasoning)
-
-
-def _measured_usage(used: JudgeUsage, asked: Asked) -> Usage:
-    """Return the usage of a request that is like those measured."""
-    return Usage(
-        input=math.ceil(used.input / used.sent_bytes * asked.sent_bytes),
-        output=math.ceil(used.output / used.answers * asked.answers),
-    )

@@ -34,13 +34,12 @@ def keep_results(judgement: Judgement, verdicts: Verdicts, scores: Scores, free:
         own = {
             "candidate": standing.title,
             "score": attrs.asdict(standing.score),
-            "free": [attrs.asdict(seed) for seed in seeds],
+            "free": list(map(attrs.asdict, seeds)),
         }
         values = as_read({**own, **shared})
-        same = [
-            old for old in results_of(candidate.home, candidate.model, "judge") if _subject(old) == _subject(values)
-        ]
-        superfluous = _superfluous(same[-1], values) if same else None
+        earlier = results_of(candidate.home, candidate.model, "judge")
+        newest = next((old for old in reversed(earlier) if _subject(old) == _subject(values)), None)
+        superfluous = None if newest is None else _superfluous(newest, values)
         if superfluous is None:
             append_result(candidate.home, candidate.model, "judge", values)
         else:
@@ -69,7 +68,6 @@ def keep_comments(judgement: Judgement, verdicts: Verdicts) -> list[str]:
 
 
 def _shared_values(judgement: Judgement, verdicts: Verdicts, scores: Scores) -> dict[str, Any]:
-    """Return the fields that the results of all candidates share."""
     panel, judge, cost = judgement.panel, judgement.judge, judgement.budget.cost
     priced = judgement.budget.price.known
     return {
@@ -85,13 +83,8 @@ def _shared_values(judgement: Judgement, verdicts: Verdicts, scores: Scores) -> 
         "position_bias": [value for value, _ in scores.bias],
         "disagreement": scores.disagreement,
         "candidates": [
-            {
-                "model": standing.title,
-                "score": standing.score.value,
-                "low": standing.score.low,
-                "high": standing.score.high,
-            }
-            for standing in scores.standings
+            {"model": one.title, "score": one.score.value, "low": one.score.low, "high": one.score.high}
+            for one in scores.standings
         ],
         "differences": [
             {"a": panel.titles[a], "b": panel.titles[b], **attrs.asdict(difference)}
@@ -121,7 +114,6 @@ def _subject(result: dict[str, Any]) -> list[Any]:
 
 
 def _sha256(panel: Panel) -> str:
-    """Return the hash of the questions."""
     questions = [attrs.astuple(record) for record in panel.questions]
     return hashlib.sha256(json.dumps(questions).encode()).hexdigest()
 

@@ -37,7 +37,6 @@ class Panel:
 
     @property
     def titles(self) -> list[str]:
-        """Return the candidates' titles."""
         return [candidate.title for candidate in self.candidates]
 
     def text(self, question: int, slot: int, candidate: int) -> str:

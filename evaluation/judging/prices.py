@@ -27,7 +27,6 @@ class Price:
 
     @property
     def known(self) -> bool:
-        """False for UNKNOWN_PRICE."""
         return bool(self.date)
 
     def of(self, usage: Usage, *, batch: bool) -> float:

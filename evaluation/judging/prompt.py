@@ -1,9 +1,10 @@
-"""Judge prompts: rubric, label-blind answers in balanced orders, and the key under which a verdict is stored."""
+"""Judge prompts: rubric, label-blind answers in balanced orders, request bodies, and the keys of stored verdicts."""
 
 import hashlib
 import json
 import random
 from math import gcd
+from typing import Any
 
 import attrs
 
@@ -38,7 +39,7 @@ class Judge:
 
     @property
     def label(self) -> str:
-        """Return the name under which token usage is averaged."""
+        """Name under which token usage is averaged."""
         return f"{self.model} {self.effort or 'default'} {self.base_url}"
 
 
@@ -54,7 +55,6 @@ class Prompt:
 
     @property
     def answers(self) -> int:
-        """Return the number of answers."""
         return len(self.order)
 
 
@@ -100,3 +100,28 @@ def prompt_key(judge: Judge, text: str, answers: int) -> str:
     """Return the key of a verdict: the sha256 of judge, rubric, prompt and schema, whatever API sends them."""
     asked = [judge.model, judge.effort, judge.base_url, RUBRIC, text, verdict_schema(answers)]
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+
+
+def request_body(judge: Judge, prompt: Prompt, limit: int) -> dict[str, Any]:
+    """Return the body of a request. It has neither temperature nor seed, which newer models reject.
+
+    `limit`: most tokens of the reply.
+    """
+    form = {"type": "json_schema", "name": "verdict", "strict": True, "schema": verdict_schema(prompt.answers)}
+    if judge.api == "responses":
+        return {
+            "model": judge.model,
+            "instructions": RUBRIC,
+            "input": prompt.text,
+            "store": False,
+            "max_output_tokens": limit,
+            "text": {"format": form},
+            **({} if judge.effort is None else {"reasoning": {"effort": judge.effort}}),
+        }
+    return {
+        "model": judge.model,
+        "messages": [{"role": "system", "content": RUBRIC}, {"role": "user", "content": prompt.text}],
+        "response_format": {"type": form.pop("type"), "json_schema": form},
+        **({} if judge.effort is None else {"reasoning_effort": judge.effort}),
+        "max_completion_tokens": limit,
+    }

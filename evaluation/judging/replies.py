@@ -15,23 +15,29 @@ ODD_SHAPE = (AttributeError, IndexError, KeyError, OverflowError, TypeError, Val
 
 def read_reply(asked: Asked, body: Any) -> Reply:
     """Return the content of a response or chat completion. A missing part is an empty text, an invalid verdict."""
-    chat = isinstance(body, dict) and "choices" in body
-    try:
-        text, refusal = _chat_text(body) if chat else _response_text(body)
-    except ODD_SHAPE:
-        text, refusal = "", None
-    finish = _at(body, "choices", 0, "finish_reason") if chat else _at(body, "incomplete_details", "reason")
+    if isinstance(body, dict) and "choices" in body:
+        finish = _at(body, "choices", 0, "finish_reason")
+        texts, refusals = ([_at(body, "choices", 0, "message", name)] for name in ("content", "refusal"))
+    else:
+        finish = _at(body, "incomplete_details", "reason")
+        messages = [item for item in _list(_at(body, "output")) if _at(item, "type") == "message"]
+        parts = [part for message in messages for part in _list(_at(message, "content"))]
+        texts = [_at(part, "text") for part in parts if _at(part, "type") == "output_text"]
+        refusals = [_at(part, "refusal") or "refused" for part in parts if _at(part, "type") == "refusal"]
+    if finish == "content_filter":
+        refusals.append("content filter")
+    text = "".join(_strings(texts))
     id, model = _at(body, "id"), _at(body, "model")
     return Reply(
         key=asked.key,
         id=id if isinstance(id, str) else None,
         text=text,
-        refusal=refusal,
+        refusal=next(map(one_line, filter(None, _strings(refusals))), None),
         usage=_usage(_at(body, "usage"), text),
         batch=asked.batch,
         asked=asked.id or None,
         model=one_line(model) if isinstance(model, str) else None,
-        cut=finish == ("length" if chat else "max_output_tokens"),
+        cut=finish in ("length", "max_output_tokens"),
         error=message_in(_at(body, "error")),
     )
 
@@ -57,30 +63,12 @@ def _at(value: Any, *path: str | int) -> Any:
     return value
 
 
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"got {type(value).__name__}, wanted a text")
-    return value
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
-def _response_text(body: dict[str, Any]) -> tuple[str, str | None]:
-    """Return text and refusal of the Responses API."""
-    messages = [item for item in body.get("output") or [] if item.get("type") == "message"]
-    parts = [part for message in messages for part in message.get("content") or []]
-    text = "".join(part.get("text") or "" for part in parts if part.get("type") == "output_text")
-    refused = [_text(part.get("refusal") or "refused") for part in parts if part.get("type") == "refusal"]
-    if _at(body, "incomplete_details", "reason") == "content_filter":
-        refused.append("content filter")
-    return text, one_line(refused[0]) if refused else None
-
-
-def _chat_text(body: dict[str, Any]) -> tuple[str, str | None]:
-    """Return text and refusal of a chat completion."""
-    choice = body["choices"][0]
-    message = choice.get("message") or {}
-    filtered = "content filter" if choice.get("finish_reason") == "content_filter" else None
-    refusal = message.get("refusal") or filtered
-    return _text(message.get("content") or ""), one_line(_text(refusal)) if refusal else None
+def _strings(values: list[Any]) -> list[str]:
+    return [value for value in values if isinstance(value, str)]
 
 
 def _usage(usage: Any, text: str) -> Usage | None:

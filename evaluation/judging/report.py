@@ -1,7 +1,6 @@
 """Judgement report for people: reference-based scores, standings, differences, and how far the judge can be trusted."""
 
-import math
-from collections.abc import Sequence
+from statistics import fmean
 
 from tabulate import tabulate
 
@@ -9,7 +8,7 @@ from evaluation.instruct.overlap import FreeScores
 from evaluation.judging.judgement import Judgement, Verdicts
 from evaluation.judging.panel import Panel
 from evaluation.judging.scores import GOOD_REFERENCE, Scores
-from evaluation.shared.intervals import Interval, plus_minus
+from evaluation.shared.intervals import plus_minus
 
 CAVEAT = "Another judge can move all scores, and their order, by more than the intervals."
 OF_SEEDS = "Intervals cover other questions and fine-tuning seeds of the same kind."
@@ -27,7 +26,7 @@ def free_table(panel: Panel, free: list[list[FreeScores]]) -> str:
         [
             candidate.title,
             len(seeds),
-            f"{_mean([seed.exact for seed in seeds]):.1%}",
+            f"{fmean(seed.exact for seed in seeds):.1%}",
             _with_error([(seed.chrf, seed.chrf_error) for seed in seeds], 1),
             _with_error([(seed.reference_loss, seed.reference_loss_error) for seed in seeds], 3),
         ]
@@ -37,7 +36,6 @@ def free_table(panel: Panel, free: list[list[FreeScores]]) -> str:
 
 
 def report(judgement: Judgement, verdicts: Verdicts, scores: Scores | None) -> str:
-    """Return the whole report."""
     total = len(verdicts.states)
     lines = [
         f"judge: {judgement.judge.model}, verdicts: {verdicts.count('judged'):,} of {total:,}, "
@@ -67,7 +65,7 @@ def describe(panel: Panel, scores: Scores) -> str:
     order = sorted(range(len(scores.standings)), key=lambda number: -scores.standings[number].score.value)
     rows = []
     for standing in (scores.standings[number] for number in order):
-        row = [standing.title, _interval(standing.score)]
+        row = [standing.title, standing.score.text(1)]
         if standing.ranks is not None:
             spread = "" if standing.spread is None else f"{standing.spread:.1f}"
             row = ["-".join(map(str, dict.fromkeys(standing.ranks))), *row, spread]
@@ -86,7 +84,7 @@ def _differences(scores: Scores, order: list[int]) -> list[list[str]]:
     for place, a in enumerate(order):
         for b in order[place + 1 :]:
             difference = scores.differences.get((a, b)) or -scores.differences[b, a]
-            row = [f"{scores.standings[a].title} - {scores.standings[b].title}", _interval(difference, "+")]
+            row = [f"{scores.standings[a].title} - {scores.standings[b].title}", difference.text(1, "+")]
             if scores.standings[a].ranks is not None:
                 row.append("" if difference.apart else "not told apart")
             rows.append(row)
@@ -105,20 +103,9 @@ def _diagnostics(panel: Panel, scores: Scores) -> list[str]:
     return [*lines, OF_SEEDS if panel.slots > 1 else OF_ONE_SEED, CAVEAT]
 
 
-def _interval(interval: Interval, sign: str = "") -> str:
-    value = f"{interval.value:{sign}.1f}"
-    if interval.low is None or interval.high is None:
-        return value
-    return f"{value} [{interval.low:{sign}.1f}, {interval.high:{sign}.1f}]"
-
-
 def _with_error(values: list[tuple[float | None, float | None]], digits: int) -> str:
     """Return a mean over seeds; empty if one has none. Seeds have the same questions: errors do not average out."""
     means, errors = ([one for one in column if one is not None] for column in zip(*values, strict=True))
     if len(means) < len(values):
         return ""
-    return plus_minus(_mean(means), _mean(errors) if len(errors) == len(values) else None, digits)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
+    return plus_minus(fmean(means), fmean(errors) if len(errors) == len(values) else None, digits)

@@ -1,22 +1,20 @@
-"""Judge requests: their bodies, one sending by the openai client, and the outcomes that are no reply."""
+"""Judge requests: one sending by the openai client, and the outcomes that are no reply."""
 
 import math
 from email.utils import parsedate_to_datetime
 from enum import Enum
 from time import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
+from openai import APIConnectionError, APIStatusError, AsyncOpenAI
 
 from common.json_files import parse_json
-from evaluation.judging.prompt import RUBRIC, Judge, Prompt
+from evaluation.judging.client import UNSENT
 from evaluation.judging.replies import message_in, one_line, read_reply
 from evaluation.judging.store import Asked, Reply, Usage
-from evaluation.judging.verdict import verdict_schema
 
-if TYPE_CHECKING:
-    from openai import APIStatusError, AsyncOpenAI
-
+RETRIES = 6  # of a request that was not billed
 MOST_WAIT = 120.0  # seconds that Retry-After is obeyed
 REFUSED = ("content_filter", "content_policy_violation", "invalid_prompt")  # error codes: this prompt, not others
 NOT_TAKEN = (400, 413, 422)  # this prompt, if others are answered: it may be too long
@@ -48,37 +46,12 @@ class NoReply(Exception):
         self.wait_seconds = wait_seconds
 
 
-def request_body(judge: Judge, prompt: Prompt, limit: int) -> dict[str, Any]:
-    """Return the body of a request. It has neither temperature nor seed, which newer models reject.
-
-    `limit`: most tokens of the reply.
-    """
-    form = {"name": "verdict", "strict": True, "schema": verdict_schema(prompt.answers)}
-    if judge.api == "responses":
-        effort: dict[str, Any] = {} if judge.effort is None else {"reasoning": {"effort": judge.effort}}
-        body: dict[str, Any] = {
-            "instructions": RUBRIC,
-            "input": prompt.text,
-            "store": False,
-            "max_output_tokens": limit,
-        }
-        return {"model": judge.model, **body, "text": {"format": {"type": "json_schema", **form}}, **effort}
-    effort = {} if judge.effort is None else {"reasoning_effort": judge.effort}
-    messages = [{"role": "system", "content": RUBRIC}, {"role": "user", "content": prompt.text}]
-    body = {"messages": messages, "response_format": {"type": "json_schema", "json_schema": form}}
-    return {"model": judge.model, **body, **effort, "max_completion_tokens": limit}
-
-
-async def send(client: "AsyncOpenAI", api: str, body: dict[str, Any], asked: Asked, attempt: str) -> Reply:
+async def send(client: AsyncOpenAI, api: str, body: dict[str, Any], asked: Asked, attempt: str) -> Reply:
     """Send a request once and return the judge's reply. `attempt`: tells repeated requests from new ones.
 
     Raises NoReply if there is none. A server that knows the header Idempotency-Key answers a repeated request with the
     reply that it has billed already.
     """
-    from openai import APIConnectionError, APIStatusError
-
-    from evaluation.judging.client import UNSENT
-
     resource = client.responses if api == "responses" else client.chat.completions
     headers = {"Idempotency-Key": f"{asked.key}-{attempt}", "X-Client-Request-Id": asked.id}
     try:
@@ -101,8 +74,8 @@ def refusal_of(asked: Asked, status: Any, code: Any, otherwise: NoReply) -> Repl
     """Return the refusal that an error with this status and code is. Raises NoReply for any other error."""
     why = str(otherwise)
     if code in REFUSED:
-        refused = Reply(key=asked.key, id=None, text="", refusal=why, usage=UNBILLED, batch=asked.batch)
-        return attrs.evolve(refused, asked=asked.id or None)
+        refusal = read_reply(asked, None)
+        return attrs.evolve(refusal, refusal=why, usage=UNBILLED)
     if status in NOT_TAKEN:
         raise NoReply(why, Failure.NOT_TAKEN)
     if status in UNUSABLE or (isinstance(status, int) and status < 400) or code == NO_CREDIT:
@@ -111,7 +84,7 @@ def refusal_of(asked: Asked, status: Any, code: Any, otherwise: NoReply) -> Repl
     raise otherwise
 
 
-def may_be_done(error: "APIStatusError") -> bool:
+def may_be_done(error: APIStatusError) -> bool:
     """Tell whether a request with this status may have been done, and billed, all the same."""
     of_the_api = isinstance(error.body, dict) and error.status_code in FAILED
     return error.status_code in GAVE_UP or (error.status_code >= 500 and not of_the_api)
@@ -119,8 +92,6 @@ def may_be_done(error: "APIStatusError") -> bool:
 
 def explained(error: Exception) -> str:
     """Return the message of the server or the network in a line."""
-    from openai import APIStatusError
-
     if isinstance(error, APIStatusError):
         if 300 <= error.status_code < 400 and "location" in error.response.headers:
             return f"{error.status_code}: redirects are not followed; pass the final address as --base-url"

@@ -1,7 +1,7 @@
 """Measure of the judge: a model's mean score, compared within one session, as that session found it."""
 
 import json
-import math
+from statistics import fmean
 from typing import Any
 
 import attrs
@@ -28,8 +28,12 @@ def judged_difference(a: list[JudgedCandidate], b: list[JudgedCandidate], _: flo
     found = [pair for one in a for other in b if (pair := _pair(one, other)) is not None]
     if not found:
         return None
-    lows, highs = [pair.low for pair in found], [pair.high for pair in found]
-    return Interval(value=_mean([pair.value for pair in found]) or 0.0, low=_mean(lows), high=_mean(highs))
+    value = fmean(pair.value for pair in found)
+    bounds = [(pair.low, pair.high) for pair in found if pair.low is not None and pair.high is not None]
+    if len(bounds) < len(found):
+        return Interval(value=value)
+    low, high = map(fmean, zip(*bounds, strict=True))
+    return Interval(value=value, low=low, high=high)
 
 
 JUDGED = Measure(
@@ -83,8 +87,3 @@ def _pair(a: JudgedCandidate, b: JudgedCandidate) -> Interval | None:
         return a.differences[a.name, b.name]
     found = a.differences.get((b.name, a.name))
     return None if found is None else -found
-
-
-def _mean(values: list[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return math.fsum(known) / len(known) if len(known) == len(values) else None

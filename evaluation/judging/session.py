@@ -5,50 +5,54 @@ import random
 import signal
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import attrs
+from openai import AsyncOpenAI
 from tqdm import tqdm
 
 from common.errors import BadInput
-from evaluation.judging.cost import JudgeBudget
+from evaluation.judging.batch import ask_in_batches, collect
+from evaluation.judging.client import Credentials, open_client
+from evaluation.judging.judgement import DEAD, Judgement
 from evaluation.judging.prices import money
-from evaluation.judging.prompt import Judge, Prompt
-from evaluation.judging.replies import one_line
-from evaluation.judging.request import Failure, NoReply, send
-from evaluation.judging.store import Asked, Reply
+from evaluation.judging.prompt import Prompt
+from evaluation.judging.request import RETRIES, Failure, NoReply, send
+from evaluation.judging.store import Asked, Reply, StoreLine
 
-if TYPE_CHECKING:
-    from openai import AsyncOpenAI
-
-DEAD = 8  # requests in a row without a reply, or with an invalid one: the fault is common to all
-RETRIES = 6  # of a request that was not billed
 LOST_RETRIES = 2  # of one that may have been billed
 FIRST_WAIT, LONGEST_WAIT = 0.5, 8.0  # seconds, doubled each time, unless the server sends Retry-After
 
 
-@attrs.define(kw_only=True)
-class Ending:
-    """How a session ends."""
+def ask(judgement: Judgement, credentials: Credentials) -> None:
+    """Send what is outstanding. Raises BadInput if no server listens; `judgement.ending` takes all later errors."""
+    asyncio.run(_ask(judgement, credentials))
 
-    interrupted: bool = False
-    over_budget: float | None = None  # dollars of the next request at its most, if --max-usd ended the session
-    unanswered: list[str] = attrs.field(factory=list)  # why, for each request without a reply
-    not_taken: dict[str, str] = attrs.field(factory=dict)  # why, by key, for each prompt that the server rejects
-    fatal: Exception | None = None
+
+async def _ask(judgement: Judgement, credentials: Credentials) -> None:
+    options = judgement.options
+    client = open_client(judgement.judge.base_url, credentials, options.timeout_seconds, options.concurrency)
+    session = Session(client, judgement)
+    session.handle_signals()
+    try:
+        with suppress(asyncio.CancelledError):  # a second Ctrl-C
+            async with client:
+                await collect(session)
+                await (ask_in_batches(session) if options.batch else session.ask_directly())
+        session.check_taken()
+    except BadInput as error:
+        judgement.ending.fail(error)
 
 
 class Session:
     """One session with a judge. Each request is stored before it is sent, each reply before it counts."""
 
-    def __init__(self, client: "AsyncOpenAI", budget: JudgeBudget, tries: dict[str, int]):
-        """`tries`: by key, the number of invalid replies after which a prompt is given up."""
-        self.client, self.budget, self._tries = client, budget, tries
+    def __init__(self, client: AsyncOpenAI, judgement: Judgement):
+        self.client, self.judgement = client, judgement
         self.retrying = client.with_options(max_retries=RETRIES)  # for requests that cost nothing
-        self.judge, self.store = budget.judge, budget.store
-        self.ending = Ending()
+        self.judge, self.store, self.budget = judgement.judge, judgement.store, judgement.budget
+        self.ending = judgement.ending
         self._unanswered_in_a_row = self._invalid_in_a_row = 0
-        self._in_flight, self._at_once, self._most_at_once = 0, 1, 1
+        self._in_flight, self._at_once = 0, 1
         self._turn = asyncio.Condition()
         self._interrupted = asyncio.Event()
 
@@ -80,18 +84,13 @@ class Session:
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._interrupted.wait(), seconds)
 
-    def outstanding(self) -> list[Prompt]:
-        """Return the prompts that are still to be asked."""
-        return outstanding(self.budget, self._tries)
-
-    async def ask_directly(self, concurrency: int) -> None:
-        """Send what is outstanding: one request at a time, one more with each verdict, up to `concurrency`.
+    async def ask_directly(self) -> None:
+        """Send what is outstanding: one request at a time, one more with each verdict, up to --concurrency.
 
         The first replies show what the next ones cost, and whether the judge is usable at all.
         """
-        prompts = self.outstanding()
+        prompts = self.judgement.outstanding()
         waiting = iter(prompts)
-        self._most_at_once = concurrency
         with tqdm(total=len(prompts), disable=None, unit="verdict") as bar:
 
             async def work() -> None:
@@ -101,13 +100,13 @@ class Session:
                     try:
                         await self._ask(prompt)
                     except Exception as error:  # noqa: BLE001  # the other workers' replies are paid for: keep them
-                        self.ending.fatal = self.ending.fatal or error
+                        self.ending.fail(error)
                         async with self._turn:
                             self._turn.notify_all()
                     bar.set_postfix_str(money(self.budget.usd))
                     bar.update()
 
-            await asyncio.gather(*(work() for _ in range(min(concurrency, len(prompts)))))
+            await asyncio.gather(*(work() for _ in range(min(self.judgement.options.concurrency, len(prompts)))))
 
     def keep(self, reply: Reply) -> None:
         """Store a reply and count its cost: its most if the server did not count. Raises BadInput."""
@@ -123,15 +122,15 @@ class Session:
                 file=sys.stderr,
             )
         self._unanswered_in_a_row = 0
-        prompt = self.budget.prompts.get(reply.key)
+        prompt = self.judgement.by_key.get(reply.key)
         problem = None if prompt is None or reply.refusal else reply.problem(prompt.answers)
         if problem is None:
             self._invalid_in_a_row = 0
-            self._at_once = min(self._at_once + 1, self._most_at_once)
+            self._at_once = min(self._at_once + 1, self.judgement.options.concurrency)
             return
         self._invalid_in_a_row += 1
         if self._invalid_in_a_row >= DEAD:
-            self.ending.fatal = self.ending.fatal or invalid_in_a_row(self.judge, reply, problem)
+            self.ending.fail(self.judgement.invalid_in_a_row(reply, problem))
 
     def note_failure(self, asked: Asked, error: NoReply) -> None:
         """Store that a request has ended without a reply, unless it may have been billed."""
@@ -139,7 +138,7 @@ class Session:
             self.store.note_unbilled([asked], str(error))
             self.budget.update(asked.key)
         if error.failure is Failure.UNUSABLE:
-            self.ending.fatal = self.ending.fatal or BadInput(f"{self.judge.base_url}: {error}")
+            self.ending.fail(BadInput(f"{self.judge.base_url}: {error}"))
         if error.failure is Failure.NOT_TAKEN:
             self.ending.not_taken[asked.key] = str(error)
             if len(self.ending.not_taken) >= DEAD and not self._answered():
@@ -149,17 +148,16 @@ class Session:
         """Stop if the server has rejected more prompts than were ever answered."""
         rejected = self.ending.not_taken
         if len(rejected) > self._answered():
-            why = BadInput(f"{self.judge.base_url}: {next(iter(rejected.values()))}")
-            self.ending.fatal = self.ending.fatal or why
+            self.ending.fail(BadInput(f"{self.judge.base_url}: {next(iter(rejected.values()))}"))
 
     def _answered(self) -> int:
-        return sum(bool(self.store.prompts[key].replies) for key in self.budget.prompts)
+        return sum(bool(self.store.prompts[key].replies) for key in self.judgement.by_key)
 
     async def _ask(self, prompt: Prompt) -> None:
         """Ask a prompt until it is settled, or nothing more is to be sent."""
         retries = {Failure.FAILED: RETRIES, Failure.LOST: LOST_RETRIES}  # left
         wait = FIRST_WAIT
-        while not self.store.prompts[prompt.key].is_settled(prompt.answers, self._tries[prompt.key]):
+        while not self.judgement.is_settled(prompt):
             try:
                 if not await self._send_once(prompt):
                     return
@@ -204,7 +202,7 @@ class Session:
                     asked, body = self.budget.plan(prompt)  # by the latest usage
                     usd = self.budget.most_usd(asked)
                     if self.budget.allows(usd):
-                        self.store.note_asked(asked)
+                        self.store.append(StoreLine(asked=asked))
                         self.budget.update(prompt.key)
                         self._in_flight += 1
                         return asked, body
@@ -214,18 +212,3 @@ class Session:
                 await self._turn.wait()
             self._turn.notify_all()
             return None
-
-
-def outstanding(budget: JudgeBudget, tries: dict[str, int]) -> list[Prompt]:
-    """Return the prompts that are not settled. `tries`: by key, how many invalid replies settle one."""
-    histories = budget.store.prompts
-    return [one for key, one in budget.prompts.items() if not histories[key].is_settled(one.answers, tries[key])]
-
-
-def invalid_in_a_row(judge: Judge, reply: Reply, problem: str) -> BadInput:
-    """Return the error for a judge whose replies are invalid, quoting one of them."""
-    quoted = "" if reply.error is not None else f"; it says '{one_line(reply.text)[:200]}'"
-    return BadInput(
-        f"{judge.model}: {DEAD} replies in a row are not valid verdicts, the last one: {problem}{quoted}; they are "
-        "stored, and not paid for again: pass another --model, or --retry-wrong, perhaps with another --api"
-    )

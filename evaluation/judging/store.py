@@ -6,23 +6,22 @@ before it is sent. A request without an outcome may have been billed, and counts
 fields of other versions, are skipped.
 """
 
-import fcntl
+import math
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import attrs
 
 from common.clock import utc_now
-from common.errors import BadInput
+from common.file_lock import lock
 from common.files import writing
 from common.json_files import JsonLog, read_json_lines
+from common.structure import structured
 from evaluation.judging.verdict import Grade, read_grades
 
-_INTEGER, _TEXT = attrs.validators.instance_of(int), attrs.validators.instance_of(str)
-_COUNT = [_INTEGER, attrs.validators.ge(0), attrs.validators.le(1 << 50)]
-Line = TypeVar("Line", bound=attrs.AttrsInstance)
+_COUNT = [attrs.validators.ge(0), attrs.validators.le(1 << 50)]
 
 
 @attrs.frozen(kw_only=True)
@@ -46,8 +45,8 @@ class Asked:
     id: str  # of this sending; empty in replies to a batch of an earlier version
     key: str  # of the prompt
     judge: str  # Judge.label
-    answers: int = attrs.field(validator=_INTEGER)
-    sent_bytes: int = attrs.field(validator=_INTEGER)
+    answers: int
+    sent_bytes: int
     limit: int  # max_output_tokens, as sent
     most: Usage  # that can be billed
     batch: bool = False
@@ -57,9 +56,9 @@ class Asked:
 class Reply:
     """A judge's reply to a prompt, valid or not: it is paid for."""
 
-    key: str = attrs.field(validator=_TEXT)
+    key: str
     id: str | None  # the server's
-    text: str = attrs.field(validator=_TEXT)
+    text: str
     refusal: str | None
     usage: Usage | None  # None: not counted by the server
     batch: bool  # at the price of a batch
@@ -90,6 +89,18 @@ class StoredBatch:
     asked: list[Asked] = attrs.field(factory=list)  # by key; empty from an earlier version
 
 
+@attrs.frozen(kw_only=True)
+class StoreLine:
+    """One line of the file, which has one of these keys."""
+
+    asked: Asked | None = None
+    reply: Reply | None = None
+    unbilled: list[str] = attrs.field(factory=list)  # ids of requests that have ended unbilled
+    why: str | None = None
+    batch: StoredBatch | None = None  # uploaded or, with its id, created
+    batch_done: str | None = None  # its `upload`
+
+
 @attrs.define
 class PromptHistory:
     """Requests and replies of one prompt, oldest first."""
@@ -103,13 +114,9 @@ class PromptHistory:
         valid = (reply.text for reply in self.replies if reply.problem(answers) is None)
         return next((read_grades(text, answers) for text in valid), None)
 
+    @property
     def refused(self) -> bool:
-        """Tell whether the judge has refused the prompt."""
         return any(reply.refusal is not None for reply in self.replies)
-
-    def is_settled(self, answers: int, tries: int) -> bool:
-        """Tell whether nothing is left to ask: there is a verdict, a refusal, or `tries` invalid replies."""
-        return len(self.replies) >= tries or self.refused() or self.verdict(answers) is not None
 
 
 @attrs.define
@@ -136,6 +143,13 @@ class JudgeUsage:
         used = max(usage.input / max(asked.sent_bytes, 1), usage.output / max(asked.limit, 1))
         self.excess = max(self.excess, used)
 
+    def scaled_to(self, asked: Asked) -> Usage:
+        """Return the usage of a request like those counted."""
+        return Usage(
+            input=math.ceil(self.input / self.sent_bytes * asked.sent_bytes),
+            output=math.ceil(self.output / self.answers * asked.answers),
+        )
+
 
 class VerdictStore:
     """Requests and replies by prompt, and open batches. One process at a time holds a file."""
@@ -151,81 +165,59 @@ class VerdictStore:
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._locked = JsonLog(path)
-            self._lock()
+            lock(self._locked.file, path, f"{path}: another judge holds it; wait for it, or pass another --verdicts")
             self._log = JsonLog(path)  # opened under the lock: it checks whether the last line is whole
         lines = read_json_lines(path)
         unread = lines.unreadable
         for record in lines.records:
             try:
-                self._take(record)
-            except (ValueError, TypeError, KeyError, AttributeError):
+                self._take(_structured_line(record))
+            except ValueError:
                 unread += 1
         if unread:
             print(f"NOTE: {path}: skipped {unread:,} unreadable lines, as a crash leaves them; their content is lost")
 
-    def note_asked(self, asked: Asked) -> None:
-        """Store a request before it is sent. Raises BadInput if the disk does not take it."""
-        self._append({"asked": attrs.asdict(asked)})
+    def append(self, line: StoreLine) -> None:
+        """Store a line, synced to the disk. Raises BadInput if the disk does not take it."""
+        self._append(line, durable=True)
 
     def note_unbilled(self, asked: Iterable[Asked], why: str) -> None:
         """Store that those of these requests that have no outcome have ended unbilled."""
         ids = list(dict.fromkeys(one.id for one in asked if one.id in self.prompts[one.key].open))
         if ids:
-            self._append({"unbilled": ids, "why": why}, durable=False)  # if lost, they count as billed
+            self._append(StoreLine(unbilled=ids, why=why), durable=False)  # if lost, they count as billed
 
     def add(self, reply: Reply) -> bool:
-        """Store a reply; False if it is stored already. Raises BadInput if the disk does not take it."""
+        """Store a reply; False if it is stored already. Raises BadInput as `append`."""
         stored = self.prompts[reply.key].replies
         if reply in stored or (reply.asked is not None and any(one.asked == reply.asked for one in stored)):
             return False
-        self._append({"reply": attrs.asdict(reply)})
+        self.append(StoreLine(reply=reply))
         return True
 
     def open_batches(self, base_url: str) -> list[StoredBatch]:
         """Return the batches at this server whose replies have not been fetched."""
         return [batch for batch in self._batches.values() if batch.base_url == base_url]
 
-    def note_batch(self, batch: StoredBatch) -> None:
-        """Store that a batch is uploaded or, with its id, created."""
-        self._append({"batch": attrs.asdict(batch)})
-
-    def close_batch(self, batch: StoredBatch) -> None:
-        """Store that a batch is done."""
-        self._append({"batch_done": batch.upload})
-
     def close(self) -> None:
-        """Release the file."""
         self._log.close()
         self._locked.close()
 
-    def _take(self, record: dict[str, Any]) -> None:
-        if "reply" in record:
-            values = record["reply"]
-            self._take_reply(_build(Reply, values, usage=_counted(values["usage"])))
-        elif "asked" in record:
-            self._take_asked(_build_asked(record["asked"]))
-        elif "unbilled" in record:
-            for id in record["unbilled"]:
-                self._end(id)
-        elif "batch" in record:
-            values = record["batch"]
-            batch = _build(StoredBatch, values, asked=[_build_asked(one) for one in values.get("asked", [])])
-            self._batches[batch.upload] = batch
-            for asked in batch.asked:
-                self._take_asked(asked)
-        else:
-            self._batches.pop(record["batch_done"], None)
-
-    def _take_asked(self, asked: Asked) -> None:
-        history = self.prompts[asked.key]
-        self.asked[asked.id] = history.open[asked.id] = history.last_asked = asked
-
-    def _take_reply(self, reply: Reply) -> None:
-        self.prompts[reply.key].replies.append(reply)
-        self.in_order.append(reply)
-        asked = self._end(reply.asked)
-        if asked is not None and reply.usage is not None:
-            self.usage[asked.judge].add(asked, reply.usage)
+    def _take(self, line: StoreLine) -> None:
+        for asked in [*([line.asked] if line.asked else []), *(line.batch.asked if line.batch else [])]:
+            history = self.prompts[asked.key]
+            self.asked[asked.id] = history.open[asked.id] = history.last_asked = asked
+        if line.reply is not None:
+            self.prompts[line.reply.key].replies.append(line.reply)
+            self.in_order.append(line.reply)
+            answered = self._end(line.reply.asked)
+            if answered is not None and line.reply.usage is not None:
+                self.usage[answered.judge].add(answered, line.reply.usage)
+        for id in line.unbilled:
+            self._end(id)
+        if line.batch is not None:
+            self._batches[line.batch.upload] = line.batch
+        self._batches.pop(line.batch_done or "", None)
 
     def _end(self, id: str | None) -> Asked | None:
         """Note that a request has an outcome, and return it."""
@@ -234,33 +226,25 @@ class VerdictStore:
             self.prompts[asked.key].open.pop(asked.id, None)
         return asked
 
-    def _append(self, record: dict[str, Any], *, durable: bool = True) -> None:
+    def _append(self, line: StoreLine, *, durable: bool) -> None:
+        record = {key: value for key, value in attrs.asdict(line).items() if value}
         with writing(self.path):
             self._log.append({**record, "time": utc_now()}, durable=durable)
-        self._take(record)
-
-    def _lock(self) -> None:
-        try:
-            fcntl.flock(self._locked.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise BadInput(f"{self.path}: another judge holds it; wait for it, or pass another --verdicts") from None
-        except OSError as error:  # a file system without locks
-            print(f"NOTE: {self.path}: cannot be locked ({error}); let no other judge write it", flush=True)
+        self._take(line)
 
 
-def _build(kind: type[Line], values: dict[str, Any], **parts: Any) -> Line:
-    """Build a record from a line; fields of other versions are ignored. `parts`: fields that are built already."""
-    known = {field.name: values[field.name] for field in attrs.fields(kind) if field.name in values}
-    return kind(**{**known, **parts})
+def _structured_line(record: dict[str, Any]) -> StoreLine:
+    """Structure a line; keys of other versions are ignored. Raises ValueError.
 
-
-def _build_asked(values: dict[str, Any]) -> Asked:
-    return _build(Asked, values, most=_build(Usage, values["most"]))
-
-
-def _counted(values: Any) -> Usage | None:
-    """Return stored counts; None if they cannot be right: earlier versions stored whatever a server said."""
+    Counts that cannot be right become None: earlier versions stored whatever a server said.
+    """
     try:
-        return None if values is None else _build(Usage, values)
-    except (ValueError, TypeError):
-        return None
+        line = structured(record, StoreLine, unknown_keys=True)
+    except ValueError:
+        reply = record.get("reply")
+        if not isinstance(reply, dict) or "usage" not in reply:
+            raise
+        line = structured({"reply": {**reply, "usage": None}}, StoreLine, unknown_keys=True)
+    if line == StoreLine():
+        raise ValueError("no known key")
+    return line

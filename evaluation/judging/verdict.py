@@ -25,12 +25,9 @@ class Grade:
 
 def verdict_schema(answers: int) -> dict[str, Any]:
     """Return the JSON schema of a verdict on so many answers."""
-    grade = {
-        "label": {"type": "string", "enum": list(LABELS[:answers])},
-        "comment": {"type": "string"},
-        "score": {"type": "integer"},
-    }
-    return _object({"grades": {"type": "array", "items": _object(grade)}})
+    label = {"type": "string", "enum": list(LABELS[:answers])}
+    grade = _object(label=label, comment={"type": "string"}, score={"type": "integer"})
+    return _object(grades={"type": "array", "items": grade})
 
 
 def read_grades(text: str, answers: int) -> list[Grade]:
@@ -63,11 +60,6 @@ def _score(value: Any, label: str) -> float:
     return value
 
 
-def _object(properties: dict[str, Any]) -> dict[str, Any]:
+def _object(**properties: Any) -> dict[str, Any]:
     """Return the schema of an object with exactly these properties."""
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": list(properties),
-        "additionalProperties": False,
-    }
+    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}

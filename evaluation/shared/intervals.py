@@ -29,12 +29,12 @@ class Interval:
         """Tell whether zero lies outside: a difference is significant."""
         return self.low is not None and self.high is not None and not self.low <= 0 <= self.high
 
-    def text(self, digits: int) -> str:
-        """Return the value and, where known, the bounds in brackets."""
-        value = f"{self.value:.{digits}f}"
+    def text(self, digits: int, sign: str = "") -> str:
+        """Return the value and, where known, the bounds in brackets. `sign`: "+" to show it."""
+        value = f"{self.value:{sign}.{digits}f}"
         if self.low is None or self.high is None:
             return value
-        return f"{value} [{self.low:.{digits}f}, {self.high:.{digits}f}]"
+        return f"{value} [{self.low:{sign}.{digits}f}, {self.high:{sign}.{digits}f}]"
 
 
 def plus_minus(value: float, error: float | None, digits: int, *, signed: bool = False) -> str:

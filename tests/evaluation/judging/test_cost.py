@@ -14,7 +14,7 @@ from evaluation.judging.prices import PRICES as PRICE_TABLE
 from evaluation.judging.prices import UNKNOWN_PRICE, read_price
 from evaluation.judging.prompt import make_prompts
 from evaluation.judging.replies import read_reply
-from evaluation.judging.store import Asked, Usage, VerdictStore
+from evaluation.judging.store import Asked, StoreLine, Usage, VerdictStore
 from tests.evaluation.judging.sessions import JUDGE, PRICES, PROMPTS, SILENT, judge, panel, printed, result
 from tests.judge_server import Judge
 
@@ -115,7 +115,7 @@ def ask(budget: JudgeBudget, key: str, id: str, output: int) -> Asked:
     """Store a request that may use so many tokens of output."""
     most = Usage(input=0, output=output)
     asked = Asked(id=id, key=key, judge=JUDGE.label, answers=3, sent_bytes=9, limit=output, most=most)
-    budget.store.note_asked(asked)
+    budget.store.append(StoreLine(asked=asked))
     budget.update(key)
     return asked
 

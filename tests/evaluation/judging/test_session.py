@@ -3,6 +3,7 @@
 import signal
 import threading
 import time
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -248,27 +249,32 @@ def test_a_killed_session_counts_what_was_in_flight(server: Judge, files: list[P
 def test_requests_begin_one_at_a_time_and_are_halved_after_a_fault(
     server: Judge, files: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The server answers the oldest request when as many are in flight as may be: no timing decides their number."""
     server.retry_after = "0"
-    in_flight: set[int] = set()
+    in_flight: list[Future[str | None]] = []  # faults to come, oldest request first
     at_once: list[int] = []  # how many were in flight when each came
+    answered, allowed = 0, 1
     real, lock = server.fault_of, threading.Lock()
 
-    def slow(key: str, body: dict[str, Any]) -> str | None:
+    def gated(key: str, body: dict[str, Any]) -> str | None:
+        nonlocal answered, allowed
         real(key, body)
         with lock:
-            number = len(at_once)
-            in_flight.add(number)
+            in_flight.append(mine := Future())
             at_once.append(len(in_flight))
-        time.sleep(0.1)
+        time.sleep(0.05)  # one too many would come now
         with lock:
-            in_flight.remove(number)  # before it is answered
-        return "429" if 8 <= number < 16 else None
+            while in_flight and len(in_flight) >= min(allowed, PROMPTS + 8 - answered):
+                fault = "429" if 8 <= answered < 16 else None
+                answered += 1
+                allowed = max(1, allowed // 2) if fault else min(allowed + 1, 4)
+                in_flight.pop(0).set_result(fault)
+        return mine.result(60)
 
-    monkeypatch.setattr(server, "fault_of", slow)
+    monkeypatch.setattr(server, "fault_of", gated)
     assert judge(server, files, *SILENT, "--concurrency", "4").returncode == 0
-    assert all(max(at_once[:count]) <= most for count, most in ((1, 1), (3, 2), (8, 4)))
-    assert at_once[16] == 1  # after eight faults
-    assert max(at_once) == 4
+    one_more_each = [1, *(1, 2), *(2, 3), *(3, 4)]
+    assert at_once == [*one_more_each, *[4] * 5, *[1] * 4, *one_more_each]  # four and more faults leave one at a time
 
 
 @pytest.mark.parametrize("api", ["responses", "chat"])
@@ -291,15 +297,13 @@ def test_a_reply_that_repeats_a_key_is_kept(server: Judge, files: list[Path], op
 def test_an_error_of_this_program_loses_no_reply_that_is_in_flight(
     server: Judge, files: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server.faults, server.slow_seconds = {5: "slow", 6: "slow"}, 0.5
+    server.faults, server.slow_seconds = {5: "slow", 6: "slow"}, 600
 
-    counted: list[str] = []
-
-    def broken(budget: JudgeBudget, key: str) -> None:
-        counted.append(key)
-        if len(counted) == PROMPTS + 11:  # each is counted at the start, before it is sent, and with its reply
+    def broken(budget: JudgeBudget, *keys: str) -> None:
+        if len(budget.store.in_order) == 6 and not server.released.is_set():  # the first that overtakes the slow ones
+            server.released.set()
             raise RuntimeError("a fault of ours")
-        update(budget, key)
+        update(budget, *keys)
 
     update = JudgeBudget.update
     monkeypatch.setattr(JudgeBudget, "update", broken)

@@ -6,7 +6,7 @@ from pathlib import Path
 import attrs
 import pytest
 
-from evaluation.judging.store import Asked, Reply, Usage, VerdictStore
+from evaluation.judging.store import Asked, Reply, StoreLine, Usage, VerdictStore
 from tests.evaluation.judging.sessions import PRICES, PROMPTS, judge, printed, read_store, store_lines, write_store
 from tests.judge_server import Judge
 
@@ -29,7 +29,9 @@ def test_what_replies_use_beyond_the_limit_does_not_compound(tmp_path: Path) -> 
     store = VerdictStore(tmp_path / "verdicts.jsonl")
     for id, most in (("a", 100), ("b", 1000)):  # the second was noted at ten times the limit already
         most_used = Usage(input=10, output=most)
-        store.note_asked(Asked(id=id, key=id, judge="j", answers=1, sent_bytes=10, limit=100, most=most_used))
+        store.append(
+            StoreLine(asked=Asked(id=id, key=id, judge="j", answers=1, sent_bytes=10, limit=100, most=most_used))
+        )
         usage = Usage(input=5, output=1000)
         store.add(Reply(key=id, id=None, text="", refusal=None, usage=usage, batch=False, asked=id))
     store.close()
