@@ -14,6 +14,7 @@ from training.checkpoints.run_record import RunRecord
 from training.checkpoints.saved_state import SavedState
 from training.checkpoints.storage import FileDigest, NewFile, Storage, name_of
 from training.checkpoints.tensor_files import OPTIMIZER, WEIGHTS
+from training.precision import SavedLossScale
 from training.state import Position
 
 FILES = {WEIGHTS: NewFile(b"header", 8), OPTIMIZER: NewFile(b"header", 10)}
@@ -101,7 +102,7 @@ def save(storage: Storage, step: int, best_step: int | None = None) -> None:
     state = SavedState(
         position=Position(step=step, best_step=best_step),
         optimizer_steps=step,
-        loss_scale={"scale": 1.0, "finite_steps": 0},
+        loss_scale=SavedLossScale(scale=1.0, finite_steps=0),
         guard=None,
         config=config,
     )
