@@ -60,7 +60,7 @@ class Loop:
                 self._stop_early()
                 return False
             self.heartbeat.begin_step(step + 1)
-            result = train_step(self.state, self.settings, self.ranks, step, self.feed.next)
+            result = train_step(self.state, self.settings, step, self.feed.next)
             self._count_step(step + 1)
             self._do_what_is_due(step + 1, result)
             collect_garbage(step + 1 - self.first_step)

@@ -53,7 +53,7 @@ def replay(
     if ranks.coordinates:
         print("  step  what          replayed                recorded")
     for step in range(state.position.step, recorded.last):
-        result = train_step(state, settings, ranks, step, next_batch)
+        result = train_step(state, settings, step, next_batch)
         state.position = Position(step=step + 1)
         skipped, problem = _judged(state.guard)
         if step + 1 < recorded.first and problem is None:

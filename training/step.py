@@ -12,7 +12,6 @@ from torch import Tensor
 
 from tokens.batches.sampling import microbatch_index
 from training.grad_norm import fast_grad_norm, mean_over_ranks, ordered_grad_norm
-from training.parallel.process_group import Ranks
 from training.parallel.sharding import local_tensor
 from training.precision import autocast
 from training.schedule import learning_rate
@@ -32,13 +31,13 @@ class StepResult:
     grad_norm: Tensor  # global L2 norm before clipping
 
 
-def train_step(state: TrainState, settings: StepSettings, ranks: Ranks, step: int, next_batch: NextBatch) -> StepResult:
+def train_step(state: TrainState, settings: StepSettings, step: int, next_batch: NextBatch) -> StepResult:
     """Train on this rank's micro-batches of a step and apply one update, the same on every rank.
 
     `step` counts the updates before it.
     """
     rate = learning_rate(settings.schedule, step)
-    own_losses = run_microbatches(state, settings, ranks, step, next_batch)
+    own_losses = run_microbatches(state, settings, step, next_batch)
     loss = mean_over_ranks(own_losses, state.parallel.data_parallel)
     grad_norm = _clip(state, settings)
     excused = state.loss_scale.dynamic & ~state.loss_scale.exhausted()  # fp16: the scale halves, the run goes on
@@ -50,9 +49,7 @@ def train_step(state: TrainState, settings: StepSettings, ranks: Ranks, step: in
     return StepResult(rate, loss, grad_norm)
 
 
-def run_microbatches(
-    state: TrainState, settings: StepSettings, ranks: Ranks, step: int, next_batch: NextBatch
-) -> Tensor:
+def run_microbatches(state: TrainState, settings: StepSettings, step: int, next_batch: NextBatch) -> Tensor:
     """Run this rank's micro-batches of a step forward and backward, and reduce their gradients over all ranks.
 
     Returns the loss of each, (accumulation,).

@@ -1,9 +1,106 @@
-"""Training loop: the order of the work of a step, stops, and garbage collection between steps."""
+"""Training loop: order of the work after a step, stops with a checkpoint, garbage collection between steps."""
 
 import gc
+import time
 import weakref
+from types import SimpleNamespace
+from typing import Any
 
-from training.loop import GARBAGE_INTERVAL_STEPS, collect_garbage
+import pytest
+
+from common.errors import Diverged
+from training import loop
+from training.loop import GARBAGE_INTERVAL_STEPS, Loop, collect_garbage
+from training.state import Position
+from training.step_intervals import Intervals
+from training.telemetry.time_ledger import TimeLedger
+
+INTERVALS = Intervals(log=2, checkpoint=4, validation=3, state_hash=None, last_step=5)
+
+
+def loop_of(monkeypatch: pytest.MonkeyPatch, done: list[str], *, stop_at: int = 99, bad_step: int = 99) -> Loop:
+    """Return a loop of fake parts that note in `done` what is asked of them."""
+    fake: Any = SimpleNamespace
+    state = fake(position=Position(best_validation_loss=1.5, best_step=0))
+
+    def note(what: str) -> Any:
+        return lambda *_, **__: done.append(f"{what} {state.position.step}")
+
+    def train(*_: Any) -> Any:
+        done.append(f"train {state.position.step + 1}")
+
+    def save() -> None:
+        saving.newest = state.position.step
+        done.append(f"save {state.position.step}")
+
+    def validate(*_: Any) -> float:
+        done.append(f"validate {state.position.step}")
+        return 3.0 - state.position.step / 2
+
+    state.guard = fake(
+        new_skips=lambda: None, problem=lambda: f"step {bad_step}" if state.position.step >= bad_step else None
+    )
+    saving = fake(begin=save, poll=lambda: None, settle=lambda **_: None, newest=None)
+    monkeypatch.setattr(loop, "train_step", train)
+    monkeypatch.setattr(loop, "collect_garbage", lambda _: None)
+    reporter = fake(
+        log=note("log"),
+        event=lambda step, event, **details: done.append(f"{event} {step} {details.get('reason', '')}".rstrip()),
+        record=lambda *_, **__: None,
+        say=lambda _: None,
+        step_done=lambda: None,
+    )
+    nothing: Any = None
+    parts: Any = {
+        "state": state,
+        "ranks": fake(device=fake(type="cuda"), local_rank=1),
+        "plan": fake(steps=8, tokens_per_step=10, read_until=lambda _: []),
+        "feed": fake(waited_seconds=0.0, next=nothing, close=note("close"), wait_for_tokens=lambda *_: True),
+        "token_watch": nothing,
+        "validation": fake(measure=validate),
+        "saving": saving,
+        "reporter": reporter,
+        "heartbeat": fake(begin_step=lambda _: None),
+        "limits": fake(stopped_by=lambda *, signalled: "signal" if signalled else "--max-hours"),
+        "stop_request": fake(agreed=lambda: state.position.step >= stop_at, signalled=True),
+    }
+    return Loop(
+        settings=nothing,
+        first_step=0,
+        intervals=INTERVALS,
+        ledger=TimeLedger(time.perf_counter()),
+        checkpoints="run/checkpoints",
+        **parts,
+    )
+
+
+def test_after_a_step_the_loop_logs_validates_and_saves_in_this_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    training = loop_of(monkeypatch, done)
+    assert training.train()
+    assert done == [
+        *("validate 0", "train 1", "log 1", "train 2", "log 2", "train 3", "validate 3"),
+        *("train 4", "log 4", "validate 4", "save 4"),
+        *("train 5", "log 5", "validate 5", "save 5", "pause 5", "close 5"),  # of 8 steps: --max-steps
+    ]
+    position = training.state.position
+    assert (position.tokens, position.validation_loss) == (50, 0.5)
+    assert (position.best_step, position.best_validation_loss) == (5, 0.5)
+
+
+def test_a_stop_saves_the_last_step_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    for stop_at, last in ((3, ["validate 3", "save 3"]), (4, ["validate 4", "save 4"])):
+        done: list[str] = []
+        assert not loop_of(monkeypatch, done, stop_at=stop_at).train()
+        assert done[-4:] == [*last, f"stopped {stop_at} signal", f"close {stop_at}"]
+
+
+def test_a_bad_step_ends_the_run_before_anything_is_saved(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    with pytest.raises(Diverged, match="step 4; the last checkpoint is as it was: run/checkpoints"):
+        loop_of(monkeypatch, done, bad_step=4).train()
+    assert done[-3:] == ["train 4", "diverged 4", "close 4"]
+    assert not any(what.startswith("save") for what in done)
 
 
 class Knot:

@@ -90,9 +90,9 @@ self_test._wanted = lambda settings, ranks: True
 plain, counter = self_test.run_microbatches, itertools.count()
 
 
-def disturbed(state, settings, ranks, step, next_batch):
-    losses = plain(state, settings, ranks, step, next_batch)
-    if ranks.rank == 1:
+def disturbed(state, settings, step, next_batch):
+    losses = plain(state, settings, step, next_batch)
+    if state.parallel.data_parallel.rank == 1:
         local_tensor(state.parallel.named_parameters()["blocks.1.mlp.up.weight"].grad)[0] += next(counter)
     return losses
 

@@ -172,9 +172,9 @@ from training import loop, replay, step
 original, healthy = step.train_step, step.microbatch_loss
 
 
-def spiked(state, settings, ranks, number, next_batch):
+def spiked(state, settings, number, next_batch):
     step.microbatch_loss = (lambda *arguments: healthy(*arguments) * 1000) if number == 5 else healthy
-    return original(state, settings, ranks, number, next_batch)
+    return original(state, settings, number, next_batch)
 
 
 loop.train_step = replay.train_step = spiked
@@ -277,14 +277,14 @@ what, bad_ranks = {what!r}, {bad_ranks}
 original = step.train_step
 
 
-def poisoned(state, settings, ranks, number, next_batch):
-    if number == 2 and ranks.rank in bad_ranks:
+def poisoned(state, settings, number, next_batch):
+    if number == 2 and state.parallel.data_parallel.rank in bad_ranks:
         if what == "loss":
             healthy = step.microbatch_loss
             step.microbatch_loss = lambda *arguments: healthy(*arguments) * torch.nan
         else:
             next(iter(state.parallel.named_parameters().values())).register_hook(lambda grad: grad * torch.inf)
-    return original(state, settings, ranks, number, next_batch)
+    return original(state, settings, number, next_batch)
 
 
 loop.train_step = poisoned

@@ -21,13 +21,13 @@ from training import loop, step
 plain = step.train_step
 
 
-def counted(state, settings, ranks, number, next_batch):
+def counted(state, settings, number, next_batch):
     if number != 2:
-        return plain(state, settings, ranks, number, next_batch)
+        return plain(state, settings, number, next_batch)
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
-        result = plain(state, settings, ranks, number, next_batch)
+        result = plain(state, settings, number, next_batch)
     counts = collections.Counter(event.name for event in profiler.events() if event.name.startswith("c10d::"))
-    if ranks.coordinates:
+    if state.parallel.data_parallel.rank == 0:
         print("COUNTS", dict(counts), len(state.parallel.network.blocks), sep="; ")
     return result
 

@@ -122,7 +122,7 @@ def take_steps(state: TrainState, settings: StepSettings, ranks: Ranks, steps: i
     """Take whole steps on random tokens, at the shape of the layout."""
     next_batch = random_batches(settings.layout, state.parallel.network.config.vocab_size, ranks)
     for step in range(steps):
-        train_step(state, settings, ranks, step, next_batch)
+        train_step(state, settings, step, next_batch)
 
 
 def _report_error(store: Any, number: int, error: Exception) -> None:

@@ -55,9 +55,9 @@ def update(self: torch.optim.AdamW) -> Any:
     return plain_update(self)
 
 
-def train_step(state: Any, settings: Any, ranks: Any, number: int, next_batch: Any) -> Any:
+def train_step(state: Any, settings: Any, number: int, next_batch: Any) -> Any:
     seen["steps"] = number + 1
-    return plain_step(state, settings, ranks, number, next_batch)
+    return plain_step(state, settings, number, next_batch)
 
 
 finder.PROBE = Path(__file__)

@@ -140,10 +140,10 @@ from training import loop, step
 plain = step.train_step
 
 
-def stopped(state, settings, ranks, number, next_batch):
-    if number == 2 and ranks.rank == 1:
+def stopped(state, settings, number, next_batch):
+    if number == 2 and state.parallel.data_parallel.rank == 1:
         os.kill(os.getpid(), signal.SIGTERM)
-    return plain(state, settings, ranks, number, next_batch)
+    return plain(state, settings, number, next_batch)
 
 
 loop.train_step = stopped
@@ -244,10 +244,10 @@ from training import loop, step
 plain = step.train_step
 
 
-def failing(state, settings, ranks, number, next_batch):
-    if number == 2 and ranks.rank == 1:
+def failing(state, settings, number, next_batch):
+    if number == 2 and state.parallel.data_parallel.rank == 1:
         raise RuntimeError("rank one broke")
-    return plain(state, settings, ranks, number, next_batch)
+    return plain(state, settings, number, next_batch)
 
 
 loop.train_step = failing
