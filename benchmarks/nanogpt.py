@@ -20,7 +20,7 @@ DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 
 @attrs.frozen(kw_only=True)
 class NanogptSetting:
-    """What it trains, and how."""
+    """Shape, batch and precision of a nanoGPT run."""
 
     model: ModelConfig
     microbatch_size: int

@@ -123,7 +123,7 @@ def _run(*command: str) -> int:
 
 @attrs.frozen(kw_only=True)
 class OptimizerSetting:
-    """What differs between two runs, as keys of train.json."""
+    """Keys of train.json that differ between two runs."""
 
     optimizer: str
     learning_rate: float

@@ -1,4 +1,4 @@
-"""What a command takes: wall clock and CPU seconds, and the peaks of memory and disk while it runs."""
+"""Cost of a command: wall-clock and CPU seconds, peak memory and peak disk while it runs."""
 
 import resource
 import subprocess

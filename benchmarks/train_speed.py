@@ -53,7 +53,7 @@ RESULT = "result.json"
 
 @attrs.frozen(kw_only=True)
 class BatchShape:
-    """How a step is made up."""
+    """Composition of a step: micro-batch, accumulation, ranks."""
 
     ranks: int
     microbatch_size: int

@@ -13,7 +13,7 @@ from training.spike_guard import Guard
 
 @attrs.frozen(kw_only=True)
 class Position:
-    """Where a run stands. The step alone determines the next data, learning rate and dropout masks."""
+    """Position of a run. The step alone determines the next data, learning rate and dropout masks."""
 
     step: int = attrs.field(default=0, validator=integer(0))  # updates done
     tokens: int = attrs.field(default=0, validator=integer(0))  # trained on so far

@@ -35,7 +35,7 @@ class JudgeOptions:
 
 @attrs.define(kw_only=True)
 class Ending:
-    """How a session ends."""
+    """End of a session: what ended it, and what was not answered."""
 
     interrupted: bool = False
     over_budget: float | None = None  # dollars of the next request at its most, if --max-usd ended the session
@@ -50,7 +50,7 @@ class Ending:
 
 @attrs.frozen(kw_only=True)
 class Verdicts:
-    """What is known of each prompt."""
+    """State of each prompt of a judgement."""
 
     states: list[State]  # by prompt
     grades: list[list[Grade] | None]  # by prompt and position

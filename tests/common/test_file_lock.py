@@ -30,6 +30,7 @@ def test_a_waiting_holder_gets_the_lock_when_it_is_free(tmp_path: Path, monkeypa
     with path.open("w") as second:
         threading.Timer(0.1, first.close).start()
         lock(second, path, "taken", wait_seconds=60)
+        assert first.closed
 
 
 def test_a_file_system_without_locks_costs_a_note(

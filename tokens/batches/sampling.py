@@ -1,4 +1,4 @@
-"""Which tokens go to step, micro-step and data-parallel rank: arithmetic on integers, no state.
+"""Sampling: the tokens of a step, micro-step and data-parallel rank, by arithmetic on integers, without state.
 
 A token stream is cut into windows of T + 1 tokens that begin every T tokens: inputs are the first T, targets the last
 T. A sample is one window. Step s takes samples s * G .. (s + 1) * G - 1 of the run, G the global batch. Micro-batch
@@ -18,7 +18,7 @@ from tokens.format.token_file import TokenStream
 
 @attrs.frozen(kw_only=True)
 class Layout:
-    """How a global batch is spread over data-parallel ranks and micro-steps."""
+    """Partition of a global batch over data-parallel ranks and micro-steps."""
 
     context_length: int  # T, tokens
     microbatch_size: int  # M, sequences

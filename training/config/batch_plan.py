@@ -1,4 +1,4 @@
-"""What a run will do, from its configuration and the world size alone: batches, steps, tokens, epochs, FLOPs."""
+"""Batch plan: batches, steps, tokens, epochs and FLOPs of a run, from its configuration and the world size alone."""
 
 import bisect
 import math
@@ -24,7 +24,7 @@ VALIDATION_SHARE = 1 / 3  # of a training token's time: forward only
 
 @attrs.frozen
 class SourcePlan:
-    """What a run reads of one dataset."""
+    """Tokens that a run reads of one dataset."""
 
     dataset: str
     windows: int | None  # of one epoch; None where its token files are not at hand

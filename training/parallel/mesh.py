@@ -16,7 +16,7 @@ DATA = "data"  # mesh dimension over which the global batch is split
 
 @attrs.frozen(kw_only=True)
 class DataParallel:
-    """Which part of the global batch this process computes."""
+    """Part of the global batch that this process computes."""
 
     rank: int  # 0 .. size - 1
     size: int  # parts of the global batch

@@ -23,7 +23,7 @@ from training.parallel.ordered_reduce import OrderedGradients, odd_factor
 
 @attrs.frozen(kw_only=True)
 class Wrapping:
-    """How to wrap a network."""
+    """Options of wrapping a network: DDP or FSDP, compilation, determinism."""
 
     kind: str  # "ddp" or "fsdp"
     compiled: bool | str  # true: block by block; "model": as one graph

@@ -49,12 +49,12 @@ class Prediction:
 
     @property
     def allocated(self) -> int:
-        """What torch.cuda.max_memory_allocated() will say."""
+        """Predicted torch.cuda.max_memory_allocated()."""
         return self.total - self.fragmentation - self.outside
 
     @property
     def total(self) -> int:
-        """What the card has to have."""
+        """Memory that the GPU must have."""
         return sum(attrs.astuple(self))
 
 
