@@ -13,9 +13,8 @@ from model.gpt import GPT, initialize
 from tests.conftest import TINY_MODEL, metrics, train
 from tests.training.checkpoints.conftest import CRASH
 from training.config.key_groups import OptimizationOptions
-from training.config.train_config import Thrift
 from training.optimizer import Optimizer
-from training.planning.memory_model import predict
+from training.planning.memory_model import MemoryModel
 
 CONFIG = ModelConfig(**TINY_MODEL | {"tie_weights": False})
 MATRICES = {
@@ -38,7 +37,9 @@ def make(**keys: Any) -> tuple[dict[str, torch.nn.Parameter], Optimizer]:
 
 
 def state(parameters: dict[str, torch.nn.Parameter], optimizer: Optimizer) -> dict[str, torch.Tensor]:
-    moments = {f"{kind}.{name}": value for kind, values in optimizer.moments.items() for name, value in values.items()}
+    moments = {
+        f"{kind}.{name}": value for kind, values in optimizer.state_tensors.items() for name, value in values.items()
+    }
     return {name: value.detach().clone() for name, value in (parameters | moments).items()}
 
 
@@ -53,12 +54,12 @@ def test_only_matrices_decay(optimizer: str) -> None:
 
 def test_muon_takes_the_matrices_of_the_blocks_and_adamw_all_else() -> None:
     parameters, optimizer = make(optimizer="muon")
-    assert optimizer.moments.keys() == {"exp_avg", "exp_avg_sq", "momentum_buffer"}
-    assert optimizer.moments["momentum_buffer"].keys() == MATRICES
-    assert optimizer.moments["exp_avg"].keys() == optimizer.moments["exp_avg_sq"].keys() == parameters.keys() - MATRICES
-    assert predict(CONFIG, "ddp", 1, 1, Thrift(muon=True)).optimizer == sum(
-        4 * value.numel() for values in optimizer.moments.values() for value in values.values()
-    )
+    kept = optimizer.state_tensors
+    assert kept.keys() == {"exp_avg", "exp_avg_sq", "momentum_buffer"}
+    assert kept["momentum_buffer"].keys() == MATRICES
+    assert kept["exp_avg"].keys() == kept["exp_avg_sq"].keys() == parameters.keys() - MATRICES
+    counted = sum(4 * value.numel() for own in kept.values() for value in own.values())
+    assert MemoryModel(model=CONFIG, optimizer="muon").predict(1).optimizer == optimizer.state_bytes == counted
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon"])
