@@ -15,7 +15,7 @@ from tokens.documents.sources import resolve_sources
 from tokens.format.contents import read_finished
 from tokens.format.manifest import Manifest
 from tokens.format.splits import SplitRule
-from tokens.prepare.commit_log import CommitLog, Totals
+from tokens.prepare.commit_log import CommitLog, Totals, read_log
 from tokens.prepare.encode_unit import EncodeJob, Task
 from tokens.prepare.executors import Executor, in_order
 from tokens.prepare.output_folder import UNITS, check_output, delete_units, discard, locked, refuse_other_tokens
@@ -79,7 +79,9 @@ def prepare(request: PrepareRequest, host: Host) -> Manifest:
         plan = _plan(request, host, tokenizer, bucket)
         delete_units(directory)
         if finished is not None:
-            if bucket is not None:
+            if bucket is None:
+                read_log(directory)  # raises BadInput for a damaged one
+            else:
                 bucket.tidy()
             host.say(f"{request.bucket or request.directory}: complete already")
             return finished
