@@ -41,6 +41,7 @@ def test_a_validation_costs_its_share_of_a_step(make_run: Callable[..., Path]) -
     assert validation_steps(plan) == pytest.approx(24 / 8 / 3)
 
 
+@pytest.mark.slow
 def test_recomputed_blocks_change_no_bit_and_thrifty_runs_are_elastic(make_run: Callable[..., Path]) -> None:
     model = {"drop_rate": 0.1, "tie_weights": False}
     short = {"min_train_tokens": 4 * 8 * 32, "validation_interval": None}
