@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from common.errors import EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, BadInput, printable
-from common.installation import begin
+from common.installation import begin, exit_status
 from common.remote_files import REMOTE
 
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ def main() -> int:
     except BadInput as error:
         print(f"prepare_data.py: {error}", file=sys.stderr)
         return EXIT_ERROR
+    except BrokenPipeError:
+        raise
     except OSError as error:
         print(f"prepare_data.py: {printable(str(error))}", file=sys.stderr)
         return EXIT_ERROR
@@ -101,4 +103,4 @@ def say(line: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_status(main))

@@ -24,11 +24,15 @@ class Budget:
 
     max_hours: Annotated[
         float | None,
-        option("stop with a checkpoint before it has taken more", "HOURS", check=number(0, above=True, example="3.5")),
+        option(
+            "stop with a checkpoint before the run exceeds this time",
+            "HOURS",
+            check=number(0, above=True, example="3.5"),
+        ),
     ] = None
     max_usd: Annotated[  # the ledger knows the price
         float | None,
-        option("stop with a checkpoint before the run has cost more", "USD", check=USD),
+        option("stop with a checkpoint before the run exceeds this cost", "USD", check=USD),
     ] = None
 
     def seconds_left(self, ledger: TimeLedger) -> tuple[float, str] | None:

@@ -7,8 +7,10 @@ import pytest
 
 from common.errors import BadInput
 from training.hardware.environment import known_peak_flops
-from training.hardware.gpus import EXAMPLE, find_gpu, known_gpus, named_gpus, read_gpus
+from training.hardware.gpus import find_gpu, known_gpus, named_gpus, read_gpus
 from training.planning.price_list import gpus_of
+
+EXAMPLE = {"memory_gib": 31.3, "bf16_tflops": 209.5, "gb_per_second": 1792}
 
 
 def test_peaks_are_known_by_whole_words_or_not_at_all() -> None:
