@@ -6,20 +6,12 @@ import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from cyclopts import (
-    App,
-    CoercionError,
-    CycloptsError,
-    MissingArgumentError,
-    Parameter,
-    UnknownOptionError,
-    UnusedCliTokensError,
-)
+from cyclopts import App, CycloptsError, Parameter
 from cyclopts.help import PlainFormatter
 
-from common.errors import EXIT_DONE, EXIT_USAGE, LARGEST_INTEGER, either, integer_range, nearest, printable, quoted
+from common.errors import EXIT_DONE, EXIT_USAGE, LARGEST_INTEGER, integer_range, printable, quoted
 
 if TYPE_CHECKING:
     from cyclopts import Token
@@ -160,28 +152,14 @@ def _app(name: str, help_text: str) -> App:
 
 
 def _problem(error: CycloptsError) -> str:
-    """Return a usage error as one line: option, got, wanted."""
+    """Return a usage error as one line; a positional argument is named as in the help."""
     error.verbose = False
     name = "" if error.argument is None else error.argument.name
-    where = name.removeprefix("--").rstrip(".") if name.isupper() else name  # of a positional argument, the metavar
-    if isinstance(error, UnknownOptionError):
-        word = (error.token.keyword or error.token.value).partition("=")[0]
-        names = [name for argument in error.argument_collection for name in argument.names if name.startswith("--")]
-        return f"{quoted(word)}: unknown option{nearest(word, names)}"
-    if isinstance(error, UnusedCliTokensError):
-        return f"{quoted((error.unused_tokens or [''])[0])}: one argument too many"
-    if isinstance(error, MissingArgumentError):
-        assert error.argument is not None
-        if not error.keyword:
-            return f"{where} is missing"
-        wanted, _ = error.argument.token_count()
-        return f"{where}: needs {'a value' if wanted == 1 else f'{wanted} values'}"
-    if isinstance(error, CoercionError) and error.token is not None and get_origin(error.target_type) is Literal:
-        return f"{where}: got {quoted(error.token.value)}, wanted {either(get_args(error.target_type))}"
-    return str(error) if error.msg is None else f"{where}: {error.msg}"
+    text = f"{name}: {error.msg}" if name and error.msg is not None else str(error)
+    return text.replace(name, name.strip("-.")) if name.isupper() else text
 
 
 def refuse(script: str, problem: str, command: str = "") -> NoReturn:
     """Exit with EXIT_USAGE, and the problem as one line."""
-    print(f"{script}: {f'{command}: ' if command else ''}{printable(problem)}", file=sys.stderr)
+    print(f"{script}: {f'{command}: ' if command else ''}{printable(problem)}; see --help", file=sys.stderr)
     sys.exit(EXIT_USAGE)
