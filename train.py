@@ -107,7 +107,8 @@ def dry_run(run: "Run", command: "TrainCommand") -> int:
     from training.config.batch_plan import check_steps, describe, make_plan
     from training.data.locate_tokens import lengths_at_hand
 
-    plan = make_plan(run, command.world_size or 1, lengths_at_hand(run, command.options.token_files))
+    lengths = lengths_at_hand(run.train.data, command.options.token_files, run.directory / "train.json")
+    plan = make_plan(run, command.world_size or 1, lengths)
     check_steps(run, plan)
     print("\n".join(map(printable, [*run.notices, *describe(run, plan)])))
     return EXIT_DONE
@@ -121,7 +122,8 @@ def plan_machines(run: "Run", command: "TrainCommand") -> int:
     from training.planning.price_list import MACHINES, read_machines
 
     prices = read_machines(command.machines or MACHINES, command.machine)
-    estimate = make_estimate(run, prices, lengths_at_hand(run, command.options.token_files))
+    lengths = lengths_at_hand(run.train.data, command.options.token_files, run.directory / "train.json")
+    estimate = make_estimate(run, prices, lengths)
     print("\n".join(map(printable, [*run.notices, *describe_estimate(estimate)])))
     return EXIT_DONE
 

@@ -117,11 +117,11 @@ def main() -> int:
 def _measure(run: Run, ranks: Ranks, heartbeat: Heartbeat, arguments: argparse.Namespace) -> dict[str, Any]:
     token_set = open_tokens(run, None, ranks, follow=False)
     plan = make_plan(run, ranks.world_size, token_set.lengths)
-    numerics = resolve_numerics(run, plan, ranks)
+    numerics = resolve_numerics(run.train.execution, plan.layout, ranks.device, run.directory / "train.json")
     set_determinism(numerics.determinism, run.train.execution.cpu_threads, ranks)
     matmul = _matmul_flops(ranks, numerics.precision)
-    state = build.make_state(build.make_network(run), run, plan, numerics, ranks)
-    settings = build.make_settings(run, plan, numerics)
+    state = build.make_state(build.make_network(run.model, run.train.random_seed), run, plan, numerics, ranks)
+    settings = build.make_settings(run.train, plan, numerics)
     size = run.train.batch.microbatch_size
     trials = sorted({-(-size // 2), size}) if arguments.memory else []
     peaks = {trial: _peak_bytes(state, settings, ranks, trial) for trial in trials}

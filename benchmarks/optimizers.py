@@ -190,10 +190,10 @@ def _step_seconds(folder: Path, arguments: argparse.Namespace) -> dict[str, floa
     for optimizer in OPTIMIZERS:
         run = load_run(_write_run(folder, arguments, optimizer=optimizer), [])
         plan = make_plan(run, 1)
-        numerics = resolve_numerics(run, plan, ranks)
+        numerics = resolve_numerics(run.train.execution, plan.layout, ranks.device, run.directory / "train.json")
         set_determinism(numerics.determinism, run.train.execution.cpu_threads, ranks)
-        state = make_state(make_network(run), run, plan, numerics, ranks)
-        built[optimizer] = state, make_settings(run, plan, numerics)
+        state = make_state(make_network(run.model, run.train.random_seed), run, plan, numerics, ranks)
+        built[optimizer] = state, make_settings(run.train, plan, numerics)
     seconds: dict[str, list[float]] = {optimizer: [] for optimizer in OPTIMIZERS}
     for _ in range(WARM_UP + TIMED_STEPS):
         for optimizer, (state, settings) in built.items():

@@ -15,7 +15,7 @@ Structured = TypeVar("Structured")
 Hook = Callable[[Any, Any], Any]
 
 _WANTED = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}
-_WANTED_CONTAINERS = {dict: "an object", list: "an array"}
+_WANTED_CONTAINERS: dict[type, str] = {dict: "an object", list: "an array"}
 
 
 def structured(value: Any, kind: type[Structured], *, unknown_keys: bool = False) -> Structured:

@@ -17,7 +17,7 @@ from training.step import StepResult, train_step
 from training.step_intervals import Intervals
 from training.supervision.heartbeat import Heartbeat
 from training.supervision.stop_request import StopRequest
-from training.telemetry.reporter import AnyReporter
+from training.telemetry.reporter import Reporter
 from training.telemetry.time_ledger import TimeLedger
 from training.validation import Validation
 
@@ -31,7 +31,6 @@ class Loop:
     state: TrainState
     settings: StepSettings
     ranks: Ranks
-    first_step: int  # updates done before this job
     plan: Plan
     intervals: Intervals
     feed: Feed
@@ -39,7 +38,7 @@ class Loop:
     validation: Validation | None
     saving: Saving
     ledger: TimeLedger
-    reporter: AnyReporter
+    reporter: Reporter
     heartbeat: Heartbeat
     limits: Limits
     stop_request: StopRequest
@@ -55,7 +54,8 @@ class Loop:
 
     def _run_steps(self) -> bool:
         self._catch_up()
-        for step in range(self.first_step, self.intervals.last_step):
+        first_step = self.state.position.step
+        for step in range(first_step, self.intervals.last_step):
             if self.stop_request.agreed() or not self._tokens_ready(step):
                 self._stop_early()
                 return False
@@ -63,7 +63,7 @@ class Loop:
             result = train_step(self.state, self.settings, step, self.feed.next)
             self._count_step(step + 1)
             self._do_what_is_due(step + 1, result)
-            collect_garbage(step + 1 - self.first_step)
+            collect_garbage(step + 1 - first_step)
         self.saving.settle(required=True)
         self._report_end("end" if self.state.position.step == self.plan.steps else "pause")
         return True

@@ -6,7 +6,7 @@ from common.errors import BadInput
 from training.checkpoints.async_writer import Saved, Saver
 from training.checkpoints.storage import name_of
 from training.state import TrainState
-from training.telemetry.reporter import AnyReporter
+from training.telemetry.reporter import Reporter
 from training.telemetry.time_ledger import TimeLedger
 
 
@@ -14,7 +14,7 @@ class Saving:
     """Saves of this job. Every rank calls `begin` and `settle` at the same steps."""
 
     def __init__(
-        self, saver: Saver, state: TrainState, ledger: TimeLedger, reporter: AnyReporter, expected_seconds: float
+        self, saver: Saver, state: TrainState, ledger: TimeLedger, reporter: Reporter, expected_seconds: float
     ):
         """`expected_seconds`: of the first save."""
         self._saver, self._state, self._ledger, self._reporter = saver, state, ledger, reporter

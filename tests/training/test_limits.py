@@ -36,7 +36,7 @@ def limits_of(clock: list[float], *, validated: bool, hours: float) -> Any:
         budget=Budget(max_hours=hours),
         ledger=ledger,
         state=fake(position=Position(step=8)),
-        intervals=make_intervals(run, plan, Options(max_steps=100)),
+        intervals=make_intervals(run.train, plan, Options(max_steps=100)),
         saving=fake(seconds_to_stop=1.0),
         validation_steps=validation_steps(plan),
     )

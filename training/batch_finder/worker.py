@@ -140,13 +140,15 @@ def _start(run: Run, device: str | None) -> tuple[TrainState, StepSettings, Rank
     ranks = start(device, run.train.timeout_seconds)
     train = run.train.replace(global_batch_size=None, gradient_accumulation_steps=1, min_train_tokens=10**15)
     run = attrs.evolve(run, train=train)
-    numerics = resolve_numerics(run, make_plan(run, ranks.world_size), ranks)
+    numerics = resolve_numerics(
+        train.execution, make_plan(run, ranks.world_size).layout, ranks.device, run.directory / "train.json"
+    )
     run = attrs.evolve(run, train=train.replace(gradient_accumulation_steps=MICRO_STEPS[numerics.determinism]))
     set_determinism(numerics.determinism, train.execution.cpu_threads, ranks)
     with ranks.device:  # any weights will do, and a GPU makes them in no time
         network = GPT(run.model)
     plan = make_plan(run, ranks.world_size)
-    return make_state(network, run, plan, numerics, ranks), make_settings(run, plan, numerics), ranks
+    return make_state(network, run, plan, numerics, ranks), make_settings(run.train, plan, numerics), ranks
 
 
 def _carry_out(state: TrainState, settings: StepSettings, ranks: Ranks, trial: Trial, gpu_bytes: int | None) -> Report:
