@@ -1,6 +1,5 @@
 """Limits of a job: a validation or a save that the budget no longer holds is not begun."""
 
-import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,13 +14,6 @@ from training.limits import Limits
 from training.options import Options
 from training.planning.budget import Budget
 from training.state import Position
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    now = [100.0]
-    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-    return now
 
 
 def limits_of(clock: list[float], *, validated: bool, hours: float) -> Any:

@@ -73,13 +73,6 @@ def reporter_of(*trackers: Kept, price: float | None = 3600.0, peak: float | Non
     return Reporter(device=torch.device("cpu"), ledger=ledger, flops_per_token=6, peak_flops=peak, **parts), counter
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    now = [100.0]
-    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-    return now
-
-
 def log_third_step(reporter: Reporter, clock: list[float]) -> None:
     """Log a step after a slow first and two quick ones, with one more to come."""
     with reporter.ledger.start_up(), reporter.ledger.measure("training"):
