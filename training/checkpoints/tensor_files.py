@@ -21,7 +21,7 @@ from torch import Tensor
 from common.errors import BadInput
 from model.pretrained import stored_rows
 from training.checkpoints.storage import Checkpoint, NewFile, Storage
-from training.parallel.mesh import DataParallel
+from training.parallel.mesh import RankGroup
 from training.parallel.process_group import Ranks
 from training.parallel.sharding import full_tensor, held_rows, written_rows
 from training.state import TrainState
@@ -167,7 +167,7 @@ def _files(state: TrainState) -> Iterator[tuple[str, list[Stored]]]:
     yield OPTIMIZER, kept
 
 
-def _own_rows(stored: Stored, data_parallel: DataParallel) -> tuple[int, Tensor]:
+def _own_rows(stored: Stored, data_parallel: RankGroup) -> tuple[int, Tensor]:
     """Return the rows that this rank writes, and the first one's place in the whole tensor."""
     first, rows = written_rows(stored.value, data_parallel)
     return first, rows[: max(0, stored.rows - first)]

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from model.gpt import GPT
 from model.loss import NextTokenLoss
-from training.parallel.mesh import DataParallel, data_parallel_of
+from training.parallel.mesh import RankGroup, data_parallel_of
 from training.parallel.ordered_reduce import OrderedGradients, odd_factor
 
 
@@ -34,7 +34,7 @@ class Parallel:
     """A network wrapped for training on all ranks."""
 
     def __init__(
-        self, network: GPT, model: Any, data_parallel: DataParallel, ordered: OrderedGradients | None, divisor: int
+        self, network: GPT, model: Any, data_parallel: RankGroup, ordered: OrderedGradients | None, divisor: int
     ):
         self.network = network  # bare: plain names
         self.model = model  # wrapped: what to call
