@@ -23,7 +23,7 @@ from training.optimizer import Optimizer
 from training.options import Options
 from training.parallel.mesh import make_mesh
 from training.parallel.process_group import Ranks
-from training.parallel.wrap import Wrapping, parallelize
+from training.parallel.wrap import parallelize
 from training.planning.budget import expected_save_seconds
 from training.precision import LossScale, Numerics
 from training.prefetch import Feed
@@ -54,10 +54,10 @@ def make_state(network: GPT, run: Run, plan: Plan, numerics: Numerics, ranks: Ra
     torch.set_float32_matmul_precision("highest" if numerics.precision == "fp32" else "high")
     shape = Shape.of(run.model, run.train.batch.microbatch_size, numerics.precision, ranks.device)
     use_attention(shape, numerics, ranks, run.directory / "model.json")
-    wrapping = Wrapping(kind=run.train.execution.parallel, compiled=numerics.compiled, determinism=numerics.determinism)
     recompute, chunks = run.train.memory.recompute_blocks, run.train.memory.loss_chunks
     model = NextTokenLoss(network.to(ranks.device), recompute_blocks=recompute, chunks=chunks)
-    parallel = parallelize(model, wrapping, plan.layout.accumulation, make_mesh(ranks.device))
+    kind = run.train.execution.parallel
+    parallel = parallelize(model, kind, numerics, plan.layout.accumulation, make_mesh(ranks.device))
     return TrainState(
         parallel=parallel,
         optimizer=Optimizer(parallel.named_parameters(), run.train.optimization, ranks.device),

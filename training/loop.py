@@ -56,7 +56,8 @@ class Loop:
         self._catch_up()
         first_step = self.state.position.step
         for step in range(first_step, self.intervals.last_step):
-            if self.stop_request.agreed() or not self._tokens_ready(step):
+            stopping = self.stop_request.agreed()
+            if stopping or not self.feed.wait_for_tokens(step, self.ranks, self.stop_request, self.reporter.say):
                 self._stop_early()
                 return False
             self.heartbeat.begin_step(step + 1)
@@ -101,10 +102,6 @@ class Loop:
             self._validate()
             if self.state.position.validation_loss is not None and self.intervals.checkpoint_due(position.step):
                 self._save()  # once more, with its loss: it may be the best
-
-    def _tokens_ready(self, step: int) -> bool:
-        """Wait for a step's tokens where they are still being prepared; return False when asked to stop meanwhile."""
-        return self.feed.wait_for_tokens(step, self.ranks, self.stop_request, self.reporter.say)
 
     def _check_guard(self) -> None:
         """Report skipped steps; raise Diverged for a step that ends the run. Call it on every rank."""
