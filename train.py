@@ -68,7 +68,7 @@ def train(command: "TrainCommand", supervision: "Supervision") -> int:
         if command.find_max_microbatch:
             report_largest(run, command.overrides, command.options.device, None, command.write)
             return EXIT_DONE
-        derive_layout(run, environment_world_size())
+        derive_layout(run.train, run.model.context_length, environment_world_size())
         return run_job(run, command.options, supervision)
     except (BadInput, Diverged) as error:
         alone = isinstance(error, BadInput) and error.alone
@@ -104,13 +104,12 @@ def say(problem: str) -> None:
 
 def dry_run(run: "Run", command: "TrainCommand") -> int:
     """Print what a run would do; needs neither GPU nor process group, nor tokens where min_train_tokens is set."""
-    from training.config.batch_plan import check_steps, describe, make_plan
+    from training.config.batch_plan import describe, make_plan
     from training.data.locate_tokens import lengths_at_hand
 
     lengths = lengths_at_hand(run.train.data, command.options.token_files, run.directory / "train.json")
-    plan = make_plan(run, command.world_size or 1, lengths)
-    check_steps(run, plan)
-    print("\n".join(map(printable, [*run.notices, *describe(run, plan)])))
+    plan = make_plan(run.train, run.model.context_length, command.world_size or 1, lengths)
+    print("\n".join(map(printable, [*run.notices, *describe(run.model, run.train, plan)])))
     return EXIT_DONE
 
 

@@ -116,7 +116,7 @@ def main() -> int:
 
 def _measure(run: Run, ranks: Ranks, heartbeat: Heartbeat, arguments: argparse.Namespace) -> dict[str, Any]:
     token_set = open_tokens(run, None, ranks, follow=False)
-    plan = make_plan(run, ranks.world_size, token_set.lengths)
+    plan = make_plan(run.train, run.model.context_length, ranks.world_size, token_set.lengths)
     numerics = resolve_numerics(run.train.execution, plan.layout, ranks.device, run.directory / "train.json")
     set_determinism(numerics.determinism, run.train.execution.cpu_threads, ranks)
     matmul = _matmul_flops(ranks, numerics.precision)

@@ -19,7 +19,7 @@ from training.state import Position
 def limits_of(clock: list[float], *, validated: bool, hours: float) -> Any:
     """Return limits after 23 s, of which the longest late step took 2 s and a validation, if any, 5."""
     run = load_run(ROOT / "runs" / "8xa100", ["validation_interval=10", "checkpoint_interval=40"])
-    plan = make_plan(run, 8)
+    plan = make_plan(run.train, run.model.context_length, 8)
     ledger = ledger_of(clock)
     if not validated:
         ledger._counts["validation"] = 0
@@ -52,7 +52,7 @@ def test_the_first_validation_is_expected_to_take_as_long_as_its_share_of_a_step
         assert tight.reached() == reached
 
 
-VALIDATED_SEQUENCES = make_plan(load_run(ROOT / "runs" / "8xa100", []), 8).validation_sequences
+VALIDATED_SEQUENCES = load_run(ROOT / "runs" / "8xa100", []).train.validation.validation_sequences
 
 
 @pytest.mark.parametrize(("signalled", "cause"), [(True, "signal"), (False, "--max-hours")])

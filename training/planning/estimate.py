@@ -112,7 +112,7 @@ def _offer(run: Run, machine: Machine, lengths: Mapping[str, int | None]) -> Off
     plan, problem = None, None
     try:
         size = _microbatch(run, machine, largest)
-        plan = make_plan(attrs.evolve(run, train=run.train.replace(microbatch_size=size)), machine.gpus, lengths)
+        plan = make_plan(run.train.replace(microbatch_size=size), run.model.context_length, machine.gpus, lengths)
     except BadInput as error:
         problem = str(error)
     return Offer(

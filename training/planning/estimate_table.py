@@ -39,7 +39,7 @@ def describe_estimate(estimate: RunEstimate) -> list[str]:
 def _arithmetic(estimate: RunEstimate, possible: list[Offer]) -> list[str]:
     """Return the arithmetic of the first machine that can do the run, named where the others' differ."""
     plans = [offer.plan for offer in possible if offer.plan is not None]
-    lines = describe(estimate.run, plans[0])
+    lines = describe(estimate.run.model, estimate.run.train, plans[0])
     if any(plan.layout != plans[0].layout for plan in plans):
         lines.insert(0, f"machine      {possible[0].machine.name}; the other machines' batches are in the table")
     return lines

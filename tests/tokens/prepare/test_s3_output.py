@@ -22,7 +22,10 @@ from tokens.prepare.commit_log import BUCKET_CRASH_POINTS, CRASH_POINTS, CommitL
 from tokens.prepare.s3_output import S3Output
 from tokens.prepare.verify import status, verify
 
-POINTS = (*CRASH_POINTS[:3], *BUCKET_CRASH_POINTS)
+POINTS = [
+    point if point in ("shard uploaded", "ledger uploaded") else pytest.param(point, marks=pytest.mark.slow)
+    for point in (*CRASH_POINTS[:3], *BUCKET_CRASH_POINTS)
+]
 
 
 OPTIONS = ("--tokenizer", "bytes", "--unit-bytes", "1000", "--executor", "inline", "--shard-tokens", "300")
