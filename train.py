@@ -107,7 +107,7 @@ def dry_run(run: "Run", command: "TrainCommand") -> int:
     from training.config.batch_plan import describe, make_plan
     from training.data.locate_tokens import lengths_at_hand
 
-    lengths = lengths_at_hand(run.train.data, command.options.token_files, run.directory / "train.json")
+    lengths = lengths_at_hand(run.train, command.options.token_files)
     plan = make_plan(run.train, run.model.context_length, command.world_size or 1, lengths)
     print("\n".join(map(printable, [*run.notices, *describe(run.model, run.train, plan)])))
     return EXIT_DONE
@@ -121,7 +121,7 @@ def plan_machines(run: "Run", command: "TrainCommand") -> int:
     from training.planning.price_list import MACHINES, read_machines
 
     prices = read_machines(command.machines or MACHINES, command.machine)
-    lengths = lengths_at_hand(run.train.data, command.options.token_files, run.directory / "train.json")
+    lengths = lengths_at_hand(run.train, command.options.token_files)
     estimate = make_estimate(run, prices, lengths)
     print("\n".join(map(printable, [*run.notices, *describe_estimate(estimate)])))
     return EXIT_DONE

@@ -117,10 +117,10 @@ def main() -> int:
 def _measure(run: Run, ranks: Ranks, heartbeat: Heartbeat, arguments: argparse.Namespace) -> dict[str, Any]:
     token_set = open_tokens(run, None, ranks, follow=False)
     plan = make_plan(run.train, run.model.context_length, ranks.world_size, token_set.lengths)
-    numerics = resolve_numerics(run.train.execution, plan.layout, ranks.device, run.directory / "train.json")
+    numerics = resolve_numerics(run.train, plan.layout, ranks.device)
     set_determinism(numerics.determinism, run.train.execution.cpu_threads, ranks)
     matmul = _matmul_flops(ranks, numerics.precision)
-    state = build.make_state(build.make_network(run.model, run.train.random_seed), run, plan, numerics, ranks)
+    state = build.make_state(build.make_network(run.model, run.train.random_seed), run.train, plan, numerics, ranks)
     settings = build.make_settings(run.train, plan, numerics)
     size = run.train.batch.microbatch_size
     trials = sorted({-(-size // 2), size}) if arguments.memory else []

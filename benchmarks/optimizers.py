@@ -190,9 +190,9 @@ def _step_seconds(folder: Path, arguments: argparse.Namespace) -> dict[str, floa
     for optimizer in OPTIMIZERS:
         run = load_run(_write_run(folder, arguments, optimizer=optimizer), [])
         plan = make_plan(run.train, run.model.context_length, 1)
-        numerics = resolve_numerics(run.train.execution, plan.layout, ranks.device, run.directory / "train.json")
+        numerics = resolve_numerics(run.train, plan.layout, ranks.device)
         set_determinism(numerics.determinism, run.train.execution.cpu_threads, ranks)
-        state = make_state(make_network(run.model, run.train.random_seed), run, plan, numerics, ranks)
+        state = make_state(make_network(run.model, run.train.random_seed), run.train, plan, numerics, ranks)
         built[optimizer] = state, make_settings(run.train, plan, numerics)
     seconds: dict[str, list[float]] = {optimizer: [] for optimizer in OPTIMIZERS}
     for _ in range(WARM_UP + TIMED_STEPS):

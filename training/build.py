@@ -48,21 +48,21 @@ def make_network(model: ModelConfig, seed: int) -> GPT:
     return network
 
 
-def make_state(network: GPT, run: Run, plan: Plan, numerics: Numerics, ranks: Ranks) -> TrainState:
+def make_state(network: GPT, train: TrainConfig, plan: Plan, numerics: Numerics, ranks: Ranks) -> TrainState:
     """Wrap a network for all ranks; return it with its optimizer at step 0. Call it on every rank."""
     # Matrix products that autocast leaves in fp32 may use TF32; a run that asks for fp32 gets fp32.
     torch.set_float32_matmul_precision("highest" if numerics.precision == "fp32" else "high")
-    shape = Shape.of(run.model, run.train.batch.microbatch_size, numerics.precision, ranks.device)
-    use_attention(shape, numerics, ranks, run.directory / "model.json")
-    recompute, chunks = run.train.memory.recompute_blocks, run.train.memory.loss_chunks
+    shape = Shape.of(network.config, train.batch.microbatch_size, numerics.precision, ranks.device)
+    use_attention(shape, numerics, ranks, train.file.with_name("model.json"))
+    recompute, chunks = train.memory.recompute_blocks, train.memory.loss_chunks
     model = NextTokenLoss(network.to(ranks.device), recompute_blocks=recompute, chunks=chunks)
-    kind = run.train.execution.parallel
+    kind = train.execution.parallel
     parallel = parallelize(model, kind, numerics, plan.layout.accumulation, make_mesh(ranks.device))
     return TrainState(
         parallel=parallel,
-        optimizer=Optimizer(parallel.named_parameters(), run.train.optimization, ranks.device),
+        optimizer=Optimizer(parallel.named_parameters(), train.optimization, ranks.device),
         loss_scale=LossScale(numerics.precision, ranks.device),
-        guard=Guard(ranks, run.train.spikes),
+        guard=Guard(ranks, train.spikes),
     )
 
 

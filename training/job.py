@@ -92,16 +92,16 @@ def _open_data(run: Run, options: Options, ranks: Ranks) -> tuple[TokenSet, Plan
         together(ranks, check_compiler)  # before anything is downloaded
     token_set = open_tokens(run, options.token_files, ranks, follow=options.follow)
     plan = make_plan(run.train, run.model.context_length, ranks.world_size, token_set.lengths)
-    return verify_tokens(run, plan, token_set, ranks), plan
+    return verify_tokens(run.train, plan, token_set, ranks, run.model.vocab_size), plan
 
 
 def _build_state(run: Run, plan: Plan, ranks: Ranks) -> tuple[TrainState, StepSettings]:
     """Resolve how the run computes here; return its state at step 0 and its step settings."""
-    numerics = resolve_numerics(run.train.execution, plan.layout, ranks.device, run.directory / "train.json")
+    numerics = resolve_numerics(run.train, plan.layout, ranks.device)
     set_determinism(numerics.determinism, run.train.execution.cpu_threads, ranks)
     print_lines(ranks, _introduction(run, plan, numerics, ranks))
     network = make_network(run.model, run.train.random_seed)
-    return make_state(network, run, plan, numerics, ranks), make_settings(run.train, plan, numerics)
+    return make_state(network, run.train, plan, numerics, ranks), make_settings(run.train, plan, numerics)
 
 
 def _replay(

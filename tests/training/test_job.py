@@ -195,8 +195,8 @@ from training import job
 plain, damage = job.verify_tokens, os.environ["DAMAGE"]
 
 
-def check_then_damage(run, plan, token_set, ranks):
-    checked = plain(run, plan, token_set, ranks)
+def check_then_damage(train, plan, token_set, ranks, vocabulary_size):
+    checked = plain(train, plan, token_set, ranks, vocabulary_size)
     if ranks.coordinates:
         file = token_set.directories[0].train.files[0]
         before, token_1000 = file.path.stat(), file.offset_bytes + 2 * 1000  # in step 4

@@ -11,7 +11,7 @@ from common.files import is_folder
 from tokens.format.manifest import Manifest, is_of
 from tokens.format.token_file import open_split
 from tokens.hub.download import download_dataset
-from training.config.key_groups import DataOptions
+from training.config.train_config import TrainConfig
 from training.parallel.process_group import Ranks, together
 
 ROOT = Path(__file__).parents[2]
@@ -27,32 +27,32 @@ class TokenLocation:
     on_hub: bool = False  # to be downloaded there, unless it has been
 
 
-def locate_tokens(data: DataOptions, given: Path | None, train_json: Path) -> list[TokenLocation]:
+def locate_tokens(train: TrainConfig, given: Path | None) -> list[TokenLocation]:
     """Return where each dataset lies: in `given`, a local directory, or for a hub dataset under token_files/.
 
-    Raises BadInput that blames `train_json`.
+    Raises BadInput for a dataset that is nowhere.
     """
-    one = isinstance(data.dataset, str)
     if given is None:
-        return [_locate(part.dataset, train_json, one=one) for part in data.parts]
-    if not one:
+        return [_locate(part.dataset, train) for part in train.data.parts]
+    if not isinstance(train.data.dataset, str):
         raise BadInput(
-            f"--token-files {given}: takes the place of one dataset, but {train_json} has a list; name the "
+            f"--token-files {given}: takes the place of one dataset, but {train.file} has a list; name the "
             "directories there"
         )
     return [TokenLocation(str(given), given)]
 
 
-def lengths_at_hand(data: DataOptions, given: Path | None, train_json: Path) -> dict[str, int | None]:
+def lengths_at_hand(train: TrainConfig, given: Path | None) -> dict[str, int | None]:
     """Return the tokens of each dataset's train stream, None where its files are not here, by dataset.
 
     Raises BadInput for damaged files, and for missing ones where the number of steps depends on them.
     """
+    data = train.data
     if data.min_train_tokens is not None and given is None:
         here = {part.dataset: [path for path in _candidates(part.dataset) if has_split(path)] for part in data.parts}
         return {name: open_split(paths[0], "train").length if paths else None for name, paths in here.items()}
     try:
-        locations = locate_tokens(data, given, train_json)
+        locations = locate_tokens(train, given)
         return {location.dataset: open_split(location.directory, "train").length for location in locations}
     except BadInput as error:
         if data.min_train_tokens is not None:
@@ -79,7 +79,7 @@ def _candidates(dataset: str) -> list[Path]:
     return [Path(dataset), ROOT / dataset, DOWNLOADS / dataset]
 
 
-def _locate(dataset: str, train_json: Path, *, one: bool) -> TokenLocation:
+def _locate(dataset: str, train: TrainConfig) -> TokenLocation:
     *local, download = _candidates(dataset)
     for directory in local:
         if is_folder(directory):
@@ -87,6 +87,6 @@ def _locate(dataset: str, train_json: Path, *, one: bool) -> TokenLocation:
     if re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", dataset) and not dataset.startswith("token_files/"):
         return TokenLocation(dataset, download, on_hub=True)
     raise BadInput(
-        f"{train_json}: dataset: {dataset:.200} is no directory here; prepare it with prepare_data.py SOURCE... "
-        f"--output {dataset:.200}" + (", or pass --token-files DIR" if one else "")
+        f"{train.file}: dataset: {dataset:.200} is no directory here; prepare it with prepare_data.py SOURCE... "
+        f"--output {dataset:.200}" + (", or pass --token-files DIR" if isinstance(train.data.dataset, str) else "")
     )

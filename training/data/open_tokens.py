@@ -86,21 +86,20 @@ def open_tokens(run: Run, given: Path | None, ranks: Ranks, *, follow: bool) -> 
 
     Call it on every rank. Raises BadInput on every rank.
     """
-    train_json = run.directory / "train.json"
-    locations = locate_tokens(run.train.data, given, train_json)
+    locations = locate_tokens(run.train, given)
     for location in locations:
         download(location, ranks)
     growing = growing_directories([location.directory for location in locations], ranks, follow=follow)
     unfinished = next((grows.directory for grows in growing if grows is not None), None)
     if unfinished is not None and run.train.data.shuffle and run.train.data.era_tokens is None:
         raise BadInput(
-            f"{train_json}: era_tokens: got null, wanted a number, such as 100000000: {unfinished} is still being "
+            f"{run.train.file}: era_tokens: got null, wanted a number, such as 100000000: {unfinished} is still being "
             "prepared, and a permutation of the whole stream would have to wait for its end"
         )
     token_sets: list[TokenSet] = []
 
     def open_all() -> None:
-        token_sets.append(_open_all(list(zip(locations, growing, strict=True)), run.train, train_json))
+        token_sets.append(_open_all(list(zip(locations, growing, strict=True)), run.train))
         _check_tokenizers(token_sets[0], run.model.vocab_size, run.directory / "model.json")
 
     together(ranks, open_all)
@@ -122,9 +121,7 @@ def make_reading(train: TrainConfig, plan: Plan, token_set: TokenSet, vocabulary
     return Reading(sources=tuple(sources), mixture=plan.mixture, layout=plan.layout, vocabulary_size=vocabulary_size)
 
 
-def _open_all(
-    locations: list[tuple[TokenLocation, GrowingTokens | None]], train: TrainConfig, train_json: Path
-) -> TokenSet:
+def _open_all(locations: list[tuple[TokenLocation, GrowingTokens | None]], train: TrainConfig) -> TokenSet:
     """Open all train streams, and the first validation stream of a run that validates."""
     directories: list[TokenDirectory] = []
     wanted = train.validation.validation_interval is not None  # a validation stream, until one is found
@@ -149,7 +146,7 @@ def _open_all(
         )
     if wanted:
         raise BadInput(
-            f"{train_json}: dataset: none of {', '.join(each.dataset for each in directories)} holds "
+            f"{train.file}: dataset: none of {', '.join(each.dataset for each in directories)} holds "
             "validation.safetensors; prepare one with --validation-fraction, or set validation_interval to null"
         )
     return TokenSet(tuple(directories))

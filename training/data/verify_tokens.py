@@ -12,7 +12,7 @@ from tokens.format.header import TokenFile
 from tokens.format.manifest import Content
 from tokens.format.token_file import TokenStream
 from training.config.batch_plan import Plan
-from training.config.train_config import Run
+from training.config.train_config import TrainConfig
 from training.data.follow_tokens import wait_for_validation
 from training.data.open_tokens import TokenDirectory, TokenSet
 from training.parallel.process_group import Ranks, together
@@ -20,14 +20,14 @@ from training.parallel.process_group import Ranks, together
 ANNOUNCED_BYTES = 2e9  # reading more takes more than a few seconds
 
 
-def verify_tokens(run: Run, plan: Plan, token_set: TokenSet, ranks: Ranks) -> TokenSet:
+def verify_tokens(train: TrainConfig, plan: Plan, token_set: TokenSet, ranks: Ranks, vocabulary_size: int) -> TokenSet:
     """Return the token set with the contents of its files, read once per machine. Call it on every rank.
 
     Raises BadInput on every rank for too few tokens, a damaged file, or an id beyond the vocabulary.
     """
-    begin = run.train.validation.start_val_token
+    begin = train.validation.start_val_token
     if token_set.validation is not None:
-        _check_validation_length(token_set.validation, begin, plan, ranks, run.directory / "train.json")
+        _check_validation_length(token_set.validation, begin, plan, ranks, train.file)
     size = sum(file.path.stat().st_size for directory in token_set.directories for file in _files(directory))
     if ranks.coordinates and size > ANNOUNCED_BYTES:
         print(f"checking token files: {size / 1e9:.1f} GB", flush=True)
@@ -39,12 +39,12 @@ def verify_tokens(run: Run, plan: Plan, token_set: TokenSet, ranks: Ranks) -> To
         checked.append(attrs.evolve(directory, contents=agreed_contents(directory.path, on_machines)))
 
     def check_ids() -> None:
-        for directory, stream, first, count in _ranges_to_read(checked, plan, begin, shuffle=run.train.data.shuffle):
-            if max(directory.contents[file.path.name].max_id for file in stream.files) < run.model.vocab_size:
+        for directory, stream, first, count in _ranges_to_read(checked, plan, begin, shuffle=train.data.shuffle):
+            if max(directory.contents[file.path.name].max_id for file in stream.files) < vocabulary_size:
                 continue
             share = -(-count // ranks.local_world_size)  # each machine looks at its copy once
             own = first + ranks.local_rank * share
-            stream.check_ids(own, max(0, min(share, first + count - own)), run.model.vocab_size)
+            stream.check_ids(own, max(0, min(share, first + count - own)), vocabulary_size)
 
     together(ranks, check_ids)
     return TokenSet(tuple(checked))

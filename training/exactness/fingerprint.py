@@ -1,7 +1,6 @@
 """Numerics fingerprint: versions, hardware and settings that a run's bits depend on, recorded in each checkpoint."""
 
 import os
-from pathlib import Path
 from typing import Any
 
 import attrs
@@ -9,7 +8,6 @@ import torch
 
 from common.errors import BadInput
 from tokens.batches.sampling import Layout
-from training.config.key_groups import ExecutionOptions
 from training.config.train_config import TrainConfig
 from training.exactness.levels import resolve_determinism
 from training.hardware.environment import cpu_name
@@ -27,12 +25,13 @@ _ENVIRONMENT = (
 )
 
 
-def resolve_numerics(execution: ExecutionOptions, layout: Layout, device: torch.device, train_json: Path) -> Numerics:
+def resolve_numerics(train: TrainConfig, layout: Layout, device: torch.device) -> Numerics:
     """Resolve determinism, precision and compilation for a device. Raises BadInput as resolve_determinism does."""
+    wanted = train.execution
     return Numerics(
-        determinism=resolve_determinism(execution.determinism, layout, device, train_json),
-        precision=resolve(execution.precision, device),
-        compiled=device.type == "cuda" if execution.compile is None else execution.compile,
+        determinism=resolve_determinism(train, layout, device),
+        precision=resolve(wanted.precision, device),
+        compiled=device.type == "cuda" if wanted.compile is None else wanted.compile,
     )
 
 

@@ -8,12 +8,12 @@ elastic   bit-identical on any legal world size, under DDP or FSDP, resumed or n
 import ctypes
 import os
 import sys
-from pathlib import Path
 
 import torch
 
 from common.errors import BadInput
 from tokens.batches.sampling import Layout
+from training.config.train_config import TrainConfig
 from training.parallel.ordered_reduce import elastic_world_sizes
 from training.parallel.process_group import Ranks
 
@@ -21,8 +21,9 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
 KEPT_BYTES, MAPPED_BYTES = (1 << 31) - 1, (1 << 30, 1 << 25)  # the most that versions of glibc take
 
 
-def resolve_determinism(wanted: str | None, layout: Layout, device: torch.device, train_json: Path) -> str:
+def resolve_determinism(train: TrainConfig, layout: Layout, device: torch.device) -> str:
     """Return "off", "run" or "elastic". Raises BadInput for elastic on a world size that does not divide the tree."""
+    wanted = train.execution.determinism
     microbatches = layout.global_batch_size // layout.microbatch_size
     size, legal = layout.data_parallel_size, elastic_world_sizes(microbatches)
     if wanted is None:
@@ -30,7 +31,7 @@ def resolve_determinism(wanted: str | None, layout: Layout, device: torch.device
     if wanted == "elastic" and size not in legal:
         sizes = ", ".join(map(str, legal))
         raise BadInput(
-            f"{train_json}: determinism elastic adds {microbatches} micro-batches in one tree, which "
+            f"{train.file}: determinism elastic adds {microbatches} micro-batches in one tree, which "
             f"world size {size} does not divide; world sizes that do: {sizes}; or set determinism to run"
         )
     return wanted

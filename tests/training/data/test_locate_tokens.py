@@ -12,30 +12,29 @@ from training.config.train_config import load_run
 from training.data.locate_tokens import DOWNLOADS, has_split, lengths_at_hand, locate_tokens
 
 Make = Callable[..., Path]
-TRAIN_JSON = Path("run/train.json")
 
 
 def test_a_directory_is_preferred_to_a_dataset_of_the_hub(make_run: Make, token_files: Path) -> None:
-    [local] = locate_tokens(load_run(make_run(), []).train.data, None, TRAIN_JSON)
+    [local] = locate_tokens(load_run(make_run(), []).train, None)
     assert (local.directory, local.on_hub) == (token_files, False)
-    [hub] = locate_tokens(load_run(make_run("hub", dataset="someone/dataset"), []).train.data, None, TRAIN_JSON)
+    [hub] = locate_tokens(load_run(make_run("hub", dataset="someone/dataset"), []).train, None)
     assert (hub.directory, hub.on_hub) == (DOWNLOADS / "someone/dataset", True)
 
 
 @pytest.mark.parametrize("dataset", ["token_files/absent", "absent", "a/b/c"])
 def test_a_dataset_that_is_nowhere_is_refused(make_run: Make, dataset: str) -> None:
-    with pytest.raises(BadInput, match=f"^run/train.json: dataset: {dataset} is no directory here; prepare it with"):
-        locate_tokens(load_run(make_run(dataset=dataset), []).train.data, None, TRAIN_JSON)
+    with pytest.raises(BadInput, match=f"run/train.json: dataset: {dataset} is no directory here; prepare it with"):
+        locate_tokens(load_run(make_run(dataset=dataset), []).train, None)
 
 
 def test_lengths_are_unknown_while_a_dataset_is_not_here(make_run: Make, tmp_path: Path) -> None:
     run = load_run(make_run(dataset="someone/dataset"), [])
-    assert lengths_at_hand(run.train.data, None, TRAIN_JSON) == {"someone/dataset": None}
+    assert lengths_at_hand(run.train, None) == {"someone/dataset": None}
     save_file({"tokens": np.zeros(99, np.uint16)}, tmp_path / "train.safetensors")
-    assert lengths_at_hand(run.train.data, tmp_path, TRAIN_JSON) == {str(tmp_path): 99}
+    assert lengths_at_hand(run.train, tmp_path) == {str(tmp_path): 99}
     every = load_run(make_run("every", dataset="someone/dataset", min_train_tokens=None), [])
     with pytest.raises(BadInput, match="or set min_train_tokens: null, all tokens, needs them to count steps"):
-        lengths_at_hand(every.train.data, None, TRAIN_JSON)
+        lengths_at_hand(every.train, None)
 
 
 def test_a_split_is_there_whole_or_in_shards(tmp_path: Path) -> None:

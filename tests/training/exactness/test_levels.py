@@ -33,14 +33,15 @@ def ranks(world_size: int) -> Ranks:
 def test_the_default_is_the_strongest_level_that_costs_nothing(
     make_run: Callable[..., Path], wanted: str | None, device: str, size: int, level: str
 ) -> None:
-    train = load_run(make_run(global_batch_size=24), []).train
+    train = load_run(make_run(global_batch_size=24, determinism=wanted), []).train
     layout = make_plan(train, 32, size, {"x": 100_000}).layout
-    assert resolve_determinism(wanted, layout, torch.device(device), Path("train.json")) == level
+    assert resolve_determinism(train, layout, torch.device(device)) == level
 
 
 def test_elastic_on_a_size_that_does_not_divide_the_tree_names_those_that_do(make_run: Callable[..., Path]) -> None:
-    layout = make_plan(load_run(make_run(global_batch_size=24), []).train, 32, 3, {"x": 100_000}).layout
+    train = load_run(make_run(global_batch_size=24, determinism="elastic"), []).train
+    layout = make_plan(train, 32, 3, {"x": 100_000}).layout
     sizes = "world size 3 does not divide; world sizes that do: 1, 2, 4; or"
-    message = f"^train.json: determinism elastic adds 12 micro-batches in one tree, which {sizes}"
+    message = f"run/train.json: determinism elastic adds 12 micro-batches in one tree, which {sizes}"
     with pytest.raises(BadInput, match=message):
-        resolve_determinism("elastic", layout, torch.device("cpu"), Path("train.json"))
+        resolve_determinism(train, layout, torch.device("cpu"))
