@@ -154,18 +154,17 @@ class LoopBuilder:
     def _reporter(self, ranks: Ranks, first_step: int) -> Reporter:
         """Return this rank's reporter. Raises BadInput where the metrics log cannot be opened."""
         peak = peak_flops(ranks.device)
-        quiet = Reporter(
+        bar = ProgressBar(first_step, self.plan.steps) if ranks.coordinates else None
+        return Reporter(
             plan=self.plan,
             device=ranks.device,
             ledger=self.ledger,
             flops_per_token=flops_per_token(self.run.model),
             peak_flops=None if peak is None else peak * ranks.world_size,
+            bar=bar,
+            trackers=[] if bar is None else open_trackers(self.run.directory, bar.say),
+            chart=None if bar is None else ChartProcess(self.run.directory),
         )
-        if not ranks.coordinates:
-            return quiet
-        bar = ProgressBar(first_step, self.plan.steps)
-        trackers = open_trackers(self.run.directory, bar.say)
-        return attrs.evolve(quiet, bar=bar, trackers=trackers, chart=ChartProcess(self.run.directory))
 
 
 def validation_steps(plan: Plan) -> float:
