@@ -39,12 +39,10 @@ def number(minimum: float, maximum: float = math.inf, *, above: bool = False) ->
 
 
 def text() -> Validator:
-    """Accept a non-empty string."""
     return _check(lambda value: isinstance(value, str) and value != "", "a non-empty string")
 
 
 def one_of(*choices: str) -> Validator:
-    """Accept one of the given strings."""
     return _check(lambda value: value in choices, " or ".join(f'"{choice}"' for choice in choices))
 
 
@@ -55,7 +53,6 @@ def boolean(*others: str) -> Validator:
 
 
 def optional(validator: Validator) -> Validator:
-    """Accept null as well."""
 
     def check(instance: Any, attribute: "attrs.Attribute[Any]", value: Any) -> None:
         if value is not None:

@@ -42,7 +42,6 @@ from training.validation import Validation
 
 
 def make_network(model: ModelConfig, seed: int) -> GPT:
-    """Return an initialized network, on the CPU."""
     network = GPT(model)
     initialize(network, seed)
     return network
@@ -67,7 +66,6 @@ def make_state(network: GPT, train: TrainConfig, plan: Plan, numerics: Numerics,
 
 
 def make_settings(train: TrainConfig, plan: Plan, numerics: Numerics) -> StepSettings:
-    """Return the settings of every step of a run."""
     return StepSettings(
         layout=plan.layout,
         schedule=plan.schedule,

@@ -139,7 +139,6 @@ def _run(loop: Loop, directory: Path, supervision: Supervision) -> int:
 
 
 def _report_start(loop: Loop, record: RunRecord, numerics_changes: list[str]) -> None:
-    """Record the start of this job as events."""
     step = loop.state.position.step
     if numerics_changes:
         loop.reporter.event(step, "numerics-drift", changes=numerics_changes)

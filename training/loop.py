@@ -78,7 +78,6 @@ class Loop:
         self.saving.poll()
 
     def _do_what_is_due(self, step: int, result: StepResult) -> None:
-        """Log, hash, validate and save after a step."""
         logging, saving = self.intervals.log_due(step), self.intervals.checkpoint_due(step)
         validating = self.intervals.validation_due(step)
         if logging or saving or validating or self.ranks.device.type == "cpu":

@@ -25,7 +25,6 @@ class Saving:
 
     @property
     def seconds_to_stop(self) -> float:
-        """Expected time of the save in flight and of the last one."""
         return (2 if self._saver.in_flight else 1) * self._seconds
 
     def begin(self) -> None:
@@ -59,7 +58,6 @@ class Saving:
             )
 
     def _report(self, saved: Saved | None) -> None:
-        """Report the outcome of a save, once."""
         if saved is None:
             return
         self._seconds = saved.stall_seconds + saved.write_seconds

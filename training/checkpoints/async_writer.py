@@ -75,7 +75,6 @@ class Saver:
 
     @property
     def in_flight(self) -> bool:
-        """True while a save is being written."""
         return self._thread is not None and self._thread.is_alive()
 
     def ended(self) -> Saved | None:

@@ -36,7 +36,6 @@ class SavedState:
     state_sha256: str = ""  # known when all ranks have written
 
     def text(self) -> str:
-        """Return the content of the file."""
         values = attrs.asdict(self) | {"config": self.config.to_json()}
         values = {"format": FORMAT, **values.pop("position"), **values}
         return json.dumps(values | {FIELDS_SHA256: fields_sha256(values)}, indent=2) + "\n"

@@ -48,7 +48,6 @@ class Stored:
 
     @property
     def shape(self) -> list[int]:
-        """Shape in the file."""
         return [self.rows, *self.value.shape[1:]]
 
 
@@ -135,7 +134,6 @@ def _check_tensors(path: Path, opened: Any, tensors: list[Stored]) -> None:
 
 
 def _files(state: TrainState) -> Iterator[tuple[str, list[Stored]]]:
-    """Yield (file, its tensors in the file's order)."""
     parameters = state.parallel.named_parameters()
     config = state.parallel.network.config
 

@@ -75,7 +75,6 @@ def has_split(directory: Path, split: str = "train", manifest: Manifest | None =
 
 
 def _candidates(dataset: str) -> list[Path]:
-    """Return the directories to look in, the first choice first."""
     return [Path(dataset), ROOT / dataset, DOWNLOADS / dataset]
 
 

@@ -107,7 +107,6 @@ def open_tokens(run: Run, given: Path | None, ranks: Ranks, *, follow: bool) -> 
 
 
 def make_reading(train: TrainConfig, plan: Plan, token_set: TokenSet, vocabulary_size: int) -> Reading:
-    """Return the training data of a run, as all ranks read it."""
     sources: list[TokenSource | GrowingSource] = []
     era = None if train.data.era_tokens is None else train.data.era_tokens // plan.layout.context_length
     for number, (directory, source) in enumerate(zip(token_set.directories, plan.sources, strict=True)):

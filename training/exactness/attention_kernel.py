@@ -50,7 +50,6 @@ class Shape:
 
     @classmethod
     def of(cls, model: ModelConfig, microbatch_size: int, precision: str, device: torch.device) -> "Shape":
-        """Return the shape for a model and micro-batch size."""
         return cls(
             microbatch_size=microbatch_size,
             tokens=model.context_length,

@@ -30,12 +30,10 @@ class ProgressBar:
         )
 
     def advance(self) -> None:
-        """Count a step."""
         if self._bar is not None:
             self._bar.update()
 
     def show(self, step: int, numbers: str) -> None:
-        """Show the numbers of a logged step."""
         line = numbers if self._warning is None else f"{numbers}  {self._warning}"
         if self._bar is not None:
             self._bar.set_postfix_str(line)
@@ -44,7 +42,6 @@ class ProgressBar:
             self.say(f"step {step:,}/{self._steps:,}  {line}")
 
     def say(self, line: str) -> None:
-        """Print a line above the bar."""
         tqdm.write(printable(line), file=sys.stderr)
 
     def warn(self, warning: str | None) -> None:

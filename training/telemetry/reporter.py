@@ -44,7 +44,6 @@ class Reporter:
     last_loss: float = math.nan  # of the last logged step
 
     def record(self, step: int, **values: Any) -> None:
-        """Hand a record to every tracker."""
         self._write({"step": step, **values})
 
     def event(self, step: int, event: str, **details: Any) -> None:
@@ -56,7 +55,6 @@ class Reporter:
             self.chart.redraw()
 
     def say(self, line: str) -> None:
-        """Print a line above the progress bar."""
         if self.bar is not None:
             self.bar.say(line)
 
@@ -65,7 +63,6 @@ class Reporter:
         tqdm.write(printable(line), file=sys.stderr)
 
     def step_done(self) -> None:
-        """Advance the progress bar."""
         if self.bar is not None:
             self.bar.advance()
 
@@ -99,7 +96,6 @@ class Reporter:
         return self.chart is not None and self.chart.finish()
 
     def close(self) -> None:
-        """Close the bar and the trackers."""
         if self.bar is not None:
             self.bar.close()
         for tracker in self.trackers:

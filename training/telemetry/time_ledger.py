@@ -19,8 +19,6 @@ LOST = "lost"  # of earlier jobs that were killed before they could write their 
 
 @attrs.frozen(kw_only=True)
 class Remaining:
-    """Remaining work of a run."""
-
     steps: int
     validations: int
     checkpoints: int
@@ -97,7 +95,6 @@ class TimeLedger:
         return (self._last_read[0] - steps) / (self._last_read[1] - seconds)
 
     def process_seconds(self) -> float:
-        """Return the wall-clock seconds of this process."""
         return time.perf_counter() - self._began
 
     def elapsed_seconds(self) -> float:
@@ -118,7 +115,6 @@ class TimeLedger:
         return None if usd is None else self.earlier.usd + usd
 
     def price_of(self, seconds: float) -> float | None:
-        """Return the cost of so many seconds of this job; None without a price."""
         return None if self.price_per_hour is None else self.price_per_hour * seconds / 3600
 
     def add_earlier(self, earlier: Earlier) -> None:
@@ -138,7 +134,6 @@ class TimeLedger:
         return self._seconds[part] / self._counts[part] if self._counts[part] else 0.0
 
     def breakdown(self, waited_for_data_seconds: float) -> dict[str, float]:
-        """Return this process's seconds by part."""
         self._turn_to(self._part)
         parts = dict(self._seconds)
         parts["data"] += waited_for_data_seconds
