@@ -16,7 +16,8 @@ import numpy as np
 from common.errors import BadInput
 from tokens.documents.inputs import Extent, Input
 from tokens.documents.reader import Piece, Reader
-from tokens.format.splits import SPLITS, SplitRule
+from tokens.format.manifest import SPLITS
+from tokens.prepare.plan import PrepareSettings
 from tokens.tokenizer.fast_encoder import FastBytePairEncoder, Recipe, encoders
 from tokens.tokenizer.tokenizer import Encoder, fingerprint, token_dtype
 
@@ -28,11 +29,9 @@ class EncodeJob:
     """Settings that all units share."""
 
     directory: Path  # of the units' files
-    text_field: str
-    tokenizer: str
-    fingerprint: str  # of the tokenizer's behaviour, which must be the same on all machines
+    settings: PrepareSettings
+    tokenizer: str  # name, or path of the ranks
     recipe: Recipe | None  # for the fast encoder
-    rule: SplitRule
 
 
 @attrs.frozen(kw_only=True)
@@ -73,14 +72,14 @@ def run_unit(job: EncodeJob, task: Task) -> Result:
 
     Raises BadInput for an input that is missing, has changed or cannot be encoded, OSError when the disk is full.
     """
-    encoder = _encoder(job.tokenizer, job.fingerprint, job.recipe)
-    reader = Reader(task.inputs, job.text_field)
+    encoder = _encoder(job.tokenizer, job.settings.fingerprint, job.recipe)
+    reader = Reader(task.inputs, job.settings.text_field)
     writers = {split: _PartWriter(job, task.index, split, encoder) for split in SPLITS}
     text_bytes = 0
     try:
         for batch in _batches(reader.read(task.extents)):
             with _naming_inputs(task):
-                text_bytes += _encode(batch, encoder, job.rule, writers)
+                text_bytes += _encode(batch, encoder, job.settings, writers)
         parts = {split: writer.finish() for split, writer in writers.items()}
     finally:
         for writer in writers.values():
@@ -183,9 +182,9 @@ def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
         yield batch
 
 
-def _encode(batch: list[Piece], encoder: Encoder, rule: SplitRule, writers: dict[str, _PartWriter]) -> int:
+def _encode(batch: list[Piece], encoder: Encoder, settings: PrepareSettings, writers: dict[str, _PartWriter]) -> int:
     """Encode a batch and write its tokens; return the bytes of its text."""
-    splits = rule.of(piece.head for piece in batch)
+    splits = settings.splits_of(piece.head for piece in batch)
     for number in [0] if splits is None else np.unique(splits):
         pieces = batch if splits is None else [batch[place] for place in np.flatnonzero(splits == number)]
         ids, lengths = encoder.encode_batch([piece.text for piece in pieces])

@@ -13,13 +13,12 @@ import numpy as np
 from common.errors import BadInput
 from tokens.format.header import HEADER_BYTES, TokenFile
 from tokens.format.manifest import MANIFEST, TokenizerRecord
-from tokens.format.splits import HASH
 from tokens.format.token_file import TokenStream, Version, open_split
 from tokens.prepare.commit_log import LEDGER, TailCut, Uploaded, entries_after
 from tokens.prepare.encode_unit import Result
 from tokens.prepare.growing_files import partial_path
-from tokens.prepare.plan import read_plan
-from tokens.tokenizer.tokenizer import RANKS_FILE, token_dtype
+from tokens.prepare.plan import HASH, read_plan
+from tokens.tokenizer.tokenizer import RANKS_FILE
 
 NAMING_SECONDS, NAMING_TRIES = 0.1, 50  # between looks for a file that has just lost its hidden name
 
@@ -47,8 +46,7 @@ class GrowingTokens:
         self._units = len(plan.units)
         self._seen_units = 0
         self._seen_bytes = 0  # of the ledger
-        shares = {"validation": settings.validation_fraction, "test": settings.test_fraction}
-        self.splits = ["train", *(split for split, share in shares.items() if share > 0)]
+        self.splits = ["train", *settings.held_out]
         self._tokens = dict.fromkeys(self.splits, 0)
         self._lock = threading.Lock()
         self.refresh()
@@ -103,7 +101,7 @@ class FollowedStream(TokenStream):
 
     def __init__(self, tokens: GrowingTokens, split: str):
         self._growing, self._split = tokens, split
-        self.dtype = token_dtype(tokens.settings.vocabulary_size).newbyteorder("<")
+        self.dtype = tokens.settings.dtype
         self.files, self.length = [], 0
 
     def read_into(self, tokens: np.ndarray, start: int) -> None:

@@ -16,9 +16,9 @@ from common.files import BLOCK_BYTES
 from common.remote_files import REMOTE, THREADS
 from tokens.format.contents import open_listed, read_contents
 from tokens.format.header import HEADER_BYTES
-from tokens.format.manifest import MANIFEST, Manifest, finished_by, is_of, read_manifest
-from tokens.format.splits import SPLITS
-from tokens.prepare.commit_log import LEDGER, SHOWN, read_log, read_results
+from tokens.format.manifest import MANIFEST, SPLITS, Manifest, finished_by, is_of, read_manifest
+from tokens.prepare.commit_log import LEDGER, SHOWN, entries_after, read_log
+from tokens.prepare.encode_unit import Result
 from tokens.prepare.plan import PLAN, UnitPlan, read_plan
 from tokens.prepare.s3_output import S3Output
 from tokens.tokenizer.tokenizer import token_dtype
@@ -30,7 +30,7 @@ def status(where: str) -> list[str]:
         plan = read_plan(directory)
         if plan is None:
             raise BadInput(f"{where}: no {PLAN}; prepare_data.py SOURCE... --output {where} begins one")
-        totals = read_log(directory).totals
+        totals = read_log(directory)
         if read_manifest(directory) is not None:
             state = "complete"
         else:
@@ -148,17 +148,19 @@ def _damaged_units(directory: Path, plan: UnitPlan, tokens: "_Tokens") -> Iterat
     import xxhash
 
     log = read_log(directory)
-    from_tail = [split for split in SPLITS if log.cut is not None and not log.totals.tokens[split]]  # of train
+    from_tail = [split for split in SPLITS if log.cut is not None and not log.tokens[split]]  # of train
     begins = dict.fromkeys(SPLITS, 0)
-    for result in read_results(directory):
-        for split, part in result.parts.items():
+    for entry, _ in entries_after(directory / LEDGER, 0):
+        if not isinstance(entry, Result):
+            continue
+        for split, part in entry.parts.items():
             begin, end = begins[split], begins[split] + part.tokens
             begins[split] = end
             digest = xxhash.xxh3_128()
             for data in tokens.read([split, *(from_tail if split == "train" else [])], begin, end):
                 digest.update(data)
             if digest.hexdigest() != part.digest:
-                yield f"tokens {begin:,} to {end:,} of {split}, made from {_sources(plan, result.index)}"
+                yield f"tokens {begin:,} to {end:,} of {split}, made from {_sources(plan, entry.index)}"
 
 
 class _Tokens:
