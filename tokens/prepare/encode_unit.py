@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import BinaryIO
 
 import attrs
 import numpy as np
@@ -18,8 +18,8 @@ from tokens.documents.inputs import Extent, Input
 from tokens.documents.reader import Piece, Reader
 from tokens.format.manifest import SPLITS
 from tokens.prepare.plan import PrepareSettings
-from tokens.tokenizer.fast_encoder import FastBytePairEncoder, Recipe, encoders
-from tokens.tokenizer.tokenizer import Encoder, fingerprint, token_dtype
+from tokens.tokenizer.fast_encoder import FastBytePairEncoder, encoders
+from tokens.tokenizer.tokenizer import Encoder, fingerprint
 
 BATCH_CHARACTERS = 1 << 19  # of text, encoded at a time
 
@@ -31,7 +31,7 @@ class EncodeJob:
     directory: Path  # of the units' files
     settings: PrepareSettings
     tokenizer: str  # name, or path of the ranks
-    recipe: Recipe | None  # for the fast encoder
+    recipe: Path | None  # tokenizer.json for the fast encoder
 
 
 @attrs.frozen(kw_only=True)
@@ -74,7 +74,7 @@ def run_unit(job: EncodeJob, task: Task) -> Result:
     """
     encoder = _encoder(job.tokenizer, job.settings.fingerprint, job.recipe)
     reader = Reader(task.inputs, job.settings.text_field)
-    writers = {split: _PartWriter(job, task.index, split, encoder) for split in SPLITS}
+    writers = {split: _PartWriter(job, unit_file(job.directory, task.index, split)) for split in SPLITS}
     text_bytes = 0
     try:
         for batch in _batches(reader.read(task.extents)):
@@ -101,15 +101,15 @@ def unit_file(directory: Path, index: int, split: str) -> Path:
 class _PartWriter:
     """Writer of a unit's tokens of one split; the file gets its name when it is complete."""
 
-    def __init__(self, job: EncodeJob, index: int, split: str, encoder: Encoder):
+    def __init__(self, job: EncodeJob, path: Path):
         import xxhash
 
-        self._path = unit_file(job.directory, index, split)
+        self._path = path
         # A worker of a coordinator that was killed may compute the same unit.
-        self._partial = self._path.with_name(f".{self._path.name}-{os.uname().nodename}-{os.getpid()}")
-        self._dtype = token_dtype(encoder.vocabulary_size).newbyteorder("<")
+        self._partial = path.with_name(f".{path.name}-{os.uname().nodename}-{os.getpid()}")
+        self._dtype = job.settings.dtype
         self._digest = xxhash.xxh3_128()
-        self._file: Any = None
+        self._file: BinaryIO | None = None
         self._tokens = self._documents = self._max_id = 0
 
     def write(self, ids: np.ndarray, documents: int) -> None:
@@ -117,11 +117,9 @@ class _PartWriter:
             return
         if self._file is None:
             self._partial.unlink(missing_ok=True)  # never through a link of that name
-            self._file = self._partial.open("xb", buffering=0)
+            self._file = self._partial.open("xb")
         data = ids.astype(self._dtype, copy=False).data.cast("B")
-        written = 0
-        while written < len(data):  # an unbuffered write may be short
-            written += self._file.write(data[written:])
+        self._file.write(data)
         self._digest.update(data)
         self._tokens += len(ids)
         self._documents += documents
@@ -145,7 +143,7 @@ class _PartWriter:
 
 
 @functools.lru_cache(maxsize=1)
-def _encoder(name: str, wanted: str, recipe: Recipe | None) -> Encoder:
+def _encoder(name: str, wanted: str, recipe: Path | None) -> Encoder:
     for encoder in encoders(name, recipe):
         if fingerprint(encoder) == wanted:
             return encoder

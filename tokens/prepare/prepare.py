@@ -18,7 +18,7 @@ from tokens.prepare.command import PrepareCommand
 from tokens.prepare.commit_log import CommitLog, Totals, read_log
 from tokens.prepare.display import Display
 from tokens.prepare.encode_unit import EncodeJob, Result, Task
-from tokens.prepare.executors import Executor, Inline, Processes, RayCluster, in_order
+from tokens.prepare.executors import Executor, Processes, RayCluster, in_order
 from tokens.prepare.output_folder import UNITS, check_output, delete_units, discard, locked, refuse_other_tokens
 from tokens.prepare.plan import PrepareSettings, UnitPlan, check_same, make_plan, read_plan, write_plan
 from tokens.prepare.s3_output import S3Output
@@ -125,13 +125,12 @@ def _write(
 def _compute(
     command: PrepareCommand, display: Display, plan: UnitPlan, tokenizer: Tokenizer, writer: TokenWriter
 ) -> None:
-    first = writer.totals.units
     display.show(plan, writer.totals)
     slow_noted = not isinstance(tokenizer, BytePairTokenizer)
     executor = _executor(command)
     try:
         job = _job(plan, writer.units, tokenizer)  # while the workers start
-        for results in in_order(executor, job, _tasks(plan, first), first):
+        for results in in_order(executor, job, _tasks(plan, writer.totals.units)):
             if not slow_noted and not all(result.fast for result in results):
                 slow_noted = True
                 display.say(
@@ -148,7 +147,7 @@ def _compute(
 def _executor(command: PrepareCommand) -> Executor:
     if command.executor == "ray":
         return RayCluster(command.ray_address)
-    return Inline() if command.executor == "inline" else Processes(command.workers)
+    return Executor() if command.executor == "inline" else Processes(command.workers)
 
 
 def _tasks(plan: UnitPlan, first: int) -> Iterator[Task]:

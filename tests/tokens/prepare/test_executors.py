@@ -160,7 +160,7 @@ def test_workers_that_die_again_and_again_end_the_command(tmp_path: Path, monkey
         write(tmp_path / "out", source, workers=1)
 
 
-class Shuffled:
+class Shuffled(executors.Executor):
     """An executor that finishes units in any order and loses some workers."""
 
     def __init__(self, window: int, losses: int):
@@ -190,9 +190,6 @@ class Shuffled:
     def restart(self) -> None:
         pass
 
-    def close(self) -> None:
-        pass
-
 
 @pytest.mark.parametrize("losses", [0, 4])
 def test_results_come_in_order_and_no_more_units_than_the_window_are_ahead(tmp_path: Path, losses: int) -> None:
@@ -201,7 +198,7 @@ def test_results_come_in_order_and_no_more_units_than_the_window_are_ahead(tmp_p
     tasks = iter(Task(index=index, extents=(), inputs=()) for index in range(5, 30))
     executor.done = 5
     got = []
-    for results in executors.in_order(executor, job, tasks, first=5):
+    for results in executors.in_order(executor, job, tasks):
         got += [result.index for result in results]
         executor.done = got[-1] + 1
     assert got == list(range(5, 30))
