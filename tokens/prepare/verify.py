@@ -14,10 +14,10 @@ from typing import Any, BinaryIO
 from common.bucket_folder import BucketFolder
 from common.errors import BadInput
 from common.files import BLOCK_BYTES
-from common.remote_files import REMOTE, THREADS
+from common.remote_files import REMOTE, THREADS, open_remote
 from tokens.format.contents import open_listed, read_contents
 from tokens.format.header import HEADER_BYTES
-from tokens.format.manifest import MANIFEST, SPLITS, Manifest, finished_by, is_of, read_manifest
+from tokens.format.manifest import MANIFEST, SPLITS, Manifest, is_of, read_manifest
 from tokens.prepare.commit_log import LEDGER, SHOWN, entries_after, read_log
 from tokens.prepare.encode_unit import Result
 from tokens.prepare.plan import PLAN, UnitPlan, read_plan
@@ -64,19 +64,16 @@ def verify(where: str) -> list[str]:
         if manifest is None:
             raise BadInput(f"{where}: no {MANIFEST}; only a finished preparation has one")
         plan = read_plan(directory)
-        open_file: Callable[[str], BinaryIO]
         if REMOTE in where:
-            open_file = BucketFolder(where).open
             damaged = _refused(functools.partial(_check_object, BucketFolder(where), manifest), manifest.files)
         else:
-            open_file = functools.partial(_open, directory)
             damaged = _damaged_files(directory, manifest)
         units = []
         if plan is not None and (damaged or REMOTE not in where):  # a bucket is not read twice without need
-            if plan.fingerprint() != finished_by(directory):
+            if plan.fingerprint() != manifest.plan:
                 damaged.append(f"{where}/{PLAN}: not the plan of {MANIFEST}")
             try:
-                units = list(itertools.islice(_damaged_units(directory, plan, manifest, open_file), SHOWN))
+                units = list(itertools.islice(_damaged_units(where.rstrip("/"), directory, plan, manifest), SHOWN))
             except BadInput as error:  # of the ledger
                 damaged.append(str(error))
             if units and not damaged:
@@ -140,40 +137,36 @@ def _refused(check: Callable[[Any], object], items: Iterable[Any]) -> list[str]:
         return [error for error in threads.map(error_of, items) if error is not None]
 
 
-def _damaged_units(
-    directory: Path, plan: UnitPlan, manifest: Manifest, open_file: Callable[[str], BinaryIO]
-) -> Iterator[str]:
-    """Yield the units whose tokens do not have the digest in the commit log, with their sources."""
+def _damaged_units(where: str, directory: Path, plan: UnitPlan, manifest: Manifest) -> Iterator[str]:
+    """Yield the units whose tokens in `where` do not have the digest in the commit log, with their sources."""
     import xxhash
 
     log, item_bytes = read_log(directory), plan.settings.dtype.itemsize
-    files = {
-        split: [
-            (name, entry.tokens * item_bytes) for name, entry in sorted(manifest.files.items()) if is_of(name, split)
-        ]
-        for split in SPLITS
-    }
+    sizes = {name: entry.tokens * item_bytes for name, entry in sorted(manifest.files.items())}
+    files = {split: [(f"{where}/{name}", sizes[name]) for name in sizes if is_of(name, split)] for split in SPLITS}
     for split in SPLITS:  # one that was cut from the tail of train goes on where that ends
         files["train"] += files[split] if log.cut is not None and not log.tokens[split] else []
     begins = dict.fromkeys(SPLITS, 0)  # tokens
     for entry, _ in entries_after(directory / LEDGER, 0):
-        for split, part in entry.parts.items() if isinstance(entry, Result) else ():
+        if not isinstance(entry, Result):
+            continue
+        for split, part in entry.parts.items():
             begin, end = begins[split], begins[split] + part.tokens
             begins[split] = end
             digest = xxhash.xxh3_128()
-            for data in _read(files[split], begin * item_bytes, end * item_bytes, open_file):
+            for data in _read(files[split], begin * item_bytes, end * item_bytes):
                 digest.update(data)
             if digest.hexdigest() != part.digest:
                 yield f"tokens {begin:,} to {end:,} of {split}, made from {_sources(plan, entry.index)}"
 
 
-def _read(files: list[tuple[str, int]], begin: int, end: int, open_file: Callable[[str], BinaryIO]) -> Iterator[bytes]:
-    """Yield bytes begin .. end of the tokens in files of such names and lengths; less where one is cut short."""
+def _read(files: list[tuple[str, int]], begin: int, end: int) -> Iterator[bytes]:
+    """Yield bytes begin .. end of the tokens in files of such paths and lengths; less where one is cut short."""
     position = 0
-    for name, length in files:
+    for path, length in files:
         first, last = max(begin, position), min(end, position + length)
         if first < last:
-            with suppress(OSError, BadInput), open_file(name) as file:
+            with suppress(OSError, BadInput), _open(path) as file:
                 file.seek(HEADER_BYTES + first - position)
                 while first < last and (data := file.read(min(last - first, BLOCK_BYTES))):
                     first += len(data)
@@ -181,8 +174,8 @@ def _read(files: list[tuple[str, int]], begin: int, end: int, open_file: Callabl
         position += length
 
 
-def _open(directory: Path, name: str) -> BinaryIO:
-    return (directory / name).open("rb")
+def _open(path: str) -> BinaryIO:
+    return open_remote(path) if REMOTE in path else Path(path).open("rb")
 
 
 def _sources(plan: UnitPlan, index: int) -> str:
