@@ -16,11 +16,9 @@ if TYPE_CHECKING:
 def main() -> int:
     """Run the command; return its exit status."""
     begin("prepare_data.py")
-    from common.arguments import print_any_name
     from tokens.command import parse_command_line
     from tokens.prepare.command import PrepareCommand
 
-    print_any_name()
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # else numpy starts a thread per core, in each worker
     try:
         command = parse_command_line(sys.argv[1:])

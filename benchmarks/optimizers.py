@@ -189,7 +189,7 @@ def _step_seconds(folder: Path, arguments: argparse.Namespace) -> dict[str, floa
     built: dict[str, tuple[TrainState, StepSettings]] = {}
     for optimizer in OPTIMIZERS:
         run = load_run(_write_run(folder, arguments, optimizer=optimizer), [])
-        plan = make_plan(run, 1)
+        plan = make_plan(run.train, run.model.context_length, 1)
         numerics = resolve_numerics(run, plan, ranks)
         set_determinism(numerics.determinism, run.train.execution.cpu_threads, ranks)
         state = make_state(make_network(run), run, plan, numerics, ranks)

@@ -3,7 +3,9 @@
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from common.errors import quoted
+import attrs
+
+from common.errors import nearest, quoted
 
 if TYPE_CHECKING:
     from cattrs import Converter
@@ -25,6 +27,25 @@ def structured(value: Any, kind: type[Structured], *, unknown_keys: bool = False
     except Exception as error:  # cattrs: groups of errors, one for each field
         problem, _, field = transform_error(error, "", _problem)[0].rpartition(" @ ")
         raise ValueError(f"{field.removeprefix('.')}: {problem}" if field else problem) from error
+
+
+def checked(kind: type[Structured], values: Any, **given: Any) -> Structured:
+    """Return a JSON object as `kind`, an attrs class whose validators check the values; `given` fields are no keys.
+
+    Raises ValueError for an unknown or missing key, and as the validators do: "KEY: got ..., wanted ...".
+    """
+    if not isinstance(values, dict):
+        raise ValueError(f"got {quoted(values)}, wanted an object of keys and values")
+    fields: Any = attrs.fields(kind)  # type: ignore[arg-type]  # kinds are attrs classes
+    keys = {field.alias: field.default is attrs.NOTHING for field in fields if field.name not in given}
+    required = [key for key, needed in keys.items() if needed]
+    for key in values:
+        if key not in keys:
+            raise ValueError(f"unknown key {quoted(key)}{nearest(key, keys)}")
+    for key in required:
+        if key not in values:
+            raise ValueError(f"key '{key}' is missing; wanted {', '.join(required)}")
+    return kind(**values, **given)
 
 
 @cache

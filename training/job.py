@@ -12,7 +12,8 @@ from common.errors import EXIT_DONE, EXIT_ERROR, EXIT_STOPPED
 from tokens.batches.micro_batches import Reading
 from training.build import LoopBuilder, make_feed, make_intervals, make_network, make_settings, make_state
 from training.checkpoints.run_record import RunRecord, make_record, write_record
-from training.config.batch_plan import Plan, check_steps, describe, make_plan
+from training.command import Options
+from training.config.batch_plan import Plan, describe, make_plan
 from training.config.train_config import Run
 from training.data.open_tokens import TokenSet, make_reading, open_tokens
 from training.data.verify_tokens import verify_tokens
@@ -20,7 +21,6 @@ from training.exactness.fingerprint import agreed_fingerprint, resolve_numerics
 from training.exactness.levels import set_determinism
 from training.hardware.preflight import check_compiler
 from training.loop import Loop
-from training.options import Options
 from training.parallel.process_group import Ranks, from_coordinator, stop, together
 from training.planning.budget import expected_save_seconds
 from training.precision import Numerics
@@ -95,8 +95,7 @@ def _open_data(run: Run, options: Options, ranks: Ranks) -> tuple[TokenSet, Plan
     if ranks.device.type == "cuda" and run.train.execution.compile is not False:
         together(ranks, check_compiler)  # before anything is downloaded
     token_set = open_tokens(run, options.token_files, ranks, follow=options.follow)
-    plan = make_plan(run, ranks.world_size, token_set.lengths)
-    check_steps(run, plan)
+    plan = make_plan(run.train, run.model.context_length, ranks.world_size, token_set.lengths)
     return verify_tokens(run, plan, token_set, ranks), plan
 
 
@@ -176,7 +175,7 @@ def _introduction(run: Run, plan: Plan, numerics: Numerics, ranks: Ranks) -> lis
     parallel = run.train.execution.parallel
     wrapper = parallel if ranks.world_size > 1 or parallel == "fsdp" else "one process"
     settings = f"{wrapper}, {numerics.precision}, {compiled}, determinism {numerics.determinism}"
-    lines = [f"{run.directory}: {ranks.world_size} x {name}, {settings}", *describe(run, plan)]
+    lines = [f"{run.directory}: {ranks.world_size} x {name}, {settings}", *describe(run.model, run.train, plan)]
     visible = torch.cuda.device_count() if ranks.device.type == "cuda" else 0
     if visible > ranks.local_world_size:
         lines.append(

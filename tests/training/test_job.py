@@ -318,6 +318,7 @@ def test_all_tokens_are_used_where_no_number_is_given(make_run: Callable[..., Pa
     assert f"run          {(available - 1) // 32 // 8:,} steps x 256" in planned.stdout
 
 
+@pytest.mark.slow
 def test_in_a_terminal_there_is_one_bar_with_everything(make_run: Callable[..., Path]) -> None:
     run = make_run(min_train_tokens=24 * 256, log_interval=2)
     status, last = in_terminal(train_command(run, "--price-per-hour", "14.32", ranks=2))

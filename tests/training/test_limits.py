@@ -9,10 +9,10 @@ import pytest
 from tests.conftest import ROOT
 from tests.training.telemetry.ledgers import ledger_of
 from training.build import make_intervals, validation_steps
+from training.command import Options
 from training.config.batch_plan import make_plan
 from training.config.train_config import load_run
 from training.limits import Limits
-from training.options import Options
 from training.planning.budget import Budget
 from training.state import Position
 
@@ -27,7 +27,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def limits_of(clock: list[float], *, validated: bool, hours: float) -> Any:
     """Return limits after 23 s, of which the longest late step took 2 s and a validation, if any, 5."""
     run = load_run(ROOT / "runs" / "8xa100", ["validation_interval=10", "checkpoint_interval=40"])
-    plan = make_plan(run, 8)
+    plan = make_plan(run.train, run.model.context_length, 8)
     ledger = ledger_of(clock)
     if not validated:
         ledger._counts["validation"] = 0
@@ -60,7 +60,7 @@ def test_the_first_validation_is_expected_to_take_as_long_as_its_share_of_a_step
         assert tight.reached() == reached
 
 
-VALIDATED_SEQUENCES = make_plan(load_run(ROOT / "runs" / "8xa100", []), 8).validation_sequences
+VALIDATED_SEQUENCES = load_run(ROOT / "runs" / "8xa100", []).train.validation.validation_sequences
 
 
 @pytest.mark.parametrize(("signalled", "cause"), [(True, "signal"), (False, "--max-hours")])

@@ -35,6 +35,7 @@ def cluster() -> Iterator["subprocess.Popen[str]"]:
     process.wait(60)
 
 
+@pytest.mark.slow
 def test_a_cluster_that_loses_a_node_writes_the_same_bytes(cluster: "subprocess.Popen[str]", tmp_path: Path) -> None:
     assert cluster.stdin is not None and cluster.stdout is not None
     source = jsonl(tmp_path / "a.jsonl", [f"document {number} " * 200 for number in range(20_000)])
@@ -64,6 +65,7 @@ def test_a_cluster_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_what_a_task_refuses_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, kept = jsonl(tmp_path / "a.jsonl", ["text"]), executors.RayCluster.submit
 

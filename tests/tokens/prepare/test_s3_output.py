@@ -21,18 +21,17 @@ from tokens.prepare.commit_log import CommitLog, Entry
 from tokens.prepare.s3_output import S3Output
 from tokens.prepare.verify import status, verify
 
-POINTS = (
+SLOW_POINTS = (
     "tokens written",
     "ledger written",
     "unit deleted",
     "plan uploaded",
-    "shard uploaded",
     "checkpoint written",
     "shard named",
-    "ledger uploaded",
     "manifest uploaded",
     "leftover deleted",
 )  # of a commit, of the bucket and of the end
+POINTS = ["shard uploaded", "ledger uploaded", *(pytest.param(point, marks=pytest.mark.slow) for point in SLOW_POINTS)]
 
 
 OPTIONS = ("--tokenizer", "bytes", "--unit-bytes", "1000", "--executor", "inline", "--shard-tokens", "300")

@@ -45,6 +45,7 @@ def test_a_kill_at_any_moment_of_a_commit_changes_nothing(tmp_path: Path, point:
         assert left == set(wanted)
 
 
+@pytest.mark.slow
 def test_random_kills_of_anything_under_changing_workers_change_nothing(
     corpus: Path, undisturbed: dict[str, str], tmp_path: Path
 ) -> None:

@@ -73,6 +73,7 @@ def test_what_fastokens_raises_is_raised() -> None:
             encoder.encode_batch(["text"])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
 def test_words_that_were_met_are_forgotten(recipe: Path) -> None:
     pytest.importorskip("fastokens")

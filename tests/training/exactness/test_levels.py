@@ -34,7 +34,7 @@ def test_the_default_is_the_strongest_level_that_costs_nothing(
     make_run: Callable[..., Path], wanted: str | None, device: str, size: int, level: str
 ) -> None:
     run = load_run(make_run(global_batch_size=24, determinism=wanted), [])
-    plan = make_plan(run, size, {"x": 100_000})
+    plan = make_plan(run.train, run.model.context_length, size, {"x": 100_000})
     assert resolve_determinism(run, plan, ranks(size, device)) == level
 
 
@@ -42,4 +42,4 @@ def test_elastic_on_a_size_that_does_not_divide_the_tree_names_those_that_do(mak
     run = load_run(make_run(global_batch_size=24, determinism="elastic"), [])
     message = "adds 12 micro-batches in one tree, which world size 3 does not divide; world sizes that do: 1, 2, 4; or"
     with pytest.raises(BadInput, match=message):
-        resolve_determinism(run, make_plan(run, 3, {"x": 100_000}), ranks(3))
+        resolve_determinism(run, make_plan(run.train, run.model.context_length, 3, {"x": 100_000}), ranks(3))
