@@ -11,6 +11,7 @@ from common.clock import utc_now
 from common.errors import EXIT_DONE, EXIT_ERROR, EXIT_STOPPED
 from training.build import LoopBuilder, make_network, make_settings, make_state
 from training.checkpoints.run_record import RunRecord, make_record, write_record
+from training.command import Options
 from training.config.batch_plan import Plan, describe, make_plan
 from training.config.train_config import Run
 from training.data.open_tokens import TokenSet, open_tokens
@@ -19,7 +20,6 @@ from training.exactness.fingerprint import agreed_fingerprint, resolve_numerics
 from training.exactness.levels import set_determinism
 from training.hardware.preflight import check_compiler
 from training.loop import Loop
-from training.options import Options
 from training.parallel.process_group import Ranks, from_coordinator, stop, together
 from training.planning.budget import expected_save_seconds
 from training.precision import Numerics

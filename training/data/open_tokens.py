@@ -8,8 +8,7 @@ from typing import Any
 import attrs
 
 from common.errors import BadInput
-from tokens.batches.growing_source import ENDLESS, GrowingSource
-from tokens.batches.micro_batches import Reading, TokenSource
+from tokens.batches.micro_batches import ENDLESS, Reading, TokenSource
 from tokens.batches.sampling import WindowOrder
 from tokens.format.contents import open_listed
 from tokens.format.manifest import Content, Manifest, TokenizerRecord, read_manifest
@@ -107,16 +106,20 @@ def open_tokens(run: Run, given: Path | None, ranks: Ranks, *, follow: bool) -> 
 
 
 def make_reading(train: TrainConfig, plan: Plan, token_set: TokenSet, vocabulary_size: int) -> Reading:
-    sources: list[TokenSource | GrowingSource] = []
     era = None if train.data.era_tokens is None else train.data.era_tokens // plan.layout.context_length
+    sources = []
     for number, (directory, source) in enumerate(zip(token_set.directories, plan.sources, strict=True)):
         count = ENDLESS if source.windows is None else source.windows
         order = WindowOrder(count=count, shuffle=train.data.shuffle, seed=train.random_seed, era=era, source=number)
-        common: Any = {"stream": directory.train, "start_token": plan.start_token, "order": order}
-        if directory.growing is None:
-            sources.append(TokenSource(**common))
-        else:
-            sources.append(GrowingSource(**common, max_epochs=train.data.max_epochs, growing=directory.growing))
+        sources.append(
+            TokenSource(
+                stream=directory.train,
+                start_token=plan.start_token,
+                order=order,
+                growing=directory.growing,
+                max_epochs=train.data.max_epochs,
+            )
+        )
     return Reading(sources=tuple(sources), mixture=plan.mixture, layout=plan.layout, vocabulary_size=vocabulary_size)
 
 
