@@ -26,13 +26,13 @@ from common.errors import EXIT_DONE, EXIT_ERROR, BadInput
 from training import build
 from training.batch_finder.worker import is_memory_error, take_steps
 from training.checkpoints.run_record import RunRecord
+from training.command import Options
 from training.config.batch_plan import make_plan
 from training.config.train_config import Run, load_run
 from training.data.open_tokens import open_tokens
 from training.exactness.fingerprint import attention_backends, resolve_numerics
 from training.exactness.levels import set_determinism
 from training.hardware.environment import environment, git_commit, peak_flops, peak_memory_bytes
-from training.options import Options
 from training.parallel.process_group import Ranks, stop
 from training.state import StepSettings, TrainState
 from training.supervision.heartbeat import Heartbeat

@@ -12,6 +12,7 @@ from tokens.batches.micro_batches import Reading
 from training.checkpoints.async_writer import Saver
 from training.checkpoints.disk import checkpoints_of
 from training.checkpoints.run_record import RunRecord
+from training.command import Options
 from training.config.batch_plan import VALIDATION_SHARE, Plan
 from training.config.train_config import Run
 from training.data.open_tokens import TokenSet, make_reading
@@ -21,7 +22,6 @@ from training.hardware.environment import peak_flops
 from training.limits import Limits
 from training.loop import Loop
 from training.optimizer import Optimizer
-from training.options import Options
 from training.parallel.mesh import make_mesh
 from training.parallel.process_group import Ranks
 from training.parallel.wrap import Wrapping, parallelize

@@ -12,6 +12,7 @@ from common.errors import EXIT_DONE, EXIT_ERROR, EXIT_STOPPED
 from tokens.batches.micro_batches import Reading
 from training.build import LoopBuilder, make_feed, make_intervals, make_network, make_settings, make_state
 from training.checkpoints.run_record import RunRecord, make_record, write_record
+from training.command import Options
 from training.config.batch_plan import Plan, describe, make_plan
 from training.config.train_config import Run
 from training.data.open_tokens import TokenSet, make_reading, open_tokens
@@ -20,7 +21,6 @@ from training.exactness.fingerprint import agreed_fingerprint, resolve_numerics
 from training.exactness.levels import set_determinism
 from training.hardware.preflight import check_compiler
 from training.loop import Loop
-from training.options import Options
 from training.parallel.process_group import Ranks, from_coordinator, stop, together
 from training.planning.budget import expected_save_seconds
 from training.precision import Numerics

@@ -9,10 +9,10 @@ import pytest
 from tests.conftest import ROOT
 from tests.training.telemetry.ledgers import ledger_of
 from training.build import make_intervals, validation_steps
+from training.command import Options
 from training.config.batch_plan import make_plan
 from training.config.train_config import load_run
 from training.limits import Limits
-from training.options import Options
 from training.planning.budget import Budget
 from training.state import Position
 

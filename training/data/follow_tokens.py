@@ -78,6 +78,5 @@ def wait_for_step(
             return False
         if time.monotonic() - told >= REMIND_SECONDS:
             told = time.monotonic()
-            growing = [source.growing for source in reading.growing]
-            say(f"waiting for tokens: {'; '.join(f'{each.directory}: {each.progress()}' for each in growing)}")
+            say(f"waiting for tokens: {'; '.join(f'{each.directory}: {each.progress()}' for each in reading.growing)}")
         time.sleep(POLL_SECONDS)

@@ -6,8 +6,7 @@ from typing import Any
 import attrs
 
 from common.errors import BadInput
-from tokens.batches.growing_source import ENDLESS, GrowingSource
-from tokens.batches.micro_batches import Reading, TokenSource
+from tokens.batches.micro_batches import ENDLESS, Reading, TokenSource
 from tokens.batches.sampling import WindowOrder
 from tokens.format.contents import open_listed
 from tokens.format.manifest import Content, Manifest, TokenizerRecord, read_manifest
@@ -100,20 +99,21 @@ def open_tokens(run: Run, given: Path | None, ranks: Ranks, *, follow: bool) -> 
 
 def make_reading(run: Run, plan: Plan, token_set: TokenSet) -> Reading:
     """Return the training data of a run, as all ranks read it."""
-    sources: list[TokenSource | GrowingSource] = []
+    sources = []
     era = None if run.train.data.era_tokens is None else run.train.data.era_tokens // plan.layout.context_length
     for number, (directory, source) in enumerate(zip(token_set.directories, plan.sources, strict=True)):
         count = ENDLESS if source.windows is None else source.windows
         seed, shuffle = run.train.random_seed, run.train.data.shuffle
         order = WindowOrder(count=count, shuffle=shuffle, seed=seed, era=era, source=number)
-        stream, start = directory.train, plan.start_token
-        if directory.growing is None:
-            sources.append(TokenSource(stream=stream, start_token=start, order=order))
-        else:
-            epochs, growing = run.train.data.max_epochs, directory.growing
-            sources.append(
-                GrowingSource(stream=stream, start_token=start, order=order, max_epochs=epochs, growing=growing)
+        sources.append(
+            TokenSource(
+                stream=directory.train,
+                start_token=plan.start_token,
+                order=order,
+                growing=directory.growing,
+                max_epochs=run.train.data.max_epochs,
             )
+        )
     return Reading(
         sources=tuple(sources), mixture=plan.mixture, layout=plan.layout, vocabulary_size=run.model.vocab_size
     )
