@@ -1,6 +1,6 @@
 # make train      from nothing: tokens, two minutes of training, a chart and a sample
 # make test       tests to wait for: 5 minutes
-# make test-long  random walks over ranks, kills, fuzzing, compiled layouts, lm-evaluation-harness, a served judge
+# make test-long  the slower half of the tests; random walks over ranks, kills, fuzzing, lm-evaluation-harness, a served judge
 # make lint       style, types, shell scripts, documentation site
 # make docs       documentation site, in .site/
 # make picture    a fresh quickstart run, and its chart in the README
@@ -32,7 +32,8 @@ test: .venv/installed-test
 
 test-long: .venv/installed-test
 	$(PIP) "lm_eval[hf]==0.4.13" "transformers[serving]==5.20.2"
-	$(BIN)/python -m pytest -m "long or slow" -n 0 -s
+	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m long -n 0 -s
 
 lint: .venv/installed-test
 	$(BIN)/ruff check .

@@ -23,11 +23,10 @@ RANK_0_SECONDS = 30.0  # for rank 0 to print an error, after a slow start: torch
 def main() -> int:
     """Run the command; return its exit status."""
     begin("train.py")
-    from common.arguments import parse, print_any_name
+    from common.arguments import parse
     from training.command import EPILOG, TrainCommand
     from training.supervision.supervision import Supervision
 
-    print_any_name()
     command: TrainCommand = parse("train.py", TrainCommand, sys.argv[1:], epilog=EPILOG)
     locks = command.trains and environment_rank() == 0 and is_folder(command.run)
     try:
@@ -61,14 +60,12 @@ def train(command: "TrainCommand", supervision: "Supervision") -> int:
 
     try:
         run = load_run(command.run, command.overrides)
-        if command.dry_run:
+        if command.dry_run or command.plan:
             return dry_run(run, command)
-        if command.plan:
-            return plan_machines(run, command)
         if command.find_max_microbatch:
             report_largest(run, command.overrides, command.options.device, None, command.write)
             return EXIT_DONE
-        derive_layout(run, environment_world_size())
+        derive_layout(run.train, run.model.context_length, environment_world_size())
         return run_job(run, command.options, supervision)
     except (BadInput, Diverged) as error:
         alone = isinstance(error, BadInput) and error.alone
@@ -103,26 +100,21 @@ def say(problem: str) -> None:
 
 
 def dry_run(run: "Run", command: "TrainCommand") -> int:
-    """Print what a run would do; needs neither GPU nor process group, nor tokens where min_train_tokens is set."""
-    from training.config.batch_plan import check_steps, describe, make_plan
-    from training.data.locate_tokens import lengths_at_hand
-
-    plan = make_plan(run, command.world_size or 1, lengths_at_hand(run, command.options.token_files))
-    check_steps(run, plan)
-    print("\n".join(map(printable, [*run.notices, *describe(run, plan)])))
-    return EXIT_DONE
-
-
-def plan_machines(run: "Run", command: "TrainCommand") -> int:
-    """Print what a run would take on machines for rent; needs what a dry run needs."""
+    """Print what a run would do, with --plan on machines for rent; needs no GPU, nor tokens with min_train_tokens."""
+    from training.config.batch_plan import describe, make_plan
     from training.data.locate_tokens import lengths_at_hand
     from training.planning.estimate import make_estimate
     from training.planning.estimate_table import describe_estimate
     from training.planning.price_list import MACHINES, read_machines
 
-    prices = read_machines(command.machines or MACHINES, command.machine)
-    estimate = make_estimate(run, prices, lengths_at_hand(run, command.options.token_files))
-    print("\n".join(map(printable, [*run.notices, *describe_estimate(estimate)])))
+    lengths = lengths_at_hand(run.train, command.options.token_files)
+    if command.dry_run:
+        plan = make_plan(run.train, run.model.context_length, command.world_size or 1, lengths)
+        lines = describe(run.model, run.train, plan)
+    else:
+        prices = read_machines(command.machines or MACHINES, command.machine)
+        lines = describe_estimate(make_estimate(run, prices, lengths))
+    print("\n".join(map(printable, [*run.notices, *lines])))
     return EXIT_DONE
 
 

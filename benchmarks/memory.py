@@ -22,7 +22,7 @@ from random_run import prepare
 from common.errors import BadInput
 from model.config import GPT2_SIZES, ModelConfig
 from model.gpt import GPT
-from training.batch_finder.finder import PROBE, TRIAL_STEPS, gallop
+from training.batch_finder.finder import PROBE, TRIAL_STEPS, Finder
 from training.batch_finder.search import Search, candidates
 from training.batch_finder.worker_pool import WorkerPool
 from training.config.train_config import Run, load_run
@@ -101,9 +101,9 @@ def compare_largest(size: str, run: Run, card: str, gpu_memory: int) -> None:
         print(f"{size}, {card}: more than this GPU has", flush=True)
         return
     predicted = MemoryModel(model=run.model).largest_microbatch(gpu_bytes(gpu))
-    search, pool = Search(candidates(run, 1)), _pool(run, card_bytes)
+    search, pool = Search(candidates(run.train, 1)), _pool(run, card_bytes)
     try:
-        gallop(run, pool, search, time.monotonic() + CARD_SECONDS)
+        Finder(run.model, run.train, pool).gallop(search, time.monotonic() + CARD_SECONDS)
     finally:
         pool.kill()
     least = "" if search.next(None) is None else "at least "

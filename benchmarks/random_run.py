@@ -106,7 +106,8 @@ def saves(records: list[dict[str, Any]], before_step: int) -> list[dict[str, Any
 
 def build(run: Run, ranks: Ranks) -> tuple[TrainState, StepSettings]:
     """Return the training state of a run in this process, and the settings of its steps."""
-    plan = make_plan(run, ranks.world_size)
-    numerics = resolve_numerics(run, plan, ranks)
+    plan = make_plan(run.train, run.model.context_length, ranks.world_size)
+    numerics = resolve_numerics(run.train, plan.layout, ranks.device)
     set_determinism(numerics.determinism, run.train.execution.cpu_threads, ranks)
-    return make_state(make_network(run), run, plan, numerics, ranks), make_settings(run, plan, numerics)
+    network = make_network(run.model, run.train.random_seed)
+    return make_state(network, run.train, plan, numerics, ranks), make_settings(run.train, plan, numerics)

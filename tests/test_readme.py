@@ -77,6 +77,7 @@ def as_it_can_run_here(command: str) -> str:
     return command + " --tokenizer bytes" if "hf:" in command else command
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(HANG_SECONDS + 60)
 def test_every_command_of_the_readme_runs(clone: Path, hub: Hub) -> None:
     environment = {
@@ -139,6 +140,7 @@ ctypes.CDLL = lambda name, *rest, **options: fake if name == "libnvidia-ml.so.1"
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the GPUs here can be used")
 def test_the_set_up_calls_no_gpu_usable_that_is_not(clone: Path, tmp_path: Path) -> None:
     tools = tmp_path / "tools"

@@ -14,10 +14,9 @@ from evaluation.shared.load import ModelLocation, home_of
 from evaluation.shared.measure import EvaluationResult
 from evaluation.shared.results import read_results
 from evaluation.shared.run_cost import RunCost, cost_of
-from training.checkpoints.directory import read_state
 from training.checkpoints.disk import on_disk
 from training.checkpoints.run_record import RunRecord
-from training.checkpoints.saved_state import STATE, SavedState
+from training.checkpoints.saved_state import STATE, SavedState, read_state
 from training.checkpoints.storage import LINKS
 from training.config.train_config import KEYS, PLUMBING_KEYS
 from training.telemetry.metrics_log import EVALUATIONS

@@ -22,7 +22,8 @@ from evaluation.shared.split_over_ranks import share
 from training.parallel.mesh import make_mesh
 from training.parallel.ordered_reduce import elastic_world_sizes
 from training.parallel.process_group import Ranks
-from training.parallel.wrap import Wrapping, parallelize
+from training.parallel.wrap import parallelize
+from training.precision import Numerics
 from training.step import seed_dropout
 
 
@@ -127,9 +128,9 @@ class _Tuner:
     def __init__(self, trained: Trained, examples: list[Example], settings: FineTuneSettings, ranks: Ranks):
         self._network, self._examples, self._settings, self._ranks = trained.network, examples, settings, ranks
         self._accumulation = settings.batch_size // ranks.world_size  # records of a rank; a micro-batch is one
-        wrapping = Wrapping(kind="ddp", compiled=False, determinism="elastic")
+        numerics = Numerics(determinism="elastic", precision="fp32", compiled=False)
         network = trained.network.to(ranks.device)
-        self._parallel = parallelize(network, wrapping, self._accumulation, make_mesh(ranks.device))
+        self._parallel = parallelize(network, "ddp", numerics, self._accumulation, make_mesh(ranks.device))
         self._optimizer = torch.optim.AdamW(
             trained.network.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay
         )

@@ -1,25 +1,30 @@
-"""HTTP client of a judge: deadline and size limit of whole requests, no redirects, secrets removed from replies."""
+"""HTTP client of a judge: single requests with a deadline and a size limit, no redirects, no secrets in replies."""
 
 import asyncio
 import base64
-import ipaddress
-import os
+import math
 import re
 import socket
 from collections.abc import Iterable
+from email.utils import parsedate_to_datetime
+from time import time
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 import httpx2
-from openai import AsyncOpenAI
+from openai import APIConnectionError, APIError, APIStatusError, AsyncOpenAI
 
 from common.errors import BadInput
+from common.json_files import parse_json
+from evaluation.judging.address import SHORTEST_SECRET, Credentials, find_key
+from evaluation.judging.replies import Failure, NoReply, message_in, one_line, outcome_of_error, read_reply
+from evaluation.judging.store import Asked, Reply
 
 CONNECT_SECONDS = 10.0
 REPLY_BYTES = 1 << 22
 FILE_BYTES, FILE_SECONDS = 1 << 30, 3600.0  # of a batch's files: up to 200 MB go up, more come back
-SHORTEST_SECRET = 8  # characters; shorter placeholders, such as EMPTY, may be words of a verdict
+MOST_WAIT = 120.0  # seconds that Retry-After is obeyed
 HIDDEN = b"[secret]"
 UNSENT = (
     httpx2.ConnectError,
@@ -29,53 +34,10 @@ UNSENT = (
     httpx2.ProxyError,
     httpx2.UnsupportedProtocol,
 )
-OPENAI_URL = "https://api.openai.com/v1"
-Credentials = tuple[str, str] | None  # user and password
-
-
-def split_credentials(url: str) -> tuple[str, Credentials]:
-    """Return a URL without its user and password, and these: the URL is printed and stored, they are not.
-
-    Raises BadInput, which does not quote it, if it is unclear which part is the password.
-    """
-    try:
-        parts = urlsplit(url)
-        clear = parts.port is None or parts.port > 0
-    except ValueError:
-        clear = False
-    if not clear or "@" in parts.path + parts.query + parts.fragment:
-        raise BadInput(
-            "--base-url: not a URL, or its user or password holds a reserved character; it is not shown here: "
-            "percent-encode such characters, / as %2F, @ as %40, # as %23, ? as %3F, : as %3A"
-        )
-    if "@" not in parts.netloc:
-        return url, None
-    plain = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
-    return plain, (unquote(parts.username or ""), unquote(parts.password or ""))
-
-
-def find_key(base_url: str, credentials: Credentials = None) -> str | None:
-    """Return the provider's API key from the environment.
-
-    Raises BadInput if OpenAI would be asked without one, it is no header value, or a key or password would cross a
-    network unencrypted.
-    """
-    key = os.environ.get("OPENAI_API_KEY", "").strip() or None
-    if key is not None and not all("!" <= character <= "~" for character in key):
-        raise BadInput(
-            "OPENAI_API_KEY: holds a space, a line end or a non-ASCII character, which no key has; it is not shown "
-            "here: set it to the key alone"
-        )
-    if key is None and base_url == OPENAI_URL:
-        raise BadInput("OPENAI_API_KEY: not set; set it to a key of the provider, or pass --base-url of another server")
-    url = urlsplit(base_url)
-    if url.scheme == "http" and not _is_loopback(url.hostname or ""):
-        advice = "would cross the network unencrypted; use https://, or an SSH tunnel to localhost"
-        if credentials is not None:
-            raise BadInput(f"{base_url}: the password {advice}")
-        if len(key or "") >= SHORTEST_SECRET:
-            raise BadInput(f"{base_url}: OPENAI_API_KEY {advice}, or unset it if this server needs no key")
-    return key
+# An API's own error was not billed. A 502, a 504 or a gateway's page says nothing of the API behind it.
+FAILED = (500, 503, 529)
+GAVE_UP = (408, 425, 499)  # a gateway's timeout: the API behind it may go on, and bill
+PATHS = {"responses": "/responses", "chat": "/chat/completions"}
 
 
 def open_client(base_url: str, credentials: Credentials, timeout_seconds: float, concurrency: int = 1) -> AsyncOpenAI:
@@ -95,6 +57,44 @@ def open_client(base_url: str, credentials: Credentials, timeout_seconds: float,
     secrets = [key or "", basic, password, token]
     http = BoundedClient(base_url, timeout_seconds, secrets, auth=credentials, timeout=timeout, limits=limits)
     return AsyncOpenAI(api_key=key or "none", base_url=base_url, timeout=timeout, max_retries=0, http_client=http)
+
+
+async def send(client: AsyncOpenAI, api: str, body: dict[str, Any], asked: Asked, attempt: str) -> Reply | NoReply:
+    """Send a request once and return its outcome. `attempt`: tells repeated requests from new ones.
+
+    A server that knows the header Idempotency-Key answers a repeated request with the reply that it has billed already.
+    """
+    headers = {"Idempotency-Key": f"{asked.key}-{attempt}", "X-Client-Request-Id": asked.id}
+    whole = {**body, "stream": False}  # explicit: transformers serve streams responses by default
+    try:
+        raw = await client.post(PATHS[api], cast_to=httpx2.Response, body=whole, options={"headers": headers})
+        return read_reply(asked, parse_json(raw.text, None, unique=False))  # paid for, so duplicate keys are accepted
+    except APIConnectionError as error:
+        return NoReply(explained(error), Failure.LOST if may_be_done(error) else Failure.FAILED)
+    except APIStatusError as error:
+        failure = Failure.LOST if may_be_done(error) else Failure.FAILED
+        said = NoReply(explained(error), failure, _retry_after(error.response.headers.get("retry-after")))
+        return outcome_of_error(asked, error.status_code, error.code, said)
+    except ValueError as error:
+        return NoReply(f"half a reply, or none: {error}", Failure.LOST)
+
+
+def may_be_done(error: APIError) -> bool:
+    """Tell whether a request that ended with this error may have been done, and billed, all the same."""
+    if not isinstance(error, APIStatusError):
+        return not isinstance(error.__cause__, UNSENT)
+    of_the_api = isinstance(error.body, dict) and error.status_code in FAILED
+    return error.status_code in GAVE_UP or (error.status_code >= 500 and not of_the_api)
+
+
+def explained(error: Exception) -> str:
+    """Return the message of the server or the network in a line."""
+    if isinstance(error, APIStatusError):
+        if 300 <= error.status_code < 400 and "location" in error.response.headers:
+            return f"{error.status_code}: redirects are not followed; pass the final address as --base-url"
+        return f"{error.status_code}: {message_in(error.body) or one_line(str(error))}"
+    cause = "" if error.__cause__ is None else f": {error.__cause__}"
+    return one_line(f"{error}{cause}")
 
 
 class BoundedClient(httpx2.AsyncClient):
@@ -141,13 +141,6 @@ def _any_spelling(secret: str) -> str:
     return "".join(rf"(?:\\?{re.escape(character)}|\\u{ord(character):04x})" for character in secret)
 
 
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost" or host.endswith(".localhost")
-
-
 def _check_listening(base_url: str) -> None:
     """Raise BadInput if no server listens at an http:// address."""
     url = urlsplit(base_url)
@@ -156,3 +149,15 @@ def _check_listening(base_url: str) -> None:
             socket.create_connection((url.hostname or "", url.port or 80), CONNECT_SECONDS).close()
         except (OSError, ValueError) as error:
             raise BadInput(f"{base_url}: no server: {error}; start it, or pass another --base-url") from error
+
+
+def _retry_after(value: Any) -> float | None:
+    """Return the seconds of a Retry-After header, which holds seconds or a date; None for anything else."""
+    try:
+        seconds = float(value)
+    except (TypeError, ValueError):
+        try:
+            seconds = parsedate_to_datetime(value).timestamp() - time()
+        except (TypeError, ValueError, OverflowError):
+            return None
+    return min(max(seconds, 0.0), MOST_WAIT) if math.isfinite(seconds) else None

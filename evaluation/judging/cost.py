@@ -3,13 +3,14 @@
 import json
 import math
 import uuid
+from collections.abc import Iterable
 from typing import Any
 
 import attrs
 
 from evaluation.judging.prices import Price, money
 from evaluation.judging.prompt import Judge, Prompt, request_body
-from evaluation.judging.store import Asked, Usage, VerdictStore
+from evaluation.judging.store import Asked, StoreLine, Usage, VerdictStore
 
 BYTES_PER_TOKEN = 4  # English, roughly: judges' tokenizers would have to be downloaded
 TOKENS_PER_GRADE = 40  # label, comment, score
@@ -26,13 +27,16 @@ MANY_REPLIES, ROOM = 20, 4  # to limit replies by the longest of them, and to ho
 MOST_DOUBLINGS = 4  # of the limit of a reply
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen
 class JudgeCost:
     """Cost so far, never below the server's bill."""
 
     counted: float = 0.0  # dollars of replies, by the server's counts
-    uncounted: float = 0.0  # the most that the other requests can have cost
-    requests: int = 0  # number of these: without an answer, or without a count in it
+    open: list[float] = attrs.field(factory=list)  # the most that each request without an answer or a count can cost
+
+    @property
+    def uncounted(self) -> float:
+        return sum(self.open)
 
     @property
     def usd(self) -> float:
@@ -40,18 +44,18 @@ class JudgeCost:
         return self.counted + self.uncounted
 
     def __str__(self) -> str:
-        if not self.requests:
+        if not self.open:
             return money(self.usd)
         return (
             f"at most {money(self.usd)}: {money(self.counted)} by the server's counts, and up to "
-            f"{money(self.uncounted)} for {self.requests:,} requests without an answer or count, which may have been "
+            f"{money(self.uncounted)} for {len(self.open):,} requests without an answer or count, which may have been "
             "billed"
         )
 
 
 @attrs.define
 class JudgeBudget:
-    """Running cost of a judgement, in all sessions, and whether another request fits into --max-usd."""
+    """Requests and running cost of a judgement, in all sessions, within --max-usd. All that is stored passes it."""
 
     judge: Judge
     prompts: dict[str, Prompt]  # by key
@@ -62,24 +66,18 @@ class JudgeBudget:
     _costs: dict[str, JudgeCost] = attrs.field(factory=dict, init=False)  # by key
 
     def __attrs_post_init__(self) -> None:
-        self.update(*self.prompts)  # of earlier sessions
+        self._count(self.prompts)  # of earlier sessions
 
     @property
     def cost(self) -> JudgeCost:
         costs = self._costs.values()
-        return JudgeCost(
-            counted=sum(cost.counted for cost in costs),
-            uncounted=sum(cost.uncounted for cost in costs),
-            requests=sum(cost.requests for cost in costs),
-        )
+        return JudgeCost(sum(cost.counted for cost in costs), [usd for cost in costs for usd in cost.open])
 
-    def update(self, *keys: str) -> None:
-        """Count prompts again, by their requests and replies in the store."""
-        for key in keys:
-            if key in self.prompts:
-                before = self._costs.get(key, JudgeCost())
-                self._costs[key] = cost = self._cost_of_prompt(key)
-                self.usd += cost.usd - before.usd
+    def note(self, line: StoreLine) -> bool:
+        """Store a line and count its cost; False if nothing in it is new. Raises BadInput as `VerdictStore.append`."""
+        changed = self.store.append(line)
+        self._count(changed)
+        return bool(changed)
 
     def allows(self, usd: float) -> bool:
         """Tell whether so many dollars more stay within --max-usd."""
@@ -109,25 +107,27 @@ class JudgeBudget:
         return asked, body
 
     def estimate(self, prompts: list[Prompt], *, batch: bool) -> tuple[float, str]:
-        """Return the expected cost of prompts in dollars, and the estimate as text.
-
-        It is by the usage of the judge's earlier replies if there are enough.
-        """
+        """Return the expected cost of prompts in dollars, by earlier replies if there are enough; and as text."""
         used = self.store.usage[self.judge.label]
         measured = used.replies >= ENOUGH_REPLIES
-        usd = most = 0.0
-        for prompt in prompts:
-            asked, _ = self.plan(prompt, batch=batch)
-            expected = used.scaled_to(asked) if measured else expected_usage(asked, self.judge)
-            usd += self.price.of(expected, batch=batch)
-            most += self.most_usd(asked)
-        if not self.price.known:
+        requests = [self.plan(prompt, batch=batch)[0] for prompt in prompts]
+        expected = [used.scaled_to(one) if measured else expected_usage(one, self.judge) for one in requests]
+        usd = sum(self.price.of(one, batch=batch) for one in expected)
+        if not self.price.date:
             return usd, "price unknown"
         source = f", as {used.replies:,} replies of this judge" if measured else ""
-        return usd, (
-            f"about {money(usd)} at prices of {self.price.date}{source}, "
-            f"{money(most)} if every reply is as long as allowed"
+        most = money(sum(map(self.most_usd, requests)))
+        return (
+            usd,
+            f"about {money(usd)} at prices of {self.price.date}{source}, {most} if every reply is as long as allowed",
         )
+
+    def _count(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            if key in self.prompts:
+                before = self._costs.get(key, JudgeCost())
+                self._costs[key] = cost = self._cost_of_prompt(key)
+                self.usd += cost.usd - before.usd
 
     def _limit(self, prompt: Prompt) -> int:
         """Return the token limit of a reply: twice as high for each reply that was cut off by it.
@@ -135,23 +135,24 @@ class JudgeBudget:
         An unanswered prompt keeps its limit: a server that knows Idempotency-Key compares bodies.
         """
         history, used = self.store.prompts[prompt.key], self.store.usage[self.judge.label]
-        if history.last_asked is not None and history.last_asked.id in history.open:
-            return history.last_asked.limit
+        last_asked = next(reversed(history.asked.values()), None)
+        if last_asked is not None and last_asked.id in self.store.open:
+            return last_asked.limit
         longest = used.longest if used.replies >= MANY_REPLIES else None
         cut = sum(reply.cut for reply in history.replies)
         return most_output(prompt.answers, self.judge, longest) << min(cut, MOST_DOUBLINGS)
 
     def _cost_of_prompt(self, key: str) -> JudgeCost:
         history = self.store.prompts[key]
-        counted, uncounted = 0.0, [self.most_usd(asked) for asked in history.open.values()]
+        counted, open = 0.0, [self.most_usd(asked) for id, asked in history.asked.items() if id in self.store.open]
         for reply in history.replies:
-            asked = self.store.asked.get(reply.asked or "")
+            asked = history.asked.get(reply.asked or "")
             if reply.usage is not None:
                 counted += self.price.of(reply.usage, batch=reply.batch)
             elif asked is not None or reply.refusal is None:  # earlier versions stored unbilled refusals like this
                 most = (asked or self.plan(self.prompts[key])[0]).most
-                uncounted.append(self.price.of(most, batch=reply.batch))
-        return JudgeCost(counted=counted, uncounted=sum(uncounted), requests=len(uncounted))
+                open.append(self.price.of(most, batch=reply.batch))
+        return JudgeCost(counted, open)
 
 
 def most_output(answers: int, judge: Judge, longest: int | None = None) -> int:

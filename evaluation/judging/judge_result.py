@@ -10,23 +10,24 @@ import attrs
 from common.errors import printable
 from common.files import replace_file, writing
 from evaluation.instruct.overlap import FreeScores
-from evaluation.judging.judgement import Judgement, Verdicts
+from evaluation.judging.judgement import Judgement, State
 from evaluation.judging.panel import Panel
 from evaluation.judging.scores import Scores
 from evaluation.judging.verdict import Grade
 from evaluation.shared.results import append_result, as_read, results_of
 from training.telemetry.metrics_log import ANSWERS
 
+Grades = list[list[Grade] | None]  # by prompt and position
 OF_THE_SESSION = ("time", "usd", "usd_uncounted")  # fields that may differ between equal results
 SUBJECT = ("judge", "effort", "base_url", "questions", "orders", "seeds", "candidate")
 
 
-def keep_results(judgement: Judgement, verdicts: Verdicts, scores: Scores, free: list[list[FreeScores]]) -> list[str]:
+def keep_results(judgement: Judgement, states: list[State], scores: Scores, free: list[list[FreeScores]]) -> list[str]:
     """Append the result to those of every model that has a home; return lines for people.
 
     It is left out if the newest result of the same judgement is equal, or more complete. Raises BadInput.
     """
-    shared = _shared_values(judgement, verdicts, scores)
+    shared = _shared_values(judgement, states, scores)
     lines = []
     for candidate, standing, seeds in zip(judgement.panel.candidates, scores.standings, free, strict=True):
         if candidate.home is None:
@@ -38,8 +39,8 @@ def keep_results(judgement: Judgement, verdicts: Verdicts, scores: Scores, free:
         }
         values = as_read({**own, **shared})
         earlier = results_of(candidate.home, candidate.model, "judge")
-        newest = next((old for old in reversed(earlier) if _subject(old) == _subject(values)), None)
-        superfluous = None if newest is None else _superfluous(newest, values)
+        same = [old for old in earlier if _subject(old) == _subject(values)]
+        superfluous = _superfluous(same[-1], values) if same else None
         if superfluous is None:
             append_result(candidate.home, candidate.model, "judge", values)
         else:
@@ -47,7 +48,7 @@ def keep_results(judgement: Judgement, verdicts: Verdicts, scores: Scores, free:
     return lines
 
 
-def keep_comments(judgement: Judgement, verdicts: Verdicts) -> list[str]:
+def keep_comments(judgement: Judgement, grades: Grades) -> list[str]:
     """Write the judge's comments beside the answers of every model that has a home; return lines for people.
 
     Raises BadInput.
@@ -56,7 +57,7 @@ def keep_comments(judgement: Judgement, verdicts: Verdicts) -> list[str]:
     subject = [judge.effort, judge.base_url, _sha256(panel), panel.titles, options.orders, options.seed, panel.slots]
     digest = hashlib.sha256(json.dumps(subject).encode()).hexdigest()
     name = f"judged-by-{re.sub(r'[^A-Za-z0-9._-]+', '-', judge.model)[:80]}-{digest[:8]}.md"
-    text = _comments(judgement, verdicts)
+    text = _comments(judgement, grades)
     lines = []
     for home in dict.fromkeys(candidate.home for candidate in panel.candidates if candidate.home is not None):
         path = home / ANSWERS / name
@@ -67,12 +68,12 @@ def keep_comments(judgement: Judgement, verdicts: Verdicts) -> list[str]:
     return lines
 
 
-def _shared_values(judgement: Judgement, verdicts: Verdicts, scores: Scores) -> dict[str, Any]:
+def _shared_values(judgement: Judgement, states: list[State], scores: Scores) -> dict[str, Any]:
     panel, judge, cost = judgement.panel, judgement.judge, judgement.budget.cost
-    priced = judgement.budget.price.known
+    priced = bool(judgement.budget.price.date)
     return {
         "judge": judge.model,
-        "judge_snapshots": verdicts.snapshots,
+        "judge_snapshots": judgement.snapshots(),
         "effort": judge.effort,
         "base_url": judge.base_url,
         "questions": {"count": len(panel.questions), "sha256": _sha256(panel)},
@@ -90,8 +91,8 @@ def _shared_values(judgement: Judgement, verdicts: Verdicts, scores: Scores) -> 
             {"a": panel.titles[a], "b": panel.titles[b], **attrs.asdict(difference)}
             for (a, b), difference in scores.differences.items()
         ],
-        "left_out": verdicts.left_out,
-        "refused": verdicts.count("refused"),
+        "left_out": len(states) - states.count("judged"),
+        "refused": states.count("refused"),
         "usd": cost.usd if priced else None,
         "usd_uncounted": cost.uncounted if priced else None,
     }
@@ -118,11 +119,11 @@ def _sha256(panel: Panel) -> str:
     return hashlib.sha256(json.dumps(questions).encode()).hexdigest()
 
 
-def _comments(judgement: Judgement, verdicts: Verdicts) -> str:
+def _comments(judgement: Judgement, verdicts: Grades) -> str:
     """Return every question with each answer to it, and that answer's scores and comments, one for each order."""
     panel = judgement.panel
     grades: dict[tuple[int, int, int], list[Grade]] = {}  # by question, seed, and number of the answer
-    for prompt, verdict in zip(judgement.prompts, verdicts.grades, strict=True):
+    for prompt, verdict in zip(judgement.prompts, verdicts, strict=True):
         for answer, grade in zip(prompt.order, verdict or [], strict=verdict is not None):
             grades.setdefault((prompt.question, prompt.slot, answer), []).append(grade)
     lines = [f"# Comments of {printable(judgement.judge.model)}", ""]

@@ -9,25 +9,24 @@ import attrs
 
 from common.errors import BadInput, nearest
 from common.json_files import read_json
+from common.structure import structured
 from evaluation.judging.store import Usage
 
 PRICES = Path(__file__).with_name("prices.json")
+_USD: list[Any] = [attrs.validators.ge(0), attrs.validators.lt(math.inf)]
+_SHARE: list[Any] = [attrs.validators.ge(0), attrs.validators.le(1)]
 
 
 @attrs.frozen(kw_only=True)
 class Price:
     """Prices of one model, in US dollars per million tokens."""
 
-    input: float
-    cached_input: float
-    cache_write: float
-    output: float
-    batch_discount: float  # share of the price that a batch saves
-    date: str  # when the price was read
-
-    @property
-    def known(self) -> bool:
-        return bool(self.date)
+    input: float = attrs.field(validator=_USD)
+    cached_input: float = attrs.field(validator=_USD)
+    cache_write: float = attrs.field(validator=_USD)
+    output: float = attrs.field(validator=_USD)
+    batch_discount: float = attrs.field(validator=_SHARE)  # share that a batch saves
+    date: str  # when the price was read; empty: the price is unknown
 
     def of(self, usage: Usage, *, batch: bool) -> float:
         """Return the cost of tokens in dollars."""
@@ -42,26 +41,18 @@ UNKNOWN_PRICE = Price(input=0.0, cached_input=0.0, cache_write=0.0, output=0.0, 
 
 def read_price(path: Path, model: str) -> Price:
     """Return the price of a model, or of a dated version of it. Raises BadInput if the file has none."""
-    values = read_json(path)
+    table = read_json(path)
     try:
-        models = values["usd_per_million_tokens"]
+        models, shared = table["usd_per_million_tokens"], {key: table[key] for key in ("batch_discount", "date")}
         row = models.get(model, models.get(re.sub(r"-\d{4}-\d\d-\d\d$", "", model)))
-        if row is None:
-            hint = nearest(model, models)
-            raise BadInput(f"{path}: no price of '{model}'; add it to the file, or pass --prices{hint}")
-        return _price(row, float(values["batch_discount"]), str(values["date"]))
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+        if row is not None:
+            defaults = {"cached_input": row["input"], "cache_write": row["input"]}
+            return structured({**defaults, **row, **shared}, Price, unknown_keys=True)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadInput(f"{path}: {error!r}; wanted the keys and numbers of {PRICES.name}") from error
+    raise BadInput(f"{path}: no price of '{model}'; add it to the file, or pass --prices{nearest(model, models)}")
 
 
 def money(usd: float) -> str:
     """Return dollars as text, rounded up: no printed cost is below the bill."""
     return f"${math.ceil(usd * 1e4 - 1e-6) / 1e4:.4f}"
-
-
-def _price(row: dict[str, Any], discount: float, date: str) -> Price:
-    values = {"cached_input": row["input"], "cache_write": row["input"]} | row
-    numbers = {key: float(values[key]) for key in ("input", "cached_input", "cache_write", "output")}
-    if not 0 <= discount <= 1 or not all(0 <= number < math.inf for number in numbers.values()):
-        raise ValueError(f"batch_discount {discount}, prices {numbers}: wanted 0 to 1, and finite numbers from 0")
-    return Price(**numbers, batch_discount=discount, date=date)

@@ -1,11 +1,12 @@
 """Judgement report for people: reference-based scores, standings, differences, and how far the judge can be trusted."""
 
+from collections import Counter
 from statistics import fmean
 
 from tabulate import tabulate
 
 from evaluation.instruct.overlap import FreeScores
-from evaluation.judging.judgement import Judgement, Verdicts
+from evaluation.judging.judgement import Judgement, State
 from evaluation.judging.panel import Panel
 from evaluation.judging.scores import GOOD_REFERENCE, Scores
 from evaluation.shared.intervals import plus_minus
@@ -35,21 +36,21 @@ def free_table(panel: Panel, free: list[list[FreeScores]]) -> str:
     return tabulate(rows, ["model", "seeds", "exact", "chrF", "reference loss"], disable_numparse=True)
 
 
-def report(judgement: Judgement, verdicts: Verdicts, scores: Scores | None) -> str:
-    total = len(verdicts.states)
+def report(judgement: Judgement, states: list[State], scores: Scores | None) -> str:
+    count = Counter(states)
     lines = [
-        f"judge: {judgement.judge.model}, verdicts: {verdicts.count('judged'):,} of {total:,}, "
-        f"refused: {verdicts.count('refused'):,}; a prompt without a verdict is left out for all models alike"
+        f"judge: {judgement.judge.model}, verdicts: {count['judged']:,} of {len(states):,}, refused: "
+        f"{count['refused']:,}; a prompt without a verdict is left out for all models alike"
     ]
-    if verdicts.snapshots not in ([], [judgement.judge.model]):
-        lines.append(f"answered by: {', '.join(verdicts.snapshots)}")
+    if judgement.snapshots() not in ([], [judgement.judge.model]):
+        lines.append(f"answered by: {', '.join(judgement.snapshots())}")
     lines.append(cost_line(judgement))
-    if invalid := verdicts.count("invalid"):
+    if invalid := count["invalid"]:
         lines.append(f"invalid verdicts only: {invalid:,} prompts, which are not paid for again unless --retry-wrong")
-    if not_taken := verdicts.count("not taken"):
-        prompt = judgement.prompts[verdicts.states.index("not taken")]
+    if not_taken := count["not taken"]:
+        prompt = judgement.prompts[states.index("not taken")]
         question = judgement.panel.questions[prompt.question].instruction
-        why = next(iter(judgement.ending.not_taken.values()))
+        why = next(iter(judgement.not_taken.values()))
         lines.append(f"rejected by the server: {not_taken:,} prompts, such as {question[:100]!r}: {why}")
     return "\n".join(lines) + ("" if scores is None else "\n\n" + describe(judgement.panel, scores))
 
@@ -57,7 +58,7 @@ def report(judgement: Judgement, verdicts: Verdicts, scores: Scores | None) -> s
 def cost_line(judgement: Judgement) -> str:
     """Return the cost of all sessions of this judgement."""
     budget = judgement.budget
-    return f"cost, including earlier sessions: {budget.cost}" if budget.price.known else "cost: unknown"
+    return f"cost, including earlier sessions: {budget.cost}" if budget.price.date else "cost: unknown"
 
 
 def describe(panel: Panel, scores: Scores) -> str:

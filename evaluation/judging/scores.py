@@ -7,6 +7,7 @@ import numpy as np
 
 from evaluation.judging.panel import Panel
 from evaluation.judging.prompt import Prompt
+from evaluation.judging.verdict import Grade
 from evaluation.shared.bootstrap import paired_intervals
 from evaluation.shared.intervals import Interval
 
@@ -35,11 +36,8 @@ class Scores:
     disagreement: float | None  # standard deviation of one answer's score between orders; None: one order
 
 
-def score(panel: Panel, prompts: list[Prompt], verdicts: list[tuple[float, ...] | None]) -> Scores:
-    """Return the scores. `verdicts`: by prompt, scores by position; None is left out for all candidates alike.
-
-    At least one must be there.
-    """
+def score(panel: Panel, prompts: list[Prompt], verdicts: list[list[Grade] | None]) -> Scores:
+    """Return the scores of verdicts by prompt, at least one; None is left out for all candidates alike."""
     cells = _cells(panel, prompts, verdicts)  # (M + 1, S, Q, K): models, seeds, questions, orders; the reference last
     models = len(panel.candidates)
     means = cells.mean(3)  # (M + 1, S, Q)
@@ -60,18 +58,19 @@ def score(panel: Panel, prompts: list[Prompt], verdicts: list[tuple[float, ...] 
         differences=differences,
         anchor=float(references.mean()),
         doubtful=np.flatnonzero((references < GOOD_REFERENCE).filled(False)).tolist(),
-        bias=_position_bias(prompts, verdicts, cells),
+        bias=_position_bias(prompts, cells),
         disagreement=_disagreement(cells[:models]),
     )
 
 
-def _cells(panel: Panel, prompts: list[Prompt], verdicts: list[tuple[float, ...] | None]) -> np.ma.MaskedArray:
+def _cells(panel: Panel, prompts: list[Prompt], verdicts: list[list[Grade] | None]) -> np.ma.MaskedArray:
     """Return every score, float64 (M + 1, S, Q, K), masked where there is none."""
     repeats = len(prompts) // (panel.slots * len(panel.questions))
     cells = np.full((len(panel.candidates) + 1, panel.slots, len(panel.questions), repeats), np.nan)
     for index, (prompt, verdict) in enumerate(zip(prompts, verdicts, strict=True)):
         if verdict is not None:
-            cells[list(prompt.order), prompt.slot, prompt.question, index % repeats] = verdict
+            place = prompt.slot, prompt.question, index % repeats
+            cells[(list(prompt.order), *place)] = [grade.score for grade in verdict]
     return np.ma.masked_invalid(cells)
 
 
@@ -81,20 +80,19 @@ def _ranks(differences: dict[tuple[int, int], Interval], number: int, models: in
     return 1 + sum(one.value < 0 for one in ours), models - sum(one.value > 0 for one in ours)
 
 
-def _position_bias(
-    prompts: list[Prompt], verdicts: list[tuple[float, ...] | None], cells: np.ma.MaskedArray
-) -> list[tuple[float, float | None]]:
+def _position_bias(prompts: list[Prompt], cells: np.ma.MaskedArray) -> list[tuple[float, float | None]]:
     """Return what each position adds to a score beyond the means of the answer and the question."""
+    answers, slots, questions, repeats = cells.shape
     of_answers = cells.mean((1, 2, 3))
-    of_questions = np.moveaxis(cells, 2, 0).reshape(cells.shape[2], -1).mean(1)
-    added: list[dict[int, list[float]]] = [{} for _ in range(len(cells))]  # by position and question
-    for prompt, verdict in zip(prompts, verdicts, strict=True):
-        for position, (answer, value) in enumerate(zip(prompt.order, verdict or (), strict=verdict is not None)):
-            expected = of_answers[answer] + of_questions[prompt.question] - of_answers.mean()
-            added[position].setdefault(prompt.question, []).append(value - expected)
+    of_questions = np.moveaxis(cells, 2, 0).reshape(questions, -1).mean(1)
+    added = np.ma.masked_all((answers, questions, slots, repeats))  # by position
+    for index, prompt in enumerate(prompts):
+        order, slot, question, repeat = list(prompt.order), prompt.slot, prompt.question, index % repeats
+        expected = of_answers[order] + of_questions[question] - of_answers.mean()
+        added[:, question, slot, repeat] = cells[order, slot, question, repeat] - expected
     result = []
-    for by_question in added:
-        means = np.array([np.mean(values) for values in by_question.values()])  # the questions are the sample
+    for row in added.reshape(answers, questions, -1).mean(2):
+        means = row.compressed()  # the questions are the sample
         deviation = _deviation(means)
         result.append((float(means.mean()), None if deviation is None else deviation / math.sqrt(len(means))))
     return result

@@ -8,7 +8,6 @@ fields of other versions, are skipped.
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -105,8 +104,7 @@ class StoreLine:
 class PromptHistory:
     """Requests and replies of one prompt, oldest first."""
 
-    last_asked: Asked | None = None
-    open: dict[str, Asked] = attrs.field(factory=dict)  # by id: requests without an outcome
+    asked: dict[str, Asked] = attrs.field(factory=dict)  # by id
     replies: list[Reply] = attrs.field(factory=list)
 
     def verdict(self, answers: int) -> list[Grade] | None:
@@ -123,7 +121,7 @@ class PromptHistory:
 class JudgeUsage:
     """Tokens that the counted replies of one judge have used."""
 
-    replies: int = 0
+    replies: int = 0  # with output: others, as refusals by status, move no average
     sent_bytes: int = 0
     answers: int = 0
     input: int = 0
@@ -132,7 +130,6 @@ class JudgeUsage:
     excess: float = 1.0  # above 1: a reply used so many times what it was limited to
 
     def add(self, asked: Asked, usage: Usage) -> None:
-        """Count a reply. One without output, as a refusal by status, moves no average."""
         if usage.output:
             self.replies += 1
             self.sent_bytes += asked.sent_bytes
@@ -157,7 +154,7 @@ class VerdictStore:
     def __init__(self, path: Path):
         """Open and read it. Raises BadInput if it cannot be written, or another process holds it."""
         self.path = path
-        self.asked: dict[str, Asked] = {}  # by id
+        self.open: dict[str, Asked] = {}  # by id: requests without an outcome
         self.prompts: defaultdict[str, PromptHistory] = defaultdict(PromptHistory)  # by key
         self.usage: defaultdict[str, JudgeUsage] = defaultdict(JudgeUsage)  # by Judge.label
         self.in_order: list[Reply] = []
@@ -177,23 +174,20 @@ class VerdictStore:
         if unread:
             print(f"NOTE: {path}: skipped {unread:,} unreadable lines, as a crash leaves them; their content is lost")
 
-    def append(self, line: StoreLine) -> None:
-        """Store a line, synced to the disk. Raises BadInput if the disk does not take it."""
-        self._append(line, durable=True)
+    def append(self, line: StoreLine) -> set[str]:
+        """Store a line, synced to the disk, and return the keys of the prompts that it changes.
 
-    def note_unbilled(self, asked: Iterable[Asked], why: str) -> None:
-        """Store that those of these requests that have no outcome have ended unbilled."""
-        ids = list(dict.fromkeys(one.id for one in asked if one.id in self.prompts[one.key].open))
-        if ids:
-            self._append(StoreLine(unbilled=ids, why=why), durable=False)  # if lost, they count as billed
-
-    def add(self, reply: Reply) -> bool:
-        """Store a reply; False if it is stored already. Raises BadInput as `append`."""
-        stored = self.prompts[reply.key].replies
-        if reply in stored or (reply.asked is not None and any(one.asked == reply.asked for one in stored)):
-            return False
-        self.append(StoreLine(reply=reply))
-        return True
+        A stored reply and ids of requests with an outcome are not repeated. Raises BadInput if the disk is full, say.
+        """
+        if line.reply is not None and self._is_stored(line.reply):
+            return set()
+        new = attrs.evolve(line, unbilled=[id for id in dict.fromkeys(line.unbilled) if id in self.open])
+        if line.unbilled and not new.unbilled:
+            return set()
+        record = {key: value for key, value in attrs.asdict(new).items() if value}
+        with writing(self.path):  # what is unbilled counts as billed if this line is lost
+            self._log.append({**record, "time": utc_now()}, durable=not new.unbilled)
+        return self._take(new)
 
     def open_batches(self, base_url: str) -> list[StoredBatch]:
         """Return the batches at this server whose replies have not been fetched."""
@@ -203,34 +197,31 @@ class VerdictStore:
         self._log.close()
         self._locked.close()
 
-    def _take(self, line: StoreLine) -> None:
-        for asked in [*([line.asked] if line.asked else []), *(line.batch.asked if line.batch else [])]:
-            history = self.prompts[asked.key]
-            self.asked[asked.id] = history.open[asked.id] = history.last_asked = asked
-        if line.reply is not None:
-            self.prompts[line.reply.key].replies.append(line.reply)
-            self.in_order.append(line.reply)
-            answered = self._end(line.reply.asked)
-            if answered is not None and line.reply.usage is not None:
-                self.usage[answered.judge].add(answered, line.reply.usage)
-        for id in line.unbilled:
-            self._end(id)
+    def _is_stored(self, reply: Reply) -> bool:
+        stored = self.prompts[reply.key].replies
+        return reply in stored or (reply.asked is not None and any(one.asked == reply.asked for one in stored))
+
+    def _take(self, line: StoreLine) -> set[str]:
+        asked = [line.asked] if line.asked else line.batch.asked if line.batch else []
+        for one in asked:
+            self.prompts[one.key].asked[one.id] = self.open[one.id] = one
+        ended = [self.open.pop(id) for id in line.unbilled if id in self.open]
         if line.batch is not None:
             self._batches[line.batch.upload] = line.batch
         self._batches.pop(line.batch_done or "", None)
+        changed = {one.key for one in (*asked, *ended)}
+        return changed if line.reply is None else changed | {self._take_reply(line.reply)}
 
-    def _end(self, id: str | None) -> Asked | None:
-        """Note that a request has an outcome, and return it."""
-        asked = self.asked.get(id or "")
-        if asked is not None:
-            self.prompts[asked.key].open.pop(asked.id, None)
-        return asked
-
-    def _append(self, line: StoreLine, *, durable: bool) -> None:
-        record = {key: value for key, value in attrs.asdict(line).items() if value}
-        with writing(self.path):
-            self._log.append({**record, "time": utc_now()}, durable=durable)
-        self._take(line)
+    def _take_reply(self, reply: Reply) -> str:
+        history = self.prompts[reply.key]
+        history.replies.append(reply)
+        self.in_order.append(reply)
+        answered = history.asked.get(reply.asked or "")
+        if answered is not None:
+            self.open.pop(answered.id, None)
+            if reply.usage is not None:
+                self.usage[answered.judge].add(answered, reply.usage)
+        return reply.key
 
 
 def _structured_line(record: dict[str, Any]) -> StoreLine:

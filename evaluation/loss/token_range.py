@@ -13,9 +13,9 @@ from evaluation.shared.load import ModelLocation
 from tokens.format.manifest import finished_by, read_manifest
 from tokens.format.token_file import open_split
 from tokens.hub.download import hub_name
-from training.checkpoints.directory import read_state
 from training.checkpoints.disk import on_disk
 from training.checkpoints.run_record import StreamRecord
+from training.checkpoints.saved_state import read_state
 
 FIRST_TOKEN, TOKENS = 50_000_000, 19_660_800  # the range on which gpjt/ddp-base-model-from-scratch compares its models
 

@@ -64,6 +64,7 @@ def paths(name: str) -> list[str]:
     return [item.path for source in resolve_sources([name]) for item in source.inputs]
 
 
+@pytest.mark.slow
 def test_a_bucket_gives_the_bytes_of_the_disk_even_when_it_fails_now_and_then(
     s3: S3Server, local: dict[str, str], tmp_path: Path
 ) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import attrs
 import pytest
 
-from evaluation.judging.request import UNBILLED
+from evaluation.judging.replies import UNBILLED
 from tests import launch
 from tests.conftest import ROOT
 from tests.evaluation.judging.sessions import quality, read_store, write
@@ -142,7 +142,8 @@ def check(server: Judge, file: Path) -> tuple[int, int, int]:
     asked = [reply.asked for reply in store.in_order]
     assert len(asked) == len(set(asked)), "a reply is kept twice"
     kept = Counter(reply.key for reply in store.in_order if reply.usage != UNBILLED)
-    lost_or_open = {id: key for key, history in store.prompts.items() for id in history.open}
+    lost_or_open = {id: one.key for id, one in store.open.items()}
+    sent = {id: one for history in store.prompts.values() for id, one in history.asked.items()}
     unanswered = Counter(lost_or_open.values())
     lost = Counter(one.key for one in server.bill.values())
     lost.subtract(kept)
@@ -151,8 +152,8 @@ def check(server: Judge, file: Path) -> tuple[int, int, int]:
         assert set(server.bill) == set(asked) | (set(server.bill) & set(lost_or_open)), "the same, one by one"
         assert not set(asked) & set(lost_or_open)
     for id, one in server.bill.items():
-        if id in store.asked and not server.ignores_limit:
-            most = store.asked[id].most
+        if id in sent and not server.ignores_limit:
+            most = sent[id].most
             assert one.input <= most.input and one.output <= most.output, "more was billed than it was allowed"
     verdicts = sum(history.verdict(3) is not None for history in store.prompts.values())
     return sum(kept.values()), sum(lost.values()), verdicts

@@ -1,6 +1,5 @@
 """Limits of a job: a validation or a save that the budget no longer holds is not begun."""
 
-import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,25 +8,18 @@ import pytest
 from tests.conftest import ROOT
 from tests.training.telemetry.ledgers import ledger_of
 from training.build import make_intervals, validation_steps
+from training.command import Options
 from training.config.batch_plan import make_plan
 from training.config.train_config import load_run
 from training.limits import Limits
-from training.options import Options
 from training.planning.budget import Budget
 from training.state import Position
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    now = [100.0]
-    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-    return now
 
 
 def limits_of(clock: list[float], *, validated: bool, hours: float) -> Any:
     """Return limits after 23 s, of which the longest late step took 2 s and a validation, if any, 5."""
     run = load_run(ROOT / "runs" / "8xa100", ["validation_interval=10", "checkpoint_interval=40"])
-    plan = make_plan(run, 8)
+    plan = make_plan(run.train, run.model.context_length, 8)
     ledger = ledger_of(clock)
     if not validated:
         ledger._counts["validation"] = 0
@@ -36,7 +28,7 @@ def limits_of(clock: list[float], *, validated: bool, hours: float) -> Any:
         budget=Budget(max_hours=hours),
         ledger=ledger,
         state=fake(position=Position(step=8)),
-        intervals=make_intervals(run, plan, Options(max_steps=100)),
+        intervals=make_intervals(run.train, plan, Options(max_steps=100)),
         saving=fake(seconds_to_stop=1.0),
         validation_steps=validation_steps(plan),
     )
@@ -60,7 +52,7 @@ def test_the_first_validation_is_expected_to_take_as_long_as_its_share_of_a_step
         assert tight.reached() == reached
 
 
-VALIDATED_SEQUENCES = make_plan(load_run(ROOT / "runs" / "8xa100", []), 8).validation_sequences
+VALIDATED_SEQUENCES = load_run(ROOT / "runs" / "8xa100", []).train.validation.validation_sequences
 
 
 @pytest.mark.parametrize(("signalled", "cause"), [(True, "signal"), (False, "--max-hours")])

@@ -89,6 +89,7 @@ def test_one_learning_rate_makes_steps_of_like_size_with_either() -> None:
         assert 0.3 < sizes["muon"][key] / sizes["adamw"][key] < 3, key
 
 
+@pytest.mark.slow
 def test_muon_has_the_same_bits_on_any_world_size_killed_or_not_and_is_resumed_as_itself(
     make_run: Callable[..., Path],
 ) -> None:

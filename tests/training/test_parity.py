@@ -14,6 +14,7 @@ ONE_COMPILER = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}  # a pool of them imports 
 LAYOUTS = [(1, "ddp"), (1, "fsdp"), (2, "ddp"), (2, "fsdp")]
 
 
+@pytest.mark.slow
 def test_ddp_fsdp_and_one_process_have_one_loss_curve(make_run: Callable[..., Path]) -> None:
     curves = {}
     for ranks, parallel in LAYOUTS:
@@ -62,7 +63,7 @@ def test_a_compiled_network_trains_like_the_plain_one_and_alike_on_two_ranks(mak
     assert curves[3] == curves[4] == pytest.approx(plain, rel=1e-5)
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("precision", ["bf16", pytest.param("fp16", marks=pytest.mark.slow)])
 def test_lower_precision_trains_nearly_like_fp32(make_run: Callable[..., Path], precision: str) -> None:
     curves = []
     for name in ("fp32", precision):
@@ -95,6 +96,7 @@ train.leave(train.main())
 """
 
 
+@pytest.mark.slow
 def test_real_ranks_read_every_window_of_the_run_exactly_once(make_run: Callable[..., Path], tmp_path: Path) -> None:
     script = tmp_path / "record.py"
     script.write_text(RECORD_WINDOWS)

@@ -5,6 +5,8 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.conftest import metrics, seal_again, train
 from tests.training.supervision.runs import assert_same_weights
 from training.checkpoints.checkpoint_manifest import verify
@@ -74,6 +76,7 @@ def test_resuming_by_name_makes_that_checkpoint_the_newest(make_run: Callable[..
     assert list(metrics(run, "train_loss")) == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
+@pytest.mark.slow
 def test_resuming_from_a_copy_that_was_kept_makes_it_the_newest(make_run: Callable[..., Path]) -> None:
     run = make_run(checkpoint_interval=2, keep_checkpoints=1, validation_interval=None)
     assert train(run, "--max-steps", "2").returncode == 0

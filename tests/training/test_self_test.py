@@ -30,10 +30,10 @@ FOUR_STEPS = 4 * 8 * 30
 def parts(make_run: Callable[..., Path]) -> Iterator[Parts]:
     run = load_run(make_run(model={"drop_rate": 0.1}), [])
     alone = ranks.start("cpu", 60)
-    plan = make_plan(run, 1, {"x": 100_000})
-    numerics = resolve_numerics(run, plan, alone)
-    state = build.make_state(build.make_network(run), run, plan, numerics, alone)
-    yield state, build.make_settings(run, plan, numerics), alone
+    plan = make_plan(run.train, run.model.context_length, 1, {"x": 100_000})
+    numerics = resolve_numerics(run.train, plan.layout, alone.device)
+    state = build.make_state(build.make_network(run.model, run.train.random_seed), run.train, plan, numerics, alone)
+    yield state, build.make_settings(run.train, plan, numerics), alone
     ranks.stop()
 
 
@@ -69,6 +69,7 @@ def test_every_micro_batch_is_looked_at(parts: Parts) -> None:
     assert gradients_repeat(*parts) == ["final_norm.weight"]
 
 
+@pytest.mark.slow
 def test_an_overflow_of_fp16_does_not_hide_what_differs(parts: Parts) -> None:
     disturb(parts[0], "final_norm.weight")
     parts[0].loss_scale.dynamic = True
@@ -103,6 +104,7 @@ train.leave(train.main())
 """
 
 
+@pytest.mark.slow
 def test_a_run_with_the_self_test_has_the_bits_of_one_without(make_run: Callable[..., Path], tmp_path: Path) -> None:
     script = tmp_path / "as_on_a_gpu.py"
     script.write_text(AS_ON_A_GPU)

@@ -199,7 +199,9 @@ def events(run: Path, event: str) -> list[dict[str, Any]]:
     return [record for record in read_metrics(run) if record.get("event") == event]
 
 
-@pytest.mark.parametrize(("optimizer", "parallel"), [("adamw", "fsdp"), ("muon", "ddp")])
+@pytest.mark.parametrize(
+    ("optimizer", "parallel"), [("adamw", "fsdp"), pytest.param("muon", "ddp", marks=pytest.mark.slow)]
+)
 def test_a_skip_is_part_of_the_state_on_any_world_size(
     make_run: Callable[..., Path], script: Path, optimizer: str, parallel: str
 ) -> None:

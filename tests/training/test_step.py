@@ -48,7 +48,7 @@ def count_collectives(run: Path, script: Path, *overrides: str) -> tuple[dict[st
 
 @pytest.mark.parametrize("determinism", ["off", "elastic"])
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-@pytest.mark.parametrize("accumulation", [1, 4])
+@pytest.mark.parametrize("accumulation", [pytest.param(1, marks=pytest.mark.slow), 4])
 def test_gradients_are_reduced_once_a_step_whatever_the_accumulation(
     make_run: Callable[..., Path], tmp_path: Path, accumulation: int, parallel: str, determinism: str
 ) -> None:

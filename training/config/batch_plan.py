@@ -1,6 +1,5 @@
 """Batch plan: batches, steps, tokens, epochs and FLOPs of a run, from its configuration and the world size alone."""
 
-import bisect
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -8,11 +7,11 @@ from typing import Any
 import attrs
 
 from common.errors import BadInput
-from model.config import flops_per_token, parameter_count
+from model.config import ModelConfig, flops_per_token, parameter_count
 from tokens.batches.mixture import Mixture, Stage
 from tokens.batches.sampling import Layout, window_count
 from training.config.dataset_config import shares
-from training.config.train_config import Run
+from training.config.train_config import TrainConfig
 from training.optimizers.optimizer_registry import OPTIMIZERS
 from training.schedule import Schedule
 
@@ -70,78 +69,71 @@ class Plan:
         ]
 
 
-def make_plan(run: Run, world_size: int, lengths: Mapping[str, int | None] | None = None) -> Plan:
+def make_plan(
+    train: TrainConfig, context_length: int, world_size: int, lengths: Mapping[str, int | None] | None = None
+) -> Plan:
     """Derive accumulation, steps and schedule.
 
     `lengths` has the tokens of each dataset's train stream by the dataset's name, in order; None: not known. Raises
     BadInput as `derive_layout` does, when `min_train_tokens` is null and the stream's length is not known or too short
-    for one step, and for a dataset that would be read more than `max_epochs` times.
+    for one step, for more steps than a checkpoint's name can tell, and for more than `max_epochs` of a dataset.
     """
-    layout = derive_layout(run, world_size)
+    layout, data, optimization = derive_layout(train, context_length, world_size), train.data, train.optimization
+    batch = layout.global_batch_size
     if lengths is None:
-        lengths = {part.dataset: None for part in run.train.data.parts}
+        lengths = dict.fromkeys(part.dataset for part in data.parts)
     windows = {
-        name: None if tokens is None else window_count(tokens, run.train.data.start_train_token, layout.context_length)
+        name: None if tokens is None else window_count(tokens, data.start_train_token, context_length)
         for name, tokens in lengths.items()
     }
-    steps = _count_steps(run, layout, lengths, windows)
-    batch = layout.global_batch_size
-    reached = [stage for stage in shares(run.train.data.parts) if stage[0] < steps]
-    mixture = Mixture([Stage(first_step * batch, share) for first_step, share in reached])
+    steps = _count_steps(train, layout, lengths, windows)
+    stages = [Stage(first_step * batch, share) for first_step, share in shares(data.parts) if first_step < steps]
+    mixture = Mixture(stages)
     counts = mixture.counts(steps * batch)
     sources = tuple(SourcePlan(name, windows[name], count) for name, count in zip(lengths, counts, strict=True))
     for source in sources:
-        _check_epochs(run, source)
-    schedule = Schedule(
-        peak=run.train.optimization.learning_rate,
-        warmup_steps=int(steps * run.train.optimization.warmup_period_percent // 100),
-        total_steps=steps,
-        constant=not run.train.optimization.schedule_learning_rate,
-    )
-    validating = run.train.validation.validation_interval is not None
+        _check_epochs(train, source)
     return Plan(
         layout=layout,
         steps=steps,
-        start_token=run.train.data.start_train_token,
+        start_token=data.start_train_token,
         mixture=mixture,
         sources=sources,
-        schedule=schedule,
-        validation_sequences=run.train.validation.validation_sequences if validating else 0,
+        schedule=Schedule(
+            peak=optimization.learning_rate,
+            warmup_steps=int(steps * optimization.warmup_period_percent // 100),
+            total_steps=steps,
+            constant=not optimization.schedule_learning_rate,
+        ),
+        validation_sequences=train.validation.validation_sequences if train.validation.validation_interval else 0,
     )
 
 
-def check_steps(run: Run, plan: Plan) -> None:
-    """Raise BadInput for more steps than a checkpoint's name can tell."""
-    if plan.steps > MOST_STEPS:
-        raise BadInput(
-            f"{run.directory / 'train.json'}: got {plan.steps:,} steps of {plan.layout.global_batch_size} sequences, "
-            f"wanted at most {MOST_STEPS:,}; lower min_train_tokens or max_epochs, or raise global_batch_size"
-        )
-
-
-def derive_layout(run: Run, world_size: int) -> Layout:
+def derive_layout(train: TrainConfig, context_length: int, world_size: int) -> Layout:
     """Return how the global batch is spread. Raises BadInput when the world size does not divide it."""
-    batch = run.train.batch
-    if batch.global_batch_size is None:
-        accumulation = batch.gradient_accumulation_steps or 1
-    else:
-        micro_batches = batch.global_batch_size // batch.microbatch_size
-        if micro_batches % world_size:
+    wanted, batch, size = (
+        train.batch.gradient_accumulation_steps,
+        train.batch.global_batch_size,
+        train.batch.microbatch_size,
+    )
+    accumulation = wanted or 1
+    if batch is not None:
+        accumulation, rest = divmod(batch // size, world_size)
+        if rest:
+            divisors = microbatch_sizes(batch // size, 1)
+            near = sorted(sorted(divisors, key=lambda divisor: abs(divisor - world_size))[:DIVISORS_SHOWN])
             raise BadInput(
-                f"{run.directory / 'train.json'}: global_batch_size {batch.global_batch_size} is {micro_batches} "
-                f"micro-batches of {batch.microbatch_size}, which world size {world_size} does not divide; "
-                f"world sizes that do: {_divisors_near(micro_batches, world_size)}"
+                f"{train.file}: global_batch_size {batch} is {batch // size} micro-batches of {size}, which world size "
+                f"{world_size} does not divide; the nearest world sizes that do: {', '.join(map(str, near))}"
             )
-        accumulation = micro_batches // world_size
-        if batch.gradient_accumulation_steps not in (None, accumulation):
+        if wanted not in (None, accumulation):
             raise BadInput(
-                f"{run.directory / 'train.json'}: gradient_accumulation_steps: got "
-                f"{batch.gradient_accumulation_steps}, but global_batch_size {batch.global_batch_size} makes it "
+                f"{train.file}: gradient_accumulation_steps: got {wanted}, but global_batch_size {batch} makes it "
                 f"{accumulation} on world size {world_size}; leave it out: it is derived"
             )
     return Layout(
-        context_length=run.model.context_length,
-        microbatch_size=batch.microbatch_size,
+        context_length=context_length,
+        microbatch_size=size,
         accumulation=accumulation,
         data_parallel_size=world_size,
     )
@@ -165,67 +157,75 @@ def microbatch_sizes(batch: int, ranks: int, largest: int = MOST_SEQUENCES) -> l
     return sorted({size for size in (*small, *(share // size for size in small)) if size <= largest})
 
 
-def _divisors_near(number: int, wanted: int) -> str:
-    """Return the divisors of a number for people, those next to `wanted` where there are many."""
-    divisors = microbatch_sizes(number, 1)
-    first = max(0, bisect.bisect(divisors, wanted) - DIVISORS_SHOWN // 2)
-    shown = ", ".join(map(str, divisors[first : first + DIVISORS_SHOWN]))
-    return f"{'..., ' * (first > 0)}{shown}{', ...' * (first + DIVISORS_SHOWN < len(divisors))}"
-
-
-def describe(run: Run, plan: Plan) -> list[str]:
+def describe(model: ModelConfig, train: TrainConfig, plan: Plan) -> list[str]:
     """Return the arithmetic as lines for people."""
-    layout, model, train = plan.layout, run.model, run.train
-    batch = (
-        f"global batch {layout.global_batch_size} sequences = micro-batch {layout.microbatch_size} "
-        f"x accumulation {layout.accumulation} x world size {layout.data_parallel_size}"
-    )
-    if run.train.batch.global_batch_size is None:
-        batch += " (no global_batch_size in train.json: it follows the world size)"
-    flops = flops_per_token(model)
-    lines = [
+    layout, sequences, flops = plan.layout, plan.validation_sequences, flops_per_token(model)
+    follows = " (no global_batch_size in train.json: it follows the world size)"
+    validation = "none (validation_interval is null)"
+    if sequences:
+        validation = (
+            f"every {train.validation.validation_interval} steps, {sequences} x {layout.context_length} "
+            f"= {sequences * layout.context_length:,} tokens"
+        )
+    return [
         f"model        {parameter_count(model):,} parameters: {model.n_layers} layers x {model.emb_dim} wide, "
         f"{model.n_heads} heads, context {model.context_length}, vocabulary {model.vocab_size:,}, "
         f"{'tied' if model.tie_weights else 'untied'} head",
-        f"batch        {batch}",
+        f"batch        global batch {layout.global_batch_size} sequences = micro-batch {layout.microbatch_size} "
+        f"x accumulation {layout.accumulation} x world size {layout.data_parallel_size}"
+        f"{follows if train.batch.global_batch_size is None else ''}",
         f"step         {layout.global_batch_size} x {layout.context_length} = {plan.tokens_per_step:,} tokens",
         f"run          {plan.steps:,} steps x {plan.tokens_per_step:,} = {plan.train_tokens:,} tokens",
         *(f"data         {_describe_source(source)}" for source in plan.sources),
         f"compute      {flops:,} FLOPs a token, {flops * plan.train_tokens:.3g} in all",
         f"optimizer    {OPTIMIZERS[train.optimization.optimizer].title}",
         f"schedule     {_describe_schedule(plan.schedule)}",
-    ]
-    if sequences := plan.validation_sequences:
-        lines.append(
-            f"validation   every {train.validation.validation_interval} steps, {sequences} x {layout.context_length} "
-            f"= {sequences * layout.context_length:,} tokens"
-        )
-    else:
-        lines.append("validation   none (validation_interval is null)")
-    lines.append(
+        f"validation   {validation}",
         f"checkpoints  every {train.checkpoints.checkpoint_interval} steps, the newest "
-        f"{train.checkpoints.keep_checkpoints} and the best are kept"
-    )
-    return lines
+        f"{train.checkpoints.keep_checkpoints} and the best are kept",
+    ]
 
 
-def _count_steps(run: Run, layout: Layout, lengths: Mapping[str, int | None], windows: Mapping[str, int | None]) -> int:
-    tokens_per_step = layout.global_batch_size * layout.context_length
-    if run.train.data.min_train_tokens is not None:
-        return -(-run.train.data.min_train_tokens // tokens_per_step)
-    [tokens], [available] = lengths.values(), windows.values()
-    if available is None:
+def _count_steps(
+    train: TrainConfig, layout: Layout, lengths: Mapping[str, int | None], windows: Mapping[str, int | None]
+) -> int:
+    """Return the steps of a run. Raises BadInput where they cannot be counted, are none, or are too many."""
+    data, tokens_per_step = train.data, layout.global_batch_size * layout.context_length
+    if data.min_train_tokens is not None:
+        steps = -(-data.min_train_tokens // tokens_per_step)
+    else:
+        [tokens], [available] = lengths.values(), windows.values()
+        if available is None:
+            raise BadInput(
+                f"{train.file}: min_train_tokens is null (all tokens), so the number of steps needs the token files; "
+                "pass --token-files DIR or set min_train_tokens"
+            )
+        steps = available * data.max_epochs // layout.global_batch_size
+        if steps == 0:
+            raise BadInput(
+                f"{train.file}: dataset: got {tokens:,} tokens, wanted at least "
+                f"{data.start_train_token + tokens_per_step + 1:,} for one step; prepare more"
+            )
+    if steps > MOST_STEPS:
         raise BadInput(
-            f"{run.directory / 'train.json'}: min_train_tokens is null (all tokens), so the number of steps needs "
-            "the token files; pass --token-files DIR or set min_train_tokens"
-        )
-    steps = available * run.train.data.max_epochs // layout.global_batch_size
-    if steps == 0:
-        raise BadInput(
-            f"{run.directory / 'train.json'}: dataset: got {tokens:,} tokens, wanted at least "
-            f"{run.train.data.start_train_token + tokens_per_step + 1:,} for one step; prepare more"
+            f"{train.file}: got {steps:,} steps of {layout.global_batch_size} sequences, wanted at most "
+            f"{MOST_STEPS:,}; lower min_train_tokens or max_epochs, or raise global_batch_size"
         )
     return steps
+
+
+def _check_epochs(train: TrainConfig, source: SourcePlan) -> None:
+    """Raise BadInput for a dataset that does not hold enough."""
+    if source.windows is None or source.sequences <= source.windows * train.data.max_epochs:
+        return
+    needs = f"the run reads {source.sequences:,} windows of {source.dataset}"
+    if source.windows == 0:
+        raise BadInput(f"{train.file}: dataset: {needs}, which holds none of context_length + 1 tokens; prepare more")
+    epochs = -(-source.sequences // source.windows)
+    raise BadInput(
+        f"{train.file}: max_epochs: got {train.data.max_epochs}, wanted at least {epochs:,}: {needs}, which holds "
+        f"{source.windows:,}; prepare more, lower min_train_tokens, or set max_epochs to {epochs:,}"
+    )
 
 
 def _describe_schedule(schedule: Schedule) -> str:
@@ -242,17 +242,3 @@ def _describe_source(source: SourcePlan) -> str:
         return f"{source.sequences:,} windows of {source.dataset}, whose token files are not all here yet"
     epochs = source.epochs(source.sequences)
     return f"{epochs:.2f} epochs of {source.windows:,} windows: {source.sequences:,} of {source.dataset}"
-
-
-def _check_epochs(run: Run, source: SourcePlan) -> None:
-    """Raise BadInput for a dataset that does not hold enough."""
-    if source.windows is None or source.sequences <= source.windows * run.train.data.max_epochs:
-        return
-    where, needs = run.directory / "train.json", f"the run reads {source.sequences:,} windows of {source.dataset}"
-    if source.windows == 0:
-        raise BadInput(f"{where}: dataset: {needs}, which holds none of context_length + 1 tokens; prepare more")
-    epochs = -(-source.sequences // source.windows)
-    raise BadInput(
-        f"{where}: max_epochs: got {run.train.data.max_epochs}, wanted at least {epochs:,}: {needs}, which holds "
-        f"{source.windows:,}; prepare more, lower min_train_tokens, or set max_epochs to {epochs:,}"
-    )

@@ -3,64 +3,51 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from common.errors import BadInput, nearest, quoted
 
-
-class Ours(NamedTuple):
-    """Lockstep's counterpart of another program's key."""
-
-    key: str | None  # "model.KEY" or "train.KEY"; None: there is none
-    note: str = ""  # how the values differ, or what to do instead
-
-
-# By our key: those of nanoGPT, Hugging Face and others that mean the same.
-_SAME = {
+# Keys of nanoGPT, Hugging Face and others by ours. After a colon: how the values differ, or what to do instead.
+_THEIRS = {
     "model.context_length": "block_size n_ctx n_positions max_position_embeddings max_seq_len seq_len",
     "model.emb_dim": "n_embd hidden_size d_model",
     "model.n_heads": "n_head num_attention_heads",
     "model.n_layers": "n_layer num_hidden_layers",
     "model.drop_rate": "dropout embd_pdrop resid_pdrop attn_pdrop",
     "model.tie_weights": "tie_word_embeddings",
+    "model.qkv_bias: which adds a bias to queries, keys and values only": "bias",
     "train.microbatch_size": "per_device_train_batch_size",
+    "train.microbatch_size: sequences of a GPU in one forward pass; a step has train.global_batch_size": "batch_size",
     "train.global_batch_size": "train_batch_size",
     "train.recompute_blocks": "gradient_checkpointing",
     "train.max_epochs": "num_train_epochs epochs",
+    "train.min_train_tokens: which counts tokens; the option --max-steps pauses a run": "max_iters max_steps",
+    "train.min_train_tokens: the decay ends with the run": "lr_decay_iters",
     "train.learning_rate": "lr max_lr",
     "train.schedule_learning_rate": "decay_lr",
+    "train.schedule_learning_rate: true for warm-up and cosine decay": "lr_scheduler_type",
+    "train.warmup_period_percent: in percent of all steps": "warmup_iters warmup_steps warmup_ratio",
     "train.adam_beta1": "beta1",
     "train.adam_beta2": "beta2",
     "train.weight_decay": "wd",
     "train.clipping_max_norm": "grad_clip max_grad_norm",
     "train.optimizer": "optim",
     "train.keep_checkpoints": "save_total_limit",
+    "train.checkpoint_interval: in steps": "save_steps",
+    "train.log_interval: in steps": "logging_steps",
+    "train.validation_interval: in steps": "eval_interval eval_steps",
+    "train.validation_sequences: in sequences": "eval_iters",
     "train.random_seed": "seed",
     "train.precision": "dtype",
+    "train.precision: bf16": "bf16",
+    "train.precision: fp16": "fp16",
     "train.compile": "torch_compile",
+    ": the cosine ends at a tenth of train.learning_rate": "min_lr",
+    ": the option --resume of train.py continues a run": "init_from",
+    ": the option --device of train.py chooses the device": "device",
+    ": a run writes into its run directory": "out_dir output_dir",
 }
-_SEQUENCES = "sequences of a GPU in one forward pass; a step has train.global_batch_size"
-_TOKENS = "which counts tokens; the option --max-steps pauses a run"
-_NOTED = {
-    "bias": Ours("model.qkv_bias", "which adds a bias to queries, keys and values only"),
-    "batch_size": Ours("train.microbatch_size", _SEQUENCES),
-    "lr_decay_iters": Ours("train.min_train_tokens", "the decay ends with the run"),
-    "lr_scheduler_type": Ours("train.schedule_learning_rate", "true for warm-up and cosine decay"),
-    "eval_iters": Ours("train.validation_sequences", "in sequences"),
-    "min_lr": Ours(None, "the cosine ends at a tenth of train.learning_rate"),
-    "init_from": Ours(None, "the option --resume of train.py continues a run"),
-    "device": Ours(None, "the option --device of train.py chooses the device"),
-    "save_steps": Ours("train.checkpoint_interval", "in steps"),
-    "logging_steps": Ours("train.log_interval", "in steps"),
-    **dict.fromkeys(("max_iters", "max_steps"), Ours("train.min_train_tokens", _TOKENS)),
-    **dict.fromkeys(
-        ("warmup_iters", "warmup_steps", "warmup_ratio"), Ours("train.warmup_period_percent", "in percent of all steps")
-    ),
-    **dict.fromkeys(("eval_interval", "eval_steps"), Ours("train.validation_interval", "in steps")),
-    **{precision: Ours("train.precision", precision) for precision in ("bf16", "fp16")},
-    **dict.fromkeys(("out_dir", "output_dir"), Ours(None, "a run writes into its run directory")),
-}
-FOREIGN_KEYS = {name: Ours(key) for key, names in _SAME.items() for name in names.split()} | _NOTED
+FOREIGN_KEYS = {name: ours for ours, names in _THEIRS.items() for name in names.split()}
 
 
 def hint(section: str, key: str, value: Any, keys: Mapping[str, Mapping[str, Any]], *, overridden: bool) -> str:
@@ -68,17 +55,16 @@ def hint(section: str, key: str, value: Any, keys: Mapping[str, Mapping[str, Any
 
     `keys`: all known keys by section, "model" and "train". `overridden`: given by --set.
     """
-    elsewhere = next((Ours(f"{name}.{key}") for name, known in keys.items() if key in known), None)
-    ours = elsewhere or FOREIGN_KEYS.get(key)
-    if ours is None:
+    elsewhere = next((f"{name}.{key}" for name, known in keys.items() if key in known), None)
+    meant = elsewhere or FOREIGN_KEYS.get(key)
+    if meant is None:
         return nearest(key, keys[section])
-    if ours.key is None:
-        return f"; there is no such key here: {ours.note}"
-    if ours.note:
-        return f"; here it is {ours.key}, {ours.note}"
-    other, _, name = ours.key.partition(".")
+    ours, _, note = meant.partition(": ")
+    if note:
+        return f"; here it is {ours}, {note}" if ours else f"; there is no such key here: {note}"
     if overridden:
-        return f"; did you mean --set {ours.key}={value if isinstance(value, str) else json.dumps(value)}?"
+        return f"; did you mean --set {ours}={value if isinstance(value, str) else json.dumps(value)}?"
+    other, _, name = ours.partition(".")
     return f"; did you mean '{name}'" + ("?" if other == section else f" of {other}.json?")
 
 

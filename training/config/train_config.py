@@ -1,15 +1,16 @@
 """A run directory's `model.json` and `train.json`: read, older spellings translated, checked."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import attrs
 
 from common.errors import BadInput, quoted
 from common.files import is_folder
 from common.json_files import parse_json, read_json
+from common.structure import checked
 from model.checks import integer
 from model.config import ModelConfig
 from model.stock import stock_class
@@ -27,7 +28,6 @@ from training.config.key_groups import (
 )
 from training.optimizers.optimizer_registry import OPTIMIZERS
 
-Config = TypeVar("Config")
 _WANTED = "a run directory holds model.json and train.json, each a JSON object"
 
 
@@ -47,26 +47,28 @@ class TrainConfig:
     memory: MemoryOptions
     timeout_seconds: int = define(integer(10, 30 * 86400), 600, plumbing=True)  # of one collective
 
+    file: Path = attrs.field(default=Path("train.json"), eq=False)  # where it was read, for errors
+
     @classmethod
-    def from_keys(cls, **values: Any) -> "TrainConfig":
-        """Group flat keys. Raises ValueError, "KEY: got ..., wanted ...", and TypeError for an unknown key."""
+    def from_keys(cls, values: Mapping[str, Any], file: Path = Path("train.json")) -> "TrainConfig":
+        """Group flat keys. Raises ValueError, "KEY: got ..., wanted ...", also for an unknown or missing key."""
+        rest, groups = dict(values), {}
         for field in attrs.fields(cls):
-            kind: Any = field.type
-            if attrs.has(kind):
-                keys = attrs.fields_dict(kind).keys() & values.keys()
-                values[field.name] = kind(**{key: values.pop(key) for key in keys})
-        return cls(**values)
+            if attrs.has(field.type):
+                own = {key: rest.pop(key) for key in attrs.fields_dict(field.type) if key in rest}
+                groups[field.name] = checked(field.type, own)
+        return checked(cls, rest, **groups, file=file)
 
     def flat(self) -> dict[str, Any]:
         """Return keys and values as in train.json, in the order of their definition."""
         flat: dict[str, Any] = {}
         for name, value in attrs.asdict(self).items():
-            flat |= value if attrs.has(type(getattr(self, name))) else {name: value}
-        return flat
+            flat |= value if isinstance(value, dict) else {name: value}
+        return {key: flat[key] for key in KEYS["train"]}
 
     def replace(self, **values: Any) -> "TrainConfig":
         """Return it with other values for some flat keys."""
-        return TrainConfig.from_keys(**self.flat() | values)
+        return TrainConfig.from_keys(self.flat() | values, self.file)
 
 
 def train_keys() -> dict[str, Any]:
@@ -75,6 +77,7 @@ def train_keys() -> dict[str, Any]:
     for field in attrs.fields(TrainConfig):
         kind: Any = field.type
         keys |= attrs.fields_dict(kind) if attrs.has(kind) else {field.name: field}
+    del keys["file"]
     return keys
 
 
@@ -105,8 +108,19 @@ def load_run(directory: Path, overrides: Sequence[str]) -> Run:
     values = {section: read_json(file, advice=_WANTED) for section, file in files.items()}
     overridden = {_apply(override, values) for override in overrides}
     notices = translate(values["model"], values["train"], files["model"], files["train"])
-    model = _build("model", ModelConfig, values["model"], files["model"], overridden)
-    train = _build("train", TrainConfig.from_keys, values["train"], files["train"], overridden)
+    for section, known in KEYS.items():
+        for key, value in values[section].items():
+            if key not in known:
+                where = "--set" if key in overridden else files[section]
+                meant = hint(section, key, value, KEYS, overridden=key in overridden)
+                raise BadInput(f"{where}: unknown key {quoted(key)}{meant}")
+    file = files["model"]
+    try:
+        model = checked(ModelConfig, values["model"])
+        file = files["train"]
+        train = TrainConfig.from_keys(values["train"], file)
+    except ValueError as error:  # "KEY: got ..., wanted ..."
+        raise BadInput(f"{'--set' if str(error).partition(':')[0] in overridden else file}: {error}") from error
     for problem in _contradictions(model, train):
         raise BadInput(f"{files['train']}: {problem}")
     stock_class(model, str(files["model"]))  # what could not be exported is refused before it is trained
@@ -125,27 +139,6 @@ def _apply(override: str, values: dict[str, dict[str, Any]]) -> str:
     except ValueError:
         values[section][key] = text  # a bare word is a string
     return key
-
-
-def _build(
-    section: str, make: Callable[..., Config], values: dict[str, Any], path: Path, overridden: set[str]
-) -> Config:
-    """Return a configuration from flat keys. Raises BadInput that blames the file, or --set where it has the key."""
-
-    def blamed(key: str) -> str:
-        return "--set" if key in overridden else str(path)
-
-    for key, value in values.items():
-        if key not in KEYS[section]:
-            meant = hint(section, key, value, KEYS, overridden=key in overridden)
-            raise BadInput(f"{blamed(key)}: unknown key {quoted(key)}{meant}")
-    for key, field in KEYS[section].items():
-        if key not in values and field.default is attrs.NOTHING:
-            raise BadInput(f"{path}: key '{key}' is missing")
-    try:
-        return make(**values)
-    except ValueError as error:  # our validators': "KEY: got ..., wanted ..."
-        raise BadInput(f"{blamed(str(error).partition(':')[0])}: {error}") from error
 
 
 def _contradictions(model: ModelConfig, train: TrainConfig) -> Iterator[str]:

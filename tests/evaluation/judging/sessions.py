@@ -15,7 +15,9 @@ from unittest.mock import patch
 import evaluate
 from evaluation.judging.panel import Candidate, Panel
 from evaluation.judging.prompt import Judge as WhoIsAsked
+from evaluation.judging.prompt import Prompt
 from evaluation.judging.store import Reply, VerdictStore
+from evaluation.judging.verdict import Grade
 from evaluation.shared.records import Answer, Answers, Record, write_answers
 from tests.judge_server import Judge
 
@@ -99,7 +101,7 @@ def printed(output: str) -> float:
 
 def unanswered(files: list[Path]) -> set[str]:
     """Return the ids of stored requests without an outcome."""
-    return {id for history in read_store(store_path(files)).prompts.values() for id in history.open}
+    return set(read_store(store_path(files)).open)
 
 
 def read_store(path: Path) -> VerdictStore:
@@ -120,6 +122,11 @@ def panel(models: int, questions: int, slots: int = 1) -> Panel:
         for m in range(models)
     ]
     return Panel(questions=records, candidates=candidates, slots=slots)
+
+
+def grades(prompt: Prompt, *scores: float) -> list[Grade]:
+    """Return the verdict on a prompt that scores each candidate, and last the reference."""
+    return [Grade(score=scores[answer], comment="") for answer in prompt.order]
 
 
 def store_path(files: list[Path]) -> Path:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import BadInput
-from evaluation.judging import command as command_module
+from evaluation.judging import judge as judge_module
 from tests import launch
 from tests.conftest import ROOT
 from tests.evaluation.judging.sessions import command
@@ -47,10 +47,10 @@ def test_without_a_judge_there_are_scores_all_the_same(files: list[Path]) -> Non
 
 
 def test_verdicts_are_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command_module, "VERDICTS", tmp_path / "repository" / "runs" / "verdicts.jsonl")
+    monkeypatch.setattr(judge_module, "VERDICTS", tmp_path / "repository" / "runs" / "verdicts.jsonl")
     monkeypatch.chdir(tmp_path)
-    assert command_module.default_store() == tmp_path / "repository" / "runs" / "verdicts.jsonl"
+    assert judge_module.default_store() == tmp_path / "repository" / "runs" / "verdicts.jsonl"
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "verdicts.jsonl").write_text("")
     with pytest.raises(BadInput, match=r"runs/verdicts.jsonl: holds verdicts, and so may .*; pass the one to use"):
-        command_module.default_store()
+        judge_module.default_store()

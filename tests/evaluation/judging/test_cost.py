@@ -115,16 +115,14 @@ def ask(budget: JudgeBudget, key: str, id: str, output: int) -> Asked:
     """Store a request that may use so many tokens of output."""
     most = Usage(input=0, output=output)
     asked = Asked(id=id, key=key, judge=JUDGE.label, answers=3, sent_bytes=9, limit=output, most=most)
-    budget.store.append(StoreLine(asked=asked))
-    budget.update(key)
+    budget.note(StoreLine(asked=asked))
     return asked
 
 
 def answer(budget: JudgeBudget, asked: Asked, output: int | None) -> None:
     """Store a reply with so many tokens of output; None: the server did not say."""
     usage = None if output is None else {"input_tokens": 9, "output_tokens": output}
-    budget.store.add(read_reply(asked, {"usage": usage}))
-    budget.update(asked.key)
+    budget.note(StoreLine(reply=read_reply(asked, {"usage": usage})))
 
 
 def test_a_request_counts_at_its_most_until_it_is_answered(budget: JudgeBudget) -> None:
@@ -135,10 +133,9 @@ def test_a_request_counts_at_its_most_until_it_is_answered(budget: JudgeBudget) 
     answer(budget, asked[0], 25_000)
     answer(budget, asked[1], None)
     assert [budget.usd, budget.cost.usd] == pytest.approx([0.65, 0.65], abs=1e-5)
-    assert (budget.cost.counted, budget.cost.requests) == (pytest.approx(0.05, abs=1e-5), 2)
-    budget.store.note_unbilled(asked, "never sent")  # of the answered ones this says nothing
-    budget.update(second)
-    assert (budget.usd, budget.cost.requests) == (pytest.approx(0.05 + 0.3, abs=1e-5), 1)
+    assert (budget.cost.counted, len(budget.cost.open)) == (pytest.approx(0.05, abs=1e-5), 2)
+    budget.note(StoreLine(unbilled=["a", "b", "c"], why="never sent"))  # of the answered ones this says nothing
+    assert (budget.usd, len(budget.cost.open)) == (pytest.approx(0.05 + 0.3, abs=1e-5), 1)
     again = JudgeBudget(JUDGE, budget.prompts, budget.store, budget.price, 1.0)  # of the next session
     assert again.usd == pytest.approx(budget.usd)
     unpriced = JudgeBudget(JUDGE, budget.prompts, budget.store, UNKNOWN_PRICE, 1.0)
@@ -150,7 +147,7 @@ def test_the_limit_of_a_reply_leaves_room_for_reasoning_and_doubles_where_it_was
     asked, body = budget.plan(prompt)
     assert body["max_output_tokens"] == asked.limit == asked.most.output == most_output(3, JUDGE) > 6000
     assert asked.most.input == asked.sent_bytes >= len(body["input"])
-    budget.store.add(attrs.evolve(read_reply(asked, {}), cut=True))
+    budget.note(StoreLine(reply=attrs.evolve(read_reply(asked, {}), cut=True)))
     assert budget.plan(prompt)[0].limit == 2 * asked.limit
     assert most_output(3, attrs.evolve(JUDGE, effort="high")) > 20_000
     assert most_output(3, attrs.evolve(JUDGE, effort="none")) < 1000

@@ -1,16 +1,14 @@
 """Scores: what was not judged counts for nobody."""
 
-from typing import Any
-
 from evaluation.judging.prompt import make_prompts
 from evaluation.judging.scores import score
-from tests.evaluation.judging.sessions import JUDGE, panel
+from tests.evaluation.judging.sessions import JUDGE, grades, panel
 
 
 def test_what_is_not_judged_counts_for_nobody() -> None:
     judged = panel(2, 4)
     prompts = make_prompts(judged, JUDGE, repeats=2, seed=0)
-    verdicts: list[Any] = [tuple({0: 80, 1: 30, 2: 95}[a] - 10 * p.question for a in p.order) for p in prompts]
+    verdicts = [grades(p, *(score - 10 * p.question for score in (80, 30, 95))) for p in prompts]
     full = score(judged, prompts, verdicts)
     assert [standing.score.value for standing in full.standings] == [65, 15]
     assert full.anchor == 80

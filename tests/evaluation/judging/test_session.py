@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from evaluation.judging.cost import JudgeBudget
+from evaluation.judging.store import StoreLine
 from tests import launch
 from tests.conftest import ROOT
 from tests.evaluation.judging.sessions import (
@@ -299,14 +300,15 @@ def test_an_error_of_this_program_loses_no_reply_that_is_in_flight(
 ) -> None:
     server.faults, server.slow_seconds = {5: "slow", 6: "slow"}, 600
 
-    def broken(budget: JudgeBudget, *keys: str) -> None:
+    def broken(budget: JudgeBudget, line: StoreLine) -> bool:
+        noted = note(budget, line)
         if len(budget.store.in_order) == 6 and not server.released.is_set():  # the first that overtakes the slow ones
             server.released.set()
             raise RuntimeError("a fault of ours")
-        update(budget, *keys)
+        return noted
 
-    update = JudgeBudget.update
-    monkeypatch.setattr(JudgeBudget, "update", broken)
+    note = JudgeBudget.note
+    monkeypatch.setattr(JudgeBudget, "note", broken)
     with pytest.raises(RuntimeError, match="a fault of ours"):
         judge(server, files)
     assert not unanswered(files)

@@ -33,7 +33,8 @@ def test_what_replies_use_beyond_the_limit_does_not_compound(tmp_path: Path) -> 
             StoreLine(asked=Asked(id=id, key=id, judge="j", answers=1, sent_bytes=10, limit=100, most=most_used))
         )
         usage = Usage(input=5, output=1000)
-        store.add(Reply(key=id, id=None, text="", refusal=None, usage=usage, batch=False, asked=id))
+        reply = Reply(key=id, id=None, text="", refusal=None, usage=usage, batch=False, asked=id)
+        store.append(StoreLine(reply=reply))
     store.close()
     assert [store.usage["j"].excess, read_store(store.path).usage["j"].excess] == [10, 10]
 

@@ -114,6 +114,7 @@ def test_a_line_that_is_too_long_is_left_out(
     assert sum(problem.lost_bytes for problem in reader.problems.first) == (41 + 501 + 300 if kind == "" else 0)
 
 
+@pytest.mark.slow
 def test_an_array_of_records_is_not_read_into_memory(tmp_path: Path) -> None:
     with (tmp_path / "a.json").open("wb") as file:
         file.truncate(1 << 30)  # no line end anywhere

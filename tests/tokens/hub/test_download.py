@@ -112,6 +112,7 @@ def test_free_disk_is_checked_first(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert calls == [True]
 
 
+@pytest.mark.slow
 def test_a_hugging_face_dataset_is_read_from_its_data_files(tmp_path: Path) -> None:
     texts = [f"document {number} of the hub" for number in range(500)]
     (tmp_path / "dataset").mkdir()
@@ -155,6 +156,7 @@ def test_a_hub_that_cannot_be_reached_is_one_line(
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.slow
 def test_a_preparation_stays_at_the_commit_that_it_began_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "dataset").mkdir()
     pyarrow.parquet.write_table(pyarrow.table({"text": ["x"] * 500}), tmp_path / "dataset" / "train.parquet")

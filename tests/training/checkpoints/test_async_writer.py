@@ -19,7 +19,7 @@ LONG = {"min_train_tokens": 80 * 8 * 32, "validation_interval": None, "checkpoin
 FULL = 60_000  # bytes that any file may have: less than the weights
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_full_disk_stops_no_run_and_the_next_save_is_tried_again(make_run: Callable[..., Path], ranks: int) -> None:
     straight, run = (make_run(name, **LONG) for name in ("straight", "full"))
     process = start(run, ranks, file_bytes=FULL, SLOW_STEP=0.03)
@@ -44,6 +44,7 @@ def test_a_full_disk_stops_no_run_and_the_next_save_is_tried_again(make_run: Cal
     assert states[0]["state_sha256"] == states[1]["state_sha256"]
 
 
+@pytest.mark.slow
 def test_a_failed_save_stays_in_the_bar_until_one_succeeds(make_run: Callable[..., Path]) -> None:
     run = make_run(min_train_tokens=24 * 8 * 32, validation_interval=None)
     status, lines = in_terminal(["prlimit", f"--fsize={FULL}", *train_command(run, ranks=1)])

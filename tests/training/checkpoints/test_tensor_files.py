@@ -59,6 +59,7 @@ train.leave(train.main())
 """
 
 
+@pytest.mark.slow
 def test_no_pickle_is_read(finished: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(finished, run, symlinks=True)

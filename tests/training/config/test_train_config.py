@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import attrs
 import pytest
 
 from common.errors import BadInput
@@ -54,10 +53,10 @@ def test_public_run_directories_load_unchanged(tmp_path: Path, extra: dict[str, 
     run = load_run(run_directory(tmp_path / "r", GPT2_124M, PUBLIC | extra), [])
     assert run.notices == ()
     accumulation = extra.get("gradient_accumulation_steps", 1)
-    plan = make_plan(run, world_size=8)
+    plan = make_plan(run.train, run.model.context_length, 8)
     assert plan.layout.global_batch_size == 12 * accumulation * 8
     assert plan.train_tokens >= 3260190720
-    assert "no global_batch_size in train.json" in "\n".join(describe(run, plan))
+    assert "no global_batch_size in train.json" in "\n".join(describe(run.model, run.train, plan))
 
 
 @pytest.mark.parametrize(
@@ -83,7 +82,7 @@ def test_shipped_run_directories_train_the_same_model_on_the_same_batches(name: 
     reference = load_run(ROOT / "runs" / "8xa100", [])
     assert (run.model, run.train) == (reference.model, reference.train)
     for world_size in (1, 2, 4, 8):
-        plan = make_plan(run, world_size)
+        plan = make_plan(run.train, run.model.context_length, world_size)
         assert plan.layout.global_batch_size == 128
         assert plan.layout.microbatch_size == 16
         assert plan.steps == 24_874
@@ -116,22 +115,38 @@ def part(dataset: str = "a", **keys: Any) -> dict[str, Any]:
         ("train", {"spike_zscore": 0}, "spike_zscore: got 0, wanted a number above 0"),
         ("train", {"dataset": ""}, "dataset: got '', wanted a non-empty string, or a list of {\"dataset\": NAME"),
         ("train", {"dataset": []}, "dataset: got [], wanted a non-empty string, or a list of"),
-        ("train", {"dataset": ["a"]}, 'dataset: entry 1: got \'a\', wanted {"dataset": NAME, "weight": NUMBER}'),
+        ("train", {"dataset": ["a"]}, "dataset: entry 1: got 'a', wanted an object of keys and values"),
         ("train", {"dataset": [part(wieght=1)]}, "entry 1: unknown key 'wieght'; did you mean 'weight'?"),
         ("train", {"dataset": [{"dataset": "a"}]}, "dataset: entry 1: key 'weight' is missing"),
-        ("train", {"dataset": [part("", weight=1)]}, "dataset: entry 1: got dataset '', wanted a non-empty string"),
+        ("train", {"dataset": [part("", weight=1)]}, "dataset: entry 1: dataset: got '', wanted a non-empty string"),
         (
             "train",
             {"dataset": [part("b", weight=1), part(weight=0)]},
-            "entry 2, a: got weight 0, wanted a number above",
+            "entry 2: weight: got 0, wanted a number above",
         ),
-        ("train", {"dataset": [part(weight="1")]}, "entry 1, a: got weight '1', wanted a number above 0, or stages"),
-        ("train", {"dataset": [part(weight=True)]}, "entry 1, a: got weight True, wanted a number above 0"),
-        ("train", {"dataset": [part(weight=1), part(weight=2)]}, "dataset: got a twice, wanted each dataset once"),
-        ("train", {"dataset": [part(weight=[])]}, "a: got stages [], wanted the first one to begin with step 0"),
-        ("train", {"dataset": [part(weight=[[1, 1]])]}, "a: got stages [[1, 1]], wanted the first one to begin with"),
-        ("train", {"dataset": [part(weight=[[0, 1], [0, 2]])]}, "a: got stage [0, 2], wanted [first step, weight], st"),
-        ("train", {"dataset": [part(weight=[[0, -1]])]}, "a: got stage [0, -1], wanted [first step, weight]"),
+        ("train", {"dataset": [part(weight="1")]}, "entry 1: weight: got '1', wanted a number above 0, or stages"),
+        ("train", {"dataset": [part(weight=True)]}, "entry 1: weight: got True, wanted a number above 0"),
+        (
+            "train",
+            {"dataset": [part(weight=1), part(weight=2)]},
+            "dataset: entry 2: got a twice; give it the sum of the weights",
+        ),
+        (
+            "train",
+            {"dataset": [part(weight=[])]},
+            "entry 1: weight: got stages [], wanted the first one to begin with step 0",
+        ),
+        (
+            "train",
+            {"dataset": [part(weight=[[1, 1]])]},
+            "weight: got stages [[1, 1]], wanted the first one to begin with",
+        ),
+        (
+            "train",
+            {"dataset": [part(weight=[[0, 1], [0, 2]])]},
+            "weight: got stage [0, 2], wanted [first step, weight], st",
+        ),
+        ("train", {"dataset": [part(weight=[[0, -1]])]}, "weight: got stage [0, -1], wanted [first step, weight]"),
         ("train", {"dataset": [part(weight=[[0, 1], [5, 0]])]}, "dataset: got no weight above 0 from step 5 on"),
         ("train", {"dataset": [part(weight=[[0, 0]]), part("b", weight=1)]}, "got weight 0 for a in every stage"),
         ("train", {"dataset": [part(weight=1e-9), part("b", weight=1)]}, "round the weights to fewer digits"),
@@ -141,9 +156,17 @@ def part(dataset: str = "a", **keys: Any) -> dict[str, Any]:
             "min_train_tokens: got null (all tokens), wa",
         ),
         ("train", {"dataset": [part(weight=1e-320), part("b", weight=1e300)]}, "round the weights to fewer digits"),
-        ("train", {"dataset": [part(weight=10**400)]}, "entry 1, a: got weight 1000"),
-        ("train", {"dataset": [part(str(n), weight=1) for n in range(5000)]}, "got 5,000 datasets, wanted at most 256"),
-        ("train", {"dataset": [part(weight=[[n, 1] for n in range(5000)])]}, "got 5,000 stages in all, wanted at most"),
+        ("train", {"dataset": [part(weight=10**400)]}, "entry 1: weight: got 1000"),
+        (
+            "train",
+            {"dataset": [part(str(n), weight=1) for n in range(5000)]},
+            "got 5,000 datasets and stages in all, wanted at most 512",
+        ),
+        (
+            "train",
+            {"dataset": [part(weight=[[n, 1] for n in range(5000)])]},
+            "got 5,000 datasets and stages in all, wanted at most",
+        ),
         ("train", {"dataset": "a" * 5000, "max_epochs": "b" * 5000}, "max_epochs: got 'bbb"),
         ("train", {"minibatch_size": "a" * 5000}, "minibatch_size 'aaa"),
         ("train", {f"key{n}": n for n in range(20_000)}, "unknown key 'key0'; known: adam_beta1"),
@@ -209,9 +232,9 @@ def test_stages_of_different_datasets_may_begin_at_different_steps(tmp_path: Pat
     parts = [part(weight=[[0, 0.7], [1000, 0]]), part("b", weight=0.3), part("c", weight=[[0, 0], [500, 1]])]
     run = load_run(run_directory(tmp_path / "r", TINY_MODEL, {"dataset": parts} | TINY_TRAIN), [])
     assert shares(run.train.data.parts) == [(0, (7, 3, 0)), (500, (7, 3, 10)), (1000, (0, 3, 10))]
-    plan = make_plan(run, 1)
+    plan = make_plan(run.train, run.model.context_length, 1)
     assert [source.sequences for source in plan.sources] == [45, 19, 0]  # 64 of them, in the first stage
-    longer = make_plan(attrs.evolve(run, train=run.train.replace(min_train_tokens=600 * 8 * 32)), 1)
+    longer = make_plan(run.train.replace(min_train_tokens=600 * 8 * 32), run.model.context_length, 1)
     assert [source.sequences for source in longer.sources] == [2800 + 280, 1200 + 120, 400]
 
 
@@ -239,7 +262,7 @@ def test_keys_are_flat_in_records_and_in_groups_here() -> None:
     train = load_run(ROOT / "runs" / "8xa100", []).train
     flat = train.flat()
     assert list(flat) == list(KEYS["train"])
-    assert TrainConfig.from_keys(**flat) == train
+    assert TrainConfig.from_keys(flat) == train
     assert train.replace(loss_chunks=4).memory == MemoryOptions(loss_chunks=4)
-    with pytest.raises(TypeError, match="loss_chunk"):
+    with pytest.raises(ValueError, match="unknown key 'loss_chunk'"):
         train.replace(loss_chunk=4)

@@ -49,6 +49,7 @@ def problem(done: Any) -> str:
     return str(line)
 
 
+@pytest.mark.slow
 def test_a_mixture_with_stages_and_epochs_has_the_same_bits_on_any_layout_killed_or_not(
     make_run: Make, token_files: Path, few: Path
 ) -> None:

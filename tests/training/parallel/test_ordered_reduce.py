@@ -74,7 +74,7 @@ def test_zero_has_one_sign() -> None:
     assert not np.signbit(total.take().numpy())[0]
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=pytest.mark.slow)])
 def test_every_layout_has_the_same_state_after_every_step(make_run: Callable[..., Path], precision: str) -> None:
     seen = {}
     for ranks, parallel in LAYOUTS if precision == "fp32" else [(1, "fsdp"), (2, "ddp"), (4, "fsdp")]:
@@ -101,6 +101,7 @@ def test_without_elastic_the_world_size_shows(make_run: Callable[..., Path]) -> 
     assert hashes[0] != hashes[1]
 
 
+@pytest.mark.slow
 def test_a_walk_over_world_sizes_and_wrappers_ends_in_the_state_of_the_straight_run(
     make_run: Callable[..., Path],
 ) -> None:
@@ -131,6 +132,7 @@ def test_other_numerics_are_refused_by_name_unless_allowed_and_then_recorded(mak
     assert changes == [["cpu_threads: 1 -> 2"]]
 
 
+@pytest.mark.slow
 def test_on_three_ranks_a_resumed_run_has_the_bits_of_the_straight_one(make_run: Callable[..., Path]) -> None:
     # DDP regroups its buckets after the first step of a process; a sum whose order followed them would show it.
     settings = {"global_batch_size": 6, "determinism": "run", "min_train_tokens": 4 * 6 * 30}
@@ -162,6 +164,7 @@ def test_a_replay_repeats_recorded_steps_elsewhere_and_touches_nothing(make_run:
     assert "--replay 3 9: wanted steps from 1 to 8, the first one first" in beyond.stderr
 
 
+@pytest.mark.slow
 def test_an_odd_number_of_micro_batches_is_elastic_over_its_power_of_two(make_run: Callable[..., Path]) -> None:
     hashes = []
     for ranks in (1, 2):

@@ -44,6 +44,7 @@ def test_the_nearest_limit_counts_what_the_stop_takes(
         budget.check_start(ledger, save_seconds=100.0)
 
 
+@pytest.mark.slow
 def test_a_run_stops_within_its_budget_with_a_checkpoint_and_goes_on_with_a_larger_one(
     make_run: Callable[..., Path],
 ) -> None:

@@ -105,7 +105,7 @@ def living_storages() -> dict[int, int]:
     return {storage.data_ptr(): storage.nbytes() for storage in storages}
 
 
-@pytest.mark.parametrize("microbatch_size", [1, 4])
+@pytest.mark.parametrize("microbatch_size", [pytest.param(1, marks=pytest.mark.slow), 4])
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("chunks", [1, 4])
 def test_predicted_activations_are_what_is_alive_before_the_backward_pass(

@@ -39,7 +39,7 @@ def checkpoints(run: Path) -> set[str]:
     return {path.name for path in (run / "checkpoints").iterdir()}
 
 
-@pytest.mark.parametrize("frozen", [0, 1])
+@pytest.mark.parametrize("frozen", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_frozen_rank_ends_the_job_by_name(make_run: Callable[..., Path], frozen: int) -> None:
     run = make_run(**SETTINGS)
     process = start(run, ranks=2)
@@ -90,6 +90,7 @@ train.leave(train.main())
 """
 
 
+@pytest.mark.slow
 def test_a_stuck_rank_fails_a_collective_and_a_table_says_where_each_rank_is(
     make_run: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -108,6 +109,7 @@ def test_a_stuck_rank_fails_a_collective_and_a_table_says_where_each_rank_is(
     assert_no_process_left(run)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_ranks_whose_torchrun_was_killed_stop_with_a_checkpoint(make_run: Callable[..., Path], ranks: int) -> None:
     run = make_run(**SETTINGS | {"checkpoint_interval": 1000})
@@ -156,6 +158,7 @@ os._exit(0)
 """
 
 
+@pytest.mark.slow
 def test_a_machine_that_sleeps_loses_nobody() -> None:
     command = [sys.executable, "-c", SLEEPING]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)

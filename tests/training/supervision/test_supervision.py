@@ -35,6 +35,7 @@ def test_a_signal_stops_a_lone_process_with_a_checkpoint_and_exit_75(
     assert f"at step {state['step']} of 200" in train(run, "--max-steps", str(state["step"])).stdout
 
 
+@pytest.mark.slow
 def test_ctrl_c_under_torchrun_leaves_a_checkpoint_and_no_process(make_run: Callable[..., Path]) -> None:
     run = make_run(**LONG)
     process = start(run, ranks=2, as_user=True)
@@ -64,7 +65,9 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, token_files: Path) -> 
     return run
 
 
-@pytest.mark.parametrize("phase", ["start", "validation", "save", "step"])
+@pytest.mark.parametrize(
+    "phase", [*(pytest.param(at, marks=pytest.mark.slow) for at in ("start", "validation", "save")), "step"]
+)
 def test_a_signal_is_obeyed_in_every_phase(make_run: Callable[..., Path], undisturbed: Path, phase: str) -> None:
     run = make_run(**PHASES)
     slow = {"SLOW_STEP": 0.02, "SLOW_SAVE": 1.5} | ({"SLOW_VALIDATION": 0.2} if phase == "validation" else {})
@@ -151,6 +154,7 @@ train.leave(train.main())
 """
 
 
+@pytest.mark.slow
 def test_a_group_that_was_asked_to_stop_is_not_restarted(make_run: Callable[..., Path], tmp_path: Path) -> None:
     script = tmp_path / "stopped.py"
     script.write_text(STOPPED_RANK)
@@ -210,6 +214,7 @@ def test_a_death_in_start_up_is_no_request_to_stop(make_run: Callable[..., Path]
     assert outcome(run) == death
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("death", ["early", "lost"])
 def test_a_group_restarted_before_it_obeyed_resume_obeys_it(
     make_run: Callable[..., Path], tmp_path: Path, death: str

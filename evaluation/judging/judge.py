@@ -1,0 +1,124 @@
+"""Judge evaluation, from answer files to the report: scores without a judge, its verdicts, their cost, results."""
+
+import os
+import sys
+from contextlib import closing
+from pathlib import Path
+
+from common.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_STOPPED, BadInput
+from evaluation.instruct.overlap import FreeScores, free_scores
+from evaluation.judging.address import OPENAI_URL, find_key, split_credentials
+from evaluation.judging.command import JudgeCommand
+from evaluation.judging.judge_result import keep_comments, keep_results
+from evaluation.judging.judgement import Judgement
+from evaluation.judging.panel import Panel, find_files, read_panel
+from evaluation.judging.prices import PRICES, UNKNOWN_PRICE, Price, money, read_price
+from evaluation.judging.prompt import Judge
+from evaluation.judging.report import cost_line, free_table, report
+from evaluation.judging.scores import score
+from evaluation.judging.store import VerdictStore
+
+VERDICTS = Path(__file__).resolve().parents[2] / "runs" / "verdicts.jsonl"
+
+
+def judge_answers(command: JudgeCommand) -> int:
+    """Print scores without a judge, ask what has no answer yet, keep and print its scores; return the exit status."""
+    panel = read_panel(find_files(command.answers), common=command.common)
+    if command.model is None:
+        _print_free(panel)
+        print("no judge was asked: name one with --model")
+        return EXIT_DONE
+    url, credentials = split_credentials(_url(command))
+    judge = Judge(model=command.model, effort=command.effort, base_url=url.rstrip("/"), api=command.api)
+    price = _price(command, judge)
+    with closing(VerdictStore(command.verdicts or default_store())) as store:
+        judgement = Judgement(panel, judge, store, price, command)
+        if judgement.outstanding():
+            find_key(judge.base_url, credentials)  # fails before anything that takes time
+        free = _print_free(panel)
+        if any(len(candidate.seeds) > panel.slots for candidate in panel.candidates):
+            print(f"judged: the first {panel.slots} of each model's seeds, as many as all models have")
+        print(judgement.plan(), flush=True)
+        if judgement.outstanding():
+            from evaluation.judging.session import ask  # imports openai
+
+            ask(judgement, credentials)
+        if judgement.interrupted.is_set():
+            missing = judgement.states().count("missing")
+            again = "nothing is lost, rerun the same command to continue"
+            print(f"{cost_line(judgement)}\ninterrupted: {missing:,} verdicts are missing; {again}")
+            return EXIT_INTERRUPTED
+        if judgement.fatal is not None:
+            print(cost_line(judgement), flush=True)
+            raise judgement.fatal
+        return _conclude(judgement, free)
+
+
+def default_store() -> Path:
+    """Return the repository's store. Raises BadInput if one in this folder, an earlier default, would be ignored."""
+    here = Path("runs/verdicts.jsonl")
+    if here.exists() and here.resolve() != VERDICTS.resolve():
+        raise BadInput(
+            f"{here}: holds verdicts, and so may {VERDICTS}, the default in every folder; "
+            "pass the one to use as --verdicts"
+        )
+    return VERDICTS
+
+
+def _print_free(panel: Panel) -> list[list[FreeScores]]:
+    """Print the scores that need no judge and return them, by candidate and seed."""
+    free = [[free_scores(answers) for answers in candidate.seeds] for candidate in panel.candidates]
+    print(f"{len(panel.questions):,} questions\n{free_table(panel, free)}", flush=True)
+    return free
+
+
+def _url(command: JudgeCommand) -> str:
+    url = command.base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI_URL
+    if not url.startswith(("http://", "https://")):
+        shown = url.rpartition("@")[2]
+        raise BadInput(f"--base-url: got '{shown}', wanted http:// or https://, as http://localhost:8000/v1")
+    return url
+
+
+def _price(command: JudgeCommand, judge: Judge) -> Price:
+    """Return the judge's price. It may be unknown for a server other than OpenAI's, if no limit needs it."""
+    try:
+        return read_price(command.prices or PRICES, judge.model)
+    except BadInput:
+        if judge.base_url == OPENAI_URL or command.max_usd is not None or command.prices is not None:
+            raise
+        return UNKNOWN_PRICE
+
+
+def _conclude(judgement: Judgement, free: list[list[FreeScores]]) -> int:
+    """Keep and print scores and comments; return the exit status. Raises BadInput if too many verdicts are missing."""
+    states, grades = judgement.states(), judgement.grades()
+    total, missing, allowed = len(states), states.count("missing"), judgement.options.allow_left_out
+    left_out = total - states.count("judged")
+    complete = not missing and left_out <= total * allowed / 100
+    scores, notes = None, []
+    if left_out < total:
+        scores = score(judgement.panel, judgement.prompts, grades)
+        notes += keep_results(judgement, states, scores, free) if complete else []
+        notes += keep_comments(judgement, grades)
+    print("\n".join([report(judgement, states, scores), *notes]))
+    if homeless := [candidate.model for candidate in judgement.panel.candidates if candidate.home is None]:
+        print(f"not added to any evaluations.jsonl, as their runs are not here: {', '.join(homeless)}")
+    sys.stdout.flush()
+    if missing and judgement.over_budget is not None:
+        print(
+            f"--max-usd: {missing:,} verdicts are missing, and the next one may cost up to "
+            f"{money(judgement.over_budget)}; nothing is lost, raise --max-usd to continue"
+        )
+        return EXIT_STOPPED
+    if missing:
+        why = judgement.why_missing()
+        raise BadInput(f"{missing:,} verdicts are missing: {why}; nothing is lost, rerun the same command to continue")
+    if scores is None:
+        raise BadInput(f"{judgement.judge.model} gave no verdict: {judgement.why_missing()}; pass another --model")
+    if not complete:
+        raise BadInput(
+            f"{left_out:,} of {total:,} prompts ({left_out / total:.0%}) have no verdict, wanted at most "
+            f"{allowed:g} %: the result is not kept; rerun the same command, or raise --allow-left-out"
+        )
+    return EXIT_DONE
