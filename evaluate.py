@@ -43,9 +43,8 @@ def commands() -> "dict[str, type[EvaluateCommand]]":
 def main() -> int:
     """Run the command; return its exit status."""
     begin("evaluate.py")
-    from common.arguments import parse, print_any_name
+    from common.arguments import parse
 
-    print_any_name()
     command: EvaluateCommand = parse("evaluate.py", commands(), sys.argv[1:], help_text=DESCRIPTION, epilog=EPILOG)
     try:
         status = command.run()

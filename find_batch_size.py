@@ -11,10 +11,9 @@ from common.installation import begin
 def main() -> int:
     """Run the command; return its exit status."""
     begin("find_batch_size.py")
-    from common.arguments import parse, print_any_name
+    from common.arguments import parse
     from training.batch_finder.command import EPILOG, FindCommand
 
-    print_any_name()
     command: FindCommand = parse("find_batch_size.py", FindCommand, sys.argv[1:], epilog=EPILOG)
     from training.config.train_config import load_run  # after --help: it needs more time
 
@@ -27,7 +26,7 @@ def main() -> int:
 
             known = gpus_of(command.machines)
             gpus = [find_gpu(name.strip(), known) for name in command.predict.split(",")]
-            print("\n".join(prediction_table(run, gpus, command.world_size or 1)))
+            print("\n".join(prediction_table(run.model, run.train, gpus, command.world_size or 1)))
         elif command.probe is not None:
             from training.batch_finder.worker import WorkerSettings, serve
 

@@ -23,11 +23,10 @@ RANK_0_SECONDS = 30.0  # for rank 0 to print an error, after a slow start: torch
 def main() -> int:
     """Run the command; return its exit status."""
     begin("train.py")
-    from common.arguments import parse, print_any_name
+    from common.arguments import parse
     from training.command import EPILOG, TrainCommand
     from training.supervision.supervision import Supervision
 
-    print_any_name()
     command: TrainCommand = parse("train.py", TrainCommand, sys.argv[1:], epilog=EPILOG)
     locks = command.trains and environment_rank() == 0 and is_folder(command.run)
     try:
@@ -61,10 +60,8 @@ def train(command: "TrainCommand", supervision: "Supervision") -> int:
 
     try:
         run = load_run(command.run, command.overrides)
-        if command.dry_run:
+        if command.dry_run or command.plan:
             return dry_run(run, command)
-        if command.plan:
-            return plan_machines(run, command)
         if command.find_max_microbatch:
             report_largest(run, command.overrides, command.options.device, None, command.write)
             return EXIT_DONE
@@ -103,26 +100,21 @@ def say(problem: str) -> None:
 
 
 def dry_run(run: "Run", command: "TrainCommand") -> int:
-    """Print what a run would do; needs neither GPU nor process group, nor tokens where min_train_tokens is set."""
+    """Print what a run would do, with --plan on machines for rent; needs no GPU, nor tokens with min_train_tokens."""
     from training.config.batch_plan import describe, make_plan
-    from training.data.locate_tokens import lengths_at_hand
-
-    lengths = lengths_at_hand(run, command.options.token_files)
-    plan = make_plan(run.train, run.model.context_length, command.world_size or 1, lengths)
-    print("\n".join(map(printable, [*run.notices, *describe(run.model, run.train, plan)])))
-    return EXIT_DONE
-
-
-def plan_machines(run: "Run", command: "TrainCommand") -> int:
-    """Print what a run would take on machines for rent; needs what a dry run needs."""
     from training.data.locate_tokens import lengths_at_hand
     from training.planning.estimate import make_estimate
     from training.planning.estimate_table import describe_estimate
     from training.planning.price_list import MACHINES, read_machines
 
-    prices = read_machines(command.machines or MACHINES, command.machine)
-    estimate = make_estimate(run, prices, lengths_at_hand(run, command.options.token_files))
-    print("\n".join(map(printable, [*run.notices, *describe_estimate(estimate)])))
+    lengths = lengths_at_hand(run.train, command.options.token_files)
+    if command.dry_run:
+        plan = make_plan(run.train, run.model.context_length, command.world_size or 1, lengths)
+        lines = describe(run.model, run.train, plan)
+    else:
+        prices = read_machines(command.machines or MACHINES, command.machine)
+        lines = describe_estimate(make_estimate(run, prices, lengths))
+    print("\n".join(map(printable, [*run.notices, *lines])))
     return EXIT_DONE
 
 

@@ -4,7 +4,8 @@ import math
 import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, get_args, get_origin
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, get_args, get_origin
 
 from cyclopts import (
     App,
@@ -15,6 +16,7 @@ from cyclopts import (
     UnknownOptionError,
     UnusedCliTokensError,
 )
+from cyclopts.help import PlainFormatter
 
 from common.errors import EXIT_DONE, EXIT_USAGE, LARGEST_INTEGER, integer_range, nearest, printable, quoted
 
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from cyclopts import Token
     from cyclopts.help import HelpPanel
 
+Number = TypeVar("Number", int, float)
 WIDTH = 80  # of the help, in columns
 NAME_WIDTH = 22  # of its left column
 
@@ -55,35 +58,16 @@ def option(
 
 def whole_number(minimum: int, maximum: int = LARGEST_INTEGER) -> Callable[[str], int]:
     """Return a check of an option's text: an integer in [minimum, maximum]."""
-
-    def parse_integer(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            value = minimum - 1
-        if not minimum <= value <= maximum:
-            raise ValueError(f"got {quoted(text)}, wanted a whole number {integer_range(minimum, maximum)}")
-        return value
-
-    return parse_integer
+    wanted = f"a whole number {integer_range(minimum, maximum)}"
+    return _checked(int, lambda value: minimum <= value <= maximum, wanted)
 
 
 def number(low: float, high: float = math.inf, *, above: bool = False, example: str = "") -> Callable[[str], float]:
     """Return a check of an option's text: a finite number in [low, high), or in (low, high) when `above`."""
-
-    def parse_number(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if not ((value > low if above else value >= low) and value < high):
-            wanted = f"a number {'above' if above else 'from'} {low:g}"
-            wanted += f" and below {high:g}" if high < math.inf else ""
-            wanted += f", such as {example}" if example else ""
-            raise ValueError(f"got {quoted(text)}, wanted {wanted}")
-        return value
-
-    return parse_number
+    wanted = f"a number {'above' if above else 'from'} {low:g}"
+    wanted += f" and below {high:g}" if high < math.inf else ""
+    wanted += f", such as {example}" if example else ""
+    return _checked(float, lambda value: (value > low if above else value >= low) and value < high, wanted)
 
 
 def parse(
@@ -92,7 +76,11 @@ def parse(
     """Return the command line as an instance of its class, or of the class of the command that its first word names.
 
     A class's docstring describes it in the help. Exits after --help, and with EXIT_USAGE and one line on an error.
+    From here on stdout and stderr escape what they cannot encode, such as a file name that is not UTF-8.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
     app = _app(script, help_text or commands.__doc__ or "")
     if isinstance(commands, type):
         app.default(commands)
@@ -116,15 +104,8 @@ def parse(
     return value
 
 
-def print_any_name() -> None:
-    """Have stdout and stderr escape what they cannot encode, such as a file name that is not UTF-8."""
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")
-
-
-class PlainHelp:
-    """Help in two columns of plain text, for cyclopts."""
+class PlainHelp(PlainFormatter):
+    """Help of cyclopts as plain text, with commands, arguments and options in two columns."""
 
     def __call__(self, console: Any, options: Any, panel: "HelpPanel") -> None:
         """Print the commands, positional arguments or options."""
@@ -132,35 +113,24 @@ class PlainHelp:
             return
         print(f"{'Arguments and options' if panel.format == 'parameter' else 'Commands'}:")
         for entry in panel.entries:
-            metavar, _, text = _plain(entry.description).rpartition("\n")
+            description = getattr(entry.description, "primary_renderable", entry.description)  # rich's, or cyclopts'
+            metavar, _, text = str(description).rpartition("\n")
             label = f"{entry.names[0]} {'|'.join(entry.choices) if entry.choices else metavar}".rstrip()
             text += "" if entry.default in (None, "False", "()") else f" (default: {entry.default})"
-            _print_row(label, text)
+            first = f"  {label:<{NAME_WIDTH}}  "
+            print(textwrap.fill(text, WIDTH, initial_indent=first, subsequent_indent=" " * (NAME_WIDTH + 4)))
         print()
 
-    def render_usage(self, console: Any, options: Any, usage: Any) -> None:
-        """Print the usage line."""
-        print(f"Usage: {str(usage).strip()}\n")
 
-    def render_description(self, console: Any, options: Any, description: Any) -> None:
-        """Print what the command does."""
-        print(f"{textwrap.fill(_plain(description), WIDTH)}\n")
+def _checked(kind: type[Number], holds: Callable[[Number], bool], wanted: str) -> Callable[[str], Number]:
+    def check(text: str) -> Number:
+        with suppress(ValueError):
+            value = kind(text)
+            if holds(value):
+                return value
+        raise ValueError(f"got {quoted(text)}, wanted {wanted}")
 
-
-def _plain(text: Any) -> str:
-    """Return the text in a renderable of cyclopts, or of rich."""
-    return str(getattr(text, "primary_renderable", text))
-
-
-def _print_row(label: str, text: str) -> None:
-    margin = " " * (NAME_WIDTH + 4)
-    lines = textwrap.wrap(text, WIDTH - len(margin)) or [""]
-    if len(label) > NAME_WIDTH:
-        print(f"  {label}")
-    else:
-        print(f"  {label:<{NAME_WIDTH}}  {lines.pop(0)}".rstrip())
-    for line in lines:
-        print(margin + line)
+    return check
 
 
 def _app(name: str, help_text: str) -> App:

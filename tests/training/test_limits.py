@@ -1,6 +1,5 @@
 """Limits of a job: a validation or a save that the budget no longer holds is not begun."""
 
-import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,19 +8,12 @@ import pytest
 from tests.conftest import ROOT
 from tests.training.telemetry.ledgers import ledger_of
 from training.build import make_intervals, validation_steps
+from training.command import Options
 from training.config.batch_plan import make_plan
 from training.config.train_config import load_run
 from training.limits import Limits
-from training.options import Options
 from training.planning.budget import Budget
 from training.state import Position
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    now = [100.0]
-    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-    return now
 
 
 def limits_of(clock: list[float], *, validated: bool, hours: float) -> Any:
@@ -36,7 +28,7 @@ def limits_of(clock: list[float], *, validated: bool, hours: float) -> Any:
         budget=Budget(max_hours=hours),
         ledger=ledger,
         state=fake(position=Position(step=8)),
-        intervals=make_intervals(run, plan, Options(max_steps=100)),
+        intervals=make_intervals(run.train, plan, Options(max_steps=100)),
         saving=fake(seconds_to_stop=1.0),
         validation_steps=validation_steps(plan),
     )

@@ -7,7 +7,7 @@ import attrs
 from cyclopts import Parameter
 
 from common.arguments import UsageError, option, whole_number
-from training.options import Device, Overrides, RunDirectory
+from training.command import Device, Overrides, RunDirectory
 
 EPILOG = """examples:
   python find_batch_size.py runs/8xa100 --write

@@ -3,28 +3,28 @@
 import os
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
 from common.errors import BadInput
 from common.files import replace_file, write_error
 from common.json_files import parse_json, read_regular
-from training.config.train_config import Run
+from training.config.train_config import TrainConfig
 
 _MICROBATCH = re.compile(r'("(?:micro|mini)batch_size"\s*:\s*)\d+')  # mini: the older spelling
 
 
-def check_editable(run: Run, overrides: Sequence[str]) -> None:
+def check_editable(train: TrainConfig, overrides: Sequence[str]) -> None:
     """Raise BadInput where editing the micro-batch would change other settings, or cannot be written."""
-    path = run.directory / "train.json"
+    path, file = train.file, train.file.resolve()
     text = read_regular(path).decode()
     keys = parse_json(text)
-    file = path.resolve()
     if not (os.access(file, os.W_OK) and os.access(file.parent, os.W_OK)):
         raise BadInput(f"{path}: --write: this file and its folder must be writable; or leave out --write")
     if not _MICROBATCH.search(text):
         raise BadInput(f'{path}: --write: wanted the key spelt "microbatch_size", without escapes')
     if overrides:
         raise BadInput(f"--write: got --set {overrides[0]} as well; put it into {path}, or leave out --write")
-    if run.train.batch.global_batch_size is None:
+    if train.batch.global_batch_size is None:
         raise BadInput(
             f"{path}: --write keeps the global batch, wanted global_batch_size; without it the global batch follows "
             "the micro-batch: set it first"
@@ -33,19 +33,18 @@ def check_editable(run: Run, overrides: Sequence[str]) -> None:
         ("gradient_accumulation_steps", "it is derived from global_batch_size; leave it out"),
         (
             "validation_batches",
-            f'it counts micro-batches; wanted "validation_sequences": {run.train.validation.validation_sequences}',
+            f'it counts micro-batches; wanted "validation_sequences": {train.validation.validation_sequences}',
         ),
     ):
         if key in keys:
             raise BadInput(f"{path}: --write: got {key} {keys[key]}: {reason}")
 
 
-def write_microbatch(run: Run, size: int) -> bool:
+def write_microbatch(path: Path, size: int) -> bool:
     """Write the micro-batch into train.json, atomically; return whether that changed it.
 
     A symbolic link, the file's mode and its line ends are kept. Raises BadInput when it cannot be written.
     """
-    path = run.directory / "train.json"
     file = path.resolve()
     before = read_regular(file).decode()  # not as text, which would lose \r
     keys = parse_json(before)

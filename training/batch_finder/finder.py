@@ -8,7 +8,7 @@ memory does not suffice.
 import os
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import attrs
@@ -16,11 +16,12 @@ import torch
 import torch.distributed as dist
 
 from common.errors import BadInput
+from model.config import ModelConfig
 from training.batch_finder.edit_json import check_editable, write_microbatch
 from training.batch_finder.search import Search, candidates, keeping
 from training.batch_finder.worker import MICRO_STEPS, Report, Verdict
 from training.batch_finder.worker_pool import WorkerPool
-from training.config.train_config import Run
+from training.config.train_config import Run, TrainConfig
 from training.hardware.preflight import check_compiler, choose_device
 from training.planning.memory_model import GIB, MemoryModel, outside_bytes
 
@@ -28,14 +29,6 @@ PROBE = Path(__file__).parents[2] / "find_batch_size.py"  # the workers' program
 TRIAL_STEPS = 3  # DDP's final buckets come with the second
 CONFIRMING_STEPS = 20
 SEARCH_SECONDS = 40.0  # then the largest that fitted is confirmed
-
-
-@attrs.frozen(kw_only=True)
-class Found:
-    """Result of a search."""
-
-    microbatch_size: int
-    all_tried: bool  # no larger candidate fits; False: time was up
 
 
 def report_largest(run: Run, overrides: Sequence[str], device: str | None, processes: int | None, write: bool) -> None:
@@ -51,89 +44,118 @@ def report_largest(run: Run, overrides: Sequence[str], device: str | None, proce
     if device != "cpu" and run.train.execution.compile is not False:
         check_compiler()
     if write:
-        check_editable(run, overrides)
+        check_editable(run.train, overrides)
     if processes is not None and "RANK" in os.environ:
         raise BadInput(f"--world-size: got {processes}, but torchrun sets the world size; leave it out")
     command = [str(PROBE), str(run.directory), *(f"--set={override}" for override in overrides)]
     command += [] if device is None else [f"--device={device}"]
     try:
-        _search(run, WorkerPool(command, processes or (torch.cuda.device_count() if device != "cpu" else 1)), write)
+        with ExitStack() as stack:
+            pool = WorkerPool(command, processes or (torch.cuda.device_count() if device != "cpu" else 1))
+            stack.callback(pool.kill)
+            if pool.leads:
+                size = Finder(run.model, run.train, pool).find()
+                if write:
+                    changed = "written" if write_microbatch(run.train.file, size) else "unchanged"
+                    print(f"{run.train.file}: {changed}", flush=True)
+            else:
+                pool.follow()
     except dist.DistError as error:
         raise BadInput("torchrun is gone, or does not answer; run the same command again", alone=True) from error
 
 
-def _search(run: Run, pool: WorkerPool, write: bool) -> None:
-    try:
-        if pool.leads:
-            found = find(run, pool)
-            print("\n".join(_summary(run, pool.world_size, found)), flush=True)
-            if write:
-                changed = write_microbatch(run, found.microbatch_size)
-                print(
-                    f"{run.directory / 'train.json'}: {'written' if changed else 'unchanged'}",
-                    flush=True,
-                )
-        else:
-            pool.follow()
-    finally:
-        pool.kill()
+@attrs.frozen
+class Finder:
+    """Search for the largest micro-batch of a run, in the trials of a pool."""
 
+    model: ModelConfig
+    train: TrainConfig
+    pool: WorkerPool
 
-def find(run: Run, pool: WorkerPool) -> Found:
-    """Search, print each trial, and return the confirmed result. Raises BadInput, as report_largest does."""
-    deadline = time.monotonic() + SEARCH_SECONDS
-    try:
-        search = Search(candidates(run, pool.world_size))
-        while True:
-            gallop(run, pool, search, deadline)
-            if search.largest is None:
-                raise BadInput(
-                    f"{run.directory}: not even one sequence of {run.model.context_length} tokens fits; "
-                    + MemoryModel.of(run, pool.world_size).remedies()
-                )
-            winner = search.largest
-            if _try(run, pool, winner, CONFIRMING_STEPS)[1]:
-                return Found(microbatch_size=winner, all_tried=search.next(None) is None)
-            search.learn(winner, fits=False)
-    finally:
-        with suppress(dist.DistError):  # nobody is left to be told
-            pool.dismiss()
+    @property
+    def memory(self) -> MemoryModel:
+        """The memory model of the run on the pool's ranks."""
+        return MemoryModel.of(self.model, self.train, self.pool.world_size)
 
+    def find(self) -> int:
+        """Search, print each trial and the result, and return it. Raises BadInput, as report_largest does."""
+        deadline = time.monotonic() + SEARCH_SECONDS
+        search = Search(candidates(self.train, self.pool.world_size))
+        try:
+            while True:
+                self.gallop(search, deadline)
+                size = search.largest
+                if size is None:
+                    raise BadInput(
+                        f"{self.train.file.parent}: not even one sequence of {self.model.context_length} tokens fits; "
+                        + self.memory.remedies()
+                    )
+                if self._try(size, CONFIRMING_STEPS)[1]:
+                    break
+                search.learn(size, fits=False)
+        finally:
+            with suppress(dist.DistError):  # nobody is left to be told
+                self.pool.dismiss()
+        print("" if search.next(None) is None else "time was up: a larger one may fit\n", end="")
+        print(self._summary(size), flush=True)
+        return size
 
-def gallop(run: Run, pool: WorkerPool, search: Search, deadline: float) -> None:
-    """Try micro-batches until all is known, or until the deadline, of time.monotonic(), once something fits."""
-    _, reports = pool.run_trial(1, 0)
-    guess = _guess(run, pool.world_size, reports)
-    while (size := search.next(guess)) is not None and (search.largest is None or time.monotonic() < deadline):
-        verdict, reports = _try(run, pool, size, TRIAL_STEPS)
-        if verdict.outcome == "late" and search.largest is not None:
-            return
-        search.learn(size, fits=bool(reports))
-        guess = _guess(run, pool.world_size, reports, size) if reports else guess
+    def gallop(self, search: Search, deadline: float) -> None:
+        """Try micro-batches until all is known, or until the deadline, of time.monotonic(), once something fits."""
+        _, reports = self.pool.run_trial(1, 0)
+        guess = self._guess(reports)
+        while (size := search.next(guess)) is not None and (search.largest is None or time.monotonic() < deadline):
+            verdict, reports = self._try(size, TRIAL_STEPS)
+            if verdict.outcome == "late" and search.largest is not None:
+                return
+            search.learn(size, fits=bool(reports))
+            guess = self._guess(reports, size) if reports else guess
 
+    def _try(self, size: int, steps: int) -> tuple[Verdict, list[Report]]:
+        """Try a micro-batch; to confirm it, in fresh processes like a run's.
 
-def _try(run: Run, pool: WorkerPool, size: int, steps: int) -> tuple[Verdict, list[Report]]:
-    """Try a micro-batch; to confirm it, in fresh processes like a run's.
+        Raises BadInput for a failure other than memory, and for a trial too slow where nothing smaller can be taken.
+        """
+        confirming = steps == CONFIRMING_STEPS
+        verdict, reports = self.pool.run_trial(size, steps, self._extra_sums(size), fresh=confirming)
+        if verdict.outcome == "late" and (confirming or size == 1):
+            raise BadInput(f"micro-batch {size}: {verdict.reason}")
+        print(f"micro-batch {size}, {steps} steps: {_describe(verdict, reports)}", flush=True)
+        return verdict, reports
 
-    Raises BadInput for a failure other than memory, and for a trial too slow where nothing smaller can be taken.
-    """
-    confirming = steps == CONFIRMING_STEPS
-    verdict, reports = pool.run_trial(size, steps, _extra_sums(run, pool.world_size, size), fresh=confirming)
-    if verdict.outcome == "late" and (confirming or size == 1):
-        raise BadInput(f"micro-batch {size}: {verdict.reason}")
-    print(f"micro-batch {size}, {steps} steps: {_describe(verdict, reports)}", flush=True)
-    return verdict, reports
+    def _extra_sums(self, size: int) -> int:
+        """Return the copies of gradients that a step holds beyond a trial's: elastic sums hold one per doubling."""
+        batch = self.train.batch
+        if self.train.execution.determinism != "elastic":
+            return 0
+        accumulation = batch.gradient_accumulation_steps or 1
+        if batch.global_batch_size is not None:
+            accumulation = batch.global_batch_size // (size * self.pool.world_size)
+        return max(0, accumulation.bit_length() - MICRO_STEPS["elastic"].bit_length())
 
+    def _guess(self, reports: list[Report], size: int | None = None) -> int | None:
+        """Return the predicted largest micro-batch, corrected by the measurement at `size`; None on a CPU."""
+        usable = [report.usable for report in reports if report.usable is not None]
+        if not usable:
+            return None
+        scale = 1.0
+        if size is not None:
+            measured = max(report.allocated or 0 for report in reports)
+            scale = measured / self.memory.predict(size).allocated
+        # What is outside torch's allocator is held already where memory was measured.
+        room = int(min(usable) / scale) + outside_bytes(self.pool.world_size)
+        return self.memory.largest_microbatch(room) or 1
 
-def _extra_sums(run: Run, world_size: int, size: int) -> int:
-    """Return the copies of the gradients that a step holds beyond a trial's: elastic sums hold one per doubling."""
-    train = run.train
-    accumulation = train.batch.gradient_accumulation_steps or 1
-    if train.batch.global_batch_size is not None:
-        accumulation = train.batch.global_batch_size // (size * world_size)
-    if train.execution.determinism != "elastic":
-        return 0
-    return max(0, accumulation.bit_length() - MICRO_STEPS["elastic"].bit_length())
+    def _summary(self, size: int) -> str:
+        world_size, batch = self.pool.world_size, self.train.batch.global_batch_size
+        if batch is not None:
+            return (
+                f"largest micro-batch that fits and keeps the global batch: {size} "
+                f"({batch} = {size} x accumulation {batch // (size * world_size)} x world size {world_size})"
+            )
+        keeps = keeping(self.train.batch, world_size, size)
+        advice = f"without global_batch_size in train.json the global batch follows it; {keeps} keeps what it is now"
+        return f"largest micro-batch that fits: {size}" + ("" if keeps is None else f"\n{advice}")
 
 
 def _describe(verdict: Verdict, reports: list[Report]) -> str:
@@ -141,46 +163,10 @@ def _describe(verdict: Verdict, reports: list[Report]) -> str:
         return f"{verdict.reason}; no larger one is tried"
     if not reports:
         return f"does not fit on rank {verdict.rank}: {verdict.reason}"
-    allocated = [report.allocated for report in reports if report.allocated is not None]
-    if not allocated:
+    rank, report = max(enumerate(reports), key=lambda pair: pair[1].allocated or 0)
+    if report.allocated is None:
         return "fits"
-    rank = allocated.index(max(allocated))
-    held, usable = reports[rank].reserved or 0, reports[rank].usable or 0
-    return (
-        f"fits, at its peak {allocated[rank] / GIB:.2f} GiB allocated, {held / GIB:.2f} reserved of {usable / GIB:.2f} "
-        f"(rank {rank})"
+    allocated, reserved, usable = (
+        f"{(size or 0) / GIB:.2f}" for size in (report.allocated, report.reserved, report.usable)
     )
-
-
-def _guess(run: Run, world_size: int, reports: list[Report], size: int | None = None) -> int | None:
-    """Return the predicted largest micro-batch, corrected by the measurement at `size`; None on a CPU."""
-    usable = [report.usable for report in reports if report.usable is not None]
-    if not usable:
-        return None
-    memory, scale = MemoryModel.of(run, world_size), 1.0
-    if size is not None:
-        measured = max(report.allocated or 0 for report in reports)
-        scale = measured / memory.predict(size).allocated
-    room = int(min(usable) / scale) + outside_bytes(world_size)  # which is held already where it was measured
-    return memory.largest_microbatch(room) or 1
-
-
-def _summary(run: Run, world_size: int, found: Found) -> list[str]:
-    size, batch = found.microbatch_size, run.train.batch.global_batch_size
-    lines = []
-    if not found.all_tried:
-        lines.append("time was up: a larger one may fit")
-    if batch is not None:
-        accumulation = batch // (size * world_size)
-        lines.append(
-            f"largest micro-batch that fits and keeps the global batch: {size} "
-            f"({batch} = {size} x accumulation {accumulation} x world size {world_size})"
-        )
-        return lines
-    lines.append(f"largest micro-batch that fits: {size}")
-    keeps = keeping(run, world_size, size)
-    if keeps is not None:
-        lines.append(
-            f"without global_batch_size in train.json the global batch follows it; {keeps} keeps what it is now"
-        )
-    return lines
+    return f"fits, at its peak {allocated} GiB allocated, {reserved} reserved of {usable} (rank {rank})"

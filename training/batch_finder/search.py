@@ -6,7 +6,8 @@ import attrs
 
 from common.errors import BadInput
 from training.config.batch_plan import microbatch_sizes
-from training.config.train_config import Run
+from training.config.key_groups import BatchOptions
+from training.config.train_config import TrainConfig
 
 LARGEST = 4096  # sequences; of candidates without a global batch to keep
 FINENESS = 32  # their neighbours differ by 1/32 at most, or by 1
@@ -49,36 +50,31 @@ class Search:
             self.fitting = min(self.fitting, place - 1)  # a winner that was not confirmed
 
 
-def check_world_size(run: Run, world_size: int) -> None:
+def check_world_size(train: TrainConfig, world_size: int) -> None:
     """Raise BadInput when the world size does not divide the run's global batch."""
-    batch = run.train.batch.global_batch_size
+    batch = train.batch.global_batch_size
     if batch is not None and batch % world_size:
         raise BadInput(
-            f"{run.directory / 'train.json'}: global_batch_size: got {batch}, wanted a multiple of the world size, "
-            f"{world_size}; use a number of ranks that divides it"
+            f"{train.file}: global_batch_size: got {batch}, wanted a multiple of the world size, {world_size}; use a "
+            "number of ranks that divides it"
         )
 
 
-def candidates(run: Run, world_size: int) -> list[int]:
+def candidates(train: TrainConfig, world_size: int) -> list[int]:
     """Return the micro-batches that keep the run's global batch; without one, all sizes, thinned out.
 
     Raises BadInput when the world size does not divide it.
     """
-    check_world_size(run, world_size)
-    batch = run.train.batch.global_batch_size
-    if batch is None:
-        sizes = [1]
-        while sizes[-1] < LARGEST:
-            sizes.append(sizes[-1] + max(1, sizes[-1] // FINENESS))
-        return sizes
-    return microbatch_sizes(batch, world_size)
+    check_world_size(train, world_size)
+    if train.batch.global_batch_size is not None:
+        return microbatch_sizes(train.batch.global_batch_size, world_size)
+    sizes = [1]
+    while sizes[-1] < LARGEST:
+        sizes.append(sizes[-1] + max(1, sizes[-1] // FINENESS))
+    return sizes
 
 
-def keeping(run: Run, world_size: int, largest: int) -> int | None:
+def keeping(batch: BatchOptions, world_size: int, largest: int) -> int | None:
     """Return the largest micro-batch up to `largest` that keeps the run's global batch, given or as derived now."""
-    train = run.train
-    batch = (
-        train.batch.global_batch_size
-        or train.batch.microbatch_size * (train.batch.gradient_accumulation_steps or 1) * world_size
-    )
-    return max(microbatch_sizes(batch, world_size, largest), default=None)
+    derived = batch.microbatch_size * (batch.gradient_accumulation_steps or 1) * world_size
+    return max(microbatch_sizes(batch.global_batch_size or derived, world_size, largest), default=None)

@@ -9,14 +9,16 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 
 from common.errors import BadInput, nearest, quoted
 from common.json_files import read_json
+from common.structure import checked
 from model import checks
 
+Entry = TypeVar("Entry")
 GPUS = Path(__file__).with_name("gpus.json")
 SPEEDS = ("bf16_tflops", "gb_per_second")  # needed by --plan; --predict needs memory alone
 _SPEED = checks.optional(checks.number(0.0, 1e6, above=True))
@@ -47,61 +49,44 @@ class Gpu:
         return self.gb_per_second * 1e9
 
 
+@functools.cache
 def known_gpus() -> dict[str, Gpu]:
     """Return the table by name."""
-    return dict(_table())
+    return read_gpus(GPUS, read_json(GPUS))
 
 
-def read_gpus(path: Path, values: Mapping[str, Any]) -> dict[str, Gpu]:
-    """Return the table with the rows that a price list, already read, adds under "gpus". Raises BadInput."""
-    rows = values.get("gpus", {})
+def read_gpus(path: Path, rows: Any) -> dict[str, Gpu]:
+    """Return rows of the table, or those that a price list adds under "gpus", by name. Raises BadInput."""
     if not isinstance(rows, dict):
         raise BadInput(f'{path}: gpus: got {quoted(rows)}, wanted {{"NAME": {json.dumps(EXAMPLE)}}}')
-    return known_gpus() | {name: read_entry(Gpu, f"{path}: {name}", row, name=name) for name, row in rows.items()}
+    return {name: read_entry(Gpu, f"{path}: {name}", row, name=name) for name, row in rows.items()}
 
 
-def find_gpu(name: str, gpus: Mapping[str, Gpu]) -> Gpu:
-    """Return a GPU by its name. Raises BadInput with the nearest names and how to add one."""
+def find_gpu(name: str, gpus: Mapping[str, Gpu], where: str = "") -> Gpu:
+    """Return a GPU by its name. Raises BadInput with the nearest names and how to add one, after `where`."""
     found = gpus.get(name) or gpus.get(name.lower())
     if found is not None:
         return found
     longer = [known for known in sorted(gpus) if name and name in known]
     meant = f"; did you mean {' or '.join(map(repr, longer))}?" if longer else nearest(name, gpus)
-    meant += "" if meant.endswith("?") else "."
     row = json.dumps({"gpus": {name: EXAMPLE}})
     raise BadInput(
-        f"unknown GPU '{name}'{meant} To add a GPU, write {row}, with its numbers, into the file given by --machines"
+        f"{where}unknown GPU '{name}'{meant}{'' if meant.endswith('?') else '.'} To add a GPU, write {row}, with its "
+        "numbers, into the file given by --machines"
     )
 
 
 def named_gpus(device: str) -> list[Gpu]:
     """Return the GPUs that a torch device name fits, such as one with 40 and one with 80 GB; [] for an unknown one."""
-    if "Laptop" in device:
-        return []
-    words = {gpu.torch_name for gpu in _table().values() if gpu.torch_name is not None}
-    fitting = [word for word in words if re.search(rf"\b{re.escape(word)}\b", device)]
-    return [gpu for gpu in _table().values() if gpu.torch_name == max(fitting, key=len, default="")]
+    gpus = [gpu for gpu in known_gpus().values() if gpu.torch_name is not None and "Laptop" not in device]
+    fitting = [gpu for gpu in gpus if re.search(rf"\b{re.escape(gpu.torch_name or '')}\b", device)]
+    longest = max((len(gpu.torch_name or "") for gpu in fitting), default=0)
+    return [gpu for gpu in fitting if len(gpu.torch_name or "") == longest]
 
 
-def read_entry(kind: Any, where: str, values: Any, **given: Any) -> Any:
-    """Return an attrs class from a JSON object. Raises BadInput."""
-    if not isinstance(values, dict):
-        raise BadInput(f"{where}: got {quoted(values)}, wanted an object of keys and values")
-    fields = attrs.fields_dict(kind)
-    known = [key for key in fields if key not in given]
-    for key in values:
-        if key not in known:
-            raise BadInput(f"{where}: unknown key '{key}'{nearest(key, known)}")
-    required = [key for key in known if fields[key].default is attrs.NOTHING]
-    for key in required:
-        if key not in values:
-            raise BadInput(f"{where}: key '{key}' is missing; wanted {', '.join(required)}")
+def read_entry(kind: type[Entry], where: str, values: Any, **given: Any) -> Entry:
+    """Return an attrs class from a JSON object, as `checked`. Raises BadInput."""
     try:
-        return kind(**values, **given)
-    except ValueError as error:  # our validators': "KEY: got ..., wanted ..."
+        return checked(kind, values, **given)
+    except ValueError as error:
         raise BadInput(f"{where}: {error}") from error
-
-
-@functools.cache
-def _table() -> dict[str, Gpu]:
-    return {name: read_entry(Gpu, f"{GPUS}: {name}", row, name=name) for name, row in read_json(GPUS).items()}

@@ -7,11 +7,12 @@ from pathlib import Path
 import attrs
 
 from common.errors import BadInput
+from model.config import ModelConfig
 from training.config.batch_plan import VALIDATION_SHARE, Plan, count_due, make_plan, microbatch_sizes
-from training.config.train_config import Run
+from training.config.train_config import Run, TrainConfig
 from training.planning.memory_model import GIB, MemoryModel, gpu_bytes
 from training.planning.price_list import Machine, PriceList
-from training.planning.throughput import Throughput, most_tokens_per_second, throughput
+from training.planning.throughput import Throughput, most_tokens_per_second, throughputs
 from training.telemetry.metrics_log import read_lines
 
 ASSUMED_START_UP_SECONDS = 120.0  # downloading and reading 20 GB of tokens, compiling; without the machine's own boot
@@ -34,56 +35,52 @@ class Offer:
     problem: str | None
     largest: int | None  # micro-batch that fits, sequences; None: not even one
     bytes: int  # needed per GPU at the run's own micro-batch
-    throughput: Throughput
+    throughputs: list[Throughput]  # the first is the one to plan with
+    start_up_seconds: float
+    token_equivalents: float  # those of training, and those that take as long as the validations
 
     @property
     def fits(self) -> bool:
         """True where the run's own micro-batch fits."""
         return self.bytes <= gpu_bytes(self.machine.gpu)
 
+    @property
+    def measured(self) -> bool:
+        """True where the throughput to plan with is no bound."""
+        return self.throughputs[0].measured
+
+    def hours(self, tokens_per_second: float | None = None) -> float:
+        """Return the wall clock of the whole run: start-up, training, validation. Saves overlap with training."""
+        speed = tokens_per_second or self.throughputs[0].tokens_per_second
+        return (self.start_up_seconds + self.token_equivalents / speed) / 3600
+
+    def usd(self) -> float:
+        """Return the price of the whole run."""
+        return self.hours() * self.machine.usd_per_hour
+
 
 @attrs.frozen(kw_only=True)
 class RunEstimate:
     """A run on each machine of a price list; at least one of them can do it."""
 
-    run: Run
+    model: ModelConfig
+    train: TrainConfig
     prices: PriceList
     start_up: StartUp
     offers: tuple[Offer, ...]
 
-    def hours(self, plan: Plan, tokens_per_second: float) -> float:
-        """Return the wall clock of the whole run: start-up, training, validation. Saves overlap with training."""
-        validated = self._validations(plan.steps) * plan.validation_sequences * plan.layout.context_length
-        tokens = plan.train_tokens + VALIDATION_SHARE * validated
-        return (self.start_up.seconds + tokens / tokens_per_second) / 3600
-
-    def offer_hours(self, offer: Offer) -> float:
-        """Return the wall clock of the whole run on an offer's machine, which has a plan."""
-        assert offer.plan is not None
-        return self.hours(offer.plan, offer.throughput.tokens_per_second)
-
-    def offer_usd(self, offer: Offer) -> float:
-        """Return the price of the whole run on an offer's machine, which has a plan."""
-        return self.offer_hours(offer) * offer.machine.usd_per_hour
-
-    def _validations(self, steps: int) -> int:
-        """Return the number of validations: before the first step, at intervals, with each checkpoint."""
-        interval = self.run.train.validation.validation_interval
-        if interval is None:
-            return 0
-        return 1 + count_due(1, steps, self.run.train.checkpoints.checkpoint_interval, interval)
-
 
 def make_estimate(run: Run, prices: PriceList, lengths: Mapping[str, int | None]) -> RunEstimate:
     """Estimate the run on each machine; `lengths` as for `make_plan`. Raises BadInput when it can run on none."""
+    model, train, start_up = run.model, run.train, start_up_of(run.directory)
     for machine in prices.machines:
-        _check_entered(run, prices, machine)
-    offers = tuple(_offer(run, machine, lengths) for machine in prices.machines)
+        _check_entered(model, prices.path, machine)
+    offers = tuple(_offer(model, train, machine, lengths, start_up.seconds) for machine in prices.machines)
     if not any(offer.fits for offer in offers):
-        raise BadInput(_too_big(run, offers))
+        raise BadInput(_too_big(model, train, offers))
     if not any(offer.plan for offer in offers):
         raise BadInput(next(offer.problem for offer in offers if offer.problem is not None))
-    return RunEstimate(run=run, prices=prices, start_up=start_up_of(run.directory), offers=offers)
+    return RunEstimate(model=model, train=train, prices=prices, start_up=start_up, offers=offers)
 
 
 def start_up_of(run_directory: Path) -> StartUp:
@@ -95,24 +92,26 @@ def start_up_of(run_directory: Path) -> StartUp:
     return StartUp(seconds=seconds, jobs=len(ledgers))
 
 
-def _check_entered(run: Run, prices: PriceList, machine: Machine) -> None:
+def _check_entered(model: ModelConfig, path: Path, machine: Machine) -> None:
     """Raise BadInput for tokens/s that the machine's GPUs cannot reach: of another model, or mistyped."""
-    most = machine.gpus * most_tokens_per_second(run.model, machine.gpu)
+    most = machine.gpus * most_tokens_per_second(model, machine.gpu)
     if machine.tokens_per_second is not None and machine.tokens_per_second > most:
         raise BadInput(
-            f"{prices.path}: {machine.name}: tokens_per_second: got {machine.tokens_per_second:g}, more than the "
-            f"{most:,.0f} that the peak of {machine.gpus} x {machine.gpu.name} allows for this model; enter this run's "
-            "measured tokens/s, or leave it out"
+            f"{path}: {machine.name}: tokens_per_second: got {machine.tokens_per_second:g}, more than the {most:,.0f} "
+            f"that the peak of {machine.gpus} x {machine.gpu.name} allows for this model; enter this run's measured "
+            "tokens/s, or leave it out"
         )
 
 
-def _offer(run: Run, machine: Machine, lengths: Mapping[str, int | None]) -> Offer:
-    memory = MemoryModel.of(run, machine.gpus)
+def _offer(
+    model: ModelConfig, train: TrainConfig, machine: Machine, lengths: Mapping[str, int | None], start_up_seconds: float
+) -> Offer:
+    memory = MemoryModel.of(model, train, machine.gpus)
     largest = memory.largest_microbatch(gpu_bytes(machine.gpu))
     plan, problem = None, None
     try:
-        size = _microbatch(run, machine, largest)
-        plan = make_plan(run.train.replace(microbatch_size=size), run.model.context_length, machine.gpus, lengths)
+        smaller = train.replace(microbatch_size=_microbatch(train, machine, largest))
+        plan = make_plan(smaller, model.context_length, machine.gpus, lengths)
     except BadInput as error:
         problem = str(error)
     return Offer(
@@ -120,14 +119,25 @@ def _offer(run: Run, machine: Machine, lengths: Mapping[str, int | None]) -> Off
         plan=plan,
         problem=problem,
         largest=largest,
-        bytes=memory.predict(run.train.batch.microbatch_size).total,
-        throughput=throughput(run.model, machine),
+        bytes=memory.predict(train.batch.microbatch_size).total,
+        throughputs=throughputs(model, machine),
+        start_up_seconds=start_up_seconds,
+        token_equivalents=0 if plan is None else plan.train_tokens + _validation_tokens(train, plan),
     )
 
 
-def _microbatch(run: Run, machine: Machine, largest: int | None) -> int:
+def _validation_tokens(train: TrainConfig, plan: Plan) -> float:
+    """Return the training tokens that take as long as all validations: at intervals, and before the first step."""
+    interval = train.validation.validation_interval
+    if interval is None:
+        return 0
+    validations = 1 + count_due(1, plan.steps, train.checkpoints.checkpoint_interval, interval)
+    return VALIDATION_SHARE * validations * plan.validation_sequences * plan.layout.context_length
+
+
+def _microbatch(train: TrainConfig, machine: Machine, largest: int | None) -> int:
     """Return the run's micro-batch, or the largest smaller one that fits and keeps the batch. Raises BadInput."""
-    size, batch = run.train.batch.microbatch_size, run.train.batch.global_batch_size
+    size, batch = train.batch.microbatch_size, train.batch.global_batch_size
     if largest is None or (batch is None and size > largest):
         raise BadInput(f"micro-batch {size} does not fit; the largest that does: {largest or 'none'}")
     if batch is None:
@@ -135,29 +145,29 @@ def _microbatch(run: Run, machine: Machine, largest: int | None) -> int:
     sizes = microbatch_sizes(batch, machine.gpus, min(size, largest))
     if not sizes:
         raise BadInput(
-            f"{run.directory / 'train.json'}: global_batch_size: got {batch}, which the {machine.gpus} GPUs of "
-            f"{machine.name} do not divide"
+            f"{train.file}: global_batch_size: got {batch}, which the {machine.gpus} GPUs of {machine.name} do not "
+            "divide"
         )
     return sizes[-1]
 
 
-def _too_big(run: Run, offers: tuple[Offer, ...]) -> str:
+def _too_big(model: ModelConfig, train: TrainConfig, offers: tuple[Offer, ...]) -> str:
     """Return why the run fits on no machine, and what would fit, as one line."""
-    size, batch = run.train.batch.microbatch_size, run.train.batch.global_batch_size
+    size, batch = train.batch.microbatch_size, train.batch.global_batch_size
     roomiest = max((offer.machine for offer in offers), key=lambda machine: gpu_bytes(machine.gpu))
-    room = f"{gpu_bytes(roomiest.gpu) / GIB:.1f} GiB of {roomiest.name}"
+    room = f"more than the {gpu_bytes(roomiest.gpu) / GIB:.1f} GiB of {roomiest.name}"
     best = max(offers, key=lambda offer: offer.largest or 0)
     if best.largest is not None:
         fitting = [best.largest] if batch is None else microbatch_sizes(batch, best.machine.gpus, best.largest)
         advice = f"microbatch_size={fitting[-1]}" if fitting else "it, and a global_batch_size that its GPUs divide"
         least = min(offer.bytes for offer in offers) / GIB
         return (
-            f"{run.directory / 'train.json'}: microbatch_size: got {size}, which needs {least:.1f} GiB of a GPU, more "
-            f"than the {room}; the largest that fits is {best.largest}, on {best.machine.name}: set {advice}"
+            f"{train.file}: microbatch_size: got {size}, which needs {least:.1f} GiB of a GPU, {room}; the largest "
+            f"that fits is {best.largest}, on {best.machine.name}: set {advice}"
         )
-    needs = min(MemoryModel.of(run, offer.machine.gpus).predict(1).total for offer in offers) / GIB
-    advice = MemoryModel.of(run, roomiest.gpus).remedies(gpu_bytes(roomiest.gpu))
+    needs = min(MemoryModel.of(model, train, offer.machine.gpus).predict(1).total for offer in offers) / GIB
+    advice = MemoryModel.of(model, train, roomiest.gpus).remedies(gpu_bytes(roomiest.gpu))
     return (
-        f"{run.directory / 'model.json'}: too big for every machine: under {run.train.execution.parallel} one sequence "
-        f"needs {needs:.1f} GiB of a GPU, more than the {room}; {advice}"
+        f"{train.file.with_name('model.json')}: too big for every machine: under {train.execution.parallel} one "
+        f"sequence needs {needs:.1f} GiB of a GPU, {room}; {advice}"
     )

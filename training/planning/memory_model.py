@@ -7,7 +7,7 @@ import attrs
 
 from model.config import ModelConfig
 from training.config.key_groups import MemoryOptions
-from training.config.train_config import Run
+from training.config.train_config import TrainConfig
 from training.hardware.gpus import Gpu, known_gpus
 from training.optimizers.optimizer_registry import OPTIMIZERS
 from training.planning.network_sizes import NetworkSizes, network_sizes
@@ -69,11 +69,10 @@ class MemoryModel:
     optimizer: str = "adamw"  # as in train.json
 
     @classmethod
-    def of(cls, run: Run, world_size: int) -> "MemoryModel":
+    def of(cls, model: ModelConfig, train: TrainConfig, world_size: int) -> "MemoryModel":
         """Return the memory model of a run on so many ranks."""
-        train = run.train
         return cls(
-            model=run.model,
+            model=model,
             parallel=train.execution.parallel,
             world_size=world_size,
             options=train.memory,
@@ -82,22 +81,36 @@ class MemoryModel:
 
     def predict(self, microbatch_size: int) -> Prediction:
         """Return the bytes at the peak of a run's steps."""
-        config, saved = self.model, network_sizes(self.model)
+        config, options, saved = self.model, self.options, network_sizes(self.model)
         tokens = microbatch_size * config.context_length
-        block_backward = BLOCK_BACKWARD_BYTES * config.emb_dim * tokens
+        row = config.padded_vocab_size * config.emb_dim
         shards = self.world_size if self.parallel == "fsdp" else 1
         parameters = saved.outer_parameters + config.n_layers * saved.block_parameters
+        # A tied head's gradient waits for the embedding's until the blocks are done.
+        block_backward = BLOCK_BACKWARD_BYTES * config.emb_dim * tokens + STATE_BYTES * row * config.tie_weights
+        chunk = -(-tokens // options.loss_chunks)
+        head = HEAD_BYTES + (CHUNK_SUM_BYTES if options.loss_chunks > 1 else 0)
         parts = {
             "weights": STATE_BYTES * parameters // shards,
             # FSDP adds up whole gradients, not shards, until the last micro-batch reduces them.
             "gradients": STATE_BYTES * parameters,
             "optimizer": saved.state_bytes(self.optimizer, config.n_layers) // shards,
-            "buckets": _bucket_bytes(saved, parameters, self.parallel, self.world_size),
-            **_kept(config, saved, tokens, self.options),
-            "logits": max(_logit_bytes(config, tokens, self.options), block_backward + _tied_bytes(config)),
+            "buckets": self._bucket_bytes(saved, parameters),
+            **_kept(config, saved, tokens, options),
+            "logits": max(LOGIT_BYTES * config.padded_vocab_size * chunk + head * row, block_backward),
         }
         fragmentation = int(FRAGMENTATION * sum(parts.values()))
         return Prediction(**parts, fragmentation=fragmentation, outside=outside_bytes(self.world_size))
+
+    def _bucket_bytes(self, saved: NetworkSizes, parameters: int) -> int:
+        """Return the bytes of gradients and gathered weights on their way between ranks."""
+        if self.parallel == "fsdp":
+            # Embeddings and head stay gathered through a step; of the blocks one is used and one fetched ahead, each in
+            # the all-gather's buffer and copied out of it.
+            return STATE_BYTES * (saved.outer_parameters + 4 * saved.block_parameters)
+        # Later gradients are views of DDP's buckets. In the first two steps there is a second copy: gradients that
+        # no_sync() adds up before DDP has them, then the first bucket, of all parameters, beside those that replace it.
+        return STATE_BYTES * parameters if self.world_size > 1 else 0
 
     def largest_microbatch(self, usable_bytes: int) -> int | None:
         """Return the most sequences of a forward pass that fit, or None where not even one does."""
@@ -156,26 +169,3 @@ def _kept(config: ModelConfig, saved: NetworkSizes, tokens: int, options: Memory
     if options.loss_chunks > 1:
         activations += hidden // 2  # what the head takes, in fp32 now
     return {"copies": saved.outer_copies + blocks * saved.block_copies, "activations": activations}
-
-
-def _bucket_bytes(saved: NetworkSizes, parameters: int, kind: str, world_size: int) -> int:
-    """Return the bytes of gradients and gathered weights on their way between ranks."""
-    if kind == "fsdp":
-        # Embeddings and head stay gathered through a step; of the blocks one is used and one fetched ahead, each in
-        # the all-gather's buffer and copied out of it.
-        return STATE_BYTES * (saved.outer_parameters + 4 * saved.block_parameters)
-    # Later gradients are views of DDP's buckets. In the first two steps there is a second copy: gradients that
-    # no_sync() adds up before DDP has them, then the first bucket, of all parameters, beside those that replace it.
-    return STATE_BYTES * parameters if world_size > 1 else 0
-
-
-def _logit_bytes(config: ModelConfig, tokens: int, options: MemoryOptions) -> int:
-    if options.loss_chunks == 1:
-        return config.padded_vocab_size * (LOGIT_BYTES * tokens + HEAD_BYTES * config.emb_dim)
-    chunk = -(-tokens // options.loss_chunks)
-    return config.padded_vocab_size * (LOGIT_BYTES * chunk + (HEAD_BYTES + CHUNK_SUM_BYTES) * config.emb_dim)
-
-
-def _tied_bytes(config: ModelConfig) -> int:
-    """Return the bytes of a tied head's gradient, which waits for the embedding's until the blocks are done."""
-    return STATE_BYTES * config.padded_vocab_size * config.emb_dim if config.tie_weights else 0

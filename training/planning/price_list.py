@@ -15,12 +15,24 @@ from training.hardware.gpus import SPEEDS, Gpu, find_gpu, known_gpus, read_entry
 MACHINES = Path(__file__).with_name("machines.json")
 
 
+def _is_gpu(_: Any, __: Any, value: Any) -> None:
+    if not isinstance(value, Gpu):
+        raise ValueError(f"gpu: got {quoted(value)}, wanted the name of a GPU")
+
+
+def _is_date(_: Any, __: Any, value: Any) -> None:
+    try:
+        date.fromisoformat(value)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"date: got {quoted(value)}, wanted the day of the prices, as in 2025-12-06") from error
+
+
 @attrs.frozen(kw_only=True)
 class Machine:
     """A machine of the list; prices in US dollars."""
 
     name: str = attrs.field(validator=checks.text())
-    gpu: Gpu
+    gpu: Gpu = attrs.field(validator=_is_gpu)
     gpus: int = attrs.field(validator=checks.integer(1, 1_000_000))
     usd_per_hour: float = attrs.field(validator=checks.number(0.0, 1e6, above=True))  # of the whole machine
     tokens_per_second: float | None = attrs.field(
@@ -33,7 +45,7 @@ class PriceList:
     """A file of machines."""
 
     path: Path
-    date: str = attrs.field(validator=lambda _, __, value: _check_date(value))  # when the prices were read
+    date: str = attrs.field(validator=_is_date)  # when the prices were read
     source: str | None = attrs.field(default=None, validator=checks.optional(checks.text()))
     machines: tuple[Machine, ...]
 
@@ -45,22 +57,20 @@ def shown(path: Path) -> str:
 
 def gpus_of(path: Path | None) -> dict[str, Gpu]:
     """Return the known GPUs, with those that a price list adds. Raises BadInput."""
-    return known_gpus() if path is None else read_gpus(path, _read(path))
+    return known_gpus() if path is None else known_gpus() | read_gpus(path, _read(path).get("gpus", {}))
 
 
 def read_machines(path: Path, only: Sequence[str]) -> PriceList:
     """Read a price list; of its machines those named by `only`, or all. Raises BadInput naming file and machine."""
-    values = _read(path)
-    entries = values.get("machines")
+    values, gpus = _read(path), gpus_of(path)
+    entries, _ = values.pop("machines", None), values.pop("gpus", None)
     if not isinstance(entries, dict) or not entries:
         raise BadInput(f'{path}: wanted {{"date": "...", "machines": {{"NAME": {{...}}}}}}, like {shown(MACHINES)}')
     for name in only:
         if name not in entries:
             raise BadInput(f"{path}: --machine {name}: no such machine{nearest(name, entries)}")
-    gpus = read_gpus(path, values)
     machines = tuple(_machine(path, name, entries[name], gpus) for name in dict.fromkeys(only) or entries)
-    rest = {key: value for key, value in values.items() if key not in ("machines", "gpus")}
-    return read_entry(PriceList, str(path), rest, path=path, machines=machines)
+    return read_entry(PriceList, str(path), values, path=path, machines=machines)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -70,22 +80,11 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _machine(path: Path, name: str, entry: Any, gpus: dict[str, Gpu]) -> Machine:
     where = f"{path}: {name}"
-    if isinstance(entry, dict) and "gpu" in entry:
-        if not isinstance(entry["gpu"], str):
-            raise BadInput(f"{where}: gpu: got {quoted(entry['gpu'])}, wanted the name of a GPU")
-        try:
-            gpu = find_gpu(entry["gpu"], gpus)
-        except BadInput as error:
-            raise BadInput(f"{where}: gpu: {error}") from error
-        for key in SPEEDS:
-            if getattr(gpu, key) is None:
-                raise BadInput(f"{path}: {gpu.name}: key '{key}' is missing; wanted memory_gib, {', '.join(SPEEDS)}")
-        return read_entry(Machine, where, {key: entry[key] for key in entry if key != "gpu"}, name=name, gpu=gpu)
-    return read_entry(Machine, where, entry, name=name)
-
-
-def _check_date(value: Any) -> None:
-    try:
-        date.fromisoformat(value)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"date: got {quoted(value)}, wanted the day of the prices, as in 2025-12-06") from error
+    if isinstance(entry, dict) and isinstance(entry.get("gpu"), str):
+        entry = entry | {"gpu": find_gpu(entry["gpu"], gpus, f"{where}: gpu: ")}
+    machine = read_entry(Machine, where, entry, name=name)
+    for key in SPEEDS:
+        if getattr(machine.gpu, key) is None:
+            wanted = f"wanted memory_gib, {', '.join(SPEEDS)}"
+            raise BadInput(f"{path}: {machine.gpu.name}: key '{key}' is missing; {wanted}")
+    return machine

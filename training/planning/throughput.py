@@ -12,6 +12,7 @@ from training.planning.price_list import Machine
 MEASUREMENTS = Path(__file__).with_name("measurements.json")
 OURS = "Lockstep"
 ENTERED = "entered in the price list"
+MEASURED, ANOTHER_TRAINER = "measured, Lockstep", "measured, another trainer"
 BOUND, SIMILAR = "upper bound: roofline", "upper bound: roofline, not fitted"  # to this GPU, or to a similar one
 
 # Bytes that move per token: of a layer 47 tensors of C in bf16, of the logits three of V in bf16.
@@ -31,9 +32,8 @@ class Efficiency:
 # llm.c on 8 GPUs, so what communication takes is in them; tokens/s per GPU: scripts/run_gpt2_*.sh and discussions 481
 # and 677 of karpathy/llm.c, and KellerJordan/modded-nanogpt's record of 2024-10-13.
 # A100: 124M 218 K, 350M 80 K, 774M 38.6 K; this fit: 217, 80, 39. H100: 468, 188, 1.5B 47.6 K; this fit: 486, 181, 46.
-AMPERE = Efficiency(0.83, 0.18)
-HOPPER = Efficiency(0.607, 0.15)
-FITS = {"a100": AMPERE, "h100": HOPPER}  # a GPU of another kind takes those of the more similar one
+# A GPU of another kind takes the shares of the more similar one.
+FITS = {"a100": Efficiency(0.83, 0.18), "h100": Efficiency(0.607, 0.15)}
 FITTED = ("A100", "H100")  # torch's names
 
 
@@ -42,7 +42,8 @@ class Throughput:
     """Tokens per second of a whole machine, and their source."""
 
     tokens_per_second: float
-    source: str  # ENTERED, OURS, the name of another trainer, BOUND or SIMILAR
+    source: str  # ENTERED, MEASURED, ANOTHER_TRAINER, BOUND or SIMILAR
+    trainer: str | None = None  # of a measurement
 
     @property
     def measured(self) -> bool:
@@ -50,30 +51,28 @@ class Throughput:
         return self.source not in (BOUND, SIMILAR)
 
 
-def throughput(config: ModelConfig, machine: Machine) -> Throughput:
-    """Return the first known of: the price list's entry, a measurement of Lockstep, one of another trainer, a bound."""
-    if machine.tokens_per_second is not None:
-        return Throughput(machine.tokens_per_second, ENTERED)
-    measured = measurements(config, machine)
-    ours = [row for row in measured if row.source == OURS]
-    if measured:
-        return (ours or measured)[-1]
-    return bound(config, machine)
+def throughputs(config: ModelConfig, machine: Machine) -> list[Throughput]:
+    """Return the throughput to plan with, then those to show beside it.
 
-
-def bound(config: ModelConfig, machine: Machine) -> Throughput:
-    """Return the upper bound: the roofline of all GPUs of a machine."""
-    fitted = machine.gpu.torch_name in FITTED
-    return Throughput(machine.gpus * roofline(config, machine.gpu), BOUND if fitted else SIMILAR)
-
-
-def measurements(config: ModelConfig, machine: Machine) -> list[Throughput]:
-    """Return the recorded measurements of networks of this shape on such a machine, of any trainer."""
+    The first is that of the price list, or Lockstep's newest measurement, else another trainer's, else a bound. Beside
+    it are measurements of other trainers, and the bound where only they have measured.
+    """
     wanted = attrs.asdict(config) | {"gpu": machine.gpu.name, "gpus": machine.gpus}
     shape = ("gpu", "gpus", "vocab_size", "context_length", "emb_dim", "n_heads", "n_layers")
-    rows = read_json(MEASUREMENTS, list)
-    fitting = [row for row in rows if all(row[key] == wanted[key] for key in shape)]
-    return [Throughput(row["tokens_per_second"], row["trainer"]) for row in fitting]
+    ours, others = [], []
+    for row in reversed(read_json(MEASUREMENTS, list)):
+        if all(row[key] == wanted[key] for key in shape):
+            speed, trainer = row["tokens_per_second"], row["trainer"]
+            if trainer == OURS:
+                ours.append(Throughput(speed, MEASURED, trainer))
+            else:
+                others.append(Throughput(speed, ANOTHER_TRAINER, trainer))
+    if machine.tokens_per_second is not None:
+        ours = [Throughput(machine.tokens_per_second, ENTERED)]
+    if ours:
+        return [ours[0], *others]
+    source = BOUND if machine.gpu.torch_name in FITTED else SIMILAR
+    return [*others, Throughput(machine.gpus * roofline(config, machine.gpu), source)]
 
 
 def roofline(config: ModelConfig, gpu: Gpu) -> float:

@@ -19,10 +19,10 @@ def test_writing_keeps_a_link_the_mode_and_ends_of_lines(make_run: Callable[...,
     file.write_bytes(text)
     file.chmod(0o600)
     run = load_run(directory, [])
-    check_editable(run, [])
-    assert write_microbatch(run, 4)
+    check_editable(run.train, [])
+    assert write_microbatch(path, 4)
     assert path.is_symlink() and file.stat().st_mode & 0o777 == 0o600
     assert file.read_bytes() == text.replace(b'"microbatch_size": 2', b'"microbatch_size": 4')
     file.write_bytes(text.replace(b'"microbatch_size"', b'"microbatch\\u005fsize"'))
     with pytest.raises(BadInput, match=r'wanted the key spelt "microbatch_size"'):
-        check_editable(load_run(directory, []), [])
+        check_editable(load_run(directory, []).train, [])

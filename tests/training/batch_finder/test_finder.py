@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from tests.conftest import ROOT
 from training.batch_finder import finder
 from training.batch_finder.worker import Report
 from training.config.train_config import load_run
-from training.planning.memory_model import GIB, MemoryModel, outside_bytes
+from training.planning.memory_model import GIB, outside_bytes
 
 SHORT = Path(__file__).with_name("short_of_memory.py")
 
@@ -27,6 +28,12 @@ HANG_SECONDS = 180  # a search here takes 5
 
 def find(run: Path, *options: str, script: Path = ROOT / "find_batch_size.py", **environment: str) -> Any:
     return launch.run(script, str(run), *options, environment=environment)
+
+
+def finder_of(directory: Path, overrides: list[str], world_size: int) -> finder.Finder:
+    """Return the finder of a run, with a pool that starts nothing."""
+    run, pool = load_run(directory, overrides), cast(Any, SimpleNamespace(world_size=world_size))
+    return finder.Finder(run.model, run.train, pool)
 
 
 def contents(run: Path) -> dict[str, bytes]:
@@ -120,9 +127,10 @@ def test_a_search_has_torchrun_or_no_launcher(make_run: Callable[..., Path], mon
 
 
 def test_a_trial_holds_the_elastic_sums_of_the_whole_step(make_run: Callable[..., Path]) -> None:
-    run = load_run(make_run(global_batch_size=96), ["determinism=elastic"])
-    assert [finder._extra_sums(run, 2, size) for size in (1, 3, 6, 48)] == [2, 1, 0, 0]  # 48, 16, 8, 1 micro-batches
-    assert finder._extra_sums(load_run(run.directory, ["determinism=run"]), 2, 1) == 0
+    directory = make_run(global_batch_size=96)
+    elastic = finder_of(directory, ["determinism=elastic"], world_size=2)
+    assert [elastic._extra_sums(size) for size in (1, 3, 6, 48)] == [2, 1, 0, 0]  # 48, 16, 8, 1 micro-batches
+    assert finder_of(directory, ["determinism=run"], world_size=2)._extra_sums(1) == 0
 
 
 def test_bad_input_is_one_line(make_run: Callable[..., Path]) -> None:
@@ -148,13 +156,12 @@ def test_bad_input_is_one_line(make_run: Callable[..., Path]) -> None:
 
 
 def test_a_measurement_corrects_the_prediction() -> None:
-    run = load_run(ROOT / "runs" / "8xa100", [])
-    total = 80 * GIB
-    memory = MemoryModel.of(run, 8)
+    search = finder_of(ROOT / "runs" / "8xa100", [], world_size=8)
+    total, memory = 80 * GIB, search.memory
     predicted = memory.predict(16).allocated
     as_predicted, twice = ([Report(allocated=times * predicted, usable=total)] for times in (1, 2))
-    first = finder._guess(run, 8, [Report(usable=total), Report(usable=total // 2)])
+    first = search._guess([Report(usable=total), Report(usable=total // 2)])
     outside = outside_bytes(8)  # is held when `usable` is measured
     assert first == memory.largest_microbatch(total // 2 + outside)
-    assert finder._guess(run, 8, as_predicted, 16) == memory.largest_microbatch(total + outside)
-    assert finder._guess(run, 8, twice, 16) == first
+    assert search._guess(as_predicted, 16) == memory.largest_microbatch(total + outside)
+    assert search._guess(twice, 16) == first

@@ -8,7 +8,7 @@ from training.config.train_config import load_run
 
 
 def test_a_search_decides_every_limit_in_few_trials(make_run: Callable[..., Path]) -> None:
-    sizes = candidates(load_run(make_run(), ["global_batch_size=null"]), 2)
+    sizes = candidates(load_run(make_run(), ["global_batch_size=null"]).train, 2)
     for limit in (0, 1, 2, 30, 100, 333, 5000):
         for guess in (None, 1, 3, 100, 4000):
             search, trials = Search(sizes), 0
@@ -20,8 +20,8 @@ def test_a_search_decides_every_limit_in_few_trials(make_run: Callable[..., Path
 
 
 def test_candidates_keep_the_global_batch(make_run: Callable[..., Path]) -> None:
-    run = load_run(make_run(global_batch_size=24), [])
-    assert candidates(run, 2) == [1, 2, 3, 4, 6, 12]
-    assert keeping(run, 2, 5) == 4
-    alone = load_run(make_run("alone"), ["global_batch_size=null", "gradient_accumulation_steps=3"])
-    assert keeping(alone, 4, 5) == 3  # of 2 x 3
+    train = load_run(make_run(global_batch_size=24), []).train
+    assert candidates(train, 2) == [1, 2, 3, 4, 6, 12]
+    assert keeping(train.batch, 2, 5) == 4
+    alone = load_run(make_run("alone"), ["global_batch_size=null", "gradient_accumulation_steps=3"]).train
+    assert keeping(alone.batch, 4, 5) == 3  # of 2 x 3

@@ -1,5 +1,6 @@
 """Table of GPUs: found by name or by torch's device name, extended by a price list."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from common.errors import BadInput
 from training.hardware.environment import known_peak_flops
 from training.hardware.gpus import EXAMPLE, find_gpu, known_gpus, named_gpus, read_gpus
+from training.planning.price_list import gpus_of
 
 
 def test_peaks_are_known_by_whole_words_or_not_at_all() -> None:
@@ -39,8 +41,9 @@ def test_an_unknown_gpu_is_told_the_nearest_name() -> None:
             find_gpu(name, known_gpus())
 
 
-def test_a_price_list_adds_rows_and_replaces_them() -> None:
-    gpus = read_gpus(Path("mine.json"), {"gpus": {"mine": EXAMPLE, "l4": EXAMPLE}})
+def test_a_price_list_adds_rows_and_replaces_them(tmp_path: Path) -> None:
+    (tmp_path / "mine.json").write_text(json.dumps({"gpus": {"mine": EXAMPLE, "l4": EXAMPLE}}))
+    gpus = gpus_of(tmp_path / "mine.json")
     assert gpus.keys() == known_gpus().keys() | {"mine"}
     assert gpus["l4"].memory_gib == EXAMPLE["memory_gib"] != known_gpus()["l4"].memory_gib
 
@@ -57,5 +60,5 @@ def test_a_price_list_adds_rows_and_replaces_them() -> None:
 )
 def test_a_wrong_row_is_refused_with_its_name(row: object, problem: str) -> None:
     with pytest.raises(BadInput) as raised:
-        read_gpus(Path("mine.json"), {"gpus": {"mine": row}})
+        read_gpus(Path("mine.json"), {"mine": row})
     assert str(raised.value).startswith(f"mine.json: mine: {problem}")

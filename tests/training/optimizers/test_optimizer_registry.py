@@ -39,7 +39,7 @@ def test_a_registered_optimizer_is_planned_with(make_run: Callable[..., Path], m
     monkeypatch.setitem(OPTIMIZERS, "sign", SIGN_DESCENT)
     run = load_run(make_run(), ["optimizer=sign"])
     adamw = MemoryModel(model=ModelConfig(**TINY_MODEL), world_size=8)
-    memory = MemoryModel.of(run, 8)
+    memory = MemoryModel.of(run.model, run.train, 8)
     tensors = 4 + 2 * 12  # outside the blocks; in two blocks
     assert memory.predict(1).optimizer == adamw.predict(1).optimizer // 4 + 12 * tensors
     with pytest.raises(BadInput, match='parallel: got "fsdp", wanted "ddp", because optimizer is "sign"'):

@@ -10,11 +10,10 @@ from common.errors import BadInput
 from tests.conftest import ROOT, TINY_MODEL, train
 from tests.training.test_job import one_line
 from training.build import make_intervals
+from training.command import Options
 from training.config.train_config import load_run
-from training.options import Options
 from training.planning.estimate import ASSUMED_START_UP_SECONDS, StartUp, make_estimate, start_up_of
 from training.planning.price_list import MACHINES, read_machines
-from training.planning.throughput import measurements
 from training.telemetry.metrics_log import METRICS
 from training.telemetry.time_ledger import PARTS
 
@@ -47,9 +46,9 @@ def test_the_seeds_own_train_times_come_out_within_a_tenth(tmp_path: Path, name:
     estimate = make_estimate(seed, prices, {"gpjt/fineweb-gpt2-tokens": None})
     [offer] = estimate.offers
     assert offer.plan is not None and offer.machine.usd_per_hour == price
-    assert 3600 * estimate.hours(offer.plan, printed) == pytest.approx(whole, rel=0.1)
-    [measured] = measurements(seed.model, offer.machine)
-    assert 3600 * estimate.offer_hours(offer) == pytest.approx(without_validation, rel=0.1)
+    assert 3600 * offer.hours(printed) == pytest.approx(whole, rel=0.1)
+    measured = offer.throughputs[0]
+    assert 3600 * offer.hours() == pytest.approx(without_validation, rel=0.1)
     assert measured.tokens_per_second == pytest.approx(offer.plan.train_tokens / without_validation, rel=1e-5)
 
 
@@ -96,10 +95,10 @@ def test_a_plan_counts_the_validations_that_a_run_makes(validation: int, checkpo
     [offer] = estimate.offers
     assert offer.plan is not None
     steps, plan = offer.plan.steps, offer.plan
-    intervals = make_intervals(run, plan, Options())
+    intervals = make_intervals(run.train, plan, Options())
     due = sum(intervals.validation_due(step) for step in range(steps + 1))
     expected = (plan.train_tokens + due * plan.validation_sequences * 1024 / 3) / 1e6
-    assert 3600 * estimate.hours(plan, 1e6) - ASSUMED_START_UP_SECONDS == pytest.approx(expected)
+    assert 3600 * offer.hours(1e6) - ASSUMED_START_UP_SECONDS == pytest.approx(expected)
 
 
 def test_the_start_up_is_the_one_that_the_runs_own_jobs_measured(tmp_path: Path) -> None:
