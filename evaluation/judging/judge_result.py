@@ -11,7 +11,7 @@ import attrs
 from common.errors import printable
 from common.files import replace_file, writing
 from evaluation.instruct.overlap import FreeScores
-from evaluation.judging.judgement import Judgement, Verdict
+from evaluation.judging.judgement import Judgement, PromptVerdict
 from evaluation.judging.panel import Panel
 from evaluation.judging.scores import Scores
 from evaluation.shared.results import append_result, as_read, results_of
@@ -22,7 +22,7 @@ SUBJECT = ("judge", "effort", "base_url", "questions", "orders", "seeds", "candi
 
 
 def keep_results(
-    judgement: Judgement, verdicts: list[Verdict], scores: Scores, free: list[list[FreeScores]]
+    judgement: Judgement, verdicts: list[PromptVerdict], scores: Scores, free: list[list[FreeScores]]
 ) -> list[str]:
     """Append the result to those of every model that has a home; return notes for people. Raises BadInput.
 
@@ -46,7 +46,7 @@ def keep_results(
     return notes
 
 
-def keep_comments(judgement: Judgement, verdicts: list[Verdict]) -> list[str]:
+def keep_comments(judgement: Judgement, verdicts: list[PromptVerdict]) -> list[str]:
     """Write the judge's comments beside the answers of every model that has a home; return notes. Raises BadInput."""
     panel, judge, options = judgement.panel, judgement.judge, judgement.options
     subject = [judge.effort, judge.base_url, _sha256(panel), panel.titles, options.orders, options.seed, panel.slots]
@@ -61,7 +61,7 @@ def keep_comments(judgement: Judgement, verdicts: list[Verdict]) -> list[str]:
     return [f"the judge's comments: {path}" for path in paths]
 
 
-def _shared_values(judgement: Judgement, verdicts: list[Verdict], scores: Scores) -> dict[str, Any]:
+def _shared_values(judgement: Judgement, verdicts: list[PromptVerdict], scores: Scores) -> dict[str, Any]:
     panel, judge, budget = judgement.panel, judgement.judge, judgement.budget
     states = [verdict.state for verdict in verdicts]
     return {
@@ -109,7 +109,7 @@ def _sha256(panel: Panel) -> str:
     return hashlib.sha256(json.dumps(questions).encode()).hexdigest()
 
 
-def _comments(judgement: Judgement, verdicts: list[Verdict]) -> str:
+def _comments(judgement: Judgement, verdicts: list[PromptVerdict]) -> str:
     """Return every question with each answer to it, and that answer's scores and comments, one for each order."""
     panel = judgement.panel
     said: defaultdict[tuple[int, int, int], list[str]] = defaultdict(list)  # by question, seed, number of the answer

@@ -23,7 +23,7 @@ State: TypeAlias = Literal["judged", "refused", "not taken", "missing", "invalid
 
 
 @attrs.frozen
-class Verdict:
+class PromptVerdict:
     """What has become of a prompt."""
 
     state: State
@@ -134,7 +134,7 @@ class Judgement:
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self.interrupted.wait(), seconds)
 
-    def verdicts(self) -> list[Verdict]:
+    def verdicts(self) -> list[PromptVerdict]:
         return [self._verdict(prompt) for prompt in self.prompts]
 
     def snapshots(self) -> list[str]:
@@ -142,18 +142,18 @@ class Judgement:
         replies = [reply for prompt in self.prompts for reply in self.history(prompt).replies]
         return sorted({reply.model for reply in replies if reply.model is not None})
 
-    def _verdict(self, prompt: Prompt) -> Verdict:
+    def _verdict(self, prompt: Prompt) -> PromptVerdict:
         history, failed = self.history(prompt), self.failed.get(prompt.key)
         grades = history.verdict(prompt.answers)
         if grades is not None:
-            return Verdict("judged", grades=grades)
+            return PromptVerdict("judged", grades=grades)
         if history.refusal is not None:
-            return Verdict("refused", f"refused: {history.refusal}")
+            return PromptVerdict("refused", f"refused: {history.refusal}")
         state: State = "invalid" if self.is_settled(prompt) else "missing"
         if failed is not None:
-            return Verdict("not taken" if failed.failure is Failure.NOT_TAKEN else state, failed.why)
+            return PromptVerdict("not taken" if failed.failure is Failure.NOT_TAKEN else state, failed.why)
         problem = f"an invalid verdict: {history.replies[-1].problem(prompt.answers)}" if history.replies else NOT_ASKED
-        return Verdict(state, problem)
+        return PromptVerdict(state, problem)
 
     def _take_failure(self, asked: Asked, failed: NoReply) -> None:
         self.failed[asked.key] = failed

@@ -5,7 +5,7 @@ from statistics import fmean
 from tabulate import tabulate
 
 from evaluation.instruct.overlap import FreeScores
-from evaluation.judging.judgement import Judgement, Verdict
+from evaluation.judging.judgement import Judgement, PromptVerdict
 from evaluation.judging.panel import Panel
 from evaluation.judging.scores import GOOD_REFERENCE, Scores
 from evaluation.shared.intervals import plus_minus
@@ -35,7 +35,7 @@ def free_table(panel: Panel, free: list[list[FreeScores]]) -> str:
     return tabulate(rows, ["model", "seeds", "exact", "chrF", "reference loss"], disable_numparse=True)
 
 
-def report(judgement: Judgement, verdicts: list[Verdict], scores: Scores | None) -> str:
+def report(judgement: Judgement, verdicts: list[PromptVerdict], scores: Scores | None) -> str:
     states, snapshots, judge = [verdict.state for verdict in verdicts], judgement.snapshots(), judgement.judge.model
     lines = [
         f"judge: {judge}, verdicts: {states.count('judged'):,} of {len(states):,}, refused: "
