@@ -108,7 +108,7 @@ def dry_run(run: "Run", command: "TrainCommand") -> int:
     from training.planning.estimate_table import describe_estimate
     from training.planning.price_list import MACHINES, read_machines
 
-    lengths = lengths_at_hand(run, command.options.token_files)
+    lengths = lengths_at_hand(run.train, command.options.token_files)
     if command.dry_run:
         plan = make_plan(run.train, run.model.context_length, command.world_size or 1, lengths)
         lines = describe(run.model, run.train, plan)

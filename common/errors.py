@@ -56,7 +56,6 @@ def either(words: Iterable[str]) -> str:
 
 
 def integer_range(minimum: int, maximum: int) -> str:
-    """Return the limits of an integer for an error."""
     return f"of at least {minimum}, at most {'2^53' if maximum == LARGEST_INTEGER else f'{maximum:,}'}"
 
 

@@ -9,9 +9,8 @@ from evaluation.shared.load import ModelLocation, Trained
 from evaluation.shared.run_cost import cost_of
 from model.config import ModelConfig, parameter_count
 from tokens.hub.download import hub_name
-from training.checkpoints.directory import read_state
 from training.checkpoints.disk import on_disk
-from training.checkpoints.saved_state import SavedState
+from training.checkpoints.saved_state import SavedState, read_state
 from training.optimizers.optimizer_registry import OPTIMIZERS
 from training.telemetry.metrics_log import read_metrics
 

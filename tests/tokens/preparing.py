@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,34 +19,21 @@ from tests import launch
 from tests.conftest import ROOT, shared
 from tests.walks import children, kill
 from tokens.format.manifest import Manifest
-from tokens.format.splits import SplitRule
-from tokens.prepare.executors import Executor, Inline, Processes
-from tokens.prepare.prepare import Host, PrepareRequest, prepare
+from tokens.prepare.command import PrepareCommand
+from tokens.prepare.display import Display
+from tokens.prepare.prepare import prepare
 
 PREPARE = [sys.executable, "prepare_data.py"]
 CRASH = [sys.executable, "tests/tokens/prepare/crash.py"]
 PYTHONPATH = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 
 
-def write(
-    directory: Path, source: Path, *, workers: int = 0, make: Callable[[], Executor] | None = None, **changes: Any
-) -> Manifest:
-    """Prepare the bytes of a source, in this process, with workers or with another executor; return the manifest."""
-    rule = {"kind": "tail", "seed": 0, "validation": 0.0, "test": 0.0}
-    request = {
-        "sources": [str(source)],
-        "directory": directory,
-        "tokenizer": "bytes",
-        "text_field": "text",
-        "rule": SplitRule(**rule | {key: changes.pop(key) for key in list(changes) if key in rule}),
-        "unit_bytes": 1 << 24,
-        "shard_tokens": None,
-        "bucket": None,
-        "fail_on_bad_document": False,
-    }
-    make = make or ((lambda: Processes(workers)) if workers else Inline)
-    host = Host(make_executor=make, say=lambda line: None, show=lambda progress: None)
-    return prepare(PrepareRequest(**request | changes), host)
+def write(directory: Path, source: Path, *, workers: int = 0, bucket: str | None = None, **options: Any) -> Manifest:
+    """Prepare the bytes of a source, in this process or with workers; return the manifest."""
+    executor = {"executor": "process", "workers": workers} if workers else {"executor": "inline"}
+    place = {"output": str(directory)} if bucket is None else {"output": bucket, "scratch": directory}
+    fixed = {"tokenizer": "bytes", "split": "tail", "validation_fraction": 0.0, **executor, **place}
+    return prepare(PrepareCommand((str(source),), **(fixed | options)), Display())
 
 
 def jsonl(path: Path, texts: list[str]) -> Path:

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from common.errors import EXIT_USAGE
-from tokens.command import PrepareCommand, PushCommand, StatsCommand, VerifyCommand, parse_command_line
+from tokens.command import PushCommand, StatsCommand, VerifyCommand, parse_command_line
+from tokens.prepare.command import PrepareCommand
 
 
 @pytest.mark.parametrize(

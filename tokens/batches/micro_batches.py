@@ -1,22 +1,41 @@
 """Micro-batches of one data-parallel rank, in order, from any step on: token ids as (inputs, targets).
 
 tokens/batches/sampling.py decides which samples a rank takes; tokens/batches/mixture.py, from which of several streams.
-Token files that are still being written (tokens/batches/growing_source.py) give the batches of the finished files.
+Token files that are still being written give the batches of the finished files: committed tokens do not change, so a
+window can be read as soon as everything that its place depends on is committed.
 """
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Protocol
 
 import attrs
 import numpy as np
 from torch import Tensor
 
 from common.errors import BadInput
-from tokens.batches.growing_source import GrowingSource
 from tokens.batches.mixture import Mixture
-from tokens.batches.sampling import Layout, WindowOrder, inputs_and_targets, rank_samples, read_windows
+from tokens.batches.sampling import Layout, WindowOrder, inputs_and_targets, rank_samples, read_windows, window_count
 from tokens.format.token_file import TokenStream
 
 SAMPLES_AHEAD = 4096  # located at once, which amortizes numpy's cost per call
+ENDLESS = 1 << 62  # windows of a stream whose length is not known yet
+
+
+class Growing(Protocol):
+    """Token files of a preparation that may still be at work."""
+
+    directory: Path
+    finished: bool
+
+    def committed(self, split: str) -> int:
+        """Return the tokens of a split that are final."""
+
+    def refresh(self) -> None:
+        """Look again how far the preparation has come."""
+
+    def progress(self) -> str:
+        """Describe how far the preparation has come."""
 
 
 @attrs.frozen(kw_only=True)
@@ -25,26 +44,54 @@ class TokenSource:
 
     stream: TokenStream
     start_token: int
-    order: WindowOrder
+    order: WindowOrder  # of ENDLESS windows where the files grow
+    growing: Growing | None = None  # files that were still being written at the run's start
+    max_epochs: int = 1  # of a growing stream
 
     def first_tokens(self, places: np.ndarray, context_length: int) -> np.ndarray:
         """Return the first token of the window read at each place of the order, int64."""
-        return self.start_token + self.order.windows(places) * context_length
+        return self.start_token + self._order(context_length).windows(places) * context_length
+
+    def ready(self, place: int, context_length: int) -> bool:
+        """Tell whether the window at a place, and all before it, can be read. Raises BadInput if never."""
+        growing = self.growing
+        if growing is None:
+            return True
+        tokens = self.start_token + self.order.needed(place) * context_length + 1
+        if not growing.finished and growing.committed("train") < tokens:
+            growing.refresh()
+        if not growing.finished:
+            return growing.committed("train") >= tokens
+        windows = self._order(context_length).count
+        if place >= windows * self.max_epochs:
+            raise BadInput(
+                f"{growing.directory}: ended with {windows:,} windows of {context_length} tokens, but the run wants "
+                f"more than {self.max_epochs} epoch{'s' * (self.max_epochs > 1)} of them; lower min_train_tokens, or "
+                "raise max_epochs",
+                alone=True,
+            )
+        return True
+
+    def _order(self, context_length: int) -> WindowOrder:
+        if self.growing is None or not self.growing.finished:
+            return self.order
+        count = window_count(self.growing.committed("train"), self.start_token, context_length)
+        return attrs.evolve(self.order, count=count)
 
 
 @attrs.frozen(kw_only=True)
 class Reading:
     """Training data of a run: streams, mixture and layout of a step, the same on every rank."""
 
-    sources: tuple[TokenSource | GrowingSource, ...]
+    sources: tuple[TokenSource, ...]
     mixture: Mixture
     layout: Layout
     vocabulary_size: int
 
     @property
-    def growing(self) -> list[GrowingSource]:
-        """Sources whose token files were still being written at the run's start."""
-        return [source for source in self.sources if isinstance(source, GrowingSource)]
+    def growing(self) -> list[Growing]:
+        """Token files that were still being written at the run's start."""
+        return [source.growing for source in self.sources if source.growing is not None]
 
 
 def micro_batches(
@@ -88,7 +135,7 @@ def ready(reading: Reading, step: int) -> bool:
     return all(
         source.ready(int(places[numbers == number].max()), reading.layout.context_length)
         for number, source in enumerate(reading.sources)
-        if isinstance(source, GrowingSource) and (numbers == number).any()
+        if (numbers == number).any()
     )
 
 

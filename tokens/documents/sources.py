@@ -6,7 +6,7 @@ import os
 import re
 import sysconfig
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import attrs
@@ -34,7 +34,7 @@ class Source:
 
 
 def resolve_sources(
-    names: list[str], kept: Iterable[Source] = (), say: Callable[[str], None] = lambda line: None
+    names: Sequence[str], kept: Iterable[Source] = (), say: Callable[[str], None] = lambda line: None
 ) -> list[Source]:
     """Return the files of each SOURCE, in an order that depends on their names alone.
 

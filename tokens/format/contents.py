@@ -9,8 +9,7 @@ import numpy as np
 from common.errors import BadInput
 from common.files import BLOCK_BYTES
 from tokens.format.header import TokenFile, readable_tokens
-from tokens.format.manifest import MANIFEST, Content, Manifest, advice, is_of, read_manifest
-from tokens.format.splits import SPLITS
+from tokens.format.manifest import MANIFEST, SPLITS, Content, Manifest, advice, is_of, read_manifest
 from tokens.format.token_file import TokenStream, open_split
 
 

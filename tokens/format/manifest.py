@@ -17,6 +17,7 @@ from common.structure import structured
 from tokens.format.header import readable_tokens
 from tokens.tokenizer.tokenizer import RANKS_FILE
 
+SPLITS = ("train", "validation", "test")
 MANIFEST = "manifest.json"
 FORMAT = 1
 

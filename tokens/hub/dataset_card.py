@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from tokens.format.manifest import Manifest, is_of
-from tokens.format.splits import HASH, SPLITS
+from tokens.format.manifest import SPLITS, Manifest, is_of
+from tokens.prepare.plan import HASH
 from tokens.stats.length_chart import CHART
 
 TEMPLATE = Path(__file__).with_name("dataset_card.md.jinja")

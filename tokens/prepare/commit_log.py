@@ -6,8 +6,10 @@ log or in the token files, is cut off at the next start.
 
 import json
 import os
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import attrs
 
@@ -16,39 +18,16 @@ from common.files import sync
 from common.json_files import open_regular, parse_json
 from common.structure import structured
 from tokens.format.header import readable_tokens
-from tokens.format.manifest import Content
-from tokens.format.splits import SPLITS
+from tokens.format.manifest import SPLITS, Content
 from tokens.prepare.encode_unit import Result
 
 LEDGER = "ledger.jsonl"
 SHOWN = 5  # examples of each kind of problem in the totals
 FORMAT = 1
-CRASH_POINTS = (
-    "tokens written",
-    "ledger written",
-    "unit deleted",
-    "tail copied",
-    "cut noted",
-    "tail cut off",
-    "headers written",
-    "file named",
-    "all named",
-    "manifest written",
-)  # of a commit and of the end, in order
-BUCKET_CRASH_POINTS = (
-    "plan uploaded",
-    "shard uploaded",
-    "checkpoint written",
-    "shard named",
-    "ledger uploaded",
-    "manifest uploaded",
-    "leftover deleted",
-)
 
 
 def reached(point: str) -> None:
     """Do nothing: a point of the protocol at which tests kill the process."""
-    assert point in (*CRASH_POINTS, *BUCKET_CRASH_POINTS), point
 
 
 @attrs.frozen
@@ -74,29 +53,39 @@ class Uploaded:
     content: Content
 
 
-Entry = Result | TailCut | Uploaded
+Entry = LogHead | Result | TailCut | Uploaded
 
 
 @attrs.define(kw_only=True)
 class Totals:
-    """Sums over all committed units."""
+    """Sums over the entries of a commit log."""
 
     units: int = 0
     tokens: dict[str, int] = attrs.field(factory=lambda: dict.fromkeys(SPLITS, 0))
     documents: dict[str, int] = attrs.field(factory=lambda: dict.fromkeys(SPLITS, 0))
     text_bytes: int = 0
-    problems: dict[str, int] = attrs.field(factory=dict)
+    problems: Counter[str] = attrs.field(factory=Counter)
     lost_documents: int = 0
     lost_bytes: int = 0
     examples: dict[str, list[str]] = attrs.field(factory=dict)  # the first ones, by kind
+    cut: dict[str, int] | None = None  # tokens of each split after the tail was cut off
+    uploaded: dict[str, Content] = attrs.field(factory=dict)  # shards in a bucket, by name
 
-    def add(self, result: Result) -> None:
+    def add(self, entry: Entry) -> None:
+        match entry:
+            case TailCut():
+                self.cut = entry.cut
+            case Uploaded():
+                self.uploaded[entry.uploaded] = entry.content
+            case Result():
+                self._add_unit(entry)
+
+    def _add_unit(self, result: Result) -> None:
         self.units += 1
         for split, part in result.parts.items():
             self.tokens[split] += part.tokens
             self.documents[split] += part.documents
-        for kind, count in result.problems.items():
-            self.problems[kind] = self.problems.get(kind, 0) + count
+        self.problems.update(result.problems)
         self.text_bytes += result.text_bytes
         self.lost_documents += result.lost_documents
         self.lost_bytes += result.lost_bytes
@@ -105,116 +94,71 @@ class Totals:
             kept += lines[: SHOWN - len(kept)]
 
 
-@attrs.define
-class Committed:
-    """Sums over the entries of a commit log."""
-
-    totals: Totals = attrs.field(factory=Totals)
-    cut: dict[str, int] | None = None  # tokens of each split after the tail was cut off
-    uploaded: dict[str, Content] = attrs.field(factory=dict)  # shards in a bucket, by name
-
-    def add(self, entry: Entry) -> None:
-        match entry:
-            case TailCut(cut=cut):
-                self.cut = cut
-            case Uploaded(uploaded=name, content=content):
-                self.uploaded[name] = content
-            case Result():
-                self.totals.add(entry)
-
-
 class CommitLog:
     """The commit log of a token directory, open for appending."""
 
     def __init__(self, directory: Path, plan_fingerprint: str):
         """Continue a log, or begin one. Raises BadInput for a damaged one, and for that of another plan."""
         self.path = directory / LEDGER
-        self.committed = Committed()
-        wanted, known_bytes = LogHead(FORMAT, plan_fingerprint), 0
-        if self.path.exists():
-            head, known_bytes = _read_head(self.path)
-            if head not in (None, wanted):
+        self.totals = Totals()
+        head, known_bytes = LogHead(FORMAT, plan_fingerprint), 0
+        for entry, end in entries_after(self.path, 0):
+            known_bytes = end
+            if isinstance(entry, LogHead) and entry != head:
                 raise BadInput(f"{self.path}: belongs to another plan; pass another --output")
-            for entry, end in _entries(self.path, known_bytes):
-                self.committed.add(entry)
-                known_bytes = end
+            self.totals.add(entry)
         self._file = self.path.open("r+b" if self.path.exists() else "w+b")
         self._file.truncate(known_bytes)
         self._file.seek(known_bytes)
         if known_bytes == 0:
-            self._write(wanted)
+            self.append(head)
             sync(directory)
 
     def append(self, *entries: Entry) -> None:
         """Append entries; they are on the disk when it returns."""
-        self._write(*entries)
         for entry in entries:
-            self.committed.add(entry)
+            self._file.write(json.dumps(attrs.asdict(entry)).encode() + b"\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        for entry in entries:
+            self.totals.add(entry)
 
     def close(self) -> None:
         self._file.close()
 
-    def _write(self, *lines: LogHead | Entry) -> None:
-        for line in lines:
-            self._file.write(json.dumps(attrs.asdict(line)).encode() + b"\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
 
-
-def read_log(directory: Path) -> Committed:
+def read_log(directory: Path) -> Totals:
     """Return the sums over a commit log, which another process may be writing."""
-    committed = Committed()
+    totals = Totals()
     for entry, _ in entries_after(directory / LEDGER, 0):
-        committed.add(entry)
-    return committed
-
-
-def read_results(directory: Path) -> Iterator[Result]:
-    """Yield the committed units, in order."""
-    return (entry for entry, _ in entries_after(directory / LEDGER, 0) if isinstance(entry, Result))
+        totals.add(entry)
+    return totals
 
 
 def entries_after(path: Path, seen_bytes: int) -> Iterator[tuple[Entry, int]]:
     """Yield the complete entries of a log after its first `seen_bytes`, each with its end in bytes."""
-    begin = seen_bytes or (_read_head(path)[1] if path.exists() or path.is_symlink() else 0)
-    if begin:  # else the head is still being written
-        yield from _entries(path, begin)
-
-
-def _read_head(path: Path) -> tuple[LogHead | None, int]:
+    if not path.exists() and not path.is_symlink():
+        return
     with readable_tokens(path), open_regular(path) as file:
-        line = file.readline()
-    if not line.endswith(b"\n"):
-        return None, 0
-    try:
-        return structured(parse_json(line), LogHead), len(line)
-    except ValueError as error:
-        raise BadInput(f"{path}: damaged: line 1: {error}; begin anew in another --output") from error
-
-
-def _entries(path: Path, begin: int) -> Iterator[tuple[Entry, int]]:
-    """Yield the complete entries from a position on, each with its end in bytes."""
-    with path.open("rb") as file:
-        file.seek(begin)
-        for number, line in enumerate(file, start=2):
+        first = file.seek(seen_bytes) == 0
+        for number, line in enumerate(file, start=1):
             if not line.endswith(b"\n"):
                 return  # a kill while it was written
-            begin += len(line)
+            seen_bytes += len(line)
             try:
-                yield _entry(parse_json(line)), begin
+                yield _entry(parse_json(line), is_head=first and number == 1), seen_bytes
             except ValueError as error:
-                raise BadInput(f"{path}: damaged: line {number}: {error}; begin anew in another --output") from error
+                where = f"line {number}" if first else f"the line before byte {seen_bytes}"
+                raise BadInput(f"{path}: damaged: {where}: {error}; begin anew in another --output") from error
 
 
-def _entry(values: dict[str, object]) -> Entry:
-    if "uploaded" in values:
-        return structured(values, Uploaded)
-    if "cut" not in values:
-        result = structured(values, Result)
-        if not result.parts.keys() <= set(SPLITS):
-            raise ValueError(f"parts: got {', '.join(result.parts)}, wanted {', '.join(SPLITS)}")
-        return result
-    cut = structured(values, TailCut)
-    if not cut.cut.keys() >= set(SPLITS):
-        raise ValueError(f"cut: got {', '.join(cut.cut)}, wanted {', '.join(SPLITS)}")
-    return cut
+def _entry(values: dict[str, object], *, is_head: bool) -> Entry:
+    kinds = {"uploaded": Uploaded, "cut": TailCut}
+    kind: Any = LogHead if is_head else next((kinds[key] for key in kinds if key in values), Result)
+    entry: Entry = structured(values, kind)
+    match entry:
+        case Result(parts=found) if not found.keys() <= set(SPLITS):
+            raise ValueError(f"parts: got {', '.join(found)}, wanted {', '.join(SPLITS)}")
+        case TailCut(cut=found) if found.keys() != set(SPLITS):
+            raise ValueError(f"cut: got {', '.join(found)}, wanted {', '.join(SPLITS)}")
+    return entry

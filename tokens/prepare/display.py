@@ -7,7 +7,9 @@ from typing import Any
 
 from common.errors import printable
 from tokens.format.manifest import Manifest
-from tokens.prepare.prepare import PrepareProgress
+from tokens.prepare.command import PrepareCommand
+from tokens.prepare.commit_log import Totals
+from tokens.prepare.plan import UnitPlan
 
 SURPRISING_SHARE = 3.0  # held out, times what was asked for
 BAD_SHARE = 0.01  # of documents, or of the input's bytes, that may be lost
@@ -24,37 +26,47 @@ class Display:
         self._bar: Any = None
         self._first: tuple[int, int] | None = None  # tokens and bytes of earlier commands
 
-    def show(self, progress: PrepareProgress) -> None:
-        now = time.monotonic()
-        totals, tokens = progress.totals, sum(progress.totals.tokens.values())
+    def say(self, line: str) -> None:
+        """Print a line on stderr."""
+        print(printable(line), file=sys.stderr)
+
+    def show(self, plan: UnitPlan, totals: Totals) -> None:
+        """Show how far a plan has come."""
+        now, tokens = time.monotonic(), sum(totals.tokens.values())
+        done_bytes, total_bytes = sum(plan.unit_bytes[: totals.units]), sum(plan.unit_bytes)
         if self._first is None:
-            self._began, self._first = now, (tokens, progress.done_bytes)
+            self._began, self._first = now, (tokens, done_bytes)
             if self._terminal:
                 from tqdm import tqdm
 
-                self._bar = tqdm(total=progress.total_bytes, unit="B", unit_scale=True, initial=progress.done_bytes)
+                self._bar = tqdm(total=total_bytes, unit="B", unit_scale=True, initial=done_bytes)
         if not self._terminal and now - self._shown < self.LINE_SECONDS:
             return
         self._shown = now
         seconds = max(now - self._began, 1e-9)
-        new_tokens, new_bytes = tokens - self._first[0], progress.done_bytes - self._first[1]
-        rates = f"{totals.units:,} of {progress.units:,} units, {tokens:,} tokens, {new_tokens / seconds:,.0f} tokens/s"
+        new_tokens, new_bytes = tokens - self._first[0], done_bytes - self._first[1]
+        rates = (
+            f"{totals.units:,} of {len(plan.units):,} units, {tokens:,} tokens, {new_tokens / seconds:,.0f} tokens/s"
+        )
         if self._terminal:
             self._bar.set_postfix_str(rates, refresh=False)
-            self._bar.update(progress.done_bytes - self._bar.n)
+            self._bar.update(done_bytes - self._bar.n)
         else:
-            left = seconds * (progress.total_bytes - progress.done_bytes) / new_bytes if new_bytes else None
+            left = seconds * (total_bytes - done_bytes) / new_bytes if new_bytes else None
             eta = "" if left is None else f", ETA {left:.0f} s"
-            print(f"{progress.done_bytes / max(1, progress.total_bytes):.0%}, {rates}{eta}", file=sys.stderr)
+            print(f"{done_bytes / max(1, total_bytes):.0%}, {rates}{eta}", file=sys.stderr)
 
     def close(self) -> None:
         if self._bar is not None:
             self._bar.close()
 
 
-def report(output: str, manifest: Manifest, asked: float, seconds: float) -> None:
-    """Print what was written and left out. `asked`: the share of the documents that was to be held out."""
-    print(f"{printable(output)}: {manifest.documents:,} documents, {manifest.tokens:,} tokens in {seconds:.1f} s")
+def report(command: PrepareCommand, manifest: Manifest, seconds: float) -> None:
+    """Print what was written and left out."""
+    asked = command.validation_fraction + command.test_fraction
+    print(
+        f"{printable(command.output)}: {manifest.documents:,} documents, {manifest.tokens:,} tokens in {seconds:.1f} s"
+    )
     tokens: dict[str, list[int]] = {}  # of each file, by split
     for name, entry in manifest.files.items():
         tokens.setdefault(name.partition(".")[0].partition("-")[0], []).append(entry.tokens)

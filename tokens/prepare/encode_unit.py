@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import BinaryIO
 
 import attrs
 import numpy as np
@@ -16,9 +16,10 @@ import numpy as np
 from common.errors import BadInput
 from tokens.documents.inputs import Extent, Input
 from tokens.documents.reader import Piece, Reader
-from tokens.format.splits import SPLITS, SplitRule
-from tokens.tokenizer.fast_encoder import FastBytePairEncoder, Recipe, encoders
-from tokens.tokenizer.tokenizer import Encoder, fingerprint, token_dtype
+from tokens.format.manifest import SPLITS
+from tokens.prepare.plan import PrepareSettings
+from tokens.tokenizer.fast_encoder import FastBytePairEncoder, encoders
+from tokens.tokenizer.tokenizer import Encoder, fingerprint
 
 BATCH_CHARACTERS = 1 << 19  # of text, encoded at a time
 
@@ -28,11 +29,9 @@ class EncodeJob:
     """Settings that all units share."""
 
     directory: Path  # of the units' files
-    text_field: str
-    tokenizer: str
-    fingerprint: str  # of the tokenizer's behaviour, which must be the same on all machines
-    recipe: Recipe | None  # for the fast encoder
-    rule: SplitRule
+    settings: PrepareSettings
+    tokenizer: str  # name, or path of the ranks
+    recipe: Path | None  # tokenizer.json for the fast encoder
 
 
 @attrs.frozen(kw_only=True)
@@ -73,14 +72,14 @@ def run_unit(job: EncodeJob, task: Task) -> Result:
 
     Raises BadInput for an input that is missing, has changed or cannot be encoded, OSError when the disk is full.
     """
-    encoder = _encoder(job.tokenizer, job.fingerprint, job.recipe)
-    reader = Reader(task.inputs, job.text_field)
-    writers = {split: _PartWriter(job, task.index, split, encoder) for split in SPLITS}
+    encoder = _encoder(job.tokenizer, job.settings.fingerprint, job.recipe)
+    reader = Reader(task.inputs, job.settings.text_field)
+    writers = {split: _PartWriter(job, unit_file(job.directory, task.index, split)) for split in SPLITS}
     text_bytes = 0
     try:
         for batch in _batches(reader.read(task.extents)):
             with _naming_inputs(task):
-                text_bytes += _encode(batch, encoder, job.rule, writers)
+                text_bytes += _encode(batch, encoder, job.settings, writers)
         parts = {split: writer.finish() for split, writer in writers.items()}
     finally:
         for writer in writers.values():
@@ -102,15 +101,15 @@ def unit_file(directory: Path, index: int, split: str) -> Path:
 class _PartWriter:
     """Writer of a unit's tokens of one split; the file gets its name when it is complete."""
 
-    def __init__(self, job: EncodeJob, index: int, split: str, encoder: Encoder):
+    def __init__(self, job: EncodeJob, path: Path):
         import xxhash
 
-        self._path = unit_file(job.directory, index, split)
+        self._path = path
         # A worker of a coordinator that was killed may compute the same unit.
-        self._partial = self._path.with_name(f".{self._path.name}-{os.uname().nodename}-{os.getpid()}")
-        self._dtype = token_dtype(encoder.vocabulary_size).newbyteorder("<")
+        self._partial = path.with_name(f".{path.name}-{os.uname().nodename}-{os.getpid()}")
+        self._dtype = job.settings.dtype
         self._digest = xxhash.xxh3_128()
-        self._file: Any = None
+        self._file: BinaryIO | None = None
         self._tokens = self._documents = self._max_id = 0
 
     def write(self, ids: np.ndarray, documents: int) -> None:
@@ -118,11 +117,9 @@ class _PartWriter:
             return
         if self._file is None:
             self._partial.unlink(missing_ok=True)  # never through a link of that name
-            self._file = self._partial.open("xb", buffering=0)
+            self._file = self._partial.open("xb")
         data = ids.astype(self._dtype, copy=False).data.cast("B")
-        written = 0
-        while written < len(data):  # an unbuffered write may be short
-            written += self._file.write(data[written:])
+        self._file.write(data)
         self._digest.update(data)
         self._tokens += len(ids)
         self._documents += documents
@@ -146,7 +143,7 @@ class _PartWriter:
 
 
 @functools.lru_cache(maxsize=1)
-def _encoder(name: str, wanted: str, recipe: Recipe | None) -> Encoder:
+def _encoder(name: str, wanted: str, recipe: Path | None) -> Encoder:
     for encoder in encoders(name, recipe):
         if fingerprint(encoder) == wanted:
             return encoder
@@ -183,9 +180,9 @@ def _batches(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
         yield batch
 
 
-def _encode(batch: list[Piece], encoder: Encoder, rule: SplitRule, writers: dict[str, _PartWriter]) -> int:
+def _encode(batch: list[Piece], encoder: Encoder, settings: PrepareSettings, writers: dict[str, _PartWriter]) -> int:
     """Encode a batch and write its tokens; return the bytes of its text."""
-    splits = rule.of(piece.head for piece in batch)
+    splits = settings.splits_of(piece.head for piece in batch)
     for number in [0] if splits is None else np.unique(splits):
         pieces = batch if splits is None else [batch[place] for place in np.flatnonzero(splits == number)]
         ids, lengths = encoder.encode_batch([piece.text for piece in pieces])

@@ -9,13 +9,14 @@ import os
 import signal
 import socket
 import threading
+from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, ProcessPoolExecutor, wait
+from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor
 from contextlib import suppress
 from itertools import islice
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import attrs
 
@@ -30,27 +31,13 @@ RESTARTS = 5  # of all workers in a row, without a finished unit
 CONNECT_SECONDS = 10.0
 
 
-class Executor(Protocol):
-    """Computes units in any order. `submit` returns a future, which may raise BrokenExecutor if a worker is killed."""
+class Executor:
+    """Computes units in this process, one after the other; its subclasses compute them elsewhere, in any order."""
 
-    window: int  # units in flight
-
-    def submit(self, job: EncodeJob, task: Task) -> "Future[Result]":
-        """Begin a unit."""
-
-    def restart(self) -> None:
-        """Replace workers that were killed."""
-
-    def close(self) -> None:
-        """Cancel unfinished units."""
-
-
-class Inline:
-    """Computes units in this process, one after the other."""
-
-    window = 1
+    window = 1  # units in flight
 
     def submit(self, job: EncodeJob, task: Task) -> "Future[Result]":
+        """Begin a unit. The future raises BrokenExecutor if a worker is killed."""
         future: Future[Result] = Future()
         try:
             future.set_result(run_unit(job, task))
@@ -59,13 +46,14 @@ class Inline:
         return future
 
     def restart(self) -> None:
+        """Replace workers that were killed."""
         raise AssertionError("there is no worker")
 
     def close(self) -> None:
-        pass
+        """Cancel unfinished units."""
 
 
-class Processes:
+class Processes(Executor):
     """Computes units in processes of this machine."""
 
     def __init__(self, workers: int):
@@ -78,7 +66,12 @@ class Processes:
         # for which Python 3.10 would wait for ever.
         path, data = job.directory / f"{task.index:08d}.task", json.dumps(attrs.asdict(task)).encode()
         replace_file(path, data)
-        return self._pool.submit(_run_kept, job, path, hashlib.sha256(data).hexdigest())
+        try:
+            return self._pool.submit(_run_kept, job, path, hashlib.sha256(data).hexdigest())
+        except BrokenExecutor as error:  # a worker was killed since the last result
+            future: Future[Result] = Future()
+            future.set_exception(error)
+            return future
 
     def restart(self) -> None:
         context = multiprocessing.get_context("spawn")  # a fork would copy pyarrow's threads' locks
@@ -98,7 +91,7 @@ class Processes:
         self._pool.shutdown(cancel_futures=True)
 
 
-class RayCluster:
+class RayCluster(Executor):
     """Computes units as tasks of a Ray cluster whose machines share the inputs, the output and this repository."""
 
     def __init__(self, address: str | None):
@@ -141,55 +134,36 @@ class RayCluster:
         self._ray.shutdown()
 
 
-def in_order(executor: Executor, job: EncodeJob, tasks: Iterator[Task], first: int) -> Iterator[list[Result]]:
-    """Yield the results of tasks `first`, `first` + 1, ... in order, in batches of those that are ready.
+def in_order(executor: Executor, job: EncodeJob, tasks: Iterator[Task]) -> Iterator[list[Result]]:
+    """Yield the results of the tasks in order, in batches of those that are ready.
 
     At most `executor.window` units are computed ahead of the next result. Raises the tasks' errors.
     """
-    running: dict[Future[Result], Task] = {}
-    ready: dict[int, Result] = {}
-    restarts, due, submitted = 0, first, first
+    ahead: deque[tuple[Task, Future[Result]]] = deque()
+    restarts = 0
     while True:
-        for task in islice(tasks, due + executor.window - submitted):
-            running[_submit(executor, job, task)] = task
-            submitted += 1
-        if not running:
+        ahead.extend((task, executor.submit(job, task)) for task in islice(tasks, executor.window - len(ahead)))
+        if not ahead:
             return
-        finished, _ = wait(running, return_when=FIRST_COMPLETED)
-        lost = []
-        for future in finished:
-            task = running.pop(future)
-            if isinstance(future.exception(), BrokenExecutor):
-                lost.append(task)
-            else:
-                ready[task.index] = future.result()
+        results: list[Result] = []
+        try:
+            while ahead and (not results or ahead[0][1].done()):
+                results.append(ahead[0][1].result())
+                ahead.popleft()
                 restarts = 0
-        if lost:  # the pool is broken for all
-            lost += running.values()
-            running = {}
+        except BrokenExecutor:  # of a pool, for all its units
             restarts += 1
             if restarts > RESTARTS:
                 raise BadInput(
-                    f"workers were killed {restarts} times in a row while units {min(task.index for task in lost)} to "
-                    f"{max(task.index for task in lost)} were computed; if memory was short, pass fewer --workers"
-                )
+                    f"workers were killed {restarts} times in a row while units {ahead[0][0].index} to "
+                    f"{ahead[-1][0].index} were computed; if memory was short, pass fewer --workers"
+                ) from None
             executor.restart()
-            running = {_submit(executor, job, task): task for task in lost}
-        batch = []
-        while due in ready:
-            batch.append(ready.pop(due))
-            due += 1
-        if batch:
-            yield batch
-
-
-def _submit(executor: Executor, job: EncodeJob, task: Task) -> "Future[Result]":
-    try:
-        return executor.submit(job, task)
-    except BrokenExecutor as error:  # a worker was killed since the last result
-        future: Future[Result] = Future()
-        future.set_exception(error)
-        return future
+            for place, (task, future) in enumerate(ahead):
+                if not future.done() or future.exception() is not None:
+                    ahead[place] = task, executor.submit(job, task)
+        if results:
+            yield results
 
 
 def _run_kept(job: EncodeJob, path: Path, sha256: str) -> Result:

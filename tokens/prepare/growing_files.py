@@ -4,7 +4,6 @@
 known at the end: then they become `train-00000-of-00012.safetensors`, or `train.safetensors` if there is one.
 """
 
-import io
 import os
 import re
 import sys
@@ -18,6 +17,7 @@ import numpy as np
 from common.errors import BadInput
 from common.files import sync
 from tokens.format.header import HEADER_BYTES, write_header
+from tokens.prepare.plan import PrepareSettings
 
 PARTIAL = ".partial-"
 COPY_BYTES = 1 << 20
@@ -35,15 +35,16 @@ class Shard:
 class GrowingStream:
     """The files of one split, open for appending."""
 
-    def __init__(self, directory: Path, split: str, dtype: np.dtype, shard_tokens: int | None):
-        """`shard_tokens`: of each file but the last; None: one file for all."""
+    def __init__(self, directory: Path, split: str, settings: PrepareSettings, *, to_bucket: bool):
+        """`to_bucket`: full shards are moved to a bucket."""
         self.split = split
         self.length = 0  # tokens
-        self.moved = 0  # the first shards, which are in a bucket and not here
         self._directory = directory
-        self._dtype = dtype
-        self._sharded = shard_tokens is not None
-        self._shard_tokens = shard_tokens or sys.maxsize
+        self._dtype = settings.dtype
+        self._sharded = settings.shard_tokens is not None
+        self._shard_tokens = settings.shard_tokens or sys.maxsize
+        self._to_bucket = to_bucket
+        self._moved = 0  # the first shards, which are in a bucket and not here
         self._file: BinaryIO | None = None  # the last one, while it has room
 
     def resume(self, length: int, why: Path) -> None:
@@ -57,9 +58,9 @@ class GrowingStream:
             number = re.search(r"-(\d+)-of-", path.name)
             path.replace(self._partial(int(number[1]) if number else 0))
         full, inside = divmod(length, self._shard_tokens)
-        tokens = [self._shard_tokens] * full + ([inside] if inside else [])
-        for index, count in enumerate(tokens):
-            path, end = self._partial(index), self._end(count)
+        self._moved = full if self._to_bucket else 0
+        for index in range(self._moved, full + bool(inside)):
+            path, end = self._partial(index), self._end(self._shard_tokens if index < full else inside)
             size = path.stat().st_size if path.is_file() and not path.is_symlink() else 0
             if size < end or (index < full and size > end):
                 raise BadInput(
@@ -67,17 +68,6 @@ class GrowingStream:
                     "another --output"
                 )
         self.truncate(length)
-
-    def resume_moved(self, length: int, tail: np.ndarray) -> None:
-        """Continue after `length` tokens: full shards in a bucket, and the tail. Raises BadInput if some lack."""
-        self.moved = length // self._shard_tokens
-        self.truncate(self.moved * self._shard_tokens)
-        self.append(io.BytesIO(tail.tobytes()))
-        if self.length != length:
-            raise BadInput(
-                f"{self.split}: the bucket's checkpoints hold {self.length:,} tokens, wanted {length:,} by its ledger; "
-                "begin anew in another --output"
-            )
 
     def append(self, source: BinaryIO) -> None:
         """Append the tokens of a file from its position on."""
@@ -118,10 +108,9 @@ class GrowingStream:
         """Cut off the tokens after the first `length`."""
         self.close()
         full, inside = divmod(length, self._shard_tokens)
-        kept = {self._partial(index) for index in range(full + bool(inside))}
-        for path in self._directory.glob(f"{PARTIAL}{self.split}*.safetensors"):
-            if path not in kept:
-                path.unlink()
+        kept = {self._partial(index) for index in range(self._moved, full + bool(inside))}
+        for path in {*self._directory.glob(f"{PARTIAL}{self.split}*.safetensors")} - kept:
+            path.unlink()
         if inside:
             self._file = self._partial(full).open("r+b")
             self._file.truncate(self._end(inside))
@@ -142,18 +131,19 @@ class GrowingStream:
             tokens = min(self._shard_tokens, self.length - index * self._shard_tokens)
             yield Shard(self._partial(index), f"{name}.safetensors", tokens)
 
-    def here(self) -> list[Path]:
-        return [self._partial(index) for index in range(self.moved, self.length // self._shard_tokens)]
+    def full_shards(self) -> list[Path]:
+        """Return the full shards on this disk."""
+        return [self._partial(index) for index in range(self._moved, self.length // self._shard_tokens)]
 
-    def drop(self) -> None:
+    def drop_full_shards(self) -> None:
         """Delete the full shards on this disk, which are in a bucket now."""
-        for path in self.here():
+        for path in self.full_shards():
             path.unlink()
-            self.moved += 1
+            self._moved += 1
 
     @property
     def full(self) -> int:
-        """Tokens in full shards."""
+        """Tokens in full shards, here and in a bucket."""
         return self.length - self.length % self._shard_tokens
 
     def close(self) -> None:

@@ -4,8 +4,10 @@ Committed tokens stay: the finished files begin with them. So a reader that wait
 same batch from growing and from finished files.
 """
 
+import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -13,13 +15,12 @@ import numpy as np
 from common.errors import BadInput
 from tokens.format.header import HEADER_BYTES, TokenFile
 from tokens.format.manifest import MANIFEST, TokenizerRecord
-from tokens.format.splits import HASH
 from tokens.format.token_file import TokenStream, Version, open_split
 from tokens.prepare.commit_log import LEDGER, TailCut, Uploaded, entries_after
 from tokens.prepare.encode_unit import Result
 from tokens.prepare.growing_files import partial_path
-from tokens.prepare.plan import read_plan
-from tokens.tokenizer.tokenizer import RANKS_FILE, token_dtype
+from tokens.prepare.plan import HASH, read_plan
+from tokens.tokenizer.tokenizer import RANKS_FILE
 
 NAMING_SECONDS, NAMING_TRIES = 0.1, 50  # between looks for a file that has just lost its hidden name
 
@@ -47,8 +48,7 @@ class GrowingTokens:
         self._units = len(plan.units)
         self._seen_units = 0
         self._seen_bytes = 0  # of the ledger
-        shares = {"validation": settings.validation_fraction, "test": settings.test_fraction}
-        self.splits = ["train", *(split for split, share in shares.items() if share > 0)]
+        self.splits = ["train", *settings.held_out]
         self._tokens = dict.fromkeys(self.splits, 0)
         self._lock = threading.Lock()
         self.refresh()
@@ -103,7 +103,7 @@ class FollowedStream(TokenStream):
 
     def __init__(self, tokens: GrowingTokens, split: str):
         self._growing, self._split = tokens, split
-        self.dtype = token_dtype(tokens.settings.vocabulary_size).newbyteorder("<")
+        self.dtype = tokens.settings.dtype
         self.files, self.length = [], 0
 
     def read_into(self, tokens: np.ndarray, start: int) -> None:
@@ -124,32 +124,26 @@ class FollowedStream(TokenStream):
         return {}
 
     def _find(self, length: int) -> None:
-        growing = self._growing
-        shard_tokens = growing.settings.shard_tokens or length
-        tries = 0
-        while True:
-            try:
-                if (growing.directory / MANIFEST).exists():
-                    files = open_split(growing.directory, self._split).files
-                else:
-                    begins = range(0, length, max(1, shard_tokens))
-                    lengths = [min(shard_tokens, length - begin) for begin in begins]
-                    files = [
-                        TokenFile(self._path(index), self.dtype, HEADER_BYTES, count)
-                        for index, count in enumerate(lengths)
-                    ]
-                super().__init__(files)
-                for file in files:
+        for _ in range(NAMING_TRIES):
+            with suppress(FileNotFoundError):  # it got its final name just now
+                super().__init__(self._files(length))
+                for file in self.files:
                     file.path.stat()
                 return
-            except FileNotFoundError as error:  # it got its final name just now
-                tries += 1
-                if tries == NAMING_TRIES:
-                    raise BadInput(
-                        f"{growing.directory}: a token file that its {LEDGER} lists is gone; bring it back, or prepare "
-                        "these tokens anew"
-                    ) from error
-                time.sleep(NAMING_SECONDS)
+            time.sleep(NAMING_SECONDS)
+        raise BadInput(
+            f"{self._growing.directory}: a token file that its {LEDGER} lists is gone; bring it back, or prepare these "
+            "tokens anew"
+        )
+
+    def _files(self, length: int) -> list[TokenFile]:
+        directory, shard_tokens = self._growing.directory, self._growing.settings.shard_tokens or sys.maxsize
+        if (directory / MANIFEST).exists():
+            return open_split(directory, self._split).files
+        return [
+            TokenFile(self._path(index), self.dtype, HEADER_BYTES, min(shard_tokens, length - begin))
+            for index, begin in enumerate(range(0, length, shard_tokens))
+        ]
 
     def _path(self, index: int) -> Path:
         """Return the path of a file: hidden, or final where a kill came between the names and the manifest."""

@@ -11,6 +11,7 @@ from common.file_lock import lock
 from common.files import is_folder, writing
 from common.json_files import open_descriptor
 from tokens.format.manifest import MANIFEST
+from tokens.prepare.command import PrepareCommand
 from tokens.prepare.commit_log import LEDGER
 from tokens.prepare.growing_files import partial_files
 from tokens.prepare.plan import PLAN
@@ -20,15 +21,16 @@ from tokens.tokenizer.tokenizer import RANKS_FILE
 UNITS, LOCK = ".units", ".lock"
 
 
-def check_output(directory: Path, sources: list[str], *, is_scratch: bool) -> None:
+def check_output(command: PrepareCommand) -> None:
     """Raise BadInput for an output that is a file, a source, or the scratch folder of a bucket."""
+    directory = command.directory
     with writing(directory):
         if directory.exists() and not directory.is_dir():
             raise BadInput(f"{directory}: is no folder; pass another --output")
         resolved = directory.resolve()
-    if any(is_folder(Path(name)) and Path(name).resolve() == resolved for name in sources):
+    if any(is_folder(Path(name)) and Path(name).resolve() == resolved for name in command.sources):
         raise BadInput(f"{directory}: is a source and the output as well; pass another --output")
-    if not is_scratch and (url := scratch_of(resolved)) is not None:
+    if command.bucket is None and (url := scratch_of(resolved)) is not None:
         raise BadInput(f"{directory}: is the --scratch of {url}; pass another --output")
 
 

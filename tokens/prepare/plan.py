@@ -7,11 +7,12 @@ plan is kept beside the tokens; a later command resumes it or is refused.
 import hashlib
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import attrs
+import numpy as np
 
 from common.errors import BadInput
 from common.files import replace_file
@@ -20,10 +21,12 @@ from common.structure import structured
 from tokens.documents.inputs import COMPRESSED_SUFFIXES, Damaged, Extent, Input, look_up, readable
 from tokens.documents.parquet import check_column, group_bytes, open_parquet
 from tokens.documents.sources import Source
+from tokens.tokenizer.tokenizer import token_dtype
 
 PLAN = "plan.json"
 FORMAT = 1
 MOST_BYTES = 1 << 40  # of a plan file, which names each input
+HASH, TAIL = "hash", "tail"
 
 
 @attrs.frozen(kw_only=True)
@@ -35,12 +38,39 @@ class PrepareSettings:
     fingerprint: str  # of the tokenizer's behaviour: tokens.tokenizer.tokenizer.fingerprint
     vocabulary_size: int
     end_of_text_id: int
-    split: str  # "hash" or "tail"
+    split: str  # HASH or TAIL
     split_seed: int
     validation_fraction: float
     test_fraction: float
     unit_bytes: int
     shard_tokens: int | None = None  # of each file but the last
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Type of the ids in token files."""
+        return token_dtype(self.vocabulary_size).newbyteorder("<")
+
+    @property
+    def held_out(self) -> dict[str, float]:
+        """Wanted share of the documents of each held-out split."""
+        shares = {"validation": self.validation_fraction, "test": self.test_fraction}
+        return {split: share for split, share in shares.items() if share > 0}
+
+    def splits_of(self, heads: Iterable[str]) -> np.ndarray | None:
+        """Return the index in SPLITS of each document, from its first characters; None: all are in train.
+
+        By a hash of its text, so that a document stays in its split whatever is added or reordered, and copies share
+        one. With a tail split, the last documents of train are held out at the end (tokens/prepare/tail_split.py).
+        """
+        if self.split == TAIL or not self.held_out:
+            return None
+        import xxhash
+
+        hashes = np.array([xxhash.xxh3_64_intdigest(head.encode(), self.split_seed) for head in heads], np.uint64)
+        places = hashes / 2.0**64  # in 0 .. 1
+        # The shares lie side by side from 0 on: a larger test share takes nothing from validation.
+        held_out = np.where(places < self.validation_fraction, 1, 2)
+        return np.where(places < self.validation_fraction + self.test_fraction, held_out, 0)
 
 
 @attrs.frozen

@@ -3,7 +3,7 @@
 The same command resumes after any interruption.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import attrs
@@ -14,10 +14,11 @@ from tokens.documents.inputs import COMPRESSED_SUFFIXES
 from tokens.documents.sources import resolve_sources
 from tokens.format.contents import read_finished
 from tokens.format.manifest import Manifest
-from tokens.format.splits import SplitRule
+from tokens.prepare.command import PrepareCommand
 from tokens.prepare.commit_log import CommitLog, Totals, read_log
-from tokens.prepare.encode_unit import EncodeJob, Task
-from tokens.prepare.executors import Executor, in_order
+from tokens.prepare.display import Display
+from tokens.prepare.encode_unit import EncodeJob, Result, Task
+from tokens.prepare.executors import Executor, Processes, RayCluster, in_order
 from tokens.prepare.output_folder import UNITS, check_output, delete_units, discard, locked, refuse_other_tokens
 from tokens.prepare.plan import PrepareSettings, UnitPlan, check_same, make_plan, read_plan, write_plan
 from tokens.prepare.s3_output import S3Output
@@ -29,90 +30,42 @@ from tokens.tokenizer.tokenizer import RANKS_FILE, BytePairTokenizer, Tokenizer,
 LARGE_UNITS = 8  # times --unit-bytes, of a compressed file, which is one unit
 
 
-@attrs.frozen(kw_only=True)
-class PrepareRequest:
-    """Options of a preparation."""
-
-    sources: list[str]
-    directory: Path
-    bucket: str | None  # s3:// URL of the output; then `directory` is scratch
-    tokenizer: str
-    text_field: str
-    rule: SplitRule
-    unit_bytes: int
-    shard_tokens: int | None  # of each file but the last; None: one file a split
-    fail_on_bad_document: bool
-
-
-@attrs.frozen(kw_only=True)
-class PrepareProgress:
-    """Progress of a preparation."""
-
-    totals: Totals
-    units: int  # of the plan
-    done_bytes: int  # of input
-    total_bytes: int
-
-
-@attrs.frozen(kw_only=True)
-class Host:
-    """Executor and display of a preparation."""
-
-    make_executor: Callable[[], Executor]
-    say: Callable[[str], None]  # prints a line
-    show: Callable[[PrepareProgress], None]
-
-
-def prepare(request: PrepareRequest, host: Host) -> Manifest:
+def prepare(command: PrepareCommand, display: Display) -> Manifest:
     """Write token files, or complete them; return their manifest.
 
     Raises BadInput, and OSError when the disk is full; in either case what is committed stays.
     """
-    directory = request.directory.absolute()
-    tokenizer = load_tokenizer(request.tokenizer)
-    check_output(request.directory, request.sources, is_scratch=request.bucket is not None)
+    directory = command.directory.absolute()
+    tokenizer = load_tokenizer(command.tokenizer)
+    check_output(command)
     with writing(directory):
         directory.mkdir(parents=True, exist_ok=True)
     with locked(directory):
-        bucket = None if request.bucket is None else S3Output(request.bucket, directory)
+        bucket = None if command.bucket is None else S3Output(command.bucket, directory)
         finished = read_finished(directory) if bucket is None else bucket.open()
-        plan = _plan(request, host, tokenizer, bucket)
+        plan = _plan(command, display, tokenizer, bucket)
         delete_units(directory)
         if finished is not None:
             if bucket is None:
                 read_log(directory)  # raises BadInput for a damaged one
             else:
                 bucket.tidy()
-            host.say(f"{request.bucket or request.directory}: complete already")
+            display.say(f"{command.output}: complete already")
             return finished
-        _warn_of_large_units(plan, host)
+        _warn_of_large_units(plan, display)
         (directory / UNITS).mkdir(exist_ok=True)  # a worker of a coordinator that was killed may still write there
         if bucket is not None:
-            assert request.shard_tokens is not None
-            bucket.restore(request.shard_tokens)
-        manifest = _write(request, host, plan, tokenizer, bucket)
+            bucket.restore(plan)
+        manifest = _write(command, display, plan, tokenizer, bucket)
         delete_units(directory)
         return manifest
 
 
-def _plan(request: PrepareRequest, host: Host, tokenizer: Tokenizer, bucket: S3Output | None) -> UnitPlan:
+def _plan(command: PrepareCommand, display: Display, tokenizer: Tokenizer, bucket: S3Output | None) -> UnitPlan:
     """Return the plan of the output, if this is the command that began it, or make and keep a new one."""
-    directory = request.directory.absolute()
-    settings = PrepareSettings(
-        text_field=request.text_field,
-        tokenizer=request.tokenizer,
-        fingerprint=fingerprint(tokenizer),
-        vocabulary_size=tokenizer.vocabulary_size,
-        end_of_text_id=tokenizer.end_of_text_id,
-        split=request.rule.kind,
-        split_seed=request.rule.seed,
-        validation_fraction=request.rule.validation,
-        test_fraction=request.rule.test,
-        unit_bytes=request.unit_bytes,
-        shard_tokens=request.shard_tokens,
-    )
+    directory, settings = command.directory.absolute(), _settings(command, tokenizer)
     plan = read_plan(directory)
-    sources = resolve_sources(request.sources, () if plan is None else plan.sources, host.say)
+    sources = resolve_sources(command.sources, () if plan is None else plan.sources, display.say)
     if plan is not None:
         check_same(directory, plan, settings, sources)
         return plan
@@ -126,18 +79,33 @@ def _plan(request: PrepareRequest, host: Host, tokenizer: Tokenizer, bucket: S3O
     return plan
 
 
+def _settings(command: PrepareCommand, tokenizer: Tokenizer) -> PrepareSettings:
+    """Return the settings of a command, whose options have the same names."""
+    names = [field.name for field in attrs.fields(PrepareSettings)]
+    options = {name: getattr(command, name) for name in names if hasattr(command, name)}
+    return PrepareSettings(
+        **options,
+        fingerprint=fingerprint(tokenizer),
+        vocabulary_size=tokenizer.vocabulary_size,
+        end_of_text_id=tokenizer.end_of_text_id,
+    )
+
+
 def _write(
-    request: PrepareRequest, host: Host, plan: UnitPlan, tokenizer: Tokenizer, bucket: S3Output | None
+    command: PrepareCommand, display: Display, plan: UnitPlan, tokenizer: Tokenizer, bucket: S3Output | None
 ) -> Manifest:
     """Compute and commit the units that are missing; finish the token files and return their manifest."""
-    directory = request.directory.absolute()
+    directory = command.directory.absolute()
     log = CommitLog(directory, plan.fingerprint())
     writer = TokenWriter(directory, plan, tokenizer, log, bucket)
     try:
-        _compute(request, host, plan, tokenizer, writer)
-        if sum(writer.totals.documents.values()) == 0:
-            raise TooFewDocuments(_no_document(writer.totals))
-        manifest = writer.finish(request.rule)
+        if log.totals.units:
+            display.say(f"resuming after {log.totals.units:,} of {len(plan.units):,} units")
+        if log.totals.units < len(plan.units):
+            _compute(command, display, plan, tokenizer, writer)
+        if sum(log.totals.documents.values()) == 0:
+            raise TooFewDocuments(_no_document(log.totals))
+        manifest = writer.finish()
     except TooFewDocuments as error:
         if bucket is not None:
             bucket.discard()
@@ -147,42 +115,39 @@ def _write(
         writer.close()
         log.close()
     if manifest.split is not None and manifest.split.from_tail:
-        host.say(
+        display.say(
             f"NOTE: no document's hash fell to {' or '.join(manifest.split.from_tail)}: the last documents are held "
             "out, and copies of them may be in train"
         )
     return manifest
 
 
-def _compute(request: PrepareRequest, host: Host, plan: UnitPlan, tokenizer: Tokenizer, writer: TokenWriter) -> None:
-    first = writer.totals.units
-    if first:
-        host.say(f"resuming after {first:,} of {len(plan.units):,} units")
-    if first == len(plan.units):
-        return
-    done, total = sum(plan.unit_bytes[:first]), sum(plan.unit_bytes)
+def _compute(
+    command: PrepareCommand, display: Display, plan: UnitPlan, tokenizer: Tokenizer, writer: TokenWriter
+) -> None:
+    display.show(plan, writer.totals)
     slow_noted = not isinstance(tokenizer, BytePairTokenizer)
-
-    def show() -> None:
-        host.show(PrepareProgress(totals=writer.totals, units=len(plan.units), done_bytes=done, total_bytes=total))
-
-    show()
-    executor = host.make_executor()
+    executor = _executor(command)
     try:
-        job = _job(request, plan, writer.units, tokenizer)  # while the workers start
-        for results in in_order(executor, job, _tasks(plan, first), first):
+        job = _job(plan, writer.units, tokenizer)  # while the workers start
+        for results in in_order(executor, job, _tasks(plan, writer.totals.units)):
             if not slow_noted and not all(result.fast for result in results):
                 slow_noted = True
-                host.say("NOTE: encoding with tiktoken: fastokens, several times faster, is not installed, or differs")
-            for result in results:
-                if request.fail_on_bad_document and (result.lost_documents or result.lost_bytes):
-                    example = next(iter(result.examples.values()))[0]
-                    raise BadInput(f"{example}; fix this, or pass --on-bad-document skip")
+                display.say(
+                    "NOTE: encoding with tiktoken: fastokens, several times faster, is not installed, or differs"
+                )
+            if command.on_bad_document == "fail":
+                _refuse_losses(results)
             writer.commit(results)
-            done += sum(plan.unit_bytes[result.index] for result in results)
-            show()
+            display.show(plan, writer.totals)
     finally:
         executor.close()
+
+
+def _executor(command: PrepareCommand) -> Executor:
+    if command.executor == "ray":
+        return RayCluster(command.ray_address)
+    return Executor() if command.executor == "inline" else Processes(command.workers)
 
 
 def _tasks(plan: UnitPlan, first: int) -> Iterator[Task]:
@@ -194,18 +159,19 @@ def _tasks(plan: UnitPlan, first: int) -> Iterator[Task]:
         yield Task(index=index, extents=extents, inputs=tuple(inputs[number] for number in numbers))
 
 
-def _job(request: PrepareRequest, plan: UnitPlan, units: Path, tokenizer: Tokenizer) -> EncodeJob:
-    recipe = None
+def _job(plan: UnitPlan, units: Path, tokenizer: Tokenizer) -> EncodeJob:
+    recipe, ranks_file = None, tokenizer.ranks_file
     if isinstance(tokenizer, BytePairTokenizer) and has_fastokens():
         recipe = write_recipe(tokenizer, units / "recipe.json")
-    return EncodeJob(
-        directory=units,
-        text_field=request.text_field,
-        tokenizer=request.tokenizer if tokenizer.ranks_file is None else str(tokenizer.ranks_file.absolute()),
-        fingerprint=plan.settings.fingerprint,
-        recipe=recipe,
-        rule=request.rule,
-    )
+    name = plan.settings.tokenizer if ranks_file is None else str(ranks_file.absolute())
+    return EncodeJob(directory=units, settings=plan.settings, tokenizer=name, recipe=recipe)
+
+
+def _refuse_losses(results: list[Result]) -> None:
+    for result in results:
+        if result.lost_documents or result.lost_bytes:
+            example = next(iter(result.examples.values()))[0]
+            raise BadInput(f"{example}; fix this, or pass --on-bad-document skip")
 
 
 def _no_document(totals: Totals) -> str:
@@ -215,11 +181,11 @@ def _no_document(totals: Totals) -> str:
     return f"none of the {totals.lost_documents:,} documents of the sources could be read: {first}"
 
 
-def _warn_of_large_units(plan: UnitPlan, host: Host) -> None:
+def _warn_of_large_units(plan: UnitPlan, display: Display) -> None:
     large = [item for item in plan.inputs if item.path.endswith(COMPRESSED_SUFFIXES)]
     large = [item for item in large if item.size_bytes > LARGE_UNITS * plan.settings.unit_bytes]
     if large:
-        host.say(
+        display.say(
             f"NOTE: {large[0].path}{f' and {len(large) - 1} more files' if len(large) > 1 else ''}: compressed as a "
             "whole, so one worker reads each from end to end, and a kill loses all of it; Parquet or plain JSON lines "
             "go faster"

@@ -28,11 +28,11 @@ from common.files import replace_file
 from common.json_files import read_regular
 from common.remote_files import THREADS
 from tokens.format.contents import read_content
-from tokens.format.header import read_header
+from tokens.format.header import HEADER_BYTES, read_header
 from tokens.format.manifest import MANIFEST, Content, Manifest, parse_manifest
 from tokens.prepare.commit_log import LEDGER, reached
-from tokens.prepare.growing_files import PARTIAL, partial_files
-from tokens.prepare.plan import PLAN, read_plan
+from tokens.prepare.growing_files import PARTIAL, GrowingStream, partial_files, partial_path
+from tokens.prepare.plan import PLAN, UnitPlan, read_plan
 from tokens.tokenizer.tokenizer import RANKS_FILE
 
 CHECKPOINT = ".checkpoint-"
@@ -46,7 +46,6 @@ class S3Output:
 
     def __init__(self, url: str, scratch: Path):
         self.url = url.rstrip("/")
-        self.tails: dict[str, np.ndarray] = {}  # of each split, the tokens after its full shards
         self._scratch = scratch
         self._objects = BucketFolder(url)
         self._checkpoints = 0
@@ -75,9 +74,9 @@ class S3Output:
         for name in sorted(names & {PLAN, LEDGER, MANIFEST, RANKS_FILE}):
             (self._scratch / name).write_bytes(self._objects.read(name))
         plan = read_plan(self._scratch)
-        if plan is None or LEDGER in names or plan.settings.shard_tokens is None:
+        if plan is None or LEDGER in names:
             return
-        self.restore(plan.settings.shard_tokens)
+        self.restore(plan)
         if self._checkpoints:
             written = self._objects.written_at(_checkpoint(self._checkpoints - 1))
             os.utime(self._scratch / LEDGER, (written, written))
@@ -86,29 +85,28 @@ class S3Output:
         self._objects.create(PLAN, (self._scratch / PLAN).read_bytes(), IN_USE)
         reached("plan uploaded")
 
-    def restore(self, shard_tokens: int) -> None:
-        """Fetch the commit log and `tails` from the checkpoints. Raises BadInput where one is missing."""
+    def restore(self, plan: UnitPlan) -> None:
+        """Fetch the commit log and the shards that are not full from the checkpoints. Raises BadInput without one."""
         from safetensors.numpy import load
 
+        assert plan.settings.shard_tokens is not None
         names = sorted(name for name in self._objects.names() if name.startswith(CHECKPOINT))
         wanted = [_checkpoint(number) for number in range(len(names))]
         if names != wanted:
             lost = sorted(set(wanted) - set(names))
             raise BadInput(f"{self.url}/{lost[0]}: missing, and later ones are there; begin anew in another --output")
-        pieces: dict[str, list[np.ndarray]] = {}
         with (self._scratch / LEDGER).open("wb") as log, ThreadPoolExecutor(THREADS) as threads:
             for data in threads.map(self._objects.read, names):
                 tensors = load(data)
                 log.write(tensors.pop("ledger").tobytes())
                 begins = {key.removesuffix(" begin"): tensors.pop(key) for key in list(tensors) if " " in key}
                 for split, tokens in tensors.items():
-                    begin = int(begins[split][0])
-                    kept = pieces.get(split, []) if begin % shard_tokens else []  # a new shard begins with it
-                    pieces[split] = [*kept, tokens]
-                    self._lengths[split] = begin + len(tokens)
+                    shard, inside = divmod(int(begins[split][0]), plan.settings.shard_tokens)
+                    with partial_path(self._scratch, split, shard, sharded=True).open("ab") as file:
+                        file.write((b"" if inside else bytes(HEADER_BYTES)) + tokens.tobytes())
+                    self._lengths[split] = int(begins[split][0]) + len(tokens)
             self._log_bytes = log.tell()
         self._checkpoints = len(names)
-        self.tails = {split: np.concatenate(parts) for split, parts in pieces.items()}
         if not names:
             (self._scratch / LEDGER).unlink()
 
@@ -119,21 +117,19 @@ class S3Output:
         reached("shard uploaded")
         return content
 
-    def begin_of_tail(self, split: str, full: int) -> int:
-        """Return the first token of a split in the next checkpoint; its shards hold the first `full` tokens."""
-        return max(full, self._lengths.get(split, 0))
-
-    def checkpoint(self, tails: dict[str, tuple[int, np.ndarray]]) -> None:
-        """Commit the lines of the log, whose full shards are in the bucket; `tails`: begin and tokens of the rest."""
+    def checkpoint(self, streams: dict[str, GrowingStream]) -> None:
+        """Commit the new lines of the log, whose full shards are in the bucket, and the new tokens after those."""
         from safetensors.numpy import save
 
         with (self._scratch / LEDGER).open("rb") as file:
             file.seek(self._log_bytes)
             lines = file.read()
         tensors = {"ledger": np.frombuffer(lines, np.uint8)}
-        for split, (begin, tokens) in tails.items():
-            tensors |= {split: np.ascontiguousarray(tokens), f"{split} begin": np.array([begin])}
-            self._lengths[split] = begin + len(tokens)
+        for split, stream in streams.items():
+            stream.sync()
+            begin = max(stream.full, self._lengths.get(split, 0))
+            tensors |= {split: stream.read(begin, stream.length), f"{split} begin": np.array([begin])}
+            self._lengths[split] = stream.length
         self._objects.create(_checkpoint(self._checkpoints), save(tensors), IN_USE)
         self._checkpoints += 1
         self._log_bytes += len(lines)

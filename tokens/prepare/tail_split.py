@@ -5,9 +5,9 @@ import io
 import numpy as np
 
 from common.errors import BadInput
-from tokens.format.splits import SplitRule
 from tokens.prepare.commit_log import Totals
 from tokens.prepare.growing_files import COPY_BYTES, GrowingStream
+from tokens.prepare.plan import PrepareSettings
 
 COPY_TOKENS = COPY_BYTES // 2
 
@@ -16,20 +16,17 @@ class TooFewDocuments(BadInput):
     """Too few documents to hold out: no command with these settings can finish."""
 
 
-def missing_splits(rule: SplitRule, totals: Totals) -> dict[str, float]:
-    """Return the splits without tokens that should have some, with their shares of the documents."""
-    shares = {"validation": rule.validation, "test": rule.test}
-    return {split: share for split, share in shares.items() if share > 0 and not totals.tokens[split]}
+def missing_splits(settings: PrepareSettings, totals: Totals) -> dict[str, float]:
+    """Return the held-out splits without tokens, with their shares of the documents."""
+    return {split: share for split, share in settings.held_out.items() if not totals.tokens[split]}
 
 
-def copy_tail(
-    streams: dict[str, GrowingStream], rule: SplitRule, totals: Totals, end_of_text_id: int
-) -> dict[str, int]:
+def copy_tail(streams: dict[str, GrowingStream], settings: PrepareSettings, totals: Totals) -> dict[str, int]:
     """Copy the tail of the train stream to the missing splits; return the final length of each split.
 
     Whole documents; a single one is cut by tokens. Raises TooFewDocuments before anything is copied.
     """
-    missing = missing_splits(rule, totals)
+    missing = missing_splits(settings, totals)
     documents, tokens = sum(totals.documents.values()), totals.tokens["train"]
     if tokens == 0:
         raise TooFewDocuments("every document's hash fell to a held-out split; add documents, or pass --split tail")
@@ -50,7 +47,7 @@ def copy_tail(
     train, end = streams["train"], tokens
     for split in reversed(held_out):  # the test split is the very end
         count = held_out[split]
-        begin = end - count if documents == 1 else _before_documents(train, count, end, end_of_text_id)
+        begin = end - count if documents == 1 else _before_documents(train, count, end, settings.end_of_text_id)
         for start in range(begin, end, COPY_TOKENS):
             streams[split].append(io.BytesIO(train.read(start, min(end, start + COPY_TOKENS)).tobytes()))
         streams[split].sync()

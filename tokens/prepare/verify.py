@@ -1,5 +1,6 @@
 """Status and verification of a token directory, in a folder or a bucket."""
 
+import functools
 import itertools
 import json
 import time
@@ -13,15 +14,14 @@ from typing import Any, BinaryIO
 from common.bucket_folder import BucketFolder
 from common.errors import BadInput
 from common.files import BLOCK_BYTES
-from common.remote_files import REMOTE, THREADS
+from common.remote_files import REMOTE, THREADS, open_remote
 from tokens.format.contents import open_listed, read_contents
 from tokens.format.header import HEADER_BYTES
-from tokens.format.manifest import MANIFEST, Manifest, finished_by, is_of, read_manifest
-from tokens.format.splits import SPLITS
-from tokens.prepare.commit_log import LEDGER, SHOWN, read_log, read_results
+from tokens.format.manifest import MANIFEST, SPLITS, Manifest, is_of, read_manifest
+from tokens.prepare.commit_log import LEDGER, SHOWN, entries_after, read_log
+from tokens.prepare.encode_unit import Result
 from tokens.prepare.plan import PLAN, UnitPlan, read_plan
 from tokens.prepare.s3_output import S3Output
-from tokens.tokenizer.tokenizer import token_dtype
 
 
 def status(where: str) -> list[str]:
@@ -30,7 +30,7 @@ def status(where: str) -> list[str]:
         plan = read_plan(directory)
         if plan is None:
             raise BadInput(f"{where}: no {PLAN}; prepare_data.py SOURCE... --output {where} begins one")
-        totals = read_log(directory).totals
+        totals = read_log(directory)
         if read_manifest(directory) is not None:
             state = "complete"
         else:
@@ -65,17 +65,15 @@ def verify(where: str) -> list[str]:
             raise BadInput(f"{where}: no {MANIFEST}; only a finished preparation has one")
         plan = read_plan(directory)
         if REMOTE in where:
-            objects = BucketFolder(where)
-            damaged, tokens = _damaged_objects(objects, manifest), _Tokens(manifest, objects.open)
+            damaged = _refused(functools.partial(_check_object, BucketFolder(where), manifest), manifest.files)
         else:
             damaged = _damaged_files(directory, manifest)
-            tokens = _Tokens(manifest, lambda name: (directory / name).open("rb"))
         units = []
         if plan is not None and (damaged or REMOTE not in where):  # a bucket is not read twice without need
-            if plan.fingerprint() != finished_by(directory):
+            if plan.fingerprint() != manifest.plan:
                 damaged.append(f"{where}/{PLAN}: not the plan of {MANIFEST}")
             try:
-                units = list(itertools.islice(_damaged_units(directory, plan, tokens), SHOWN))
+                units = list(itertools.islice(_damaged_units(where.rstrip("/"), directory, plan, manifest), SHOWN))
             except BadInput as error:  # of the ledger
                 damaged.append(str(error))
             if units and not damaged:
@@ -115,18 +113,14 @@ def _damaged_files(directory: Path, manifest: Manifest) -> list[str]:
     return problems + _refused(lambda file: read_contents([file], manifest), files)
 
 
-def _damaged_objects(objects: BucketFolder, manifest: Manifest) -> list[str]:
-    """Return a line for each object of a bucket that differs from its manifest entry."""
-
-    def check(name: str) -> None:
-        got, wanted = objects.sha256(name), manifest.files[name].sha256
-        if got != wanted:
-            raise BadInput(
-                f"{objects.url}/{name}: damaged: got sha256 {got[:12]}..., wanted {wanted[:12]}... by {MANIFEST}; "
-                "prepare it again"
-            )
-
-    return _refused(check, manifest.files)
+def _check_object(objects: BucketFolder, manifest: Manifest, name: str) -> None:
+    """Raise BadInput for an object of a bucket that differs from its manifest entry."""
+    got, wanted = objects.sha256(name), manifest.files[name].sha256
+    if got != wanted:
+        raise BadInput(
+            f"{objects.url}/{name}: damaged: got sha256 {got[:12]}..., wanted {wanted[:12]}... by {MANIFEST}; "
+            "prepare it again"
+        )
 
 
 def _refused(check: Callable[[Any], object], items: Iterable[Any]) -> list[str]:
@@ -143,48 +137,45 @@ def _refused(check: Callable[[Any], object], items: Iterable[Any]) -> list[str]:
         return [error for error in threads.map(error_of, items) if error is not None]
 
 
-def _damaged_units(directory: Path, plan: UnitPlan, tokens: "_Tokens") -> Iterator[str]:
-    """Yield the units whose tokens do not have the digest in the commit log, with their sources."""
+def _damaged_units(where: str, directory: Path, plan: UnitPlan, manifest: Manifest) -> Iterator[str]:
+    """Yield the units whose tokens in `where` do not have the digest in the commit log, with their sources."""
     import xxhash
 
-    log = read_log(directory)
-    from_tail = [split for split in SPLITS if log.cut is not None and not log.totals.tokens[split]]  # of train
-    begins = dict.fromkeys(SPLITS, 0)
-    for result in read_results(directory):
-        for split, part in result.parts.items():
+    log, item_bytes = read_log(directory), plan.settings.dtype.itemsize
+    sizes = {name: entry.tokens * item_bytes for name, entry in sorted(manifest.files.items())}
+    files = {split: [(f"{where}/{name}", sizes[name]) for name in sizes if is_of(name, split)] for split in SPLITS}
+    for split in SPLITS:  # one that was cut from the tail of train goes on where that ends
+        files["train"] += files[split] if log.cut is not None and not log.tokens[split] else []
+    begins = dict.fromkeys(SPLITS, 0)  # tokens
+    for entry, _ in entries_after(directory / LEDGER, 0):
+        if not isinstance(entry, Result):
+            continue
+        for split, part in entry.parts.items():
             begin, end = begins[split], begins[split] + part.tokens
             begins[split] = end
             digest = xxhash.xxh3_128()
-            for data in tokens.read([split, *(from_tail if split == "train" else [])], begin, end):
+            for data in _read(files[split], begin * item_bytes, end * item_bytes):
                 digest.update(data)
             if digest.hexdigest() != part.digest:
-                yield f"tokens {begin:,} to {end:,} of {split}, made from {_sources(plan, result.index)}"
+                yield f"tokens {begin:,} to {end:,} of {split}, made from {_sources(plan, entry.index)}"
 
 
-class _Tokens:
-    """Tokens of a preparation by position, from files in a folder or a bucket."""
+def _read(files: list[tuple[str, int]], begin: int, end: int) -> Iterator[bytes]:
+    """Yield bytes begin .. end of the tokens in files of such paths and lengths; less where one is cut short."""
+    position = 0
+    for path, length in files:
+        first, last = max(begin, position), min(end, position + length)
+        if first < last:
+            with suppress(OSError, BadInput), _open(path) as file:
+                file.seek(HEADER_BYTES + first - position)
+                while first < last and (data := file.read(min(last - first, BLOCK_BYTES))):
+                    first += len(data)
+                    yield data
+        position += length
 
-    def __init__(self, manifest: Manifest, open_file: Callable[[str], BinaryIO]):
-        self._open = open_file
-        self._item_bytes = token_dtype(manifest.tokenizer.vocabulary_size).itemsize
-        self._files = {
-            split: {name: entry.tokens for name, entry in sorted(manifest.files.items()) if is_of(name, split)}
-            for split in SPLITS
-        }
 
-    def read(self, splits: Iterable[str], begin: int, end: int) -> Iterator[bytes]:
-        """Yield tokens begin .. end of the concatenated splits, as bytes; less where a file is cut short."""
-        position = 0
-        for name, length in itertools.chain.from_iterable(self._files[split].items() for split in splits):
-            first, last = max(begin, position), min(end, position + length)
-            if first < last:
-                with suppress(OSError, BadInput), self._open(name) as file:
-                    file.seek(HEADER_BYTES + (first - position) * self._item_bytes)
-                    left = (last - first) * self._item_bytes
-                    while left > 0 and (data := file.read(min(left, BLOCK_BYTES))):
-                        left -= len(data)
-                        yield data
-            position += length
+def _open(path: str) -> BinaryIO:
+    return open_remote(path) if REMOTE in path else Path(path).open("rb")
 
 
 def _sources(plan: UnitPlan, index: int) -> str:

@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import attrs
-import numpy as np
 
 from common.errors import BadInput
 from common.files import replace_file, sha256, sync
@@ -16,6 +15,7 @@ from tokens.format.contents import read_content
 from tokens.format.header import read_header
 from tokens.format.manifest import (
     MANIFEST,
+    SPLITS,
     Content,
     FileEntry,
     Manifest,
@@ -24,15 +24,14 @@ from tokens.format.manifest import (
     TokenizerRecord,
     manifest_text,
 )
-from tokens.format.splits import HASH, SPLITS, SplitRule
 from tokens.prepare.commit_log import CommitLog, TailCut, Totals, Uploaded, reached
 from tokens.prepare.encode_unit import Result, unit_file
 from tokens.prepare.growing_files import GrowingStream, Shard
 from tokens.prepare.output_folder import UNITS
-from tokens.prepare.plan import UnitPlan
+from tokens.prepare.plan import HASH, UnitPlan
 from tokens.prepare.s3_output import S3Output
 from tokens.prepare.tail_split import copy_tail, missing_splits
-from tokens.tokenizer.tokenizer import RANKS_FILE, Tokenizer, fingerprint, token_dtype
+from tokens.tokenizer.tokenizer import RANKS_FILE, Tokenizer
 
 
 class TokenWriter:
@@ -45,25 +44,16 @@ class TokenWriter:
         """
         self.directory = directory
         self.units = directory / UNITS
+        self.totals = log.totals  # over all committed units
         self._bucket = bucket
         self._plan = plan
         self._tokenizer = tokenizer
         self._log = log
-        self._dtype = token_dtype(tokenizer.vocabulary_size).newbyteorder("<")
         self._streams = {
-            split: GrowingStream(directory, split, self._dtype, plan.settings.shard_tokens) for split in SPLITS
+            split: GrowingStream(directory, split, plan.settings, to_bucket=bucket is not None) for split in SPLITS
         }
-        for split, length in (log.committed.cut or log.committed.totals.tokens).items():
-            if bucket is None:
-                self._streams[split].resume(length, log.path)
-            else:
-                tail = bucket.tails.get(split, np.empty(0, self._dtype))
-                self._streams[split].resume_moved(length, tail)
-
-    @property
-    def totals(self) -> Totals:
-        """Sums over all committed units."""
-        return self._log.committed.totals
+        for split, length in (self.totals.cut or self.totals.tokens).items():
+            self._streams[split].resume(length, log.path)
 
     def commit(self, results: list[Result]) -> None:
         """Append the next units of the plan; their tokens and the commit log are on the disk when it returns."""
@@ -84,17 +74,17 @@ class TokenWriter:
         if self._bucket is not None:
             self._move_full_shards(self._bucket)
 
-    def finish(self, rule: SplitRule) -> Manifest:
+    def finish(self) -> Manifest:
         """Fill validation and test from the tail where needed, write headers, name the files, write the manifest.
 
         Raises BadInput where a split cannot be filled.
         """
-        from_tail: list[str] = []
+        settings = self._plan.settings
+        from_tail = list(missing_splits(settings, self.totals)) if settings.split == HASH else []
         if self._bucket is None:
-            from_tail = list(missing_splits(rule, self.totals)) if rule.kind == HASH else []
-            self._streams["train"].truncate((self._log.committed.cut or self._cut_tail(rule))["train"])
+            self._streams["train"].truncate((self.totals.cut or self._cut_tail())["train"])
         else:
-            _refuse_missing(rule, self.totals)
+            _refuse_missing(from_tail, self.totals)
         reached("tail cut off")
         for stream in self._streams.values():
             stream.seal()
@@ -118,8 +108,8 @@ class TokenWriter:
         for stream in self._streams.values():
             stream.close()
 
-    def _cut_tail(self, rule: SplitRule) -> dict[str, int]:
-        lengths = copy_tail(self._streams, rule, self.totals, self._tokenizer.end_of_text_id)
+    def _cut_tail(self) -> dict[str, int]:
+        lengths = copy_tail(self._streams, self._plan.settings, self.totals)
         reached("tail copied")
         self._log.append(TailCut(lengths))
         reached("cut noted")
@@ -127,25 +117,20 @@ class TokenWriter:
 
     def _move_full_shards(self, bucket: S3Output) -> None:
         """Upload full shards with a checkpoint that another disk can resume from; delete them here."""
-        full = [path for stream in self._streams.values() for path in stream.here()]
+        full = [path for stream in self._streams.values() for path in stream.full_shards()]
         if not full:
             return
         for path in full:
             self._upload(bucket, path)
-        tails = {}
-        for split, stream in self._streams.items():
-            begin = bucket.begin_of_tail(split, stream.full)
-            stream.sync()
-            tails[split] = (begin, stream.read(begin, stream.length))
-        bucket.checkpoint(tails)
+        bucket.checkpoint(self._streams)
         for stream in self._streams.values():
-            stream.drop()
+            stream.drop_full_shards()
 
     def _upload(self, bucket: S3Output, path: Path) -> None:
         self._log.append(Uploaded(path.name, bucket.upload(path)))
 
     def _publish(self, bucket: S3Output, shards: list[Shard]) -> Manifest:
-        uploaded = self._log.committed.uploaded
+        uploaded = self.totals.uploaded
         for shard in shards:
             if shard.path.name not in uploaded:
                 self._upload(bucket, shard.path)
@@ -158,7 +143,7 @@ class TokenWriter:
         totals, plan = self.totals, self._plan
         return Manifest(
             files={
-                shard.name: FileEntry(**attrs.asdict(content), tokens=shard.tokens, dtype=self._dtype.name)
+                shard.name: FileEntry(**attrs.asdict(content), tokens=shard.tokens, dtype=plan.settings.dtype.name)
                 for shard, content in zip(shards, contents, strict=True)
             },
             documents=sum(totals.documents.values()),
@@ -186,14 +171,14 @@ class TokenWriter:
             name=tokenizer.name,
             vocabulary_size=tokenizer.vocabulary_size,
             end_of_text_id=tokenizer.end_of_text_id,
-            fingerprint=fingerprint(tokenizer),
+            fingerprint=self._plan.settings.fingerprint,
             ranks_file=None if ranks is None else RANKS_FILE,
             ranks_sha256=None if ranks is None else sha256(ranks),
         )
 
 
-def _refuse_missing(rule: SplitRule, totals: Totals) -> None:
-    for split in missing_splits(rule, totals):
+def _refuse_missing(missing: list[str], totals: Totals) -> None:
+    for split in missing:
         raise BadInput(
             f"no document's hash fell to {split}, and the train stream's tail is in the bucket; begin anew in another "
             f"--output with a larger --{split}-fraction, or with 0"

@@ -15,8 +15,7 @@ import numpy as np
 
 from common.errors import BadInput
 from tokens.format.contents import open_listed
-from tokens.format.manifest import Manifest, is_of, read_manifest
-from tokens.format.splits import SPLITS
+from tokens.format.manifest import SPLITS, Manifest, is_of, read_manifest
 from tokens.format.token_file import TokenStream
 from tokens.prepare.plan import PLAN
 from tokens.stats.length_chart import CHART, draw_chart

@@ -8,11 +8,17 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import attrs
 import numpy as np
 
 from tokens.tokenizer.hugging_face_files import tokenizer_json
-from tokens.tokenizer.tokenizer import BytePairTokenizer, Encoder, byte_pair_tokenizer, load_tokenizer, token_dtype
+from tokens.tokenizer.tokenizer import (
+    END_OF_TEXT,
+    BytePairTokenizer,
+    Encoder,
+    byte_pair_tokenizer,
+    load_tokenizer,
+    token_dtype,
+)
 
 if TYPE_CHECKING:
     import fastokens
@@ -26,15 +32,6 @@ GROUPED_PATTERN = r"(?: ?\p{L}+|'(?:[sdmt]|ll|ve|re)| ?\p{N}+| ?[^\s\p{L}\p{N}]+
 FORGET_TOKENS = 1 << 24  # encoded before fastokens' word cache is dropped
 
 
-@attrs.frozen(kw_only=True)
-class Recipe:
-    """A byte-pair encoding in a file, for worker processes that do not load tiktoken."""
-
-    path: Path  # Hugging Face tokenizer.json
-    vocabulary_size: int
-    end_of_text_id: int
-
-
 class FastBytePairEncoder:
     """fastokens, with the ids of a `BytePairTokenizer`.
 
@@ -42,10 +39,10 @@ class FastBytePairEncoder:
     now and then, and memory does not grow with the text.
     """
 
-    def __init__(self, recipe: Recipe, encoding: "fastokens.Tokenizer"):
-        self.vocabulary_size = recipe.vocabulary_size
-        self.end_of_text_id = recipe.end_of_text_id
-        self._dtype = token_dtype(recipe.vocabulary_size)
+    def __init__(self, encoding: "fastokens.Tokenizer"):
+        self.end_of_text_id: int = encoding.token_to_id(END_OF_TEXT)
+        self.vocabulary_size = self.end_of_text_id + 1
+        self._dtype = token_dtype(self.vocabulary_size)
         self._encoding = encoding
         self._thread = ThreadPoolExecutor(1)
         self._cached = 0
@@ -64,8 +61,8 @@ class FastBytePairEncoder:
         return np.frombuffer(ids, "<u4").astype(self._dtype), lengths
 
 
-def write_recipe(tokenizer: BytePairTokenizer, path: Path) -> Recipe | None:
-    """Write the recipe for fastokens, or return None for ranks that no list of merges gives.
+def write_recipe(tokenizer: BytePairTokenizer, path: Path) -> Path | None:
+    """Write a tokenizer.json for workers, which do not load tiktoken; return None for ranks that no merges give.
 
     fastokens reads .tiktoken files as well, but then splits text by a general regular expression; with GPT-2's
     pre-tokenization named, it is three times as fast.
@@ -74,18 +71,19 @@ def write_recipe(tokenizer: BytePairTokenizer, path: Path) -> Recipe | None:
     if values is None:
         return None
     path.write_text(json.dumps(values, ensure_ascii=False), encoding="utf-8")
-    return Recipe(
-        path=path.absolute(), vocabulary_size=tokenizer.vocabulary_size, end_of_text_id=tokenizer.end_of_text_id
-    )
+    return path.absolute()
 
 
-def encoders(name: str, recipe: Recipe | None) -> Iterator[Encoder]:
-    """Yield encoders that may match the tokenizer of that name, the fastest first, and itself last."""
+def encoders(name: str, recipe: Path | None) -> Iterator[Encoder]:
+    """Yield encoders that may match the tokenizer of that name, the fastest first, and itself last.
+
+    `recipe`: its tokenizer.json.
+    """
     os.environ.update(RAYON_NUM_THREADS="1", FASTOKENS_BPE_THREADS="1")  # the processes are the parallelism
     if recipe is not None and has_fastokens():
         import fastokens
 
-        yield FastBytePairEncoder(recipe, fastokens.Tokenizer.from_file(str(recipe.path)))
+        yield FastBytePairEncoder(fastokens.Tokenizer.from_file(str(recipe)))
     tokenizer = load_tokenizer(name)
     if isinstance(tokenizer, BytePairTokenizer):
         yield byte_pair_tokenizer(tokenizer.name, tokenizer.ranks(), tokenizer.ranks_file, GROUPED_PATTERN)

@@ -18,7 +18,7 @@ def prepared(tmp_path: Path) -> Path:
     folder = tmp_path / "secret-client"
     folder.mkdir()
     source = jsonl(folder / "letters.jsonl", [f"letter {number}" for number in range(300)] + [None])  # type: ignore[list-item]
-    write(tmp_path / "out", source, validation=0.1, unit_bytes=1000)
+    write(tmp_path / "out", source, validation_fraction=0.1, unit_bytes=1000)
     return tmp_path / "out"
 
 

@@ -14,7 +14,12 @@ from tokens.hub.dataset_card import size_category
 
 def test_the_card_says_what_the_manifest_says(hub: Hub, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    write(out, jsonl(tmp_path / "a|b.jsonl", ["ab"] * 1000), validation=0.1, tokenizer=str(shared("gpt2.tiktoken")))
+    write(
+        out,
+        jsonl(tmp_path / "a|b.jsonl", ["ab"] * 1000),
+        validation_fraction=0.1,
+        tokenizer=str(shared("gpt2.tiktoken")),
+    )
     assert push(hub, out, NAME, "--license", "mit").returncode == 0
     card = published(hub)["README.md"].decode()
     front, body = card.removeprefix("---\n").split("---\n", 1)

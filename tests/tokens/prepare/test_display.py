@@ -6,6 +6,7 @@ import attrs
 import pytest
 
 from tokens.format.manifest import FileEntry, Manifest, SourceRecord, TokenizerRecord
+from tokens.prepare.command import PrepareCommand
 from tokens.prepare.display import report, too_many_bad
 
 
@@ -27,7 +28,7 @@ MANIFEST = Manifest(
 
 
 def test_shards_are_added_up_and_a_surprising_share_is_noted(capsys: pytest.CaptureFixture[str]) -> None:
-    report("out\x1b", MANIFEST, 0.01, 2.0)
+    report(PrepareCommand(("a",), output="out\x1b"), MANIFEST, 2.0)
     lines = capsys.readouterr().out.splitlines()
     assert lines == [
         "out\\x1b: 100 documents, 1,000 tokens in 2.0 s",
@@ -39,7 +40,7 @@ def test_shards_are_added_up_and_a_surprising_share_is_noted(capsys: pytest.Capt
 
 def test_problems_are_reported_with_examples(capsys: pytest.CaptureFixture[str]) -> None:
     changes = {"problems": {"null text": 3}, "lost_documents": 3, "examples": {"null text": ["a: row 1: null text: x"]}}
-    report("out", attrs.evolve(MANIFEST, **changes), 0.1, 1.0)
+    report(PrepareCommand(("a",), output="out", validation_fraction=0.1), attrs.evolve(MANIFEST, **changes), 1.0)
     assert capsys.readouterr().err.splitlines() == [
         "bad documents: 3 null text; 3 documents and 0 bytes of input are left out:",
         "  a: row 1: null text: x",

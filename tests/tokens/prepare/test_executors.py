@@ -18,10 +18,10 @@ import pytest
 
 from common.errors import BadInput
 from tests.conftest import ROOT, shared
+from tests.tokens.documents.reading import SETTINGS
 from tests.tokens.preparing import COMMAND, PREPARE, files_of, jsonl, ledger_lines, run, wait_for_lines, write
 from tests.walks import children, kill
-from tokens.format.splits import SplitRule
-from tokens.prepare import executors
+from tokens.prepare import executors, prepare
 from tokens.prepare.encode_unit import EncodeJob, Result, Task
 from tokens.prepare.executors import Processes
 
@@ -76,7 +76,7 @@ def test_what_a_task_refuses_is_one_line(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(executors.RayCluster, "submit", vanish)
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")  # which nobody asked for
     with pytest.raises(BadInput) as refused:
-        write(tmp_path / "out", source, make=lambda: executors.RayCluster(None))
+        write(tmp_path / "out", source, executor="ray")
     assert str(refused.value).startswith(f"{source}: cannot be read: ") and "\n" not in str(refused.value)
 
 
@@ -148,8 +148,9 @@ def test_no_pickle_lies_in_the_output_folder_and_a_task_that_others_changed_is_r
             self._pool.submit(time.sleep, 0.5)
 
     monkeypatch.setattr(Processes, "submit", submit_changed)
+    monkeypatch.setattr(prepare, "Processes", Slow)
     with pytest.raises(BadInput, match=r"00000000\.task: changed by another process"):
-        write(tmp_path / "out", source, make=lambda: Slow(1))
+        write(tmp_path / "out", source, workers=1)
     assert written[0]["inputs"][0]["path"] == str(source)
 
 
@@ -161,7 +162,7 @@ def test_workers_that_die_again_and_again_end_the_command(tmp_path: Path, monkey
         write(tmp_path / "out", source, workers=1)
 
 
-class Shuffled:
+class Shuffled(executors.Executor):
     """An executor that finishes units in any order and loses some workers."""
 
     def __init__(self, window: int, losses: int):
@@ -191,19 +192,15 @@ class Shuffled:
     def restart(self) -> None:
         pass
 
-    def close(self) -> None:
-        pass
-
 
 @pytest.mark.parametrize("losses", [0, 4])
 def test_results_come_in_order_and_no_more_units_than_the_window_are_ahead(tmp_path: Path, losses: int) -> None:
     executor = Shuffled(window=4, losses=losses)
-    rule = SplitRule(kind="hash", seed=0, validation=0, test=0)
-    job = EncodeJob(directory=tmp_path, text_field="", tokenizer="", fingerprint="", recipe=None, rule=rule)
+    job = EncodeJob(directory=tmp_path, settings=SETTINGS, tokenizer="", recipe=None)
     tasks = iter(Task(index=index, extents=(), inputs=()) for index in range(5, 30))
     executor.done = 5
     got = []
-    for results in executors.in_order(executor, job, tasks, first=5):
+    for results in executors.in_order(executor, job, tasks):
         got += [result.index for result in results]
         executor.done = got[-1] + 1
     assert got == list(range(5, 30))

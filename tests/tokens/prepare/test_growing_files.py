@@ -31,7 +31,7 @@ def stream(directory: Path, split: str) -> np.ndarray:
 def test_the_shards_are_the_stream_cut_at_every_so_many_tokens(
     source: Path, tmp_path: Path, kind: str, shard_tokens: int
 ) -> None:
-    options = {"kind": kind, "validation": 0.1, "test": 0.05, "unit_bytes": 700}
+    options = {"split": kind, "validation_fraction": 0.1, "test_fraction": 0.05, "unit_bytes": 700}
     write(tmp_path / "whole", source, **options)
     manifest = write(tmp_path / "shards", source, shard_tokens=shard_tokens, **options)
     for split in SPLITS:
@@ -46,7 +46,7 @@ def test_the_shards_are_the_stream_cut_at_every_so_many_tokens(
 
 
 def test_a_stream_that_fits_one_shard_is_one_file(source: Path, tmp_path: Path) -> None:
-    write(tmp_path / "out", source, kind="tail", validation=0.1, shard_tokens=4000)
+    write(tmp_path / "out", source, split="tail", validation_fraction=0.1, shard_tokens=4000)
     names = ["train-00000-of-00002.safetensors", "train-00001-of-00002.safetensors", "validation.safetensors"]
     assert sorted(files_of(tmp_path / "out")) == names
 

@@ -19,7 +19,7 @@ def test_documents_are_joined_by_the_end_of_text_id(tmp_path: Path) -> None:
 
 
 def test_the_manifest_tells_what_is_there(tmp_path: Path) -> None:
-    written = write(tmp_path / "out", jsonl(tmp_path / "a.jsonl", ["ab", "ö"]), validation=0.5)
+    written = write(tmp_path / "out", jsonl(tmp_path / "a.jsonl", ["ab", "ö"]), validation_fraction=0.5)
     assert read_manifest(tmp_path / "out") == written
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert manifest["format"] == 1
@@ -44,7 +44,7 @@ def test_the_manifest_tells_what_is_there(tmp_path: Path) -> None:
 def test_too_few_documents_and_none_are_refused(tmp_path: Path) -> None:
     two = jsonl(tmp_path / "a.jsonl", ["a", "b"])
     with pytest.raises(BadInput, match="2 documents are too few to hold out 1 for validation and 1 for test"):
-        write(tmp_path / "out", two, validation=0.1, test=0.1)
+        write(tmp_path / "out", two, validation_fraction=0.1, test_fraction=0.1)
     with pytest.raises(BadInput, match="the sources hold no document"):
         write(tmp_path / "none", jsonl(tmp_path / "b.jsonl", []))
     assert not list(tmp_path.rglob("[!.]*.safetensors"))
@@ -61,21 +61,21 @@ def test_existing_tokens_are_not_overwritten(tmp_path: Path) -> None:
 
 def test_another_command_does_not_go_on_with_these_tokens(tmp_path: Path) -> None:
     source = jsonl(tmp_path / "a.jsonl", ["a", "b", "c"])
-    write(tmp_path / "out", source, validation=0.3)
+    write(tmp_path / "out", source, validation_fraction=0.3)
     before = files_of(tmp_path / "out")
-    write(tmp_path / "out", source, validation=0.3)  # complete already
+    write(tmp_path / "out", source, validation_fraction=0.3)  # complete already
     for change, message in (
-        ({"validation": 0.4}, "validation_fraction: got 0.4, wanted 0.3"),
+        ({"validation_fraction": 0.4}, "validation_fraction: got 0.4, wanted 0.3"),
         ({"text_field": "body"}, "text_field: got body, wanted text"),
         ({"unit_bytes": 1000}, "unit_bytes: got 1000"),
     ):
         with pytest.raises(BadInput, match=message):
-            write(tmp_path / "out", source, **{"validation": 0.3} | change)
+            write(tmp_path / "out", source, **{"validation_fraction": 0.3} | change)
     with pytest.raises(BadInput, match=r"a\.jsonl is not among the sources any more"):
-        write(tmp_path / "out", jsonl(tmp_path / "b.jsonl", ["x"]), validation=0.3)
+        write(tmp_path / "out", jsonl(tmp_path / "b.jsonl", ["x"]), validation_fraction=0.3)
     jsonl(source, ["a", "b", "d"])
     with pytest.raises(BadInput, match=r"a\.jsonl: changed since these tokens were begun"):
-        write(tmp_path / "out", source, validation=0.3)
+        write(tmp_path / "out", source, validation_fraction=0.3)
     assert files_of(tmp_path / "out") == before
 
 

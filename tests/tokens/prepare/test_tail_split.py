@@ -11,7 +11,7 @@ from tests.tokens.preparing import jsonl, texts_of, tokens_of, write
 @pytest.mark.parametrize("unit_bytes", [30, 1 << 24])
 def test_the_last_documents_are_validation_and_test(tmp_path: Path, unit_bytes: int) -> None:
     source = jsonl(tmp_path / "a.jsonl", [str(number) for number in range(10)])
-    write(tmp_path / "out", source, validation=0.2, test=0.1, unit_bytes=unit_bytes)
+    write(tmp_path / "out", source, validation_fraction=0.2, test_fraction=0.1, unit_bytes=unit_bytes)
     splits = {split: "".join(texts_of(tmp_path / "out", split)) for split in ("train", "validation", "test")}
     assert splits == {"train": "0123456", "validation": "78", "test": "9"}
 
@@ -19,23 +19,23 @@ def test_the_last_documents_are_validation_and_test(tmp_path: Path, unit_bytes: 
 def test_a_lone_document_is_cut_by_tokens(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("x" * 99)
     for kind in ("tail", "hash"):
-        write(tmp_path / kind, tmp_path / "a.txt", kind=kind, validation=0.1, test=0.05)
+        write(tmp_path / kind, tmp_path / "a.txt", split=kind, validation_fraction=0.1, test_fraction=0.05)
         lengths = [len(tokens_of(tmp_path / kind, split)) for split in ("train", "validation", "test")]
         assert lengths == [85, 10, 5]
 
 
 def test_a_split_that_no_hash_falls_to_gets_the_last_documents(tmp_path: Path) -> None:
-    write(tmp_path / "out", jsonl(tmp_path / "a.jsonl", list("abcdefgh")), kind="hash", validation=0.001)
+    write(tmp_path / "out", jsonl(tmp_path / "a.jsonl", list("abcdefgh")), split="hash", validation_fraction=0.001)
     assert "".join(texts_of(tmp_path / "out", "train")) == "abcdefg"
     assert texts_of(tmp_path / "out", "validation") == ["h"]
 
 
 def test_documents_that_all_fall_to_a_held_out_split_leave_room_for_the_command_that_is_advised(tmp_path: Path) -> None:
-    source, fractions = jsonl(tmp_path / "a.jsonl", ["a", "b", "c"]), {"validation": 0.999}
+    source, fractions = jsonl(tmp_path / "a.jsonl", ["a", "b", "c"]), {"validation_fraction": 0.999}
     with pytest.raises(
         BadInput, match=r"every document's hash fell to a held-out split; .* or pass --split tail; nothing"
     ):
-        write(tmp_path / "out", source, kind="hash", **fractions)
+        write(tmp_path / "out", source, split="hash", **fractions)
     assert [path.name for path in (tmp_path / "out").iterdir()] == [".lock"]
-    write(tmp_path / "out", source, kind="tail", validation=0.3)
+    write(tmp_path / "out", source, split="tail", validation_fraction=0.3)
     assert texts_of(tmp_path / "out", "train") == ["a", "b"]

@@ -7,7 +7,19 @@ import pytest
 
 from tests.conftest import shared
 from tests.tokens.preparing import COMMAND, CRASH, PREPARE, files_of, jsonl, kill_again_and_again, run
-from tokens.prepare.commit_log import CRASH_POINTS
+
+CRASH_POINTS = (
+    "tokens written",
+    "ledger written",
+    "unit deleted",
+    "tail copied",
+    "cut noted",
+    "tail cut off",
+    "headers written",
+    "file named",
+    "all named",
+    "manifest written",
+)  # of a commit and of the end, in order
 
 
 @pytest.mark.parametrize("point", CRASH_POINTS)

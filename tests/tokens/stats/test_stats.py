@@ -88,7 +88,7 @@ def test_the_histogram_counts_every_document_and_token(tmp_path: Path) -> None:
 
 
 def test_a_prepared_directory_says_its_own_end_of_text_and_bytes_per_token(tmp_path: Path) -> None:
-    write(tmp_path / "out", jsonl(tmp_path / "a.jsonl", ["ab", "ö", "", "ab"] * 10), validation=0.1)
+    write(tmp_path / "out", jsonl(tmp_path / "a.jsonl", ["ab", "ö", "", "ab"] * 10), validation_fraction=0.1)
     done = run(PREPARE, "stats", tmp_path / "out")
     assert done.returncode == 0, done.stderr
     assert "40 documents, 100 tokens, 40 of them end-of-text 256" in done.stdout
@@ -101,7 +101,7 @@ def test_a_prepared_directory_says_its_own_end_of_text_and_bytes_per_token(tmp_p
 
 def test_a_lone_document_cut_by_tokens_is_counted_on_both_sides(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("x" * 99)
-    write(tmp_path / "out", tmp_path / "a.txt", validation=0.1)
+    write(tmp_path / "out", tmp_path / "a.txt", validation_fraction=0.1)
     lines = stats.stats(tmp_path / "out")
     assert "2 documents, 100 tokens, 1 of them end-of-text 256" in lines[0]
     assert "shortest 9, longest 90" in lines[2]

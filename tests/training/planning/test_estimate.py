@@ -95,7 +95,7 @@ def test_a_plan_counts_the_validations_that_a_run_makes(validation: int, checkpo
     [offer] = estimate.offers
     assert offer.plan is not None
     steps, plan = offer.plan.steps, offer.plan
-    intervals = make_intervals(run, plan, Options())
+    intervals = make_intervals(run.train, plan, Options())
     due = sum(intervals.validation_due(step) for step in range(steps + 1))
     expected = (plan.train_tokens + due * plan.validation_sequences * 1024 / 3) / 1e6
     assert 3600 * offer.hours(1e6) - ASSUMED_START_UP_SECONDS == pytest.approx(expected)

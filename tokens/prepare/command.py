@@ -1,0 +1,75 @@
+"""Command line of a preparation: sources, output, tokenizer, splits and workers."""
+
+import os
+from pathlib import Path
+from typing import Annotated, Literal
+
+import attrs
+
+from common.arguments import UsageError, number, option, whole_number
+from common.remote_files import REMOTE
+
+FRACTION = number(0, 1)
+COUNT = whole_number(1)
+
+
+@attrs.frozen(kw_only=True)
+class PrepareCommand:
+    """Write train, validation and test token files and their manifest, in constant memory."""
+
+    sources: Annotated[
+        tuple[str, ...], option("files, folders, buckets or datasets: see below", name="SOURCE...", required=True)
+    ] = attrs.field(kw_only=False)
+    output: Annotated[str, option("output directory of the token files; resumes if partially written", "DIR|s3://...")]
+    tokenizer: Annotated[str, option("text to token ids", "gpt2|bytes|FILE.tiktoken")] = "gpt2"
+    text_field: Annotated[str, option("field of records", "NAME")] = "text"
+    validation_fraction: Annotated[
+        float, option("share of the documents held out for validation", "F", check=FRACTION)
+    ] = 0.01
+    test_fraction: Annotated[float, option("share for test", "F", check=FRACTION)] = 0.0
+    split: Annotated[
+        Literal["hash", "tail"], option("held-out documents: by a hash of their text, or the last ones")
+    ] = "hash"
+    split_seed: Annotated[int, option("seed of the hash", "N", check=whole_number(0))] = 0
+    executor: Annotated[Literal["process", "inline", "ray"], option("where units are computed")] = "process"
+    workers: Annotated[int, option("worker processes, one per core", "N", check=COUNT)] = attrs.field(
+        factory=lambda: os.cpu_count() or 1
+    )
+    ray_address: Annotated[str | None, option("Ray cluster: auto, or HOST:PORT", "ADDRESS")] = None
+    unit_bytes: Annotated[int, option("approximate input of a unit of work", "N", check=COUNT)] = 1 << 24
+    shard_tokens: Annotated[
+        int | None, option("tokens of each file of a split; default: one file per split", "N", check=COUNT)
+    ] = None
+    scratch: Annotated[
+        Path | None, option("folder for shards on their way to an s3:// output; default: token_files/NAME", "DIR")
+    ] = None
+    on_bad_document: Annotated[
+        Literal["skip", "fail"], option("skip: count and leave out bad documents; fail: stop at the first")
+    ] = "skip"
+
+    def __attrs_post_init__(self) -> None:
+        remote = self.bucket is not None
+        if self.validation_fraction + self.test_fraction >= 1:
+            raise UsageError("--validation-fraction and --test-fraction: wanted a sum below 1, something to train on")
+        if remote and not self.output.startswith("s3://"):
+            raise UsageError(f"--output {self.output}: wanted a folder, or s3://BUCKET/PREFIX")
+        if remote and self.shard_tokens is None:
+            raise UsageError("--output s3://...: wanted --shard-tokens N, so that finished shards can leave this disk")
+        if remote and self.split == "tail":
+            raise UsageError(
+                "--output s3://...: wanted --split hash; the tail would be cut from shards that have left this disk"
+            )
+        if self.scratch is not None and not remote:
+            raise UsageError("--scratch: only for an s3:// output")
+
+    @property
+    def bucket(self) -> str | None:
+        """The s3:// URL of the output, None for a folder."""
+        return self.output if REMOTE in self.output else None
+
+    @property
+    def directory(self) -> Path:
+        """The output folder; of a bucket, the scratch folder."""
+        if self.bucket is None:
+            return Path(self.output)
+        return self.scratch or Path("token_files", self.output.rstrip("/").rpartition("/")[2])
