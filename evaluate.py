@@ -33,10 +33,10 @@ def commands() -> "dict[str, type[EvaluateCommand]]":
     """Return the commands by name."""
     from evaluation.comparison.command import CompareCommand
     from evaluation.export.command import ExportCommand
-    from evaluation.registry import QUESTIONS
+    from evaluation.registry import COMMANDS
 
-    found = {name: question.command for name, question in QUESTIONS.items()}
-    return found | {"compare": CompareCommand, "export": ExportCommand}
+    measuring = {name: entry.command for name, entry in COMMANDS.items()}
+    return measuring | {"compare": CompareCommand, "export": ExportCommand}
 
 
 def main() -> int:

@@ -133,7 +133,6 @@ def _predicted(model: ModelConfig, options: Options) -> int:
 
 
 def _report(size: str, layout: Layout, kind: str, options: Options) -> float:
-    """Print the table of one measurement; return its tokens/s."""
     model = SIZES[size]
     keys = {"parallel": kind, "cpu_threads": options.threads, **options.keys}
     half = attrs.evolve(layout, microbatch_size=-(-layout.microbatch_size // 2))
@@ -184,7 +183,6 @@ def _train(
 
 
 def _kernels(run: Path, ranks: int) -> str:
-    """Return the table of benchmarks/kernels.py. Raises BadInput where it fails."""
     script = [*random_run.launcher(ranks), str(Path(__file__).with_name("kernels.py")), str(run)]
     done = subprocess.run(script, cwd=command.ROOT, text=True, capture_output=True, check=False)
     if done.returncode:
