@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, NamedTuple
 from common.errors import BadInput
 from tokens.documents import parquet
 from tokens.documents.compressed import decompressed_lines
-from tokens.documents.inputs import COMPRESSED_SUFFIXES, TEXT_SUFFIXES, Damaged, Extent, Input, readable
+from tokens.documents.inputs import COMPRESSED_SUFFIXES, TEXT_SUFFIXES, Damaged, Extent, Input, look_up, readable
 from tokens.documents.problems import Problems
 from tokens.documents.text_file import (
     BYTE_ORDER_MARK,
@@ -76,7 +76,7 @@ class Reader:
                 raise BadInput(
                     f"{item.path}: became shorter while it was read; bring it back and start again"
                 ) from error
-            item.check_unchanged()
+            item.compare(look_up(item.path))
 
     def _documents(self, item: Input, stream: BinaryIO, extent: Extent) -> Iterator[Piece]:
         if item.path.endswith(TEXT_SUFFIXES):

@@ -9,7 +9,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from tokens.format.contents import open_listed, read_contents
-from tokens.format.manifest import Content, Manifest, read_manifest
+from tokens.format.manifest import Content, read_manifest
 
 TOKENIZER = {"name": "bytes", "vocabulary_size": 257, "end_of_text_id": 256, "ranks_file": None}
 
@@ -31,10 +31,6 @@ def prepared(directory: Path) -> dict[str, Any]:
     manifest = {"format": 1, "files": files, "documents": 1, "tokens": 40_000, "tokenizer": TOKENIZER, "sources": []}
     (directory / "manifest.json").write_text(json.dumps(manifest))
     return manifest
-
-
-def contents_of(manifest: Manifest) -> dict[str, Content]:
-    return {name: entry.content for name, entry in manifest.files.items()}
 
 
 def check(directory: Path) -> dict[str, Content]:
