@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from common.errors import BadInput
-from tests.tokens.format.token_directory import TOKENIZER, check, prepared
+from tests.tokens.format.token_directory import TOKENIZER, check, contents_of, prepared
 from tokens.format.manifest import read_manifest
 from tokens.prepare.plan import read_plan
 
@@ -27,7 +27,7 @@ def test_one_flipped_bit_in_a_manifest_is_one_clear_line_or_touches_nothing_that
         try:
             manifest = read_manifest(tmp_path)
             assert manifest is not None, place
-            if manifest.files != intact.files:
+            if contents_of(manifest) != contents_of(intact):
                 check(tmp_path)
                 pytest.fail(f"byte {place}")
         except BadInput as error:

@@ -33,6 +33,10 @@ def prepared(directory: Path) -> dict[str, Any]:
     return manifest
 
 
+def contents_of(manifest: Manifest) -> list[tuple[str, int, str, int]]:
+    return [(name, entry.size_bytes, entry.sha256, entry.max_id) for name, entry in manifest.files.items()]
+
+
 def check(directory: Path) -> dict[str, Content]:
     """Look at a directory as the start of a run does."""
     manifest = read_manifest(directory)
