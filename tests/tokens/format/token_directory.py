@@ -9,7 +9,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from tokens.format.contents import open_listed, read_contents
-from tokens.format.manifest import Content, read_manifest
+from tokens.format.manifest import Content, Manifest, read_manifest
 
 TOKENIZER = {"name": "bytes", "vocabulary_size": 257, "end_of_text_id": 256, "ranks_file": None}
 
