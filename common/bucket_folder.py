@@ -24,7 +24,6 @@ class BucketFolder:
         self._root = root.rstrip("/")
 
     def names(self) -> list[str]:
-        """Return the names of all objects."""
         found = ask(self.url, lambda: self._files.find(self._root))
         return [name for path in found if "/" not in (name := path.removeprefix(f"{self._root}/"))]
 

@@ -57,7 +57,6 @@ def write_problem(path: Path | str, error: OSError) -> str:
 
 
 def write_error(path: Path | str, error: OSError) -> BadInput:
-    """Return the error to raise when a file cannot be written."""
     return BadInput(f"{write_problem(path, error)}, then rerun the same command")
 
 

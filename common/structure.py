@@ -1,5 +1,6 @@
 """JSON values as typed attrs classes, structured by cattrs without converting types."""
 
+from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -11,8 +12,10 @@ if TYPE_CHECKING:
     from cattrs import Converter
 
 Structured = TypeVar("Structured")
+Hook = Callable[[Any, Any], Any]
 
 _WANTED = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}
+_WANTED_CONTAINERS: dict[type, str] = {dict: "an object", list: "an array"}
 
 
 def structured(value: Any, kind: type[Structured], *, unknown_keys: bool = False) -> Structured:
@@ -50,28 +53,40 @@ def checked(kind: type[Structured], values: Any, **given: Any) -> Structured:
 
 @cache
 def _converter(unknown_keys: bool) -> "Converter":
-    from cattrs import Converter
+    from cattrs import Converter, cols, gen
 
     converter = Converter(forbid_extra_keys=not unknown_keys)
     for kind, wanted in _WANTED.items():
-        converter.register_structure_hook(kind, _checked(kind, wanted))
+        accepted = (int, float) if kind is float else (kind,)
+        # As it is: a whole number of a float field stays one in JSON.
+        converter.register_structure_hook(kind, _checked(accepted, wanted, lambda value, _: value))
+    for matches, container, make in (
+        (cols.is_sequence, list, cols.homogenous_tuple_structure_factory),
+        (cols.is_mutable_sequence, list, cols.list_structure_factory),
+        (cols.is_mapping, dict, cols.mapping_structure_factory),
+        (attrs.has, dict, gen.make_dict_structure_fn),
+    ):
+        converter.register_structure_hook_factory(matches, _container_factory(container, make))
     return converter
 
 
-def _checked(kind: type, wanted: str) -> Any:
-    accepted = (int, float) if kind is float else (kind,)
+def _container_factory(container: type, make: Callable[..., Hook]) -> Callable[[Any, "Converter"], Hook]:
+    def factory(kind: Any, converter: "Converter") -> Hook:
+        return _checked((container,), _WANTED_CONTAINERS[container], make(kind, converter))
 
-    def check(value: Any, _: type) -> Any:
-        if type(value) not in accepted:  # True is an int, too
+    return factory
+
+
+def _checked(accepted: tuple[type, ...], wanted: str, structure: Hook) -> Hook:
+    """Refuse values of other types, subclasses included: True is an int, too."""
+
+    def hook(value: Any, kind: Any) -> Any:
+        if type(value) not in accepted:
             raise ValueError(f"got {quoted(value)}, wanted {wanted}")
-        return value  # as it is: a whole number of a float field stays one in JSON
+        return structure(value, kind)
 
-    return check
+    return hook
 
 
 def _problem(error: BaseException, _: type | None) -> str:
-    if isinstance(error, KeyError):
-        return "missing"
-    if isinstance(error, AttributeError | TypeError):  # a list in the place of an object, say
-        return "got a value of another kind"
-    return str(error)
+    return "missing" if isinstance(error, KeyError) else str(error)

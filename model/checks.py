@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 
-from common.errors import LARGEST_INTEGER, integer_range, quoted
+from common.errors import LARGEST_INTEGER, either, integer_range, quoted
 
 Validator = Callable[[Any, "attrs.Attribute[Any]", Any], None]
 
@@ -38,29 +38,21 @@ def number(minimum: float, maximum: float = math.inf, *, above: bool = False) ->
     return _check(holds, f"a number {low} {minimum:g}{high}")
 
 
-def boolean() -> Validator:
-    """Accept true or false, not 0 or 1."""
-    return _check(lambda value: type(value) is bool, "true or false")
-
-
 def text() -> Validator:
-    """Accept a non-empty string."""
     return _check(lambda value: isinstance(value, str) and value != "", "a non-empty string")
 
 
 def one_of(*choices: str) -> Validator:
-    """Accept one of the given strings."""
-    return _check(lambda value: value in choices, " or ".join(f'"{choice}"' for choice in choices))
+    return _check(lambda value: value in choices, either(f'"{choice}"' for choice in choices))
 
 
-def boolean_or(*choices: str) -> Validator:
-    """Accept true, false, or one of the given strings."""
-    wanted = "".join(f' or "{choice}"' for choice in choices)
-    return _check(lambda value: type(value) is bool or value in choices, f"true, false{wanted}")
+def boolean(*others: str) -> Validator:
+    """Accept true, false (not 1 or 0), or one of the given strings."""
+    wanted = " or ".join(["true, false" if others else "true or false", *(f'"{other}"' for other in others)])
+    return _check(lambda value: type(value) is bool or value in others, wanted)
 
 
 def optional(validator: Validator) -> Validator:
-    """Accept null as well."""
 
     def check(instance: Any, attribute: "attrs.Attribute[Any]", value: Any) -> None:
         if value is not None:

@@ -65,22 +65,12 @@ def flops_per_token(config: ModelConfig) -> int:
     return 6 * matmul_parameter_count(config) + attention
 
 
-def _gpt2(emb_dim: int, n_heads: int, n_layers: int) -> ModelConfig:
-    return ModelConfig(
-        vocab_size=50257,
-        context_length=1024,
-        emb_dim=emb_dim,
-        n_heads=n_heads,
-        n_layers=n_layers,
-        drop_rate=0.0,
-        qkv_bias=True,
-        tie_weights=True,
-    )
-
-
+GPT2_SMALL = ModelConfig(
+    vocab_size=50257, context_length=1024, emb_dim=768, n_heads=12, n_layers=12, qkv_bias=True, tie_weights=True
+)
 GPT2_SIZES = {  # Radford et al. 2019, table 2, as released by OpenAI
-    "124M": _gpt2(768, 12, 12),
-    "350M": _gpt2(1024, 16, 24),
-    "774M": _gpt2(1280, 20, 36),
-    "1.5B": _gpt2(1600, 25, 48),
+    "124M": GPT2_SMALL,
+    "350M": attrs.evolve(GPT2_SMALL, emb_dim=1024, n_heads=16, n_layers=24),
+    "774M": attrs.evolve(GPT2_SMALL, emb_dim=1280, n_heads=20, n_layers=36),
+    "1.5B": attrs.evolve(GPT2_SMALL, emb_dim=1600, n_heads=25, n_layers=48),
 }

@@ -20,14 +20,8 @@ class KeyValueCache:
     """Keys and values of the tokens seen so far: generation computes each token once."""
 
     def __init__(self, config: ModelConfig, batch_size: int, device: torch.device):
-        shape = (
-            2,
-            config.n_layers,
-            batch_size,
-            config.n_heads,
-            config.context_length,
-            config.emb_dim // config.n_heads,
-        )
+        head_width = config.emb_dim // config.n_heads
+        shape = (2, config.n_layers, batch_size, config.n_heads, config.context_length, head_width)
         self.memory = torch.empty(shape, device=device)  # (2, L, B, H, T, D)
         self.length = 0  # tokens seen; advanced by GPT.forward after the last block
 
@@ -59,14 +53,9 @@ class Attention(nn.Module):
             causal = cache.length == 0
             assert causal or x.shape[1] == 1  # without a mask only a single new token attends correctly
             keys, values = cache.extend(self.layer, keys, values)
-        mixed = F.scaled_dot_product_attention(
-            queries,
-            keys,
-            values,
-            is_causal=causal,
-            dropout_p=self.drop_rate if self.training else 0.0,
-        )  # (B, H, T, D)
-        return self.output(mixed.transpose(1, 2).flatten(2))
+        drop_rate = self.drop_rate if self.training else 0.0
+        mixed = F.scaled_dot_product_attention(queries, keys, values, is_causal=causal, dropout_p=drop_rate)
+        return self.output(mixed.transpose(1, 2).flatten(2))  # mixed: (B, H, T, D)
 
 
 class MLP(nn.Module):

@@ -129,7 +129,6 @@ def _layers(plain: dict[str, Tensor]) -> int:
 
 
 def _join(plain: dict[str, Tensor], block: str) -> None:
-    """Concatenate separate projections of queries, keys and values."""
     for leaf in ("weight", "bias"):
         parts = [plain.pop(f"{block}.{name}.{leaf}") for name in APART if f"{block}.{name}.{leaf}" in plain]
         if len(parts) == len(APART):

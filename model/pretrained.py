@@ -7,21 +7,14 @@ from model.config import ModelConfig
 from model.gpt import GPT, is_padded
 
 
-def unpadded(name: str, value: Tensor, config: ModelConfig) -> Tensor:
-    """Cut the padding rows off a parameter: the shape that a checkpoint stores."""
-    return value[: config.vocab_size] if is_padded(name) else value
-
-
 def stored_rows(name: str, rows: int, config: ModelConfig) -> int:
     """Return the number of a parameter's rows that a checkpoint stores: all but the vocabulary padding."""
     return config.vocab_size if is_padded(name) else rows
 
 
-def padded(name: str, value: Tensor, config: ModelConfig) -> Tensor:
-    """Pad a parameter with zero rows up to `padded_vocab_size`: the shape in memory."""
-    if not is_padded(name):
-        return value
-    return torch.nn.functional.pad(value, (0, 0, 0, config.padded_vocab_size - value.shape[0]))
+def unpadded(name: str, value: Tensor, config: ModelConfig) -> Tensor:
+    """Cut the padding rows off a parameter: a view, of the shape that a checkpoint stores."""
+    return value[: stored_rows(name, len(value), config)]
 
 
 def load_plain(model: GPT, state: dict[str, Tensor]) -> None:
@@ -34,7 +27,8 @@ def load_plain(model: GPT, state: dict[str, Tensor]) -> None:
         raise ValueError(f"parameter {name} is {'missing' if name in parameters else 'unknown'}")
     with torch.no_grad():
         for name, parameter in parameters.items():
-            wanted = unpadded(name, parameter, model.config).shape
-            if state[name].shape != wanted:
-                raise ValueError(f"parameter {name}: got shape {tuple(state[name].shape)}, wanted {tuple(wanted)}")
-            parameter.copy_(padded(name, state[name], model.config))
+            stored, given = unpadded(name, parameter, model.config), state[name]
+            if given.shape != stored.shape:
+                raise ValueError(f"parameter {name}: got shape {tuple(given.shape)}, wanted {tuple(stored.shape)}")
+            parameter.zero_()  # the vocabulary padding
+            stored.copy_(given)

@@ -4,12 +4,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from training.parallel.mesh import DataParallel
+from training.parallel.mesh import RankGroup
 from training.parallel.process_group import all_gather_single
-from training.parallel.sharding import Shards, local_tensor, shards_of
+from training.parallel.sharding import local_tensor, shards_of
 
 
-def mean_over_ranks(values: Tensor, data_parallel: DataParallel) -> Tensor:
+def mean_over_ranks(values: Tensor, data_parallel: RankGroup) -> Tensor:
     """Return the mean over every rank's 1-D values, which are equally many; stays on the device.
 
     All values are gathered in rank order and averaged in one piece: the order of additions is that of one rank.
@@ -49,7 +49,7 @@ def _row_sums(gradient: Tensor) -> Tensor:
     return squares.squeeze(1)
 
 
-def _whole(own: list[Tensor], row_counts: list[int], shards: Shards) -> list[Tensor]:
+def _whole(own: list[Tensor], row_counts: list[int], shards: RankGroup) -> list[Tensor]:
     """Return the row sums of whole parameters from those of each shard."""
     chunks = [shards.chunk(rows) for rows in row_counts]
     padded = [torch.nn.functional.pad(part, (0, chunk - len(part))) for part, chunk in zip(own, chunks, strict=True)]
@@ -57,7 +57,7 @@ def _whole(own: list[Tensor], row_counts: list[int], shards: Shards) -> list[Ten
     return [part.flatten()[:rows] for part, rows in zip(by_parameter, row_counts, strict=True)]
 
 
-def _gathered(values: Tensor, ranks: DataParallel | Shards) -> Tensor:
+def _gathered(values: Tensor, ranks: RankGroup) -> Tensor:
     """Return the 1-D values of all ranks of a group, in rank order."""
     everywhere = torch.empty(ranks.size * len(values), dtype=values.dtype, device=values.device)
     all_gather_single(everywhere, values, group=ranks.group)

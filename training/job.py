@@ -9,13 +9,12 @@ import torch
 
 from common.clock import utc_now
 from common.errors import EXIT_DONE, EXIT_ERROR, EXIT_STOPPED
-from tokens.batches.micro_batches import Reading
-from training.build import LoopBuilder, make_feed, make_intervals, make_network, make_settings, make_state
+from training.build import LoopBuilder, make_network, make_settings, make_state
 from training.checkpoints.run_record import RunRecord, make_record, write_record
 from training.command import Options
 from training.config.batch_plan import Plan, describe, make_plan
 from training.config.train_config import Run
-from training.data.open_tokens import TokenSet, make_reading, open_tokens
+from training.data.open_tokens import TokenSet, open_tokens
 from training.data.verify_tokens import verify_tokens
 from training.exactness.fingerprint import agreed_fingerprint, resolve_numerics
 from training.exactness.levels import set_determinism
@@ -24,10 +23,10 @@ from training.loop import Loop
 from training.parallel.process_group import Ranks, from_coordinator, stop, together
 from training.planning.budget import expected_save_seconds
 from training.precision import Numerics
-from training.replay import read_recorded, replay
+from training.replay import RecordedSteps, read_recorded, replay
 from training.resume import ResumeRequest, load_before, resume
+from training.self_test import SelfTest, self_test
 from training.self_test import describe as describe_outcome
-from training.self_test import self_test
 from training.state import Position, StepSettings, TrainState
 from training.supervision.heartbeat import Heartbeat
 from training.supervision.supervision import Supervision
@@ -51,39 +50,36 @@ def _train(run: Run, options: Options, ledger: TimeLedger, supervision: Supervis
     ranks = heartbeat.ranks
     with ledger.start_up():
         token_set, plan = _open_data(run, options, ranks)
+        builder = LoopBuilder(
+            run=run,
+            plan=plan,
+            token_set=token_set,
+            options=options,
+            ledger=ledger,
+            heartbeat=heartbeat,
+            stop_asked=supervision.stop_asked,
+        )
         state, settings = _build_state(run, plan, ranks)
-        record = make_record(run, plan, token_set, agreed_fingerprint(run, settings.numerics, ranks))
+        record = make_record(run, plan, token_set, agreed_fingerprint(run.train, settings.numerics, ranks))
         # Where torchrun has restarted this job after it resumed, --resume is done.
         wanted = from_coordinator(ranks, lambda: "auto" if supervision.run_lock.resumed else options.resume)
         request = ResumeRequest(run.directory, wanted, record, options.allow_numerics_drift)
         if options.replay is not None:
-            reading = make_reading(run, plan, token_set)
-            return _replay(options.replay, request, reading, (state, settings), ranks)
+            return _replay(read_recorded(run.directory, options.replay, plan.steps), request, builder, state, settings)
         changes = resume(request, state, ranks)
         supervision.run_lock.write_resumed()
         position = state.position
         ledger.add_earlier(from_coordinator(ranks, lambda: read_earlier(run.directory, position.elapsed_seconds)))
-        if position.step >= make_intervals(run, plan, options).last_step:
+        if position.step >= builder.intervals.last_step:
             print_lines(ranks, [_nothing_to_do(run.directory, plan, position)])
             return EXIT_DONE
         save_seconds = expected_save_seconds(run.model, state.optimizer.state_bytes)
         from_coordinator(ranks, lambda: options.budget.check_start(ledger, save_seconds))
-        outcome = self_test(state, settings, ranks)
-        if outcome is not None:
-            print_lines(ranks, [describe_outcome(outcome, settings.numerics)])
-            record = attrs.evolve(record, self_test=attrs.asdict(outcome))
+        outcome = _test_determinism(state, settings, ranks)
+        record = attrs.evolve(record, self_test=None if outcome is None else attrs.asdict(outcome))
         from_coordinator(ranks, lambda: write_record(run.directory, record, token_set, ranks, ledger.price_per_hour))
         print_lines(ranks, from_coordinator(ranks, lambda: _check_metrics(run.directory)))
     supervision.begin_training()
-    builder = LoopBuilder(
-        run=run,
-        plan=plan,
-        token_set=token_set,
-        options=options,
-        ledger=ledger,
-        heartbeat=heartbeat,
-        stop_asked=supervision.stop_asked,
-    )
     loop = builder.build(state, settings, record)
     _report_start(loop, record, changes)
     return _run(loop, run.directory, supervision)
@@ -96,56 +92,53 @@ def _open_data(run: Run, options: Options, ranks: Ranks) -> tuple[TokenSet, Plan
         together(ranks, check_compiler)  # before anything is downloaded
     token_set = open_tokens(run, options.token_files, ranks, follow=options.follow)
     plan = make_plan(run.train, run.model.context_length, ranks.world_size, token_set.lengths)
-    return verify_tokens(run, plan, token_set, ranks), plan
+    return verify_tokens(run.train, plan, token_set, ranks, run.model.vocab_size), plan
 
 
 def _build_state(run: Run, plan: Plan, ranks: Ranks) -> tuple[TrainState, StepSettings]:
     """Resolve how the run computes here; return its state at step 0 and its step settings."""
-    numerics = resolve_numerics(run, plan, ranks)
+    numerics = resolve_numerics(run.train, plan.layout, ranks.device)
     set_determinism(numerics.determinism, run.train.execution.cpu_threads, ranks)
     print_lines(ranks, _introduction(run, plan, numerics, ranks))
-    return make_state(make_network(run), run, plan, numerics, ranks), make_settings(run, plan, numerics)
+    network = make_network(run.model, run.train.random_seed)
+    return make_state(network, run.train, plan, numerics, ranks), make_settings(run.train, plan, numerics)
 
 
 def _replay(
-    steps: tuple[int, int],
-    request: ResumeRequest,
-    reading: Reading,
-    training: tuple[TrainState, StepSettings],
-    ranks: Ranks,
+    recorded: RecordedSteps, request: ResumeRequest, builder: LoopBuilder, state: TrainState, settings: StepSettings
 ) -> int:
     """Repeat recorded steps; return the exit status: 1 where a number differs from its record."""
-    assert request.record.steps is not None
-    state, settings = training
-    recorded = read_recorded(request.directory, steps, request.record.steps)
+    ranks = builder.heartbeat.ranks
     load_before(recorded.first, request, state, ranks)
+    _test_determinism(state, settings, ranks)
+    with closing(builder.feed(state, recorded.last)) as feed:
+        return EXIT_DONE if replay(state, settings, ranks, feed.next, recorded) else EXIT_ERROR
+
+
+def _test_determinism(state: TrainState, settings: StepSettings, ranks: Ranks) -> SelfTest | None:
+    """Run the self-test and print its outcome, if it has one here."""
     outcome = self_test(state, settings, ranks)
     print_lines(ranks, [] if outcome is None else [describe_outcome(outcome, settings.numerics)])
-    with closing(make_feed(reading, state, ranks, recorded.last)) as feed:
-        same = replay(state, settings, ranks, feed.next, recorded)
-    return EXIT_DONE if same else EXIT_ERROR
+    return outcome
 
 
 def _run(loop: Loop, directory: Path, supervision: Supervision) -> int:
     """Train; write the exit record, the last chart and the time ledger; print the summary. Return the exit status."""
-    finished: bool | None = None  # None: an exception
-    drawn = False
+    summary: list[str] = []  # none after an exception
     try:
         finished = loop.train()
         status = EXIT_DONE if finished else EXIT_STOPPED
         supervision.exit_record.write(status)  # before the chart, which may take longer than torchrun waits
-        drawn = loop.reporter.finish()
+        summary = _summary(loop, directory, finished=finished, drawn=loop.reporter.finish())
     finally:
         ledger_record = loop.ledger.record(loop.feed.waited_seconds)
         loop.reporter.record(loop.state.position.step, **ledger_record, time=utc_now())
         loop.reporter.close()
-        summary = [] if finished is None else _summary(loop, directory, finished=finished, drawn=drawn)
         print_lines(loop.ranks, [*summary, *table(ledger_record)])
     return status
 
 
 def _report_start(loop: Loop, record: RunRecord, numerics_changes: list[str]) -> None:
-    """Record the start of this job as events."""
     step = loop.state.position.step
     if numerics_changes:
         loop.reporter.event(step, "numerics-drift", changes=numerics_changes)
@@ -193,7 +186,7 @@ def _nothing_to_do(directory: Path, plan: Plan, position: Position) -> str:
 
 def _summary(loop: Loop, directory: Path, *, finished: bool, drawn: bool) -> list[str]:
     position, plan, ledger = loop.state.position, loop.plan, loop.ledger
-    tokens = (position.step - loop.first_step) * plan.tokens_per_step
+    tokens = ledger.steps * plan.tokens_per_step
     if position.step == plan.steps:
         done = "done"
     elif finished:
@@ -207,19 +200,15 @@ def _summary(loop: Loop, directory: Path, *, finished: bool, drawn: bool) -> lis
     losses = ("" if math.isnan(loss) else f", train loss {loss:.4f}") + _best(position)
     return [
         f"{directory}: {done}: step {position.step:,} of {plan.steps:,}{losses}",
-        *_data_lines(plan, position.step),
+        *(
+            "data: "
+            + ("" if read["epochs"] is None else f"{read['epochs']:.2f} epochs, ")
+            + f"{read['tokens']:,} tokens of {read['dataset']}"
+            for read in plan.read_until(position.step)
+        ),
         f"{tokens:,} tokens in {duration(ledger.process_seconds())}, "
         f"{tokens / ledger.training_seconds():,.0f} tokens/s while training",
         f"weights {directory / 'checkpoints' / 'latest'}, " + (f"chart {directory / CHART}" if drawn else "no chart"),
-    ]
-
-
-def _data_lines(plan: Plan, step: int) -> list[str]:
-    return [
-        "data: "
-        + ("" if read["epochs"] is None else f"{read['epochs']:.2f} epochs, ")
-        + f"{read['tokens']:,} tokens of {read['dataset']}"
-        for read in plan.read_until(step)
     ]
 
 

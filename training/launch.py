@@ -6,12 +6,10 @@ from pathlib import Path
 
 
 def environment_world_size() -> int:
-    """Return the world size that torchrun set, or 1."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def environment_rank() -> int:
-    """Return the rank that torchrun set, or 0."""
     return int(os.environ.get("RANK", "0"))
 
 

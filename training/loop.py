@@ -17,7 +17,7 @@ from training.step import StepResult, train_step
 from training.step_intervals import Intervals
 from training.supervision.heartbeat import Heartbeat
 from training.supervision.stop_request import StopRequest
-from training.telemetry.reporter import AnyReporter
+from training.telemetry.reporter import Reporter
 from training.telemetry.time_ledger import TimeLedger
 from training.validation import Validation
 
@@ -31,7 +31,6 @@ class Loop:
     state: TrainState
     settings: StepSettings
     ranks: Ranks
-    first_step: int  # updates done before this job
     plan: Plan
     intervals: Intervals
     feed: Feed
@@ -39,7 +38,7 @@ class Loop:
     validation: Validation | None
     saving: Saving
     ledger: TimeLedger
-    reporter: AnyReporter
+    reporter: Reporter
     heartbeat: Heartbeat
     limits: Limits
     stop_request: StopRequest
@@ -55,15 +54,17 @@ class Loop:
 
     def _run_steps(self) -> bool:
         self._catch_up()
-        for step in range(self.first_step, self.intervals.last_step):
-            if self.stop_request.agreed() or not self._tokens_ready(step):
+        first_step = self.state.position.step
+        for step in range(first_step, self.intervals.last_step):
+            stopping = self.stop_request.agreed()
+            if stopping or not self.feed.wait_for_tokens(step, self.ranks, self.stop_request, self.reporter.say):
                 self._stop_early()
                 return False
             self.heartbeat.begin_step(step + 1)
             result = train_step(self.state, self.settings, step, self.feed.next)
             self._count_step(step + 1)
             self._do_what_is_due(step + 1, result)
-            collect_garbage(step + 1 - self.first_step)
+            collect_garbage(step + 1 - first_step)
         self.saving.settle(required=True)
         self._report_end("end" if self.state.position.step == self.plan.steps else "pause")
         return True
@@ -77,7 +78,6 @@ class Loop:
         self.saving.poll()
 
     def _do_what_is_due(self, step: int, result: StepResult) -> None:
-        """Log, hash, validate and save after a step."""
         logging, saving = self.intervals.log_due(step), self.intervals.checkpoint_due(step)
         validating = self.intervals.validation_due(step)
         if logging or saving or validating or self.ranks.device.type == "cpu":
@@ -101,10 +101,6 @@ class Loop:
             self._validate()
             if self.state.position.validation_loss is not None and self.intervals.checkpoint_due(position.step):
                 self._save()  # once more, with its loss: it may be the best
-
-    def _tokens_ready(self, step: int) -> bool:
-        """Wait for a step's tokens where they are still being prepared; return False when asked to stop meanwhile."""
-        return self.feed.wait_for_tokens(step, self.ranks, self.stop_request, self.reporter.say)
 
     def _check_guard(self) -> None:
         """Report skipped steps; raise Diverged for a step that ends the run. Call it on every rank."""

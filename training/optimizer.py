@@ -34,7 +34,6 @@ class Optimizer:
         self._steps = torch.zeros((), dtype=torch.float64, device=device)
 
     def set_learning_rate(self, rate: float) -> None:
-        """Set the learning rate of the next update."""
         for part in self.parts:
             for group in part.param_groups:
                 group["lr"] = rate

@@ -25,7 +25,6 @@ def resolve(precision: str, device: torch.device) -> str:
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
-    """Return the autocast context of a forward pass."""
     if precision == "fp32":
         return nullcontext()
     return torch.autocast(device.type, DTYPES[precision])
@@ -66,7 +65,6 @@ class LossScale:
         self.finite_steps.copy_(torch.where(counted == GROWTH_INTERVAL, 0, counted))
 
     def state(self) -> SavedLossScale:
-        """Return the state for a checkpoint."""
         return SavedLossScale(scale=self.scale.item(), finite_steps=int(self.finite_steps.item()))
 
     def load(self, state: SavedLossScale) -> None:

@@ -63,7 +63,6 @@ class Feed:
             self.waited_seconds += time.perf_counter() - began
 
     def close(self) -> None:
-        """End the thread."""
         self._closed.set()
         while self._thread.is_alive():
             try:

@@ -12,7 +12,6 @@ import attrs
 from common.errors import BadInput
 from training.checkpoints.tensor_files import state_sha256
 from training.parallel.process_group import Ranks
-from training.spike_guard import Guard
 from training.state import Position, StepSettings, TrainState
 from training.step import NextBatch, train_step
 from training.telemetry.metrics_log import read_metrics
@@ -55,7 +54,7 @@ def replay(
     for step in range(state.position.step, recorded.last):
         result = train_step(state, settings, step, next_batch)
         state.position = Position(step=step + 1)
-        skipped, problem = _judged(state.guard)
+        skips, problem = state.guard.new_skips(), state.guard.problem()
         if step + 1 < recorded.first and problem is None:
             continue
         digest = state_sha256(state, ranks)
@@ -63,18 +62,13 @@ def replay(
         seen = dict(zip(KEYS, (result.loss.item(), norm if math.isfinite(norm) else None, digest), strict=True))
         if ranks.coordinates:
             same = _print_step(step + 1, seen, recorded.numbers.get(step + 1, {})) and same
-            for line in (skipped, problem):
-                if line is not None:
-                    print(f"        {line}")
+            if skips is not None:
+                print(f"        {skips.last}; the update was skipped")
+            if problem is not None:
+                print(f"        {problem}")
         if problem is not None:
             break
     return same
-
-
-def _judged(guard: Guard) -> tuple[str | None, str | None]:
-    """Return lines for an update that was skipped, and for a problem that ends the run."""
-    skips, problem = guard.new_skips(), guard.problem()
-    return None if skips is None else f"{skips.last}; the update was skipped", problem
 
 
 def _print_step(step: int, seen: Numbers, recorded: Numbers) -> bool:

@@ -6,9 +6,10 @@ import attrs
 
 from training.checkpoints import archive
 from training.checkpoints.compatibility import differences, numerics_drift
-from training.checkpoints.directory import find, find_before, load, read_state
+from training.checkpoints.directory import find, find_before, load
 from training.checkpoints.disk import checkpoints_of
 from training.checkpoints.run_record import RunRecord
+from training.checkpoints.saved_state import read_state
 from training.checkpoints.storage import Checkpoint
 from training.parallel.process_group import Ranks, from_coordinator
 from training.state import TrainState

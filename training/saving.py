@@ -6,7 +6,7 @@ from common.errors import BadInput
 from training.checkpoints.async_writer import Saved, Saver
 from training.checkpoints.storage import name_of
 from training.state import TrainState
-from training.telemetry.reporter import AnyReporter
+from training.telemetry.reporter import Reporter
 from training.telemetry.time_ledger import TimeLedger
 
 
@@ -14,7 +14,7 @@ class Saving:
     """Saves of this job. Every rank calls `begin` and `settle` at the same steps."""
 
     def __init__(
-        self, saver: Saver, state: TrainState, ledger: TimeLedger, reporter: AnyReporter, expected_seconds: float
+        self, saver: Saver, state: TrainState, ledger: TimeLedger, reporter: Reporter, expected_seconds: float
     ):
         """`expected_seconds`: of the first save."""
         self._saver, self._state, self._ledger, self._reporter = saver, state, ledger, reporter
@@ -25,7 +25,6 @@ class Saving:
 
     @property
     def seconds_to_stop(self) -> float:
-        """Expected time of the save in flight and of the last one."""
         return (2 if self._saver.in_flight else 1) * self._seconds
 
     def begin(self) -> None:
@@ -59,7 +58,6 @@ class Saving:
             )
 
     def _report(self, saved: Saved | None) -> None:
-        """Report the outcome of a save, once."""
         if saved is None:
             return
         self._seconds = saved.stall_seconds + saved.write_seconds

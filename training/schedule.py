@@ -9,8 +9,6 @@ FINAL_FRACTION = 0.1  # of the peak, reached at the last step
 
 @attrs.frozen(kw_only=True)
 class Schedule:
-    """Parameters of the schedule."""
-
     peak: float
     warmup_steps: int
     total_steps: int  # warm-up included

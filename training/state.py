@@ -42,5 +42,4 @@ class StepSettings:
     schedule: Schedule
     numerics: Numerics
     seed: int
-    drop_rate: float
     clipping_max_norm: float | None

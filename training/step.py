@@ -58,10 +58,9 @@ def run_microbatches(state: TrainState, settings: StepSettings, step: int, next_
     losses = []
     for micro_step in range(accumulation):
         inputs, targets = next_batch()
-        if settings.drop_rate > 0:
-            seed_dropout(
-                settings.seed, step, microbatch_index(settings.layout, micro_step, state.parallel.data_parallel.rank)
-            )
+        if state.parallel.network.config.drop_rate > 0:
+            index = microbatch_index(settings.layout, micro_step, state.parallel.data_parallel.rank)
+            seed_dropout(settings.seed, step, index)
         with state.parallel.gradient_sync(enabled=micro_step == accumulation - 1):
             loss = microbatch_loss(state, settings, inputs, targets)
             (loss * state.loss_scale.scale).backward()

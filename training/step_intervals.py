@@ -29,7 +29,6 @@ class Intervals:
         return self.validation is not None and (step % self.validation == 0 or self.checkpoint_due(step))
 
     def hash_due(self, step: int) -> bool:
-        """Tell whether to write the hash of the state to the metrics."""
         return self.state_hash is not None and step % self.state_hash == 0
 
     def remaining(self, step: int) -> Remaining:

@@ -16,9 +16,7 @@ class Validation:
     """A slice of the validation stream, to measure a model on."""
 
     def __init__(self, stream: TokenStream, start_token: int, sequences: int):
-        self.stream = stream
-        self._start_token = start_token
-        self._sequences = sequences
+        self._stream, self._start_token, self._sequences = stream, start_token, sequences
 
     @torch.no_grad()
     def measure(
@@ -33,29 +31,27 @@ class Validation:
         """
         layout, model, part = settings.layout, state.parallel.model, state.parallel.data_parallel
         per_round = layout.microbatch_size * part.size
-        losses: dict[int, float] = {}
         pending = []
         model.eval()
-        stopping = False
         for first in range(0, self._sequences, per_round):
-            stopping = stop_request.agreed()
-            if stopping:
-                break
+            if stop_request.agreed():
+                model.train()
+                return None
             own = range(first + part.rank * layout.microbatch_size, first + (part.rank + 1) * layout.microbatch_size)
             # Every rank runs every round at the same shape: FSDP gathers weights in it. The surplus is not counted.
             windows = [min(window, self._sequences - 1) for window in own]
-            parts = [(self.stream, self._start_token + window * layout.context_length) for window in windows]
+            parts = [(self._stream, self._start_token + window * layout.context_length) for window in windows]
             inputs, targets = inputs_and_targets(read_windows(parts, layout.context_length))
             inputs, targets = (ids.to(ranks.device, non_blocking=True) for ids in (inputs, targets))
             with autocast(settings.numerics.precision, ranks.device):
                 pending.append((own, model(inputs, targets, by_sequence=True)))
         model.train()
-        if stopping:
-            return None
-        for own, values in pending:
-            losses.update(
-                (window, value) for window, value in zip(own, values.tolist(), strict=True) if window < self._sequences
-            )
-        everywhere = [part for rank_losses in gather(ranks, losses) for part in rank_losses.items()]
-        assert len(everywhere) == self._sequences
-        return math.fsum(value for _, value in everywhere) / self._sequences
+        own_losses = [
+            loss
+            for own, values in pending
+            for window, loss in zip(own, values.tolist(), strict=True)
+            if window < self._sequences
+        ]
+        losses = [loss for of_rank in gather(ranks, own_losses) for loss in of_rank]
+        assert len(losses) == self._sequences
+        return math.fsum(losses) / self._sequences

@@ -15,27 +15,16 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from common.errors import BadInput
+from evaluation.instruct.command import FineTuneSettings
 from evaluation.shared.load import Trained
 from evaluation.shared.records import Record
 from evaluation.shared.split_over_ranks import share
 from training.parallel.mesh import make_mesh
 from training.parallel.ordered_reduce import elastic_world_sizes
 from training.parallel.process_group import Ranks
-from training.parallel.wrap import Wrapping, parallelize
+from training.parallel.wrap import parallelize
+from training.precision import Numerics
 from training.step import seed_dropout
-
-
-@attrs.frozen(kw_only=True)
-class FineTuneSettings:
-    """Fine-tuning hyperparameters. The defaults are those of Raschka's book, which gpjt's comparisons use."""
-
-    seed: int = 0  # of the order of records, and of dropout
-    epochs: int = 20  # at most
-    batch_size: int = 8  # records of one update
-    learning_rate: float = 5e-5  # constant
-    weight_decay: float = 0.1
-    prompt_loss: bool = False  # train on the prompt's tokens as well
-    longest_answer: int = 256  # tokens; at most half the context
 
 
 @attrs.frozen
@@ -134,14 +123,12 @@ def encode(trained: Trained, text: str) -> list[int]:
 
 
 class _Tuner:
-    """Model, optimizer and data of a fine-tuning."""
-
     def __init__(self, trained: Trained, examples: list[Example], settings: FineTuneSettings, ranks: Ranks):
         self._network, self._examples, self._settings, self._ranks = trained.network, examples, settings, ranks
         self._accumulation = settings.batch_size // ranks.world_size  # records of a rank; a micro-batch is one
-        wrapping = Wrapping(kind="ddp", compiled=False, determinism="elastic")
+        numerics = Numerics(determinism="elastic", precision="fp32", compiled=False)
         network = trained.network.to(ranks.device)
-        self._parallel = parallelize(network, wrapping, self._accumulation, make_mesh(ranks.device))
+        self._parallel = parallelize(network, "ddp", numerics, self._accumulation, make_mesh(ranks.device))
         self._optimizer = torch.optim.AdamW(
             trained.network.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay
         )

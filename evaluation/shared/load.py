@@ -18,10 +18,9 @@ from model.pretrained import load_plain
 from tokens.tokenizer.hugging_face_files import read_tokenizer_files
 from tokens.tokenizer.tokenizer import RANKS_FILE, Tokenizer, load_tokenizer
 from training.checkpoints.checkpoint_manifest import verify
-from training.checkpoints.directory import read_state
 from training.checkpoints.disk import on_disk
 from training.checkpoints.run_record import RESOLVED
-from training.checkpoints.saved_state import STATE
+from training.checkpoints.saved_state import STATE, read_state
 from training.checkpoints.tensor_files import WEIGHTS
 from training.parallel.process_group import Ranks, together
 
@@ -116,11 +115,7 @@ def load(place: ModelLocation, tokenizer: str | None, device: torch.device) -> T
 def load_on_all(ranks: Ranks, place: ModelLocation, tokenizer: str | None) -> Trained:
     """Load a model on every rank. Raises BadInput on every rank."""
     loaded: list[Trained] = []
-
-    def work() -> None:
-        loaded.append(load(place, tokenizer, ranks.device))
-
-    together(ranks, work)
+    together(ranks, lambda: loaded.append(load(place, tokenizer, ranks.device)))  # the value itself is not sent
     return loaded[0]
 
 
@@ -133,7 +128,8 @@ def _checkpoint(run: Path, name: str | None) -> Path:
         raise BadInput(f"{directory}: no checkpoint yet; train the run first")
     if name not in names:
         raise BadInput(f"{directory / name}: no such checkpoint; there are {', '.join(names)}")
-    return (directory / name).resolve()
+    target = (directory / name).resolve()
+    return directory / target.name if target.name in names else target
 
 
 def _own(path: Path) -> GPT:

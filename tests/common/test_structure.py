@@ -35,8 +35,10 @@ def test_values_keep_their_types_and_defaults_fill_missing_keys() -> None:
         ({"parts": {"a": {"tokens": "3"}}}, "parts['a'].tokens: got '3', wanted an integer"),
         ({"parts": {"a": {"tokens": True}}}, "parts['a'].tokens: got True, wanted an integer"),
         ({"parts": {"a": {}}}, "parts['a'].tokens: missing"),
-        ({"parts": []}, "parts: got a value of another kind"),
-        ({"nested": 3}, "nested: got a value of another kind"),
+        ({"parts": []}, "parts: got [], wanted an object"),
+        ({"nested": 3}, "nested: got 3, wanted an array"),
+        ({"nested": [{}]}, "nested[0]: got {}, wanted an array"),
+        ({"parts": {"a": "x"}}, "parts['a']: got 'x', wanted an object"),
         ({"limit": "x"}, "limit: got 'x', wanted an integer"),
         ({"shares": 1}, "shares"),
     ],
@@ -53,5 +55,5 @@ def test_unknown_keys_are_ignored_on_request() -> None:
 
 def test_a_value_that_is_no_object_is_refused() -> None:
     for value in ([1], None, 3):
-        with pytest.raises(ValueError, match="another kind"):
+        with pytest.raises(ValueError, match=r"^got .*, wanted an object"):
             structured(value, Whole)

@@ -21,17 +21,17 @@ def test_a_job_ends_with_the_run_or_earlier(
 ) -> None:
     run = load_run(make_run(checkpoint_interval=4, validation_interval=2, log_interval=5), [])
     plan = make_plan(run.train, run.model.context_length, 1, LENGTHS)
-    intervals = make_intervals(run, plan, Options(max_steps=max_steps, hash_every=7))
+    intervals = make_intervals(run.train, plan, Options(max_steps=max_steps, hash_every=7))
     assert intervals.last_step == last_step
     assert (intervals.checkpoint, intervals.validation, intervals.log, intervals.state_hash) == (4, 2, 5, 7)
 
 
-def test_settings_of_a_step_come_from_both_files(make_run: Callable[..., Path]) -> None:
-    run = load_run(make_run(model={"drop_rate": 0.1}, random_seed=5, clipping_max_norm=2.0), [])
+def test_settings_of_a_step_come_from_train_json_and_the_plan(make_run: Callable[..., Path]) -> None:
+    run = load_run(make_run(random_seed=5, clipping_max_norm=2.0), [])
     plan = make_plan(run.train, run.model.context_length, 1, LENGTHS)
     numerics = Numerics(determinism="elastic", precision="fp32", compiled=False)
-    settings = make_settings(run, plan, numerics)
-    assert (settings.drop_rate, settings.seed, settings.clipping_max_norm) == (0.1, 5, 2.0)
+    settings = make_settings(run.train, plan, numerics)
+    assert (settings.seed, settings.clipping_max_norm) == (5, 2.0)
     assert settings.layout is plan.layout and settings.schedule is plan.schedule and settings.numerics is numerics
 
 

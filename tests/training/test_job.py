@@ -153,7 +153,7 @@ def test_control_characters_of_a_name_never_reach_the_terminal(make_run: Callabl
 
 def test_an_impossible_world_size_is_said_once_before_any_process_group(make_run: Callable[..., Path]) -> None:
     line = one_line(train(make_run(global_batch_size=6), ranks=2))
-    assert "which world size 2 does not divide; world sizes that do: 1, 3" in line
+    assert "which world size 2 does not divide; the nearest world sizes that do: 1, 3" in line
 
 
 @pytest.mark.parametrize(
@@ -195,8 +195,8 @@ from training import job
 plain, damage = job.verify_tokens, os.environ["DAMAGE"]
 
 
-def check_then_damage(run, plan, token_set, ranks):
-    checked = plain(run, plan, token_set, ranks)
+def check_then_damage(train, plan, token_set, ranks, vocabulary_size):
+    checked = plain(train, plan, token_set, ranks, vocabulary_size)
     if ranks.coordinates:
         file = token_set.directories[0].train.files[0]
         before, token_1000 = file.path.stat(), file.offset_bytes + 2 * 1000  # in step 4

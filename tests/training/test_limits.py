@@ -1,6 +1,5 @@
 """Limits of a job: a validation or a save that the budget no longer holds is not begun."""
 
-import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,13 +16,6 @@ from training.planning.budget import Budget
 from training.state import Position
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    now = [100.0]
-    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-    return now
-
-
 def limits_of(clock: list[float], *, validated: bool, hours: float) -> Any:
     """Return limits after 23 s, of which the longest late step took 2 s and a validation, if any, 5."""
     run = load_run(ROOT / "runs" / "8xa100", ["validation_interval=10", "checkpoint_interval=40"])
@@ -36,7 +28,7 @@ def limits_of(clock: list[float], *, validated: bool, hours: float) -> Any:
         budget=Budget(max_hours=hours),
         ledger=ledger,
         state=fake(position=Position(step=8)),
-        intervals=make_intervals(run, plan, Options(max_steps=100)),
+        intervals=make_intervals(run.train, plan, Options(max_steps=100)),
         saving=fake(seconds_to_stop=1.0),
         validation_steps=validation_steps(plan),
     )

@@ -66,7 +66,6 @@ def loop_of(monkeypatch: pytest.MonkeyPatch, done: list[str], *, stop_at: int = 
     }
     return Loop(
         settings=nothing,
-        first_step=0,
         intervals=INTERVALS,
         ledger=TimeLedger(time.perf_counter()),
         checkpoints="run/checkpoints",

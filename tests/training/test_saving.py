@@ -39,13 +39,7 @@ class FakeSaver:
     def begin(self) -> None:
         assert self.pending is None
         problem = self.outcomes.pop(0)
-        self.pending = Saved(
-            position=self.state.position,
-            durable=problem is None,
-            problem=problem,
-            stall_seconds=1.0,
-            write_seconds=4.0,
-        )
+        self.pending = Saved(self.state.position, problem is None, problem, stall_seconds=1.0, write_seconds=4.0)
 
     @property
     def in_flight(self) -> bool:

@@ -38,13 +38,7 @@ from training.supervision.heartbeat import SPEAKER_SECONDS
 MICRO_STEPS = {"off": 2, "run": 2, "elastic": 8}
 ALIVE_SECONDS = 1.0  # between checks of the parent process
 # Messages of CUDA and NCCL; cuBLAS; cuBLAS and cuDNN without memory for a handle; cuDNN 9; a CPU.
-MEMORY_WORDS = (
-    "out of memory",
-    "ALLOC_FAILED",
-    "STATUS_NOT_INITIALIZED",
-    "ALLOCATION_FAILED",
-    "can't allocate memory",
-)
+MEMORY_WORDS = ("out of memory", "ALLOC_FAILED", "STATUS_NOT_INITIALIZED", "ALLOCATION_FAILED", "can't allocate memory")
 
 
 @attrs.frozen(kw_only=True)
@@ -140,13 +134,13 @@ def _start(run: Run, device: str | None) -> tuple[TrainState, StepSettings, Rank
     ranks = start(device, run.train.timeout_seconds)
     train = run.train.replace(global_batch_size=None, gradient_accumulation_steps=1, min_train_tokens=1)
     plan = make_plan(train, run.model.context_length, ranks.world_size)
-    numerics = resolve_numerics(run, plan, ranks)
+    numerics = resolve_numerics(run.train, plan.layout, ranks.device)
     layout = attrs.evolve(plan.layout, accumulation=MICRO_STEPS[numerics.determinism])
     plan = attrs.evolve(plan, layout=layout)
     set_determinism(numerics.determinism, run.train.execution.cpu_threads, ranks)
     with ranks.device:  # any weights will do, and a GPU makes them in no time
         network = GPT(run.model)
-    return make_state(network, run, plan, numerics, ranks), make_settings(run, plan, numerics), ranks
+    return make_state(network, run.train, plan, numerics, ranks), make_settings(run.train, plan, numerics), ranks
 
 
 def _carry_out(state: TrainState, settings: StepSettings, ranks: Ranks, trial: Trial, gpu_bytes: int | None) -> Report:

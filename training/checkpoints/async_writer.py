@@ -14,7 +14,8 @@ import torch.distributed as dist
 
 from common.errors import BadInput
 from common.files import write_problem
-from training.checkpoints import atomic_commit, crash_points
+from training.checkpoints import crash_points
+from training.checkpoints.atomic_commit import seal, tidy
 from training.checkpoints.run_record import RunRecord
 from training.checkpoints.saved_state import SavedState
 from training.checkpoints.storage import Storage, name_of
@@ -25,7 +26,7 @@ from training.state import Position, TrainState
 SAVE_TIMEOUT = timedelta(hours=2)  # of a wait for another rank's disk
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen
 class Saved:
     """Outcome of a save; the same on every rank, but for the seconds."""
 
@@ -40,10 +41,8 @@ class Saver:
     """Writes checkpoints of a training state. Every rank calls `begin` and `settle` at the same steps."""
 
     def __init__(self, storage: Storage, keep: int, train_state: TrainState, ranks: Ranks, config: RunRecord):
-        self._storage = storage
-        self._keep = keep  # checkpoints
-        self._train_state, self._ranks = train_state, ranks
-        self._config = config
+        self._storage, self._keep = storage, keep  # checkpoints to keep
+        self._train_state, self._ranks, self._config = train_state, ranks, config
         self._shard = StateShard(train_state, ranks)
         self._group = dist.new_group(backend="gloo", timeout=SAVE_TIMEOUT)
         self._thread: threading.Thread | None = None
@@ -66,23 +65,16 @@ class Saver:
         def work() -> None:
             try:
                 durable, problem = self._write(state)
+                write_seconds = time.perf_counter() - began - stall_seconds
+                self._outcome = Saved(state.position, durable, problem, stall_seconds, write_seconds)
             except Exception as error:  # noqa: BLE001  # a rank is gone: raised where training settles the save
                 self._outcome = error
-                return
-            self._outcome = Saved(
-                position=state.position,
-                durable=durable,
-                problem=problem,
-                stall_seconds=stall_seconds,
-                write_seconds=time.perf_counter() - began - stall_seconds,
-            )
 
         self._thread = threading.Thread(target=work, name="saver", daemon=True)
         self._thread.start()
 
     @property
     def in_flight(self) -> bool:
-        """True while a save is being written."""
         return self._thread is not None and self._thread.is_alive()
 
     def ended(self) -> Saved | None:
@@ -106,21 +98,20 @@ class Saver:
 
     def _write(self, state: SavedState) -> tuple[bool, str | None]:
         """Return whether the checkpoint is durable, and what went wrong."""
-        storage, name = self._storage, name_of(state.position.step)
-        coordinates = self._ranks.coordinates
+        storage, name, coordinates = self._storage, name_of(state.position.step), self._ranks.coordinates
         try:
-            self._all(lambda: atomic_commit.prepare(storage, name, self._shard), only=coordinates)
+            self._all(lambda: storage.begin(name, self._shard.files), only=coordinates)
+            crash_points.reached("prepared")
             self._all(lambda: self._shard.write(storage, name), only=True)
             crash_points.reached("share written")
-            self._all(lambda: atomic_commit.seal(storage, name, state), only=coordinates)
+            self._all(lambda: seal(storage, name, state), only=coordinates)
             self._all(lambda: storage.publish(name), only=coordinates)
         except BadInput as error:
             if coordinates:
                 storage.discard(name)
             return False, str(error)
         try:
-            best_step = state.position.best_step
-            self._all(lambda: atomic_commit.tidy(storage, name, best_step, self._keep), only=coordinates)
+            self._all(lambda: tidy(storage, name, state.position.best_step, self._keep), only=coordinates)
         except BadInput as error:  # a resume needs neither the links nor the deletions
             return True, str(error)
         return True, None

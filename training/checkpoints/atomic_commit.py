@@ -11,13 +11,7 @@ from training.checkpoints.checkpoint_manifest import MANIFEST, manifest_text
 from training.checkpoints.directory import steps_in
 from training.checkpoints.saved_state import STATE, SavedState
 from training.checkpoints.storage import LINKS, Storage, name_of
-from training.checkpoints.tensor_files import OPTIMIZER, WEIGHTS, StateShard, combined_sha256
-
-
-def prepare(storage: Storage, name: str, shard: StateShard) -> None:
-    """Create the two tensor files at their full size, with their headers, for all ranks to write into."""
-    storage.begin(name, shard.files)
-    crash_points.reached("prepared")
+from training.checkpoints.tensor_files import OPTIMIZER, WEIGHTS, combined_sha256
 
 
 def seal(storage: Storage, name: str, state: SavedState) -> None:
@@ -34,11 +28,12 @@ def seal(storage: Storage, name: str, state: SavedState) -> None:
 
 
 def tidy(storage: Storage, name: str, best_step: int | None, keep: int) -> None:
-    """Make the links refer to the newest and the best checkpoint, and delete old ones."""
+    """Make the links refer to the newest and the best checkpoint, and delete all but those and the newest `keep`."""
     storage.point("latest", name)
     # Each time, not only for a new best one: a kill may have come between that one's publication and its link.
     point_best(storage, best_step)
-    delete_old(storage, keep)
+    kept = {storage.target(link) for link in LINKS}
+    storage.remove([name for name in steps_in(storage)[:-keep] if name not in kept])
 
 
 def point_best(storage: Storage, step: int | None) -> bool:
@@ -47,9 +42,3 @@ def point_best(storage: Storage, step: int | None) -> bool:
         return False
     storage.point("best", name_of(step))
     return True
-
-
-def delete_old(storage: Storage, keep: int) -> None:
-    """Delete all but the newest `keep` checkpoints and those that the links refer to."""
-    kept = {storage.target(link) for link in LINKS}
-    storage.remove([name for name in steps_in(storage)[:-keep] if name not in kept])

@@ -23,11 +23,14 @@ def differences(run_directory: Path, before: RunRecord, now: RunRecord, checkpoi
             f"each dataset]), but {checkpoint} was made with {json.dumps(before.shares)}; set datasets and weights "
             "back to resume, or start anew with --resume never"
         )
-    if before.train_streams:
-        for old, new in zip(before.train_streams, now.train_streams, strict=True):
-            _refuse_other_tokens("train", old, new, checkpoint)
+    now_streams = now.train_streams[: len(before.train_streams)]  # an older version recorded none
+    streams = [("train", *pair) for pair in zip(before.train_streams, now_streams, strict=True)]
     if before.validation_stream is not None and now.validation_stream is not None:
-        _refuse_other_tokens("validation", before.validation_stream, now.validation_stream, checkpoint)
+        streams.append(("validation", before.validation_stream, now.validation_stream))
+    for stream in streams:
+        if problem := _other_tokens(*stream, checkpoint):
+            advice = "name those in train.json, or with --token-files DIR, or start anew with --resume never"
+            raise BadInput(f"{problem}; {advice}")
     lines = []
     for file, key, was, value in _changed_keys(before, now):
         where = f"{run_directory / file}: {key}"
@@ -57,10 +60,9 @@ def numerics_drift(before: RunRecord, now: RunRecord, checkpoint: Checkpoint, *,
 
 def _changed_keys(before: RunRecord, now: RunRecord) -> list[tuple[str, str, Any, Any]]:
     """Return (file, key, old, new) of each difference between two resolved configurations."""
-    sections = {"model": (before.model, now.model), "train": (before.train, now.train)}
     pairs = [
         (f"{section}.json", key, old.get(key, KEYS[section][key].default), value)  # an older version meant the default
-        for section, (old, new) in sections.items()
+        for section, old, new in (("model", before.model, now.model), ("train", before.train, now.train))
         for key, value in new.items()
         if key != "global_batch_size"
     ]
@@ -69,28 +71,22 @@ def _changed_keys(before: RunRecord, now: RunRecord) -> list[tuple[str, str, Any
     return [pair for pair in pairs if pair[2] != pair[3]]
 
 
-def _refuse_other_tokens(split: str, old: StreamRecord, new: StreamRecord, checkpoint: Checkpoint) -> None:
-    """Raise BadInput when a stream is not the one that the checkpoint was made with: its windows are others."""
-    advice = "name those in train.json, or with --token-files DIR, or start anew with --resume never"
+def _other_tokens(split: str, old: StreamRecord, new: StreamRecord, checkpoint: Checkpoint) -> str | None:
+    """Return why a stream is not the one that the checkpoint was made with, or None: other windows follow."""
     if None in (old.tokens, new.tokens):  # still being prepared, then or now
-        if old.plan is None or old.plan != new.plan:
-            raise BadInput(
-                f"{new.directory}: its {split} tokens were prepared differently from those of {checkpoint}; {advice}"
-            )
-        return
+        if old.plan is not None and old.plan == new.plan:
+            return None
+        return f"{new.directory}: its {split} tokens were prepared differently from those of {checkpoint}"
     if old.tokens != new.tokens:
-        raise BadInput(
-            f"{new.directory}: its {new.tokens:,} {split} tokens are not the {old.tokens:,} that {checkpoint} was "
-            f"made with; {advice}"
-        )
+        tokens = f"its {new.tokens:,} {split} tokens are not the {old.tokens:,} that {checkpoint} was made with"
+        return f"{new.directory}: {tokens}"
     if len(old.sha256) != len(new.sha256):
-        raise BadInput(
-            f"{new.directory}: its {split} tokens are split into other files than those that {checkpoint} was made "
-            f"with; {advice}"
-        )
-    for name, before, now in zip(new.files, old.sha256, new.sha256, strict=True):
-        if before not in (None, now):
-            raise BadInput(
+        where = f"{new.directory}: its {split} tokens"
+        return f"{where} are split into other files than those that {checkpoint} was made with"
+    for name, was, now in zip(new.files, old.sha256, new.sha256, strict=True):
+        if was not in (None, now):
+            return (
                 f"{Path(new.directory) / name}: damaged, or another file than the one that {checkpoint} was made with: "
-                f"got sha256 {str(now)[:12]}..., wanted {str(before)[:12]}...; {advice}"
+                f"got sha256 {str(now)[:12]}..., wanted {str(was)[:12]}..."
             )
+    return None

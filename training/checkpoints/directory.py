@@ -11,10 +11,9 @@ Here they are found and loaded; async_writer.py and atomic_commit.py write them.
 
 import sys
 
-from common.errors import BadInput, printable, quoted
-from common.json_files import read_json
+from common.errors import BadInput, printable
 from training.checkpoints.checkpoint_manifest import MANIFEST, verify
-from training.checkpoints.saved_state import FORMAT, STATE, SavedState, parse_state
+from training.checkpoints.saved_state import read_state
 from training.checkpoints.storage import LINKS, STEP_NAME, Checkpoint, Storage, name_of
 from training.checkpoints.tensor_files import read_tensor_files
 from training.state import TrainState
@@ -61,24 +60,6 @@ def load(checkpoint: Checkpoint, train_state: TrainState) -> None:
     train_state.loss_scale.load(state.loss_scale)
     train_state.guard.load(state.guard)
     train_state.position = state.position
-
-
-def read_state(checkpoint: Checkpoint) -> SavedState:
-    """Return a checkpoint's `state.json`. Raises BadInput for a damaged one, or another version's."""
-    file = checkpoint.file(STATE)
-    if not file.exists():
-        raise BadInput(f"{file}: not there; run directories must lie on a disk that all machines share", alone=True)
-    advice = "copy it here again, or delete the checkpoint"
-    values = read_json(file, advice=advice)
-    if values.get("format") != FORMAT:
-        raise BadInput(
-            f"{file}: got format {quoted(values.get('format'))}, wanted {FORMAT}: another version of Lockstep "
-            "wrote it; resume with that version, or start anew with --resume never"
-        )
-    try:
-        return parse_state(values)
-    except ValueError as error:
-        raise BadInput(f"{file}: damaged or edited: {error}; {advice}") from error
 
 
 def steps_in(storage: Storage) -> list[str]:

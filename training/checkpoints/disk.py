@@ -175,7 +175,6 @@ class Disk:
 
 
 def checkpoints_of(run_directory: Path) -> Disk:
-    """Return the checkpoint storage of a run."""
     return Disk(run_directory / CHECKPOINTS)
 
 
@@ -185,7 +184,6 @@ def on_disk(path: Path) -> Checkpoint:
 
 
 def new_archive(run_directory: Path) -> Path:
-    """Create the folder `archive/<time>/` and return it."""
     target = run_directory / ARCHIVE / datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%S.%fZ")
     target.mkdir(parents=True)
     return target

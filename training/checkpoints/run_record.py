@@ -7,9 +7,7 @@ from typing import Any
 
 import attrs
 
-from common.errors import quoted
 from common.files import replace_file, writing
-from common.structure import structured
 from tokens.format.manifest import finished_by
 from tokens.format.token_file import TokenStream
 from tokens.tokenizer.tokenizer import RANKS_FILE
@@ -50,30 +48,27 @@ class RunRecord:
     train_streams: list[StreamRecord] = attrs.field(factory=list)
     validation_stream: StreamRecord | None = None
     git_commit: str | None = None
-    numerics: dict[str, Any]  # training/exactness/fingerprint.py
+    numerics: dict[str, Any] = attrs.field()  # training/exactness/fingerprint.py
     self_test: dict[str, Any] | None = None
+
+    @numerics.validator
+    def _check(self, _: Any, value: dict[str, Any]) -> None:
+        if not isinstance(value.get("determinism"), str):
+            raise ValueError("numerics: determinism: missing")
 
     def to_json(self) -> dict[str, Any]:
         """Return the record as JSON; a run with a single dataset has one train stream instead of a list."""
-        values: dict[str, Any] = {}
-        for key, value in attrs.asdict(self).items():
-            if key == "train_streams":
-                values["train_stream"] = value if len(value) > 1 else value[0] if value else None
-            else:
-                values[key] = value
-        return values
+        values = attrs.asdict(self)
+        streams = values.pop("train_streams")
+        return values | {"train_stream": streams if len(streams) > 1 else next(iter(streams), None)}
 
 
-def read_record(values: Any) -> RunRecord:
-    """Return the record that JSON holds. Raises ValueError for anything else."""
+def with_stream_list(values: Any) -> Any:
+    """Return a record's JSON with the fields of `RunRecord`: its train streams always as a list."""
     if not isinstance(values, dict):
-        raise ValueError(f"got {quoted(values)}, wanted the resolved configuration of a run")
+        return values
     streams = values.get("train_stream") or []
-    streams = streams if isinstance(streams, list) else [streams]
-    record = structured(values | {"train_streams": streams}, RunRecord, unknown_keys=True)
-    if not isinstance(record.numerics.get("determinism"), str):
-        raise ValueError("numerics: determinism: missing")
-    return record
+    return values | {"train_streams": streams if isinstance(streams, list) else [streams]}
 
 
 def make_record(run: Run, plan: Plan, token_set: TokenSet, numerics: dict[str, Any]) -> RunRecord:

@@ -7,10 +7,12 @@ from typing import Any
 
 import attrs
 
-from common.structure import Structured, structured
+from common.errors import BadInput, quoted
+from common.json_files import read_json
+from common.structure import structured
 from model import checks
-from training.checkpoints.run_record import RunRecord, read_record
-from training.checkpoints.storage import STEP_NAME
+from training.checkpoints.run_record import RunRecord, with_stream_list
+from training.checkpoints.storage import STEP_NAME, Checkpoint
 from training.checkpoints.tensor_files import combined_sha256
 from training.precision import SavedLossScale
 from training.spike_guard import SpikeHistory
@@ -19,14 +21,14 @@ from training.state import Position
 STATE = "state.json"
 FORMAT = 3
 FIELDS_SHA256 = "fields_sha256"  # of all other fields; missing in checkpoints of versions that did not write it
-KEYS = (*attrs.fields_dict(Position), "optimizer_steps", "loss_scale", "guard", "config", "state_sha256")
+_ADVICE = "copy it here again, or delete the checkpoint"
 
 
 @attrs.frozen(kw_only=True)
 class SavedState:
     """All that a checkpoint holds beside its tensors."""
 
-    position: Position
+    position: Position  # its fields are keys of the file
     optimizer_steps: int = attrs.field(validator=checks.integer(0))
     loss_scale: SavedLossScale
     guard: SpikeHistory | None
@@ -34,16 +36,8 @@ class SavedState:
     state_sha256: str = ""  # known when all ranks have written
 
     def text(self) -> str:
-        """Return the content of the file."""
-        values = {
-            "format": FORMAT,
-            **attrs.asdict(self.position),
-            "optimizer_steps": self.optimizer_steps,
-            "loss_scale": attrs.asdict(self.loss_scale),
-            "guard": None if self.guard is None else attrs.asdict(self.guard),
-            "config": self.config.to_json(),
-            "state_sha256": self.state_sha256,
-        }
+        values = attrs.asdict(self) | {"config": self.config.to_json()}
+        values = {"format": FORMAT, **values.pop("position"), **values}
         return json.dumps(values | {FIELDS_SHA256: fields_sha256(values)}, indent=2) + "\n"
 
 
@@ -52,47 +46,50 @@ def parse_state(values: dict[str, Any]) -> SavedState:
 
     Raises ValueError, "KEY: got ..., wanted ...", for a field that is missing, of a wrong type or out of range.
     """
-    for key in KEYS:
-        if key not in values:
-            raise ValueError(f"{key}: missing, wanted {', '.join(KEYS)}")
-    try:
-        config = read_record(values["config"])
-    except ValueError as error:
-        raise ValueError(f"config: {error}") from error
-    state = SavedState(
-        position=structured(values, Position, unknown_keys=True),
-        optimizer_steps=values["optimizer_steps"],
-        loss_scale=_part(values, "loss_scale", SavedLossScale),
-        guard=None if values["guard"] is None else _part(values, "guard", SpikeHistory),
-        config=config,
-        state_sha256=_part(values, "state_sha256", str),
-    )
-    step = state.position.step
-    for key, count in (("optimizer_steps", state.optimizer_steps), ("best_step", state.position.best_step)):
-        if (count or 0) > step:
-            raise ValueError(f"{key}: got {count:,}, wanted at most the step, {step:,}")
+    for key in (*attrs.fields_dict(Position), *attrs.fields_dict(SavedState)):  # their defaults are not for files
+        if key not in values and key != "position":
+            raise ValueError(f"{key}: missing")
+    position = structured(values, Position, unknown_keys=True)
+    others = values | {"position": {}, "config": with_stream_list(values["config"])}
+    state = attrs.evolve(structured(others, SavedState, unknown_keys=True), position=position)
+    for key, count in (("optimizer_steps", state.optimizer_steps), ("best_step", position.best_step)):
+        if (count or 0) > position.step:
+            raise ValueError(f"{key}: got {count:,}, wanted at most the step, {position.step:,}")
     if FIELDS_SHA256 in values and values[FIELDS_SHA256] != fields_sha256(values):
         raise ValueError(f"the fields do not have their {FIELDS_SHA256}")
     return state
 
 
-def check_origin(state: SavedState, folder: str, digests: Mapping[str, str]) -> None:
-    """Raise ValueError unless a state belongs to the folder's step and to the tensor files with these sha256."""
-    name, step = STEP_NAME.fullmatch(folder), state.position.step
+def read_state(checkpoint: Checkpoint) -> SavedState:
+    """Return a checkpoint's `state.json`. Raises BadInput for a damaged one, or another version's."""
+    file = checkpoint.file(STATE)
+    if not file.exists():
+        raise BadInput(f"{file}: not there; run directories must lie on a disk that all machines share", alone=True)
+    values = read_json(file, advice=_ADVICE)
+    if values.get("format") != FORMAT:
+        raise BadInput(
+            f"{file}: got format {quoted(values.get('format'))}, wanted {FORMAT}: another version of Lockstep "
+            "wrote it; resume with that version, or start anew with --resume never"
+        )
+    try:
+        return parse_state(values)
+    except ValueError as error:
+        raise BadInput(f"{file}: damaged or edited: {error}; {_ADVICE}") from error
+
+
+def check_origin(checkpoint: Checkpoint, digests: Mapping[str, str]) -> None:
+    """Raise BadInput unless the state is of the folder's step and of the tensor files with these sha256."""
+    state, name = read_state(checkpoint), STEP_NAME.fullmatch(checkpoint.name)
+    step, problem = state.position.step, ""
     if name is not None and int(name[1]) != step:
-        raise ValueError(f"step: got {step:,}, wanted {int(name[1]):,} by the folder's name")
-    if state.state_sha256 != combined_sha256(step, digests):
-        raise ValueError("state_sha256: does not match the step and the two tensor files")
+        problem = f"step: got {step:,}, wanted {int(name[1]):,} by the folder's name"
+    elif state.state_sha256 != combined_sha256(step, digests):
+        problem = "state_sha256: does not match the step and the two tensor files"
+    if problem:
+        raise BadInput(f"{checkpoint.file(STATE)}: damaged or edited: {problem}; {_ADVICE}")
 
 
 def fields_sha256(values: dict[str, Any]) -> str:
     """Return the sha256 of the file's other fields as JSON with sorted keys."""
-    others = json.loads(json.dumps({key: value for key, value in values.items() if key != FIELDS_SHA256}))
+    others = {key: value for key, value in values.items() if key != FIELDS_SHA256}
     return hashlib.sha256(json.dumps(others, sort_keys=True).encode()).hexdigest()
-
-
-def _part(values: dict[str, Any], key: str, kind: type[Structured]) -> Structured:
-    try:
-        return structured(values[key], kind)
-    except ValueError as error:
-        raise ValueError(f"{key}: {error}") from error

@@ -21,7 +21,6 @@ from torch import Tensor
 from common.errors import BadInput
 from model.pretrained import stored_rows
 from training.checkpoints.storage import Checkpoint, NewFile, Storage
-from training.parallel.mesh import DataParallel
 from training.parallel.process_group import Ranks
 from training.parallel.sharding import full_tensor, held_rows, written_rows
 from training.state import TrainState
@@ -49,59 +48,46 @@ class Stored:
 
     @property
     def shape(self) -> list[int]:
-        """Shape in the file."""
         return [self.rows, *self.value.shape[1:]]
-
-
-@attrs.frozen
-class RowRange:
-    """Consecutive rows of one tensor that this rank writes."""
-
-    file: str
-    offset_bytes: int  # from the beginning of the file
-    staged: Tensor  # (rows, ...) on the CPU, pinned beside a GPU
-
-    @property
-    def content(self) -> memoryview:
-        """The rows as bytes."""
-        return _bytes_of(self.staged)
 
 
 class StateShard:
     """This rank's shard of the state: staged on the CPU, written asynchronously."""
 
     def __init__(self, state: TrainState, ranks: Ranks):
-        self._state, self._ranks = state, ranks
+        self._state, self._pinned = state, ranks.device.type == "cuda"
         self.files: dict[str, NewFile] = {}  # whole files, of all ranks
-        self._ranges: list[RowRange] = []
         for file, tensors in _files(state):
-            header, offset = _header(tensors), 0
-            for stored in tensors:
-                first, rows = _own_rows(stored, state.parallel.data_parallel)
-                if len(rows):
-                    place = len(header) + offset + first * stored.row_bytes
-                    pinned = ranks.device.type == "cuda"
-                    staged = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=pinned)
-                    self._ranges.append(RowRange(file, place, staged))
-                offset += stored.rows * stored.row_bytes
-            self.files[file] = NewFile(header, len(header) + offset)
+            header = _header(tensors)
+            self.files[file] = NewFile(header, len(header) + sum(stored.rows * stored.row_bytes for stored in tensors))
+        self._staged = [
+            (file, offset_bytes, torch.empty(rows.shape, dtype=rows.dtype, pin_memory=self._pinned))
+            for file, offset_bytes, rows in self._own_rows()
+        ]
 
     def stage(self) -> None:
         """Copy this rank's rows off the device, as they are now."""
-        ranges = iter(self._ranges)
-        for _, tensors in _files(self._state):
-            for stored in tensors:
-                _, rows = _own_rows(stored, self._state.parallel.data_parallel)
-                if len(rows):
-                    next(ranges).staged.copy_(rows, non_blocking=True)
-        if self._ranks.device.type == "cuda":
+        for (_, _, staged), (_, _, rows) in zip(self._staged, self._own_rows(), strict=True):
+            staged.copy_(rows, non_blocking=True)
+        if self._pinned:
             torch.cuda.current_stream().synchronize()
 
     def write(self, storage: Storage, name: str) -> None:
         """Write the staged rows into the files of a hidden checkpoint and wait until they are durable."""
         for file in self.files:
-            ranges = [rows for rows in self._ranges if rows.file == file]
-            storage.write_rows(name, file, ((rows.offset_bytes, rows.content) for rows in ranges))
+            own = [(offset_bytes, _bytes_of(staged)) for where, offset_bytes, staged in self._staged if where == file]
+            storage.write_rows(name, file, own)
+
+    def _own_rows(self) -> Iterator[tuple[str, int, Tensor]]:
+        """Yield (file, offset in bytes, rows on the device) of each tensor of which this rank writes rows."""
+        for file, tensors in _files(self._state):
+            offset_bytes = len(self.files[file].header)
+            for stored in tensors:
+                first, rows = written_rows(stored.value, self._state.parallel.data_parallel)
+                rows = rows[: max(0, stored.rows - first)]
+                if len(rows):
+                    yield file, offset_bytes + first * stored.row_bytes, rows
+                offset_bytes += stored.rows * stored.row_bytes
 
 
 def combined_sha256(step: int, files: Mapping[str, str]) -> str:
@@ -148,7 +134,6 @@ def _check_tensors(path: Path, opened: Any, tensors: list[Stored]) -> None:
 
 
 def _files(state: TrainState) -> Iterator[tuple[str, list[Stored]]]:
-    """Yield (file, its tensors in the file's order)."""
     parameters = state.parallel.named_parameters()
     config = state.parallel.network.config
 
@@ -159,29 +144,18 @@ def _files(state: TrainState) -> Iterator[tuple[str, list[Stored]]]:
         return Stored(key, value.detach(), rows, row_bytes)
 
     yield WEIGHTS, [stored(name, name, parameters[name]) for name in sorted(parameters)]
-    kept = [
-        stored(f"{kind}.{name}", name, values[name])
-        for kind, values in state.optimizer.state_tensors.items()
-        for name in sorted(values)
-    ]
-    yield OPTIMIZER, kept
-
-
-def _own_rows(stored: Stored, data_parallel: DataParallel) -> tuple[int, Tensor]:
-    """Return the rows that this rank writes, and the first one's place in the whole tensor."""
-    first, rows = written_rows(stored.value, data_parallel)
-    return first, rows[: max(0, stored.rows - first)]
+    kinds = state.optimizer.state_tensors.items()
+    yield OPTIMIZER, [stored(f"{kind}.{name}", name, own[name]) for kind, own in kinds for name in sorted(own)]
 
 
 def _header(tensors: list[Stored]) -> bytes:
     """Return the beginning of a safetensors file that holds these tensors in this order."""
     described: dict[str, Any] = {"__metadata__": {"format": "pt"}}  # what transformers wants to see
-    offset = 0
+    end = 0
     for stored in tensors:
-        end = offset + stored.rows * stored.row_bytes
+        offset, end = end, end + stored.rows * stored.row_bytes
         dtype = DTYPES[stored.value.dtype]
         described[stored.key] = {"dtype": dtype, "shape": stored.shape, "data_offsets": [offset, end]}
-        offset = end
     text = json.dumps(described, separators=(",", ":")).encode()
     text += b" " * (-len(text) % HEADER_ALIGNMENT)
     return struct.pack("<Q", len(text)) + text

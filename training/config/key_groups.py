@@ -9,7 +9,7 @@ from typing import Any
 
 import attrs
 
-from model.checks import Validator, boolean, boolean_or, integer, number, one_of, optional
+from model.checks import Validator, boolean, integer, number, one_of, optional
 from training.config.dataset_config import DatasetPart, read_parts
 from training.optimizers.optimizer_registry import OPTIMIZERS
 
@@ -52,7 +52,7 @@ class DataOptions:
 
 @attrs.frozen(kw_only=True)
 class BatchOptions:
-    """Batch, in sequences: the global batch is science, the micro-batch is what fits."""
+    """Batch, in sequences: the global batch changes what is learned, the micro-batch what fits into memory."""
 
     microbatch_size: int = define(integer(1, 1 << 20), plumbing=True)
     global_batch_size: int | None = define(optional(integer(1, 1 << 30)), None)
@@ -111,7 +111,7 @@ class ExecutionOptions:
     cpu_threads: int = define(integer(1, 1024), 1, plumbing=True)  # per rank on a CPU; they change the bits
     precision: str = define(one_of("auto", "bf16", "fp16", "fp32"), "auto")
     # true: block by block; "model": as one graph; null: true on a GPU, false on a CPU
-    compile: bool | str | None = define(optional(boolean_or("model")), None, plumbing=True)
+    compile: bool | str | None = define(optional(boolean("model")), None, plumbing=True)
 
 
 @attrs.frozen(kw_only=True)

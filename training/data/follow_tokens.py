@@ -45,20 +45,19 @@ def _grows(path: Path) -> bool:
 
 def wait_for_validation(growing: GrowingTokens, wanted_tokens: int, *, say: bool) -> None:
     """Wait until a validation stream has enough tokens. Raises BadInput when it ends with fewer."""
-    while growing.committed("validation") < wanted_tokens:
-        growing.refresh()
-        have = growing.committed("validation")
-        if growing.finished and have < wanted_tokens:
+    growing.refresh()
+    while (have := growing.committed("validation")) < wanted_tokens:
+        if growing.finished:
             raise BadInput(
                 f"{growing.directory}: its validation ended with {have:,} tokens, wanted at least {wanted_tokens:,}; "
                 "hold out more with --validation-fraction, or lower validation_sequences in train.json"
             )
-        if have < wanted_tokens:
-            if say:
-                say = False
-                where = printable(f"{growing.directory}: {growing.progress()}")
-                print(f"waiting for {wanted_tokens:,} tokens to validate on; {where}", flush=True)
-            time.sleep(POLL_SECONDS)
+        if say:
+            say = False
+            where = printable(f"{growing.directory}: {growing.progress()}")
+            print(f"waiting for {wanted_tokens:,} tokens to validate on; {where}", flush=True)
+        time.sleep(POLL_SECONDS)
+        growing.refresh()
 
 
 def wait_for_step(

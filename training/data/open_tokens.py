@@ -1,5 +1,7 @@
 """Token set of a run: its token files, opened, and the training data that all ranks read from them."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from tokens.format.token_file import TokenStream
 from tokens.prepare.growing_tokens import GrowingTokens
 from tokens.tokenizer.tokenizer import RANKS_FILE
 from training.config.batch_plan import Plan
-from training.config.train_config import Run
+from training.config.train_config import Run, TrainConfig
 from training.data.follow_tokens import growing_directories
 from training.data.locate_tokens import TokenLocation, download, has_split, locate_tokens
 from training.parallel.process_group import Ranks, together
@@ -40,9 +42,8 @@ class TokenDirectory:
     @property
     def tokenizer(self) -> TokenizerRecord | None:
         """The tokenizer's entry in the manifest, or in the plan of growing tokens."""
-        if self.growing is not None:
-            return self.growing.tokenizer
-        return None if self.manifest is None else self.manifest.tokenizer
+        recorded = self.growing or self.manifest
+        return None if recorded is None else recorded.tokenizer
 
 
 @attrs.frozen
@@ -52,6 +53,11 @@ class TokenSet:
     directories: tuple[TokenDirectory, ...]  # in the order of train.json
 
     @property
+    def streams(self) -> list[TokenStream]:
+        """The streams that the run reads."""
+        return [stream for directory in self.directories for stream in directory.streams]
+
+    @property
     def validation(self) -> TokenDirectory | None:
         """The directory that the run validates on."""
         return next((directory for directory in self.directories if directory.validation is not None), None)
@@ -59,27 +65,19 @@ class TokenSet:
     @property
     def digests(self) -> dict[Path, str]:
         """The sha256 of each file that was read before the first step."""
-        return {
-            directory.path / name: content.sha256
-            for directory in self.directories
-            for name, content in directory.contents.items()
-        }
+        contents = [(each.path / name, content) for each in self.directories for name, content in each.contents.items()]
+        return {path: content.sha256 for path, content in contents}
 
     @property
     def lengths(self) -> dict[str, int | None]:
-        """Tokens of each train stream, by dataset."""
-        return {
-            directory.dataset: None if directory.growing is not None else directory.train.length
-            for directory in self.directories
-        }
+        """Tokens of each train stream, by dataset; None while it is being prepared."""
+        return {each.dataset: each.train.length if each.growing is None else None for each in self.directories}
 
     @property
     def tokenizer(self) -> tuple[Path, TokenizerRecord] | None:
         """A directory that records its tokenizer, and the entry; all that record one have the same."""
-        for directory in self.directories:
-            if directory.tokenizer is not None:
-                return directory.path, directory.tokenizer
-        return None
+        recorded = [(each.path, each.tokenizer) for each in self.directories if each.tokenizer is not None]
+        return next(iter(recorded), None)
 
 
 def open_tokens(run: Run, given: Path | None, ranks: Ranks, *, follow: bool) -> TokenSet:
@@ -87,109 +85,88 @@ def open_tokens(run: Run, given: Path | None, ranks: Ranks, *, follow: bool) -> 
 
     Call it on every rank. Raises BadInput on every rank.
     """
-    locations = locate_tokens(run, given)
+    locations = locate_tokens(run.train, given)
     for location in locations:
         download(location, ranks)
     growing = growing_directories([location.directory for location in locations], ranks, follow=follow)
-    _check_order(run, growing)
+    unfinished = next((grows.directory for grows in growing if grows is not None), None)
+    if unfinished is not None and run.train.data.shuffle and run.train.data.era_tokens is None:
+        raise BadInput(
+            f"{run.train.file}: era_tokens: got null, wanted a number, such as 100000000: {unfinished} is still being "
+            "prepared, and a permutation of the whole stream would have to wait for its end"
+        )
     token_sets: list[TokenSet] = []
-    together(ranks, lambda: token_sets.append(_open_all(run, locations, growing)))
+
+    def open_all() -> None:
+        token_sets.append(_open_all(list(zip(locations, growing, strict=True)), run.train))
+        _check_tokenizers(token_sets[0], run.model.vocab_size, run.directory / "model.json")
+
+    together(ranks, open_all)
     return token_sets[0]
 
 
-def make_reading(run: Run, plan: Plan, token_set: TokenSet) -> Reading:
-    """Return the training data of a run, as all ranks read it."""
+def make_reading(train: TrainConfig, plan: Plan, token_set: TokenSet, vocabulary_size: int) -> Reading:
+    era = None if train.data.era_tokens is None else train.data.era_tokens // plan.layout.context_length
     sources = []
-    era = None if run.train.data.era_tokens is None else run.train.data.era_tokens // plan.layout.context_length
     for number, (directory, source) in enumerate(zip(token_set.directories, plan.sources, strict=True)):
         count = ENDLESS if source.windows is None else source.windows
-        seed, shuffle = run.train.random_seed, run.train.data.shuffle
-        order = WindowOrder(count=count, shuffle=shuffle, seed=seed, era=era, source=number)
+        order = WindowOrder(count=count, shuffle=train.data.shuffle, seed=train.random_seed, era=era, source=number)
         sources.append(
             TokenSource(
                 stream=directory.train,
                 start_token=plan.start_token,
                 order=order,
                 growing=directory.growing,
-                max_epochs=run.train.data.max_epochs,
+                max_epochs=train.data.max_epochs,
             )
         )
-    return Reading(
-        sources=tuple(sources), mixture=plan.mixture, layout=plan.layout, vocabulary_size=run.model.vocab_size
-    )
+    return Reading(sources=tuple(sources), mixture=plan.mixture, layout=plan.layout, vocabulary_size=vocabulary_size)
 
 
-def _check_order(run: Run, growing: list[GrowingTokens | None]) -> None:
-    """Raise BadInput where the order of a growing stream's windows depends on its length."""
-    path = next((grows.directory for grows in growing if grows is not None), None)
-    if path is not None and run.train.data.shuffle and run.train.data.era_tokens is None:
-        raise BadInput(
-            f"{run.directory / 'train.json'}: era_tokens: got null, wanted a number, such as 100000000: {path} is "
-            "still being prepared, and a permutation of the whole stream would have to wait for its end"
-        )
-
-
-def _open_all(run: Run, locations: list[TokenLocation], growing: list[GrowingTokens | None]) -> TokenSet:
-    manifests = [read_manifest(location.directory) for location in locations]
-    validated = None
-    if run.train.validation.validation_interval is not None:
-        validated = _validated(run, locations, manifests, growing)
-    directories = []
-    for location, manifest, grows in zip(locations, manifests, growing, strict=True):
-        splits = ("train", "validation") if location is validated else ("train",)
-        if grows is None:
-            streams = [open_listed(location.directory, split, manifest) for split in splits]
+def _open_all(locations: list[tuple[TokenLocation, GrowingTokens | None]], train: TrainConfig) -> TokenSet:
+    """Open all train streams, and the first validation stream of a run that validates."""
+    directories: list[TokenDirectory] = []
+    wanted = train.validation.validation_interval is not None  # a validation stream, until one is found
+    for location, growing in locations:
+        path = location.directory
+        manifest = read_manifest(path)
+        open_stream: Callable[[str], TokenStream] = partial(open_listed, path, manifest=manifest)
+        if growing is None:
+            validates = wanted and (isinstance(train.data.dataset, str) or has_split(path, "validation", manifest))
         else:
-            streams = [grows.stream(split) for split in splits]
+            validates, open_stream = wanted and "validation" in growing.splits, growing.stream
+        wanted = wanted and not validates
         directories.append(
             TokenDirectory(
                 dataset=location.dataset,
-                path=location.directory,
+                path=path,
                 manifest=manifest,
-                train=streams[0],
-                validation=streams[1] if location is validated else None,
-                growing=grows,
+                train=open_stream("train"),
+                validation=open_stream("validation") if validates else None,
+                growing=growing,
             )
         )
-    token_set = TokenSet(tuple(directories))
-    _check_tokenizers(run, token_set)
-    return token_set
+    if wanted:
+        raise BadInput(
+            f"{train.file}: dataset: none of {', '.join(each.dataset for each in directories)} holds "
+            "validation.safetensors; prepare one with --validation-fraction, or set validation_interval to null"
+        )
+    return TokenSet(tuple(directories))
 
 
-def _validated(
-    run: Run,
-    locations: list[TokenLocation],
-    manifests: list[Manifest | None],
-    growing: list[GrowingTokens | None],
-) -> TokenLocation:
-    """Return the dataset to validate on: the first one of a list that has a validation split, or will have one."""
-    for location, manifest, grows in zip(locations, manifests, growing, strict=True):
-        if grows is not None:
-            if "validation" in grows.splits:
-                return location
-        elif isinstance(run.train.data.dataset, str) or has_split(location.directory, "validation", manifest):
-            return location
-    raise BadInput(
-        f"{run.directory / 'train.json'}: dataset: none of {', '.join(each.dataset for each in locations)} holds "
-        "validation.safetensors; prepare one with --validation-fraction, or set validation_interval to null"
-    )
-
-
-def _check_tokenizers(run: Run, token_set: TokenSet) -> None:
+def _check_tokenizers(token_set: TokenSet, vocabulary_size: int, model_json: Path) -> None:
     """Raise BadInput where datasets have different tokenizers, or one beyond the model's vocabulary."""
     if token_set.tokenizer is None:
         return
     first, tokenizer = token_set.tokenizer
-    if tokenizer.vocabulary_size > run.model.vocab_size:
+    if tokenizer.vocabulary_size > vocabulary_size:
         raise BadInput(
-            f"{run.directory / 'model.json'}: vocab_size: got {run.model.vocab_size}, wanted at least "
-            f"{tokenizer.vocabulary_size}, the vocabulary of tokenizer {tokenizer.name} in {first}"
+            f"{model_json}: vocab_size: got {vocabulary_size}, wanted at least {tokenizer.vocabulary_size}, the "
+            f"vocabulary of tokenizer {tokenizer.name} in {first}"
         )
     for directory in token_set.directories:
         other = directory.tokenizer
-        if other is None:
-            continue
-        if _identity(directory.path, other) != _identity(first, tokenizer):
+        if other is not None and _identity(directory.path, other) != _identity(first, tokenizer):
             raise BadInput(
                 f"{directory.path}: made with tokenizer {other.name}, {other.vocabulary_size:,} ids, but {first} "
                 f"with {tokenizer.name}, {tokenizer.vocabulary_size:,} ids, or with other ranks of that name; "

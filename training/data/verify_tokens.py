@@ -12,7 +12,7 @@ from tokens.format.header import TokenFile
 from tokens.format.manifest import Content
 from tokens.format.token_file import TokenStream
 from training.config.batch_plan import Plan
-from training.config.train_config import Run
+from training.config.train_config import TrainConfig
 from training.data.follow_tokens import wait_for_validation
 from training.data.open_tokens import TokenDirectory, TokenSet
 from training.parallel.process_group import Ranks, together
@@ -20,13 +20,14 @@ from training.parallel.process_group import Ranks, together
 ANNOUNCED_BYTES = 2e9  # reading more takes more than a few seconds
 
 
-def verify_tokens(run: Run, plan: Plan, token_set: TokenSet, ranks: Ranks) -> TokenSet:
+def verify_tokens(train: TrainConfig, plan: Plan, token_set: TokenSet, ranks: Ranks, vocabulary_size: int) -> TokenSet:
     """Return the token set with the contents of its files, read once per machine. Call it on every rank.
 
     Raises BadInput on every rank for too few tokens, a damaged file, or an id beyond the vocabulary.
     """
-    _wait_for_validation(run, plan, token_set, ranks)
-    _check_validation_length(run, plan, token_set)
+    begin = train.validation.start_val_token
+    if token_set.validation is not None:
+        _check_validation_length(token_set.validation, begin, plan, ranks, train.file)
     size = sum(file.path.stat().st_size for directory in token_set.directories for file in _files(directory))
     if ranks.coordinates and size > ANNOUNCED_BYTES:
         print(f"checking token files: {size / 1e9:.1f} GB", flush=True)
@@ -38,12 +39,12 @@ def verify_tokens(run: Run, plan: Plan, token_set: TokenSet, ranks: Ranks) -> To
         checked.append(attrs.evolve(directory, contents=agreed_contents(directory.path, on_machines)))
 
     def check_ids() -> None:
-        for directory, stream, begin, count in _ranges_to_read(run, plan, checked):
-            if max(directory.contents[file.path.name].max_id for file in stream.files) < run.model.vocab_size:
+        for directory, stream, first, count in _ranges_to_read(checked, plan, begin, shuffle=train.data.shuffle):
+            if max(directory.contents[file.path.name].max_id for file in stream.files) < vocabulary_size:
                 continue
             share = -(-count // ranks.local_world_size)  # each machine looks at its copy once
-            first = begin + ranks.local_rank * share
-            stream.check_ids(first, max(0, min(share, begin + count - first)), run.model.vocab_size)
+            own = first + ranks.local_rank * share
+            stream.check_ids(own, max(0, min(share, first + count - own)), vocabulary_size)
 
     together(ranks, check_ids)
     return TokenSet(tuple(checked))
@@ -67,42 +68,34 @@ def _files(directory: TokenDirectory) -> list[TokenFile]:
 
 
 def _ranges_to_read(
-    run: Run, plan: Plan, directories: list[TokenDirectory]
+    directories: list[TokenDirectory], plan: Plan, first_validation_token: int, *, shuffle: bool
 ) -> Iterator[tuple[TokenDirectory, TokenStream, int, int]]:
     """Yield (directory, stream, first token, count) of each range that the run reads."""
     for directory, source in zip(directories, plan.sources, strict=True):
         if source.windows is None:  # still being prepared: ids are checked when they are read
             continue
-        # Shuffled, any window may come.
-        windows = source.windows if run.train.data.shuffle else min(source.windows, source.sequences)
+        windows = source.windows if shuffle else min(source.windows, source.sequences)  # shuffled, any may come
         if source.sequences > 0:
             yield directory, directory.train, plan.start_token, windows * plan.layout.context_length + 1
         if directory.validation is not None:
-            count = plan.validation_sequences * plan.layout.context_length + 1
-            yield directory, directory.validation, run.train.validation.start_val_token, count
+            yield directory, directory.validation, first_validation_token, _validation_tokens(plan)
 
 
-def _wait_for_validation(run: Run, plan: Plan, token_set: TokenSet, ranks: Ranks) -> None:
-    """Wait for the tokens to validate on, once per machine, while its other ranks wait on gloo."""
-    directory = token_set.validation
-    if directory is None or directory.growing is None:
-        return
-    growing = directory.growing
-    wanted = run.train.validation.start_val_token + plan.validation_sequences * plan.layout.context_length + 1
-    wait = functools.partial(wait_for_validation, growing, wanted, say=ranks.coordinates)
-    together(ranks, wait, only=ranks.local_rank == 0, group=ranks.download)
-    growing.refresh()
+def _validation_tokens(plan: Plan) -> int:
+    return plan.validation_sequences * plan.layout.context_length + 1
 
 
-def _check_validation_length(run: Run, plan: Plan, token_set: TokenSet) -> None:
-    directory = token_set.validation
-    if directory is None or directory.validation is None or directory.growing is not None:
-        return
-    context, begin, stream = plan.layout.context_length, run.train.validation.start_val_token, directory.validation
-    wanted = begin + plan.validation_sequences * context + 1
-    if stream.length < wanted:
+def _check_validation_length(directory: TokenDirectory, begin: int, plan: Plan, ranks: Ranks, train_json: Path) -> None:
+    """Raise BadInput for too few tokens to validate on; wait for those still being prepared, once per machine."""
+    wanted, growing, stream = begin + _validation_tokens(plan), directory.growing, directory.validation
+    assert stream is not None
+    if growing is not None:
+        wait = functools.partial(wait_for_validation, growing, wanted, say=ranks.coordinates)
+        together(ranks, wait, only=ranks.local_rank == 0, group=ranks.download)  # the other ranks wait on gloo
+        growing.refresh()
+    elif stream.length < wanted:
         raise BadInput(
             f"{stream.files[0].path}: got {stream.length:,} tokens, wanted at least {wanted:,} = {begin:,} + "
-            f"{plan.validation_sequences:,} sequences x {context:,} + 1; hold out more with --validation-fraction, or "
-            f"lower validation_sequences in {run.directory / 'train.json'}"
+            f"{plan.validation_sequences:,} sequences x {plan.layout.context_length:,} + 1; hold out more with "
+            f"--validation-fraction, or lower validation_sequences in {train_json}"
         )

@@ -1,7 +1,7 @@
 """Watch over token files while a run reads them: changed content ends the run, a new modification time does not."""
 
-import threading
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,7 +19,8 @@ class TokenWatch:
         """`digests`: the sha256 of each file before the first step."""
         self._versions = {path: version for stream in streams for path, version in stream.versions.items()}
         self._digests = digests
-        self._hashing: dict[Path, _Hashing] = {}
+        self._threads = ThreadPoolExecutor(HASHED_AT_ONCE, thread_name_prefix="token hash")
+        self._hashing: dict[Path, tuple[Version, Future[str]]] = {}  # with the version before it was read
 
     def check(self, *, wait: bool) -> list[Path]:
         """Return files whose modification time changed, but not their content; `wait`: for the hash of every one.
@@ -34,37 +35,17 @@ class TokenWatch:
             if before is None or now[0] != before[0] or path not in self._digests:
                 raise _written(path)
             if path not in self._hashing:
-                if len(self._hashing) == HASHED_AT_ONCE and not wait:
-                    continue
-                self._hashing[path] = _Hashing(path, now)
-            hashing = self._hashing[path]
-            if not hashing.ended(wait=wait):
+                self._hashing[path] = now, self._threads.submit(sha256, path)
+            version, digest = self._hashing[path]
+            if not wait and not digest.done():
                 continue
             del self._hashing[path]
-            if hashing.digest is None:  # unreadable now: reading its tokens raises the error
-                continue
-            if hashing.digest != self._digests[path]:
-                raise _written(path)
-            self._versions[path] = hashing.version
-            touched.append(path)
+            with suppress(OSError):  # unreadable now: reading its tokens raises the error
+                if digest.result() != self._digests[path]:
+                    raise _written(path)
+                self._versions[path] = version
+                touched.append(path)
         return touched
-
-
-class _Hashing:
-    def __init__(self, path: Path, version: Version):
-        self.version = version  # before it was read
-        self.digest: str | None = None
-        self._path = path
-        self._thread = threading.Thread(target=self._run, name="token hash", daemon=True)
-        self._thread.start()
-
-    def ended(self, *, wait: bool) -> bool:
-        self._thread.join(None if wait else 0)
-        return not self._thread.is_alive()
-
-    def _run(self) -> None:
-        with suppress(OSError):
-            self.digest = sha256(self._path)
 
 
 def _written(path: Path) -> BadInput:

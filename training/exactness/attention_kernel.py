@@ -8,6 +8,7 @@ flash-attention 2) and trails on A100, A10G and RTX PRO 6000 (huggingface/transf
 import math
 import time
 import warnings
+from pathlib import Path
 
 import attrs
 import torch
@@ -19,7 +20,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from common.errors import BadInput
 from model.config import ModelConfig
 from model.gpt import split_heads
-from training.config.train_config import Run
 from training.parallel.process_group import Ranks, from_coordinator
 from training.precision import DTYPES, Numerics
 
@@ -50,7 +50,6 @@ class Shape:
 
     @classmethod
     def of(cls, model: ModelConfig, microbatch_size: int, precision: str, device: torch.device) -> "Shape":
-        """Return the shape for a model and micro-batch size."""
         return cls(
             microbatch_size=microbatch_size,
             tokens=model.context_length,
@@ -62,15 +61,14 @@ class Shape:
         )
 
 
-def use_attention(run: Run, numerics: Numerics, ranks: Ranks) -> None:
+def use_attention(shape: Shape, numerics: Numerics, ranks: Ranks, model_json: Path) -> None:
     """Enable one attention kernel, the same on every rank, for the life of this process; on a CPU do nothing.
 
-    Call it on every rank. Raises BadInput if no fused kernel supports the run's shape.
+    Call it on every rank. Raises BadInput, blaming `model_json`, if no fused kernel supports the shape.
     """
-    if ranks.device.type != "cuda":
+    if shape.device.type != "cuda":
         return  # torch has one fused kernel there, and unfused attention for dropout
-    shape = Shape.of(run.model, run.train.batch.microbatch_size, numerics.precision, ranks.device)
-    name = from_coordinator(ranks, lambda: _choose(run, numerics, shape))
+    name = from_coordinator(ranks, lambda: _choose(shape, numerics, model_json))
     backends = torch.backends.cuda
     backends.enable_cudnn_sdp(name == "cudnn")
     backends.enable_flash_sdp(name == "flash")
@@ -102,35 +100,34 @@ def fastest(names: list[str], shape: Shape) -> str:
     """Return the fastest kernel, forward and backward; a later one only if faster by MARGIN."""
     sequences = min(shape.microbatch_size, TIMED_SEQUENCES)
     fused = torch.randn(sequences, shape.tokens, 3 * shape.heads * shape.width, device=shape.device).to(shape.dtype)
-    seconds = {name: seconds_of(name, shape, fused) for name in names}
-    chosen = names[0]
-    for name in names[1:]:
-        if seconds[name] < (1 - MARGIN) * seconds[chosen]:
-            chosen = name
+    chosen, least = names[0], math.inf
+    for name in names:
+        seconds = seconds_of(name, shape, fused)
+        if seconds < (1 - MARGIN) * least:
+            chosen, least = name, seconds
     return chosen
 
 
 def seconds_of(name: str, shape: Shape, fused: Tensor) -> float:
     """Return the minimum of several timings, forward and backward."""
-    least = math.inf
+    timings = []
     for _ in range(ROUNDS):
         began = time.perf_counter()
         _run(KERNELS[name], shape, fused, shape.drop_rate)
         if shape.device.type == "cuda":
             torch.cuda.synchronize(shape.device)
-        least = min(least, time.perf_counter() - began)
-    return least
+        timings.append(time.perf_counter() - began)
+    return min(timings)
 
 
-def _choose(run: Run, numerics: Numerics, shape: Shape) -> str:
-    problems: dict[str, str | None] = {}
-    for name in KERNELS if numerics.determinism == "off" else REPEATING:
-        problems[name] = problem_of(name, shape)
+def _choose(shape: Shape, numerics: Numerics, model_json: Path) -> str:
+    allowed = KERNELS if numerics.determinism == "off" else REPEATING
+    problems = {name: problem_of(name, shape) for name in allowed}
     working = [name for name, problem in problems.items() if problem is None]
     if not working:
         reasons = "; ".join(f"{name}: {problem}" for name, problem in problems.items())
         raise BadInput(
-            f"{run.directory / 'model.json'}: no fused attention kernel supports {shape.heads} heads of width "
+            f"{model_json}: no fused attention kernel supports {shape.heads} heads of width "
             f"{shape.width} in {numerics.precision} on {torch.cuda.get_device_name(shape.device)} ({reasons}); "
             f"unfused attention would need {shape.tokens} x {shape.tokens} matrices: choose n_heads so that emb_dim / "
             "n_heads is 64 or 128"

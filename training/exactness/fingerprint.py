@@ -7,8 +7,8 @@ import attrs
 import torch
 
 from common.errors import BadInput
-from training.config.batch_plan import Plan
-from training.config.train_config import Run
+from tokens.batches.sampling import Layout
+from training.config.train_config import TrainConfig
 from training.exactness.levels import resolve_determinism
 from training.hardware.environment import cpu_name
 from training.parallel.process_group import Ranks, gather
@@ -25,22 +25,23 @@ _ENVIRONMENT = (
 )
 
 
-def resolve_numerics(run: Run, plan: Plan, ranks: Ranks) -> Numerics:
-    """Resolve determinism, precision and compilation for these ranks. Raises BadInput as resolve_determinism does."""
+def resolve_numerics(train: TrainConfig, layout: Layout, device: torch.device) -> Numerics:
+    """Resolve determinism, precision and compilation for a device. Raises BadInput as resolve_determinism does."""
+    wanted = train.execution
     return Numerics(
-        determinism=resolve_determinism(run, plan, ranks),
-        precision=resolve(run.train.execution.precision, ranks.device),
-        compiled=ranks.device.type == "cuda" if run.train.execution.compile is None else run.train.execution.compile,
+        determinism=resolve_determinism(train, layout, device),
+        precision=resolve(wanted.precision, device),
+        compiled=device.type == "cuda" if wanted.compile is None else wanted.compile,
     )
 
 
-def fingerprint(run: Run, numerics: Numerics, ranks: Ranks) -> dict[str, Any]:
+def fingerprint(train: TrainConfig, numerics: Numerics, ranks: Ranks) -> dict[str, Any]:
     """Return the fingerprint as a flat JSON object."""
     cuda = ranks.device.type == "cuda"
     values: dict[str, Any] = {
         **attrs.asdict(numerics),
         "compiled": "blocks, head and loss" if numerics.compiled is True else numerics.compiled,
-        "microbatch_size": run.train.batch.microbatch_size,
+        "microbatch_size": train.batch.microbatch_size,
         "torch": torch.__version__,
         "cuda": torch.version.cuda if cuda else None,
         "cudnn": torch.backends.cudnn.version() if cuda else None,
@@ -51,15 +52,15 @@ def fingerprint(run: Run, numerics: Numerics, ranks: Ranks) -> dict[str, Any]:
         "cpu_threads": None if cuda else torch.get_num_threads(),
     }
     if numerics.determinism == "run":  # elastic is independent of these two
-        values |= {"world_size": ranks.world_size, "parallel": run.train.execution.parallel}
-    if run.train.memory.loss_chunks > 1:  # another order of additions
-        values["loss_chunks"] = run.train.memory.loss_chunks
+        values |= {"world_size": ranks.world_size, "parallel": train.execution.parallel}
+    if train.memory.loss_chunks > 1:  # another order of additions
+        values["loss_chunks"] = train.memory.loss_chunks
     return values | {name: os.environ.get(name) for name in _ENVIRONMENT}
 
 
-def agreed_fingerprint(run: Run, numerics: Numerics, ranks: Ranks) -> dict[str, Any]:
+def agreed_fingerprint(train: TrainConfig, numerics: Numerics, ranks: Ranks) -> dict[str, Any]:
     """Return rank 0's fingerprint on every rank. Raises BadInput where ranks differ, unless determinism is off."""
-    everywhere = gather(ranks, fingerprint(run, numerics, ranks))
+    everywhere = gather(ranks, fingerprint(train, numerics, ranks))
     for rank, other in enumerate(everywhere):
         changes = drift(everywhere[0], other)
         if changes and numerics.determinism != "off":

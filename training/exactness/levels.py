@@ -12,8 +12,8 @@ import sys
 import torch
 
 from common.errors import BadInput
-from training.config.batch_plan import Plan
-from training.config.train_config import Run
+from tokens.batches.sampling import Layout
+from training.config.train_config import TrainConfig
 from training.parallel.ordered_reduce import elastic_world_sizes
 from training.parallel.process_group import Ranks
 
@@ -21,19 +21,17 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
 KEPT_BYTES, MAPPED_BYTES = (1 << 31) - 1, (1 << 30, 1 << 25)  # the most that versions of glibc take
 
 
-def resolve_determinism(run: Run, plan: Plan, ranks: Ranks) -> str:
+def resolve_determinism(train: TrainConfig, layout: Layout, device: torch.device) -> str:
     """Return "off", "run" or "elastic". Raises BadInput for elastic on a world size that does not divide the tree."""
-    wanted = run.train.execution.determinism
-    microbatches = plan.layout.global_batch_size // plan.layout.microbatch_size
-    size, legal = plan.layout.data_parallel_size, elastic_world_sizes(microbatches)
+    wanted = train.execution.determinism
+    microbatches = layout.global_batch_size // layout.microbatch_size
+    size, legal = layout.data_parallel_size, elastic_world_sizes(microbatches)
     if wanted is None:
-        if ranks.device.type == "cuda":
-            return "off"
-        return "elastic" if size in legal else "run"
+        return "off" if device.type == "cuda" else "elastic" if size in legal else "run"
     if wanted == "elastic" and size not in legal:
         sizes = ", ".join(map(str, legal))
         raise BadInput(
-            f"{run.directory / 'train.json'}: determinism elastic adds {microbatches} micro-batches in one tree, which "
+            f"{train.file}: determinism elastic adds {microbatches} micro-batches in one tree, which "
             f"world size {size} does not divide; world sizes that do: {sizes}; or set determinism to run"
         )
     return wanted

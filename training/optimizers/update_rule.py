@@ -27,7 +27,6 @@ class StateTensor:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the whole tensor."""
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
 

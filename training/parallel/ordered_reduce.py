@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp._fully_shard import _fsdp_api  # ReduceScatter, the interface of set_custom_reduce_scatter
 
-from training.parallel.mesh import DataParallel
+from training.parallel.mesh import RankGroup
 from training.parallel.process_group import all_gather_single
 
 
@@ -67,7 +67,7 @@ def pairwise_sum(parts: Tensor) -> Tensor:
     return parts[0]
 
 
-def ordered_reduce_scatter(buffer: Tensor, data_parallel: DataParallel) -> Tensor:
+def ordered_reduce_scatter(buffer: Tensor, data_parallel: RankGroup) -> Tensor:
     """Return this rank's part of the sum of all ranks' buffers, in the tree's shape.
 
     `buffer` is 1-D, of a length that the data-parallel size divides.
@@ -77,7 +77,7 @@ def ordered_reduce_scatter(buffer: Tensor, data_parallel: DataParallel) -> Tenso
     return pairwise_sum(received.view(data_parallel.size, -1))
 
 
-def ordered_all_reduce(buffer: Tensor, data_parallel: DataParallel) -> Tensor:
+def ordered_all_reduce(buffer: Tensor, data_parallel: RankGroup) -> Tensor:
     """Return the sum of all ranks' buffers, of any shape, in the tree's shape, on every rank."""
     if data_parallel.size == 1:
         return buffer
@@ -94,7 +94,7 @@ class OrderedGradients:
     micro-batches the sum is elastic; with all leaves of a rank it repeats on any one data-parallel size.
     """
 
-    def __init__(self, parameters: list[nn.Parameter], run: int, data_parallel: DataParallel):
+    def __init__(self, parameters: list[nn.Parameter], run: int, data_parallel: RankGroup):
         self._parameters = parameters
         self._data_parallel = data_parallel
         self._run = run
@@ -141,7 +141,7 @@ class OrderedGradients:
 class OrderedReduceScatter(_fsdp_api.ReduceScatter):
     """Reduce-scatter of one FSDP parameter group: ordered, and in the last micro-batch only."""
 
-    def __init__(self, gradients: OrderedGradients, data_parallel: DataParallel):
+    def __init__(self, gradients: OrderedGradients, data_parallel: RankGroup):
         self._gradients = gradients
         self._data_parallel = data_parallel
 

@@ -92,7 +92,6 @@ def torchrun_store() -> TCPStore:
 
 
 def stop() -> None:
-    """Destroy the process group."""
     if dist.is_initialized():
         dist.destroy_process_group()
 

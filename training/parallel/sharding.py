@@ -1,38 +1,18 @@
 """Rows of a parameter, gradient or moment that this rank holds: whole under DDP, a shard of dimension 0 under FSDP2."""
 
-from typing import Any
-
-import attrs
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from training.parallel.mesh import DataParallel
+from training.parallel.mesh import RankGroup
 
 
-@attrs.frozen(kw_only=True)
-class Shards:
-    """Division of a tensor's rows among ranks, as torch.chunk and fully_shard divide them."""
-
-    rank: int
-    size: int
-    group: Any  # dist.ProcessGroup of the ranks that together hold all rows
-
-    def chunk(self, rows: int) -> int:
-        """Return the rows of a shard; the last ones may have less, or none."""
-        return -(-rows // self.size)
-
-    def first_row(self, rows: int) -> int:
-        """Return the place of this rank's first row in the whole tensor."""
-        return min(self.rank * self.chunk(rows), rows)
-
-
-def shards_of(value: Tensor) -> Shards | None:
-    """Return how a tensor is sharded, by its own placements; None where this rank holds all of it."""
+def shards_of(value: Tensor) -> RankGroup | None:
+    """Return the ranks that hold a tensor's rows, by its own placements; None where this one holds all of it."""
     if not isinstance(value, DTensor):
         return None
     [dimension] = [index for index, placement in enumerate(value.placements) if placement.is_shard(0)]
     mesh = value.device_mesh
-    return Shards(rank=mesh.get_local_rank(dimension), size=mesh.size(dimension), group=mesh.get_group(dimension))
+    return RankGroup(rank=mesh.get_local_rank(dimension), size=mesh.size(dimension), group=mesh.get_group(dimension))
 
 
 def full_tensor(value: Tensor) -> Tensor:
@@ -52,10 +32,9 @@ def held_rows(value: Tensor) -> tuple[int, Tensor]:
     return first, local_tensor(value).detach()
 
 
-def written_rows(value: Tensor, data_parallel: DataParallel) -> tuple[int, Tensor]:
+def written_rows(value: Tensor, data_parallel: RankGroup) -> tuple[int, Tensor]:
     """Return the same for the rows that this rank writes to a checkpoint: its shard, or its share of a replica."""
     if isinstance(value, DTensor):
         return held_rows(value)
-    share = Shards(rank=data_parallel.rank, size=data_parallel.size, group=data_parallel.group)
-    first = share.first_row(value.shape[0])
-    return first, value.detach()[first : first + share.chunk(value.shape[0])]
+    first = data_parallel.first_row(value.shape[0])
+    return first, value.detach()[first : first + data_parallel.chunk(value.shape[0])]

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
-import attrs
 import torch
 import torch._dynamo
 from torch import Tensor, nn
@@ -17,24 +16,16 @@ from torch.nn.parallel import DistributedDataParallel
 
 from model.gpt import GPT
 from model.loss import NextTokenLoss
-from training.parallel.mesh import DataParallel, data_parallel_of
+from training.parallel.mesh import RankGroup, data_parallel_of
 from training.parallel.ordered_reduce import OrderedGradients, odd_factor
-
-
-@attrs.frozen(kw_only=True)
-class Wrapping:
-    """Options of wrapping a network: DDP or FSDP, compilation, determinism."""
-
-    kind: str  # "ddp" or "fsdp"
-    compiled: bool | str  # true: block by block; "model": as one graph
-    determinism: str  # "off", "run" or "elastic"
+from training.precision import Numerics
 
 
 class Parallel:
     """A network wrapped for training on all ranks."""
 
     def __init__(
-        self, network: GPT, model: Any, data_parallel: DataParallel, ordered: OrderedGradients | None, divisor: int
+        self, network: GPT, model: Any, data_parallel: RankGroup, ordered: OrderedGradients | None, divisor: int
     ):
         self.network = network  # bare: plain names
         self.model = model  # wrapped: what to call
@@ -75,19 +66,21 @@ class Parallel:
         return [parameter.grad for parameter in self._parameters.values() if parameter.grad is not None]
 
 
-def parallelize(model: NextTokenLoss | GPT, wrapping: Wrapping, accumulation: int, mesh: DeviceMesh) -> Parallel:
-    """Compile and wrap a model that lies on this rank's device. Call it on every rank."""
+def parallelize(
+    model: NextTokenLoss | GPT, kind: str, numerics: Numerics, accumulation: int, mesh: DeviceMesh
+) -> Parallel:
+    """Compile and wrap a model that lies on this rank's device, as `kind`: "ddp" or "fsdp". Call it on every rank."""
     network = model.network if isinstance(model, NextTokenLoss) else model
     data_parallel = data_parallel_of(mesh)
     divisor, ordered = accumulation, None
-    if wrapping.determinism != "off":
+    if numerics.determinism != "off":
         divisor = accumulation * data_parallel.size
-        run = odd_factor(divisor) if wrapping.determinism == "elastic" else accumulation
+        run = odd_factor(divisor) if numerics.determinism == "elastic" else accumulation
         ordered = OrderedGradients(list(network.parameters()), run, data_parallel)
-    compile_model(model, wrapping.compiled)
+    compile_model(model, numerics.compiled)
     wrapped: Any = model
     # On one rank FSDP skips its reduce-scatter, and with it the ordered sum: the bare model does the same.
-    if wrapping.kind == "fsdp" and (data_parallel.size > 1 or ordered is None):
+    if kind == "fsdp" and (data_parallel.size > 1 or ordered is None):
         wrapped = wrap_in_fsdp(model, network, mesh, ordered)
     elif data_parallel.size > 1:
         wrapped = wrap_in_ddp(model, mesh, ordered)

@@ -23,7 +23,6 @@ class Beat:
     place: str  # line of code
 
     def position(self) -> str:
-        """Return where the rank is: step and line of code."""
         where = f"{'starting up' if self.step is None else f'at step {self.step}'} in {self.place}"
         return where if self.departure is None else f"{self.departure} {where}"
 
@@ -54,11 +53,9 @@ class Beats:
         return any(beat.departure in departures for beat in self.last.values())
 
     def silent_seconds(self, rank: int) -> float:
-        """Return for how long a rank has been silent."""
         return self._silent_polls[rank] * self._poll_seconds
 
     def report(self) -> list[str]:
-        """Return where each rank is, a line each."""
         lines = []
         for rank, beat in sorted(self.last.items()):
             silent = self._silent_polls[rank] > SILENT_POLLS and beat.departure is None

@@ -42,7 +42,6 @@ def _current_place() -> str:
 
 
 def _joined(frame: FrameType) -> threading.Thread | None:
-    """Return the thread that the innermost frame joins, if it does."""
     for inner, _ in itertools.islice(traceback.walk_stack(frame), 2):  # Python < 3.13 waits in a function of join's
         if inner.f_code is threading.Thread.join.__code__:
             thread: threading.Thread = inner.f_locals["self"]

@@ -3,25 +3,11 @@
 import sys
 import time
 
-import attrs
 from tqdm import tqdm
 
 from common.errors import printable
 
 LINE_SECONDS = 10.0  # between plain lines, when stderr is not a terminal
-
-
-@attrs.frozen(kw_only=True)
-class Status:
-    """The numbers of one logged step."""
-
-    step: int
-    loss: float
-    tokens_per_second: float
-    mfu: float | None
-    remaining_seconds: float | None
-    spent_usd: float | None
-    remaining_usd: float | None
 
 
 class ProgressBar:
@@ -44,45 +30,27 @@ class ProgressBar:
         )
 
     def advance(self) -> None:
-        """Count a step."""
         if self._bar is not None:
             self._bar.update()
 
-    def show(self, status: Status) -> None:
-        """Show the numbers of a logged step."""
+    def show(self, step: int, numbers: str) -> None:
+        line = numbers if self._warning is None else f"{numbers}  {self._warning}"
         if self._bar is not None:
-            self._bar.set_postfix_str(self._line(status))
-        elif time.monotonic() - self._last_line >= LINE_SECONDS or status.step == self._steps:
+            self._bar.set_postfix_str(line)
+        elif time.monotonic() - self._last_line >= LINE_SECONDS or step == self._steps:
             self._last_line = time.monotonic()
-            self.say(f"step {status.step:,}/{self._steps:,}  {self._line(status)}")
+            self.say(f"step {step:,}/{self._steps:,}  {line}")
 
     def say(self, line: str) -> None:
-        """Print a line above the bar."""
         tqdm.write(printable(line), file=sys.stderr)
 
     def warn(self, warning: str | None) -> None:
         """Show a warning beside the numbers; None removes it."""
         self._warning = warning
 
-    def _line(self, status: Status) -> str:
-        return describe(status) if self._warning is None else f"{describe(status)}  {self._warning}"
-
     def close(self) -> None:
         if self._bar is not None:
             self._bar.close()
-
-
-def describe(status: Status) -> str:
-    """Return the numbers as one line."""
-    parts = [f"loss {status.loss:.4f}", f"{status.tokens_per_second:,.0f} tok/s"]
-    if status.mfu is not None:
-        parts.append(f"MFU {status.mfu:.1%}")
-    if status.remaining_seconds is not None:
-        parts.append(f"ETA {duration(status.remaining_seconds)}")
-    if status.spent_usd is not None:
-        to_go = "" if status.remaining_usd is None else f", ${status.remaining_usd:,.2f} to go"
-        parts.append(f"${status.spent_usd:,.2f} spent{to_go}")
-    return "  ".join(parts)
 
 
 def duration(seconds: float) -> str:

@@ -19,8 +19,6 @@ LOST = "lost"  # of earlier jobs that were killed before they could write their 
 
 @attrs.frozen(kw_only=True)
 class Remaining:
-    """Remaining work of a run."""
-
     steps: int
     validations: int
     checkpoints: int
@@ -53,7 +51,8 @@ class TimeLedger:
         self._before_step = 0.0  # training seconds
         self._waited_before = 0.0  # of these, for data
         self._recent_seconds: deque[float] = deque(maxlen=RECENT_STEPS)  # of steps but the first, without waiting
-        self._steps = 0
+        self.steps = 0  # of this process
+        self._last_read = 0, 0.0  # steps and training seconds, by steps_per_second
 
     @contextmanager
     def measure(self, part: str, *, counts: bool = True) -> Iterator[None]:
@@ -77,8 +76,8 @@ class TimeLedger:
         waited = waited_for_data_seconds - self._waited_before
         self._before_step += seconds
         self._waited_before += waited
-        self._steps += 1
-        if self._steps == 1:
+        self.steps += 1
+        if self.steps == 1:
             self._first_step_seconds, self._first_step_waited = seconds, waited
         else:
             self._recent_seconds.append(seconds - waited)
@@ -88,10 +87,14 @@ class TimeLedger:
 
         Without waits for data: during one a run can stop.
         """
-        return max(self._recent_seconds, default=self.earlier.compile_seconds if self._steps == 0 else 0.0)
+        return max(self._recent_seconds, default=self.earlier.compile_seconds if self.steps == 0 else 0.0)
+
+    def steps_per_second(self) -> float:
+        """Return the training speed since the last call."""
+        (steps, seconds), self._last_read = self._last_read, (self.steps, self.training_seconds())
+        return (self._last_read[0] - steps) / (self._last_read[1] - seconds)
 
     def process_seconds(self) -> float:
-        """Return the wall-clock seconds of this process."""
         return time.perf_counter() - self._began
 
     def elapsed_seconds(self) -> float:
@@ -112,7 +115,6 @@ class TimeLedger:
         return None if usd is None else self.earlier.usd + usd
 
     def price_of(self, seconds: float) -> float | None:
-        """Return the cost of so many seconds of this job; None without a price."""
         return None if self.price_per_hour is None else self.price_per_hour * seconds / 3600
 
     def add_earlier(self, earlier: Earlier) -> None:
@@ -121,7 +123,7 @@ class TimeLedger:
 
     def remaining_seconds(self, remaining: Remaining) -> float | None:
         """Return the expected seconds to the end, validation and checkpoints included; None before the second step."""
-        if self._steps < 2:
+        if self.steps < 2:
             return None
         total = remaining.steps * self._typical_step_seconds()
         total += remaining.validations * self.typical_seconds("validation")
@@ -132,12 +134,11 @@ class TimeLedger:
         return self._seconds[part] / self._counts[part] if self._counts[part] else 0.0
 
     def breakdown(self, waited_for_data_seconds: float) -> dict[str, float]:
-        """Return this process's seconds by part."""
         self._turn_to(self._part)
         parts = dict(self._seconds)
         parts["data"] += waited_for_data_seconds
         parts["training"] -= waited_for_data_seconds
-        if self._steps > 1:  # the excess of the first step over a typical one
+        if self.steps > 1:  # the excess of the first step over a typical one
             first = self._first_step_seconds - self._first_step_waited
             extra = max(0.0, first - self._typical_step_seconds())
             parts["compile"] = min(extra, parts["training"])
@@ -158,7 +159,7 @@ class TimeLedger:
         }
 
     def _typical_step_seconds(self) -> float:
-        return (self.training_seconds() - self._first_step_seconds) / (self._steps - 1)
+        return (self.training_seconds() - self._first_step_seconds) / (self.steps - 1)
 
     def _turn_to(self, part: str) -> str:
         """Account the time from now on to a part; return the one before."""

@@ -5,7 +5,6 @@ import io
 import json
 import random
 import resource
-import time
 from pathlib import Path
 
 import pytest
@@ -16,16 +15,17 @@ from tokens.documents import compressed
 from tokens.documents.text_file import LONGEST_LINE
 
 
+@pytest.mark.slow
 def test_a_line_that_was_packed_a_thousandfold_is_left_out_in_linear_time_and_constant_memory(tmp_path: Path) -> None:
+    # In quadratic time, 15 s for a fifth of these bytes, it would run into the limit for hangs.
     with (tmp_path / "a.jsonl.zst").open("wb") as file:
         with zstandard.ZstdCompressor().stream_writer(file, closefd=False) as writer:
-            for _ in range(200):
+            for _ in range(1000):
                 writer.write(b"x" * (1 << 20))
         file.write(zstandard.compress(b"\n" + GOOD))
-    before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     pieces, reader = read(tmp_path / "a.jsonl.zst")
     assert ([piece.text for piece in pieces], len(reader.problems.first)) == (["fine"], 1)
-    assert time.process_time() - began < 5  # it was quadratic: 15 s and more
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 3 * LONGEST_LINE / 1024
 
 

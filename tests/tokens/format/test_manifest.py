@@ -39,7 +39,7 @@ def test_one_flipped_bit_in_a_manifest_is_one_clear_line_or_touches_nothing_that
     ("change", "message"),
     [
         ({"format": 2}, "damaged: format: got 2, wanted 1"),
-        ({"files": []}, "damaged: files: got a value of another kind"),
+        ({"files": []}, "damaged: files: got .., wanted an object"),
         ({"files": {}}, "not listed in manifest.json"),
         (
             {"files": {"train.safetensors": {"size_bytes": "8"}}},

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from training.checkpoints import disk
-from training.checkpoints.atomic_commit import delete_old
 from training.checkpoints.disk import Disk
 from training.checkpoints.storage import NewFile
 
@@ -34,7 +33,7 @@ def test_hidden_names_of_others_are_left_alone(tmp_path: Path) -> None:
     for name in (".partial-step-00000004", ".partial-mine", ".partial-step-00000004-aside", "step-00000004"):
         (tmp_path / name).mkdir()
     (tmp_path / ".partial-best").symlink_to("nowhere")
-    delete_old(Disk(tmp_path), keep=1)
+    Disk(tmp_path).remove([])
     assert sorted(path.name for path in tmp_path.iterdir()) == [".partial-mine", "step-00000004"]
 
 

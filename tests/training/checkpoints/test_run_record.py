@@ -5,12 +5,17 @@ from typing import Any
 
 import pytest
 
+from common.structure import structured
 from tests import launch
 from tests.conftest import ROOT
-from training.checkpoints.run_record import ONE_SOURCE, StreamRecord, read_record
+from training.checkpoints.run_record import ONE_SOURCE, RunRecord, StreamRecord, with_stream_list
 
 STREAM = {"directory": "tokens", "tokens": 100, "files": ["train.safetensors"], "sha256": ["a"], "plan": None}
 OLDEST = {"model": {"emb_dim": 8}, "train": {}, "global_batch_size": 8, "numerics": {"determinism": "run"}}
+
+
+def read_record(values: dict[str, Any]) -> RunRecord:
+    return structured(with_stream_list(values), RunRecord, unknown_keys=True)
 
 
 @pytest.mark.parametrize("streams", [STREAM, [STREAM, STREAM | {"tokens": None}]])

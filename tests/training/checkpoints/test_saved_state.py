@@ -1,17 +1,18 @@
 """`state.json`: what was written is read back, what was edited is refused."""
 
 import json
+import re
 from pathlib import Path
 
-import attrs
 import pytest
 
+from common.errors import BadInput
+from common.files import sha256
 from tests.conftest import forge_manifest
 from training.checkpoints.checkpoint_manifest import verify
-from training.checkpoints.directory import read_state
 from training.checkpoints.disk import on_disk
-from training.checkpoints.saved_state import check_origin, parse_state
-from training.checkpoints.tensor_files import OPTIMIZER, WEIGHTS, combined_sha256
+from training.checkpoints.saved_state import check_origin, parse_state, read_state
+from training.checkpoints.tensor_files import OPTIMIZER, WEIGHTS
 
 FORGED = {
     "step": [7, "8", None, -1, True, 8.0, 10**30],
@@ -37,23 +38,36 @@ def test_a_state_is_written_as_it_was_read(finished: Path) -> None:
     assert read_state(on_disk(path)).text() == (path / "state.json").read_text()
 
 
-def test_a_state_belongs_to_its_step_and_its_tensor_files(finished: Path) -> None:
-    digests = {WEIGHTS: "a", OPTIMIZER: "b"}
-    state = read_state(on_disk(finished / "checkpoints" / "latest"))
-    state = attrs.evolve(state, state_sha256=combined_sha256(8, digests))
-    check_origin(state, "step-00000008", digests)
-    check_origin(state, "kept", digests)
-    with pytest.raises(ValueError, match="step: got 8, wanted 7 by the folder's name"):
-        check_origin(state, "step-00000007", digests)
-    with pytest.raises(ValueError, match="state_sha256: does not match"):
-        check_origin(state, "kept", digests | {WEIGHTS: "c"})
+def test_a_state_belongs_to_its_step_and_its_tensor_files(copied: Path) -> None:
+    directory = copied / "checkpoints"
+    digests = {name: sha256(directory / "step-00000008" / name) for name in (WEIGHTS, OPTIMIZER)}
+    check_origin(on_disk(directory / "step-00000008"), digests)
+    check_origin(on_disk((directory / "step-00000008").rename(directory / "kept")), digests)
+    with pytest.raises(BadInput, match="state_sha256: does not match"):
+        check_origin(on_disk(directory / "kept"), digests | {WEIGHTS: "c"})
+    (directory / "kept").rename(directory / "step-00000007")
+    with pytest.raises(BadInput, match="step: got 8, wanted 7 by the folder's name"):
+        check_origin(on_disk(directory / "step-00000007"), digests)
 
 
 def test_a_missing_field_is_named(finished: Path) -> None:
     values = json.loads((finished / "checkpoints" / "latest" / "state.json").read_text())
     for key in ("step", "guard", "config", "state_sha256"):
-        with pytest.raises(ValueError, match=f"{key}: missing, wanted "):
+        with pytest.raises(ValueError, match=f"^{key}: missing"):
             parse_state({name: value for name, value in values.items() if name != key})
+
+
+def test_a_nested_value_is_named_with_its_keys(finished: Path) -> None:
+    values = json.loads((finished / "checkpoints" / "latest" / "state.json").read_text())
+    streams = {"train_stream": {"tokens": 1, "sha256": 3}}
+    for key, value, problem in (
+        ("config", values["config"] | streams, "config.train_streams[0].sha256: got 3, wanted an array"),
+        ("config", values["config"] | {"model": []}, "config.model: got [], wanted an object"),
+        ("loss_scale", [], "loss_scale: got [], wanted an object"),
+        ("loss_scale", {"scale": "1", "finite_steps": 0}, "loss_scale.scale: got '1', wanted a number"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(problem)):
+            parse_state(values | {key: value})
 
 
 def test_a_state_that_was_edited_is_refused_though_its_manifest_was_made_anew(copied: Path) -> None:

@@ -15,26 +15,26 @@ Make = Callable[..., Path]
 
 
 def test_a_directory_is_preferred_to_a_dataset_of_the_hub(make_run: Make, token_files: Path) -> None:
-    [local] = locate_tokens(load_run(make_run(), []), None)
-    assert (local.directory, local.hub_dataset) == (token_files, None)
-    [hub] = locate_tokens(load_run(make_run("hub", dataset="someone/dataset"), []), None)
-    assert (hub.directory, hub.hub_dataset) == (DOWNLOADS / "someone/dataset", "someone/dataset")
+    [local] = locate_tokens(load_run(make_run(), []).train, None)
+    assert (local.directory, local.on_hub) == (token_files, False)
+    [hub] = locate_tokens(load_run(make_run("hub", dataset="someone/dataset"), []).train, None)
+    assert (hub.directory, hub.on_hub) == (DOWNLOADS / "someone/dataset", True)
 
 
 @pytest.mark.parametrize("dataset", ["token_files/absent", "absent", "a/b/c"])
 def test_a_dataset_that_is_nowhere_is_refused(make_run: Make, dataset: str) -> None:
-    with pytest.raises(BadInput, match=f"train.json: dataset: {dataset} is no directory here; prepare it with"):
-        locate_tokens(load_run(make_run(dataset=dataset), []), None)
+    with pytest.raises(BadInput, match=f"run/train.json: dataset: {dataset} is no directory here; prepare it with"):
+        locate_tokens(load_run(make_run(dataset=dataset), []).train, None)
 
 
 def test_lengths_are_unknown_while_a_dataset_is_not_here(make_run: Make, tmp_path: Path) -> None:
     run = load_run(make_run(dataset="someone/dataset"), [])
-    assert lengths_at_hand(run, None) == {"someone/dataset": None}
+    assert lengths_at_hand(run.train, None) == {"someone/dataset": None}
     save_file({"tokens": np.zeros(99, np.uint16)}, tmp_path / "train.safetensors")
-    assert lengths_at_hand(run, tmp_path) == {str(tmp_path): 99}
+    assert lengths_at_hand(run.train, tmp_path) == {str(tmp_path): 99}
     every = load_run(make_run("every", dataset="someone/dataset", min_train_tokens=None), [])
     with pytest.raises(BadInput, match="or set min_train_tokens: null, all tokens, needs them to count steps"):
-        lengths_at_hand(every, None)
+        lengths_at_hand(every.train, None)
 
 
 def test_a_split_is_there_whole_or_in_shards(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """Attention kernel of a run: tested against unfused attention, never falling back to it. On a CPU, which has one."""
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,12 +12,12 @@ import torch.nn.functional as F
 from common.errors import BadInput
 from model.config import ModelConfig
 from tests.conftest import TINY_MODEL
-from training.config.train_config import load_run
 from training.exactness import attention_kernel as attention
 from training.exactness.attention_kernel import Shape, fastest, problem_of
 from training.precision import Numerics
 
 MODEL = ModelConfig(**TINY_MODEL)
+MODEL_JSON = Path("run/model.json")
 OFF = Numerics(determinism="off", precision="bf16", compiled=False)
 
 
@@ -60,7 +59,6 @@ def test_a_kernel_with_wrong_gradients_is_rejected(
     ],
 )
 def test_the_choice_is_by_gpu_and_by_what_is_promised_to_repeat(
-    make_run: Callable[..., Path],
     monkeypatch: pytest.MonkeyPatch,
     machine: tuple[tuple[int, int], str],
     broken: tuple[str, ...],
@@ -71,13 +69,10 @@ def test_the_choice_is_by_gpu_and_by_what_is_promised_to_repeat(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
     monkeypatch.setattr(attention, "problem_of", lambda name, _: "broken" if name in broken else None)
     monkeypatch.setattr(attention, "seconds_of", lambda name, *_: seconds[name])
-    run, numerics = load_run(make_run(), []), attrs.evolve(OFF, determinism=determinism)
-    assert attention._choose(run, numerics, shape()) == chosen
+    assert attention._choose(shape(), attrs.evolve(OFF, determinism=determinism), MODEL_JSON) == chosen
 
 
-def test_the_kernel_chosen_is_the_only_one_left_also_for_compiled_graphs(
-    make_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_kernel_chosen_is_the_only_one_left_also_for_compiled_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     enabled = {}
     for name in ("cudnn", "flash", "mem_efficient", "math"):
         switch = lambda on, name=name: enabled.update({name: on})  # noqa: E731
@@ -85,17 +80,16 @@ def test_the_kernel_chosen_is_the_only_one_left_also_for_compiled_graphs(
     monkeypatch.setattr(torch.compiler.config, "cache_key_tag", "")
     monkeypatch.setattr(attention, "_choose", lambda *_: "flash")
     monkeypatch.setattr(attention, "from_coordinator", lambda _, work: work())
-    attention.use_attention(load_run(make_run(), []), OFF, SimpleNamespace(device=torch.device("cuda")))
+    on_gpu, nobody = attrs.evolve(shape(), device=torch.device("cuda")), SimpleNamespace()
+    attention.use_attention(on_gpu, OFF, nobody, MODEL_JSON)
     assert enabled == {"cudnn": False, "flash": True, "mem_efficient": False, "math": False}
     assert torch.compiler.config.cache_key_tag == "attention flash"
 
 
-def test_without_a_fused_kernel_the_error_is_one_line(
-    make_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_fused_kernel_the_error_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Tesla T4")
     monkeypatch.delitem(attention.KERNELS, "flash")
     with pytest.raises(
-        BadInput, match=r"model.json: no fused attention kernel supports 2 heads of width 16.* Tesla T4"
+        BadInput, match=r"^run/model.json: no fused attention kernel supports 2 heads of width 16.* Tesla T4"
     ):
-        attention._choose(load_run(make_run(), []), OFF, shape())
+        attention._choose(shape(), OFF, MODEL_JSON)

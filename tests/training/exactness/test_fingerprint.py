@@ -17,7 +17,7 @@ ELASTIC = Numerics(determinism="elastic", precision="fp32", compiled=False)
 
 
 def of(run: Path, numerics: Numerics = ELASTIC, world_size: int = 2) -> dict[str, Any]:
-    return fingerprint(load_run(run, []), numerics, ranks(world_size))
+    return fingerprint(load_run(run, []).train, numerics, ranks(world_size))
 
 
 def test_it_has_versions_processor_kernels_and_the_micro_batch(make_run: Callable[..., Path]) -> None:

@@ -13,9 +13,9 @@ from training.exactness.levels import resolve_determinism
 from training.parallel.process_group import Ranks
 
 
-def ranks(world_size: int, device: str = "cpu") -> Ranks:
+def ranks(world_size: int) -> Ranks:
     place = {"rank": 0, "local_rank": 0, "world_size": world_size, "local_world_size": world_size}
-    return Ranks(**place, device=torch.device(device), control=None, download=None)
+    return Ranks(**place, device=torch.device("cpu"), control=None, download=None)
 
 
 @pytest.mark.parametrize(
@@ -33,13 +33,15 @@ def ranks(world_size: int, device: str = "cpu") -> Ranks:
 def test_the_default_is_the_strongest_level_that_costs_nothing(
     make_run: Callable[..., Path], wanted: str | None, device: str, size: int, level: str
 ) -> None:
-    run = load_run(make_run(global_batch_size=24, determinism=wanted), [])
-    plan = make_plan(run.train, run.model.context_length, size, {"x": 100_000})
-    assert resolve_determinism(run, plan, ranks(size, device)) == level
+    train = load_run(make_run(global_batch_size=24, determinism=wanted), []).train
+    layout = make_plan(train, 32, size, {"x": 100_000}).layout
+    assert resolve_determinism(train, layout, torch.device(device)) == level
 
 
 def test_elastic_on_a_size_that_does_not_divide_the_tree_names_those_that_do(make_run: Callable[..., Path]) -> None:
-    run = load_run(make_run(global_batch_size=24, determinism="elastic"), [])
-    message = "adds 12 micro-batches in one tree, which world size 3 does not divide; world sizes that do: 1, 2, 4; or"
+    train = load_run(make_run(global_batch_size=24, determinism="elastic"), []).train
+    layout = make_plan(train, 32, 3, {"x": 100_000}).layout
+    sizes = "world size 3 does not divide; world sizes that do: 1, 2, 4; or"
+    message = f"run/train.json: determinism elastic adds 12 micro-batches in one tree, which {sizes}"
     with pytest.raises(BadInput, match=message):
-        resolve_determinism(run, make_plan(run.train, run.model.context_length, 3, {"x": 100_000}), ranks(3))
+        resolve_determinism(train, layout, torch.device("cpu"))

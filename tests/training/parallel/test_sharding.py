@@ -6,8 +6,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from tests.training.parallel.conftest import as_rank
-from training.parallel.mesh import DataParallel, make_mesh
-from training.parallel.sharding import Shards, full_tensor, held_rows, local_tensor, shards_of, written_rows
+from training.parallel.mesh import RankGroup, make_mesh
+from training.parallel.sharding import full_tensor, held_rows, local_tensor, shards_of, written_rows
 
 ROWS, SIZE = [1, 3, 4, 5, 7, 8, 13], 4
 
@@ -20,7 +20,7 @@ def whole(rows: int) -> torch.Tensor:
 def test_shards_are_those_of_torch_chunk(rows: int) -> None:
     chunks = whole(rows).chunk(SIZE)
     for rank in range(SIZE):
-        shards = Shards(rank=rank, size=SIZE, group=None)
+        shards = RankGroup(rank=rank, size=SIZE, group=None)
         first = shards.first_row(rows)
         own = whole(rows)[first : first + shards.chunk(rows)]
         assert torch.equal(own, chunks[rank] if rank < len(chunks) else whole(rows)[:0])
@@ -30,7 +30,7 @@ def test_shards_are_those_of_torch_chunk(rows: int) -> None:
 def test_of_a_replica_each_row_is_written_once_in_order(rows: int) -> None:
     parts = []
     for rank in range(SIZE):
-        first, part = written_rows(whole(rows), DataParallel(rank=rank, size=SIZE, group=None))
+        first, part = written_rows(whole(rows), RankGroup(rank=rank, size=SIZE, group=None))
         assert first == sum(map(len, parts))
         parts.append(part)
     assert torch.equal(torch.cat(parts), whole(rows))
@@ -46,7 +46,7 @@ def test_of_a_shard_the_held_rows_are_held_and_written(rows: int, rank: int) -> 
         assert torch.equal(held, whole(rows)[first : first + len(held)])
         assert torch.equal(held, local_tensor(sharded))
         assert len(held) == len(sharded.to_local())
-        other_first, written = written_rows(sharded, DataParallel(rank=rank, size=SIZE, group=None))
+        other_first, written = written_rows(sharded, RankGroup(rank=rank, size=SIZE, group=None))
         assert (other_first, written.tolist()) == (first, held.tolist())
 
 

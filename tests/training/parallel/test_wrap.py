@@ -13,7 +13,8 @@ from model.loss import NextTokenLoss
 from tests.conftest import TINY_MODEL
 from training.parallel import process_group
 from training.parallel.mesh import make_mesh
-from training.parallel.wrap import Parallel, Wrapping, compile_model, parallelize
+from training.parallel.wrap import Parallel, compile_model, parallelize
+from training.precision import Numerics
 
 CONFIG = ModelConfig(**TINY_MODEL)
 CPU = torch.device("cpu")
@@ -28,8 +29,8 @@ def alone() -> Any:
 def wrap(kind: str, determinism: str, accumulation: int = 6) -> Parallel:
     network = GPT(CONFIG)
     initialize(network, 0)
-    wrapping = Wrapping(kind=kind, compiled=False, determinism=determinism)
-    return parallelize(NextTokenLoss(network), wrapping, accumulation, make_mesh(CPU))
+    numerics = Numerics(determinism=determinism, precision="fp32", compiled=False)
+    return parallelize(NextTokenLoss(network), kind, numerics, accumulation, make_mesh(CPU))
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])

@@ -62,7 +62,7 @@ HUGE = ("--set", "model.emb_dim=3072", "--set", "model.n_layers=200")
         ([*HUGE], "too big for every machine: under ddp one sequence needs"),
         (
             ["--set", "model.emb_dim=3072", "--set", "model.n_layers=120"],
-            "what would, by prediction: --set parallel=fsdp",
+            "predicted to fit: --set parallel=fsdp",
         ),
         (
             ["--set", "microbatch_size=2048", "--set", "global_batch_size=16384"],
@@ -95,7 +95,7 @@ def test_a_plan_counts_the_validations_that_a_run_makes(validation: int, checkpo
     [offer] = estimate.offers
     assert offer.plan is not None
     steps, plan = offer.plan.steps, offer.plan
-    intervals = make_intervals(run, plan, Options())
+    intervals = make_intervals(run.train, plan, Options())
     due = sum(intervals.validation_due(step) for step in range(steps + 1))
     expected = (plan.train_tokens + due * plan.validation_sequences * 1024 / 3) / 1e6
     assert 3600 * offer.hours(1e6) - ASSUMED_START_UP_SECONDS == pytest.approx(expected)

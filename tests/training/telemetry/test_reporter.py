@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from training.step import StepResult
-from training.telemetry.reporter import Reporter, SilentReporter, SpeedMeter, print_lines
+from training.telemetry.reporter import Reporter, print_lines
 from training.telemetry.time_ledger import Remaining, TimeLedger
 
 REMAINING = Remaining(steps=1, validations=0, checkpoints=0)
@@ -36,15 +36,15 @@ class Counter:
     """A progress bar and a chart that count what is asked of them."""
 
     lines: list[str] = attrs.field(factory=list)
-    shown: list[Any] = attrs.field(factory=list)
+    shown: list[tuple[int, str]] = attrs.field(factory=list)
     warnings: list[str | None] = attrs.field(factory=list)
     drawings: int = 0
 
     def say(self, line: str) -> None:
         self.lines.append(line)
 
-    def show(self, status: Any) -> None:
-        self.shown.append(status)
+    def show(self, step: int, numbers: str) -> None:
+        self.shown.append((step, numbers))
 
     def warn(self, warning: str | None) -> None:
         self.warnings.append(warning)
@@ -63,32 +63,42 @@ class Unread:
         raise AssertionError("the rank waited for its GPU")
 
 
-def reporter_of(*trackers: Kept) -> tuple[Reporter, Counter]:
-    ledger = TimeLedger(time.perf_counter(), price_per_hour=3600.0)
-    plan: Any = SimpleNamespace(read_until=lambda step: [{"dataset": "x", "tokens": step, "epochs": 0.5}])
+def reporter_of(*trackers: Kept, price: float | None = 3600.0, peak: float | None = 1e6) -> tuple[Reporter, Counter]:
+    plan: Any = SimpleNamespace(
+        tokens_per_step=100, read_until=lambda step: [{"dataset": "x", "tokens": step, "epochs": 0.5}]
+    )
     counter = Counter()
-    parts: Any = {"bar": counter, "chart": counter}
-    meter = SpeedMeter(ledger, 100, 6, 1000.0)
-    device = torch.device("cpu")
-    trackers_of: Any = list(trackers)
-    return Reporter(
-        plan=plan, first_step=3, device=device, ledger=ledger, meter=meter, trackers=trackers_of, **parts
-    ), counter
+    parts: Any = {"plan": plan, "bar": counter, "chart": counter, "trackers": list(trackers)}
+    ledger = TimeLedger(time.perf_counter(), price)
+    return Reporter(device=torch.device("cpu"), ledger=ledger, flops_per_token=6, peak_flops=peak, **parts), counter
 
 
-def test_a_logged_step_reaches_every_tracker_and_the_bar() -> None:
+def log_third_step(reporter: Reporter, clock: list[float]) -> None:
+    """Log a step after a slow first and two quick ones, with one more to come."""
+    with reporter.ledger.start_up(), reporter.ledger.measure("training"):
+        for seconds in (6.0, 2.0, 2.0):
+            clock[0] += seconds
+            reporter.ledger.after_step(0.0)
+        reporter.log(4, StepResult(0.1, torch.tensor(2.0), torch.tensor(math.inf)), GUARD, REMAINING)
+
+
+def test_a_logged_step_reaches_every_tracker_and_the_bar(clock: list[float]) -> None:
     trackers = Kept(), Kept()
     reporter, counter = reporter_of(*trackers)
-    with reporter.ledger.measure("training"):
-        time.sleep(0.01)
-        reporter.log(4, StepResult(0.1, torch.tensor(2.0), torch.tensor(math.inf)), GUARD, REMAINING)
+    log_third_step(reporter, clock)
     assert trackers[0].records == trackers[1].records
     [record] = trackers[0].records
     assert (record["step"], record["train_loss"], record["grad_norm"], record["skipped_steps"]) == (4, 2.0, None, 2)
     assert record["epochs"] == [0.5] and record["learning_rate"] == 0.1
+    assert (record["tokens_per_second"], record["mfu"]) == (30.0, 6 * 30.0 / 1e6)
     assert reporter.last_loss == 2.0
-    [status] = counter.shown
-    assert status.loss == 2.0 and status.spent_usd > 0
+    assert counter.shown == [(4, "loss 2.0000  30 tok/s  MFU 0.0%  ETA 2s  $10.00 spent, $2.00 to go")]
+
+
+def test_the_bar_shows_what_is_known(clock: list[float]) -> None:
+    reporter, counter = reporter_of(price=None, peak=None)
+    log_third_step(reporter, clock)
+    assert counter.shown == [(4, "loss 2.0000  30 tok/s  ETA 2s")]
 
 
 def test_events_carry_their_step_and_a_checkpoint_redraws_the_chart() -> None:
@@ -108,36 +118,21 @@ def test_events_carry_their_step_and_a_checkpoint_redraws_the_chart() -> None:
     assert tracker.closed and counter.lines == ["closed"]
 
 
-def test_speed_is_measured_between_two_readings(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
-    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-    ledger = TimeLedger(0.0)
-    meter, unknown = SpeedMeter(ledger, 100, 6, 1000.0), SpeedMeter(ledger, 100, 6, None)
-    with ledger.measure("training"):
-        now[0] = 10.0
-        assert meter.read(2) == (20.0, 6 * 20.0 / 1000.0)
-        now[0] = 11.0
-        assert meter.read(3) == (100.0, 0.6)
-        assert unknown.read(3)[1] is None
-
-
 def test_other_ranks_print_what_concerns_their_machine_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    silent, unread = SilentReporter(), Unread()
-    result: Any = SimpleNamespace(loss=unread, grad_norm=unread)
-    silent.log(1, result, GUARD, REMAINING)
-    silent.event(1, "start")
-    silent.say("of rank 0")
-    silent.record(1, validation_loss=2.0)
-    assert silent.finish() is False and math.isnan(silent.last_loss)
-    silent.say_on_machine("WARNING: a file was touched")
+    nothing: Any = None
+    ledger = TimeLedger(time.perf_counter())
+    quiet = Reporter(plan=nothing, device=torch.device("cpu"), ledger=ledger, flops_per_token=6, peak_flops=None)
+    result: Any = SimpleNamespace(loss=Unread(), grad_norm=Unread())
+    quiet.log(1, result, GUARD, REMAINING)
+    quiet.event(1, "checkpoint")
+    quiet.step_done()
+    quiet.say("of rank 0")
+    quiet.record(1, validation_loss=2.0)
+    assert quiet.finish() is False and math.isnan(quiet.last_loss)
+    quiet.close()
+    quiet.say_on_machine("WARNING: a file was touched")
     printed = capsys.readouterr()
     assert (printed.out, printed.err) == ("", "WARNING: a file was touched\n")
-
-
-def test_both_reporters_have_the_same_methods() -> None:
-    methods = [{name for name in vars(kind) if not name.startswith("_")} for kind in (Reporter, SilentReporter)]
-    fields = {field.name for field in attrs.fields(Reporter)}
-    assert methods[0] - fields == methods[1] - fields
 
 
 def test_rank_0_prints_lines_with_warnings_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:

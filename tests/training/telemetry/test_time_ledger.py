@@ -35,6 +35,16 @@ def test_a_wait_for_data_is_neither_compilation_nor_what_a_step_takes(clock: lis
     assert parts["data"] == 4500.0 and parts["compile"] + parts["training"] == 15.0
 
 
+def test_speed_is_measured_between_two_readings(clock: list[float]) -> None:
+    ledger = TimeLedger(clock[0])
+    with ledger.start_up(), ledger.measure("training"):
+        for seconds, steps, speed in ((10.0, 2, 0.2), (1.0, 1, 1.0)):
+            clock[0] += seconds
+            for _ in range(steps):
+                ledger.after_step(0.0)
+            assert ledger.steps_per_second() == speed
+
+
 def test_what_earlier_jobs_cost_stays_at_their_price_and_lost_work_counts(clock: list[float], tmp_path: Path) -> None:
     def start(price: float | None) -> dict[str, Any]:
         return {"event": "start", "step": 0, "price_per_hour": price}
