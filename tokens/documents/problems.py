@@ -3,9 +3,7 @@
 from collections import Counter
 from typing import Any
 
-EXAMPLES = (
-    100  # kept of each kind of problem in a unit: there may be millions, from a few megabytes of compressed lines
-)
+EXAMPLES = 100  # of each kind in a unit: there may be millions, from a few megabytes of compressed lines
 DETAIL_CHARACTERS = 300
 
 
