@@ -45,7 +45,7 @@ QUESTIONS = {  # in the order of the comparison's columns
     "smoke": Question(SmokeCommand),
     "loss": Question(LossCommand, "evaluation.loss.loss_measures"),
     "hellaswag": Question(HellaSwagCommand, "evaluation.hellaswag.accuracy_measures"),
-    "instruct": Question(InstructCommand, "evaluation.instruct.answer_measures"),
+    "instruct": Question(InstructCommand, "evaluation.instruct.overlap"),
     "judge": Question(JudgeCommand, "evaluation.judging.score_measures"),
-    "harness": Question(HarnessCommand, "evaluation.harness.task_measures"),
+    "harness": Question(HarnessCommand, "evaluation.harness.harness"),
 }

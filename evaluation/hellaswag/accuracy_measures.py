@@ -30,46 +30,32 @@ def accuracy_difference(a: list[np.ndarray], b: list[np.ndarray], confidence: fl
     return student_interval(float(by_item.mean()), error, items, confidence)
 
 
-def _accuracy(name: str, small: float, xl: str) -> Measure:
-    values = {"OpenAI GPT-2 small": f"{small:.4f}", "OpenAI GPT-2 XL": xl}
-    return Measure(
-        name=name,
+MEASURES = {  # by the key of a stored result
+    key: Measure(
+        name=f"HellaSwag, {name}",
         unit="of all items",
         difference=accuracy_difference,
-        published=Published(values=values, source=SOURCE),
+        published=Published(
+            values={"OpenAI GPT-2 small": f"{PUBLISHED[name][2]:.4f}", "OpenAI GPT-2 XL": xl}, source=SOURCE
+        ),
     )
-
-
-MEASURES = {  # by the key of a stored result
-    "completion": _accuracy("HellaSwag, completion", PUBLISHED["completion"][2], "0.4893"),
-    "lm_eval": _accuracy("HellaSwag, lm-eval", PUBLISHED["lm-eval"][2], "0.5089"),
+    for key, name, xl in (("completion", "completion", "0.4893"), ("lm_eval", "lm-eval", "0.5089"))
 }
 
 
 def read_results(record: dict[str, Any]) -> list[EvaluationResult]:
     """Return a stored result of `evaluate.py hellaswag`."""
     data, items = record["data"], record["items"]
-    lengths = [len(record[style]["hits_norm"]) for style in MEASURES]
-    measurements = [
-        Measurement(
-            measure=measure,
-            value=record[style]["acc_norm"],
-            error=record[style].get("acc_norm_error"),
-            sample=_bits(record[style]["hits_norm"], items),
-        )
-        for style, measure in MEASURES.items()
-    ]
-    return [
-        EvaluationResult(
-            evaluation="hellaswag",
-            model=record["model"],
-            time=str(record.get("time")),
-            subject=f"{data['sha256']} {items} {lengths}",
-            description=f"acc_norm on {items:,} items of {data['file']}; ± is a standard error over items",
-            measurements=measurements,
-        )
-    ]
-
-
-def _bits(packed: str, items: int) -> np.ndarray:
-    return np.unpackbits(np.frombuffer(bytes.fromhex(packed), np.uint8))[:items].astype(np.float64)
+    measurements = []
+    for style, measure in MEASURES.items():
+        packed = np.frombuffer(bytes.fromhex(record[style]["hits_norm"]), np.uint8)
+        hits = np.unpackbits(packed)[:items].astype(np.float64)
+        value, error = record[style]["acc_norm"], record[style].get("acc_norm_error")
+        measurements.append(Measurement(measure=measure, value=value, error=error, sample=hits))
+    result = EvaluationResult.of(
+        record,
+        subject=f"{data['sha256']} {items} {[len(record[style]['hits_norm']) for style in MEASURES]}",
+        description=f"acc_norm on {items:,} items of {data['file']}; ± is a standard error over items",
+        measurements=measurements,
+    )
+    return [result]

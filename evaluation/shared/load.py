@@ -115,11 +115,7 @@ def load(place: ModelLocation, tokenizer: str | None, device: torch.device) -> T
 def load_on_all(ranks: Ranks, place: ModelLocation, tokenizer: str | None) -> Trained:
     """Load a model on every rank. Raises BadInput on every rank."""
     loaded: list[Trained] = []
-
-    def work() -> None:
-        loaded.append(load(place, tokenizer, ranks.device))
-
-    together(ranks, work)
+    together(ranks, lambda: loaded.append(load(place, tokenizer, ranks.device)))  # the value itself is not sent
     return loaded[0]
 
 

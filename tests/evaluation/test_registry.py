@@ -10,6 +10,7 @@ from common.arguments import parse
 from evaluate import commands
 from evaluation import registry
 from evaluation.comparison.compare import compare
+from evaluation.instruct.command import FineTuneSettings
 from evaluation.shared.intervals import Interval
 from evaluation.shared.measure import EvaluationResult, Measure, Measurement, Published
 from evaluation.smoke.command import SmokeCommand
@@ -33,16 +34,7 @@ RHYMES = Measure(
 def read_results(record: dict[str, Any]) -> list[EvaluationResult]:
     """The toy question's measures module is this one."""
     measurement = Measurement(measure=RHYMES, value=record["rhymes"], error=1.0, sample=record["rhymes"])
-    return [
-        EvaluationResult(
-            evaluation="poetry",
-            model=record["model"],
-            time=record["time"],
-            subject="sonnets",
-            description="of 10 sonnets",
-            measurements=[measurement],
-        )
-    ]
+    return [EvaluationResult.of(record, subject="sonnets", description="of 10 sonnets", measurements=[measurement])]
 
 
 def test_a_registered_question_is_a_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +68,10 @@ def test_every_registered_measures_module_reads_results() -> None:
         (["smoke", "a", "b", "--prompt=x", "--prompt", "y"], {"models": ("a", "b"), "prompt": ("x", "y"), "top_k": 25}),
         (["loss", "a", "--from", "0", "--split=test"], {"models": ("a",), "start": 0, "split": "test", "count": None}),
         (["hellaswag", "a"], {"models": ("a",), "data": "Rowan/hellaswag", "count": None, "device": None}),
-        (["instruct", "a", "--data", "f", "--seeds=3"], {"data": Path("f"), "seeds": 3, "epochs": 20, "seed": 0}),
+        (
+            ["instruct", "a", "--data", "f", "--seeds=3", "--epochs=2"],
+            {"data": Path("f"), "seeds": 3, "settings": FineTuneSettings(epochs=2)},
+        ),
         (["judge", "a", "--max-usd", "2"], {"answers": ("a",), "max_usd": 2.0, "timeout": 120.0, "api": "responses"}),
         (["harness", "x,y", "a", "b", "--fewshot=0"], {"tasks": "x,y", "models": ("a", "b"), "fewshot": 0}),
         (["compare", "a", "b", "--markdown"], {"models": ("a", "b"), "markdown": True, "html": None}),
