@@ -39,5 +39,5 @@ def test_values_are_accepted_or_refused_in_words(
 def test_choices_are_listed() -> None:
     made = attrs.make_class("Made", {"field": attrs.field(validator=checks.one_of("a", "b"))}, frozen=True)
     assert made("a").field == "a"
-    with pytest.raises(ValueError, match='field: got 'c', wanted "a" or "b"'):
+    with pytest.raises(ValueError, match='field: got \'c\', wanted "a" or "b"'):
         made("c")
