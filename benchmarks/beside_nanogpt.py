@@ -157,6 +157,5 @@ def _cpu_seconds(pid: int) -> float:
 
 
 def _cell(values: np.ndarray, digits: int = 0) -> str:
-    """Return the medians of (steps, 2) values by wall clock and by CPU seconds."""
     wall, cpu = np.median(values, axis=0)
     return f"{wall:,.{digits}f} ({cpu:,.{digits}f})"

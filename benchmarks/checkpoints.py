@@ -47,7 +47,6 @@ def main(*, ranks: tuple[int, ...] = (1, 2), size: Literal["124M", "350M", "774M
 
 
 def _costs(records: list[dict[str, Any]], tokens_per_step: int) -> list[str]:
-    """Return a run's line of the table."""
     saves = random_run.saves(records, STEPS)
     seconds = random_run.seconds_by_step(records, tokens_per_step)
     writing = _writing_steps(saves, seconds)

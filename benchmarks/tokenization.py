@@ -164,7 +164,6 @@ def make_text(path: Path, wanted_bytes: int) -> None:
 
 
 def _command(way: Way, options: Options, file: Path, output: Path) -> list[str]:
-    """Return the command of a pipeline."""
     if not way.startswith("lockstep"):
         script = str(Path(__file__).with_name("other_pipelines.py"))
         arguments = [way.lower(), str(file), str(output), options.tokenizer, str(options.workers)]

@@ -27,7 +27,7 @@ from model.config import GPT2_SIZES, ModelConfig, flops_per_token
 from tokens.batches.sampling import Layout
 from training.checkpoints.run_record import RESOLVED
 from training.config.key_groups import MemoryOptions
-from training.hardware.environment import known_peak_flops
+from training.hardware.gpus import named_gpus
 from training.planning.memory_model import GIB, MemoryModel
 
 SMALL = ModelConfig(
@@ -133,7 +133,6 @@ def _predicted(model: ModelConfig, options: Options) -> int:
 
 
 def _report(size: str, layout: Layout, kind: str, options: Options) -> float:
-    """Print the table of one measurement; return its tokens/s."""
     model = SIZES[size]
     keys = {"parallel": kind, "cpu_threads": options.threads, **options.keys}
     half = attrs.evolve(layout, microbatch_size=-(-layout.microbatch_size // 2))
@@ -162,7 +161,7 @@ def _report(size: str, layout: Layout, kind: str, options: Options) -> float:
         "step": f"{tokens:,} tokens = {layout.data_parallel_size} ranks x {layout.accumulation} x "
         f"{layout.microbatch_size} sequences; median of {len(counted)}",
         "tokens/s": f"{speed:,.0f}",
-        "MFU": _share(flops, known_peak_flops(environment["device"])),
+        "MFU": _share(flops, next((gpu.peak_flops for gpu in named_gpus(environment["device"])), None)),
         "of a matmul": f"{_share(flops, matmul)} of the measured {matmul / 1e12:,.2f} TFLOP/s",
         "peak memory": f"{peak:.2f} GiB" + ("" if options.cuda else ", of the process"),
         "per sequence": f"{gained:.3f} GiB for 1,024 tokens, from micro-batches of {half.microbatch_size} and "
@@ -184,7 +183,6 @@ def _train(
 
 
 def _kernels(run: Path, ranks: int) -> str:
-    """Return the table of benchmarks/kernels.py. Raises BadInput where it fails."""
     script = [*random_run.launcher(ranks), str(Path(__file__).with_name("kernels.py")), str(run)]
     done = subprocess.run(script, cwd=command.ROOT, text=True, capture_output=True, check=False)
     if done.returncode:

@@ -12,12 +12,13 @@ from evaluation.comparison.columns import Cell, fact_columns, measure_column, pu
 from evaluation.comparison.rows import Row
 from evaluation.comparison.winners import NO_WINNER, find_winners
 from evaluation.loss.loss_measures import HELD_OUT
-from evaluation.registry import QUESTIONS
+from evaluation.registry import COMMANDS
 from evaluation.shared.measure import EvaluationResult
 
 SCOPE = (
     "Intervals cover the sampling of text and questions, of fine-tuning seeds where there are several, and of "
-    "random_seed where its noise is known. A model stands for its recipe: recipes win, not one set of weights."
+    "random_seed where its noise is known. Differences are stated between recipes (settings without the seed), not "
+    "between single trained models."
 )
 ADVICE = (
     "No winner is named where the seed noise is unknown: train a run again with another random_seed and compare all, "
@@ -75,7 +76,7 @@ def compare(rows: list[Row], stated_deviation: float | None = None) -> Compariso
 
 def _evaluations(rows: list[Row]) -> list[str]:
     """Return what any of the models has a result on, in the order of the registry."""
-    commands = list(QUESTIONS)
+    commands = list(COMMANDS)
     found = dict.fromkeys(result.evaluation for row in rows for result in row.results)
     return sorted(found, key=lambda evaluation: commands.index(evaluation.partition(" ")[0]))
 

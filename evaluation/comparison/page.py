@@ -115,7 +115,6 @@ def _table(columns: list[str], rows: list[list[str]], form: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Return text with Markdown's cell ends and HTML tags escaped."""
     for sign in "\\|<":
         text = text.replace(sign, f"\\{sign}")
     return text

@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 
 from common.errors import BadInput
-from evaluation.registry import QUESTIONS
+from evaluation.registry import COMMANDS
 from evaluation.shared.intervals import CONFIDENCE
 from evaluation.shared.load import ModelLocation, home_of
 from evaluation.shared.measure import EvaluationResult
@@ -62,7 +62,7 @@ def _read(reference: str) -> Row:
         results = [result for result in results if _checkpoint(result.model) == path.resolve().name]
     if not results:
         raise BadInput(
-            f"{home / EVALUATIONS}: got no results of {reference} that can be compared; measure it first: "
+            f"{home / EVALUATIONS}: no comparable results of {reference}; measure it first: "
             f"python evaluate.py loss {reference}"
         )
     title = results[-1].model
@@ -82,7 +82,7 @@ def _read(reference: str) -> Row:
 def _structured(record: dict[str, Any]) -> list[EvaluationResult]:
     """Return the results of a stored line that are whole; none of an unknown evaluation or another version's form."""
     try:
-        return list(filter(_is_whole, QUESTIONS[record["evaluation"]].read_results(record)))
+        return list(filter(_is_whole, COMMANDS[record["evaluation"]].read_results(record)))
     except UNREADABLE:
         return []
 

@@ -121,7 +121,6 @@ def read_results(record: dict[str, Any]) -> list[EvaluationResult]:
 
 
 def _run(model: Any, wanted: HarnessCommand) -> dict[str, dict[str, Any]]:
-    """Run the harness, on rank 0."""
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
 

@@ -16,11 +16,12 @@ SOURCE = (
 
 
 def accuracy_difference(a: list[np.ndarray], b: list[np.ndarray], confidence: float) -> Interval:
-    """Compare item by item (McNemar, Psychometrika 12, 1947): only items that one of the two has right count.
+    """Return the difference of accuracies, paired by item (McNemar, Psychometrika 12, 1947).
 
-    `a`, `b`: for each seed which items were hit, float64 (items,). The variance is that of two items more, on which the
-    two disagree by one half each way: otherwise models that agree on every item would get an interval without width
-    (Agresti and Min, Statistics in Medicine 24, 2005).
+    Only items that exactly one of the two models answers correctly count. `a`, `b`: for each seed, 1 for an item
+    answered correctly, else 0, float64 (items,). The variance is that of two items more, on which the two disagree by
+    one half each way: otherwise models that agree on every item would get an interval without width (Agresti and Min,
+    Statistics in Medicine 24, 2005).
     """
     by_item = np.mean(a, axis=0) - np.mean(b, axis=0)
     items = len(by_item)

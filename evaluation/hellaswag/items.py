@@ -81,7 +81,6 @@ def _parquet_rows(path: Path) -> list[Any]:
 
 
 def _download(source: str) -> Path:
-    """Return the file of a hub dataset's validation split."""
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", source, re.ASCII) or source.endswith(".jsonl"):
         raise BadInput(f"{source}: no such file; wanted HellaSwag's items as JSON Lines, or OWNER/NAME on the hub")
     problem = "no such file, and no dataset available on the hub"

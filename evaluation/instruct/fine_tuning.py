@@ -123,8 +123,6 @@ def encode(trained: Trained, text: str) -> list[int]:
 
 
 class _Tuner:
-    """Model, optimizer and data of a fine-tuning."""
-
     def __init__(self, trained: Trained, examples: list[Example], settings: FineTuneSettings, ranks: Ranks):
         self._network, self._examples, self._settings, self._ranks = trained.network, examples, settings, ranks
         self._accumulation = settings.batch_size // ranks.world_size  # records of a rank; a micro-batch is one

@@ -86,7 +86,6 @@ def _error_over_seeds(record: dict[str, Any], key: str) -> float | None:
 
 
 def _mean(values: list[float]) -> tuple[float, float | None]:
-    """Return the mean and its standard error."""
     number = len(values)
     mean = math.fsum(values) / number
     if number == 1:

@@ -120,7 +120,6 @@ def _is_same(recorded: StreamRecord, recorded_split: str, directory: Path, split
 
 @cache
 def _digests(directory: Path, split: str) -> list[str]:
-    """Return the sha256 of a stream's files, in order."""
     manifest = read_manifest(directory)
     paths = [file.path for file in open_split(directory, split).files]
     if manifest is not None and all(path.name in manifest.files for path in paths):

@@ -128,7 +128,8 @@ def _checkpoint(run: Path, name: str | None) -> Path:
         raise BadInput(f"{directory}: no checkpoint yet; train the run first")
     if name not in names:
         raise BadInput(f"{directory / name}: no such checkpoint; there are {', '.join(names)}")
-    return (directory / name).resolve()
+    target = (directory / name).resolve()
+    return directory / target.name if target.name in names else target
 
 
 def _own(path: Path) -> GPT:

@@ -1,4 +1,4 @@
-"""A question that registers itself is a column of the comparison, with statements about its measure."""
+"""A registered command is a column of the comparison, with statements about its measure."""
 
 from importlib import import_module
 from pathlib import Path
@@ -32,14 +32,13 @@ RHYMES = Measure(
 
 
 def read_results(record: dict[str, Any]) -> list[EvaluationResult]:
-    """The toy question's measures module is this one."""
+    """The toy command's measures module is this one."""
     measurement = Measurement(measure=RHYMES, value=record["rhymes"], error=1.0, sample=record["rhymes"])
     return [EvaluationResult.of(record, subject="sonnets", description="of 10 sonnets", measurements=[measurement])]
 
 
-def test_a_registered_question_is_a_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    question = registry.Question(SmokeCommand, __name__)
-    monkeypatch.setitem(registry.QUESTIONS, "poetry", question)
+def test_a_registered_command_is_a_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry.COMMANDS, "poetry", registry.MeasuringCommand(SmokeCommand, __name__))
     homes = [
         write(losses_on(tmp_path / name), "poetry", rhymes=rhymes)
         for name, rhymes in (("a", 12), ("b", 7))
@@ -51,14 +50,14 @@ def test_a_registered_question_is_a_column(tmp_path: Path, monkeypatch: pytest.M
     assert "poetry: of 10 sonnets" in found.notes and "[1] Faust" in found.notes
 
 
-def test_an_unregistered_question_is_left_out(tmp_path: Path) -> None:
+def test_an_unregistered_command_is_left_out(tmp_path: Path) -> None:
     home = write(losses_on(tmp_path / "a"), "poetry", rhymes=12)
     assert compare(rows_of(home)).columns == ["model", "held-out loss", "bits/byte"]
 
 
 def test_every_registered_measures_module_reads_results() -> None:
-    named = [question.measures for question in registry.QUESTIONS.values() if question.measures is not None]
-    assert len(named) == len(set(named)) == 5
+    named = [entry.measures for entry in registry.COMMANDS.values() if entry.measures is not None]
+    assert "evaluation.loss.loss_measures" in named and len(named) == len(set(named))
     assert all(callable(import_module(name).read_results) for name in named)
 
 
