@@ -92,6 +92,10 @@ class OrderedGradients:
 
     `run` is how many leaves of a rank are added in order before the pairwise tree begins: with the odd factor of all
     micro-batches the sum is elastic; with all leaves of a rank it repeats on any one data-parallel size.
+
+    Gradients arrive through DDP's communication hook (`ddp_hook`), FSDP's reduce-scatter (`reduce_scatter`), or, on one
+    rank, at the end of `microbatch`. Until the last micro-batch they stay here: `parameter.grad` is None (one rank) or
+    zero, so that the next backward pass does not add to it.
     """
 
     def __init__(self, parameters: list[nn.Parameter], run: int, data_parallel: RankGroup):
@@ -103,7 +107,7 @@ class OrderedGradients:
 
     @contextmanager
     def microbatch(self, *, last: bool) -> Iterator[None]:
-        """Around one forward and backward."""
+        """Context of one forward and backward pass."""
         self._last = last
         yield
         if self._data_parallel.size == 1:

@@ -111,5 +111,9 @@ class Reporter:
         return parts
 
     def _write(self, record: dict[str, Any]) -> None:
-        for tracker in self.trackers:
-            tracker.write(record)
+        for tracker in list(self.trackers):
+            try:
+                tracker.write(record)
+            except Exception as error:  # noqa: BLE001  # of any service's client
+                self.trackers.remove(tracker)
+                self.say(f"WARNING: {type(tracker).__name__} failed and gets no more records: {error}")

@@ -56,7 +56,7 @@ class TimeLedger:
 
     @contextmanager
     def measure(self, part: str, *, counts: bool = True) -> Iterator[None]:
-        """Account the time inside to a part; counts one validation or checkpoint, unless `counts` is false."""
+        """Attribute the time inside to a part; counts one validation or checkpoint, unless `counts` is false."""
         outer = self._turn_to(part)
         try:
             yield
@@ -66,7 +66,7 @@ class TimeLedger:
 
     @contextmanager
     def start_up(self) -> Iterator[None]:
-        """Account the time since the process began, up to the end of the block, to the start-up."""
+        """Attribute the time since the process began, up to the end of the block, to the start-up."""
         yield
         self._turn_to("idle")
 
@@ -162,7 +162,7 @@ class TimeLedger:
         return (self.training_seconds() - self._first_step_seconds) / (self.steps - 1)
 
     def _turn_to(self, part: str) -> str:
-        """Account the time from now on to a part; return the one before."""
+        """Attribute the time from now on to a part; return the part before."""
         now = time.perf_counter()
         self._seconds[self._part] += now - self._since
         self._since = now
