@@ -5,7 +5,7 @@ import json
 import sys
 
 from common.errors import EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, BadInput
-from common.installation import begin
+from common.installation import begin, exit_status
 
 
 def main() -> int:
@@ -45,4 +45,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_status(main))

@@ -5,57 +5,46 @@ python benchmarks/generation.py [--sizes quickstart 124M] [--rounds 5] [--thread
 Both decode greedily from the same prompt, without an end of text; equal tokens are asserted. Needs `transformers`.
 """
 
-import argparse
-import statistics
-import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+import command
+import numpy as np
 import torch
+from command import Size
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
-
-from evaluation.export.export import save_network  # noqa: E402  # after the path to it
-from model.config import GPT2_SIZES, ModelConfig  # noqa: E402
-from model.generate import Sampling, generate, lay_out_for_generation  # noqa: E402
-from model.gpt import GPT, initialize  # noqa: E402
-from training.config.train_config import load_run  # noqa: E402
+from evaluation.export.export import save_network
+from model.config import ModelConfig
+from model.generate import Sampling, generate, lay_out_for_generation
+from model.gpt import GPT, initialize
 
 PROMPT_TOKENS, NEW_TOKENS = 32, 64
+NAMES = ["lockstep", "transformers", "ratio"]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--sizes", nargs="+", default=["quickstart", "124M"], choices=["quickstart", *GPT2_SIZES])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=1)
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    print(f"{PROMPT_TOKENS} prompt tokens, {NEW_TOKENS} new ones, {arguments.threads} threads, fp32")
-    print(f"medians of {arguments.rounds} rounds in turn; tokens/s by wall clock, and by CPU seconds of the process")
-    columns = ("lockstep", "transformers", "ratio")
-    print(f"{'model':12}" + "".join(f"{name:>18}" for name in (*columns, *(f"CPU {name}" for name in columns))))
-    for size in arguments.sizes:
-        config = GPT2_SIZES[size] if size in GPT2_SIZES else load_run(ROOT / "runs" / size, []).model
-        ours, theirs = (
-            [statistics.median(NEW_TOKENS / seconds for seconds in clock) for clock in zip(*rounds, strict=True)]
-            for rounds in zip(*_rounds(config, arguments.rounds), strict=True)
-        )
-        cells = [cell for one, other in zip(ours, theirs, strict=True) for cell in (one, other, one / other)]
-        print(f"{size:12}" + "".join(f"{cell:>18.2f}" for cell in cells), flush=True)
+def main(*, sizes: tuple[Size, ...] = ("quickstart", "124M"), rounds: int = 5, threads: int = 1) -> None:
+    """Print the table."""
+    torch.set_num_threads(threads)
+    print(f"{PROMPT_TOKENS} prompt tokens, {NEW_TOKENS} new ones, {threads} threads, fp32")
+    print(f"medians of {rounds} rounds in turn; tokens/s by wall clock, and by CPU seconds of the process")
+    rows = []
+    for size in sizes:
+        ours, theirs = np.median(NEW_TOKENS / _seconds(command.config(size), rounds), axis=0)  # (wall clock, CPU) each
+        cells = np.stack([ours, theirs, ours / theirs], axis=1).flatten()
+        rows.append([size, *(f"{cell:.2f}" for cell in cells)])
+    print(command.table(["model", *NAMES, *(f"CPU {name}" for name in NAMES)], rows))
 
 
-def _rounds(config: ModelConfig, rounds: int) -> list[tuple[tuple[float, float], tuple[float, float]]]:
-    """Return, for each round, wall clock and CPU seconds of ours, and of theirs."""
+def _seconds(config: ModelConfig, rounds: int) -> np.ndarray:
+    """Return, for each round, ours and theirs: wall clock and CPU seconds (rounds, 2, 2)."""
     from transformers import AutoModelForCausalLM
 
     network = GPT(config)
     initialize(network, 0)
     network.eval()
-    with tempfile.TemporaryDirectory() as folder:
+    with TemporaryDirectory() as folder:
         save_network(network, Path(folder))
         other = AutoModelForCausalLM.from_pretrained(folder).eval()
     lay_out_for_generation(network)
@@ -69,7 +58,7 @@ def _rounds(config: ModelConfig, rounds: int) -> list[tuple[tuple[float, float],
         return other.generate(prompt, attention_mask=torch.ones_like(prompt), **options)[0, PROMPT_TOKENS:].tolist()
 
     assert ours() == theirs()  # and both are warm
-    return [(_time(ours), _time(theirs)) for _ in range(rounds)]
+    return np.array([(_time(ours), _time(theirs)) for _ in range(rounds)])
 
 
 def _time(work: Callable[[], object]) -> tuple[float, float]:
@@ -79,4 +68,4 @@ def _time(work: Callable[[], object]) -> tuple[float, float]:
 
 
 if __name__ == "__main__":
-    main()
+    command.run(main)

@@ -1,22 +1,30 @@
-"""Kernel profile of a training step: time by kind, beside the roofline of training/planning/throughput.py."""
+"""Kernel profile of a run's training step: time by kind, beside the roofline of training/planning/throughput.py.
+
+python benchmarks/kernels.py RUN
+
+RUN is a run directory; its tokens are not read. Works under torchrun.
+"""
 
 import re
-import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import command
+import random_run
 import torch
 from torch.autograd import DeviceType  # type: ignore[attr-defined]  # missing from its __all__
 from torch.profiler import ProfilerActivity, profile
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-
-from model.config import ModelConfig  # after the path to it
+from model.config import ModelConfig
+from training.batch_finder.worker import take_steps
+from training.config.train_config import load_run
 from training.hardware.gpus import Gpu, named_gpus
+from training.parallel.process_group import start, stop
 from training.planning.memory_model import gpu_bytes
 from training.planning.throughput import seconds_per_token
 
+WARM_UP = 3  # steps: compilation, DDP's buckets
 # By name of the CUDA kernel, or of the ATen operation on a CPU; the first match counts, attention before matmul: its
 # kernels have both in their names. Compiled kernels are elementwise or the loss, and name their neighbours, too.
 KINDS = {
@@ -27,6 +35,18 @@ KINDS = {
     "matmul": r"gemm|gemv|cutlass|cublas|nvjet|xmma|aten::(addmm|mm|bmm|linear|matmul)|mkldnn_",
 }
 OTHER = "elementwise"  # and copies
+
+
+def main(directory: Path, /) -> None:
+    """Print the table on rank 0."""
+    run = load_run(directory, [])
+    ranks = start(None, run.train.timeout_seconds)
+    state, settings = random_run.build(run, ranks)
+    take_steps(state, settings, ranks, WARM_UP)
+    seconds = kernel_seconds(lambda: take_steps(state, settings, ranks, 1))
+    if ranks.coordinates:
+        print(table(seconds, run.model, _gpu_here()))
+    stop()
 
 
 def kind_of(kernel: str) -> str:
@@ -53,19 +73,26 @@ def kernel_seconds(step: Callable[[], object]) -> dict[str, float]:
     return dict(seconds)
 
 
-def table(seconds: dict[str, float], config: ModelConfig, gpu: Gpu | None) -> list[str]:
+def table(seconds: dict[str, float], config: ModelConfig, gpu: Gpu | None) -> str:
     """Format a table: milliseconds per step, shares, and the roofline's shares if the GPU is known."""
     if not seconds:
-        return ["kernels: none were recorded; the profiler may lack permission on this machine (CUPTI)"]
+        return "kernels: none were recorded; the profiler may lack permission on this machine (CUPTI)"
     ideal = {} if gpu is None else seconds_per_token(config, gpu)
-    lines = [f"{'kernels':16}{'ms a step':>12}{'share':>8}{'roofline':>10}"]
+    rows = []
     for kind in sorted({*seconds, *ideal}, key=lambda kind: -seconds.get(kind, 0.0)):
-        share = seconds.get(kind, 0.0) / sum(seconds.values())
+        taken = seconds.get(kind, 0.0)
         wanted = f"{ideal[kind] / sum(ideal.values()):.1%}" if kind in ideal else "-"
-        lines.append(f"{kind:16}{1000 * seconds.get(kind, 0.0):>12,.1f}{share:>8.1%}{wanted:>10}")
-    return lines
+        rows.append([kind, f"{1000 * taken:,.1f}", f"{taken / sum(seconds.values()):.1%}", wanted])
+    return command.table(["kernels", "ms a step", "share", "roofline"], rows)
 
 
-def gpu_here(device: str, memory_bytes: int | None) -> Gpu | None:
-    """Return the known GPU of this torch device name, nearest in memory, or None."""
-    return min(named_gpus(device), key=lambda gpu: abs(gpu_bytes(gpu) - (memory_bytes or 0)), default=None)
+def _gpu_here() -> Gpu | None:
+    """Return the known GPU of this machine's name that is nearest in memory, or None."""
+    if not torch.cuda.is_available():
+        return None
+    here = torch.cuda.get_device_properties(0)
+    return min(named_gpus(here.name), key=lambda gpu: abs(gpu_bytes(gpu) - here.total_memory), default=None)
+
+
+if __name__ == "__main__":
+    command.run(main)

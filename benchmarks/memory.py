@@ -7,14 +7,15 @@ may run out of memory. A smaller card is this one with less of it given to torch
 network's forward pass saves. Needs torch, numpy, safetensors, attrs, jaxtyping, tqdm and matplotlib.
 """
 
-import argparse
 import json
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Literal
 
+import command
 import torch
 from random_run import prepare
 
@@ -39,30 +40,29 @@ SMALL = ModelConfig(
 )
 
 
-def main() -> None:
+def main(
+    *,
+    sizes: tuple[Literal["124M", "350M", "774M", "1.5B"], ...] = ("124M", "350M", "774M", "1.5B"),
+    cards: tuple[str, ...] = CARDS,
+    device: Literal["cuda", "cpu"] = "cuda",
+) -> None:
     """Print the tables."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--sizes", nargs="+", choices=list(GPT2_SIZES), default=list(GPT2_SIZES))
-    parser.add_argument("--cards", nargs="+", choices=list(known_gpus()), default=CARDS)
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    arguments = parser.parse_args()
-    if arguments.device == "cpu":
+    if device == "cpu":
         compare_saved()
         return
+    if unknown := [card for card in cards if card not in known_gpus()]:
+        raise BadInput(f"--cards: got {unknown[0]}, wanted some of {', '.join(known_gpus())}")
     if not torch.cuda.is_available():
-        sys.exit("memory.py: no GPU here; --device cpu compares what a small network's forward pass saves")
+        raise BadInput("no GPU here; --device cpu compares what a small network's forward pass saves")
     name, total = _gpu()
     print(f"{name}, {total / GIB:.1f} GiB, torch {torch.__version__}, commit {git_commit()}", flush=True)
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            runs = {size: _run(Path(folder), size) for size in arguments.sizes}
-            for size, run in runs.items():
-                compare_allocated(size, run, total)
-            for size, run in runs.items():
-                for card in arguments.cards:
-                    compare_largest(size, run, card, total)
-    except BadInput as error:
-        sys.exit(f"memory.py: {error}")
+    with TemporaryDirectory() as folder:
+        runs = {size: _run(Path(folder), size) for size in sizes}
+        for size, run in runs.items():
+            compare_allocated(size, run, total)
+        for size, run in runs.items():
+            for card in cards:
+                compare_largest(size, run, card, total)
 
 
 def compare_saved() -> None:
@@ -113,7 +113,6 @@ def compare_largest(size: str, run: Run, card: str, gpu_memory: int) -> None:
 
 def _run(folder: Path, size: str) -> Run:
     """Return a run of that size, over tokens that nothing here reads."""
-    (folder / size).mkdir()
     return load_run(prepare(folder / size, GPT2_SIZES[size], 1, microbatch_size=1, global_batch_size=1), [OVERRIDE])
 
 
@@ -138,4 +137,4 @@ def _print_ratio(what: str, predicted: int, measured: int) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    command.run(main)

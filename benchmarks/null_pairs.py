@@ -7,22 +7,16 @@ of the learning rate; measures the held-out loss of all on the same text; compar
 runs of the one recipe are labelled as several recipes at random, many times. FOLDER is kept: the same command resumes.
 """
 
-import argparse
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import attrs
+import command
 import numpy as np
-from tabulate import tabulate
+from random_run import write_run
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
-
-from evaluation.comparison.compare import compare  # noqa: E402  # after the path to it
-from evaluation.comparison.rows import Row, read_rows  # noqa: E402
+from evaluation.comparison.compare import compare
+from evaluation.comparison.rows import Row, read_rows
 
 MODEL = {"vocab_size": 257, "context_length": 64, "emb_dim": 32, "n_heads": 2, "n_layers": 2}
 TRAIN: dict[str, Any] = {
@@ -43,34 +37,26 @@ WITHOUT_EFFECT: list[dict[str, Any]] = [
 SHUFFLES = 1000  # random labellings
 
 
-def main() -> None:
-    """Train missing runs, and print the comparisons."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--runs", type=int, default=24, help="of the one recipe (%(default)s)")
-    arguments = parser.parse_args()
-    folder, count = arguments.folder.resolve(), arguments.runs
-    equal = [_train(folder, seed, WITHOUT_EFFECT[seed % len(WITHOUT_EFFECT)]) for seed in range(count)]
-    lower = [_train(folder, seed, {"learning_rate": TRAIN["learning_rate"] / 3}) for seed in range(count, count + 6)]
+RECIPES = ((3, 3), (2, 2), (3, 3, 3), (2, 2, 2, 2), (2, 1, 1), (1, 1))  # runs of each, drawn from the one
+
+
+def main(folder: Path, /, *, runs: int = 24) -> None:
+    """Train missing runs of the one recipe, and six of the better one; print the comparisons."""
+    folder = folder.resolve()
+    equal = [_train(folder, seed, WITHOUT_EFFECT[seed % len(WITHOUT_EFFECT)]) for seed in range(runs)]
+    lower = [_train(folder, seed, {"learning_rate": TRAIN["learning_rate"] / 3}) for seed in range(runs, runs + 6)]
     if not all((run / "evaluations.jsonl").is_file() for run in (*equal, *lower)):
-        _call("evaluate.py", "loss", *equal, *lower, "--device", "cpu", "--from", 0)
+        command.call("evaluate.py", "loss", *equal, *lower, "--device", "cpu", "--from", 0)
     rows = read_rows([str(run) for run in (*equal, *lower)])
-    equal_rows, lower_rows = rows[:count], rows[count:]
-    print(f"{len({row.recipe for row in equal_rows})} recipe with {count} seeds, as compare says:")
+    equal_rows, lower_rows = rows[:runs], rows[runs:]
+    print(f"{len({row.recipe for row in equal_rows})} recipe with {runs} seeds, as compare says:")
     for found in (compare(equal_rows), compare([*equal_rows[:3], *lower_rows[:3]])):
         print(*found.statements, *(note for note in found.notes if note.startswith("Seed noise")), "", sep="\n")
     draw = np.random.default_rng(0)
-    table = [
-        [
-            " + ".join(map(str, seeds)),
-            SHUFFLES,
-            f"{_winners([(equal_rows, count) for count in seeds], draw) / SHUFFLES:.1%}",
-        ]
-        for seeds in ([3, 3], [2, 2], [3, 3, 3], [2, 2, 2, 2], [2, 1, 1], [1, 1])
-    ]
-    better = _winners([(equal_rows, 3), (lower_rows, 3)], draw) / SHUFFLES
-    table.append(["3 + 3 of the lower learning rate", SHUFFLES, f"{better:.1%}"])
-    print(tabulate(table, ["seeds of the recipes", "comparisons", "with a winner"]))
+    drawn = {" + ".join(map(str, seeds)): [(equal_rows, count) for count in seeds] for seeds in RECIPES}
+    drawn["3 + 3 of the lower learning rate"] = [(equal_rows, 3), (lower_rows, 3)]
+    table = [[name, str(SHUFFLES), f"{_winners(recipes, draw) / SHUFFLES:.1%}"] for name, recipes in drawn.items()]
+    print(command.table(["seeds of the recipes", "comparisons", "with a winner"], table))
 
 
 def _winners(recipes: list[tuple[list[Row], int]], draw: np.random.Generator) -> int:
@@ -90,20 +76,13 @@ def _winners(recipes: list[tuple[list[Row], int]], draw: np.random.Generator) ->
 def _train(folder: Path, seed: int, keys: dict[str, Any]) -> Path:
     tokens = folder / "tokens"
     if not (tokens / "manifest.json").is_file():
-        options = ("--tokenizer", "bytes", "--validation-fraction", 0.03, "--split", "tail")
-        _call("prepare_data.py", "stdlib", "--output", tokens, *options)
+        command.call("prepare_data.py", "stdlib", "--output", tokens, *command.BYTES)
     run = folder / f"run-{seed:02d}"
-    run.mkdir(exist_ok=True)
-    (run / "model.json").write_text(json.dumps(MODEL))
-    (run / "train.json").write_text(json.dumps({"dataset": str(tokens)} | TRAIN | {"random_seed": seed} | keys))
+    write_run(run, MODEL, {"dataset": str(tokens)} | TRAIN | {"random_seed": seed} | keys)
     if not (run / "checkpoints" / "latest").exists():
-        _call("train.py", run, "--device", "cpu")
+        command.call("train.py", run, "--device", "cpu")
     return run
 
 
-def _call(*command: object) -> None:
-    subprocess.run([sys.executable, *map(str, command)], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
-
-
 if __name__ == "__main__":
-    main()
+    command.run(main)

@@ -6,55 +6,39 @@ Weights, biases and gains are random. Each direction goes through files and the 
 untied head, with or without QKV bias, each activation. Needs `transformers`.
 """
 
-import argparse
 import json
-import sys
-import tempfile
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
 
 import attrs
+import command
 import torch
+from command import Size
 from safetensors.torch import save_file
-from tabulate import tabulate
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
-
-from evaluation.export.export import save_network  # noqa: E402  # after the path to it
-from evaluation.shared.load import load, locate  # noqa: E402
-from model.config import ACTIVATIONS, GPT2_SIZES  # noqa: E402
-from model.gpt import GPT  # noqa: E402
-from model.stock import GPT2_ACTIVATIONS  # noqa: E402
-from tests.model.test_naming import gpjt, nanogpt, network, openai, plain_of  # noqa: E402
-from training.config.train_config import load_run  # noqa: E402
+from evaluation.export.export import save_network
+from evaluation.shared.load import load, locate
+from model.config import ACTIVATIONS
+from model.gpt import GPT
+from model.stock import GPT2_ACTIVATIONS
+from tests.model.test_naming import gpjt, nanogpt, network, openai, plain_of
 
 OTHERS = {"from OpenAI": openai, "from nanoGPT": nanogpt, "from gpjt": gpjt}
 SEQUENCES, TOKENS = 2, 128
 
 
-def main() -> None:
+def main(*, sizes: tuple[Size, ...] = ("quickstart", "124M")) -> None:
     """Print a table."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--sizes", nargs="+", default=["quickstart", "124M"], choices=["quickstart", *GPT2_SIZES])
-    arguments = parser.parse_args()
     print(f"largest difference of a logit over {SEQUENCES} x {TOKENS} tokens, fp32; torch {torch.__version__}, CPU")
     rows = []
-    for size in arguments.sizes:
-        config = GPT2_SIZES[size] if size in GPT2_SIZES else load_run(ROOT / "runs" / size, []).model
-        for tied, bias, activation in product((True, False), (True, False), ACTIVATIONS):
-            changes: dict[str, Any] = {
-                "tie_weights": tied,
-                "qkv_bias": bias,
-                "activation": activation,
-                "drop_rate": 0.0,
-            }
-            model = network(attrs.evolve(config, **changes))
-            name = f"{size}, {'tied' if tied else 'untied'}, {'with' if bias else 'without'} qkv bias, {activation}"
-            rows.append({"model": name, **{way: f"{value:.1e}" for way, value in _differences(model)}})
-    print(tabulate(rows, headers="keys", stralign="right", disable_numparse=True))
+    for size, tied, bias, activation in product(sizes, (True, False), (True, False), ACTIVATIONS):
+        config = attrs.evolve(command.config(size), tie_weights=tied, qkv_bias=bias, drop_rate=0.0)
+        found = dict(_differences(network(attrs.evolve(config, activation=activation))))
+        name = f"{size}, {'tied' if tied else 'untied'}, {'with' if bias else 'without'} qkv bias, {activation}"
+        rows.append([name, *(f"{value:.1e}" for value in found.values())])
+    print(command.table(["model", *found], rows))
 
 
 def _differences(model: GPT) -> Iterator[tuple[str, float]]:
@@ -63,7 +47,7 @@ def _differences(model: GPT) -> Iterator[tuple[str, float]]:
 
     config = model.config
     tokens = torch.randint(config.vocab_size, (SEQUENCES, TOKENS), generator=torch.Generator().manual_seed(0))
-    with tempfile.TemporaryDirectory() as name, torch.no_grad():
+    with TemporaryDirectory() as name, torch.no_grad():
         folder = Path(name)
         wanted = model(tokens)
         (folder / "out").mkdir()
@@ -88,4 +72,4 @@ def _loaded(path: Path) -> GPT:
 
 
 if __name__ == "__main__":
-    main()
+    command.run(main)

@@ -62,7 +62,6 @@ class Peaks:
 
 
 def _tree(pid: int) -> Iterator[int]:
-    """Yield a process and all below it."""
     yield pid
     try:
         for task in Path(f"/proc/{pid}/task").iterdir():

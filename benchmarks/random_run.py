@@ -1,4 +1,4 @@
-"""Run directory over random tokens for training benchmarks, trained under torchrun, and its metrics."""
+"""Training benchmarks' run directory over random tokens, trained by train.py, and its metrics."""
 
 import json
 import subprocess
@@ -9,13 +9,19 @@ from typing import Any
 
 import attrs
 import numpy as np
+from command import ROOT
 from safetensors.numpy import save_file
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
-
-from model.config import ModelConfig  # noqa: E402  # after the path to it
-from training.telemetry.metrics_log import METRICS, read_metrics  # noqa: E402
+from common.errors import BadInput
+from model.config import ModelConfig
+from training.build import make_network, make_settings, make_state
+from training.config.batch_plan import make_plan
+from training.config.train_config import Run
+from training.exactness.fingerprint import resolve_numerics
+from training.exactness.levels import set_determinism
+from training.parallel.process_group import Ranks
+from training.state import StepSettings, TrainState
+from training.telemetry.metrics_log import METRICS, read_metrics
 
 POLL_SECONDS = 0.005
 BASE: dict[str, Any] = {"clipping_max_norm": 1.0, "validation_interval": None, "log_interval": 1}
@@ -23,33 +29,39 @@ BASE: dict[str, Any] = {"clipping_max_norm": 1.0, "validation_interval": None, "
 
 def prepare(folder: Path, model: ModelConfig, steps: int, **train: Any) -> Path:
     """Write token files for a number of steps, and a run directory; return the latter. `train`: keys of train.json."""
-    count = steps * train["global_batch_size"] * model.context_length + 1
-    tokens = np.random.default_rng(0).integers(0, model.vocab_size, count, dtype=np.uint16)
-    (folder / "tokens").mkdir()
+    count = steps * train["global_batch_size"] * model.context_length
+    tokens = np.random.default_rng(0).integers(0, model.vocab_size, count + 1, dtype=np.uint16)
+    (folder / "tokens").mkdir(parents=True)
     save_file({"tokens": tokens}, folder / "tokens" / "train.safetensors")
-    run = folder / "run"
-    run.mkdir()
-    (run / "model.json").write_text(json.dumps(attrs.asdict(model)))
-    (run / "train.json").write_text(json.dumps(BASE | {"dataset": str(folder / "tokens")} | train))
+    keys = BASE | {"dataset": str(folder / "tokens"), "min_train_tokens": count} | train
+    return write_run(folder / "run", attrs.asdict(model), keys)
+
+
+def write_run(run: Path, model: dict[str, Any], train: dict[str, Any]) -> Path:
+    """Write a run directory, and return it."""
+    run.mkdir(parents=True, exist_ok=True)
+    (run / "model.json").write_text(json.dumps(model))
+    (run / "train.json").write_text(json.dumps(train))
     return run
+
+
+def launcher(ranks: int) -> list[str]:
+    """Return the beginning of a command: Python, under torchrun on several ranks."""
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
+    return [sys.executable, *(torchrun if ranks > 1 else [])]
 
 
 def train(run: Path, ranks: int, **settings: str) -> tuple[list[dict[str, Any]], float | None]:
     """Train the run from the start; return its metrics, and the bytes each rank sent per step over the loopback device.
 
     The bytes are None if fewer than three steps were seen, or without such a device; on GPUs NCCL avoids it.
+    Raises BadInput where training fails.
     """
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}", "train.py"]
     options = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    command = [*launcher(ranks), "train.py", str(run), "--resume", "never", *options]
     seen: list[tuple[int, int]] = []  # step, bytes sent by all until then
     began = time.time()
-    process = subprocess.Popen(
-        [*command, str(run), "--resume", "never", *options],
-        cwd=ROOT,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     while process.poll() is None:
         file = run / METRICS
         if file.exists() and file.stat().st_mtime >= began:
@@ -58,7 +70,7 @@ def train(run: Path, ranks: int, **settings: str) -> tuple[list[dict[str, Any]],
                 seen.append((step, loopback_bytes()))
         time.sleep(POLL_SECONDS)
     if process.returncode:
-        sys.exit(process.communicate()[1])
+        raise BadInput(f"train.py failed: {process.communicate()[1][-4000:]}")
     sent = None
     if len(seen) > 2:
         (first, before), (last, after) = seen[0], seen[-1]
@@ -82,6 +94,20 @@ def seconds_by_step(records: list[dict[str, Any]], tokens_per_step: int) -> dict
     }
 
 
+def peak_memory(records: list[dict[str, Any]]) -> int:
+    """Return the peak memory of rank 0 in bytes."""
+    return max(record["peak_memory_bytes"] for record in records if "train_loss" in record)
+
+
 def saves(records: list[dict[str, Any]], before_step: int) -> list[dict[str, Any]]:
     """Return the saves before a step: the stall of a run's last save includes the disk, so it is left out."""
     return [record for record in records if record.get("event") == "checkpoint" and record["step"] < before_step]
+
+
+def build(run: Run, ranks: Ranks) -> tuple[TrainState, StepSettings]:
+    """Return the training state of a run in this process, and the settings of its steps."""
+    plan = make_plan(run.train, run.model.context_length, ranks.world_size)
+    numerics = resolve_numerics(run.train, plan.layout, ranks.device)
+    set_determinism(numerics.determinism, run.train.execution.cpu_threads, ranks)
+    network = make_network(run.model, run.train.random_seed)
+    return make_state(network, run.train, plan, numerics, ranks), make_settings(run.train, plan, numerics)

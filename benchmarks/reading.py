@@ -1,66 +1,59 @@
-#!/usr/bin/env python3
 """Data loading: throughput of micro-batches on one core, and latency of the first one of any step.
 
-`python benchmarks/reading.py [--tokens 200000000] [--seconds 3]` writes random tokens to a temporary folder, reads them
-into the page cache, and prints a line for each order: the stream's, shuffled, and a mixture of three shuffled sources.
-Latency is of a random step, the median of 200.
+python benchmarks/reading.py [--tokens 200000000] [--seconds 3]
+
+Writes random tokens to a temporary folder, reads them into the page cache, and prints a line for each order: the
+stream's, shuffled, and a mixture of three shuffled sources. Latency is of a random step, the median of 200.
 """
 
-import argparse
 import gc
-import statistics
 import sys
-import tempfile
 import time
 from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
 
+import command
 import numpy as np
 import torch
 from safetensors.numpy import save_file
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
-
-from tokens.batches.micro_batches import Reading, TokenSource, micro_batches  # noqa: E402
-from tokens.batches.mixture import Mixture, Stage, to_shares  # noqa: E402
-from tokens.batches.sampling import Layout, WindowOrder, window_count  # noqa: E402  # after the path to it
-from tokens.format.token_file import TokenStream, open_split  # noqa: E402
+from tokens.batches.micro_batches import Reading, TokenSource, micro_batches
+from tokens.batches.mixture import Mixture, Stage, to_shares
+from tokens.batches.sampling import Layout, WindowOrder, window_count
+from tokens.format.token_file import TokenStream, open_split
 
 CONTEXT = 1024
 MICROBATCH = 8
 VOCABULARY = 50_257
-WEIGHTS = (0.7, 0.2995, 0.0005)
 STARTS = 200
 LAYOUTS = {"1 rank, 16 micro-batches a step": (1, 16), "8 ranks, 2 micro-batches a step": (8, 2)}
+ORDERS = {  # whether it is shuffled, weights of the sources
+    "as it lies": (False, (1,)),
+    "shuffled": (True, (1,)),
+    "mixture of 3, shuffled": (True, (0.7, 0.2995, 0.0005)),
+}
 
 
-def main() -> None:
+def main(*, tokens: int = 200_000_000, seconds: float = 3.0) -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokens", type=int, default=200_000_000)
-    parser.add_argument("--seconds", type=float, default=3.0)
-    arguments = parser.parse_args()
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as folder:
-        stream = write(Path(folder), arguments.tokens)
+    with TemporaryDirectory() as folder:
+        stream = _write(Path(folder), tokens)
         for title, (ranks, accumulation) in LAYOUTS.items():
             layout = Layout(
                 context_length=CONTEXT, microbatch_size=MICROBATCH, accumulation=accumulation, data_parallel_size=ranks
             )
-            print(f"{MICROBATCH} x {CONTEXT}, {title}    M tokens/s  first of a random step, ms (worst)")
-            for name, shuffle, weights in (("as it lies", False, (1,)), ("shuffled", True, (1,)), ("3", True, WEIGHTS)):
-                reading = prepare(stream, layout, shuffle, weights)
-                speed = throughput(reading, arguments.seconds)
-                starts = first_batches(reading)
-                label = name if len(weights) == 1 else f"mixture of {name}, shuffled"
-                print(
-                    f"  {label:31}  {speed / 1e6:16.0f}  {1000 * statistics.median(starts):21.1f} "
-                    f"({1000 * max(starts):.1f})",
-                    flush=True,
-                )
+            rows = []
+            for name, (shuffle, weights) in ORDERS.items():
+                reading = _prepare(stream, layout, shuffle, weights)
+                speed, starts = _throughput(reading, seconds), _first_batches(reading)
+                rows.append([name, f"{speed / 1e6:.0f}", f"{1e3 * median(starts):.1f} ({1e3 * max(starts):.1f})"])
+            columns = [f"{MICROBATCH} x {CONTEXT}, {title}", "M tokens/s", "first of a random step, ms (worst)"]
+            print(command.table(columns, rows), flush=True)
 
 
-def write(folder: Path, count: int) -> TokenStream:
+def _write(folder: Path, count: int) -> TokenStream:
     """Return a stream of random tokens, read once."""
     tokens = np.random.default_rng(0).integers(0, VOCABULARY, count, dtype=np.uint16)
     save_file({"tokens": tokens}, folder / "train.safetensors")
@@ -69,7 +62,7 @@ def write(folder: Path, count: int) -> TokenStream:
     return stream
 
 
-def prepare(stream: TokenStream, layout: Layout, shuffle: bool, weights: tuple[float, ...]) -> Reading:
+def _prepare(stream: TokenStream, layout: Layout, shuffle: bool, weights: tuple[float, ...]) -> Reading:
     """Return the reading of a run; the sources of a mixture share the file, one after the other, like shards would."""
     share = stream.length // len(weights)
     sources = tuple(
@@ -84,7 +77,7 @@ def prepare(stream: TokenStream, layout: Layout, shuffle: bool, weights: tuple[f
     return Reading(sources=sources, mixture=mixture, layout=layout, vocabulary_size=VOCABULARY)
 
 
-def throughput(reading: Reading, seconds: float) -> float:
+def _throughput(reading: Reading, seconds: float) -> float:
     """Return the tokens that rank 0 reads in a second of processor time."""
     batches = micro_batches(reading, 0, range(sys.maxsize))
     next(batches)
@@ -96,7 +89,7 @@ def throughput(reading: Reading, seconds: float) -> float:
     return count / (time.process_time() - began)
 
 
-def first_batches(reading: Reading) -> list[float]:
+def _first_batches(reading: Reading) -> list[float]:
     """Return the seconds until the first micro-batch of a random step, anew each time."""
     times = []
     gc.collect()
@@ -110,4 +103,4 @@ def first_batches(reading: Reading) -> list[float]:
 
 
 if __name__ == "__main__":
-    main()
+    command.run(main)

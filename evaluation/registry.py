@@ -1,6 +1,5 @@
-"""Registry of evaluate commands that measure a model. A new one: its folder, and a line here."""
+"""Registry of the commands of `evaluate.py` that measure models. To add one: write its folder, add a line here."""
 
-from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -25,27 +24,24 @@ class EvaluateCommand(Protocol):
 
 
 @attrs.frozen
-class Question:
-    """A command that appends results to `evaluations.jsonl`, under its own name."""
+class MeasuringCommand:
+    """A command that appends results to `evaluations.jsonl` under its own name, and how the comparison reads them."""
 
     command: type[EvaluateCommand]
-    # Module whose `read_results` structures such a line for the comparison, imported at use: numpy and torch are heavy.
-    # Of a damaged line, or another version's, it may raise rows.UNREADABLE. None: nothing to compare.
+    # Module whose `read_results` structures such a line, imported at use: numpy and torch are heavy. Of a damaged line,
+    # or another version's, it may raise UNREADABLE of evaluation/comparison/rows.py. None: nothing to compare.
     measures: str | None = None
 
     def read_results(self, record: dict[str, Any]) -> "list[EvaluationResult]":
         """Structure a stored result."""
-        if self.measures is None:
-            return []
-        read: Callable[[dict[str, Any]], list[EvaluationResult]] = import_module(self.measures).read_results
-        return read(record)
+        return import_module(self.measures).read_results(record) if self.measures else []
 
 
-QUESTIONS = {  # in the order of the comparison's columns
-    "smoke": Question(SmokeCommand),
-    "loss": Question(LossCommand, "evaluation.loss.loss_measures"),
-    "hellaswag": Question(HellaSwagCommand, "evaluation.hellaswag.accuracy_measures"),
-    "instruct": Question(InstructCommand, "evaluation.instruct.answer_measures"),
-    "judge": Question(JudgeCommand, "evaluation.judging.score_measures"),
-    "harness": Question(HarnessCommand, "evaluation.harness.task_measures"),
+COMMANDS = {  # in the order of the comparison's columns
+    "smoke": MeasuringCommand(SmokeCommand),
+    "loss": MeasuringCommand(LossCommand, "evaluation.loss.loss_measures"),
+    "hellaswag": MeasuringCommand(HellaSwagCommand, "evaluation.hellaswag.accuracy_measures"),
+    "instruct": MeasuringCommand(InstructCommand, "evaluation.instruct.overlap"),
+    "judge": MeasuringCommand(JudgeCommand, "evaluation.judging.score_measures"),
+    "harness": MeasuringCommand(HarnessCommand, "evaluation.harness.harness"),
 }

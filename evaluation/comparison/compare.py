@@ -4,22 +4,21 @@ Only results on the same tokens, items or questions are compared, recipe by reci
 """
 
 from collections import Counter
-from itertools import combinations
 
 import attrs
 
 from common.errors import BadInput, printable
-from evaluation.comparison.columns import Cell, measure_column, model_columns
-from evaluation.comparison.published import published_rows
+from evaluation.comparison.columns import Cell, fact_columns, measure_column, published_rows
 from evaluation.comparison.rows import Row
-from evaluation.comparison.winners import find_winners
+from evaluation.comparison.winners import NO_WINNER, find_winners
 from evaluation.loss.loss_measures import HELD_OUT
-from evaluation.registry import QUESTIONS
-from evaluation.shared.measure import EvaluationResult, Measure
+from evaluation.registry import COMMANDS
+from evaluation.shared.measure import EvaluationResult
 
 SCOPE = (
     "Intervals cover the sampling of text and questions, of fine-tuning seeds where there are several, and of "
-    "random_seed where its noise is known. A model stands for its recipe: recipes win, not one set of weights."
+    "random_seed where its noise is known. Differences are stated between recipes (settings without the seed), not "
+    "between single trained models."
 )
 ADVICE = (
     "No winner is named where the seed noise is unknown: train a run again with another random_seed and compare all, "
@@ -45,40 +44,39 @@ def compare(rows: list[Row], stated_deviation: float | None = None) -> Compariso
     from these runs.
     """
     shown = {evaluation: [_choose(row, evaluation, rows) for row in rows] for evaluation in _evaluations(rows)}
-    if len(rows) > 1 and not any(_same(a, b) for results in shown.values() for a, b in combinations(results, 2)):
+    if len(rows) > 1 and not any(_shares_data(results) for results in shown.values()):
         raise BadInput(
             f"{', '.join(row.label for row in rows)}: no overlap between result files: got no evaluation that two of "
             "them share on the same text or questions; measure them together: python evaluate.py loss MODEL MODEL"
         )
     marks, notes = _marks(shown)
-    columns, statements, noises, undecided = model_columns(rows), [], [], False
+    columns, statements, noises = fact_columns(rows), [], []
     for results in shown.values():
-        for measure in _measures(results):
+        for measure in dict.fromkeys(one.measure for result in results if result for one in result.measurements):
             columns.append(measure_column(measure, results, marks))
             found = find_winners(measure, rows, results, stated_deviation if measure == HELD_OUT else None)
-            statements += found.statements
-            noises += found.notes
-            undecided |= found.undecided
+            statements += found[0]
+            noises += found[1]
     if stated_deviation is not None:
         noises.append(
             f"Seed noise, {HELD_OUT.name}: standard deviation {stated_deviation:g}, as --seed-deviation states"
         )
     columns = [column for column in columns if any(cell.text for cell in column.cells)]
-    known = [result for results in shown.values() for result in results if result is not None]
-    published, sources = published_rows(columns, [result for result in known if result.subject not in marks])
-    notes += [*_not_shown(rows, shown), *sources, SCOPE, *noises, *([ADVICE] if undecided else [])]
+    on_shared_data = [one for results in shown.values() for one in results if one and one.subject not in marks]
+    published, sources = published_rows(columns, on_shared_data)
+    advice = [ADVICE] if any(line.endswith(NO_WINNER) for line in statements) else []
     cells = [list(row) for row in zip(*(column.cells for column in columns), strict=True)]
     return Comparison(
         columns=[printable(column.name) for column in columns],
         rows=[[attrs.evolve(cell, text=printable(cell.text)) for cell in row] for row in cells + published],
         statements=list(map(printable, statements)),
-        notes=list(map(printable, notes)),
+        notes=[printable(note) for note in (*notes, *_not_shown(rows, shown), *sources, SCOPE, *noises, *advice)],
     )
 
 
 def _evaluations(rows: list[Row]) -> list[str]:
     """Return what any of the models has a result on, in the order of the registry."""
-    commands = list(QUESTIONS)
+    commands = list(COMMANDS)
     found = dict.fromkeys(result.evaluation for row in rows for result in row.results)
     return sorted(found, key=lambda evaluation: commands.index(evaluation.partition(" ")[0]))
 
@@ -101,12 +99,10 @@ def _newest(row: Row, evaluation: str) -> dict[str, EvaluationResult]:
     return {result.subject: result for result in row.results if result.evaluation == evaluation}
 
 
-def _measures(results: list[EvaluationResult | None]) -> list[Measure]:
-    return list(dict.fromkeys(one.measure for result in results if result for one in result.measurements))
-
-
-def _same(a: EvaluationResult | None, b: EvaluationResult | None) -> bool:
-    return a is not None and b is not None and a.subject == b.subject
+def _shares_data(results: list[EvaluationResult | None]) -> bool:
+    """Tell whether two models have a result on the same data."""
+    subjects = [result.subject for result in results if result is not None]
+    return len(set(subjects)) < len(subjects)
 
 
 def _marks(shown: Shown) -> tuple[dict[str, str], list[str]]:

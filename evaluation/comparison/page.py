@@ -59,11 +59,12 @@ svg circle { fill: var(--mark); }
 def as_text(comparison: Comparison) -> str:
     """Return the table, with a column for each model, statements and notes, as wide as the terminal at most."""
     width = max(60, min(120, shutil.get_terminal_size().columns))
+    wrapper = textwrap.TextWrapper(width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
     models = [
         [textwrap.fill(row[0].text, LABEL_WIDTH, break_on_hyphens=False), *(cell.text for cell in row[1:])]
         for row in comparison.rows
     ]
-    lists = ("\n".join(_wrapped(line, width) for line in lines) for lines in (comparison.statements, comparison.notes))
+    lists = ("\n".join(map(wrapper.fill, lines)) for lines in (comparison.statements, comparison.notes))
     return "\n\n".join(part for part in (*_blocks(comparison.columns, models, width), *lists) if part)
 
 
@@ -78,25 +79,18 @@ def as_page(comparison: Comparison) -> str:
     """Return the HTML page: no script, font or network; intervals are drawn, on one scale for each column."""
     import jinja2
 
-    scales = [_scale(list(column)) for column in zip(*comparison.rows, strict=True)]
-    rows = [[(cell, _bar(cell, scale)) for cell, scale in zip(row, scales, strict=True)] for row in comparison.rows]
+    ends = [[end for cell in column for end in cell.bounds or ()] for column in zip(*comparison.rows, strict=True)]
+    rows = [[(cell, _bar(cell, scale)) for cell, scale in zip(row, ends, strict=True)] for row in comparison.rows]
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined)
     return environment.from_string(PAGE).render(comparison=comparison, rows=rows, width=BAR_WIDTH, height=BAR_HEIGHT)
 
 
-def _scale(column: list[Cell]) -> tuple[float, float]:
-    """Return the lowest and highest bound of a column's intervals."""
-    ends = [end for cell in column for end in cell.bounds or ()]
-    return (min(ends), max(ends)) if ends else (0.0, 0.0)
-
-
-def _bar(cell: Cell, scale: tuple[float, float]) -> list[str] | None:
-    """Return where a cell's interval is drawn, pixels: low, value, high."""
-    lowest, highest = scale
-    if cell.value is None or cell.bounds is None or lowest == highest:
+def _bar(cell: Cell, ends: list[float]) -> list[str] | None:
+    """Return where a cell's interval is drawn, pixels: low, value, high. `ends`: all bounds of the column."""
+    if cell.value is None or cell.bounds is None or min(ends) == max(ends):
         return None
-    reach = (BAR_WIDTH - 2 * MARGIN) / (highest - lowest)
-    return [f"{MARGIN + reach * (end - lowest):.1f}" for end in (cell.bounds[0], cell.value, cell.bounds[1])]
+    reach = (BAR_WIDTH - 2 * MARGIN) / (max(ends) - min(ends))
+    return [f"{MARGIN + reach * (end - min(ends)):.1f}" for end in (cell.bounds[0], cell.value, cell.bounds[1])]
 
 
 def _blocks(names: list[str], models: list[list[str]], width: int) -> list[str]:
@@ -113,10 +107,6 @@ def _blocks(names: list[str], models: list[list[str]], width: int) -> list[str]:
     return blocks
 
 
-def _wrapped(text: str, width: int) -> str:
-    return textwrap.fill(text, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
-
-
 def _table(columns: list[str], rows: list[list[str]], form: str) -> str:
     from tabulate import tabulate
 
@@ -125,7 +115,6 @@ def _table(columns: list[str], rows: list[list[str]], form: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Return text with Markdown's cell ends and HTML tags escaped."""
     for sign in "\\|<":
         text = text.replace(sign, f"\\{sign}")
     return text

@@ -8,14 +8,14 @@ from typing import Any
 import attrs
 
 from common.errors import BadInput
-from evaluation.registry import QUESTIONS
+from evaluation.registry import COMMANDS
 from evaluation.shared.intervals import CONFIDENCE
 from evaluation.shared.load import ModelLocation, home_of
 from evaluation.shared.measure import EvaluationResult
 from evaluation.shared.results import read_results
 from evaluation.shared.run_cost import RunCost, cost_of
 from training.checkpoints.disk import on_disk
-from training.checkpoints.run_record import RunRecord, StreamRecord
+from training.checkpoints.run_record import RunRecord
 from training.checkpoints.saved_state import STATE, SavedState, read_state
 from training.checkpoints.storage import LINKS
 from training.config.train_config import KEYS, PLUMBING_KEYS
@@ -62,7 +62,7 @@ def _read(reference: str) -> Row:
         results = [result for result in results if _checkpoint(result.model) == path.resolve().name]
     if not results:
         raise BadInput(
-            f"{home / EVALUATIONS}: got no results of {reference} that can be compared; measure it first: "
+            f"{home / EVALUATIONS}: no comparable results of {reference}; measure it first: "
             f"python evaluate.py loss {reference}"
         )
     title = results[-1].model
@@ -81,9 +81,8 @@ def _read(reference: str) -> Row:
 
 def _structured(record: dict[str, Any]) -> list[EvaluationResult]:
     """Return the results of a stored line that are whole; none of an unknown evaluation or another version's form."""
-    question = QUESTIONS.get(str(record.get("evaluation")))
     try:
-        return [] if question is None else [result for result in question.read_results(record) if _is_whole(result)]
+        return list(filter(_is_whole, COMMANDS[record["evaluation"]].read_results(record)))
     except UNREADABLE:
         return []
 
@@ -124,20 +123,15 @@ def _position(home: Path, state: SavedState) -> int | str:
 
 def _recipe(config: RunRecord, position: int | str) -> str:
     """Return all settings that change a result by more than rounding, except for the seed."""
-    recorded = {"model": config.model, "train": config.train}
-    values = {  # with the defaults of keys that an older version did not have
-        section: {key: recorded[section].get(key, definition.default) for key, definition in keys.items()}
-        for section, keys in KEYS.items()
-    }
     not_recipe = {*PLUMBING_KEYS, *RESOLVED_KEYS, "random_seed"}
-    train = {key: value for key, value in values["train"].items() if key not in not_recipe}
+    model, train = (  # with the defaults of keys that an older version did not have
+        {key: values.get(key, definition.default) for key, definition in KEYS[section].items() if key not in not_recipe}
+        for section, values in (("model", config.model), ("train", config.train))
+    )
     precision = config.numerics.get("precision", config.train.get("precision"))
-    steps = [position, config.steps]
-    tokens = [_identity(stream) for stream in config.train_streams]
-    known = [values["model"], train, precision, config.global_batch_size, steps, config.shares, tokens]
+    tokens = [  # while they are being written, their plan
+        stream.sha256 if stream.sha256 and None not in stream.sha256 else [stream.plan, stream.tokens]
+        for stream in config.train_streams
+    ]
+    known = [model, train, precision, config.global_batch_size, [position, config.steps], config.shares, tokens]
     return json.dumps(known, sort_keys=True)
-
-
-def _identity(stream: StreamRecord) -> Any:
-    """Return the identity of a stream's tokens: their sha256, or while they are being written their plan."""
-    return stream.sha256 if stream.sha256 and None not in stream.sha256 else [stream.plan, stream.tokens]

@@ -5,6 +5,7 @@ variance over seeds is pooled over recipes, as in a one-way analysis of variance
 """
 
 import math
+from statistics import fmean
 
 import attrs
 
@@ -29,14 +30,14 @@ class Group:
         names = ", ".join(self.labels if more < 2 else [*self.labels[:NAMED], f"{more} more"])
         return names + (f" ({count} seeds)" if count > 1 else "")
 
-    def measurements(self, measure: Measure) -> list[Measurement]:
-        """Return the measurements of a measure, one for each seed that has one."""
-        return [found for result in self.results if (found := result.measurement(measure)) is not None]
-
     @property
     def verb(self) -> str:
         """Verb of a statement about the group."""
         return "is" if len(self.labels) == 1 else "are"
+
+    def measurements(self, measure: Measure) -> list[Measurement]:
+        """Return the measurements of a measure, one for each seed that has one."""
+        return [found for result in self.results if (found := result.measurement(measure)) is not None]
 
 
 @attrs.frozen(kw_only=True)
@@ -54,15 +55,14 @@ def group_by_recipe(rows: list[Row], results: list[EvaluationResult | None]) -> 
         if result is not None:
             key = index if row.recipe is None else row.recipe
             members.setdefault(result.subject, {}).setdefault(key, []).append((row, result))
-    groups: list[list[Group]] = []
-    for recipes in members.values():
-        groups.append([])
-        for member in recipes.values():
-            seeds: dict[int | None, EvaluationResult] = {}
-            for row, result in member:
-                seeds.setdefault(row.seed, result)
-            groups[-1].append(Group(labels=[row.label for row, _ in member], results=list(seeds.values())))
-    return groups
+    return [[_group(member) for member in recipes.values()] for recipes in members.values()]
+
+
+def _group(members: list[tuple[Row, EvaluationResult]]) -> Group:
+    seeds: dict[int | None, EvaluationResult] = {}
+    for row, result in members:
+        seeds.setdefault(row.seed, result)
+    return Group(labels=[row.label for row, _ in members], results=list(seeds.values()))
 
 
 def pooled_noise(measure: Measure, groups: list[Group]) -> tuple[SeedNoise | None, str | None]:
@@ -71,18 +71,16 @@ def pooled_noise(measure: Measure, groups: list[Group]) -> tuple[SeedNoise | Non
     for group in groups:
         values = [one.value for one in group.measurements(measure)]
         if len(values) > 1:
-            mean = math.fsum(values) / len(values)
+            mean = fmean(values)
             squares += math.fsum((value - mean) ** 2 for value in values)
             freedom += len(values) - 1
             texts.append(f"{group.name} from {min(values):.{digits}f} to {max(values):.{digits}f}")
     if freedom == 0:
         return None, None
-    noise = SeedNoise(deviation=math.sqrt(squares / freedom), freedom=freedom)
-    runs = f"{freedom} degree{'s' if freedom > 1 else ''} of freedom"
-    return (
-        noise,
-        f"Seed noise, {measure.name}: {'; '.join(texts)}; standard deviation {noise.deviation:.{digits}f}, {runs}",
-    )
+    deviation = math.sqrt(squares / freedom)
+    spread = f"standard deviation {deviation:.{digits}f}, {freedom} degree{'s' if freedom > 1 else ''} of freedom"
+    noise = SeedNoise(deviation=deviation, freedom=freedom)
+    return noise, f"Seed noise, {measure.name}: {'; '.join(texts)}; {spread}"
 
 
 def widened(found: Interval, noise: SeedNoise, seeds: tuple[int, int], confidence: float) -> Interval:
@@ -95,8 +93,5 @@ def widened(found: Interval, noise: SeedNoise, seeds: tuple[int, int], confidenc
         return found
     deviation = noise.deviation * math.sqrt(1 / seeds[0] + 1 / seeds[1])
     reach = student_quantile((1 + confidence) / 2, noise.freedom) * deviation
-    return Interval(
-        value=found.value,
-        low=found.value - math.hypot(found.value - found.low, reach),
-        high=found.value + math.hypot(found.high - found.value, reach),
-    )
+    low, high = math.hypot(found.value - found.low, reach), math.hypot(found.high - found.value, reach)
+    return Interval(value=found.value, low=found.value - low, high=found.value + high)

@@ -16,14 +16,7 @@ from evaluation.comparison.seed_noise import Group, SeedNoise, group_by_recipe, 
 from evaluation.shared.intervals import CONFIDENCE, Interval
 from evaluation.shared.measure import EvaluationResult, Measure
 
-
-@attrs.frozen(kw_only=True)
-class Findings:
-    """Statements about the pairs of recipes in one measure."""
-
-    statements: list[str]
-    notes: list[str]  # on the seed noise that intervals include
-    undecided: bool  # a difference beyond the noise of the text has no winner, as the seed noise is unknown
+NO_WINNER = "no winner: the seed noise is unknown"
 
 
 @attrs.frozen(kw_only=True)
@@ -51,27 +44,22 @@ class Pair:
 
 def find_winners(
     measure: Measure, rows: list[Row], results: list[EvaluationResult | None], stated_deviation: float | None
-) -> Findings:
-    """Return the statements about a measure. `results`: the result shown for each row."""
-    statements, notes, undecided = [], [], False
+) -> tuple[list[str], list[str]]:
+    """Return statements about a measure, and notes on its seed noise. `results`: the result shown for each row."""
+    statements, notes = [], []
     for groups in group_by_recipe(rows, results):
-        noise, text = pooled_noise(measure, groups)
-        if text is not None:
-            notes.append(text)
+        noise, note = pooled_noise(measure, groups)
+        notes += [] if note is None else [note]
         if stated_deviation is not None:
             noise = SeedNoise(deviation=stated_deviation, freedom=float("inf"))
         if measure.difference is None:
             continue
         pairs = [Pair(measure=measure, groups=pair, noise=noise) for pair in combinations(groups, 2)]
-        for pair, found in differences_together(pairs):
-            undecided |= noise is None and found.apart and pair.ranks_models
-            statements.append(f"{measure.name}: {verdict(pair, found)}")
-        statements += [
-            f"{measure.name}: {group.name} are runs of one recipe: their difference is noise"
-            for group in groups
-            if len(group.labels) > 1
-        ]
-    return Findings(statements=statements, notes=notes, undecided=undecided)
+        found = [verdict(pair, interval) for pair, interval in differences_together(pairs)]
+        seeds = [group.name for group in groups if len(group.labels) > 1]
+        found += [f"{name} are runs of one recipe: their difference is noise" for name in seeds]
+        statements += [f"{measure.name}: {line}" for line in found]
+    return statements, notes
 
 
 def differences_together(pairs: list[Pair]) -> list[tuple[Pair, Interval]]:
@@ -95,24 +83,19 @@ def differences_together(pairs: list[Pair]) -> list[tuple[Pair, Interval]]:
 def verdict(pair: Pair, found: Interval) -> str:
     """Return the statement about a pair: one is better only where the interval covers seed noise and excludes zero."""
     measure, (one, other) = pair.measure, pair.groups
+    unbounded = ", with no interval: too little was measured" if found.low is None else ""
+    shown = found if found.value > 0 or not found.apart or not pair.ranks_models else -found
+    size = f"{shown.text(measure.digits)} {measure.unit}{unbounded}"
     if not pair.ranks_models:
-        return f"{one.name} and {other.name} cannot be ranked with one fine-tuning each: {_size(measure, found)}"
+        return f"{one.name} and {other.name} cannot be ranked with one fine-tuning each: {size}"
     if not found.apart:
-        return f"{one.name} and {other.name} do not differ significantly: {_size(measure, found)}"
-    size = _size(measure, found if found.value > 0 else -found)
+        return f"{one.name} and {other.name} do not differ significantly: {size}"
     if pair.noise is None:
         side = "above" if found.value > 0 else "below"
-        return f"{one.name} {one.verb} {side} {other.name} by {size}; no winner: the seed noise is unknown"
+        return f"{one.name} {one.verb} {side} {other.name} by {size}; {NO_WINNER}"
     if (found.value > 0) != measure.higher_is_better:
         one, other = other, one
     return f"{one.name} {one.verb} better than {other.name} by {size}"
-
-
-def _size(measure: Measure, found: Interval) -> str:
-    value, digits = f"{found.value:.{measure.digits}f}", measure.digits
-    if found.low is None or found.high is None:
-        return f"{value} {measure.unit}, with no interval: too little was measured"
-    return f"{value} [{found.low:.{digits}f}, {found.high:.{digits}f}] {measure.unit}"
 
 
 def _equal_at_most(groups: int, left: int) -> int:

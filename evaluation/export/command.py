@@ -28,16 +28,18 @@ class ExportCommand:
         """Export a model, and upload it if asked."""
         import torch
 
-        from evaluation.export.export import Publication, export, push
+        from common.hub_client import check_logged_in, check_names
+        from evaluation.export.export import export, push
         from evaluation.shared.load import load, locate
 
         check_alone("export")
         if self.private and self.push is None:
             raise BadInput("--private: applies to --push, which is missing")
-        publication = Publication(repository=self.push, private=self.private, license_name=self.license)
-        publication.check()
+        check_names(self.push or "owner/name", self.license)
+        if self.push is not None:
+            check_logged_in()
         trained = load(locate(self.model, self.checkpoint), self.tokenizer, torch.device("cpu"))
-        export(trained, self.directory, publication)
+        export(trained, self.directory, self.push, self.license)
         print(f"{self.directory}: AutoModelForCausalLM.from_pretrained loads it")
-        if publication.repository is not None:
-            print(push(self.directory, publication))
+        if self.push is not None:
+            print(push(self.directory, self.push, private=self.private))

@@ -8,14 +8,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import attrs
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
 from common.errors import BadInput
 from common.files import replace_file, writing
-from common.hub_client import CARD, check_logged_in, check_names, hub_errors, upload
+from common.hub_client import CARD, hub_errors, upload
 from evaluation.export.model_card import model_card
 from evaluation.shared.load import Trained
 from model.gpt import GPT
@@ -31,34 +30,18 @@ CONFIG, GENERATION, WEIGHTS = "config.json", "generation_config.json", "model.sa
 FINE_TUNING = "fine_tuning.json"
 
 
-@attrs.frozen(kw_only=True)
-class Publication:
-    """Options of an upload to the hub."""
-
-    repository: str | None  # OWNER/NAME; None: no upload
-    private: bool
-    license_name: str | None  # identifier on the hub
-
-    def check(self) -> None:
-        """Raise BadInput for what the hub would refuse, before anything is written."""
-        check_names(self.repository or "owner/name", self.license_name)
-        if self.repository is not None:
-            check_logged_in()
-
-
-def export(trained: Trained, directory: Path, publication: Publication) -> None:
+def export(trained: Trained, directory: Path, repository: str | None, license_name: str | None) -> None:
     """Write the directory atomically. Raises BadInput where it holds something else.
 
-    A directory with the same weights that is to be pushed is kept: an earlier push may have failed.
+    A directory with the same weights that is to be pushed to a repository is kept: an earlier push may have failed.
     """
     directory = directory.resolve()
     with _partial_directory(directory) as partial:
         empty = not directory.exists() or (directory.is_dir() and not any(directory.iterdir()))
-        if not empty and (publication.repository is None or not (directory / WEIGHTS).is_file()):
+        if not empty and (repository is None or not (directory / WEIGHTS).is_file()):
             raise BadInput(f"{directory}: exists; pass another folder, or delete it")
         _write_model(trained, partial)
-        card = model_card(trained, publication.repository or directory.name, publication.license_name)
-        replace_file(partial / CARD, card)
+        replace_file(partial / CARD, model_card(trained, repository or directory.name, license_name))
         if empty:
             _replace_directory(directory, partial)
         elif not filecmp.cmp(directory / WEIGHTS, partial / WEIGHTS, shallow=False):
@@ -78,16 +61,14 @@ def write_fine_tuned(trained: Trained, directory: Path, settings: dict[str, Any]
         _replace_directory(directory, partial)
 
 
-def push(directory: Path, publication: Publication) -> str:
+def push(directory: Path, repository: str, *, private: bool) -> str:
     """Upload an exported directory; return its URL. Raises BadInput when the hub cannot be reached or refuses."""
     from huggingface_hub import HfApi
 
-    repository = publication.repository
-    assert repository is not None
     api = HfApi()
     with hub_errors(f"model {repository}: cannot be uploaded"):
-        url = api.create_repo(repository, private=publication.private or None, exist_ok=True)
-        if publication.private and not api.model_info(repository).private:
+        url = api.create_repo(repository, private=private or None, exist_ok=True)
+        if private and not api.model_info(repository).private:
             raise BadInput(f"{repository}: exists and is public; make it private on the hub, or pass another name")
         files: dict[str, Path | bytes] = {
             path.name: path for path in sorted(directory.iterdir()) if path.name not in OURS

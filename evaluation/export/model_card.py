@@ -10,8 +10,9 @@ from evaluation.shared.run_cost import cost_of
 from model.config import ModelConfig, parameter_count
 from tokens.hub.download import hub_name
 from training.checkpoints.disk import on_disk
-from training.checkpoints.saved_state import SavedState, read_state
+from training.checkpoints.saved_state import read_state
 from training.optimizers.optimizer_registry import OPTIMIZERS
+from training.state import Position
 from training.telemetry.metrics_log import read_metrics
 
 TEMPLATE = """---
@@ -76,7 +77,6 @@ def _shape(trained: Trained, config: ModelConfig) -> Iterator[tuple[str, str]]:
 
 
 def _training(place: ModelLocation) -> Iterator[tuple[str, str]]:
-    """Yield the recorded facts of the training run."""
     if not place.is_own:
         return
     state = read_state(on_disk(place.path))
@@ -94,7 +94,7 @@ def _training(place: ModelLocation) -> Iterator[tuple[str, str]]:
     yield "updates", f"{state.position.step:,} of {config.steps:,}"
     yield "optimizer", _optimizer(train)
     yield "seed", str(train["random_seed"])
-    yield from _losses(place, state)
+    yield from _losses(place, state.position)
     environment = place.record.get("environment", {})
     if environment:
         yield "machine", f"{environment['world_size']} x {environment['device']}"
@@ -107,23 +107,19 @@ def _training(place: ModelLocation) -> Iterator[tuple[str, str]]:
         yield "commit", f"`{config.git_commit}`"
 
 
-def _losses(place: ModelLocation, state: SavedState) -> Iterator[tuple[str, str]]:
-    losses = [
-        record["train_loss"]
-        for record in (read_metrics(place.run) if place.run is not None else [])
-        if "train_loss" in record and record["step"] <= state.position.step
-    ]
+def _losses(place: ModelLocation, position: Position) -> Iterator[tuple[str, str]]:
+    records = [] if place.run is None else read_metrics(place.run)
+    losses = [one["train_loss"] for one in records if "train_loss" in one and one["step"] <= position.step]
     if losses:
         yield "training loss", f"{losses[-1]:.4f} nats per token"
-    loss = state.position.validation_loss
+    loss = position.validation_loss
     if loss is not None:
         yield "validation loss", f"{loss:.4f} nats per token (perplexity {math.exp(loss):,.2f})"
 
 
 def _optimizer(train: dict[str, Any]) -> str:
-    values = {key: train.get(key) for key in ("learning_rate", "adam_beta1", "adam_beta2", "weight_decay")}
     schedule = "warm-up, then cosine" if train["schedule_learning_rate"] else "constant"
     return (
-        f"{OPTIMIZERS[train.get('optimizer', 'adamw')].title}, learning rate {values['learning_rate']:g} ({schedule}), "
-        f"betas {values['adam_beta1']:g} and {values['adam_beta2']:g}, weight decay {values['weight_decay']:g}"
+        f"{OPTIMIZERS[train.get('optimizer', 'adamw')].title}, learning rate {train['learning_rate']:g} ({schedule}), "
+        f"betas {train['adam_beta1']:g} and {train['adam_beta2']:g}, weight decay {train['weight_decay']:g}"
     )

@@ -6,6 +6,7 @@ pieces that do not depend on the number of ranks, and all ranks answer them: the
 
 import copy
 import difflib
+import json
 import logging
 import tempfile
 from functools import partial
@@ -20,7 +21,9 @@ from tabulate import tabulate
 from common.errors import BadInput
 from common.files import replace_file
 from evaluation.export.export import CONFIG, hugging_face_weights
+from evaluation.harness.command import HarnessCommand
 from evaluation.shared.load import Trained
+from evaluation.shared.measure import EvaluationResult, Measure, Measurement
 from evaluation.shared.split_over_ranks import share
 from model.stock import stock_class
 from tokens.tokenizer.hugging_face_files import write_tokenizer_files
@@ -31,17 +34,6 @@ DOCUMENTS, ERROR = "sample_len", "_stderr"  # in the names of its values
 PIECE_BATCHES = 8  # the harness groups equal contexts, so that a piece of one batch would not fill it
 
 
-@attrs.frozen(kw_only=True)
-class Wanted:
-    """Options of the harness."""
-
-    tasks: list[str]  # names, or patterns of them
-    fewshot: int | None  # examples in the context; None: the task's
-    limit: int | None  # documents of each task
-    batch_size: int
-    folder: Path | None  # of additional tasks
-
-
 @attrs.frozen
 class Requests:
     """Requests for all ranks."""
@@ -50,7 +42,7 @@ class Requests:
     pieces: list[list[tuple[Any, ...]]]  # arguments of each request
 
 
-def measure(trained: Trained, wanted: Wanted, ranks: Ranks) -> dict[str, dict[str, Any]]:
+def measure(trained: Trained, wanted: HarnessCommand, ranks: Ranks) -> dict[str, dict[str, Any]]:
     """Return the values of each task and group by metric, on every rank; call it on every rank.
 
     Raises BadInput for unknown tasks, unavailable data, and anything else that the harness refuses.
@@ -101,16 +93,42 @@ def metrics_of(values: dict[str, Any]) -> list[tuple[str, float, float | None]]:
     return metrics
 
 
-def _run(model: Any, wanted: Wanted) -> dict[str, dict[str, Any]]:
-    """Run the harness, on rank 0."""
+def read_results(record: dict[str, Any]) -> list[EvaluationResult]:
+    """Return a stored result of `evaluate.py harness`, one for each task: tasks are compared separately.
+
+    Models are not ranked by them: results hold no answers to single documents, so differences cannot be paired.
+    """
+    version, fewshot = record.get("lm_eval"), record.get("fewshot")  # another version may ask otherwise
+    shots = "" if fewshot is None else f", {fewshot} examples in the context"
+    results = []
+    for task, values in record["tasks"].items():
+        if isinstance(values, dict):
+            evaluation, documents = f"harness {task}", values.get(DOCUMENTS)
+            count = "" if documents is None else f" on {documents:,} documents"
+            result = EvaluationResult.of(
+                record,
+                evaluation=evaluation,
+                subject=json.dumps([evaluation, version, fewshot, record.get("limit"), documents]),
+                description=f"lm-evaluation-harness {version}{count}{shots}; ± is its standard error; no pairs, no "
+                "winner",
+                measurements=[
+                    Measurement(measure=Measure(name=f"{task}, {metric}"), value=value, error=error)
+                    for metric, value, error in metrics_of(values)
+                ],
+            )
+            results.append(result)
+    return results
+
+
+def _run(model: Any, wanted: HarnessCommand) -> dict[str, dict[str, Any]]:
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
 
     try:
-        manager = TaskManager(include_path=None if wanted.folder is None else str(wanted.folder))
+        manager = TaskManager(include_path=None if wanted.include_path is None else str(wanted.include_path))
         found = simple_evaluate(
             model,
-            tasks=[name for task in wanted.tasks for name in _named(task, manager)],
+            tasks=[name for task in wanted.tasks.split(",") for name in _named(task, manager)],
             num_fewshot=wanted.fewshot,
             limit=wanted.limit,
             task_manager=manager,
@@ -120,7 +138,7 @@ def _run(model: Any, wanted: Wanted) -> dict[str, dict[str, Any]]:
         raise
     except Exception as error:  # tasks are third-party code: they raise anything
         detail = " ".join(str(error).split())
-        raise BadInput(f"tasks {', '.join(wanted.tasks)}: {type(error).__name__}: {detail}") from error
+        raise BadInput(f"tasks {wanted.tasks}: {type(error).__name__}: {detail}") from error
     return {task: _values(metrics) for task, metrics in found["results"].items()}
 
 

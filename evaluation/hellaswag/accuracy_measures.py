@@ -16,11 +16,12 @@ SOURCE = (
 
 
 def accuracy_difference(a: list[np.ndarray], b: list[np.ndarray], confidence: float) -> Interval:
-    """Compare item by item (McNemar, Psychometrika 12, 1947): only items that one of the two has right count.
+    """Return the difference of accuracies, paired by item (McNemar, Psychometrika 12, 1947).
 
-    `a`, `b`: for each seed which items were hit, float64 (items,). The variance is that of two items more, on which the
-    two disagree by one half each way: otherwise models that agree on every item would get an interval without width
-    (Agresti and Min, Statistics in Medicine 24, 2005).
+    Only items that exactly one of the two models answers correctly count. `a`, `b`: for each seed, 1 for an item
+    answered correctly, else 0, float64 (items,). The variance is that of two items more, on which the two disagree by
+    one half each way: otherwise models that agree on every item would get an interval without width (Agresti and Min,
+    Statistics in Medicine 24, 2005).
     """
     by_item = np.mean(a, axis=0) - np.mean(b, axis=0)
     items = len(by_item)
@@ -30,46 +31,32 @@ def accuracy_difference(a: list[np.ndarray], b: list[np.ndarray], confidence: fl
     return student_interval(float(by_item.mean()), error, items, confidence)
 
 
-def _accuracy(name: str, small: float, xl: str) -> Measure:
-    values = {"OpenAI GPT-2 small": f"{small:.4f}", "OpenAI GPT-2 XL": xl}
-    return Measure(
-        name=name,
+MEASURES = {  # by the key of a stored result
+    key: Measure(
+        name=f"HellaSwag, {name}",
         unit="of all items",
         difference=accuracy_difference,
-        published=Published(values=values, source=SOURCE),
+        published=Published(
+            values={"OpenAI GPT-2 small": f"{PUBLISHED[name][2]:.4f}", "OpenAI GPT-2 XL": xl}, source=SOURCE
+        ),
     )
-
-
-MEASURES = {  # by the key of a stored result
-    "completion": _accuracy("HellaSwag, completion", PUBLISHED["completion"][2], "0.4893"),
-    "lm_eval": _accuracy("HellaSwag, lm-eval", PUBLISHED["lm-eval"][2], "0.5089"),
+    for key, name, xl in (("completion", "completion", "0.4893"), ("lm_eval", "lm-eval", "0.5089"))
 }
 
 
 def read_results(record: dict[str, Any]) -> list[EvaluationResult]:
     """Return a stored result of `evaluate.py hellaswag`."""
     data, items = record["data"], record["items"]
-    lengths = [len(record[style]["hits_norm"]) for style in MEASURES]
-    measurements = [
-        Measurement(
-            measure=measure,
-            value=record[style]["acc_norm"],
-            error=record[style].get("acc_norm_error"),
-            sample=_bits(record[style]["hits_norm"], items),
-        )
-        for style, measure in MEASURES.items()
-    ]
-    return [
-        EvaluationResult(
-            evaluation="hellaswag",
-            model=record["model"],
-            time=str(record.get("time")),
-            subject=f"{data['sha256']} {items} {lengths}",
-            description=f"acc_norm on {items:,} items of {data['file']}; ± is a standard error over items",
-            measurements=measurements,
-        )
-    ]
-
-
-def _bits(packed: str, items: int) -> np.ndarray:
-    return np.unpackbits(np.frombuffer(bytes.fromhex(packed), np.uint8))[:items].astype(np.float64)
+    measurements = []
+    for style, measure in MEASURES.items():
+        packed = np.frombuffer(bytes.fromhex(record[style]["hits_norm"]), np.uint8)
+        hits = np.unpackbits(packed)[:items].astype(np.float64)
+        value, error = record[style]["acc_norm"], record[style].get("acc_norm_error")
+        measurements.append(Measurement(measure=measure, value=value, error=error, sample=hits))
+    result = EvaluationResult.of(
+        record,
+        subject=f"{data['sha256']} {items} {[len(record[style]['hits_norm']) for style in MEASURES]}",
+        description=f"acc_norm on {items:,} items of {data['file']}; ± is a standard error over items",
+        measurements=measurements,
+    )
+    return [result]

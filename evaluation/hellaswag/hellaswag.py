@@ -17,7 +17,6 @@ from evaluation.loss.held_out_loss import BATCH_TOKENS, prediction_losses
 from evaluation.shared.intervals import plus_minus
 from evaluation.shared.load import Trained
 from evaluation.shared.split_over_ranks import share
-from model.gpt import GPT
 from tokens.tokenizer.tokenizer import Tokenizer
 from training.parallel.process_group import Ranks
 
@@ -42,6 +41,10 @@ class Accuracy:
     hits: str  # a bit for each item, in order, in hexadecimal: for paired comparison
     hits_norm: str
 
+    def __str__(self) -> str:
+        acc, acc_norm = plus_minus(self.acc, self.acc_error, 4), plus_minus(self.acc_norm, self.acc_norm_error, 4)
+        return f"acc {acc}, acc_norm {acc_norm}"
+
 
 @attrs.frozen(kw_only=True)
 class HellaSwag:
@@ -51,6 +54,10 @@ class HellaSwag:
     cut: int  # items longer than the model's context
     completion: Accuracy
     lm_eval: Accuracy
+
+    def __str__(self) -> str:
+        cut = f"; {self.cut:,} items were cut to the context" if self.cut else ""
+        return f"completion: {self.completion}; lm-eval: {self.lm_eval}{cut}"
 
 
 def measure(trained: Trained, items: list[Item], ranks: Ranks) -> HellaSwag:
@@ -67,13 +74,13 @@ def measure(trained: Trained, items: list[Item], ranks: Ranks) -> HellaSwag:
             raise BadInput(
                 f"{trained.place.path}: its loss is not finite: the weights are damaged, or training diverged"
             )
-        accuracies[name] = accuracy(likelihoods, choices, [item.label for item in items])
+        accuracies[name] = accuracy(likelihoods, choices, [int(item.label) for item in items])
     return HellaSwag(items=len(items), cut=len(cut), **accuracies)
 
 
 def completion(item: Item, tokenizer: Tokenizer) -> list[Choice]:
     """Return an item's choices as karpathy/build-nanogpt and llm.c make them (hellaswag.py): encoded separately."""
-    context = tokenizer.encode(item.context)
+    context = tokenizer.encode(item.ctx)
     endings = [tokenizer.encode(f" {ending}") for ending in item.endings]
     return [Choice(np.concatenate([context, ending]), len(ending), None) for ending in endings]
 
@@ -83,7 +90,7 @@ def lm_eval(item: Item, tokenizer: Tokenizer) -> list[Choice]:
 
     Its tasks/hellaswag/utils.py makes the texts, its api/model.py the tokens.
     """
-    query = cleaned(f"{item.topic}: {item.context_a} {item.context_b.capitalize()}")
+    query = cleaned(f"{item.activity_label}: {item.ctx_a} {item.ctx_b.capitalize()}")
     begin = len(tokenizer.encode(query.rstrip()))  # trailing spaces of the context belong to the ending
     choices = []
     for ending in map(cleaned, item.endings):
@@ -113,9 +120,7 @@ def log_likelihoods(trained: Trained, choices: list[Choice], ranks: Ranks) -> np
         size = max(1, BATCH_TOKENS // len(choices[order[0]].tokens))
         batches.append(order[:size])
         order = order[size:]
-    found = share(
-        ranks, batches, lambda batch: _batch(trained.network, [choices[index] for index in batch], ranks.device)
-    )
+    found = share(ranks, batches, lambda batch: _batch(trained, [choices[index] for index in batch]))
     likelihoods = np.empty(len(choices))
     likelihoods[[index for batch in batches for index in batch]] = np.concatenate(found)
     return likelihoods
@@ -137,13 +142,7 @@ def accuracy(likelihoods: np.ndarray, choices: list[Choice], labels: list[int]) 
     )
 
 
-def describe(result: Accuracy) -> str:
-    """Return accuracies as text."""
-    pairs = (("acc", result.acc, result.acc_error), ("acc_norm", result.acc_norm, result.acc_norm_error))
-    return ", ".join(f"{name} {plus_minus(value, error, 4)}" for name, value, error in pairs)
-
-
-def _batch(network: GPT, choices: list[Choice], device: torch.device) -> np.ndarray:
+def _batch(trained: Trained, choices: list[Choice]) -> np.ndarray:
     """Return the log-probabilities of the endings, fp64 (B,). Padding after the end of a row has no effect."""
     shape = len(choices), len(choices[0].tokens)  # the longest comes first
     tokens, counts = np.zeros(shape, np.int64), np.zeros(shape, bool)
@@ -151,7 +150,7 @@ def _batch(network: GPT, choices: list[Choice], device: torch.device) -> np.ndar
         end = len(choice.tokens)
         tokens[row, :end] = choice.tokens
         counts[row, end - choice.scored : end] = True
-    losses = prediction_losses(network, torch.from_numpy(tokens).to(device)).cpu().numpy()
+    losses = prediction_losses(trained.network, torch.from_numpy(tokens)).cpu().numpy()
     return -(losses * counts[:, 1:]).sum(axis=1, dtype=np.float64)
 
 

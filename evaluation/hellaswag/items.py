@@ -10,22 +10,22 @@ from common.errors import BadInput, quoted
 from common.files import sha256
 from common.hub_client import download_snapshot
 from common.json_files import read_every_line
+from common.structure import structured
 
 PATTERNS = ["*validation*.parquet", "*validation*.jsonl"]  # validation split of a dataset on the hub
-TEXTS = {"activity_label": "topic", "ctx": "context", "ctx_a": "context_a", "ctx_b": "context_b"}
 ENDINGS = 4
 
 
 @attrs.frozen(kw_only=True)
 class Item:
-    """A context and four endings."""
+    """A context and four endings, under the names of rowanz/hellaswag."""
 
-    topic: str
-    context: str
-    context_a: str  # its complete sentences
-    context_b: str  # the beginning of the last one, may be empty
+    activity_label: str  # the topic
+    ctx: str
+    ctx_a: str  # its complete sentences
+    ctx_b: str  # the beginning of the last one, may be empty
     endings: list[str]
-    label: int  # of the true one
+    label: str  # number of the true one; Parquet has it as text, JSON Lines as a number
 
 
 @attrs.frozen(kw_only=True)
@@ -56,15 +56,18 @@ def read_items(source: str, count: int | None) -> Items:
 
 
 def _item(row: dict[str, Any], where: str) -> Item:
-    for key in TEXTS:
-        if not isinstance(row.get(key), str) or (key == "ctx" and not row[key].strip()):
-            raise BadInput(f"{where}: {key}: got {quoted(row.get(key))}, wanted a text")
-    endings, label = row.get("endings"), str(row.get("label", ""))
-    if not isinstance(endings, list) or len(endings) != ENDINGS or not all(isinstance(text, str) for text in endings):
-        raise BadInput(f"{where}: endings: wanted {ENDINGS} texts")
-    if label not in map(str, range(ENDINGS)):
-        raise BadInput(f"{where}: label: got {quoted(label)}, wanted 0 to {ENDINGS - 1}; the test split has no labels")
-    return Item(**{ours: row[theirs] for theirs, ours in TEXTS.items()}, endings=endings, label=int(label))
+    try:
+        item = structured(row | {"label": str(row.get("label", ""))}, Item, unknown_keys=True)
+    except ValueError as error:
+        raise BadInput(f"{where}: {error}") from error
+    if not item.ctx.strip():
+        raise BadInput(f"{where}: ctx: got {quoted(item.ctx)}, wanted a text")
+    if len(item.endings) != ENDINGS:
+        raise BadInput(f"{where}: endings: got {len(item.endings)}, wanted {ENDINGS} texts")
+    if item.label not in map(str, range(ENDINGS)):
+        wanted = f"wanted 0 to {ENDINGS - 1}; the test split has no labels"
+        raise BadInput(f"{where}: label: got {quoted(item.label)}, {wanted}")
+    return item
 
 
 def _parquet_rows(path: Path) -> list[Any]:
@@ -78,7 +81,6 @@ def _parquet_rows(path: Path) -> list[Any]:
 
 
 def _download(source: str) -> Path:
-    """Return the file of a hub dataset's validation split."""
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", source, re.ASCII) or source.endswith(".jsonl"):
         raise BadInput(f"{source}: no such file; wanted HellaSwag's items as JSON Lines, or OWNER/NAME on the hub")
     problem = "no such file, and no dataset available on the hub"

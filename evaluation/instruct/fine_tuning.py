@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from common.errors import BadInput
+from evaluation.instruct.command import FineTuneSettings
 from evaluation.shared.load import Trained
 from evaluation.shared.records import Record
 from evaluation.shared.split_over_ranks import share
@@ -24,19 +25,6 @@ from training.parallel.process_group import Ranks
 from training.parallel.wrap import parallelize
 from training.precision import Numerics
 from training.step import seed_dropout
-
-
-@attrs.frozen(kw_only=True)
-class FineTuneSettings:
-    """Fine-tuning hyperparameters. The defaults are those of Raschka's book, which gpjt's comparisons use."""
-
-    seed: int = 0  # of the order of records, and of dropout
-    epochs: int = 20  # at most
-    batch_size: int = 8  # records of one update
-    learning_rate: float = 5e-5  # constant
-    weight_decay: float = 0.1
-    prompt_loss: bool = False  # train on the prompt's tokens as well
-    longest_answer: int = 256  # tokens; at most half the context
 
 
 @attrs.frozen
@@ -135,8 +123,6 @@ def encode(trained: Trained, text: str) -> list[int]:
 
 
 class _Tuner:
-    """Model, optimizer and data of a fine-tuning."""
-
     def __init__(self, trained: Trained, examples: list[Example], settings: FineTuneSettings, ranks: Ranks):
         self._network, self._examples, self._settings, self._ranks = trained.network, examples, settings, ranks
         self._accumulation = settings.batch_size // ranks.world_size  # records of a rank; a micro-batch is one

@@ -10,17 +10,11 @@ import attrs
 from common.errors import BadInput
 from common.files import sha256
 from common.json_files import read_json
+from common.structure import structured
 from evaluation.export.export import FINE_TUNING, write_fine_tuned
-from evaluation.instruct.fine_tuning import (
-    FineTuned,
-    FineTuneSettings,
-    answer_losses,
-    encode,
-    fine_tune,
-    make_example,
-    prompt_text,
-)
-from evaluation.instruct.overlap import FreeScores, describe, free_scores
+from evaluation.instruct.command import FineTuneSettings, InstructCommand
+from evaluation.instruct.fine_tuning import FineTuned, answer_losses, encode, fine_tune, make_example, prompt_text
+from evaluation.instruct.overlap import FreeScores, free_scores
 from evaluation.shared.intervals import plus_minus
 from evaluation.shared.load import Trained
 from evaluation.shared.records import Answer, Answers, Record, read_answers, read_records, write_answers
@@ -34,34 +28,19 @@ TRAINED, TESTED = 0.85, 0.10  # of the records; the rest validates
 
 
 @attrs.frozen(kw_only=True)
-class RecordSplit:
-    """Training, test and validation records, consecutive in their file."""
+class HeldOutQuestions:
+    """A file of records, split into consecutive parts."""
 
+    file: str
+    sha256: str
     train: list[Record]
     test: list[Record]
     validation: list[Record]
 
-
-@attrs.frozen(kw_only=True)
-class HeldOutQuestions:
-    """A file of records and its split."""
-
-    file: str
-    sha256: str
-    split: RecordSplit
-
     def described(self) -> dict[str, Any]:
         """Return its description in results and answers."""
-        sizes = {name: len(records) for name, records in attrs.asdict(self.split, recurse=False).items()}
-        return {"file": self.file, "sha256": self.sha256, **sizes}
-
-
-@attrs.frozen(kw_only=True)
-class Output:
-    """Output directories of a session."""
-
-    answers: Path | None  # None: answers/ of the model's home
-    weights: Path | None  # of the fine-tuned models; None: they are not kept
+        values = attrs.asdict(self, recurse=False)
+        return {name: len(value) if isinstance(value, list) else value for name, value in values.items()}
 
 
 @attrs.frozen(kw_only=True)
@@ -79,7 +58,7 @@ class Tuned:
         losses, best = self.fine_tuned.losses, self.fine_tuned.best_epoch
         parts = [
             f"best epoch {best}, validation loss {losses[0]:.4f} -> {losses[best]:.4f} nats per token",
-            describe(self.free),
+            str(self.free),
             *([f"{self.cut} records cut to the context"] if self.cut else []),
             f"answers in {self.answers}" + (", kept from an earlier session" if self.kept else ""),
         ]
@@ -87,35 +66,45 @@ class Tuned:
 
 
 def read_questions(path: Path) -> HeldOutQuestions:
-    """Read and split a file of records. Raises BadInput."""
-    return HeldOutQuestions(file=path.name, split=split_records(read_records(path)), sha256=sha256(path))
+    """Read a file of records, and split them 85/10/5, in order. Raises BadInput, also where a part would be empty."""
+    records = read_records(path)
+    train, test = int(len(records) * TRAINED), int(len(records) * TESTED)
+    if test == 0 or train + test == len(records):
+        raise BadInput(f"got {len(records)} records, wanted 10 or more to train, test and validate on; add records")
+    return HeldOutQuestions(
+        file=path.name,
+        sha256=sha256(path),
+        train=records[:train],
+        test=records[train : train + test],
+        validation=records[train + test :],
+    )
 
 
 def instruct(
-    trained: Trained, questions: HeldOutQuestions, settings: FineTuneSettings, output: Output, ranks: Ranks
+    trained: Trained, questions: HeldOutQuestions, settings: FineTuneSettings, command: InstructCommand, ranks: Ranks
 ) -> Tuned:
     """Fine-tune the network, answer the test part, and write the answers; unless an earlier session did the same.
 
     Call it on every rank. Raises BadInput.
     """
-    split, place = questions.split, trained.place
+    place = trained.place
     name = f"{place.title.replace('/', '--').replace(' ', '-')}-seed-{settings.seed}"
-    file = (output.answers or place.home / ANSWERS) / f"{name}.json"
-    weights = None if output.weights is None else output.weights / name
+    file = (command.output or place.home / ANSWERS) / f"{name}.json"
+    weights = None if command.keep_weights is None else command.keep_weights / name
     known = attrs.asdict(settings) | {"data": questions.described()}
     known |= from_coordinator(ranks, lambda: _identity(trained))
-    answers = kept = from_coordinator(ranks, lambda: _kept(file, weights, known, split.test))
+    answers = kept = from_coordinator(ranks, lambda: _kept(file, weights, known, questions.test))
     if answers is None:
-        known |= attrs.asdict(fine_tune(trained, split.train, split.validation, settings, ranks))
+        known |= attrs.asdict(fine_tune(trained, questions.train, questions.validation, settings, ranks))
         if weights is not None:
             from_coordinator(ranks, lambda: write_fine_tuned(trained, weights, known))
-        texts = answer_all(trained, split.test, settings, ranks)
+        texts = answer_all(trained, questions.test, settings, ranks)
         answers = Answers(model=place.title, seed=settings.seed, home=place.home, settings=known, answers=texts)
         from_coordinator(ranks, lambda: write_answers(file, answers))
-    everything = [*split.train, *split.validation, *split.test]
+    everything = [*questions.train, *questions.validation, *questions.test]
     return Tuned(
         seed=settings.seed,
-        fine_tuned=_fine_tuned(answers),
+        fine_tuned=structured(answers.settings, FineTuned, unknown_keys=True),
         free=free_scores(answers),
         answers=file,
         cut=sum(make_example(trained, record).cut for record in everything),
@@ -150,14 +139,6 @@ def describe_summary(summary: dict[str, Any]) -> str:
         for name in ("reference_loss", "chrf")
     ]
     return f"over {len(summary['seeds'])} seeds, mean ± standard deviation: {', '.join(parts)}"
-
-
-def split_records(records: list[Record]) -> RecordSplit:
-    """Split the records 85/10/5, in order. Raises BadInput where a part would be empty."""
-    train, test = int(len(records) * TRAINED), int(len(records) * TESTED)
-    if test == 0 or train + test == len(records):
-        raise BadInput(f"got {len(records)} records, wanted 10 or more to train, test and validate on; add records")
-    return RecordSplit(train=records[:train], test=records[train : train + test], validation=records[train + test :])
 
 
 def answer_all(trained: Trained, records: list[Record], settings: FineTuneSettings, ranks: Ranks) -> list[Answer]:
@@ -206,16 +187,12 @@ def _kept(file: Path, weights: Path | None, known: dict[str, Any], questions: li
         return None
     try:
         answers = read_answers(file)
-        _fine_tuned(answers)
+        structured(answers.settings, FineTuned, unknown_keys=True)
         made = answers.settings if weights is None else read_json(weights / FINE_TUNING)
-    except (BadInput, KeyError):
+    except (BadInput, ValueError):
         return None  # another program's, damaged, or without weights: fine-tune again
     same = made == answers.settings and all(made.get(key) == value for key, value in known.items())
     return answers if same and [answer.record for answer in answers.answers] == questions else None
-
-
-def _fine_tuned(answers: Answers) -> FineTuned:
-    return FineTuned(**{field.name: answers.settings[field.name] for field in attrs.fields(FineTuned)})
 
 
 def _over_seeds(values: list[float | None]) -> dict[str, float | None]:

@@ -1,11 +1,18 @@
 """Scores of answers without a judge: exact matches, chrF, and the loss of the reference answers."""
 
 import math
+from typing import Any
 
 import attrs
 
 from evaluation.shared.intervals import plus_minus
+from evaluation.shared.measure import EvaluationResult, Measure, Measurement
 from evaluation.shared.records import Answers
+
+MEASURES = {  # by the key of a stored result
+    "chrf": Measure(name="chrF", digits=2),
+    "reference_loss": Measure(name="reference loss", unit="nats per token", higher_is_better=False),
+}
 
 
 @attrs.frozen(kw_only=True)
@@ -17,6 +24,13 @@ class FreeScores:
     chrf_error: float | None
     reference_loss: float | None  # nats per token of the reference answer; None unless every answer carries it
     reference_loss_error: float | None
+
+    def __str__(self) -> str:
+        parts = [f"chrF {plus_minus(self.chrf, self.chrf_error, 4)}", f"{self.exact:.1%} exact"]
+        if self.reference_loss is not None:
+            loss = plus_minus(self.reference_loss, self.reference_loss_error, 4)
+            parts.insert(0, f"loss of the reference answers {loss}")
+        return ", ".join(parts)
 
 
 def free_scores(answers: Answers) -> FreeScores:
@@ -41,17 +55,37 @@ def free_scores(answers: Answers) -> FreeScores:
     )
 
 
-def describe(scores: FreeScores) -> str:
-    """Return scores as text."""
-    pairs = [("chrF", scores.chrf, scores.chrf_error)]
-    if scores.reference_loss is not None:
-        pairs.insert(0, ("loss of the reference answers", scores.reference_loss, scores.reference_loss_error))
-    shown = [f"{name} {plus_minus(value, error, 4)}" for name, value, error in pairs]
-    return ", ".join([*shown, f"{scores.exact:.1%} exact"])
+def read_results(record: dict[str, Any]) -> list[EvaluationResult]:
+    """Return a stored result of `evaluate.py instruct`.
+
+    Models are not ranked by it: scores of single questions are not stored, so differences cannot be paired.
+    """
+    data = record["data"]
+    measurements = [
+        Measurement(measure=measure, value=record[key]["value"], error=_error_over_seeds(record, key))
+        for key, measure in MEASURES.items()
+        if record[key]["value"] is not None
+    ]
+    result = EvaluationResult.of(
+        record,
+        subject=f"{data['sha256']} {data['test']}",
+        description=f"{data['test']} questions of {data['file']}; ± is a standard error over questions, and over "
+        "fine-tuning seeds where there are several",
+        measurements=measurements,
+    )
+    return [result]
+
+
+def _error_over_seeds(record: dict[str, Any], key: str) -> float | None:
+    """Return the standard error of a mean over seeds: that over questions, common to all seeds, and that over seeds."""
+    errors = [seed[f"{key}_error"] for seed in record["seeds"]]
+    if not errors or None in errors:
+        return None
+    over_questions = math.fsum(errors) / len(errors)  # of the same questions: averaging does not reduce it
+    return math.hypot(over_questions, (record[key]["spread"] or 0) / math.sqrt(len(errors)))
 
 
 def _mean(values: list[float]) -> tuple[float, float | None]:
-    """Return the mean and its standard error."""
     number = len(values)
     mean = math.fsum(values) / number
     if number == 1:

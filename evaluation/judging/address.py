@@ -14,8 +14,11 @@ Credentials = tuple[str, str] | None  # user and password
 def split_credentials(url: str) -> tuple[str, Credentials]:
     """Return a URL without its user and password, and these: the URL is printed and stored, they are not.
 
-    Raises BadInput, which does not quote it, if it is unclear which part is the password.
+    Raises BadInput if it is no http:// address, or, without quoting it, if it is unclear which part is the password.
     """
+    if not url.startswith(("http://", "https://")):
+        shown = url.rpartition("@")[2]
+        raise BadInput(f"--base-url: got '{shown}', wanted http:// or https://, as http://localhost:8000/v1")
     try:
         parts = urlsplit(url)
         clear = parts.port is None or parts.port > 0

@@ -14,21 +14,10 @@ from openai import APIError, APIStatusError, AsyncOpenAI, NotFoundError
 from openai.types import Batch as RemoteBatch
 
 from common.errors import BadInput
-from common.json_files import parse_json
 from evaluation.judging.client import PATHS, may_be_done
 from evaluation.judging.judgement import Judgement
 from evaluation.judging.prompt import Prompt
-from evaluation.judging.replies import (
-    NO_CREDIT,
-    ODD_SHAPE,
-    UNBILLED,
-    Failure,
-    NoReply,
-    message_in,
-    one_line,
-    outcome_of_error,
-    read_reply,
-)
+from evaluation.judging.replies import NO_CREDIT, UNBILLED, Failure, NoReply, one_line, read_batch_line
 from evaluation.judging.store import Asked, StoredBatch, StoreLine
 
 RETRIES = 6  # of a request that was not billed
@@ -47,10 +36,7 @@ class BatchAsker:
         self._handed_over: dict[str, int] = {}  # by key, the replies that a prompt had when it was handed over
 
     async def ask(self) -> None:
-        """Send what is outstanding in batches that fit into the budget; invalid replies are asked again.
-
-        Raises BadInput if the server takes no batch.
-        """
+        """Send what is outstanding in batches that fit into the budget. Raises BadInput if the server takes none."""
         judgement = self._judgement
         while not judgement.stopping and (waiting := self._waiting()):
             if not await self._hand_over(waiting):
@@ -187,38 +173,23 @@ class BatchAsker:
                 _note(f"batch {ended.id}: the server has no file {one_line(name)} any more")
                 odd += 1
                 continue
-            lines = content.text.split("\n")  # not splitlines: JSON may hold other line ends
-            odd += sum(not self._take(line, by_key) for line in lines if line.strip())
+            for line in filter(str.strip, content.text.split("\n")):  # not splitlines: JSON may hold other line ends
+                outcome = read_batch_line(line, by_key)
+                if outcome is None:
+                    odd += 1
+                else:
+                    self._judgement.take(*outcome)
         if not odd and ended.status in NOT_RUN:
             why = f"batch {ended.status}"
             self._budget.note(StoreLine(unbilled=[one.id for one in batch.asked], why=why))
-        without = sum(one.id in self._judgement.store.open for one in batch.asked)
+        without = [one for one in batch.asked if one.id in self._judgement.store.open]
+        for one in without:
+            self._judgement.take(one, NoReply("no readable line in the batch's output", Failure.LOST))
         if odd or without:
-            self._judgement.unanswered += ["no readable line in the batch's output"] * max(odd, without)
             _note(
-                f"batch {ended.id}: {odd:,} lines cannot be read; {without:,} requests without a reply count at the "
-                "most that they can cost"
+                f"batch {ended.id}: {odd:,} lines cannot be read; {len(without):,} requests without a reply count at "
+                "the most that they can cost"
             )
-
-    def _take(self, line: str, by_key: dict[str, Asked]) -> bool:
-        """Keep one line of a batch's output; False if it cannot be read."""
-        try:
-            row = parse_json(line, unique=False)  # paid for, so duplicate keys are accepted
-            asked, response = by_key[row["custom_id"]], row.get("response") or {}
-            status, body = response.get("status_code"), response.get("body")
-            error = row.get("error") or (body.get("error") if isinstance(body, dict) else None)
-            code = error.get("code") if isinstance(error, dict) else None
-            if status is None and error is None:
-                raise ValueError("neither a response nor an error")
-        except ODD_SHAPE:
-            return False
-        said = [part for part in (status and one_line(str(status)), message_in(error)) if part]
-        otherwise = NoReply(": ".join(said), Failure.FAILED)  # errors in a batch's output are not billed
-        outcome = read_reply(asked, body) if status == 200 else outcome_of_error(asked, status, code, otherwise)
-        self._judgement.take(asked, outcome)
-        if outcome is otherwise:
-            self._judgement.unanswered.append(outcome.why)
-        return True
 
 
 def _note(message: str) -> None:

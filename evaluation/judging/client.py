@@ -2,7 +2,6 @@
 
 import asyncio
 import base64
-import math
 import re
 import socket
 from collections.abc import Iterable
@@ -43,19 +42,18 @@ PATHS = {"responses": "/responses", "chat": "/chat/completions"}
 def open_client(base_url: str, credentials: Credentials, timeout_seconds: float, concurrency: int = 1) -> AsyncOpenAI:
     """Return a client without retries, as a repeated request may be billed again.
 
-    It has a connection for each of `concurrency` requests: none waits for one while its deadline runs.
-    Raises BadInput as `find_key`, or if no server listens.
+    None of `concurrency` requests waits for a connection. Raises BadInput as `find_key`, or if no server listens.
     """
     key = find_key(base_url, credentials)
     _check_listening(base_url)
     user, password = credentials or ("", "")
-    basic = base64.b64encode(f"{user}:{password}".encode()).decode() if credentials else ""
+    basic = base64.b64encode(f"{user}:{password}".encode()).decode()
     token = user if len(password) < SHORTEST_SECRET else ""  # https://TOKEN@host, https://TOKEN:x@host
     # Connecting times out first: what has not been sent is not billed.
     timeout = httpx2.Timeout(timeout_seconds, connect=min(CONNECT_SECONDS, timeout_seconds / 2))
     limits = httpx2.Limits(max_connections=concurrency + 4, max_keepalive_connections=concurrency + 4)
     secrets = [key or "", basic, password, token]
-    http = BoundedClient(base_url, timeout_seconds, secrets, auth=credentials, timeout=timeout, limits=limits)
+    http = BoundedClient(base_url, timeout_seconds, secrets, auth=credentials, limits=limits)
     return AsyncOpenAI(api_key=key or "none", base_url=base_url, timeout=timeout, max_retries=0, http_client=http)
 
 
@@ -88,7 +86,6 @@ def may_be_done(error: APIError) -> bool:
 
 
 def explained(error: Exception) -> str:
-    """Return the message of the server or the network in a line."""
     if isinstance(error, APIStatusError):
         if 300 <= error.status_code < 400 and "location" in error.response.headers:
             return f"{error.status_code}: redirects are not followed; pass the final address as --base-url"
@@ -130,10 +127,10 @@ class BoundedClient(httpx2.AsyncClient):
                     raise httpx2.ReadError(f"a reply of more than {most:,} bytes", request=request)
         finally:
             await response.aclose()
-        for name in ("content-encoding", "content-length", "transfer-encoding"):  # of the bytes as they came
-            response.headers.pop(name, None)
+        of_transfer = ("content-encoding", "content-length", "transfer-encoding")  # of the bytes as they came
+        headers = {name: value for name, value in response.headers.items() if name not in of_transfer}
         clean = self._secrets.sub(HIDDEN, bytes(content))
-        return httpx2.Response(response.status_code, headers=response.headers, content=clean, request=request)
+        return httpx2.Response(response.status_code, headers=headers, content=clean, request=request)
 
 
 def _any_spelling(secret: str) -> str:
@@ -142,7 +139,6 @@ def _any_spelling(secret: str) -> str:
 
 
 def _check_listening(base_url: str) -> None:
-    """Raise BadInput if no server listens at an http:// address."""
     url = urlsplit(base_url)
     if url.scheme == "http" and not getproxies():
         try:
@@ -151,13 +147,11 @@ def _check_listening(base_url: str) -> None:
             raise BadInput(f"{base_url}: no server: {error}; start it, or pass another --base-url") from error
 
 
-def _retry_after(value: Any) -> float | None:
+def _retry_after(value: str | None) -> float | None:
     """Return the seconds of a Retry-After header, which holds seconds or a date; None for anything else."""
     try:
-        seconds = float(value)
-    except (TypeError, ValueError):
-        try:
-            seconds = parsedate_to_datetime(value).timestamp() - time()
-        except (TypeError, ValueError, OverflowError):
-            return None
-    return min(max(seconds, 0.0), MOST_WAIT) if math.isfinite(seconds) else None
+        text = value or ""
+        seconds = float(text) if text[:1].isdigit() else parsedate_to_datetime(text).timestamp() - time()
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return min(max(seconds, 0.0), MOST_WAIT)

@@ -40,7 +40,6 @@ class JudgeCost:
 
     @property
     def usd(self) -> float:
-        """Upper bound of the bill in dollars."""
         return self.counted + self.uncounted
 
     def __str__(self) -> str:
@@ -84,7 +83,6 @@ class JudgeBudget:
         return self.limit_usd is None or self.usd + usd <= self.limit_usd
 
     def most_usd(self, asked: Asked) -> float:
-        """Return the most that a request can cost, in dollars."""
         return self.price.of(asked.most, batch=asked.batch)
 
     def plan(self, prompt: Prompt, *, batch: bool = False) -> tuple[Asked, dict[str, Any]]:

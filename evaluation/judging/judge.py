@@ -1,7 +1,8 @@
 """Judge evaluation, from answer files to the report: scores without a judge, its verdicts, their cost, results."""
 
+import asyncio
 import os
-import sys
+from collections import Counter
 from contextlib import closing
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from evaluation.instruct.overlap import FreeScores, free_scores
 from evaluation.judging.address import OPENAI_URL, find_key, split_credentials
 from evaluation.judging.command import JudgeCommand
 from evaluation.judging.judge_result import keep_comments, keep_results
-from evaluation.judging.judgement import Judgement
+from evaluation.judging.judgement import NOT_ASKED, Judgement
 from evaluation.judging.panel import Panel, find_files, read_panel
 from evaluation.judging.prices import PRICES, UNKNOWN_PRICE, Price, money, read_price
 from evaluation.judging.prompt import Judge
@@ -19,6 +20,7 @@ from evaluation.judging.scores import score
 from evaluation.judging.store import VerdictStore
 
 VERDICTS = Path(__file__).resolve().parents[2] / "runs" / "verdicts.jsonl"
+AGAIN = "nothing is lost, rerun the same command to continue"
 
 
 def judge_answers(command: JudgeCommand) -> int:
@@ -28,7 +30,8 @@ def judge_answers(command: JudgeCommand) -> int:
         _print_free(panel)
         print("no judge was asked: name one with --model")
         return EXIT_DONE
-    url, credentials = split_credentials(_url(command))
+    url = command.base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI_URL
+    url, credentials = split_credentials(url)
     judge = Judge(model=command.model, effort=command.effort, base_url=url.rstrip("/"), api=command.api)
     price = _price(command, judge)
     with closing(VerdictStore(command.verdicts or default_store())) as store:
@@ -42,11 +45,10 @@ def judge_answers(command: JudgeCommand) -> int:
         if judgement.outstanding():
             from evaluation.judging.session import ask  # imports openai
 
-            ask(judgement, credentials)
+            asyncio.run(ask(judgement, credentials))
         if judgement.interrupted.is_set():
-            missing = judgement.states().count("missing")
-            again = "nothing is lost, rerun the same command to continue"
-            print(f"{cost_line(judgement)}\ninterrupted: {missing:,} verdicts are missing; {again}")
+            missing = sum(verdict.state == "missing" for verdict in judgement.verdicts())
+            print(f"{cost_line(judgement)}\ninterrupted: {missing:,} verdicts are missing; {AGAIN}")
             return EXIT_INTERRUPTED
         if judgement.fatal is not None:
             print(cost_line(judgement), flush=True)
@@ -72,14 +74,6 @@ def _print_free(panel: Panel) -> list[list[FreeScores]]:
     return free
 
 
-def _url(command: JudgeCommand) -> str:
-    url = command.base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI_URL
-    if not url.startswith(("http://", "https://")):
-        shown = url.rpartition("@")[2]
-        raise BadInput(f"--base-url: got '{shown}', wanted http:// or https://, as http://localhost:8000/v1")
-    return url
-
-
 def _price(command: JudgeCommand, judge: Judge) -> Price:
     """Return the judge's price. It may be unknown for a server other than OpenAI's, if no limit needs it."""
     try:
@@ -92,33 +86,33 @@ def _price(command: JudgeCommand, judge: Judge) -> Price:
 
 def _conclude(judgement: Judgement, free: list[list[FreeScores]]) -> int:
     """Keep and print scores and comments; return the exit status. Raises BadInput if too many verdicts are missing."""
-    states, grades = judgement.states(), judgement.grades()
-    total, missing, allowed = len(states), states.count("missing"), judgement.options.allow_left_out
-    left_out = total - states.count("judged")
-    complete = not missing and left_out <= total * allowed / 100
+    verdicts, allowed = judgement.verdicts(), judgement.options.allow_left_out
+    left_out = [verdict for verdict in verdicts if verdict.state != "judged"]
+    missing = sum(verdict.state == "missing" for verdict in left_out)
+    complete = not missing and len(left_out) <= len(verdicts) * allowed / 100
     scores, notes = None, []
-    if left_out < total:
-        scores = score(judgement.panel, judgement.prompts, grades)
-        notes += keep_results(judgement, states, scores, free) if complete else []
-        notes += keep_comments(judgement, grades)
-    print("\n".join([report(judgement, states, scores), *notes]))
+    if len(left_out) < len(verdicts):
+        scores = score(judgement.panel, judgement.prompts, [verdict.grades for verdict in verdicts])
+        notes += keep_results(judgement, verdicts, scores, free) if complete else []
+        notes += keep_comments(judgement, verdicts)
     if homeless := [candidate.model for candidate in judgement.panel.candidates if candidate.home is None]:
-        print(f"not added to any evaluations.jsonl, as their runs are not here: {', '.join(homeless)}")
-    sys.stdout.flush()
+        notes.append(f"not added to any evaluations.jsonl, as their runs are not here: {', '.join(homeless)}")
+    print("\n".join([report(judgement, verdicts, scores), *notes]), flush=True)
     if missing and judgement.over_budget is not None:
         print(
             f"--max-usd: {missing:,} verdicts are missing, and the next one may cost up to "
             f"{money(judgement.over_budget)}; nothing is lost, raise --max-usd to continue"
         )
         return EXIT_STOPPED
+    reasons = Counter(verdict.why for verdict in left_out if verdict.why != NOT_ASKED)
+    why = max(reasons, key=reasons.__getitem__, default=NOT_ASKED)
     if missing:
-        why = judgement.why_missing()
-        raise BadInput(f"{missing:,} verdicts are missing: {why}; nothing is lost, rerun the same command to continue")
+        raise BadInput(f"{missing:,} verdicts are missing: {why}; {AGAIN}")
     if scores is None:
-        raise BadInput(f"{judgement.judge.model} gave no verdict: {judgement.why_missing()}; pass another --model")
+        raise BadInput(f"{judgement.judge.model} gave no verdict: {why}; pass another --model")
     if not complete:
         raise BadInput(
-            f"{left_out:,} of {total:,} prompts ({left_out / total:.0%}) have no verdict, wanted at most "
-            f"{allowed:g} %: the result is not kept; rerun the same command, or raise --allow-left-out"
+            f"{len(left_out):,} of {len(verdicts):,} prompts ({len(left_out) / len(verdicts):.0%}) have no verdict, "
+            f"wanted at most {allowed:g} %: the result is not kept; rerun the same command, or raise --allow-left-out"
         )
     return EXIT_DONE

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+from collections import defaultdict
 from typing import Any
 
 import attrs
@@ -10,67 +11,59 @@ import attrs
 from common.errors import printable
 from common.files import replace_file, writing
 from evaluation.instruct.overlap import FreeScores
-from evaluation.judging.judgement import Judgement, State
+from evaluation.judging.judgement import Judgement, PromptVerdict
 from evaluation.judging.panel import Panel
 from evaluation.judging.scores import Scores
-from evaluation.judging.verdict import Grade
 from evaluation.shared.results import append_result, as_read, results_of
 from training.telemetry.metrics_log import ANSWERS
 
-Grades = list[list[Grade] | None]  # by prompt and position
 OF_THE_SESSION = ("time", "usd", "usd_uncounted")  # fields that may differ between equal results
 SUBJECT = ("judge", "effort", "base_url", "questions", "orders", "seeds", "candidate")
 
 
-def keep_results(judgement: Judgement, states: list[State], scores: Scores, free: list[list[FreeScores]]) -> list[str]:
-    """Append the result to those of every model that has a home; return lines for people.
+def keep_results(
+    judgement: Judgement, verdicts: list[PromptVerdict], scores: Scores, free: list[list[FreeScores]]
+) -> list[str]:
+    """Append the result to those of every model that has a home; return notes for people. Raises BadInput.
 
-    It is left out if the newest result of the same judgement is equal, or more complete. Raises BadInput.
+    It is left out if the newest result of the same judgement is equal, or more complete.
     """
-    shared = _shared_values(judgement, states, scores)
-    lines = []
+    shared = _shared_values(judgement, verdicts, scores)
+    notes = []
     for candidate, standing, seeds in zip(judgement.panel.candidates, scores.standings, free, strict=True):
-        if candidate.home is None:
-            continue
         own = {
             "candidate": standing.title,
             "score": attrs.asdict(standing.score),
-            "free": list(map(attrs.asdict, seeds)),
+            "free": [attrs.asdict(seed) for seed in seeds],
         }
         values = as_read({**own, **shared})
-        earlier = results_of(candidate.home, candidate.model, "judge")
+        earlier = [] if candidate.home is None else results_of(candidate.home, candidate.model, "judge")
         same = [old for old in earlier if _subject(old) == _subject(values)]
-        superfluous = _superfluous(same[-1], values) if same else None
-        if superfluous is None:
+        if superfluous := _superfluous(same[-1], values) if same else None:
+            notes.append(f"{candidate.title}: no result was added: that of {same[-1].get('time')} {superfluous}")
+        elif candidate.home is not None:
             append_result(candidate.home, candidate.model, "judge", values)
-        else:
-            lines.append(f"{candidate.title}: no result was added: {superfluous}")
-    return lines
+    return notes
 
 
-def keep_comments(judgement: Judgement, grades: Grades) -> list[str]:
-    """Write the judge's comments beside the answers of every model that has a home; return lines for people.
-
-    Raises BadInput.
-    """
+def keep_comments(judgement: Judgement, verdicts: list[PromptVerdict]) -> list[str]:
+    """Write the judge's comments beside the answers of every model that has a home; return notes. Raises BadInput."""
     panel, judge, options = judgement.panel, judgement.judge, judgement.options
     subject = [judge.effort, judge.base_url, _sha256(panel), panel.titles, options.orders, options.seed, panel.slots]
     digest = hashlib.sha256(json.dumps(subject).encode()).hexdigest()
     name = f"judged-by-{re.sub(r'[^A-Za-z0-9._-]+', '-', judge.model)[:80]}-{digest[:8]}.md"
-    text = _comments(judgement, grades)
-    lines = []
-    for home in dict.fromkeys(candidate.home for candidate in panel.candidates if candidate.home is not None):
-        path = home / ANSWERS / name
+    homes = dict.fromkeys(candidate.home for candidate in panel.candidates if candidate.home is not None)
+    paths = [home / ANSWERS / name for home in homes]
+    for path in paths:
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(path, text)
-        lines.append(f"the judge's comments: {path}")
-    return lines
+            replace_file(path, _comments(judgement, verdicts))
+    return [f"the judge's comments: {path}" for path in paths]
 
 
-def _shared_values(judgement: Judgement, states: list[State], scores: Scores) -> dict[str, Any]:
-    panel, judge, cost = judgement.panel, judgement.judge, judgement.budget.cost
-    priced = bool(judgement.budget.price.date)
+def _shared_values(judgement: Judgement, verdicts: list[PromptVerdict], scores: Scores) -> dict[str, Any]:
+    panel, judge, budget = judgement.panel, judgement.judge, judgement.budget
+    states = [verdict.state for verdict in verdicts]
     return {
         "judge": judge.model,
         "judge_snapshots": judgement.snapshots(),
@@ -93,23 +86,20 @@ def _shared_values(judgement: Judgement, states: list[State], scores: Scores) ->
         ],
         "left_out": len(states) - states.count("judged"),
         "refused": states.count("refused"),
-        "usd": cost.usd if priced else None,
-        "usd_uncounted": cost.uncounted if priced else None,
+        "usd": budget.cost.usd if budget.price.date else None,
+        "usd_uncounted": budget.cost.uncounted if budget.price.date else None,
     }
 
 
 def _superfluous(newest: dict[str, Any], values: dict[str, Any]) -> str | None:
     """Return why a result adds nothing to the newest one; None if it does."""
     if all(newest.get(key) == value for key, value in values.items() if key not in OF_THE_SESSION):
-        return f"that of {newest.get('time')} says the same"
+        return "says the same"
     before, now = newest.get("left_out"), values["left_out"]
-    if isinstance(before, int) and before < now:
-        return f"that of {newest.get('time')} leaves out {before:,} prompts, this one {now:,}"
-    return None
+    return f"leaves out {before:,} prompts, this one {now:,}" if isinstance(before, int) and before < now else None
 
 
 def _subject(result: dict[str, Any]) -> list[Any]:
-    """Return what tells judgements apart, whatever their scores."""
     panel = [candidate.get("model") for candidate in result.get("candidates", [])]
     return [panel, *(result.get(key) for key in SUBJECT)]
 
@@ -119,13 +109,13 @@ def _sha256(panel: Panel) -> str:
     return hashlib.sha256(json.dumps(questions).encode()).hexdigest()
 
 
-def _comments(judgement: Judgement, verdicts: Grades) -> str:
+def _comments(judgement: Judgement, verdicts: list[PromptVerdict]) -> str:
     """Return every question with each answer to it, and that answer's scores and comments, one for each order."""
     panel = judgement.panel
-    grades: dict[tuple[int, int, int], list[Grade]] = {}  # by question, seed, and number of the answer
+    said: defaultdict[tuple[int, int, int], list[str]] = defaultdict(list)  # by question, seed, number of the answer
     for prompt, verdict in zip(judgement.prompts, verdicts, strict=True):
-        for answer, grade in zip(prompt.order, verdict or [], strict=verdict is not None):
-            grades.setdefault((prompt.question, prompt.slot, answer), []).append(grade)
+        for answer, grade in zip(prompt.order, verdict.grades or (), strict=False):
+            said[prompt.question, prompt.slot, answer].append(f"- {grade.score:g}: {printable(grade.comment)}")
     lines = [f"# Comments of {printable(judgement.judge.model)}", ""]
     for question, record in enumerate(panel.questions):
         lines += [f"## {question + 1}. {printable(record.instruction)}", ""]
@@ -135,9 +125,7 @@ def _comments(judgement: Judgement, verdicts: Grades) -> str:
                 is_model = answer < len(panel.candidates)
                 seed = f", seed {panel.candidates[answer].seeds[slot].seed}" if is_model else ""
                 lines += [f"**{printable(title)}**{seed}", "", *_quoted(panel.text(question, slot, answer)), ""]
-                said = grades.get((question, slot, answer), [])
-                lines += [*(f"- {one.score:g}: {printable(one.comment)}" for one in said)] or ["- no verdict"]
-                lines.append("")
+                lines += [*(said[question, slot, answer] or ["- no verdict"]), ""]
     return "\n".join(lines)
 
 

@@ -1,5 +1,6 @@
 """Panel: the models that are judged together, with their answers to the same questions."""
 
+import string
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,12 +9,12 @@ from typing import TypeAlias
 import attrs
 
 from common.errors import BadInput
-from evaluation.judging.verdict import LABELS
 from evaluation.shared.records import Answer, Answers, Record, read_answers
 from evaluation.shared.results import read_results
 from training.telemetry.metrics_log import ANSWERS
 
 Question: TypeAlias = tuple[Record, int]  # and how many equal ones come before it in the same file
+LABELS = string.ascii_uppercase  # of the answers in a prompt
 OF_A_SEED = {"seed", "losses", "best_epoch"}  # settings that may differ between the fine-tunings of a model
 
 
@@ -46,18 +47,8 @@ class Panel:
         return self.candidates[candidate].seeds[slot].answers[question].text
 
 
-@attrs.frozen(kw_only=True)
-class _AnswerFile:
-    path: Path
-    answers: Answers
-    by_question: dict[Question, Answer]
-
-
 def find_files(names: Sequence[str]) -> list[Path]:
-    """Return the answer files that a command line names: FILE, or MODEL for all of its files.
-
-    Raises BadInput if there is none.
-    """
+    """Return the answer files of a command line: FILE, or MODEL for all of its files. Raises BadInput without one."""
     files = []
     for name in names:
         path = Path(name)
@@ -69,51 +60,33 @@ def find_files(names: Sequence[str]) -> list[Path]:
 
 def read_panel(paths: list[Path], *, common: bool) -> Panel:
     """Read answer files. `common`: judge only the questions that all files share. Raises BadInput."""
-    files = [_read_file(path) for path in paths]
-    groups: dict[tuple[str, Path], list[_AnswerFile]] = {}
-    for file in files:
-        groups.setdefault((file.answers.model, file.answers.home or file.path.parent), []).append(file)
+    files = {path: read_answers(path) for path in paths}
+    by_question = {path: _by_question(file) for path, file in files.items()}
+    questions = _shared_questions(by_question, common=common)
+    groups: dict[tuple[str, Path], list[Path]] = {}
+    for path, file in sorted(files.items(), key=lambda item: item[1].seed):
+        groups.setdefault((file.model, file.home or path.parent), []).append(path)
     if len(groups) >= len(LABELS):
         raise BadInput(f"{len(groups)} models: wanted at most {len(LABELS) - 1}, the most that fit into one prompt")
-    questions = _shared_questions(files, common=common)
     models = Counter(model for model, _ in groups)
     candidates = []
     for (model, folder), group in sorted(groups.items()):
-        _check_seeds(group, folder)
-        candidates.append(
-            Candidate(
-                title=model if models[model] == 1 else f"{model} ({folder})",
-                model=model,
-                home=group[0].answers.home,
-                seeds=[
-                    attrs.evolve(file.answers, answers=[file.by_question[question] for question in questions])
-                    for file in sorted(group, key=lambda file: file.answers.seed)
-                ],
-            )
-        )
+        _check_seeds({path: files[path] for path in group}, folder)
+        title = model if models[model] == 1 else f"{model} ({folder})"
+        seeds = [attrs.evolve(files[path], answers=[by_question[path][one] for one in questions]) for path in group]
+        candidates.append(Candidate(title=title, model=model, home=seeds[0].home, seeds=seeds))
     slots = min(len(candidate.seeds) for candidate in candidates)
     return Panel(questions=[record for record, _ in questions], candidates=candidates, slots=slots)
-
-
-def _read_file(path: Path) -> _AnswerFile:
-    answers = read_answers(path)
-    seen: Counter[Record] = Counter()
-    by_question = {}
-    for answer in answers.answers:
-        by_question[answer.record, seen[answer.record]] = answer
-        seen[answer.record] += 1
-    return _AnswerFile(path=path, answers=answers, by_question=by_question)
 
 
 def _files_of_model(reference: str) -> list[Path]:
     """Return the answer files of a model; of a run, those of the checkpoint that answered last."""
     from evaluation.shared.load import home_of  # imports torch
 
-    home, path = home_of(reference), Path(reference)
+    home, path, missing = home_of(reference), Path(reference), "no answers"
     found: dict[str, list[Path]] = {}  # by title
     for file in sorted((home / ANSWERS).glob("*.json")):
         found.setdefault(read_answers(file).model, []).append(file)
-    missing = "no answers"
     if path.is_dir() and path.resolve() != home.resolve():  # a checkpoint: titles end with its name
         checkpoint = path.resolve().name
         missing = f"no answers of {checkpoint}"
@@ -132,34 +105,38 @@ def _files_of_model(reference: str) -> list[Path]:
     return found[newest]
 
 
-def _check_seeds(group: list[_AnswerFile], folder: Path) -> None:
+def _by_question(answers: Answers) -> dict[Question, Answer]:
+    seen: Counter[Record] = Counter()
+    found = {}
+    for answer in answers.answers:
+        found[answer.record, seen[answer.record]] = answer
+        seen[answer.record] += 1
+    return found
+
+
+def _check_seeds(files: dict[Path, Answers], folder: Path) -> None:
     """Raise BadInput if a model's files share a seed, or differ in other fine-tuning settings."""
-    first, *others = group
-    if len({file.answers.seed for file in group}) < len(group):
-        raise BadInput(f"{folder}: two files of '{first.answers.model}' with the same seed; pass one of them")
-    ours = first.answers.settings
-    for file in others:
-        theirs = file.answers.settings
-        for name in sorted({*ours, *theirs} - OF_A_SEED):
-            if theirs.get(name) != ours.get(name):
+    (first, ours), *others = files.items()
+    if len({file.seed for file in files.values()}) < len(files):
+        raise BadInput(f"{folder}: two files of '{ours.model}' with the same seed; pass one of them")
+    for path, theirs in others:
+        for name in sorted({*ours.settings, *theirs.settings} - OF_A_SEED):
+            if theirs.settings.get(name) != ours.settings.get(name):
                 raise BadInput(
-                    f"{file.path}: settings differ from {first.path}: {name} {theirs.get(name)} and {ours.get(name)}; "
-                    "fine-tune all seeds alike, or pass files with equal settings"
+                    f"{path}: settings differ from {first}: {name} {theirs.settings.get(name)} and "
+                    f"{ours.settings.get(name)}; fine-tune all seeds alike, or pass files with equal settings"
                 )
 
 
-def _shared_questions(files: list[_AnswerFile], *, common: bool) -> list[Question]:
+def _shared_questions(by_question: dict[Path, dict[Question, Answer]], *, common: bool) -> list[Question]:
     """Return the questions that all files answer, sorted: the order of files changes no prompt."""
-    first, *others = files
-    shared = set(first.by_question)
-    for file in others:
-        theirs = set(file.by_question)
-        if theirs != set(first.by_question) and not common:
-            counts = f"{len(first.by_question)} and {len(theirs)}, {len(theirs & set(first.by_question))} shared"
-            raise BadInput(
-                f"{file.path}: questions differ from {first.path}: {counts}; --common judges the shared ones"
-            )
-        shared &= theirs
+    (first, ours), *others = ((path, set(questions)) for path, questions in by_question.items())
+    shared = ours
+    for path, theirs in others:
+        if theirs != ours and not common:
+            counts = f"{len(ours)} and {len(theirs)}, {len(theirs & ours)} shared"
+            raise BadInput(f"{path}: questions differ from {first}: {counts}; --common judges the shared ones")
+        shared = shared & theirs
         if not shared:
-            raise BadInput(f"{file.path}: no overlap: shares no question with the files before it; pass other files")
+            raise BadInput(f"{path}: no overlap: shares no question with the files before it; pass other files")
     return sorted(shared, key=lambda question: (attrs.astuple(question[0]), question[1]))

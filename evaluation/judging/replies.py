@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 
 from common.errors import printable
+from common.json_files import parse_json
 from evaluation.judging.store import Asked, Reply, Usage
 
 MOST_TOKENS = 10_000_000  # of one reply; larger counts are invalid
@@ -78,6 +79,24 @@ def read_reply(asked: Asked, body: Any) -> Reply:
         cut=finish in ("length", "max_output_tokens"),
         error=message_in(_at(body, object, "error")),
     )
+
+
+def read_batch_line(line: str, by_key: dict[str, Asked]) -> tuple[Asked, Reply | NoReply] | None:
+    """Return the request and its outcome in a line of a batch's output; None if it cannot be read."""
+    try:
+        row = parse_json(line, unique=False)  # paid for, so duplicate keys are accepted
+        asked, response = by_key[row["custom_id"]], row.get("response") or {}
+        status, body = response.get("status_code"), response.get("body")
+    except ODD_SHAPE:
+        return None
+    if status == 200:
+        return asked, read_reply(asked, body)
+    error = row.get("error") or _at(body, object, "error")
+    if status is None and error is None:
+        return None
+    said = [part for part in (status and one_line(str(status)), message_in(error)) if part]
+    failed = NoReply(": ".join(said), Failure.FAILED)  # errors in a batch's output are not billed
+    return asked, outcome_of_error(asked, status, _at(error, object, "code"), failed)
 
 
 def message_in(error: Any) -> str | None:

@@ -1,12 +1,11 @@
 """Judgement report for people: reference-based scores, standings, differences, and how far the judge can be trusted."""
 
-from collections import Counter
 from statistics import fmean
 
 from tabulate import tabulate
 
 from evaluation.instruct.overlap import FreeScores
-from evaluation.judging.judgement import Judgement, State
+from evaluation.judging.judgement import Judgement, PromptVerdict
 from evaluation.judging.panel import Panel
 from evaluation.judging.scores import GOOD_REFERENCE, Scores
 from evaluation.shared.intervals import plus_minus
@@ -36,22 +35,21 @@ def free_table(panel: Panel, free: list[list[FreeScores]]) -> str:
     return tabulate(rows, ["model", "seeds", "exact", "chrF", "reference loss"], disable_numparse=True)
 
 
-def report(judgement: Judgement, states: list[State], scores: Scores | None) -> str:
-    count = Counter(states)
+def report(judgement: Judgement, verdicts: list[PromptVerdict], scores: Scores | None) -> str:
+    states, snapshots, judge = [verdict.state for verdict in verdicts], judgement.snapshots(), judgement.judge.model
     lines = [
-        f"judge: {judgement.judge.model}, verdicts: {count['judged']:,} of {len(states):,}, refused: "
-        f"{count['refused']:,}; a prompt without a verdict is left out for all models alike"
+        f"judge: {judge}, verdicts: {states.count('judged'):,} of {len(states):,}, refused: "
+        f"{states.count('refused'):,}; a prompt without a verdict is left out for all models alike"
     ]
-    if judgement.snapshots() not in ([], [judgement.judge.model]):
-        lines.append(f"answered by: {', '.join(judgement.snapshots())}")
+    if snapshots not in ([], [judge]):
+        lines.append(f"answered by: {', '.join(snapshots)}")
     lines.append(cost_line(judgement))
-    if invalid := count["invalid"]:
+    if invalid := states.count("invalid"):
         lines.append(f"invalid verdicts only: {invalid:,} prompts, which are not paid for again unless --retry-wrong")
-    if not_taken := count["not taken"]:
-        prompt = judgement.prompts[states.index("not taken")]
-        question = judgement.panel.questions[prompt.question].instruction
-        why = next(iter(judgement.not_taken.values()))
-        lines.append(f"rejected by the server: {not_taken:,} prompts, such as {question[:100]!r}: {why}")
+    if not_taken := states.count("not taken"):
+        first = states.index("not taken")
+        question = judgement.panel.questions[judgement.prompts[first].question].instruction[:100]
+        lines.append(f"rejected by the server: {not_taken:,} prompts, such as {question!r}: {verdicts[first].why}")
     return "\n".join(lines) + ("" if scores is None else "\n\n" + describe(judgement.panel, scores))
 
 

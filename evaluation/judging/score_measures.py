@@ -17,7 +17,7 @@ class JudgedCandidate:
     """One candidate of a session."""
 
     name: str  # in that session, which gives models of one title different ones
-    differences: dict[tuple[str, str], Interval]  # of all pairs a - b of the session, by name
+    differences: dict[tuple[str, str], Interval]  # a - b and b - a of all pairs of the session, by name
 
 
 def judged_difference(a: list[JudgedCandidate], b: list[JudgedCandidate], _: float) -> Interval | None:
@@ -25,11 +25,12 @@ def judged_difference(a: list[JudgedCandidate], b: list[JudgedCandidate], _: flo
 
     Of several candidates a side it is the mean of their differences, with an interval as wide as theirs on average.
     """
-    found = [pair for one in a for other in b if (pair := _pair(one, other)) is not None]
+    pairs = [one.differences.get((one.name, other.name)) for one in a for other in b]
+    found = [pair for pair in pairs if pair is not None]
+    bounds = [(pair.low, pair.high) for pair in found if pair.low is not None and pair.high is not None]
     if not found:
         return None
     value = fmean(pair.value for pair in found)
-    bounds = [(pair.low, pair.high) for pair in found if pair.low is not None and pair.high is not None]
     if len(bounds) < len(found):
         return Interval(value=value)
     low, high = map(fmean, zip(*bounds, strict=True))
@@ -52,16 +53,12 @@ def read_results(record: dict[str, Any]) -> list[EvaluationResult]:
     """Return a stored result of `evaluate.py judge`."""
     count, seeds, left_out = record["questions"]["count"], record["seeds"], int(record.get("left_out") or 0)
     missing = f", {left_out:,} prompts of which were left out for all models alike" if left_out else ""
-    covered = (
-        "questions and fine-tuning seeds"
-        if seeds > 1
-        else "questions only, of one fine-tuning each; instruct --seeds 2 or more tells more"
-    )
-    candidate = JudgedCandidate(
-        name=record.get("candidate", record["model"]),  # older results have no name of their own
-        differences={(entry["a"], entry["b"]): _interval(entry) for entry in record["differences"]},
-    )
-    score = _interval(record["score"])
+    one_each = "questions only, of one fine-tuning each; instruct --seeds 2 or more tells more"
+    covered = "questions and fine-tuning seeds" if seeds > 1 else one_each
+    differences = {(entry["a"], entry["b"]): _interval(entry) for entry in record["differences"]}
+    differences |= {(b, a): -difference for (a, b), difference in differences.items()}
+    name = record.get("candidate", record["model"])  # older results have no name of their own
+    candidate, score = JudgedCandidate(name=name, differences=differences), _interval(record["score"])
     return [
         EvaluationResult(
             evaluation="judge",
@@ -80,10 +77,3 @@ def read_results(record: dict[str, Any]) -> list[EvaluationResult]:
 
 def _interval(entry: dict[str, Any]) -> Interval:
     return Interval(value=entry["value"], low=entry.get("low"), high=entry.get("high"))
-
-
-def _pair(a: JudgedCandidate, b: JudgedCandidate) -> Interval | None:
-    if (a.name, b.name) in a.differences:
-        return a.differences[a.name, b.name]
-    found = a.differences.get((b.name, a.name))
-    return None if found is None else -found

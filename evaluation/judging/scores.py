@@ -6,8 +6,7 @@ import attrs
 import numpy as np
 
 from evaluation.judging.panel import Panel
-from evaluation.judging.prompt import Prompt
-from evaluation.judging.verdict import Grade
+from evaluation.judging.prompt import Grade, Prompt
 from evaluation.shared.bootstrap import paired_intervals
 from evaluation.shared.intervals import Interval
 

@@ -4,6 +4,7 @@ import asyncio
 import random
 import signal
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 
 from openai import AsyncOpenAI
@@ -23,12 +24,8 @@ LOST_RETRIES = 2  # of one that may have been billed
 FIRST_WAIT, LONGEST_WAIT = 0.5, 8.0  # seconds, doubled each time, unless the server sends Retry-After
 
 
-def ask(judgement: Judgement, credentials: Credentials) -> None:
+async def ask(judgement: Judgement, credentials: Credentials) -> None:
     """Send what is outstanding. Raises BadInput if no server listens; `judgement.fatal` takes all later errors."""
-    asyncio.run(_ask(judgement, credentials))
-
-
-async def _ask(judgement: Judgement, credentials: Credentials) -> None:
     url, options = judgement.judge.base_url, judgement.options
     client = open_client(url, credentials, options.timeout, options.concurrency)
     _handle_signals(judgement)
@@ -39,10 +36,9 @@ async def _ask(judgement: Judgement, credentials: Credentials) -> None:
                 await batches.collect()
                 await (batches.ask() if options.batch else DirectAsker(client, judgement).ask())
         judgement.check_taken()
-    except BadInput as error:
-        judgement.fail(error)
     except Exception as error:  # noqa: BLE001  # of the client in batches, or of its transport, which it lets through
-        judgement.fail(BadInput(f"{url}: batch: {explained(error)}; rerun the same command to continue"))
+        otherwise = BadInput(f"{url}: batch: {explained(error)}; rerun the same command to continue")
+        judgement.fail(error if isinstance(error, BadInput) else otherwise)
 
 
 def _handle_signals(judgement: Judgement) -> None:
@@ -74,25 +70,24 @@ class DirectAsker:
 
     async def ask(self) -> None:
         """Send what is outstanding."""
-        judgement = self._judgement
-        prompts = judgement.outstanding()
-        waiting = iter(prompts)
+        prompts = self._judgement.outstanding()
         with tqdm(total=len(prompts), disable=None, unit="verdict") as bar:
+            waiting = iter(prompts)
+            workers = min(self._judgement.options.concurrency, len(prompts))
+            await asyncio.gather(*(self._work(waiting, bar) for _ in range(workers)))
 
-            async def work() -> None:
-                for prompt in waiting:
-                    if judgement.stopping:
-                        return
-                    try:
-                        await self._ask(prompt)
-                    except Exception as error:  # noqa: BLE001  # the other workers' replies are paid for: keep them
-                        judgement.fail(error)
-                        async with self._turn:
-                            self._turn.notify_all()
-                    bar.set_postfix_str(money(judgement.budget.usd))
-                    bar.update()
-
-            await asyncio.gather(*(work() for _ in range(min(judgement.options.concurrency, len(prompts)))))
+    async def _work(self, waiting: Iterator[Prompt], bar: tqdm) -> None:
+        for prompt in waiting:
+            if self._judgement.stopping:
+                return
+            try:
+                await self._ask(prompt)
+            except Exception as error:  # noqa: BLE001  # the other workers' replies are paid for: keep them
+                self._judgement.fail(error)
+                async with self._turn:
+                    self._turn.notify_all()
+            bar.set_postfix_str(money(self._judgement.budget.usd))
+            bar.update()
 
     async def _ask(self, prompt: Prompt) -> None:
         """Ask a prompt until it is settled, or nothing more is to be sent."""
@@ -105,12 +100,11 @@ class DirectAsker:
                 continue
             if outcome is None or outcome.failure not in retries:
                 return
-            last = retries[outcome.failure] == 0
             retries[outcome.failure] -= 1
+            last = retries[outcome.failure] < 0
             self._at_once = max(1, self._at_once // 2)
             judgement.unanswered_in_a_row += outcome.failure is Failure.LOST or last
             if last or judgement.stopping:
-                judgement.unanswered.append(outcome.why)
                 return
             seconds = outcome.wait_seconds
             await judgement.pause(wait * random.uniform(0.75, 1) if seconds is None else seconds)

@@ -18,7 +18,7 @@ from common.file_lock import lock
 from common.files import writing
 from common.json_files import JsonLog, read_json_lines
 from common.structure import structured
-from evaluation.judging.verdict import Grade, read_grades
+from evaluation.judging.prompt import Grade, read_grades
 
 _COUNT = [attrs.validators.ge(0), attrs.validators.le(1 << 50)]
 
@@ -113,8 +113,8 @@ class PromptHistory:
         return next((read_grades(text, answers) for text in valid), None)
 
     @property
-    def refused(self) -> bool:
-        return any(reply.refusal is not None for reply in self.replies)
+    def refusal(self) -> str | None:
+        return next((reply.refusal for reply in self.replies if reply.refusal is not None), None)
 
 
 @attrs.define
@@ -169,7 +169,7 @@ class VerdictStore:
         for record in lines.records:
             try:
                 self._take(_structured_line(record))
-            except ValueError:
+            except (ValueError, KeyError, TypeError):
                 unread += 1
         if unread:
             print(f"NOTE: {path}: skipped {unread:,} unreadable lines, as a crash leaves them; their content is lost")
@@ -179,15 +179,14 @@ class VerdictStore:
 
         A stored reply and ids of requests with an outcome are not repeated. Raises BadInput if the disk is full, say.
         """
-        if line.reply is not None and self._is_stored(line.reply):
+        unbilled = [id for id in dict.fromkeys(line.unbilled) if id in self.open]
+        if (line.reply is not None and self._is_stored(line.reply)) or (line.unbilled and not unbilled):
             return set()
-        new = attrs.evolve(line, unbilled=[id for id in dict.fromkeys(line.unbilled) if id in self.open])
-        if line.unbilled and not new.unbilled:
-            return set()
-        record = {key: value for key, value in attrs.asdict(new).items() if value}
+        line = attrs.evolve(line, unbilled=unbilled)
+        record = {key: value for key, value in attrs.asdict(line).items() if value}
         with writing(self.path):  # what is unbilled counts as billed if this line is lost
-            self._log.append({**record, "time": utc_now()}, durable=not new.unbilled)
-        return self._take(new)
+            self._log.append({**record, "time": utc_now()}, durable=not unbilled)
+        return self._take(line)
 
     def open_batches(self, base_url: str) -> list[StoredBatch]:
         """Return the batches at this server whose replies have not been fetched."""
@@ -225,17 +224,8 @@ class VerdictStore:
 
 
 def _structured_line(record: dict[str, Any]) -> StoreLine:
-    """Structure a line; keys of other versions are ignored. Raises ValueError.
-
-    Counts that cannot be right become None: earlier versions stored whatever a server said.
-    """
+    """Structure a line; keys of other versions are ignored. Raises ValueError, KeyError or TypeError."""
     try:
-        line = structured(record, StoreLine, unknown_keys=True)
-    except ValueError:
-        reply = record.get("reply")
-        if not isinstance(reply, dict) or "usage" not in reply:
-            raise
-        line = structured({"reply": {**reply, "usage": None}}, StoreLine, unknown_keys=True)
-    if line == StoreLine():
-        raise ValueError("no known key")
-    return line
+        return structured(record, StoreLine, unknown_keys=True)
+    except ValueError:  # earlier versions stored whatever counts a server sent
+        return structured({"reply": {**record["reply"], "usage": None}}, StoreLine, unknown_keys=True)

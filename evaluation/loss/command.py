@@ -1,23 +1,25 @@
 """evaluate.py loss"""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import attrs
 
 from common.arguments import option, whole_number
-from evaluation.shared.command_line import TIMEOUT_SECONDS, Checkpoint, Device, Models, Tokenizer
+from evaluation.shared.command_line import MeasureCommand
+
+if TYPE_CHECKING:
+    from evaluation.loss.token_range import Range
+    from evaluation.shared.load import ModelLocation, Trained
+    from training.parallel.process_group import Ranks
 
 UNKNOWN = "; its training data are unknown"
 
 
 @attrs.frozen(kw_only=True)
-class LossCommand:
+class LossCommand(MeasureCommand):
     """Held-out loss in nats per token and bits per byte, with standard errors."""
 
-    models: Models = attrs.field(kw_only=False)
-    checkpoint: Checkpoint = None
-    tokenizer: Tokenizer = None
     tokens: Annotated[Path | None, option("token directory; default: that of the first run", "DIR")] = None
     split: Annotated[Literal["train", "validation", "test"], option("part of the tokens")] = "validation"
     # Not --start: torchrun parses all options and takes that for an abbreviation of its own.
@@ -33,32 +35,25 @@ class LossCommand:
     count: Annotated[
         int | None, option("tokens to predict; default: 19,660,800, or all that follow", "N", check=whole_number(1))
     ] = None
-    device: Device = None
 
     def run(self) -> None:
-        """Print and store each model's loss on a range of tokens; under torchrun the ranks share the work."""
-        from evaluation.loss.held_out_loss import describe, measure
-        from evaluation.loss.token_range import Range, check_unseen, choose_range, identity, token_directory
-        from evaluation.shared.load import ModelLocation, load_on_all, locate
-        from evaluation.shared.results import append_result
-        from training.parallel.process_group import from_coordinator, start, stop
+        """Print and store each model's loss on a range of tokens."""
+        self.measure_each("loss", self._choose, _measure)
 
-        ranks = start(self.device, TIMEOUT_SECONDS)
+    def _choose(self, places: "list[ModelLocation]") -> "tuple[Range, dict[str, Any]]":
+        """Return the range and its identity."""
+        from evaluation.loss.token_range import check_unseen, choose_range, token_directory
 
-        def prepare() -> tuple[list[ModelLocation], Range]:
-            places = [locate(model, self.checkpoint) for model in self.models]
-            directory = self.tokens or token_directory(places)
-            span = choose_range(directory, self.split, self.start, self.count, places)
-            for place in places:
-                check_unseen(place, span)
-            return places, span
-
-        places, span = from_coordinator(ranks, prepare)
-        if ranks.coordinates:
-            print(span)
+        span = choose_range(self.tokens or token_directory(places), self.split, self.start, self.count, places)
         for place in places:
-            result = measure(load_on_all(ranks, place, self.tokenizer), span, ranks)
-            if ranks.coordinates:
-                append_result(place.home, place.title, "loss", {"range": identity(span), **attrs.asdict(result)})
-                print(f"{place.path}: {describe(result)}{'' if place.is_own else UNKNOWN}")
-        stop()
+            check_unseen(place, span)
+        print(span)
+        return span, span.identity()
+
+
+def _measure(trained: "Trained", chosen: "tuple[Range, dict[str, Any]]", ranks: "Ranks") -> tuple[dict[str, Any], str]:
+    from evaluation.loss.held_out_loss import measure
+
+    span, identity = chosen
+    result = measure(trained, span, ranks)
+    return {"range": identity, **attrs.asdict(result)}, f" {result}{'' if trained.place.is_own else UNKNOWN}"

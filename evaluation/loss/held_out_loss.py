@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from common.errors import BadInput
-from evaluation.loss.document_groups import Groups, in_groups
+from evaluation.loss.loss_measures import Groups, in_groups
 from evaluation.loss.token_range import Range
 from evaluation.shared.intervals import plus_minus, ratio
 from evaluation.shared.load import Trained
@@ -42,6 +42,15 @@ class HeldOutLoss:
     bits_per_byte_error: float | None
     groups: Groups
 
+    def __str__(self) -> str:
+        nats = plus_minus(self.nats_per_token, self.nats_per_token_error, 4)
+        bits = plus_minus(self.bits_per_byte, self.bits_per_byte_error, 4)
+        documents = "1 document" if self.documents == 1 else f"{self.documents:,} documents"
+        return (
+            f"{nats} nats per token, perplexity {self.perplexity:,.2f}, {bits} bits per byte, over {self.tokens:,} "
+            f"tokens of {documents}"
+        )
+
 
 def measure(trained: Trained, span: Range, ranks: Ranks) -> HeldOutLoss:
     """Return the model's loss on a range; call it on every rank.
@@ -59,17 +68,6 @@ def measure(trained: Trained, span: Range, ranks: Ranks) -> HeldOutLoss:
     return summary(losses, targets, trained.tokenizer)
 
 
-def describe(result: HeldOutLoss) -> str:
-    """Return a result as a line of text."""
-    nats = plus_minus(result.nats_per_token, result.nats_per_token_error, 4)
-    bits = plus_minus(result.bits_per_byte, result.bits_per_byte_error, 4)
-    documents = "1 document" if result.documents == 1 else f"{result.documents:,} documents"
-    return (
-        f"{nats} nats per token, perplexity {result.perplexity:,.2f}, {bits} bits per byte, over {result.tokens:,} "
-        f"tokens of {documents}"
-    )
-
-
 def token_losses(trained: Trained, stream: TokenStream, span: Range, ranks: Ranks) -> np.ndarray:
     """Return the loss of each predicted token, nats, fp32 (count,), on every rank."""
     network, length = trained.network, trained.network.config.context_length
@@ -82,8 +80,7 @@ def token_losses(trained: Trained, stream: TokenStream, span: Range, ranks: Rank
     def losses(batch: range) -> np.ndarray:
         ends = [min(start + length, span.start + span.count) for start in batch]
         tokens = np.stack([stream.read(start, end - start + 1) for start, end in zip(batch, ends, strict=True)])
-        ids = torch.from_numpy(tokens.astype(np.int64)).to(ranks.device)
-        return prediction_losses(network, ids).flatten().cpu().numpy()
+        return prediction_losses(network, torch.from_numpy(tokens.astype(np.int64))).flatten().cpu().numpy()
 
     return np.concatenate(share(ranks, batches, losses))
 
@@ -91,6 +88,7 @@ def token_losses(trained: Trained, stream: TokenStream, span: Range, ranks: Rank
 @torch.inference_mode()
 def prediction_losses(network: GPT, tokens: Tensor) -> Tensor:
     """Return the loss of each token but the first of each row, nats, fp32 (B, T), of tokens (B, T + 1) int64."""
+    tokens = tokens.to(next(network.parameters()).device)
     logits = network(tokens[:, :-1])  # (B, T, V)
     losses = F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten(), reduction="none")
     return losses.view(len(tokens), -1)

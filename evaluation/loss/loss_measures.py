@@ -1,4 +1,8 @@
-"""Measures of held-out loss: nats per token and bits per byte, compared on the same tokens."""
+"""Measures of held-out loss: nats per token and bits per byte, compared on the same tokens.
+
+Losses are stored as sums over groups of consecutive documents, so that two models can be compared without the text:
+document difficulty common to both cancels in the difference of their groups.
+"""
 
 from typing import Any
 
@@ -8,8 +12,18 @@ import numpy as np
 from evaluation.shared.intervals import Interval, ratio, student_interval
 from evaluation.shared.measure import EvaluationResult, Measure, Measurement, Published
 
+GROUPS = 256  # in one result, at most
 # The range of its own token set on which gpjt/ddp-base-model-from-scratch measures its losses.
 GPJT_RANGE = {"dataset": "gpjt/fineweb-gpt2-tokens", "split": "validation", "start": 50_000_000, "count": 19_660_800}
+
+
+@attrs.frozen(kw_only=True)
+class Groups:
+    """Sums over groups of consecutive whole documents, whose boundaries are the same for every model."""
+
+    nats: list[float]
+    tokens: list[int]
+    text_bytes: list[int]
 
 
 @attrs.frozen(kw_only=True)
@@ -19,6 +33,19 @@ class LossSample:
     nats: np.ndarray  # float64 (groups,)
     tokens: np.ndarray  # float64 (groups,)
     is_gpjt_range: bool
+
+
+def in_groups(nats: np.ndarray, tokens: np.ndarray, text_bytes: np.ndarray) -> Groups:
+    """Return sums of per-document values, each (documents,), over groups of equally many documents, or one less.
+
+    Nats are rounded to a millionth.
+    """
+    documents = len(nats)
+    count = min(documents, GROUPS)
+    begins = np.arange(count) * documents // count
+    sums = [np.add.reduceat(values, begins) for values in (nats, tokens, text_bytes)]
+    rounded = [round(value, 6) for value in sums[0].tolist()]
+    return Groups(nats=rounded, tokens=sums[1].astype(int).tolist(), text_bytes=sums[2].astype(int).tolist())
 
 
 def loss_difference(a: list[LossSample], b: list[LossSample], confidence: float) -> Interval:
@@ -41,9 +68,8 @@ HELD_OUT = Measure(
         "another text or tokenizer is measured.",
     ),
 )
-BITS = Measure(
-    name="bits/byte", unit="bits per byte", higher_is_better=False
-)  # on the same tokens: the same comparison
+# On the same tokens: the same comparison.
+BITS = Measure(name="bits/byte", unit="bits per byte", higher_is_better=False)
 
 
 def read_results(record: dict[str, Any]) -> list[EvaluationResult]:
@@ -53,22 +79,15 @@ def read_results(record: dict[str, Any]) -> list[EvaluationResult]:
     is_gpjt_range = all(span.get(key) == value for key, value in GPJT_RANGE.items())
     sample = LossSample(nats=nats, tokens=tokens, is_gpjt_range=is_gpjt_range)
     where, end = span.get("dataset") or span["tokens"], span["start"] + span["count"]
-    return [
-        EvaluationResult(
-            evaluation="loss",
-            model=record["model"],
-            time=str(record.get("time")),
-            subject=f"{span['sha256']} {len(sample.nats)}",
-            description=f"{span['split']} of {where}, tokens {span['start']:,} to {end:,}; ± is a standard error over "
-            "documents",
-            measurements=[
-                Measurement(
-                    measure=HELD_OUT,
-                    value=record["nats_per_token"],
-                    error=record.get("nats_per_token_error"),
-                    sample=sample,
-                ),
-                Measurement(measure=BITS, value=record["bits_per_byte"], error=record.get("bits_per_byte_error")),
-            ],
-        )
-    ]
+    loss, bits = (
+        Measurement(measure=measure, value=record[key], error=record.get(f"{key}_error"), sample=sample)
+        for key, measure in (("nats_per_token", HELD_OUT), ("bits_per_byte", BITS))
+    )
+    result = EvaluationResult.of(
+        record,
+        subject=f"{span['sha256']} {len(nats)}",
+        description=f"{span['split']} of {where}, tokens {span['start']:,} to {end:,}; ± is a standard error over "
+        "documents",
+        measurements=[loss, bits],
+    )
+    return [result]

@@ -32,6 +32,18 @@ class Range:
     def __str__(self) -> str:
         return f"{self.directory}: {self.split}, tokens {self.start:,} to {self.start + self.count:,}"
 
+    def identity(self) -> dict[str, Any]:
+        """Return its identity as JSON: its position, and the sha256 of its tokens as 32-bit integers."""
+        tokens = open_split(self.directory, self.split).read(self.start, self.count + 1)
+        return {
+            "tokens": str(self.directory),
+            "dataset": hub_name(self.directory),
+            "split": self.split,
+            "start": self.start,
+            "count": self.count,
+            "sha256": hashlib.sha256(tokens.astype("<u4").tobytes()).hexdigest(),
+        }
+
 
 def token_directory(places: list[ModelLocation]) -> Path:
     """Return the token directory of the first run among models. Raises BadInput where it is not unique."""
@@ -53,7 +65,7 @@ def choose_range(
     if start is None:
         start = FIRST_TOKEN
         if length <= FIRST_TOKEN + 1:
-            seen = [part.end for place in places for part in _seen(place, directory, split)]
+            seen = [end for place in places for _, _, end in _seen(place, directory, split)]
             start = max((end for end in seen if end < length), default=0)
     there = length - start - 1
     if there < 1 or (count is not None and count > there):
@@ -67,36 +79,19 @@ def choose_range(
 
 def check_unseen(place: ModelLocation, span: Range) -> None:
     """Raise BadInput where the model was trained or validated on tokens of the range."""
-    for part in _seen(place, span.directory, span.split):
-        if part.begin < span.start + span.count + 1 and span.start < part.end:
+    for how, begin, end in _seen(place, span.directory, span.split):
+        if begin < span.start + span.count + 1 and span.start < end:
             raise BadInput(
-                f"{span}: {place.path} was {part.how} on tokens {part.begin:,} to {part.end:,} of it; pass another "
-                "--from, --count or --split"
+                f"{span}: {place.path} was {how} on tokens {begin:,} to {end:,} of it; pass another --from, --count or "
+                "--split"
             )
 
 
-def identity(span: Range) -> dict[str, Any]:
-    """Return a range's identity as JSON: its position, and the sha256 of its tokens as 32-bit integers."""
-    tokens = open_split(span.directory, span.split).read(span.start, span.count + 1)
-    return {
-        "tokens": str(span.directory),
-        "dataset": hub_name(span.directory),
-        "split": span.split,
-        "start": span.start,
-        "count": span.count,
-        "sha256": hashlib.sha256(tokens.astype("<u4").tobytes()).hexdigest(),
-    }
+def _seen(place: ModelLocation, directory: Path, split: str) -> list[tuple[str, int, int]]:
+    """Return the ranges of a stream that a run was trained or validated on: how, first token, token behind the last.
 
-
-@attrs.frozen
-class _Seen:
-    how: str  # "trained" or "validated"
-    begin: int
-    end: int  # token behind the last one
-
-
-def _seen(place: ModelLocation, directory: Path, split: str) -> list[_Seen]:
-    """Return the ranges of a stream that a run has read; none where that is unknown."""
+    None where that is unknown.
+    """
     if not place.is_own:
         return []
     config = read_state(on_disk(place.path)).config
@@ -110,10 +105,10 @@ def _seen(place: ModelLocation, directory: Path, split: str) -> list[_Seen]:
             begin = train["start_train_token"]
             # Shuffled windows may lie anywhere.
             everything = train["shuffle"] or source["epochs"] is None or source["epochs"] > 1
-            seen.append(_Seen("trained", begin, length if everything else begin + source["tokens"] + 1))
+            seen.append(("trained", begin, length if everything else begin + source["tokens"] + 1))
     if held_out is not None and _is_same(held_out, "validation", directory, split):
         begin, windows = train["start_val_token"], train["validation_sequences"]
-        seen.append(_Seen("validated", begin, begin + windows * config.model["context_length"] + 1))
+        seen.append(("validated", begin, begin + windows * config.model["context_length"] + 1))
     return seen
 
 
@@ -125,7 +120,6 @@ def _is_same(recorded: StreamRecord, recorded_split: str, directory: Path, split
 
 @cache
 def _digests(directory: Path, split: str) -> list[str]:
-    """Return the sha256 of a stream's files, in order."""
     manifest = read_manifest(directory)
     paths = [file.path for file in open_split(directory, split).files]
     if manifest is not None and all(path.name in manifest.files for path in paths):

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import attrs
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -40,8 +39,8 @@ SHAPE_KEYS = {
     "n_ctx": "context_length",
     **{key: key for key in ("emb_dim", "n_layers", "context_length", "vocab_size")},
 }
-ACTIVATION_KEYS = ("activation_function", "activation")  # Hugging Face's, ours
 ACTIVATIONS = {theirs: ours for ours, theirs in GPT2_ACTIVATIONS.items()} | {"gelu_pytorch_tanh": "gelu_tanh"}
+ACTIVATION_KEYS = {"activation_function": ACTIVATIONS, "activation": {name: name for name in GPT2_ACTIVATIONS}}
 NANOGPT_NOTE = (
     "NOTE: {path}: weights of nanoGPT: exact GELU is assumed. If they were trained with GPT-2's tanh-GELU, as by "
     'nanoGPT before May 2023 or by build-nanogpt, write {{"activation_function": "gelu_new"}} into {config}'
@@ -53,29 +52,22 @@ CONVERSION = (
 )
 
 
-@attrs.frozen
-class Foreign:
-    """Weights and configuration of another program."""
-
-    weights: dict[str, Tensor]
-    values: dict[str, Any]
-    where: Path  # file of the values, for errors
-
-
 def check_foreign(path: Path, run: Path | None) -> None:
     """Raise BadInput where a directory holds no model. `run`: its run directory."""
     if path.is_file():
         raise BadInput(f"{path}: is a file, wanted its folder: {path.parent}")
     if not (path / NANOGPT).is_file():
         _read_config(path, run)
-        if not any((path / name).is_file() for name in (WEIGHTS, INDEX)):
+        if not _has_safetensors(path):
             raise BadInput(f"{path / WEIGHTS}: missing; wanted weights as safetensors, or nanoGPT's {NANOGPT}")
 
 
 def load_foreign(path: Path, run: Path | None) -> GPT:
     """Load a model of another program. Raises BadInput."""
-    found = _read(path, run)
-    values, where = found.values, found.where
+    if (path / NANOGPT).is_file() and not _has_safetensors(path):
+        weights, values, where = _read_nanogpt(path)
+    else:
+        (where, values), weights = _read_config(path, run), _read_weights(path)
     heads = next((values[key] for key in HEADS_KEYS if key in values), None)
     if heads is None:
         raise BadInput(
@@ -87,8 +79,8 @@ def load_foreign(path: Path, run: Path | None) -> GPT:
     try:
         # Hugging Face's GPT-2 is tied by default: a head beside the embedding is a copy.
         tied = values.get("tie_word_embeddings", values.get("tie_weights", values.get("model_type") == "gpt2"))
-        plain = to_plain(found.weights, tied=tied is True)
-        config = config_of(plain, heads, _activation(found))
+        plain = to_plain(weights, tied=tied is True)
+        config = config_of(plain, heads, _activation(values, where, is_nanogpt(weights)))
         for key, field in SHAPE_KEYS.items():
             if values.get(key, shape := getattr(config, field)) != shape:
                 raise BadInput(f"{where}: {key}: got {quoted(values[key])}, but the weights beside it have {shape:,}")
@@ -98,28 +90,23 @@ def load_foreign(path: Path, run: Path | None) -> GPT:
         load_plain(network, plain)
     except ValueError as error:
         raise BadInput(f"{path}: {error}") from error
-    if not any(key in values for key in ACTIVATION_KEYS) and is_nanogpt(found.weights) and environment_rank() == 0:
+    if not any(key in values for key in ACTIVATION_KEYS) and is_nanogpt(weights) and environment_rank() == 0:
         print(printable(NANOGPT_NOTE.format(path=path, config=path / CONFIG_FILES[0])), file=sys.stderr)
     return network
 
 
-def _activation(found: Foreign) -> str:
+def _activation(values: dict[str, Any], where: Path, nanogpt: bool) -> str:
     """Return the configured activation; by default nanoGPT's for its weights, and GPT-2's for all others."""
-    values = found.values
-    key = next((key for key in ACTIVATION_KEYS if key in values), None)
-    if key is None:
-        return "gelu" if is_nanogpt(found.weights) else "gelu_tanh"
-    known = ACTIVATIONS if key == ACTIVATION_KEYS[0] else {name: name for name in GPT2_ACTIVATIONS}
-    if not isinstance(values[key], str) or values[key] not in known:
-        raise BadInput(f"{found.where}: {key}: got {quoted(values[key])}, wanted {', '.join(map(repr, known))}")
-    return known[values[key]]
+    for key, known in ACTIVATION_KEYS.items():
+        if key in values:
+            if not isinstance(values[key], str) or values[key] not in known:
+                raise BadInput(f"{where}: {key}: got {quoted(values[key])}, wanted {', '.join(map(repr, known))}")
+            return known[values[key]]
+    return "gelu" if nanogpt else "gelu_tanh"
 
 
-def _read(path: Path, run: Path | None) -> Foreign:
-    if not any((path / name).is_file() for name in (WEIGHTS, INDEX)) and (path / NANOGPT).is_file():
-        return _read_nanogpt(path)
-    where, values = _read_config(path, run)
-    return Foreign(_read_weights(path), values, where)
+def _has_safetensors(path: Path) -> bool:
+    return any((path / name).is_file() for name in (WEIGHTS, INDEX))
 
 
 def _read_config(path: Path, run: Path | None) -> tuple[Path, dict[str, Any]]:
@@ -156,8 +143,8 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
     return weights
 
 
-def _read_nanogpt(path: Path) -> Foreign:
-    """Read nanoGPT's checkpoint; a config.json beside it overrides its configuration."""
+def _read_nanogpt(path: Path) -> tuple[dict[str, Tensor], dict[str, Any], Path]:
+    """Return weights, configuration and its file; a config.json beside the checkpoint overrides its configuration."""
     file = path / NANOGPT
     try:
         content = torch.load(file, map_location="cpu", mmap=True, weights_only=True)
@@ -173,4 +160,4 @@ def _read_nanogpt(path: Path) -> Foreign:
     if not all(isinstance(value, Tensor) for value in weights.values()):
         raise BadInput(f"{file}: model: wanted nothing but tensors")
     more = path / CONFIG_FILES[0]
-    return Foreign(weights, values | (read_json(more) if more.exists() else {}), more if more.exists() else file)
+    return (weights, values | read_json(more), more) if more.exists() else (weights, values, file)

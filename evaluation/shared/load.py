@@ -115,11 +115,7 @@ def load(place: ModelLocation, tokenizer: str | None, device: torch.device) -> T
 def load_on_all(ranks: Ranks, place: ModelLocation, tokenizer: str | None) -> Trained:
     """Load a model on every rank. Raises BadInput on every rank."""
     loaded: list[Trained] = []
-
-    def work() -> None:
-        loaded.append(load(place, tokenizer, ranks.device))
-
-    together(ranks, work)
+    together(ranks, lambda: loaded.append(load(place, tokenizer, ranks.device)))  # the value itself is not sent
     return loaded[0]
 
 
@@ -132,7 +128,8 @@ def _checkpoint(run: Path, name: str | None) -> Path:
         raise BadInput(f"{directory}: no checkpoint yet; train the run first")
     if name not in names:
         raise BadInput(f"{directory / name}: no such checkpoint; there are {', '.join(names)}")
-    return (directory / name).resolve()
+    target = (directory / name).resolve()
+    return directory / target.name if target.name in names else target
 
 
 def _own(path: Path) -> GPT:

@@ -74,6 +74,12 @@ class EvaluationResult:
     left_out: int = 0  # items without an answer, left out for all models alike
     session: str = ""  # what the items that were left out belong to, for people
 
+    @classmethod
+    def of(cls, record: dict[str, Any], **values: Any) -> "EvaluationResult":
+        """Return the result in a line, with those fields that all evaluations store alike."""
+        stored = {"evaluation": record["evaluation"], "model": record["model"], "time": str(record.get("time"))}
+        return cls(**(stored | values))
+
     def measurement(self, measure: Measure) -> Measurement | None:
         """Return the measurement of a measure, if there is one."""
         return next((one for one in self.measurements if one.measure == measure), None)

@@ -9,8 +9,9 @@ from typing import Any
 import attrs
 
 from common.errors import BadInput
-from common.files import replace_file, write_error
+from common.files import replace_file, writing
 from common.json_files import read_every_line, read_json, read_regular
+from common.structure import structured
 from training.telemetry.metrics_log import ANSWERS, EVALUATIONS
 
 MOST_BYTES = 1 << 30  # of a file
@@ -23,7 +24,7 @@ class Record:
     """One instruction in the form of Stanford's Alpaca (Taori et al. 2023)."""
 
     instruction: str
-    input: str  # may be empty
+    input: str = ""
     output: str  # the reference answer
 
 
@@ -66,21 +67,15 @@ def check_folder(folder: Path, option: str = "--output") -> None:
 
 def write_answers(path: Path, answers: Answers) -> None:
     """Write one model's answers atomically. Raises BadInput where that fails."""
-    value = {
-        "model": answers.model,
-        "home": None if answers.home is None else str(answers.home),
-        "seed": answers.seed,
-        "settings": answers.settings,
-        "answers": [
-            {**attrs.asdict(answer.record), "answer": answer.text, "reference_loss": answer.reference_loss}
-            for answer in answers.answers
-        ],
-    }
-    try:
+    rows = [
+        attrs.asdict(answer.record) | {"answer": answer.text, "reference_loss": answer.reference_loss}
+        for answer in answers.answers
+    ]
+    home = None if answers.home is None else str(answers.home)
+    value = {"model": answers.model, "home": home, "seed": answers.seed, "settings": answers.settings, "answers": rows}
+    with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n", durable=True)
-    except OSError as error:
-        raise write_error(path, error) from error
 
 
 def read_answers(path: Path) -> Answers:
@@ -113,18 +108,14 @@ def _home(path: Path, recorded: Any) -> Path | None:
 def _record(row: Any, where: str) -> Record:
     if not isinstance(row, dict):
         raise BadInput(f"{where}: got {type(row).__name__}, wanted an object with instruction, input and output")
-    row = {"input": ""} | row
-    for key in ("instruction", "input", "output"):
-        problem = None
-        if key not in row:
-            problem = "is missing"
-        elif not isinstance(row[key], str):
-            problem = f"is {type(row[key]).__name__}, wanted a text"
-        elif key != "input" and not row[key].strip():
-            problem = "is empty"
-        if problem:
-            raise BadInput(f"{where}: {key} {problem}; correct or remove the record")
-    return Record(instruction=row["instruction"], input=row["input"], output=row["output"])
+    try:
+        record = structured(row, Record, unknown_keys=True)
+    except ValueError as error:
+        raise BadInput(f"{where}: {error}; correct or remove the record") from error
+    for key in ("instruction", "output"):
+        if not row[key].strip():
+            raise BadInput(f"{where}: {key}: empty; correct or remove the record")
+    return record
 
 
 def _rows(path: Path) -> list[Any]:

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,8 @@ def append_result(home: Path, model: str, kind: str, values: dict[str, Any]) -> 
     path = home / EVALUATIONS
     try:
         home.mkdir(parents=True, exist_ok=True)
-        log = JsonLog(path)
-        try:
+        with closing(JsonLog(path)) as log:
             log.append(result, durable=True)
-        finally:
-            log.close()
     except OSError as error:
         raise BadInput(f"{write_error(path, error)}; the result is {json.dumps(result)}") from error
 

@@ -1,5 +1,7 @@
 """Smoke test: continuations of fixed prompts, and detection of degenerate output."""
 
+from collections.abc import Sequence
+
 import attrs
 
 from common.errors import BadInput
@@ -31,9 +33,13 @@ class Continuation:
     text: str  # what follows the prompt
     problem: str | None  # why it is degenerate; None: it is not
 
+    def __str__(self) -> str:
+        way = "greedy" if self.temperature == 0 else f"temperature {self.temperature:g}"
+        return f"[{way}] {self.prompt}{self.text}"
+
 
 def smoke(
-    trained: Trained, prompts: list[str] | None, count: int | None, sampling: Sampling, ranks: Ranks
+    trained: Trained, prompts: Sequence[str], count: int | None, sampling: Sampling, ranks: Ranks
 ) -> list[Continuation]:
     """Return the model's continuations of each prompt, greedy and by `sampling`; call it on every rank.
 

@@ -1,4 +1,4 @@
-"""A question that registers itself is a column of the comparison, with statements about its measure."""
+"""A registered command is a column of the comparison, with statements about its measure."""
 
 from importlib import import_module
 from pathlib import Path
@@ -10,6 +10,7 @@ from common.arguments import parse
 from evaluate import commands
 from evaluation import registry
 from evaluation.comparison.compare import compare
+from evaluation.instruct.command import FineTuneSettings
 from evaluation.shared.intervals import Interval
 from evaluation.shared.measure import EvaluationResult, Measure, Measurement, Published
 from evaluation.smoke.command import SmokeCommand
@@ -31,23 +32,13 @@ RHYMES = Measure(
 
 
 def read_results(record: dict[str, Any]) -> list[EvaluationResult]:
-    """The toy question's measures module is this one."""
+    """The toy command's measures module is this one."""
     measurement = Measurement(measure=RHYMES, value=record["rhymes"], error=1.0, sample=record["rhymes"])
-    return [
-        EvaluationResult(
-            evaluation="poetry",
-            model=record["model"],
-            time=record["time"],
-            subject="sonnets",
-            description="of 10 sonnets",
-            measurements=[measurement],
-        )
-    ]
+    return [EvaluationResult.of(record, subject="sonnets", description="of 10 sonnets", measurements=[measurement])]
 
 
-def test_a_registered_question_is_a_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    question = registry.Question(SmokeCommand, __name__)
-    monkeypatch.setitem(registry.QUESTIONS, "poetry", question)
+def test_a_registered_command_is_a_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry.COMMANDS, "poetry", registry.MeasuringCommand(SmokeCommand, __name__))
     homes = [
         write(losses_on(tmp_path / name), "poetry", rhymes=rhymes)
         for name, rhymes in (("a", 12), ("b", 7))
@@ -59,14 +50,14 @@ def test_a_registered_question_is_a_column(tmp_path: Path, monkeypatch: pytest.M
     assert "poetry: of 10 sonnets" in found.notes and "[1] Faust" in found.notes
 
 
-def test_an_unregistered_question_is_left_out(tmp_path: Path) -> None:
+def test_an_unregistered_command_is_left_out(tmp_path: Path) -> None:
     home = write(losses_on(tmp_path / "a"), "poetry", rhymes=12)
     assert compare(rows_of(home)).columns == ["model", "held-out loss", "bits/byte"]
 
 
 def test_every_registered_measures_module_reads_results() -> None:
-    named = [question.measures for question in registry.QUESTIONS.values() if question.measures is not None]
-    assert len(named) == len(set(named)) == 5
+    named = [entry.measures for entry in registry.COMMANDS.values() if entry.measures is not None]
+    assert "evaluation.loss.loss_measures" in named and len(named) == len(set(named))
     assert all(callable(import_module(name).read_results) for name in named)
 
 
@@ -76,7 +67,10 @@ def test_every_registered_measures_module_reads_results() -> None:
         (["smoke", "a", "b", "--prompt=x", "--prompt", "y"], {"models": ("a", "b"), "prompt": ("x", "y"), "top_k": 25}),
         (["loss", "a", "--from", "0", "--split=test"], {"models": ("a",), "start": 0, "split": "test", "count": None}),
         (["hellaswag", "a"], {"models": ("a",), "data": "Rowan/hellaswag", "count": None, "device": None}),
-        (["instruct", "a", "--data", "f", "--seeds=3"], {"data": Path("f"), "seeds": 3, "epochs": 20, "seed": 0}),
+        (
+            ["instruct", "a", "--data", "f", "--seeds=3", "--epochs=2"],
+            {"data": Path("f"), "seeds": 3, "settings": FineTuneSettings(epochs=2)},
+        ),
         (["judge", "a", "--max-usd", "2"], {"answers": ("a",), "max_usd": 2.0, "timeout": 120.0, "api": "responses"}),
         (["harness", "x,y", "a", "b", "--fewshot=0"], {"tasks": "x,y", "models": ("a", "b"), "fewshot": 0}),
         (["compare", "a", "b", "--markdown"], {"models": ("a", "b"), "markdown": True, "html": None}),

@@ -51,7 +51,7 @@ def test_defaults_train_and_resume() -> None:
         (["--price-per-hour", "$14"], "--price-per-hour: got '$14', wanted a number above 0, such as 14.32"),
         (["--max-hours", "nan"], "--max-hours: got 'nan', wanted a number above 0, such as 3.5"),
         (["--dry-run", "--world-size", "1048577"], "--world-size: got '1048577', wanted a whole number"),
-        (["--began", "1"], "'--began': unknown option"),
+        (["--began", "1"], "Unknown option: --began"),
     ],
 )
 def test_a_wrong_line_is_refused(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

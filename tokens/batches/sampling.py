@@ -2,7 +2,7 @@
 
 A token stream is cut into windows of T + 1 tokens that begin every T tokens: inputs are the first T, targets the last
 T. A sample is one window. Step s takes samples s * G .. (s + 1) * G - 1 of the run, G the global batch. Micro-batch
-`rank * accumulation + micro_step` of a step takes M of them, so a rank owns a contiguous run of the step's samples,
+`rank * accumulation + micro_step` of a step takes B of them, so a rank owns a contiguous run of the step's samples,
 whatever the data-parallel size. With one stream, sample n reads the window at place n of the stream's `WindowOrder`; of
 several streams, tokens/batches/mixture.py gives each sample a stream and a place in that stream's order.
 """
@@ -21,7 +21,7 @@ class Layout:
     """Partition of a global batch over data-parallel ranks and micro-steps."""
 
     context_length: int  # T, tokens
-    microbatch_size: int  # M, sequences
+    microbatch_size: int  # B, sequences
     accumulation: int  # micro-steps a rank takes for one step
     data_parallel_size: int
 
@@ -37,7 +37,7 @@ def microbatch_index(layout: Layout, micro_step: int, rank: int) -> int:
 
 
 def rank_samples(layout: Layout, first_step: int, steps: int, rank: int) -> np.ndarray:
-    """Return the samples of the run that a data-parallel rank takes in some steps: (steps, accumulation, M) int64."""
+    """Return the samples of the run that a data-parallel rank takes in some steps: (steps, accumulation, B) int64."""
     first = microbatch_index(layout, 0, rank) * layout.microbatch_size
     own = np.arange(first, first + layout.accumulation * layout.microbatch_size)
     step_starts = np.arange(first_step, first_step + steps) * layout.global_batch_size

@@ -28,7 +28,7 @@ class FindCommand:
     """Find the largest micro-batch that fits, by full steps on all GPUs here, or predict it."""
 
     run: RunDirectory = attrs.field(kw_only=False)
-    predict: Annotated[str | None, option("predict for these GPUs; needs none", "GPU,...")] = None
+    predict: Annotated[str | None, option("predict for these GPUs, without having one", "GPU,...")] = None
     machines: Annotated[Path | None, option("with --predict: a price list, for the GPUs that it adds", "FILE")] = None
     world_size: Annotated[
         int | None,

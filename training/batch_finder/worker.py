@@ -38,13 +38,7 @@ from training.supervision.heartbeat import SPEAKER_SECONDS
 MICRO_STEPS = {"off": 2, "run": 2, "elastic": 8}
 ALIVE_SECONDS = 1.0  # between checks of the parent process
 # Messages of CUDA and NCCL; cuBLAS; cuBLAS and cuDNN without memory for a handle; cuDNN 9; a CPU.
-MEMORY_WORDS = (
-    "out of memory",
-    "ALLOC_FAILED",
-    "STATUS_NOT_INITIALIZED",
-    "ALLOCATION_FAILED",
-    "can't allocate memory",
-)
+MEMORY_WORDS = ("out of memory", "ALLOC_FAILED", "STATUS_NOT_INITIALIZED", "ALLOCATION_FAILED", "can't allocate memory")
 
 
 @attrs.frozen(kw_only=True)

@@ -52,7 +52,7 @@ class DataOptions:
 
 @attrs.frozen(kw_only=True)
 class BatchOptions:
-    """Batch, in sequences: the global batch is science, the micro-batch is what fits."""
+    """Batch, in sequences: the global batch changes what is learned, the micro-batch what fits into memory."""
 
     microbatch_size: int = define(integer(1, 1 << 20), plumbing=True)
     global_batch_size: int | None = define(optional(integer(1, 1 << 30)), None)

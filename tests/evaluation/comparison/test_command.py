@@ -102,6 +102,6 @@ def test_what_cannot_be_compared_is_one_line(runs: dict[str, Path], tmp_path: Pa
     assert "state.json: not JSON" in refused(broken)
     assert "long step-00000008, a: no overlap between result files" in refused(runs["long"], a)
     (tmp_path / "empty").mkdir()
-    assert "got no results of" in refused(tmp_path / "empty")
-    assert "got no results of" in refused(tmp_path / "absent")
+    assert "no comparable results of" in refused(tmp_path / "empty")
+    assert "no comparable results of" in refused(tmp_path / "absent")
     assert "--html" in refused(a, "--html", tmp_path / "absent" / "page.html")

@@ -8,6 +8,7 @@ import attrs
 import pytest
 import torch
 
+from evaluation.comparison.compare import compare
 from evaluation.harness.command import REQUIREMENT
 from evaluation.hellaswag.hellaswag import fitted, log_likelihoods, measure
 from evaluation.hellaswag.hellaswag import lm_eval as as_lm_eval
@@ -16,6 +17,7 @@ from evaluation.shared.load import Trained, load, locate
 from model.gpt import GPT
 from tests import launch
 from tests.conftest import ROOT, shared, train, write_run
+from tests.evaluation.comparison.stored import rows_of, write
 from tests.evaluation.hellaswag.test_hellaswag import results
 from tests.evaluation.hellaswag.written_items import write_items
 from tokens.tokenizer.tokenizer import load_tokenizer
@@ -163,3 +165,20 @@ def test_without_the_harness_one_line_says_how_to_get_it(tmp_path: Path) -> None
 
 def test_what_make_installs_is_what_the_line_says() -> None:
     assert f'"{REQUIREMENT}"' in (ROOT / "Makefile").read_text()
+
+
+def test_tasks_of_the_harness_are_columns_and_never_ranked(tmp_path: Path) -> None:
+    def asked(name: str, **tasks: dict[str, float]) -> Path:
+        how = {"lm_eval": "0.4.13", "fewshot": None, "limit": None, "batch_size": 16}
+        return write(tmp_path / name, "harness", **how, tasks=tasks)
+
+    arc = {"sample_len": 2376, "acc": 0.4383, "acc_stderr": 0.0102, "acc_norm": 0.3948, "acc_norm_stderr": 0.01}
+    a = asked("a", arc_easy=arc, lambada={"sample_len": 5153, "perplexity": 40.05})
+    b = asked("b", arc_easy=arc | {"acc": 0.5}, broken={"sample_len": 1, "acc": None})
+    found = compare(rows_of(a, b))
+    assert found.columns == ["model", "arc_easy, acc", "arc_easy, acc_norm", "lambada, perplexity"]
+    assert [cell.text for cell in found.rows[1]] == ["b", "0.5000 ± 0.0102", "0.3948 ± 0.0100", ""]
+    assert found.statements == []
+    assert any(
+        note.startswith("harness arc_easy: lm-evaluation-harness 0.4.13 on 2,376 documents") for note in found.notes
+    )

@@ -27,14 +27,7 @@ CONTEXT = 96
 
 def item(**changes: Any) -> Item:
     row = ITEM | changes
-    return Item(
-        topic=row["activity_label"],
-        context=row["ctx"],
-        context_a=row["ctx_a"],
-        context_b=row["ctx_b"],
-        endings=row["endings"],
-        label=row["label"],
-    )
+    return Item(**{field.name: row[field.name] for field in attrs.fields(Item)})
 
 
 def hellaswag(*arguments: str | Path, ranks: int = 1, environment: dict[str, str] | None = None) -> Any:

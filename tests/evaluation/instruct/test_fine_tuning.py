@@ -9,15 +9,14 @@ import torch
 import torch.nn.functional as F
 
 from evaluation.instruct import fine_tuning
+from evaluation.instruct.command import FineTuneSettings
 from evaluation.instruct.fine_tuning import (
-    FineTuneSettings,
     encode,
     fine_tune,
     make_example,
     prompt_text,
     validation_loss,
 )
-from evaluation.instruct.instruct import split_records
 from evaluation.shared.records import Record
 from tests.evaluation.instruct.instructions import fresh, records
 from training.parallel.process_group import Ranks, start, stop
@@ -53,11 +52,11 @@ def test_an_update_is_that_of_the_mean_over_the_answers_tokens(
 
 
 def test_the_best_epoch_is_handed_on_and_later_ones_are_not(tmp_path: Path, alone: Ranks) -> None:
-    trained, split = fresh(tmp_path), split_records(records())
-    outcome = fine_tune(trained, split.train, split.validation, FineTuneSettings(learning_rate=2e-2, epochs=50), alone)
+    trained, train, validation = fresh(tmp_path), records()[:34], records()[38:]
+    outcome = fine_tune(trained, train, validation, FineTuneSettings(learning_rate=2e-2, epochs=50), alone)
     assert 0 < outcome.best_epoch < len(outcome.losses) - 1 < 50
     assert min(outcome.losses) == outcome.losses[outcome.best_epoch] < outcome.losses[-1]
-    held_out = [make_example(trained, record) for record in split.validation]
+    held_out = [make_example(trained, record) for record in validation]
     assert validation_loss(trained, held_out, alone) == outcome.losses[outcome.best_epoch]
     assert not trained.network.training
 

@@ -15,7 +15,7 @@ from evaluation.instruct.fine_tuning import (
     answer_losses,
     make_example,
 )
-from evaluation.instruct.instruct import split_records
+from evaluation.instruct.instruct import read_questions
 from evaluation.shared.load import ModelLocation, Trained, load, locate
 from evaluation.shared.records import read_answers, read_records
 from tests import launch
@@ -37,7 +37,7 @@ def data(tmp_path: Path) -> Path:
 
 def test_the_split_is_that_of_the_published_comparisons() -> None:
     everything = read_records(shared("instruction-data.json"))
-    split = split_records(everything)
+    split = read_questions(shared("instruction-data.json"))
     assert [*split.train, *split.test, *split.validation] == everything
     assert (len(split.train), len(split.test), len(split.validation)) == (935, 110, 55)
 
@@ -117,8 +117,8 @@ def test_what_cannot_be_learned_from_is_one_line(make_run: Callable[..., Path], 
     for content, message in (
         ("[", "not JSON"),
         ("[]", "holds no records"),
-        (json.dumps([*RECORDS, {"instruction": "a"}]), "record 41: output is missing"),
-        (json.dumps([{"instruction": "a", "output": " "}]), "record 1: output is empty"),
+        (json.dumps([*RECORDS, {"instruction": "a"}]), "record 41: output: missing"),
+        (json.dumps([{"instruction": "a", "output": " "}]), "record 1: output: empty"),
         (json.dumps(RECORDS[:9]), "got 9 records, wanted 10 or more"),
         (json.dumps(RECORDS[:10]), "pass a smaller one"),
     ):

@@ -14,10 +14,9 @@ from unittest.mock import patch
 
 import evaluate
 from evaluation.judging.panel import Candidate, Panel
+from evaluation.judging.prompt import Grade, Prompt
 from evaluation.judging.prompt import Judge as WhoIsAsked
-from evaluation.judging.prompt import Prompt
 from evaluation.judging.store import Reply, VerdictStore
-from evaluation.judging.verdict import Grade
 from evaluation.shared.records import Answer, Answers, Record, write_answers
 from tests.judge_server import Judge
 

@@ -32,7 +32,7 @@ def test_judged_runs_in_folders_of_one_name_are_found_by_what_the_session_calls_
 def test_of_several_candidates_a_side_it_is_the_mean_of_their_differences() -> None:
     pairs = {
         ("a", "c"): Interval(value=4, low=1, high=7),
-        ("c", "b"): Interval(value=-2, low=-4, high=0),
+        ("b", "c"): Interval(value=2, low=0, high=4),
     }
     a, b, c = (JudgedCandidate(name=name, differences=pairs) for name in "abc")
     assert judged_difference([a, b], [c], 0.95) == Interval(value=3, low=0.5, high=5.5)

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from evaluation.loss.held_out_loss import byte_lengths, describe, summary
+from evaluation.loss.held_out_loss import byte_lengths, summary
 from evaluation.shared.intervals import ratio
 from evaluation.shared.load import load, locate
 from tests import launch
@@ -79,7 +79,7 @@ def test_the_error_is_that_of_repeated_draws_of_documents() -> None:
         bits.append(result.bits_per_byte)
         errors.append(result.nats_per_token_error)
         bits_errors.append(result.bits_per_byte_error)
-    assert f"± {errors[-1]:.4f} nats per token" in describe(result)
+    assert f"± {errors[-1]:.4f} nats per token" in str(result)
     assert np.mean(errors) == pytest.approx(np.std(means), rel=0.1)
     assert np.mean(bits_errors) == pytest.approx(np.std(bits), rel=0.1)
 
@@ -88,7 +88,7 @@ def test_one_document_has_no_error_and_a_cut_one_counts() -> None:
     tokenizer = load_tokenizer("bytes")
     losses, text = np.ones(6, np.float32), np.full(6, ord("a"))
     alone = summary(losses, text, tokenizer)
-    assert describe(alone).endswith(f"over {alone.tokens} tokens of 1 document")
+    assert str(alone).endswith(f"over {alone.tokens} tokens of 1 document")
     assert (alone.documents, alone.nats_per_token_error, alone.nats_per_token) == (1, None, 1.0)
     text[[2, 5]] = 256
     assert summary(losses, text, tokenizer).documents == 2

@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from evaluation.loss.document_groups import in_groups
-from evaluation.loss.loss_measures import LossSample, loss_difference
+from evaluation.loss.loss_measures import LossSample, in_groups, loss_difference
 
 
 def test_equal_models_differ_in_1_of_20_comparisons() -> None:

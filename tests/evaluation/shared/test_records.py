@@ -29,9 +29,9 @@ def test_an_array_and_lines_hold_the_same_records(tmp_path: Path) -> None:
     [
         ("[", "not JSON"),
         ("[]", "holds no records"),
-        (json.dumps([ROW, {"instruction": "a"}]), "record 2: output is missing; correct or remove the record"),
-        (json.dumps([ROW | {"output": " "}]), "record 1: output is empty"),
-        (json.dumps([ROW | {"input": 3}]), "record 1: input is int, wanted a text"),
+        (json.dumps([ROW, {"instruction": "a"}]), "record 2: output: missing; correct or remove the record"),
+        (json.dumps([ROW | {"output": " "}]), "record 1: output: empty"),
+        (json.dumps([ROW | {"input": 3}]), "record 1: input: got 3, wanted a string"),
         (json.dumps([3]), "record 1: got int, wanted an object"),
         (f"{json.dumps(ROW)}\n{{", "line 2: not JSON"),
     ],

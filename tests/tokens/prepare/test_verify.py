@@ -100,6 +100,13 @@ def test_status_tells_how_far_a_preparation_has_come(tmp_path: Path) -> None:
     assert run(PREPARE, "status", tmp_path).returncode == 1
 
 
+def test_status_of_a_tail_split_tells_what_each_file_holds(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    manifest = write(out, jsonl(tmp_path / "a.jsonl", ["text"] * 10), split="tail", validation_fraction=0.2)
+    assert [manifest.files[f"{split}.safetensors"].tokens for split in ("train", "validation")] == [40, 10]
+    assert audit.status(str(out))[-2:] == ["  train      40 tokens", "  validation 10 tokens"]
+
+
 @pytest.mark.parametrize("name", ["manifest.json", "ledger.jsonl"])
 def test_status_does_not_take_a_loop_of_links_for_a_missing_file(tmp_path: Path, name: str) -> None:
     write(tmp_path / "out", jsonl(tmp_path / "a.jsonl", ["text"] * 20))

@@ -79,7 +79,7 @@ def test_nothing_fits_and_a_lost_process_are_told_in_a_line(make_run: Callable[.
     run = make_run(determinism="off")
     options = ("--device", "cpu", "--world-size", "2")
     for place, line in (
-        ("step", f"{run}: not even one sequence of 32 tokens fits; what would, by prediction: a l4 or larger"),
+        ("step", f"{run}: not even one sequence of 32 tokens fits; predicted to fit: l4 or a larger GPU"),
         ("killed", "micro-batch 1: rank 1: its process ended with status -9"),
         ("hang", "micro-batch 1: not all ranks have answered within 4 s"),
     ):

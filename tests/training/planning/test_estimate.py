@@ -62,7 +62,7 @@ HUGE = ("--set", "model.emb_dim=3072", "--set", "model.n_layers=200")
         ([*HUGE], "too big for every machine: under ddp one sequence needs"),
         (
             ["--set", "model.emb_dim=3072", "--set", "model.n_layers=120"],
-            "what would, by prediction: --set parallel=fsdp",
+            "predicted to fit: --set parallel=fsdp",
         ),
         (
             ["--set", "microbatch_size=2048", "--set", "global_batch_size=16384"],

@@ -1,0 +1,55 @@
+"""Command line of a benchmark: its `main`'s parameters are the options; importing this finds the repository's rooms."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+from cyclopts import App, Parameter
+from tabulate import tabulate
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from common.errors import BadInput  # noqa: E402  # after the path to it
+from model.config import GPT2_SIZES, ModelConfig  # noqa: E402
+from training.config.train_config import load_run  # noqa: E402
+
+Size = Literal["quickstart", "124M", "350M", "774M", "1.5B"]
+BYTES = ("--tokenizer", "bytes", "--validation-fraction", "0.03", "--split", "tail")  # options of prepare_data.py
+
+
+def run(main: Callable[..., None]) -> None:
+    """Run a benchmark with the command line's options. A user error is one line, and exit status 1."""
+    app = App(
+        help=main.__globals__["__doc__"],
+        help_format="plaintext",
+        version_flags=[],
+        default_parameter=Parameter(consume_multiple=True, negative=()),
+    )
+    app.default(main)
+    try:
+        app()
+    except BadInput as error:
+        sys.exit(f"{Path(sys.argv[0]).name}: {error}")
+
+
+def call(script: str, *arguments: object, statuses: tuple[int, ...] = (0,)) -> int:
+    """Run a script of the repository to its end; return its exit status. Raises BadInput for one not in `statuses`."""
+    command = [sys.executable, script, *map(str, arguments)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode not in statuses:
+        raise BadInput(f"{script}: exit status {done.returncode}: {done.stderr[-4000:]}")
+    return done.returncode
+
+
+def config(size: Size) -> ModelConfig:
+    """Return the network of a run of this repository, or of GPT-2."""
+    return load_run(ROOT / "runs" / size, []).model if size == "quickstart" else GPT2_SIZES[size]
+
+
+def table(columns: list[str], rows: list[list[str]], form: str = "simple") -> str:
+    """Return a table whose first column is text and the others are numbers."""
+    right = ["right"] * (len(columns) - 1)
+    return str(tabulate(rows, columns, form, colalign=["left", *right], disable_numparse=True))
