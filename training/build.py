@@ -51,8 +51,8 @@ def make_state(network: GPT, train: TrainConfig, plan: Plan, numerics: Numerics,
     """Wrap a network for all ranks; return it with its optimizer at step 0. Call it on every rank."""
     # Matrix products that autocast leaves in fp32 may use TF32; a run that asks for fp32 gets fp32.
     torch.set_float32_matmul_precision("highest" if numerics.precision == "fp32" else "high")
-    shape = Shape.of(network.config, train.batch.microbatch_size, numerics.precision, ranks.device)
-    use_attention(shape, numerics, ranks, train.file.with_name("model.json"))
+    shape = Shape(network.config, train.batch.microbatch_size, numerics.precision, ranks.device)
+    use_attention(shape, numerics.determinism, ranks, train.file.with_name("model.json"))
     recompute, chunks = train.memory.recompute_blocks, train.memory.loss_chunks
     model = NextTokenLoss(network.to(ranks.device), recompute_blocks=recompute, chunks=chunks)
     kind = train.execution.parallel
