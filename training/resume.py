@@ -22,8 +22,8 @@ class ResumeRequest:
 
     directory: Path
     wanted: str  # "auto", "never" or a checkpoint's name
-    record: RunRecord  # of this job, to compare with the checkpoint's
-    allow_drift: bool  # of the numerics
+    record: RunRecord  # this job's, to compare with the checkpoint's
+    allow_drift: bool  # whether the numerics may have changed
 
 
 def resume(request: ResumeRequest, state: TrainState, ranks: Ranks) -> list[str]:

@@ -16,7 +16,7 @@ from training.config.key_groups import SpikeOptions
 from training.parallel.process_group import Ranks, gather
 
 MEASURED = ("loss", "gradient norm")  # rows of every (2, ...) tensor here
-SMALLEST_DEVIATION = 1e-3  # of the mean: in a flat window the standard deviation is rounding
+SMALLEST_DEVIATION = 1e-3  # share of the mean: in a flat window the standard deviation is rounding
 
 
 @attrs.frozen(kw_only=True)
@@ -27,7 +27,7 @@ class Spike:
     what: str  # one of MEASURED
     value: float
     zscore: float
-    mean: float  # of the window
+    mean: float  # mean of the window
     window_steps: int
 
     def __str__(self) -> str:
@@ -42,7 +42,7 @@ class Skips:
     """Skipped steps since the last report."""
 
     count: int
-    total: int  # of the run
+    total: int  # in the whole run
     last: Spike
 
 

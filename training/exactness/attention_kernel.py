@@ -30,10 +30,10 @@ KERNELS = {
 }
 REPEATING = ("flash", "efficient")  # with a deterministic backward pass
 CUDNN_FIRST = (9, 10)  # compute capabilities, major: Hopper, and Blackwell as torch does; others are timed
-ROUNDS = 10  # of a timing
+ROUNDS = 10  # timed runs of a kernel
 TIMED_SEQUENCES = 8  # at most: enough to fill a GPU, small beside the run itself
 MARGIN = 0.03  # a later kernel is chosen only if faster by this share
-TOLERANCE = 0.05  # of the largest value of the reference output or gradients: bf16 rounds to 0.004
+TOLERANCE = 0.05  # share of the largest reference output or gradient: bf16 rounds to 0.004
 
 
 @attrs.frozen

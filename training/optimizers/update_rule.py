@@ -41,7 +41,7 @@ class UpdateRule:
     """
 
     takes: Callable[[str, Shape], bool] = lambda name, shape: True  # by a parameter's name and shape
-    state: Callable[[Shape], dict[str, StateTensor]]  # of a parameter, by the names that torch's optimizer uses
+    state: Callable[[Shape], dict[str, StateTensor]]  # state of one parameter, by torch's names
     build: Callable[[dict[str, nn.Parameter], HyperParameters, torch.device], torch.optim.Optimizer]
 
 

@@ -36,7 +36,7 @@ class LeafSum:
     def __init__(self, run: int):
         self._run = run  # leaves added in order: `odd`
         self._leaves = 0
-        self._pending: Tensor | None = None  # of the run in progress
+        self._pending: Tensor | None = None  # sum of the run in progress
         self._partial: list[Tensor] = []  # sums of ever smaller subtrees, as the ones of a binary counter
 
     def add(self, leaf: Tensor) -> None:
