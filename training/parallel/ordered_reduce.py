@@ -1,7 +1,7 @@
 """Ordered reduction of gradients: sums with the same bits on any number of ranks and under any wrapper.
 
 The N micro-batches of a step are the leaves of one fixed tree: runs of `odd` leaves are added in order, where
-N = odd x 2^k, and the 2^k results pairwise, neighbours first. A rank owns a contiguous run of leaves, so for any
+N = odd x 2^k, and the 2^k results pairwise, neighbors first. A rank owns a contiguous run of leaves, so for any
 data-parallel size D that divides 2^k its part is a subtree. Ranks exchange partial sums as they are (all-to-all), add
 them in the same tree, and share the result (all-gather). IEEE addition commutes, so only the tree's shape matters. The
 bytes moved are those of a ring all-reduce: 2 (D - 1) / D of the gradient.
@@ -60,7 +60,7 @@ class LeafSum:
 
 
 def pairwise_sum(parts: Tensor) -> Tensor:
-    """Return the sum over the first dimension, neighbours first; an odd last one joins at the next level."""
+    """Return the sum over the first dimension, neighbors first; an odd last one joins at the next level."""
     while len(parts) > 1:
         pairs = parts[0 : len(parts) // 2 * 2 : 2] + parts[1::2]
         parts = pairs if len(parts) % 2 == 0 else torch.cat([pairs, parts[-1:]])
