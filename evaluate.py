@@ -1,12 +1,11 @@
 #!/usr/bin/env python3
 """Evaluate, compare and export models: `python evaluate.py smoke runs/quickstart`."""
 
-import os
 import sys
 from typing import TYPE_CHECKING
 
 from common.errors import EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, BadInput
-from common.installation import begin
+from common.installation import begin, exit_status
 
 if TYPE_CHECKING:
     from evaluation.registry import EvaluateCommand
@@ -47,8 +46,7 @@ def main() -> int:
 
     command: EvaluateCommand = parse("evaluate.py", commands(), sys.argv[1:], help_text=DESCRIPTION, epilog=EPILOG)
     try:
-        status = command.run()
-        sys.stdout.flush()
+        return command.run() or EXIT_DONE
     except BadInput as error:
         from training.launch import environment_rank
 
@@ -58,11 +56,7 @@ def main() -> int:
     except KeyboardInterrupt:
         print("evaluate.py: interrupted; results so far are stored", file=sys.stderr)
         return EXIT_INTERRUPTED
-    except BrokenPipeError:  # `evaluate.py compare ... | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python still flushes
-        return EXIT_ERROR
-    return status or EXIT_DONE
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_status(main))

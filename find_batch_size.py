@@ -5,16 +5,16 @@ import json
 import sys
 
 from common.errors import EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, BadInput
-from common.installation import begin
+from common.installation import begin, exit_status
 
 
 def main() -> int:
     """Run the command; return its exit status."""
     begin("find_batch_size.py")
     from common.arguments import parse
-    from training.batch_finder.command import EPILOG, FindCommand
+    from training.command import FIND_EPILOG, FindCommand
 
-    command: FindCommand = parse("find_batch_size.py", FindCommand, sys.argv[1:], epilog=EPILOG)
+    command: FindCommand = parse("find_batch_size.py", FindCommand, sys.argv[1:], epilog=FIND_EPILOG)
     from training.config.train_config import load_run  # after --help: it needs more time
 
     try:
@@ -45,4 +45,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_status(main))

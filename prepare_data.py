@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from common.errors import EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, BadInput, printable
-from common.installation import begin
+from common.installation import begin, exit_status
 
 if TYPE_CHECKING:
     from tokens.prepare.command import PrepareCommand
@@ -26,6 +26,8 @@ def main() -> int:
             return prepare(command)
         print("\n".join(map(printable, command.lines())))
         return EXIT_DONE
+    except BrokenPipeError:
+        raise
     except (BadInput, OSError) as error:
         print(f"prepare_data.py: {printable(str(error))}", file=sys.stderr)
         return EXIT_ERROR
@@ -59,4 +61,4 @@ def prepare(command: "PrepareCommand") -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_status(main))

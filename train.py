@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from common.errors import EXIT_DIVERGED, EXIT_DONE, EXIT_ERROR, BadInput, Diverged, printable
 from common.files import is_folder, system_error
-from common.installation import begin
+from common.installation import begin, exit_status
 from training.launch import environment_rank
 
 if TYPE_CHECKING:
@@ -24,10 +24,10 @@ def main() -> int:
     """Run the command; return its exit status."""
     begin("train.py")
     from common.arguments import parse
-    from training.command import EPILOG, TrainCommand
+    from training.command import TRAIN_EPILOG, TrainCommand
     from training.supervision.supervision import Supervision
 
-    command: TrainCommand = parse("train.py", TrainCommand, sys.argv[1:], epilog=EPILOG)
+    command: TrainCommand = parse("train.py", TrainCommand, sys.argv[1:], epilog=TRAIN_EPILOG)
     locks = command.trains and environment_rank() == 0 and is_folder(command.run)
     try:
         supervision = Supervision(command.run if locks else None)
@@ -41,8 +41,9 @@ def main() -> int:
 
     try:
         status = record(train)(command, supervision) or EXIT_DONE  # record's type allows None
-    except Exception:  # noqa: BLE001  # record has kept it for torchrun; printed here, because leave() prints nothing
-        traceback.print_exc()
+    except Exception as error:  # noqa: BLE001  # record has kept it for torchrun; leave() prints nothing
+        if not isinstance(error, BrokenPipeError):
+            traceback.print_exc()
         status = EXIT_ERROR
     supervision.exit_record.write(status)
     return status
@@ -130,4 +131,4 @@ def leave(status: int) -> NoReturn:
 
 
 if __name__ == "__main__":
-    leave(main())
+    leave(exit_status(main))

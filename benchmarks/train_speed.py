@@ -27,7 +27,7 @@ from model.config import GPT2_SIZES, ModelConfig, flops_per_token
 from tokens.batches.sampling import Layout
 from training.checkpoints.run_record import RESOLVED
 from training.config.train_config import load_run
-from training.hardware.environment import known_peak_flops
+from training.hardware.gpus import named_gpus
 from training.planning.memory_model import GIB, MemoryModel
 
 SMALL = ModelConfig(
@@ -153,7 +153,7 @@ def _report(size: str, layout: Layout, kind: str, options: Options) -> float:
         "step": f"{tokens:,} tokens = {layout.data_parallel_size} ranks x {layout.accumulation} x "
         f"{layout.microbatch_size} sequences; median of {len(counted)}",
         "tokens/s": f"{speed:,.0f}",
-        "MFU": _share(flops, known_peak_flops(environment["device"])),
+        "MFU": _share(flops, next((gpu.peak_flops for gpu in named_gpus(environment["device"])), None)),
         "of a matmul": f"{_share(flops, matmul)} of the measured {matmul / 1e12:,.2f} TFLOP/s",
         "peak memory": f"{peak:.2f} GiB" + ("" if options.cuda else ", of the process"),
         "per sequence": f"{gained:.3f} GiB for 1,024 tokens, from micro-batches of {half.microbatch_size} and "

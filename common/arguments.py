@@ -1,24 +1,17 @@
 """Command lines as typed classes, by cyclopts: options with checked numbers, plain help, usage errors of one line."""
 
 import math
+import re
 import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
-from cyclopts import (
-    App,
-    CoercionError,
-    CycloptsError,
-    MissingArgumentError,
-    Parameter,
-    UnknownOptionError,
-    UnusedCliTokensError,
-)
+from cyclopts import App, CycloptsError, Parameter
 from cyclopts.help import PlainFormatter
 
-from common.errors import EXIT_DONE, EXIT_USAGE, LARGEST_INTEGER, integer_range, nearest, printable, quoted
+from common.errors import EXIT_DONE, EXIT_USAGE, LARGEST_INTEGER, integer_range, printable, quoted
 
 if TYPE_CHECKING:
     from cyclopts import Token
@@ -107,12 +100,25 @@ def parse(
 class PlainHelp(PlainFormatter):
     """Help of cyclopts as plain text, with commands, arguments and options in two columns."""
 
+    def __init__(self, app: App):
+        super().__init__()
+        self._app = app
+
+    def render_usage(self, console: Any, options: Any, usage: Any) -> None:
+        """Print the usage line, with metavars instead of Python's types."""
+        line = str(usage).strip()
+        for argument in self._app.assemble_argument_collection() if self._app.default_command else ():
+            metavar = (argument.parameter.help or "").partition("\n")[0]
+            line = re.sub(rf"{re.escape(argument.name)} [A-Z]+", f"{argument.name} {metavar}", line)
+        print(f"Usage: {line}\n")
+
     def __call__(self, console: Any, options: Any, panel: "HelpPanel") -> None:
         """Print the commands, positional arguments or options."""
-        if all(entry.names == ("--help",) for entry in panel.entries):
+        entries = [entry for entry in panel.entries if entry.names != ("--help",)]
+        if not entries:
             return
         print(f"{'Arguments and options' if panel.format == 'parameter' else 'Commands'}:")
-        for entry in panel.entries:
+        for entry in entries:
             description = getattr(entry.description, "primary_renderable", entry.description)  # rich's, or cyclopts'
             metavar, _, text = str(description).rpartition("\n")
             label = f"{entry.names[0]} {'|'.join(entry.choices) if entry.choices else metavar}".rstrip()
@@ -134,39 +140,26 @@ def _checked(kind: type[Number], holds: Callable[[Number], bool], wanted: str) -
 
 
 def _app(name: str, help_text: str) -> App:
-    return App(
+    app = App(
         name=name,
         help=help_text,
         help_format="plaintext",
-        help_formatter=PlainHelp(),
         version_flags=[],
         default_parameter=Parameter(negative=(), allow_repeating=True),  # no --no-x; of a repeated option, the last
     )
+    app.help_formatter = PlainHelp(app)
+    return app
 
 
 def _problem(error: CycloptsError) -> str:
-    """Return a usage error as one line: option, got, wanted."""
+    """Return a usage error as one line; a positional argument is named as in the help."""
     error.verbose = False
     name = "" if error.argument is None else error.argument.name
-    where = name.removeprefix("--") if name.isupper() else name  # of a positional argument, the metavar
-    if isinstance(error, UnknownOptionError):
-        word = (error.token.keyword or error.token.value).partition("=")[0]
-        names = [name for argument in error.argument_collection for name in argument.names if name.startswith("--")]
-        return f"{quoted(word)}: unknown option{nearest(word, names)}"
-    if isinstance(error, UnusedCliTokensError):
-        return f"{quoted((error.unused_tokens or [''])[0])}: one argument too many"
-    if isinstance(error, MissingArgumentError):
-        assert error.argument is not None
-        if not error.keyword:
-            return f"{where} is missing"
-        wanted, _ = error.argument.token_count()
-        return f"{where}: needs {'a value' if wanted == 1 else f'{wanted} values'}"
-    if isinstance(error, CoercionError) and error.token is not None and get_origin(error.target_type) is Literal:
-        return f"{where}: got {quoted(error.token.value)}, wanted {' or '.join(get_args(error.target_type))}"
-    return str(error) if error.msg is None else f"{where}: {error.msg}"
+    text = f"{name}: {error.msg}" if name and error.msg is not None else str(error)
+    return text.replace(name, name.strip("-.")) if name.isupper() else text
 
 
 def refuse(script: str, problem: str, command: str = "") -> NoReturn:
     """Exit with EXIT_USAGE, and the problem as one line."""
-    print(f"{script}: {f'{command}: ' if command else ''}{printable(problem)}", file=sys.stderr)
+    print(f"{script}: {f'{command}: ' if command else ''}{printable(problem)}; see --help", file=sys.stderr)
     sys.exit(EXIT_USAGE)

@@ -49,6 +49,12 @@ def printable(text: str) -> str:
     return "".join(part if part.isprintable() else part.encode("unicode_escape").decode() for part in text)
 
 
+def either(words: Iterable[str]) -> str:
+    """Return "a, b or c"."""
+    *others, last = words
+    return f"{', '.join(others)} or {last}" if others else last
+
+
 def integer_range(minimum: int, maximum: int) -> str:
     return f"of at least {minimum}, at most {'2^53' if maximum == LARGEST_INTEGER else f'{maximum:,}'}"
 

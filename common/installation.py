@@ -3,7 +3,10 @@
 import importlib.util
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
+
+from common.errors import EXIT_ERROR
 
 # What training imports.
 PACKAGES = ("attrs", "cattrs", "cyclopts", "jaxtyping", "matplotlib", "numpy", "safetensors", "torch", "tqdm")
@@ -19,6 +22,17 @@ def begin(script: str) -> None:
         advice = "source .venv/bin/activate" if made else "make install && source .venv/bin/activate"
         sys.exit(f"{script}: this Python, {sys.executable}, has no module {missing[0]}; run: {advice}")
     use_expandable_segments()
+
+
+def exit_status(main: Callable[[], int]) -> int:
+    """Run a script's main function; return its exit status, an error where stdout's reader has gone, as `head` does."""
+    try:
+        status = main()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python still flushes
+        return EXIT_ERROR
+    return status
 
 
 def use_expandable_segments() -> None:

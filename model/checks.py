@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 
-from common.errors import LARGEST_INTEGER, integer_range, quoted
+from common.errors import LARGEST_INTEGER, either, integer_range, quoted
 
 Validator = Callable[[Any, "attrs.Attribute[Any]", Any], None]
 
@@ -43,7 +43,7 @@ def text() -> Validator:
 
 
 def one_of(*choices: str) -> Validator:
-    return _check(lambda value: value in choices, " or ".join(f'"{choice}"' for choice in choices))
+    return _check(lambda value: value in choices, either(f'"{choice}"' for choice in choices))
 
 
 def boolean(*others: str) -> Validator:

@@ -20,6 +20,11 @@ def test_an_output_that_cannot_be_is_one_line_that_promises_nothing(tmp_path: Pa
         assert said in done.stderr and "kept" not in done.stderr
 
 
+def test_a_missing_source_is_told_before_the_tokenizer_is_looked_for(tmp_path: Path) -> None:
+    done = run(PREPARE, tmp_path / "nothing", "--output", tmp_path / "out", "--tokenizer", "unknown")
+    assert done.returncode == 1 and "nothing: no such file, folder or glob" in done.stderr
+
+
 def test_control_characters_of_names_do_not_reach_the_terminal(tmp_path: Path) -> None:
     folder = tmp_path / "docs\x1b[2J\udcff"
     folder.mkdir()

@@ -28,7 +28,7 @@ examples:
   python prepare_data.py s3://BUCKET/texts --output s3://BUCKET/tokens \\
       --shard-tokens 100000000
 
-commands (a source of such a name is written ./status):
+commands (write ./status for a source of that name):
   python prepare_data.py status DIR     progress of a preparation
   python prepare_data.py verify DIR     check token files against their manifest
   python prepare_data.py stats DIR      document lengths, also as a chart,

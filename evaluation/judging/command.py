@@ -16,7 +16,7 @@ class JudgeCommand:
     """Have a language model score several models' answers side by side."""
 
     answers: Annotated[
-        tuple[str, ...], option("answer file, or MODEL for all of its answer files", name="ANSWERS", required=True)
+        tuple[str, ...], option("answer file, or MODEL for all of its answer files", name="ANSWERS...", required=True)
     ] = attrs.field(kw_only=False)
     model: Annotated[
         str | None, option("the judge; default: none, print only the scores that need no judge", "NAME")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 TIMEOUT_SECONDS = 3600  # of collectives: how long ranks wait for each other
 
 MODEL_HELP = "run, checkpoint or model directory, or OWNER/NAME on the hub"
-Models = Annotated[tuple[str, ...], option(MODEL_HELP, name="MODEL", required=True)]
+Models = Annotated[tuple[str, ...], option(MODEL_HELP, name="MODEL...", required=True)]
 Checkpoint = Annotated[
     str | None, option("checkpoint of a run; default: best where there is one, else latest", "best|latest|NAME")
 ]

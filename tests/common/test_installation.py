@@ -28,3 +28,11 @@ def test_the_allocator_grows_its_segments_unless_the_user_has_set_it(monkeypatch
     monkeypatch.setattr(os, "environ", dict(environment))
     use_expandable_segments()
     assert os.environ == (environment or {"PYTORCH_ALLOC_CONF": "expandable_segments:True"})
+
+
+def test_a_reader_that_goes_away_is_no_traceback() -> None:
+    code = "import sys, common.installation as i; sys.exit(i.exit_status(lambda: print('x' * 10**6) or 0))"
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.close()  # as head does
+    assert (process.stderr.read(), process.wait()) == (b"", 1)

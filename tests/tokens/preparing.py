@@ -32,8 +32,8 @@ def write(directory: Path, source: Path, *, workers: int = 0, bucket: str | None
     """Prepare the bytes of a source, in this process or with workers; return the manifest."""
     executor = {"executor": "process", "workers": workers} if workers else {"executor": "inline"}
     place = {"output": str(directory)} if bucket is None else {"output": bucket, "scratch": directory}
-    fixed = {"tokenizer": "bytes", "split": "tail", "validation_fraction": 0.0, **executor, **place}
-    return prepare(PrepareCommand((str(source),), **(fixed | options)), Display())
+    fixed = {"sources": (str(source),), "tokenizer": "bytes", "split": "tail", "validation_fraction": 0.0}
+    return prepare(PrepareCommand(**(fixed | executor | place | options)), Display())
 
 
 def jsonl(path: Path, texts: list[str]) -> Path:

@@ -48,14 +48,14 @@ def test_every_option_has_its_place() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["a"], "--output is missing"),
+        (["a"], "--output requires an argument"),
         (["a", "--output", "x", "--validation-fraction", "0.5", "--test-fraction", "0.5"], "wanted a sum below 1"),
         (["a", "--output", "gs://x"], "wanted a folder, or s3://BUCKET/PREFIX"),
         (["a", "--output", "s3://x"], "wanted --shard-tokens N"),
         (["a", "--output", "s3://x", "--shard-tokens", "9", "--split", "tail"], "wanted --split hash"),
         (["a", "--output", "x", "--scratch", "y"], "--scratch: only for an s3:// output"),
         (["stats", "s3://x"], "s3://x: wanted a folder; copy the files there first"),
-        (["push", "x"], "push: OWNER/NAME is missing"),
+        (["push", "x"], 'push: Command "push" parameter OWNER/NAME requires an argument'),
         (["stats", "x", "--end-of-text", "4294967296"], "at most 4,294,967,295"),
     ],
 )

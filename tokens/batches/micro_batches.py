@@ -119,7 +119,7 @@ def micro_batches(
 
 def locate(reading: Reading, samples: np.ndarray) -> list[tuple[TokenStream, int]]:
     """Return the stream of each sample of the run, and the first token of its window."""
-    numbers, places = reading.mixture.find(samples)
+    numbers, places = reading.mixture.find(samples)  # one stream is a mixture of one
     tokens = np.empty_like(places)
     for number, source in enumerate(reading.sources):
         here = numbers == number

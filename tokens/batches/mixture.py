@@ -1,8 +1,8 @@
 """Data mixture: the source of each sample of a run, by integer arithmetic without state.
 
-A stage has a table of D entries, D the least common denominator of its sources' weights. Sample n of the stage comes
-from the source of entry n mod D, so no source is ever a whole sample ahead of its weight or behind it. A sample's place
-among those of its source takes a division, a remainder and a number stored with the entry.
+The weights of a stage become shares, whole numbers without a common divisor; their sum D is the length of its table.
+Sample n of the stage comes from the source of entry n mod D, so no source is ever a whole sample ahead of its weight or
+behind it. A sample's place among those of its source takes a division, a remainder and a number stored with the entry.
 """
 
 import math
@@ -103,7 +103,7 @@ def assign(shares: Sequence[int]) -> list[int]:
     unit = 2 * len(sources) - 2
 
     def dates(source: int, had: int) -> tuple[int, int, int]:
-        """Return when its next sample may come, when it is due, and the source itself, which decides between equals."""
+        """Return the first sample that may be its next, its due date, and the source, which decides between equals."""
         may_come = -(-(unit * had + 1) * size // (unit * shares[source]))
         # Due dates are fractions with denominators up to 2^20: 40 more bits tell any two of them apart.
         due = (unit * (had + 1) - 1 << 40) // shares[source]

@@ -19,10 +19,11 @@ LINES_BYTES = 1 << 20  # buffered, at most
 CHECKSUMS = ("CRC", "Incorrect length", "checksum")  # in the libraries' messages
 
 
-def decompressed_lines(stream: BinaryIO, *, zstandard: bool) -> Iterator[tuple[bytes | None, int]]:
-    """Yield the lines of a gzip or Zstandard file, each with the position of the compressed block in which it ends.
+def decompressed_lines(stream: BinaryIO, *, zstandard: bool) -> Iterator[tuple[bytes | None, int, int]]:
+    """Yield the lines of a gzip or Zstandard file, as `read_line` gives them.
 
-    None is a line that is too long for `read_line`. Raises Damaged where decompression fails.
+    Each with the position of the compressed block in which it ends, and 0: its compressed length is unknown. Raises
+    Damaged where decompression fails.
     """
     blocks = _Blocks(stream)
     lines: Any = gzip.GzipFile(fileobj=blocks)  # type: ignore[call-overload]  # it needs read() alone
@@ -30,7 +31,7 @@ def decompressed_lines(stream: BinaryIO, *, zstandard: bool) -> Iterator[tuple[b
         lines = io.BufferedReader(_ZstandardReader(blocks), LINES_BYTES)
     try:
         while (line := read_line(lines))[1]:
-            yield line[0], blocks.begin
+            yield line[0], blocks.begin, 0
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:  # EOFError: a truncated gzip
         raise _damaged(str(error)) from error
 

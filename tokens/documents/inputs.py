@@ -34,13 +34,9 @@ class Input:
         """Open the file for reading. Raises BadInput when it is missing, has changed, or may not be read."""
         # Opened before it is looked at: from here on s3fs holds what it reads to the tag of what was opened.
         stream = open_remote(self.path) if REMOTE in self.path else None
-        self.check_unchanged()
+        self.compare(look_up(self.path))
         with readable(self.path):
             return stream or Path(self.path).open("rb")
-
-    def check_unchanged(self) -> None:
-        """Raise BadInput when the file is missing or has changed."""
-        self.compare(look_up(self.path))
 
     def compare(self, now: "Input") -> None:
         """Raise BadInput when the file that is there now is not this one."""

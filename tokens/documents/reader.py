@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, NamedTuple
 from common.errors import BadInput
 from tokens.documents import parquet
 from tokens.documents.compressed import decompressed_lines
-from tokens.documents.inputs import COMPRESSED_SUFFIXES, TEXT_SUFFIXES, Damaged, Extent, Input, readable
+from tokens.documents.inputs import COMPRESSED_SUFFIXES, TEXT_SUFFIXES, Damaged, Extent, Input, look_up, readable
 from tokens.documents.problems import Problems
 from tokens.documents.text_file import (
     BYTE_ORDER_MARK,
@@ -27,8 +27,7 @@ from tokens.documents.text_file import (
     cut_position,
     edge,
     gap_position,
-    read_line,
-    skip_line,
+    lines_from,
     text_pieces,
     why_no_text,
 )
@@ -77,15 +76,13 @@ class Reader:
                 raise BadInput(
                     f"{item.path}: became shorter while it was read; bring it back and start again"
                 ) from error
-            item.check_unchanged()
+            item.compare(look_up(item.path))
 
     def _documents(self, item: Input, stream: BinaryIO, extent: Extent) -> Iterator[Piece]:
         if item.path.endswith(TEXT_SUFFIXES):
             return self._text(item, stream, extent)
         if item.path.endswith(".parquet"):
             return self._rows(item, stream, extent)
-        if item.path.endswith(COMPRESSED_SUFFIXES):
-            return self._compressed_lines(item, stream)
         return self._lines(item, stream, extent)
 
     def _text(self, item: Input, stream: BinaryIO, extent: Extent) -> Iterator[Piece]:
@@ -114,43 +111,25 @@ class Reader:
             yield Piece("", True, head)
 
     def _lines(self, item: Input, stream: BinaryIO, extent: Extent) -> Iterator[Piece]:
-        position, blank = extent.begin, True
-        if position > 0:  # a line that began before belongs to the range before
-            stream.seek(position - 1)
-            position += skip_line(stream, extent.end - position + 1) - 1
-        while position < extent.end:
-            line, length = read_line(stream)
-            if not length:
-                raise EOFError
-            where = f"{item.path}: byte {position}"
-            if line is None:
-                blank = False
-                self.problems.add("line too long", where, TOO_LONG, lost_bytes=length)
-            elif line.strip():
-                blank = False
-                yield from self._record(line, where)
-            position += length
-        if blank and (extent.begin, extent.end) == (0, item.size_bytes):
-            self._empty(item)
-
-    def _compressed_lines(self, item: Input, stream: BinaryIO) -> Iterator[Piece]:
-        number, good, blank = 0, 0, True
-        lines = decompressed_lines(stream, zstandard=item.path.endswith(".zst"))
+        if compressed := item.path.endswith(COMPRESSED_SUFFIXES):
+            lines = decompressed_lines(stream, zstandard=item.path.endswith(".zst"))
+        else:
+            lines = lines_from(stream, extent.begin, extent.end)
+        number, position, blank = 0, 0, True
         try:
-            for line, begin in lines:
-                number, good = number + 1, begin
-                where = f"{item.path}: line {number}"
+            for number, (line, position, length) in enumerate(lines, start=1):  # told after the loop
+                where = f"{item.path}: line {number}" if compressed else f"{item.path}: byte {position}"
                 if line is None:
                     blank = False
-                    self.problems.add("line too long", where, TOO_LONG)
+                    self.problems.add("line too long", where, TOO_LONG, lost_bytes=length)
                 elif line.strip():
                     blank = False
                     yield from self._record(line, where)
         except Damaged as error:
-            lost = max(1, item.size_bytes - good)
+            lost = max(1, item.size_bytes - position)
             self.problems.add("damaged file", f"{item.path}: after line {number}", str(error), 1, lost)
         else:
-            if blank:
+            if blank and (extent.begin, extent.end) == (0, item.size_bytes):
                 self._empty(item)
 
     def _record(self, line: bytes, where: str) -> Iterator[Piece]:
@@ -167,10 +146,7 @@ class Reader:
         # Surrogates may be escaped, raw, or in UTF-16: json.loads lets all pass.
         if isinstance(text, str) and (b"\\u" in line or b"\xed" in line or b"\0" in line):
             text = self._without_lone_surrogates(text, where)
-        if isinstance(text, str) and (len(text) < LONGEST_GAP or gap_position(text) is None):
-            yield from pieces(text)
-        else:
-            self._not_text(text, where)
+        yield from self._value(text, where)
 
     def _without_lone_surrogates(self, text: str, where: str) -> str:
         """Return the text as tiktoken reads it: halves that meet are one character, others become U+FFFD."""
@@ -205,14 +181,16 @@ class Reader:
                     row += 1
                     if isinstance(value, str) and len(value) < LONGEST_GAP:  # as nearly all are
                         yield Piece(value, True, value[:HEAD_CHARACTERS])
-                    elif isinstance(value, str) and gap_position(value) is None:
-                        yield from pieces(value)
                     else:
-                        self._not_text(value, f"{item.path}: row {row}")
+                        yield from self._value(value, f"{item.path}: row {row}")
             except Damaged as error:
                 self.problems.add("damaged file", f"{item.path}: after row {row}", str(error), first_row - row)
 
-    def _not_text(self, value: Any, where: str) -> None:
+    def _value(self, value: Any, where: str) -> Iterator[Piece]:
+        """Yield the text of a record, or add a problem."""
+        if isinstance(value, str) and (len(value) < LONGEST_GAP or gap_position(value) is None):
+            yield from pieces(value)
+            return
         kind, detail = "not a string", f"got {type(value).__name__}, wanted a string"
         if value is None:
             kind = "null text"

@@ -30,10 +30,27 @@ def read_line(stream: IO[bytes]) -> tuple[bytes | None, int]:
     line = stream.readline(LONGEST_LINE + 1)
     if len(line) <= LONGEST_LINE:
         return line, len(line)
-    return None, len(line) + (0 if line.endswith(b"\n") else skip_line(stream))
+    return None, len(line) + (0 if line.endswith(b"\n") else _skip_line(stream))
 
 
-def skip_line(stream: IO[bytes], most: int | None = None) -> int:
+def lines_from(stream: BinaryIO, begin: int, end: int) -> Iterator[tuple[bytes | None, int, int]]:
+    """Yield the lines that begin in a range, as `read_line` gives them, each with its position and length in bytes.
+
+    Raises EOFError where the file ends early.
+    """
+    position = begin
+    if begin > 0:  # a line that began before belongs to the range before
+        stream.seek(begin - 1)
+        position += _skip_line(stream, end - begin + 1) - 1
+    while position < end:
+        line, length = read_line(stream)
+        if not length:
+            raise EOFError
+        yield line, position, length
+        position += length
+
+
+def _skip_line(stream: IO[bytes], most: int | None = None) -> int:
     """Skip to the next line end, at most so many bytes; return how many were skipped."""
     skipped = 0
     while most is None or skipped < most:

@@ -82,7 +82,7 @@ def readable_tokens(path: Path) -> Iterator[None]:
 def _header(path: Path) -> tuple[int, dict[str, Any], int]:
     """Return a safetensors file's size, its header, and the header's length, both in bytes."""
     with readable_tokens(path):
-        if path.exists() and not path.is_file():  # opening a pipe would wait for ever
+        if path.exists() and not path.is_file():  # opening a pipe would wait forever
             raise BadInput(f"{path}: no regular file; move it away")
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size

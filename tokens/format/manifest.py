@@ -32,18 +32,11 @@ class Content:
 
 
 @attrs.frozen(kw_only=True)
-class FileEntry:
+class FileEntry(Content):
     """A token file in the manifest."""
 
-    size_bytes: int
-    sha256: str
-    max_id: int
     tokens: int
     dtype: str  # numpy's name
-
-    @property
-    def content(self) -> Content:
-        return Content(size_bytes=self.size_bytes, sha256=self.sha256, max_id=self.max_id)
 
 
 @attrs.frozen(kw_only=True)

@@ -17,7 +17,9 @@ COUNT = whole_number(1)
 class PrepareCommand:
     """Write train, validation and test token files and their manifest, in constant memory."""
 
-    sources: Annotated[tuple[str, ...], option("see below", name="SOURCE", required=True)] = attrs.field(kw_only=False)
+    sources: Annotated[
+        tuple[str, ...], option("files, folders, buckets or datasets: see below", name="SOURCE...", required=True)
+    ] = attrs.field(kw_only=False)
     output: Annotated[str, option("output directory of the token files; resumes if partially written", "DIR|s3://...")]
     tokenizer: Annotated[str, option("text to token ids", "gpt2|bytes|FILE.tiktoken")] = "gpt2"
     text_field: Annotated[str, option("field of records", "NAME")] = "text"

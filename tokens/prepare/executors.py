@@ -63,7 +63,7 @@ class Processes(Executor):
 
     def submit(self, job: EncodeJob, task: Task) -> "Future[Result]":
         # A unit of many small files is a long task. In a file, none is ever half-way through a pipe when workers end,
-        # for which Python 3.10 would wait for ever.
+        # for which Python 3.10 would wait forever.
         path, data = job.directory / f"{task.index:08d}.task", json.dumps(attrs.asdict(task)).encode()
         replace_file(path, data)
         try:

@@ -16,8 +16,7 @@ from common.errors import BadInput
 from tokens.format.header import HEADER_BYTES, TokenFile
 from tokens.format.manifest import MANIFEST, TokenizerRecord
 from tokens.format.token_file import TokenStream, Version, open_split
-from tokens.prepare.commit_log import LEDGER, TailCut, Uploaded, entries_after
-from tokens.prepare.encode_unit import Result
+from tokens.prepare.commit_log import LEDGER, Totals, entries_after
 from tokens.prepare.growing_files import partial_path
 from tokens.prepare.plan import HASH, read_plan
 from tokens.tokenizer.tokenizer import RANKS_FILE
@@ -45,11 +44,10 @@ class GrowingTokens:
         self.fingerprint = plan.fingerprint()
         self.settings = settings
         self.finished = False
-        self._units = len(plan.units)
-        self._seen_units = 0
-        self._seen_bytes = 0  # of the ledger
         self.splits = ["train", *settings.held_out]
-        self._tokens = dict.fromkeys(self.splits, 0)
+        self._units = len(plan.units)
+        self._totals = Totals()
+        self._seen_bytes = 0  # of the ledger
         self._lock = threading.Lock()
         self.refresh()
 
@@ -59,15 +57,9 @@ class GrowingTokens:
             finished = (self.directory / MANIFEST).exists()  # before the log: a finished one has all its lines
             for entry, end in entries_after(self.directory / LEDGER, self._seen_bytes):
                 self._seen_bytes = end
-                match entry:
-                    case Uploaded():
-                        raise BadInput(f"{self.directory}: its shards move to a bucket while it grows; follow a folder")
-                    case TailCut(cut=cut):
-                        self._tokens = {split: cut[split] for split in self.splits}
-                    case Result(parts=parts):
-                        self._seen_units += 1
-                        for split, part in parts.items():
-                            self._tokens[split] += part.tokens
+                self._totals.add(entry)
+            if self._totals.uploaded:
+                raise BadInput(f"{self.directory}: its shards move to a bucket while it grows; follow a folder")
             self.finished = finished
 
     @property
@@ -85,10 +77,11 @@ class GrowingTokens:
 
         0 while a wanted split is empty: at the end it may be cut from the tail of the train stream.
         """
-        return self._tokens[split] if self.finished or all(self._tokens.values()) else 0
+        tokens = self._totals.cut or self._totals.tokens
+        return tokens[split] if self.finished or all(tokens[each] for each in self.splits) else 0
 
     def progress(self) -> str:
-        units = f"{self._seen_units:,} of {self._units:,} units, {self.committed('train'):,} tokens to train on"
+        units = f"{self._totals.units:,} of {self._units:,} units, {self.committed('train'):,} tokens to train on"
         ledger = self.directory / LEDGER
         if self.finished or not ledger.exists():
             return units

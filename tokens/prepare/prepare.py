@@ -11,7 +11,7 @@ import attrs
 from common.errors import BadInput
 from common.files import replace_file, writing
 from tokens.documents.inputs import COMPRESSED_SUFFIXES
-from tokens.documents.sources import resolve_sources
+from tokens.documents.sources import Source, resolve_sources
 from tokens.format.contents import read_finished
 from tokens.format.manifest import Manifest
 from tokens.prepare.command import PrepareCommand
@@ -36,14 +36,19 @@ def prepare(command: PrepareCommand, display: Display) -> Manifest:
     Raises BadInput, and OSError when the disk is full; in either case what is committed stays.
     """
     directory = command.directory.absolute()
-    tokenizer = load_tokenizer(command.tokenizer)
     check_output(command)
     with writing(directory):
         directory.mkdir(parents=True, exist_ok=True)
     with locked(directory):
         bucket = None if command.bucket is None else S3Output(command.bucket, directory)
         finished = read_finished(directory) if bucket is None else bucket.open()
-        plan = _plan(command, display, tokenizer, bucket)
+        plan = read_plan(directory)
+        sources = resolve_sources(command.sources, () if plan is None else plan.sources, display.say)
+        tokenizer = load_tokenizer(command.tokenizer)  # which may be downloaded
+        if plan is None:
+            plan = _begin(command, sources, tokenizer, bucket)
+        else:
+            check_same(directory, plan, _settings(command, tokenizer), sources)
         delete_units(directory)
         if finished is not None:
             if bucket is None:
@@ -61,16 +66,11 @@ def prepare(command: PrepareCommand, display: Display) -> Manifest:
         return manifest
 
 
-def _plan(command: PrepareCommand, display: Display, tokenizer: Tokenizer, bucket: S3Output | None) -> UnitPlan:
-    """Return the plan of the output, if this is the command that began it, or make and keep a new one."""
-    directory, settings = command.directory.absolute(), _settings(command, tokenizer)
-    plan = read_plan(directory)
-    sources = resolve_sources(command.sources, () if plan is None else plan.sources, display.say)
-    if plan is not None:
-        check_same(directory, plan, settings, sources)
-        return plan
+def _begin(command: PrepareCommand, sources: list[Source], tokenizer: Tokenizer, bucket: S3Output | None) -> UnitPlan:
+    """Make and keep the plan of a new preparation."""
+    directory = command.directory.absolute()
     refuse_other_tokens(directory)
-    plan = make_plan(sources, settings)
+    plan = make_plan(sources, _settings(command, tokenizer))
     if tokenizer.ranks_file is not None:
         replace_file(directory / RANKS_FILE, tokenizer.ranks_file.read_bytes(), durable=True)
     write_plan(directory, plan)

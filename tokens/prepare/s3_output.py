@@ -74,7 +74,7 @@ class S3Output:
         for name in sorted(names & {PLAN, LEDGER, MANIFEST, RANKS_FILE}):
             (self._scratch / name).write_bytes(self._objects.read(name))
         plan = read_plan(self._scratch)
-        if plan is None or LEDGER in names:
+        if plan is None or LEDGER in names or plan.settings.shard_tokens is None:
             return
         self.restore(plan)
         if self._checkpoints:
@@ -102,7 +102,8 @@ class S3Output:
                 begins = {key.removesuffix(" begin"): tensors.pop(key) for key in list(tensors) if " " in key}
                 for split, tokens in tensors.items():
                     shard, inside = divmod(int(begins[split][0]), plan.settings.shard_tokens)
-                    with partial_path(self._scratch, split, shard, sharded=True).open("ab") as file:
+                    path = partial_path(self._scratch, split, shard, sharded=True)
+                    with path.open("ab" if inside else "wb") as file:  # a shard may be begun several times, empty
                         file.write((b"" if inside else bytes(HEADER_BYTES)) + tokens.tobytes())
                     self._lengths[split] = int(begins[split][0]) + len(tokens)
             self._log_bytes = log.tell()

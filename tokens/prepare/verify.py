@@ -43,11 +43,11 @@ def status(where: str) -> list[str]:
         f"  units      {totals.units:,} of {len(plan.units):,} ({done / max(1, total):.1%} of {total:,} bytes)",
         f"  tokens     {tokens:,} in {documents:,} documents",
     ]
-    lines += [
-        f"  {split:10} {totals.tokens[split]:,} tokens, {totals.documents[split]:,} documents"
-        for split in SPLITS
-        if totals.tokens[split]
-    ]
+    held = totals.cut or totals.tokens
+    for split in [split for split in SPLITS if held[split]]:
+        whole = held[split] == totals.tokens[split]  # else the tail of train was cut off: in documents not counted
+        counted = f", {totals.documents[split]:,} documents" if whole else ""
+        lines.append(f"  {split:10} {held[split]:,} tokens{counted}")
     if totals.problems:
         lines.append(f"  problems   {json.dumps(totals.problems)}, {totals.lost_documents:,} documents lost")
         lines += [f"    {line}" for line in itertools.chain.from_iterable(totals.examples.values())]

@@ -30,11 +30,13 @@ def prediction_table(model: ModelConfig, train: TrainConfig, gpus: list[Gpu], wo
     if train.execution.precision == "fp32" or train.execution.compile is False:
         notes.append(f"{train.file}: precision fp32 and compile false take more than predicted here")
     parts = attrs.asdict(own.predict(size)).items()
-    listed = ", ".join(f"{name} {size_bytes / GIB:.2f}" for name, size_bytes in parts)
+    unit, unit_name = (GIB, "GiB") if own.predict(size).allocated >= GIB else (1 << 20, "MiB")
+    listed = ", ".join(f"{name} {size_bytes / unit:.2f}" for name, size_bytes in parts)
     heads = ["GPU", "GiB", "parallel", f"peak at {size}", "largest", "keeps the global batch"]
     columns = ("left", "right", "left", "right", "right", "left")
     return [
-        f"{train.file.parent}: on each of {world_size} ranks, at micro-batch {size}, {own.parallel}, GiB: {listed}",
+        f"{train.file.parent}: on each of {world_size} ranks, at micro-batch {size}, {own.parallel}, "
+        f"{unit_name}: {listed}",
         *tabulate(rows, heads, tablefmt="plain", disable_numparse=True, colalign=columns).splitlines(),
         *notes,
         f"{CALIBRATION}; bf16, compiled, determinism off",

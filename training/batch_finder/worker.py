@@ -1,8 +1,4 @@
-"""Worker of the batch-size search, one per rank: full steps on random tokens, until it is killed.
-
-Trials and reports go through the store of worker_pool.py. A rank that runs out of memory reports that and then waits:
-its peers hang in a collective until all workers are killed.
-"""
+"""Worker of the batch-size search, one per rank: full steps on random tokens, until it is killed."""
 
 import gc
 import json
@@ -38,13 +34,7 @@ from training.supervision.heartbeat import SPEAKER_SECONDS
 MICRO_STEPS = {"off": 2, "run": 2, "elastic": 8}
 ALIVE_SECONDS = 1.0  # between checks of the parent process
 # Messages of CUDA and NCCL; cuBLAS; cuBLAS and cuDNN without memory for a handle; cuDNN 9; a CPU.
-MEMORY_WORDS = (
-    "out of memory",
-    "ALLOC_FAILED",
-    "STATUS_NOT_INITIALIZED",
-    "ALLOCATION_FAILED",
-    "can't allocate memory",
-)
+MEMORY_WORDS = ("out of memory", "ALLOC_FAILED", "STATUS_NOT_INITIALIZED", "ALLOCATION_FAILED", "can't allocate memory")
 
 
 @attrs.frozen(kw_only=True)

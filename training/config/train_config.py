@@ -42,7 +42,7 @@ class TrainConfig:
     checkpoints: CheckpointOptions
     validation: ValidationOptions
     log_interval: int = define(integer(1), 10, plumbing=True)  # steps; each logged step waits for the GPU once
-    random_seed: int = define(integer(0), 42)  # of initialisation, shuffle and dropout
+    random_seed: int = define(integer(0), 42)  # of initialization, shuffle and dropout
     execution: ExecutionOptions
     memory: MemoryOptions
     timeout_seconds: int = define(integer(10, 30 * 86400), 600, plumbing=True)  # of one collective
@@ -119,10 +119,10 @@ def load_run(directory: Path, overrides: Sequence[str]) -> Run:
         model = checked(ModelConfig, values["model"])
         file = files["train"]
         train = TrainConfig.from_keys(values["train"], file)
+        for problem in _contradictions(model, train):
+            raise ValueError(problem)
     except ValueError as error:  # "KEY: got ..., wanted ..."
         raise BadInput(f"{'--set' if str(error).partition(':')[0] in overridden else file}: {error}") from error
-    for problem in _contradictions(model, train):
-        raise BadInput(f"{files['train']}: {problem}")
     stock_class(model, str(files["model"]))  # what could not be exported is refused before it is trained
     return Run(directory=directory, model=model, train=train, notices=tuple(notices))
 

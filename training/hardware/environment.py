@@ -20,14 +20,8 @@ _PACKAGES = ("torch", "numpy", "safetensors", "tiktoken", "attrs", "jaxtyping", 
 
 def peak_flops(device: torch.device) -> float | None:
     """Return the dense bf16 peak of one rank's GPU in FLOP/s; None for an unknown GPU, for which no MFU is shown."""
-    if device.type != "cuda":
-        return None
-    return known_peak_flops(torch.cuda.get_device_name(device))
-
-
-def known_peak_flops(name: str) -> float | None:
-    """Return the dense bf16 peak in FLOP/s of a GPU by its torch device name, or None."""
-    return next((gpu.peak_flops for gpu in named_gpus(name)), None)
+    gpus = named_gpus(torch.cuda.get_device_name(device)) if device.type == "cuda" else []
+    return gpus[0].peak_flops if gpus else None
 
 
 def peak_memory_bytes(device: torch.device) -> int:

@@ -22,7 +22,7 @@ Entry = TypeVar("Entry")
 GPUS = Path(__file__).with_name("gpus.json")
 SPEEDS = ("bf16_tflops", "gb_per_second")  # needed by --plan; --predict needs memory alone
 _SPEED = checks.optional(checks.number(0.0, 1e6, above=True))
-EXAMPLE = {"memory_gib": 31.3, "bf16_tflops": 209.5, "gb_per_second": 1792}
+ROW = dict.fromkeys(("memory_gib", *SPEEDS), 0)  # of a new GPU, to be filled in
 
 
 @attrs.frozen(kw_only=True)
@@ -58,7 +58,7 @@ def known_gpus() -> dict[str, Gpu]:
 def read_gpus(path: Path, rows: Any) -> dict[str, Gpu]:
     """Return rows of the table, or those that a price list adds under "gpus", by name. Raises BadInput."""
     if not isinstance(rows, dict):
-        raise BadInput(f'{path}: gpus: got {quoted(rows)}, wanted {{"NAME": {json.dumps(EXAMPLE)}}}')
+        raise BadInput(f'{path}: gpus: got {quoted(rows)}, wanted {{"NAME": {json.dumps(ROW)}}}')
     return {name: read_entry(Gpu, f"{path}: {name}", row, name=name) for name, row in rows.items()}
 
 
@@ -69,7 +69,7 @@ def find_gpu(name: str, gpus: Mapping[str, Gpu], where: str = "") -> Gpu:
         return found
     longer = [known for known in sorted(gpus) if name and name in known]
     meant = f"; did you mean {' or '.join(map(repr, longer))}?" if longer else nearest(name, gpus)
-    row = json.dumps({"gpus": {name: EXAMPLE}})
+    row = json.dumps({"gpus": {name: ROW}})
     raise BadInput(
         f"{where}unknown GPU '{name}'{meant}{'' if meant.endswith('?') else '.'} To add a GPU, write {row}, with its "
         "numbers, into the file given by --machines"

@@ -13,7 +13,7 @@ from training.telemetry.time_ledger import TimeLedger
 END_SECONDS = 4.0  # the last chart, the end of the processes and of torchrun
 WEIGHT_BYTES = 4  # fp32
 SLOW_DISK_BYTES_PER_SECOND = 100e6  # assumed for the first save of a process
-USD = number(0, above=True, example="14.32")
+HOURS, USD = number(0, above=True, example="3.5"), number(0, above=True, example="14.32")
 STEPS_AHEAD = 2  # the host runs a little ahead of a GPU
 
 
@@ -23,12 +23,10 @@ class Budget:
     """Limits of a run, its earlier jobs included; None: no limit."""
 
     max_hours: Annotated[
-        float | None,
-        option("stop with a checkpoint before it has taken more", "HOURS", check=number(0, above=True, example="3.5")),
+        float | None, option("stop with a checkpoint before the run exceeds this time", "HOURS", check=HOURS)
     ] = None
-    max_usd: Annotated[  # the ledger knows the price
-        float | None,
-        option("stop with a checkpoint before the run has cost more", "USD", check=USD),
+    max_usd: Annotated[
+        float | None, option("stop with a checkpoint before the run exceeds this cost", "USD", check=USD)
     ] = None
 
     def seconds_left(self, ledger: TimeLedger) -> tuple[float, str] | None:
@@ -49,15 +47,15 @@ class Budget:
 
     def check_start(self, ledger: TimeLedger, save_seconds: float) -> None:
         """Raise BadInput when nothing is left to train with: a job that starts again and again would only cost."""
-        if not self.reached(ledger, save_seconds):
+        left, usd = self.seconds_left(ledger), ledger.usd()
+        if left is None or not self.reached(ledger, save_seconds):
             return
-        _, option = self.seconds_left(ledger) or (0.0, "")
-        given = f"{self.max_hours:g}" if option == "--max-hours" else f"{self.max_usd:g}"
-        hours, usd = ledger.elapsed_seconds() / 3600, ledger.usd()
+        given = self.max_hours if left[1] == "--max-hours" else self.max_usd
         price = "" if usd is None else f", ${usd:,.2f}"
         raise BadInput(
-            f"{option} {given}: the run has taken {hours:.4g} hours{price}, this start included, and to stop with a "
-            f"checkpoint takes {save_seconds + END_SECONDS:.0f} s more: nothing is left to train with; raise {option}"
+            f"{left[1]} {given:g}: the run has taken {ledger.elapsed_seconds() / 3600:.4g} hours{price}, this start "
+            f"included, and to stop with a checkpoint takes {save_seconds + END_SECONDS:.0f} s more: nothing is left "
+            f"to train with; raise {left[1]}"
         )
 
 

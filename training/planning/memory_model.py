@@ -90,13 +90,21 @@ class MemoryModel:
         block_backward = BLOCK_BACKWARD_BYTES * config.emb_dim * tokens + STATE_BYTES * row * config.tie_weights
         chunk = -(-tokens // options.loss_chunks)
         head = HEAD_BYTES + (CHUNK_SUM_BYTES if options.loss_chunks > 1 else 0)
+        hidden = HIDDEN_BYTES * config.emb_dim * tokens
+        blocks = 1 if options.recompute_blocks else config.n_layers  # whose insides are there at a time
+        activations = microbatch_size * (saved.outer_bytes + blocks * saved.block_bytes)
+        if options.recompute_blocks:
+            activations += config.n_layers * hidden
+        if options.loss_chunks > 1:
+            activations += hidden // 2  # what the head takes, in fp32 now
         parts = {
             "weights": STATE_BYTES * parameters // shards,
             # FSDP adds up whole gradients, not shards, until the last micro-batch reduces them.
             "gradients": STATE_BYTES * parameters,
             "optimizer": saved.state_bytes(self.optimizer, config.n_layers) // shards,
             "buckets": self._bucket_bytes(saved, parameters),
-            **_kept(config, saved, tokens, options),
+            "copies": saved.outer_copies + blocks * saved.block_copies,
+            "activations": activations,
             "logits": max(LOGIT_BYTES * config.padded_vocab_size * chunk + head * row, block_backward),
         }
         fragmentation = int(FRAGMENTATION * sum(parts.values()))
@@ -113,7 +121,7 @@ class MemoryModel:
         return STATE_BYTES * parameters if self.world_size > 1 else 0
 
     def largest_microbatch(self, usable_bytes: int) -> int | None:
-        """Return the most sequences of a forward pass that fit, or None where not even one does."""
+        """Return the largest micro-batch that fits, in sequences, or None where not even one does."""
 
         def needed(size: int) -> int:
             return self.predict(size).total
@@ -124,7 +132,7 @@ class MemoryModel:
         return bisect.bisect_right(range(1, beyond), usable_bytes, key=needed) or None
 
     def remedies(self, usable_bytes: int | None = None) -> str:
-        """Return changes that would make one sequence fit, by prediction; in so much memory, where that is known."""
+        """Return settings, and the smallest GPU, with which one sequence fits; settings only with `usable_bytes`."""
         ways, plain = [], attrs.evolve(self, options=PLAIN)
         whole = OPTIMIZERS[self.optimizer].needs_whole_parameters
         sharded = attrs.evolve(plain, parallel="fsdp", optimizer="adamw" if whole else self.optimizer)
@@ -145,27 +153,15 @@ class MemoryModel:
                     break
         cards = sorted(known_gpus().values(), key=lambda gpu: gpu.memory_gib)
         large = (card.name for card in cards if plain.largest_microbatch(gpu_bytes(card)))
-        ways += [f"a {card} or larger" for card in itertools.islice(large, 1)]
-        return f"what would, by prediction: {', or '.join(ways or ['a smaller model'])}"
+        ways += [f"{card} or a larger GPU" for card in itertools.islice(large, 1)]
+        return f"predicted to fit: {', or '.join(ways or ['a smaller model'])}"
 
 
 def outside_bytes(world_size: int) -> int:
-    """Return the bytes of a GPU that a rank needs outside torch's allocator."""
+    """Return a rank's memory outside torch's allocator: CUDA's context, NCCL's buffers."""
     return CONTEXT_BYTES + (NCCL_BYTES if world_size > 1 else 0)
 
 
 def gpu_bytes(gpu: Gpu) -> int:
     """Return the memory of a GPU, less headroom."""
     return int((1 - HEADROOM) * gpu.memory_gib * GIB)
-
-
-def _kept(config: ModelConfig, saved: NetworkSizes, tokens: int, options: MemoryOptions) -> dict[str, int]:
-    """Return the bytes of weights in bf16 and of activations when the backward pass needs the most of them."""
-    sequences, hidden = tokens // config.context_length, HIDDEN_BYTES * config.emb_dim * tokens
-    blocks = 1 if options.recompute_blocks else config.n_layers  # whose insides are there at a time
-    activations = sequences * (saved.outer_bytes + blocks * saved.block_bytes)
-    if options.recompute_blocks:
-        activations += config.n_layers * hidden
-    if options.loss_chunks > 1:
-        activations += hidden // 2  # what the head takes, in fp32 now
-    return {"copies": saved.outer_copies + blocks * saved.block_copies, "activations": activations}

@@ -16,7 +16,7 @@ from evaluation.comparison.compare import Comparison, compare
 from evaluation.comparison.rows import Row
 from evaluation.comparison.seed_noise import Group, SeedNoise
 from evaluation.comparison.winners import Pair, verdict
-from evaluation.judging.score_measures import JUDGED
+from evaluation.judging.judge_result import JUDGED
 from evaluation.loss.loss_measures import HELD_OUT, LossSample
 from evaluation.shared import bootstrap
 from evaluation.shared.bootstrap import paired_intervals

@@ -82,7 +82,7 @@ def test_zstandard_is_decompressed_in_large_parts_unless_they_grow_much(monkeypa
         parts.append((reader._part_bytes, len(reader._lines)))
 
     monkeypatch.setattr(compressed._ZstandardReader, "_decompress", watched)
-    assert sum(line is not None for line, _ in compressed.decompressed_lines(stream, zstandard=True)) == 20_000
+    assert sum(line is not None for line, *_ in compressed.decompressed_lines(stream, zstandard=True)) == 20_000
     sizes = [size for size, _ in parts]
     large = sizes.index(compressed.MOST_BYTES)
     assert large < 10

@@ -33,8 +33,8 @@ def prepared(directory: Path) -> dict[str, Any]:
     return manifest
 
 
-def contents_of(manifest: Manifest) -> dict[str, Content]:
-    return {name: entry.content for name, entry in manifest.files.items()}
+def contents_of(manifest: Manifest) -> list[tuple[str, int, str, int]]:
+    return [(name, entry.size_bytes, entry.sha256, entry.max_id) for name, entry in manifest.files.items()]
 
 
 def check(directory: Path) -> dict[str, Content]:

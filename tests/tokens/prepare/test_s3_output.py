@@ -1,6 +1,7 @@
 """S3 output: the token files of a folder, whatever is killed and whichever disks are lost on the way."""
 
 import hashlib
+import io
 import random
 import re
 import shutil
@@ -10,14 +11,19 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import attrs
+import numpy as np
 import pytest
 
 from common.errors import BadInput
 from tests.conftest import ROOT, shared
 from tests.s3_server import BUCKET, S3Server, serve_s3
+from tests.tokens.documents.reading import SETTINGS
 from tests.tokens.preparing import CRASH, PIPES, PREPARE, files_of, jsonl, run, write
 from tests.walks import children, kill
 from tokens.prepare.commit_log import CommitLog, Entry
+from tokens.prepare.growing_files import GrowingStream
+from tokens.prepare.plan import UnitPlan
 from tokens.prepare.s3_output import S3Output
 from tokens.prepare.verify import status, verify
 
@@ -205,6 +211,25 @@ def test_two_machines_do_not_write_the_same_tokens(s3: S3Server, tmp_path: Path)
     places[0].checkpoint({})
     with pytest.raises(BadInput, match="exists: another process prepares these tokens"):
         places[1].checkpoint({})
+
+
+def test_checkpoints_at_the_edge_of_a_shard_restore_its_tokens(s3: S3Server, tmp_path: Path) -> None:
+    settings = attrs.evolve(SETTINGS, shard_tokens=4)
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "a" / "ledger.jsonl").write_text("a line\n")
+    output = S3Output(f"s3://{BUCKET}/out", tmp_path / "a")
+    stream = GrowingStream(tmp_path / "a", "train", settings, to_bucket=True)
+    tokens = np.arange(7, dtype=np.uint16)
+    for begin, end in ((0, 4), (4, 4), (4, 6), (6, 6), (6, 7)):
+        stream.append(io.BytesIO(tokens[begin:end].tobytes()))
+        output.checkpoint({"train": stream})
+        stream.drop_full_shards()
+    S3Output(f"s3://{BUCKET}/out", tmp_path / "b").restore(UnitPlan(settings, (), (), ()))
+    restored = GrowingStream(tmp_path / "b", "train", settings, to_bucket=True)
+    restored.resume(7, tmp_path / "ledger.jsonl")
+    assert restored.read(4, 7).tolist() == [4, 5, 6]
+    assert [path.name for path in (tmp_path / "b").glob(".partial*")] == [".partial-train-00001.safetensors"]
 
 
 def test_the_scratch_of_another_preparation_is_left_alone(s3: S3Server, source: Path, tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def test_nothing_fits_and_a_lost_process_are_told_in_a_line(make_run: Callable[.
     run = make_run(determinism="off")
     options = ("--device", "cpu", "--world-size", "2")
     for place, line in (
-        ("step", f"{run}: not even one sequence of 32 tokens fits; what would, by prediction: a l4 or larger"),
+        ("step", f"{run}: not even one sequence of 32 tokens fits; predicted to fit: l4 or a larger GPU"),
         ("killed", "micro-batch 1: rank 1: its process ended with status -9"),
         ("hang", "micro-batch 1: not all ranks have answered within 4 s"),
     ):
@@ -138,11 +138,7 @@ def test_bad_input_is_one_line(make_run: Callable[..., Path]) -> None:
     for directory, options, line in (
         (run, (), "no GPU here; --predict a100-40gb predicts for one, --device cpu tries the search on this machine"),
         (run, ("--predict", "a100"), "unknown GPU 'a100'; did you mean 'a100-"),
-        (
-            run,
-            ("--device", "cpu", "--world-size", "3"),
-            "got 8, wanted a multiple of the world size",
-        ),
+        (run, ("--device", "cpu", "--world-size", "3"), "got 8, wanted a multiple of the world size"),
         (run, ("--predict", "l4", "--world-size", "3"), "got 8, wanted a multiple of the world size, 3; use"),
         (plain, ("--device", "cpu", "--write"), "--write keeps the global batch, wanted global_batch_size"),
         (run, ("--device", "cpu", "--write", "--set", "log_interval=2"), "--write: got --set log_interval=2 as well"),

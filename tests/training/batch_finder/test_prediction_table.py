@@ -18,7 +18,5 @@ def test_predictions_need_no_gpu_and_no_tokens() -> None:
     assert done.returncode == 0, done.stderr
     rows = [line.split() for line in done.stdout.splitlines()]
     assert ["a100-40gb", "37.4", "ddp"] in [row[:3] for row in rows]
-    assert "rtx3090-24gb, ddp: not even one sequence fits; what would, by prediction: --set parallel=fsdp, or" in (
-        done.stdout
-    )
+    assert "rtx3090-24gb, ddp: not even one sequence fits; predicted to fit: --set parallel=fsdp, or" in (done.stdout)
     assert "uncalibrated" in done.stdout

@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
-from common.errors import BadInput
+from common.errors import BadInput, either
 from tests.conftest import ROOT, TINY_MODEL, TINY_TRAIN
 from training.config.batch_plan import describe, make_plan
 from training.config.dataset_config import shares
 from training.config.key_groups import MemoryOptions
 from training.config.train_config import KEYS, TrainConfig, load_run
+from training.optimizers.optimizer_registry import OPTIMIZERS
 
 GPT2_124M = {
     "vocab_size": 50257,
@@ -104,7 +105,7 @@ def part(dataset: str = "a", **keys: Any) -> dict[str, Any]:
         ("train", {"microbatch_size": 2.0}, "microbatch_size: got 2.0, wanted an integer of at least 1"),
         ("train", {"min_train_tokens": -1}, "min_train_tokens: got -1, wanted an integer of at least 1"),
         ("train", {"parallel": "zero"}, """parallel: got 'zero', wanted "ddp" or "fsdp\""""),
-        ("train", {"optimizer": "sgd"}, """optimizer: got 'sgd', wanted "adamw" or "muon\""""),
+        ("train", {"optimizer": "sgd"}, f"optimizer: got 'sgd', wanted {either(map(json.dumps, OPTIMIZERS))}"),
         (
             "train",
             {"optimizer": "muon", "parallel": "fsdp"},
@@ -119,11 +120,7 @@ def part(dataset: str = "a", **keys: Any) -> dict[str, Any]:
         ("train", {"dataset": [part(wieght=1)]}, "entry 1: unknown key 'wieght'; did you mean 'weight'?"),
         ("train", {"dataset": [{"dataset": "a"}]}, "dataset: entry 1: key 'weight' is missing"),
         ("train", {"dataset": [part("", weight=1)]}, "dataset: entry 1: dataset: got '', wanted a non-empty string"),
-        (
-            "train",
-            {"dataset": [part("b", weight=1), part(weight=0)]},
-            "entry 2: weight: got 0, wanted a number above",
-        ),
+        ("train", {"dataset": [part("b", weight=1), part(weight=0)]}, "entry 2: weight: got 0, wanted a number above"),
         ("train", {"dataset": [part(weight="1")]}, "entry 1: weight: got '1', wanted a number above 0, or stages"),
         ("train", {"dataset": [part(weight=True)]}, "entry 1: weight: got True, wanted a number above 0"),
         (
@@ -242,6 +239,8 @@ def test_a_wrong_override_is_blamed_not_the_file(tmp_path: Path) -> None:
     directory = run_directory(tmp_path / "r", TINY_MODEL, {"dataset": "x"} | TINY_TRAIN)
     with pytest.raises(BadInput, match=r"^--set: learning_rate: got 'fast', wanted a number above 0$"):
         load_run(directory, ["learning_rate=fast"])
+    with pytest.raises(BadInput, match=r"^--set: era_tokens: got 1000, wanted null, or shuffle true"):
+        load_run(directory, ["era_tokens=1000"])
     for override, meant in (
         ("train.lr=1", "'lr'; did you mean --set train.learning_rate=1?"),
         ("context_length=64", "'context_length'; did you mean --set model.context_length=64?"),

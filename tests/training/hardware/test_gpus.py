@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from common.errors import BadInput
-from training.hardware.environment import known_peak_flops
-from training.hardware.gpus import EXAMPLE, find_gpu, known_gpus, named_gpus, read_gpus
+from training.hardware.gpus import find_gpu, known_gpus, named_gpus, read_gpus
 from training.planning.price_list import gpus_of
+
+EXAMPLE = {"memory_gib": 31.3, "bf16_tflops": 209.5, "gb_per_second": 1792}
 
 
 def test_peaks_are_known_by_whole_words_or_not_at_all() -> None:
@@ -25,9 +26,9 @@ def test_peaks_are_known_by_whole_words_or_not_at_all() -> None:
         "NVIDIA RTX A6000": 154.8e12,
         "NVIDIA L4": 121e12,
     }
-    assert {name: known_peak_flops(name) for name in known} == known
+    assert {name: named_gpus(name)[0].peak_flops for name in known} == known
     for unknown in ("NVIDIA L40", "NVIDIA RTX A1000", "NVIDIA GeForce RTX 4090 Laptop GPU", "Tesla T4"):
-        assert known_peak_flops(unknown) is None
+        assert named_gpus(unknown) == []
 
 
 def test_a_device_name_may_fit_cards_of_two_sizes() -> None:

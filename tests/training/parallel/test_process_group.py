@@ -1,0 +1,77 @@
+"""Process groups: what ranks are told of each other, alone and as two processes."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from common.errors import BadInput
+from tests import launch
+from training.parallel import process_group
+
+MEMBER = """
+import json, sys
+from common.errors import BadInput
+from training.parallel.process_group import from_coordinator, gather, start, stop, together
+
+ranks = start("cpu", 60)
+
+def fail_on_rank_1():
+    if ranks.rank == 1:
+        raise BadInput("rank 1 cannot")
+    return "can"
+
+def missing():
+    return open("/nonexistent/file") if ranks.rank == 0 else None
+
+told = {"ranks": gather(ranks, ranks.rank), "first": from_coordinator(ranks, lambda: f"from {ranks.rank}")}
+for name, work in (("refused", fail_on_rank_1), ("system", missing)):
+    try:
+        together(ranks, work)
+    except BadInput as error:
+        told[name] = str(error)
+open(f"{sys.argv[1]}/{ranks.rank}.json", "w").write(json.dumps(told))
+stop()
+"""
+
+
+@pytest.fixture
+def alone() -> Iterator[process_group.Ranks]:
+    yield process_group.start("cpu", 60)
+    process_group.stop()
+
+
+def test_a_process_without_a_launcher_is_a_group_of_one(alone: process_group.Ranks) -> None:
+    assert (alone.rank, alone.world_size, alone.local_rank, alone.coordinates) == (0, 1, 0, True)
+    assert process_group.gather(alone, "x") == ["x"]
+    assert process_group.from_coordinator(alone, lambda: 5) == 5
+
+
+def test_an_error_without_a_file_is_no_user_error(alone: process_group.Ranks) -> None:
+    def lose_connection() -> None:
+        raise ConnectionError("lost")
+
+    with pytest.raises(ConnectionError):
+        process_group.together(alone, lose_connection)
+
+
+def test_a_refusal_on_one_rank_is_raised_on_all(tmp_path: Path) -> None:
+    script = tmp_path / "member.py"
+    script.write_text(MEMBER)
+    done = launch.run(script, str(tmp_path), ranks=2)
+    assert done.returncode == 0, done.stderr
+    told = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    assert told[0] == told[1]
+    assert told[0]["ranks"] == [0, 1]
+    assert told[0]["first"] == "from 0"
+    assert told[0]["refused"] == "rank 1 cannot"
+    assert told[0]["system"].startswith("/nonexistent/file: ")
+
+
+def test_more_ranks_than_gpus_are_refused_with_the_number_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_group, "choose_device", lambda kind: "cuda")
+    monkeypatch.setattr(process_group.torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    with pytest.raises(BadInput, match=r"got 2 GPUs for 4 ranks on this machine; .* --nproc_per_node=2$"):
+        process_group.start("cuda", 60)

@@ -1,0 +1,58 @@
+"""Mixed precision: what "auto" becomes, autocast, and the loss scale of fp16."""
+
+import pytest
+import torch
+
+from training.precision import GROWTH_INTERVAL, INITIAL_LOSS_SCALE, LossScale, SavedLossScale, autocast, resolve
+
+CPU = torch.device("cpu")
+FINITE, OVERFLOW = torch.tensor(1.0), torch.tensor(float("inf"))
+
+
+@pytest.mark.parametrize(("computes_bf16", "precision"), [(True, "bf16"), (False, "fp16")])
+def test_auto_is_bf16_on_gpus_that_compute_it_fp16_on_others_and_fp32_on_cpus(
+    monkeypatch: pytest.MonkeyPatch, computes_bf16: bool, precision: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: computes_bf16)
+    assert resolve("auto", torch.device("cuda")) == precision
+    assert resolve("auto", CPU) == "fp32"
+    assert resolve("fp16", CPU) == "fp16"
+
+
+def test_matrix_products_are_computed_in_the_precision() -> None:
+    x = torch.ones(2, 2)
+    for precision, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
+        with autocast(precision, CPU):
+            assert (x @ x).dtype == dtype
+
+
+def test_the_scale_is_halved_by_an_overflow_and_doubled_after_so_many_finite_steps() -> None:
+    scale = LossScale("fp16", CPU)
+    scale.update(OVERFLOW)
+    assert scale.state() == SavedLossScale(scale=INITIAL_LOSS_SCALE / 2, finite_steps=0)
+    for _ in range(GROWTH_INTERVAL - 1):
+        scale.update(FINITE)
+    assert scale.state() == SavedLossScale(scale=INITIAL_LOSS_SCALE / 2, finite_steps=GROWTH_INTERVAL - 1)
+    scale.update(FINITE)
+    assert scale.state() == SavedLossScale(scale=INITIAL_LOSS_SCALE, finite_steps=0)
+
+
+def test_a_scale_that_is_halved_often_enough_is_exhausted() -> None:
+    scale = LossScale("fp16", CPU)
+    for _ in range(16):
+        scale.update(OVERFLOW)
+    assert scale.scale == 1.0 and not scale.exhausted()
+    scale.update(OVERFLOW)
+    assert scale.exhausted()
+
+
+def test_other_precisions_have_no_scale_and_a_changed_precision_begins_with_its_own() -> None:
+    for precision in ("fp32", "bf16"):
+        scale = LossScale(precision, CPU)
+        scale.update(OVERFLOW)
+        assert scale.state() == SavedLossScale(scale=1.0, finite_steps=0)
+    resumed = LossScale("fp16", CPU)
+    resumed.load(scale.state())
+    assert resumed.scale == INITIAL_LOSS_SCALE
+    resumed.load(SavedLossScale(scale=8.0, finite_steps=3))
+    assert resumed.state() == SavedLossScale(scale=8.0, finite_steps=3)

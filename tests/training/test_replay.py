@@ -1,0 +1,38 @@
+"""Replay: the record of steps, which the newest line of a step makes, and the table beside it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from common.errors import BadInput
+from training import replay
+
+
+def test_the_record_is_of_all_lines_of_a_step_and_the_newest_counts(tmp_path: Path) -> None:
+    lines = [
+        {"step": 1, "train_loss": 5.0, "grad_norm": 1.0, "tokens_per_second": 3},
+        {"step": 2, "train_loss": 4.0, "grad_norm": 1.0},
+        {"step": 2, "state_sha256": "ab"},
+        {"event": "start", "step": 1, "elapsed_seconds": 1.0},
+        {"step": 2, "train_loss": 4.5, "grad_norm": None},
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    recorded = replay.read_recorded(tmp_path, (1, 2), 8)
+    assert (recorded.first, recorded.last) == (1, 2)
+    assert recorded.numbers[1] == {"train_loss": 5.0, "grad_norm": 1.0}
+    assert recorded.numbers[2] == {"train_loss": 4.5, "grad_norm": None}
+
+
+@pytest.mark.parametrize("steps", [(0, 1), (3, 2), (8, 9)])
+def test_steps_that_the_run_does_not_have_are_refused(tmp_path: Path, steps: tuple[int, int]) -> None:
+    with pytest.raises(BadInput, match=rf"--replay {steps[0]} {steps[1]}: wanted steps from 1 to 8, the first one"):
+        replay.read_recorded(tmp_path, steps, 8)
+
+
+def test_a_number_is_the_same_different_or_not_recorded(capsys: pytest.CaptureFixture[str]) -> None:
+    seen: replay.Numbers = {"train_loss": 4.5, "grad_norm": None, "state_sha256": "ab"}
+    assert replay._print_step(2, seen, {"train_loss": 4.5, "grad_norm": None})
+    assert [line.split()[-1] for line in capsys.readouterr().out.splitlines()] == ["same", "same", "recorded"]
+    assert not replay._print_step(2, seen, {"train_loss": 4.25})
+    assert capsys.readouterr().out.splitlines()[0].split() == ["2", "train_loss", "4.5", "4.25", "DIFFERENT"]

@@ -1,0 +1,52 @@
+"""Validation: the same mean whatever the micro-batch, in evaluation mode, given up when asked to stop."""
+
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import attrs
+import pytest
+
+from tokens.format.token_file import open_split
+from training import build
+from training.config.batch_plan import make_plan
+from training.config.train_config import load_run
+from training.parallel import process_group
+from training.precision import Numerics
+from training.validation import Validation
+
+NEVER: Any = SimpleNamespace(agreed=lambda: False)
+
+
+@pytest.fixture
+def parts(make_run: Callable[..., Path]) -> Iterator[tuple[Any, Any, process_group.Ranks]]:
+    run = load_run(make_run(model={"drop_rate": 0.5}), [])
+    alone = process_group.start("cpu", 60)
+    plan = make_plan(run.train, run.model.context_length, 1, {"x": 100_000})
+    numerics = Numerics(determinism="off", precision="fp32", compiled=False)
+    state = build.make_state(build.make_network(run.model, run.train.random_seed), run.train, plan, numerics, alone)
+    yield state, build.make_settings(run.train, plan, numerics), alone
+    process_group.stop()
+
+
+def test_the_mean_is_over_the_slice_to_the_bit_whatever_the_micro_batch(parts: Any, token_files: Path) -> None:
+    state, settings, ranks = parts
+    validation = Validation(open_split(token_files, "validation"), 7, 10)
+    found = set()
+    for size in (1, 3, 4, 10, 16):
+        layout = attrs.evolve(settings.layout, microbatch_size=size)
+        found.add(validation.measure(state, attrs.evolve(settings, layout=layout), ranks, NEVER))
+        assert state.parallel.model.training
+    [loss] = found
+    assert loss == pytest.approx(math.log(257), rel=0.05)  # nothing is learned yet
+    other = Validation(open_split(token_files, "validation"), 8, 10).measure(state, settings, ranks, NEVER)
+    assert other != loss
+
+
+def test_a_stop_request_ends_it_without_a_number(parts: Any, token_files: Path) -> None:
+    state, settings, ranks = parts
+    asked: Any = SimpleNamespace(agreed=lambda: True)
+    assert Validation(open_split(token_files, "validation"), 0, 10).measure(state, settings, ranks, asked) is None
+    assert state.parallel.model.training
