@@ -37,9 +37,9 @@ KINDS = {
 OTHER = "elementwise"  # and copies
 
 
-def main(directory: Path, /, *settings: str) -> None:
+def main(directory: Path, /, *overrides: str) -> None:
     """Print the table on rank 0."""
-    run = load_run(directory, settings)
+    run = load_run(directory, overrides)
     ranks = start(None, run.train.timeout_seconds)
     state, settings = random_run.build(run, ranks)
     take_steps(state, settings, ranks, WARM_UP)
