@@ -42,6 +42,6 @@ COMMANDS = {  # in the order of the comparison's columns
     "loss": MeasuringCommand(LossCommand, "evaluation.loss.loss_measures"),
     "hellaswag": MeasuringCommand(HellaSwagCommand, "evaluation.hellaswag.accuracy_measures"),
     "instruct": MeasuringCommand(InstructCommand, "evaluation.instruct.overlap"),
-    "judge": MeasuringCommand(JudgeCommand, "evaluation.judging.score_measures"),
+    "judge": MeasuringCommand(JudgeCommand, "evaluation.judging.judge_result"),
     "harness": MeasuringCommand(HarnessCommand, "evaluation.harness.harness"),
 }

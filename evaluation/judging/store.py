@@ -2,7 +2,7 @@
 
 A line is a request about to be sent, with the most that it can be billed; a reply, under the key of its prompt; the ids
 of requests that ended unbilled; or a step of a batch: uploaded, created, done. Whatever may be paid for is on the disk
-before it is sent. A request without an outcome may have been billed, and counts at its most for ever. Torn lines, and
+before it is sent. A request without an outcome may have been billed, and counts at its most forever. Torn lines, and
 fields of other versions, are skipped.
 """
 

@@ -12,6 +12,8 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+import attrs
+
 import evaluate
 from evaluation.judging.panel import Candidate, Panel
 from evaluation.judging.prompt import Grade, Prompt
@@ -32,6 +34,7 @@ PRICES = {
 }
 SILENT = ("--effort", "none")
 BATCH = ("--batch", "--poll-seconds", "0.05")
+Result = dict[str, Any]  # a line of evaluations.jsonl
 JUDGE = WhoIsAsked(model="gpt-5-mini", effort=None, base_url="http://here/v1", api="responses")
 
 
@@ -56,35 +59,76 @@ def write(folder: Path, model: str, level: int, *, seed: int = 0, questions: ran
     return file
 
 
-def command(server: Judge, files: list[Path], *options: str) -> list[str]:
-    fixed = ["--model", "scripted", "--base-url", server.url, "--verdicts", str(store_path(files))]
-    return ["judge", *map(str, files), *fixed, "--prices", str(files[0].parents[2] / "prices.json"), *options]
+@attrs.frozen
+class Sessions:
+    """Sessions of evaluate.py judge with one server, answer files and store."""
+
+    server: Judge
+    files: list[Path]
+
+    @property
+    def folder(self) -> Path:
+        return self.files[0].parents[2]
+
+    @property
+    def store(self) -> Path:
+        return self.folder / "verdicts.jsonl"
+
+    @property
+    def results(self) -> Path:
+        return self.files[0].parent.parent / "evaluations.jsonl"
+
+    def command(self, *options: str, files: list[Path] | None = None) -> list[str]:
+        fixed = ["--model", "scripted", "--base-url", self.server.url, "--verdicts", str(self.store)]
+        prices = str(self.folder / "prices.json")
+        return ["judge", *map(str, files or self.files), *fixed, "--prices", prices, *options]
+
+    def run(self, *options: str, files: list[Path] | None = None) -> Any:
+        """Run evaluate.py to its end, in this process."""
+        output, errors = io.StringIO(), io.StringIO()
+        arguments = ["evaluate.py", *self.command(*options, files=files)]
+        with patch("sys.argv", arguments), redirect_stdout(output), redirect_stderr(errors):
+            status = evaluate.main()
+        return SimpleNamespace(returncode=status, stdout=output.getvalue(), stderr=errors.getvalue())
+
+    def result(self, number: int = 0) -> Result:
+        return result(self.files[number])
+
+    def replies(self) -> list[Reply]:
+        return read_store(self.store).in_order
+
+    def unanswered(self) -> set[str]:
+        """Return the ids of stored requests without an outcome."""
+        return set(read_store(self.store).open)
+
+    def lines(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.store.read_text().splitlines()]
+
+    def write(self, lines: list[dict[str, Any]]) -> None:
+        self.store.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    def written(self) -> list[str]:
+        """Return the content of every file."""
+        return [path.read_text(errors="replace") for path in self.folder.rglob("*") if path.is_file()]
+
+    def check_paid_once(self, *, wrong: int = 0) -> None:
+        """Every prompt has one right verdict, and all that was billed is kept."""
+        replies = self.replies()
+        right = Counter(reply.key for reply in replies if reply.problem(3) is None)
+        assert sorted(right.values()) == [1] * PROMPTS
+        assert len(replies) == self.server.billed == PROMPTS + wrong
 
 
-def judge(server: Judge, files: list[Path], *options: str) -> Any:
-    """Run evaluate.py to its end, in this process."""
-    output, errors = io.StringIO(), io.StringIO()
-    arguments = ["evaluate.py", *command(server, files, *options)]
-    with patch("sys.argv", arguments), redirect_stdout(output), redirect_stderr(errors):
-        status = evaluate.main()
-    return SimpleNamespace(returncode=status, stdout=output.getvalue(), stderr=errors.getvalue())
+def sessions_in(folder: Path, server: Judge) -> Sessions:
+    """Write prices, and answers of two models."""
+    (folder / "prices.json").write_text(json.dumps(PRICES))
+    return Sessions(server, [write(folder, "good", 60), write(folder, "poor", 40)])
 
 
-def replies(files: list[Path]) -> list[Reply]:
-    return read_store(store_path(files)).in_order
-
-
-def result(file: Path) -> dict[str, Any]:
+def result(file: Path) -> Result:
     """Return the newest judgement of a model, less what may differ between sessions that agree."""
     line = (file.parent.parent / "evaluations.jsonl").read_text().splitlines()[-1]
     return {key: value for key, value in json.loads(line).items() if key not in OF_THE_SESSION}
-
-
-def check_paid_once(server: Judge, files: list[Path], *, wrong: int = 0) -> None:
-    """Every prompt has one right verdict, and all that was billed is kept."""
-    right = Counter(reply.key for reply in replies(files) if reply.problem(3) is None)
-    assert sorted(right.values()) == [1] * PROMPTS
-    assert len(replies(files)) == server.billed == PROMPTS + wrong
 
 
 def wait_until(done: Callable[[], bool]) -> None:
@@ -96,11 +140,6 @@ def wait_until(done: Callable[[], bool]) -> None:
 
 def printed(output: str) -> float:
     return float(re.findall(r"including earlier sessions: (?:at most )?\$([\d.]+)", output)[-1])
-
-
-def unanswered(files: list[Path]) -> set[str]:
-    """Return the ids of stored requests without an outcome."""
-    return set(read_store(store_path(files)).open)
 
 
 def read_store(path: Path) -> VerdictStore:
@@ -126,15 +165,3 @@ def panel(models: int, questions: int, slots: int = 1) -> Panel:
 def grades(prompt: Prompt, *scores: float) -> list[Grade]:
     """Return the verdict on a prompt that scores each candidate, and last the reference."""
     return [Grade(score=scores[answer], comment="") for answer in prompt.order]
-
-
-def store_path(files: list[Path]) -> Path:
-    return files[0].parents[2] / "verdicts.jsonl"
-
-
-def store_lines(files: list[Path]) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in store_path(files).read_text().splitlines()]
-
-
-def write_store(files: list[Path], lines: list[dict[str, Any]]) -> None:
-    store_path(files).write_text("".join(json.dumps(line) + "\n" for line in lines))

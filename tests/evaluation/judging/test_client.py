@@ -3,7 +3,6 @@
 import asyncio
 import json
 import time
-from pathlib import Path
 
 import pytest
 
@@ -15,7 +14,7 @@ from evaluation.judging.replies import Failure, NoReply
 from evaluation.judging.store import Asked, Reply, Usage
 from tests import launch
 from tests.conftest import ROOT
-from tests.evaluation.judging.sessions import command, judge
+from tests.evaluation.judging.sessions import Sessions
 from tests.judge_server import Judge
 
 KEY = "sk-proj-/secret+key=0123"
@@ -66,12 +65,12 @@ def test_no_server_is_no_bill(server: Judge) -> None:
     assert isinstance(failed, NoReply) and failed.failure is Failure.FAILED
 
 
-def test_a_key_that_the_server_echoes_is_printed_and_stored_nowhere(server: Judge, files: list[Path]) -> None:
+def test_a_key_that_the_server_echoes_is_printed_and_stored_nowhere(server: Judge, sessions: Sessions) -> None:
     server.every = "echo"
-    done = launch.run(ROOT / "evaluate.py", *command(server, files), environment={"OPENAI_API_KEY": KEY})
+    done = launch.run(ROOT / "evaluate.py", *sessions.command(), environment={"OPENAI_API_KEY": KEY})
     assert done.returncode == 1
     assert "401: wrong key: Bearer [secret]" in done.stderr
-    written = [path.read_text(errors="replace") for path in files[0].parents[2].rglob("*") if path.is_file()]
+    written = sessions.written()
     assert not any("secret+key" in text for text in [done.stdout, done.stderr, *written])
 
 
@@ -84,14 +83,14 @@ def test_a_key_is_found_in_any_spelling_of_json(server: Judge, monkeypatch: pyte
     assert (reply.id, reply.error) == ("[secret]", "no: [secret]")
 
 
-def test_a_password_of_a_url_is_sent_and_kept_nowhere(server: Judge, files: list[Path]) -> None:
+def test_a_password_of_a_url_is_sent_and_kept_nowhere(server: Judge, sessions: Sessions) -> None:
     url = server.url.replace("http://", "http://me:secret%20word@")
-    done = judge(server, files, "--base-url", url)
+    done = sessions.run("--base-url", url)
     assert done.returncode == 0, done.stderr
     assert server.authorizations == {"Basic bWU6c2VjcmV0IHdvcmQ="}
-    written = [path.read_text(errors="replace") for path in files[0].parents[2].rglob("*") if path.is_file()]
+    written = sessions.written()
     assert not any("secret" in text or "bWU6" in text for text in [done.stdout, done.stderr, *written])
-    assert json.loads((files[0].parent.parent / "evaluations.jsonl").read_text())["base_url"] == server.url
+    assert json.loads(sessions.results.read_text())["base_url"] == server.url
     assert split_credentials("https://me:a%40b@host:8/v1") == ("https://host:8/v1", ("me", "a@b"))
 
 
@@ -106,8 +105,8 @@ def test_a_key_that_is_none_is_not_quoted(monkeypatch: pytest.MonkeyPatch, key: 
 
 
 @pytest.mark.parametrize("password", ["secret/pw12345", "12345/secret", "secret#pw", "secret?pw", "[secret", "a@/b"])
-def test_a_password_that_is_not_encoded_is_not_quoted(server: Judge, files: list[Path], password: str) -> None:
-    done = judge(server, files, "--base-url", f"https://me:{password}@127.0.0.1:1/v1")
+def test_a_password_that_is_not_encoded_is_not_quoted(server: Judge, sessions: Sessions, password: str) -> None:
+    done = sessions.run("--base-url", f"https://me:{password}@127.0.0.1:1/v1")
     assert done.returncode == 1
     assert "percent-encode such characters" in done.stderr
     assert password[:5] not in done.stdout + done.stderr.replace("it is not shown", "")
@@ -142,9 +141,9 @@ def test_a_folder_of_files_in_the_address_is_no_file(server: Judge) -> None:
     assert time.monotonic() - began < 60  # of 600
 
 
-def test_redirects_are_not_followed(server: Judge, files: list[Path]) -> None:
+def test_redirects_are_not_followed(server: Judge, sessions: Sessions) -> None:
     server.every, server.redirect_to = "redirect", server.url.replace("127.0.0.1", "localhost") + "/responses"
-    done = judge(server, files)
+    done = sessions.run()
     assert (done.returncode, len(server.requests)) == (1, 1)
     assert f"{server.url}: 307: redirects are not followed; pass the final address" in done.stderr
 

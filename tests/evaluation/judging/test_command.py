@@ -9,13 +9,13 @@ from common.errors import BadInput
 from evaluation.judging import judge as judge_module
 from tests import launch
 from tests.conftest import ROOT
-from tests.evaluation.judging.sessions import command
+from tests.evaluation.judging.sessions import Sessions
 from tests.judge_server import Judge
 
 
-def test_what_no_judge_can_be_asked_for_is_one_line(server: Judge, files: list[Path], tmp_path: Path) -> None:
+def test_what_no_judge_can_be_asked_for_is_one_line(server: Judge, sessions: Sessions, tmp_path: Path) -> None:
     def refused(*options: str) -> str:
-        arguments = command(server, files, *options)
+        arguments = sessions.command(*options)
         done = launch.run(ROOT / "evaluate.py", *arguments, environment={"OPENAI_API_KEY": ""})
         assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
         return done.stdout + done.stderr
@@ -26,7 +26,7 @@ def test_what_no_judge_can_be_asked_for_is_one_line(server: Judge, files: list[P
     assert unset.startswith("evaluate.py: OPENAI_API_KEY: not set")  # before the scores that take a while
     assert "--base-url: got 'localhost:1'" in refused("--base-url", "localhost:1")
     assert "http://127.0.0.1:1/v1: no server: [Errno 111]" in refused("--base-url", "http://127.0.0.1:1/v1")
-    ranks = launch.run(ROOT / "evaluate.py", *command(server, files), environment={"WORLD_SIZE": "2"})
+    ranks = launch.run(ROOT / "evaluate.py", *sessions.command(), environment={"WORLD_SIZE": "2"})
     assert (ranks.returncode, "wanted one: python evaluate.py judge" in ranks.stderr) == (1, True)
     assert "no price of 'script'; add it to the file, or pass --prices; did you mean 'scripted'?" in refused(
         "--model", "script"
@@ -39,8 +39,8 @@ def test_what_no_judge_can_be_asked_for_is_one_line(server: Judge, files: list[P
     assert "404: scripted 404; does it have the Responses API? --api chat" in refused()
 
 
-def test_without_a_judge_there_are_scores_all_the_same(files: list[Path]) -> None:
-    done = launch.run(ROOT / "evaluate.py", "judge", *map(str, files))
+def test_without_a_judge_there_are_scores_all_the_same(sessions: Sessions) -> None:
+    done = launch.run(ROOT / "evaluate.py", "judge", *map(str, sessions.files))
     assert done.returncode == 0, done.stderr
     assert "no judge was asked: name one with --model" in done.stdout
     assert re.search(r"good +1 +0\.0% +[\d.]+ ± [\d.]+ +2\.200 ± 0\.071", done.stdout)

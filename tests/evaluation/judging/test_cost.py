@@ -4,7 +4,6 @@ import re
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import attrs
 import pytest
@@ -15,89 +14,91 @@ from evaluation.judging.prices import UNKNOWN_PRICE, read_price
 from evaluation.judging.prompt import make_prompts
 from evaluation.judging.replies import read_reply
 from evaluation.judging.store import Asked, StoreLine, Usage, VerdictStore
-from tests.evaluation.judging.sessions import JUDGE, PRICES, PROMPTS, SILENT, judge, panel, printed, result
+from tests.evaluation.judging.sessions import JUDGE, PRICES, PROMPTS, SILENT, Result, Sessions, panel, printed
 from tests.judge_server import Judge
 
 
-def test_no_more_is_spent_than_allowed(server: Judge, files: list[Path], faultless: dict[str, Any]) -> None:
+def test_no_more_is_spent_than_allowed(server: Judge, sessions: Sessions, faultless: Result) -> None:
     silent = ("--effort", "none", "--concurrency", "1")  # a little may be said, nothing thought
-    refused = judge(server, files, *silent, "--max-usd", "0.5")
+    refused = sessions.run(*silent, "--max-usd", "0.5")
     assert refused.returncode == 1
     assert "--max-usd: got 0.5, and 15 requests may cost about $" in refused.stderr
     assert server.requests == []
     estimate = float(re.findall(r"about \$([\d.]+)", refused.stderr)[0])
     server.faults, server.wrong_again = dict.fromkeys((0, 2, 4, 6, 8, 10), "wrong labels"), True  # dearer than planned
-    done = judge(server, files, *silent, "--max-usd", str(estimate * 1.05))
+    done = sessions.run(*silent, "--max-usd", str(estimate * 1.05))
     spent = float(re.findall(r"sessions: \$([\d.]+)", done.stdout)[0])
     assert (done.returncode, done.stderr) == (75, "")
     assert estimate * 0.6 < spent <= estimate * 1.05
     assert spent == pytest.approx(server.usd(PRICES), abs=1e-4)
     assert re.search(r"verdicts are missing, and the next one may cost up to \$0\.\d+; nothing is lost", done.stdout)
     server.wrong_again, billed = False, server.billed
-    again = judge(server, files, *silent, "--max-usd", str(spent + 0.1))
+    again = sessions.run(*silent, "--max-usd", str(spent + 0.1))
     assert (again.returncode, server.billed) == (1, billed)  # "in all" counts what was paid before
     assert f"beside ${spent:.4f} that earlier sessions paid; nothing was sent" in again.stderr
-    assert judge(server, files, *silent, "--retry-wrong", "--max-usd", str(estimate * 3)).returncode == 0
-    assert result(files[0]) == faultless | {"effort": "none"}
+    assert sessions.run(*silent, "--retry-wrong", "--max-usd", str(estimate * 3)).returncode == 0
+    assert sessions.result() == faultless | {"effort": "none"}
 
 
-def test_what_the_server_does_not_count_is_counted_at_the_most_that_it_can_be(server: Judge, files: list[Path]) -> None:
+def test_what_the_server_does_not_count_is_counted_at_the_most_that_it_can_be(
+    server: Judge, sessions: Sessions
+) -> None:
     batch = ("--effort", "none", "--batch", "--poll-seconds", "0.05")
     server.usage = lambda _: {"input_tokens": "many"}
-    done = judge(server, files, *batch)
+    done = sessions.run(*batch)
     assert done.returncode == 0, done.stderr
     at_most = re.search(
         r"sessions: at most \$([\d.]+): \$0\.0000 by the server's counts, and up to .* for 15 req", done.stdout
     )
     assert at_most is not None
     assert float(at_most[1]) >= server.usd(PRICES)
-    again = judge(server, files, *batch)
+    again = sessions.run(*batch)
     assert (again.returncode, server.billed) == (0, PROMPTS)
     assert f"sessions: at most ${at_most[1]}: " in again.stdout
 
 
-def test_timeouts_do_not_spend_more_than_allowed(server: Judge, files: list[Path]) -> None:
+def test_timeouts_do_not_spend_more_than_allowed(server: Judge, sessions: Sessions) -> None:
     server.idempotent, server.every = False, "slow"
-    done = judge(server, files, *SILENT, "--timeout", "0.2", "--max-usd", "4", "--concurrency", "64")
+    done = sessions.run(*SILENT, "--timeout", "0.2", "--max-usd", "4", "--concurrency", "64")
     assert done.returncode == 75, done.stderr
     assert 0 < server.usd(PRICES) <= printed(done.stdout) <= 4
-    assert judge(server, files, *SILENT, "--timeout", "0.2", "--max-usd", "4").returncode == 1
+    assert sessions.run(*SILENT, "--timeout", "0.2", "--max-usd", "4").returncode == 1
     assert server.usd(PRICES) <= 4
 
 
-def test_one_request_goes_first_and_long_replies_end_at_the_limit(server: Judge, files: list[Path]) -> None:
+def test_one_request_goes_first_and_long_replies_end_at_the_limit(server: Judge, sessions: Sessions) -> None:
     server.idempotent, server.every = False, "long"
-    done = judge(server, files, *SILENT, "--max-usd", "6", "--concurrency", "64")
+    done = sessions.run(*SILENT, "--max-usd", "6", "--concurrency", "64")
     assert server.billed <= 8
     assert {body["max_output_tokens"] for body in server.requests} == {680, 2 * 680}  # cut off: once more, with twice
     assert server.usd(PRICES) <= printed(done.stdout) <= 6
 
 
-def test_a_server_that_ignores_the_limit_is_noticed_by_its_first_reply(server: Judge, files: list[Path]) -> None:
+def test_a_server_that_ignores_the_limit_is_noticed_by_its_first_reply(server: Judge, sessions: Sessions) -> None:
     server.ignores_limit, server.every = True, "long"
-    done = judge(server, files, *SILENT, "--max-usd", "30", "--concurrency", "64")
+    done = sessions.run(*SILENT, "--max-usd", "30", "--concurrency", "64")
     assert "this server ignores limits; from now on requests count at the larger size" in done.stderr
     assert server.billed == 1  # of 20 dollars: another one could be as dear
     assert (done.returncode, printed(done.stdout)) == (75, pytest.approx(server.usd(PRICES), abs=1e-3))
-    again = judge(server, files, *SILENT, "--max-usd", "30", "--concurrency", "64")
+    again = sessions.run(*SILENT, "--max-usd", "30", "--concurrency", "64")
     assert again.returncode != 0
     assert server.billed == 1  # the next session knows it from the file
 
 
 @pytest.mark.parametrize("api", ["responses", "chat"])
-def test_wrong_counts_of_tokens_never_print_less_than_the_bill(server: Judge, files: list[Path], api: str) -> None:
+def test_wrong_counts_of_tokens_never_print_less_than_the_bill(server: Judge, sessions: Sessions, api: str) -> None:
     wrong = ["more cached than read", "no usage", "negative usage", "usage of zeros", "huge usage", "usage a list"]
     server.faults = dict(enumerate(wrong))
-    done = judge(server, files, *SILENT, "--api", api)
+    done = sessions.run(*SILENT, "--api", api)
     assert done.returncode == 0, done.stderr
     assert "for 5 requests without an answer or count" in done.stdout
     assert printed(done.stdout) >= server.usd(PRICES)
 
 
-def test_an_estimate_is_what_replies_of_the_same_judge_used(server: Judge, files: list[Path]) -> None:
-    done = judge(server, files)
+def test_an_estimate_is_what_replies_of_the_same_judge_used(server: Judge, sessions: Sessions) -> None:
+    done = sessions.run()
     spent = server.usd(PRICES)
-    refused = judge(server, files, "--seed", "7", "--orders", "3", "--max-usd", "0.01")
+    refused = sessions.run("--seed", "7", "--orders", "3", "--max-usd", "0.01")
     about = float(re.findall(r"about \$([\d.]+)", refused.stderr)[0])
     assert done.returncode == 0
     assert 0.8 * spent < about < 1.5 * spent

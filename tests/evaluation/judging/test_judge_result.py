@@ -1,43 +1,47 @@
-"""Results and comments are kept once, and never replaced by less."""
+"""Results and comments are kept once, never replaced by less, and compared as the session found them."""
 
 import re
 from pathlib import Path
 
-from tests.evaluation.judging.sessions import PROMPTS, judge, result, store_path
+from evaluation.comparison.compare import compare
+from evaluation.judging.judge_result import JudgedCandidate, judged_difference
+from evaluation.shared.intervals import Interval
+from tests.evaluation.comparison.stored import judged, rows_of
+from tests.evaluation.judging.sessions import PROMPTS, Sessions
 from tests.judge_server import Judge
 
 
-def test_refused_prompts_make_no_result_and_replace_no_complete_one(server: Judge, files: list[Path]) -> None:
-    assert judge(server, files).returncode == 0
-    complete = (files[0].parent.parent / "evaluations.jsonl").read_text()
-    store = store_path(files)
+def test_refused_prompts_make_no_result_and_replace_no_complete_one(server: Judge, sessions: Sessions) -> None:
+    assert sessions.run().returncode == 0
+    complete = sessions.results.read_text()
+    store = sessions.store
     store.unlink()
     server.prompts.clear()
     server.faults = dict.fromkeys(range(8, PROMPTS), "400")
-    done = judge(server, files)
+    done = sessions.run()
     assert done.returncode == 1
     assert "7 of 15 prompts (47%) have no verdict, wanted at most 10 %: the result is not kept" in done.stderr
     server.every = "400"
-    done = judge(server, files, "--allow-left-out", "50")
+    done = sessions.run("--allow-left-out", "50")
     assert done.returncode == 0, done.stderr
     assert re.search(r"good: no result was added: that of \S+ leaves out 0 prompts, this one 7", done.stdout)
-    assert (files[0].parent.parent / "evaluations.jsonl").read_text() == complete
+    assert sessions.results.read_text() == complete
 
 
-def test_a_finished_judgement_adds_no_second_result(server: Judge, files: list[Path]) -> None:
-    assert judge(server, files).returncode == 0
-    again = judge(server, files)
+def test_a_finished_judgement_adds_no_second_result(server: Judge, sessions: Sessions) -> None:
+    assert sessions.run().returncode == 0
+    again = sessions.run()
     assert again.returncode == 0, again.stderr
     assert "good: no result was added: that of" in again.stdout
-    assert len((files[0].parent.parent / "evaluations.jsonl").read_text().splitlines()) == 1
+    assert len(sessions.results.read_text().splitlines()) == 1
 
 
-def test_the_judges_snapshot_and_comments_are_kept(server: Judge, files: list[Path]) -> None:
+def test_the_judges_snapshot_and_comments_are_kept(server: Judge, sessions: Sessions) -> None:
     server.snapshot = "scripted-2026-01-01"
-    done = judge(server, files)
+    done = sessions.run()
     assert "answered by: scripted-2026-01-01" in done.stdout
-    assert result(files[0])["judge_snapshots"] == ["scripted-2026-01-01"]
-    (comments,) = files[0].parent.glob("judged-by-scripted-????????.md")
+    assert sessions.result()["judge_snapshots"] == ["scripted-2026-01-01"]
+    (comments,) = sessions.files[0].parent.glob("judged-by-scripted-????????.md")
     assert f"the judge's comments: {comments}" in done.stdout
     text = comments.read_text()
     assert text.count("- 95: follows the instruction closely") == PROMPTS
@@ -45,29 +49,60 @@ def test_the_judges_snapshot_and_comments_are_kept(server: Judge, files: list[Pa
     assert "**poor**, seed 0\n\n> poor says to 0: 40\n\n- 40: follows" in text
 
 
-def test_comments_are_written_whenever_there_are_some(server: Judge, files: list[Path]) -> None:
+def test_comments_are_written_whenever_there_are_some(server: Judge, sessions: Sessions) -> None:
     server.faults = dict.fromkeys(range(8, PROMPTS), "400")
-    done = judge(server, files)
+    done = sessions.run()
     assert done.returncode == 1  # too few for a result
-    (comments,) = files[0].parent.glob("judged-by-*.md")
+    (comments,) = sessions.files[0].parent.glob("judged-by-*.md")
     assert f"the judge's comments: {comments}" in done.stdout
-    assert judge(server, files).returncode == 0
+    assert sessions.run().returncode == 0
     comments.unlink()
-    assert judge(server, files).returncode == 0
+    assert sessions.run().returncode == 0
     assert comments.exists()
-    assert judge(server, files, "--orders", "2", "--effort", "low").returncode == 0
-    assert len(list(files[0].parent.glob("judged-by-*.md"))) == 2
+    assert sessions.run("--orders", "2", "--effort", "low").returncode == 0
+    assert len(list(sessions.files[0].parent.glob("judged-by-*.md"))) == 2
 
 
-def test_another_judgement_between_adds_no_second_result(server: Judge, files: list[Path]) -> None:
-    results = files[0].parent.parent / "evaluations.jsonl"
+def test_another_judgement_between_adds_no_second_result(server: Judge, sessions: Sessions) -> None:
+    results = sessions.results
     for effort in ("low", "none", "low", "none"):
-        assert judge(server, files, "--effort", effort).returncode == 0
+        assert sessions.run("--effort", effort).returncode == 0
     complete = results.read_text()
     assert len(complete.splitlines()) == 2
-    (store_path(files)).unlink()
+    sessions.store.unlink()
     server.faults = {0: "400"}
     server.prompts.clear()
-    done = judge(server, files, "--effort", "low")
+    done = sessions.run("--effort", "low")
     assert "leaves out 0 prompts, this one 1" in done.stdout
     assert results.read_text() == complete
+
+
+def test_of_one_fine_tuning_each_the_judge_finds_nobody_better(tmp_path: Path) -> None:
+    clear = [{"a": "a", "b": "b", "value": -4.0, "low": -7.0, "high": -1.0}]
+    homes = [judged(tmp_path / name, [20, 17, 23], clear, seeds=1) for name in "ab"]
+    found = compare(rows_of(*homes))
+    assert found.statements == [
+        "judge's score: a and b cannot be ranked with one fine-tuning each: -4.00 [-7.00, -1.00] points"
+    ]
+    assert any("95 % intervals over questions only, of one fine-tuning each" in note for note in found.notes)
+
+
+def test_judged_runs_in_folders_of_one_name_are_found_by_what_the_session_calls_them(tmp_path: Path) -> None:
+    names = ["run (/one)", "run (/two)"]
+    clear = [{"a": names[1], "b": names[0], "value": 4.0, "low": 1.0, "high": 7.0}]
+    one, two = (
+        judged(tmp_path / place / "run", [20, 17, 23], clear, candidate=name)
+        for place, name in zip(("one", "two"), names, strict=True)
+    )
+    found = compare(rows_of(one, two))
+    assert found.statements[0].startswith(f"judge's score: {one}: run is below {two}: run by 4.00 [1.00, 7.00] points")
+
+
+def test_of_several_candidates_a_side_it_is_the_mean_of_their_differences() -> None:
+    pairs = {
+        ("a", "c"): Interval(value=4, low=1, high=7),
+        ("b", "c"): Interval(value=2, low=0, high=4),
+    }
+    a, b, c = (JudgedCandidate(name=name, differences=pairs) for name in "abc")
+    assert judged_difference([a, b], [c], 0.95) == Interval(value=3, low=0.5, high=5.5)
+    assert judged_difference([a], [b], 0.95) is None

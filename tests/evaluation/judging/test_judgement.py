@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from tests.evaluation.judging.sessions import ORDERS, QUESTIONS, judge, quality, result, write
+from tests.evaluation.judging.sessions import ORDERS, QUESTIONS, Result, Sessions, quality, write
 from tests.judge_server import Judge
 
 
-def test_scores_are_those_that_the_judge_gave(faultless: dict[str, Any]) -> None:
+def test_scores_are_those_that_the_judge_gave(faultless: Result) -> None:
     good, poor = faultless["candidates"]
     assert faultless["candidate"] == "good"  # which of them the line is of
     assert (good["model"], good["score"]) == ("good", 62)  # 60 to 64, each once
@@ -24,35 +24,35 @@ def test_scores_are_those_that_the_judge_gave(faultless: dict[str, Any]) -> None
     assert (faultless["left_out"], faultless["refused"], faultless["orders"]) == (0, 0, ORDERS)
 
 
-def test_a_judge_that_likes_the_first_answer_moves_no_difference(server: Judge, files: list[Path]) -> None:
+def test_a_judge_that_likes_the_first_answer_moves_no_difference(server: Judge, sessions: Sessions) -> None:
     def biased(asked: dict[str, Any]) -> dict[str, int]:
         return {label: score + (5 if label == "A" else 0) for label, score in quality(asked).items()}
 
     server.scorer = biased
-    done = judge(server, files, "--orders", "2")
+    done = sessions.run("--orders", "2")
     assert done.returncode == 0, done.stderr
-    found = result(files[0])
+    found = sessions.result()
     assert abs(found["differences"][0]["value"] - 20) < 1
     bias = [float(value) for value in re.findall(r"([+-][\d.]+) ±", done.stdout)]
     assert bias == pytest.approx([10 / 3, -5 / 3, -5 / 3], abs=0.4)
     assert "between orders: standard deviation 0.0" not in done.stdout
-    alone = judge(server, files[:1])
+    alone = sessions.run(files=sessions.files[:1])
     assert alone.returncode == 0, alone.stderr
     assert "\ndifference" not in alone.stdout
-    assert [row["model"] for row in result(files[0])["candidates"]] == ["good"]
+    assert [row["model"] for row in sessions.result()["candidates"]] == ["good"]
 
 
-def test_seeds_of_a_model_are_judged_side_by_side(server: Judge, files: list[Path], tmp_path: Path) -> None:
+def test_seeds_of_a_model_are_judged_side_by_side(server: Judge, sessions: Sessions, tmp_path: Path) -> None:
     more = [
         write(tmp_path, "good", 64, seed=1),
         write(tmp_path, "poor", 40, seed=1),
         write(tmp_path, "poor", 0, seed=2),
     ]
-    done = judge(server, [*files, *more], "--orders", "1")
+    done = sessions.run("--orders", "1", files=[*sessions.files, *more])
     assert done.returncode == 0, done.stderr
     assert "judged: the first 2 of each model's seeds" in done.stdout
     assert len(server.requests) == 2 * QUESTIONS
-    good, poor = result(files[0])["candidates"]
+    good, poor = sessions.result()["candidates"]
     assert (good["score"], poor["score"]) == (64, 42)  # of seed 0 and 1
-    assert result(files[0])["seeds"] == 2
+    assert sessions.result()["seeds"] == 2
     assert all(len(json.loads(body["input"])["answers"]) == 3 for body in server.requests)

@@ -8,17 +8,17 @@ import pytest
 from common.errors import BadInput
 from evaluation.judging.panel import find_files, read_panel
 from evaluation.shared.results import append_result
-from tests.evaluation.judging.sessions import write
+from tests.evaluation.judging.sessions import Sessions, write
 
 
-def test_answers_that_cannot_be_judged_together_are_one_line(files: list[Path], tmp_path: Path) -> None:
+def test_answers_that_cannot_be_judged_together_are_one_line(sessions: Sessions, tmp_path: Path) -> None:
     def refused(*names: Path, common: bool = False) -> str:
         with pytest.raises(BadInput) as found:
             read_panel(find_files(list(map(str, names))), common=common)
         assert "\n" not in str(found.value)
         return str(found.value)
 
-    good, poor = files
+    good, poor = sessions.files
     other = write(tmp_path, "other", 50, questions=range(3, 9))
     far = write(tmp_path, "far", 50, questions=range(20, 25))
     assert f"{other}: questions differ from {good}: 5 and 6, 2 shared; --common judges" in refused(good, other)
@@ -27,7 +27,7 @@ def test_answers_that_cannot_be_judged_together_are_one_line(files: list[Path], 
     assert "two files of 'good' with the same seed" in refused(good, copy(good, "again.json"))
     assert "absent.json: no such file" in refused(tmp_path / "absent.json")
     assert "no answers; write them with evaluate.py instruct" in refused(tmp_path)
-    assert "answer 2: output is missing" in refused(copy(good, "cut.json", drop="output"), poor)
+    assert "answer 2: output: missing" in refused(copy(good, "cut.json", drop="output"), poor)
     longer = write(tmp_path, "good", 60, seed=1)
     longer.write_text(longer.read_text().replace('"epochs": 2', '"epochs": 3'))
     differ = f"{longer}: settings differ from {good}: epochs 3 and 2; fine-tune all seeds alike, or pass files"

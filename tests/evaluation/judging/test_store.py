@@ -7,7 +7,7 @@ import attrs
 import pytest
 
 from evaluation.judging.store import Asked, Reply, StoreLine, Usage, VerdictStore
-from tests.evaluation.judging.sessions import PRICES, PROMPTS, judge, printed, read_store, store_lines, write_store
+from tests.evaluation.judging.sessions import PRICES, PROMPTS, Sessions, printed, read_store
 from tests.judge_server import Judge
 
 
@@ -41,16 +41,16 @@ def test_what_replies_use_beyond_the_limit_does_not_compound(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("usage", [None, {"cached_input": 10**7}, {"output": -5}, {"input": 10**30}])
 def test_a_file_of_an_earlier_version_is_read_as_before(
-    server: Judge, files: list[Path], usage: dict[str, int] | None
+    server: Judge, sessions: Sessions, usage: dict[str, int] | None
 ) -> None:
-    assert judge(server, files).returncode == 0
-    old = [line for line in store_lines(files) if "reply" in line]
+    assert sessions.run().returncode == 0
+    old = [line for line in sessions.lines() if "reply" in line]
     for line in old:
         for key in ("asked", "model", "error", "cut"):
             del line["reply"][key]
     old[0]["reply"]["usage"] = None if usage is None else {**old[0]["reply"]["usage"], **usage}
-    write_store(files, old)
-    again = judge(server, files)
+    sessions.write(old)
+    again = sessions.run()
     assert f"0 requests, {PROMPTS} already answered" in again.stdout
     assert "for 1 requests without an answer or count" in again.stdout
     assert printed(again.stdout) >= server.usd(PRICES)
