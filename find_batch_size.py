@@ -12,9 +12,9 @@ def main() -> int:
     """Run the command; return its exit status."""
     begin("find_batch_size.py")
     from common.arguments import parse
-    from training.batch_finder.command import EPILOG, FindCommand
+    from training.command import FIND_EPILOG, FindCommand
 
-    command: FindCommand = parse("find_batch_size.py", FindCommand, sys.argv[1:], epilog=EPILOG)
+    command: FindCommand = parse("find_batch_size.py", FindCommand, sys.argv[1:], epilog=FIND_EPILOG)
     from training.config.train_config import load_run  # after --help: it needs more time
 
     try:

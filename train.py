@@ -24,10 +24,10 @@ def main() -> int:
     """Run the command; return its exit status."""
     begin("train.py")
     from common.arguments import parse
-    from training.command import EPILOG, TrainCommand
+    from training.command import TRAIN_EPILOG, TrainCommand
     from training.supervision.supervision import Supervision
 
-    command: TrainCommand = parse("train.py", TrainCommand, sys.argv[1:], epilog=EPILOG)
+    command: TrainCommand = parse("train.py", TrainCommand, sys.argv[1:], epilog=TRAIN_EPILOG)
     locks = command.trains and environment_rank() == 0 and is_folder(command.run)
     try:
         supervision = Supervision(command.run if locks else None)

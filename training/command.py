@@ -1,4 +1,4 @@
-"""Command line of train.py: the options of a launch, which the run directory does not hold."""
+"""Command lines of train.py and find_batch_size.py: the options of a launch, which the run directory does not hold."""
 
 import time
 from pathlib import Path
@@ -11,7 +11,7 @@ from common.arguments import UsageError, option, whole_number
 from training.launch import job_seconds
 from training.planning.budget import USD, Budget
 
-EPILOG = """examples:
+TRAIN_EPILOG = """examples:
   torchrun --standalone --nproc_per_node=8 train.py runs/8xa100 --price-per-hour 14.32
   python train.py runs/quickstart --set train.learning_rate=6e-4
   python train.py runs/8xa100 --dry-run --world-size 8
@@ -23,9 +23,20 @@ Exit status: 0 done (or nothing left to do), 1 error, 2 usage, 3 diverged,
 75 stopped early with a checkpoint. torchrun exits with 1 for all of these but
 0: exit.json in the run directory has the status; a killed job leaves none.
 """
+FIND_EPILOG = """examples:
+  python find_batch_size.py runs/8xa100 --write
+  python find_batch_size.py runs/8xa100 --predict a100-40gb,h100-80gb --world-size 8
+  python find_batch_size.py runs/8xa100 --predict mine --machines prices.json
+      for a GPU of your own: docs/money.md
+  python find_batch_size.py runs/quickstart --device cpu --world-size 2
 
+The same search under torchrun: train.py RUN --find-max-microbatch. It reads no
+tokens and writes nothing but, with --write, one number.
 
-# Shared by train.py and find_batch_size.py
+Exit status: 0 done, 1 error, 2 usage, 130 interrupted.
+"""
+
+COUNT, WORLD_SIZE = whole_number(1), whole_number(1, 1 << 20)
 RunDirectory = Annotated[
     Path, option("run directory: model.json and train.json; checkpoints go beside them", name="RUN")
 ]
@@ -52,14 +63,14 @@ class Options:
     ] = "auto"
     device: Device = None
     max_steps: Annotated[
-        int | None, option("pause with a checkpoint after step N; the schedule stays", "N", check=whole_number(1))
+        int | None, option("pause with a checkpoint after step N; the schedule stays", "N", check=COUNT)
     ] = None
     price_per_hour: Annotated[
         float | None, option("price of the machine: shows dollars spent and expected", "USD", check=USD)
     ] = None
     budget: Budget = attrs.field(factory=Budget)
     hash_every: Annotated[
-        int | None, option("write the hash of weights and moments to the metrics", "N", check=whole_number(1))
+        int | None, option("write the hash of weights and moments to the metrics", "N", check=COUNT)
     ] = None
     allow_numerics_drift: Annotated[
         bool, option("resume although torch, hardware, micro-batch or another part of the bits changed")
@@ -69,7 +80,7 @@ class Options:
         option(
             "rerun these steps from the nearest checkpoint and compare them with their record; writes nothing",
             "FROM TO",
-            check=whole_number(1),
+            check=COUNT,
         ),
     ] = None
     # When the job started, by time.perf_counter()
@@ -86,7 +97,7 @@ class TrainCommand:
     dry_run: Annotated[bool, option("print the arithmetic of the run and exit; needs no GPU")] = False
     world_size: Annotated[
         int | None,
-        option("with --dry-run: the number of ranks to plan for; default: 1", "N", check=whole_number(1, 1 << 20)),
+        option("with --dry-run: the number of ranks to plan for; default: 1", "N", check=WORLD_SIZE),
     ] = None
     plan: Annotated[bool, option("print memory, hours and dollars on rented machines and exit; needs no GPU")] = False
     machines: Annotated[Path | None, option("with --plan: a price list of your own", "FILE")] = None
@@ -110,3 +121,26 @@ class TrainCommand:
     def trains(self) -> bool:
         """Whether the run directory is written to: by training, not by a plan, a search or a replay."""
         return not (self.dry_run or self.plan or self.find_max_microbatch) and self.options.replay is None
+
+
+@attrs.frozen(kw_only=True)
+class FindCommand:
+    """Find the largest micro-batch that fits, by full steps on all GPUs here, or predict it."""
+
+    run: RunDirectory = attrs.field(kw_only=False)
+    predict: Annotated[str | None, option("predict for these GPUs, without having one", "GPU,...")] = None
+    machines: Annotated[Path | None, option("with --predict: a price list, for the GPUs that it adds", "FILE")] = None
+    world_size: Annotated[
+        int | None,
+        option("processes to start, or to predict for; default: one per GPU, or 1", "N", check=WORLD_SIZE),
+    ] = None
+    write: Annotated[bool, option("write the result to train.json; the global batch stays as it is")] = False
+    overrides: Overrides = ()
+    device: Device = None  # cpu: a dry trial
+    probe: Annotated[str | None, Parameter(show=False)] = None  # a worker of the search: worker_pool.py
+
+    def __attrs_post_init__(self) -> None:
+        if self.predict is not None and self.write:
+            raise UsageError("--write goes with a search, not with --predict")
+        if self.machines is not None and self.predict is None:
+            raise UsageError("--machines goes with --predict")

@@ -1,4 +1,4 @@
-"""Command line of train.py."""
+"""Command lines of train.py and find_batch_size.py."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pytest
 
 from common.arguments import parse
 from common.errors import EXIT_USAGE
-from training.command import TrainCommand
+from training.command import FindCommand, TrainCommand
 from training.planning.budget import Budget
 
 
@@ -40,6 +40,30 @@ def test_defaults_train_and_resume() -> None:
     assert parsed("r", "--find-max-microbatch", "--write").write
 
 
+def find_parsed(*words: str) -> FindCommand:
+    command = parse("find_batch_size.py", FindCommand, words)
+    assert isinstance(command, FindCommand)
+    return command
+
+
+def test_options_of_a_search_or_prediction() -> None:
+    assert find_parsed("r") == FindCommand(Path("r"))
+    words = ("--world-size", "2", "--device", "cpu", "--set=a=1", "--write")
+    assert find_parsed("r", *words) == FindCommand(
+        Path("r"), world_size=2, device="cpu", overrides=("a=1",), write=True
+    )
+    predicted = find_parsed("r", "--predict", "l4,mine", "--machines", "m.json")
+    assert (predicted.predict, predicted.machines) == ("l4,mine", Path("m.json"))
+    assert find_parsed("r", "--probe", '{"a": 1}').probe == '{"a": 1}'  # a worker's
+
+
+def test_help_hides_the_workers_option(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        find_parsed("--help")
+    shown = capsys.readouterr().out
+    assert "--predict GPU,..." in shown and "--probe" not in shown
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -52,10 +76,14 @@ def test_defaults_train_and_resume() -> None:
         (["--max-hours", "nan"], "--max-hours: got 'nan', wanted a number above 0, such as 3.5"),
         (["--dry-run", "--world-size", "1048577"], "--world-size: got '1048577', wanted a whole number"),
         (["--began", "1"], "Unknown option: --began"),
+        (["--predict", "l4", "--write"], "--write goes with a search, not with --predict"),
+        (["--device", "cpu", "--machines", "m.json"], "--machines goes with --predict"),
+        (["--device", "cpu", "--world-size", "0"], "--world-size: got '0', wanted a whole number of at least 1"),
     ],
 )
 def test_a_wrong_line_is_refused(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    find = "--predict" in words or "--device" in words
     with pytest.raises(SystemExit) as ended:
-        parsed("r", *words)
+        find_parsed("r", *words) if find else parsed("r", *words)
     [line] = capsys.readouterr().err.splitlines()
-    assert ended.value.code == EXIT_USAGE and line.startswith(f"train.py: {said}")
+    assert ended.value.code == EXIT_USAGE and f".py: {said}" in line

@@ -24,6 +24,7 @@ class Display:
         self._began = self._shown = time.monotonic()
         self._terminal = sys.stderr.isatty()
         self._bar: Any = None
+        self._edges: list[int] = []  # bytes of input before each unit, and of all
         self._first: tuple[int, int] | None = None  # tokens and bytes of earlier commands
 
     def say(self, line: str) -> None:
@@ -33,21 +34,21 @@ class Display:
     def show(self, plan: UnitPlan, totals: Totals) -> None:
         """Show how far a plan has come."""
         now, tokens = time.monotonic(), sum(totals.tokens.values())
-        done_bytes, total_bytes = sum(plan.unit_bytes[: totals.units]), sum(plan.unit_bytes)
         if self._first is None:
-            self._began, self._first = now, (tokens, done_bytes)
+            self._edges = [*itertools.accumulate(plan.unit_bytes, initial=0)]
+            self._began, self._first = now, (tokens, self._edges[totals.units])
             if self._terminal:
                 from tqdm import tqdm
 
-                self._bar = tqdm(total=total_bytes, unit="B", unit_scale=True, initial=done_bytes)
+                self._bar = tqdm(total=self._edges[-1], unit="B", unit_scale=True, initial=self._first[1])
+        done_bytes, total_bytes = self._edges[totals.units], self._edges[-1]
         if not self._terminal and now - self._shown < self.LINE_SECONDS:
             return
         self._shown = now
         seconds = max(now - self._began, 1e-9)
         new_tokens, new_bytes = tokens - self._first[0], done_bytes - self._first[1]
-        rates = (
-            f"{totals.units:,} of {len(plan.units):,} units, {tokens:,} tokens, {new_tokens / seconds:,.0f} tokens/s"
-        )
+        units = f"{totals.units:,} of {len(plan.units):,} units"
+        rates = f"{units}, {tokens:,} tokens, {new_tokens / seconds:,.0f} tokens/s"
         if self._terminal:
             self._bar.set_postfix_str(rates, refresh=False)
             self._bar.update(done_bytes - self._bar.n)

@@ -5,7 +5,6 @@ tiktoken, it is a rank for each byte sequence. Either follows from the other.
 """
 
 import json
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +114,7 @@ def _halves(ranks: dict[bytes, int]) -> dict[bytes, tuple[bytes, bytes]] | None:
         if len(token) == 1:
             continue
         rank = ranks[token]
-        for cut in _cuts(len(token)):
+        for cut in range(1, len(token)):
             left, right = token[:cut], token[cut:]
             if ranks.get(left, rank) < rank > ranks.get(right, rank) and _meet(left, right, rank, ranks, halves):
                 halves[token] = left, right
@@ -144,12 +143,6 @@ def _meet(left: bytes, right: bytes, rank: int, ranks: dict[bytes, int], halves:
         if merged < left_ends and merged <= right_ends:
             return False
     return True
-
-
-@cache
-def _cuts(length: int) -> list[int]:
-    """Return the positions to split a token of so many bytes, the likeliest first: near the middle."""
-    return sorted(range(1, length), key=lambda cut: abs(2 * cut - length))
 
 
 def _letters() -> dict[int, str]:

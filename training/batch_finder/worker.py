@@ -1,8 +1,4 @@
-"""Worker of the batch-size search, one per rank: full steps on random tokens, until it is killed.
-
-Trials and reports go through the store of worker_pool.py. A rank that runs out of memory reports that and then waits:
-its peers hang in a collective until all workers are killed.
-"""
+"""Worker of the batch-size search, one per rank: full steps on random tokens, until it is killed."""
 
 import gc
 import json

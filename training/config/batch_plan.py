@@ -60,11 +60,7 @@ class Plan:
         """Return what is read of each dataset in the first `step` steps: tokens and epochs."""
         counts = self.mixture.counts(step * self.layout.global_batch_size)
         return [
-            {
-                "dataset": source.dataset,
-                "tokens": count * self.layout.context_length,
-                "epochs": source.epochs(count),
-            }
+            {"dataset": source.dataset, "tokens": count * self.layout.context_length, "epochs": source.epochs(count)}
             for source, count in zip(self.sources, counts, strict=True)
         ]
 
@@ -132,10 +128,7 @@ def derive_layout(train: TrainConfig, context_length: int, world_size: int) -> L
                 f"{accumulation} on world size {world_size}; leave it out: it is derived"
             )
     return Layout(
-        context_length=context_length,
-        microbatch_size=size,
-        accumulation=accumulation,
-        data_parallel_size=world_size,
+        context_length=context_length, microbatch_size=size, accumulation=accumulation, data_parallel_size=world_size
     )
 
 

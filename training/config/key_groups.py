@@ -35,9 +35,8 @@ def _optimizer(instance: Any, attribute: "attrs.Attribute[Any]", value: Any) -> 
 class DataOptions:
     """Training data: datasets, where reading starts and in which order."""
 
-    dataset: str | Sequence[Mapping[str, Any]] = define(
-        _dataset
-    )  # of the hub, a local directory, or several with weights
+    # of the hub, a local directory, or several with weights
+    dataset: str | Sequence[Mapping[str, Any]] = define(_dataset)
     min_train_tokens: int | None = define(optional(integer(1)), None)  # null: all tokens there are
     start_train_token: int = define(integer(0), 0)  # in each train stream
     max_epochs: int = define(integer(1), 1, plumbing=True)  # a limit: the number of steps tells what is read
@@ -70,9 +69,8 @@ class OptimizationOptions:
     weight_decay: float = define(number(0.0), 0.1)
     adam_beta1: float = define(number(0.0, 0.99999), 0.9)
     adam_beta2: float = define(number(0.0, 0.99999), 0.999)
-    clipping_max_norm: float | None = define(
-        optional(number(0.0, above=True)), None
-    )  # global L2 norm; null: no clipping
+    # global L2 norm; null: no clipping
+    clipping_max_norm: float | None = define(optional(number(0.0, above=True)), None)
 
 
 @attrs.frozen(kw_only=True)

@@ -7,12 +7,12 @@ from pathlib import Path
 import attrs
 
 from common.errors import BadInput
-from model.config import ModelConfig
+from model.config import ModelConfig, matmul_parameter_count
 from training.config.batch_plan import VALIDATION_SHARE, Plan, count_due, make_plan, microbatch_sizes
 from training.config.train_config import Run, TrainConfig
 from training.planning.memory_model import GIB, MemoryModel, gpu_bytes
 from training.planning.price_list import Machine, PriceList
-from training.planning.throughput import Throughput, most_tokens_per_second, throughputs
+from training.planning.throughput import Throughput, throughputs
 from training.telemetry.metrics_log import read_lines
 
 ASSUMED_START_UP_SECONDS = 120.0  # downloading and reading 20 GB of tokens, compiling; without the machine's own boot
@@ -94,7 +94,7 @@ def start_up_of(run_directory: Path) -> StartUp:
 
 def _check_entered(model: ModelConfig, path: Path, machine: Machine) -> None:
     """Raise BadInput for tokens/s that the machine's GPUs cannot reach: of another model, or mistyped."""
-    most = machine.gpus * most_tokens_per_second(model, machine.gpu)
+    most = machine.gpus * machine.gpu.peak_flops / (6 * matmul_parameter_count(model))  # matrix products alone
     if machine.tokens_per_second is not None and machine.tokens_per_second > most:
         raise BadInput(
             f"{path}: {machine.name}: tokens_per_second: got {machine.tokens_per_second:g}, more than the {most:,.0f} "

@@ -90,13 +90,21 @@ class MemoryModel:
         block_backward = BLOCK_BACKWARD_BYTES * config.emb_dim * tokens + STATE_BYTES * row * config.tie_weights
         chunk = -(-tokens // options.loss_chunks)
         head = HEAD_BYTES + (CHUNK_SUM_BYTES if options.loss_chunks > 1 else 0)
+        hidden = HIDDEN_BYTES * config.emb_dim * tokens
+        blocks = 1 if options.recompute_blocks else config.n_layers  # whose insides are there at a time
+        activations = microbatch_size * (saved.outer_bytes + blocks * saved.block_bytes)
+        if options.recompute_blocks:
+            activations += config.n_layers * hidden
+        if options.loss_chunks > 1:
+            activations += hidden // 2  # what the head takes, in fp32 now
         parts = {
             "weights": STATE_BYTES * parameters // shards,
             # FSDP adds up whole gradients, not shards, until the last micro-batch reduces them.
             "gradients": STATE_BYTES * parameters,
             "optimizer": saved.state_bytes(self.optimizer, config.n_layers) // shards,
             "buckets": self._bucket_bytes(saved, parameters),
-            **_kept(config, saved, tokens, options),
+            "copies": saved.outer_copies + blocks * saved.block_copies,
+            "activations": activations,
             "logits": max(LOGIT_BYTES * config.padded_vocab_size * chunk + head * row, block_backward),
         }
         fragmentation = int(FRAGMENTATION * sum(parts.values()))
@@ -157,15 +165,3 @@ def outside_bytes(world_size: int) -> int:
 def gpu_bytes(gpu: Gpu) -> int:
     """Return the memory of a GPU, less headroom."""
     return int((1 - HEADROOM) * gpu.memory_gib * GIB)
-
-
-def _kept(config: ModelConfig, saved: NetworkSizes, tokens: int, options: MemoryOptions) -> dict[str, int]:
-    """Return the bytes of bf16 weight copies and of activations at the peak of the backward pass."""
-    sequences, hidden = tokens // config.context_length, HIDDEN_BYTES * config.emb_dim * tokens
-    blocks = 1 if options.recompute_blocks else config.n_layers  # whose insides are there at a time
-    activations = sequences * (saved.outer_bytes + blocks * saved.block_bytes)
-    if options.recompute_blocks:
-        activations += config.n_layers * hidden
-    if options.loss_chunks > 1:
-        activations += hidden // 2  # what the head takes, in fp32 now
-    return {"copies": saved.outer_copies + blocks * saved.block_copies, "activations": activations}

@@ -20,20 +20,11 @@ LAYER_BYTES = 47 * 2
 LOGIT_BYTES = 3 * 2
 BANDWIDTH_SHARE = 0.79  # of the datasheet's: what elementwise kernels reach on one H100
 
-
-@attrs.frozen
-class Efficiency:
-    """Shares of the dense bf16 peak that a good trainer reaches."""
-
-    matmul: float
-    attention: float  # causal
-
-
 # llm.c on 8 GPUs, so what communication takes is in them; tokens/s per GPU: scripts/run_gpt2_*.sh and discussions 481
 # and 677 of karpathy/llm.c, and KellerJordan/modded-nanogpt's record of 2024-10-13.
 # A100: 124M 218 K, 350M 80 K, 774M 38.6 K; this fit: 217, 80, 39. H100: 468, 188, 1.5B 47.6 K; this fit: 486, 181, 46.
-# A GPU of another kind takes the shares of the more similar one.
-FITS = {"a100": Efficiency(0.83, 0.18), "h100": Efficiency(0.607, 0.15)}
+# Shares of the dense bf16 peak in matrix products and causal attention; a GPU of another kind takes the similar one's.
+FITS = {"a100": (0.83, 0.18), "h100": (0.607, 0.15)}
 FITTED = ("A100", "H100")  # torch's names
 
 
@@ -80,19 +71,14 @@ def roofline(config: ModelConfig, gpu: Gpu) -> float:
     return 1 / sum(seconds_per_token(config, gpu).values())
 
 
-def most_tokens_per_second(config: ModelConfig, gpu: Gpu) -> float:
-    """Return the limit of any trainer on one GPU: the matrix products alone, at the dense bf16 peak."""
-    return gpu.peak_flops / (6 * matmul_parameter_count(config))
-
-
 def seconds_per_token(config: ModelConfig, gpu: Gpu) -> dict[str, float]:
     """Return the roofline by kind of kernel."""
-    efficiency, peak = FITS[gpu.similar_to], gpu.peak_flops
+    matmul_share, attention_share = FITS[gpu.similar_to]
     width, layers = config.emb_dim, config.n_layers
     traffic = BANDWIDTH_SHARE * gpu.bytes_per_second
     return {
-        "matmul": 6 * matmul_parameter_count(config) / (efficiency.matmul * peak),
-        "attention": 6 * layers * width * config.context_length / (efficiency.attention * peak),  # the causal half
+        "matmul": 6 * matmul_parameter_count(config) / (matmul_share * gpu.peak_flops),
+        "attention": 6 * layers * width * config.context_length / (attention_share * gpu.peak_flops),
         "elementwise": LAYER_BYTES * width * layers / traffic,
         "loss": LOGIT_BYTES * config.vocab_size / traffic,
     }

@@ -3,12 +3,15 @@
 import gzip
 import json
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import attrs
 import pyarrow
 import pyarrow.parquet
 import zstandard
 
+from tokens.documents.inputs import Input
+from tokens.documents.problems import Problems
 from tokens.documents.reader import Piece, Reader
 from tokens.documents.sources import resolve_sources
 from tokens.prepare.plan import PrepareSettings, make_plan
@@ -28,11 +31,43 @@ SETTINGS = PrepareSettings(
 )
 
 
-def read(*names: str | Path, unit_bytes: int = 1 << 24, text_field: str = "text") -> tuple[list[Piece], Reader]:
+class Problem(NamedTuple):
+    """A problem as a reader reports it."""
+
+    kind: str
+    where: str
+    detail: str
+    documents: int = 1
+    lost_bytes: int = 0
+
+
+class RecordedProblems(Problems):
+    """Problems that are all kept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first: list[Problem] = []
+
+    def add(self, *problem: Any, **more: Any) -> None:
+        super().add(*problem, **more)
+        self.first.append(Problem(*problem, **more))
+
+
+class RecordingReader(Reader):
+    """Reader that keeps all problems."""
+
+    def __init__(self, inputs: tuple[Input, ...], text_field: str):
+        super().__init__(inputs, text_field)
+        self.problems: RecordedProblems = RecordedProblems()
+
+
+def read(
+    *names: str | Path, unit_bytes: int = 1 << 24, text_field: str = "text"
+) -> tuple[list[Piece], RecordingReader]:
     """Return the pieces of all units, and the reader with what was wrong."""
     settings = attrs.evolve(SETTINGS, unit_bytes=unit_bytes, text_field=text_field)
     plan = make_plan(resolve_sources([str(name) for name in names]), settings)
-    reader = Reader(plan.inputs, text_field)
+    reader = RecordingReader(plan.inputs, text_field)
     return [piece for unit in plan.units for piece in reader.read(unit)], reader
 
 
@@ -67,7 +102,7 @@ def flipped(data: bytes, place: int) -> bytes:
     return data[:place] + bytes([data[place] ^ 0xFF]) + data[place + 1 :]
 
 
-def left_out(reader: Reader) -> tuple[list[str], int, int]:
+def left_out(reader: RecordingReader) -> tuple[list[str], int, int]:
     problems = reader.problems.first
     assert {problem.kind for problem in problems} == {"no text"}
     return (

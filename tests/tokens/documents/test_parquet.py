@@ -8,15 +8,14 @@ import pyarrow.parquet
 import pytest
 
 from common.errors import BadInput
-from tests.tokens.documents.reading import TEXTS, documents, read
+from tests.tokens.documents.reading import TEXTS, RecordingReader, documents, read
 from tokens.documents.inputs import Extent, look_up
-from tokens.documents.reader import Reader
 
 
 def test_a_parquet_file_that_could_not_be_planned_is_damaged_even_if_it_can_be_read_now(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     pyarrow.parquet.write_table(pyarrow.table({"text": TEXTS}), path)
-    reader = Reader((look_up(str(path)),), "text")
+    reader = RecordingReader((look_up(str(path)),), "text")
     assert list(reader.read((Extent(0, 0, 0),))) == []
     [problem] = reader.problems.first
     assert (problem.kind, problem.lost_bytes) == ("damaged file", path.stat().st_size)

@@ -12,7 +12,9 @@ def test_millions_of_bad_lines_are_counted_in_little_memory(tmp_path: Path) -> N
         file.write(b"x\n" * 50_000 + b'{"' + b'a": 1, "' * 50_000 + b'b": 1}\n')
     pieces, reader = read(tmp_path / "a.jsonl.gz")
     assert pieces == []
-    assert len(reader.problems.first) == problems.EXAMPLES + 1
-    assert max(len(problem.detail) for problem in reader.problems.first) <= problems.DETAIL_CHARACTERS
-    assert reader.problems.summary()["problems"] == {"not JSON": 50_000, "no text field": 1}
+    summary = reader.problems.summary()
+    assert [len(lines) for lines in summary["examples"].values()] == [problems.EXAMPLES, 1]
+    longest = max(len(line) for lines in summary["examples"].values() for line in lines)
+    assert longest <= problems.DETAIL_CHARACTERS + len(f"{tmp_path}/a.jsonl.gz: line 50001: no text field: ")
+    assert summary["problems"] == {"not JSON": 50_000, "no text field": 1}
     assert reader.problems.lost_documents == 50_001

@@ -51,12 +51,6 @@ def test_a_stream_that_fits_one_shard_is_one_file(source: Path, tmp_path: Path) 
     assert sorted(files_of(tmp_path / "out")) == names
 
 
-def test_other_shards_are_another_plan(source: Path, tmp_path: Path) -> None:
-    write(tmp_path / "out", source, shard_tokens=4000)
-    with pytest.raises(BadInput, match="shard_tokens: got None, wanted 4000"):
-        write(tmp_path / "out", source)
-
-
 def test_a_shard_that_was_cut_or_lost_is_named_before_anything_is_written(source: Path, tmp_path: Path) -> None:
     for shard, damage in ((0, Path.unlink), (1, lambda path: path.write_bytes(path.read_bytes()[:-2]))):
         out = tmp_path / f"out{shard}"

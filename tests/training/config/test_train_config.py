@@ -120,11 +120,7 @@ def part(dataset: str = "a", **keys: Any) -> dict[str, Any]:
         ("train", {"dataset": [part(wieght=1)]}, "entry 1: unknown key 'wieght'; did you mean 'weight'?"),
         ("train", {"dataset": [{"dataset": "a"}]}, "dataset: entry 1: key 'weight' is missing"),
         ("train", {"dataset": [part("", weight=1)]}, "dataset: entry 1: dataset: got '', wanted a non-empty string"),
-        (
-            "train",
-            {"dataset": [part("b", weight=1), part(weight=0)]},
-            "entry 2: weight: got 0, wanted a number above",
-        ),
+        ("train", {"dataset": [part("b", weight=1), part(weight=0)]}, "entry 2: weight: got 0, wanted a number above"),
         ("train", {"dataset": [part(weight="1")]}, "entry 1: weight: got '1', wanted a number above 0, or stages"),
         ("train", {"dataset": [part(weight=True)]}, "entry 1: weight: got True, wanted a number above 0"),
         (

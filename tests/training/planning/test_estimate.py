@@ -60,10 +60,7 @@ HUGE = ("--set", "model.emb_dim=3072", "--set", "model.n_layers=200")
     [
         (["--machine", "8xa100-40g"], "--machine 8xa100-40g: no such machine; did you mean '8xa100-40gb'?"),
         ([*HUGE], "too big for every machine: under ddp one sequence needs"),
-        (
-            ["--set", "model.emb_dim=3072", "--set", "model.n_layers=120"],
-            "predicted to fit: --set parallel=fsdp",
-        ),
+        (["--set", "model.emb_dim=3072", "--set", "model.n_layers=120"], "predicted to fit: --set parallel=fsdp"),
         (
             ["--set", "microbatch_size=2048", "--set", "global_batch_size=16384"],
             "train.json: microbatch_size: got 2048, which needs",
