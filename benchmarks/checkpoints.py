@@ -38,7 +38,7 @@ def main(*, ranks: tuple[int, ...] = (1, 2), size: Literal["124M", "350M", "774M
         )
         for count in ranks:
             for parallel in ("ddp", "fsdp") if count > 1 else ("ddp",):
-                records, _ = random_run.train(run, count, parallel=parallel)
+                records, _ = random_run.train(run, count, f"parallel={parallel}")
                 rows.append([f"{count} {parallel}", *_costs(records, global_batch * context)])
     state = 3 * 4 * parameter_count(model) / 2**30
     print(f"{size}: {parameter_count(model):,} parameters, {state:.2f} GiB of weights and moments")

@@ -46,7 +46,7 @@ def main(*, ranks: tuple[int, ...] = (2, 4), steps: int = 16) -> None:
 
 def _costs(run: Path, ranks: int, parallel: str, level: str) -> tuple[float, float, float, float]:
     """Train the run; return seconds a step, MiB a rank sends in it, the peak memory in MiB, and seconds a save."""
-    records, sent = random_run.train(run, ranks, parallel=parallel, determinism=level)
+    records, sent = random_run.train(run, ranks, f"parallel={parallel}", f"determinism={level}")
     seconds = random_run.seconds_by_step(records, GLOBAL_BATCH * MODEL.context_length)
     return (
         median(value for step, value in seconds.items() if step > WARMUP_STEPS),

@@ -1,8 +1,8 @@
 """Kernel profile of a run's training step: time by kind, beside the roofline of training/planning/throughput.py.
 
-python benchmarks/kernels.py RUN
+python benchmarks/kernels.py RUN [KEY=VALUE ...]
 
-RUN is a run directory; its tokens are not read. Works under torchrun.
+RUN is a run directory, whose tokens are not read; KEY: of its train.json. Works under torchrun.
 """
 
 import re
@@ -37,9 +37,9 @@ KINDS = {
 OTHER = "elementwise"  # and copies
 
 
-def main(directory: Path, /) -> None:
+def main(directory: Path, /, *overrides: str) -> None:
     """Print the table on rank 0."""
-    run = load_run(directory, [])
+    run = load_run(directory, overrides)
     ranks = start(None, run.train.timeout_seconds)
     state, settings = random_run.build(run, ranks)
     take_steps(state, settings, ranks, WARM_UP)

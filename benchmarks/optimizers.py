@@ -67,7 +67,7 @@ class Options:
     """runs at a time, on a core each"""
 
 
-def main(options: Options = Options()) -> None:  # frozen
+def main(options: Options = Options()) -> None:
     """Train everything and print the table."""
     with TemporaryDirectory() as name:
         folder = Path(name)

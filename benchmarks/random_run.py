@@ -51,13 +51,13 @@ def launcher(ranks: int) -> list[str]:
     return [sys.executable, *(torchrun if ranks > 1 else [])]
 
 
-def train(run: Path, ranks: int, **settings: str) -> tuple[list[dict[str, Any]], float | None]:
+def train(run: Path, ranks: int, *settings: str) -> tuple[list[dict[str, Any]], float | None]:
     """Train the run from the start; return its metrics, and the bytes each rank sent per step over the loopback device.
 
-    The bytes are None if fewer than three steps were seen, or without such a device; on GPUs NCCL avoids it.
-    Raises BadInput where training fails.
+    `settings`: KEY=VALUE of train.json. The bytes are None if fewer than three steps were seen, or without such a
+    device; on GPUs NCCL avoids it. Raises BadInput where training fails.
     """
-    options = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    options = [f"--set={setting}" for setting in settings]
     command = [*launcher(ranks), "train.py", str(run), "--resume", "never", *options]
     seen: list[tuple[int, int]] = []  # step, bytes sent by all until then
     began = time.time()

@@ -67,7 +67,7 @@ class TokenizationCost:
     steady_rate: float  # tokens committed per second; 0 if unknown
 
 
-def main(*parquet: Path, options: Options = Options()) -> None:  # frozen
+def main(*parquet: Path, options: Options = Options()) -> None:
     """Measure and print."""
     with TemporaryDirectory() as folder:
         files = list(parquet)

@@ -26,7 +26,7 @@ from common.errors import BadInput
 from model.config import GPT2_SIZES, ModelConfig, flops_per_token
 from tokens.batches.sampling import Layout
 from training.checkpoints.run_record import RESOLVED
-from training.config.key_groups import MemoryOptions
+from training.config.train_config import load_run
 from training.hardware.gpus import named_gpus
 from training.planning.memory_model import GIB, MemoryModel
 
@@ -77,13 +77,8 @@ class Options:
         """Steps that count."""
         return self.steps or (50 if self.cuda else 10)
 
-    @property
-    def keys(self) -> dict[str, Any]:
-        """Keys of train.json."""
-        return {key: _value(text) for key, text in (setting.split("=", 1) for setting in self.set)}
 
-
-def main(options: Options = Options()) -> None:  # frozen
+def main(options: Options = Options()) -> None:
     """Print the tables."""
     for size in options.sizes or (("124M",) if options.cuda else ("small",)):
         model = SIZES[size]
@@ -121,26 +116,23 @@ def _layout(model: ModelConfig, options: Options) -> Layout:
 
 def _predicted(model: ModelConfig, options: Options) -> int:
     """Return the largest micro-batch that is predicted to fit this GPU in every way to be measured."""
-    keys = {key: value for key, value in options.keys.items() if key in attrs.fields_dict(MemoryOptions)}
-    memory = MemoryModel(
-        model=model,
-        world_size=options.ranks,
-        options=MemoryOptions(**keys),
-        optimizer=options.keys.get("optimizer", "adamw"),
-    )
     usable = int((1 - HEADROOM) * torch.cuda.get_device_properties(0).total_memory)
-    return min(attrs.evolve(memory, parallel=kind).largest_microbatch(usable) or 1 for kind in options.parallel)
+    with TemporaryDirectory() as folder:
+        keys = {"dataset": "random", "microbatch_size": 1}
+        train = load_run(random_run.write_run(Path(folder), attrs.asdict(model), keys), options.set).train
+    models = [MemoryModel.of(model, train.replace(parallel=kind), options.ranks) for kind in options.parallel]
+    return min(memory.largest_microbatch(usable) or 1 for memory in models)
 
 
 def _report(size: str, layout: Layout, kind: str, options: Options) -> float:
     model = SIZES[size]
-    keys = {"parallel": kind, "cpu_threads": options.threads, **options.keys}
+    settings = [f"parallel={kind}", f"cpu_threads={options.threads}", *options.set]
     half = attrs.evolve(layout, microbatch_size=-(-layout.microbatch_size // 2))
     with TemporaryDirectory() as name:
-        run, records = _train(Path(name) / "whole", model, layout, options.counted_steps, keys)
-        _, half_records = _train(Path(name) / "half", model, half, 0, keys)
+        run, records = _train(Path(name) / "whole", model, layout, options.counted_steps, settings)
+        _, half_records = _train(Path(name) / "half", model, half, 0, settings)
         record = json.loads((run / RESOLVED).read_text())
-        kernels = _kernels(run, layout.data_parallel_size) if options.kernels else ""
+        kernels = _kernels(run, layout.data_parallel_size, settings) if options.kernels else ""
     environment, numerics = record["environment"], record["numerics"]
     tokens = layout.global_batch_size * model.context_length
     seconds = random_run.seconds_by_step(records, tokens)
@@ -174,16 +166,16 @@ def _report(size: str, layout: Layout, kind: str, options: Options) -> float:
 
 
 def _train(
-    folder: Path, model: ModelConfig, layout: Layout, counted: int, keys: dict[str, Any]
+    folder: Path, model: ModelConfig, layout: Layout, counted: int, settings: list[str]
 ) -> tuple[Path, list[dict[str, Any]]]:
     """Train a run for that many steps after those that do not count; return its directory and metrics."""
     sizes = {"microbatch_size": layout.microbatch_size, "global_batch_size": layout.global_batch_size}
-    run = random_run.prepare(folder, model, WARM_UP + counted, **sizes, **keys)
-    return run, random_run.train(run, layout.data_parallel_size)[0]
+    run = random_run.prepare(folder, model, WARM_UP + counted, **sizes)
+    return run, random_run.train(run, layout.data_parallel_size, *settings)[0]
 
 
-def _kernels(run: Path, ranks: int) -> str:
-    script = [*random_run.launcher(ranks), str(Path(__file__).with_name("kernels.py")), str(run)]
+def _kernels(run: Path, ranks: int, settings: list[str]) -> str:
+    script = [*random_run.launcher(ranks), str(Path(__file__).with_name("kernels.py")), str(run), *settings]
     done = subprocess.run(script, cwd=command.ROOT, text=True, capture_output=True, check=False)
     if done.returncode:
         raise BadInput(f"--kernels: the measurement failed:\n{done.stderr[-4000:]}")
@@ -204,13 +196,6 @@ def _matmul_flops(precision: str, options: Options) -> float:
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - began)
     return float(2 * side**3 / statistics.median(seconds))
-
-
-def _value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text  # a bare word
 
 
 def _share(flops: float, of: float | None) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from evaluation.comparison.rows import Row, read_rows
+from evaluation.shared.measure import EvaluationResult, Measurement
 from evaluation.shared.results import append_result
 from tests import launch
 from tests.conftest import ROOT
@@ -16,9 +17,9 @@ RANGE = {"tokens": "token_files/fineweb", "sha256": "s", "split": "validation", 
 DATA = {"file": "instructions.json", "sha256": "i", "train": 935, "validation": 55, "test": 110}
 
 
-def evaluate(*arguments: str | Path, environment: dict[str, str] | None = None) -> Any:
+def evaluate(*arguments: str | Path, ranks: int = 1, environment: dict[str, str] | None = None) -> Any:
     """Run evaluate.py."""
-    return launch.run(ROOT / "evaluate.py", *map(str, arguments), environment=environment)
+    return launch.run(ROOT / "evaluate.py", *map(str, arguments), ranks=ranks, environment=environment)
 
 
 def compared(*arguments: str | Path, environment: dict[str, str] | None = None) -> str:
@@ -33,10 +34,20 @@ def rows_of(*homes: Path) -> list[Row]:
     return read_rows(list(map(str, homes)))
 
 
+def results(home: Path) -> list[dict[str, Any]]:
+    """Return all stored results of a model."""
+    return [json.loads(line) for line in (home / "evaluations.jsonl").read_text().splitlines()]
+
+
 def kept(home: Path, kind: str = "loss") -> dict[str, Any]:
     """Return the newest stored result of an evaluation."""
-    lines = [json.loads(line) for line in (home / "evaluations.jsonl").read_text().splitlines()]
-    return [line for line in lines if line["evaluation"] == kind][-1]
+    return [line for line in results(home) if line["evaluation"] == kind][-1]
+
+
+def result(evaluation: str, measurements: list[Measurement], **more: Any) -> EvaluationResult:
+    """Return a result of a model without a name."""
+    record = {"evaluation": evaluation, "model": "", "time": "2026"}
+    return EvaluationResult.of(record, subject="s", description="", measurements=measurements, **more)
 
 
 def write(home: Path, kind: str, **values: Any) -> Path:

@@ -7,23 +7,14 @@ import pytest
 
 from evaluation.comparison.seed_noise import Group, SeedNoise, pooled_noise, widened
 from evaluation.shared.intervals import Interval, student_quantile
-from evaluation.shared.measure import EvaluationResult, Measure, Measurement
+from evaluation.shared.measure import Measure, Measurement
+from tests.evaluation.comparison.stored import result
 
 LOSS = Measure(name="loss", digits=2)
 
 
 def group(*values: float, **more: Any) -> Group:
-    results = [
-        EvaluationResult(
-            evaluation="loss",
-            model="",
-            time="",
-            subject="s",
-            description="",
-            measurements=[Measurement(measure=LOSS, value=value)],
-        )
-        for value in values
-    ]
+    results = [result("loss", [Measurement(measure=LOSS, value=value)]) for value in values]
     return Group(**({"labels": [f"r{value:g}" for value in values], "results": results} | more))
 
 

@@ -21,8 +21,8 @@ from evaluation.loss.loss_measures import HELD_OUT, LossSample
 from evaluation.shared import bootstrap
 from evaluation.shared.bootstrap import paired_intervals
 from evaluation.shared.intervals import Interval, student_quantile
-from evaluation.shared.measure import EvaluationResult, Measure, Measurement
-from tests.evaluation.comparison.stored import hellaswag, rows_of
+from evaluation.shared.measure import Measure, Measurement
+from tests.evaluation.comparison.stored import hellaswag, result, rows_of
 from tests.evaluation.shared.test_bootstrap import session
 
 GROUPS, SEED_NOISE, TEXT_NOISE = 60, 0.01, 0.02  # nats per token; of text: of one model on one group of documents
@@ -51,12 +51,6 @@ def model(label: str, nats: np.ndarray, recipe: str | None, seed: int | None) ->
     return Row(
         label=label, title=label, home=Path(label), results=[found], cost=None, validation_loss=None, seed=seed,
         recipe=recipe,
-    )  # fmt: skip
-
-
-def result(evaluation: str, measurements: list[Measurement], **more: Any) -> EvaluationResult:
-    return EvaluationResult(
-        evaluation=evaluation, model="", time="2026", subject="s", description="", measurements=measurements, **more
     )  # fmt: skip
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import attrs
 import pytest
@@ -12,8 +11,8 @@ from evaluation.export.export import save_network
 from evaluation.shared.foreign import load_foreign
 from evaluation.shared.load import Trained, load, locate
 from model.generate import Sampling, generate
-from tests import launch
-from tests.conftest import ROOT, TINY_MODEL, shared, train
+from tests.conftest import TINY_MODEL, shared, train
+from tests.evaluation.comparison.stored import evaluate
 from tests.hub_server import Hub, serve
 from tests.hub_server import environment as at_hub
 from tests.model.test_gpt import SMALL
@@ -28,10 +27,6 @@ VARIANTS = [(tied, bias) for tied in (True, False) for bias in (True, False)]
 
 def trained(reference: str) -> Trained:
     return load(locate(reference, None), None, CPU)
-
-
-def evaluate(*arguments: str | Path, environment: dict[str, str] | None = None) -> Any:
-    return launch.run(ROOT / "evaluate.py", *map(str, arguments), environment=environment)
 
 
 @pytest.fixture(scope="module")

@@ -17,8 +17,7 @@ from evaluation.shared.load import Trained, load, locate
 from model.gpt import GPT
 from tests import launch
 from tests.conftest import ROOT, shared, train, write_run
-from tests.evaluation.comparison.stored import rows_of, write
-from tests.evaluation.hellaswag.test_hellaswag import results
+from tests.evaluation.comparison.stored import evaluate, results, rows_of, write
 from tests.evaluation.hellaswag.written_items import write_items
 from tokens.tokenizer.tokenizer import load_tokenizer
 from training.parallel.process_group import start, stop
@@ -50,8 +49,7 @@ metric_list: [{metric: chrf}]"""
 
 
 def harness(*arguments: str | Path, ranks: int = 1) -> Any:
-    command = ("harness", *map(str, arguments), "--device", "cpu")
-    return launch.run(ROOT / "evaluate.py", *command, ranks=ranks, environment=OFFLINE)
+    return evaluate("harness", *arguments, "--device", "cpu", ranks=ranks, environment=OFFLINE)
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +110,7 @@ def test_our_hellaswag_is_the_harnesss(trained: Path, tasks: Path, monkeypatch: 
     manager = TaskManager(include_path=str(tasks), include_defaults=False)
     if way == "exported":  # as its users load it, without code of ours
         exported = tasks.parent / "exported"
-        assert launch.run(ROOT / "evaluate.py", "export", str(trained), str(exported)).returncode == 0
+        assert evaluate("export", trained, exported).returncode == 0
         asked = HFLM(pretrained=str(exported), batch_size=4, device="cpu")
     else:
         asked = harness_model(model, 4, torch.device("cpu"))

@@ -1,6 +1,5 @@
 """HellaSwag is counted as others count it, on any number of ranks, from a file as from the hub."""
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,8 @@ import torch
 from evaluation.hellaswag.hellaswag import Choice, accuracy, cleaned, completion, lm_eval
 from evaluation.hellaswag.items import Item
 from evaluation.shared.load import load, locate
-from tests import launch
-from tests.conftest import ROOT, shared, train, write_run
+from tests.conftest import shared, train, write_run
+from tests.evaluation.comparison.stored import evaluate, results
 from tests.evaluation.hellaswag.written_items import ITEM, write_items
 from tests.hub_server import environment as at_hub
 from tests.hub_server import serve
@@ -31,12 +30,7 @@ def item(**changes: Any) -> Item:
 
 
 def hellaswag(*arguments: str | Path, ranks: int = 1, environment: dict[str, str] | None = None) -> Any:
-    command = ("hellaswag", *map(str, arguments), "--device", "cpu")
-    return launch.run(ROOT / "evaluate.py", *command, ranks=ranks, environment=environment)
-
-
-def results(directory: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (directory / "evaluations.jsonl").read_text().splitlines()]
+    return evaluate("hellaswag", *arguments, "--device", "cpu", ranks=ranks, environment=environment)
 
 
 @pytest.fixture(scope="module")
@@ -136,13 +130,3 @@ def test_equal_choices_and_empty_ones_count_as_with_the_harness() -> None:
     assert accuracy(np.array([-4.0, -1.0, -4.0, -9.0]), choices, [0]).acc_norm == 1.0  # the first of equal ones
     by_tokens = [attrs.evolve(choices[0], characters=None, scored=scored) for scored in (1, 2, 4, 1)]
     assert accuracy(np.array([-4.0, -3.0, -4.0, -9.0]), by_tokens, [2]).acc_norm == 1.0
-
-
-def test_items_that_cannot_be_scored_are_one_line(trained: Path, tmp_path: Path) -> None:
-    data = tmp_path / "items.jsonl"
-    data.write_text("{")
-    done = hellaswag(trained, "--data", data)
-    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
-    assert f"{data}: line 1: not JSON" in done.stderr
-    absent = hellaswag(trained, "--data", tmp_path / "absent.jsonl", ranks=2)
-    assert "absent.jsonl: no such file; wanted HellaSwag's items" in absent.stderr

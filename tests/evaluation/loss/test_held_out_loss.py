@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from evaluation.loss.held_out_loss import byte_lengths, summary
 from evaluation.shared.intervals import ratio
 from evaluation.shared.load import load, locate
-from tests import launch
-from tests.conftest import ROOT, seal_again, shared, train
+from tests.conftest import seal_again, shared, train
+from tests.evaluation.comparison.stored import evaluate, results
 from tests.tokens.preparing import PREPARE, run
 from tokens.format.token_file import open_split
 from tokens.tokenizer.tokenizer import load_tokenizer
@@ -26,11 +26,7 @@ VALIDATED = 16 * 32  # tokens that the tiny run validates on
 
 
 def loss(*arguments: str | Path, ranks: int = 1) -> Any:
-    return launch.run(ROOT / "evaluate.py", "loss", *map(str, arguments), "--device", "cpu", ranks=ranks)
-
-
-def results(directory: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (directory / "evaluations.jsonl").read_text().splitlines()]
+    return evaluate("loss", *arguments, "--device", "cpu", ranks=ranks)
 
 
 @pytest.fixture
@@ -152,7 +148,7 @@ def test_tokens_that_the_run_has_seen_are_refused(trained: Path, token_files: Pa
 
 def test_models_of_others_are_measured_beside(trained: Path, token_files: Path, tmp_path: Path) -> None:
     exported = tmp_path / "exported"
-    assert launch.run(ROOT / "evaluate.py", "export", str(trained), str(exported)).returncode == 0
+    assert evaluate("export", trained, exported).returncode == 0
     both = loss(trained, exported, "--count", "5000")
     assert both.returncode == 0, both.stderr
     _, ours, theirs = both.stdout.splitlines()

@@ -12,11 +12,12 @@ from safetensors.torch import load_file, save_file
 from evaluation.smoke.smoke import GALLERY, shortest_cycle
 from tests import launch
 from tests.conftest import ROOT, seal_again, shared, train
+from tests.evaluation.comparison.stored import evaluate, results
 from training.checkpoints.tensor_files import WEIGHTS
 
 
 def smoke(run: Path, *options: str) -> Any:
-    return launch.run(ROOT / "evaluate.py", "smoke", str(run), "--device", "cpu", "--prompt", "def", *options)
+    return evaluate("smoke", run, "--device", "cpu", "--prompt", "def", *options)
 
 
 def change_weights(run: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
@@ -47,9 +48,9 @@ def test_the_gallery_is_the_same_on_any_number_of_ranks(make_run: Callable[..., 
     run = make_run()
     assert train(run, "--max-steps", "3").returncode == 0
     for ranks in (1, 2, 3):
-        done = launch.run(ROOT / "evaluate.py", "smoke", str(run), "--device", "cpu", ranks=ranks)
+        done = evaluate("smoke", run, "--device", "cpu", ranks=ranks)
         assert done.returncode == 0, done.stderr
-    first, *others = [json.loads(line)["said"] for line in (run / "evaluations.jsonl").read_text().splitlines()]
+    first, *others = [result["said"] for result in results(run)]
     assert [first] * 2 == others
     assert [(item["prompt"], item["temperature"]) for item in first] == [(p, t) for p in GALLERY for t in (0, 1)]
     assert all(f"{item['prompt']}{item['text']}" in done.stdout for item in first)
