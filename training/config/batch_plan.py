@@ -208,7 +208,6 @@ def _count_steps(
 
 
 def _check_epochs(train: TrainConfig, source: SourcePlan) -> None:
-    """Raise BadInput for a dataset that does not hold enough."""
     if source.windows is None or source.sequences <= source.windows * train.data.max_epochs:
         return
     needs = f"the run reads {source.sequences:,} windows of {source.dataset}"

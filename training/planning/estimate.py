@@ -152,7 +152,6 @@ def _microbatch(train: TrainConfig, machine: Machine, largest: int | None) -> in
 
 
 def _too_big(model: ModelConfig, train: TrainConfig, offers: tuple[Offer, ...]) -> str:
-    """Return why the run fits on no machine, and what would fit, as one line."""
     size, batch = train.batch.microbatch_size, train.batch.global_batch_size
     roomiest = max((offer.machine for offer in offers), key=lambda machine: gpu_bytes(machine.gpu))
     room = f"more than the {gpu_bytes(roomiest.gpu) / GIB:.1f} GiB of {roomiest.name}"

@@ -78,6 +78,7 @@ def seconds_per_token(config: ModelConfig, gpu: Gpu) -> dict[str, float]:
     traffic = BANDWIDTH_SHARE * gpu.bytes_per_second
     return {
         "matmul": 6 * matmul_parameter_count(config) / (matmul_share * gpu.peak_flops),
+        # of the T x T products, the causal half
         "attention": 6 * layers * width * config.context_length / (attention_share * gpu.peak_flops),
         "elementwise": LAYER_BYTES * width * layers / traffic,
         "loss": LOGIT_BYTES * config.vocab_size / traffic,
