@@ -10,9 +10,9 @@ from common.errors import BadInput
 from common.files import sha256_of
 from common.remote_files import THREADS, ask, file_system_of, open_remote
 
-PART_BYTES = 1 << 24  # of a multipart upload
+PART_BYTES = 1 << 24  # part of a multipart upload
 PARTS_AT_ONCE = 4  # held in memory
-UPLOADS = 3  # of a file that arrives damaged
+UPLOADS = 3  # attempts with a file that arrives damaged
 
 
 class BucketFolder:

@@ -11,8 +11,8 @@ EXIT_DIVERGED = 3  # a loss or gradient was not finite, or spiked; the update wa
 EXIT_INTERRUPTED = 130  # Ctrl-C, as shells report it, in a command without checkpoints
 EXIT_STOPPED = 75  # stopped early with a checkpoint: rerun the same command (EX_TEMPFAIL of sysexits.h)
 
-LARGEST_INTEGER = 1 << 53  # of options and keys: up to here every JSON parser is exact
-QUOTED_CHARACTERS = 100  # of a value in an error
+LARGEST_INTEGER = 1 << 53  # limit of options and keys: every JSON parser is exact up to it
+QUOTED_CHARACTERS = 100  # shown of a value in an error
 
 
 class BadInput(Exception):

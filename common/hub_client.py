@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
 CARD = "README.md"
-DETAIL_CHARACTERS = 500  # of the hub's message, in an error
+DETAIL_CHARACTERS = 500  # shown of the hub's message in an error
 
 
 def check_names(repository: str, license_name: str | None) -> None:

@@ -14,9 +14,9 @@ from typing import Any, BinaryIO, NamedTuple
 
 from common.errors import BadInput, quoted
 
-DEPTH = 100  # of nested arrays and objects
-FILE_BYTES, LINES_BYTES = 1 << 26, 1 << 40  # of a JSON file, of a JSON Lines file
-PENDING_BYTES = 1 << 24  # of unwritten lines, kept in memory
+DEPTH = 100  # most levels of nested arrays and objects
+FILE_BYTES, LINES_BYTES = 1 << 26, 1 << 40  # largest JSON file, largest JSON Lines file
+PENDING_BYTES = 1 << 24  # most bytes of unwritten lines kept in memory
 _KINDS: dict[type, str] = {dict: "an object of keys and values", list: "an array"}
 
 

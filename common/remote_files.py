@@ -14,7 +14,7 @@ from common.errors import BadInput
 
 REMOTE = "://"
 HTTP = ("http://", "https://")
-BLOCK_BYTES = 1 << 22  # of read-ahead: s3fs's own 50 MB would be read for every unit of 16
+BLOCK_BYTES = 1 << 22  # read-ahead: s3fs's own 50 MB would be read for every unit of 16
 BUFFER_BYTES = 1 << 18
 RETRY_SECONDS = (0.2, 0.5, 1.0, 2.0)  # pauses before the next attempts
 THREADS = 16  # requests at once, each mostly waiting

@@ -25,7 +25,7 @@ class ModelConfig:
     drop_rate: float = attrs.field(default=0.0, validator=checks.number(0.0, 0.99))
     qkv_bias: bool = attrs.field(default=False, validator=checks.boolean())
     tie_weights: bool = attrs.field(default=False, validator=checks.boolean())  # output head = token embedding
-    activation: str = attrs.field(default="gelu_tanh", validator=checks.one_of(*ACTIVATIONS))  # of the MLP
+    activation: str = attrs.field(default="gelu_tanh", validator=checks.one_of(*ACTIVATIONS))  # in the MLP
 
     def __attrs_post_init__(self) -> None:
         if self.emb_dim % self.n_heads:

@@ -5,6 +5,7 @@ B micro-batch, T tokens, C embedding width, H heads, D head width (C = H * D), V
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +13,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from model.config import ACTIVATIONS, INITIAL_STD, ModelConfig
+
+Recompute = Callable[[nn.Module, Tensor], Tensor]  # a block and its input -> its output
 
 INITIAL_POSITION_STD = 0.01  # position embedding, as in OpenAI's model.py
 
@@ -105,19 +108,25 @@ class GPT(nn.Module):
 
         With a cache, `tokens` follow those it has seen, and only the last one's logits are computed, (B, 1, V).
         """
-        x = self.embed(tokens, first_position=0 if cache is None else cache.length)
+        logits = F.linear(self.hidden(tokens, cache), self.output_weight())  # (B, T, padded V)
+        return logits[..., : self.config.vocab_size]
+
+    def hidden(
+        self, tokens: Int[Tensor, "B T"], cache: KeyValueCache | None = None, recompute: Recompute | None = None
+    ) -> Float[Tensor, "B _ C"]:
+        """Return the input of the output head, (B, T, C); with a cache of the last token alone.
+
+        `recompute` runs a block without keeping its activations.
+        """
+        first = 0 if cache is None else cache.length
+        positions = torch.arange(first, first + tokens.shape[1], device=tokens.device)
+        x = self.dropout(self.token_embedding(tokens) + self.position_embedding(positions))
         for block in self.blocks:
-            x = block(x, cache)
+            x = block(x, cache) if recompute is None else recompute(block, x)
         if cache is not None:
             cache.length += tokens.shape[1]
             x = x[:, -1:]  # the others have their next token already
-        logits = F.linear(self.final_norm(x), self.output_weight())  # (B, T, padded V)
-        return logits[..., : self.config.vocab_size]
-
-    def embed(self, tokens: Int[Tensor, "B T"], first_position: int = 0) -> Float[Tensor, "B T C"]:
-        """Return the input of the first block: token plus position embedding, dropout applied."""
-        positions = torch.arange(first_position, first_position + tokens.shape[1], device=tokens.device)
-        return self.dropout(self.token_embedding(tokens) + self.position_embedding(positions))
+        return self.final_norm(x)
 
     def output_weight(self) -> Float[Tensor, "_ C"]:
         """Return the output head's weight (padded V, C): its own, or the token embedding where they are tied."""

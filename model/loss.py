@@ -3,6 +3,7 @@
 B micro-batch, T tokens, N tokens of a chunk, C width, V vocabulary, R rows of the output weight, V or more.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from model.gpt import GPT
 
 
 class NextTokenLoss(nn.Module):
-    """A network and its loss as one module: what DDP or FSDP wraps and a training step calls.
+    """Network and loss as one module: DDP or FSDP wraps it, a training step calls it.
 
     `recompute_blocks`: activation checkpointing, block by block: in training only the input of each block is kept.
     `chunks`: above 1, logits of one chunk of the tokens at a time, recomputed in the backward pass.
@@ -24,7 +25,9 @@ class NextTokenLoss(nn.Module):
     def __init__(self, network: GPT, *, recompute_blocks: bool = False, chunks: int = 1):
         super().__init__()
         self.network = network
-        self._recompute_blocks = recompute_blocks
+        keep_rng = network.config.drop_rate > 0
+        recompute = partial(checkpoint, use_reentrant=False, preserve_rng_state=keep_rng)
+        self._recompute = recompute if recompute_blocks else None
         self._chunks = chunks
         self._head_loss, self._sequence_losses = head_loss, sequence_losses
 
@@ -41,17 +44,8 @@ class NextTokenLoss(nn.Module):
     ) -> Float[Tensor, "*B"]:
         """Return the mean loss over all B * T targets, a scalar; or of each sequence, (B,), not for training."""
         loss = self._by_sequence if by_sequence else self._mean
-        return loss(self.hidden(tokens), self.network.output_weight(), targets)
-
-    def hidden(self, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T C"]:
-        """Return the input of the output head."""
-        x, dropout = self.network.embed(tokens), self.network.config.drop_rate > 0  # (B, T, C)
-        for block in self.network.blocks:
-            if self._recompute_blocks and self.training:
-                x = checkpoint(block, x, use_reentrant=False, preserve_rng_state=dropout)
-            else:
-                x = block(x)
-        return self.network.final_norm(x)
+        hidden = self.network.hidden(tokens, recompute=self._recompute if self.training else None)  # (B, T, C)
+        return loss(hidden, self.network.output_weight(), targets)
 
     def _mean(
         self, hidden: Float[Tensor, "B T C"], weight: Float[Tensor, "R C"], targets: Int[Tensor, "B T"]

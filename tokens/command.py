@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Protocol, cast
+from typing import Annotated, cast
 
 import attrs
 
@@ -57,20 +57,13 @@ BucketOrDirectory = Annotated[str, option("token directory, or s3://...", name="
 Directory = Annotated[str, option("token directory", name="DIR", check=_local_folder)]
 
 
-class DirectoryCommand(Protocol):
-    """Command on a token directory."""
-
-    def lines(self) -> Sequence[str]:
-        """Do the work; return what to print."""
-
-
 @attrs.frozen
 class StatusCommand:
     """Progress of a preparation."""
 
     directory: BucketOrDirectory
 
-    def lines(self) -> Sequence[str]:
+    def lines(self) -> list[str]:
         from tokens.prepare.verify import status
 
         return status(self.directory)
@@ -82,7 +75,7 @@ class VerifyCommand:
 
     directory: BucketOrDirectory
 
-    def lines(self) -> Sequence[str]:
+    def lines(self) -> list[str]:
         from tokens.prepare.verify import verify
 
         return verify(self.directory)
@@ -98,7 +91,7 @@ class StatsCommand:
         option("end-of-text id; default: the manifest's, or 50256", "ID", check=whole_number(0, (1 << 32) - 1)),
     ] = None
 
-    def lines(self) -> Sequence[str]:
+    def lines(self) -> list[str]:
         from tokens.stats.stats import stats
 
         return stats(Path(self.directory), self.end_of_text)
@@ -115,12 +108,13 @@ class PushCommand:
     private: Annotated[bool, option("visible only to its owner; default: public")] = False
     license: Annotated[str | None, option("license of the text by its hub id: mit, odc-by; default: none", "ID")] = None
 
-    def lines(self) -> Sequence[str]:
+    def lines(self) -> list[str]:
         from tokens.hub.upload import push
 
         return push(Path(self.directory), self.repository, private=self.private, license_name=self.license)
 
 
+DirectoryCommand = StatusCommand | VerifyCommand | StatsCommand | PushCommand  # `lines`: does the work, to be printed
 COMMANDS: dict[str, type[DirectoryCommand]] = {
     "status": StatusCommand,
     "verify": VerifyCommand,

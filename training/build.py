@@ -51,8 +51,8 @@ def make_state(network: GPT, train: TrainConfig, plan: Plan, numerics: Numerics,
     """Wrap a network for all ranks; return it with its optimizer at step 0. Call it on every rank."""
     # Matrix products that autocast leaves in fp32 may use TF32; a run that asks for fp32 gets fp32.
     torch.set_float32_matmul_precision("highest" if numerics.precision == "fp32" else "high")
-    shape = Shape.of(network.config, train.batch.microbatch_size, numerics.precision, ranks.device)
-    use_attention(shape, numerics, ranks, train.file.with_name("model.json"))
+    shape = Shape(network.config, train.batch.microbatch_size, numerics.precision, ranks.device)
+    use_attention(shape, numerics.determinism, ranks, train.file.with_name("model.json"))
     recompute, chunks = train.memory.recompute_blocks, train.memory.loss_chunks
     model = NextTokenLoss(network.to(ranks.device), recompute_blocks=recompute, chunks=chunks)
     kind = train.execution.parallel
@@ -102,7 +102,7 @@ class LoopBuilder:
         """Return the training loop. Call it on every rank."""
         run, plan, ledger, ranks = self.run, self.plan, self.ledger, self.heartbeat.ranks
         intervals = self.intervals
-        reporter = self._reporter(ranks, state.position.step)
+        reporter = self._reporter(ranks, state.position.step, record)
         storage = checkpoints_of(run.directory)
         saver = Saver(storage, run.train.checkpoints.keep_checkpoints, state, ranks, record)
         saving = Saving(saver, state, ledger, reporter, expected_save_seconds(run.model, state.optimizer.state_bytes))
@@ -149,7 +149,7 @@ class LoopBuilder:
             return None
         return Validation(held_out.validation, start, self.plan.validation_sequences)
 
-    def _reporter(self, ranks: Ranks, first_step: int) -> Reporter:
+    def _reporter(self, ranks: Ranks, first_step: int, record: RunRecord) -> Reporter:
         """Return this rank's reporter. Raises BadInput where the metrics log cannot be opened."""
         peak = peak_flops(ranks.device)
         bar = ProgressBar(first_step, self.plan.steps) if ranks.coordinates else None
@@ -160,7 +160,7 @@ class LoopBuilder:
             flops_per_token=flops_per_token(self.run.model),
             peak_flops=None if peak is None else peak * ranks.world_size,
             bar=bar,
-            trackers=[] if bar is None else open_trackers(self.run.directory, bar.say),
+            trackers=[] if bar is None else open_trackers(self.run.directory, record.to_json(), bar.say),
             chart=None if bar is None else ChartProcess(self.run.directory),
         )
 

@@ -21,7 +21,7 @@ class Limits:
     validation_steps: float  # steps that take as long as a validation, until one has been measured
 
     def reached(self) -> bool:
-        """Tell whether another step may be one too many: a validation that is cut short is paid for nothing."""
+        """Tell whether the budget might not hold another step, with the validation and the save that follow it."""
         seconds = self.saving.seconds_to_stop
         if self.intervals.validation_due(self.state.position.step + 1):
             expected = self.validation_steps * self.ledger.longest_step_seconds()

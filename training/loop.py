@@ -26,7 +26,7 @@ GARBAGE_INTERVAL_STEPS = 1000
 
 @attrs.frozen(kw_only=True)
 class Loop:
-    """The training loop of one rank, made of its parts. It trains from where the state stands."""
+    """Training loop of one rank. It starts at the position of the state."""
 
     state: TrainState
     settings: StepSettings
@@ -42,7 +42,7 @@ class Loop:
     heartbeat: Heartbeat
     limits: Limits
     stop_request: StopRequest
-    checkpoints: str  # where they are, for people
+    checkpoints: str  # their address, for messages
 
     def train(self) -> bool:
         """Run to the last step; return False when it stopped early with a checkpoint. Raises Diverged."""
@@ -139,7 +139,7 @@ class Loop:
         self.reporter.say(f"step {position.step:,}: validation loss {loss:.4f}")
 
     def _save(self) -> None:
-        self._check_token_files(wait=True)  # a checkpoint never holds what was learnt from other content
+        self._check_token_files(wait=True)  # a checkpoint never holds updates from changed tokens
         self.saving.begin()
 
     def _stop_early(self) -> None:

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from common.errors import BadInput
 from training.config.key_groups import OptimizationOptions
 from training.optimizers.optimizer_registry import OPTIMIZERS
 from training.optimizers.update_rule import HyperParameters, StateTensor
@@ -11,7 +12,7 @@ from training.optimizers.update_rule import HyperParameters, StateTensor
 class Optimizer:
     """Updates all parameters of a network, each by the rule of the run's optimizer that takes it.
 
-    `state_tensors` has the tensors that travel in checkpoints, by torch's name of the state and the parameter's name.
+    `state_tensors`: the tensors that checkpoints keep, by torch's name of the state and the parameter's name.
     """
 
     def __init__(self, parameters: dict[str, nn.Parameter], options: OptimizationOptions, device: torch.device):
@@ -22,8 +23,14 @@ class Optimizer:
         )
         self.state_tensors: dict[str, dict[str, Tensor]] = {}
         self.parts: tuple[torch.optim.Optimizer, ...] = ()
-        for rule in OPTIMIZERS[options.optimizer].rules:
-            own = {name: value for name, value in parameters.items() if rule.takes(name, tuple(value.shape))}
+        self._name, rules = options.optimizer, OPTIMIZERS[options.optimizer].rules
+        shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
+        taken = {name: [rule for rule in rules if rule.takes(name, shape)] for name, shape in shapes.items()}
+        for name, takers in taken.items():
+            if len(takers) != 1:
+                raise BadInput(f"optimizer {self._name}: {len(takers)} of its rules take {name}, wanted one")
+        for rule in rules:
+            own = {name: parameters[name] for name, [taker] in taken.items() if taker is rule}
             if own:
                 part = rule.build(own, hyper, device)
                 self.parts += (part,)
@@ -31,6 +38,7 @@ class Optimizer:
                     for kind, declared in rule.state(tuple(parameter.shape)).items():
                         self._begin(part, kind, name, parameter, declared)
         self._fused = all(part.defaults.get("fused") for part in self.parts)
+        self._checked = False  # that torch keeps no other state than declared, after the first update
         self._steps = torch.zeros((), dtype=torch.float64, device=device)
 
     def set_learning_rate(self, rate: float) -> None:
@@ -43,12 +51,30 @@ class Optimizer:
         if self._fused:
             for part in self.parts:
                 part.found_inf = held  # type: ignore[attr-defined]  # the fused kernels' own switch
-                part.step()
+            self._update()
             self._steps += 1 - held
         elif not held.item():  # free on a CPU; on a GPU the host waits here, for kernels without a switch
-            for part in self.parts:
-                part.step()
+            self._update()
             self._steps += 1
+
+    def _update(self) -> None:
+        """Apply the gradients. Raises BadInput where torch keeps state that the rules do not declare."""
+        for part in self.parts:
+            undeclared: set[str] = set()
+            try:
+                part.step()
+                if not self._checked:
+                    kept = {kind for state in part.state.values() for kind in state}
+                    undeclared = kept - self.state_tensors.keys() - {"step"}
+            except KeyError as error:  # state that torch begins at an update, where a parameter has none at all
+                undeclared = {str(error.args[0])}
+            if undeclared:
+                raise BadInput(
+                    f"optimizer {self._name}: torch's {type(part).__name__} keeps {', '.join(sorted(undeclared))}, "
+                    "which a resume would lose: its rule has to declare it as a tensor of at least one dimension, or, "
+                    'if it is "step", create it in `build` (training/optimizers/update_rule.py)'
+                )
+        self._checked = True
 
     @property
     def state_bytes(self) -> int:

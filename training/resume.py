@@ -22,8 +22,8 @@ class ResumeRequest:
 
     directory: Path
     wanted: str  # "auto", "never" or a checkpoint's name
-    record: RunRecord  # of this job, to compare with the checkpoint's
-    allow_drift: bool  # of the numerics
+    record: RunRecord  # this job's, to compare with the checkpoint's
+    allow_drift: bool  # whether the numerics may have changed
 
 
 def resume(request: ResumeRequest, state: TrainState, ranks: Ranks) -> list[str]:
@@ -42,7 +42,7 @@ def resume(request: ResumeRequest, state: TrainState, ranks: Ranks) -> list[str]
     if found is None:
         return []
     changes = _load(found, request, state, ranks)
-    # Later checkpoints are damaged, or another branch now.
+    # Later checkpoints are damaged, or belong to another branch of the run from here on.
     archived = from_coordinator(ranks, lambda: archive.archive_after(directory, found))
     if archived is not None:
         print_lines(ranks, [f"--resume {wanted}: later checkpoints are now in {archived}"])

@@ -18,9 +18,9 @@ class Saving:
     ):
         """`expected_seconds`: of the first save."""
         self._saver, self._state, self._ledger, self._reporter = saver, state, ledger, reporter
-        self._seconds = expected_seconds  # of a save; the last one's, once there is one
+        self._seconds = expected_seconds  # duration of the last save; of the first one, as expected
         self.newest = state.position.step or None  # step of the newest checkpoint, in flight or on the disk
-        self._best = state.position.best_step, state.position.best_validation_loss  # of what is on the disk
+        self._best = state.position.best_step, state.position.best_validation_loss  # best checkpoint on the disk
         self._reported: int | None = None  # step of the last save whose outcome was reported
 
     @property

@@ -4,7 +4,7 @@ import math
 
 import attrs
 
-FINAL_FRACTION = 0.1  # of the peak, reached at the last step
+FINAL_FRACTION = 0.1  # share of the peak, reached at the last step
 
 
 @attrs.frozen(kw_only=True)

@@ -20,7 +20,7 @@ from training.precision import Numerics
 from training.state import StepSettings, TrainState
 from training.step import NextBatch, run_microbatches
 
-STEP = 0  # of the dropout masks
+STEP = 0  # seeds the dropout masks
 
 
 @attrs.frozen(kw_only=True)

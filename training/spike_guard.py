@@ -16,7 +16,7 @@ from training.config.key_groups import SpikeOptions
 from training.parallel.process_group import Ranks, gather
 
 MEASURED = ("loss", "gradient norm")  # rows of every (2, ...) tensor here
-SMALLEST_DEVIATION = 1e-3  # of the mean: in a flat window the standard deviation is rounding
+SMALLEST_DEVIATION = 1e-3  # share of the mean: in a flat window the standard deviation is rounding
 
 
 @attrs.frozen(kw_only=True)
@@ -27,7 +27,7 @@ class Spike:
     what: str  # one of MEASURED
     value: float
     zscore: float
-    mean: float  # of the window
+    mean: float  # mean of the window
     window_steps: int
 
     def __str__(self) -> str:
@@ -42,7 +42,7 @@ class Skips:
     """Skipped steps since the last report."""
 
     count: int
-    total: int  # of the run
+    total: int  # in the whole run
     last: Spike
 
 
@@ -138,15 +138,14 @@ class SpikeWindow:
     """Losses and gradient norms of the last finite steps, spikes included, so that it adapts to a lasting change."""
 
     def __init__(self, options: SpikeOptions, device: torch.device):
-        self._size = options.spike_window  # steps
-        self._zscore = options.spike_zscore
+        self._size, self._zscore = options.spike_window, options.spike_zscore
         self._positions = torch.arange(self._size, device=device)
         self._rows = torch.arange(len(MEASURED), dtype=torch.float64, device=device)
         self._values = torch.zeros(len(MEASURED), self._size, dtype=torch.float64, device=device)  # the newest last
         self._filled = torch.tensor(0, device=device)  # positions, counted from the end; zeros before them
         self._spikes = torch.tensor(0, device=device)
-        self._last_step = torch.tensor(-1, device=device)
-        self._last_spike = torch.zeros(5, dtype=torch.float64, device=device)  # a row of `_describe`
+        # The last spike: step, row of MEASURED, value, z-score, mean, steps in the window.
+        self._last_spike = torch.full((6,), -1.0, dtype=torch.float64, device=device)
 
     def observe(self, step: int, measured: Tensor, counts: Tensor) -> Tensor:
         """Return whether the step is a spike over those before it, a bool scalar, and let it enter the window.
@@ -158,10 +157,10 @@ class SpikeWindow:
         zscores = (values - mean) / deviation  # (2,); nan where both are zero, which is no spike
         high = zscores > self._zscore
         spike = counts & (2 * self._filled >= self._size) & high.any()
-        numbers = torch.stack([self._rows, values, zscores, mean, self._filled.expand(len(MEASURED))], dim=1)
-        told = torch.where(high[0], numbers[0], numbers[1])  # (5,): the loss, where both are high
-        self._last_spike.copy_(torch.where(spike, told, self._last_spike))
-        self._last_step.copy_(torch.where(spike, step, self._last_step))
+        steps, filled = torch.full_like(values, step), self._filled.expand(len(MEASURED))
+        numbers = torch.stack([steps, self._rows, values, zscores, mean, filled], dim=1)  # (2, 6)
+        reported = torch.where(high[0], numbers[0], numbers[1])  # the loss, where both are high
+        self._last_spike.copy_(torch.where(spike, reported, self._last_spike))
         self._spikes += spike
         shifted = torch.cat([self._values[:, 1:], values[:, None]], dim=1)
         self._values.copy_(torch.where(counts, shifted, self._values))
@@ -170,12 +169,11 @@ class SpikeWindow:
 
     def last(self) -> Spike | None:
         """Return the last spike that this process saw. Waits for the GPU."""
-        step = int(self._last_step.item())
+        step, row, value, zscore, mean, filled = self._last_spike.tolist()
         if step < 0:
             return None
-        row, value, zscore, mean, filled = self._last_spike.tolist()
         what = MEASURED[int(row)]
-        return Spike(step=step + 1, what=what, value=value, zscore=zscore, mean=mean, window_steps=int(filled))
+        return Spike(step=int(step) + 1, what=what, value=value, zscore=zscore, mean=mean, window_steps=int(filled))
 
     def spikes(self) -> int:
         """Return how many spikes the run has had. Waits for the GPU."""

@@ -18,8 +18,8 @@ class Position:
     step: int = attrs.field(default=0, validator=integer(0))  # updates done
     tokens: int = attrs.field(default=0, validator=integer(0))  # trained on so far
     elapsed_seconds: float = attrs.field(default=0.0, validator=number(0.0))  # wall clock, earlier processes included
-    validation_loss: float | None = None  # of these weights
-    best_step: int | None = attrs.field(default=None, validator=optional(integer(0)))  # of the checkpoints
+    validation_loss: float | None = None  # loss of these weights, if measured
+    best_step: int | None = attrs.field(default=None, validator=optional(integer(0)))  # step of the best checkpoint
     best_validation_loss: float | None = None
 
 

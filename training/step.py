@@ -1,6 +1,7 @@
 """Training step: forward and backward of every micro-batch, one gradient reduction, clipping, optimizer update.
 
-Nothing here waits for the GPU: losses and norms stay on the device, and the spike guard blocks updates there.
+Losses and norms stay on the device, and the spike guard blocks updates there: nothing here waits for the GPU, but an
+optimizer without fused kernels (training/optimizer.py).
 """
 
 import hashlib
@@ -40,7 +41,9 @@ def train_step(state: TrainState, settings: StepSettings, step: int, next_batch:
     own_losses = run_microbatches(state, settings, step, next_batch)
     loss = mean_over_ranks(own_losses, state.parallel.data_parallel)
     grad_norm = _clip(state, settings)
-    excused = state.loss_scale.dynamic & ~state.loss_scale.exhausted()  # fp16: the scale halves, the run goes on
+    # An overflow under fp16 is excused: this update is blocked and the scale halves, until the scale is exhausted.
+    excused = state.loss_scale.dynamic & ~state.loss_scale.exhausted()
+    # 1.0 blocks this update: a loss or norm that is not finite, a spike, or any step after the one that ends the run.
     held = state.guard.observe(step, own_losses, torch.stack([loss, grad_norm]), excused)
     state.loss_scale.update(grad_norm)
     state.optimizer.set_learning_rate(rate)

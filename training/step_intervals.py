@@ -14,7 +14,7 @@ class Intervals:
     checkpoint: int
     validation: int | None  # None: no validation
     state_hash: int | None
-    last_step: int  # of this job: the run's, or that of --max-steps
+    last_step: int  # where this job ends: the run's last step, or --max-steps
 
     def log_due(self, step: int) -> bool:
         """Tell whether to log: at intervals, and the first and the last step."""

@@ -14,9 +14,11 @@ from training.checkpoints.run_record import RESOLVED
 from training.checkpoints.saved_state import read_state
 from training.checkpoints.storage import Checkpoint, name_of
 from training.telemetry.chart import CHART
-from training.telemetry.metrics_log import ANSWERS, EVALUATIONS, METRICS
+from training.telemetry.metrics_log import ANSWERS, EVALUATIONS
+from training.telemetry.trackers import TRACKERS
 
-RESULTS = (METRICS, EVALUATIONS, ANSWERS, CHART, RESOLVED, RANKS_FILE)  # besides checkpoints
+# Besides checkpoints
+RESULTS = (*(file for kind in TRACKERS for file in kind.files), EVALUATIONS, ANSWERS, CHART, RESOLVED, RANKS_FILE)
 
 
 def restore(run_directory: Path) -> list[str]:

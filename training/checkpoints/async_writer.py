@@ -23,7 +23,7 @@ from training.checkpoints.tensor_files import StateShard
 from training.parallel.process_group import Ranks, together
 from training.state import Position, TrainState
 
-SAVE_TIMEOUT = timedelta(hours=2)  # of a wait for another rank's disk
+SAVE_TIMEOUT = timedelta(hours=2)  # longest wait for another rank's disk
 
 
 @attrs.frozen

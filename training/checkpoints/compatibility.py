@@ -12,7 +12,7 @@ from training.exactness.fingerprint import drift
 
 # A change of these would read tokens twice or never after a resume: a step would no longer mean the same windows.
 _POSITION_KEYS = ("global_batch_size", "start_train_token", "shuffle", "era_tokens", "random_seed")
-_STATE_KEYS = ("optimizer",)  # the moments of one are not those of another
+_STATE_KEYS = ("optimizer",)  # each optimizer keeps its own state
 
 
 def differences(run_directory: Path, before: RunRecord, now: RunRecord, checkpoint: Checkpoint) -> list[str]:
@@ -37,7 +37,7 @@ def differences(run_directory: Path, before: RunRecord, now: RunRecord, checkpoi
         if (file == "model.json" and key != "drop_rate") or key in (*_POSITION_KEYS, *_STATE_KEYS):
             raise BadInput(
                 f"{where}: got {json.dumps(value)}, but {checkpoint} was made with {json.dumps(was)}; set it back to "
-                "resume, or start anew with --resume never"
+                "resume, or start anew with --resume never (a --set of this key counts instead of the file)"
             )
         lines.append(f"NOTE: {where} was {json.dumps(was)} at {checkpoint.name} and is {json.dumps(value)} now")
     return lines

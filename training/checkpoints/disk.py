@@ -140,7 +140,7 @@ class Disk:
 
     def copy(self, source: str, name: str) -> None:
         partial = self._partial(name)
-        shutil.rmtree(partial, ignore_errors=True)  # of a start that was killed here
+        shutil.rmtree(partial, ignore_errors=True)  # left by a start that was killed here
         shutil.copytree(self.directory / source, partial)
         for copied in (*partial.iterdir(), partial):
             sync(copied)

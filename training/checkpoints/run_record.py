@@ -104,7 +104,7 @@ def write_record(
         "token_files": directories if len(directories) > 1 else directories[0],
         "tokenizer": None if tokenizer is None else tokenizer.as_json(),
         "environment": environment(ranks.device, ranks.world_size),
-        "price_per_hour": price_per_hour,  # of the machine, USD
+        "price_per_hour": price_per_hour,  # machine price, USD
         "command": sys.argv,
     }
     with writing(run_directory / RESOLVED):

@@ -20,7 +20,7 @@ from training.state import Position
 
 STATE = "state.json"
 FORMAT = 3
-FIELDS_SHA256 = "fields_sha256"  # of all other fields; missing in checkpoints of versions that did not write it
+FIELDS_SHA256 = "fields_sha256"  # hash of all other fields; older versions did not write it
 _ADVICE = "copy it here again, or delete the checkpoint"
 
 

@@ -24,7 +24,7 @@ from typing import Protocol
 
 import attrs
 
-STEP_NAME = re.compile(r"step-(\d{8})")  # of a checkpoint that a run wrote; copies may have any other name
+STEP_NAME = re.compile(r"step-(\d{8})")  # names that a run gives; copies may have any other
 LINKS = ("latest", "best")
 
 

@@ -27,7 +27,7 @@ from training.state import TrainState
 
 WEIGHTS, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
 HEADER_ALIGNMENT = 8  # bytes; the safetensors format's
-DTYPES = {  # of weights and optimizer state, by the safetensors format's names
+DTYPES = {  # names in the safetensors format
     torch.float32: "F32",
     torch.bfloat16: "BF16",
     torch.float16: "F16",
@@ -43,7 +43,7 @@ class Stored:
 
     key: str  # in the file
     value: Tensor  # on the device, sharded under FSDP, with vocabulary padding
-    rows: int  # of the first dimension, without padding
+    rows: int  # first dimension, without padding
     row_bytes: int
 
     @property

@@ -74,7 +74,7 @@ def _ranges_to_read(
     for directory, source in zip(directories, plan.sources, strict=True):
         if source.windows is None:  # still being prepared: ids are checked when they are read
             continue
-        windows = source.windows if shuffle else min(source.windows, source.sequences)  # shuffled, any may come
+        windows = source.windows if shuffle else min(source.windows, source.sequences)  # a shuffle may read any window
         if source.sequences > 0:
             yield directory, directory.train, plan.start_token, windows * plan.layout.context_length + 1
         if directory.validation is not None:

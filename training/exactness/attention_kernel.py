@@ -21,7 +21,7 @@ from common.errors import BadInput
 from model.config import ModelConfig
 from model.gpt import split_heads
 from training.parallel.process_group import Ranks, from_coordinator
-from training.precision import DTYPES, Numerics
+from training.precision import DTYPES
 
 KERNELS = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
@@ -30,45 +30,39 @@ KERNELS = {
 }
 REPEATING = ("flash", "efficient")  # with a deterministic backward pass
 CUDNN_FIRST = (9, 10)  # compute capabilities, major: Hopper, and Blackwell as torch does; others are timed
-ROUNDS = 10  # of a timing
+ROUNDS = 10  # timed runs of a kernel
 TIMED_SEQUENCES = 8  # at most: enough to fill a GPU, small beside the run itself
 MARGIN = 0.03  # a later kernel is chosen only if faster by this share
-TOLERANCE = 0.05  # of the largest value of the reference output or gradients: bf16 rounds to 0.004
+TOLERANCE = 0.05  # share of the largest reference output or gradient: bf16 rounds to 0.004
 
 
-@attrs.frozen(kw_only=True)
+@attrs.frozen
 class Shape:
-    """Shape, precision and dropout of the run's attention."""
+    """Shape, precision and device of the run's attention."""
 
+    model: ModelConfig
     microbatch_size: int
-    tokens: int
-    heads: int
-    width: int  # of a head
-    drop_rate: float
-    dtype: torch.dtype
+    precision: str
     device: torch.device
 
-    @classmethod
-    def of(cls, model: ModelConfig, microbatch_size: int, precision: str, device: torch.device) -> "Shape":
-        return cls(
-            microbatch_size=microbatch_size,
-            tokens=model.context_length,
-            heads=model.n_heads,
-            width=model.emb_dim // model.n_heads,
-            drop_rate=model.drop_rate,
-            dtype=DTYPES.get(precision, torch.float32),
-            device=device,
-        )
+    def random_input(self, sequences: int) -> Tensor:
+        """Return random queries, keys and values of some sequences, fused, fp32 (B, T, 3 C)."""
+        size = (sequences, self.model.context_length, 3 * self.model.emb_dim)
+        return torch.randn(size, generator=torch.Generator().manual_seed(0)).to(self.device)
+
+    def in_precision(self, fused: Tensor) -> Tensor:
+        """Return the input as autocast would."""
+        return fused.to(DTYPES.get(self.precision, torch.float32))
 
 
-def use_attention(shape: Shape, numerics: Numerics, ranks: Ranks, model_json: Path) -> None:
+def use_attention(shape: Shape, determinism: str, ranks: Ranks, model_json: Path) -> None:
     """Enable one attention kernel, the same on every rank, for the life of this process; on a CPU do nothing.
 
     Call it on every rank. Raises BadInput, blaming `model_json`, if no fused kernel supports the shape.
     """
     if shape.device.type != "cuda":
         return  # torch has one fused kernel there, and unfused attention for dropout
-    name = from_coordinator(ranks, lambda: _choose(shape, numerics, model_json))
+    name = from_coordinator(ranks, lambda: _choose(shape, determinism, model_json))
     backends = torch.backends.cuda
     backends.enable_cudnn_sdp(name == "cudnn")
     backends.enable_flash_sdp(name == "flash")
@@ -81,11 +75,10 @@ def use_attention(shape: Shape, numerics: Numerics, ranks: Ranks, model_json: Pa
 
 def problem_of(name: str, shape: Shape) -> str | None:
     """Test a kernel's output and gradients against unfused attention; return what is wrong, or None."""
-    generator = torch.Generator().manual_seed(0)
-    fused = torch.randn(1, shape.tokens, 3 * shape.heads * shape.width, generator=generator).to(shape.device)
+    fused = shape.random_input(1)
     try:
-        _run(KERNELS[name], shape, fused.to(shape.dtype), shape.drop_rate)
-        found = _run(KERNELS[name], shape, fused.to(shape.dtype))
+        _run(KERNELS[name], shape, shape.in_precision(fused), shape.model.drop_rate)
+        found = _run(KERNELS[name], shape, shape.in_precision(fused))
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:  # torch: no available kernel
@@ -98,8 +91,7 @@ def problem_of(name: str, shape: Shape) -> str | None:
 
 def fastest(names: list[str], shape: Shape) -> str:
     """Return the fastest kernel, forward and backward; a later one only if faster by MARGIN."""
-    sequences = min(shape.microbatch_size, TIMED_SEQUENCES)
-    fused = torch.randn(sequences, shape.tokens, 3 * shape.heads * shape.width, device=shape.device).to(shape.dtype)
+    fused = shape.in_precision(shape.random_input(min(shape.microbatch_size, TIMED_SEQUENCES)))
     chosen, least = names[0], math.inf
     for name in names:
         seconds = seconds_of(name, shape, fused)
@@ -113,33 +105,33 @@ def seconds_of(name: str, shape: Shape, fused: Tensor) -> float:
     timings = []
     for _ in range(ROUNDS):
         began = time.perf_counter()
-        _run(KERNELS[name], shape, fused, shape.drop_rate)
+        _run(KERNELS[name], shape, fused, shape.model.drop_rate)
         if shape.device.type == "cuda":
             torch.cuda.synchronize(shape.device)
         timings.append(time.perf_counter() - began)
     return min(timings)
 
 
-def _choose(shape: Shape, numerics: Numerics, model_json: Path) -> str:
-    allowed = KERNELS if numerics.determinism == "off" else REPEATING
+def _choose(shape: Shape, determinism: str, model_json: Path) -> str:
+    allowed = KERNELS if determinism == "off" else REPEATING
     problems = {name: problem_of(name, shape) for name in allowed}
     working = [name for name, problem in problems.items() if problem is None]
     if not working:
         reasons = "; ".join(f"{name}: {problem}" for name, problem in problems.items())
+        heads, tokens = shape.model.n_heads, shape.model.context_length
         raise BadInput(
-            f"{model_json}: no fused attention kernel supports {shape.heads} heads of width "
-            f"{shape.width} in {numerics.precision} on {torch.cuda.get_device_name(shape.device)} ({reasons}); "
-            f"unfused attention would need {shape.tokens} x {shape.tokens} matrices: choose n_heads so that emb_dim / "
-            "n_heads is 64 or 128"
+            f"{model_json}: no fused attention kernel supports {heads} heads of width {shape.model.emb_dim // heads} "
+            f"in {shape.precision} on {torch.cuda.get_device_name(shape.device)} ({reasons}); unfused attention would "
+            f"need {tokens} x {tokens} matrices: choose n_heads so that emb_dim / n_heads is 64 or 128"
         )
     hopper = torch.cuda.get_device_capability(shape.device)[0] in CUDNN_FIRST
-    return working[0] if hopper or numerics.determinism != "off" else fastest(working, shape)
+    return working[0] if hopper or determinism != "off" else fastest(working, shape)
 
 
 def _run(backend: SDPBackend, shape: Shape, fused: Tensor, drop_rate: float = 0.0) -> list[Tensor]:
     """Return the output, and the gradient of the fused queries, keys and values (B, T, 3 C), in fp32."""
     fused = fused.detach().requires_grad_()
-    queries, keys, values = (split_heads(part, shape.heads) for part in fused.chunk(3, dim=-1))
+    queries, keys, values = (split_heads(part, shape.model.n_heads) for part in fused.chunk(3, dim=-1))
     with sdpa_kernel(backend), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns about each kernel that it rejects
         output = F.scaled_dot_product_attention(queries, keys, values, is_causal=True, dropout_p=drop_rate)

@@ -1,4 +1,4 @@
-"""Registry of optimizers: the values of `optimizer` in train.json. To add one: its file, and its line here."""
+"""Registry of optimizers, by their name in train.json. To add one, write its file and list it here."""
 
 from training.optimizers.adamw import ADAMW
 from training.optimizers.muon import MUON

@@ -1,6 +1,7 @@
 """Declaration of an optimizer: its state per parameter, and how torch builds it. `optimizer_registry.py` lists all."""
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import attrs
 import torch
@@ -11,9 +12,9 @@ Shape = tuple[int, ...]
 
 @attrs.frozen(kw_only=True)
 class HyperParameters:
-    """Settings from train.json for an update rule."""
+    """Hyperparameters from train.json."""
 
-    learning_rate: float  # of the first step; the schedule sets the others
+    learning_rate: float  # peak; the schedule sets that of each step
     weight_decay: float
     betas: tuple[float, float]
 
@@ -32,10 +33,15 @@ class StateTensor:
 
 @attrs.frozen(kw_only=True)
 class UpdateRule:
-    """One torch optimizer, and the parameters it updates."""
+    """One torch optimizer, and the parameters it updates.
+
+    `build` creates the 0-dimensional tensor `step` of each parameter, where torch's optimizer counts its updates; other
+    0-dimensional state cannot be declared. An optimizer with `defaults["fused"]` blocks updates on the device
+    (`found_inf`); with any other one the host waits for the GPU before each update.
+    """
 
     takes: Callable[[str, Shape], bool] = lambda name, shape: True  # by a parameter's name and shape
-    state: Callable[[Shape], dict[str, StateTensor]]  # of a parameter, by the names that torch's optimizer uses
+    state: Callable[[Shape], dict[str, StateTensor]]  # state of one parameter, by torch's names
     build: Callable[[dict[str, nn.Parameter], HyperParameters, torch.device], torch.optim.Optimizer]
 
 
@@ -57,3 +63,10 @@ class OptimizerKind:
             if rule.takes(name, shape)
             for tensor in rule.state(shape).values()
         )
+
+
+def decay_groups(parameters: Mapping[str, nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
+    """Return parameter groups of torch: matrices with weight decay, biases and LayerNorm gains without."""
+    matrices = [parameter for parameter in parameters.values() if parameter.dim() >= 2]
+    vectors = [parameter for parameter in parameters.values() if parameter.dim() < 2]
+    return [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]

@@ -1,7 +1,7 @@
 """Ordered reduction of gradients: sums with the same bits on any number of ranks and under any wrapper.
 
 The N micro-batches of a step are the leaves of one fixed tree: runs of `odd` leaves are added in order, where
-N = odd x 2^k, and the 2^k results pairwise, neighbours first. A rank owns a contiguous run of leaves, so for any
+N = odd x 2^k, and the 2^k results pairwise, neighbors first. A rank owns a contiguous run of leaves, so for any
 data-parallel size D that divides 2^k its part is a subtree. Ranks exchange partial sums as they are (all-to-all), add
 them in the same tree, and share the result (all-gather). IEEE addition commutes, so only the tree's shape matters. The
 bytes moved are those of a ring all-reduce: 2 (D - 1) / D of the gradient.
@@ -36,7 +36,7 @@ class LeafSum:
     def __init__(self, run: int):
         self._run = run  # leaves added in order: `odd`
         self._leaves = 0
-        self._pending: Tensor | None = None  # of the run in progress
+        self._pending: Tensor | None = None  # sum of the run in progress
         self._partial: list[Tensor] = []  # sums of ever smaller subtrees, as the ones of a binary counter
 
     def add(self, leaf: Tensor) -> None:
@@ -60,7 +60,7 @@ class LeafSum:
 
 
 def pairwise_sum(parts: Tensor) -> Tensor:
-    """Return the sum over the first dimension, neighbours first; an odd last one joins at the next level."""
+    """Return the sum over the first dimension, neighbors first; an odd last one joins at the next level."""
     while len(parts) > 1:
         pairs = parts[0 : len(parts) // 2 * 2 : 2] + parts[1::2]
         parts = pairs if len(parts) % 2 == 0 else torch.cat([pairs, parts[-1:]])
@@ -92,6 +92,10 @@ class OrderedGradients:
 
     `run` is how many leaves of a rank are added in order before the pairwise tree begins: with the odd factor of all
     micro-batches the sum is elastic; with all leaves of a rank it repeats on any one data-parallel size.
+
+    Gradients arrive through DDP's communication hook (`ddp_hook`), FSDP's reduce-scatter (`reduce_scatter`), or, on one
+    rank, at the end of `microbatch`. Until the last micro-batch they stay here: `parameter.grad` is None (one rank) or
+    zero, so that the next backward pass does not add to it.
     """
 
     def __init__(self, parameters: list[nn.Parameter], run: int, data_parallel: RankGroup):
@@ -103,7 +107,7 @@ class OrderedGradients:
 
     @contextmanager
     def microbatch(self, *, last: bool) -> Iterator[None]:
-        """Around one forward and backward."""
+        """Context of one forward and backward pass."""
         self._last = last
         yield
         if self._data_parallel.size == 1:

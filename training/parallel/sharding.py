@@ -26,14 +26,17 @@ def local_tensor(value: Tensor) -> Tensor:
 
 
 def held_rows(value: Tensor) -> tuple[int, Tensor]:
-    """Return the place of this rank's first row in the whole tensor, and the rows that it has in memory."""
+    """Return the index of this rank's first row in the whole tensor, and the rows in its memory."""
     shards = shards_of(value)
     first = 0 if shards is None else shards.first_row(value.shape[0])
     return first, local_tensor(value).detach()
 
 
 def written_rows(value: Tensor, data_parallel: RankGroup) -> tuple[int, Tensor]:
-    """Return the same for the rows that this rank writes to a checkpoint: its shard, or its share of a replica."""
+    """Return the index of the first row that this rank writes to a checkpoint, and these rows.
+
+    They are its shard, or its share of a replica.
+    """
     if isinstance(value, DTensor):
         return held_rows(value)
     first = data_parallel.first_row(value.shape[0])

@@ -30,15 +30,15 @@ class Parallel:
         self.network = network  # bare: plain names
         self.model = model  # wrapped: what to call
         self.data_parallel = data_parallel
-        # What turns the reduced gradient of unscaled losses into that of the global mean; native reductions average.
+        # Divides the reduced gradient of unscaled losses into that of the global mean; native reductions average.
         self.gradient_divisor = divisor
         self._ordered = ordered
-        # Taken once: between a forward and its backward FSDP shows gathered weights under the same names.
+        # Read once: between a forward and its backward FSDP shows gathered weights under the same names.
         self._parameters = dict(network.named_parameters())
 
     @contextmanager
     def gradient_sync(self, *, enabled: bool) -> Iterator[None]:
-        """Around one forward and backward: reduce gradients over ranks only when enabled.
+        """Context of one forward and backward pass: reduce gradients over ranks only when enabled.
 
         Both belong inside: DDP decides in the forward pass whether the backward pass will reduce.
         """

@@ -17,7 +17,7 @@ class Beat:
     count: int  # beats so far
     departure: Departure | None  # None: the rank stays
     host: str
-    node: str | None  # of torchrun's: ranks of one node can send each other signals; host names may repeat
+    node: str | None  # torchrun's number: ranks of one node can send each other signals; host names may repeat
     pid: int
     step: int | None  # None: before the first
     place: str  # line of code

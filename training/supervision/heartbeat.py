@@ -54,10 +54,10 @@ class Heartbeat:
         self._beat_seconds = beat_seconds
         # In polls. Half the timeout at most, so that this speaks before the collective that waits for the lost rank.
         self._patience = int(min(timeout_seconds / 2, LOST_SECONDS) / beat_seconds)
-        self._count = 0  # of own beats
+        self._count = 0  # own beats
         self._step: int | None = None  # that training is at
         self._departure: Departure | None = None
-        self._error_place: str | None = None  # of the error that this rank leaves with
+        self._error_place: str | None = None  # where this rank's error was raised
         self._ending = threading.Event()  # set when the thread has to end
         self._thread = None
         if torchrun_job() is not None:

@@ -17,7 +17,7 @@ from training.telemetry.metrics_log import read_metrics
 CHART = "training-run-chart.png"
 LEAST_SECONDS = 10.0  # between drawings
 FAILED_SECONDS = 600.0  # after a failed drawing, which printed its error
-SMOOTHED_SHARE = 0.02  # of the logged steps: the width of the exponential moving average
+SMOOTHED_SHARE = 0.02  # width of the moving average, as a share of the logged steps
 TRAIN, VALIDATION, RATE, NORM = "#4477aa", "#cc3311", "#228833", "#aa7744"
 
 

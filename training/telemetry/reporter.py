@@ -37,11 +37,11 @@ class Reporter:
     device: torch.device
     ledger: TimeLedger
     flops_per_token: int
-    peak_flops: float | None  # of all GPUs, dense bf16; None where a GPU is unknown
+    peak_flops: float | None  # all GPUs together, dense bf16; None where a GPU is unknown
     bar: ProgressBar | None = None
     trackers: list[Tracker] = attrs.field(factory=list)
     chart: ChartProcess | None = None
-    last_loss: float = math.nan  # of the last logged step
+    last_loss: float = math.nan  # at the last logged step
 
     def record(self, step: int, **values: Any) -> None:
         self._write({"step": step, **values})
@@ -111,5 +111,9 @@ class Reporter:
         return parts
 
     def _write(self, record: dict[str, Any]) -> None:
-        for tracker in self.trackers:
-            tracker.write(record)
+        for tracker in list(self.trackers):
+            try:
+                tracker.write(record)
+            except Exception as error:  # noqa: BLE001  # tracking must not end a run
+                self.trackers.remove(tracker)
+                self.say(f"WARNING: {type(tracker).__name__} failed and gets no more records: {error}")

@@ -14,7 +14,7 @@ from training.telemetry.metrics_log import read_lines
 
 PARTS = ("start-up", "data", "compile", "training", "validation", "checkpoints", "idle")
 RECENT_STEPS = 100
-LOST = "lost"  # of earlier jobs that were killed before they could write their parts
+LOST = "lost"  # time of jobs that were killed before they wrote their parts
 
 
 @attrs.frozen(kw_only=True)
@@ -32,7 +32,7 @@ class Earlier:
     seconds: dict[str, float] = attrs.field(factory=dict)  # by part; they add up to it
     usd: float = 0.0  # each job at its own price
     unpriced_seconds: float = 0.0  # not in `usd`: of jobs without a price
-    compile_seconds: float = 0.0  # of the last job
+    compile_seconds: float = 0.0  # compile time of the last job
 
 
 class TimeLedger:
@@ -40,23 +40,23 @@ class TimeLedger:
 
     def __init__(self, began: float, price_per_hour: float | None = None) -> None:
         self.earlier = Earlier()
-        self.price_per_hour = price_per_hour  # of the machine, USD
+        self.price_per_hour = price_per_hour  # machine price, USD
         self._began = began  # by time.perf_counter()
         self._part = "start-up"
         self._since = began
         self._seconds = dict.fromkeys(PARTS, 0.0)
         self._counts = dict.fromkeys(PARTS, 0)
         self._first_step_seconds = 0.0  # compilation, buffers, waiting for data: not typical of later steps
-        self._first_step_waited = 0.0  # of these, for data
-        self._before_step = 0.0  # training seconds
-        self._waited_before = 0.0  # of these, for data
-        self._recent_seconds: deque[float] = deque(maxlen=RECENT_STEPS)  # of steps but the first, without waiting
-        self.steps = 0  # of this process
+        self._first_step_waited = 0.0  # part of it, spent waiting for data
+        self._before_step = 0.0  # training seconds before the current step
+        self._waited_before = 0.0  # part of it, spent waiting for data
+        self._recent_seconds: deque[float] = deque(maxlen=RECENT_STEPS)  # steps after the first, without waits for data
+        self.steps = 0  # taken by this process
         self._last_read = 0, 0.0  # steps and training seconds, by steps_per_second
 
     @contextmanager
     def measure(self, part: str, *, counts: bool = True) -> Iterator[None]:
-        """Account the time inside to a part; counts one validation or checkpoint, unless `counts` is false."""
+        """Attribute the time inside to a part; counts one validation or checkpoint, unless `counts` is false."""
         outer = self._turn_to(part)
         try:
             yield
@@ -66,7 +66,7 @@ class TimeLedger:
 
     @contextmanager
     def start_up(self) -> Iterator[None]:
-        """Account the time since the process began, up to the end of the block, to the start-up."""
+        """Attribute the time since the process began, up to the end of the block, to the start-up."""
         yield
         self._turn_to("idle")
 
@@ -162,7 +162,7 @@ class TimeLedger:
         return (self.training_seconds() - self._first_step_seconds) / (self.steps - 1)
 
     def _turn_to(self, part: str) -> str:
-        """Account the time from now on to a part; return the one before."""
+        """Attribute the time from now on to a part; return the part before."""
         now = time.perf_counter()
         self._seconds[self._part] += now - self._since
         self._since = now
@@ -179,7 +179,7 @@ def read_earlier(run_directory: Path, checkpoint_seconds: float) -> Earlier:
     price, ledger = None, None
     for record in read_lines(run_directory):
         if record.get("event") == "start":
-            price = record.get("price_per_hour")  # of the lines that follow
+            price = record.get("price_per_hour")  # applies to the lines that follow
         more = max(0.0, record.get("elapsed_seconds", 0.0) - elapsed)
         elapsed += more
         if price is not None:

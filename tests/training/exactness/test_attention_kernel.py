@@ -14,15 +14,13 @@ from model.config import ModelConfig
 from tests.conftest import TINY_MODEL
 from training.exactness import attention_kernel as attention
 from training.exactness.attention_kernel import Shape, fastest, problem_of
-from training.precision import Numerics
 
 MODEL = ModelConfig(**TINY_MODEL)
 MODEL_JSON = Path("run/model.json")
-OFF = Numerics(determinism="off", precision="bf16", compiled=False)
 
 
 def shape(precision: str = "bf16") -> Shape:
-    return Shape.of(MODEL, 2, precision, torch.device("cpu"))
+    return Shape(MODEL, 2, precision, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -69,7 +67,7 @@ def test_the_choice_is_by_gpu_and_by_what_is_promised_to_repeat(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
     monkeypatch.setattr(attention, "problem_of", lambda name, _: "broken" if name in broken else None)
     monkeypatch.setattr(attention, "seconds_of", lambda name, *_: seconds[name])
-    assert attention._choose(shape(), attrs.evolve(OFF, determinism=determinism), MODEL_JSON) == chosen
+    assert attention._choose(shape(), determinism, MODEL_JSON) == chosen
 
 
 def test_the_kernel_chosen_is_the_only_one_left_also_for_compiled_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,7 +79,7 @@ def test_the_kernel_chosen_is_the_only_one_left_also_for_compiled_graphs(monkeyp
     monkeypatch.setattr(attention, "_choose", lambda *_: "flash")
     monkeypatch.setattr(attention, "from_coordinator", lambda _, work: work())
     on_gpu, nobody = attrs.evolve(shape(), device=torch.device("cuda")), SimpleNamespace()
-    attention.use_attention(on_gpu, OFF, nobody, MODEL_JSON)
+    attention.use_attention(on_gpu, "off", nobody, MODEL_JSON)
     assert enabled == {"cudnn": False, "flash": True, "mem_efficient": False, "math": False}
     assert torch.compiler.config.cache_key_tag == "attention flash"
 
@@ -92,4 +90,4 @@ def test_without_a_fused_kernel_the_error_is_one_line(monkeypatch: pytest.Monkey
     with pytest.raises(
         BadInput, match=r"^run/model.json: no fused attention kernel supports 2 heads of width 16.* Tesla T4"
     ):
-        attention._choose(shape(), OFF, MODEL_JSON)
+        attention._choose(shape(), "off", MODEL_JSON)

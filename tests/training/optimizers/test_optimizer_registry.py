@@ -2,16 +2,21 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from safetensors import safe_open
 
 from common.errors import BadInput
 from model.config import ModelConfig
 from tests.conftest import TINY_MODEL, metrics, train
 from tests.training.optimizers.sign_descent import SIGN_DESCENT
+from training.config.key_groups import OptimizationOptions
 from training.config.train_config import load_run
+from training.optimizer import Optimizer
 from training.optimizers.optimizer_registry import OPTIMIZERS
+from training.optimizers.update_rule import OptimizerKind, StateTensor, UpdateRule
 from training.planning.memory_model import MemoryModel
 
 SCRIPT = Path(__file__).with_name("sign_descent.py")
@@ -34,7 +39,7 @@ def test_a_registered_optimizer_trains_saves_and_resumes_on_another_world_size(m
 
 
 def test_a_registered_optimizer_is_planned_with(make_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(BadInput, match=r"""optimizer: got 'sign', wanted "adamw" or "muon"$"""):
+    with pytest.raises(BadInput, match=f"optimizer: got 'sign', wanted .*{list(OPTIMIZERS)[-1]}"):
         load_run(make_run("unknown"), ["optimizer=sign"])
     monkeypatch.setitem(OPTIMIZERS, "sign", SIGN_DESCENT)
     run = load_run(make_run(), ["optimizer=sign"])
@@ -44,3 +49,30 @@ def test_a_registered_optimizer_is_planned_with(make_run: Callable[..., Path], m
     assert memory.predict(1).optimizer == adamw.predict(1).optimizer // 4 + 12 * tensors
     with pytest.raises(BadInput, match='parallel: got "fsdp", wanted "ddp", because optimizer is "sign"'):
         load_run(make_run("sharded"), ["optimizer=sign", "parallel=fsdp"])
+
+
+@pytest.mark.parametrize(
+    ("build", "state", "kept"),
+    [
+        (lambda own, _, __: torch.optim.SGD(own.values(), momentum=0.9), {}, "momentum_buffer"),
+        (lambda own, _, __: torch.optim.NAdam(own.values()), {"exp_avg": ..., "exp_avg_sq": ...}, "step|mu_product"),
+    ],
+)
+def test_state_that_no_rule_declares_is_refused_at_the_first_update(
+    monkeypatch: pytest.MonkeyPatch, build: Any, state: dict[str, Any], kept: str
+) -> None:
+    rule = UpdateRule(state=lambda shape: {name: StateTensor(shape) for name in state}, build=build)
+    monkeypatch.setitem(OPTIMIZERS, "adamw", OptimizerKind(title="forgetful", rules=(rule,)))
+    weight = torch.nn.Parameter(torch.ones(2, 2))
+    weight.grad = torch.ones(2, 2)
+    optimizer = Optimizer({"weight": weight}, OptimizationOptions(), torch.device("cpu"))
+    with pytest.raises(BadInput, match=f"optimizer adamw: torch's .* keeps ({kept}), which a resume would lose"):
+        optimizer.step(torch.tensor(0.0))
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_each_parameter_is_taken_by_one_rule(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    rules = OPTIMIZERS["adamw"].rules * count
+    monkeypatch.setitem(OPTIMIZERS, "adamw", OptimizerKind(title="unsure", rules=rules))
+    with pytest.raises(BadInput, match=f"optimizer adamw: {count} of its rules take weight, wanted one"):
+        Optimizer({"weight": torch.nn.Parameter(torch.ones(1))}, OptimizationOptions(), torch.device("cpu"))

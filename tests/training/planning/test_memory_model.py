@@ -93,7 +93,7 @@ def live_bytes(microbatch_size: int, options: MemoryOptions) -> int:
         if options.loss_chunks > 1:
             result = made(inputs, targets)
         else:
-            result = F.linear(made.hidden(inputs), made.network.output_weight())
+            result = F.linear(made.network.hidden(inputs, recompute=made._recompute), made.network.output_weight())
     after = living_storages()
     return sum(after[address] for address in after.keys() - before.keys() - {result.untyped_storage().data_ptr()})
 

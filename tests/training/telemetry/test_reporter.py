@@ -101,6 +101,19 @@ def test_the_bar_shows_what_is_known(clock: list[float]) -> None:
     assert counter.shown == [(4, "loss 2.0000  30 tok/s  ETA 2s")]
 
 
+def test_a_tracker_that_fails_is_left_out_and_the_others_go_on() -> None:
+    class Broken(Kept):
+        def write(self, record: dict[str, Any]) -> None:
+            raise ConnectionError("no route to host")
+
+    kept = Kept()
+    reporter, counter = reporter_of(Broken(), kept)
+    reporter.record(1, loss=2.0)
+    reporter.record(2, loss=1.0)
+    assert [record["step"] for record in kept.records] == [1, 2]
+    assert counter.lines == ["WARNING: Broken failed and gets no more records: no route to host"]
+
+
 def test_events_carry_their_step_and_a_checkpoint_redraws_the_chart() -> None:
     tracker = Kept()
     reporter, counter = reporter_of(tracker)
