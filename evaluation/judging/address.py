@@ -36,11 +36,7 @@ def split_credentials(url: str) -> tuple[str, Credentials]:
 
 
 def find_key(base_url: str, credentials: Credentials = None) -> str | None:
-    """Return the provider's API key from the environment.
-
-    Raises BadInput if OpenAI would be asked without one, it is no header value, or a key or password would cross a
-    network unencrypted.
-    """
+    """Return the environment's API key. Raises BadInput without one for OpenAI, or if a secret would be exposed."""
     key = os.environ.get("OPENAI_API_KEY", "").strip() or None
     if key is not None and not all("!" <= character <= "~" for character in key):
         raise BadInput(

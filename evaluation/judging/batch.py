@@ -180,8 +180,7 @@ class BatchAsker:
                 else:
                     self._judgement.take(*outcome)
         if not odd and ended.status in NOT_RUN:
-            why = f"batch {ended.status}"
-            self._budget.note(StoreLine(unbilled=[one.id for one in batch.asked], why=why))
+            self._budget.note(StoreLine(unbilled=[one.id for one in batch.asked], why=f"batch {ended.status}"))
         without = [one for one in batch.asked if one.id in self._judgement.store.open]
         for one in without:
             self._judgement.take(one, NoReply("no readable line in the batch's output", Failure.LOST))

@@ -71,7 +71,7 @@ async def send(client: AsyncOpenAI, api: str, body: dict[str, Any], asked: Asked
         return NoReply(explained(error), Failure.LOST if may_be_done(error) else Failure.FAILED)
     except APIStatusError as error:
         failure = Failure.LOST if may_be_done(error) else Failure.FAILED
-        said = NoReply(explained(error), failure, _retry_after(error.response.headers.get("retry-after")))
+        said = NoReply(explained(error), failure, _retry_after(error.response.headers.get("retry-after", "")))
         return outcome_of_error(asked, error.status_code, error.code, said)
     except ValueError as error:
         return NoReply(f"half a reply, or none: {error}", Failure.LOST)
@@ -147,11 +147,10 @@ def _check_listening(base_url: str) -> None:
             raise BadInput(f"{base_url}: no server: {error}; start it, or pass another --base-url") from error
 
 
-def _retry_after(value: str | None) -> float | None:
+def _retry_after(value: str) -> float | None:
     """Return the seconds of a Retry-After header, which holds seconds or a date; None for anything else."""
     try:
-        text = value or ""
-        seconds = float(text) if text[:1].isdigit() else parsedate_to_datetime(text).timestamp() - time()
+        seconds = float(value) if value[:1].isdigit() else parsedate_to_datetime(value).timestamp() - time()
     except (TypeError, ValueError, OverflowError):
         return None
     return min(max(seconds, 0.0), MOST_WAIT)

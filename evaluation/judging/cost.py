@@ -79,7 +79,6 @@ class JudgeBudget:
         return bool(changed)
 
     def allows(self, usd: float) -> bool:
-        """Tell whether so many dollars more stay within --max-usd."""
         return self.limit_usd is None or self.usd + usd <= self.limit_usd
 
     def most_usd(self, asked: Asked) -> float:
@@ -128,17 +127,13 @@ class JudgeBudget:
                 self.usd += cost.usd - before.usd
 
     def _limit(self, prompt: Prompt) -> int:
-        """Return the token limit of a reply: twice as high for each reply that was cut off by it.
-
-        An unanswered prompt keeps its limit: a server that knows Idempotency-Key compares bodies.
-        """
         history, used = self.store.prompts[prompt.key], self.store.usage[self.judge.label]
         last_asked = next(reversed(history.asked.values()), None)
         if last_asked is not None and last_asked.id in self.store.open:
-            return last_asked.limit
+            return last_asked.limit  # a server that knows Idempotency-Key compares bodies
         longest = used.longest if used.replies >= MANY_REPLIES else None
         cut = sum(reply.cut for reply in history.replies)
-        return most_output(prompt.answers, self.judge, longest) << min(cut, MOST_DOUBLINGS)
+        return most_output(prompt.answers, self.judge, longest) << min(cut, MOST_DOUBLINGS)  # twice for each cut reply
 
     def _cost_of_prompt(self, key: str) -> JudgeCost:
         history = self.store.prompts[key]

@@ -68,7 +68,6 @@ def default_store() -> Path:
 
 
 def _print_free(panel: Panel) -> list[list[FreeScores]]:
-    """Print the scores that need no judge and return them, by candidate and seed."""
     free = [[free_scores(answers) for answers in candidate.seeds] for candidate in panel.candidates]
     print(f"{len(panel.questions):,} questions\n{free_table(panel, free)}", flush=True)
     return free

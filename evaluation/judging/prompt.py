@@ -116,10 +116,7 @@ def prompt_key(judge: Judge, text: str, answers: int) -> str:
 
 
 def request_body(judge: Judge, prompt: Prompt, limit: int) -> dict[str, Any]:
-    """Return the body of a request. It has neither temperature nor seed, which newer models reject.
-
-    `limit`: most tokens of the reply.
-    """
+    """Return the body of a request, without temperature and seed, which newer models reject. `limit`: of tokens."""
     form = {"type": "json_schema", "name": "verdict", "strict": True, "schema": verdict_schema(prompt.answers)}
     if judge.api == "responses":
         return {
@@ -141,18 +138,14 @@ def request_body(judge: Judge, prompt: Prompt, limit: int) -> dict[str, Any]:
 
 
 def verdict_schema(answers: int) -> dict[str, Any]:
-    """Return the JSON schema of a verdict on so many answers."""
     label = {"type": "string", "enum": list(LABELS[:answers])}
     grade = _object(label=label, comment={"type": "string"}, score={"type": "integer"})
     return _object(grades={"type": "array", "items": grade})
 
 
 def read_grades(text: str, answers: int) -> list[Grade]:
-    """Return the grades of a verdict by position. Raises ValueError saying what is wrong with it.
-
-    Not every server enforces the schema: a Markdown fence around the object and numbers in strings are accepted.
-    """
-    fenced = FENCE.fullmatch(text.strip())
+    """Return the grades of a verdict by position. Raises ValueError saying what is wrong with it."""
+    fenced = FENCE.fullmatch(text.strip())  # not every server enforces the schema
     try:
         value = parse_json(text if fenced is None else fenced[1], None)
     except ValueError as error:

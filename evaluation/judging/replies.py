@@ -100,7 +100,6 @@ def read_batch_line(line: str, by_key: dict[str, Asked]) -> tuple[Asked, Reply |
 
 
 def message_in(error: Any) -> str | None:
-    """Return the message of a server's error in a line; None if there is none."""
     message = error.get("message") if isinstance(error, dict) else error
     return None if message is None or message == "" else one_line(str(message))
 
@@ -121,11 +120,7 @@ def _at(value: Any, kind: type, *path: str | int) -> Any:
 
 
 def _usage(usage: Any, text: str) -> Usage | None:
-    """Return the token counts of either API; None if they cannot be right.
-
-    Impossible counts of cached tokens are dropped: all input then counts at its full price, or at that of writing it
-    into the cache if this is higher.
-    """
+    """Return the token counts of either API; None if they cannot be right. Impossible cached ones count as written."""
     try:
         counted = _tokens(usage.get("input_tokens", usage.get("prompt_tokens")))
         output = _tokens(usage.get("output_tokens", usage.get("completion_tokens")))

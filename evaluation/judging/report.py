@@ -54,7 +54,6 @@ def report(judgement: Judgement, verdicts: list[PromptVerdict], scores: Scores |
 
 
 def cost_line(judgement: Judgement) -> str:
-    """Return the cost of all sessions of this judgement."""
     budget = judgement.budget
     return f"cost, including earlier sessions: {budget.cost}" if budget.price.date else "cost: unknown"
 

@@ -141,7 +141,6 @@ class JudgeUsage:
         self.excess = max(self.excess, used)
 
     def scaled_to(self, asked: Asked) -> Usage:
-        """Return the usage of a request like those counted."""
         return Usage(
             input=math.ceil(self.input / self.sent_bytes * asked.sent_bytes),
             output=math.ceil(self.output / self.answers * asked.answers),
@@ -189,7 +188,7 @@ class VerdictStore:
         return self._take(line)
 
     def open_batches(self, base_url: str) -> list[StoredBatch]:
-        """Return the batches at this server whose replies have not been fetched."""
+        """Return the batches at a server whose replies have not been fetched."""
         return [batch for batch in self._batches.values() if batch.base_url == base_url]
 
     def close(self) -> None:

@@ -44,28 +44,27 @@ class DatasetPart:
 
 
 def read_parts(value: Any) -> tuple[DatasetPart, ...]:
-    """Return what a value of `dataset` means. Raises ValueError, "dataset: got ..., wanted ...", for a wrong one."""
+    """Return what a value of `dataset` means. Raises ValueError for a wrong one."""
     if isinstance(value, str) and value:
         return (DatasetPart(value, 1),)
     if not isinstance(value, list) or not value:
         raise ValueError(
-            f"dataset: got {quoted(value)}, wanted a non-empty string, or a list of "
-            '{"dataset": NAME, "weight": NUMBER}'
+            f'got {quoted(value)}, wanted a non-empty string, or a list of {{"dataset": NAME, "weight": NUMBER}}'
         )
     parts: dict[str, DatasetPart] = {}
     for number, entry in enumerate(value, 1):
         try:
             part = checked(DatasetPart, entry)
         except ValueError as error:
-            raise ValueError(f"dataset: entry {number}: {error}") from error
+            raise ValueError(f"entry {number}: {error}") from error
         if part.dataset in parts:
-            raise ValueError(f"dataset: entry {number}: got {part.dataset:.100} twice; give it the sum of the weights")
+            raise ValueError(f"entry {number}: got {part.dataset:.100} twice; give it the sum of the weights")
         if not any(weight for _, weight in part.weights):
-            raise ValueError(f"dataset: entry {number}: got weight 0 for {part.dataset:.100} in every stage")
+            raise ValueError(f"entry {number}: got weight 0 for {part.dataset:.100} in every stage")
         parts[part.dataset] = part
     stages = sum(len(part.weights) for part in parts.values())
     if stages > MOST_STAGES:
-        raise ValueError(f"dataset: got {stages:,} datasets and stages in all, wanted at most {MOST_STAGES}")
+        raise ValueError(f"got {stages:,} datasets and stages in all, wanted at most {MOST_STAGES}")
     shares(list(parts.values()))
     return tuple(parts.values())
 
@@ -79,6 +78,6 @@ def shares(parts: Sequence[DatasetPart]) -> list[tuple[int, tuple[int, ...]]]:
     for step in sorted({first_step for part in parts for first_step, _ in part.weights}):
         weights = [[weight for first_step, weight in part.weights if first_step <= step][-1] for part in parts]
         if not any(weights):
-            raise ValueError(f"dataset: got no weight above 0 from step {step:,} on, wanted one at every step")
+            raise ValueError(f"got no weight above 0 from step {step:,} on, wanted one at every step")
         found.append((step, to_shares(weights)))
     return found

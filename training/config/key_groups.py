@@ -24,7 +24,10 @@ def define(check: Validator, default: Any = attrs.NOTHING, *, plumbing: bool = F
 
 
 def _dataset(_: Any, __: Any, value: Any) -> None:
-    read_parts(value)
+    try:
+        read_parts(value)
+    except ValueError as error:
+        raise ValueError(f"dataset: {error}") from error
 
 
 def _optimizer(instance: Any, attribute: "attrs.Attribute[Any]", value: Any) -> None:

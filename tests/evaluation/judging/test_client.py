@@ -158,3 +158,8 @@ def test_a_key_crosses_no_network_unencrypted(monkeypatch: pytest.MonkeyPatch) -
     assert find_key("http://192.168.1.5:8000/v1") == "EMPTY"  # no secret
     with pytest.raises(BadInput, match="the password would cross the network unencrypted"):
         find_key("http://far.example/v1", ("me", "secret"))
+
+
+def test_retry_after_is_seconds_or_a_date_and_two_minutes_at_most() -> None:
+    told = {"2.5": 2.5, "3600": 120, "Mon, 01 Jan 2001 00:00:00 GMT": 0, "": None, "soon": None, "nan": None}
+    assert {value: client_module._retry_after(value) for value in told} == told

@@ -1,44 +1,60 @@
-"""`dataset` of train.json: a name, or a list with weights that change by step."""
+"""`dataset` of train.json: one name, or several with weights that change by step."""
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from training.config.dataset_config import MOST_STAGES, read_parts, shares
+from tests.conftest import TINY_MODEL, TINY_TRAIN
+from tests.training.config.test_train_config import run_directory
+from training.config.batch_plan import make_plan
+from training.config.dataset_config import read_parts, shares
+from training.config.train_config import load_run
 
 
-def test_a_name_is_one_dataset_with_all_of_the_weight() -> None:
-    parts = read_parts("tokens/web")
-    assert [(part.dataset, part.weights) for part in parts] == [("tokens/web", ((0, 1),))]
-    assert shares(parts) == [(0, (1,))]
-
-
-def test_shares_are_whole_numbers_wherever_a_weight_changes() -> None:
-    parts = read_parts(
-        [
-            {"dataset": "web", "weight": 0.5},
-            {"dataset": "code", "weight": [[0, 0.25], [100, 0.5]]},
-            {"dataset": "books", "weight": [[0, 0], [300, 1]]},
-        ]
-    )
-    assert shares(parts) == [(0, (2, 1, 0)), (100, (1, 1, 0)), (300, (1, 1, 2))]
+def part(dataset: str = "a", **keys: Any) -> dict[str, Any]:
+    return {"dataset": dataset} | keys
 
 
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ("", "dataset: got '', wanted a non-empty string, or a list of"),
-        ([], r"dataset: got \[\], wanted"),
-        ([{"dataset": "a", "weight": 0}], "dataset: entry 1: weight: got 0, wanted a number above 0, or stages"),
-        ([{"dataset": "a", "weight": True}], "weight: got True, wanted a number above 0"),
-        ([{"dataset": "a", "weight": [[5, 1]]}], "wanted the first one to begin with step 0"),
-        ([{"dataset": "a", "weight": [[0, 1], [0, 2]]}], r"got stage \[0, 2\], wanted \[first step, weight\], steps"),
-        ([{"dataset": "a", "weight": [[0, 0]]}], "dataset: entry 1: got weight 0 for a in every stage"),
-        ([{"dataset": "a", "weight": 1}, {"dataset": "a", "weight": 1}], "entry 2: got a twice"),
-        ([{"dataset": "a", "weight": [[0, 1], [9, 0]]}], "got no weight above 0 from step 9 on"),
-        ([{"dataset": "a", "weight": [[n, 1] for n in range(MOST_STAGES + 1)]}], "513 datasets and stages in all"),
+        ("", "got '', wanted a non-empty string, or a list of {\"dataset\": NAME"),
+        ([], "got [], wanted a non-empty string, or a list of"),
+        (["a"], "entry 1: got 'a', wanted an object of keys and values"),
+        ([part(wieght=1)], "entry 1: unknown key 'wieght'; did you mean 'weight'?"),
+        ([part()], "entry 1: key 'weight' is missing"),
+        ([part("", weight=1)], "entry 1: dataset: got '', wanted a non-empty string"),
+        ([part("b", weight=1), part(weight=0)], "entry 2: weight: got 0, wanted a number above 0, or stages"),
+        ([part(weight="1")], "entry 1: weight: got '1', wanted a number above 0, or stages"),
+        ([part(weight=True)], "entry 1: weight: got True, wanted a number above 0"),
+        ([part(weight=1), part(weight=2)], "entry 2: got a twice; give it the sum of the weights"),
+        ([part(weight=[])], "entry 1: weight: got stages [], wanted the first one to begin with step 0"),
+        ([part(weight=[[1, 1]])], "entry 1: weight: got stages [[1, 1]], wanted the first one to begin with step 0"),
+        ([part(weight=[[0, 1], [0, 2]])], "entry 1: weight: got stage [0, 2], wanted [first step, weight], steps ris"),
+        ([part(weight=[[0, -1]])], "entry 1: weight: got stage [0, -1], wanted [first step, weight]"),
+        ([part(weight=[[True, 1]])], "entry 1: weight: got stage [True, 1], wanted [first step, weight]"),
+        ([part(weight=[[0, 1], [5, 0]])], "got no weight above 0 from step 5 on"),
+        ([part(weight=[[0, 0]]), part("b", weight=1)], "entry 1: got weight 0 for a in every stage"),
+        ([part(weight=1e-9), part("b", weight=1)], "round the weights to fewer digits"),
+        ([part(weight=1e-320), part("b", weight=1e300)], "round the weights to fewer digits"),
+        ([part(weight=10**400)], "entry 1: weight: got 1000"),
+        ([part(str(n), weight=1) for n in range(5000)], "got 5,000 datasets and stages in all, wanted at most 512"),
+        ([part(weight=[[n, 1] for n in range(5000)])], "got 5,000 datasets and stages in all, wanted at most 512"),
     ],
 )
-def test_a_wrong_value_is_told_with_its_entry(value: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+def test_a_wrong_dataset_is_one_line(value: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
         read_parts(value)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 1000
+
+
+def test_stages_of_different_datasets_may_begin_at_different_steps(tmp_path: Path) -> None:
+    parts = [part(weight=[[0, 0.7], [1000, 0]]), part("b", weight=0.3), part("c", weight=[[0, 0], [500, 1]])]
+    run = load_run(run_directory(tmp_path / "r", TINY_MODEL, {"dataset": parts} | TINY_TRAIN), [])
+    assert shares(run.train.data.parts) == [(0, (7, 3, 0)), (500, (7, 3, 10)), (1000, (0, 3, 10))]
+    plan = make_plan(run.train, run.model.context_length, 1)
+    assert [source.sequences for source in plan.sources] == [45, 19, 0]  # 64 of them, in the first stage
+    longer = make_plan(run.train.replace(min_train_tokens=600 * 8 * 32), run.model.context_length, 1)
+    assert [source.sequences for source in longer.sources] == [2800 + 280, 1200 + 120, 400]

@@ -9,7 +9,6 @@ import pytest
 from common.errors import BadInput, either
 from tests.conftest import ROOT, TINY_MODEL, TINY_TRAIN
 from training.config.batch_plan import describe, make_plan
-from training.config.dataset_config import shares
 from training.config.key_groups import MemoryOptions
 from training.config.train_config import KEYS, TrainConfig, load_run
 from training.optimizers.optimizer_registry import OPTIMIZERS
@@ -91,106 +90,45 @@ def test_shipped_run_directories_train_the_same_model_on_the_same_batches(name: 
     assert run.train.data.dataset == "gpjt/fineweb-gpt2-tokens"
 
 
-def part(dataset: str = "a", **keys: Any) -> dict[str, Any]:
-    return {"dataset": dataset} | keys
-
-
 @pytest.mark.parametrize(
-    ("file", "change", "message"),
+    ("change", "message"),
     [
-        ("train", {"warmup_step": 3}, "train.json: unknown key 'warmup_step'; did you mean 'warmup_period_percent'?"),
-        ("train", {"learning_rates": 1}, "train.json: unknown key 'learning_rates'; did you mean 'learning_rate'?"),
-        ("train", {"zzz": 1}, "train.json: unknown key 'zzz'; known: adam_beta1"),
-        ("train", {"learning_rate": "fast"}, "learning_rate: got 'fast', wanted a number above 0"),
-        ("train", {"microbatch_size": 2.0}, "microbatch_size: got 2.0, wanted an integer of at least 1"),
-        ("train", {"min_train_tokens": -1}, "min_train_tokens: got -1, wanted an integer of at least 1"),
-        ("train", {"parallel": "zero"}, """parallel: got 'zero', wanted "ddp" or "fsdp\""""),
-        ("train", {"optimizer": "sgd"}, f"optimizer: got 'sgd', wanted {either(map(json.dumps, OPTIMIZERS))}"),
-        (
-            "train",
-            {"optimizer": "muon", "parallel": "fsdp"},
-            'parallel: got "fsdp", wanted "ddp", because optimizer is "muon"',
-        ),
-        ("train", {"on_spike": "wait"}, """on_spike: got 'wait', wanted "stop" or "skip\""""),
-        ("train", {"spike_window": 1}, "spike_window: got 1, wanted an integer of at least 2"),
-        ("train", {"spike_zscore": 0}, "spike_zscore: got 0, wanted a number above 0"),
-        ("train", {"dataset": ""}, "dataset: got '', wanted a non-empty string, or a list of {\"dataset\": NAME"),
-        ("train", {"dataset": []}, "dataset: got [], wanted a non-empty string, or a list of"),
-        ("train", {"dataset": ["a"]}, "dataset: entry 1: got 'a', wanted an object of keys and values"),
-        ("train", {"dataset": [part(wieght=1)]}, "entry 1: unknown key 'wieght'; did you mean 'weight'?"),
-        ("train", {"dataset": [{"dataset": "a"}]}, "dataset: entry 1: key 'weight' is missing"),
-        ("train", {"dataset": [part("", weight=1)]}, "dataset: entry 1: dataset: got '', wanted a non-empty string"),
-        ("train", {"dataset": [part("b", weight=1), part(weight=0)]}, "entry 2: weight: got 0, wanted a number above"),
-        ("train", {"dataset": [part(weight="1")]}, "entry 1: weight: got '1', wanted a number above 0, or stages"),
-        ("train", {"dataset": [part(weight=True)]}, "entry 1: weight: got True, wanted a number above 0"),
-        (
-            "train",
-            {"dataset": [part(weight=1), part(weight=2)]},
-            "dataset: entry 2: got a twice; give it the sum of the weights",
-        ),
-        (
-            "train",
-            {"dataset": [part(weight=[])]},
-            "entry 1: weight: got stages [], wanted the first one to begin with step 0",
-        ),
-        (
-            "train",
-            {"dataset": [part(weight=[[1, 1]])]},
-            "weight: got stages [[1, 1]], wanted the first one to begin with",
-        ),
-        (
-            "train",
-            {"dataset": [part(weight=[[0, 1], [0, 2]])]},
-            "weight: got stage [0, 2], wanted [first step, weight], st",
-        ),
-        ("train", {"dataset": [part(weight=[[0, -1]])]}, "weight: got stage [0, -1], wanted [first step, weight]"),
-        ("train", {"dataset": [part(weight=[[0, 1], [5, 0]])]}, "dataset: got no weight above 0 from step 5 on"),
-        ("train", {"dataset": [part(weight=[[0, 0]]), part("b", weight=1)]}, "got weight 0 for a in every stage"),
-        ("train", {"dataset": [part(weight=1e-9), part("b", weight=1)]}, "round the weights to fewer digits"),
-        (
-            "train",
-            {"dataset": [part(weight=1)], "min_train_tokens": None},
-            "min_train_tokens: got null (all tokens), wa",
-        ),
-        ("train", {"dataset": [part(weight=1e-320), part("b", weight=1e300)]}, "round the weights to fewer digits"),
-        ("train", {"dataset": [part(weight=10**400)]}, "entry 1: weight: got 1000"),
-        (
-            "train",
-            {"dataset": [part(str(n), weight=1) for n in range(5000)]},
-            "got 5,000 datasets and stages in all, wanted at most 512",
-        ),
-        (
-            "train",
-            {"dataset": [part(weight=[[n, 1] for n in range(5000)])]},
-            "got 5,000 datasets and stages in all, wanted at most",
-        ),
-        ("train", {"dataset": "a" * 5000, "max_epochs": "b" * 5000}, "max_epochs: got 'bbb"),
-        ("train", {"minibatch_size": "a" * 5000}, "minibatch_size 'aaa"),
-        ("train", {f"key{n}": n for n in range(20_000)}, "unknown key 'key0'; known: adam_beta1"),
-        ("train", {"x" * 5000 + "\x1b[2J": 1}, "unknown key 'xxx"),
-        ("train", {"random_seed": 10**30}, "random_seed: got 1000"),
-        ("model", {"n_layers": 10**7}, "n_layers: got 10000000, wanted an integer of at least 1, at most 10,000"),
-        ("train", {"max_epochs": 0}, "max_epochs: got 0, wanted an integer of at least 1"),
-        ("train", {"shuffle": 1}, "shuffle: got 1, wanted true or false"),
-        ("train", {"shuffle": True, "era_tokens": 1}, "era_tokens: got 1, wanted at least context_length"),
-        ("train", {"era_tokens": 1000}, "era_tokens: got 1000, wanted null, or shuffle true"),
-        ("train", {"global_batch_size": 9}, "global_batch_size: got 9, wanted a multiple of microbatch_size, 2"),
-        (
-            "model",
-            {"learning_rate": 2},
-            "model.json: unknown key 'learning_rate'; did you mean 'learning_rate' of train",
-        ),
-        ("train", {"hidden_size": 2}, "train.json: unknown key 'hidden_size'; did you mean 'emb_dim' of model.json?"),
-        ("model", {"n_head": 2}, "model.json: unknown key 'n_head'; did you mean 'n_heads'?"),
-        ("model", {"emb_dim": 33}, "model.json: emb_dim: got 33, wanted a multiple of n_heads, 2"),
-        ("model", {"moe": {"num_experts": 6}}, "model.json: key 'moe': mixtures of experts are not GPT-2"),
+        ({"warmup_step": 3}, "train.json: unknown key 'warmup_step'; did you mean 'warmup_period_percent'?"),
+        ({"learning_rates": 1}, "train.json: unknown key 'learning_rates'; did you mean 'learning_rate'?"),
+        ({"zzz": 1}, "train.json: unknown key 'zzz'; known: adam_beta1"),
+        ({"learning_rate": "fast"}, "learning_rate: got 'fast', wanted a number above 0"),
+        ({"microbatch_size": 2.0}, "microbatch_size: got 2.0, wanted an integer of at least 1"),
+        ({"min_train_tokens": -1}, "min_train_tokens: got -1, wanted an integer of at least 1"),
+        ({"parallel": "zero"}, """parallel: got 'zero', wanted "ddp" or "fsdp\""""),
+        ({"optimizer": "sgd"}, f"optimizer: got 'sgd', wanted {either(map(json.dumps, OPTIMIZERS))}"),
+        ({"optimizer": "muon", "parallel": "fsdp"}, 'parallel: got "fsdp", wanted "ddp", because optimizer is "muon"'),
+        ({"on_spike": "wait"}, """on_spike: got 'wait', wanted "stop" or "skip\""""),
+        ({"spike_window": 1}, "spike_window: got 1, wanted an integer of at least 2"),
+        ({"spike_zscore": 0}, "spike_zscore: got 0, wanted a number above 0"),
+        ({"dataset": ["a"]}, "train.json: dataset: entry 1: got 'a', wanted an object of keys and values"),
+        ({"dataset": [{"dataset": "a", "weight": 1}], "min_train_tokens": None}, "min_train_tokens: got null (all tok"),
+        ({"dataset": "a" * 5000, "max_epochs": "b" * 5000}, "max_epochs: got 'bbb"),
+        ({"minibatch_size": "a" * 5000}, "minibatch_size 'aaa"),
+        ({f"key{n}": n for n in range(20_000)}, "unknown key 'key0'; known: adam_beta1"),
+        ({"x" * 5000 + "\x1b[2J": 1}, "unknown key 'xxx"),
+        ({"random_seed": 10**30}, "random_seed: got 1000"),
+        ({"max_epochs": 0}, "max_epochs: got 0, wanted an integer of at least 1"),
+        ({"shuffle": 1}, "shuffle: got 1, wanted true or false"),
+        ({"shuffle": True, "era_tokens": 1}, "era_tokens: got 1, wanted at least context_length"),
+        ({"era_tokens": 1000}, "era_tokens: got 1000, wanted null, or shuffle true"),
+        ({"global_batch_size": 9}, "global_batch_size: got 9, wanted a multiple of microbatch_size, 2"),
+        ({"hidden_size": 2}, "train.json: unknown key 'hidden_size'; did you mean 'emb_dim' of model.json?"),
+        ({"model.n_layers": 10**7}, "n_layers: got 10000000, wanted an integer of at least 1, at most 10,000"),
+        ({"model.learning_rate": 2}, "unknown key 'learning_rate'; did you mean 'learning_rate' of train.json?"),
+        ({"model.n_head": 2}, "model.json: unknown key 'n_head'; did you mean 'n_heads'?"),
+        ({"model.emb_dim": 33}, "model.json: emb_dim: got 33, wanted a multiple of n_heads, 2"),
+        ({"model.moe": {"num_experts": 6}}, "model.json: key 'moe': mixtures of experts are not GPT-2"),
     ],
 )
-def test_wrong_values_are_one_line_with_file_and_key(
-    tmp_path: Path, file: str, change: dict[str, Any], message: str
-) -> None:
+def test_wrong_values_are_one_line_with_file_and_key(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     values = {"model": dict(TINY_MODEL), "train": {"dataset": "x"} | TINY_TRAIN}
-    values[file] |= change
+    for key, value in change.items():
+        values["model" if key.startswith("model.") else "train"][key.removeprefix("model.")] = value
     with pytest.raises(BadInput) as caught:
         load_run(run_directory(tmp_path / "r", values["model"], values["train"]), [])
     assert message in str(caught.value)
@@ -223,16 +161,6 @@ def test_overrides_replace_values_of_either_file(tmp_path: Path) -> None:
     for wrong in ("learning_rate", "optimizer.lr=1", "=3"):
         with pytest.raises(BadInput, match=r"wanted train\.KEY=VALUE or model\.KEY=VALUE"):
             load_run(directory, [wrong])
-
-
-def test_stages_of_different_datasets_may_begin_at_different_steps(tmp_path: Path) -> None:
-    parts = [part(weight=[[0, 0.7], [1000, 0]]), part("b", weight=0.3), part("c", weight=[[0, 0], [500, 1]])]
-    run = load_run(run_directory(tmp_path / "r", TINY_MODEL, {"dataset": parts} | TINY_TRAIN), [])
-    assert shares(run.train.data.parts) == [(0, (7, 3, 0)), (500, (7, 3, 10)), (1000, (0, 3, 10))]
-    plan = make_plan(run.train, run.model.context_length, 1)
-    assert [source.sequences for source in plan.sources] == [45, 19, 0]  # 64 of them, in the first stage
-    longer = make_plan(run.train.replace(min_train_tokens=600 * 8 * 32), run.model.context_length, 1)
-    assert [source.sequences for source in longer.sources] == [2800 + 280, 1200 + 120, 400]
 
 
 def test_a_wrong_override_is_blamed_not_the_file(tmp_path: Path) -> None:
