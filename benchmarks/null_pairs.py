@@ -15,6 +15,7 @@ import command
 import numpy as np
 from random_run import write_run
 
+from common.errors import BadInput
 from evaluation.comparison.compare import compare
 from evaluation.comparison.rows import Row, read_rows
 
@@ -42,6 +43,8 @@ RECIPES = ((3, 3), (2, 2), (3, 3, 3), (2, 2, 2, 2), (2, 1, 1), (1, 1))  # runs o
 
 def main(folder: Path, /, *, runs: int = 24) -> None:
     """Train missing runs of the one recipe, and six of the better one; print the comparisons."""
+    if runs < (most := max(map(sum, RECIPES))):
+        raise BadInput(f"--runs: got {runs}, wanted {most} or more, as many as are drawn at once")
     folder = folder.resolve()
     equal = [_train(folder, seed, WITHOUT_EFFECT[seed % len(WITHOUT_EFFECT)]) for seed in range(runs)]
     lower = [_train(folder, seed, {"learning_rate": TRAIN["learning_rate"] / 3}) for seed in range(runs, runs + 6)]

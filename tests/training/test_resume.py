@@ -55,14 +55,6 @@ def test_newest_checkpoints_and_the_best_are_kept(make_run: Callable[..., Path])
     assert json.loads((checkpoints / "best" / "state.json").read_text())["validation_loss"] == losses[best]
 
 
-def test_a_checkpoint_that_is_not_there_is_refused_with_those_that_are(make_run: Callable[..., Path]) -> None:
-    run = make_run()
-    assert train(run).returncode == 0
-    named = train(run, "--resume", "step-00000009")
-    assert named.returncode == 1
-    assert "no such checkpoint; there are best, latest, step-00000004, step-00000008" in named.stderr
-
-
 def test_resuming_by_name_makes_that_checkpoint_the_newest(make_run: Callable[..., Path]) -> None:
     run = make_run(checkpoint_interval=2)
     assert train(run).returncode == 0

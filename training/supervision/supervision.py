@@ -9,7 +9,7 @@ agree (stop_request.py), and one rank's request makes all of them save and end a
 | request                            | in start             | in preparation                        | in training |
 |------------------------------------|----------------------|---------------------------------------|-------------|
 | SIGTERM, SIGINT, SIGUSR1, SIGHUP   | end at once:         | ask the others' heartbeats (3 s), end | noted       |
-| (signals.py)                       | "stopped", not final | "lost" or "error" as they tell, else  |             |
+| (signals.py)                       | "stopped", not final | "lost" or "error" by the beats, else  |             |
 |                                    |                      | "stopped"                             |             |
 | torchrun is gone (heartbeat.py)    | end: "lost"          | end at once: status 1, no record      | noted       |
 | budget used up (condition of loop) |                      |                                       | noted       |

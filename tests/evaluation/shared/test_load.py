@@ -1,6 +1,7 @@
 """Models of runs and of other programs are loaded, or the reason why not is one line."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -42,6 +43,8 @@ def test_models_of_other_programs_are_asked_like_ours(
 def test_what_cannot_be_loaded_is_one_line(make_run: Callable[..., Path], tmp_path: Path) -> None:
     run = make_run()
     assert train(run, "--max-steps", "1").returncode == 0
+    typed = os.path.relpath(run)
+    assert str(locate(typed, "best").path) == f"{typed}/checkpoints/step-00000001"  # results name it as it was typed
     exported = tmp_path / "exported"
     assert evaluate("export", run, exported).returncode == 0
     config, weights = exported / "config.json", exported / "model.safetensors"
