@@ -21,6 +21,7 @@ from tests.s3_server import BUCKET, S3Server, serve_s3
 from tests.tokens.documents.reading import SETTINGS
 from tests.tokens.preparing import CRASH, PIPES, PREPARE, files_of, jsonl, run, write
 from tests.walks import children, kill
+from tokens.prepare import s3_output
 from tokens.prepare.commit_log import CommitLog, Entry
 from tokens.prepare.growing_files import GrowingStream
 from tokens.prepare.plan import UnitPlan
@@ -37,7 +38,8 @@ SLOW_POINTS = (
     "manifest uploaded",
     "leftover deleted",
 )  # of a commit, of the bucket and of the end
-POINTS = ["shard uploaded", "ledger uploaded", *(pytest.param(point, marks=pytest.mark.slow) for point in SLOW_POINTS)]
+QUICK_POINTS = ("shard uploaded", "ledger uploaded")
+POINTS = [*QUICK_POINTS, *(pytest.param(point, marks=pytest.mark.slow) for point in SLOW_POINTS)]
 
 
 OPTIONS = ("--tokenizer", "bytes", "--unit-bytes", "1000", "--executor", "inline", "--shard-tokens", "300")
@@ -96,6 +98,12 @@ def test_a_bucket_gets_the_files_of_a_folder_and_the_disk_is_left_empty(
     run(CRASH, source, "--output", tmp_path / "mine", *OPTIONS, CRASH_AT="ledger written", CRASH_TIME="1")
     refused = run(PREPARE, source, *output[:2], "--scratch", tmp_path / "mine", *OPTIONS, *FRACTIONS)
     assert "plan.json: another preparation's; pass another --scratch" in refused.stderr
+
+
+def test_every_crash_point_is_tried() -> None:
+    named = set(re.findall(r'reached\("([^"]+)"\)', Path(s3_output.__file__).read_text()))
+    assert len(named) > 5
+    assert named <= {*QUICK_POINTS, *SLOW_POINTS}
 
 
 @pytest.mark.parametrize("point", POINTS)

@@ -1,5 +1,6 @@
 """What has come of a preparation, and what is damaged, is told by name."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,23 @@ def test_all_that_is_damaged_is_told_with_what_it_was_made_from(sharded: Path) -
     assert f"tokens 0 to 129 of validation, made from unit 0: {source} (bytes 0 to " in said, said
     assert f" of train, made from unit 4: {source} (bytes " in said
     assert "unit 1" not in said and "unit 2" not in said
+
+
+def test_a_flipped_bit_of_a_train_file_whose_tail_was_cut_off_is_traced_to_its_unit(tmp_path: Path) -> None:
+    source = jsonl(tmp_path / "a.jsonl", [f"document {number}" for number in range(450)])
+    options = ("--tokenizer", "bytes", "--unit-bytes", "1000", "--split", "tail", "--validation-fraction", "0.1")
+    assert run(PREPARE, source, "--output", tmp_path / "out", *options).returncode == 0
+    assert "all as written" in verify(str(tmp_path / "out"))[0]
+    results = [json.loads(line) for line in (tmp_path / "out" / "ledger.jsonl").read_text().splitlines()[1:]]
+    before = sum(result["parts"]["train"]["tokens"] for result in results[:3])
+    train = tmp_path / "out" / "train.safetensors"
+    data = bytearray(train.read_bytes())
+    data[4096 + 2 * before + 1] ^= 1
+    train.write_bytes(data)
+    with pytest.raises(
+        BadInput, match=rf"train\.safetensors: damaged: got sha256 .*of train, made from unit 3: {source} \("
+    ):
+        verify(str(tmp_path / "out"))
 
 
 def test_a_changed_ledger_and_a_changed_plan_are_told(sharded: Path) -> None:

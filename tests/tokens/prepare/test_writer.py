@@ -1,5 +1,6 @@
 """A kill at any moment of a commit changes no byte of the token files."""
 
+import re
 import signal
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 
 from tests.conftest import shared
 from tests.tokens.preparing import COMMAND, CRASH, PREPARE, files_of, jsonl, kill_again_and_again, run
+from tokens.prepare import writer
 
 CRASH_POINTS = (
     "tokens written",
@@ -20,6 +22,10 @@ CRASH_POINTS = (
     "all named",
     "manifest written",
 )  # of a commit and of the end, in order
+
+
+def test_every_crash_point_is_tried() -> None:
+    assert set(re.findall(r'reached\("([^"]+)"\)', Path(writer.__file__).read_text())) == set(CRASH_POINTS)
 
 
 @pytest.mark.parametrize("point", CRASH_POINTS)
