@@ -35,7 +35,7 @@ DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 
 
 @attrs.frozen(kw_only=True)
-class Comparison:
+class NanogptComparison:
     """A shape at which both are trained."""
 
     clone: Path  # of nanoGPT

@@ -52,7 +52,7 @@ BASE: dict[str, Any] = {
 
 @Parameter(name="*")
 @attrs.frozen(kw_only=True)
-class Options:
+class OptimizerBenchmark:
     """Command-line options."""
 
     tokens: Path | None = None
@@ -67,7 +67,7 @@ class Options:
     """runs at a time, on a core each"""
 
 
-def main(options: Options = Options()) -> None:
+def main(options: OptimizerBenchmark = OptimizerBenchmark()) -> None:
     """Train everything and print the table."""
     with TemporaryDirectory() as name:
         folder = Path(name)
@@ -107,7 +107,7 @@ def sweep(measure: Callable[[list[float]], list[float]], first: tuple[float, ...
     return losses
 
 
-def _compare(folder: Path, options: Options) -> dict[tuple[str, float], dict[int, float]]:
+def _compare(folder: Path, options: OptimizerBenchmark) -> dict[tuple[str, float], dict[int, float]]:
     """Return final validation losses by optimizer, learning rate and seed."""
     losses: dict[tuple[str, float], dict[int, float]] = {}
 
@@ -127,7 +127,7 @@ def _compare(folder: Path, options: Options) -> dict[tuple[str, float], dict[int
     return losses
 
 
-def _train(folder: Path, options: Options, keys: dict[str, Any]) -> float:
+def _train(folder: Path, options: OptimizerBenchmark, keys: dict[str, Any]) -> float:
     """Return the validation loss at the end of a run; infinite where it diverged."""
     run = _write(folder, options, keys)
     if command.call("train.py", run, "--device", "cpu", statuses=(EXIT_DONE, EXIT_DIVERGED)):
@@ -137,7 +137,7 @@ def _train(folder: Path, options: Options, keys: dict[str, Any]) -> float:
     return loss
 
 
-def _write(folder: Path, options: Options, keys: dict[str, Any]) -> Path:
+def _write(folder: Path, options: OptimizerBenchmark, keys: dict[str, Any]) -> Path:
     """Write a run directory named by the keys of train.json that differ between two runs."""
     model = {
         "vocab_size": 257,  # of prepare_data.py --tokenizer bytes
@@ -154,7 +154,7 @@ def _write(folder: Path, options: Options, keys: dict[str, Any]) -> Path:
     return write_run(folder / "-".join(map(str, keys.values())), model, train)
 
 
-def _step_seconds(folder: Path, options: Options) -> dict[str, float]:
+def _step_seconds(folder: Path, options: OptimizerBenchmark) -> dict[str, float]:
     """Return the median CPU seconds of a step with each optimizer: steps in turn, in this process."""
     ranks = start("cpu", 60)
     runs = {name: load_run(_write(folder, options, {"optimizer": name}), []) for name in OPTIMIZERS}

@@ -44,7 +44,7 @@ COLUMNS = ["way", "wall s", "CPU s", "wall x", "CPU x", "steady M tokens/s", "me
 
 @Parameter(name="*")
 @attrs.frozen(kw_only=True)
-class Options:
+class TokenizationBenchmark:
     """Command-line options."""
 
     tokenizer: str = "gpt2"
@@ -67,7 +67,7 @@ class TokenizationCost:
     steady_rate: float  # tokens committed per second; 0 if unknown
 
 
-def main(*parquet: Path, options: Options = Options()) -> None:
+def main(*parquet: Path, options: TokenizationBenchmark = TokenizationBenchmark()) -> None:
     """Measure and print."""
     with TemporaryDirectory() as folder:
         files = list(parquet)
@@ -78,7 +78,7 @@ def main(*parquet: Path, options: Options = Options()) -> None:
             compare(options, file.resolve())
 
 
-def compare(options: Options, file: Path) -> None:
+def compare(options: TokenizationBenchmark, file: Path) -> None:
     """Run all pipelines in turn on a file; print a table of medians."""
     costs: dict[Way, list[TokenizationCost]] = {way: [] for way in options.ways}
     for turn in range(options.rounds + 1):
@@ -163,7 +163,7 @@ def make_text(path: Path, wanted_bytes: int) -> None:
     print(f"{len(texts):,} documents, {size / 1e6:.0f} MB of distinct text from this machine")
 
 
-def _command(way: Way, options: Options, file: Path, output: Path) -> list[str]:
+def _command(way: Way, options: TokenizationBenchmark, file: Path, output: Path) -> list[str]:
     if not way.startswith("lockstep"):
         script = str(Path(__file__).with_name("other_pipelines.py"))
         arguments = [way.lower(), str(file), str(output), options.tokenizer, str(options.workers)]

@@ -19,7 +19,7 @@ import attrs
 import command
 import random_run
 import torch
-from beside_nanogpt import WARM_UP, Comparison
+from beside_nanogpt import WARM_UP, NanogptComparison
 from cyclopts import Parameter
 
 from common.errors import BadInput
@@ -42,7 +42,7 @@ MATMUL_SECONDS = 2.0  # long enough for a GPU to come down to the clock that it 
 
 @Parameter(name="*")
 @attrs.frozen(kw_only=True)
-class Options:
+class SpeedBenchmark:
     """Command-line options; None: the default of a GPU, or of a CPU."""
 
     sizes: tuple[Literal["small", "124M", "350M", "774M", "1.5B"], ...] = ()
@@ -69,7 +69,7 @@ class Options:
 
     @property
     def cuda(self) -> bool:
-        """Whether GPUs are measured."""
+        """True if GPUs are measured."""
         return torch.cuda.is_available() and self.beside_nanogpt is None
 
     @property
@@ -78,13 +78,13 @@ class Options:
         return self.steps or (50 if self.cuda else 10)
 
 
-def main(options: Options = Options()) -> None:
+def main(options: SpeedBenchmark = SpeedBenchmark()) -> None:
     """Print the tables."""
     for size in options.sizes or (("124M",) if options.cuda else ("small",)):
         model = SIZES[size]
         layout = _layout(model, options)
         if options.beside_nanogpt is not None:
-            Comparison(
+            NanogptComparison(
                 clone=options.beside_nanogpt,
                 model=model,
                 layout=layout,
@@ -98,7 +98,7 @@ def main(options: Options = Options()) -> None:
             print(f"{kind} / {first}: {speeds[kind] / speeds[first]:.3f} of its tokens/s\n", flush=True)
 
 
-def _layout(model: ModelConfig, options: Options) -> Layout:
+def _layout(model: ModelConfig, options: SpeedBenchmark) -> Layout:
     """Return a step of --step-tokens at the most, in the micro-batches that were asked for or that are predicted."""
     tokens = options.step_tokens or (1 << 19 if options.cuda else 1 << 11)
     share = max(1, tokens // model.context_length // options.ranks)  # of a rank, sequences
@@ -114,7 +114,7 @@ def _layout(model: ModelConfig, options: Options) -> Layout:
     )
 
 
-def _predicted(model: ModelConfig, options: Options) -> int:
+def _predicted(model: ModelConfig, options: SpeedBenchmark) -> int:
     """Return the largest micro-batch that is predicted to fit this GPU in every way to be measured."""
     usable = int((1 - HEADROOM) * torch.cuda.get_device_properties(0).total_memory)
     with TemporaryDirectory() as folder:
@@ -124,7 +124,7 @@ def _predicted(model: ModelConfig, options: Options) -> int:
     return min(memory.largest_microbatch(usable) or 1 for memory in models)
 
 
-def _report(size: str, layout: Layout, kind: str, options: Options) -> float:
+def _report(size: str, layout: Layout, kind: str, options: SpeedBenchmark) -> float:
     model = SIZES[size]
     settings = [f"parallel={kind}", f"cpu_threads={options.threads}", *options.set]
     half = attrs.evolve(layout, microbatch_size=-(-layout.microbatch_size // 2))
@@ -182,7 +182,7 @@ def _kernels(run: Path, ranks: int, settings: list[str]) -> str:
     return f"{done.stdout}\n"
 
 
-def _matmul_flops(precision: str, options: Options) -> float:
+def _matmul_flops(precision: str, options: SpeedBenchmark) -> float:
     """Return the FLOP/s of a square product of random matrices, bf16 on a GPU, the run's precision on a CPU."""
     torch.set_num_threads(options.threads)
     side, device = (MATMUL_SIDE, "cuda") if options.cuda else (MATMUL_SIDE_CPU, "cpu")

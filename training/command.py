@@ -119,7 +119,7 @@ class TrainCommand:
 
     @property
     def trains(self) -> bool:
-        """Whether the run directory is written to: by training, not by a plan, a search or a replay."""
+        """True if the run directory is written to: by training, not by a plan, a search or a replay."""
         return not (self.dry_run or self.plan or self.find_max_microbatch) and self.options.replay is None
 
 

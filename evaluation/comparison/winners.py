@@ -29,7 +29,7 @@ class Pair:
 
     @property
     def ranks_models(self) -> bool:
-        """Whether intervals cover all sources of chance, fine-tuning included."""
+        """True if intervals cover all sources of chance, fine-tuning included."""
         return self.groups[0].results[0].ranks_models
 
     def difference(self, confidence: float) -> Interval | None:

@@ -24,7 +24,7 @@ State: TypeAlias = Literal["judged", "refused", "not taken", "missing", "invalid
 
 @attrs.frozen
 class PromptVerdict:
-    """What has become of a prompt."""
+    """Outcome of a prompt."""
 
     state: State
     why: str = ""  # there are no grades

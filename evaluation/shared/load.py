@@ -38,7 +38,7 @@ class ModelLocation:
 
     @property
     def is_own(self) -> bool:
-        """Whether it is a checkpoint of ours, with a record of its training."""
+        """True for a checkpoint of ours, with a record of its training."""
         return (self.path / STATE).is_file()
 
     @property
