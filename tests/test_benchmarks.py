@@ -35,6 +35,7 @@ def test_a_profiler_that_may_not_see_kernels_ends_no_benchmark() -> None:
     assert table({}, GPT2_SIZES["124M"], None).startswith("kernels: none were recorded")
 
 
+@pytest.mark.slow
 def test_predicted_memory_is_compared_with_a_real_forward_pass() -> None:
     done = launch.run(ROOT / "benchmarks" / "memory.py", "--device", "cpu")
     assert done.returncode == 0, done.stderr

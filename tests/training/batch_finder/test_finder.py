@@ -42,7 +42,13 @@ def contents(run: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize(
     ("place", "parallel", "fits"),
-    [("forward", "ddp", 2), ("backward", "ddp", 2), ("backward", "fsdp", 2), ("step", "fsdp", 2), ("later", "ddp", 1)],
+    [
+        pytest.param("forward", "ddp", 2, marks=pytest.mark.slow),
+        pytest.param("backward", "ddp", 2, marks=pytest.mark.slow),
+        ("backward", "fsdp", 2),
+        pytest.param("step", "fsdp", 2, marks=pytest.mark.slow),
+        ("later", "ddp", 1),
+    ],
 )
 def test_one_rank_out_of_memory_is_a_vote_of_all(
     make_run: Callable[..., Path], place: str, parallel: str, fits: int

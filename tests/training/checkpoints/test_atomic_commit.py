@@ -39,7 +39,7 @@ def left_behind(run: Path) -> dict[str, Any]:
     ("point", "ranks", "rank"),
     [
         *((point, 1, 0) for point in CRASH_POINTS),
-        *((point, 2, 0) for point in ("prepared", "renamed", "latest moved")),
+        *(pytest.param(point, 2, 0, marks=pytest.mark.slow) for point in ("prepared", "renamed", "latest moved")),
         ("share written", 2, 1),
     ],
 )

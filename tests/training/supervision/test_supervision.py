@@ -203,7 +203,7 @@ train.leave(train.main())
 """
 
 
-@pytest.mark.parametrize("death", ["error", "lost"])
+@pytest.mark.parametrize("death", ["error", pytest.param("lost", marks=pytest.mark.slow)])
 def test_a_death_in_start_up_is_no_request_to_stop(make_run: Callable[..., Path], tmp_path: Path, death: str) -> None:
     script = tmp_path / "dying.py"
     script.write_text(DYING_IN_START_UP)
