@@ -72,6 +72,7 @@ class WorkerSettings:
 
     prefix: str  # of its keys in the store
     first_trial: int
+    group: int  # of this worker; a trial of a later group is for those that replace it
     parent_pid: int
     gpu_bytes: int | None = None  # memory of a smaller GPU to imitate; None: all of this one's
 
@@ -85,6 +86,8 @@ def serve(run: Run, device: str | None, worker: WorkerSettings) -> NoReturn:
             state, settings, ranks = _start(run, device)
             while (content := json.loads(store.get(f"trial {number}"))) is not None:
                 trial = Trial(**content)
+                if trial.group != worker.group:
+                    break  # to be killed
                 layout = attrs.evolve(settings.layout, microbatch_size=trial.microbatch_size)
                 settings = attrs.evolve(settings, layout=layout)
                 report = _carry_out(state, settings, ranks, trial, worker.gpu_bytes)

@@ -113,7 +113,11 @@ class WorkerPool:
     def _start(self, trial: Trial) -> None:
         self._group = trial.group
         settings = WorkerSettings(
-            prefix=self._prefix, first_trial=trial.number, parent_pid=os.getpid(), gpu_bytes=self._gpu_bytes
+            prefix=self._prefix,
+            first_trial=trial.number,
+            group=trial.group,
+            parent_pid=os.getpid(),
+            gpu_bytes=self._gpu_bytes,
         )
         command = [sys.executable, *self._command, "--probe", json.dumps(attrs.asdict(settings))]
         # A group meets under a number of its own, as one that torchrun has started anew would; not under its watch.
