@@ -48,12 +48,11 @@ def one_of(*choices: str) -> Validator:
 
 def boolean(*others: str) -> Validator:
     """Accept true, false (not 1 or 0), or one of the given strings."""
-    wanted = " or ".join(["true, false" if others else "true or false", *(f'"{other}"' for other in others)])
+    wanted = either(["true", "false", *(f'"{other}"' for other in others)])
     return _check(lambda value: type(value) is bool or value in others, wanted)
 
 
 def optional(validator: Validator) -> Validator:
-
     def check(instance: Any, attribute: "attrs.Attribute[Any]", value: Any) -> None:
         if value is not None:
             validator(instance, attribute, value)

@@ -26,7 +26,7 @@ class KeyValueCache:
         head_width = config.emb_dim // config.n_heads
         shape = (2, config.n_layers, batch_size, config.n_heads, config.context_length, head_width)
         self.memory = torch.empty(shape, device=device)  # (2, L, B, H, T, D)
-        self.length = 0  # tokens seen; advanced by GPT.forward after the last block
+        self.length = 0  # tokens seen; advanced by GPT.hidden after the last block
 
     def extend(
         self, layer: int, keys: Float[Tensor, "B H T D"], values: Float[Tensor, "B H T D"]
