@@ -1,4 +1,8 @@
-"""Worker of the batch-size search, one per rank: full steps on random tokens, until it is killed."""
+"""Worker of the batch-size search, one per rank: full steps on random tokens, until it is killed.
+
+A rank that runs out of memory reports that to the store of worker_pool.py and waits: its peers hang in a collective
+until all workers are killed.
+"""
 
 import gc
 import json
