@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from training.config.train_config import Run
     from training.supervision.supervision import Supervision
 
-CPU_OUT_OF_MEMORY = "DefaultCPUAllocator: "  # torch raises a plain RuntimeError
 RANK_0_SECONDS = 30.0  # for rank 0 to print an error, after a slow start: torchrun ends all ranks once one has failed
 
 
@@ -51,11 +50,10 @@ def main() -> int:
 
 def train(command: "TrainCommand", supervision: "Supervision") -> int:
     """Check the run directory before the process group starts, then train; return the exit status."""
-    import torch
-
     from training.batch_finder.finder import report_largest
     from training.config.batch_plan import derive_layout
     from training.config.train_config import load_run
+    from training.hardware.memory_errors import is_gpu_memory_error, is_memory_error
     from training.job import run_job
     from training.launch import environment_world_size
 
@@ -63,10 +61,13 @@ def train(command: "TrainCommand", supervision: "Supervision") -> int:
         run = load_run(command.run, command.overrides)
         if command.dry_run or command.plan:
             return dry_run(run, command)
+        if command.preflight:
+            return check_machine(run, command)
         if command.find_max_microbatch:
             report_largest(run, command.overrides, command.options.device, None, command.write)
             return EXIT_DONE
         derive_layout(run.train, run.model.context_length, environment_world_size())
+        check_machine(run, command)
         return run_job(run, command.options, supervision)
     except (BadInput, Diverged) as error:
         alone = isinstance(error, BadInput) and error.alone
@@ -74,15 +75,36 @@ def train(command: "TrainCommand", supervision: "Supervision") -> int:
         if environment_rank() == 0 or alone or not supervision.stop_asked.wait(RANK_0_SECONDS):
             say(str(error))
         return EXIT_DIVERGED if isinstance(error, Diverged) else EXIT_ERROR
-    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-        if not isinstance(error, torch.OutOfMemoryError | MemoryError) and CPU_OUT_OF_MEMORY not in str(error):
+    except (MemoryError, RuntimeError) as error:
+        if not is_memory_error(error):
             raise
-        say(f"rank {environment_rank()}: {out_of_memory(run, gpu=isinstance(error, torch.OutOfMemoryError))}")
+        say(f"rank {environment_rank()}: {out_of_memory(run, gpu=is_gpu_memory_error(error))}")
     except OSError as error:
         if error.filename is None:
             raise
         say(system_error(error))  # a file or folder that cannot be read, for one
     return EXIT_ERROR
+
+
+def check_machine(run: "Run", command: "TrainCommand") -> int:
+    """Check this machine before anything is downloaded, the same on every rank; with --preflight print all checks.
+
+    Returns the exit status. Raises BadInput for a problem.
+    """
+    from training.checkpoints.disk_need import disk_need
+    from training.hardware.preflight import Needs, enforce, report
+    from training.launch import environment_local_world_size
+
+    needs = Needs(
+        device=command.options.device,
+        compiles=run.train.execution.compiles_on_gpu,
+        disk=disk_need(run, resumes=command.options.resume != "never") if command.trains or command.preflight else None,
+        ranks=None if command.preflight else environment_local_world_size(),
+    )
+    if command.preflight:
+        return report(needs)
+    enforce(needs, quiet=environment_rank() != 0)
+    return EXIT_DONE
 
 
 def out_of_memory(run: "Run", *, gpu: bool) -> str:

@@ -27,6 +27,7 @@ class NextTokenLoss(nn.Module):
         self.network = network
         keep_rng = network.config.drop_rate > 0
         recompute = partial(checkpoint, use_reentrant=False, preserve_rng_state=keep_rng)
+        self.recompute_blocks = recompute_blocks
         self._recompute = recompute if recompute_blocks else None
         self._chunks = chunks
         self._head_loss, self._sequence_losses = head_loss, sequence_losses

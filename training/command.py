@@ -16,6 +16,7 @@ TRAIN_EPILOG = """examples:
   python train.py runs/quickstart --set train.learning_rate=6e-4
   python train.py runs/8xa100 --dry-run --world-size 8
   python train.py runs/8xa100 --plan
+  python train.py runs/8xa100 --preflight
 
 The same command line continues a run that was stopped or killed.
 
@@ -99,6 +100,9 @@ class TrainCommand:
         int | None,
         option("with --dry-run: the number of ranks to plan for; default: 1", "N", check=WORLD_SIZE),
     ] = None
+    preflight: Annotated[
+        bool, option("check this machine for the run and exit: GPUs, compiler, disk, shared memory, open files")
+    ] = False
     plan: Annotated[bool, option("print memory, hours and dollars on rented machines and exit; needs no GPU")] = False
     machines: Annotated[Path | None, option("with --plan: a price list of your own", "FILE")] = None
     machine: Annotated[tuple[str, ...], option("with --plan: only this machine; may be repeated", "NAME")] = ()
@@ -120,7 +124,10 @@ class TrainCommand:
     @property
     def trains(self) -> bool:
         """True if the run directory is written to: by training, not by a plan, a search or a replay."""
-        return not (self.dry_run or self.plan or self.find_max_microbatch) and self.options.replay is None
+        return (
+            not (self.dry_run or self.preflight or self.plan or self.find_max_microbatch)
+            and self.options.replay is None
+        )
 
 
 @attrs.frozen(kw_only=True)

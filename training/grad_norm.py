@@ -1,9 +1,12 @@
 """Global gradient norm, fast or bit-exact, and the mean loss of the global batch."""
 
+from functools import cache
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from training.exactness.row_sums import in_row_order, row_sums_of_squares
 from training.parallel.mesh import RankGroup
 from training.parallel.process_group import all_gather_single
 from training.parallel.sharding import local_tensor, shards_of
@@ -29,32 +32,38 @@ def fast_grad_norm(gradients: list[Tensor]) -> Tensor:
 def ordered_grad_norm(gradients: list[Tensor]) -> Tensor:
     """Return the same norm with the same bits for any data-parallel size and wrapper.
 
-    A reduction's order depends on the shape it runs over, and a shard has another shape than the whole. So rows are
-    summed by folding, element by element; the sums of all rows, gathered under FSDP, are then added in one piece.
+    A row is never split between ranks; the sums of all rows, gathered under FSDP, are added in one piece.
     """
-    row_sums = [_row_sums(local_tensor(gradient)) for gradient in gradients]
+    gradients = in_row_order(gradients)
+    row_sums = row_sums_of_squares([local_tensor(gradient) for gradient in gradients])
     shards = shards_of(gradients[0])
     if shards is not None:
-        row_sums = _whole(row_sums, [gradient.shape[0] for gradient in gradients], shards)
-    return torch.cat(row_sums).sum().sqrt()
+        row_sums = _whole(row_sums, tuple(gradient.shape[0] for gradient in gradients), shards)
+    return row_sums.sum().sqrt()
 
 
-def _row_sums(gradient: Tensor) -> Tensor:
-    """Return the sum of squares of each row, (rows,); a vector's elements are its rows."""
-    squares = gradient.square().flatten(1) if gradient.dim() > 1 else gradient.square().unsqueeze(1)
-    while (width := squares.shape[1]) > 1:
-        half = width // 2
-        folded = squares[:, :half] + squares[:, half : 2 * half]
-        squares = folded if width % 2 == 0 else torch.cat([folded, squares[:, -1:]], dim=1)
-    return squares.squeeze(1)
+def _whole(own: Tensor, row_counts: tuple[int, ...], shards: RankGroup) -> Tensor:
+    """Return the row sums of whole parameters from those of this rank's shards."""
+    places, longest = _places(row_counts, shards.size, own.device)
+    return _gathered(torch.nn.functional.pad(own, (0, longest - len(own))), shards)[places]
 
 
-def _whole(own: list[Tensor], row_counts: list[int], shards: RankGroup) -> list[Tensor]:
-    """Return the row sums of whole parameters from those of each shard."""
-    chunks = [shards.chunk(rows) for rows in row_counts]
-    padded = [torch.nn.functional.pad(part, (0, chunk - len(part))) for part, chunk in zip(own, chunks, strict=True)]
-    by_parameter = _gathered(torch.cat(padded), shards).view(shards.size, -1).split(chunks, dim=1)  # (S, chunk) each
-    return [part.flatten()[:rows] for part, rows in zip(by_parameter, row_counts, strict=True)]
+@cache
+def _places(row_counts: tuple[int, ...], shards: int, device: torch.device) -> tuple[Tensor, int]:
+    """Return where each row of whole parameters is among those of all shards, one after the other; the longest one.
+
+    A shard has its rows of the first parameter, then those of the second; the first shard has the most.
+    """
+    rows = torch.tensor(row_counts)
+    chunks = -(-rows // shards)  # as RankGroup.chunk
+    held = (rows - torch.arange(shards).unsqueeze(1) * chunks).clamp(min=0).minimum(chunks)  # (shards, parameters)
+    longest = int(held[0].sum())
+    first = held.cumsum(1) - held + torch.arange(shards).unsqueeze(1) * longest
+    parts = []
+    for parameter, (count, chunk) in enumerate(zip(row_counts, chunks.tolist(), strict=True)):
+        row = torch.arange(count)
+        parts.append(first[row // chunk, parameter] + row % chunk)
+    return torch.cat(parts).to(device), longest
 
 
 def _gathered(values: Tensor, ranks: RankGroup) -> Tensor:

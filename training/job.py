@@ -18,9 +18,8 @@ from training.data.open_tokens import TokenSet, open_tokens
 from training.data.verify_tokens import verify_tokens
 from training.exactness.fingerprint import agreed_fingerprint, resolve_numerics
 from training.exactness.levels import set_determinism
-from training.hardware.preflight import check_compiler
 from training.loop import Loop
-from training.parallel.process_group import Ranks, from_coordinator, stop, together
+from training.parallel.process_group import Ranks, from_coordinator, stop
 from training.planning.budget import expected_save_seconds
 from training.precision import Numerics
 from training.replay import RecordedSteps, read_recorded, replay
@@ -88,8 +87,6 @@ def _train(run: Run, options: Options, ledger: TimeLedger, supervision: Supervis
 def _open_data(run: Run, options: Options, ranks: Ranks) -> tuple[TokenSet, Plan]:
     """Open and check the tokens; return them with the plan that they allow."""
     print_lines(ranks, run.notices)
-    if ranks.device.type == "cuda" and run.train.execution.compile is not False:
-        together(ranks, check_compiler)  # before anything is downloaded
     token_set = open_tokens(run, options.token_files, ranks, follow=options.follow)
     plan = make_plan(run.train, run.model.context_length, ranks.world_size, token_set.lengths)
     return verify_tokens(run.train, plan, token_set, ranks, run.model.vocab_size), plan

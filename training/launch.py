@@ -13,6 +13,11 @@ def environment_rank() -> int:
     return int(os.environ.get("RANK", "0"))
 
 
+def environment_local_world_size() -> int:
+    """Return the number of ranks on this machine."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
 def torchrun_job() -> str | None:
     """Return torchrun's name of the job, the same for each group of ranks that it restarts; None without torchrun."""
     return os.environ.get("TORCHELASTIC_RUN_ID")

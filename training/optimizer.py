@@ -7,12 +7,14 @@ from common.errors import BadInput
 from training.config.key_groups import OptimizationOptions
 from training.optimizers.optimizer_registry import OPTIMIZERS
 from training.optimizers.update_rule import HyperParameters, StateTensor
+from training.parallel.sharding import local_parameter, local_tensor
 
 
 class Optimizer:
     """Updates all parameters of a network, each by the rule of the run's optimizer that takes it.
 
-    `state_tensors`: the tensors that checkpoints keep, by torch's name of the state and the parameter's name.
+    `state_tensors`: the tensors that checkpoints keep, by torch's name of the state and the parameter's name. They are
+    sharded where the parameters are; torch's optimizers have this rank's part of both.
     """
 
     def __init__(self, parameters: dict[str, nn.Parameter], options: OptimizationOptions, device: torch.device):
@@ -29,14 +31,18 @@ class Optimizer:
         for name, takers in taken.items():
             if len(takers) != 1:
                 raise BadInput(f"optimizer {self._name}: {len(takers)} of its rules take {name}, wanted one")
+        local = {name: local_parameter(parameter) for name, parameter in parameters.items()}
+        self._shards = [(whole, local[name]) for name, whole in parameters.items() if local[name] is not whole]
         for rule in rules:
-            own = {name: parameters[name] for name, [taker] in taken.items() if taker is rule}
+            own = {name: local[name] for name, [taker] in taken.items() if taker is rule}
             if own:
                 part = rule.build(own, hyper, device)
                 self.parts += (part,)
                 for name, parameter in own.items():
-                    for kind, declared in rule.state(tuple(parameter.shape)).items():
-                        self._begin(part, kind, name, parameter, declared)
+                    for kind, declared in rule.state(shapes[name]).items():
+                        state = _first_state(parameters[name], declared)
+                        part.state[parameter][kind] = local_tensor(state)
+                        self.state_tensors.setdefault(kind, {})[name] = state
         self._fused = all(part.defaults.get("fused") for part in self.parts)
         self._checked = False  # that torch keeps no other state than declared, after the first update
         self._steps = torch.zeros((), dtype=torch.float64, device=device)
@@ -59,6 +65,8 @@ class Optimizer:
 
     def _update(self) -> None:
         """Apply the gradients. Raises BadInput where torch keeps state that the rules do not declare."""
+        for sharded, local in self._shards:
+            local.grad = None if sharded.grad is None else local_tensor(sharded.grad)
         for part in self.parts:
             undeclared: set[str] = set()
             try:
@@ -74,6 +82,8 @@ class Optimizer:
                     "which a resume would lose: its rule has to declare it as a tensor of at least one dimension, or, "
                     'if it is "step", create it in `build` (training/optimizers/update_rule.py)'
                 )
+        for _, local in self._shards:
+            local.grad = None
         self._checked = True
 
     @property
@@ -95,13 +105,9 @@ class Optimizer:
                 if "step" in state:
                     state["step"].fill_(count)
 
-    def _begin(
-        self, part: torch.optim.Optimizer, kind: str, name: str, parameter: nn.Parameter, declared: StateTensor
-    ) -> None:
-        """Begin state that torch would begin at the first update: a checkpoint is loaded, or written, before that."""
-        if declared.shape == tuple(parameter.shape):
-            tensor = torch.zeros_like(parameter, dtype=declared.dtype)  # sharded where the parameter is
-        else:
-            tensor = torch.zeros(declared.shape, dtype=declared.dtype, device=parameter.device)
-        part.state[parameter][kind] = tensor
-        self.state_tensors.setdefault(kind, {})[name] = tensor
+
+def _first_state(parameter: nn.Parameter, declared: StateTensor) -> Tensor:
+    """Return state that torch would begin at the first update: a checkpoint is loaded, or written, before that."""
+    if declared.shape == tuple(parameter.shape):
+        return torch.zeros_like(parameter, dtype=declared.dtype)  # sharded where the parameter is
+    return torch.zeros(declared.shape, dtype=declared.dtype, device=parameter.device)

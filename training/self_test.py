@@ -87,7 +87,7 @@ def _gradients(state: TrainState, settings: StepSettings, ranks: Ranks) -> tuple
     norm = ordered_grad_norm(state.parallel.gradients()).item()
     named = state.parallel.named_parameters().items()
     digests = {name: _sha256(parameter.grad) for name, parameter in named if parameter.grad is not None}
-    state.parallel.zero_grad(*state.optimizer.parts)
+    state.parallel.zero_grad()
     return digests, norm
 
 

@@ -48,7 +48,7 @@ def train_step(state: TrainState, settings: StepSettings, step: int, next_batch:
     state.loss_scale.update(grad_norm)
     state.optimizer.set_learning_rate(rate)
     state.optimizer.step(held)
-    state.parallel.zero_grad(*state.optimizer.parts)
+    state.parallel.zero_grad()
     return StepResult(rate, loss, grad_norm)
 
 

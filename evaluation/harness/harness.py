@@ -27,6 +27,7 @@ from evaluation.shared.measure import EvaluationResult, Measure, Measurement
 from evaluation.shared.split_over_ranks import share
 from model.stock import stock_class
 from tokens.tokenizer.hugging_face_files import write_tokenizer_files
+from training.hardware.memory_errors import is_memory_error
 from training.parallel.process_group import Ranks, together
 
 KINDS = ("loglikelihood", "loglikelihood_rolling", "generate_until")  # of requests: methods of the harness's models
@@ -187,7 +188,9 @@ def _answers(model: Any, told: Requests, ranks: Ranks) -> list[list[Any] | str]:
         requests = [Instance(told.kind, doc={}, arguments=parts, idx=0) for parts in told.pieces[number]]
         try:
             return getattr(model, told.kind)(requests, disable_tqdm=True)
-        except torch.OutOfMemoryError:
+        except (MemoryError, RuntimeError) as error:
+            if not is_memory_error(error):
+                raise
             return (
                 f"--batch-size: got {model.batch_size}, too large for the memory of {ranks.device}; pass a smaller one"
             )

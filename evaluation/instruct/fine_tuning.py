@@ -20,8 +20,8 @@ from evaluation.shared.load import Trained
 from evaluation.shared.records import Record
 from evaluation.shared.split_over_ranks import share
 from training.parallel.mesh import make_mesh
-from training.parallel.ordered_reduce import elastic_world_sizes
 from training.parallel.process_group import Ranks
+from training.parallel.sum_tree import elastic_world_sizes
 from training.parallel.wrap import parallelize
 from training.precision import Numerics
 from training.step import seed_dropout
@@ -157,7 +157,7 @@ class _Tuner:
                 losses = _losses(self._parallel.model, batch[index].tokens, firsts[index])
                 (losses.sum() / targets).backward()  # reduced by sums: the mean over the batch's tokens
         self._optimizer.step()
-        self._parallel.zero_grad(self._optimizer)
+        self._parallel.zero_grad()
 
 
 def _losses(model: nn.Module, tokens: list[int], first: int) -> Tensor:

@@ -112,14 +112,21 @@ LONG_NAME = "n" * 5000
         (["--resume", LONG_NAME], "no such checkpoint; there are none"),
         (["--set", f"dataset={LONG_NAME}"], "is no directory here; prepare it with"),
         (["--set", "dataset=a\x1b[2J"], "dataset: a\\x1b[2J is no directory here"),
-        (
-            ["--set", "model.emb_dim=262144"],
-            "rank 0: this machine's memory does not hold microbatch_size 2; try --set",
-        ),
+        (["--set", "model.emb_dim=262144"], "wanted 98961."),  # GB of checkpoints
     ],
 )
 def test_what_the_system_refuses_is_one_line(make_run: Callable[..., Path], options: list[str], message: str) -> None:
     assert message in one_line(train(make_run(), *options))
+
+
+def test_memory_that_does_not_suffice_is_one_line(make_run: Callable[..., Path], tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import runpy, shutil, types\nshutil.disk_usage = lambda _: types.SimpleNamespace(free=1 << 60)\n"
+        f"runpy.run_path({str(ROOT / 'train.py')!r}, run_name='__main__')\n"
+    )
+    line = one_line(train(make_run(), "--set", "model.emb_dim=262144", script=script))
+    assert "rank 0: this machine's memory does not hold microbatch_size 2; try --set" in line
 
 
 def test_names_that_cannot_be_are_one_line(make_run: Callable[..., Path], tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 A unit has ranges of files. A line or a row belongs to the range in which it begins. A long text file, which is one
 document, is cut at the first position after each edge of a range that no token of GPT-2's pattern can span. Both
-neighbours of an edge find the same position, so units of any size give the same documents and tokens.
+neighbors of an edge find the same position, so units of any size give the same documents and tokens.
 """
 
 import json

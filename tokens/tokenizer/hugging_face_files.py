@@ -127,7 +127,7 @@ def _halves(ranks: dict[bytes, int]) -> dict[bytes, tuple[bytes, bytes]] | None:
 def _meet(left: bytes, right: bytes, rank: int, ranks: dict[bytes, int], halves: dict[bytes, Any]) -> bool:
     """Tell whether byte-pair encoding of left + right has exactly these two tokens before the merge of that rank.
 
-    It has unless the neighbours of their boundary merge earlier. That is checked backwards in time: the later of the
+    It has unless the neighbors of their boundary merge earlier. That is checked backwards in time: the later of the
     two tokens is taken apart, of equal ones the right one, since merges go from left to right.
     """
     left_ends = right_ends = rank  # when the neighbour on that side is merged into a longer token

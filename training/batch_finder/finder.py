@@ -22,7 +22,9 @@ from training.batch_finder.search import Search, candidates, keeping
 from training.batch_finder.worker import MICRO_STEPS, Report, Verdict
 from training.batch_finder.worker_pool import WorkerPool
 from training.config.train_config import Run, TrainConfig
-from training.hardware.preflight import check_compiler, choose_device
+from training.hardware.preflight import Needs, enforce
+from training.hardware.usable_gpus import choose_device
+from training.parallel.sum_tree import most_held_sums
 from training.planning.memory_model import GIB, MemoryModel, outside_bytes
 
 PROBE = Path(__file__).parents[2] / "find_batch_size.py"  # the workers' program, with --probe
@@ -41,8 +43,7 @@ def report_largest(run: Run, overrides: Sequence[str], device: str | None, proce
         raise BadInput(
             "no GPU here; --predict a100-40gb predicts for one, --device cpu tries the search on this machine"
         )
-    if device != "cpu" and run.train.execution.compile is not False:
-        check_compiler()
+    enforce(Needs(device=device, compiles=run.train.execution.compiles_on_gpu, ranks=processes))
     if write:
         check_editable(run.train, overrides)
     if processes is not None and "RANK" in os.environ:
@@ -124,14 +125,10 @@ class Finder:
         return verdict, reports
 
     def _extra_sums(self, size: int) -> int:
-        """Return the copies of gradients that a step holds beyond a trial's: elastic sums hold one per doubling."""
-        batch = self.train.batch
-        if self.train.execution.determinism != "elastic":
-            return 0
-        accumulation = batch.gradient_accumulation_steps or 1
-        if batch.global_batch_size is not None:
-            accumulation = batch.global_batch_size // (size * self.pool.world_size)
-        return max(0, accumulation.bit_length() - MICRO_STEPS["elastic"].bit_length())
+        """Return the partial sums of all gradients that a step holds beyond a trial's."""
+        memory, trial = self.memory, MICRO_STEPS[self.memory.determinism]
+        held = most_held_sums(memory.determinism, memory.accumulation_at(size), memory.world_size)
+        return max(0, held - most_held_sums(memory.determinism, trial, memory.world_size))
 
     def _guess(self, reports: list[Report], size: int | None = None) -> int | None:
         """Return the predicted largest micro-batch, corrected by the measurement at `size`; None on a CPU."""
@@ -141,7 +138,9 @@ class Finder:
         scale = 1.0
         if size is not None:
             measured = max(report.allocated or 0 for report in reports)
-            scale = measured / self.memory.predict(size).allocated
+            micro_steps = max(MICRO_STEPS[self.memory.determinism], self.memory.accumulation_at(size))
+            trial = attrs.evolve(self.memory, accumulation=micro_steps, sequences=None)
+            scale = measured / trial.predict(size).allocated
         # What is outside torch's allocator is held already where memory was measured.
         room = int(min(usable) / scale) + outside_bytes(self.pool.world_size)
         return self.memory.largest_microbatch(room) or 1

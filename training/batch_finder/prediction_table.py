@@ -39,5 +39,5 @@ def prediction_table(model: ModelConfig, train: TrainConfig, gpus: list[Gpu], wo
         f"{unit_name}: {listed}",
         *tabulate(rows, heads, tablefmt="plain", disable_numparse=True, colalign=columns).splitlines(),
         *notes,
-        f"{CALIBRATION}; bf16, compiled, determinism off",
+        f"{CALIBRATION}; bf16, compiled, determinism {own.determinism}, accumulation {own.accumulation_at(size)}",
     ]

@@ -10,7 +10,7 @@ from training.config.key_groups import BatchOptions
 from training.config.train_config import TrainConfig
 
 LARGEST = 4096  # sequences; of candidates without a global batch to keep
-FINENESS = 32  # their neighbours differ by 1/32 at most, or by 1
+FINENESS = 32  # their neighbors differ by 1/32 at most, or by 1
 
 
 @attrs.define

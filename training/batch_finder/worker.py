@@ -26,6 +26,7 @@ from training.config.batch_plan import make_plan
 from training.config.train_config import Run
 from training.exactness.fingerprint import resolve_numerics
 from training.exactness.levels import set_determinism
+from training.hardware.memory_errors import is_memory_error
 from training.launch import environment_rank
 from training.parallel.process_group import Ranks, start, torchrun_store
 from training.planning.memory_model import HEADROOM
@@ -37,8 +38,6 @@ from training.supervision.heartbeat import SPEAKER_SECONDS
 # Micro-steps of a trial's step: at least two, so that gradients are held while activations are computed.
 MICRO_STEPS = {"off": 2, "run": 2, "elastic": 8}
 ALIVE_SECONDS = 1.0  # between checks of the parent process
-# Messages of CUDA and NCCL; cuBLAS; cuBLAS and cuDNN without memory for a handle; cuDNN 9; a CPU.
-MEMORY_WORDS = ("out of memory", "ALLOC_FAILED", "STATUS_NOT_INITIALIZED", "ALLOCATION_FAILED", "can't allocate memory")
 
 
 @attrs.frozen(kw_only=True)
@@ -106,13 +105,6 @@ def serve(run: Run, device: str | None, worker: WorkerSettings) -> NoReturn:
 def vote(store: Any, number: int, verdict: Verdict) -> None:
     """Propose a trial's verdict; the first one counts, for all ranks."""
     store.compare_set(f"verdict {number}", "", json.dumps(attrs.asdict(verdict)))
-
-
-def is_memory_error(error: Exception) -> bool:
-    """Tell whether an error means too little memory; libraries below torch raise other types."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in MEMORY_WORDS)
 
 
 def take_steps(state: TrainState, settings: StepSettings, ranks: Ranks, steps: int) -> None:

@@ -158,6 +158,10 @@ class Disk:
             (self.directory / name).rename(target / name)
         return target
 
+    def left_behind(self) -> list[Path]:
+        """Return what interrupted saves and deletions have hidden, which `begin` removes. Other names are not ours."""
+        return [path for path in self.directory.glob(f"{PARTIAL}*") if _OWN_HIDDEN_NAME.fullmatch(path.name)]
+
     def _partial(self, name: str) -> Path:
         return self.directory / f"{PARTIAL}{name}"
 
@@ -168,10 +172,8 @@ class Disk:
                 aside.rename(path)
 
     def _remove_left_behind(self) -> None:
-        """Remove what interrupted saves and deletions have hidden. Other hidden names are not ours."""
-        for path in self.directory.glob(f"{PARTIAL}*"):
-            if _OWN_HIDDEN_NAME.fullmatch(path.name):
-                _remove(path)
+        for path in self.left_behind():
+            _remove(path)
 
 
 def checkpoints_of(run_directory: Path) -> Disk:

@@ -114,6 +114,11 @@ class ExecutionOptions:
     # true: block by block; "model": as one graph; null: true on a GPU, false on a CPU
     compile: bool | str | None = define(optional(boolean("model")), None, plumbing=True)
 
+    @property
+    def compiles_on_gpu(self) -> bool:
+        """True if a start on a GPU compiles kernels: torch.compile's, or that of the exact gradient norm."""
+        return self.compile is not False or self.determinism not in (None, "off")
+
 
 @attrs.frozen(kw_only=True)
 class MemoryOptions:

@@ -20,6 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from common.errors import BadInput
 from model.config import ModelConfig
 from model.gpt import split_heads
+from training.hardware.memory_errors import is_memory_error
 from training.parallel.process_group import Ranks, from_coordinator
 from training.precision import DTYPES
 
@@ -79,9 +80,9 @@ def problem_of(name: str, shape: Shape) -> str | None:
     try:
         _run(KERNELS[name], shape, shape.in_precision(fused), shape.model.drop_rate)
         found = _run(KERNELS[name], shape, shape.in_precision(fused))
-    except torch.OutOfMemoryError:
-        raise
     except RuntimeError as error:  # torch: no available kernel
+        if is_memory_error(error):
+            raise
         return str(error).partition("\n")[0].rstrip(".")
     wanted = _run(SDPBackend.MATH, shape, fused)
     differences = [(one - other).abs().max() / other.abs().max() for one, other in zip(found, wanted, strict=True)]

@@ -14,8 +14,8 @@ import torch
 from common.errors import BadInput
 from tokens.batches.sampling import Layout
 from training.config.train_config import TrainConfig
-from training.parallel.ordered_reduce import elastic_world_sizes
 from training.parallel.process_group import Ranks
+from training.parallel.sum_tree import elastic_world_sizes
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # parameters of glibc's mallopt
 KEPT_BYTES, MAPPED_BYTES = (1 << 31) - 1, (1 << 30, 1 << 25)  # the most that versions of glibc take

@@ -77,8 +77,13 @@ def find_gpu(name: str, gpus: Mapping[str, Gpu], where: str = "") -> Gpu:
 
 
 def named_gpus(device: str) -> list[Gpu]:
-    """Return the GPUs that a torch device name fits, such as one with 40 and one with 80 GB; [] for an unknown one."""
-    gpus = [gpu for gpu in known_gpus().values() if gpu.torch_name is not None and "Laptop" not in device]
+    """Return the GPUs that a torch device name fits, such as one with 40 and one with 80 GB; [] for an unknown one.
+
+    A laptop's GPU and a slice of a divided one (MIG) are slower than the GPU whose name they have: unknown.
+    """
+    if re.search(r"\b(Laptop|MIG)\b", device):
+        return []
+    gpus = [gpu for gpu in known_gpus().values() if gpu.torch_name is not None]
     fitting = [gpu for gpu in gpus if re.search(rf"\b{re.escape(gpu.torch_name or '')}\b", device)]
     longest = max((len(gpu.torch_name or "") for gpu in fitting), default=0)
     return [gpu for gpu in fitting if len(gpu.torch_name or "") == longest]

@@ -1,56 +1,126 @@
-"""Checks of this machine before a run costs anything: GPUs that CUDA can use, a C compiler for torch.compile."""
+"""Preflight checks of this machine: GPUs, C compiler, free disk, shared memory, open files.
 
-import ctypes
+python -m training.hardware.preflight    the checks without a run; train.py RUN --preflight: with its checkpoints
+"""
+
 import os
+import resource
 import shutil
 import subprocess
 import sys
 import sysconfig
-import warnings
+from collections import Counter
+from contextlib import suppress
 from pathlib import Path
+from typing import Literal
 
+import attrs
 import torch
 
-from common.errors import BadInput
+from common.errors import EXIT_DONE, EXIT_ERROR, BadInput, printable
+from training.hardware.driver import driver_cuda, driver_gpus
+from training.hardware.usable_gpus import choose_device, use_gpu
 
-NVML = "libnvidia-ml.so.1"  # part of the driver
-DRIVER_GPUS = Path("/proc/driver/nvidia/gpus")  # a folder for each GPU of the kernel's driver
-NO_GPUS = ("", "-1", "none", "NoDevFiles")  # values of CUDA_VISIBLE_DEVICES that hide all GPUs
+SHARED_MEMORY = Path("/dev/shm")
+# GPUs without direct access to each other: NCCL sends through a file in /dev/shm for each channel, at least two, and
+# neighbor in the ring. Docker's default of 64 MiB holds those of two or three ranks, not of four (NVIDIA/nccl issues
+# 342, 525); below it the smaller files of GPUs with direct access did not fit, either (pytorch/torchtitan issue 853).
+NCCL_FILE_BYTES, NCCL_CHANNELS = 9_637_888, 2
+# Linux's default limit; one that is raised where the system allows it
+FEW_FILES, OPEN_FILES = 1 << 10, 1 << 16
+FINEWEB_BYTES = 21e9  # a token set of runs/8xa100, downloaded
 
 
-def choose_device(wanted: str | None) -> str:
-    """Return "cuda" or "cpu": what is wanted, else cuda where there are GPUs.
+@attrs.frozen
+class Check:
+    """Outcome of one check: what was found, and for a warning or a problem what to do."""
 
-    Raises BadInput where the driver has GPUs that torch cannot use, unless "cpu" is wanted: on the CPU of a rented GPU
-    machine a run would cost as much and take weeks.
+    name: str
+    found: str
+    level: Literal["ok", "warning", "problem"] = "ok"  # a problem ends a run before it starts
+
+    def __str__(self) -> str:
+        return printable(f"{self.name:15}{self.level:9}{self.found}")
+
+
+@attrs.frozen(kw_only=True)
+class DiskNeed:
+    """Bytes to be written into a directory, which may not be there yet."""
+
+    directory: Path
+    what: str
+    least_bytes: float  # below them nothing can be written
+    total_bytes: float
+    advice: str
+
+
+@attrs.frozen(kw_only=True)
+class Needs:
+    """Requirements of a run on this machine."""
+
+    device: str | None = None  # as wanted; None: cuda where there are GPUs
+    compiles: bool = True  # kernels, if on a GPU
+    disk: DiskNeed | None = None
+    ranks: int | None = None  # on this machine; None: one for each GPU
+
+
+FINEWEB = DiskNeed(
+    directory=Path("token_files"),
+    what="the FineWeb tokens of the GPU runs",
+    least_bytes=0,
+    total_bytes=FINEWEB_BYTES,
+    advice="rent a larger disk, or train on other tokens",
+)
+
+
+def machine_checks(needs: Needs) -> list[Check]:
+    """Return the checks that a training process makes: none of them touches a GPU."""
+    gpus, count = _check_gpus(needs.device)
+    disk = [] if needs.disk is None else [check_disk(needs.disk)]
+    if count == 0:
+        return [gpus, *disk, check_open_files()]
+    compiler = [check_compiler()] if needs.compiles else []
+    return [gpus, *compiler, *disk, check_shared_memory(needs.ranks or count), check_open_files()]
+
+
+def check_each_gpu() -> Check:
+    """Launch a kernel on every GPU; name them. Not for a training process: it would hold memory on all of them."""
+    names: Counter[str] = Counter()
+    for index in range(torch.cuda.device_count()):
+        try:
+            use_gpu(torch.device("cuda", index))
+        except BadInput as error:
+            return Check("GPUs tried", str(error), "problem")
+        properties = torch.cuda.get_device_properties(index)
+        names[f"{properties.name}, {properties.total_memory / (1 << 30):.1f} GiB"] += 1
+    return Check("GPUs tried", "; ".join(f"{count} x {name}" for name, count in names.items()))
+
+
+def report(needs: Needs) -> int:
+    """Print all checks, a line each; return the exit status, an error where there is a problem."""
+    checks = machine_checks(needs)
+    if checks[0].level == "ok" and choose_device(needs.device) == "cuda":
+        checks.insert(1, check_each_gpu())
+    print(*checks, sep="\n", flush=True)
+    return EXIT_ERROR if any(check.level == "problem" for check in checks) else EXIT_DONE
+
+
+def enforce(needs: Needs, *, quiet: bool = False) -> None:
+    """Print the warnings, a line each, unless `quiet`. Raises BadInput for the first problem."""
+    checks = machine_checks(needs)
+    for check in checks:
+        if check.level == "problem":
+            raise BadInput(check.found)
+    for check in checks:
+        if check.level == "warning" and not quiet:
+            print(printable(f"WARNING: {check.found}"), flush=True)
+
+
+def check_compiler() -> Check:
+    """Look for the C compiler with which Triton, the compiler of GPU kernels, compiles code that needs Python.h.
+
+    Without one, the first step would fail.
     """
-    if wanted == "cpu":
-        return wanted
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        usable = torch.accelerator.device_count() if torch.cuda.is_available() else 0
-    visible, there = os.environ.get("CUDA_VISIBLE_DEVICES"), driver_gpus()
-    if visible is not None:
-        there = 0 if visible.strip() in NO_GPUS else min(there, 1)
-    if usable < there:
-        raise BadInput(_unusable(usable, there, " ".join(str(warning.message) for warning in caught)))
-    return wanted or ("cuda" if usable else "cpu")
-
-
-def driver_gpus() -> int:
-    """Return how many GPUs the NVIDIA driver has, whether torch can use them or not; 0 without a driver."""
-    try:
-        nvml = ctypes.CDLL(NVML)
-    except OSError:
-        return 0
-    count = ctypes.c_uint()
-    if nvml.nvmlInit_v2() == 0 and nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)) == 0:
-        return count.value
-    return len(list(DRIVER_GPUS.glob("*")))  # as where the library was updated and the kernel's module was not
-
-
-def check_compiler() -> None:
-    """Raise BadInput where torch.compile would fail at the first step: Triton compiles C code that needs Python.h."""
     compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
     problem = "gcc is not found"
     if compiler is not None:
@@ -64,27 +134,71 @@ def check_compiler() -> None:
             problem = f"{compiler}: {error.strerror}"
         else:
             if done.returncode == 0:
-                return
+                return Check("compiler", f"{compiler} and Python.h")
             problem = next((line for line in done.stderr.splitlines() if "error" in line), f"{compiler} fails")
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    raise BadInput(
-        f"torch.compile needs a C compiler and Python's headers: {problem}; run: sudo apt-get install build-essential "
-        f"python{version}-dev; or train more slowly with --set compile=false"
+    found = (
+        "torch.compile, and determinism run or elastic on a GPU, need a C compiler and Python's headers: "
+        f"{problem}; run: sudo apt-get install build-essential python{version}-dev; or train more slowly with "
+        "--set compile=false, and determinism off"
     )
+    return Check("compiler", found, "problem")
 
 
-def _unusable(usable: int, there: int, warning: str) -> str:
-    reason = warning.removeprefix("CUDA initialization: ").partition(". ")[0].partition(" (Triggered")[0]
-    if torch.version.cuda is None:
-        reason = f"torch {torch.__version__} is built without CUDA; install the one of requirements.txt"
-    elif "too old" in warning:
-        reason += (
-            f", and torch {torch.__version__} is built for CUDA {torch.version.cuda}; update the driver, or install a "
-            "torch for its CUDA"
-        )
-    elif usable:
-        reason = "see nvidia-smi; to train on those, set CUDA_VISIBLE_DEVICES"
-    return (
-        f"the NVIDIA driver has {there} GPU{'s' * (there > 1)}, CUDA can use {usable or 'none'}: "
-        f"{reason or 'see nvidia-smi'}; --device cpu uses the CPU"
-    )
+def check_disk(need: DiskNeed) -> Check:
+    """Compare the free disk with what will be written: a problem below the least, a warning below the total."""
+    existing = next(parent for parent in [need.directory, *need.directory.absolute().parents] if parent.exists())
+    free = shutil.disk_usage(existing).free
+    wanted = f"wanted {need.total_bytes / 1e9:.1f} GB for {need.what}"
+    found = f"{free / 1e9:.1f} GB free at {existing.absolute()}, {wanted}"
+    if free >= need.total_bytes:
+        return Check("disk", found)
+    return Check("disk", f"{found}; {need.advice}", "problem" if free < need.least_bytes else "warning")
+
+
+def check_shared_memory(ranks: int) -> Check:
+    """Compare the free shared memory with what NCCL takes of it on GPUs without direct access to each other."""
+    wanted = ranks * NCCL_CHANNELS * NCCL_FILE_BYTES
+    if ranks == 1 or os.environ.get("NCCL_SHM_DISABLE") == "1" or not SHARED_MEMORY.is_dir():
+        return Check("shared memory", "not used")
+    free = shutil.disk_usage(SHARED_MEMORY).free
+    found = f"{free >> 20:,} MiB free in {SHARED_MEMORY}; NCCL may take {wanted >> 20} MiB for {ranks} GPUs"
+    if free >= wanted:
+        return Check("shared memory", found)
+    advice = "in a container, start that with --shm-size=1g; or set NCCL_SHM_DISABLE=1, which is slower"
+    return Check("shared memory", f"{found}; {advice}", "warning")
+
+
+def check_open_files() -> Check:
+    """Raise this process's limit of open files as far as the system allows; a warning where that stays low."""
+    unlimited = resource.RLIM_INFINITY
+    limit, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    raised = OPEN_FILES if hard == unlimited else min(hard, OPEN_FILES)
+    before = limit
+    if limit != unlimited and limit < raised:
+        with suppress(OSError, ValueError):  # macOS has a limit beside the hard one
+            resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
+            limit = raised
+    found = "no limit" if limit == unlimited else f"at most {limit:,}"
+    found += f", raised from {before:,}" if limit != before else ""
+    if limit == unlimited or limit >= FEW_FILES:
+        return Check("open files", found)
+    advice = f"wanted {FEW_FILES:,}; raise the hard limit, as root: ulimit -Hn {OPEN_FILES}"
+    return Check("open files", f"{found} open files; {advice}", "warning")
+
+
+def _check_gpus(device: str | None) -> tuple[Check, int]:
+    """Return the check of driver and torch, and how many GPUs a run could use once it is ok."""
+    try:
+        cuda = choose_device(device) == "cuda"
+    except BadInput as error:
+        return Check("GPUs", str(error), "problem"), driver_gpus()
+    if not cuda:
+        return Check("GPUs", "not used" if device == "cpu" else "none here; training runs on the CPU"), 0
+    count = torch.cuda.device_count()
+    driver = driver_cuda() or "of unknown version"
+    return Check("GPUs", f"{count} usable; driver for CUDA {driver}, torch built for {torch.version.cuda}"), count
+
+
+if __name__ == "__main__":
+    sys.exit(report(Needs(disk=FINEWEB)))

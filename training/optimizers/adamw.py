@@ -2,7 +2,6 @@
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 from training.optimizers.update_rule import HyperParameters, OptimizerKind, Shape, StateTensor, UpdateRule, decay_groups
 
@@ -13,10 +12,8 @@ def _moments(shape: Shape) -> dict[str, StateTensor]:
 
 def _build(parameters: dict[str, nn.Parameter], hyper: HyperParameters, device: torch.device) -> torch.optim.Optimizer:
     groups = decay_groups(parameters, hyper.weight_decay)
-    # On a CPU, one tensor after the other stays in the cache: about half the time of foreach, same bits. Under FSDP,
-    # Python's dispatch of each shard costs more than that saves.
-    sharded = any(isinstance(parameter, DTensor) for parameter in parameters.values())
-    kernel = {"fused": True} if device.type == "cuda" else {"foreach": sharded}
+    # On a CPU, one tensor after the other stays in the cache: about half the time of foreach, same bits.
+    kernel = {"fused": True} if device.type == "cuda" else {"foreach": False}
     adamw = torch.optim.AdamW(groups, lr=hyper.learning_rate, betas=hyper.betas, **kernel)
     for parameter in parameters.values():  # torch begins this at the first update; a checkpoint is loaded before that
         adamw.state[parameter]["step"] = torch.zeros((), device=device if "fused" in kernel else "cpu")

@@ -7,7 +7,7 @@ them in the same tree, and share the result (all-gather). IEEE addition commutes
 bytes moved are those of a ring all-reduce: 2 (D - 1) / D of the gradient.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,75 +16,78 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp._fully_shard import _fsdp_api  # ReduceScatter, the interface of set_custom_reduce_scatter
 
+from training.parallel.bucket_sum import finished
+from training.parallel.compute_memory import ComputeMemory, compute_memory
 from training.parallel.mesh import RankGroup
 from training.parallel.process_group import all_gather_single
+from training.parallel.sum_tree import held_sums
 
-
-def odd_factor(count: int) -> int:
-    """Return the largest odd divisor: the leaves to add in order before the pairwise tree begins."""
-    return count // (count & -count)
-
-
-def elastic_world_sizes(microbatches: int) -> list[int]:
-    """Return the data-parallel sizes that give a step of so many micro-batches the same bits: powers of two."""
-    return [1 << power for power in range((microbatches // odd_factor(microbatches)).bit_length())]
+# Elements of a bucket that are reduced at a time: a GPU's memory for them is its stream's own for good, and DDP's first
+# bucket has all parameters.
+PIECE = 1 << 24
 
 
 class LeafSum:
-    """Sum of leaves, added one by one in the tree's shape; holds one partial sum a level instead of all leaves."""
+    """Sum of leaves in the tree's shape. A leaf is a list of tensors that belongs to the sum: nothing is copied.
+
+    Holds one partial sum a level instead of all leaves.
+    """
 
     def __init__(self, run: int):
         self._run = run  # leaves added in order: `odd`
         self._leaves = 0
-        self._pending: Tensor | None = None  # sum of the run in progress
-        self._partial: list[Tensor] = []  # sums of ever smaller subtrees, as the ones of a binary counter
+        # Sums of ever smaller subtrees, as the ones of a binary counter; then that of the run in progress.
+        self._partial: list[list[Tensor]] = []
 
-    def add(self, leaf: Tensor) -> None:
-        """Add a copy of the next leaf: the caller may overwrite it afterwards."""
-        # + 0.0 turns -0.0 into 0.0, which otherwise would depend on whether a sum began from nothing or from zero.
-        self._pending = leaf + 0.0 if self._pending is None else self._pending + leaf
+    def add(self, leaf: list[Tensor]) -> None:
+        """Add the next leaf but the last one, in place."""
+        for _ in range(self._complete_subtrees()):
+            torch._foreach_add_(leaf, self._partial.pop())
+        self._partial.append(leaf)
+
+    def take(self) -> list[list[Tensor]]:
+        """Return what is to be added to the last leaf, in this order, for the sum of all; reset."""
+        count = self._complete_subtrees()
+        assert count == len(self._partial), (self._leaves, self._run, count, len(self._partial))
+        partial, self._partial, self._leaves = self._partial[::-1], [], 0
+        return partial
+
+    def _complete_subtrees(self) -> int:
+        """Count the next leaf; return how many partial sums it completes."""
         self._leaves += 1
-        if self._leaves % self._run:
-            return
-        merged, self._pending, runs = self._pending, None, self._leaves // self._run
-        while runs % 2 == 0:
-            merged = self._partial.pop() + merged
-            runs //= 2
-        self._partial.append(merged)
-
-    def take(self) -> Tensor:
-        """Return the sum of all leaves, a whole subtree, and reset."""
-        assert self._pending is None and len(self._partial) == 1, (self._leaves, self._run, len(self._partial))
-        self._leaves = 0
-        return self._partial.pop()
+        return len(self._partial) + 1 - held_sums(self._leaves, self._run)
 
 
 def pairwise_sum(parts: Tensor) -> Tensor:
-    """Return the sum over the first dimension, neighbors first; an odd last one joins at the next level."""
-    while len(parts) > 1:
-        pairs = parts[0 : len(parts) // 2 * 2 : 2] + parts[1::2]
-        parts = pairs if len(parts) % 2 == 0 else torch.cat([pairs, parts[-1:]])
-    return parts[0]
+    """Return the sum over the first dimension, in place, neighbors first; an odd last one joins at the next level.
 
-
-def ordered_reduce_scatter(buffer: Tensor, data_parallel: RankGroup) -> Tensor:
-    """Return this rank's part of the sum of all ranks' buffers, in the tree's shape.
-
-    `buffer` is 1-D, of a length that the data-parallel size divides.
+    Zero has one sign: -0.0, the sum of nothing but -0.0, is returned as 0.0. Elsewhere in a tree it is as good as 0.0.
     """
-    received = torch.empty_like(buffer)
+    distance = 1
+    while distance < len(parts):
+        parts[: len(parts) - distance : 2 * distance].add_(parts[distance :: 2 * distance])
+        distance *= 2
+    return parts[0].add_(0.0)
+
+
+def ordered_reduce_scatter(buffer: Tensor, received: Tensor, data_parallel: RankGroup) -> Tensor:
+    """Return this rank's part of the sum of all ranks' buffers, in the tree's shape, in the memory of `received`.
+
+    `buffer` and `received` are 1-D, of a length that the data-parallel size divides.
+    """
     dist.all_to_all_single(received, buffer, group=data_parallel.group)
     return pairwise_sum(received.view(data_parallel.size, -1))
 
 
-def ordered_all_reduce(buffer: Tensor, data_parallel: RankGroup) -> Tensor:
-    """Return the sum of all ranks' buffers, of any shape, in the tree's shape, on every rank."""
-    if data_parallel.size == 1:
-        return buffer
-    flat = nn.functional.pad(buffer.flatten(), (0, -buffer.numel() % data_parallel.size))
-    shard = ordered_reduce_scatter(flat, data_parallel)
-    all_gather_single(flat, shard, group=data_parallel.group)
-    return flat[: buffer.numel()].view_as(buffer)
+def ordered_all_reduce(buffer: Tensor, data_parallel: RankGroup) -> None:
+    """Replace a 1-D buffer by the sum of all ranks' buffers, in the tree's shape, on every rank."""
+    for piece in buffer.split(PIECE):
+        padding = -len(piece) % data_parallel.size
+        padded = nn.functional.pad(piece, (0, padding)) if padding else piece
+        reduced = ordered_reduce_scatter(padded, torch.empty_like(padded), data_parallel)
+        all_gather_single(padded, reduced, group=data_parallel.group)
+        if padding:
+            piece.copy_(padded[: len(piece)])
 
 
 class OrderedGradients:
@@ -93,71 +96,97 @@ class OrderedGradients:
     `run` is how many leaves of a rank are added in order before the pairwise tree begins: with the odd factor of all
     micro-batches the sum is elastic; with all leaves of a rank it repeats on any one data-parallel size.
 
-    Gradients arrive through DDP's communication hook (`ddp_hook`), FSDP's reduce-scatter (`reduce_scatter`), or, on one
-    rank, at the end of `microbatch`. Until the last micro-batch they stay here: `parameter.grad` is None (one rank) or
-    zero, so that the next backward pass does not add to it.
+    Under DDP and on one rank, the gradients of all but the last micro-batch are taken out of `parameter.grad`, which is
+    None afterwards. The last micro-batch's are completed in place: in DDP's buckets by its communication hook
+    (`ddp_hook`), on one rank at the end of `microbatch`. Under FSDP all pass its reduce-scatter (`reduce_scatter`).
     """
 
     def __init__(self, parameters: list[nn.Parameter], run: int, data_parallel: RankGroup):
-        self._parameters = parameters
+        self._places = {id(parameter): place for place, parameter in enumerate(parameters)}
         self._data_parallel = data_parallel
         self._run = run
-        self._sums: dict[Any, LeafSum] = {}
+        self._sum = LeafSum(run)
+        self._earlier: list[list[Tensor]] = []  # to be added to the gradients of the last micro-batch
+        self._shard_sums: dict[Any, LeafSum] = {}  # under FSDP
+        self._received: Tensor | None = None  # by the latest reduce-scatter of FSDP, which may be under way
         self._last = False
+        device = parameters[0].device
+        # Prior to the kernels of the backward pass, which are long and many.
+        self._stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
 
     @contextmanager
-    def microbatch(self, *, last: bool) -> Iterator[None]:
-        """Context of one forward and backward pass."""
+    def microbatch(self, parameters: Collection[nn.Parameter], *, last: bool) -> Iterator[None]:
+        """Context of one forward and backward pass, which DDP does not reduce unless it is the last one."""
         self._last = last
+        whole = not self._shard_sums
+        if last and whole:
+            self._earlier = self._sum.take()
         yield
-        if self._data_parallel.size == 1:
-            for parameter in self._parameters:
-                assert parameter.grad is not None
-                parameter.grad = self.collect(id(parameter), parameter.grad)
+        if whole and (not last or self._data_parallel.size == 1):
+            leaf = [parameter.grad for parameter in parameters if parameter.grad is not None]
+            assert len(leaf) == len(self._places) == len(parameters)
+            for earlier in self._earlier:
+                torch._foreach_add_(leaf, earlier)
+            if self._earlier:
+                torch._foreach_add_(leaf, 0.0)  # as in pairwise_sum()
+            if not last:
+                self._sum.add(leaf)
+        self._earlier, self._received = [], None
+        if not last:
+            for parameter in parameters:
+                parameter.grad = None
 
     def ddp_hook(
         self,
         _: Any,
         bucket: dist.GradBucket,  # type: ignore[name-defined]  # DDP checks this annotation
     ) -> torch.futures.Future[Tensor]:
-        """Replace DDP's all-reduce. Sums are kept by parameter: DDP regroups its buckets after the first step."""
-        for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
-            total = self.collect(id(parameter), gradient)
-            gradient.zero_() if total is None else gradient.copy_(total)
-        if self._last:
-            bucket.buffer().copy_(ordered_all_reduce(bucket.buffer(), self._data_parallel))
-        # Collectives and DDP's own reading of the buffer are on one CUDA stream: the future need not carry an event.
-        done: torch.futures.Future[Tensor] = torch.futures.Future()
-        done.set_result(bucket.buffer())
-        return done
+        """Reduce a bucket in place of DDP's all-reduce; on a GPU beside the backward pass, on a stream of its own."""
+        if self._stream is None:
+            self._reduce(bucket)
+            return finished(bucket.buffer())
+        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+        with torch.cuda.stream(self._stream):
+            self._reduce(bucket)
+            return finished(bucket.buffer())  # DDP waits for this stream before backward() returns
+
+    def _reduce(self, bucket: dist.GradBucket) -> None:  # type: ignore[name-defined]
+        if self._earlier:
+            places = [self._places[id(parameter)] for parameter in bucket.parameters()]
+            for earlier in self._earlier:
+                torch._foreach_add_(bucket.gradients(), [earlier[place] for place in places])
+        ordered_all_reduce(bucket.buffer(), self._data_parallel)
 
     def reduce_scatter(self) -> "OrderedReduceScatter":
         """Return the replacement of one FSDP group's reduce-scatter."""
-        return OrderedReduceScatter(self, self._data_parallel)
+        shards = OrderedReduceScatter(self)
+        self._shard_sums[shards] = LeafSum(self._run)
+        return shards
 
-    def collect(self, key: Any, leaf: Tensor) -> Tensor | None:
-        """Add a leaf to its sum; return the sum in the last micro-batch, else None."""
-        total = self._sums.setdefault(key, LeafSum(self._run))
-        total.add(leaf)
-        return total.take() if self._last else None
+    def collect(self, shards: "OrderedReduceScatter", leaf: Tensor) -> Tensor | None:
+        """Add a leaf of an FSDP group; return this rank's part of the sum in the last micro-batch, else None."""
+        total = self._shard_sums[shards]
+        if not self._last:
+            total.add([leaf.clone()])
+            return None
+        for [earlier] in total.take():
+            leaf += earlier
+        self._received = None  # FSDP has made the compute stream wait for the reduce-scatter before
+        with compute_memory(leaf.device):
+            self._received = torch.empty_like(leaf)
+        return ordered_reduce_scatter(leaf, self._received, self._data_parallel)
 
 
-class OrderedReduceScatter(_fsdp_api.ReduceScatter):
+class OrderedReduceScatter(ComputeMemory, _fsdp_api.ReduceScatter):
     """Reduce-scatter of one FSDP parameter group: ordered, and in the last micro-batch only."""
 
-    def __init__(self, gradients: OrderedGradients, data_parallel: RankGroup):
+    def __init__(self, gradients: OrderedGradients):
         self._gradients = gradients
-        self._data_parallel = data_parallel
-
-    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        return torch.empty(size, dtype=dtype, device=device)
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False
     ) -> dist.Work | None:
-        total = self._gradients.collect(self, input_tensor)
-        if total is None:
-            output_tensor.zero_()
-        else:
-            output_tensor.copy_(ordered_reduce_scatter(total, self._data_parallel))
+        own = self._gradients.collect(self, input_tensor)
+        if own is not None:  # else the output is not defined, and the gradient that FSDP makes of it is dropped
+            output_tensor.copy_(own)
         return None

@@ -16,8 +16,8 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # missing 
 
 from common.errors import BadInput
 from common.files import system_error
-from training.hardware.preflight import choose_device
-from training.launch import environment_rank, restarts
+from training.hardware.usable_gpus import choose_device, use_gpu
+from training.launch import environment_local_world_size, environment_rank, restarts
 
 CONNECT_TIMEOUT = timedelta(seconds=10)  # to torchrun, which starts before its ranks
 STORE_TIMEOUT = timedelta(minutes=30)  # torch's own, for ranks that are slow to start
@@ -56,7 +56,7 @@ def start(device_kind: str | None, timeout_seconds: int) -> Ranks:
     """
     device_kind = choose_device(device_kind)
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    local_world_size = environment_local_world_size()
     timeout = timedelta(seconds=timeout_seconds)
     options: dict[str, Any] = {"backend": "gloo", "timeout": timeout}
     device = torch.device("cpu")
@@ -68,7 +68,7 @@ def start(device_kind: str | None, timeout_seconds: int) -> Ranks:
                 f"start torchrun with --nproc_per_node={available or 1}" + ("" if available else " --device cpu")
             )
         device = torch.device("cuda", local_rank)
-        torch.cuda.set_device(device)
+        use_gpu(device)
         options.update(backend="cpu:gloo,cuda:nccl", device_id=device, timeout=timeout + NCCL_EXTRA)
     store, rank, world_size = _rendezvous()
     dist.init_process_group(**options, store=store, rank=rank, world_size=world_size)

@@ -1,6 +1,6 @@
 """Rows of a parameter, gradient or moment that this rank holds: whole under DDP, a shard of dimension 0 under FSDP2."""
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from training.parallel.mesh import RankGroup
@@ -22,7 +22,16 @@ def full_tensor(value: Tensor) -> Tensor:
 
 def local_tensor(value: Tensor) -> Tensor:
     """Return this rank's part of a possibly sharded tensor; the whole of any other."""
-    return value.to_local() if isinstance(value, DTensor) else value
+    # Not to_local(): with gradients enabled, as in a training step, it makes a view that autograd records.
+    return value._local_tensor if isinstance(value, DTensor) else value
+
+
+def local_parameter(parameter: nn.Parameter) -> nn.Parameter:
+    """Return a parameter of this rank's part of a possibly sharded one, in the same memory; any other as it is.
+
+    An operator on many DTensors costs a GPU's host milliseconds.
+    """
+    return nn.Parameter(local_tensor(parameter).detach()) if isinstance(parameter, DTensor) else parameter
 
 
 def held_rows(value: Tensor) -> tuple[int, Tensor]:

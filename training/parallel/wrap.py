@@ -4,37 +4,48 @@ Names of parameters are those of the bare network under any wrapper.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 import torch._dynamo
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from model.gpt import GPT
 from model.loss import NextTokenLoss
+from training.parallel.bucket_sum import BucketSum
+from training.parallel.fsdp import wrap_in_fsdp
 from training.parallel.mesh import RankGroup, data_parallel_of
-from training.parallel.ordered_reduce import OrderedGradients, odd_factor
+from training.parallel.ordered_reduce import OrderedGradients
+from training.parallel.sum_tree import run_length
 from training.precision import Numerics
+
+NEVER = (1 << 31) - 1  # steps, the most that DDP takes
+BUCKET_MIB = 50  # of gradients, on GPUs: two blocks of 124M. The host starts fewer reductions than with DDP's own 25
 
 
 class Parallel:
     """A network wrapped for training on all ranks."""
 
     def __init__(
-        self, network: GPT, model: Any, data_parallel: RankGroup, ordered: OrderedGradients | None, divisor: int
+        self,
+        network: GPT,
+        model: Any,
+        data_parallel: RankGroup,
+        divisor: int,
+        reduction: OrderedGradients | BucketSum | None,
     ):
         self.network = network  # bare: plain names
         self.model = model  # wrapped: what to call
         self.data_parallel = data_parallel
-        # Divides the reduced gradient of unscaled losses into that of the global mean; native reductions average.
-        self.gradient_divisor = divisor
-        self._ordered = ordered
+        self.gradient_divisor = divisor  # of reduced gradients of unscaled losses: sums over micro-batches and ranks
+        self._reduction = reduction
         # Read once: between a forward and its backward FSDP shows gathered weights under the same names.
         self._parameters = dict(network.named_parameters())
+        self._sharded = [module for module in model.modules() if isinstance(module, FSDPModule)]
 
     @contextmanager
     def gradient_sync(self, *, enabled: bool) -> Iterator[None]:
@@ -42,20 +53,27 @@ class Parallel:
 
         Both belong inside: DDP decides in the forward pass whether the backward pass will reduce.
         """
-        if self._ordered is not None:  # every micro-batch's gradient passes it; it reduces in the last
-            with self._ordered.microbatch(last=enabled):
-                yield
-            return
-        if isinstance(self.model, FSDPModule):
-            self.model.set_requires_gradient_sync(enabled)
-        skipping = isinstance(self.model, DistributedDataParallel) and not enabled
-        with self.model.no_sync() if skipping else nullcontext():
+        with ExitStack() as stack:
+            skipping = isinstance(self.model, DistributedDataParallel) and not enabled
+            if isinstance(self._reduction, OrderedGradients):  # every micro-batch's gradient passes it
+                stack.enter_context(self._reduction.microbatch(self._parameters.values(), last=enabled))
+            elif isinstance(self._reduction, BucketSum):
+                self._reduction.reducing = enabled
+                skipping = skipping and bool(self.gradients())  # the first ones pass DDP, which gives them their place
+            else:
+                for module in self._sharded:
+                    module.set_requires_gradient_sync(enabled, recurse=False)
+            if skipping:
+                stack.enter_context(self.model.no_sync())
             yield
+        if enabled:
+            for module in self._sharded:
+                module.reshard()  # what is gathered once a step
 
-    def zero_grad(self, *optimizers: torch.optim.Optimizer) -> None:
-        """Clear gradients for the next step. DDP's are views of its buckets: freeing them would cost a copy a step."""
-        for optimizer in optimizers:
-            optimizer.zero_grad(set_to_none=not isinstance(self.model, DistributedDataParallel))
+    def zero_grad(self) -> None:
+        """Clear gradients. DDP copies the next ones into its buckets, which moves fewer bytes than adding to zeros."""
+        for parameter in self._parameters.values():
+            parameter.grad = None
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
         """Return the parameters that the optimizer updates; under FSDP each is this rank's shard."""
@@ -72,19 +90,20 @@ def parallelize(
     """Compile and wrap a model that lies on this rank's device, as `kind`: "ddp" or "fsdp". Call it on every rank."""
     network = model.network if isinstance(model, NextTokenLoss) else model
     data_parallel = data_parallel_of(mesh)
-    divisor, ordered = accumulation, None
+    divisor, ordered = accumulation * data_parallel.size, None
     if numerics.determinism != "off":
-        divisor = accumulation * data_parallel.size
-        run = odd_factor(divisor) if numerics.determinism == "elastic" else accumulation
+        run = run_length(numerics.determinism, accumulation, data_parallel.size)
         ordered = OrderedGradients(list(network.parameters()), run, data_parallel)
     compile_model(model, numerics.compiled)
     wrapped: Any = model
+    reduction: OrderedGradients | BucketSum | None = ordered
     # On one rank FSDP skips its reduce-scatter, and with it the ordered sum: the bare model does the same.
     if kind == "fsdp" and (data_parallel.size > 1 or ordered is None):
-        wrapped = wrap_in_fsdp(model, network, mesh, ordered)
+        wrapped = wrap_in_fsdp(model, network, mesh, ordered, numerics.precision)
     elif data_parallel.size > 1:
-        wrapped = wrap_in_ddp(model, mesh, ordered)
-    return Parallel(network, wrapped, data_parallel, ordered, divisor)
+        reduction = ordered or BucketSum(data_parallel.group)
+        wrapped = wrap_in_ddp(model, mesh, reduction)
+    return Parallel(network, wrapped, data_parallel, divisor, reduction)
 
 
 def compile_model(model: NextTokenLoss | GPT, how: bool | str) -> None:
@@ -102,26 +121,16 @@ def compile_model(model: NextTokenLoss | GPT, how: bool | str) -> None:
     model.compile_head(fullgraph=True, dynamic=False)
 
 
-def wrap_in_ddp(model: nn.Module, mesh: DeviceMesh, ordered: OrderedGradients | None) -> DistributedDataParallel:
+def wrap_in_ddp(model: nn.Module, mesh: DeviceMesh, reduction: OrderedGradients | BucketSum) -> DistributedDataParallel:
     """Return a model whose replicas on all ranks of the mesh share gradients."""
     device = next(model.parameters()).device
     wrapped = DistributedDataParallel(
         model,
         device_ids=[device.index] if device.type == "cuda" else None,
         process_group=mesh.get_group(),
+        bucket_cap_mb=BUCKET_MIB if device.type == "cuda" else None,
         gradient_as_bucket_view=True,
     )
-    if ordered is not None:
-        wrapped.register_comm_hook(None, ordered.ddp_hook)
+    wrapped.register_comm_hook(None, reduction.ddp_hook)
+    wrapped._set_ddp_runtime_logging_sample_rate(NEVER)  # statistics of a step, for which the host waits for the GPU
     return wrapped
-
-
-def wrap_in_fsdp(model: nn.Module, network: GPT, mesh: DeviceMesh, ordered: OrderedGradients | None) -> FSDPModule:
-    """Return a model whose parameters are sharded over the mesh: each block a group, everything else another."""
-    groups: list[FSDPModule] = [fully_shard(module, mesh=mesh) for module in (*network.blocks, model)]
-    if ordered is not None:
-        for group in groups:
-            group.set_custom_reduce_scatter(ordered.reduce_scatter())
-            group.set_gradient_divide_factor(1.0)
-            group.set_force_sum_reduction_for_comms(True)
-    return groups[-1]

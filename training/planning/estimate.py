@@ -46,7 +46,7 @@ class Offer:
 
     @property
     def measured(self) -> bool:
-        """True where the throughput to plan with is no bound."""
+        """True where the throughput to plan with is no estimate."""
         return self.throughputs[0].measured
 
     def hours(self, tokens_per_second: float | None = None) -> float:

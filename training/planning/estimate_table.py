@@ -1,4 +1,4 @@
-"""Table of an estimate: measured machines first, bounds marked as bounds, then the assumptions behind the numbers."""
+"""Table of an estimate: measured machines first, bounds marked as bounds, then what the numbers assume."""
 
 from tabulate import tabulate
 
@@ -53,7 +53,7 @@ def _rows(offer: Offer, marks: str) -> list[list[str]]:
     cells[2] = f"{layout.microbatch_size} x {layout.accumulation} x {layout.data_parallel_size}"
     rows = []
     for throughput in offer.throughputs:
-        most, least = ("", "") if throughput.measured else ("<= ", ">= ")
+        most, least = ("<= ", ">= ") if throughput.bound else ("", "")
         hours = offer.hours(throughput.tokens_per_second)
         cells += [f"{most}{throughput.tokens_per_second:,.0f}", f"{least}{hours:.2f}"]
         rows.append([*cells, f"{least}{hours * machine.usd_per_hour:,.2f}", throughput.source, marks])
@@ -69,9 +69,9 @@ def _basis(possible: list[Offer], compared: list[Offer], cheapest: Offer) -> lis
         lowest = min((offer for offer in possible if not offer.measured), key=Offer.usd, default=cheapest)
         if lowest.usd() < cheapest.usd():
             price = f"${lowest.usd():,.2f}"
-            lines.append(f"not measured, cheaper only if it reached its bound: {lowest.machine.name}, {price}")
+            lines.append(f"not measured, cheaper by its estimate: {lowest.machine.name}, {price}")
         return lines
-    lines = ["cheapest, fastest: by bounds alone; nobody has measured a network of this shape on these machines"]
+    lines = ["cheapest, fastest: by estimates alone; nobody has measured a network of this shape on these machines"]
     fitted = [offer for offer in possible if offer.throughputs[0].source != SIMILAR]
     if fitted and cheapest not in fitted:
         best = min(fitted, key=Offer.usd)
@@ -97,8 +97,12 @@ def _notes(estimate: RunEstimate, possible: list[Offer]) -> list[str]:
     shown_rows = [throughput for offer in possible for throughput in offer.throughputs]
     if any(not row.measured for row in shown_rows):
         lines.append(
-            "bound (<=, >=): no measurement of Lockstep: a roofline fitted to llm.c, the fastest published trainer of "
-            "GPT-2, on 8 x A100 and H100 with micro-batches that fill the GPU; expect less"
+            "estimate: a roofline of the bytes that Lockstep's kernels move, and of matrix products and attention as "
+            "fast as llm.c's on 8 x A100 and H100, with micro-batches that fill the GPU; expect less"
+        )
+        lines.append(
+            "upper bound: at most so many tokens/s, at least so many hours and dollars: products, attention and memory "
+            "at the datasheet's speed"
         )
     if others := sorted({row.trainer or "" for row in shown_rows if row.source == ANOTHER_TRAINER}):
         lines.append(
@@ -114,7 +118,7 @@ def _notes(estimate: RunEstimate, possible: list[Offer]) -> list[str]:
     }
     options = [option for option, given in slower.items() if given]
     if options and any(not offer.measured for offer in possible):
-        lines.append(f"bounds leave out the cost of {' and '.join(options)}")
+        lines.append(f"estimates leave out the cost of {' and '.join(options)}")
     return lines
 
 

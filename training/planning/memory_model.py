@@ -10,27 +10,22 @@ from training.config.key_groups import MemoryOptions
 from training.config.train_config import TrainConfig
 from training.hardware.gpus import Gpu, known_gpus
 from training.optimizers.optimizer_registry import OPTIMIZERS
+from training.parallel.block_groups import group_length
+from training.parallel.sum_tree import most_held_sums
+from training.planning.memory_peaks import HALF_BYTES, STATE_BYTES, MicroBatch, Moment
 from training.planning.network_sizes import NetworkSizes, network_sizes
 
 GIB = 1 << 30
 HEADROOM = 0.05  # share of a GPU's memory that a run leaves free
 PLAIN, THRIFTY = MemoryOptions(), MemoryOptions(loss_chunks=8, recompute_blocks=True)
-CALIBRATION = "uncalibrated: not compared with a GPU yet"  # shown with every prediction
+CALIBRATION = "calibrated on torch's allocator, not on a card"  # shown with every prediction
 
-STATE_BYTES = 4  # of a weight and of a gradient, fp32
-# Per token and row of the embedding: bf16 logits, over which their gradient is written. The compiled head and loss hold
-# nothing in fp32 at this size.
-LOGIT_BYTES = 2
-# Per weight of the head: its gradient in bf16, as the matrix product gives it, then in fp32; and other chunks' sum.
-HEAD_BYTES, CHUNK_SUM_BYTES = 6, 4
-HIDDEN_BYTES = 4  # per token and C: what enters a recomputed block, and the head, in fp32
-BLOCK_BACKWARD_BYTES = 24  # per token and C, in a block's backward: bf16 gradients in the MLP, fp32 ones beside it
-# Assumed, until measured: CUDA's context with cuBLAS and cuDNN, NCCL's buffers, and what the allocator cannot use.
+WORKSPACE_BYTES = 2 * (32 << 20)  # of cuBLAS on Hopper, for the threads of the forward and of the backward pass
+# Assumed, until benchmarks/outside_memory.py has run on a card: CUDA's context and libraries, and NCCL's buffers.
 CONTEXT_BYTES = int(0.6 * GIB)
 NCCL_BYTES = int(0.4 * GIB)
-# Of what is allocated, with the expandable segments that common/installation.py sets. On torch's own allocator it was
-# at most 0.8 % under DDP, and 4 % under FSDP, where 5 % less was allocated than is predicted.
-FRAGMENTATION = 0.02
+# Of what is allocated: what the allocator cannot use, with the expandable segments that common/installation.py sets.
+FRAGMENTATION = 0.03
 
 
 @attrs.frozen(kw_only=True)
@@ -39,18 +34,25 @@ class Prediction:
 
     weights: int
     gradients: int
+    sums: int  # partial sums of gradients that a deterministic reduction holds
     optimizer: int
-    buckets: int  # FSDP: weights gathered and gradients on their way; DDP: a second copy of the gradients
+    gathered: int  # FSDP: weights gathered for the blocks that use them
     copies: int  # weights in bf16, saved for the backward pass
     activations: int
-    logits: int  # of a chunk where there are several; and gradients in flight
+    backward: int  # logits of a chunk, and gradients in flight
+    workspace: int  # of cuBLAS
     fragmentation: int
     outside: int  # of torch's allocator
 
     @property
     def allocated(self) -> int:
         """Predicted torch.cuda.max_memory_allocated()."""
-        return self.total - self.fragmentation - self.outside
+        return self.reserved - self.fragmentation
+
+    @property
+    def reserved(self) -> int:
+        """Bound of torch.cuda.max_memory_reserved()."""
+        return self.total - self.outside
 
     @property
     def total(self) -> int:
@@ -60,76 +62,97 @@ class Prediction:
 
 @attrs.frozen(kw_only=True)
 class MemoryModel:
-    """Memory of one rank in bf16, compiled, determinism off, with at least two micro-batches a step."""
+    """Memory of one rank in bf16, compiled."""
 
     model: ModelConfig
     parallel: str = "ddp"  # or "fsdp"
     world_size: int = 1
     options: MemoryOptions = PLAIN
     optimizer: str = "adamw"  # as in train.json
+    determinism: str = "off"
+    accumulation: int = 2  # micro-batches a step on a rank
+    sequences: int | None = None  # of a step on a rank; the micro-batch then determines the accumulation
 
     @classmethod
     def of(cls, model: ModelConfig, train: TrainConfig, world_size: int) -> "MemoryModel":
         """Return the memory model of a run on so many ranks."""
+        batch = train.batch.global_batch_size
         return cls(
             model=model,
             parallel=train.execution.parallel,
             world_size=world_size,
             options=train.memory,
             optimizer=train.optimization.optimizer,
+            determinism=train.execution.determinism or "off",  # what null means on a GPU
+            accumulation=train.batch.gradient_accumulation_steps or 1,
+            sequences=None if batch is None else -(-batch // world_size),
         )
 
     def predict(self, microbatch_size: int) -> Prediction:
         """Return the bytes at the peak of a run's steps."""
-        config, options, saved = self.model, self.options, network_sizes(self.model)
-        tokens = microbatch_size * config.context_length
-        row = config.padded_vocab_size * config.emb_dim
-        shards = self.world_size if self.parallel == "fsdp" else 1
-        parameters = saved.outer_parameters + config.n_layers * saved.block_parameters
-        # A tied head's gradient waits for the embedding's until the blocks are done.
-        block_backward = BLOCK_BACKWARD_BYTES * config.emb_dim * tokens + STATE_BYTES * row * config.tie_weights
-        chunk = -(-tokens // options.loss_chunks)
-        head = HEAD_BYTES + (CHUNK_SUM_BYTES if options.loss_chunks > 1 else 0)
-        hidden = HIDDEN_BYTES * config.emb_dim * tokens
-        blocks = 1 if options.recompute_blocks else config.n_layers  # whose insides are there at a time
-        activations = microbatch_size * (saved.outer_bytes + blocks * saved.block_bytes)
-        if options.recompute_blocks:
-            activations += config.n_layers * hidden
-        if options.loss_chunks > 1:
-            activations += hidden // 2  # what the head takes, in fp32 now
+        saved = network_sizes(self.model)
+        batch = MicroBatch(model=self.model, options=self.options, saved=saved, size=microbatch_size)
+        accumulation = self.accumulation_at(microbatch_size)
+        moments = (self._prediction(saved, accumulation, moment) for moment in batch.moments)
+        peak = max(moments, key=lambda prediction: prediction.total)
+        idle = batch.idle
+        if self.parallel == "fsdp" and self.options.recompute_blocks:  # its buffers lie between kept inputs
+            idle += STATE_BYTES * (2 * saved.outer_parameters + self._group_parameters(saved))
+        return attrs.evolve(peak, fragmentation=peak.fragmentation + idle)
+
+    def accumulation_at(self, microbatch_size: int) -> int:
+        """Return the micro-batches a step on a rank."""
+        return self.accumulation if self.sequences is None else -(-self.sequences // microbatch_size)
+
+    def _prediction(self, saved: NetworkSizes, accumulation: int, moment: Moment) -> Prediction:
+        weights = STATE_BYTES * saved.parameters(self.model.n_layers)
+        sharded = self.parallel == "fsdp"
+        shards = self.world_size if sharded else 1
         parts = {
-            "weights": STATE_BYTES * parameters // shards,
-            # FSDP adds up whole gradients, not shards, until the last micro-batch reduces them.
-            "gradients": STATE_BYTES * parameters,
-            "optimizer": saved.state_bytes(self.optimizer, config.n_layers) // shards,
-            "buckets": self._bucket_bytes(saved, parameters),
-            "copies": saved.outer_copies + blocks * saved.block_copies,
-            "activations": activations,
-            "logits": max(LOGIT_BYTES * config.padded_vocab_size * chunk + head * row, block_backward),
+            "weights": weights // shards,
+            "gradients": weights if self._holds_gradients(accumulation, moment) else weights // shards * moment.end,
+            "sums": weights * most_held_sums(self.determinism, accumulation, self.world_size),
+            "optimizer": saved.state_bytes(self.optimizer, self.model.n_layers) // shards,
+            "gathered": self._gathered(saved) if sharded else 0,
+            "copies": moment.copies,
+            "activations": moment.activations,
+            "backward": moment.backward,
+            "workspace": WORKSPACE_BYTES,
         }
         fragmentation = int(FRAGMENTATION * sum(parts.values()))
         return Prediction(**parts, fragmentation=fragmentation, outside=outside_bytes(self.world_size))
 
-    def _bucket_bytes(self, saved: NetworkSizes, parameters: int) -> int:
-        """Return the bytes of gradients and gathered weights on their way between ranks."""
-        if self.parallel == "fsdp":
-            # Embeddings and head stay gathered through a step; of the blocks one is used and one fetched ahead, each in
-            # the all-gather's buffer and copied out of it.
-            return STATE_BYTES * (saved.outer_parameters + 4 * saved.block_parameters)
-        # Later gradients are views of DDP's buckets. In the first two steps there is a second copy: gradients that
-        # no_sync() adds up before DDP has them, then the first bucket, of all parameters, beside those that replace it.
-        return STATE_BYTES * parameters if self.world_size > 1 else 0
+    def _gathered(self, saved: NetworkSizes) -> int:
+        """Return the bytes of the weights that FSDP gathers, beside those of blocks that `copies` has."""
+        again = self.options.recompute_blocks  # then one group of blocks is used and one fetched ahead, in bf16
+        return STATE_BYTES * saved.outer_parameters + 2 * HALF_BYTES * self._group_parameters(saved) * again
+
+    def _group_parameters(self, saved: NetworkSizes) -> int:
+        """Return the parameters of a group of blocks that FSDP gathers together."""
+        return saved.block_parameters * group_length(saved.block_parameters, self.model.n_layers)
+
+    def _holds_gradients(self, accumulation: int, moment: Moment) -> bool:
+        """Tell whether a rank holds whole gradients, beside those in partial sums."""
+        if self.parallel == "fsdp":  # adds up whole ones, not shards, until the last micro-batch reduces them
+            return self.determinism == "off" and accumulation > 1
+        if self.world_size > 1:  # in DDP's buckets
+            return True
+        return moment.end or (self.determinism == "off" and accumulation > 1)
 
     def largest_microbatch(self, usable_bytes: int) -> int | None:
         """Return the largest micro-batch that fits, in sequences, or None where not even one does."""
 
+        # Without accumulation a larger micro-batch always needs more; with it, a step has more sums of smaller ones.
+        least = attrs.evolve(self, determinism="off", accumulation=1, sequences=None)
+
         def needed(size: int) -> int:
-            return self.predict(size).total
+            return least.predict(size).total
 
         beyond = 1
         while needed(beyond) <= usable_bytes:
             beyond *= 2
-        return bisect.bisect_right(range(1, beyond), usable_bytes, key=needed) or None
+        most = bisect.bisect_right(range(1, beyond), usable_bytes, key=needed)
+        return next((size for size in range(most, 0, -1) if self.predict(size).total <= usable_bytes), None)
 
     def remedies(self, usable_bytes: int | None = None) -> str:
         """Return settings, and the smallest GPU, with which one sequence fits; settings only with `usable_bytes`."""

@@ -39,6 +39,10 @@ class NetworkSizes:
     def block_parameters(self) -> int:
         return sum(map(math.prod, self.block.values()))
 
+    def parameters(self, layers: int) -> int:
+        """Return the parameters of the whole network."""
+        return self.outer_parameters + layers * self.block_parameters
+
     def state_bytes(self, optimizer: str, layers: int) -> int:
         """Return the bytes of optimizer state of the whole network."""
         kind = OPTIMIZERS[optimizer]

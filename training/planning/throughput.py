@@ -1,4 +1,4 @@
-"""Training throughput of a machine: measured tokens per second, else a roofline bound fitted to published trainers."""
+"""Training throughput of a machine: measured tokens per second, else a roofline: an estimate and an upper bound."""
 
 from pathlib import Path
 
@@ -13,18 +13,30 @@ MEASUREMENTS = Path(__file__).with_name("measurements.json")
 OURS = "Lockstep"
 ENTERED = "entered in the price list"
 MEASURED, ANOTHER_TRAINER = "measured, Lockstep", "measured, another trainer"
-BOUND, SIMILAR = "upper bound: roofline", "upper bound: roofline, not fitted"  # to this GPU, or to a similar one
+ESTIMATE, SIMILAR = "estimate: roofline", "estimate: roofline, not fitted"  # to this GPU, but to a similar one
+BOUND = "upper bound: datasheet"
 
-# Bytes that move per token: of a layer 47 tensors of C in bf16, of the logits three of V in bf16.
-LAYER_BYTES = 47 * 2
-LOGIT_BYTES = 3 * 2
-BANDWIDTH_SHARE = 0.79  # of the datasheet's: what elementwise kernels reach on one H100
+# Bytes that our compiled kernels move per token: for each layer and C, for each row of the vocabulary. Counted by
+# benchmarks/kernel_bytes.py: 136.6 to 145 in four sizes, without what weighs less with larger micro-batches (casts of
+# weights, the optimizer).
+LAYER_BYTES = 136
+LOGIT_BYTES = 6
 
-# llm.c on 8 GPUs, so what communication takes is in them; tokens/s per GPU: scripts/run_gpt2_*.sh and discussions 481
-# and 677 of karpathy/llm.c, and KellerJordan/modded-nanogpt's record of 2024-10-13.
-# A100: 124M 218 K, 350M 80 K, 774M 38.6 K; this fit: 217, 80, 39. H100: 468, 188, 1.5B 47.6 K; this fit: 486, 181, 46.
-# Shares of the dense bf16 peak in matrix products and causal attention; a GPU of another kind takes the similar one's.
-FITS = {"a100": (0.83, 0.18), "h100": (0.607, 0.15)}
+
+@attrs.frozen
+class Efficiency:
+    """Shares of a GPU's datasheet: of the dense bf16 peak in matrix products and causal attention, of the bandwidth."""
+
+    matmul: float
+    attention: float
+    bandwidth: float
+
+
+DATASHEET = Efficiency(1.0, 1.0, 1.0)
+# Products and attention: what explains llm.c's published runs with the bytes of its own kernels; both trainers have
+# them from cuBLAS and cuDNN (the runs: tests/training/planning/test_throughput.py). Bandwidth: what elementwise kernels
+# reached on one H100. A GPU of another kind takes the similar one's.
+FITS = {"a100": Efficiency(0.83, 0.18, 0.79), "h100": Efficiency(0.607, 0.15, 0.79)}
 FITTED = ("A100", "H100")  # torch's names
 
 
@@ -33,20 +45,25 @@ class Throughput:
     """Tokens per second of a whole machine, and their source."""
 
     tokens_per_second: float
-    source: str  # ENTERED, MEASURED, ANOTHER_TRAINER, BOUND or SIMILAR
+    source: str  # ENTERED, MEASURED, ANOTHER_TRAINER, ESTIMATE, SIMILAR or BOUND
     trainer: str | None = None  # of a measurement
 
     @property
     def measured(self) -> bool:
-        """True for a measurement, by anybody; False for a bound."""
-        return self.source not in (BOUND, SIMILAR)
+        """True for a measurement, by anybody."""
+        return self.source in (ENTERED, MEASURED, ANOTHER_TRAINER)
+
+    @property
+    def bound(self) -> bool:
+        """True where our kernels cannot be faster."""
+        return self.source == BOUND
 
 
 def throughputs(config: ModelConfig, machine: Machine) -> list[Throughput]:
     """Return the throughput to plan with, then those to show beside it.
 
-    The first is that of the price list, or Lockstep's newest measurement, else another trainer's, else a bound. Beside
-    it are measurements of other trainers, and the bound where only they have measured.
+    The first is that of the price list, or Lockstep's newest measurement, else another trainer's, else an estimate.
+    Beside it are measurements of other trainers, and where Lockstep has none, estimate and upper bound.
     """
     wanted = attrs.asdict(config) | {"gpu": machine.gpu.name, "gpus": machine.gpus}
     shape = ("gpu", "gpus", "vocab_size", "context_length", "emb_dim", "n_heads", "n_layers")
@@ -62,24 +79,29 @@ def throughputs(config: ModelConfig, machine: Machine) -> list[Throughput]:
         ours = [Throughput(machine.tokens_per_second, ENTERED)]
     if ours:
         return [ours[0], *others]
-    source = BOUND if machine.gpu.torch_name in FITTED else SIMILAR
-    return [*others, Throughput(machine.gpus * roofline(config, machine.gpu), source)]
+    source = ESTIMATE if machine.gpu.torch_name in FITTED else SIMILAR
+    estimate, bound = (machine.gpus * speed(config, machine.gpu) for speed in (roofline, upper_bound))
+    return [*others, Throughput(estimate, source), Throughput(bound, BOUND)]
 
 
 def roofline(config: ModelConfig, gpu: Gpu) -> float:
-    """Return tokens per second of one GPU, bf16: matrix products, attention and memory traffic one after the other."""
-    return 1 / sum(seconds_per_token(config, gpu).values())
+    """Estimate tokens per second of one GPU, bf16: matrix products, attention and memory traffic one by one."""
+    return 1 / sum(seconds_per_token(config, gpu, FITS[gpu.similar_to]).values())
 
 
-def seconds_per_token(config: ModelConfig, gpu: Gpu) -> dict[str, float]:
+def upper_bound(config: ModelConfig, gpu: Gpu) -> float:
+    """Return the same at the datasheet's peak and bandwidth, which no kernel reaches."""
+    return 1 / sum(seconds_per_token(config, gpu, DATASHEET).values())
+
+
+def seconds_per_token(config: ModelConfig, gpu: Gpu, reached: Efficiency) -> dict[str, float]:
     """Return the roofline by kind of kernel."""
-    matmul_share, attention_share = FITS[gpu.similar_to]
     width, layers = config.emb_dim, config.n_layers
-    traffic = BANDWIDTH_SHARE * gpu.bytes_per_second
+    traffic = reached.bandwidth * gpu.bytes_per_second
     return {
-        "matmul": 6 * matmul_parameter_count(config) / (matmul_share * gpu.peak_flops),
+        "matmul": 6 * matmul_parameter_count(config) / (reached.matmul * gpu.peak_flops),
         # of the T x T products, the causal half
-        "attention": 6 * layers * width * config.context_length / (attention_share * gpu.peak_flops),
+        "attention": 6 * layers * width * config.context_length / (reached.attention * gpu.peak_flops),
         "elementwise": LAYER_BYTES * width * layers / traffic,
         "loss": LOGIT_BYTES * config.vocab_size / traffic,
     }

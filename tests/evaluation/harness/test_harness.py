@@ -162,7 +162,7 @@ def test_without_the_harness_one_line_says_how_to_get_it(tmp_path: Path) -> None
 
 
 def test_what_make_installs_is_what_the_line_says() -> None:
-    assert f'"{REQUIREMENT}"' in (ROOT / "Makefile").read_text()
+    assert f"\nHARNESS = {REQUIREMENT}\n" in (ROOT / "Makefile").read_text()
 
 
 def test_tasks_of_the_harness_are_columns_and_never_ranked(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import threading
 import time
+from typing import Any
 
 import pytest
 
@@ -33,11 +35,16 @@ def asked_once(server: Judge, seconds: float = 5.0, credentials: tuple[str, str]
 
 
 def test_no_request_waits_for_a_connection_while_its_time_runs(server: Judge) -> None:
-    server.every, server.slow_seconds = "slow", 2  # two after each other are too long
-    server.scorer = lambda asked: dict.fromkeys(asked["answers"], 1)
+    arrived = threading.Barrier(104)  # the server answers none before it has all
+
+    def scorer(asked: Any) -> dict[str, int]:
+        arrived.wait(60)
+        return dict.fromkeys(asked["answers"], 1)
+
+    server.scorer = scorer
 
     async def together() -> list[Reply | NoReply]:
-        async with open_client(server.url, None, 3.9, 104) as client:
+        async with open_client(server.url, None, 60, 104) as client:
             return await asyncio.gather(*(send(client, "responses", BODY, ASKED, str(n)) for n in range(104)))
 
     assert sum(isinstance(outcome, Reply) for outcome in asyncio.run(together())) == 104

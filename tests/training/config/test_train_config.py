@@ -9,7 +9,7 @@ import pytest
 from common.errors import BadInput, either
 from tests.conftest import ROOT, TINY_MODEL, TINY_TRAIN
 from training.config.batch_plan import describe, make_plan
-from training.config.key_groups import MemoryOptions
+from training.config.key_groups import ExecutionOptions, MemoryOptions
 from training.config.train_config import KEYS, TrainConfig, load_run
 from training.optimizers.optimizer_registry import OPTIMIZERS
 
@@ -193,3 +193,11 @@ def test_keys_are_flat_in_records_and_in_groups_here() -> None:
     assert train.replace(loss_chunks=4).memory == MemoryOptions(loss_chunks=4)
     with pytest.raises(ValueError, match="unknown key 'loss_chunk'"):
         train.replace(loss_chunk=4)
+
+
+def test_a_gpu_run_compiles_kernels_unless_it_is_neither_compiled_nor_exact() -> None:
+    compiled = {(how, level) for how in (None, True, "model", False) for level in (None, "off", "run", "elastic")}
+    without = {
+        (how, level) for how, level in compiled if not ExecutionOptions(compile=how, determinism=level).compiles_on_gpu
+    }
+    assert without == {(False, None), (False, "off")}

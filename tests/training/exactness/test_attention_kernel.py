@@ -46,6 +46,15 @@ def test_a_kernel_with_wrong_gradients_is_rejected(
     assert f"differs from unfused attention by {difference} of" in (problem_of("flash", shape()) or "")
 
 
+def test_too_little_memory_is_no_problem_of_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("NVML_SUCCESS == r INTERNAL ASSERT FAILED")
+
+    monkeypatch.setattr(attention, "_run", fail)
+    with pytest.raises(RuntimeError, match="NVML_SUCCESS"):
+        problem_of("flash", shape())
+
+
 @pytest.mark.parametrize(
     ("machine", "broken", "chosen"),
     [

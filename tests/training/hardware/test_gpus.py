@@ -27,7 +27,8 @@ def test_peaks_are_known_by_whole_words_or_not_at_all() -> None:
         "NVIDIA L4": 121e12,
     }
     assert {name: named_gpus(name)[0].peak_flops for name in known} == known
-    for unknown in ("NVIDIA L40", "NVIDIA RTX A1000", "NVIDIA GeForce RTX 4090 Laptop GPU", "Tesla T4"):
+    slices = ("NVIDIA A100-SXM4-40GB MIG 3g.20gb", "NVIDIA H100 80GB HBM3 MIG 1c.2g.20gb")
+    for unknown in ("NVIDIA L40", "NVIDIA RTX A1000", "NVIDIA GeForce RTX 4090 Laptop GPU", "Tesla T4", *slices):
         assert named_gpus(unknown) == []
 
 

@@ -1,114 +1,210 @@
-"""GPUs that torch cannot use, and a compiler that is missing, are told before a run costs anything."""
+"""Preflight: each check tells what it found and what to do; problems end a run before it costs anything."""
 
-import ctypes
+import re
+import resource
 import shutil
 import sysconfig
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 
-from common.errors import BadInput
-from tests import launch
-from training import job
+from common.errors import EXIT_DONE, EXIT_ERROR, BadInput
+from tests.conftest import train
+from training.checkpoints.disk_need import disk_need
 from training.config.train_config import load_run
 from training.hardware import preflight
-from training.hardware.preflight import check_compiler, choose_device, driver_gpus
-
-OLD_DRIVER = (
-    "CUDA initialization: The NVIDIA driver on your system is too old (found version 12080). Please update your GPU "
-    "driver by downloading and installing a new version (Triggered internally at CUDAFunctions.cpp:119.)"
+from training.hardware.preflight import (
+    NCCL_FILE_BYTES,
+    Check,
+    DiskNeed,
+    Needs,
+    check_compiler,
+    check_disk,
+    check_each_gpu,
+    check_open_files,
+    check_shared_memory,
+    enforce,
+    machine_checks,
+    report,
 )
-SCRIPT_ON_A_GPU_MACHINE = """
-import runpy, sys
-from training.hardware import preflight
-preflight.driver_gpus = lambda: 8
-sys.argv = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
+
+Run = Callable[..., Path]
 
 
-def machine(monkeypatch: pytest.MonkeyPatch, *, there: int, usable: int, cuda: str | None = "13.0") -> None:
-    """Make this a machine whose driver has so many GPUs, so many of them usable by torch."""
-
-    def is_available() -> bool:
-        if there and not usable:
-            warnings.warn(OLD_DRIVER, stacklevel=1)
-        return usable > 0
-
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(preflight, "driver_gpus", lambda: there)
-    monkeypatch.setattr(torch.cuda, "is_available", is_available)
-    monkeypatch.setattr(torch.accelerator, "device_count", lambda: usable)
-    monkeypatch.setattr(torch.version, "cuda", cuda)
+def free(monkeypatch: pytest.MonkeyPatch, size: float) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=int(size)))
 
 
-def test_the_device_is_what_is_there_unless_another_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
-    for there, usable, wanted, chosen in ((0, 0, None, "cpu"), (2, 2, None, "cuda"), (2, 0, "cpu", "cpu")):
-        machine(monkeypatch, there=there, usable=usable)
-        assert choose_device(wanted) == chosen
+def need(directory: Path) -> DiskNeed:
+    return DiskNeed(directory=directory, what="checkpoints", least_bytes=1e9, total_bytes=5e9, advice="free some")
 
 
-@pytest.mark.filterwarnings("error")
-def test_gpus_that_torch_cannot_use_are_no_reason_to_train_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    old = (
-        r"has 8 GPUs, CUDA can use none: The NVIDIA driver on your system is too old \(found version 12080\), and torch"
+@pytest.fixture
+def gpu_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight GPUs that CUDA can use, a compiler, much shared memory."""
+    monkeypatch.setattr(preflight, "choose_device", lambda wanted: wanted or "cuda")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(preflight, "driver_cuda", lambda: "12.8")
+    monkeypatch.setattr(preflight, "check_compiler", lambda: Check("compiler", "gcc and Python.h"))
+    free(monkeypatch, 1e12)
+
+
+def test_a_gpu_machine_has_all_checks_in_order(gpu_machine: None, tmp_path: Path) -> None:
+    checks = machine_checks(Needs(disk=need(tmp_path)))
+    assert [check.name for check in checks] == ["GPUs", "compiler", "disk", "shared memory", "open files"]
+    assert {check.level for check in checks} == {"ok"}
+    assert str(checks[0]) == "GPUs           ok       8 usable; driver for CUDA 12.8, torch built for 13.0"
+    assert "for 8 GPUs" in checks[3].found
+    fewer = machine_checks(Needs(compiles=False, ranks=2))
+    assert [check.name for check in fewer] == ["GPUs", "shared memory", "open files"] and "for 2 GPUs" in fewer[1].found
+    assert [check.name for check in machine_checks(Needs(device="cpu"))] == ["GPUs", "open files"]
+
+
+def test_a_problem_with_the_gpus_hides_no_other(
+    gpu_machine: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def unusable(_: object) -> str:
+        raise BadInput("CUDA can use none")
+
+    monkeypatch.setattr(preflight, "choose_device", unusable)
+    monkeypatch.setattr(preflight, "driver_gpus", lambda: 4)
+    monkeypatch.setattr(preflight, "check_each_gpu", lambda: pytest.fail("they cannot be used"))
+    assert report(Needs()) == EXIT_ERROR
+    first, compiler, *_ = capsys.readouterr().out.splitlines()
+    assert (first, compiler[:17]) == ("GPUs           problem  CUDA can use none", "compiler       ok")
+    with pytest.raises(BadInput, match=r"^CUDA can use none$"):
+        enforce(Needs())
+
+
+def test_a_gpu_that_takes_no_kernel_is_a_problem(gpu_machine: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    properties = SimpleNamespace(name="NVIDIA H100", total_memory=79 << 30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: properties)
+    monkeypatch.setattr(preflight, "use_gpu", lambda device: None)
+    assert check_each_gpu() == Check("GPUs tried", "8 x NVIDIA H100, 79.0 GiB")
+
+    def third_fails(device: torch.device) -> None:
+        if device.index == 2:
+            raise BadInput("GPU 2 cannot be used: busy")
+
+    monkeypatch.setattr(preflight, "use_gpu", third_fails)
+    assert check_each_gpu() == Check("GPUs tried", "GPU 2 cannot be used: busy", "problem")
+
+
+def test_a_full_disk_is_a_problem_and_a_small_one_a_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    wanted = need(tmp_path / "not" / "there")
+    for size, level in ((6e9, "ok"), (2e9, "warning"), (5e8, "problem")):
+        free(monkeypatch, size)
+        check = check_disk(wanted)
+        assert check.level == level
+        assert check.found.startswith(f"{size / 1e9:.1f} GB free at {tmp_path}, wanted 5.0 GB for checkpoints")
+        assert check.found.endswith("; free some") == (level != "ok")
+
+
+def test_checkpoints_that_are_there_are_not_counted_again(make_run: Run) -> None:
+    run = make_run()
+    config = load_run(run, [])
+    fresh = disk_need(config, resumes=True)
+    assert fresh.total_bytes == 5 * fresh.least_bytes  # the newest 3, the best, the next
+    assert train(run, "--max-steps", "4").returncode == EXIT_DONE
+    later = disk_need(config, resumes=True)
+    [written] = [path for path in (run / "checkpoints").iterdir() if not path.is_symlink()]
+    on_disk = sum(file.stat().st_size for file in written.iterdir())
+    assert later.total_bytes == fresh.total_bytes - on_disk
+    assert fresh.least_bytes == pytest.approx(on_disk, rel=0.1)  # headers and JSON beside it
+    assert disk_need(config, resumes=False).total_bytes == fresh.total_bytes
+
+
+def test_what_a_killed_save_has_left_is_free_to_a_resume_which_is_never_refused(
+    make_run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run()
+    config, folder = load_run(run, []), run / "checkpoints"
+    partial = folder / ".partial-step-00000006"
+    partial.mkdir(parents=True)
+    with (partial / "model.safetensors").open("wb") as file:
+        file.write(b"x" * (1 << 16))
+        file.truncate(1 << 30)  # sparse, as a save creates it
+    fresh = disk_need(config, resumes=False)
+    assert disk_need(config, resumes=True) == fresh  # without a checkpoint it is moved to the archive
+    (folder / "step-00000004").mkdir()
+    resumed = disk_need(config, resumes=True)
+    left = fresh.total_bytes - resumed.total_bytes
+    assert 1 << 16 <= left < 1 << 20
+    free(monkeypatch, 0)
+    assert check_disk(fresh).level == "problem"
+    assert check_disk(resumed).level == "warning"
+
+
+def test_a_run_that_could_not_save_is_refused_before_it_trains(
+    make_run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    needs = Needs(device="cpu", disk=disk_need(load_run(make_run(), []), resumes=True))
+    free(monkeypatch, 1e4)
+    with pytest.raises(BadInput, match=r"0\.0 GB free at .*, wanted .* keep_checkpoints=1"):
+        enforce(needs)
+    assert report(needs) == EXIT_ERROR
+    assert "\ndisk           problem  0.0 GB free" in capsys.readouterr().out
+
+
+def test_dockers_shared_memory_is_too_small_for_four_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NCCL_SHM_DISABLE", raising=False)
+    free(monkeypatch, 64 << 20)
+    assert 4 * 2 * NCCL_FILE_BYTES > 64 << 20
+    assert [check_shared_memory(ranks).level for ranks in (1, 2, 4, 8)] == ["ok", "ok", "warning", "warning"]
+    assert "64 MiB free in /dev/shm; NCCL may take 147 MiB for 8 GPUs; " in check_shared_memory(8).found
+    monkeypatch.setenv("NCCL_SHM_DISABLE", "1")
+    assert check_shared_memory(8) == Check("shared memory", "not used")
+
+
+@pytest.mark.parametrize(
+    ("limits", "raised", "check"),
+    [
+        ((1024, 4096), (4096, 4096), Check("open files", "at most 4,096, raised from 1,024")),
+        ((1024, 1 << 20), (65536, 1 << 20), Check("open files", "at most 65,536, raised from 1,024")),
+        ((1024, resource.RLIM_INFINITY), (65536, -1), Check("open files", "at most 65,536, raised from 1,024")),
+        ((1 << 20, 1 << 20), None, Check("open files", "at most 1,048,576")),
+        ((resource.RLIM_INFINITY,) * 2, None, Check("open files", "no limit")),
+    ],
+)
+def test_a_low_limit_of_open_files_is_raised(
+    monkeypatch: pytest.MonkeyPatch, limits: tuple[int, int], raised: tuple[int, int] | None, check: Check
+) -> None:
+    calls: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
+    monkeypatch.setattr(resource, "setrlimit", lambda _, values: calls.append(values))
+    assert check_open_files() == check
+    assert calls == ([] if raised is None else [raised])
+
+
+def test_a_limit_of_open_files_that_stays_low_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 256))
+    check = check_open_files()
+    assert check.level == "warning" and check.found.startswith("at most 256 open files; wanted 1,024; ")
+
+
+def test_warnings_are_printed_once_and_training_starts(make_run: Run, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import runpy, sys\nfrom training.hardware import preflight\n"
+        "preflight.check_open_files = lambda: preflight.Check('open files', 'few of them', 'warning')\n"
+        "sys.path.insert(0, '.')\nrunpy.run_path('train.py', run_name='__main__')\n"
     )
-    for usable, cuda, line in (
-        (0, "13.0", old + ".* is built for CUDA 13.0; update the driver, or install .*; --device cpu uses the CPU"),
-        (0, None, "CUDA can use none: torch .* is built without CUDA; install the one of requirements.txt; --device"),
-        (7, "13.0", "CUDA can use 7: see nvidia-smi; to train on those, set CUDA_VISIBLE_DEVICES; --device cpu"),
-    ):
-        machine(monkeypatch, there=8, usable=usable, cuda=cuda)
-        for wanted in (None, "cuda"):
-            with pytest.raises(BadInput, match=line):
-                choose_device(wanted)
+    done = train(make_run(), "--max-steps", "1", script=script, ranks=2)
+    assert done.returncode == EXIT_DONE, done.stderr
+    assert done.stdout.splitlines().count("WARNING: few of them") == 1
 
 
-def test_gpus_that_the_user_hides_are_not_missed(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine(monkeypatch, there=8, usable=7)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5,7")
-    assert choose_device(None) == "cuda"
-    machine(monkeypatch, there=8, usable=0)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert choose_device(None) == "cpu"
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    with pytest.raises(BadInput, match="has 1 GPU, CUDA can use none"):
-        choose_device(None)
-
-
-def test_the_driver_is_asked_by_its_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def library(status: int) -> Any:
-        def count(number: Any) -> int:
-            number._obj.value = 3
-            return 0
-
-        return SimpleNamespace(nvmlInit_v2=lambda: status, nvmlDeviceGetCount_v2=count)
-
-    (tmp_path / "0000:01:00.0").mkdir()
-    monkeypatch.setattr(preflight, "DRIVER_GPUS", tmp_path)
-    for status, gpus in ((0, 3), (18, 1)):  # 18: the library's version is not the kernel module's
-        monkeypatch.setattr(ctypes, "CDLL", lambda name, status=status: library(status))
-        assert driver_gpus() == gpus
-    monkeypatch.undo()
-    monkeypatch.setattr(preflight, "NVML", "libabsent.so")
-    assert driver_gpus() == 0
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="the GPUs here can be used")
-@pytest.mark.parametrize("command", [["train.py"], ["find_batch_size.py"], ["evaluate.py", "smoke"]])
-def test_each_script_says_so_in_one_line(make_run: Callable[..., Path], tmp_path: Path, command: list[str]) -> None:
-    script, run = tmp_path / "script.py", make_run()
-    script.write_text(SCRIPT_ON_A_GPU_MACHINE)
-    done = launch.run(script, *command, str(run), environment={"CUDA_VISIBLE_DEVICES": "0"})
-    assert done.returncode == 1
-    [line] = done.stderr.splitlines()
-    assert line.startswith(f"{command[0]}: the NVIDIA driver has 1 GPU, CUDA can use none: ")
-    assert not (run / "metrics.jsonl").exists()
+def test_the_report_of_a_run_names_its_checkpoints_and_trains_nothing(make_run: Run) -> None:
+    run = make_run()
+    done = train(run, "--preflight")
+    assert done.returncode == EXIT_DONE, done.stderr
+    assert [line.split()[0] for line in done.stdout.splitlines()] == ["GPUs", "disk", "open"]
+    assert f"GB free at {run}, wanted 0.0 GB for 5 checkpoints of 0.00 GB" in done.stdout
+    assert sorted(path.name for path in run.iterdir()) == ["model.json", "train.json"]
 
 
 @pytest.mark.skipif(
@@ -116,10 +212,9 @@ def test_each_script_says_so_in_one_line(make_run: Callable[..., Path], tmp_path
 )
 def test_the_real_compiler_finds_the_headers_of_this_python(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CC", raising=False)
-    check_compiler()
+    assert check_compiler().level == "ok"
     monkeypatch.setattr(sysconfig, "get_paths", lambda scheme: {"include": "/absent"})
-    with pytest.raises(BadInput, match=r"torch\.compile needs .*Python\.h"):
-        check_compiler()
+    assert re.search(r"need a C compiler .*Python\.h", check_compiler().found)
 
 
 def test_a_missing_compiler_is_told_with_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -127,7 +222,7 @@ def test_a_missing_compiler_is_told_with_what_to_install(monkeypatch: pytest.Mon
     working.write_text("#!/bin/sh\nexit 0\n")
     working.chmod(0o755)
     monkeypatch.setenv("CC", str(working))
-    check_compiler()
+    assert check_compiler() == Check("compiler", f"{working} and Python.h")
     monkeypatch.delenv("CC")
     without_headers.write_text('#!/bin/sh\necho "<stdin>:2:10: fatal error: Python.h: No such file" >&2\nexit 1\n')
     without_headers.chmod(0o755)
@@ -139,19 +234,18 @@ def test_a_missing_compiler_is_told_with_what_to_install(monkeypatch: pytest.Mon
     ):
         if compiler is not None:
             monkeypatch.setenv("CC", compiler)
-        with pytest.raises(
-            BadInput, match=f"{problem}; run: sudo apt-get install build-essential python3.* compile=false"
-        ):
-            check_compiler()
+        check = check_compiler()
+        assert check.level == "problem"
+        assert f"{problem}; run: sudo apt-get install build-essential python3." in check.found
 
 
 def test_the_compiler_is_missed_before_tokens_are_downloaded(
-    make_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    gpu_machine: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr(preflight, "choose_device", lambda _: "cuda")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setenv("CC", "/absent/cc")
-    monkeypatch.setattr(job, "together", lambda _, work: work())
-    monkeypatch.setattr(job, "open_tokens", lambda *_, **__: pytest.fail("tokens come first"))
-    ranks: Any = SimpleNamespace(device=torch.device("cuda"), coordinates=False)
-    none: Any = None
-    with pytest.raises(BadInput, match=r"torch\.compile needs a C compiler"):
-        job._open_data(load_run(make_run(), []), none, ranks)
+    with pytest.raises(BadInput, match=r"need a C compiler"):
+        enforce(Needs())
+    assert "compiler" not in {check.name for check in machine_checks(Needs(compiles=False))}

@@ -55,7 +55,7 @@ def test_the_gradient_of_a_step_is_that_of_its_global_batch(determinism: str) ->
     for found, parameter in zip(parallel.gradients(), whole.parameters(), strict=True):
         assert parameter.grad is not None
         assert torch.allclose(found / parallel.gradient_divisor, parameter.grad, rtol=1e-4, atol=1e-7)
-    parallel.zero_grad(torch.optim.SGD(parallel.named_parameters().values()))
+    parallel.zero_grad()
     assert parallel.gradients() == []
 
 
@@ -68,12 +68,12 @@ def test_blocks_head_and_loss_are_compiled_as_graphs_of_their_own(monkeypatch: p
         return function
 
     monkeypatch.setattr(torch, "compile", noting)
-    monkeypatch.setattr(torch._dynamo.config, "optimize_ddp", True)
     model = NextTokenLoss(GPT(CONFIG))
-    compile_model(model, False)
-    assert compiled == []
-    compile_model(model, True)
-    assert compiled == ["Block", "Block", "function", "function"]
-    compile_model(model, "model")
-    assert compiled[4:] == ["NextTokenLoss"]
-    assert not torch._dynamo.config.optimize_ddp
+    with torch._dynamo.config.patch(optimize_ddp=True):  # monkeypatch would delete it at its end
+        compile_model(model, False)
+        assert compiled == []
+        compile_model(model, True)
+        assert compiled == ["Block", "Block", "function", "function"]
+        compile_model(model, "model")
+        assert compiled[4:] == ["NextTokenLoss"]
+        assert not torch._dynamo.config.optimize_ddp

@@ -65,7 +65,7 @@ def test_a_gpu_is_added_by_a_row_of_the_users_own_file(tmp_path: Path) -> None:
     done = train(runs, "--plan", "--machines", str(path))
     assert done.returncode == 0, done.stderr
     assert re.search(
-        r"^4xweird +2\.00 +16 x 2 x 4 .* of 11\.4 .* upper bound: roofline, not fitted", done.stdout, re.MULTILINE
+        r"^4xweird +2\.00 +16 x 2 x 4 .* of 11\.4 .* estimate: roofline, not fitted", done.stdout, re.MULTILINE
     )
     options = ("--predict", "weird,l4", "--machines", str(path), "--world-size", "4")
     done = launch.run(ROOT / "find_batch_size.py", str(runs), *options)

@@ -1,0 +1,172 @@
+"""FSDP2: groups of blocks, the precision of what is gathered, how often, and the same bits as without it."""
+
+import collections
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from model.config import GPT2_SIZES, ModelConfig
+from model.gpt import GPT, Block
+from model.loss import NextTokenLoss
+from tests.conftest import TINY_MODEL, metrics, train
+from tests.training.parallel.conftest import as_rank
+from training.config.key_groups import OptimizationOptions
+from training.optimizer import Optimizer
+from training.parallel.fsdp import block_groups
+from training.parallel.mesh import make_mesh
+from training.parallel.sharding import local_tensor
+from training.parallel.wrap import Parallel, parallelize
+from training.precision import DTYPES, Numerics, autocast
+
+CPU = torch.device("cpu")
+SIX_LAYERS = {"n_layers": 6}  # in groups of two
+ONE_COMPILER = {"TORCHINDUCTOR_COMPILE_THREADS": "1"}  # a pool of them imports torch for each
+
+
+class Collectives(TorchDispatchMode):
+    """Counts what the process group is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: collections.Counter[str] = collections.Counter()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = str(function)
+        if name.startswith("c10d."):
+            self.counts[name.split(".")[1]] += 1
+        return function(*args, **kwargs or {})
+
+
+def wrapped(precision: str, determinism: str = "off", *, recompute_blocks: bool = False) -> Parallel:
+    model = NextTokenLoss(GPT(ModelConfig(**TINY_MODEL | SIX_LAYERS)), recompute_blocks=recompute_blocks)
+    numerics = Numerics(determinism=determinism, precision=precision, compiled=False)
+    return parallelize(model, "fsdp", numerics, 3, make_mesh(CPU))
+
+
+def run_pass(parallel: Parallel, precision: str, *, last: bool) -> None:
+    tokens = torch.zeros(2, 32, dtype=torch.int64)
+    with parallel.gradient_sync(enabled=last):
+        with autocast(precision, CPU):
+            loss = parallel.model(tokens, tokens)
+        loss.backward()
+
+
+@pytest.mark.parametrize(
+    ("size", "groups", "length"), [("124M", 4, 3), ("350M", 12, 2), ("774M", 18, 2), ("1.5B", 48, 1)]
+)
+def test_small_blocks_share_a_group_and_large_ones_have_their_own(size: str, groups: int, length: int) -> None:
+    with torch.device("meta"):
+        blocks: list[torch.nn.Module] = [Block(GPT2_SIZES[size], layer) for layer in range(GPT2_SIZES[size].n_layers)]
+    found = block_groups(blocks)
+    assert [len(group) for group in found] == [length] * groups
+    assert [block for group in found for block in group] == blocks
+
+
+def test_the_last_group_may_be_shorter() -> None:
+    assert [len(group) for group in block_groups([torch.nn.Linear(2, 2) for _ in range(11)])] == [3, 3, 3, 2]
+    assert [len(group) for group in block_groups([torch.nn.Linear(2, 2) for _ in range(2)])] == [1, 1]
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16", "fp32"])
+def test_what_autocast_would_cast_is_gathered_so_and_shards_stay_fp32(precision: str) -> None:
+    with as_rank(0, of=2):
+        parallel = wrapped(precision)
+        tokens = torch.zeros(2, 32, dtype=torch.int64)
+        with autocast(precision, CPU):
+            parallel.model(tokens, tokens)
+        if precision == "fp32":
+            parallel.network.blocks[0].unshard()
+        gathered = {name: parameter.dtype for name, parameter in parallel.network.named_parameters()}
+        shards = {parameter.dtype for parameter in parallel.named_parameters().values()}
+    low = {name for name in gathered if name.endswith((".qkv.weight", ".output.weight", ".up.weight", ".down.weight"))}
+    assert {gathered[name] for name in low} == {DTYPES.get(precision, torch.float32)}
+    assert {gathered[name] for name in gathered.keys() - low} == shards == {torch.float32}
+
+
+@pytest.mark.parametrize("determinism", ["off", "elastic"])
+@pytest.mark.parametrize(
+    ("precision", "recompute_blocks", "gathers"),
+    [("bf16", False, 1 + 3), ("bf16", True, 1 + 3 * 2 * 3), ("fp32", False, 1 + 3 * 2 * 3)],
+)
+def test_blocks_are_gathered_once_a_step_where_that_costs_no_memory(
+    determinism: str, precision: str, recompute_blocks: bool, gathers: int
+) -> None:
+    with as_rank(0, of=2):
+        parallel = wrapped(precision, determinism, recompute_blocks=recompute_blocks)
+        for _ in range(2):
+            with Collectives() as collectives:
+                for micro_step in range(3):
+                    run_pass(parallel, precision, last=micro_step == 2)
+            # embeddings and norms once, three groups in each forward and backward pass or once
+            assert collectives.counts["_allgather_base_"] == gathers
+            reduction = {"off": "_reduce_scatter_base_", "elastic": "alltoall_base_"}[determinism]
+            assert collectives.counts[reduction] == 1 + 3
+            gathered = [
+                name
+                for name, parameter in parallel.network.named_parameters()
+                if parameter is not parallel.named_parameters()[name]
+            ]
+            assert gathered == []  # an update is of shards
+
+
+@pytest.mark.parametrize(
+    ("precision", "model", "keys"),
+    [
+        ("bf16", SIX_LAYERS, {"validation_interval": 2}),
+        pytest.param(
+            "bf16", {"tie_weights": False}, {"recompute_blocks": True, "loss_chunks": 3}, marks=pytest.mark.slow
+        ),
+        pytest.param("fp16", SIX_LAYERS, {}, marks=pytest.mark.slow),
+        pytest.param("bf16", {"n_layers": 1}, {"compile": True}, marks=pytest.mark.slow),
+    ],
+)
+def test_gathering_in_low_precision_changes_no_bit(
+    make_run: Callable[..., Path], precision: str, model: dict[str, Any], keys: dict[str, Any]
+) -> None:
+    hashes = []
+    for ranks, parallel in ((1, "ddp"), (2, "fsdp")):
+        options = {"validation_interval": None} | keys | {"precision": precision, "parallel": parallel}
+        run = make_run(f"{ranks}-{parallel}", {"drop_rate": 0.1} | model, **options)
+        done = train(run, "--hash-every", "1", "--max-steps", "3", ranks=ranks, environment=ONE_COMPILER)
+        assert done.returncode == 0, done.stderr
+        hashes.append((metrics(run, "state_sha256"), metrics(run, "validation_loss")))
+    assert hashes[0] == hashes[1]
+    assert len(set(hashes[0][0].values())) == 3
+
+
+def test_on_two_ranks_fsdps_own_reduction_has_the_bits_of_ddps(make_run: Callable[..., Path]) -> None:
+    # A sum of two has one order; the norm has not, so nothing is clipped.
+    hashes = []
+    for parallel in ("ddp", "fsdp"):
+        keys = {"precision": "bf16", "determinism": "off", "clipping_max_norm": None, "validation_interval": None}
+        run = make_run(parallel, SIX_LAYERS, parallel=parallel, **keys)
+        done = train(run, "--hash-every", "1", "--max-steps", "3", ranks=2)
+        assert done.returncode == 0, done.stderr
+        hashes.append(metrics(run, "state_sha256"))
+    assert hashes[0] == hashes[1]
+    assert len(set(hashes[0].values())) == 3
+
+
+def test_the_optimizer_updates_plain_tensors_in_the_memory_of_the_shards() -> None:
+    with as_rank(0, of=2):
+        parameters = wrapped("bf16").named_parameters()
+        optimizer = Optimizer(parameters, OptimizationOptions(learning_rate=1.0, weight_decay=0.0), CPU)
+        before = {name: local_tensor(parameter).clone() for name, parameter in parameters.items()}
+        for parameter in parameters.values():
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step(torch.zeros(()))
+        for name, parameter in parameters.items():
+            assert isinstance(parameter, DTensor) and isinstance(optimizer.state_tensors["exp_avg"][name], DTensor)
+            assert torch.allclose(before[name] - local_tensor(parameter), torch.ones(()))
+            assert (local_tensor(optimizer.state_tensors["exp_avg_sq"][name]) > 0).all()
+        updated = [
+            parameter for part in optimizer.parts for group in part.param_groups for parameter in group["params"]
+        ]
+    assert len(updated) == len(parameters)
+    assert not any(isinstance(parameter, DTensor) for parameter in updated)
+    assert all(parameter.grad is None for parameter in updated)

@@ -1,0 +1,71 @@
+"""Sum of squares of each row, in an order that depends on the row's width alone: the same bits in any shard.
+
+A library's reduction chooses its order by the shape of the whole tensor, and a shard has another shape.
+"""
+
+from functools import cache
+
+import torch
+from torch import Tensor
+
+BLOCK_ELEMENTS = 1 << 20  # squares that a CPU folds at a time: 4 MiB stay in its cache
+
+
+def row_sums_of_squares(tensors: list[Tensor]) -> Tensor:
+    """Return the sums of all rows, in order, (rows,) fp32. A vector's elements are its rows.
+
+    On a GPU matrices come first, as from `in_row_order`.
+    """
+    if tensors[0].is_cuda:
+        return by_kernel(tensors)
+    return torch.cat([folded_rows(tensor) for tensor in tensors])
+
+
+def in_row_order(tensors: list[Tensor]) -> list[Tensor]:
+    """Return tensors in the order in which their rows are summed: on a GPU one kernel takes all matrices, first."""
+    return sorted(tensors, key=lambda tensor: tensor.dim() == 1) if tensors[0].is_cuda else tensors
+
+
+def folded_rows(tensor: Tensor) -> Tensor:
+    """Return the sums of a tensor's rows by elementwise operators, which add the halves of rows until one is left."""
+    rows = tensor.flatten(1) if tensor.dim() > 1 else tensor.unsqueeze(1)
+    return torch.cat([_fold(block.square()) for block in rows.split(max(1, BLOCK_ELEMENTS // rows.shape[1]))])
+
+
+def _fold(squares: Tensor) -> Tensor:
+    while (width := squares.shape[1]) > 1:
+        half = width // 2
+        folded = squares[:, :half] + squares[:, half : 2 * half]
+        squares = folded if width % 2 == 0 else torch.cat([folded, squares[:, -1:]], dim=1)
+    return squares.squeeze(1)
+
+
+def by_kernel(tensors: list[Tensor]) -> Tensor:
+    """Return the sums of matrices and then vectors by one Triton kernel for all matrices, which reads each once."""
+    from training.exactness.row_kernel import BLOCK, row_sums_kernel
+
+    matrices = [tensor.flatten(1).contiguous() for tensor in tensors if tensor.dim() > 1]
+    vectors = [tensor for tensor in tensors if tensor.dim() == 1]
+    assert all(matrix.dtype == torch.float32 for matrix in matrices)  # the kernel sees addresses only
+    counts = tuple(len(matrix) for matrix in matrices)
+    owners = _owners(counts, tensors[0].device)
+    entries, first_row = [], 0
+    for matrix in matrices:
+        entries += [matrix.data_ptr(), first_row, matrix.shape[1]]
+        first_row += len(matrix)
+    # From pinned memory: the host does not wait for the copy.
+    table = torch.tensor(entries, dtype=torch.int64, pin_memory=owners.is_cuda).to(owners.device, non_blocking=True)
+    sums = torch.empty(len(owners), device=owners.device)
+    if len(owners):
+        row_sums_kernel[(len(owners),)](table, owners, sums, BLOCK)
+    return torch.cat([sums, torch.cat(vectors).square()]) if vectors else sums
+
+
+@cache
+def _owners(counts: tuple[int, ...], device: torch.device) -> Tensor:
+    """Return the index of the matrix that each row belongs to, (rows,) int32."""
+    return (
+        torch.arange(len(counts), dtype=torch.int32)
+        .repeat_interleave(torch.tensor(counts, dtype=torch.int64))
+        .to(device)
+    )

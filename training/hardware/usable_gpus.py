@@ -1,0 +1,62 @@
+"""Usable GPUs: the device of a run, and a trial of one GPU."""
+
+import os
+import warnings
+
+import torch
+
+from common.errors import BadInput
+from training.hardware.driver import driver_gpus
+
+NO_GPUS = ("", "-1", "none", "NoDevFiles")  # values of CUDA_VISIBLE_DEVICES that hide all GPUs
+
+
+def choose_device(wanted: str | None) -> str:
+    """Return "cuda" or "cpu": what is wanted, else cuda where there are GPUs.
+
+    Raises BadInput where the driver has GPUs that torch cannot use, unless "cpu" is wanted: on the CPU of a rented GPU
+    machine a run would cost as much and take weeks.
+    """
+    if wanted == "cpu":
+        return wanted
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        # Not device_count(): until CUDA has started, it counts the driver's GPUs by NVML.
+        usable = torch._C._cuda_getDeviceCount() if torch.cuda.is_available() else 0
+    visible, there = os.environ.get("CUDA_VISIBLE_DEVICES"), driver_gpus()
+    if visible is not None:
+        there = 0 if visible.strip() in NO_GPUS else min(there, 1)
+    if usable < there:
+        raise BadInput(_unusable(usable, there, " ".join(str(warning.message) for warning in caught)))
+    return wanted or ("cuda" if usable else "cpu")
+
+
+def use_gpu(device: torch.device) -> None:
+    """Make a GPU this process's own and launch a kernel on it. Raises BadInput, for this rank alone."""
+    try:
+        torch.cuda.set_device(device)
+        torch.ones(8, device=device).sum().item()
+    except RuntimeError as error:
+        reason = str(error).partition("\n")[0].removesuffix(".")
+        raise BadInput(
+            f"GPU {device.index} cannot be used: {reason}; see nvidia-smi; to train on the others, set "
+            "CUDA_VISIBLE_DEVICES",
+            alone=True,
+        ) from error
+
+
+def _unusable(usable: int, there: int, warning: str) -> str:
+    reason = warning.removeprefix("CUDA initialization: ").partition(". ")[0].partition(" (Triggered")[0]
+    if torch.version.cuda is None:
+        reason = f"torch {torch.__version__} is built without CUDA; install the one of requirements.txt"
+    elif "too old" in warning:
+        reason += (
+            f", and torch {torch.__version__} is built for CUDA {torch.version.cuda}; update the driver, or install a "
+            "torch for its CUDA"
+        )
+    elif usable:
+        reason = "see nvidia-smi; to train on those, set CUDA_VISIBLE_DEVICES"
+    return (
+        f"the NVIDIA driver has {there} GPU{'s' * (there > 1)}, CUDA can use {usable or 'none'}: "
+        f"{reason or 'see nvidia-smi'}; --device cpu uses the CPU"
+    )

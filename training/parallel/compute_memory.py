@@ -1,0 +1,40 @@
+"""Memory of FSDP's collectives from the compute stream's pool.
+
+Torch's allocator never gives a stream's memory to another stream, so a pool of its own would keep gradients, which are
+there after the backward pass, apart from the activations of the time before.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.fsdp._fully_shard import _fsdp_collectives  # what set_custom_reduce_scatter replaces
+
+
+@contextmanager
+def compute_memory(device: torch.device) -> Iterator[None]:
+    """Context in which new tensors have memory of the compute stream. The current stream waits for what used it before.
+
+    Before such a tensor is dropped, the compute stream has to wait for its last use.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    current, compute = torch.cuda.current_stream(device), torch.cuda.default_stream(device)
+    with torch.cuda.stream(compute):
+        yield
+    current.wait_stream(compute)
+
+
+class ComputeMemory:
+    """Allocator of FSDP's collectives. Gradients are in its memory, too: FSDP has the compute stream wait."""
+
+    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        with compute_memory(device):
+            return torch.empty(size, dtype=dtype, device=device)
+
+
+class ReduceScatter(ComputeMemory, _fsdp_collectives.DefaultReduceScatter):
+    """FSDP's own reduce-scatter."""

@@ -1,0 +1,68 @@
+"""FSDP2 of one network: groups of blocks, the precision in which they are gathered, and how long they stay gathered.
+
+A group's parameters are gathered in one collective, and its gradients reduced in one. Groups of blocks have the blocks'
+matrices, gathered in the precision that autocast would cast them to. This changes no bit: only matrix products read
+them, and their gradients are rounded to it. All else is one group, gathered in fp32: embeddings, which the lookup reads
+in fp32, norms, and biases, whose gradient Inductor adds up and leaves in fp32 where autocast would round it.
+"""
+
+import itertools
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from model.gpt import GPT
+from model.loss import NextTokenLoss
+from training.parallel.block_groups import group_length
+from training.parallel.compute_memory import ReduceScatter
+from training.parallel.ordered_reduce import OrderedGradients
+from training.precision import DTYPES
+
+
+def wrap_in_fsdp(
+    model: NextTokenLoss | GPT, network: GPT, mesh: DeviceMesh, ordered: OrderedGradients | None, precision: str
+) -> FSDPModule:
+    """Return a model whose parameters are sharded over the mesh; its reduced gradients are sums over the ranks.
+
+    Groups that a backward pass leaves gathered have to be resharded before the update.
+    """
+    matrices = {parameter for parameter in network.blocks.parameters() if parameter.dim() > 1}
+    # Usually inner modules are wrapped first. Then the outer group could not have the vectors of the blocks.
+    outer = fully_shard(model, mesh=mesh, ignored_params=matrices)
+    taken: set[nn.Parameter] = {parameter for parameter in network.parameters() if isinstance(parameter, DTensor)}
+    dtypes = MixedPrecisionPolicy(
+        param_dtype=DTYPES.get(precision), reduce_dtype=torch.float32, cast_forward_inputs=False
+    )
+    once = gathered_once(model, precision)
+    groups = [outer]
+    for blocks in block_groups(list(network.blocks)):
+        sharing = fully_shard(blocks, mesh=mesh, mp_policy=dtypes, ignored_params=taken, reshard_after_forward=not once)
+        groups.append(sharing[0])
+    for group in groups:
+        group.set_gradient_divide_factor(1.0)
+        group.set_force_sum_reduction_for_comms(True)
+        group.set_reshard_after_backward(group is not outer and not once, recurse=False)
+        group.set_custom_reduce_scatter(ReduceScatter() if ordered is None else ordered.reduce_scatter())
+    # Else all-gathers, too, have streams and memory of their own; each is then to be asked for ahead of its use.
+    outer._set_unshard_async_op(True)
+    for group, following in itertools.pairwise(groups):
+        group.set_modules_to_forward_prefetch([following])
+    return outer
+
+
+def gathered_once(model: nn.Module, precision: str) -> bool:
+    """Tell whether blocks stay gathered throughout a step: where they replace casts that autocast would keep as long.
+
+    In fp32 and with recomputed blocks no cast is kept: blocks are gathered in each forward and backward pass.
+    """
+    return precision != "fp32" and not (isinstance(model, NextTokenLoss) and model.recompute_blocks)
+
+
+def block_groups(blocks: list[nn.Module]) -> list[list[nn.Module]]:
+    """Return runs of blocks that are gathered and reduced together."""
+    parameters = sum(parameter.numel() for parameter in blocks[0].parameters())
+    length = group_length(parameters, len(blocks))
+    return [blocks[first : first + length] for first in range(0, len(blocks), length)]
