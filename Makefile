@@ -1,6 +1,8 @@
 # make train      from nothing: tokens, two minutes of training, a chart and a sample
 # make test       tests to wait for: 5 minutes
 # make test-long  the slower half of the tests; random walks over ranks, kills, fuzzing, lm-evaluation-harness, a served judge
+# make test-cuda  training on torch's CUDA build over an emulated driver: 20 minutes, 10 GB of packages; needs no GPU
+# make first-gpu-hour-dry-run  benchmarks/first_gpu_hour.py at tiny sizes on two emulated GPUs; its values mean nothing
 # make lint       style, types, shell scripts, documentation site
 # make docs       documentation site, in .site/
 # make picture    a fresh quickstart run, and its chart in the README
@@ -17,7 +19,7 @@ COMPILE := $(BIN)/python -m compileall -q -j 0 .venv/lib > /dev/null 2>&1 || tru
 export OMP_NUM_THREADS ?= 1
 export TORCH_ELASTIC_SHUTDOWN_TIMEOUT ?= 300 # seconds that torchrun leaves a stopping run to save
 
-.PHONY: train test test-long lint docs picture install python-version
+.PHONY: train test test-long test-cuda first-gpu-hour-dry-run lint docs picture install python-version
 
 train: .venv/installed token_files/quickstart/manifest.json
 	$(BIN)/torchrun --standalone --nproc_per_node=$$($(BIN)/python -c $(RANKS)) train.py $(QUICKSTART)
@@ -30,16 +32,43 @@ picture: .venv/installed token_files/quickstart/manifest.json
 test: .venv/installed-test
 	$(BIN)/python -m pytest
 
+HARNESS = lm_eval[hf]==0.4.13
+
 test-long: .venv/installed-test
-	$(PIP) "lm_eval[hf]==0.4.13" "transformers[serving]==5.20.2"
+	$(PIP) "$(HARNESS)" "transformers[serving]==5.20.2"
 	$(BIN)/python -m pytest -m slow
 	$(BIN)/python -m pytest -m long -n 0 -s
+
+# Environments with torch's CUDA build, the pinned one and the oldest supported; both variables can name others,
+# which are taken as they are. Where pip prefers CPU wheels, switch that off: make test-cuda PIP_FIND_LINKS= PIP_CONFIG_FILE=/dev/null
+CUDA_VENV ?= .venv-cuda-2.13
+OLDEST_CUDA_VENV ?= .venv-cuda-2.11
+ON_EMULATED_GPUS = tools/fakegpu/run $(1)/bin/python -m pytest tests/cuda -n 2 --timeout 900 -m
+
+test-cuda: $(patsubst %,%/installed,$(filter .venv-cuda-%,$(CUDA_VENV) $(OLDEST_CUDA_VENV)))
+	$(call ON_EMULATED_GPUS,$(CUDA_VENV)) cuda
+	$(call ON_EMULATED_GPUS,$(OLDEST_CUDA_VENV)) oldest_torch
+
+first-gpu-hour-dry-run: $(patsubst %,%/installed,$(filter .venv-cuda-%,$(CUDA_VENV)))
+	rm -rf gpu-hour-dry-run
+	FAKEGPU_COUNT=2 tools/fakegpu/run $(CUDA_VENV)/bin/python benchmarks/first_gpu_hour.py --dry-run \
+	  --output gpu-hour-dry-run || { cat gpu-hour-dry-run/page.md; exit 1; }
+
+# ===: no local version such as 2.13.0+cpu
+.venv-cuda-%/installed: requirements.txt requirements-test.txt tools/fakegpu/requirements.txt | python-version
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet torch===$*.0
+	grep -v '^torch==' requirements.txt | $(@D)/bin/python -m pip install --quiet --requirement /dev/stdin \
+	  --requirement tools/fakegpu/requirements.txt
+	grep -E '^(pytest|hypothesis|beartype|s3fs)' requirements-test.txt | \
+	  $(@D)/bin/python -m pip install --quiet --requirement /dev/stdin "$(HARNESS)"
+	touch $@
 
 lint: .venv/installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/shellcheck setup_lambda.sh .ci/run
+	$(BIN)/shellcheck setup_lambda.sh .ci/run tools/fakegpu/run
 	$(BIN)/mkdocs build --strict --quiet
 
 docs: .venv/installed-test

@@ -1,0 +1,47 @@
+"""Tests on torch's CUDA build over the emulated driver of tools/fakegpu: `make test-cuda`, and no other command.
+
+The driver computes nothing, so losses are noise: asserted is what a run promises whatever it computes.
+"""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.cuda import emulated
+
+FOLDER = Path(__file__).parent
+SMALL = {"context_length": 64, "emb_dim": 128, "n_heads": 2}  # heads of width 64: fused attention supports them
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if FOLDER in item.path.parents:
+            item.add_marker("cuda")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiled_kernels(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Share compiled kernels and measurements between workers. Ends the tests without the emulated driver."""
+    if torch.version.cuda is None or "libcuda" not in os.environ.get("LD_PRELOAD", ""):
+        pytest.exit("tests/cuda needs torch's CUDA build and the emulated driver: make test-cuda", returncode=2)
+    base = tmp_path_factory.getbasetemp()
+    shared = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    os.environ[emulated.CACHES] = str(shared / "compiled")
+
+
+@pytest.fixture
+def make_small_run(make_run: Callable[..., Path]) -> Callable[..., Path]:
+    """Return a function that writes a run directory of a small network; keywords override train.json.
+
+    It is not compiled, and not validated, which compiles another graph: where that matters, tests say so.
+    """
+
+    def make(name: str = "run", model: dict[str, Any] | None = None, **train: Any) -> Path:
+        return make_run(name, SMALL | (model or {}), **({"validation_interval": None, "compile": False} | train))
+
+    return make

@@ -1,0 +1,76 @@
+"""Processes on emulated GPUs, with torch.compile's cache of their kind; what a run directory says afterwards."""
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from common.json_files import read_json
+from tests import launch
+from tests.conftest import ROOT
+
+CACHES = "LOCKSTEP_COMPILED"  # environment variable: where caches are kept
+TIMEOUT_SECONDS = 540  # of a process that compiles the largest network, beside others
+
+
+def cache_of(gpu: str, determinism: str) -> Path:
+    """Return the folder of compiled kernels for a GPU and a level of determinism."""
+    return Path(os.environ[CACHES]) / f"{gpu}-{determinism}"
+
+
+def environment(gpu: str = "h100", determinism: str = "off", **variables: str) -> dict[str, str]:
+    """Return the environment of processes on emulated GPUs; `variables`: of tools/fakegpu/README.md, for one."""
+    folder = cache_of(gpu, determinism)
+    caches = {"TORCHINDUCTOR_CACHE_DIR": str(folder), "TRITON_CACHE_DIR": str(folder / "triton")}
+    return {"FAKEGPU": gpu, **caches, **variables}
+
+
+def start(script: Path, *arguments: object, ranks: int = 1, **variables: str) -> launch.Process:
+    """Start a script with as many GPUs as ranks; `variables`: of `environment`."""
+    surroundings = environment(**({"FAKEGPU_COUNT": str(ranks)} | variables))
+    return launch.start(script, *map(str, arguments), ranks=ranks, environment=surroundings)
+
+
+def run(script: Path, *arguments: object, ranks: int = 1, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a script to its end; parameters of `start`."""
+    process = start(script, *arguments, ranks=ranks, **variables)
+    try:
+        output, errors = process.communicate(TIMEOUT_SECONDS)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
+    assert process.returncode is not None
+    return subprocess.CompletedProcess([str(script)], process.returncode, output, errors)
+
+
+def train(run_directory: Path, *options: object, **how: Any) -> subprocess.CompletedProcess[str]:
+    """Run train.py to its end; `how`: keywords of `start`."""
+    return run(ROOT / "train.py", run_directory, *options, **how)
+
+
+def records(run_directory: Path) -> list[dict[str, Any]]:
+    """Return the metrics of a run, in order."""
+    return [json.loads(line) for line in (run_directory / "metrics.jsonl").read_text().splitlines()]
+
+
+def events(run_directory: Path) -> list[tuple[str, int]]:
+    """Return name and step of each event of a run but saves, in order."""
+    named = [record for record in records(run_directory) if "event" in record]
+    return [(record["event"], record["step"]) for record in named if record["event"] != "checkpoint"]
+
+
+def logged_steps(run_directory: Path) -> list[int]:
+    """Return the logged steps of a run, in order."""
+    return [record["step"] for record in records(run_directory) if "train_loss" in record]
+
+
+def checkpoint_step(run_directory: Path) -> int:
+    """Return the step of the newest checkpoint."""
+    return read_json(run_directory / "checkpoints" / "latest" / "state.json")["step"]
+
+
+def exit_status(run_directory: Path) -> int:
+    """Return the exit status that the last job of a run recorded."""
+    return read_json(run_directory / "exit.json")["status"]

@@ -1,0 +1,70 @@
+"""Steps of GPT-2 on emulated GPUs, each layout measured once for all workers, in a process of its own."""
+
+import fcntl
+import json
+import os
+from pathlib import Path
+
+import attrs
+import pytest
+
+from benchmarks.emulated_steps import EmulatedSteps
+from tests.conftest import ROOT
+from tests.cuda.emulated import CACHES, run
+
+STEPS = 10  # before the recorded one, with its warm-up: DDP measures itself, and waits, in the first ten
+
+
+@attrs.frozen(kw_only=True)
+class Layout:
+    """A network on rank 0 of a job. Written as SIZE, micro-batch x accumulation x world size, wrapper, determinism."""
+
+    size: str
+    microbatch: int
+    accumulation: int = 2
+    world_size: int = 1
+    parallel: str = "ddp"
+    determinism: str = "off"
+    settings: tuple[str, ...] = ()  # KEY=VALUE of train.json
+    gpu: str = "h100"
+
+    def __str__(self) -> str:
+        shape = f"{self.microbatch}x{self.accumulation}x{self.world_size}"
+        return "-".join([self.size, shape, self.parallel, self.determinism, *self.settings, self.gpu])
+
+
+def case(layout: Layout, *others: object, oldest: bool = False) -> object:
+    """Return the parameters of a test on a layout. `oldest`: on the oldest supported torch as well."""
+    return pytest.param(layout, *others, id=str(layout), marks=[pytest.mark.oldest_torch] * oldest)
+
+
+def measure(layout: Layout, steps: int = STEPS) -> EmulatedSteps:
+    """Return a layout's measurement; the first of the workers that ask makes it."""
+    kept = Path(os.environ[CACHES]) / f"{layout}-{steps}.json"
+    kept.parent.mkdir(exist_ok=True)
+    with kept.open("a+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        if not (text := file.read()):
+            text = _measure(layout, steps)
+            file.write(text)
+    return EmulatedSteps(**json.loads(text))
+
+
+def _measure(layout: Layout, steps: int) -> str:
+    """Measure a layout's steps; return them as JSON."""
+    options: dict[str, object] = {
+        "--sizes": layout.size,
+        "--microbatch": layout.microbatch,
+        "--accumulation": layout.accumulation,
+        "--world-size": layout.world_size,
+        "--parallel": layout.parallel,
+        "--determinism": layout.determinism,
+        "--steps": steps,
+    }
+    words = [word for pair in options.items() for word in pair]
+    script = ROOT / "benchmarks" / "emulated_steps.py"
+    overrides = ["--set", *layout.settings] if layout.settings else []
+    done = run(script, "--as-json", *words, *overrides, gpu=layout.gpu, determinism=layout.determinism)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()[-1]

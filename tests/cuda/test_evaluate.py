@@ -1,0 +1,65 @@
+"""Commands of evaluate.py on emulated GPUs, on one and two ranks, over a model that was trained there."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.errors import EXIT_DONE, EXIT_ERROR
+from tests.conftest import ROOT, write_run
+from tests.cuda.conftest import SMALL
+from tests.cuda.emulated import run, train
+from tests.evaluation.comparison.stored import results
+from tests.evaluation.harness.test_harness import OFFLINE, tasks  # noqa: F401  # a fixture
+from tests.evaluation.hellaswag.written_items import write_items
+from tests.evaluation.instruct.instructions import RECORDS
+
+
+@pytest.fixture(scope="module")
+def trained(token_files: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("evaluate") / "run"
+    write_run(directory, token_files, SMALL | {"context_length": 128}, compile=False, min_train_tokens=8 * 128)
+    done = train(directory)
+    assert done.returncode == EXIT_DONE, done.stderr
+    return directory
+
+
+def evaluated(trained: Path, ranks: int, command: str, *options: object, statuses: Any = (EXIT_DONE,)) -> str:
+    """Run a command of evaluate.py, check that it stored its result, and return its output."""
+    script = ROOT / "tests" / "cuda" / "finite_noise.py"
+    done = run(script, ROOT / "evaluate.py", command, trained, *options, ranks=ranks)
+    assert done.returncode in statuses, done.stderr
+    assert results(trained)[-1]["evaluation"] == command
+    return done.stdout
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_held_out_loss(trained: Path, ranks: int) -> None:
+    assert "nats" in evaluated(trained, ranks, "loss", "--count", "1000")
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_hellaswag(trained: Path, ranks: int, tmp_path: Path) -> None:
+    write_items(tmp_path / "items.jsonl")
+    assert "acc_norm" in evaluated(trained, ranks, "hellaswag", "--data", tmp_path / "items.jsonl")
+
+
+def test_fine_tuning(trained: Path, tmp_path: Path) -> None:
+    (tmp_path / "records.json").write_text(json.dumps(RECORDS))
+    options = ("--data", tmp_path / "records.json", "--epochs", "1", "--longest-answer", "4")
+    assert evaluated(trained, 2, "instruct", *options)
+    assert list((trained / "answers").iterdir())
+
+
+def test_samples_are_generated(trained: Path) -> None:
+    options = ("--prompt", "def ", "--tokens", "20")
+    # status 1 for degenerate output: noise may be
+    assert "def " in evaluated(trained, 1, "smoke", *options, statuses=(EXIT_DONE, EXIT_ERROR))
+
+
+def test_tasks_of_the_harness(trained: Path, tasks: Path) -> None:  # noqa: F811
+    options = ("our_choices,our_rolling,our_spoken", trained, "--include-path", tasks, "--limit", "2")
+    done = run(ROOT / "evaluate.py", "harness", *options, ranks=2, **OFFLINE)
+    assert done.returncode == EXIT_DONE, done.stderr
+    assert results(trained)[-1]["tasks"].keys() == {"our_choices", "our_rolling", "our_spoken"}

@@ -1,0 +1,61 @@
+"""Kernel of the exact gradient norm: its values in Triton's interpreter on a CPU, and no atomics when compiled."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.cuda.kernel_sources import ATOMIC_PTX
+
+VALUES = """
+import torch
+from triton.runtime import interpreter
+
+plain_patch = interpreter._patch_lang_tensor
+
+
+def patch(tensor, scope):  # torch 2.11's Triton makes a loop's end an integer in a way that NumPy 2.4 refuses
+    plain_patch(tensor, scope)
+    scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
+
+
+interpreter._patch_lang_tensor = patch
+from training.exactness.row_sums import by_kernel
+generator = torch.Generator().manual_seed(0)
+shapes = [(3, 5), (2, 1024), (0, 7), (4, 2500), (2, 3, 4), (1, 1)]  # rows of several blocks, shards without rows
+matrices = [torch.randn(shape, generator=generator) for shape in shapes]
+vectors = [torch.randn(count, generator=generator) for count in (6, 0, 1)]
+sums = by_kernel([*matrices, *vectors])
+wanted = [matrix.double().square().flatten(1).sum(1) for matrix in matrices] + [v.double().square() for v in vectors]
+torch.testing.assert_close(sums, torch.cat(wanted).float(), rtol=1e-6, atol=0)
+assert torch.equal(by_kernel(matrices), sums[: sum(map(len, matrices))])
+assert torch.equal(by_kernel(vectors), sums[sum(map(len, matrices)) :])
+shard = by_kernel([matrices[3][1:3], vectors[0][2:]])
+assert torch.equal(shard, torch.cat([sums[6:8], vectors[0][2:].square()]))
+"""
+
+
+@pytest.mark.oldest_torch
+def test_sums_are_those_of_each_row_in_order() -> None:
+    environment = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}  # read when triton is imported
+    done = subprocess.run(
+        [sys.executable, "-c", VALUES], env=environment, text=True, capture_output=True, check=False, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.oldest_torch
+@pytest.mark.parametrize("capability", [80, 90])
+def test_it_compiles_without_atomics(capability: int) -> None:
+    import triton  # part of torch's CUDA build: `make test` collects this file without it
+    from triton.backends.compiler import GPUTarget
+
+    from training.exactness.row_kernel import BLOCK, row_sums_kernel
+
+    signature = {"matrices": "*i64", "owners": "*i32", "sums": "*fp32", "BLOCK": "constexpr"}
+    source = triton.compiler.ASTSource(row_sums_kernel, signature, {"BLOCK": BLOCK})
+    ptx = triton.compile(source, target=GPUTarget("cuda", capability, 32)).asm["ptx"]
+    assert f".target sm_{capability}" in ptx
+    assert not ATOMIC_PTX.search(ptx)

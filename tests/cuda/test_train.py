@@ -1,0 +1,215 @@
+"""train.py on emulated GPUs: each branch to its end, from the first step to resumption, failures and refusals."""
+
+import re
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.errors import EXIT_DIVERGED, EXIT_DONE, EXIT_ERROR, EXIT_STOPPED
+from common.json_files import read_json
+from tests.conftest import ROOT
+from tests.cuda.emulated import (
+    cache_of,
+    checkpoint_step,
+    events,
+    exit_status,
+    logged_steps,
+    records,
+    run,
+    start,
+    train,
+)
+from tests.cuda.kernel_sources import atomic_kernels, compiled_for
+
+MakeRun = Callable[..., Path]
+WAIT_SECONDS = 120
+
+
+def finished(done: Any) -> str:
+    """Return what a job printed that ended well."""
+    assert done.returncode == EXIT_DONE, done.stdout + done.stderr
+    return done.stdout
+
+
+def refused(done: Any) -> str:
+    """Return the one line of an error."""
+    assert done.returncode == EXIT_ERROR, done.stdout + done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.startswith(("train.py: ", "find_batch_size.py: "))]
+    assert len(lines) == 1, done.stderr
+    return lines[0]
+
+
+@pytest.mark.oldest_torch
+def test_two_ranks_train_validate_save_and_end(make_small_run: MakeRun) -> None:
+    directory = make_small_run(compile=None, validation_interval=4)
+    said = finished(train(directory, "--price-per-hour", "20", "--hash-every", "2", ranks=2))
+    assert "2 x NVIDIA H100 80GB HBM3, ddp, bf16, compiled, determinism off" in said
+    assert logged_steps(directory) == [1, 2, 3, 4] and checkpoint_step(directory) == 4
+    assert events(directory) == [("start", 0), ("end", 4)] and exit_status(directory) == EXIT_DONE
+    assert all(
+        record["mfu"] > 0 and record["peak_memory_bytes"] > 0 for record in records(directory) if "mfu" in record
+    )
+    assert [record["step"] for record in records(directory) if "state_sha256" in record] == [2, 4]
+    numerics = read_json(directory / "resolved.json")["numerics"]
+    assert numerics["device"] == "NVIDIA H100 80GB HBM3" and numerics["nccl"] and numerics["attention"] == "cudnn"
+
+
+@pytest.mark.oldest_torch
+def test_a_run_resumes_on_another_wrapper_and_on_fewer_ranks(make_small_run: MakeRun) -> None:
+    directory = make_small_run(min_train_tokens=6 * 8 * 64)
+    drift = "--allow-numerics-drift"
+    finished(train(directory, "--max-steps", "2", ranks=2))
+    finished(train(directory, "--max-steps", "4", "--set", "parallel=fsdp", drift, ranks=2))
+    finished(train(directory, drift))
+    assert logged_steps(directory) == [1, 2, 3, 4, 5, 6] and checkpoint_step(directory) == 6
+    worlds = [record["world_size"] for record in records(directory) if record.get("event") == "start"]
+    assert worlds == [2, 2, 1]
+
+
+@pytest.mark.oldest_torch
+@pytest.mark.parametrize(("parallel", "gpu"), [("ddp", "h100"), ("fsdp", "a100-80gb")])
+def test_elastic_tests_itself_and_compiles_no_atomics(make_small_run: MakeRun, parallel: str, gpu: str) -> None:
+    directory = make_small_run(compile=None, determinism="elastic", parallel=parallel)
+    said = finished(train(directory, ranks=2, gpu=gpu, determinism="elastic"))
+    assert f"{parallel}, bf16, compiled, determinism elastic" in said
+    tested = [record for record in records(directory) if record.get("event") == "self-test"]
+    assert len(tested) == 1 and tested[0]["tensors"] == 28
+    kernels = cache_of(gpu, "elastic")
+    assert compiled_for(kernels) <= {"sm_80", "sm_90", "sm_90a"} and compiled_for(kernels)
+    assert atomic_kernels(kernels) == []
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_a_self_test_that_fails_warns_and_the_run_goes_on(make_small_run: MakeRun, parallel: str) -> None:
+    directory = make_small_run(determinism="run", precision="fp16", parallel=parallel)
+    done = run(ROOT / "tests" / "cuda" / "disturbed_gradients.py", directory, ranks=2)
+    assert finished(done)
+    assert "gradients of the same step differ between two runs (first: final_norm.weight; 1 of 28" in done.stderr
+    [tested] = [record for record in records(directory) if record.get("event") == "self-test"]
+    assert not tested["held"] and logged_steps(directory) == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"compile": "model"},
+        {"compile": True, "recompute_blocks": True, "loss_chunks": 2},
+        {"precision": "fp16"},
+        {"precision": "fp32"},
+        {"optimizer": "muon"},
+        {"on_spike": "skip", "spike_window": 2},
+        {"determinism": "run", "model": {"drop_rate": 0.1}},
+        {"compile": True, "precision": "fp16", "model": {"drop_rate": 0.1}, "determinism": "run"},
+    ],
+    ids="-".join,
+)
+def test_every_setting_trains(make_small_run: MakeRun, settings: dict[str, Any]) -> None:
+    directory = make_small_run(**settings)
+    level = settings.get("determinism", "off")
+    finished(train(directory, ranks=2, determinism=level))
+    assert logged_steps(directory) == [1, 2, 3, 4] and checkpoint_step(directory) == 4
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"precision": "fp16", "on_spike": "skip", "spike_window": 2}, {"optimizer": "muon"}],
+    ids="-".join,
+)
+def test_a_run_resumes_and_repeats_steps(make_small_run: MakeRun, settings: dict[str, Any]) -> None:
+    directory = make_small_run(**settings)
+    finished(train(directory, "--max-steps", "2", ranks=2))
+    finished(train(directory, ranks=2))
+    assert logged_steps(directory) == [1, 2, 3, 4] and checkpoint_step(directory) == 4
+    said = train(directory, "--replay", "3", "4", ranks=2).stdout  # its status is of losses, which are noise
+    assert "at step 2; nothing is written" in said and len(re.findall("^ +[34]  train_loss", said, re.M)) == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "status", "last", "said"),
+    [
+        ({}, EXIT_DIVERGED, ("diverged", 2), "step 2: loss is not finite on rank 1; the update was not applied"),
+        (
+            {"on_spike": "skip", "spike_window": 2},
+            EXIT_DONE,
+            ("end", 4),
+            "step 2: loss 9 lies 8.0 standard deviations above",
+        ),
+    ],
+    ids=["not finite", "spike"],
+)
+def test_a_bad_step_ends_the_run_and_a_spike_is_skipped(
+    make_small_run: MakeRun, settings: dict[str, Any], status: int, last: tuple[str, int], said: str
+) -> None:
+    directory = make_small_run(**settings)
+    done = run(ROOT / "tests" / "cuda" / "judged_steps.py", directory, ranks=2)
+    assert said in done.stdout + done.stderr
+    assert exit_status(directory) == status and events(directory)[-1] == last
+
+
+def test_a_signal_saves_and_the_run_goes_on(make_small_run: MakeRun) -> None:
+    directory = make_small_run(min_train_tokens=4000 * 8 * 64, max_epochs=100)
+    process = start(ROOT / "train.py", directory, ranks=2)
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not ((directory / "metrics.jsonl").exists() and len(logged_steps(directory)) > 3):
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(WAIT_SECONDS)
+    assert exit_status(directory) == EXIT_STOPPED, errors
+    stopped = checkpoint_step(directory)
+    assert 3 < stopped < 4000 and events(directory)[-1] == ("stopped", stopped)
+    finished(train(directory, "--max-steps", stopped + 2, ranks=2))
+    assert checkpoint_step(directory) == stopped + 2
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_a_rank_without_memory_ends_the_run_with_advice(make_small_run: MakeRun, parallel: str) -> None:
+    directory = make_small_run(parallel=parallel, microbatch_size=4)
+    script = ROOT / "tests" / "cuda" / "small_second_gpu.py"
+    done = run(script, "train.py", directory, ranks=2, SECOND_GPU_GIB="0.022")
+    assert done.returncode == EXIT_ERROR
+    advice = "rank 1: the GPU's memory does not hold microbatch_size 4; try --set microbatch_size=2, or find_batch_size"
+    assert advice in done.stderr
+    assert not (directory / "checkpoints").exists()
+
+
+def test_the_cpu_is_used_where_it_is_asked_for(make_small_run: MakeRun) -> None:
+    directory = make_small_run()
+    assert "2 x CPU, ddp, fp32, not compiled" in finished(train(directory, "--device", "cpu", ranks=2))
+
+
+@pytest.mark.oldest_torch
+@pytest.mark.parametrize(
+    ("variables", "ranks", "problem"),
+    [
+        ({"FAKEGPU_COUNT": "8", "FAKEGPU_OLD_DRIVER": "1"}, 2, "the NVIDIA driver has 8 GPUs, CUDA can use none"),
+        ({"FAKEGPU_COUNT": "2", "FAKEGPU_USABLE": "1"}, 1, "the NVIDIA driver has 2 GPUs, CUDA can use 1"),
+        ({"FAKEGPU_COUNT": "1"}, 2, "--device cuda: got 1 GPUs for 2 ranks on this machine"),
+    ],
+    ids=["old driver", "fewer usable", "more ranks than GPUs"],
+)
+def test_gpus_that_cannot_be_used_are_refused_before_anything_is_paid_for(
+    make_small_run: MakeRun, variables: dict[str, str], ranks: int, problem: str
+) -> None:
+    directory = make_small_run()
+    assert problem in refused(train(directory, ranks=ranks, **variables))
+    assert not (directory / "metrics.jsonl").exists() and not (directory / "checkpoints").exists()
+
+
+def test_a_machine_without_a_compiler_trains_what_is_not_compiled(make_small_run: MakeRun, tmp_path: Path) -> None:
+    assert "not compiled" in finished(train(make_small_run(), PATH=str(tmp_path), CC=""))
+
+
+def test_idle_gpus_are_named(make_small_run: MakeRun) -> None:
+    done = train(make_small_run(), FAKEGPU_COUNT="8")
+    assert finished(done) and "WARNING: 7 of this machine's 8 GPUs are idle" in done.stderr
+
+
+def test_steps_between_logs_never_wait_for_the_gpu(make_small_run: MakeRun) -> None:
+    directory = make_small_run(min_train_tokens=120 * 8 * 64, log_interval=200, checkpoint_interval=200)
+    done = run(ROOT / "tests" / "cuda" / "recorded_loop.py", directory, ranks=2)
+    assert finished(done).count("waits: {}, pageable copies: []") == 2

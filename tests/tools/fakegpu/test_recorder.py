@@ -1,0 +1,20 @@
+import re
+
+import pytest
+
+from common.errors import BadInput
+from tests.conftest import ROOT
+from tools.fakegpu.recorder import Entry, Kind, record
+
+
+def test_kinds_and_fields_are_those_of_the_driver() -> None:
+    header = (ROOT / "tools" / "fakegpu" / "record.h").read_text()
+    kinds = re.sub(r"//.*", "", re.search(r"enum EventKind \{(.*?)\};", header, re.DOTALL)[1])
+    assert [kind.name for kind in Kind] == [name.strip() for name in kinds.split(",")]
+    fields = re.sub(r"//.*", "", re.search(r"typedef struct \{(.*?)\} Event;", header, re.DOTALL)[1])
+    assert [name for name, _ in Entry._fields_] == re.findall(r"(\w+)(?:\[3\])?[,;]", fields)
+
+
+def test_without_the_driver_a_recording_says_what_to_run() -> None:
+    with pytest.raises(BadInput, match="no emulated GPU; put tools/fakegpu/run before the command"), record():
+        pass

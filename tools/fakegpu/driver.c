@@ -1,0 +1,154 @@
+// Stands in for the CUDA driver's own functions: devices, contexts, modules and their kernels, as Triton and torch's
+// run-time compiled kernels use them. A module is not read; a function is its name.
+#include "record.h"
+#include "settings.h"
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+CUresult cuInit(unsigned flags) { return settings()->usable ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE; }
+
+CUresult cuDriverGetVersion(int *version) { return (CUresult)cudaDriverGetVersion(version); }
+
+CUresult cuGetErrorString(CUresult error, const char **text) {
+  *text = cudaGetErrorString((cudaError_t)error);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuGetErrorName(CUresult error, const char **name) {
+  *name = cudaGetErrorName((cudaError_t)error);
+  return CUDA_SUCCESS;
+}
+
+// ---- devices and contexts: context n + 1 belongs to device n
+
+CUresult cuDeviceGetCount(int *count) {
+  *count = settings()->usable;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGet(CUdevice *device, int index) {
+  if (index < 0 || index >= settings()->usable) return CUDA_ERROR_INVALID_DEVICE;
+  *device = index;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGetName(char *name, int length, CUdevice device) {
+  snprintf(name, length, "%s", settings()->gpu->name);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice device) {
+  return (CUresult)cudaDeviceGetAttribute(value, (enum cudaDeviceAttr)attribute, device);
+}
+
+CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags, int *active) {
+  *flags = 0;
+  *active = 1;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
+  *context = (CUcontext)(uintptr_t)(device + 1);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuCtxGetCurrent(CUcontext *context) { return cuDevicePrimaryCtxRetain(context, current_device()); }
+
+CUresult cuCtxSetCurrent(CUcontext context) {
+  if (context) set_current_device((int)(uintptr_t)context - 1);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuCtxGetDevice(CUdevice *device) {
+  *device = current_device();
+  return CUDA_SUCCESS;
+}
+
+CUresult cuCtxSynchronize(void) { return (CUresult)cudaDeviceSynchronize(); }
+CUresult cuStreamSynchronize(CUstream stream) { return (CUresult)cudaStreamSynchronize(stream); }
+
+// ---- modules and their kernels
+
+static void *module(void) { return malloc(1); }
+
+CUresult cuModuleLoad(CUmodule *loaded, const char *path) {
+  *loaded = module();
+  return CUDA_SUCCESS;
+}
+
+CUresult cuModuleLoadData(CUmodule *loaded, const void *image) { return cuModuleLoad(loaded, NULL); }
+
+CUresult cuModuleLoadDataEx(CUmodule *loaded, const void *image, unsigned count, CUjit_option *options, void **values) {
+  return cuModuleLoad(loaded, NULL);
+}
+
+CUresult cuModuleUnload(CUmodule loaded) { return CUDA_SUCCESS; }
+
+// The name outlives the module: the record points to it.
+CUresult cuModuleGetFunction(CUfunction *function, CUmodule loaded, const char *name) {
+  *function = (CUfunction)strdup(name);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuLibraryLoadData(CUlibrary *library, const void *code, CUjit_option *jit, void **jit_values, unsigned jit_count,
+                           CUlibraryOption *options, void **values, unsigned count) {
+  *library = module();
+  return CUDA_SUCCESS;
+}
+
+CUresult cuLibraryUnload(CUlibrary library) { return CUDA_SUCCESS; }
+
+CUresult cuLibraryGetKernel(CUkernel *kernel, CUlibrary library, const char *name) {
+  *kernel = (CUkernel)strdup(name);
+  return CUDA_SUCCESS;
+}
+
+CUresult cuKernelGetFunction(CUfunction *function, CUkernel kernel) {
+  *function = (CUfunction)kernel;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuFuncGetAttribute(int *value, CUfunction_attribute attribute, CUfunction function) {
+  *value = attribute == CU_FUNC_ATTRIBUTE_NUM_REGS ? 32 : attribute == CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK ? 1024 : 0;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuFuncSetAttribute(CUfunction function, CUfunction_attribute attribute, int value) { return CUDA_SUCCESS; }
+CUresult cuFuncSetCacheConfig(CUfunction function, CUfunc_cache config) { return CUDA_SUCCESS; }
+
+CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction function, int threads, size_t shared) {
+  *blocks = 2;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuOccupancyMaxActiveClusters(int *clusters, CUfunction function, const CUlaunchConfig *config) {
+  *clusters = 1;
+  return CUDA_SUCCESS;
+}
+
+CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
+                        unsigned block_y, unsigned block_z, unsigned shared, CUstream stream, void **arguments,
+                        void **extra) {
+  count_launch();
+  record((Event){.kind = MODULE,
+                 .name = (const char *)function,
+                 .stream = (uint64_t)stream,
+                 .grid = {grid_x, grid_y, grid_z},
+                 .block = {block_x, block_y, block_z}});
+  return CUDA_SUCCESS;
+}
+
+CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **arguments, void **extra) {
+  return cuLaunchKernel(function, config->gridDimX, config->gridDimY, config->gridDimZ, config->blockDimX,
+                        config->blockDimY, config->blockDimZ, config->sharedMemBytes, config->hStream, arguments, extra);
+}
+
+CUresult cuLaunchCooperativeKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+                                   unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared,
+                                   CUstream stream, void **arguments) {
+  return cuLaunchKernel(function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared, stream, arguments, NULL);
+}

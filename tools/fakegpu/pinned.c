@@ -1,0 +1,39 @@
+// Stands in for page-locked host memory. Nothing is locked; a process may use more than a real machine would let it lock.
+#define _GNU_SOURCE
+#include "pinned.h"
+
+#include <pthread.h>
+#include <sys/mman.h>
+
+#define SPACE (1ULL << 42) // 4 TiB of addresses
+#define PAGE 4096ULL
+
+static char *base;
+static size_t taken;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+// The page before an allocation holds its length.
+void *pin(size_t bytes) {
+  size_t whole = PAGE + (bytes + PAGE - 1) / PAGE * PAGE;
+  pthread_mutex_lock(&lock);
+  if (!base) {
+    base = mmap(NULL, SPACE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (base == MAP_FAILED) base = NULL;
+  }
+  char *start = base && taken + whole <= SPACE ? base + taken : NULL;
+  if (start) taken += whole;
+  pthread_mutex_unlock(&lock);
+  if (!start || mprotect(start, whole, PROT_READ | PROT_WRITE)) return NULL;
+  *(size_t *)start = whole;
+  return start + PAGE;
+}
+
+void unpin(void *address) {
+  if (!is_pinned(address)) return;
+  char *start = (char *)address - PAGE;
+  size_t whole = *(size_t *)start;
+  madvise(start, whole, MADV_DONTNEED);
+  mprotect(start, whole, PROT_NONE);
+}
+
+bool is_pinned(const void *address) { return base && (char *)address >= base && (char *)address < base + SPACE; }

@@ -1,0 +1,110 @@
+// Stands in for streams and CUDA events. Work is complete as soon as it is asked for, so nothing waits; who waits for whom
+// is in the record. Nothing is ever captured into a CUDA graph. Between two events lies one millisecond.
+#include "error.h"
+#include "record.h"
+
+#include <stdlib.h>
+
+struct CUstream_st {
+  int priority;
+};
+struct CUevent_st {
+  int unused;
+};
+
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int priority) {
+  *stream = malloc(sizeof **stream);
+  (*stream)->priority = priority;
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags) {
+  return cudaStreamCreateWithPriority(stream, flags, 0);
+}
+
+cudaError_t cudaStreamCreate(cudaStream_t *stream) { return cudaStreamCreateWithPriority(stream, 0, 0); }
+
+cudaError_t cudaStreamDestroy(cudaStream_t stream) { return cudaSuccess; } // its name stays unique in the record
+
+cudaError_t cudaStreamGetPriority(cudaStream_t stream, int *priority) {
+  *priority = stream ? stream->priority : 0;
+  return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
+  *least = 0;
+  *greatest = -5;
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamQuery(cudaStream_t stream) { return cudaSuccess; }
+
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  record((Event){.kind = SYNCHRONIZE, .name = "cudaStreamSynchronize", .stream = (uint64_t)stream});
+  return cudaSuccess;
+}
+
+cudaError_t cudaDeviceSynchronize(void) {
+  record((Event){.kind = SYNCHRONIZE, .name = "cudaDeviceSynchronize"});
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags) {
+  record((Event){
+      .kind = WAIT, .name = "cudaStreamWaitEvent", .stream = (uint64_t)stream, .object = (uint64_t)event});
+  return cudaSuccess;
+}
+
+cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void *data) {
+  function(data);
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, enum cudaStreamCaptureStatus *status) {
+  *status = cudaStreamCaptureStatusNone;
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, enum cudaStreamCaptureStatus *status, unsigned long long *id,
+                                     cudaGraph_t *graph, const cudaGraphNode_t **nodes, const cudaGraphEdgeData **edges,
+                                     size_t *count) {
+  *status = cudaStreamCaptureStatusNone;
+  if (id) *id = 0;
+  if (count) *count = 0;
+  return cudaSuccess;
+}
+
+cudaError_t cudaThreadExchangeStreamCaptureMode(enum cudaStreamCaptureMode *mode) { return cudaSuccess; }
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags) {
+  *event = malloc(sizeof **event);
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventCreate(cudaEvent_t *event) { return cudaEventCreateWithFlags(event, 0); }
+
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  free(event);
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventQuery(cudaEvent_t event) { return cudaSuccess; }
+
+cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned flags) {
+  record((Event){.kind = SIGNAL, .name = "cudaEventRecord", .stream = (uint64_t)stream, .object = (uint64_t)event});
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  return cudaEventRecordWithFlags(event, stream, 0);
+}
+
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  record((Event){.kind = SYNCHRONIZE, .name = "cudaEventSynchronize", .object = (uint64_t)event});
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t start, cudaEvent_t end) {
+  *milliseconds = 1.0f;
+  return cudaSuccess;
+}
