@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from itertools import product
+from itertools import islice, product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -30,7 +30,8 @@ POLL_SECONDS = 0.0005
 STEP = re.compile(r'^(iter \d+|\{"step": \d+, "train_loss")')  # the line of a step: nanoGPT's, and of metrics.jsonl
 # On a CPU nanoGPT computes in fp32 whatever --dtype says: this is why. Without it the copy does what is asked.
 CPU_CONDITION = "nullcontext() if device_type == 'cpu' else "
-GELU, GPT2_GELU = "nn.GELU()", "nn.GELU(approximate='tanh')"  # nanoGPT's, with erf; GPT-2's, and ours
+GELU, GPT2_GELU = "nn.GELU()", "nn.GELU(approximate='tanh')"  # nanoGPT's, with erf; GPT-2's, and our default
+OVER_THE_LIMIT = "over the limit"
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 
 
@@ -43,22 +44,30 @@ class NanogptComparison:
     layout: Layout
     steps: int
     threads: int
+    minutes: float  # for each table, start and warm-up included
 
     def print(self, size: str, *, compiled: bool) -> None:
         """Print both trainers' tokens/s in fp32 and bf16, not compiled and, if asked, compiled."""
         tokens = self.layout.global_batch_size * self.model.context_length
         print(f"{size} on {cpu_name()}, {self.threads} threads, torch {torch.__version__}, commit {git_commit()}")
         print(f"{tokens:,} tokens a step in micro-batches of {self.layout.microbatch_size}; {self.steps} steps in turn")
-        print("medians of tokens/s and of ratios to nanoGPT's step beside it; in brackets by CPU seconds")
+        print("medians of tokens/s and of ratios to nanoGPT's step beside it, with its own GELU and with the same one;")
+        print("in brackets by CPU seconds")
         for compile_it, precision in product((False, True) if compiled else (False,), DTYPES):
             trainers = self._step_in_turn(precision, compile_it)
-            theirs = trainers["nanoGPT"]
-            rows = [[name, _cell(tokens / own), _cell(theirs / own, 2)] for name, own in trainers.items()]
             title = precision + (", compiled" if compile_it else "")
-            print(f"\n{table([title, 'tokens/s', 'ratio'], rows)}", flush=True)
+            theirs, theirs_gpt2, *_ = trainers.values()
+            rows = [
+                [name, _cell(tokens / own), _cell(theirs / own, 2), _cell(same / own, 2)]
+                for (name, own), same in zip(trainers.items(), (theirs, theirs_gpt2) * 2, strict=True)
+            ]
+            print(f"\n{table([title, 'tokens/s', 'ratio', 'same GELU'], rows)}", flush=True)
+            if len(theirs) < self.steps:
+                print(f"{title}: {len(theirs)} of {self.steps} steps within {self.minutes:g} minutes", flush=True)
 
     def _step_in_turn(self, precision: str, compiled: bool) -> dict[str, np.ndarray]:
-        """Return (steps, 2) wall-clock and CPU seconds of each trainer by its name."""
+        """Return (steps, 2) wall-clock and CPU seconds of each trainer by its name: fewer steps where time is up."""
+        deadline = time.monotonic() + 60 * self.minutes
         with ExitStack() as stack:
 
             def folder() -> Path:
@@ -67,18 +76,27 @@ class NanogptComparison:
             steppers = {}
             for name, gelu in (("nanoGPT", GELU), ("nanoGPT with GPT-2's GELU", GPT2_GELU)):
                 command, log = self._nanogpt(folder(), precision, compiled, gelu)
-                steppers[name] = stack.enter_context(_stepper(command, log, self.threads))
-            for name, extra in (("Lockstep", {}), ("Lockstep, determinism off", {"determinism": "off"})):
-                command, log = self._lockstep(folder(), {"precision": precision, "compile": compiled, **extra})
-                steppers[name] = stack.enter_context(_stepper(command, log, self.threads))
-            rounds = [[next(stepper) for stepper in steppers.values()] for _ in range(WARM_UP + self.steps)]
-        return dict(zip(steppers, np.array(rounds[WARM_UP:]).transpose(1, 0, 2), strict=True))
+                steppers[name] = stack.enter_context(_stepper(command, log, self.threads, deadline))
+            for name, activation in (("Lockstep with nanoGPT's GELU", "gelu"), ("Lockstep", "gelu_tanh")):
+                command, log = self._lockstep(folder(), precision, compiled, activation)
+                steppers[name] = stack.enter_context(_stepper(command, log, self.threads, deadline))
+            rounds = list(islice(zip(*steppers.values(), strict=False), WARM_UP + self.steps))
+        counted = np.array(rounds[WARM_UP:]).reshape(-1, len(steppers), 2)
+        return dict(zip(steppers, counted.transpose(1, 0, 2), strict=True))
 
-    def _lockstep(self, folder: Path, how: dict[str, object]) -> tuple[list[str], Path]:
+    def _lockstep(self, folder: Path, precision: str, compiled: bool, activation: str) -> tuple[list[str], Path]:
         """Return a command that trains, and the file that gets a line for each step."""
-        sizes = {"microbatch_size": self.layout.microbatch_size, "global_batch_size": self.layout.global_batch_size}
-        keys = sizes | {"cpu_threads": self.threads} | how
-        run = random_run.prepare(folder, self.model, WARM_UP + self.steps + 2, **keys)
+        steps = 2 * (WARM_UP + self.steps)  # on a loaded machine a halt may come after more than one
+        run = random_run.prepare(
+            folder,
+            attrs.evolve(self.model, activation=activation),
+            steps,
+            microbatch_size=self.layout.microbatch_size,
+            global_batch_size=self.layout.global_batch_size,
+            cpu_threads=self.threads,
+            precision=precision,
+            compile=compiled,
+        )
         return [sys.executable, str(ROOT / "train.py"), str(run), "--device=cpu"], run / METRICS
 
     def _nanogpt(self, folder: Path, precision: str, compiled: bool, gelu: str) -> tuple[list[str], Path]:
@@ -115,35 +133,38 @@ class NanogptComparison:
 
 
 @contextmanager
-def _stepper(command: list[str], log: Path, threads: int) -> Iterator[Iterator[tuple[float, float]]]:
-    """Start a trainer in the folder of `log`, which gets a line for each step; yield its steps."""
+def _stepper(command: list[str], log: Path, threads: int, deadline: float) -> Iterator[Iterator[tuple[float, float]]]:
+    """Start a trainer in the folder of `log`, which gets a line for each step; yield its steps until the deadline."""
     environment = {"OMP_NUM_THREADS": str(threads), "CUDA_VISIBLE_DEVICES": "", "PYTHONUNBUFFERED": "1"}
     folder = log.parent
     with (folder / "log").open("w") as output, (folder / "errors").open("w") as errors:
         process = subprocess.Popen(command, cwd=folder, env=os.environ | environment, stdout=output, stderr=errors)
         try:
-            yield _steps(process, log)
+            yield _steps(process, log, deadline)
         finally:
             process.kill()
             process.wait()
 
 
-def _steps(process: subprocess.Popen[bytes], log: Path) -> Iterator[tuple[float, float]]:
+def _steps(process: subprocess.Popen[bytes], log: Path, deadline: float) -> Iterator[tuple[float, float]]:
     """Let a trainer take a step; yield wall-clock and CPU seconds, with it halted. The first step includes the start.
 
-    Raises BadInput with its last words where it ends.
+    Where the trainer took several before it was halted, seconds are their mean.
+    Stops in the middle of the step at the deadline. Raises BadInput with the trainer's last words where it ends.
     """
     done = 0
     while True:
         process.send_signal(signal.SIGCONT)
         wall, cpu = time.perf_counter(), _cpu_seconds(process.pid)
-        while (count := _count(log)) == done:
+        while _count(log) == done:
             if process.poll() is not None:
                 raise BadInput(f"{process.args!r}: ended too early:\n{(log.parent / 'errors').read_text()[-4000:]}")
+            if time.monotonic() > deadline:
+                return
             time.sleep(POLL_SECONDS)
-        done = count
         process.send_signal(signal.SIGSTOP)
-        yield time.perf_counter() - wall, _cpu_seconds(process.pid) - cpu
+        steps, done = _count(log) - done, _count(log)
+        yield (time.perf_counter() - wall) / steps, (_cpu_seconds(process.pid) - cpu) / steps
 
 
 def _count(log: Path) -> int:
@@ -157,5 +178,7 @@ def _cpu_seconds(pid: int) -> float:
 
 
 def _cell(values: np.ndarray, digits: int = 0) -> str:
+    if not len(values):
+        return OVER_THE_LIMIT
     wall, cpu = np.median(values, axis=0)
     return f"{wall:,.{digits}f} ({cpu:,.{digits}f})"

@@ -1,5 +1,6 @@
 """Command line of a benchmark: its `main`'s parameters are the options; importing this finds the repository's rooms."""
 
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,7 +13,11 @@ from tabulate import tabulate
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from common.errors import BadInput  # noqa: E402  # after the path to it
+from common.installation import use_expandable_segments  # noqa: E402  # after the path to it
+
+use_expandable_segments()  # as the scripts do; before torch is imported
+
+from common.errors import BadInput  # noqa: E402
 from model.config import GPT2_SIZES, ModelConfig  # noqa: E402
 from training.config.train_config import load_run  # noqa: E402
 
@@ -22,6 +27,16 @@ BYTES = ("--tokenizer", "bytes", "--validation-fraction", "0.03", "--split", "ta
 
 def run(main: Callable[..., None]) -> None:
     """Run a benchmark with the command line's options. A user error is one line, and exit status 1."""
+    # As Ctrl-C: context managers end the processes that the benchmark has started.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        parser(main)()
+    except BadInput as error:
+        sys.exit(f"{Path(sys.argv[0]).name}: {error}")
+
+
+def parser(main: Callable[..., None]) -> App:
+    """Return the command line of a benchmark: its `main`'s parameters, and its file's docstring as help."""
     app = App(
         help=main.__globals__["__doc__"],
         help_format="plaintext",
@@ -29,10 +44,7 @@ def run(main: Callable[..., None]) -> None:
         default_parameter=Parameter(consume_multiple=True, negative=()),
     )
     app.default(main)
-    try:
-        app()
-    except BadInput as error:
-        sys.exit(f"{Path(sys.argv[0]).name}: {error}")
+    return app
 
 
 def call(script: str, *arguments: object, statuses: tuple[int, ...] = (0,)) -> int:
@@ -53,3 +65,8 @@ def table(columns: list[str], rows: list[list[str]], form: str = "simple") -> st
     """Return a table whose first column is text and the others are numbers."""
     right = ["right"] * (len(columns) - 1)
     return str(tabulate(rows, columns, form, colalign=["left", *right], disable_numparse=True))
+
+
+def markdown_table(columns: list[str], rows: list[list[str]]) -> str:
+    """Return a table of text in Markdown."""
+    return str(tabulate(rows, columns, "github", disable_numparse=True))

@@ -22,11 +22,11 @@ from training.config.train_config import load_run
 from training.hardware.gpus import Gpu, named_gpus
 from training.parallel.process_group import start, stop
 from training.planning.memory_model import gpu_bytes
-from training.planning.throughput import seconds_per_token
+from training.planning.throughput import FITS, seconds_per_token
 
 WARM_UP = 3  # steps: compilation, DDP's buckets
 # By name of the CUDA kernel, or of the ATen operation on a CPU; the first match counts, attention before matmul: its
-# kernels have both in their names. Compiled kernels are elementwise or the loss, and name their neighbours, too.
+# kernels have both in their names. Compiled kernels are elementwise or the loss, and name their neighbors, too.
 KINDS = {
     "communication": r"nccl|c10d|gloo",
     "attention": r"flash|fmha|attention|sdpa",
@@ -77,7 +77,7 @@ def table(seconds: dict[str, float], config: ModelConfig, gpu: Gpu | None) -> st
     """Format a table: milliseconds per step, shares, and the roofline's shares if the GPU is known."""
     if not seconds:
         return "kernels: none were recorded; the profiler may lack permission on this machine (CUPTI)"
-    ideal = {} if gpu is None else seconds_per_token(config, gpu)
+    ideal = {} if gpu is None else seconds_per_token(config, gpu, FITS[gpu.similar_to])
     rows = []
     for kind in sorted({*seconds, *ideal}, key=lambda kind: -seconds.get(kind, 0.0)):
         taken = seconds.get(kind, 0.0)

@@ -29,7 +29,7 @@ from training.config.train_config import Run, load_run
 from training.hardware.environment import git_commit
 from training.hardware.gpus import known_gpus
 from training.planning.memory_model import GIB, HEADROOM, MemoryModel, gpu_bytes
-from training.planning.network_sizes import saved_bytes
+from training.planning.network_sizes import network_sizes, saved_bytes
 
 CARDS = ("rtx3090-24gb", "a100-40gb", "l40s-48gb", "h100-80gb")
 CARD_SECONDS = 20.0  # for one size on one card; what has fitted by then is a least
@@ -38,11 +38,12 @@ SHARES = (0.25, 0.5, 0.75)  # of the largest micro-batch by prediction
 SMALL = ModelConfig(
     vocab_size=256, context_length=128, emb_dim=128, n_heads=4, n_layers=2, qkv_bias=True, tie_weights=True
 )
+SIZES = {"small": SMALL, **GPT2_SIZES}
 
 
 def main(
     *,
-    sizes: tuple[Literal["124M", "350M", "774M", "1.5B"], ...] = ("124M", "350M", "774M", "1.5B"),
+    sizes: tuple[Literal["small", "124M", "350M", "774M", "1.5B"], ...] = ("124M", "350M", "774M", "1.5B"),
     cards: tuple[str, ...] = CARDS,
     device: Literal["cuda", "cpu"] = "cuda",
 ) -> None:
@@ -67,12 +68,13 @@ def main(
 
 def compare_saved() -> None:
     """Print the bytes that a forward pass saves on this CPU, beside those predicted."""
-    network = GPT(SMALL)
+    network, sizes = GPT(SMALL), network_sizes(SMALL)  # uncompiled, unlike MemoryModel
+    copies = sizes.outer_copies + SMALL.n_layers * sizes.block_copies
     for microbatch_size in (1, 4):
-        predicted = MemoryModel(model=SMALL).predict(microbatch_size)
+        predicted = copies + microbatch_size * (sizes.outer_bytes + SMALL.n_layers * sizes.block_bytes)
         with torch.autocast("cpu", torch.bfloat16):
             saved = saved_bytes(network, microbatch_size)
-        _print_ratio(f"small, micro-batch {microbatch_size}, saved", predicted.activations + predicted.copies, saved)
+        _print_ratio(f"small, micro-batch {microbatch_size}, saved", predicted, saved)
 
 
 def compare_allocated(size: str, run: Run, gpu_memory: int) -> None:
@@ -113,7 +115,7 @@ def compare_largest(size: str, run: Run, card: str, gpu_memory: int) -> None:
 
 def _run(folder: Path, size: str) -> Run:
     """Return a run of that size, over tokens that nothing here reads."""
-    return load_run(prepare(folder / size, GPT2_SIZES[size], 1, microbatch_size=1, global_batch_size=1), [OVERRIDE])
+    return load_run(prepare(folder / size, SIZES[size], 1, microbatch_size=1, global_batch_size=1), [OVERRIDE])
 
 
 def _pool(run: Run, card_bytes: int | None) -> WorkerPool:

@@ -4,7 +4,7 @@ python benchmarks/optimizers.py [--tokens DIR] [--layers 4] [--width 128] [--ste
 
 Text: this Python's library sources as bytes, unless a directory of token files is given. Batches, schedule, weight
 decay and seed are the same for all. A sweep tries learning rates that double, goes on where the best one lies at an
-end, and then tries two between it and its neighbours. The best of each is trained from two more seeds. About ten
+end, and then tries two between it and its neighbors. The best of each is trained from two more seeds. About ten
 minutes on two CPU cores.
 """
 

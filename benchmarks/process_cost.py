@@ -4,8 +4,10 @@ import resource
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
+
+from process_tree import process_tree
 
 SAMPLE_SECONDS = 0.05
 
@@ -44,7 +46,7 @@ class Peaks:
         """Look again and again while a process runs; memory more often than disk."""
         turn = 0
         while process.poll() is None:
-            self.memory = max(self.memory, sum(_anonymous_bytes(pid) for pid in _tree(process.pid)))
+            self.memory = max(self.memory, sum(_anonymous_bytes(pid) for pid in process_tree(process.pid)))
             if turn % 20 == 0:
                 self.look_at_disk()
             turn += 1
@@ -59,16 +61,6 @@ class Peaks:
             except OSError:
                 continue
         self.disk = max(self.disk, total)
-
-
-def _tree(pid: int) -> Iterator[int]:
-    yield pid
-    try:
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            for child in (task / "children").read_text().split():
-                yield from _tree(int(child))
-    except OSError:  # it has just ended
-        return
 
 
 def _anonymous_bytes(pid: int) -> int:

@@ -9,7 +9,9 @@ from typing import Any
 
 import attrs
 import numpy as np
+import numpy.typing as npt
 from command import ROOT
+from process_tree import kill_tree
 from safetensors.numpy import save_file
 
 from common.errors import BadInput
@@ -28,13 +30,17 @@ BASE: dict[str, Any] = {"clipping_max_norm": 1.0, "validation_interval": None, "
 
 
 def prepare(folder: Path, model: ModelConfig, steps: int, **train: Any) -> Path:
-    """Write token files for a number of steps, and a run directory; return the latter. `train`: keys of train.json."""
+    """Write random token files for a number of steps, and a run directory; return that. `train`: keys of train.json."""
     count = steps * train["global_batch_size"] * model.context_length
     tokens = np.random.default_rng(0).integers(0, model.vocab_size, count + 1, dtype=np.uint16)
+    return write_run_over(tokens, folder, model, min_train_tokens=count, **train)
+
+
+def write_run_over(tokens: npt.NDArray[np.uint16], folder: Path, model: ModelConfig, **train: Any) -> Path:
+    """Write a token file and a run directory over it; return the latter."""
     (folder / "tokens").mkdir(parents=True)
     save_file({"tokens": tokens}, folder / "tokens" / "train.safetensors")
-    keys = BASE | {"dataset": str(folder / "tokens"), "min_train_tokens": count} | train
-    return write_run(folder / "run", attrs.asdict(model), keys)
+    return write_run(folder / "run", attrs.asdict(model), BASE | {"dataset": str(folder / "tokens")} | train)
 
 
 def write_run(run: Path, model: dict[str, Any], train: dict[str, Any]) -> Path:
@@ -51,25 +57,31 @@ def launcher(ranks: int) -> list[str]:
     return [sys.executable, *(torchrun if ranks > 1 else [])]
 
 
-def train(run: Path, ranks: int, *settings: str) -> tuple[list[dict[str, Any]], float | None]:
+def train(
+    run: Path, ranks: int, *settings: str, kill_after: int | None = None
+) -> tuple[list[dict[str, Any]], float | None]:
     """Train the run from the start; return its metrics, and the bytes each rank sent per step over the loopback device.
 
-    `settings`: KEY=VALUE of train.json. The bytes are None if fewer than three steps were seen, or without such a
-    device; on GPUs NCCL avoids it. Raises BadInput where training fails.
+    `settings`: KEY=VALUE of train.json. `kill_after`: a logged step; the run is killed once that is in the metrics, so
+    that the last step's checkpoint costs neither time nor disk. The bytes are None if fewer than three steps were
+    seen, or without such a device; on GPUs NCCL avoids it. Raises BadInput where training fails.
     """
     options = [f"--set={setting}" for setting in settings]
     command = [*launcher(ranks), "train.py", str(run), "--resume", "never", *options]
     seen: list[tuple[int, int]] = []  # step, bytes sent by all until then
-    began = time.time()
+    began, killed = time.time(), False
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     while process.poll() is None:
         file = run / METRICS
         if file.exists() and file.stat().st_mtime >= began:
-            step = max((record["step"] for record in read_metrics(run)), default=0)
+            step = max((record["step"] for record in read_metrics(run) if "train_loss" in record), default=0)
             if step > (seen[-1][0] if seen else 0):
                 seen.append((step, loopback_bytes()))
+            if kill_after is not None and step >= kill_after:
+                kill_tree(process)
+                killed = True
         time.sleep(POLL_SECONDS)
-    if process.returncode:
+    if process.returncode and not killed:
         raise BadInput(f"train.py failed: {process.communicate()[1][-4000:]}")
     sent = None
     if len(seen) > 2:

@@ -3,14 +3,13 @@
 python benchmarks/train_speed.py [--sizes 124M 350M] [--kernels] [--beside-nanogpt PATH]
 
 train.py on random tokens: feed, compiled blocks, accumulation, clipping, AdamW, a logged line each step; medians over
-the steps. Default: 124M in steps of half a million tokens on a GPU, a small network on a CPU. Each run ends with a
-checkpoint in the temporary directory: 12 bytes a parameter.
+the steps. Default: 124M in steps of half a million tokens on a GPU, a small network on a CPU. Runs are killed after
+their last step, but train.py wants room for a checkpoint in the temporary directory: 12 bytes a parameter.
 """
 
 import json
 import statistics
 import subprocess
-import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
@@ -21,6 +20,7 @@ import random_run
 import torch
 from beside_nanogpt import WARM_UP, NanogptComparison
 from cyclopts import Parameter
+from matmul_speed import matmul_flops
 
 from common.errors import BadInput
 from model.config import GPT2_SIZES, ModelConfig, flops_per_token
@@ -36,8 +36,6 @@ SMALL = ModelConfig(
 SIZES = {"small": SMALL, **GPT2_SIZES}
 LARGEST_MICROBATCH = 64  # more gains nothing where it fits
 HEADROOM = 0.05  # of a GPU's memory
-MATMUL_SIDE, MATMUL_SIDE_CPU = 8192, 1024
-MATMUL_SECONDS = 2.0  # long enough for a GPU to come down to the clock that it holds
 
 
 @Parameter(name="*")
@@ -64,6 +62,8 @@ class SpeedBenchmark:
     """on a CPU, beside this clone of it"""
     not_compiled: bool = False
     """beside nanoGPT: only without torch.compile"""
+    minutes: float = 5.0
+    """beside nanoGPT: of each table, which then counts fewer steps, as on a core without fast bf16"""
     set: tuple[str, ...] = ()
     """KEY=VALUE of train.json; may be repeated"""
 
@@ -90,6 +90,7 @@ def main(options: SpeedBenchmark = SpeedBenchmark()) -> None:
                 layout=layout,
                 steps=options.counted_steps,
                 threads=options.threads,
+                minutes=options.minutes,
             ).print(size, compiled=not options.not_compiled)
             continue
         speeds = {kind: _report(size, layout, kind, options) for kind in options.parallel}
@@ -104,7 +105,7 @@ def _layout(model: ModelConfig, options: SpeedBenchmark) -> Layout:
     share = max(1, tokens // model.context_length // options.ranks)  # of a rank, sequences
     size = options.microbatch
     if size is None:
-        largest = min(_predicted(model, options) if options.cuda else 4, share, LARGEST_MICROBATCH)
+        largest = min(_predicted(model, options, share) if options.cuda else 4, share, LARGEST_MICROBATCH)
         size = next(size for size in range(largest, 0, -1) if share % size == 0)
     return Layout(
         context_length=model.context_length,
@@ -114,55 +115,68 @@ def _layout(model: ModelConfig, options: SpeedBenchmark) -> Layout:
     )
 
 
-def _predicted(model: ModelConfig, options: SpeedBenchmark) -> int:
-    """Return the largest micro-batch that is predicted to fit this GPU in every way to be measured."""
+def _predicted(model: ModelConfig, options: SpeedBenchmark, share: int) -> int:
+    """Return the largest micro-batch that is predicted to fit this GPU in every way to be measured.
+
+    `share`: sequences of a rank in a step.
+    """
     usable = int((1 - HEADROOM) * torch.cuda.get_device_properties(0).total_memory)
     with TemporaryDirectory() as folder:
-        keys = {"dataset": "random", "microbatch_size": 1}
+        keys = {"dataset": "random", "microbatch_size": 1, "global_batch_size": share * options.ranks}
         train = load_run(random_run.write_run(Path(folder), attrs.asdict(model), keys), options.set).train
     models = [MemoryModel.of(model, train.replace(parallel=kind), options.ranks) for kind in options.parallel]
     return min(memory.largest_microbatch(usable) or 1 for memory in models)
 
 
 def _report(size: str, layout: Layout, kind: str, options: SpeedBenchmark) -> float:
-    model = SIZES[size]
+    """Print the rows of one wrapper, each as soon as it is known; return tokens/s."""
+    model, ranks = SIZES[size], layout.data_parallel_size
     settings = [f"parallel={kind}", f"cpu_threads={options.threads}", *options.set]
     half = attrs.evolve(layout, microbatch_size=-(-layout.microbatch_size // 2))
     with TemporaryDirectory() as name:
         run, records = _train(Path(name) / "whole", model, layout, options.counted_steps, settings)
-        _, half_records = _train(Path(name) / "half", model, half, 0, settings)
         record = json.loads((run / RESOLVED).read_text())
-        kernels = _kernels(run, layout.data_parallel_size, settings) if options.kernels else ""
+        tokens = layout.global_batch_size * model.context_length
+        seconds = random_run.seconds_by_step(records, tokens)
+        counted = [value for step, value in seconds.items() if step > WARM_UP]
+        speed, peak = tokens / statistics.median(counted), random_run.peak_memory(records) / GIB
+        _print_row("model", f"{size}, context {model.context_length}")
+        _print_setup(record, kind, ranks)
+        shape = f"{ranks} ranks x {layout.accumulation} x {layout.microbatch_size} sequences"
+        _print_row("step", f"{tokens:,} tokens = {shape}; median of {len(counted)}")
+        _print_row("tokens/s", f"{speed:,.0f}")
+        _print_row("peak memory", f"{peak:.2f} GiB" + ("" if options.cuda else ", of the process"))
+        _print_utilization(record, flops_per_token(model) * speed / ranks, options)
+        if slope := layout.microbatch_size - half.microbatch_size:
+            _, half_records = _train(Path(name) / "half", model, half, 0, settings)
+            gained = (peak - random_run.peak_memory(half_records) / GIB) / (slope * model.context_length / 1024)
+            sizes = f"{half.microbatch_size} and {layout.microbatch_size}"
+            _print_row("per sequence", f"{gained:.3f} GiB for 1,024 tokens, from micro-batches of {sizes}")
+        print("", *([_kernels(run, ranks, settings)] if options.kernels else []), sep="\n", flush=True)
+    return speed
+
+
+def _print_setup(record: dict[str, Any], kind: str, ranks: int) -> None:
+    """Print hardware, versions, commit and numerics of a run's record."""
     environment, numerics = record["environment"], record["numerics"]
-    tokens = layout.global_batch_size * model.context_length
-    seconds = random_run.seconds_by_step(records, tokens)
-    counted = [value for step, value in seconds.items() if step > WARM_UP]
-    speed = tokens / statistics.median(counted)
-    flops = flops_per_token(model) * speed / layout.data_parallel_size
-    matmul = _matmul_flops(numerics["precision"], options)
-    peak, slope = random_run.peak_memory(records) / GIB, layout.microbatch_size - half.microbatch_size
-    gained = (peak - random_run.peak_memory(half_records) / GIB) / (slope * model.context_length / 1024 or 1)
     versions = ", ".join(f"{name} {version}" for name, version in environment["packages"].items() if version)
     how = {name: numerics[name] for name in ("determinism", "precision", "compiled", "attention")}
-    rows = {
-        "model": f"{size}, context {model.context_length}",
-        "hardware": f"{layout.data_parallel_size} x {environment['device']}",
-        "versions": f"Python {environment['python']}, {versions}, CUDA {environment['cuda'] or 'none'}",
-        "commit": record["git_commit"],
-        "how": ", ".join([kind, *(f"{key} {value}" for key, value in how.items())]),
-        "step": f"{tokens:,} tokens = {layout.data_parallel_size} ranks x {layout.accumulation} x "
-        f"{layout.microbatch_size} sequences; median of {len(counted)}",
-        "tokens/s": f"{speed:,.0f}",
-        "MFU": _share(flops, next((gpu.peak_flops for gpu in named_gpus(environment["device"])), None)),
-        "of a matmul": f"{_share(flops, matmul)} of the measured {matmul / 1e12:,.2f} TFLOP/s",
-        "peak memory": f"{peak:.2f} GiB" + ("" if options.cuda else ", of the process"),
-        "per sequence": f"{gained:.3f} GiB for 1,024 tokens, from micro-batches of {half.microbatch_size} and "
-        f"{layout.microbatch_size}"
-        if slope
-        else "not measured",
-    }
-    print("\n".join(f"{name:14}{value}" for name, value in rows.items()), kernels, sep="\n\n", flush=True)
-    return speed
+    _print_row("hardware", f"{ranks} x {environment['device']}")
+    _print_row("versions", f"Python {environment['python']}, {versions}, CUDA {environment['cuda'] or 'none'}")
+    _print_row("commit", record["git_commit"])
+    _print_row("how", ", ".join([kind, *(f"{key} {value}" for key, value in how.items())]))
+
+
+def _print_utilization(record: dict[str, Any], flops: float, options: SpeedBenchmark) -> None:
+    """Print a rank's FLOP/s as shares of the published peak and of a measured product of matrices."""
+    peak = next((gpu.peak_flops for gpu in named_gpus(record["environment"]["device"])), None)
+    matmul = matmul_flops("cuda" if options.cuda else "cpu", record["numerics"]["precision"], options.threads)
+    _print_row("MFU", "unknown: no published peak of this hardware" if peak is None else f"{flops / peak:.1%}")
+    _print_row("of a matmul", f"{flops / matmul:.1%} of the measured {matmul / 1e12:,.2f} TFLOP/s")
+
+
+def _print_row(name: str, value: object) -> None:
+    print(f"{name:14}{value}", flush=True)
 
 
 def _train(
@@ -171,7 +185,7 @@ def _train(
     """Train a run for that many steps after those that do not count; return its directory and metrics."""
     sizes = {"microbatch_size": layout.microbatch_size, "global_batch_size": layout.global_batch_size}
     run = random_run.prepare(folder, model, WARM_UP + counted, **sizes)
-    return run, random_run.train(run, layout.data_parallel_size, *settings)[0]
+    return run, random_run.train(run, layout.data_parallel_size, *settings, kill_after=WARM_UP + counted)[0]
 
 
 def _kernels(run: Path, ranks: int, settings: list[str]) -> str:
@@ -180,26 +194,6 @@ def _kernels(run: Path, ranks: int, settings: list[str]) -> str:
     if done.returncode:
         raise BadInput(f"--kernels: the measurement failed:\n{done.stderr[-4000:]}")
     return f"{done.stdout}\n"
-
-
-def _matmul_flops(precision: str, options: SpeedBenchmark) -> float:
-    """Return the FLOP/s of a square product of random matrices, bf16 on a GPU, the run's precision on a CPU."""
-    torch.set_num_threads(options.threads)
-    side, device = (MATMUL_SIDE, "cuda") if options.cuda else (MATMUL_SIDE_CPU, "cpu")
-    dtype = torch.float32 if precision == "fp32" and not options.cuda else torch.bfloat16
-    left, right = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
-    seconds: list[float] = []
-    while sum(seconds) < MATMUL_SECONDS:
-        began = time.perf_counter()
-        left @ right
-        if options.cuda:
-            torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - began)
-    return float(2 * side**3 / statistics.median(seconds))
-
-
-def _share(flops: float, of: float | None) -> str:
-    return "unknown: no published peak of this hardware" if of is None else f"{flops / of:.1%}"
 
 
 if __name__ == "__main__":

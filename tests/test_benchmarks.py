@@ -1,16 +1,37 @@
 """Benchmarks, as far as they go without a GPU."""
 
+import json
 import math
+import os
 import re
+import signal
+import subprocess
+import sys
+import time
+from contextlib import nullcontext
+from itertools import islice
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import random_run
 import torch
+import train_speed
+from torch.autograd import DeviceType
 
+from benchmarks import kernels
+from benchmarks.beside_nanogpt import CPU_CONDITION, GELU, _stepper
 from benchmarks.kernels import kind_of, table
 from benchmarks.optimizers import sweep
-from model.config import GPT2_SIZES
+from benchmarks.process_tree import is_running
+from common.errors import BadInput
+from common.installation import ALLOCATOR_SETTINGS
+from model.config import GPT2_SIZES, ModelConfig
 from tests import launch
-from tests.conftest import ROOT
+from tests.conftest import ROOT, TINY_MODEL
+from training.checkpoints.run_record import RESOLVED
+from training.hardware.gpus import known_gpus
 
 
 def test_kernels_are_told_apart_by_their_names() -> None:
@@ -31,8 +52,34 @@ def test_kernels_are_told_apart_by_their_names() -> None:
     assert {name: kind_of(name) for name in kinds} == kinds
 
 
+def test_benchmarks_configure_the_allocator_as_the_scripts_do() -> None:
+    assert any(name in os.environ for name in ALLOCATOR_SETTINGS)  # since they were imported
+
+
 def test_a_profiler_that_may_not_see_kernels_ends_no_benchmark() -> None:
     assert table({}, GPT2_SIZES["124M"], None).startswith("kernels: none were recorded")
+
+
+def test_a_profile_of_a_gpu_counts_kernels_and_no_spans_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    def event(name: str, seconds: float, kind: DeviceType = DeviceType.CUDA, **others: object) -> SimpleNamespace:
+        return SimpleNamespace(key=name, device_type=kind, self_device_time_total=1e6 * seconds, **others)
+
+    events = [
+        event("nvjet_sm90_tst_128x256_64x4_2x1_v_bz_coopA_TNT", 3.0),
+        event("ncclDevKernel_AllReduce_Sum_f32_RING_LL(...)", 1.0),
+        event("Optimizer.step#AdamW.step", 2.0, is_user_annotation=True),
+        event("aten::mm", 0.0, DeviceType.CPU),
+    ]
+    profiled = nullcontext(SimpleNamespace(key_averages=lambda: events))
+    monkeypatch.setattr(kernels, "profile", lambda activities: profiled)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    seconds = kernels.kernel_seconds(lambda: None)
+    assert seconds == {"matmul": 3.0, "communication": 1.0}
+    first, second, *others = table(seconds, GPT2_SIZES["124M"], known_gpus()["h100-80gb"]).splitlines()[2:]
+    assert first.split()[:3] == ["matmul", "3,000.0", "75.0%"]
+    assert second.split() == ["communication", "1,000.0", "25.0%", "-"]
+    assert {line.split()[0] for line in others} == {"attention", "elementwise", "loss"}
 
 
 @pytest.mark.slow
@@ -47,9 +94,95 @@ def test_predicted_memory_is_compared_with_a_real_forward_pass() -> None:
         assert done.stderr.startswith("memory.py: no GPU here; --device cpu") and done.stderr.count("\n") == 1
 
 
+def test_emulated_steps_need_the_emulated_driver_and_say_so() -> None:
+    done = launch.run(ROOT / "benchmarks" / "emulated_steps.py")
+    assert done.returncode == 1
+    assert done.stderr == "emulated_steps.py: no emulated GPU; put tools/fakegpu/run before the command\n"
+
+
 def test_a_sweep_ends_where_the_best_learning_rate_has_a_worse_one_on_either_side() -> None:
     for best in range(-8, 9):  # powers of sqrt(2)
         losses = sweep(lambda rates, best=best: [abs(2 * math.log2(rate) - best) for rate in rates], (0.5, 1.0, 2.0))
         tried = {round(2 * math.log2(rate), 6): loss for rate, loss in losses.items()}
         assert tried[best] == pytest.approx(0, abs=1e-9)
         assert {best - 1, best + 1} <= tried.keys()
+
+
+def test_a_trainer_beside_nanogpt_is_left_at_the_deadline(tmp_path: Path) -> None:
+    for code, deadline, steps in (("print('iter 0', flush=True)", math.inf, 1), ("", 0.0, 0)):
+        command = [sys.executable, "-c", f"{code}\nimport time; time.sleep(600)"]
+        with _stepper(command, tmp_path / "log", 1, deadline) as seconds:
+            assert len(list(islice(seconds, 1))) == steps
+
+
+def test_a_benchmark_that_is_ended_leaves_no_trainer_running(tmp_path: Path) -> None:
+    program = (
+        "import command, math, sys, time; from pathlib import Path; from beside_nanogpt import _stepper\n"
+        "def main() -> None:\n"
+        f"    trainer, log = [sys.executable, '-c', 'import time; time.sleep(600)'], Path({str(tmp_path / 'log')!r})\n"
+        "    with _stepper(trainer, log, 1, math.inf):\n"
+        "        print(Path('/proc/self/task', str(os.getpid()), 'children').read_text(), flush=True)\n"
+        "        time.sleep(600)\n"
+        "import os; command.run(main)\n"
+    )
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'benchmarks'}"}
+    command = [sys.executable, "-c", program]
+    benchmark = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+    assert benchmark.stdout is not None
+    trainer = int(benchmark.stdout.readline())
+    benchmark.terminate()
+    assert benchmark.wait() == 128 + signal.SIGTERM
+    assert not is_running(trainer)
+
+
+def test_a_speed_benchmark_has_printed_its_speed_before_the_run_for_memory_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    numerics = {"determinism": "off", "precision": "fp32", "compiled": False, "attention": "cpu"}
+    environment = {"device": "a GPU", "packages": {"torch": "2"}, "python": "3", "cuda": None}
+    record = {"numerics": numerics, "environment": environment, "git_commit": "0"}
+
+    def train(folder: Path, *_: Any) -> tuple[Path, list[dict[str, Any]]]:
+        if folder.name == "half":
+            raise BadInput("killed")
+        (tmp_path / RESOLVED).write_text(json.dumps(record))
+        logged = {"train_loss": 1.0, "tokens_per_second": 1024.0, "peak_memory_bytes": 1 << 30}
+        return tmp_path, [{"step": step, **logged} for step in range(1, 9)]
+
+    monkeypatch.setattr(train_speed, "_train", train)
+    monkeypatch.setattr(train_speed, "matmul_flops", lambda *_: 1e12)
+    with pytest.raises(BadInput):
+        train_speed.main(train_speed.SpeedBenchmark(sizes=("small",), steps=5))
+    rows = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert rows["tokens/s"] == "1,024" and {"model", "step", "MFU", "peak", "of"} <= rows.keys()
+
+
+@pytest.mark.slow
+def test_a_measured_run_is_killed_after_its_last_step_and_one_that_fails_is_an_error(tmp_path: Path) -> None:
+    run = random_run.prepare(tmp_path, ModelConfig(**TINY_MODEL), 5000, microbatch_size=1, global_batch_size=2)
+    records, _ = random_run.train(run, 2, kill_after=3)
+    steps = [record["step"] for record in records if "train_loss" in record]
+    assert 3 <= steps[-1] < 5000 and not (run / "checkpoints").exists()
+    with pytest.raises(BadInput, match=r"train\.py failed: .*microbatch_size"):
+        random_run.train(run, 1, "microbatch_size=-1", kill_after=3)
+
+
+def test_seconds_beside_nanogpt_are_those_of_one_step_where_a_trainer_took_several(tmp_path: Path) -> None:
+    code = "import os, time; time.sleep(0.2); os.write(1, b'iter 0\\n' * 10); time.sleep(600)"
+    began = time.perf_counter()
+    with _stepper([sys.executable, "-c", code], tmp_path / "log", 1, math.inf) as steps:
+        wall, _ = next(steps)
+    assert 10 * wall <= time.perf_counter() - began
+
+
+def test_tables_beside_nanogpt_are_printed_when_their_time_is_up(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train.py").write_text(f"import time  # {CPU_CONDITION}\ntime.sleep(600)")
+    (tmp_path / "model.py").write_text(GELU)
+    (tmp_path / "configurator.py").touch()
+    train_speed.main(train_speed.SpeedBenchmark(beside_nanogpt=tmp_path, not_compiled=True, minutes=0.0))
+    printed = capsys.readouterr().out
+    for precision in ("fp32", "bf16"):
+        assert re.search(rf"{precision}: 0 of 10 steps within 0 minutes", printed)
+    assert len(re.findall("^.+? over the limit  over the limit  over the limit$", printed, re.MULTILINE)) == 2 * 4

@@ -105,7 +105,7 @@ def test_every_command_of_the_readme_runs(clone: Path, hub: Hub) -> None:
     assert "--resume never: earlier results are now in" in done.stdout  # its second start
     assert "24,874 steps x 131,072" in done.stdout
     assert json.loads((clone / "token_files" / "fineweb-10b" / "manifest.json").read_text())["documents"] == 300
-    assert "free disk" in done.stdout and "\n  source .venv/bin/activate\n" in done.stdout
+    assert "\ndisk           ok       " in done.stdout and "\n  source .venv/bin/activate\n" in done.stdout
 
 
 def test_an_old_python_is_told_in_one_line(clone: Path, tmp_path: Path) -> None:
@@ -124,36 +124,50 @@ def test_an_old_python_is_told_in_one_line(clone: Path, tmp_path: Path) -> None:
         assert not (clone / ".venv").exists()
 
 
-# A driver with a GPU that torch cannot use, and a compiler that is there: what setup_lambda.sh asks for.
-NVIDIA_SMI = """#!/bin/sh
-case "$1" in --query-gpu=driver*) echo 570.00;; --query-gpu=*) echo "0, NVIDIA A100, 40960 MiB";; esac
-"""
+# A driver with one GPU, for CUDA 12.8.
 DRIVER = """
 import ctypes
 from types import SimpleNamespace
-def count(number):
-    number._obj.value = 1
-    return 0
+def answer(number):
+    def call(target):
+        target._obj.value = number
+        return 0
+    return call
 plain = ctypes.CDLL
-fake = SimpleNamespace(nvmlInit_v2=lambda: 0, nvmlDeviceGetCount_v2=count)
-ctypes.CDLL = lambda name, *rest, **options: fake if name == "libnvidia-ml.so.1" else plain(name, *rest, **options)
+fake = {
+    "libnvidia-ml.so.1": SimpleNamespace(nvmlInit_v2=lambda: 0, nvmlDeviceGetCount_v2=answer(1)),
+    "libcuda.so.1": SimpleNamespace(cuDriverGetVersion=answer(12080)),
+}
+ctypes.CDLL = lambda name, *rest, **options: fake.get(name) or plain(name, *rest, **options)
 """
+
+
+def set_up_with_a_driver(clone: Path, tools: Path) -> subprocess.CompletedProcess[str]:
+    tools.mkdir()
+    for name, text in (("nvidia-smi", "#!/bin/sh\n"), ("gcc", "#!/bin/sh\n"), ("sitecustomize.py", DRIVER)):
+        (tools / name).write_text(text)
+        (tools / name).chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "PYTHONPATH": str(tools)}
+    environment |= {"PYTHON": sys.executable, "CUDA_VISIBLE_DEVICES": "0"}
+    return subprocess.run(
+        ["./setup_lambda.sh"], cwd=clone, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+def test_the_set_up_refuses_an_old_driver_before_it_downloads_packages(clone: Path, tmp_path: Path) -> None:
+    (clone / ".venv").unlink()
+    done = set_up_with_a_driver(clone, tmp_path / "tools")
+    assert done.returncode == 1
+    [line] = done.stderr.splitlines()
+    assert line.startswith("setup_lambda.sh: the NVIDIA driver is too old: it supports CUDA 12.8, the torch of requ")
+    assert not (clone / ".venv").exists()
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the GPUs here can be used")
 def test_the_set_up_calls_no_gpu_usable_that_is_not(clone: Path, tmp_path: Path) -> None:
-    tools = tmp_path / "tools"
-    tools.mkdir()
-    for name, text in (("nvidia-smi", NVIDIA_SMI), ("gcc", "#!/bin/sh\nexit 0\n"), ("sitecustomize.py", DRIVER)):
-        (tools / name).write_text(text)
-        (tools / name).chmod(0o755)
-    environment = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "PYTHONPATH": str(tools)}
-    environment |= {"PYTHON": sys.executable, "CUDA_VISIBLE_DEVICES": "0"}
-    done = subprocess.run(
-        ["./setup_lambda.sh"], cwd=clone, env=environment, capture_output=True, text=True, check=False
-    )
+    done = set_up_with_a_driver(clone, tmp_path / "tools")
     assert done.returncode == 1
-    [line] = done.stderr.splitlines()
-    assert line.startswith("setup_lambda.sh: the NVIDIA driver has 1 GPU, CUDA can use none: ")
-    assert "NVIDIA A100" in done.stdout and "usable" not in done.stdout and "ready" not in done.stdout
+    assert done.stderr == "setup_lambda.sh: this machine cannot train yet: see the problem above\n"
+    assert "\nGPUs           problem  the NVIDIA driver has 1 GPU, CUDA can use none: " in done.stdout
+    assert "usable" not in done.stdout and "ready" not in done.stdout

@@ -1,0 +1,184 @@
+"""Bytes that the kernels of a training step move, by kernel: torch.compile's own count, and the tensors of operators.
+
+tools/fakegpu/run python benchmarks/kernel_bytes.py [--sizes 124M 1.5B] [--microbatch 16] [--world-size 8 --elastic]
+
+On emulated GPUs (tools/fakegpu/README.md) as on real ones: a count of bytes needs no computation. One micro-batch a
+step, on one rank or rank 0 of --world-size. training/planning/throughput.py takes its bytes from here. Matrix products
+and attention, whose time is that of their FLOPs, and collectives are not in the table.
+"""
+
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+from unittest.mock import patch
+
+import attrs
+import command
+import random_run
+import torch
+from command import Size
+from emulated_steps import lone_rank
+from torch._inductor import config as inductor_config
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from training.config.train_config import load_run
+from training.exactness import row_sums
+from training.parallel.process_group import Ranks, start, stop
+from training.self_test import random_batches
+from training.step import train_step
+
+WARM_UP = 2  # steps: compilation
+SHOWN = 12  # kernels of each kind
+LOSS = re.compile(r"nll_loss|log_softmax|cross_entropy")
+# Operators that move nothing, and those whose time is that of their FLOPs.
+VIEWS = re.compile(
+    r"view|transpose|t\.|slice|split|detach|alias|expand|permute|(un)?squeeze|select|empty|new_empty|as_strided|reshape"
+)
+PRODUCTS = re.compile(r"mm|addmm|bmm|.*attention")
+
+
+@attrs.define
+class KernelBytes:
+    """Bytes of a step, by the name of the kernel or operator."""
+
+    compiled: Counter[str] = attrs.field(factory=Counter)
+    eager: Counter[str] = attrs.field(factory=Counter)
+    calls: Counter[str] = attrs.field(factory=Counter)
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of the blocks' compiled kernels."""
+        return sum(moved for name, moved in self.compiled.items() if not LOSS.search(name))
+
+    @property
+    def loss_bytes(self) -> int:
+        """Bytes of the compiled kernels of head and loss."""
+        return sum(moved for name, moved in self.compiled.items() if LOSS.search(name))
+
+
+def main(
+    *,
+    sizes: tuple[Size, ...] = ("124M",),
+    microbatch: int = 16,
+    world_size: int = 1,
+    elastic: bool = False,
+    set: tuple[str, ...] = (),
+) -> None:
+    """Print a table for each size; --elastic: and what operators move beyond that with `determinism` "elastic"."""
+    inductor_config.benchmark_kernel = True  # kernels then know their bytes
+    ranks = lone_rank(world_size) if world_size > 1 else start("cuda", 600)
+    for size in sizes:
+        model = command.config(size)
+        moved = measure(size, microbatch, set, ranks)
+        tokens = microbatch * model.context_length
+        by_layer, by_row = tokens * model.n_layers * model.emb_dim, tokens * model.padded_vocab_size
+        rows = [
+            [name, f"{moved.calls[name]:,}", f"{total / 1e9:.2f}", f"{total / by_layer:.1f}"]
+            for kind in (moved.compiled, moved.eager)
+            for name, total in kind.most_common(SHOWN)
+        ]
+        print(command.table([f"{size}, micro-batch {microbatch}", "calls", "GB", "bytes a token, layer, C"], rows))
+        print(
+            f"blocks, compiled: {moved.block_bytes / by_layer:.1f} bytes a token, layer and C\n"
+            f"loss, compiled: {moved.loss_bytes / by_row:.1f} bytes a token and row of the vocabulary\n"
+            f"operators: {moved.eager.total() / 1e9:.2f} GB a step\n",
+            flush=True,
+        )
+        if elastic:
+            ordered = measure(size, microbatch, (*set, "determinism=elastic"), ranks)
+            print(f"elastic: {(ordered.eager.total() - moved.eager.total()) / 1e9:.2f} GB a step more", flush=True)
+    if world_size == 1:
+        stop()
+    os._exit(0)  # leaving the process group would wait for the other ranks
+
+
+def measure(size: Size, microbatch: int, settings: tuple[str, ...], ranks: Ranks) -> KernelBytes:
+    """Train for some steps, and count the bytes of the last."""
+    model = command.config(size)
+    keys = {"dataset": "random", "min_train_tokens": 10**9, "microbatch_size": microbatch, "clipping_max_norm": 1.0}
+    with TemporaryDirectory() as folder:
+        run = load_run(random_run.write_run(Path(folder), attrs.asdict(model), keys), settings)
+    state, step_settings = random_run.build(run, ranks)
+    next_batch = random_batches(step_settings.layout, model.vocab_size, ranks)
+    for step in range(WARM_UP):
+        train_step(state, step_settings, step, next_batch)
+    moved = KernelBytes()
+    with _compiled_kernels(moved), _row_sums(moved), _Operators(moved):
+        train_step(state, step_settings, WARM_UP, next_batch)
+    return moved
+
+
+@contextmanager
+def _compiled_kernels(moved: KernelBytes) -> Iterator[None]:
+    """Count what compiled kernels move, in torch.compile's own estimate."""
+    from torch._inductor.runtime.triton_heuristics import CachingAutotuner  # needs Triton
+
+    plain: Any = CachingAutotuner.run
+
+    def run(kernel: Any, *args: Any, **options: Any) -> Any:
+        name = kernel.fn.__name__
+        moved.calls[name] += 1
+        moved.compiled[name] += int(1e9 * kernel.inductor_meta["kernel_num_gb"])
+        return plain(kernel, *args, **options)
+
+    with patch.object(CachingAutotuner, "run", run):
+        yield
+
+
+@contextmanager
+def _row_sums(moved: KernelBytes) -> Iterator[None]:
+    """Count the matrices that the kernel of the exact gradient norm reads."""
+    plain = row_sums.by_kernel
+
+    def by_kernel(tensors: list[torch.Tensor]) -> torch.Tensor:
+        moved.calls["row sums"] += 1
+        moved.eager["row sums"] += sum(tensor.nbytes for tensor in tensors if tensor.dim() > 1)
+        return plain(tensors)
+
+    with patch.object(row_sums, "by_kernel", by_kernel):
+        yield
+
+
+class _Operators(TorchDispatchMode):
+    """Counts the tensors that operators outside of compiled graphs read, and those that they write."""
+
+    def __init__(self, moved: KernelBytes):
+        super().__init__()
+        self._moved = moved
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        return True  # graphs that are compiled already run as they are
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = operator(*args, **(kwargs or {}))
+        name = str(operator).partition(".")[2]
+        if operator.namespace != "c10d" and not VIEWS.match(name) and not PRODUCTS.match(name):
+            tensors = [leaf for leaf in tree_leaves((args, kwargs, result)) if isinstance(leaf, torch.Tensor)]
+            sizes = {
+                (leaf.data_ptr(), leaf.numel()): leaf.numel() * leaf.element_size() for leaf in tensors if leaf.is_cuda
+            }
+            updated = [] if name.startswith(("copy_", "_foreach_copy_")) else _updated(operator, args)
+            self._moved.calls[name] += 1
+            self._moved.eager[name] += sum(sizes.values()) + sum(tensor.nbytes for tensor in updated if tensor.is_cuda)
+        return result
+
+
+def _updated(operator: Any, args: Any) -> list[torch.Tensor]:
+    """Return the tensors that an operator reads and writes."""
+    written = [
+        value
+        for value, argument in zip(args, operator._schema.arguments, strict=False)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
+    return [leaf for leaf in tree_leaves(written) if isinstance(leaf, torch.Tensor)]
+
+
+if __name__ == "__main__":
+    command.run(main)

@@ -1,0 +1,300 @@
+"""First GPU hour: steps with limits, resumed; its page and tarball; comparisons of real values on a CPU."""
+
+import importlib
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import command
+import gpu_hour_preflight
+import gpu_state
+import pytest
+from bus_bandwidth import TRANSFERS, bus_bandwidth
+from correctness import MachineComparison, compare_step_hashes, compare_step_losses
+from cyclopts import CycloptsError
+from first_gpu_hour import limit_seconds, run_steps
+from gpu_hour_page import make_page, pack
+from gpu_hour_steps import STEPS, HourStep, hour_steps
+from limited_command import read_outcome, run_limited
+from process_tree import is_running
+from small_run import SmallResult
+
+from common.arguments import parse
+from tests.conftest import ROOT
+from training.command import FIND_EPILOG, FindCommand
+from training.hardware import preflight
+
+PYTHON = sys.executable
+
+
+# as nvidia-smi prints it, shortened; a busy GPU's samples come in a loop until it is killed
+NVIDIA_SMI = """
+case "$*" in
+  *--loop*) while :; do echo "1755, 698.31, 71, 0x0000000000000004"; sleep 0.05; done;;
+  "topo -m") printf '\\t\\033[4mGPU0\\tGPU1\\033[0m\\nGPU0\\tX\\tNV18\\n';;
+  *compute-apps*) printf 'gpu_bus_id, pid, used_gpu_memory [MiB]\\n00000000:18:00.0, 4711, 1234 MiB\\n';;
+  *) printf 'index, name, memory.used [MiB]\\n0, NVIDIA H100 80GB HBM3, 1240 MiB\\n';;
+esac
+"""
+
+
+def step(name: str, command: str, minutes: float = 1) -> HourStep:
+    return HourStep(name=name, command=command, dry_run=command, minutes=minutes, fills="docs/status.md: nothing")
+
+
+@pytest.fixture
+def scripts(tmp_path: Path) -> dict[str, str]:
+    """Write scripts that end in several ways; return their paths."""
+    contents = {
+        "works": "print('result 42')",
+        "fails": "print('measured half'); raise SystemExit('no luck')",
+        "hangs": "import subprocess, sys, time\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        "print(child.pid, flush=True)\ntime.sleep(600)",
+    }
+    for name, content in contents.items():
+        (tmp_path / f"{name}.py").write_text(content)
+    return {name: str(tmp_path / f"{name}.py") for name in contents}
+
+
+def test_a_step_that_fails_or_hangs_ends_no_other_and_done_ones_are_skipped(
+    tmp_path: Path, scripts: dict[str, str]
+) -> None:
+    steps = [step(name, scripts[name]) for name in ("fails", "works")]
+    output = tmp_path / "out"
+    output.mkdir()
+    outcomes = list(run_steps(steps, output, 1, 60, dry_run=False))
+    assert [outcome.state for _, outcome in outcomes] == ["failed", "done"]
+    assert (output / "fails.txt").read_text() == "measured half\nno luck\n"
+    Path(scripts["works"]).write_text("raise SystemExit(1)")
+    Path(scripts["fails"]).write_text("print('now it works')")
+    again = list(run_steps(steps, output, 1, 60, dry_run=False))
+    assert [outcome.state for _, outcome in again] == ["done", "done"]
+    assert again[1][1] == outcomes[1][1] and (output / "works.txt").read_text() == "result 42\n"
+
+
+def test_at_its_limit_a_step_is_killed_with_all_below_it(tmp_path: Path, scripts: dict[str, str]) -> None:
+    outcome = run_limited(tmp_path, "hangs", [PYTHON, scripts["hangs"]], 2.0)
+    assert outcome.state == "timed out" and outcome.exit_status is None
+    child = int((tmp_path / "hangs.txt").read_text())
+    assert not is_running(child)
+
+
+def test_another_command_is_not_taken_for_the_one_that_is_done(tmp_path: Path, scripts: dict[str, str]) -> None:
+    run_limited(tmp_path, "works", [PYTHON, scripts["works"]], 60)
+    assert read_outcome(tmp_path, "works", [scripts["works"]]).state == "done"
+    assert read_outcome(tmp_path, "works", [scripts["works"], "--steps", "2"]).state == "not started"
+    (tmp_path / "works.json").write_text("{")
+    assert read_outcome(tmp_path, "works", [scripts["works"]]).state == "not started"
+
+
+def test_no_step_is_started_without_time_or_after_a_failed_preflight(
+    tmp_path: Path, scripts: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    works = step("works", scripts["works"])
+    states = [outcome.state for _, outcome in run_steps([works], tmp_path, 1, 0.1, dry_run=False)]
+    assert states == ["not started"]
+    outcomes = run_steps([step("preflight", scripts["fails"]), works], tmp_path, 1, 60, dry_run=False)
+    assert [outcome.state for _, outcome in outcomes] == ["failed"]
+    assert capsys.readouterr().out.endswith("\nmeasured half\nno luck\n\n")
+
+
+def test_eight_gpus_finish_in_an_hour_and_a_step_gets_what_earlier_ones_left() -> None:
+    assert sum(each.minutes for each in hour_steps(8)) <= 60
+    first, later = step("first", "", 6), [step("second", "", 10), step("third", "", 20)]
+    seconds = [limit_seconds(first, later, 60 * left) for left in (36, 40, 90, 20, 3)]
+    assert seconds == [60 * minutes for minutes in (6, 10, 12, 6, 3)]
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
+def test_page_and_tarball_are_written_after_each_step_and_a_signal_ends_the_running_one(
+    tmp_path: Path, scripts: dict[str, str], number: signal.Signals
+) -> None:
+    steps = [(name, scripts[name]) for name in ("works", "hangs")]
+    program = (
+        "import sys, torch; from pathlib import Path\n"
+        f"sys.path[:0] = [{str(ROOT / 'benchmarks')!r}, {str(ROOT)!r}]\n"
+        "import command, first_gpu_hour as hour; from gpu_hour_steps import HourStep\n"
+        "torch.cuda.device_count = lambda: 1\n"
+        f"steps = [HourStep(name=n, command=c, dry_run=c, minutes=60, fills='') for n, c in {steps!r}]\n"
+        "hour.hour_steps = lambda ranks: steps\n"
+        f"hour.main(output=Path({str(tmp_path / 'hour')!r}))\n"
+    )
+    process = subprocess.Popen([PYTHON, "-c", program], stdout=subprocess.PIPE, text=True)
+    written, page = tmp_path / "hour" / "hangs.txt", tmp_path / "hour" / "page.md"
+    while process.poll() is None and not (written.exists() and written.read_text()):
+        time.sleep(0.01)
+    assert "## works: done" in page.read_text() and "## hangs: not started" in page.read_text()
+    with tarfile.open(tmp_path / "hour.tar.gz") as tar:
+        assert "hour/works.txt" in tar.getnames()
+    process.send_signal(number)
+    process.communicate()
+    assert process.returncode == 128 + number
+    assert "## hangs: interrupted" in page.read_text()
+    assert not is_running(int(written.read_text()))
+
+
+def test_the_tarball_has_results_and_no_credentials(
+    tmp_path: Path, scripts: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HF_TOKEN", "OPENAI_API_KEY", "aws_secret_access_key"):
+        monkeypatch.setenv(name, "do-not-tell")
+    Path(scripts["works"]).write_text(
+        "import os, tempfile; print(sorted(os.environ.items()))\n"
+        "open(tempfile.mkdtemp() + '/model.safetensors', 'w').write('weights')"
+    )
+    output = tmp_path / "hour"
+    output.mkdir()
+    steps = [step("works", scripts["works"]), step("fails", scripts["fails"]), step("late", "none.py")]
+    outcomes = [*run_steps(steps[:2], output, 1, 60, dry_run=False), *run_steps(steps[2:], output, 1, 0, dry_run=False)]
+    page = make_page(["2 of 2 GPUs"], outcomes, output, price_per_hour=36.0)
+    (output / "page.md").write_text(page)
+    for shown in (
+        "## works: done",
+        "## fails: failed",
+        "## late: not started",
+        "    no luck",
+        "docs/status.md: nothing",
+    ):
+        assert shown in page
+    seconds = sum(outcome.seconds for _, outcome in outcomes)
+    assert f"{seconds / 100:.2f}" in page.split("| all ")[1]
+    with tarfile.open(pack(output)) as tar:
+        names = tar.getnames()
+        contents = b"".join(tar.extractfile(name).read() for name in names)
+    assert names == [f"hour/{name}" for name in ("fails.json", "fails.txt", "page.md", "works.json", "works.txt")]
+    assert b"PATH" in contents and b"do-not-tell" not in contents
+
+
+def test_steps_share_what_torch_and_triton_compile_and_it_is_not_packed(
+    tmp_path: Path, scripts: dict[str, str]
+) -> None:
+    output = tmp_path / "hour"
+    output.mkdir()
+    Path(scripts["works"]).write_text(
+        "import os, torch._inductor.runtime.cache_dir_utils as cache\n"
+        "for folder in (cache.cache_dir(), os.environ['TRITON_CACHE_DIR']):\n"
+        "    os.makedirs(folder, exist_ok=True); print(len(os.listdir(folder)), folder)\n"
+        "    open(folder + '/kernel.json', 'w').close()\n"
+    )
+    for name, there in (("first", 0), ("second", 1)):
+        assert run_limited(output, name, [PYTHON, scripts["works"]], 120).state == "done"
+        lines = [f"{there} {output}/compiled/{compiler}" for compiler in ("inductor", "triton")]
+        assert (output / f"{name}.txt").read_text().splitlines() == lines
+    with tarfile.open(pack(output)) as tar:
+        assert not any("kernel" in name for name in tar.getnames())
+
+
+def test_every_step_names_a_page_and_a_script_that_exist() -> None:
+    assert len({each.name for each in STEPS}) == len(STEPS)
+    for each in STEPS:
+        pages = re.findall(r"docs/\S+?\.md", each.fills)
+        assert all((ROOT / page).is_file() for page in pages) and (pages or each.name == "preflight")
+        for words in (each.command, each.dry_run):
+            files = re.findall(r"\S+\.py", words)
+            assert all((ROOT / file).is_file() for file in files)
+    assert {each.least_gpus for each in hour_steps(1)} == {1}
+    assert hour_steps(8) == list(STEPS)
+
+
+@pytest.mark.parametrize("each", STEPS, ids=lambda each: each.name)
+def test_every_command_is_one_that_its_script_takes(each: HourStep) -> None:
+    for text in (each.command, each.dry_run):
+        script, *words = re.search(r"\S+\.py.*", text.format(ranks=8))[0].split()
+        if script == "find_batch_size.py":
+            parse(script, FindCommand, words, epilog=FIND_EPILOG)
+            continue
+        main = importlib.import_module(Path(script).stem).main
+        command.parser(main).parse_args(words, exit_on_error=False, print_error=False)
+        with pytest.raises(CycloptsError):
+            command.parser(main).parse_args([*words, "--nonsense"], exit_on_error=False, print_error=False)
+
+
+def test_page_and_tarball_have_the_gpus_before_and_during_the_steps(
+    tmp_path: Path, scripts: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tools, output = tmp_path / "tools", tmp_path / "hour"
+    for folder in (tools, output):
+        folder.mkdir()
+    (tools / "nvidia-smi").write_text(f"#!/bin/sh\n{NVIDIA_SMI}")
+    (tools / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    samples = output / "works.gpus.csv"
+    Path(scripts["works"]).write_text(f"while not open({str(samples)!r}).read(): pass")
+    outcomes = list(run_steps([step("works", scripts["works"])], output, 1, 60, dry_run=False))
+    page = make_page(gpu_state.describe_gpus(), outcomes, output, None)
+    for shown in (
+        "| NVIDIA H100 80GB HBM3 |",
+        "| 1240 MiB ",
+        "    00000000:18:00.0, 4711, 1234 MiB",
+        "            GPU0    GPU1\n    GPU0    X       NV18\n",
+    ):
+        assert shown in page
+    assert "| 1755 MHz, 698 W, 71 °C, sw_power_cap 100% |" in page
+    taken = samples.read_text()
+    time.sleep(0.2)
+    assert samples.read_text() == taken, "nvidia-smi has outlived its step"
+    with tarfile.open(pack(output)) as tar:
+        assert "hour/works.gpus.csv" in tar.getnames()
+
+
+def test_idle_and_unreadable_samples_are_left_out() -> None:
+    samples = ["345, 70.0, 30, 0x1", "1980, [N/A], 40, 0x4", "1500, 500.0, 60, 0x44", "1700, 600.0, 61, 0x0", "17"]
+    assert gpu_state.summarize(samples) == "1600 MHz, 600 W, 61 °C, sw_power_cap 50%, hw_thermal_slowdown 50%"
+    assert gpu_state.summarize(["1980, 600.0, 61, 0x0"]) == "1980 MHz, 600 W, 61 °C, not throttled"
+    assert gpu_state.summarize(samples[:1]) == ""
+
+
+def test_the_preflight_wants_room_for_the_largest_checkpoint(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for free, status in ((20e9, 1), (21e9, 0)):
+        monkeypatch.setattr(preflight.shutil, "disk_usage", lambda _, free=free: SimpleNamespace(free=int(free)))
+        with pytest.raises(SystemExit) as ended:
+            gpu_hour_preflight.main()
+        assert ended.value.code == status
+    assert re.search(
+        r"disk +problem +20.0 GB free at .*, wanted 20.7 GB for .* 1.5B .*--output", capsys.readouterr().out
+    )
+
+
+def test_bus_bandwidth_is_that_of_nccl_tests() -> None:
+    # nccl-tests, doc/PERFORMANCE.md: 8 GB in 1 s on 8 ranks
+    found = {name: bus_bandwidth(name, 8 * 10**9, 1.0, 8) / 1e9 for name in TRANSFERS}
+    assert found == {"all-reduce": 14.0, "all-gather": 7.0, "reduce-scatter": 7.0}
+
+
+def trained(**keys: dict[int, object]) -> SmallResult:
+    return SmallResult(**({"losses": {1: 5.0, 2: 4.0}, "hashes": {1: "a", 2: "b"}, "self_test": None} | keys))
+
+
+def test_a_comparison_fails_for_one_step_a_missing_one_and_a_loss_that_is_no_number() -> None:
+    same = trained()
+    assert compare_step_losses("x", same, trained(losses={1: 5.0, 2: 4.001}), 0.01).held
+    for losses in ({1: 5.0, 2: 4.1}, {1: 5.0}, {1: 5.0, 2: math.nan}, {}):
+        assert not compare_step_losses("x", trained(losses=losses), same, 0.01).held
+    assert not compare_step_losses("x", same, trained(losses={}), 0.01).held
+    assert compare_step_hashes("x", trained(), same) == MachineComparison("hashes: x", "2 steps equal", "equal", True)
+    for hashes in ({1: "a", 2: "c"}, {1: "a"}, {}):
+        assert not compare_step_hashes("x", trained(hashes=hashes), same).held
+    assert not compare_step_hashes("x", same, trained(hashes={})).held
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("part", ["losses", "elastic", "resume"])
+def test_on_a_cpu_every_comparison_is_made_and_holds(part: str) -> None:
+    script = str(ROOT / "benchmarks" / "correctness.py")
+    steps = {"losses": "20", "elastic": "4", "resume": "16"}[part]
+    command = [PYTHON, script, part, "--device", "cpu", "--ranks", "1", "2", "--steps", steps]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    outcomes = [line.split(" | ")[3] for line in done.stdout.splitlines() if line.count(" | ") == 3]
+    assert outcomes == ["holds"] * {"losses": 5, "elastic": 6, "resume": 2}[part]
