@@ -26,35 +26,13 @@ if [ ${#packages[@]} -gt 0 ]; then
   as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "${packages[@]}" >/dev/null
 fi
 
+make --no-print-directory python-version PYTHON="$python"
+.venv/bin/python -c 'import torch' 2>/dev/null || line=$("$python" -m training.hardware.driver 2>&1) || fail "$line"
 make --no-print-directory install PYTHON="$python"
 
 echo
-if command -v nvidia-smi >/dev/null && nvidia-smi >/dev/null 2>&1; then
-  say driver "$(nvidia-smi --query-gpu=driver_version --format=csv,noheader | head -n 1)"
-  nvidia-smi --query-gpu=index,name,memory.total --format=csv,noheader | while IFS= read -r gpu; do say GPU "$gpu"; done
-else
-  say GPU "none (nvidia-smi does not answer)"
-fi
-say "free disk" "$(df -h --output=avail . | tail -n 1 | tr -d ' ') here; the FineWeb token set takes 21G"
+.venv/bin/python -m training.hardware.preflight || fail "this machine cannot train yet: see the problem above"
 say memory "$(free -h | awk '/^Mem:/ {print $2}')"
-.venv/bin/python - <<'PYTHON'
-import sys
-
-import torch
-
-from common.errors import BadInput
-from training.hardware.preflight import check_compiler, choose_device
-
-try:
-    gpus = torch.cuda.device_count() if choose_device(None) == "cuda" else 0
-    for index in range(gpus):
-        torch.ones(8, device=f"cuda:{index}").sum().item()
-    if gpus:
-        check_compiler()
-except (BadInput, RuntimeError) as error:
-    sys.exit("setup_lambda.sh: " + str(error).partition("\n")[0])
-print(f"{'torch':14} {torch.__version__} ({torch.version.cuda or 'no CUDA'}), {gpus} GPUs usable")
-PYTHON
 saved_token=${HF_HOME:-$HOME/.cache/huggingface}/token
 for name in HF_TOKEN OPENAI_API_KEY; do
   if [ -n "${!name:-}" ]; then say "$name" set
