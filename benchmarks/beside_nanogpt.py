@@ -134,11 +134,15 @@ class NanogptComparison:
 
 @contextmanager
 def _stepper(command: list[str], log: Path, threads: int, deadline: float) -> Iterator[Iterator[tuple[float, float]]]:
-    """Start a trainer in the folder of `log`, which gets a line for each step; yield its steps until the deadline."""
+    """Prepare a trainer in the folder of `log`, which gets a line for each step; yield its steps until the deadline.
+
+    It is halted until the first one is asked for.
+    """
     environment = {"OMP_NUM_THREADS": str(threads), "CUDA_VISIBLE_DEVICES": "", "PYTHONUNBUFFERED": "1"}
     folder = log.parent
     with (folder / "log").open("w") as output, (folder / "errors").open("w") as errors:
         process = subprocess.Popen(command, cwd=folder, env=os.environ | environment, stdout=output, stderr=errors)
+        process.send_signal(signal.SIGSTOP)
         try:
             yield _steps(process, log, deadline)
         finally:

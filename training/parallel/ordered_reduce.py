@@ -59,15 +59,12 @@ class LeafSum:
 
 
 def pairwise_sum(parts: Tensor) -> Tensor:
-    """Return the sum over the first dimension, in place, neighbors first; an odd last one joins at the next level.
-
-    Zero has one sign: -0.0, the sum of nothing but -0.0, is returned as 0.0. Elsewhere in a tree it is as good as 0.0.
-    """
+    """Return the sum over the first dimension, in place, neighbors first; an odd last one joins at the next level."""
     distance = 1
     while distance < len(parts):
         parts[: len(parts) - distance : 2 * distance].add_(parts[distance :: 2 * distance])
         distance *= 2
-    return parts[0].add_(0.0)
+    return parts[0]
 
 
 def ordered_reduce_scatter(buffer: Tensor, received: Tensor, data_parallel: RankGroup) -> Tensor:
@@ -127,8 +124,6 @@ class OrderedGradients:
             assert len(leaf) == len(self._places) == len(parameters)
             for earlier in self._earlier:
                 torch._foreach_add_(leaf, earlier)
-            if self._earlier:
-                torch._foreach_add_(leaf, 0.0)  # as in pairwise_sum()
             if not last:
                 self._sum.add(leaf)
         self._earlier, self._received = [], None
