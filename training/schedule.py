@@ -1,26 +1,49 @@
-"""Learning-rate schedule: linear warm-up, then cosine decay to a tenth of the peak; or constant."""
+"""Learning-rate schedule: linear warm-up to the peak, then a decay over the last steps; or constant."""
 
 import math
+from collections.abc import Callable
 
 import attrs
 
-FINAL_FRACTION = 0.1  # share of the peak, reached at the last step
+
+@attrs.frozen(kw_only=True)
+class Decay:
+    """A decay from the peak to a final learning rate, and what train.json need not say of it."""
+
+    curve: Callable[[float], float]  # from 1 to 0 while its argument, the progress of the decay, goes from 0 to 1
+    period_percent: float | None  # of all steps; None: all steps after warm-up
+    final_percent: float  # of the peak, reached at the last step
+
+
+DECAYS = {
+    "cosine": Decay(
+        curve=lambda progress: 0.5 * (1 + math.cos(math.pi * progress)), period_percent=None, final_percent=10
+    ),
+    "linear": Decay(curve=lambda progress: 1 - progress, period_percent=None, final_percent=0),
+    "warmup_stable_decay": Decay(curve=lambda progress: 1 - progress, period_percent=20, final_percent=0),
+}
 
 
 @attrs.frozen(kw_only=True)
 class Schedule:
+    """Learning rate over a run."""
+
     peak: float
+    decay: str | None  # one of DECAYS; None: the peak at every step
     warmup_steps: int
-    total_steps: int  # warm-up included
-    constant: bool
+    decay_steps: int  # the last ones; between warm-up and decay the rate is the peak
+    total_steps: int  # warm-up and decay included
+    final_fraction: float  # of the peak, reached at the last step
 
 
 def learning_rate(schedule: Schedule, step: int) -> float:
     """Return the learning rate of a step, 0 <= step < total_steps."""
-    if schedule.constant:
+    if schedule.decay is None:
         return schedule.peak
     if step < schedule.warmup_steps:
         return schedule.peak * (step + 1) / schedule.warmup_steps
-    progress = (step - schedule.warmup_steps + 1) / max(1, schedule.total_steps - schedule.warmup_steps)
-    cosine = 0.5 * (1 + math.cos(math.pi * progress))
-    return schedule.peak * (FINAL_FRACTION + (1 - FINAL_FRACTION) * cosine)
+    decayed_steps = step + 1 - (schedule.total_steps - schedule.decay_steps)
+    if decayed_steps <= 0:
+        return schedule.peak
+    share = DECAYS[schedule.decay].curve(decayed_steps / schedule.decay_steps)
+    return schedule.peak * (schedule.final_fraction + (1 - schedule.final_fraction) * share)

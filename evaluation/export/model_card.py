@@ -3,7 +3,8 @@
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+
+import attrs
 
 from evaluation.shared.load import ModelLocation, Trained
 from evaluation.shared.run_cost import cost_of
@@ -11,6 +12,8 @@ from model.config import ModelConfig, parameter_count
 from tokens.hub.download import hub_name
 from training.checkpoints.disk import on_disk
 from training.checkpoints.saved_state import read_state
+from training.config.key_groups import OptimizationOptions
+from training.config.learning_rates import describe_schedule, make_schedule
 from training.optimizers.optimizer_registry import OPTIMIZERS
 from training.state import Position
 from training.telemetry.metrics_log import read_metrics
@@ -92,7 +95,11 @@ def _training(place: ModelLocation) -> Iterator[tuple[str, str]]:
     batch = config.global_batch_size
     yield "global batch", f"{batch:,} sequences of {length:,} tokens, {batch * length:,} tokens"
     yield "updates", f"{state.position.step:,} of {config.steps:,}"
-    yield "optimizer", _optimizer(train)
+    # with the defaults of keys that an older version did not have
+    keys = attrs.fields_dict(OptimizationOptions)
+    options = OptimizationOptions(**{key: value for key, value in train.items() if key in keys})
+    yield "optimizer", _optimizer(options)
+    yield "learning rate", describe_schedule(make_schedule(options, config.steps or state.position.step))
     yield "seed", str(train["random_seed"])
     yield from _losses(place, state.position)
     environment = place.record.get("environment", {})
@@ -117,9 +124,8 @@ def _losses(place: ModelLocation, position: Position) -> Iterator[tuple[str, str
         yield "validation loss", f"{loss:.4f} nats per token (perplexity {math.exp(loss):,.2f})"
 
 
-def _optimizer(train: dict[str, Any]) -> str:
-    schedule = "warm-up, then cosine" if train["schedule_learning_rate"] else "constant"
+def _optimizer(options: OptimizationOptions) -> str:
     return (
-        f"{OPTIMIZERS[train.get('optimizer', 'adamw')].title}, learning rate {train['learning_rate']:g} ({schedule}), "
-        f"betas {train['adam_beta1']:g} and {train['adam_beta2']:g}, weight decay {train['weight_decay']:g}"
+        f"{OPTIMIZERS[options.optimizer].title}, "
+        f"betas {options.adam_beta1:g} and {options.adam_beta2:g}, weight decay {options.weight_decay:g}"
     )

@@ -11,6 +11,7 @@ from model.config import ModelConfig, flops_per_token, parameter_count
 from tokens.batches.mixture import Mixture, Stage
 from tokens.batches.sampling import Layout, window_count
 from training.config.dataset_config import shares
+from training.config.learning_rates import describe_schedule, make_schedule
 from training.config.train_config import TrainConfig
 from training.optimizers.optimizer_registry import OPTIMIZERS
 from training.schedule import Schedule
@@ -74,7 +75,7 @@ def make_plan(
     BadInput as `derive_layout` does, when `min_train_tokens` is null and the stream's length is not known or too short
     for one step, for more steps than a checkpoint's name can tell, and for more than `max_epochs` of a dataset.
     """
-    layout, data, optimization = derive_layout(train, context_length, world_size), train.data, train.optimization
+    layout, data = derive_layout(train, context_length, world_size), train.data
     batch = layout.global_batch_size
     if lengths is None:
         lengths = dict.fromkeys(part.dataset for part in data.parts)
@@ -95,12 +96,7 @@ def make_plan(
         start_token=data.start_train_token,
         mixture=mixture,
         sources=sources,
-        schedule=Schedule(
-            peak=optimization.learning_rate,
-            warmup_steps=int(steps * optimization.warmup_period_percent // 100),
-            total_steps=steps,
-            constant=not optimization.schedule_learning_rate,
-        ),
+        schedule=make_schedule(train.optimization, steps),
         validation_sequences=train.validation.validation_sequences if train.validation.validation_interval else 0,
     )
 
@@ -172,7 +168,7 @@ def describe(model: ModelConfig, train: TrainConfig, plan: Plan) -> list[str]:
         *(f"data         {_describe_source(source)}" for source in plan.sources),
         f"compute      {flops:,} FLOPs a token, {flops * plan.train_tokens:.3g} in all",
         f"optimizer    {OPTIMIZERS[train.optimization.optimizer].title}",
-        f"schedule     {_describe_schedule(plan.schedule)}",
+        f"schedule     {describe_schedule(plan.schedule)}",
         f"validation   {validation}",
         f"checkpoints  every {train.checkpoints.checkpoint_interval} steps, the newest "
         f"{train.checkpoints.keep_checkpoints} and the best are kept",
@@ -217,15 +213,6 @@ def _check_epochs(train: TrainConfig, source: SourcePlan) -> None:
     raise BadInput(
         f"{train.file}: max_epochs: got {train.data.max_epochs}, wanted at least {epochs:,}: {needs}, which holds "
         f"{source.windows:,}; prepare more, lower min_train_tokens, or set max_epochs to {epochs:,}"
-    )
-
-
-def _describe_schedule(schedule: Schedule) -> str:
-    if schedule.constant:
-        return f"constant learning rate {schedule.peak:g}"
-    return (
-        f"{schedule.warmup_steps:,} steps of warm-up to {schedule.peak:g}, "
-        f"cosine decay to {schedule.peak / 10:g} at step {schedule.total_steps:,}"
     )
 
 

@@ -4,7 +4,7 @@ Spellings are those of the file. Keys and defaults are those of gpjt/ddp-base-mo
 that its run directories mean the same here.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -12,15 +12,25 @@ import attrs
 from model.checks import Validator, boolean, integer, number, one_of, optional
 from training.config.dataset_config import DatasetPart, read_parts
 from training.optimizers.optimizer_registry import OPTIMIZERS
+from training.schedule import DECAYS
+
+# Names that mean the same as the booleans of gpjt's run directories, which are what a run records.
+_SCHEDULES = {"cosine": True, "constant": False}
 
 
-def define(check: Validator, default: Any = attrs.NOTHING, *, plumbing: bool = False) -> Any:
-    """Define a key; one without a default is required.
+def define(
+    check: Validator,
+    default: Any = attrs.NOTHING,
+    *,
+    plumbing: bool = False,
+    converter: Callable[[Any], Any] | None = None,
+) -> Any:
+    """Define a key; one without a default is required. `converter`: of another spelling, before the check.
 
     `plumbing`: the key changes no trained weight, but for rounding. Runs that differ in plumbing keys and the seed
     alone count as one recipe: evaluate.py compare takes their difference for noise.
     """
-    return attrs.field(default=default, validator=check, metadata={"plumbing": plumbing})
+    return attrs.field(default=default, validator=check, converter=converter, metadata={"plumbing": plumbing})
 
 
 def _dataset(_: Any, __: Any, value: Any) -> None:
@@ -28,6 +38,10 @@ def _dataset(_: Any, __: Any, value: Any) -> None:
         read_parts(value)
     except ValueError as error:
         raise ValueError(f"dataset: {error}") from error
+
+
+def _schedule(value: Any) -> Any:
+    return _SCHEDULES.get(value, value) if isinstance(value, str) else value
 
 
 def _optimizer(instance: Any, attribute: "attrs.Attribute[Any]", value: Any) -> None:
@@ -67,13 +81,26 @@ class OptimizationOptions:
 
     optimizer: str = define(_optimizer, "adamw")
     learning_rate: float = define(number(0.0, above=True), 4e-4)  # the schedule's peak
-    schedule_learning_rate: bool = define(boolean(), False)  # linear warm-up, cosine decay; false: constant
+    # true: linear warm-up, cosine decay; a name: another decay; false: constant
+    schedule_learning_rate: bool | str = define(
+        boolean(*_SCHEDULES, *(name for name in DECAYS if name not in _SCHEDULES)), False, converter=_schedule
+    )
     warmup_period_percent: float = define(number(0.0, 100.0), 0)  # of all steps
+    # of all steps, of a "warmup_stable_decay"; null: 20
+    decay_period_percent: float | None = define(optional(number(0.0, 100.0, above=True)), None)
+    # of the peak, at the last step; null: 10 of a cosine, 0 of any other decay
+    final_learning_rate_percent: float | None = define(optional(number(0.0, 100.0)), None)
     weight_decay: float = define(number(0.0), 0.1)
     adam_beta1: float = define(number(0.0, 0.99999), 0.9)
     adam_beta2: float = define(number(0.0, 0.99999), 0.999)
     # global L2 norm; null: no clipping
     clipping_max_norm: float | None = define(optional(number(0.0, above=True)), None)
+
+    @property
+    def decay(self) -> str | None:
+        """The decay of the learning rate, by its name in training/schedule.py; None: it is constant."""
+        scheduled = self.schedule_learning_rate
+        return scheduled if isinstance(scheduled, str) else "cosine" if scheduled else None
 
 
 @attrs.frozen(kw_only=True)

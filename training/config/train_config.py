@@ -26,6 +26,7 @@ from training.config.key_groups import (
     ValidationOptions,
     define,
 )
+from training.config.learning_rates import schedule_problems
 from training.optimizers.optimizer_registry import OPTIMIZERS
 
 _WANTED = "a run directory holds model.json and train.json, each a JSON object"
@@ -149,6 +150,7 @@ def _contradictions(model: ModelConfig, train: TrainConfig) -> Iterator[str]:
             f"global_batch_size: got {batch.global_batch_size}, wanted a multiple of microbatch_size, "
             f"{batch.microbatch_size}"
         )
+    yield from schedule_problems(train.optimization)
     optimizer = train.optimization.optimizer
     if OPTIMIZERS[optimizer].needs_whole_parameters and parallel == "fsdp":
         yield (

@@ -30,4 +30,5 @@ def test_the_card_tells_what_the_run_was(make_run: Callable[..., Path], tmp_path
         assert line in card
     assert str(tmp_path) not in card
     assert "| dataset | `bytes` |" in card
+    assert "| learning rate | 2 steps of warm-up to 0.01, cosine decay to 0.001 at step 8 |" in card
     assert "None" not in card

@@ -177,7 +177,7 @@ def test_a_wrong_override_is_blamed_not_the_file(tmp_path: Path) -> None:
         ("batch_size=8", "'batch_size'; here it is train.microbatch_size, sequences of a GPU"),
         ("num_train_epochs=3", "'num_train_epochs'; did you mean --set train.max_epochs=3?"),
         ("max_iters=100", "'max_iters'; here it is train.min_train_tokens, which counts tokens"),
-        ("min_lr=0.1", "'min_lr'; there is no such key here: the cosine ends at a tenth of train.learning_rate"),
+        ("min_lr=0.1", "'min_lr'; here it is train.final_learning_rate_percent, in percent of train.learning_rate"),
         ("optim=adamw", "'optim'; did you mean --set train.optimizer=adamw?"),
     ):
         with pytest.raises(BadInput) as raised:

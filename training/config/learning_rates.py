@@ -1,0 +1,66 @@
+"""Learning rates of a run: the schedule that train.json asks for, its contradictions, its description."""
+
+from collections.abc import Iterator
+
+from training.config.key_groups import OptimizationOptions
+from training.schedule import DECAYS, Schedule
+
+
+def make_schedule(options: OptimizationOptions, steps: int) -> Schedule:
+    """Return the schedule of a run of so many steps."""
+    warmup_steps = int(steps * options.warmup_period_percent // 100)
+    decay = options.decay
+    if decay is None:
+        return Schedule(
+            peak=options.learning_rate,
+            decay=None,
+            warmup_steps=0,
+            decay_steps=0,
+            total_steps=steps,
+            final_fraction=1.0,
+        )
+    period, final = options.decay_period_percent, options.final_learning_rate_percent
+    period = DECAYS[decay].period_percent if period is None else period
+    return Schedule(
+        peak=options.learning_rate,
+        decay=decay,
+        warmup_steps=warmup_steps,
+        decay_steps=steps - warmup_steps if period is None else int(steps * period // 100),
+        total_steps=steps,
+        final_fraction=(DECAYS[decay].final_percent if final is None else final) / 100,
+    )
+
+
+def schedule_problems(options: OptimizationOptions) -> Iterator[str]:
+    """Yield, as "KEY: got ..., wanted ...", settings of the schedule that contradict each other."""
+    decay, period = options.decay, options.decay_period_percent
+    if period is not None and decay != "warmup_stable_decay":
+        yield (
+            f'decay_period_percent: got {period:g}, wanted null, or schedule_learning_rate "warmup_stable_decay": '
+            "any other decay begins at the end of warm-up"
+        )
+    if options.final_learning_rate_percent is not None and decay is None:
+        yield (
+            f"final_learning_rate_percent: got {options.final_learning_rate_percent:g}, wanted null, or a "
+            "schedule_learning_rate that decays: it is constant"
+        )
+    if decay == "warmup_stable_decay":
+        period = DECAYS[decay].period_percent if period is None else period
+        assert period is not None
+        if options.warmup_period_percent + period > 100:
+            yield (
+                f"decay_period_percent: got {period:g}, wanted at most {100 - options.warmup_period_percent:g}: "
+                f"warmup_period_percent takes {options.warmup_period_percent:g} of the 100"
+            )
+
+
+def describe_schedule(schedule: Schedule) -> str:
+    """Return the schedule in words."""
+    if schedule.decay is None:
+        return f"constant learning rate {schedule.peak:g}"
+    warmup = f"{schedule.warmup_steps:,} steps of warm-up to {schedule.peak:g}, "
+    final = f"decay to {schedule.peak * schedule.final_fraction:g} at step {schedule.total_steps:,}"
+    if schedule.decay != "warmup_stable_decay":
+        return f"{warmup}{schedule.decay} {final}"
+    stable_steps = schedule.total_steps - schedule.warmup_steps - schedule.decay_steps
+    return f"{warmup}{stable_steps:,} at it, {schedule.decay_steps:,} of linear {final}"
