@@ -16,9 +16,7 @@ import torch
 import torch.distributed as dist
 
 from common.errors import BadInput
-from training.parallel.process_group import Ranks, all_gather_single, start, stop
-
-reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor  # before torch 2.13
+from training.parallel.process_group import Ranks, all_gather_single, reduce_scatter_single, start, stop
 
 TIMEOUT_SECONDS = 120
 WARM_UP, ROUNDS, CALLS = 1, 5, 10

@@ -22,17 +22,33 @@ from model.config import GPT2_SIZES, ModelConfig  # noqa: E402
 from training.config.train_config import load_run  # noqa: E402
 
 Size = Literal["quickstart", "124M", "350M", "774M", "1.5B"]
+SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 BYTES = ("--tokenizer", "bytes", "--validation-fraction", "0.03", "--split", "tail")  # options of prepare_data.py
 
 
 def run(main: Callable[..., None]) -> None:
     """Run a benchmark with the command line's options. A user error is one line, and exit status 1."""
-    # As Ctrl-C: context managers end the processes that the benchmark has started.
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    exit_on_signals()
     try:
         parser(main)()
     except BadInput as error:
         sys.exit(f"{Path(sys.argv[0]).name}: {error}")
+
+
+def exit_on_signals() -> None:
+    """Turn the first signal, such as the hangup of a lost connection, into SystemExit; ignore all later ones.
+
+    Context managers then end the processes that the benchmark has started.
+    """
+
+    def leave(number: int, _: object) -> None:
+        for each in SIGNALS:
+            signal.signal(each, signal.SIG_IGN)
+        sys.exit(128 + number)
+
+    for each in SIGNALS:
+        if signal.getsignal(each) != signal.SIG_IGN:  # as nohup does
+            signal.signal(each, leave)
 
 
 def parser(main: Callable[..., None]) -> App:

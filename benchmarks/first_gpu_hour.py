@@ -8,7 +8,6 @@ each step; a signal ends the running step and all processes below it. The same c
 in tmux. Send OUTPUT.tar.gz home: page.md, output and GPU clocks of each step; no weights, tokens or credentials.
 """
 
-import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -26,7 +25,6 @@ from common.errors import EXIT_ERROR, BadInput
 LEAST_SECONDS = 30.0  # a step that is given less is not started
 DRY_RUN_SECONDS = 900.0  # limit of each step, for one that hangs
 PREFLIGHT = "preflight"
-SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
 
 
 def main(
@@ -47,7 +45,6 @@ def main(
     gpus = torch.cuda.device_count()
     if gpus == 0:
         raise BadInput("no GPU here; tools/fakegpu/run python benchmarks/first_gpu_hour.py --dry-run emulates some")
-    exit_on_signals()
     ranks = 1 << (min(gpus, 8).bit_length() - 1)
     output.mkdir(parents=True, exist_ok=True)
     title = f"{'DRY RUN, tiny sizes: no value means anything. ' if dry_run else ''}{ranks} of {gpus} GPUs"
@@ -104,19 +101,6 @@ def limit_seconds(step: HourStep, later: list[HourStep], left: float) -> float:
     """Return a step's limit: its own, and up to twice that of what earlier steps left over; later ones keep theirs."""
     own, spare = 60 * step.minutes, left - 60 * sum(each.minutes for each in later)
     return min(left, max(own, min(2 * own, spare)))
-
-
-def exit_on_signals() -> None:
-    """Turn the first signal, such as the hangup of a lost connection, into SystemExit; ignore all later ones."""
-
-    def leave(number: int, _: object) -> None:
-        for each in SIGNALS:
-            signal.signal(each, signal.SIG_IGN)
-        sys.exit(128 + number)
-
-    for each in SIGNALS:
-        if signal.getsignal(each) != signal.SIG_IGN:  # as nohup does
-            signal.signal(each, leave)
 
 
 if __name__ == "__main__":

@@ -119,13 +119,14 @@ def test_page_and_tarball_are_written_after_each_step_and_a_signal_ends_the_runn
 ) -> None:
     steps = [(name, scripts[name]) for name in ("works", "hangs")]
     program = (
-        "import sys, torch; from pathlib import Path\n"
+        "import sys, torch\n"
         f"sys.path[:0] = [{str(ROOT / 'benchmarks')!r}, {str(ROOT)!r}]\n"
         "import command, first_gpu_hour as hour; from gpu_hour_steps import HourStep\n"
         "torch.cuda.device_count = lambda: 1\n"
         f"steps = [HourStep(name=n, command=c, dry_run=c, minutes=60, fills='') for n, c in {steps!r}]\n"
         "hour.hour_steps = lambda ranks: steps\n"
-        f"hour.main(output=Path({str(tmp_path / 'hour')!r}))\n"
+        f"sys.argv[1:] = ['--output', {str(tmp_path / 'hour')!r}]\n"
+        "command.run(hour.main)\n"
     )
     process = subprocess.Popen([PYTHON, "-c", program], stdout=subprocess.PIPE, text=True)
     written, page = tmp_path / "hour" / "hangs.txt", tmp_path / "hour" / "page.md"

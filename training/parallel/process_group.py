@@ -25,7 +25,9 @@ DOWNLOAD_TIMEOUT = timedelta(hours=6)  # tens of gigabytes on a slow line
 # NCCL's own watchdog kills the process without a Python exception: gloo, used in every step as well, times out first.
 NCCL_EXTRA = timedelta(minutes=1)
 
-all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # before torch 2.13
+# Names since torch 2.13, or those before it.
+all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 Value = TypeVar("Value")
 
