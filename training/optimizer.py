@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from common.errors import BadInput
 from training.config.key_groups import OptimizationOptions
 from training.optimizers.optimizer_registry import OPTIMIZERS
-from training.optimizers.update_rule import HyperParameters, StateTensor
+from training.optimizers.update_rule import RATE_FACTOR, HyperParameters, StateTensor
 from training.parallel.sharding import local_parameter, local_tensor
 
 
@@ -20,6 +20,7 @@ class Optimizer:
     def __init__(self, parameters: dict[str, nn.Parameter], options: OptimizationOptions, device: torch.device):
         hyper = HyperParameters(
             learning_rate=options.learning_rate,
+            group_learning_rates=options.group_learning_rates,
             weight_decay=options.weight_decay,
             betas=(options.adam_beta1, options.adam_beta2),
         )
@@ -48,9 +49,10 @@ class Optimizer:
         self._steps = torch.zeros((), dtype=torch.float64, device=device)
 
     def set_learning_rate(self, rate: float) -> None:
+        """Set the learning rate of the schedule; those of parameter groups are in proportion."""
         for part in self.parts:
             for group in part.param_groups:
-                group["lr"] = rate
+                group["lr"] = rate * group.get(RATE_FACTOR, 1.0)
 
     def step(self, held: Tensor) -> None:
         """Apply the gradients. Where the scalar `held` is 1.0, nothing changes: no parameter, state or step count."""

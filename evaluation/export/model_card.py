@@ -13,7 +13,7 @@ from tokens.hub.download import hub_name
 from training.checkpoints.disk import on_disk
 from training.checkpoints.saved_state import read_state
 from training.config.key_groups import OptimizationOptions
-from training.config.learning_rates import describe_schedule, make_schedule
+from training.config.learning_rates import describe_group_rates, describe_schedule, make_schedule
 from training.optimizers.optimizer_registry import OPTIMIZERS
 from training.state import Position
 from training.telemetry.metrics_log import read_metrics
@@ -100,6 +100,9 @@ def _training(place: ModelLocation) -> Iterator[tuple[str, str]]:
     options = OptimizationOptions(**{key: value for key, value in train.items() if key in keys})
     yield "optimizer", _optimizer(options)
     yield "learning rate", describe_schedule(make_schedule(options, config.steps or state.position.step))
+    group_rates = describe_group_rates(options)
+    if group_rates is not None:
+        yield "learning rates", group_rates
     yield "seed", str(train["random_seed"])
     yield from _losses(place, state.position)
     environment = place.record.get("environment", {})

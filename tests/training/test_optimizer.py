@@ -52,6 +52,45 @@ def test_only_matrices_decay(optimizer: str) -> None:
         assert decays[id(parameter)] == (0.3 if name.endswith("weight") and "norm" not in name else 0.0), name
 
 
+RATES = {
+    "matrix_learning_rate": 0.02,
+    "embedding_learning_rate": 0.3,
+    "head_learning_rate": 0.004,
+    "vector_learning_rate": 0.07,
+}
+
+
+def rates_of(parameters: dict[str, torch.nn.Parameter], optimizer: Optimizer) -> dict[str, tuple[float, float]]:
+    """Return learning rate and weight decay of each parameter."""
+    groups = [group for part in optimizer.parts for group in part.param_groups]
+    own = {id(parameter): (group["lr"], group["weight_decay"]) for group in groups for parameter in group["params"]}
+    return {name: own[id(parameter)] for name, parameter in parameters.items()}
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_every_group_has_its_own_rate_on_the_one_schedule(optimizer: str) -> None:
+    parameters, made = make(optimizer=optimizer, learning_rate=0.01, weight_decay=0.1, **RATES)
+    for scheduled in (0.01, 0.005):
+        made.set_learning_rate(scheduled)
+        rates, share = rates_of(parameters, made), scheduled / 0.01
+        for name, (rate, decay) in rates.items():
+            kind = "vector" if parameters[name].dim() < 2 else name.partition(".")[0]
+            group = {"vector": "vector", "blocks": "matrix", "head": "head"}.get(kind, "embedding")
+            assert rate == pytest.approx(RATES[f"{group}_learning_rate"] * share), name
+            assert decay == (0.0 if group == "vector" else 0.1), name
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_without_rates_by_group_there_is_a_group_a_rule_and_decay_with_the_schedules_very_rate(optimizer: str) -> None:
+    parameters, made = make(optimizer=optimizer)
+    made.set_learning_rate(0.0037)
+    assert {rate for rate, _ in rates_of(parameters, made).values()} == {0.0037}
+    assert [len(part.param_groups) for part in made.parts] == ([2] if optimizer == "adamw" else [2, 1])
+    same, equal = make(optimizer=optimizer, head_learning_rate=4e-4)  # the value of learning_rate
+    equal.set_learning_rate(0.0037)
+    assert rates_of(same, equal) == rates_of(parameters, made)
+
+
 def test_muon_takes_the_matrices_of_the_blocks_and_adamw_all_else() -> None:
     parameters, optimizer = make(optimizer="muon")
     kept = optimizer.state_tensors

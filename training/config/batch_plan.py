@@ -11,7 +11,7 @@ from model.config import ModelConfig, flops_per_token, parameter_count
 from tokens.batches.mixture import Mixture, Stage
 from tokens.batches.sampling import Layout, window_count
 from training.config.dataset_config import shares
-from training.config.learning_rates import describe_schedule, make_schedule
+from training.config.learning_rates import describe_group_rates, describe_schedule, make_schedule
 from training.config.train_config import TrainConfig
 from training.optimizers.optimizer_registry import OPTIMIZERS
 from training.schedule import Schedule
@@ -150,6 +150,7 @@ def describe(model: ModelConfig, train: TrainConfig, plan: Plan) -> list[str]:
     """Return the arithmetic as lines for people."""
     layout, sequences, flops = plan.layout, plan.validation_sequences, flops_per_token(model)
     follows = " (no global_batch_size in train.json: it follows the world size)"
+    group_rates = describe_group_rates(train.optimization)
     validation = "none (validation_interval is null)"
     if sequences:
         validation = (
@@ -169,6 +170,7 @@ def describe(model: ModelConfig, train: TrainConfig, plan: Plan) -> list[str]:
         f"compute      {flops:,} FLOPs a token, {flops * plan.train_tokens:.3g} in all",
         f"optimizer    {OPTIMIZERS[train.optimization.optimizer].title}",
         f"schedule     {describe_schedule(plan.schedule)}",
+        *([] if group_rates is None else [f"rates        {group_rates}"]),
         f"validation   {validation}",
         f"checkpoints  every {train.checkpoints.checkpoint_interval} steps, the newest "
         f"{train.checkpoints.keep_checkpoints} and the best are kept",

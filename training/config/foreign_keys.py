@@ -24,6 +24,10 @@ _THEIRS = {
     "train.min_train_tokens: which counts tokens; the option --max-steps pauses a run": "max_iters max_steps",
     "train.min_train_tokens: the decay ends with the run": "lr_decay_iters",
     "train.learning_rate": "lr max_lr",
+    "train.matrix_learning_rate": "matrix_lr muon_lr",
+    "train.embedding_learning_rate": "embedding_lr embed_lr",
+    "train.head_learning_rate": "head_lr unembedding_lr",
+    "train.vector_learning_rate": "scalar_lr",
     "train.schedule_learning_rate": "decay_lr",
     'train.schedule_learning_rate: "cosine", "linear", "warmup_stable_decay" or "constant"': "lr_scheduler_type "
     "lr_scheduler scheduler schedule lr_schedule learning_rate_schedule",

@@ -81,6 +81,11 @@ class OptimizationOptions:
 
     optimizer: str = define(_optimizer, "adamw")
     learning_rate: float = define(number(0.0, above=True), 4e-4)  # the schedule's peak
+    # peaks of groups of parameters; null: learning_rate
+    matrix_learning_rate: float | None = define(optional(number(0.0, above=True)), None)  # matrices of the blocks
+    embedding_learning_rate: float | None = define(optional(number(0.0, above=True)), None)
+    head_learning_rate: float | None = define(optional(number(0.0, above=True)), None)  # untied
+    vector_learning_rate: float | None = define(optional(number(0.0, above=True)), None)  # gains, biases
     # true: linear warm-up, cosine decay; a name: another decay; false: constant
     schedule_learning_rate: bool | str = define(
         boolean(*_SCHEDULES, *(name for name in DECAYS if name not in _SCHEDULES)), False, converter=_schedule
@@ -95,6 +100,17 @@ class OptimizationOptions:
     adam_beta2: float = define(number(0.0, 0.99999), 0.999)
     # global L2 norm; null: no clipping
     clipping_max_norm: float | None = define(optional(number(0.0, above=True)), None)
+
+    @property
+    def group_learning_rates(self) -> dict[str, float]:
+        """The peaks that differ from `learning_rate`, by the group's name in training/optimizers/update_rule.py."""
+        rates = {
+            "matrix": self.matrix_learning_rate,
+            "embedding": self.embedding_learning_rate,
+            "head": self.head_learning_rate,
+            "vector": self.vector_learning_rate,
+        }
+        return {group: rate for group, rate in rates.items() if rate is not None}
 
     @property
     def decay(self) -> str | None:

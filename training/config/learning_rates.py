@@ -1,4 +1,4 @@
-"""Learning rates of a run: the schedule that train.json asks for, its contradictions, its description."""
+"""Learning rates of a run: the schedule and the rates by group of train.json, their contradictions, in words."""
 
 from collections.abc import Iterator
 
@@ -52,6 +52,21 @@ def schedule_problems(options: OptimizationOptions) -> Iterator[str]:
                 f"decay_period_percent: got {period:g}, wanted at most {100 - options.warmup_period_percent:g}: "
                 f"warmup_period_percent takes {options.warmup_period_percent:g} of the 100"
             )
+
+
+def group_rate_problems(options: OptimizationOptions, *, tied: bool) -> Iterator[str]:
+    """Yield, as "KEY: got ..., wanted ...", learning rates of parameters that the network does not have."""
+    if tied and options.head_learning_rate is not None:
+        yield (
+            f"head_learning_rate: got {options.head_learning_rate:g}, wanted null, because tie_weights is true: the "
+            "head is the token embedding; set embedding_learning_rate, or tie_weights to false"
+        )
+
+
+def describe_group_rates(options: OptimizationOptions) -> str | None:
+    """Return the learning rates by group in words; None where all parameters have one."""
+    rates = [f"{group} {rate:g}" for group, rate in options.group_learning_rates.items()]
+    return f"{', '.join(rates)}, all else {options.learning_rate:g}; one schedule" if rates else None
 
 
 def describe_schedule(schedule: Schedule) -> str:

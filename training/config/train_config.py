@@ -26,7 +26,7 @@ from training.config.key_groups import (
     ValidationOptions,
     define,
 )
-from training.config.learning_rates import schedule_problems
+from training.config.learning_rates import group_rate_problems, schedule_problems
 from training.optimizers.optimizer_registry import OPTIMIZERS
 
 _WANTED = "a run directory holds model.json and train.json, each a JSON object"
@@ -151,6 +151,7 @@ def _contradictions(model: ModelConfig, train: TrainConfig) -> Iterator[str]:
             f"{batch.microbatch_size}"
         )
     yield from schedule_problems(train.optimization)
+    yield from group_rate_problems(train.optimization, tied=model.tie_weights)
     optimizer = train.optimization.optimizer
     if OPTIMIZERS[optimizer].needs_whole_parameters and parallel == "fsdp":
         yield (

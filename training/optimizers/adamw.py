@@ -3,7 +3,14 @@
 import torch
 from torch import nn
 
-from training.optimizers.update_rule import HyperParameters, OptimizerKind, Shape, StateTensor, UpdateRule, decay_groups
+from training.optimizers.update_rule import (
+    HyperParameters,
+    OptimizerKind,
+    Shape,
+    StateTensor,
+    UpdateRule,
+    parameter_groups,
+)
 
 
 def _moments(shape: Shape) -> dict[str, StateTensor]:
@@ -11,7 +18,7 @@ def _moments(shape: Shape) -> dict[str, StateTensor]:
 
 
 def _build(parameters: dict[str, nn.Parameter], hyper: HyperParameters, device: torch.device) -> torch.optim.Optimizer:
-    groups = decay_groups(parameters, hyper.weight_decay)
+    groups = parameter_groups(parameters, hyper)
     # On a CPU, one tensor after the other stays in the cache: about half the time of foreach, same bits.
     kernel = {"fused": True} if device.type == "cuda" else {"foreach": False}
     adamw = torch.optim.AdamW(groups, lr=hyper.learning_rate, betas=hyper.betas, **kernel)

@@ -9,11 +9,19 @@ import torch
 from torch import nn
 
 from training.optimizers.adamw import ADAMW_RULE
-from training.optimizers.update_rule import HyperParameters, OptimizerKind, Shape, StateTensor, UpdateRule
+from training.optimizers.update_rule import (
+    HyperParameters,
+    OptimizerKind,
+    Shape,
+    StateTensor,
+    UpdateRule,
+    parameter_groups,
+    rate_group,
+)
 
 
 def _is_block_matrix(name: str, shape: Shape) -> bool:
-    return name.startswith("blocks.") and len(shape) == 2
+    return rate_group(name, shape) == "matrix"
 
 
 def _momentum(shape: Shape) -> dict[str, StateTensor]:
@@ -22,9 +30,8 @@ def _momentum(shape: Shape) -> dict[str, StateTensor]:
 
 def _build(parameters: dict[str, nn.Parameter], hyper: HyperParameters, _: torch.device) -> torch.optim.Optimizer:
     return torch.optim.Muon(
-        list(parameters.values()),
+        parameter_groups(parameters, hyper),
         lr=hyper.learning_rate,
-        weight_decay=hyper.weight_decay,
         adjust_lr_fn="match_rms_adamw",
     )
 

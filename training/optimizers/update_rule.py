@@ -7,6 +7,8 @@ import attrs
 import torch
 from torch import nn
 
+RATE_FACTOR = "rate_factor"  # key of a parameter group: its learning rate over the schedule's
+
 Shape = tuple[int, ...]
 
 
@@ -15,8 +17,14 @@ class HyperParameters:
     """Hyperparameters from train.json."""
 
     learning_rate: float  # peak; the schedule sets that of each step
+    group_learning_rates: Mapping[str, float]  # peaks by `rate_group`, where they differ
     weight_decay: float
     betas: tuple[float, float]
+
+    def rate_factor(self, name: str, parameter: nn.Parameter) -> float:
+        """Return the learning rate of a parameter over that of the schedule, at every step."""
+        own = self.group_learning_rates.get(rate_group(name, tuple(parameter.shape)), self.learning_rate)
+        return own / self.learning_rate
 
 
 @attrs.frozen
@@ -65,8 +73,24 @@ class OptimizerKind:
         )
 
 
-def decay_groups(parameters: Mapping[str, nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
-    """Return parameter groups of torch: matrices with weight decay, biases and LayerNorm gains without."""
-    matrices = [parameter for parameter in parameters.values() if parameter.dim() >= 2]
-    vectors = [parameter for parameter in parameters.values() if parameter.dim() < 2]
-    return [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+def rate_group(name: str, shape: Shape) -> str:
+    """Return the group of a parameter whose learning rate train.json can set."""
+    if len(shape) < 2:
+        return "vector"
+    if name.startswith("blocks."):
+        return "matrix"
+    return "head" if name.startswith("head.") else "embedding"
+
+
+def parameter_groups(parameters: Mapping[str, nn.Parameter], hyper: HyperParameters) -> list[dict[str, Any]]:
+    """Return parameter groups of torch, one for each weight decay and learning rate: only matrices decay.
+
+    `rate_factor` of a group is for training/optimizer.py, which sets its learning rate at each step.
+    """
+    groups: dict[tuple[bool, float], list[nn.Parameter]] = {}
+    for name, parameter in parameters.items():
+        groups.setdefault((parameter.dim() >= 2, hyper.rate_factor(name, parameter)), []).append(parameter)
+    return [
+        {"params": own, "weight_decay": hyper.weight_decay if decays else 0.0, RATE_FACTOR: factor}
+        for (decays, factor), own in groups.items()
+    ]

@@ -8,8 +8,9 @@ import pytest
 from common.errors import BadInput
 from tests.conftest import TINY_MODEL, TINY_TRAIN
 from tests.training.config.test_train_config import run_directory
+from training.config.batch_plan import describe, make_plan
 from training.config.key_groups import OptimizationOptions
-from training.config.learning_rates import describe_schedule, make_schedule
+from training.config.learning_rates import describe_group_rates, describe_schedule, make_schedule
 from training.config.train_config import load_run
 from training.schedule import learning_rate
 
@@ -61,6 +62,14 @@ def test_the_two_spellings_of_a_schedule_are_one_recipe() -> None:
         assert OptimizationOptions(schedule_learning_rate=name) == OptimizationOptions(schedule_learning_rate=scheduled)
 
 
+def test_rates_by_group_are_listed_beside_the_schedule(tmp_path: Path) -> None:
+    keys = {"matrix_learning_rate": 0.02, "vector_learning_rate": 0.3}
+    run = load_run(run_directory(tmp_path / "r", TINY_MODEL, {"dataset": "x"} | TINY_TRAIN | keys), [])
+    lines = describe(run.model, run.train, make_plan(run.train, run.model.context_length, 1))
+    assert "rates        matrix 0.02, vector 0.3, all else 0.01; one schedule" in lines
+    assert describe_group_rates(OptimizationOptions()) is None
+
+
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
@@ -76,6 +85,12 @@ def test_the_two_spellings_of_a_schedule_are_one_recipe() -> None:
             {"schedule_learning_rate": False, "final_learning_rate_percent": 5},
             "final_learning_rate_percent: got 5, wanted null, or a schedule_learning_rate that decays",
         ),
+        (
+            {"head_learning_rate": 0.01},
+            "head_learning_rate: got 0.01, wanted null, because tie_weights is true: the head is the token embedding",
+        ),
+        ({"vector_learning_rate": 0}, "vector_learning_rate: got 0, wanted a number above 0"),
+        ({"matrix_lr": 0.02}, "unknown key 'matrix_lr'; did you mean 'matrix_learning_rate'?"),
         ({"lr_scheduler_type": "linear"}, "unknown key 'lr_scheduler_type'; here it is train.schedule_learning_rate"),
     ],
 )
