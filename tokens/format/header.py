@@ -79,18 +79,24 @@ def readable_tokens(path: Path) -> Iterator[None]:
         raise BadInput(f"{where}: cannot be read: {error.strerror or error}; check name and permissions") from error
 
 
-def _header(path: Path) -> tuple[int, dict[str, Any], int]:
-    """Return a safetensors file's size, its header, and the header's length, both in bytes."""
+@contextmanager
+def regular_file(path: Path) -> Iterator[tuple[BinaryIO, int]]:
+    """Open a file to read; yield it and its size in bytes. Raises BadInput as `readable_tokens`, and for a pipe."""
     with readable_tokens(path):
         if path.exists() and not path.is_file():  # opening a pipe would wait forever
             raise BadInput(f"{path}: no regular file; move it away")
         with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            prefix = file.read(8)
-            length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
-            if not 2 <= length <= min(size - 8, FILE_BYTES):
-                raise BadInput(f"{path}: not a safetensors file, or cut short at {size} bytes")
-            data = file.read(length)
+            yield file, os.fstat(file.fileno()).st_size
+
+
+def _header(path: Path) -> tuple[int, dict[str, Any], int]:
+    """Return a safetensors file's size, its header, and the header's length, both in bytes."""
+    with regular_file(path) as (file, size):
+        prefix = file.read(8)
+        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
+        if not 2 <= length <= min(size - 8, FILE_BYTES):
+            raise BadInput(f"{path}: not a safetensors file, or cut short at {size} bytes")
+        data = file.read(length)
     try:
         return size, parse_json(data), length
     except ValueError as error:

@@ -1,6 +1,7 @@
-"""Token stream: the ids of one split, read from safetensors files by position.
+"""Token stream: the ids of one split, read from token files by position.
 
-A split is `<split>.safetensors`, or shards `<split>-00000-of-00020.safetensors` that are read as one stream.
+A split is `<split>.safetensors`, or shards `<split>-00000-of-00020.safetensors` that are read as one stream. A folder
+without such files may hold those of another program: tokens/format/foreign_names.py.
 """
 
 import bisect
@@ -13,6 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from common.errors import BadInput
+from tokens.format.foreign_header import read_foreign_header
+from tokens.format.foreign_names import foreign_names
 from tokens.format.header import TokenFile, read_header, readable_tokens
 
 OPEN_FILES = 256  # of a stream at a time; a process may have 1,024
@@ -84,7 +87,10 @@ class TokenStream:
 
 
 def open_split(directory: Path, split: str) -> TokenStream:
-    """Open `<split>.safetensors` or its shards. Raises BadInput for missing, damaged or foreign files."""
+    """Open `<split>.safetensors`, its shards, or another program's files. Raises BadInput for missing or damaged ones.
+
+    Our files come first: nanoGPT's may lie beside those that they were converted to.
+    """
     whole = directory / f"{split}.safetensors"
     with readable_tokens(directory):
         is_whole = whole.is_file()
@@ -94,12 +100,10 @@ def open_split(directory: Path, split: str) -> TokenStream:
     if is_whole:
         return TokenStream([read_header(whole)])
     if not shards:
-        raise BadInput(f"{directory}: no {whole.name}{_instead(directory, split)}")
+        return TokenStream(_open_foreign(directory, split))
     _check_shards(directory, split, shards)
     stream = TokenStream([read_header(shard) for shard in shards])
-    for file in stream.files:
-        if file.dtype != stream.files[0].dtype:
-            raise BadInput(f"{file.path}: got {file.dtype}, wanted {stream.files[0].dtype} as in {shards[0].name}")
+    _check_same_type(stream.files)
     return stream
 
 
@@ -148,13 +152,29 @@ def _check_shards(directory: Path, split: str, shards: list[Path]) -> None:
         raise BadInput(f"{directory}: shards of several sets of {split}: {other[0]} is of another set; keep one set")
 
 
-def _instead(directory: Path, split: str) -> str:
-    """Return advice for a directory without a token file of a split."""
-    name = {"train": "train.bin", "validation": "val.bin"}.get(split, "")
-    if not (directory / name).is_file():
-        return "; prepare_data.py writes one, or pass --token-files DIR"
-    convert = (
-        "import numpy, safetensors.numpy as s; "
-        f"s.save_file({{'tokens': numpy.fromfile('{name}', 'uint16')}}, '{split}.safetensors')"
-    )
-    return f', but {name}: nanoGPT files are not read; convert it in that folder: python3 -c "{convert}"'
+def _open_foreign(directory: Path, split: str) -> list[TokenFile]:
+    """Return another program's files of a split. Raises BadInput where the folder has none, or mixes formats."""
+    with readable_tokens(directory):
+        names = [path.name for path in directory.glob("*")]
+    by_split = foreign_names(directory, names)
+    if split not in by_split:
+        raise BadInput(
+            f"{directory}: no {split}.safetensors, nor {split} tokens of llm.c, nanoGPT or numpy (.bin, .npy); "
+            "prepare_data.py writes the first, or pass --token-files DIR"
+        )
+    ours = next((name for name in sorted(names) if name.endswith(".safetensors")), None)
+    if ours is not None:
+        raise BadInput(f"{directory}: holds both {ours} and {by_split[split][0]}; keep files of one format")
+    files = {name: read_foreign_header(directory / name) for names in by_split.values() for name in names}
+    _check_same_type(list(files.values()))
+    return [files[name] for name in by_split[split]]
+
+
+def _check_same_type(files: list[TokenFile]) -> None:
+    """Raise BadInput unless all files hold ids of one type, all with a header, or all without."""
+    for file in files:
+        if file.dtype != files[0].dtype:
+            raise BadInput(f"{file.path}: got {file.dtype}, wanted {files[0].dtype} as in {files[0].path.name}")
+        if (file.offset_bytes == 0) != (files[0].offset_bytes == 0):
+            got, wanted = ("no header", "one") if file.offset_bytes == 0 else ("a header", "none")
+            raise BadInput(f"{file.path}: got {got}, wanted {wanted} as in {files[0].path.name}; keep one format")

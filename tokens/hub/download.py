@@ -8,6 +8,7 @@ from common.errors import BadInput
 from common.files import replace_file, writing
 from common.hub_client import hub_errors, quiet
 from common.json_files import read_json
+from tokens.format.contents import has_split
 
 RECEIPT = "download.json"  # written last: without it a download is incomplete
 PATTERNS = ["*.safetensors", "*.json", "*.tiktoken"]
@@ -46,7 +47,7 @@ def is_complete(directory: Path) -> bool:
     """Tell whether the directory holds a complete download, or token files from elsewhere."""
     if (directory / RECEIPT).is_file():
         return True
-    return not (directory / ".cache").exists() and any(directory.glob("train*.safetensors"))
+    return not (directory / ".cache").exists() and has_split(directory)
 
 
 def hub_name(directory: Path) -> str | None:

@@ -8,7 +8,7 @@ import attrs
 
 from common.errors import BadInput
 from common.files import is_folder
-from tokens.format.manifest import Manifest, is_of
+from tokens.format.contents import has_split
 from tokens.format.token_file import open_split
 from tokens.hub.download import download_dataset
 from training.config.train_config import TrainConfig
@@ -65,13 +65,6 @@ def download(location: TokenLocation, ranks: Ranks) -> None:
     if location.on_hub:
         fetch = functools.partial(download_dataset, location.dataset, location.directory)
         together(ranks, fetch, only=ranks.local_rank == 0, group=ranks.download)
-
-
-def has_split(directory: Path, split: str = "train", manifest: Manifest | None = None) -> bool:
-    """Return whether a directory holds, or its manifest lists, files of a split."""
-    names = [path.name for path in directory.glob(f"{split}*.safetensors")]
-    names += [] if manifest is None else manifest.files
-    return any(is_of(name, split) for name in names)
 
 
 def _candidates(dataset: str) -> list[Path]:

@@ -10,7 +10,7 @@ import attrs
 from common.errors import BadInput
 from tokens.batches.micro_batches import ENDLESS, Reading, TokenSource
 from tokens.batches.sampling import WindowOrder
-from tokens.format.contents import open_listed
+from tokens.format.contents import has_split, open_listed
 from tokens.format.manifest import Content, Manifest, TokenizerRecord, read_manifest
 from tokens.format.token_file import TokenStream
 from tokens.prepare.growing_tokens import GrowingTokens
@@ -18,7 +18,7 @@ from tokens.tokenizer.tokenizer import RANKS_FILE
 from training.config.batch_plan import Plan
 from training.config.train_config import Run, TrainConfig
 from training.data.follow_tokens import growing_directories
-from training.data.locate_tokens import TokenLocation, download, has_split, locate_tokens
+from training.data.locate_tokens import TokenLocation, download, locate_tokens
 from training.parallel.process_group import Ranks, together
 
 

@@ -17,6 +17,7 @@ from evaluation.shared.intervals import ratio
 from evaluation.shared.load import load, locate
 from tests.conftest import seal_again, shared, train
 from tests.evaluation.comparison.stored import evaluate, results
+from tests.tokens.format.foreign_files import write_llm_c
 from tests.tokens.preparing import PREPARE, run
 from tokens.format.token_file import open_split
 from tokens.tokenizer.tokenizer import load_tokenizer
@@ -155,6 +156,17 @@ def test_models_of_others_are_measured_beside(trained: Path, token_files: Path, 
     assert ours.split(": ", 1)[1] + "; its training data are unknown" == theirs.split(": ", 1)[1]
     assert " nats per token, perplexity " in ours
     assert results(exported)[0]["nats_per_token"] == results(trained)[0]["nats_per_token"]
+
+
+def test_other_programs_token_files_are_measured_as_they_are(trained: Path, token_files: Path, tmp_path: Path) -> None:
+    stream = open_split(token_files, "validation")
+    write_llm_c(tmp_path / "tiny_val_000000.bin", stream.read(0, stream.length))
+    for tokens in (token_files, tmp_path):
+        done = loss(trained, "--tokens", tokens, "--from", "1000", "--count", "3000")
+        assert done.returncode == 0, done.stderr
+    ours, theirs = results(trained)
+    assert ours["range"] | {"tokens": str(tmp_path)} == theirs["range"]
+    assert ours["nats_per_token"] == theirs["nats_per_token"]
 
 
 def test_what_cannot_be_measured_is_one_line(trained: Path, token_files: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 
 from common.errors import BadInput
 from tests.tokens.format.token_directory import SHARDS, check, prepared
-from tokens.format.contents import open_listed, read_contents
+from tokens.format.contents import has_split, open_listed, read_contents
 from tokens.format.manifest import read_manifest
 
 
@@ -88,3 +88,13 @@ def test_content_is_read_in_blocks_whatever_their_size(tmp_path: Path, monkeypat
     assert read_contents(files, None) == whole
     assert whole["train.safetensors"].max_id == 99_999
     assert whole["train.safetensors"].sha256 == hashlib.sha256(files[0].path.read_bytes()).hexdigest()
+
+
+def test_a_split_is_there_whole_or_in_shards(tmp_path: Path) -> None:
+    assert not has_split(tmp_path, "train")
+    (tmp_path / "train-00000-of-00002.safetensors").touch()
+    (tmp_path / "train_other.safetensors").touch()
+    assert has_split(tmp_path, "train")
+    assert not has_split(tmp_path, "validation")
+    (tmp_path / "tiny_val.bin").touch()
+    assert has_split(tmp_path, "validation")

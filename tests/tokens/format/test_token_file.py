@@ -3,14 +3,13 @@
 import errno
 import itertools
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from common.errors import BadInput
+from tests.tokens.format.foreign_files import write_llm_c
 from tests.tokens.format.token_directory import save
 from tokens.documents.sources import resolve_sources
 from tokens.format import token_file
@@ -123,13 +122,44 @@ def test_token_files_that_cannot_be_read_are_one_line(
         open_split(directory, "train")
 
 
-def test_nanogpts_file_is_converted_by_the_command_in_the_error(tmp_path: Path) -> None:
-    for name, split in (("train", "train"), ("val", "validation")):
-        np.arange(100, dtype=np.uint16).tofile(tmp_path / f"{name}.bin")
-        with pytest.raises(BadInput, match=rf"no {split}\.safetensors, but {name}\.bin: nanoGPT files") as raised:
-            open_split(tmp_path, split)
-        code = str(raised.value).split('python3 -c "')[1].rstrip('"')
-        subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
-        assert open_split(tmp_path, split).read(0, 100).tolist() == list(range(100))
+def test_shards_of_other_programs_are_read_as_one_stream_in_the_order_of_their_names(tmp_path: Path) -> None:
+    parts = np.split(np.arange(70_000, dtype=np.uint32), [7, 30, 64_000])
+    for suffix, write in (("bin", write_llm_c), ("npy", np.save)):
+        for number, part in enumerate(parts, 9):
+            write(tmp_path / f"set_train_{number:06d}.{suffix}", part)
+        stream = open_split(tmp_path, "train")
+        assert stream.read(0, 70_000).tolist() == list(range(70_000))
+        assert stream.locate(63_999).endswith(f"set_train_000011.{suffix}: token 63969")
+        for path in tmp_path.iterdir():
+            path.unlink()
+
+
+def test_a_folder_that_mixes_formats_is_refused(tmp_path: Path) -> None:
+    few = np.arange(4, dtype=np.uint16)
+    write_llm_c(tmp_path / "train.bin", few)
+    few.tofile(tmp_path / "val.bin")
+    with pytest.raises(BadInput, match=r"val\.bin: got no header, wanted one as in train\.bin; keep one format"):
+        open_split(tmp_path, "train")
+    write_llm_c(tmp_path / "val.bin", few.astype(np.uint32))
+    with pytest.raises(BadInput, match=r"val\.bin: got uint32, wanted uint16 as in train\.bin"):
+        open_split(tmp_path, "validation")
+    save(tmp_path / "validation.safetensors", few)
+    with pytest.raises(BadInput, match=r"holds both validation\.safetensors and train\.bin; keep files of one format"):
+        open_split(tmp_path, "train")
+
+
+def test_converted_files_are_preferred_to_what_they_were_converted_from(tmp_path: Path) -> None:
+    np.arange(9, dtype=np.uint16).tofile(tmp_path / "train.bin")
+    save(tmp_path / "train.safetensors", np.arange(100, dtype=np.uint16))
+    assert open_split(tmp_path, "train").length == 100
     with pytest.raises(BadInput, match="nanoGPT's tokens, is not read; name their text"):
         resolve_sources([str(tmp_path / "train.bin")])
+
+
+def test_nothing_but_the_token_files_is_read(tmp_path: Path) -> None:
+    np.arange(100, dtype=np.uint16).tofile(tmp_path / "train.bin")
+    for name in ("meta.pkl", "prepare.py"):
+        os.mkfifo(tmp_path / name)  # to open one would wait forever
+    assert open_split(tmp_path, "train").length == 100
+    with pytest.raises(BadInput, match=r"no validation\.safetensors, nor validation tokens of llm\.c, nanoGPT"):
+        open_split(tmp_path, "validation")

@@ -9,7 +9,7 @@ from safetensors.numpy import save_file
 
 from common.errors import BadInput
 from training.config.train_config import load_run
-from training.data.locate_tokens import DOWNLOADS, has_split, lengths_at_hand, locate_tokens
+from training.data.locate_tokens import DOWNLOADS, lengths_at_hand, locate_tokens
 
 Make = Callable[..., Path]
 
@@ -35,11 +35,3 @@ def test_lengths_are_unknown_while_a_dataset_is_not_here(make_run: Make, tmp_pat
     every = load_run(make_run("every", dataset="someone/dataset", min_train_tokens=None), [])
     with pytest.raises(BadInput, match="or set min_train_tokens: null, all tokens, needs them to count steps"):
         lengths_at_hand(every.train, None)
-
-
-def test_a_split_is_there_whole_or_in_shards(tmp_path: Path) -> None:
-    assert not has_split(tmp_path, "train")
-    (tmp_path / "train-00000-of-00002.safetensors").touch()
-    (tmp_path / "train_other.safetensors").touch()
-    assert has_split(tmp_path, "train")
-    assert not has_split(tmp_path, "validation")

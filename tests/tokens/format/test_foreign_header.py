@@ -1,0 +1,112 @@
+"""Headers of llm.c, nanoGPT and numpy: tokens are read as they are, other and damaged files refused in one line."""
+
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from common.errors import BadInput
+from tests.tokens.format.foreign_files import write_llm_c, write_nanogpt
+from tokens.format.contents import read_content
+from tokens.format.foreign_header import read_foreign_header
+from tokens.format.token_file import TokenStream
+
+FEW = np.arange(1000, dtype=np.uint16)
+
+
+@pytest.mark.parametrize(
+    ("name", "write", "kind"),
+    [
+        ("a_train_1.bin", write_llm_c, "<u2"),
+        ("a_train_1.bin", write_llm_c, "<u4"),
+        ("train.bin", write_llm_c, "<u2"),
+        ("train.bin", write_nanogpt, "<u2"),
+        ("a_train_1.npy", np.save, "<u2"),
+        ("train.npy", np.save, "<u4"),
+    ],
+)
+def test_tokens_are_read_as_they_are(tmp_path: Path, name: str, write: object, kind: str) -> None:
+    tokens = FEW.astype(kind)
+    write(tmp_path / name, tokens)  # type: ignore[operator]  # one of the functions above
+    file = read_foreign_header(tmp_path / name)
+    assert (file.dtype.str, file.length) == (kind, 1000)
+    assert TokenStream([file]).read(0, 1000).tolist() == tokens.tolist()
+    assert read_content(file).max_id == 999
+
+
+@pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
+def test_headers_of_all_npy_versions_are_read(tmp_path: Path, version: tuple[int, int]) -> None:
+    with (tmp_path / "train.npy").open("wb") as file:
+        np.lib.format.write_array(file, FEW, version)
+    assert TokenStream([read_foreign_header(tmp_path / "train.npy")]).read(0, 1000).tolist() == FEW.tolist()
+
+
+def llm_c(magic: int = 20240520, version: int = 1, count: int = 4, data: bytes = b"12345678") -> bytes:
+    return struct.pack("<3i", magic, version, count).ljust(1024, b"\0") + data
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (llm_c(magic=20240522), "got magic number 20240522, wanted 20240520 or 20240801, llm.c's of uint16 and uint32"),
+        (b"", "got magic number 0, wanted 20240520 or 20240801"),
+        (llm_c(version=7), "got version 7, wanted 1 after magic number 20240520"),
+        (llm_c(magic=20240801), "got version 1, wanted 7 after magic number 20240801"),
+        (llm_c(count=5), "cut short or damaged: got 1032 bytes, wanted 1034 for its 5 tokens; download or"),
+        (llm_c(count=3), "cut short or damaged: got 1032 bytes, wanted 1030 for its 3 tokens"),
+        (llm_c(count=-4), "cut short or damaged: got 1032 bytes, wanted 1024 for its -4 tokens"),
+        (llm_c()[:100], "cut short: got 100 bytes, wanted a header of 1024; copy it again"),
+    ],
+)
+def test_a_damaged_shard_of_llm_c_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "a_train_1.bin"
+    path.write_bytes(content)
+    with pytest.raises(BadInput, match=f"^{path}: {message}"):
+        read_foreign_header(path)
+
+
+def test_an_odd_number_of_bytes_is_not_nanogpts(tmp_path: Path) -> None:
+    path = tmp_path / "train.bin"
+    path.write_bytes(FEW.tobytes()[:-1])
+    with pytest.raises(BadInput, match=f"^{path}: got 1999 bytes, wanted an even number: uint16 tokens; copy it again"):
+        read_foreign_header(path)
+
+
+@pytest.mark.parametrize(
+    ("array", "message"),
+    [
+        (
+            FEW.reshape(10, 100),
+            r"got type '<u2' and shape \(10, 100\), wanted '<u2' or '<u4', uint16 or uint32, and one d",
+        ),
+        (FEW.astype(np.int64), "got type '<i8' and shape"),
+        (FEW.astype(">u2"), "got type '>u2' and shape"),
+        (FEW[0], r"got type '<u2' and shape \(\), wanted"),
+        (np.array(["a", None]), r"got type '\|O' and shape \(2,\), wanted"),
+    ],
+)
+def test_other_arrays_are_refused_unread(tmp_path: Path, array: np.ndarray, message: str) -> None:
+    np.save(tmp_path / "train.npy", array, allow_pickle=True)
+    with pytest.raises(BadInput, match=message):
+        read_foreign_header(tmp_path / "train.npy")
+
+
+def test_a_damaged_npy_file_is_refused_or_unchanged(tmp_path: Path) -> None:
+    path = tmp_path / "train.npy"
+    np.save(path, FEW)
+    good, intact = path.read_bytes(), read_foreign_header(path)
+    for kept in (0, 5, 9, 100, len(good) - 1):
+        path.write_bytes(good[:kept])
+        with pytest.raises(BadInput, match=f"^{path}: (not a .npy file, or cut short|cut short or damaged)"):
+            read_foreign_header(path)
+    for bit in range(8 * intact.offset_bytes):
+        damaged = bytearray(good)
+        damaged[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(damaged)
+        try:
+            file = read_foreign_header(path)
+        except BadInput as error:
+            assert str(error).startswith(f"{path}: "), bit
+        else:
+            assert file == intact, bit

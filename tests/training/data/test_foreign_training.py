@@ -1,0 +1,110 @@
+"""Runs on other programs' token files: the same tokens give the same bits in any format; what is refused."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from tests.conftest import metrics, train, write_run
+from tests.tokens.format.foreign_files import write_llm_c, write_nanogpt
+from tokens.format.token_file import open_split
+
+Make = Callable[..., Path]
+KEYS: dict[str, Any] = {"min_train_tokens": 2 * 8 * 32, "shuffle": True}  # two steps
+CUTS = (100, 4_000, 4_001)  # where shards end
+# Name of a split's file, writer, type, and whether the tokens are cut into shards.
+FORMATS: dict[str, tuple[str, Callable[[Path, np.ndarray], Any], str, bool]] = {
+    "llm.c version 1": ("tiny_{}.bin", write_llm_c, "<u2", False),
+    "llm.c version 1 in shards": ("tiny_{}_{:06d}.bin", write_llm_c, "<u2", True),
+    "llm.c version 7 in shards": ("tiny_{}_{:06d}.bin", write_llm_c, "<u4", True),
+    "nanoGPT": ("{}.bin", write_nanogpt, "<u2", False),
+    "npy": ("{}.npy", np.save, "<u4", False),
+    "npy in shards": ("tiny_{}_{:06d}.npy", np.save, "<u2", True),
+    "safetensors": ("{}.safetensors", lambda path, ids: save_file({"tokens": ids}, path), "<u4", False),
+}
+
+
+def tokens(token_files: Path) -> dict[str, np.ndarray]:
+    """Return the tokens of each split, by the word for it in other programs' names."""
+    streams = {word: open_split(token_files, split) for word, split in (("train", "train"), ("val", "validation"))}
+    return {word: stream.read(0, stream.length) for word, stream in streams.items()}
+
+
+def write(directory: Path, token_files: Path, name: str) -> None:
+    """Write the tokens of a directory in another format."""
+    pattern, write_file, kind, in_shards = FORMATS[name]
+    for split, ids in tokens(token_files).items():
+        word = "validation" if name == "safetensors" and split == "val" else split
+        for number, part in enumerate(np.split(ids.astype(kind), CUTS if in_shards else [])):
+            write_file(directory / pattern.format(word, number), part)
+
+
+def outcome(run: Path) -> tuple[dict[int, float], dict[int, float]]:
+    done = train(run, "--hash-every", "1")
+    assert done.returncode == 0, done.stderr
+    return metrics(run, "state_sha256"), metrics(run, "validation_loss")
+
+
+@pytest.fixture(scope="module")
+def prepared(token_files: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[int, float], dict[int, float]]:
+    """Hashes and losses of the run on what prepare_data.py wrote."""
+    return outcome(write_run(tmp_path_factory.mktemp("prepared") / "run", token_files, **KEYS))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_same_tokens_in_any_format_give_the_same_bits(
+    make_run: Make, token_files: Path, tmp_path: Path, prepared: object, name: str
+) -> None:
+    directory = tmp_path / "tokens"
+    directory.mkdir()
+    write(directory, token_files, name)
+    found = outcome(make_run(dataset=str(directory), **KEYS))
+    assert found == prepared
+    assert len(found[0]) == 2 and len(found[1]) == 2
+
+
+def test_what_cannot_be_trained_on_is_one_line_that_names_the_file(
+    make_run: Make, token_files: Path, tmp_path: Path
+) -> None:
+    def refused(options: tuple[str, ...] = ()) -> str:
+        done = train(run, *options)
+        assert done.returncode == 1, done.stdout
+        [line] = [line for line in done.stderr.splitlines() if line.startswith("train.py: ")]
+        return str(line)
+
+    directory = tmp_path / "tokens"
+    directory.mkdir()
+    write(directory, token_files, "llm.c version 1 in shards")
+    run = make_run(dataset=str(directory), **KEYS)
+    shard = directory / "tiny_train_000003.bin"
+    good = shard.read_bytes()
+    shard.write_bytes(good[:1024] + b"\x00\x02" + good[1026:])
+    assert f"{shard}: token 0: got id 512, wanted less than vocab_size 257" in refused()
+    shard.write_bytes(good[:-2])
+    for options in ((), ("--dry-run",)):
+        assert f"{shard}: cut short or damaged: got {len(good) - 2} bytes, wanted {len(good)} for its" in refused(
+            options
+        )
+    shard.rename(directory / "tiny_000003.bin")
+    assert f"{directory}/tiny_000003.bin: is it training or validation data?" in refused()
+
+
+def test_a_run_on_other_programs_shards_resumes_and_notices_a_change(
+    make_run: Make, token_files: Path, tmp_path: Path, prepared: tuple[dict[int, float], dict[int, float]]
+) -> None:
+    directory = tmp_path / "tokens"
+    directory.mkdir()
+    write(directory, token_files, "npy in shards")
+    run = make_run(dataset=str(directory), **KEYS)
+    assert train(run, "--max-steps", "1").returncode == 0
+    shard = directory / "tiny_train_000002.npy"
+    good = shard.read_bytes()
+    shard.write_bytes(good[:-2] + b"\x01\x00")
+    assert f"{shard}: damaged, or another file than the one" in train(run).stderr
+    shard.write_bytes(good)
+    done = train(run, "--hash-every", "1")
+    assert "resuming from" in done.stdout
+    assert metrics(run, "state_sha256")[2] == prepared[0][2]
