@@ -1,59 +1,147 @@
-"""Download of token files from the Hugging Face hub: once per machine, resumable, only where the disk has room."""
+"""Download of token files from the Hugging Face hub: once per machine, resumable, only where the disk has room.
 
+Of other programs' shards only as many are fetched as a run reads, and more when a later run reads more.
+"""
+
+import glob
 import json
 import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import attrs
 
 from common.errors import BadInput
 from common.files import replace_file, writing
 from common.hub_client import hub_errors, quiet
 from common.json_files import read_json
 from tokens.format.contents import has_split
+from tokens.format.foreign_header import read_foreign_header
+from tokens.format.foreign_names import SUFFIXES, foreign_names, parse_name
+from tokens.format.manifest import SPLITS, is_of
+
+if TYPE_CHECKING:
+    from huggingface_hub.file_download import DryRunFileInfo
 
 RECEIPT = "download.json"  # written last: without it a download is incomplete
-PATTERNS = ["*.safetensors", "*.json", "*.tiktoken"]
+PATTERNS = ["*.safetensors", "*.json", "*.tiktoken"]  # of our format
 
 
-def download_dataset(dataset: str, directory: Path) -> None:
+def download_dataset(dataset: str, directory: Path, train_tokens: int | None = None) -> None:
     """Download the token files of a hub dataset, "OWNER/NAME", unless the directory has them.
 
-    Raises BadInput when the hub cannot be reached, refuses, or the disk is too small.
+    `train_tokens`: how many train tokens are wanted, None for all; of our own format there are all or, for 0, none.
+    Raises BadInput when the hub cannot be reached, refuses, has no token files, or the disk is too small.
     """
-    if is_complete(directory):
+    if is_complete(directory, train_tokens):
         return
-    from huggingface_hub import snapshot_download
-
-    where = f"dataset {dataset}"
-    problem = f"{where}: cannot be downloaded into {directory}"
     quiet()
-    with hub_errors(problem, "read", ", or pass --token-files DIR with files that you have"):
-        planned = snapshot_download(
-            dataset, repo_type="dataset", local_dir=directory, allow_patterns=PATTERNS, dry_run=True
-        )
-        wanted_bytes = sum(file.file_size or 0 for file in planned if file.will_download)
-        existing = next(parent for parent in [directory, *directory.absolute().parents] if parent.exists())
-        free_bytes = shutil.disk_usage(existing).free
-        if wanted_bytes > free_bytes:
-            raise BadInput(
-                f"{where}: got {free_bytes / 1e9:.1f} GB free at {existing}, wanted {wanted_bytes / 1e9:.1f} GB; "
-                "free some, or pass --token-files DIR on a larger disk"
-            )
-        snapshot_download(dataset, repo_type="dataset", local_dir=directory, allow_patterns=PATTERNS)
+    commit = _read_receipt(directory).get("commit")
+    source = _Source(dataset, directory, commit if isinstance(commit, str) else None)
+    listed = source.listing([*PATTERNS, *(f"*.{suffix}" for suffix in SUFFIXES)])
+    if listed:
+        source = attrs.evolve(source, commit=listed[0].commit_hash)  # files fetched later are of the same commit
+    sizes = {file.filename: file.file_size or 0 for file in listed}
+    if any(is_of(name, split) for name in sizes for split in SPLITS):
+        patterns = PATTERNS
+        if train_tokens == 0:
+            patterns = [glob.escape(name) for name in sizes if not is_of(name, "train") and parse_name(name) is None]
+        source.fetch(patterns)
+        tokens = 0 if train_tokens == 0 else None
+    else:
+        tokens = _download_foreign(source, sizes, train_tokens)
+    receipt = {"dataset": dataset, "commit": source.commit, "train_tokens": tokens}
     with writing(directory / RECEIPT):
-        replace_file(directory / RECEIPT, json.dumps({"dataset": dataset, "bytes": wanted_bytes}) + "\n")
+        replace_file(directory / RECEIPT, json.dumps(receipt) + "\n")
 
 
-def is_complete(directory: Path) -> bool:
-    """Tell whether the directory holds a complete download, or token files from elsewhere."""
+def is_complete(directory: Path, train_tokens: int | None = None) -> bool:
+    """Tell whether the directory holds a download with so many train tokens, or token files from elsewhere."""
     if (directory / RECEIPT).is_file():
-        return True
+        here = tokens_downloaded(directory)
+        enough = here is None or (train_tokens is not None and train_tokens <= here)
+        return enough and (train_tokens == 0 or has_split(directory))
     return not (directory / ".cache").exists() and has_split(directory)
+
+
+def tokens_downloaded(directory: Path) -> int | None:
+    """Return how many train tokens are here of a dataset of which only the first shards are, None for any other."""
+    tokens = _read_receipt(directory).get("train_tokens")
+    return tokens if isinstance(tokens, int) else None
 
 
 def hub_name(directory: Path) -> str | None:
     """Return OWNER/NAME of the dataset that was downloaded into a directory, or None."""
-    receipt = directory / RECEIPT
-    if not receipt.is_file():
-        return None
-    dataset = read_json(receipt, advice="delete it").get("dataset")
+    dataset = _read_receipt(directory).get("dataset")
     return dataset if isinstance(dataset, str) else None
+
+
+@attrs.frozen
+class _Source:
+    """A dataset at a commit, and the directory for its files."""
+
+    dataset: str
+    directory: Path
+    commit: str | None  # None: the newest
+
+    def listing(self, patterns: list[str]) -> "list[DryRunFileInfo]":
+        """Return the files of the dataset whose names match."""
+        listed: list[DryRunFileInfo] = self._snapshot(patterns, dry_run=True)
+        return listed
+
+    def fetch(self, patterns: list[str]) -> None:
+        """Download the files whose names match. Raises BadInput where the disk is too small."""
+        wanted_bytes = sum(file.file_size or 0 for file in self.listing(patterns) if file.will_download)
+        existing = next(parent for parent in [self.directory, *self.directory.absolute().parents] if parent.exists())
+        free_bytes = shutil.disk_usage(existing).free
+        if wanted_bytes > free_bytes:
+            raise BadInput(
+                f"dataset {self.dataset}: got {free_bytes / 1e9:.1f} GB free at {existing}, wanted "
+                f"{wanted_bytes / 1e9:.1f} GB; free some, or pass --token-files DIR on a larger disk"
+            )
+        self._snapshot(patterns, dry_run=False)
+
+    def _snapshot(self, patterns: list[str], *, dry_run: bool) -> Any:
+        from huggingface_hub import snapshot_download
+
+        problem = f"dataset {self.dataset}: cannot be downloaded into {self.directory}"
+        with hub_errors(problem, "read", ", or pass --token-files DIR with files that you have"):
+            return snapshot_download(
+                self.dataset,
+                repo_type="dataset",
+                revision=self.commit,
+                local_dir=self.directory,
+                allow_patterns=patterns,
+                dry_run=dry_run,
+            )
+
+
+def _download_foreign(source: _Source, sizes: dict[str, int], train_tokens: int | None) -> int | None:
+    """Download other programs' shards with so many train tokens; return how many these hold, None for all there are.
+
+    `sizes`: bytes of each file of the dataset. Raises BadInput as `download_dataset`.
+    """
+    by_split = foreign_names(f"dataset {source.dataset}", [name for name in sizes if "/" not in name])
+    train = by_split.pop("train", [])
+    if not train:
+        raise BadInput(
+            f"dataset {source.dataset}: got no token files, wanted train.safetensors, or train tokens of llm.c, "
+            f"nanoGPT or numpy (.bin, .npy); for its text run prepare_data.py hf:{source.dataset} --output DIR, then "
+            "name that DIR"
+        )
+    held_out = [glob.escape(name) for files in by_split.values() for name in files]
+    source.fetch([*held_out, *(glob.escape(name) for name in train[: train_tokens != 0])])
+    if train_tokens == 0:
+        return 0
+    first = read_foreign_header(source.directory / train[0])  # the others are like it
+    held = [(sizes[name] - first.offset_bytes) // first.dtype.itemsize for name in train]
+    shards = len(train)
+    if train_tokens is not None:
+        shards = next((count for count in range(1, shards) if sum(held[:count]) >= train_tokens), shards)
+    source.fetch([glob.escape(name) for name in train[:shards]])
+    return sum(held[:shards]) if shards < len(train) else None
+
+
+def _read_receipt(directory: Path) -> dict[str, Any]:
+    receipt = directory / RECEIPT
+    return read_json(receipt, advice="delete it") if receipt.is_file() else {}

@@ -24,7 +24,11 @@ def differences(run_directory: Path, before: RunRecord, now: RunRecord, checkpoi
             "back to resume, or start anew with --resume never"
         )
     now_streams = now.train_streams[: len(before.train_streams)]  # an older version recorded none
-    streams = [("train", *pair) for pair in zip(before.train_streams, now_streams, strict=True)]
+    streams = [
+        ("train", *pair)
+        for number, pair in enumerate(zip(before.train_streams, now_streams, strict=True))
+        if not (_has_same_beginning(*pair) and all(_reads_once_in_order(record, number) for record in (before, now)))
+    ]
     if before.validation_stream is not None and now.validation_stream is not None:
         streams.append(("validation", before.validation_stream, now.validation_stream))
     for stream in streams:
@@ -69,6 +73,19 @@ def _changed_keys(before: RunRecord, now: RunRecord) -> list[tuple[str, str, Any
     # as resolved: a directory without it follows the world size
     pairs.append(("train.json", "global_batch_size", before.global_batch_size, now.global_batch_size))
     return [pair for pair in pairs if pair[2] != pair[3]]
+
+
+def _has_same_beginning(old: StreamRecord, new: StreamRecord) -> bool:
+    """Tell whether one of two streams is the beginning of the other: some of its files, in order."""
+    count = min(len(old.sha256), len(new.sha256))
+    return count > 0 and None not in old.sha256 and old.sha256[:count] == new.sha256[:count]
+
+
+def _reads_once_in_order(record: RunRecord, number: int) -> bool:
+    """Tell whether a run reads nothing but the beginning of a dataset: then its windows do not depend on the end."""
+    sources = record.sources or []
+    epochs = sources[number]["epochs"] if number < len(sources) else None
+    return record.train.get("shuffle") is False and epochs is not None and epochs <= 1
 
 
 def _other_tokens(split: str, old: StreamRecord, new: StreamRecord, checkpoint: Checkpoint) -> str | None:

@@ -10,7 +10,8 @@ from common.errors import BadInput
 from common.files import is_folder
 from tokens.format.contents import has_split
 from tokens.format.token_file import open_split
-from tokens.hub.download import download_dataset
+from tokens.hub.download import download_dataset, tokens_downloaded
+from training.config.batch_plan import make_plan
 from training.config.train_config import TrainConfig
 from training.parallel.process_group import Ranks, together
 
@@ -50,9 +51,14 @@ def lengths_at_hand(train: TrainConfig, given: Path | None) -> dict[str, int | N
     data = train.data
     if data.min_train_tokens is not None and given is None:
         here = {part.dataset: [path for path in _candidates(part.dataset) if has_split(path)] for part in data.parts}
-        return {name: open_split(paths[0], "train").length if paths else None for name, paths in here.items()}
+        whole = {name: [path for path in paths[:1] if not _is_begun(path)] for name, paths in here.items()}
+        return {name: open_split(paths[0], "train").length if paths else None for name, paths in whole.items()}
     try:
         locations = locate_tokens(train, given)
+        for begun in [
+            location.directory for location in locations if location.on_hub and _is_begun(location.directory)
+        ]:
+            raise BadInput(f"{begun}: holds the first shards only, which another run reads")
         return {location.dataset: open_split(location.directory, "train").length for location in locations}
     except BadInput as error:
         if data.min_train_tokens is not None:
@@ -60,11 +66,27 @@ def lengths_at_hand(train: TrainConfig, given: Path | None) -> dict[str, int | N
         raise BadInput(f"{error}; or set min_train_tokens: null, all tokens, needs them to count steps") from error
 
 
-def download(location: TokenLocation, ranks: Ranks) -> None:
-    """Download a dataset of the hub, once per machine, while its other ranks wait on gloo."""
+def train_tokens_wanted(train: TrainConfig, context_length: int, world_size: int) -> dict[str, int | None]:
+    """Return how many of the first tokens of each dataset's train stream the run reads, None for all, by dataset.
+
+    A shuffle may read any of them. Raises BadInput as make_plan.
+    """
+    if train.data.min_train_tokens is None or train.data.shuffle:
+        return dict.fromkeys(part.dataset for part in train.data.parts)
+    plan = make_plan(train, context_length, world_size)
+    return {source.dataset: plan.start_token + source.sequences * context_length + 1 for source in plan.sources}
+
+
+def download(location: TokenLocation, train_tokens: int | None, ranks: Ranks) -> None:
+    """Download so many train tokens of a dataset of the hub, once per machine, while its other ranks wait on gloo."""
     if location.on_hub:
-        fetch = functools.partial(download_dataset, location.dataset, location.directory)
+        fetch = functools.partial(download_dataset, location.dataset, location.directory, train_tokens)
         together(ranks, fetch, only=ranks.local_rank == 0, group=ranks.download)
+
+
+def _is_begun(directory: Path) -> bool:
+    """Tell whether only the first shards of a dataset have been downloaded there."""
+    return tokens_downloaded(directory) is not None
 
 
 def _candidates(dataset: str) -> list[Path]:

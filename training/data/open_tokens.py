@@ -18,7 +18,7 @@ from tokens.tokenizer.tokenizer import RANKS_FILE
 from training.config.batch_plan import Plan
 from training.config.train_config import Run, TrainConfig
 from training.data.follow_tokens import growing_directories
-from training.data.locate_tokens import TokenLocation, download, locate_tokens
+from training.data.locate_tokens import TokenLocation, download, locate_tokens, train_tokens_wanted
 from training.parallel.process_group import Ranks, together
 
 
@@ -86,8 +86,9 @@ def open_tokens(run: Run, given: Path | None, ranks: Ranks, *, follow: bool) -> 
     Call it on every rank. Raises BadInput on every rank.
     """
     locations = locate_tokens(run.train, given)
+    wanted = train_tokens_wanted(run.train, run.model.context_length, ranks.world_size)
     for location in locations:
-        download(location, ranks)
+        download(location, wanted.get(location.dataset), ranks)
     growing = growing_directories([location.directory for location in locations], ranks, follow=follow)
     unfinished = next((grows.directory for grows in growing if grows is not None), None)
     if unfinished is not None and run.train.data.shuffle and run.train.data.era_tokens is None:

@@ -169,6 +169,22 @@ def test_other_programs_token_files_are_measured_as_they_are(trained: Path, toke
     assert ours["nats_per_token"] == theirs["nats_per_token"]
 
 
+def test_tokens_that_the_run_has_seen_are_known_among_shards_that_came_later(
+    make_run: Callable[..., Path], token_files: Path, tmp_path: Path
+) -> None:
+    shards = tmp_path / "shards"
+    shards.mkdir()
+    stream = open_split(token_files, "train")
+    for number in (1, 2):
+        write_llm_c(shards / f"tiny_train_{number}.bin", stream.read(number * 2000, 2000))
+    run = make_run(dataset=str(shards), min_train_tokens=256, validation_interval=None)
+    assert train(run).returncode == 0
+    write_llm_c(shards / "tiny_train_3.bin", stream.read(0, 2000))
+    measured = ("--tokens", shards, "--split", "train", "--count", "100", "--tokenizer", "bytes")
+    assert "was trained on tokens 0 to 257 of it" in loss(run, *measured, "--from", "200").stderr
+    assert loss(run, *measured, "--from", "257").returncode == 0
+
+
 def test_what_cannot_be_measured_is_one_line(trained: Path, token_files: Path, tmp_path: Path) -> None:
     def refused(*arguments: str | Path, ranks: int = 1) -> str:
         done = loss(*arguments, ranks=ranks)

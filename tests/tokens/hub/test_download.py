@@ -22,6 +22,7 @@ from common.errors import BadInput
 from tests import hub_server
 from tests.conftest import ROOT, metrics, train
 from tests.hub_server import serve
+from tests.tokens.format.foreign_files import write_llm_c
 from tokens.documents.sources import resolve_sources
 from tokens.format.token_file import open_split
 from tokens.hub import download as hub
@@ -88,6 +89,78 @@ def test_a_run_trains_on_a_hub_dataset_that_two_ranks_download_once(
         shutil.rmtree(target.parent, ignore_errors=True)
 
 
+@pytest.fixture
+def shards(token_files: Path, tmp_path: Path) -> Path:
+    """A dataset of the hub in llm.c's shards: 5 of 400 tokens to train on, and one of 2,000 to validate."""
+    directory = tmp_path / "shards"
+    directory.mkdir()
+    for split, word, size, count in (("train", "train", 400, 5), ("validation", "val", 2000, 1)):
+        stream = open_split(token_files, split)
+        for number in range(count):
+            write_llm_c(directory / f"tiny_{word}_{number:06d}.bin", stream.read(number * size, size))
+    (directory / "README.md").write_text("shards")
+    return directory
+
+
+def test_only_the_shards_that_a_run_reads_are_downloaded_and_more_for_a_longer_run(
+    make_run: Callable[..., Path], shards: Path, tmp_path: Path
+) -> None:
+    name = "lockstep-test-shards/tokens"
+    target = ROOT / "token_files" / name
+    shutil.rmtree(target.parent, ignore_errors=True)
+    fixed = {"global_batch_size": 4, "validation_sequences": 8, "checkpoint_interval": 2, "warmup_period_percent": 0}
+    short, longer, mixed, local = (
+        make_run(run, dataset=dataset, min_train_tokens=tokens, shuffle=run == "mixed", **fixed)
+        for run, dataset, tokens in (
+            ("short", name, 4 * 128),
+            ("longer", name, 10 * 128),
+            ("mixed", name, 4 * 128),
+            ("local", str(shards), 4 * 128),
+        )
+    )
+
+    def fetched() -> list[str]:
+        return sorted({line.split("/")[-1].split()[0] for line in server.requests if line.startswith("GET /datasets")})
+
+    def run(directory: Path, *options: str) -> str:
+        done = train(directory, "--hash-every", "1", *options, environment=environment)
+        assert done.returncode == 0, done.stderr
+        return str(done.stdout)
+
+    try:
+        with serve({name: shards}) as server:
+            environment = {"HF_ENDPOINT": server.url, "HF_HOME": str(tmp_path / "cache"), "HF_HUB_DISABLE_XET": "1"}
+            run(short, "--max-steps", "2")
+            assert fetched() == ["tiny_train_000000.bin", "tiny_train_000001.bin", "tiny_val_000000.bin"]
+            assert "whose token files are not all here yet" in run(longer, "--dry-run")
+            server.requests.clear()
+            run(longer)
+            assert fetched() == ["tiny_train_000002.bin", "tiny_train_000003.bin"]
+            assert "resuming from" in run(short)
+            run(local)
+            assert metrics(short, "state_sha256") == metrics(local, "state_sha256")  # whatever has been downloaded
+            run(mixed)
+            assert fetched()[2:] == ["tiny_train_000004.bin"]  # a shuffle may read any token
+            before = len(server.requests)
+            run(longer, "--resume", "never")
+            assert len(server.requests) == before
+    finally:
+        shutil.rmtree(target.parent, ignore_errors=True)
+
+
+def test_a_dataset_without_token_files_is_refused_before_anything_is_downloaded(tmp_path: Path) -> None:
+    (tmp_path / "published").mkdir()
+    for name in ("train.parquet", "fineweb_val_000000.bin"):
+        (tmp_path / "published" / name).write_bytes(b"x")
+    with serve({"owner/tokens": tmp_path / "published"}) as server:
+        done = download(server.url, tmp_path / "downloaded", tmp_path / "cache")
+    assert done.returncode == 1
+    assert (
+        "dataset owner/tokens: got no token files, wanted train.safetensors, or train" in done.stderr.splitlines()[-1]
+    )
+    assert not (tmp_path / "downloaded" / "download.json").exists()
+
+
 def test_a_closed_network_and_a_missing_dataset_are_one_line(tmp_path: Path) -> None:
     closed = download("http://127.0.0.1:9", tmp_path / "a", tmp_path / "cache")
     assert closed.returncode == 1
@@ -99,17 +172,18 @@ def test_a_closed_network_and_a_missing_dataset_are_one_line(tmp_path: Path) -> 
 
 
 def test_free_disk_is_checked_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    planned = namedtuple("Planned", "file_size will_download")
+    planned = namedtuple("Planned", "filename file_size will_download commit_hash")
     calls = []
 
     def snapshot(*_: object, dry_run: bool = False, **__: object) -> list[object]:
         calls.append(dry_run)
-        return [planned(10**18, True), planned(10**18, False)]
+        names = ("train.safetensors", "validation.safetensors")
+        return [planned(name, 10**18, name.startswith("train"), hub_server.COMMIT) for name in names]
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot)
     with pytest.raises(BadInput, match=r"GB free at .*, wanted 1000000000\.0 GB"):
         hub.download_dataset("owner/tokens", tmp_path / "x")
-    assert calls == [True]
+    assert calls and all(calls)
 
 
 @pytest.mark.slow

@@ -48,6 +48,24 @@ def test_what_an_older_checkpoint_does_not_tell_is_not_compared() -> None:
     assert differences(RUN, record(), record(stream("a"), train={"max_epochs": 1}), CHECKPOINT) == []  # its default
 
 
+@pytest.mark.parametrize(
+    ("shuffle", "epochs", "same"), [(False, 0.5, True), (False, 1.0, True), (False, 1.5, False), (True, 0.5, False)]
+)
+def test_shards_behind_those_that_are_read_once_in_order_make_no_difference(
+    shuffle: bool, epochs: float, same: bool
+) -> None:
+    keys = {"train": {"shuffle": shuffle}, "sources": [{"dataset": "d", "tokens": 50, "epochs": epochs}]}
+    few, more, other = stream("a", "b"), stream("a", "b", "c", tokens=150), stream("a", "d", "c", tokens=150)
+    for old, new in ((few, more), (more, few)):
+        if same:
+            assert differences(RUN, record(old, **keys), record(new, **keys), CHECKPOINT) == []
+        else:
+            with pytest.raises(BadInput, match="train tokens are not the"):
+                differences(RUN, record(old, **keys), record(new, **keys), CHECKPOINT)
+    with pytest.raises(BadInput, match="train tokens are not the"):
+        differences(RUN, record(few, **keys), record(other, **keys), CHECKPOINT)
+
+
 def test_followed_tokens_are_those_of_the_finished_files() -> None:
     now = record(stream("a", plan="p"))
     assert differences(RUN, record(stream(tokens=None, plan="p")), now, CHECKPOINT) == []
