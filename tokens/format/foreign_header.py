@@ -1,10 +1,11 @@
 """Headers of other programs' token files, which are read as they are: llm.c's and nanoGPT's `.bin`, numpy's `.npy`."""
 
-import ast
 from pathlib import Path
-from typing import Any, BinaryIO
+from tokenize import TokenError
+from typing import BinaryIO
 
 import numpy as np
+import numpy.lib.format as npy
 
 from common.errors import QUOTED_CHARACTERS, BadInput, quoted
 from tokens.format.foreign_names import parse_name
@@ -15,9 +16,8 @@ LLM_C_HEADER_BYTES = 256 * 4  # int32: magic number, version, number of tokens, 
 LLM_C: dict[int, tuple[int, np.dtype]] = {20240520: (1, np.dtype("<u2")), 20240801: (7, np.dtype("<u4"))}
 NANOGPT = np.dtype("<u2")  # without a header
 
-NPY = ("<u2", "<u4")
-NPY_MAGIC = b"\x93NUMPY"
-MOST_NPY_HEADER_BYTES = 10_000  # numpy's own limit
+NPY_TYPES = (np.dtype("<u2"), np.dtype("<u4"))
+NPY_HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}  # by version
 
 
 def read_foreign_header(path: Path) -> TokenFile:
@@ -54,38 +54,21 @@ def _read_bin(path: Path, file: BinaryIO, size: int) -> TokenFile:
 
 def _read_npy(path: Path, file: BinaryIO, size: int) -> TokenFile:
     try:
-        kind, shape = _npy_array(file)
-    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError) as error:
+        version = npy.read_magic(file)
+        if version not in NPY_HEADERS:
+            raise ValueError(f"got version {version}")
+        shape, _, dtype = NPY_HEADERS[version](file)  # reads no pickle: data may be one
+    except (ValueError, SyntaxError, TokenError) as error:  # the latter two from numpy's parser
         said = " ".join(str(error).split())[:QUOTED_CHARACTERS]
         raise BadInput(f"{path}: not a .npy file, or cut short at {size} bytes: {said}; write it again") from error
-    if kind not in NPY or len(shape) != 1:
+    if dtype not in NPY_TYPES or len(shape) != 1:
         raise BadInput(
-            f"{path}: got type {quoted(kind)} and shape {quoted(shape)}, wanted {' or '.join(map(repr, NPY))}, uint16 "
-            "or uint32, and one dimension; save tokens.ravel().astype('uint16'), or 'uint32' for large ids"
+            f"{path}: got type {quoted(str(dtype))} and shape {quoted(shape)}, wanted uint16 or uint32, little-endian, "
+            "and one dimension; save tokens.ravel().astype('<u2'), or '<u4' for large ids"
         )
-    offset, dtype = file.tell(), np.dtype(kind)
+    offset = file.tell()
     _check_size(path, size, offset, shape[0], dtype)
     return TokenFile(path, dtype, offset, shape[0])
-
-
-def _npy_array(file: BinaryIO) -> tuple[Any, tuple[int, ...]]:
-    """Return type and shape of a .npy file, which is read up to its data: they may be a pickle.
-
-    The format is that of https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html. Raises ValueError and
-    what ast.literal_eval does.
-    """
-    if file.read(len(NPY_MAGIC)) != NPY_MAGIC:
-        raise ValueError(f"wanted {NPY_MAGIC!r} at its beginning")
-    major, _ = file.read(2)
-    length = int.from_bytes(file.read(2 if major == 1 else 4), "little")
-    header = file.read(min(length, MOST_NPY_HEADER_BYTES))
-    if len(header) < length:
-        raise ValueError(f"got a header of {len(header)} bytes, wanted {length}")
-    match ast.literal_eval(header.decode(errors="replace").strip()):
-        case {"descr": kind, "shape": tuple(shape)} if all(type(size) is int for size in shape):
-            return kind, shape
-        case _:
-            raise ValueError("its header tells no type and shape")
 
 
 def _check_size(path: Path, size: int, offset: int, count: int, dtype: np.dtype) -> None:

@@ -35,8 +35,8 @@ def test_tokens_are_read_as_they_are(tmp_path: Path, name: str, write: object, k
     assert read_content(file).max_id == 999
 
 
-@pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
-def test_headers_of_all_npy_versions_are_read(tmp_path: Path, version: tuple[int, int]) -> None:
+@pytest.mark.parametrize("version", [(1, 0), (2, 0)])  # (3, 0) is for names of fields
+def test_headers_of_numpy_arrays_are_read(tmp_path: Path, version: tuple[int, int]) -> None:
     with (tmp_path / "train.npy").open("wb") as file:
         np.lib.format.write_array(file, FEW, version)
     assert TokenStream([read_foreign_header(tmp_path / "train.npy")]).read(0, 1000).tolist() == FEW.tolist()
@@ -78,12 +78,12 @@ def test_an_odd_number_of_bytes_is_not_nanogpts(tmp_path: Path) -> None:
     [
         (
             FEW.reshape(10, 100),
-            r"got type '<u2' and shape \(10, 100\), wanted '<u2' or '<u4', uint16 or uint32, and one d",
+            r"got type 'uint16' and shape \(10, 100\), wanted uint16 or uint32, little-endian, and one d",
         ),
-        (FEW.astype(np.int64), "got type '<i8' and shape"),
+        (FEW.astype(np.int64), "got type 'int64' and shape"),
         (FEW.astype(">u2"), "got type '>u2' and shape"),
-        (FEW[0], r"got type '<u2' and shape \(\), wanted"),
-        (np.array(["a", None]), r"got type '\|O' and shape \(2,\), wanted"),
+        (FEW[0], r"got type 'uint16' and shape \(\), wanted"),
+        (np.array(["a", None]), r"got type 'object' and shape \(2,\), wanted"),
     ],
 )
 def test_other_arrays_are_refused_unread(tmp_path: Path, array: np.ndarray, message: str) -> None:
