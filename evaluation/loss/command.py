@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import attrs
 
 from common.arguments import option, whole_number
+from common.errors import BadInput
+from evaluation.loss.named_ranges import RangeName
 from evaluation.shared.command_line import MeasureCommand
 
 if TYPE_CHECKING:
@@ -21,7 +23,13 @@ class LossCommand(MeasureCommand):
     """Held-out loss in nats per token and bits per byte, with standard errors."""
 
     tokens: Annotated[Path | None, option("token directory; default: that of the first run", "DIR")] = None
-    split: Annotated[Literal["train", "validation", "test"], option("part of the tokens")] = "validation"
+    name: Annotated[
+        RangeName | None,
+        option("published range, in place of --split, --from and --count; its tokens are downloaded", name="--range"),
+    ] = None
+    split: Annotated[
+        Literal["train", "validation", "test"] | None, option("part of the tokens; default: validation")
+    ] = None
     # Not --start: torchrun parses all options and takes that for an abbreviation of its own.
     start: Annotated[
         int | None,
@@ -42,9 +50,15 @@ class LossCommand(MeasureCommand):
 
     def _choose(self, places: "list[ModelLocation]") -> "tuple[Range, dict[str, Any]]":
         """Return the range and its identity."""
-        from evaluation.loss.token_range import check_unseen, choose_range, token_directory
+        from evaluation.loss.token_range import check_unseen, choose_named, choose_range, token_directory
 
-        span = choose_range(self.tokens or token_directory(places), self.split, self.start, self.count, places)
+        if self.name is not None:
+            if (self.split, self.start, self.count) != (None, None, None):
+                raise BadInput(f"--range {self.name}: tells split, start and count; leave out --split, --from, --count")
+            span = choose_named(self.name, self.tokens, places)
+        else:
+            directory = self.tokens or token_directory(places)
+            span = choose_range(directory, self.split or "validation", self.start, self.count, places)
         for place in places:
             check_unseen(place, span)
         print(span)

@@ -9,12 +9,12 @@ from typing import Any
 import attrs
 import numpy as np
 
+from evaluation.loss.named_ranges import NAMED_RANGES
 from evaluation.shared.intervals import Interval, ratio, student_interval
 from evaluation.shared.measure import EvaluationResult, Measure, Measurement, Published
 
 GROUPS = 256  # in one result, at most
-# The range of its own token set on which gpjt/ddp-base-model-from-scratch measures its losses.
-GPJT_RANGE = {"dataset": "gpjt/fineweb-gpt2-tokens", "split": "validation", "start": 50_000_000, "count": 19_660_800}
+GPJT_RANGE = NAMED_RANGES["gpjt-test"].identity()
 
 
 @attrs.frozen(kw_only=True)

@@ -9,15 +9,17 @@ import attrs
 
 from common.errors import BadInput
 from common.files import sha256
+from evaluation.loss.named_ranges import NAMED_RANGES, RangeName
 from evaluation.shared.load import ModelLocation
 from tokens.format.manifest import finished_by, read_manifest
 from tokens.format.token_file import open_split
-from tokens.hub.download import hub_name
+from tokens.hub.download import download_dataset, hub_name
 from training.checkpoints.disk import on_disk
 from training.checkpoints.run_record import StreamRecord
 from training.checkpoints.saved_state import read_state
+from training.data.locate_tokens import DOWNLOADS
 
-FIRST_TOKEN, TOKENS = 50_000_000, 19_660_800  # the range on which gpjt/ddp-base-model-from-scratch compares its models
+DEFAULT = NAMED_RANGES["gpjt-test"]
 
 
 @attrs.frozen(kw_only=True)
@@ -28,9 +30,11 @@ class Range:
     split: str
     start: int
     count: int
+    name: RangeName | None = None
 
     def __str__(self) -> str:
-        return f"{self.directory}: {self.split}, tokens {self.start:,} to {self.start + self.count:,}"
+        name = "" if self.name is None else f"{self.name}: "
+        return f"{name}{self.directory}: {self.split}, tokens {self.start:,} to {self.start + self.count:,}"
 
     def identity(self) -> dict[str, Any]:
         """Return its identity as JSON: its position, and the sha256 of its tokens as 32-bit integers."""
@@ -63,8 +67,8 @@ def choose_range(
     """
     length = open_split(directory, split).length
     if start is None:
-        start = FIRST_TOKEN
-        if length <= FIRST_TOKEN + 1:
+        start = DEFAULT.start
+        if length <= DEFAULT.start + 1:
             seen = [end for place in places for _, _, end in _seen(place, directory, split)]
             start = max((end for end in seen if end < length), default=0)
     there = length - start - 1
@@ -74,13 +78,36 @@ def choose_range(
             f"{directory}: its {split} stream has {length:,} tokens, wanted {wanted} to predict after {start:,}; pass "
             "another --from or --count"
         )
-    return Range(directory=directory, split=split, start=start, count=min(there, TOKENS if count is None else count))
+    return Range(directory=directory, split=split, start=start, count=min(there, count or DEFAULT.count))
+
+
+def choose_named(name: RangeName, directory: Path | None, places: list[ModelLocation]) -> Range:
+    """Return a named range, in a directory or else in its dataset, whose held-out tokens are downloaded if missing.
+
+    Raises BadInput where they cannot be, or the directory holds another dataset.
+    """
+    named = NAMED_RANGES[name]
+    if directory is None:
+        directory = DOWNLOADS / named.dataset
+        download_dataset(named.dataset, directory, train_tokens=0)
+    elif hub_name(directory) not in (None, named.dataset):
+        raise BadInput(
+            f"{directory}: got dataset {hub_name(directory)}, wanted {named.dataset} for --range {name}; leave out "
+            "--tokens to download it"
+        )
+    return attrs.evolve(choose_range(directory, named.split, named.start, named.count, places), name=name)
 
 
 def check_unseen(place: ModelLocation, span: Range) -> None:
-    """Raise BadInput where the model was trained or validated on tokens of the range."""
+    """Raise BadInput where the model was trained or validated on tokens of the range.
+
+    On a named range that is there to validate on, a line says so instead.
+    """
     for how, begin, end in _seen(place, span.directory, span.split):
         if begin < span.start + span.count + 1 and span.start < end:
+            if how == "validated" and span.name is not None and NAMED_RANGES[span.name].validates:
+                print(f"NOTE: {place.path} was validated on tokens {begin:,} to {end:,} of {span.name}")
+                continue
             raise BadInput(
                 f"{span}: {place.path} was {how} on tokens {begin:,} to {end:,} of it; pass another --from, --count or "
                 "--split"

@@ -24,6 +24,7 @@ from tests.conftest import ROOT, metrics, train
 from tests.hub_server import serve
 from tests.tokens.format.foreign_files import write_llm_c
 from tokens.documents.sources import resolve_sources
+from tokens.format.contents import has_split
 from tokens.format.token_file import open_split
 from tokens.hub import download as hub
 
@@ -42,11 +43,13 @@ def in_fresh_process(code: str, url: str, cache: Path) -> "subprocess.CompletedP
     )
 
 
-def download(url: str, directory: Path, cache: Path) -> "subprocess.CompletedProcess[str]":
+def download(
+    url: str, directory: Path, cache: Path, train_tokens: int | None = None
+) -> "subprocess.CompletedProcess[str]":
     code = (
         "import sys; from pathlib import Path; from common.errors import BadInput\n"
         "from tokens.hub.download import download_dataset\n"
-        f"try: download_dataset('owner/tokens', Path({str(directory)!r}))\n"
+        f"try: download_dataset('owner/tokens', Path({str(directory)!r}), {train_tokens})\n"
         "except BadInput as error: sys.exit(str(error))"
     )
     return in_fresh_process(code, url, cache)
@@ -146,6 +149,27 @@ def test_only_the_shards_that_a_run_reads_are_downloaded_and_more_for_a_longer_r
             assert len(server.requests) == before
     finally:
         shutil.rmtree(target.parent, ignore_errors=True)
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "bin"])
+def test_held_out_tokens_are_downloaded_alone_and_those_to_train_on_later(tmp_path: Path, kind: str) -> None:
+    published, directory, cache = tmp_path / "published", tmp_path / "downloaded", tmp_path / "cache"
+    published.mkdir()
+    ids = np.arange(100, dtype=np.uint16)
+    for split, word in (("train", "train"), ("validation", "val")):
+        if kind == "bin":
+            write_llm_c(published / f"tiny_{word}_000000.bin", ids)
+        else:
+            save_file({"tokens": ids}, published / f"{split}.safetensors")
+    with serve({"owner/tokens": published}) as server:
+        assert download(server.url, directory, cache, train_tokens=0).returncode == 0
+        assert open_split(directory, "validation").length == 100
+        assert not has_split(directory, "train")
+        assert hub.is_complete(directory, 0) and not hub.is_complete(directory)
+        assert download(server.url, directory, cache).returncode == 0
+    assert open_split(directory, "train").length == 100
+    assert hub.is_complete(directory)
+    assert hub.hub_name(directory) == "owner/tokens"
 
 
 def test_a_dataset_without_token_files_is_refused_before_anything_is_downloaded(tmp_path: Path) -> None:

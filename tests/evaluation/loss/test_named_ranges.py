@@ -1,0 +1,81 @@
+"""Named ranges are those of the published tables, and are fetched without the tokens to train on."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import get_args
+
+import attrs
+import numpy as np
+import pytest
+
+from common.errors import BadInput
+from evaluation.loss import token_range
+from evaluation.loss.named_ranges import NAMED_RANGES, RangeName
+from evaluation.loss.token_range import Range, check_unseen
+from evaluation.shared.load import locate
+from tests.conftest import train
+from tests.evaluation.comparison.stored import evaluate
+from tests.tokens.format.foreign_files import write_llm_c
+
+
+def test_the_ranges_are_those_of_the_published_tables() -> None:
+    assert set(NAMED_RANGES) == set(get_args(RangeName))
+    records, gpjt = NAMED_RANGES["fineweb-val-10m"], NAMED_RANGES["gpjt-test"]
+    assert (records.dataset, records.split) == ("kjj0/fineweb10B-gpt2", "validation")
+    assert (records.start, records.count) == (0, 20 * 512 * 1024)
+    assert (gpjt.dataset, gpjt.split) == ("gpjt/fineweb-gpt2-tokens", "validation")
+    assert (gpjt.start, gpjt.count) == (50_000_000, 19_660_800)
+
+
+def test_a_range_without_a_directory_is_that_of_its_downloaded_dataset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def download(dataset: str, directory: Path, train_tokens: int) -> None:
+        asked.append((dataset, train_tokens))
+        directory.mkdir(parents=True)
+        write_llm_c(directory / "fineweb_val_000000.bin", np.arange(1000, dtype=np.uint16))
+        (directory / "download.json").write_text(json.dumps({"dataset": dataset}))
+
+    named = attrs.evolve(NAMED_RANGES["fineweb-val-10m"], start=500, count=100)
+    monkeypatch.setitem(NAMED_RANGES, "fineweb-val-10m", named)
+    monkeypatch.setattr(token_range, "DOWNLOADS", tmp_path)
+    monkeypatch.setattr(token_range, "download_dataset", download)
+    span = token_range.choose_named("fineweb-val-10m", None, [])
+    assert asked == [(named.dataset, 0)]  # nothing to train on
+    assert str(span) == f"fineweb-val-10m: {tmp_path / named.dataset}: validation, tokens 500 to 600"
+    assert named.identity().items() <= span.identity().items()
+
+
+def test_a_directory_that_does_not_hold_the_range_is_refused(
+    make_run: Callable[..., Path], token_files: Path, tmp_path: Path
+) -> None:
+    run = make_run()
+    assert train(run, "--max-steps", "1").returncode == 0
+
+    def refused(*options: str) -> str:
+        done = evaluate("loss", run, "--range", "fineweb-val-10m", "--device", "cpu", *options)
+        assert done.returncode == 1
+        [line] = [line for line in done.stderr.splitlines() if line.startswith("evaluate.py: ")]
+        return str(line)
+
+    write_llm_c(tmp_path / "fineweb_val_000000.bin", np.arange(4000, dtype=np.uint16))
+    tokens = ("--tokens", str(tmp_path))
+    assert "its validation stream has 4,000 tokens, wanted 10,485,760 tokens to predict after 0" in refused(*tokens)
+    assert "tells split, start and count; leave out --split, --from, --count" in refused(*tokens, "--from", "5")
+    (tmp_path / "download.json").write_text(json.dumps({"dataset": "someone/else"}))
+    assert "got dataset someone/else, wanted kjj0/fineweb10B-gpt2 for --range fineweb-val-10m" in refused(*tokens)
+
+
+def test_a_run_that_validated_on_the_range_is_measured_with_a_note(
+    make_run: Callable[..., Path], token_files: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(validation_sequences=16)
+    assert train(run, "--max-steps", "1").returncode == 0
+    span = Range(directory=token_files, split="validation", start=0, count=100, name="fineweb-val-10m")
+    check_unseen(locate(str(run), None), span)
+    assert "was validated on tokens 0 to 513 of fineweb-val-10m" in capsys.readouterr().out
+    with pytest.raises(BadInput, match="was validated on tokens 0 to 513 of it"):
+        check_unseen(locate(str(run), None), attrs.evolve(span, name="gpjt-test"))
