@@ -59,7 +59,7 @@ def make_state(network: GPT, train: TrainConfig, plan: Plan, numerics: Numerics,
     parallel = parallelize(model, kind, numerics, plan.layout.accumulation, make_mesh(ranks.device))
     return TrainState(
         parallel=parallel,
-        optimizer=Optimizer(parallel.named_parameters(), train.optimization, ranks.device),
+        optimizer=Optimizer(parallel.named_parameters(), train.optimization, ranks.device, parallel.data_parallel),
         loss_scale=LossScale(numerics.precision, ranks.device),
         guard=Guard(ranks, train.spikes),
     )

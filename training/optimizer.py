@@ -1,12 +1,16 @@
 """The optimizer of a run: the update of all parameters, and the state that checkpoints keep."""
 
+import functools
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
 from common.errors import BadInput
 from training.config.key_groups import OptimizationOptions
 from training.optimizers.optimizer_registry import OPTIMIZERS
-from training.optimizers.update_rule import RATE_FACTOR, HyperParameters, StateTensor
+from training.optimizers.update_rule import RATE_FACTOR, HyperParameters, Placement, StateTensor
+from training.parallel.mesh import ALONE, RankGroup
 from training.parallel.sharding import local_parameter, local_tensor
 
 
@@ -17,12 +21,19 @@ class Optimizer:
     sharded where the parameters are; torch's optimizers have this rank's part of both.
     """
 
-    def __init__(self, parameters: dict[str, nn.Parameter], options: OptimizationOptions, device: torch.device):
+    def __init__(
+        self,
+        parameters: dict[str, nn.Parameter],
+        options: OptimizationOptions,
+        device: torch.device,
+        data_parallel: RankGroup = ALONE,
+    ):
         hyper = HyperParameters(
             learning_rate=options.learning_rate,
             group_learning_rates=options.group_learning_rates,
             weight_decay=options.weight_decay,
             betas=(options.adam_beta1, options.adam_beta2),
+            muon=options.muon,
         )
         self.state_tensors: dict[str, dict[str, Tensor]] = {}
         self.parts: tuple[torch.optim.Optimizer, ...] = ()
@@ -34,11 +45,14 @@ class Optimizer:
                 raise BadInput(f"optimizer {self._name}: {len(takers)} of its rules take {name}, wanted one")
         local = {name: local_parameter(parameter) for name, parameter in parameters.items()}
         self._shards = [(whole, local[name]) for name, whole in parameters.items() if local[name] is not whole]
+        placement = Placement(device=device, data_parallel=data_parallel, sharded=bool(self._shards), shapes=shapes)
+        self._settings: tuple[tuple[torch.optim.Optimizer, Callable[[int], dict[str, float]]], ...] = ()
         for rule in rules:
             own = {name: local[name] for name, [taker] in taken.items() if taker is rule}
             if own:
-                part = rule.build(own, hyper, device)
+                part = rule.build(own, hyper, placement)
                 self.parts += (part,)
+                self._settings += ((part, functools.partial(rule.settings, hyper)),)
                 for name, parameter in own.items():
                     for kind, declared in rule.state(shapes[name]).items():
                         state = _first_state(parameters[name], declared)
@@ -48,11 +62,15 @@ class Optimizer:
         self._checked = False  # that torch keeps no other state than declared, after the first update
         self._steps = torch.zeros((), dtype=torch.float64, device=device)
 
-    def set_learning_rate(self, rate: float) -> None:
-        """Set the learning rate of the schedule; those of parameter groups are in proportion."""
-        for part in self.parts:
+    def set_step(self, step: int, learning_rate: float) -> None:
+        """Set the hyperparameters of a step, counted from 0: the learning rate of the schedule, and others.
+
+        Learning rates of parameter groups are in proportion to the schedule's.
+        """
+        for part, settings in self._settings:
+            own = settings(step)
             for group in part.param_groups:
-                group["lr"] = rate * group.get(RATE_FACTOR, 1.0)
+                group.update(own, lr=learning_rate * group.get(RATE_FACTOR, 1.0))
 
     def step(self, held: Tensor) -> None:
         """Apply the gradients. Where the scalar `held` is 1.0, nothing changes: no parameter, state or step count."""

@@ -1,7 +1,7 @@
 """Training step: forward and backward of every micro-batch, one gradient reduction, clipping, optimizer update.
 
 Losses and norms stay on the device, and the spike guard blocks updates there: nothing here waits for the GPU, but an
-optimizer without fused kernels (training/optimizer.py).
+optimizer without a switch for that (training/optimizer.py).
 """
 
 import hashlib
@@ -46,7 +46,7 @@ def train_step(state: TrainState, settings: StepSettings, step: int, next_batch:
     # 1.0 blocks this update: a loss or norm that is not finite, a spike, or any step after the one that ends the run.
     held = state.guard.observe(step, own_losses, torch.stack([loss, grad_norm]), excused)
     state.loss_scale.update(grad_norm)
-    state.optimizer.set_learning_rate(rate)
+    state.optimizer.set_step(step, rate)
     state.optimizer.step(held)
     state.parallel.zero_grad()
     return StepResult(rate, loss, grad_norm)

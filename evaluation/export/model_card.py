@@ -14,7 +14,7 @@ from training.checkpoints.disk import on_disk
 from training.checkpoints.saved_state import read_state
 from training.config.key_groups import OptimizationOptions
 from training.config.learning_rates import describe_group_rates, describe_schedule, make_schedule
-from training.optimizers.optimizer_registry import OPTIMIZERS
+from training.config.optimizer_settings import describe_optimizer
 from training.state import Position
 from training.telemetry.metrics_log import read_metrics
 
@@ -129,6 +129,6 @@ def _losses(place: ModelLocation, position: Position) -> Iterator[tuple[str, str
 
 def _optimizer(options: OptimizationOptions) -> str:
     return (
-        f"{OPTIMIZERS[options.optimizer].title}, "
+        f"{describe_optimizer(options)}; "
         f"betas {options.adam_beta1:g} and {options.adam_beta2:g}, weight decay {options.weight_decay:g}"
     )

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import attrs
 import pytest
 
 from model.config import GPT2_SIZES
@@ -70,9 +71,12 @@ def test_a_step_keeps_within_its_bounds_and_never_waits(layout: Layout, key: Any
 MUON = Layout(size="124M", microbatch=16, settings=("optimizer=muon",))
 
 
-@pytest.mark.parametrize("layout", [case(MUON)])
-def test_muon_waits_once_a_step(layout: Layout) -> None:
-    assert sum(measure(layout).synchronizations.values()) == 1  # training/optimizer.py: it has no fused kernels
+MUON_LAYOUTS = [MUON, *(attrs.evolve(MUON, world_size=8, parallel=parallel) for parallel in ("ddp", "fsdp"))]
+
+
+@pytest.mark.parametrize("layout", [case(layout) for layout in MUON_LAYOUTS])
+def test_muon_never_waits_shared_among_ranks_or_not(layout: Layout) -> None:
+    assert measure(layout).synchronizations == {}
 
 
 GROWING = [

@@ -1,9 +1,11 @@
 """AdamW, or Muon beside it: who takes what, what is held back, and the same bits on any world size, killed or not."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import torch
 from safetensors import safe_open
@@ -22,6 +24,7 @@ MATRICES = {
     for block in range(2)
     for matrix in ("attention.qkv", "attention.output", "mlp.up", "mlp.down")
 }
+OPTIMIZATION = attrs.fields_dict(OptimizationOptions)
 HELD, APPLIED = torch.tensor(1.0), torch.tensor(0.0)
 
 
@@ -71,7 +74,7 @@ def rates_of(parameters: dict[str, torch.nn.Parameter], optimizer: Optimizer) ->
 def test_every_group_has_its_own_rate_on_the_one_schedule(optimizer: str) -> None:
     parameters, made = make(optimizer=optimizer, learning_rate=0.01, weight_decay=0.1, **RATES)
     for scheduled in (0.01, 0.005):
-        made.set_learning_rate(scheduled)
+        made.set_step(0, scheduled)
         rates, share = rates_of(parameters, made), scheduled / 0.01
         for name, (rate, decay) in rates.items():
             kind = "vector" if parameters[name].dim() < 2 else name.partition(".")[0]
@@ -83,11 +86,11 @@ def test_every_group_has_its_own_rate_on_the_one_schedule(optimizer: str) -> Non
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_without_rates_by_group_there_is_a_group_a_rule_and_decay_with_the_schedules_very_rate(optimizer: str) -> None:
     parameters, made = make(optimizer=optimizer)
-    made.set_learning_rate(0.0037)
+    made.set_step(0, 0.0037)
     assert {rate for rate, _ in rates_of(parameters, made).values()} == {0.0037}
     assert [len(part.param_groups) for part in made.parts] == ([2] if optimizer == "adamw" else [2, 1])
     same, equal = make(optimizer=optimizer, head_learning_rate=4e-4)  # the value of learning_rate
-    equal.set_learning_rate(0.0037)
+    equal.set_step(0, 0.0037)
     assert rates_of(same, equal) == rates_of(parameters, made)
 
 
@@ -118,7 +121,7 @@ def test_one_learning_rate_makes_steps_of_like_size_with_either() -> None:
     for name in ("adamw", "muon"):
         parameters, optimizer = make(optimizer=name, weight_decay=0.0)
         before = state(parameters, optimizer)
-        optimizer.set_learning_rate(0.01)
+        optimizer.set_step(0, 0.01)
         for _ in range(20):
             for parameter in parameters.values():
                 parameter.grad = torch.randn(parameter.shape)
@@ -129,18 +132,26 @@ def test_one_learning_rate_makes_steps_of_like_size_with_either() -> None:
 
 
 @pytest.mark.slow
-def test_muon_has_the_same_bits_on_any_world_size_killed_or_not_and_is_resumed_as_itself(
-    make_run: Callable[..., Path],
+@pytest.mark.parametrize(
+    "changed", [{}, RATES | {"muon_split_qkv": True, "muon_momentum_warmup_steps": 4}], ids=["plain", "as-in-records"]
+)
+def test_muon_has_the_same_bits_on_any_layout_killed_or_not_and_is_resumed_as_itself(
+    make_run: Callable[..., Path], changed: dict[str, Any]
 ) -> None:
     # Rows and columns that no vector divides; more than one DDP bucket; an untied head.
     model = {"drop_rate": 0.1, "tie_weights": False, "emb_dim": 134, "context_length": 30}
     settings = {"optimizer": "muon", "min_train_tokens": 6 * 8 * 30, "checkpoint_interval": 2, "validation_interval": 6}
+    settings |= changed
     straight, killed = (make_run(name, model, **settings) for name in ("straight", "killed"))
     hashed = ("--hash-every", "1")
     assert train(straight, *hashed).returncode == 0
-    died = train(killed, *hashed, ranks=4, script=CRASH, environment={"CRASH_AT": "prepared", "CRASH_SAVE": "2"})
+    sharded = ("--set", "parallel=fsdp")
+    died = train(
+        killed, *hashed, *sharded, ranks=4, script=CRASH, environment={"CRASH_AT": "prepared", "CRASH_SAVE": "2"}
+    )
     assert died.returncode == 1
-    refused = train(killed, "--set", "optimizer=adamw")
+    alone = [f"--set={key}={json.dumps(OPTIMIZATION[key].default)}" for key in changed if key.startswith("muon")]
+    refused = train(killed, "--set", "optimizer=adamw", *alone)
     assert refused.returncode == 1
     assert 'optimizer: got "adamw", but' in refused.stderr
     assert 'was made with "muon"; set it back to resume, or start anew with --resume never' in refused.stderr

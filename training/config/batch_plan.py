@@ -12,8 +12,8 @@ from tokens.batches.mixture import Mixture, Stage
 from tokens.batches.sampling import Layout, window_count
 from training.config.dataset_config import shares
 from training.config.learning_rates import describe_group_rates, describe_schedule, make_schedule
+from training.config.optimizer_settings import describe_optimizer
 from training.config.train_config import TrainConfig
-from training.optimizers.optimizer_registry import OPTIMIZERS
 from training.schedule import Schedule
 
 DIVISORS_SHOWN = 24
@@ -168,7 +168,7 @@ def describe(model: ModelConfig, train: TrainConfig, plan: Plan) -> list[str]:
         f"run          {plan.steps:,} steps x {plan.tokens_per_step:,} = {plan.train_tokens:,} tokens",
         *(f"data         {_describe_source(source)}" for source in plan.sources),
         f"compute      {flops:,} FLOPs a token, {flops * plan.train_tokens:.3g} in all",
-        f"optimizer    {OPTIMIZERS[train.optimization.optimizer].title}",
+        f"optimizer    {describe_optimizer(train.optimization)}",
         f"schedule     {describe_schedule(plan.schedule)}",
         *([] if group_rates is None else [f"rates        {group_rates}"]),
         f"validation   {validation}",

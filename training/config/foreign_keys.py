@@ -32,7 +32,7 @@ _THEIRS = {
     'train.schedule_learning_rate: "cosine", "linear", "warmup_stable_decay" or "constant"': "lr_scheduler_type "
     "lr_scheduler scheduler schedule lr_schedule learning_rate_schedule",
     "train.decay_period_percent: in percent of all steps": "warmdown_iters cooldown_frac warmdown_ratio decay_ratio",
-    "train.warmup_period_percent: in percent of all steps": "warmup_iters warmup_steps warmup_ratio",
+    "train.warmup_period_percent: in percent of all steps": "warmup_iters warmup_steps warmup_step warmup_ratio",
     "train.adam_beta1": "beta1",
     "train.adam_beta2": "beta2",
     "train.weight_decay": "wd",

@@ -12,6 +12,7 @@ import attrs
 from model.checks import Validator, boolean, integer, number, one_of, optional
 from training.config.dataset_config import DatasetPart, read_parts
 from training.optimizers.optimizer_registry import OPTIMIZERS
+from training.optimizers.update_rule import FIRST_MOMENTUM, MuonOptions
 from training.schedule import DECAYS
 
 # Names that mean the same as the booleans of gpjt's run directories, which are what a run records.
@@ -98,6 +99,10 @@ class OptimizationOptions:
     weight_decay: float = define(number(0.0), 0.1)
     adam_beta1: float = define(number(0.0, 0.99999), 0.9)
     adam_beta2: float = define(number(0.0, 0.99999), 0.999)
+    muon_split_qkv: bool = define(boolean(), False)  # queries, keys and values as three matrices
+    muon_momentum: float = define(number(0.0, 0.99999), 0.95)  # after its warm-up
+    muon_momentum_warmup_steps: int = define(integer(0), 0)
+    muon_first_momentum: float | None = define(optional(number(0.0, 0.99999)), None)  # of a warm-up; null: 0.85
     # global L2 norm; null: no clipping
     clipping_max_norm: float | None = define(optional(number(0.0, above=True)), None)
 
@@ -111,6 +116,17 @@ class OptimizationOptions:
             "vector": self.vector_learning_rate,
         }
         return {group: rate for group, rate in rates.items() if rate is not None}
+
+    @property
+    def muon(self) -> MuonOptions:
+        """The hyperparameters of Muon alone."""
+        first = self.muon_first_momentum
+        return MuonOptions(
+            split_qkv=self.muon_split_qkv,
+            momentum=self.muon_momentum,
+            warmup_steps=self.muon_momentum_warmup_steps,
+            first_momentum=FIRST_MOMENTUM if first is None else first,
+        )
 
     @property
     def decay(self) -> str | None:

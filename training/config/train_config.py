@@ -27,6 +27,7 @@ from training.config.key_groups import (
     define,
 )
 from training.config.learning_rates import group_rate_problems, schedule_problems
+from training.config.optimizer_settings import muon_problems
 from training.optimizers.optimizer_registry import OPTIMIZERS
 
 _WANTED = "a run directory holds model.json and train.json, each a JSON object"
@@ -152,6 +153,7 @@ def _contradictions(model: ModelConfig, train: TrainConfig) -> Iterator[str]:
         )
     yield from schedule_problems(train.optimization)
     yield from group_rate_problems(train.optimization, tied=model.tie_weights)
+    yield from muon_problems(train.optimization)
     optimizer = train.optimization.optimizer
     if OPTIMIZERS[optimizer].needs_whole_parameters and parallel == "fsdp":
         yield (

@@ -1,23 +1,142 @@
 """Muon (Jordan 2024) for the matrices of the blocks, AdamW for all other parameters.
 
 Muon makes a matrix's momentum nearly orthogonal by five Newton-Schulz steps in bf16. Its update is scaled to the size
-of AdamW's (Liu et al., arXiv 2502.16982), so that one learning rate and one weight decay serve both.
+of AdamW's (Liu et al., arXiv 2502.16982), so that one learning rate and one weight decay can serve both. Ranks share
+the matrices out (training/parallel/matrix_shares.py); momentum and weights each rank updates where it holds them.
 """
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import attrs
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from training.optimizers.adamw import ADAMW_RULE
 from training.optimizers.update_rule import (
     HyperParameters,
     OptimizerKind,
+    Placement,
     Shape,
     StateTensor,
     UpdateRule,
     parameter_groups,
     rate_group,
 )
+from training.parallel.matrix_shares import Matrix, compute_replicated, compute_sharded, deal
+
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic whose slope at zero is steepest (Jordan 2024)
+NEWTON_SCHULZ_STEPS = 5
+SMALLEST_NORM = 1e-7
+ADAMW_UPDATE_SIZE = 0.2  # root mean square of AdamW's updates over the learning rate (arXiv 2502.16982)
+
+
+def orthogonalize(matrix: Tensor) -> Tensor:
+    """Return a matrix (m, n) with its singular vectors, and singular values near 1; computed in its own precision."""
+    a, b, c = COEFFICIENTS
+    tall = matrix.shape[0] > matrix.shape[1]
+    wide = matrix.T if tall else matrix  # the smaller dimension first
+    wide = wide / wide.norm().clamp(min=SMALLEST_NORM)
+    for _ in range(NEWTON_SCHULZ_STEPS):
+        gram = wide @ wide.T
+        wide = torch.addmm(wide, torch.addmm(gram, gram, gram, beta=b, alpha=c), wide, beta=a)
+    return wide.T if tall else wide
+
+
+def orthogonalization_flops(matrix: Matrix) -> int:
+    """Return the FLOPs of the matrix products that make a matrix orthogonal."""
+    short, long = sorted((matrix.rows, matrix.columns))
+    return NEWTON_SCHULZ_STEPS * (4 * short * short * long + 2 * short**3)
+
+
+def matrices_of(name: str, shape: Shape, *, split_qkv: bool) -> list[Matrix]:
+    """Return the matrices of a parameter: of queries, keys and values three where they are split, else one."""
+    rows, columns = shape
+    heights = [rows]
+    if split_qkv and name.endswith("attention.qkv.weight"):
+        heights = [columns, (rows - columns) // 2, (rows - columns) // 2]  # queries are as wide as the network
+    first_rows = [sum(heights[:index]) for index in range(len(heights))]
+    return [
+        Matrix(parameter=name, parameter_rows=rows, first_row=first, rows=height, columns=columns)
+        for first, height in zip(first_rows, heights, strict=True)
+    ]
+
+
+class Muon(torch.optim.Optimizer):
+    """Muon on this rank's rows of each parameter, with the bits of torch.optim.Muon where queries are not split."""
+
+    found_inf: Tensor | None = None  # on a GPU, a scalar on the device: 1.0 holds the update
+
+    def __init__(
+        self,
+        parameters: dict[str, nn.Parameter],
+        hyper: HyperParameters,
+        placement: Placement,
+        compute_type: torch.dtype = torch.bfloat16,
+    ):
+        defaults = {
+            "lr": hyper.learning_rate,
+            "momentum": hyper.muon.momentum,
+            "fused": placement.device.type == "cuda",  # what training/optimizer.py asks: it knows `found_inf`
+        }
+        super().__init__(parameter_groups(parameters, hyper), defaults)
+        names = {parameter: name for name, parameter in parameters.items()}
+        self._compute_type, self._placement, self._parameters = compute_type, placement, parameters
+        self._group = {names[parameter]: group for group in self.param_groups for parameter in group["params"]}
+        matrices = [
+            matrix
+            for name in parameters
+            for matrix in matrices_of(name, placement.shapes[name], split_qkv=hyper.muon.split_qkv)
+        ]
+        self._rounds = deal(matrices, orthogonalization_flops, placement.data_parallel.size)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Apply the gradients. Call it on every rank."""
+        held = None if self.found_inf is None else self.found_inf.bool()
+        for name, parameter in self._parameters.items():
+            assert parameter.grad is not None
+            with _updated(self.state[parameter]["momentum_buffer"], held) as momentum:
+                momentum.lerp_(parameter.grad, 1 - self._group[name]["momentum"])
+        compute = compute_sharded if self._placement.sharded else compute_replicated
+        for dealt in self._rounds:
+            found = compute(dealt, self._placement.data_parallel, orthogonalize, self._direction)
+            for matrix, direction in zip(dealt, found, strict=True):
+                group = self._group[matrix.parameter]
+                scale = group["lr"] * (ADAMW_UPDATE_SIZE * math.sqrt(max(matrix.rows, matrix.columns)))
+                with _updated(self._rows(matrix, self._parameters[matrix.parameter]), held) as weights:
+                    weights.mul_(1 - group["lr"] * group["weight_decay"])
+                    weights.add_(direction, alpha=-scale)
+
+    def _direction(self, matrix: Matrix) -> Tensor:
+        """Return this rank's rows of Nesterov's look-ahead: the gradient's and the momentum's weighted mean."""
+        parameter = self._parameters[matrix.parameter]
+        assert parameter.grad is not None
+        gradient = self._rows(matrix, parameter.grad)
+        momentum = self._rows(matrix, self.state[parameter]["momentum_buffer"])
+        return gradient.lerp(momentum, self._group[matrix.parameter]["momentum"]).to(self._compute_type)
+
+    def _rows(self, matrix: Matrix, held: Tensor) -> Tensor:
+        """Return the rows of a matrix in what this rank holds of its parameter."""
+        if not self._placement.sharded:
+            return held[matrix.first_row : matrix.first_row + matrix.rows]
+        ranks = self._placement.data_parallel
+        rows = matrix.rows_on(ranks.rank, ranks)
+        shard = ranks.first_row(matrix.parameter_rows)
+        return held[rows.start - shard : rows.stop - shard]
+
+
+@contextmanager
+def _updated(tensor: Tensor, held: Tensor | None) -> Iterator[Tensor]:
+    """Context with a tensor to change in place: with a switch a copy, whose values it gets unless they are held."""
+    if held is None:
+        yield tensor
+        return
+    updated = tensor.clone()
+    yield updated
+    torch.where(held, tensor, updated, out=tensor)
 
 
 def _is_block_matrix(name: str, shape: Shape) -> bool:
@@ -28,19 +147,18 @@ def _momentum(shape: Shape) -> dict[str, StateTensor]:
     return {"momentum_buffer": StateTensor(shape)}
 
 
-def _build(parameters: dict[str, nn.Parameter], hyper: HyperParameters, _: torch.device) -> torch.optim.Optimizer:
-    return torch.optim.Muon(
-        parameter_groups(parameters, hyper),
-        lr=hyper.learning_rate,
-        adjust_lr_fn="match_rms_adamw",
-    )
+def _settings(hyper: HyperParameters, step: int) -> dict[str, float]:
+    """Return the momentum of a step: a line from the first to that of the rest of the run."""
+    muon = hyper.muon
+    if step >= muon.warmup_steps:
+        return {"momentum": muon.momentum}
+    return {"momentum": muon.first_momentum + (muon.momentum - muon.first_momentum) * step / muon.warmup_steps}
 
 
 MUON = OptimizerKind(
     title="Muon for the matrices of the blocks, AdamW for all else",
     rules=(
         attrs.evolve(ADAMW_RULE, takes=lambda name, shape: not _is_block_matrix(name, shape)),
-        UpdateRule(takes=_is_block_matrix, state=_momentum, build=_build),
+        UpdateRule(takes=_is_block_matrix, state=_momentum, build=Muon, settings=_settings),
     ),
-    needs_whole_parameters=True,
 )

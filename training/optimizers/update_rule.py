@@ -7,9 +7,22 @@ import attrs
 import torch
 from torch import nn
 
+from training.parallel.mesh import RankGroup
+
+FIRST_MOMENTUM = 0.85  # of Muon's momentum warm-up, as in KellerJordan/modded-nanogpt
 RATE_FACTOR = "rate_factor"  # key of a parameter group: its learning rate over the schedule's
 
 Shape = tuple[int, ...]
+
+
+@attrs.frozen(kw_only=True)
+class MuonOptions:
+    """Muon's own hyperparameters."""
+
+    split_qkv: bool  # queries, keys and values as three matrices
+    momentum: float
+    warmup_steps: int  # in which the momentum rises from the first one in a line
+    first_momentum: float
 
 
 @attrs.frozen(kw_only=True)
@@ -20,11 +33,22 @@ class HyperParameters:
     group_learning_rates: Mapping[str, float]  # peaks by `rate_group`, where they differ
     weight_decay: float
     betas: tuple[float, float]
+    muon: MuonOptions
 
     def rate_factor(self, name: str, parameter: nn.Parameter) -> float:
         """Return the learning rate of a parameter over that of the schedule, at every step."""
         own = self.group_learning_rates.get(rate_group(name, tuple(parameter.shape)), self.learning_rate)
         return own / self.learning_rate
+
+
+@attrs.frozen(kw_only=True)
+class Placement:
+    """Where the parameters of a rule are: on every rank whole, or sharded by rows."""
+
+    device: torch.device
+    data_parallel: RankGroup
+    sharded: bool
+    shapes: Mapping[str, Shape]  # whole, on all ranks together
 
 
 @attrs.frozen
@@ -50,7 +74,9 @@ class UpdateRule:
 
     takes: Callable[[str, Shape], bool] = lambda name, shape: True  # by a parameter's name and shape
     state: Callable[[Shape], dict[str, StateTensor]]  # state of one parameter, by torch's names
-    build: Callable[[dict[str, nn.Parameter], HyperParameters, torch.device], torch.optim.Optimizer]
+    build: Callable[[dict[str, nn.Parameter], HyperParameters, Placement], torch.optim.Optimizer]
+    # What parameter groups have at a step, counted from 0, beside the learning rate.
+    settings: Callable[[HyperParameters, int], dict[str, float]] = lambda hyper, step: {}
 
 
 @attrs.frozen(kw_only=True)

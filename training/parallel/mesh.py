@@ -31,6 +31,9 @@ class RankGroup:
         return min(self.rank * self.chunk(rows), rows)
 
 
+ALONE = RankGroup(rank=0, size=1, group=None)
+
+
 def make_mesh(device: torch.device) -> DeviceMesh:
     """Return the mesh of all ranks; it adds no process group to the default one."""
     group = dist.group.WORLD

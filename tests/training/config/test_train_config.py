@@ -93,7 +93,7 @@ def test_shipped_run_directories_train_the_same_model_on_the_same_batches(name: 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"warmup_step": 3}, "train.json: unknown key 'warmup_step'; did you mean 'warmup_period_percent'?"),
+        ({"warmup_step": 3}, "train.json: unknown key 'warmup_step'; here it is train.warmup_period_percent, in per"),
         ({"learning_rates": 1}, "train.json: unknown key 'learning_rates'; did you mean 'learning_rate'?"),
         ({"zzz": 1}, "train.json: unknown key 'zzz'; known: adam_beta1"),
         ({"learning_rate": "fast"}, "learning_rate: got 'fast', wanted a number above 0"),
@@ -101,7 +101,13 @@ def test_shipped_run_directories_train_the_same_model_on_the_same_batches(name: 
         ({"min_train_tokens": -1}, "min_train_tokens: got -1, wanted an integer of at least 1"),
         ({"parallel": "zero"}, """parallel: got 'zero', wanted "ddp" or "fsdp\""""),
         ({"optimizer": "sgd"}, f"optimizer: got 'sgd', wanted {either(map(json.dumps, OPTIMIZERS))}"),
-        ({"optimizer": "muon", "parallel": "fsdp"}, 'parallel: got "fsdp", wanted "ddp", because optimizer is "muon"'),
+        (
+            {"muon_split_qkv": True},
+            'muon_split_qkv: got true, wanted false, because optimizer is "adamw"; leave',
+        ),
+        ({"muon_momentum_warmup_steps": 300}, "muon_momentum_warmup_steps: got 300, wanted 0, because optimizer is"),
+        ({"optimizer": "muon", "muon_first_momentum": 0.8}, "muon_first_momentum: got 0.8, wanted null, or muon_mom"),
+        ({"optimizer": "muon", "muon_momentum": 1}, "muon_momentum: got 1, wanted a number from 0 up to 0.99999"),
         ({"on_spike": "wait"}, """on_spike: got 'wait', wanted "stop" or "skip\""""),
         ({"spike_window": 1}, "spike_window: got 1, wanted an integer of at least 2"),
         ({"spike_zscore": 0}, "spike_zscore: got 0, wanted a number above 0"),

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from training.optimizers.optimizer_registry import OPTIMIZERS
-from training.optimizers.update_rule import HyperParameters, OptimizerKind, Shape, StateTensor, UpdateRule
+from training.optimizers.update_rule import HyperParameters, OptimizerKind, Placement, Shape, StateTensor, UpdateRule
 
 
 class SignDescent(torch.optim.Optimizer):
@@ -28,7 +28,7 @@ def _state(shape: Shape) -> dict[str, StateTensor]:
     return {"momentum": StateTensor(shape, torch.bfloat16), "updates": StateTensor((3,), torch.int32)}
 
 
-def _build(parameters: dict[str, nn.Parameter], hyper: HyperParameters, _: torch.device) -> torch.optim.Optimizer:
+def _build(parameters: dict[str, nn.Parameter], hyper: HyperParameters, _: Placement) -> torch.optim.Optimizer:
     return SignDescent(list(parameters.values()), {"lr": hyper.learning_rate})
 
 

@@ -1,0 +1,203 @@
+"""Muon: the published formula, torch's bits, queries, keys and values apart, an eighth of the work on 8 ranks."""
+
+import math
+from typing import Any
+
+import attrs
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from model.config import GPT2_SIZES
+from model.gpt import GPT
+from training.config.key_groups import OptimizationOptions
+from training.optimizer import Optimizer
+from training.optimizers import muon
+from training.optimizers.muon import Muon, matrices_of, orthogonalization_flops, orthogonalize
+from training.optimizers.update_rule import FIRST_MOMENTUM, HyperParameters, MuonOptions, Placement, Shape, rate_group
+from training.parallel import matrix_shares
+from training.parallel.mesh import ALONE, RankGroup
+
+SHAPES = {
+    "blocks.0.attention.qkv.weight": (36, 12),
+    "blocks.0.attention.output.weight": (12, 12),
+    "blocks.0.mlp.up.weight": (48, 12),
+    "blocks.0.mlp.down.weight": (12, 48),
+}
+PLAIN = MuonOptions(split_qkv=False, momentum=0.95, warmup_steps=0, first_momentum=FIRST_MOMENTUM)
+SPLIT = MuonOptions(split_qkv=True, momentum=0.95, warmup_steps=0, first_momentum=FIRST_MOMENTUM)
+HYPER = HyperParameters(learning_rate=0.02, group_learning_rates={}, weight_decay=0.1, betas=(0.9, 0.95), muon=PLAIN)
+CPU = torch.device("cpu")
+Matrix = npt.NDArray[np.float64]
+
+
+def make(options: MuonOptions, kind: torch.dtype = torch.float32, **settings: Any) -> tuple[dict[str, Any], Muon]:
+    """Return parameters, and Muon with its first momentum."""
+    generator = torch.Generator().manual_seed(0)
+    parameters = {
+        name: torch.nn.Parameter(torch.randn(shape, generator=generator).to(kind)) for name, shape in SHAPES.items()
+    }
+    placement = Placement(device=CPU, data_parallel=ALONE, sharded=False, shapes=SHAPES)
+    made = Muon(parameters, attrs.evolve(HYPER, muon=options), placement, **settings)
+    for parameter in parameters.values():
+        made.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    return parameters, made
+
+
+def give_gradients(parameters: dict[str, Any], seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in parameters.values():
+        parameter.grad = torch.randn(parameter.shape, generator=generator).to(parameter.dtype)
+
+
+def published(matrix: Matrix) -> Matrix:
+    """Return the Newton-Schulz iteration of Jordan (2024): X <- a X + (b A + c A^2) X with A = X X^T, five times."""
+    wide = matrix if matrix.shape[0] <= matrix.shape[1] else matrix.T
+    wide = wide / np.sqrt((wide**2).sum())
+    for _ in range(5):
+        gram = wide @ wide.T
+        wide = 3.4445 * wide + (-4.7750 * gram + 2.0315 * gram @ gram) @ wide
+    return wide if matrix.shape[0] <= matrix.shape[1] else wide.T
+
+
+@pytest.mark.parametrize("shape", [(12, 12), (36, 12), (12, 48), (1, 5), (7, 1)])
+def test_the_orthogonalization_is_the_published_one_in_fp64(shape: tuple[int, int]) -> None:
+    matrix = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    found = orthogonalize(matrix)
+    assert np.abs(found.numpy() - published(matrix.numpy())).max() < 1e-13
+    values = torch.linalg.svdvals(found)
+    assert values.min() > 0.4 and values.max() < 1.3
+    assert (orthogonalize(matrix.bfloat16()).double() - found).abs().max() < 0.05
+    assert torch.equal(orthogonalize(torch.zeros(shape)), torch.zeros(shape))
+
+
+def test_the_update_is_the_published_one_in_fp64_with_queries_keys_and_values_apart() -> None:
+    parameters, made = make(SPLIT, torch.float64, compute_type=torch.float64)
+    weights = {name: parameter.detach().numpy().copy() for name, parameter in parameters.items()}
+    momenta = {name: np.zeros(shape) for name, shape in SHAPES.items()}
+    for step in range(4):
+        give_gradients(parameters, step)
+        made.step()
+        for name, parameter in parameters.items():
+            gradient = parameter.grad.numpy()
+            momenta[name] = 0.95 * momenta[name] + 0.05 * gradient
+            ahead = 0.95 * momenta[name] + 0.05 * gradient  # Nesterov
+            weights[name] *= 1 - 0.02 * 0.1
+            for part in np.split(np.arange(len(ahead)), 3 if "qkv" in name else 1):
+                size = 0.2 * math.sqrt(max(len(part), ahead.shape[1]))
+                weights[name][part] -= 0.02 * size * published(ahead[part])
+    for name, parameter in parameters.items():
+        assert np.abs(parameter.detach().numpy() - weights[name]).max() < 1e-12, name
+
+
+def test_with_queries_keys_and_values_as_one_matrix_it_has_the_bits_of_torchs() -> None:
+    parameters, made = make(PLAIN)
+    others = {name: torch.nn.Parameter(parameter.detach().clone()) for name, parameter in parameters.items()}
+    torchs = torch.optim.Muon(list(others.values()), lr=0.02, weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+    for step in range(5):
+        for own in (parameters, others):
+            give_gradients(own, step)
+        made.step()
+        torchs.step()
+        for name, parameter in parameters.items():
+            assert torch.equal(parameter, others[name]), (step, name)
+
+
+@pytest.mark.parametrize("options", [PLAIN, SPLIT])
+def test_a_switch_on_the_device_holds_an_update_and_changes_no_bit_of_another(options: MuonOptions) -> None:
+    (parameters, made), (others, plain) = make(options), make(options)
+    made.found_inf = torch.tensor(0.0)
+    for step in range(3):
+        for own in (parameters, others):
+            give_gradients(own, step)
+        made.step()
+        plain.step()
+    made.found_inf = torch.tensor(1.0)
+    for parameter in parameters.values():
+        parameter.grad.fill_(float("nan"))
+    made.step()
+    for name, parameter in parameters.items():
+        assert torch.equal(parameter, others[name])
+        momenta = [
+            own.state[own_parameter]["momentum_buffer"]
+            for own, own_parameter in ((made, parameter), (plain, others[name]))
+        ]
+        assert torch.equal(*momenta)
+
+
+def test_queries_keys_and_values_are_the_rows_of_the_fused_matrix_however_many_heads_share_keys() -> None:
+    name = "blocks.3.attention.qkv.weight"
+    for shape, rows in (((36, 12), [(0, 12), (12, 12), (24, 12)]), ((20, 12), [(0, 12), (12, 4), (16, 4)])):
+        assert [(part.first_row, part.rows) for part in matrices_of(name, shape, split_qkv=True)] == rows
+        assert [(part.first_row, part.rows) for part in matrices_of(name, shape, split_qkv=False)] == [(0, shape[0])]
+    assert len(matrices_of("blocks.3.mlp.up.weight", (48, 12), split_qkv=True)) == 1
+
+
+def test_momentum_warms_up_in_a_line_and_stays() -> None:
+    options = OptimizationOptions(optimizer="muon", muon_momentum_warmup_steps=300)
+    parameters = {name: torch.nn.Parameter(torch.randn(shape)) for name, shape in SHAPES.items()}
+    optimizer = Optimizer(parameters, options, CPU)
+    [part] = optimizer.parts
+    for step, momentum in ((0, 0.85), (150, 0.90), (299, 0.9497), (300, 0.95), (10_000, 0.95)):
+        optimizer.set_step(step, 0.02)
+        assert [group["momentum"] for group in part.param_groups] == [pytest.approx(momentum, abs=4e-5)], step
+    without = Optimizer(parameters, OptimizationOptions(optimizer="muon"), CPU)
+    without.set_step(0, 0.02)
+    assert [group["momentum"] for group in without.parts[0].param_groups] == [0.95]
+
+
+def test_flops_are_those_that_torch_counts() -> None:
+    for name, shape in SHAPES.items():
+        [matrix] = matrices_of(name, shape, split_qkv=False)
+        with FlopCounterMode(display=False) as counter:
+            orthogonalize(torch.randn(shape))
+        assert counter.get_total_flops() == orthogonalization_flops(matrix), name
+
+
+@pytest.mark.parametrize(
+    ("size", "split_qkv", "most"), [("124M", True, 1.0), ("124M", False, 1.05), ("1.5B", True, 1.0)]
+)
+@pytest.mark.parametrize("sharded", [False, True])
+def test_on_eight_ranks_each_computes_an_eighth(
+    monkeypatch: pytest.MonkeyPatch, size: str, split_qkv: bool, most: float, sharded: bool
+) -> None:
+    computed: list[torch.Size] = []
+
+    def record(matrix: torch.Tensor) -> torch.Tensor:
+        computed.append(matrix.shape)
+        return matrix
+
+    monkeypatch.setattr(muon, "orthogonalize", record)
+    monkeypatch.setattr(matrix_shares, "all_gather_single", lambda *_, **__: None)
+    monkeypatch.setattr(torch.distributed, "all_to_all_single", lambda *_, **__: None)
+    with torch.device("meta"):
+        shapes = {name: tuple(parameter.shape) for name, parameter in GPT(GPT2_SIZES[size]).named_parameters()}
+    shapes = {name: shape for name, shape in shapes.items() if rate_group(name, shape) == "matrix"}
+
+    def flops(ranks: RankGroup) -> int:
+        """Return the FLOPs of the matrices that a rank makes orthogonal in a step."""
+        computed.clear()
+        step_on(ranks, shapes, SPLIT if split_qkv else PLAIN, sharded=sharded)
+        sides = [sorted(shape) for shape in computed]
+        return sum(5 * (4 * short * short * long + 2 * short**3) for short, long in sides)
+
+    alone, shared = flops(ALONE), [flops(RankGroup(rank=rank, size=8, group=None)) for rank in range(8)]
+    assert sum(shared) == alone
+    assert max(shared) <= most * alone / 8
+
+
+def step_on(ranks: RankGroup, shapes: dict[str, Shape], options: MuonOptions, *, sharded: bool) -> None:
+    """Take a step on one rank, without memory."""
+    meta = torch.device("meta")
+    own = {}
+    for name, (rows, columns) in shapes.items():
+        held = max(0, min(ranks.chunk(rows), rows - ranks.first_row(rows))) if sharded else rows
+        own[name] = torch.nn.Parameter(torch.empty(held, columns, device=meta))
+    placement = Placement(device=meta, data_parallel=ranks, sharded=sharded, shapes=shapes)
+    made = Muon(own, attrs.evolve(HYPER, muon=options), placement)
+    for parameter in own.values():
+        parameter.grad = torch.empty_like(parameter)
+        made.state[parameter]["momentum_buffer"] = torch.empty_like(parameter)
+    made.step()
