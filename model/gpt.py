@@ -1,37 +1,48 @@
-"""GPT-2 network: token ids in, next-token logits out.
+"""Decoder-only transformer: token ids in, next-token logits out.
 
-Pre-norm blocks, learned positions, GELU, fused QKV: Radford et al. 2019 and OpenAI's released code.
-B micro-batch, T tokens, C embedding width, H heads, D head width (C = H * D), V vocabulary, S tokens seen so far.
+Pre-norm blocks with fused queries, keys and values. By default GPT-2 (Radford et al. 2019, OpenAI's released code); the
+options of ModelConfig choose other parts, once, at construction.
+B micro-batch, T tokens, C embedding width, H heads, K heads of keys and values, D head width (C = H * D), V vocabulary,
+S tokens seen so far.
 """
 
 import math
 from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from model.config import ACTIVATIONS, INITIAL_STD, ModelConfig
+from model.config import GATED, INITIAL_STD, ModelConfig
 
-Recompute = Callable[[nn.Module, Tensor], Tensor]  # a block and its input -> its output
+Rotation = Float[Tensor, "2 T _"] | None  # cosines and sines of RoPE's angles, (2, T, D / 2)
+Recompute = Callable[[nn.Module, Tensor, Tensor | None], Tensor]  # a block, its input and rotation -> its output
 
 INITIAL_POSITION_STD = 0.01  # position embedding, as in OpenAI's model.py
+
+
+class HeadOptions(NamedTuple):
+    """How the output head's products become logits."""
+
+    vocabulary_size: int  # rows of its weight beyond are padding
+    softcap: float | None = None  # c: logits are c tanh(z / c)
 
 
 class KeyValueCache:
     """Keys and values of the tokens seen so far: generation computes each token once."""
 
     def __init__(self, config: ModelConfig, batch_size: int, device: torch.device):
-        head_width = config.emb_dim // config.n_heads
-        shape = (2, config.n_layers, batch_size, config.n_heads, config.context_length, head_width)
-        self.memory = torch.empty(shape, device=device)  # (2, L, B, H, T, D)
+        shape = (2, config.n_layers, batch_size, config.kv_heads, config.context_length, config.head_width)
+        self.memory = torch.empty(shape, device=device)  # (2, L, B, K, T, D)
         self.length = 0  # tokens seen; advanced by GPT.hidden after the last block
 
     def extend(
-        self, layer: int, keys: Float[Tensor, "B H T D"], values: Float[Tensor, "B H T D"]
-    ) -> tuple[Float[Tensor, "B H S D"], Float[Tensor, "B H S D"]]:
-        """Append a layer's new keys and values; return all of them, (B, H, S, D) each."""
+        self, layer: int, keys: Float[Tensor, "B K T D"], values: Float[Tensor, "B K T D"]
+    ) -> tuple[Float[Tensor, "B K S D"], Float[Tensor, "B K S D"]]:
+        """Append a layer's new keys and values; return all of them, (B, K, S, D) each."""
         end = self.length + keys.shape[2]
         self.memory[0, layer, :, :, self.length : end] = keys
         self.memory[1, layer, :, :, self.length : end] = values
@@ -44,63 +55,101 @@ class Attention(nn.Module):
     def __init__(self, config: ModelConfig, layer: int):
         super().__init__()
         self.layer = layer
-        self.heads = config.n_heads
+        self.heads = config.qkv_heads
         self.drop_rate = config.drop_rate
-        self.qkv = nn.Linear(config.emb_dim, 3 * config.emb_dim, bias=config.qkv_bias)
-        self.output = nn.Linear(config.emb_dim, config.emb_dim)
+        self.qkv = nn.Linear(config.emb_dim, config.qkv_width, bias=config.qkv_bias)
+        self.query_norm = HeadNorm(config) if config.qk_norm else nn.Identity()
+        self.key_norm = HeadNorm(config) if config.qk_norm else nn.Identity()
+        self.rotate: Callable[..., Tensor] = rotate if config.positions == "rope" else unrotated
+        inverse_layer = 1 / math.sqrt(config.head_width) / (layer + 1)
+        self.scale = inverse_layer if config.scale_attention_by_inverse_layer else None  # None: 1 / sqrt(D)
+        self.output = nn.Linear(config.emb_dim, config.emb_dim, bias=config.biases)
 
-    def forward(self, x: Float[Tensor, "B T C"], cache: KeyValueCache | None = None) -> Float[Tensor, "B T C"]:
-        queries, keys, values = (split_heads(part, self.heads) for part in self.qkv(x).chunk(3, dim=-1))
+    def forward(
+        self, x: Float[Tensor, "B T C"], rotation: Rotation = None, cache: KeyValueCache | None = None
+    ) -> Float[Tensor, "B T C"]:
+        queries, keys, values = split_heads(self.qkv(x), self.heads)
+        queries = self.rotate(self.query_norm(queries), rotation)
+        keys = self.rotate(self.key_norm(keys), rotation)
         causal = True
         if cache is not None:
             causal = cache.length == 0
             assert causal or x.shape[1] == 1  # without a mask only a single new token attends correctly
             keys, values = cache.extend(self.layer, keys, values)
+        keys, values = repeat_heads(keys, self.heads[0]), repeat_heads(values, self.heads[0])
         drop_rate = self.drop_rate if self.training else 0.0
-        mixed = F.scaled_dot_product_attention(queries, keys, values, is_causal=causal, dropout_p=drop_rate)
+        mixed = F.scaled_dot_product_attention(
+            queries, keys, values, is_causal=causal, dropout_p=drop_rate, scale=self.scale
+        )
         return self.output(mixed.transpose(1, 2).flatten(2))  # mixed: (B, H, T, D)
 
 
 class MLP(nn.Module):
-    """Feed-forward layer: linear, GELU, linear, with a hidden width of 4 C."""
+    """Feed-forward layer: linear, activation, linear."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()
-        self.up = nn.Linear(config.emb_dim, 4 * config.emb_dim)
-        self.down = nn.Linear(4 * config.emb_dim, config.emb_dim)
-        self.approximation = ACTIVATIONS[config.activation]
+        self.up = nn.Linear(config.emb_dim, config.hidden_width, bias=config.biases)
+        self.down = nn.Linear(config.hidden_width, config.emb_dim, bias=config.biases)
+        self.activation = ACTIVATIONS[config.activation]
 
     def forward(self, x: Float[Tensor, "B T C"]) -> Float[Tensor, "B T C"]:
-        return self.down(F.gelu(self.up(x), approximate=self.approximation))
+        return self.down(self.activation(self.up(x)))
+
+
+class GatedMLP(MLP):
+    """Feed-forward layer whose activation is a gate: multiplied with a second projection of the input."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__(config)
+        self.gate = nn.Linear(config.emb_dim, config.hidden_width, bias=config.biases)
+
+    def forward(self, x: Float[Tensor, "B T C"]) -> Float[Tensor, "B T C"]:
+        return self.down(self.activation(self.gate(x)) * self.up(x))
+
+
+class HeadNorm(nn.RMSNorm):
+    """RMSNorm of each head's queries or keys: in fp32, returned in their precision."""
+
+    def __init__(self, config: ModelConfig):
+        super().__init__(config.head_width, config.norm_eps, config.norm_gain)
+
+    def forward(self, x: Float[Tensor, "B H T D"]) -> Float[Tensor, "B H T D"]:
+        return super().forward(x.float()).type_as(x)
 
 
 class Block(nn.Module):
-    """Transformer block: attention, then MLP, each behind a LayerNorm and added to the residual stream."""
+    """Transformer block: attention, then MLP, each behind a norm and added to the residual stream."""
 
     def __init__(self, config: ModelConfig, layer: int):
         super().__init__()
-        self.attention_norm = nn.LayerNorm(config.emb_dim)
+        self.attention_norm = norm(config)
         self.attention = Attention(config, layer)
-        self.mlp_norm = nn.LayerNorm(config.emb_dim)
-        self.mlp = MLP(config)
+        self.mlp_norm = norm(config)
+        self.mlp = GatedMLP(config) if config.activation in GATED else MLP(config)
         self.dropout = nn.Dropout(config.drop_rate)
 
-    def forward(self, x: Float[Tensor, "B T C"], cache: KeyValueCache | None = None) -> Float[Tensor, "B T C"]:
-        x = x + self.dropout(self.attention(self.attention_norm(x), cache))
+    def forward(
+        self, x: Float[Tensor, "B T C"], rotation: Rotation = None, cache: KeyValueCache | None = None
+    ) -> Float[Tensor, "B T C"]:
+        x = x + self.dropout(self.attention(self.attention_norm(x), rotation, cache))
         return x + self.dropout(self.mlp(self.mlp_norm(x)))
 
 
 class GPT(nn.Module):
-    """Token and position embedding, blocks, final norm, output head. Embedding rows from `vocab_size` on stay zero."""
+    """Token embedding and positions, blocks, final norm, output head. Embedding rows from `vocab_size` on stay zero."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()
         self.config = config
+        self.head_options = HeadOptions(config.vocab_size, config.logit_softcap)
         self.token_embedding = nn.Embedding(config.padded_vocab_size, config.emb_dim)
-        self.position_embedding = nn.Embedding(config.context_length, config.emb_dim)
+        self.embedding_norm = norm(config) if config.embedding_norm else nn.Identity()
+        learned = config.positions == "learned"
+        self.position_embedding = nn.Embedding(config.context_length, config.emb_dim) if learned else None
         self.dropout = nn.Dropout(config.drop_rate)
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layers))
-        self.final_norm = nn.LayerNorm(config.emb_dim)
+        self.final_norm = norm(config)
         self.head = None if config.tie_weights else nn.Linear(config.emb_dim, config.padded_vocab_size, bias=False)
 
     def forward(self, tokens: Int[Tensor, "B T"], cache: KeyValueCache | None = None) -> Float[Tensor, "B _ V"]:
@@ -108,8 +157,7 @@ class GPT(nn.Module):
 
         With a cache, `tokens` follow those it has seen, and only the last one's logits are computed, (B, 1, V).
         """
-        logits = F.linear(self.hidden(tokens, cache), self.output_weight())  # (B, T, padded V)
-        return logits[..., : self.config.vocab_size]
+        return output_logits(self.hidden(tokens, cache), self.output_weight(), self.head_options)
 
     def hidden(
         self, tokens: Int[Tensor, "B T"], cache: KeyValueCache | None = None, recompute: Recompute | None = None
@@ -120,9 +168,14 @@ class GPT(nn.Module):
         """
         first = 0 if cache is None else cache.length
         positions = torch.arange(first, first + tokens.shape[1], device=tokens.device)
-        x = self.dropout(self.token_embedding(tokens) + self.position_embedding(positions))
+        x, rotation = self.embedding_norm(self.token_embedding(tokens)), None
+        if self.position_embedding is None:
+            rotation = rotation_at(positions, self.config)
+        else:
+            x = x + self.position_embedding(positions)
+        x = self.dropout(x)
         for block in self.blocks:
-            x = block(x, cache) if recompute is None else recompute(block, x)
+            x = block(x, rotation, cache) if recompute is None else recompute(block, x, rotation)
         if cache is not None:
             cache.length += tokens.shape[1]
             x = x[:, -1:]  # the others have their next token already
@@ -133,21 +186,70 @@ class GPT(nn.Module):
         return self.token_embedding.weight if self.head is None else self.head.weight
 
 
-def split_heads(x: Float[Tensor, "B T C"], heads: int) -> Float[Tensor, "B H T D"]:
-    """Return x (B, T, C) seen as heads: (B, H, T, D). A view, no copy."""
-    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+def output_logits(
+    hidden: Float[Tensor, "*B C"], weight: Float[Tensor, "_ C"], options: HeadOptions
+) -> Float[Tensor, "*B V"]:
+    """Return the output head's logits, (..., V); those of a softcap in fp32."""
+    logits = F.linear(hidden, weight)[..., : options.vocabulary_size]
+    return logits if options.softcap is None else options.softcap * torch.tanh(logits.float() / options.softcap)
+
+
+def norm(config: ModelConfig) -> nn.Module:
+    """Return a norm over C, as configured."""
+    if config.norm == "rmsnorm":
+        return nn.RMSNorm(config.emb_dim, config.norm_eps, config.norm_gain)
+    return nn.LayerNorm(config.emb_dim, config.norm_eps, config.norm_gain, config.biases)
+
+
+def split_heads(fused: Float[Tensor, "B T _"], heads: tuple[int, ...]) -> list[Float[Tensor, "B _ T D"]]:
+    """Return queries, keys and values of so many heads: (B, heads, T, D) each. Views, no copy."""
+    width = fused.shape[-1] // sum(heads)
+    parts = fused.split([count * width for count in heads], dim=-1)
+    return [part.unflatten(-1, (-1, width)).transpose(1, 2) for part in parts]
+
+
+def repeat_heads(x: Float[Tensor, "B K S D"], heads: int) -> Float[Tensor, "B H S D"]:
+    """Return keys or values (B, K, S, D) for H query heads, (B, H, S, D): neighboring queries share one.
+
+    Copies them where K is smaller: not all fused attention kernels take grouped heads.
+    """
+    times = heads // x.shape[1]
+    return x if times == 1 else x.unsqueeze(2).expand(-1, -1, times, -1, -1).flatten(1, 2)
+
+
+def rotation_at(positions: Int[Tensor, "T"], config: ModelConfig) -> Float[Tensor, "2 T _"]:
+    """Return the rotation of some positions in fp32: one angle for each pair of a head's elements."""
+    pairs = torch.arange(0, config.head_width, 2, device=positions.device).float() / config.head_width  # (D / 2,)
+    angles = torch.outer(positions.float(), 1.0 / config.rope_base**pairs)  # (T, D / 2)
+    return torch.stack((angles.cos(), angles.sin()))
+
+
+def rotate(x: Float[Tensor, "B H T D"], rotation: Float[Tensor, "2 T _"]) -> Float[Tensor, "B H T D"]:
+    """Return queries or keys rotated by +angle, as Llama does: element i and i + D / 2 are a pair. In fp32 inside."""
+    cosine, sine = rotation
+    first, second = x.float().chunk(2, dim=-1)
+    return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1).type_as(x)
+
+
+def unrotated(x: Float[Tensor, "B H T D"], _: None) -> Float[Tensor, "B H T D"]:
+    """Return queries or keys as they are, where positions are learned."""
+    return x
 
 
 def initialize(model: GPT, seed: int) -> None:
     """Initialize the weights as GPT-2 does: normal, residual projections scaled by 1/sqrt(2 L), biases zero.
 
+    `zero_init_projections` and `zero_init_head` set residual projections and the head to zero.
+
     Draws on the CPU from a generator of its own: the initial weights are the same on every machine and rank.
     """
-    generator = torch.Generator().manual_seed(seed)
-    residual_std = INITIAL_STD / math.sqrt(2 * model.config.n_layers)
+    generator, config = torch.Generator().manual_seed(seed), model.config
+    residual_std = 0.0 if config.zero_init_projections else INITIAL_STD / math.sqrt(2 * config.n_layers)
+    head_std = 0.0 if config.zero_init_head else INITIAL_STD
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear):
-            std = residual_std if name.endswith(("attention.output", "mlp.down")) else INITIAL_STD
+            residual = name.endswith(("attention.output", "mlp.down"))
+            std = residual_std if residual else head_std if name == "head" else INITIAL_STD
             nn.init.normal_(module.weight, std=std, generator=generator)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
@@ -157,9 +259,21 @@ def initialize(model: GPT, seed: int) -> None:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if is_padded(name):
-                parameter[model.config.vocab_size :] = 0.0
+                parameter[config.vocab_size :] = 0.0
 
 
 def is_padded(name: str) -> bool:
     """Tell whether the parameter of that name has rows beyond the vocabulary."""
     return name in ("token_embedding.weight", "head.weight")
+
+
+def _relu_squared(x: Tensor) -> Tensor:
+    return F.relu(x).square()
+
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "gelu": F.gelu,
+    "relu2": _relu_squared,
+    "swiglu": F.silu,
+}

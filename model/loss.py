@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from model.gpt import GPT
+from model.gpt import GPT, HeadOptions, output_logits
 
 
 class NextTokenLoss(nn.Module):
@@ -51,13 +51,13 @@ class NextTokenLoss(nn.Module):
     def _mean(
         self, hidden: Float[Tensor, "B T C"], weight: Float[Tensor, "R C"], targets: Int[Tensor, "B T"]
     ) -> Float[Tensor, ""]:
-        size = self.network.config.vocab_size
+        options = self.network.head_options
         hidden, targets = hidden.flatten(0, 1), targets.flatten()
         if self._chunks == 1:
-            return self._head_loss(hidden, weight, targets, size, "mean")
+            return self._head_loss(hidden, weight, targets, options, "mean")
         total = torch.zeros((), device=hidden.device)
         for part, wanted in zip(hidden.chunk(self._chunks), targets.chunk(self._chunks), strict=True):
-            arguments = (part, weight, wanted, size, "sum")
+            arguments = (part, weight, wanted, options, "sum")
             total = total + checkpoint(self._head_loss, *arguments, use_reentrant=False, preserve_rng_state=False)
         return total / targets.numel()
 
@@ -65,25 +65,25 @@ class NextTokenLoss(nn.Module):
         self, hidden: Float[Tensor, "B T C"], weight: Float[Tensor, "R C"], targets: Int[Tensor, "B T"]
     ) -> Float[Tensor, "B"]:
         parts = zip(hidden.chunk(self._chunks), targets.chunk(self._chunks), strict=True)
-        size = self.network.config.vocab_size
-        return torch.cat([self._sequence_losses(part, weight, wanted, size) for part, wanted in parts])
+        options = self.network.head_options
+        return torch.cat([self._sequence_losses(part, weight, wanted, options) for part, wanted in parts])
 
 
 def head_loss(
     hidden: Float[Tensor, "N C"],
     weight: Float[Tensor, "R C"],
     targets: Int[Tensor, "N"],
-    vocabulary_size: int,
+    options: HeadOptions,
     reduction: str,
 ) -> Float[Tensor, "*N"]:
     """Return the cross-entropy from the output head's input; `reduction` as torch.nn.functional.cross_entropy's."""
-    logits = F.linear(hidden, weight)[:, :vocabulary_size]
+    logits = output_logits(hidden, weight, options)
     return F.cross_entropy(logits.float(), targets, reduction=reduction)
 
 
 def sequence_losses(
-    hidden: Float[Tensor, "B T C"], weight: Float[Tensor, "R C"], targets: Int[Tensor, "B T"], vocabulary_size: int
+    hidden: Float[Tensor, "B T C"], weight: Float[Tensor, "R C"], targets: Int[Tensor, "B T"], options: HeadOptions
 ) -> Float[Tensor, "B"]:
     """Return the mean loss of each sequence."""
-    losses = head_loss(hidden.flatten(0, 1), weight, targets.flatten(), vocabulary_size, "none")
+    losses = head_loss(hidden.flatten(0, 1), weight, targets.flatten(), options, "none")
     return losses.view(targets.shape).mean(dim=1)

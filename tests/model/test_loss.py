@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import TypeCheckError
 
-from model.gpt import GPT, initialize
+from model.gpt import GPT, HeadOptions, initialize
 from model.loss import NextTokenLoss, head_loss, sequence_losses
 from tests.model.test_gpt import SMALL
 
@@ -44,8 +44,8 @@ def test_the_loss_is_the_cross_entropy_of_the_logits_and_the_mean_of_the_sequenc
 def test_padded_rows_of_the_head_do_not_count() -> None:
     hidden, weight, targets = torch.randn(4, 7, 5), torch.randn(16, 5), torch.randint(11, (4, 7))
     by_hand = -torch.log_softmax((hidden @ weight.T)[..., :11], -1).gather(-1, targets[..., None]).squeeze(-1)
-    assert torch.allclose(head_loss(hidden.flatten(0, 1), weight, targets.flatten(), 11, "mean"), by_hand.mean())
-    assert torch.allclose(sequence_losses(hidden, weight, targets, 11), by_hand.mean(dim=1))
+    assert torch.allclose(head_loss(hidden.flatten(0, 1), weight, targets.flatten(), HeadOptions(11), "mean"), by_hand.mean())
+    assert torch.allclose(sequence_losses(hidden, weight, targets, HeadOptions(11)), by_hand.mean(dim=1))
 
 
 def test_recomputed_blocks_have_the_same_loss_and_gradients_to_the_bit_dropout_included() -> None:

@@ -19,7 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from common.errors import BadInput
 from model.config import ModelConfig
-from model.gpt import split_heads
+from model.gpt import repeat_heads, split_heads
 from training.hardware.memory_errors import is_memory_error
 from training.parallel.process_group import Ranks, from_coordinator
 from training.precision import DTYPES
@@ -47,8 +47,8 @@ class Shape:
     device: torch.device
 
     def random_input(self, sequences: int) -> Tensor:
-        """Return random queries, keys and values of some sequences, fused, fp32 (B, T, 3 C)."""
-        size = (sequences, self.model.context_length, 3 * self.model.emb_dim)
+        """Return random queries, keys and values of some sequences, fused, fp32 (B, T, (H + 2 K) D)."""
+        size = (sequences, self.model.context_length, self.model.qkv_width)
         return torch.randn(size, generator=torch.Generator().manual_seed(0)).to(self.device)
 
     def in_precision(self, fused: Tensor) -> Tensor:
@@ -121,7 +121,7 @@ def _choose(shape: Shape, determinism: str, model_json: Path) -> str:
         reasons = "; ".join(f"{name}: {problem}" for name, problem in problems.items())
         heads, tokens = shape.model.n_heads, shape.model.context_length
         raise BadInput(
-            f"{model_json}: no fused attention kernel supports {heads} heads of width {shape.model.emb_dim // heads} "
+            f"{model_json}: no fused attention kernel supports {heads} heads of width {shape.model.head_width} "
             f"in {shape.precision} on {torch.cuda.get_device_name(shape.device)} ({reasons}); unfused attention would "
             f"need {tokens} x {tokens} matrices: choose n_heads so that emb_dim / n_heads is 64 or 128"
         )
@@ -130,9 +130,10 @@ def _choose(shape: Shape, determinism: str, model_json: Path) -> str:
 
 
 def _run(backend: SDPBackend, shape: Shape, fused: Tensor, drop_rate: float = 0.0) -> list[Tensor]:
-    """Return the output, and the gradient of the fused queries, keys and values (B, T, 3 C), in fp32."""
+    """Return the output, and the gradient of the fused queries, keys and values (B, T, (H + 2 K) D), in fp32."""
     fused = fused.detach().requires_grad_()
-    queries, keys, values = (split_heads(part, shape.model.n_heads) for part in fused.chunk(3, dim=-1))
+    queries, *grouped = split_heads(fused, shape.model.qkv_heads)
+    keys, values = (repeat_heads(part, shape.model.n_heads) for part in grouped)
     with sdpa_kernel(backend), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns about each kernel that it rejects
         output = F.scaled_dot_product_attention(queries, keys, values, is_causal=True, dropout_p=drop_rate)

@@ -84,7 +84,7 @@ def saved_bytes(network: GPT, microbatch_size: int) -> int:
     device = network.token_embedding.weight.device
     tokens = torch.zeros(microbatch_size, network.config.context_length, dtype=torch.int64, device=device)
     with saved_tensors_hooks(keep, lambda tensor: tensor):
-        network(tokens)
+        F.linear(network.hidden(tokens), network.output_weight())
     return sum(storage.nbytes() for storage in saved.values())
 
 
@@ -104,7 +104,7 @@ class _AsOnAGpu(TorchFunctionMode):
             args = [None if value is None else value.to(torch.bfloat16) for value in args]
         elif function is F.scaled_dot_product_attention:
             flash = torch.ops.aten._scaled_dot_product_flash_attention
-            return flash(*args, kwargs["dropout_p"], kwargs["is_causal"])[0]
+            return flash(*args, kwargs["dropout_p"], kwargs["is_causal"], scale=kwargs["scale"])[0]
         elif function is F.dropout and kwargs["p"] > 0:
             return torch.native_dropout(args[0], kwargs["p"], True)[0]  # its mask takes a byte an element
         return function(*args, **kwargs)
