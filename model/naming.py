@@ -85,11 +85,8 @@ def config_of(plain: dict[str, Tensor], heads: int, activation: str = "gelu_tanh
     )
 
 
-def to_hugging_face(plain: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    """Convert a plain state dict to the names and layout of Hugging Face's GPT2LMHeadModel.
-
-    Its bias of queries, keys and values is mandatory: zero for a model without one.
-    """
+def to_hugging_face(plain: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Convert a plain state dict, with all biases, to the names and layout of Hugging Face's GPT2LMHeadModel."""
     theirs = {}
     for name, value in plain.items():
         module, _, leaf = name.rpartition(".")
@@ -101,9 +98,6 @@ def to_hugging_face(plain: dict[str, Tensor], config: ModelConfig) -> dict[str, 
         where = f"transformer.h.{block[1]}" if block else "transformer"
         transposed = part in PROJECTIONS and leaf == "weight"
         theirs[f"{where}.{HUGGING_FACE[part]}.{leaf}"] = (value.t() if transposed else value).contiguous()
-    if not config.qkv_bias:
-        for layer in range(config.n_layers):
-            theirs[f"transformer.h.{layer}.attn.c_attn.bias"] = torch.zeros(3 * config.emb_dim)
     return theirs
 
 

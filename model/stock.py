@@ -1,34 +1,26 @@
-"""Stock Hugging Face class of a model configuration: GPT2LMHeadModel and its config.json, or a refusal.
+"""Stock classes: the class of Hugging Face's transformers that computes a configuration's network, or why none does.
 
-A field of ModelConfig that is not in the table below has no equivalent there: it is refused in training and in export.
+An option that a class lacks is refused in training and in export, by name, and so is a field of ModelConfig that is not
+in the tables below. `stock_weights.py` has the weights.
 """
 
+import json
 from typing import Any
 
 import attrs
 
-from common.errors import BadInput
-from model.config import INITIAL_STD, ModelConfig
+from common.errors import BadInput, either, quoted
+from model.config import ACTIVATIONS, GATED, INITIAL_STD, ModelConfig
 
-# Keys of transformers' GPT2Config, by the field of ModelConfig that gives their value.
-GPT2_KEYS = {
-    "vocab_size": ("vocab_size",),
-    "context_length": ("n_positions", "n_ctx"),
-    "emb_dim": ("n_embd",),
-    "n_layers": ("n_layer",),
-    "n_heads": ("n_head",),
-    "drop_rate": ("attn_pdrop", "embd_pdrop", "resid_pdrop"),
-    "qkv_bias": (),  # GPT2LMHeadModel always has one: model/naming.py exports zeros where a model has none
-    "tie_weights": ("tie_word_embeddings",),
-    "activation": ("activation_function",),
-}
-GPT2_ACTIVATIONS = {"gelu_tanh": "gelu_new", "gelu": "gelu"}  # ours -> theirs
-GPT2_CONSTANTS = {
-    "n_inner": None,  # 4 C
-    "layer_norm_epsilon": 1e-5,
-    "initializer_range": INITIAL_STD,
-    "torch_dtype": "float32",
-    "use_cache": True,
+# Our activation -> theirs.
+GPT2_ACTIVATIONS = {"gelu_tanh": "gelu_new", "gelu": "gelu", "relu2": "relu2"}
+STOCK_ACTIVATIONS = GPT2_ACTIVATIONS | {"swiglu": "silu"}
+UNGATED = tuple(name for name in ACTIVATIONS if name not in GATED)
+# Fields that every class has, or that its weights express: a missing bias is zero, a missing gain one; a norm of the
+# token embedding is folded into the table.
+EXPRESSED = {
+    *("vocab_size", "context_length", "emb_dim", "n_heads", "n_layers", "drop_rate", "qkv_bias", "tie_weights"),
+    *("mlp_width", "norm_eps", "rope_base", "zero_init_projections", "zero_init_head"),
 }
 
 
@@ -40,21 +32,135 @@ class StockClass:
     config: dict[str, Any]  # config.json
 
 
+@attrs.frozen(kw_only=True)
+class Architecture:
+    """A model class of transformers: its name, its `model_type`, and the values of our options that it computes."""
+
+    name: str
+    model_type: str
+    options: dict[str, tuple[Any, ...]]  # any value of those that are not here
+
+
+ROTARY = {"norm": ("rmsnorm",), "positions": ("rope",), "scale_attention_by_inverse_layer": (False,)}
+UNCAPPED = {"logit_softcap": (None,)}
+GPT2 = Architecture(
+    name="GPT2LMHeadModel",
+    model_type="gpt2",
+    options={"norm": ("layernorm",), "positions": ("learned",), "qk_norm": (False,), "activation": UNGATED}
+    | {"n_kv_heads": (None,)}
+    | UNCAPPED,
+)
+LLAMA = Architecture(
+    name="LlamaForCausalLM",
+    model_type="llama",
+    options=ROTARY | {"qk_norm": (False,), "activation": GATED} | UNCAPPED,
+)
+ARCEE = Architecture(
+    name="ArceeForCausalLM",
+    model_type="arcee",
+    options=ROTARY | {"qk_norm": (False,), "activation": UNGATED} | UNCAPPED,
+)
+QWEN3 = Architecture(
+    name="Qwen3ForCausalLM",
+    model_type="qwen3",
+    options=ROTARY | {"qk_norm": (True,), "activation": GATED, "biases": (False,)} | UNCAPPED,
+)
+NANOCHAT = Architecture(
+    name="NanoChatForCausalLM",
+    model_type="nanochat",
+    options=ROTARY
+    | {"qk_norm": (True,), "activation": UNGATED, "biases": (False,), "norm_gain": (False,), "embedding_norm": (True,)},
+)
+CLASSES = (GPT2, LLAMA, ARCEE, QWEN3, NANOCHAT)
+
+
 def stock_class(config: ModelConfig, where: str = "model.json") -> StockClass:
     """Return the class that computes the same network. Raises BadInput, beginning with `where`, if there is none."""
-    values = attrs.asdict(config)
-    for field, value in values.items():
-        if field not in GPT2_KEYS:
-            raise BadInput(
-                f"{where}: {field}: got {value!r}, but Hugging Face's GPT-2 has no such option, so the trained model "
-                "could not be exported; remove it, or map it to a stock class in model/stock.py"
-            )
-    if config.activation not in GPT2_ACTIVATIONS:
+    architecture = architecture_of(config, where)
+    values = _gpt2_values(config) if architecture is GPT2 else _rotary_values(config, architecture)
+    head = {"architectures": [architecture.name], "model_type": architecture.model_type}
+    return StockClass(architecture.name, head | values)
+
+
+def architecture_of(config: ModelConfig, where: str = "model.json") -> Architecture:
+    """Return the class that computes the same network. Raises BadInput naming options that no class has together."""
+    values = attrs.asdict(config) | {"n_kv_heads": None if config.kv_heads == config.n_heads else config.kv_heads}
+    known = EXPRESSED.union(*(each.options for each in CLASSES))
+    for field in values.keys() - known:
         raise BadInput(
-            f"{where}: activation: got {config.activation!r}, wanted one that Hugging Face's GPT-2 has: "
-            f"{', '.join(map(repr, GPT2_ACTIVATIONS))}"
+            f"{where}: {field}: got {quoted(values[field])}, but no class of Hugging Face's transformers has such an "
+            "option, so the trained model could not be exported; remove it, or map it in model/stock.py"
         )
-    values["activation"] = GPT2_ACTIVATIONS[config.activation]
-    mapped = {key: values[field] for field, keys in GPT2_KEYS.items() for key in keys}
-    name = "GPT2LMHeadModel"
-    return StockClass(name, {"architectures": [name], "model_type": "gpt2"} | mapped | GPT2_CONSTANTS)
+    misfits = {
+        each.name: [field for field in each.options if values[field] not in each.options[field]] for each in CLASSES
+    }
+    least = min(map(len, misfits.values()))
+    nearest = [each for each in CLASSES if len(misfits[each.name]) == least]
+    if least == 0:
+        return nearest[0]
+    wrong = dict.fromkeys(field for each in nearest for field in misfits[each.name])
+    got = ", ".join(f"{field} {json.dumps(values[field])}" for field in wrong)
+    wants = "; ".join(f"{each.name} wants {_wanted(each, misfits[each.name])}" for each in nearest)
+    raise BadInput(
+        f"{where}: got {got}, but no class of Hugging Face's transformers computes this network, so the trained model "
+        f"could not be exported; {wants}"
+    )
+
+
+def folds_embedding_norm(config: ModelConfig) -> bool:
+    """Tell whether the class lacks the norm of the token embedding: it is folded into the table, away from the head."""
+    return config.embedding_norm and architecture_of(config) is not NANOCHAT
+
+
+def _wanted(architecture: Architecture, fields: list[str]) -> str:
+    return " and ".join(f"{field} {either(map(json.dumps, architecture.options[field]))}" for field in fields)
+
+
+def _gpt2_values(config: ModelConfig) -> dict[str, Any]:
+    return {
+        "vocab_size": config.vocab_size,
+        "n_positions": config.context_length,
+        "n_ctx": config.context_length,
+        "n_embd": config.emb_dim,
+        "n_layer": config.n_layers,
+        "n_head": config.n_heads,
+        "attn_pdrop": config.drop_rate,
+        "embd_pdrop": config.drop_rate,
+        "resid_pdrop": config.drop_rate,
+        "n_inner": config.mlp_width,  # None: 4 C
+        "activation_function": GPT2_ACTIVATIONS[config.activation],
+        "layer_norm_epsilon": config.norm_eps,
+        **({"scale_attn_by_inverse_layer_idx": True} if config.scale_attention_by_inverse_layer else {}),
+        **_common_values(config),
+    }
+
+
+def _rotary_values(config: ModelConfig, architecture: Architecture) -> dict[str, Any]:
+    return {
+        "vocab_size": config.vocab_size,
+        "max_position_embeddings": config.context_length,
+        "hidden_size": config.emb_dim,
+        "num_hidden_layers": config.n_layers,
+        "num_attention_heads": config.n_heads,
+        "num_key_value_heads": config.kv_heads,
+        "head_dim": config.head_width,
+        "intermediate_size": config.hidden_width,
+        "hidden_act": STOCK_ACTIVATIONS[config.activation],
+        "rms_norm_eps": config.norm_eps,
+        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_base},
+        "rope_theta": config.rope_base,  # for loaders before transformers 5
+        "attention_bias": config.qkv_bias or config.biases,
+        "attention_dropout": config.drop_rate,  # these classes have no other dropout
+        **({"mlp_bias": config.biases} if architecture in (LLAMA, ARCEE) else {}),
+        **({"final_logit_softcapping": config.logit_softcap} if architecture is NANOCHAT else {}),
+        **_common_values(config),
+    }
+
+
+def _common_values(config: ModelConfig) -> dict[str, Any]:
+    return {
+        "tie_word_embeddings": config.tie_weights and not folds_embedding_norm(config),
+        "initializer_range": INITIAL_STD,
+        "torch_dtype": "float32",
+        "use_cache": True,
+    }

@@ -18,9 +18,9 @@ from common.hub_client import CARD, hub_errors, upload
 from evaluation.export.model_card import model_card
 from evaluation.shared.load import Trained
 from model.gpt import GPT
-from model.naming import to_hugging_face
 from model.pretrained import unpadded
 from model.stock import stock_class
+from model.stock_weights import to_stock
 from tokens.tokenizer.hugging_face_files import write_tokenizer_files
 from training.telemetry.metrics_log import ANSWERS, EVALUATIONS
 
@@ -88,10 +88,10 @@ def save_network(network: GPT, directory: Path, **more: Any) -> None:
 
 
 def hugging_face_weights(network: GPT) -> dict[str, Tensor]:
-    """Return the state dict of Hugging Face's GPT2LMHeadModel, on the CPU."""
+    """Return the state dict of the network's stock class of Hugging Face's transformers, on the CPU."""
     config = network.config
     plain = {key: unpadded(key, value.detach().cpu(), config) for key, value in network.named_parameters()}
-    return to_hugging_face(plain, config)
+    return to_stock(plain, config)
 
 
 @contextmanager

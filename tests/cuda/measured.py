@@ -25,7 +25,7 @@ class Layout:
     world_size: int = 1
     parallel: str = "ddp"
     determinism: str = "off"
-    settings: tuple[str, ...] = ()  # KEY=VALUE of train.json
+    settings: tuple[str, ...] = ()  # KEY=VALUE of train.json, model.KEY=VALUE
     gpu: str = "h100"
 
     def __str__(self) -> str:

@@ -43,6 +43,23 @@ def test_the_prediction_is_at_most_2_percent_below_the_peak_and_5_percent_above(
     assert 1 - BELOW <= found.predicted / max(found.first_peak, found.later_peak) <= 1 + ABOVE
 
 
+ROTARY = ("model.norm=rmsnorm", "model.positions=rope", "model.qk_norm=true", "model.biases=false")
+ROTARY += ("model.qkv_bias=false", "model.tie_weights=false")
+NANOCHAT = (*ROTARY, "model.activation=relu2", "model.norm_gain=false", "model.embedding_norm=true", "model.n_heads=6")
+QWEN3 = (*ROTARY, "model.activation=swiglu", "model.mlp_width=2048", "model.n_kv_heads=4")
+MODERN = [
+    Layout(size="124M", microbatch=16, settings=NANOCHAT),
+    Layout(size="124M", microbatch=16, settings=(*NANOCHAT, "model.logit_softcap=15")),
+    Layout(size="124M", microbatch=16, settings=QWEN3),
+]
+
+
+@pytest.mark.parametrize("layout", [case(layout) for layout in MODERN])
+def test_the_prediction_for_modern_blocks_is_within_3_percent_of_the_peak(layout: Layout) -> None:
+    found = measure(layout)
+    assert found.predicted == pytest.approx(max(found.first_peak, found.later_peak), rel=0.03)
+
+
 @pytest.mark.parametrize("layout", [case(layout) for layout in SHAPES])
 def test_no_more_is_reserved_than_predicted(layout: Layout) -> None:
     found = measure(layout)

@@ -1,9 +1,13 @@
 """Model configuration: parameter counts, FLOPs, and shapes that are refused by name."""
 
+from typing import Any
+
 import attrs
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from model.config import GPT2_SIZES, flops_per_token, matmul_parameter_count, parameter_count
+from model.config import ACTIVATIONS, GPT2_SIZES, flops_per_token, matmul_parameter_count, parameter_count
 from model.pretrained import unpadded
 from tests.model.test_gpt import SMALL, network
 
@@ -20,6 +24,43 @@ def test_parameter_count_is_that_of_the_module_without_padding(change: dict[str,
     config = attrs.evolve(SMALL, **change)
     parameters = network(config).named_parameters()
     assert sum(unpadded(name, value, config).numel() for name, value in parameters) == parameter_count(config)
+
+
+OPTIONS = st.fixed_dictionaries(
+    {
+        "activation": st.sampled_from(ACTIVATIONS),
+        "mlp_width": st.sampled_from([None, 24, 96]),
+        "norm": st.sampled_from(["layernorm", "rmsnorm"]),
+        "positions": st.sampled_from(["learned", "rope"]),
+        "n_kv_heads": st.sampled_from([None, 1, 2, 4]),
+        "logit_softcap": st.sampled_from([None, 15.0]),
+        **{
+            name: st.booleans()
+            for name in ("qkv_bias", "tie_weights", "biases", "norm_gain", "qk_norm", "embedding_norm")
+        },
+    }
+)
+
+
+@settings(max_examples=60)
+@given(OPTIONS)
+def test_parameter_counts_are_the_networks_with_any_options(options: dict[str, Any]) -> None:
+    config = attrs.evolve(SMALL, n_layers=2, **options)
+    parameters = {name: unpadded(name, value, config) for name, value in network(config).named_parameters()}
+    assert sum(value.numel() for value in parameters.values()) == parameter_count(config)
+    head = "token_embedding.weight" if config.tie_weights else "head.weight"
+    products = [value for name, value in parameters.items() if value.dim() == 2 and "embedding" not in name]
+    products += [parameters[head]] * config.tie_weights
+    assert sum(value.numel() for value in products) == matmul_parameter_count(config)
+
+
+def test_flops_per_token_of_a_modern_block() -> None:
+    config = attrs.evolve(
+        GPT2_SIZES["124M"], positions="rope", n_kv_heads=4, activation="swiglu", mlp_width=2048, tie_weights=False
+    )
+    # a block: queries 768 x 768, keys and values 768 x 256 each, output 768 x 768, three MLP matrices 768 x 2048
+    matrices = 12 * (2 * 768 * 768 + 2 * 768 * 256 + 3 * 768 * 2048) + 50_257 * 768
+    assert flops_per_token(config) == 6 * matrices + 12 * 12 * 768 * 1024  # the scores of all 12 query heads
 
 
 def test_flops_per_token_of_gpt2_small() -> None:
@@ -42,6 +83,12 @@ def test_matmul_parameters_are_those_of_the_linear_layers() -> None:
         ({"qkv_bias": 1}, "qkv_bias: got 1, wanted true or false"),
         ({"drop_rate": 1.0}, "drop_rate: got 1.0, wanted a number from 0 up to 0.99"),
         ({"context_length": True}, "context_length: got True, wanted an integer"),
+        ({"n_kv_heads": 3}, "n_kv_heads: got 3, wanted a divisor of n_heads, 4"),
+        ({"n_kv_heads": 0}, "n_kv_heads: got 0, wanted an integer of at least 1"),
+        ({"emb_dim": 60, "positions": "rope"}, "positions: got .rope. with heads of width 15, wanted an even"),
+        ({"zero_init_head": True}, "zero_init_head: got true, wanted false, because tie_weights is true"),
+        ({"activation": "relu"}, 'activation: got .relu., wanted "gelu_tanh", "gelu", "relu2" or "swiglu"'),
+        ({"logit_softcap": 0.0}, "logit_softcap: got 0.0, wanted a number above 0"),
     ],
 )
 def test_impossible_shapes_are_refused_by_name(change: dict[str, object], message: str) -> None:

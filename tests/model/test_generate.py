@@ -3,9 +3,12 @@
 import pytest
 import torch
 
+from model.config import ModelConfig
 from model.generate import Sampling, choose, generate, lay_out_for_generation
 from model.gpt import GPT, initialize
+from tests.model.architectures import MODERN
 from tests.model.test_gpt import SMALL, network
+from tests.model.test_naming import network as noisy
 
 
 def uncached(model: GPT, prompt: list[int], count: int, sampling: Sampling) -> list[int]:
@@ -34,6 +37,14 @@ def test_cached_generation_equals_uncached(sampling: Sampling, *, laid_out: bool
     assert chosen == wanted
     assert len(set(chosen)) > 3
     assert generate(model, [3, 1, 4, 1, 5], 43, sampling, stop=chosen[7]) == chosen[: chosen.index(chosen[7])]
+
+
+@pytest.mark.parametrize("config", MODERN.values(), ids=MODERN)
+def test_cached_generation_equals_uncached_with_rotated_and_grouped_heads(config: ModelConfig) -> None:
+    model = noisy(config)
+    chosen = generate(model, [3, 1, 4, 1, 5], 43, Sampling(top_k=25))
+    assert chosen == uncached(model, [3, 1, 4, 1, 5], 43, Sampling(top_k=25))
+    assert len(set(chosen)) > 3
 
 
 def test_sampling_is_a_function_of_the_seed() -> None:

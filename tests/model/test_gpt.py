@@ -5,6 +5,7 @@ import math
 import attrs
 import pytest
 import torch
+import torch.nn.functional as F
 
 from model.config import ModelConfig
 from model.gpt import GPT, initialize
@@ -83,3 +84,54 @@ def test_rows_beyond_the_vocabulary_stay_zero_and_change_nothing() -> None:
     for weight in (model.token_embedding.weight, model.head.weight):
         assert weight[config.vocab_size :].abs().max() == 0
         assert weight[: config.vocab_size].abs().min() > 0
+
+
+def test_without_options_the_network_is_gpt2_to_the_bit() -> None:
+    model = network(SMALL)
+    weights = dict(model.named_parameters())
+    tokens = torch.randint(SMALL.vocab_size, (2, 48))
+
+    def linear(name: str, x: torch.Tensor) -> torch.Tensor:
+        return F.linear(x, weights[f"{name}.weight"], weights[f"{name}.bias"])
+
+    def layer_norm(name: str, x: torch.Tensor) -> torch.Tensor:
+        return F.layer_norm(x, (64,), weights[f"{name}.weight"], weights[f"{name}.bias"])
+
+    x = weights["token_embedding.weight"][tokens] + weights["position_embedding.weight"][:48]
+    for block in (f"blocks.{layer}" for layer in range(3)):
+        parts = linear(f"{block}.attention.qkv", layer_norm(f"{block}.attention_norm", x)).chunk(3, dim=-1)
+        heads = (part.unflatten(-1, (4, -1)).transpose(1, 2) for part in parts)
+        mixed = F.scaled_dot_product_attention(*heads, is_causal=True).transpose(1, 2).flatten(2)
+        x = x + linear(f"{block}.attention.output", mixed)
+        hidden = F.gelu(linear(f"{block}.mlp.up", layer_norm(f"{block}.mlp_norm", x)), approximate="tanh")
+        x = x + linear(f"{block}.mlp.down", hidden)
+    logits = F.linear(layer_norm("final_norm", x), weights["token_embedding.weight"])[..., :211]
+    assert torch.equal(model(tokens), logits)
+    assert len(weights) == 2 + 3 * 12 + 2  # names and numbers of checkpoints
+
+
+def test_zero_initialised_projections_and_head_leave_all_other_weights_as_they_are() -> None:
+    config = attrs.evolve(SMALL, tie_weights=False)
+    plain, zero = (
+        dict(network(one).named_parameters())
+        for one in (config, attrs.evolve(config, zero_init_projections=True, zero_init_head=True))
+    )
+    for name, weight in plain.items():
+        if name.endswith(("attention.output.weight", "mlp.down.weight")) or name == "head.weight":
+            assert zero[name].abs().max() == 0, name
+        else:
+            assert torch.equal(weight, zero[name]), name
+
+
+def test_autocast_rotates_and_normalizes_in_fp32() -> None:
+    options = {"norm": "rmsnorm", "positions": "rope", "qk_norm": True, "embedding_norm": True, "n_kv_heads": 2}
+    model = network(attrs.evolve(SMALL, **options))
+    seen: dict[str, torch.dtype] = {}
+    model.blocks[0].attention.register_forward_pre_hook(lambda _, given: seen.update(rotation=given[1].dtype))
+    model.blocks[0].register_forward_hook(lambda *given: seen.update(residual=given[2].dtype))
+    tokens = torch.randint(SMALL.vocab_size, (2, 48))
+    with torch.no_grad():
+        wanted = model(tokens)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert (model(tokens) - wanted).abs().max() < 0.02 * wanted.abs().max()
+    assert seen == {"rotation": torch.float32, "residual": torch.float32}

@@ -9,9 +9,12 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import TypeCheckError
 
+from model.config import ModelConfig
 from model.gpt import GPT, HeadOptions, initialize
 from model.loss import NextTokenLoss, head_loss, sequence_losses
+from tests.model.architectures import MODERN
 from tests.model.test_gpt import SMALL
+from tests.model.test_naming import network
 
 
 def training_loss(changes: dict[str, Any] | None = None, **options: Any) -> NextTokenLoss:
@@ -44,8 +47,10 @@ def test_the_loss_is_the_cross_entropy_of_the_logits_and_the_mean_of_the_sequenc
 def test_padded_rows_of_the_head_do_not_count() -> None:
     hidden, weight, targets = torch.randn(4, 7, 5), torch.randn(16, 5), torch.randint(11, (4, 7))
     by_hand = -torch.log_softmax((hidden @ weight.T)[..., :11], -1).gather(-1, targets[..., None]).squeeze(-1)
-    assert torch.allclose(head_loss(hidden.flatten(0, 1), weight, targets.flatten(), HeadOptions(11), "mean"), by_hand.mean())
-    assert torch.allclose(sequence_losses(hidden, weight, targets, HeadOptions(11)), by_hand.mean(dim=1))
+    options = HeadOptions(vocabulary_size=11)
+    mean = head_loss(hidden.flatten(0, 1), weight, targets.flatten(), options, "mean")
+    assert torch.allclose(mean, by_hand.mean())
+    assert torch.allclose(sequence_losses(hidden, weight, targets, options), by_hand.mean(dim=1))
 
 
 def test_recomputed_blocks_have_the_same_loss_and_gradients_to_the_bit_dropout_included() -> None:
@@ -87,3 +92,28 @@ def test_a_loss_in_chunks_is_the_plain_one_and_so_are_its_gradients(chunks: int,
     loss.backward()
     for one, other in zip(plain.parameters(), chunked.parameters(), strict=True):
         assert torch.allclose(one.grad, other.grad, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("config", MODERN.values(), ids=MODERN)
+def test_chunks_and_recomputed_blocks_change_nothing_with_any_option(config: ModelConfig) -> None:
+    found = []
+    for chunks, recompute in [(1, False), (1, True), (5, False)]:
+        model = NextTokenLoss(network(config), chunks=chunks, recompute_blocks=recompute).train()
+        loss = model(*batch())
+        loss.backward()
+        found.append([loss.detach(), *(parameter.grad for parameter in model.parameters())])
+    plain, recomputed, chunked = found
+    assert all(torch.equal(one, other) for one, other in zip(plain, recomputed, strict=True))
+    for one, other in zip(plain, chunked, strict=True):
+        assert torch.allclose(one, other, rtol=1e-4, atol=1e-6)
+
+
+def test_a_softcap_bounds_the_logits_of_the_loss() -> None:
+    model = network(attrs.evolve(MODERN["NanoChat"], logit_softcap=0.5))
+    inputs, targets = batch()
+    with torch.no_grad():
+        bare = F.linear(model.hidden(inputs), model.output_weight())[..., : SMALL.vocab_size]
+        wanted = 0.5 * torch.tanh(bare / 0.5)
+        assert torch.equal(model(inputs), wanted)
+        loss = F.cross_entropy(wanted.flatten(0, 1), targets.flatten())
+        assert torch.equal(NextTokenLoss(model)(inputs, targets), loss)

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from model.config import ModelConfig
 from model.gpt import GPT, initialize
-from model.naming import config_of, to_hugging_face, to_plain
+from model.naming import config_of, to_plain
 from model.pretrained import load_plain, unpadded
+from model.stock_weights import to_stock
 from tests.model.test_gpt import SMALL
 
 VARIANTS = {
@@ -41,14 +42,14 @@ def plain_of(model: GPT) -> dict[str, Tensor]:
 
 def hugging_face(plain: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
     """As the hub's GPT-2 files are: without the class's prefix, with causal masks."""
-    state = {name.removeprefix("transformer."): value for name, value in to_hugging_face(plain, config).items()}
+    state = {name.removeprefix("transformer."): value for name, value in to_stock(plain, config).items()}
     masks = {f"h.{layer}.attn.bias": torch.ones(1, 1, 4, 4) for layer in range(config.n_layers)}
     return state | masks | {"h.0.attn.masked_bias": torch.tensor(-1e4)}
 
 
 def nanogpt(plain: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
     """As a compiled nanoGPT is saved: nn.Linear's layout, a head in any case."""
-    state = to_hugging_face(plain, config)
+    state = to_stock(plain, config)
     for name, value in state.items():
         if re.search(r"c_(attn|proj|fc)\.weight", name):
             state[name] = value.t()  # not contiguous
@@ -59,7 +60,7 @@ def nanogpt(plain: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
 def openai(plain: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
     """As OpenAI released them; what they never had, a head, in the same way."""
     state = {}
-    for name, value in to_hugging_face(plain, config).items():
+    for name, value in to_stock(plain, config).items():
         module, _, leaf = name.removeprefix("transformer.").rpartition(".")
         module = re.sub(r"^h\.(\d+)\.", r"h\1/", module)
         place = f"model/{module}".replace("attn.c", "attn/c").replace("mlp.c", "mlp/c")

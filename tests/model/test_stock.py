@@ -1,27 +1,28 @@
 """Stock class of a configuration: every field is expressed or refused, before training and before an export."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
 
 from common.errors import BadInput
 from evaluation.export.export import save_network
-from model.config import ACTIVATIONS, ModelConfig
+from model.config import ModelConfig
 from model.gpt import GPT
 from model.stock import stock_class
 from tests.conftest import TINY_MODEL
+from tests.model.architectures import CASES, NANOCHAT, PLAIN, QWEN3, SWIGLU
 from tests.model.test_gpt import SMALL
-from training.config import train_config
+from training.config.train_config import load_run
 
 
 @attrs.frozen(kw_only=True)
-class RotaryConfig(ModelConfig):
-    """A configuration with an option that GPT-2 does not have."""
+class MixtureConfig(ModelConfig):
+    """A configuration with an option that no class is mapped for."""
 
-    rope_base: float | None = None
+    experts: int | None = None
 
 
 def test_every_field_of_a_configuration_is_expressed() -> None:
@@ -49,30 +50,50 @@ def test_every_field_of_a_configuration_is_expressed() -> None:
     }
 
 
-def test_every_activation_is_expressed() -> None:
-    names = [stock_class(attrs.evolve(SMALL, activation=name)).config["activation_function"] for name in ACTIVATIONS]
-    assert names == ["gelu_new", "gelu"]
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_the_class_is_found_by_the_options(name: str, options: dict[str, Any]) -> None:
+    assert stock_class(attrs.evolve(SMALL, **options)).name == name
 
 
-@pytest.mark.parametrize("rope_base", [None, 10_000.0])
-def test_a_field_without_an_equivalent_is_refused_whatever_its_value(rope_base: float | None) -> None:
-    with pytest.raises(BadInput, match=r"^model\.json: rope_base: got .*GPT-2 has no such option.* model/stock\.py$"):
-        stock_class(RotaryConfig(**TINY_MODEL, rope_base=rope_base))
-
-
-def test_training_refuses_it_by_file_and_field_before_anything_else(
-    make_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (PLAIN | {"positions": "rope"}, 'positions "rope", .* GPT2LMHeadModel wants positions "learned"'),
+        (PLAIN | {"norm": "rmsnorm"}, 'norm "rmsnorm", .* GPT2LMHeadModel wants norm "layernorm"'),
+        (PLAIN | {"qk_norm": True}, "qk_norm true, .* GPT2LMHeadModel wants qk_norm false"),
+        (PLAIN | {"activation": "swiglu"}, 'activation "swiglu", .* wants activation "gelu_tanh", "gelu" or "relu2"'),
+        (PLAIN | {"n_kv_heads": 2}, "n_kv_heads 2, .* GPT2LMHeadModel wants n_kv_heads null"),
+        (PLAIN | {"logit_softcap": 15.0}, "logit_softcap 15.0, .* GPT2LMHeadModel wants logit_softcap null"),
+        (SWIGLU | {"logit_softcap": 15.0}, "logit_softcap 15.0, .* LlamaForCausalLM wants logit_softcap null"),
+        (SWIGLU | {"scale_attention_by_inverse_layer": True}, "scale_attention_by_inverse_layer true, .* wants "),
+        (QWEN3 | {"biases": True}, "qk_norm true, biases true, .* Qwen3ForCausalLM wants biases false"),
+        (NANOCHAT | {"norm_gain": True}, "qk_norm true, .* NanoChatForCausalLM wants norm_gain false"),
+        (NANOCHAT | {"embedding_norm": False}, "qk_norm true, .* NanoChatForCausalLM wants embedding_norm true"),
+    ],
+)
+def test_what_no_class_computes_is_refused_by_name_and_by_the_nearest_class(
+    options: dict[str, Any], message: str
 ) -> None:
-    run = make_run()
-    (run / "model.json").write_text(json.dumps(TINY_MODEL | {"rope_base": 10_000.0}))
-    monkeypatch.setattr(train_config, "ModelConfig", RotaryConfig)
-    monkeypatch.setitem(train_config.KEYS, "model", dict(attrs.fields_dict(RotaryConfig)))
-    with pytest.raises(BadInput, match=r"run/model\.json: rope_base: got 10000\.0, but"):
-        train_config.load_run(run, [])
+    with pytest.raises(BadInput, match=f"^model.json: got {message}"):
+        stock_class(attrs.evolve(SMALL, **options))
+
+
+@pytest.mark.parametrize("experts", [None, 8])
+def test_a_field_that_is_not_mapped_is_refused_whatever_its_value(experts: int | None) -> None:
+    with pytest.raises(BadInput, match=r"^model\.json: experts: got .*no class .* option.* model/stock\.py$"):
+        stock_class(MixtureConfig(**TINY_MODEL, experts=experts))
+
+
+def test_training_refuses_it_by_file_and_field_unless_that_is_meant(make_run: Callable[..., Path]) -> None:
+    run = make_run(model={"positions": "rope"})
+    advice = "or set require_stock_class to false in train.json"
+    with pytest.raises(BadInput, match=rf'run/model\.json: got positions "rope", .* but .*; {advice}'):
+        load_run(run, [])
+    assert load_run(run, ["require_stock_class=false"]).model.positions == "rope"
 
 
 def test_an_export_refuses_it_and_writes_nothing(tmp_path: Path) -> None:
-    network = GPT(RotaryConfig(**TINY_MODEL, rope_base=10_000.0))
-    with pytest.raises(BadInput, match=r"rope_base: got 10000\.0"):
+    network = GPT(ModelConfig(**TINY_MODEL, positions="rope"))
+    with pytest.raises(BadInput, match='got positions "rope"'):
         save_network(network, tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -11,7 +11,7 @@ from common.errors import BadInput, quoted
 from common.files import is_folder
 from common.json_files import parse_json, read_json
 from common.structure import checked
-from model.checks import integer
+from model.checks import boolean, integer
 from model.config import ModelConfig
 from model.stock import stock_class
 from training.config.foreign_keys import hint, translate
@@ -44,6 +44,7 @@ class TrainConfig:
     checkpoints: CheckpointOptions
     validation: ValidationOptions
     log_interval: int = define(integer(1), 10, plumbing=True)  # steps; each logged step waits for the GPU once
+    require_stock_class: bool = define(boolean(), True, plumbing=True)  # false: train what cannot be exported
     random_seed: int = define(integer(0), 42)  # of initialization, shuffle and dropout
     execution: ExecutionOptions
     memory: MemoryOptions
@@ -125,7 +126,8 @@ def load_run(directory: Path, overrides: Sequence[str]) -> Run:
             raise ValueError(problem)
     except ValueError as error:  # "KEY: got ..., wanted ..."
         raise BadInput(f"{'--set' if str(error).partition(':')[0] in overridden else file}: {error}") from error
-    stock_class(model, str(files["model"]))  # what could not be exported is refused before it is trained
+    if train.require_stock_class:
+        _check_exportable(model, files["model"])
     return Run(directory=directory, model=model, train=train, notices=tuple(notices))
 
 
@@ -141,6 +143,14 @@ def _apply(override: str, values: dict[str, dict[str, Any]]) -> str:
     except ValueError:
         values[section][key] = text  # a bare word is a string
     return key
+
+
+def _check_exportable(model: ModelConfig, file: Path) -> None:
+    """Raise BadInput for a network that could not be exported."""
+    try:
+        stock_class(model, str(file))
+    except BadInput as error:
+        raise BadInput(f"{error}; or set require_stock_class to false in train.json to train it nevertheless") from None
 
 
 def _contradictions(model: ModelConfig, train: TrainConfig) -> Iterator[str]:

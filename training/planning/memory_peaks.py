@@ -15,6 +15,7 @@ HALF_BYTES = 2  # of the same in bf16, as matrix products take weights and give 
 # Per token and row of the embedding: bf16 logits, over which their gradient is written. The compiled head and loss hold
 # nothing in fp32 at this size.
 LOGIT_BYTES = 2
+SOFTCAP_BYTES = 4  # per token and row of the vocabulary: compiled, a softcap keeps its tanh in fp32
 HIDDEN_BYTES = 4  # per token and C: the input of a block or of the head in fp32, and its gradient
 # Per token and C of a block: compiled, it keeps the attention's projection in bf16, not its fp32 sum with the input,
 # which the backward pass adds again.
@@ -62,7 +63,7 @@ class MicroBatch:
         hidden = HIDDEN_BYTES * width * chunk
         # The forward pass holds the head's input in fp32, the backward pass the weight's gradient in bf16; then, when
         # the logits are gone, in fp32, beside the input's.
-        logits = LOGIT_BYTES * self.model.padded_vocab_size * chunk
+        logits = self._logits(chunk)
         held = HALF_BYTES * row if chunks > 1 else max(HALF_BYTES * row, hidden)
         backward, activations = max(logits + held, STATE_BYTES * row + hidden), self.kept
         if chunks > 1:  # the chunk's input in bf16, the gradients of the chunks before, and the weight's
@@ -101,8 +102,12 @@ class MicroBatch:
 
         With `recompute_blocks` both come and go beside the inputs of blocks, and fit into each other's place badly.
         """
-        logits = LOGIT_BYTES * self.model.padded_vocab_size * -(-self._tokens // self.options.loss_chunks)
+        logits = self._logits(-(-self._tokens // self.options.loss_chunks))
         return min(logits, self._block_bytes) if self.options.recompute_blocks else 0
+
+    def _logits(self, tokens: int) -> int:
+        softcap = 0 if self.model.logit_softcap is None else SOFTCAP_BYTES * self.model.vocab_size
+        return (LOGIT_BYTES * self.model.padded_vocab_size + softcap) * tokens
 
     @property
     def _tokens(self) -> int:

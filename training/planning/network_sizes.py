@@ -105,6 +105,11 @@ class _AsOnAGpu(TorchFunctionMode):
         elif function is F.scaled_dot_product_attention:
             flash = torch.ops.aten._scaled_dot_product_flash_attention
             return flash(*args, kwargs["dropout_p"], kwargs["is_causal"], scale=kwargs["scale"])[0]
+        elif function is F.rms_norm:
+            # Compiled, a norm of heads is computed again in the backward pass, and others save no more than LayerNorm.
+            return args[0].detach() if args[0].dim() == 4 else F.layer_norm(*args)
+        elif function is F.silu:
+            return args[0]  # compiled, only its input is saved
         elif function is F.dropout and kwargs["p"] > 0:
             return torch.native_dropout(args[0], kwargs["p"], True)[0]  # its mask takes a byte an element
         return function(*args, **kwargs)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from tests.conftest import metrics, train
+from tests.model.architectures import NANOCHAT, QWEN3
 from tests.walks import final_hash
 from training.parallel import ordered_reduce
 from training.parallel.mesh import RankGroup
@@ -32,6 +34,8 @@ from training.telemetry.metrics_log import read_metrics
 # More than DDP's first bucket of 1 MiB; rows and columns that 4 ranks do not divide; an untied head.
 EVERYTHING = {"drop_rate": 0.1, "tie_weights": False, "emb_dim": 134, "context_length": 30}
 FOUR_STEPS = {"min_train_tokens": 4 * 8 * 30, "checkpoint_interval": 2}
+HEADS = {"emb_dim": 136, "n_heads": 4, "n_kv_heads": 2}
+MODERN = [NANOCHAT | HEADS | {"logit_softcap": 15.0}, QWEN3 | HEADS | {"mlp_width": 100}]
 LAYOUTS = [(1, "fsdp"), (2, "ddp"), (2, "fsdp"), (4, "ddp"), (4, "fsdp")]  # one rank is bare under either
 
 
@@ -229,6 +233,20 @@ def test_a_replay_repeats_recorded_steps_elsewhere_and_touches_nothing(make_run:
     beyond = train(run, "--replay", "3", "9")
     assert beyond.returncode == 1
     assert "--replay 3 9: wanted steps from 1 to 8, the first one first" in beyond.stderr
+
+
+@pytest.mark.parametrize("model", [MODERN[0], pytest.param(MODERN[1], marks=pytest.mark.slow)])
+def test_modern_blocks_have_the_same_state_on_every_layout(
+    make_run: Callable[..., Path], model: dict[str, Any]
+) -> None:
+    hashes = []
+    for ranks, parallel in [(1, "ddp"), (2, "ddp"), (2, "fsdp")]:
+        run = make_run(f"{ranks}-{parallel}", EVERYTHING | model, parallel=parallel, precision="bf16", **FOUR_STEPS)
+        done = train(run, "--hash-every", "1", ranks=ranks)
+        assert done.returncode == 0, done.stderr
+        hashes.append(metrics(run, "state_sha256"))
+    assert hashes[0] == hashes[1] == hashes[2]
+    assert len(set(hashes[0].values())) == 4
 
 
 @pytest.mark.slow

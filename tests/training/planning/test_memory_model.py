@@ -34,6 +34,17 @@ def test_predicted_activations_are_what_a_real_forward_pass_saves(changes: dict[
             assert kept(config, microbatch_size) - attention_seeds == saved_bytes(network, microbatch_size)
 
 
+def test_a_softcap_holds_its_tanh_beside_the_logits_of_a_chunk() -> None:
+    capped = attrs.evolve(TINY, logit_softcap=15.0)
+    for chunks in (1, 4):
+        options, tokens = MemoryOptions(loss_chunks=chunks), 4 * TINY.context_length // chunks
+        plain, more = (
+            MicroBatch(model=model, options=options, saved=network_sizes(model), size=4).head.backward
+            for model in (TINY, capped)
+        )
+        assert 0 <= more - plain <= 4 * TINY.vocab_size * tokens
+
+
 def kept(config: ModelConfig, microbatch_size: int, options: MemoryOptions = PLAIN) -> int:
     """Return the predicted bytes between forward and backward pass, of blocks that are not compiled."""
     batch = MicroBatch(model=config, options=options, saved=network_sizes(config), size=microbatch_size)

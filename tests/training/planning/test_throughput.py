@@ -69,5 +69,6 @@ def test_what_is_entered_or_measured_goes_before_the_roofline(tmp_path: Path, mo
     (tmp_path / "rows.json").write_text(json.dumps([*rows, own]))
     assert [row.tokens_per_second for row in throughputs(config, machine)] == [5e6, rows[-1]["tokens_per_second"]]
     assert throughputs(GPT2_SIZES["350M"], machine)[0].trainer is None
+    assert throughputs(attrs.evolve(config, positions="rope"), machine)[0].trainer is None  # another network
     entered = attrs.evolve(machine, tokens_per_second=6e6)
     assert attrs.astuple(throughputs(config, entered)[0]) == (6e6, "entered in the price list", None)

@@ -1,0 +1,93 @@
+"""Weights of a network as its stock class of Hugging Face's transformers has them, and back.
+
+C embedding width, H heads, K heads of keys and values, D head width, V vocabulary size.
+"""
+
+import re
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from model.config import ModelConfig
+from model.naming import to_hugging_face
+from model.stock import GPT2, NANOCHAT, Architecture, architecture_of, folds_embedding_norm
+
+# Our module -> its name in Llama and in those that follow it; outside the blocks with its prefix.
+ROTARY_NAMES = {
+    **{"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"},
+    **{"attention.query_norm": "self_attn.q_norm", "attention.key_norm": "self_attn.k_norm"},
+    **{"attention.output": "self_attn.o_proj"},
+    **{"mlp.gate": "mlp.gate_proj", "mlp.up": "mlp.up_proj", "mlp.down": "mlp.down_proj"},
+    **{"token_embedding": "model.embed_tokens", "final_norm": "model.norm", "head": "lm_head"},
+}
+NANOCHAT_NAMES = {"mlp.up": "mlp.fc1", "mlp.down": "mlp.fc2"}
+PROJECTIONS = ("q_proj", "k_proj", "v_proj")  # in the order of attention.qkv
+
+
+def to_stock(plain: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+    """Convert a plain state dict to the names and layout of its stock class. Raises BadInput if there is none."""
+    architecture = architecture_of(config)
+    state = _folded(plain, config) if folds_embedding_norm(config) else dict(plain)
+    state = {**_neutral(config, architecture), **state}
+    return to_hugging_face(state) if architecture is GPT2 else _to_rotary(state, config, architecture)
+
+
+def swap_halves(rows: Tensor, heads: int) -> Tensor:
+    """Return the rows of queries or keys with the halves of each head exchanged.
+
+    NanoChat rotates by the negative angle. With the elements of each pair exchanged that is our rotation, exactly, and
+    a norm without gain and the product of queries and keys do not see the order.
+    """
+    first, second = rows.unflatten(0, (heads, 2, -1)).unbind(1)
+    return torch.stack((second, first), dim=1).flatten(0, 2)
+
+
+def _folded(plain: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+    """Return weights whose token embedding is normalized already; a tied head keeps the table as it was."""
+    state = {name: value for name, value in plain.items() if not name.startswith("embedding_norm.")}
+    table, gain = plain["token_embedding.weight"], plain.get("embedding_norm.weight")
+    if config.norm == "rmsnorm":
+        state["token_embedding.weight"] = F.rms_norm(table, table.shape[1:], gain, config.norm_eps)
+    else:
+        bias = plain.get("embedding_norm.bias")
+        state["token_embedding.weight"] = F.layer_norm(table, table.shape[1:], gain, bias, config.norm_eps)
+    state.setdefault("head.weight", table)
+    return state
+
+
+def _neutral(config: ModelConfig, architecture: Architecture) -> dict[str, Tensor]:
+    """Return ones for gains and zeros for biases that the class has whatever the options: a state dict of those."""
+    width = config.emb_dim
+    norms = {"attention_norm": width, "mlp_norm": width}
+    norms |= {f"attention.{part}_norm": config.head_width for part in ("query", "key") if config.qk_norm}
+    outer = {"final_norm.weight": torch.ones(width)}
+    if architecture is NANOCHAT:
+        norms, outer = {}, {}
+    attention_bias = config.qkv_bias or config.biases or architecture is GPT2
+    biases = {"attention.qkv": config.qkv_width, "attention.output": width} if attention_bias else {}
+    if architecture is GPT2:
+        biases |= {"attention_norm": width, "mlp_norm": width, "mlp.up": config.hidden_width, "mlp.down": width}
+        outer |= {"final_norm.bias": torch.zeros(width)}
+    block = {f"{module}.weight": torch.ones(size) for module, size in norms.items()}
+    block |= {f"{module}.bias": torch.zeros(size) for module, size in biases.items()}
+    blocks = range(config.n_layers)
+    return outer | {f"blocks.{layer}.{name}": value.clone() for layer in blocks for name, value in block.items()}
+
+
+def _to_rotary(state: dict[str, Tensor], config: ModelConfig, architecture: Architecture) -> dict[str, Tensor]:
+    theirs = {}
+    for name, value in state.items():
+        module, _, leaf = name.rpartition(".")
+        block = re.match(r"blocks\.(\d+)\.", module)
+        part, where = (module[block.end() :], f"model.layers.{block[1]}.") if block else (module, "")
+        if part == "attention.qkv":
+            rows = list(value.split([heads * config.head_width for heads in config.qkv_heads]))
+            if architecture is NANOCHAT:
+                rows[:2] = [swap_halves(own, heads) for own, heads in zip(rows, config.qkv_heads[:2], strict=False)]
+            for projection, own in zip(PROJECTIONS, rows, strict=True):
+                theirs[f"{where}self_attn.{projection}.{leaf}"] = own.contiguous()
+            continue
+        names = ROTARY_NAMES | (NANOCHAT_NAMES if architecture is NANOCHAT else {})
+        theirs[f"{where}{names[part]}.{leaf}"] = value.contiguous()
+    return theirs

@@ -1,0 +1,43 @@
+"""Exported weights are the same network in transformers' own class, in every logit and in cached generation."""
+
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import torch
+
+from evaluation.export.export import save_network
+from model.generate import Sampling, generate
+from model.stock_weights import swap_halves
+from tests.model.architectures import CASES
+from tests.model.test_gpt import SMALL
+from tests.model.test_naming import TOKENS, network
+
+
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_the_stock_class_has_the_same_logits_and_generates_the_same_tokens(
+    name: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    ours = network(attrs.evolve(SMALL, **options))
+    save_network(ours, tmp_path, bos_token_id=0, eos_token_id=0)
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, trust_remote_code=False).eval()
+    assert type(theirs).__name__ == name
+    prompt = TOKENS[:1, :5]
+    with torch.no_grad():
+        assert (ours(TOKENS) - theirs(TOKENS).logits).abs().max() < 1e-5
+        spoken = theirs.generate(prompt, max_new_tokens=43, do_sample=False, eos_token_id=None, pad_token_id=0)
+    assert spoken[0, 5:].tolist() == generate(ours, prompt[0].tolist(), 43, Sampling(temperature=0))
+
+
+def test_exchanged_halves_turn_a_rotation_around_to_the_bit() -> None:
+    rows, angles = torch.randn(3 * 8, 5), torch.randn(4)
+
+    def rotated(heads: torch.Tensor, sign: float) -> torch.Tensor:
+        first, second = heads.unflatten(0, (3, 2, 4)).unbind(1)
+        cosine, sine = angles.cos()[:, None], sign * angles.sin()[:, None]
+        return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=1).flatten(0, 1)
+
+    assert torch.equal(swap_halves(rotated(swap_halves(rows, 3), -1.0), 3), rotated(rows, 1.0))
