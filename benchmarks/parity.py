@@ -20,7 +20,6 @@ from safetensors.torch import save_file
 
 from evaluation.export.export import save_network
 from evaluation.shared.load import load, locate
-from model.config import ACTIVATIONS
 from model.gpt import GPT
 from model.stock import GPT2_ACTIVATIONS
 from tests.model.test_naming import gpjt, nanogpt, network, openai, plain_of
@@ -33,7 +32,7 @@ def main(*, sizes: tuple[Size, ...] = ("quickstart", "124M")) -> None:
     """Print a table."""
     print(f"largest difference of a logit over {SEQUENCES} x {TOKENS} tokens, fp32; torch {torch.__version__}, CPU")
     rows = []
-    for size, tied, bias, activation in product(sizes, (True, False), (True, False), ACTIVATIONS):
+    for size, tied, bias, activation in product(sizes, (True, False), (True, False), GPT2_ACTIVATIONS):
         config = attrs.evolve(command.config(size), tie_weights=tied, qkv_bias=bias, drop_rate=0.0)
         found = dict(_differences(network(attrs.evolve(config, activation=activation))))
         name = f"{size}, {'tied' if tied else 'untied'}, {'with' if bias else 'without'} qkv bias, {activation}"

@@ -1,7 +1,7 @@
 """evaluate.py export"""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import attrs
 
@@ -12,7 +12,7 @@ from evaluation.shared.command_line import MODEL_HELP, Checkpoint, Tokenizer, ch
 
 @attrs.frozen(kw_only=True)
 class ExportCommand:
-    """Export a model to a directory that Hugging Face's libraries load as GPT-2."""
+    """Export a model to a directory that Hugging Face's libraries load as a class of their own."""
 
     model: Annotated[str, option(MODEL_HELP, name="MODEL")] = attrs.field(kw_only=False)
     directory: Annotated[Path, option("output directory; must not exist yet, or be empty", name="DIR")] = attrs.field(
@@ -20,6 +20,7 @@ class ExportCommand:
     )
     checkpoint: Checkpoint = None
     tokenizer: Tokenizer = None
+    dtype: Annotated[Literal["float32", "bfloat16"], option("precision of the weights")] = "float32"
     push: Annotated[str | None, option("upload to the hub as well", "OWNER/NAME")] = None
     private: Annotated[bool, option("create a private repository")] = False
     license: Annotated[str | None, option("license identifier for the model card, such as mit", "NAME")] = None
@@ -39,7 +40,7 @@ class ExportCommand:
         if self.push is not None:
             check_logged_in()
         trained = load(locate(self.model, self.checkpoint), self.tokenizer, torch.device("cpu"))
-        export(trained, self.directory, self.push, self.license)
+        export(trained, self.directory, self.push, self.license, self.dtype)
         print(f"{self.directory}: AutoModelForCausalLM.from_pretrained loads it")
         if self.push is not None:
             print(push(self.directory, self.push, private=self.private))

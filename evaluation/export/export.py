@@ -1,4 +1,4 @@
-"""Export to a model directory that Hugging Face's libraries load as GPT-2, without remote code; upload to the hub."""
+"""Export to a model directory that Hugging Face's libraries load without remote code; upload to the hub."""
 
 import filecmp
 import json
@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
@@ -30,8 +31,10 @@ CONFIG, GENERATION, WEIGHTS = "config.json", "generation_config.json", "model.sa
 FINE_TUNING = "fine_tuning.json"
 
 
-def export(trained: Trained, directory: Path, repository: str | None, license_name: str | None) -> None:
-    """Write the directory atomically. Raises BadInput where it holds something else.
+def export(
+    trained: Trained, directory: Path, repository: str | None, license_name: str | None, dtype: str = "float32"
+) -> None:
+    """Write the directory atomically. Raises BadInput where it holds something else, or no stock class has the network.
 
     A directory with the same weights that is to be pushed to a repository is kept: an earlier push may have failed.
     """
@@ -40,8 +43,8 @@ def export(trained: Trained, directory: Path, repository: str | None, license_na
         empty = not directory.exists() or (directory.is_dir() and not any(directory.iterdir()))
         if not empty and (repository is None or not (directory / WEIGHTS).is_file()):
             raise BadInput(f"{directory}: exists; pass another folder, or delete it")
-        _write_model(trained, partial)
-        replace_file(partial / CARD, model_card(trained, repository or directory.name, license_name))
+        _write_model(trained, partial, dtype)
+        replace_file(partial / CARD, model_card(trained, repository or directory.name, license_name, dtype))
         if empty:
             _replace_directory(directory, partial)
         elif not filecmp.cmp(directory / WEIGHTS, partial / WEIGHTS, shallow=False):
@@ -77,13 +80,14 @@ def push(directory: Path, repository: str, *, private: bool) -> str:
     return str(url)
 
 
-def save_network(network: GPT, directory: Path, **more: Any) -> None:
-    """Write config.json, with `more` in it, and the weights of a network as its stock class reads them.
+def save_network(network: GPT, directory: Path, dtype: str = "float32", **more: Any) -> None:
+    """Write config.json, with `more` in it, and the weights of a network, in `dtype`, as its stock class reads them.
 
     Raises BadInput before anything is written where no stock class computes this network.
     """
-    config = stock_class(network.config).config | more
-    save_file(hugging_face_weights(network), directory / WEIGHTS, metadata={"format": "pt"})
+    config = stock_class(network.config).config | {"torch_dtype": dtype} | more
+    weights = {name: value.to(getattr(torch, dtype)) for name, value in hugging_face_weights(network).items()}
+    save_file(weights, directory / WEIGHTS, metadata={"format": "pt"})
     replace_file(directory / CONFIG, json.dumps(config, indent=2) + "\n")
 
 
@@ -115,11 +119,11 @@ def _replace_directory(directory: Path, partial: Path) -> None:
     partial.rename(directory)
 
 
-def _write_model(trained: Trained, directory: Path) -> None:
+def _write_model(trained: Trained, directory: Path, dtype: str = "float32") -> None:
     config = trained.network.config
     write_tokenizer_files(trained.tokenizer, directory, config.context_length)
     end = {"bos_token_id": trained.tokenizer.end_of_text_id, "eos_token_id": trained.tokenizer.end_of_text_id}
-    save_network(trained.network, directory, **end)
+    save_network(trained.network, directory, dtype, **end)
     most = min(LONGEST_GENERATION, max(1, config.context_length // 2))
     generation = {**end, "pad_token_id": trained.tokenizer.end_of_text_id, "max_new_tokens": most}
     replace_file(directory / GENERATION, json.dumps(generation, indent=2) + "\n")

@@ -9,6 +9,7 @@ import attrs
 from evaluation.shared.load import ModelLocation, Trained
 from evaluation.shared.run_cost import cost_of
 from model.config import ModelConfig, parameter_count
+from model.stock import folds_embedding_norm, stock_class
 from tokens.hub.download import hub_name
 from training.checkpoints.disk import on_disk
 from training.checkpoints.saved_state import read_state
@@ -24,8 +25,8 @@ TEMPLATE = """---
 
 # {{ title }}
 
-A GPT-2 of {{ parameters }} parameters, a base model: it continues text and follows no instructions. Loaded as Hugging \
-Face's own GPT-2, without remote code:
+A decoder-only transformer of {{ parameters }} parameters, a base model: it continues text and follows no \
+instructions. Loaded as Hugging Face's own `{{ stock.name }}`, without remote code:
 
 ```python
 from transformers import pipeline
@@ -44,18 +45,34 @@ print(speak("Every effort moves you", max_new_tokens=40)[0]["generated_text"])
 {% endfor %}"""
 
 
-def model_card(trained: Trained, name: str, license_name: str | None) -> str:
+ACTIVATIONS = {
+    "gelu_tanh": "GELU, approximated by tanh",
+    "gelu": "exact GELU",
+    "relu2": "squared ReLU",
+    "swiglu": "SwiGLU",
+}
+BIASES = {  # of queries, keys and values; of all else
+    (True, True): "all",
+    (True, False): "of queries, keys and values",
+    (False, True): "all but those of queries, keys and values, which are zeros here",
+    (False, False): "none; those that the class has are zeros here",
+}
+DTYPES = {"float32": "fp32", "bfloat16": "bf16, rounded from fp32"}
+
+
+def model_card(trained: Trained, name: str, license_name: str | None, dtype: str = "float32") -> str:
     """Return the card with its front matter for the hub. `name`: OWNER/NAME or a folder's."""
     from huggingface_hub import ModelCard, ModelCardData
 
+    stock = stock_class(trained.network.config)
     data = ModelCardData(
         license=license_name,
         library_name="transformers",
         pipeline_tag="text-generation",
-        tags=["gpt2", "lockstep"],
+        tags=[stock.config["model_type"], "lockstep"],
     )
     sections = [
-        ("Model", "", list(_shape(trained, trained.network.config))),
+        ("Model", "", [*_shape(trained, trained.network.config), ("weights", DTYPES[dtype])]),
         ("Training", "\nBy Lockstep's `train.py`, from random weights.\n", list(_training(trained.place))),
     ]
     card = ModelCard.from_template(
@@ -63,6 +80,7 @@ def model_card(trained: Trained, name: str, license_name: str | None) -> str:
         template_str=TEMPLATE,
         title=name.rpartition("/")[2],
         name=name,
+        stock=stock,
         parameters=f"{parameter_count(trained.network.config):,}",
         sections=sections,
     )
@@ -74,9 +92,27 @@ def _shape(trained: Trained, config: ModelConfig) -> Iterator[tuple[str, str]]:
     yield "context", f"{config.context_length:,} tokens"
     yield "tokenizer", f"`{trained.tokenizer.name}`: {trained.tokenizer.vocabulary_size:,} ids"
     yield "output head", "the token embedding" if config.tie_weights else "weights of its own"
-    yield "bias of queries, keys and values", "yes" if config.qkv_bias else "no: zeros here"
-    yield "activation", "GELU, approximated by tanh" if config.activation == "gelu_tanh" else "exact GELU"
-    yield "weights", "fp32"
+    if folds_embedding_norm(config):
+        yield (
+            "token embedding",
+            "normalized in training; here the table is"
+            + (", and the head is the table before" if config.tie_weights else ""),
+        )
+    elif config.embedding_norm:
+        yield "token embedding", "normalized"
+    gain = "" if config.norm_gain else ", without gain"
+    yield "norm", {"layernorm": "LayerNorm", "rmsnorm": "RMSNorm"}[config.norm] + gain
+    yield "positions", "learned" if config.positions == "learned" else f"rotary (RoPE), base {config.rope_base:g}"
+    if config.kv_heads != config.n_heads:
+        yield "heads of keys and values", str(config.kv_heads)
+    if config.qk_norm:
+        yield "queries and keys", f"normalized by RMSNorm{gain}"
+    if config.scale_attention_by_inverse_layer:
+        yield "attention scores", "divided by the number of the layer, from 1"
+    yield "biases", BIASES[config.qkv_bias, config.biases]
+    yield "MLP", f"{ACTIVATIONS[config.activation]}, hidden width {config.hidden_width:,}"
+    if config.logit_softcap is not None:
+        yield "logits", f"soft-capped by tanh at {config.logit_softcap:g}"
 
 
 def _training(place: ModelLocation) -> Iterator[tuple[str, str]]:

@@ -62,15 +62,19 @@ def measure(trained: Trained, wanted: HarnessCommand, ranks: Ranks) -> dict[str,
 
 
 def harness_model(trained: Trained, batch_size: int, device: torch.device) -> Any:
-    """Return the harness's own model, lm_eval.models.huggingface.HFLM, of the weights as Hugging Face's GPT-2."""
+    """Return the harness's own model, lm_eval.models.huggingface.HFLM, of the weights in their stock class.
+
+    Raises BadInput where there is no such class.
+    """
     from lm_eval.models.huggingface import HFLM
-    from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     config = trained.network.config
     end = trained.tokenizer.end_of_text_id
-    network: Any = GPT2LMHeadModel(GPT2Config(**stock_class(config).config, bos_token_id=end, eos_token_id=end))
+    values = stock_class(config, str(trained.place.path)).config | {"bos_token_id": end, "eos_token_id": end}
+    network: Any = AutoModelForCausalLM.from_config(AutoConfig.for_model(**values))
     missing, unexpected = network.load_state_dict(hugging_face_weights(trained.network), strict=False)
-    assert not unexpected and set(missing) <= ({"lm_head.weight"} if config.tie_weights else set())
+    assert not unexpected and set(missing) <= ({"lm_head.weight"} if values["tie_word_embeddings"] else set())
     with tempfile.TemporaryDirectory() as folder:
         write_tokenizer_files(trained.tokenizer, Path(folder), config.context_length)
         replace_file(Path(folder) / CONFIG, '{"model_type": "gpt2"}')

@@ -21,6 +21,7 @@ from evaluation.shared.records import Answer, Answers, Record, read_answers, rea
 from evaluation.shared.split_over_ranks import share
 from evaluation.smoke.smoke import decode
 from model.generate import Sampling, generate, lay_out_for_generation
+from model.stock import stock_class
 from training.parallel.process_group import Ranks, from_coordinator
 from training.telemetry.metrics_log import ANSWERS
 
@@ -95,6 +96,8 @@ def instruct(
     known |= from_coordinator(ranks, lambda: _identity(trained))
     answers = kept = from_coordinator(ranks, lambda: _kept(file, weights, known, questions.test))
     if answers is None:
+        if weights is not None:
+            stock_class(trained.network.config, str(place.path))  # refuses now what could not be written then
         known |= attrs.asdict(fine_tune(trained, questions.train, questions.validation, settings, ranks))
         if weights is not None:
             from_coordinator(ranks, lambda: write_fine_tuned(trained, weights, known))

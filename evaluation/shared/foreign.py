@@ -7,12 +7,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import attrs
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from common.errors import BadInput, printable, quoted
 from common.json_files import read_json
+from model.config import ModelConfig
 from model.gpt import GPT
 from model.naming import config_of, is_nanogpt, to_plain
 from model.pretrained import load_plain
@@ -25,13 +27,19 @@ NANOGPT = "ckpt.pt"
 # Files with the number of heads: Hugging Face's, gpjt's (run directories and published models), OpenAI's.
 CONFIG_FILES = ("config.json", "model.json", "hparams.json")
 HEADS_KEYS = ("n_head", "n_heads", "num_attention_heads")
-# Values of Hugging Face's config.json other than which would make another network of the same weights.
+# Keys that are read, of ours; all other options of a network are not told by weights of these names.
+READ_KEYS = {
+    *("vocab_size", "context_length", "emb_dim", "n_heads", "n_layers", "drop_rate", "qkv_bias", "tie_weights"),
+    *("activation", "biases", "zero_init_projections", "zero_init_head"),
+}
+# Values of Hugging Face's config.json, and of ours, other than which would make another network of the same weights.
 ONLY_VALUES: dict[str, tuple[Any, ...]] = {
     "model_type": ("gpt2",),
     "layer_norm_epsilon": (1e-5,),
     "scale_attn_weights": (True,),
     "scale_attn_by_inverse_layer_idx": (False,),
     "add_cross_attention": (False,),
+    **{field.name: (field.default,) for field in attrs.fields(ModelConfig) if field.name not in READ_KEYS},
 }
 # Keys that the shapes of the weights must confirm: Hugging Face's, nanoGPT's and ours.
 SHAPE_KEYS = {

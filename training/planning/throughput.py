@@ -5,7 +5,7 @@ from pathlib import Path
 import attrs
 
 from common.json_files import read_json
-from model.config import ModelConfig, matmul_parameter_count
+from model.config import GATED, ModelConfig, matmul_parameter_count
 from training.hardware.gpus import Gpu
 from training.planning.price_list import Machine
 
@@ -21,6 +21,11 @@ BOUND = "upper bound: datasheet"
 # weights, the optimizer).
 LAYER_BYTES = 136
 LOGIT_BYTES = 6
+# Counted likewise, 124M: for each C of the MLP's width, and more where it is gated; for each C, by RoPE and QK-norm;
+# for each row of the vocabulary. The shapes of NanoChat and Qwen3 are 9 % below and 7 % above their own counts.
+MLP_BYTES, GATE_BYTES = 10, 13
+HEAD_BYTES = {("learned", False): 0, ("rope", False): 42, ("learned", True): 39, ("rope", True): 59}
+SOFTCAP_BYTES = 2
 
 
 @attrs.frozen
@@ -105,6 +110,14 @@ def seconds_per_token(config: ModelConfig, gpu: Gpu, reached: Efficiency) -> dic
         "matmul": 6 * matmul_parameter_count(config) / (reached.matmul * gpu.peak_flops),
         # of the T x T products, the causal half
         "attention": 6 * layers * width * config.context_length / (reached.attention * gpu.peak_flops),
-        "elementwise": LAYER_BYTES * width * layers / traffic,
-        "loss": LOGIT_BYTES * config.vocab_size / traffic,
+        "elementwise": layer_bytes(config) * width * layers / traffic,
+        "loss": (LOGIT_BYTES + SOFTCAP_BYTES * (config.logit_softcap is not None)) * config.vocab_size / traffic,
     }
+
+
+def layer_bytes(config: ModelConfig) -> float:
+    """Return the bytes that compiled kernels move per token, layer and C."""
+    mlp = config.hidden_width / config.emb_dim
+    gate = GATE_BYTES * mlp * (config.activation in GATED)
+    grouped = (config.n_heads + config.kv_heads) / (2 * config.n_heads)
+    return LAYER_BYTES + MLP_BYTES * (mlp - 4) + gate + HEAD_BYTES[config.positions, config.qk_norm] * grouped

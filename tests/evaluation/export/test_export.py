@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from evaluation.export.export import save_network
 from evaluation.shared.foreign import load_foreign
@@ -15,6 +17,7 @@ from tests.conftest import TINY_MODEL, shared, train
 from tests.evaluation.comparison.stored import evaluate
 from tests.hub_server import Hub, serve
 from tests.hub_server import environment as at_hub
+from tests.model.architectures import ARCEE, NANOCHAT, QWEN3, SWIGLU
 from tests.model.test_gpt import SMALL
 from tests.model.test_naming import TOKENS, network
 from tests.tokens.gpt2 import strange_texts
@@ -64,6 +67,47 @@ def test_transformers_loads_it_and_speaks_the_same(
     assert back.network.config.tie_weights == tied
     with torch.no_grad():
         assert (back.network(tokens) - ours.network(tokens)).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        (NANOCHAT | {"logit_softcap": 15.0}, "NanoChatForCausalLM"),
+        pytest.param(SWIGLU | {"n_kv_heads": 1}, "LlamaForCausalLM", marks=pytest.mark.slow),
+        pytest.param(QWEN3, "Qwen3ForCausalLM", marks=pytest.mark.slow),
+        pytest.param(ARCEE, "ArceeForCausalLM", marks=pytest.mark.slow),
+    ],
+)
+def test_a_modern_run_is_exported_as_its_class_in_either_precision(
+    make_run: Callable[..., Path], tmp_path: Path, options: dict[str, Any], name: str
+) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
+
+    run = make_run(model=options)
+    assert train(run, "--max-steps", "3").returncode == 0
+    ours = trained(str(run))
+    prompt = [int(token) for token in ours.tokenizer.encode("def ")]
+    for dtype in ("float32", "bfloat16"):
+        done = evaluate("export", run, tmp_path / dtype, "--dtype", dtype)
+        assert done.returncode == 0, done.stderr
+        theirs = AutoModelForCausalLM.from_pretrained(tmp_path / dtype, trust_remote_code=False).eval()
+        assert (type(theirs).__name__, theirs.dtype) == (name, getattr(torch, dtype))
+        card = (tmp_path / dtype / "README.md").read_text()
+        assert f"Face's own `{name}`" in card
+        assert "gpt2" not in card.partition("# ")[0].lower()
+        weights = load_file(tmp_path / dtype / "model.safetensors")
+        assert {value.dtype for value in weights.values()} == {getattr(torch, dtype)}
+        said = pipeline("text-generation", str(tmp_path / dtype))("def ")
+        assert said[0]["generated_text"].startswith("def ")
+        if dtype == "float32":
+            plain = weights
+            tokens = torch.tensor([prompt])
+            with torch.no_grad():
+                assert (ours.network(tokens) - theirs(tokens).logits).abs().max() < 1e-5
+            spoken = theirs.generate(tokens, max_new_tokens=12, do_sample=False, eos_token_id=None)
+            assert spoken[0, len(prompt) :].tolist() == generate(ours.network, prompt, 12, Sampling(temperature=0))
+    assert all(torch.equal(value, plain[key].bfloat16()) for key, value in weights.items())
+    assert AutoTokenizer.from_pretrained(tmp_path / "float32")("def ")["input_ids"] == prompt
 
 
 @pytest.mark.parametrize(("activation", "theirs_is"), [("gelu_tanh", "gelu_new"), ("gelu", "gelu")])

@@ -78,7 +78,8 @@ def test_nanogpt_is_tied_and_has_its_own_activation_unless_told_otherwise(
 def test_an_unknown_activation_is_one_line(tmp_path: Path) -> None:
     folder = write(tmp_path / "model", nanogpt(plain_of(network(TIED)), TIED), activation_function=["relu"])
     told = (
-        f"{folder / 'config.json'}: activation_function: got ['relu'], wanted 'gelu_new', 'gelu', 'gelu_pytorch_tanh'"
+        f"{folder / 'config.json'}: activation_function: got ['relu'], wanted 'gelu_new', 'gelu', 'relu2', "
+        "'gelu_pytorch_tanh'"
     )
     with pytest.raises(BadInput, match=re.escape(told)):
         load_foreign(folder, None)

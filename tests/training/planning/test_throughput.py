@@ -14,6 +14,7 @@ from training.planning.throughput import (
     LAYER_BYTES,
     MEASUREMENTS,
     OURS,
+    layer_bytes,
     roofline,
     seconds_per_token,
     throughputs,
@@ -56,6 +57,16 @@ def test_no_published_number_is_above_the_bound() -> None:
         shape = {key: row[key] for key in ("vocab_size", "context_length", "emb_dim", "n_heads", "n_layers")}
         config = attrs.evolve(GPT2_SIZES["124M"], **shape)
         assert row["tokens_per_second"] < row["gpus"] * upper_bound(config, known_gpus()[row["gpu"]])
+
+
+def test_the_bytes_of_other_networks_are_those_that_were_counted() -> None:
+    # benchmarks/kernel_bytes.py on emulated GPUs, 124M: NanoChat's shape, Qwen3's with 4 key-value heads
+    rotary = attrs.evolve(GPT2_SIZES["124M"], positions="rope", qk_norm=True, biases=False)
+    nanochat = attrs.evolve(rotary, activation="relu2", n_heads=6)
+    qwen3 = attrs.evolve(rotary, activation="swiglu", mlp_width=2048, n_kv_heads=4)
+    assert layer_bytes(GPT2_SIZES["124M"]) == LAYER_BYTES
+    assert layer_bytes(nanochat) == pytest.approx(215.0, rel=0.1)
+    assert layer_bytes(qwen3) == pytest.approx(184.7, rel=0.1)
 
 
 def test_what_is_entered_or_measured_goes_before_the_roofline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
