@@ -103,7 +103,7 @@ class LoopBuilder:
         run, plan, ledger, ranks = self.run, self.plan, self.ledger, self.heartbeat.ranks
         intervals = self.intervals
         reporter = self._reporter(ranks, state.position.step, record)
-        storage = checkpoints_of(run.directory)
+        storage, validations = checkpoints_of(run.directory), self._validations()
         saver = Saver(storage, run.train.checkpoints.keep_checkpoints, state, ranks, record)
         saving = Saving(saver, state, ledger, reporter, expected_save_seconds(run.model, state.optimizer.state_bytes))
         limits = Limits(
@@ -112,7 +112,7 @@ class LoopBuilder:
             state=state,
             intervals=intervals,
             saving=saving,
-            validation_steps=validation_steps(plan),
+            validation_steps=validation_steps(plan) * len(validations),
         )
         return Loop(
             state=state,
@@ -122,7 +122,7 @@ class LoopBuilder:
             intervals=intervals,
             feed=self.feed(state, intervals.last_step),
             token_watch=TokenWatch(self.token_set.streams, self.token_set.digests),
-            validation=self._validation(),
+            validations=validations,
             saving=saving,
             ledger=ledger,
             reporter=reporter,
@@ -143,11 +143,11 @@ class LoopBuilder:
         rank, device = state.parallel.data_parallel.rank, self.heartbeat.ranks.device
         return Feed(reading, rank, device, range(state.position.step, last_step))
 
-    def _validation(self) -> Validation | None:
-        held_out, start = self.token_set.validation, self.run.train.validation.start_val_token
-        if held_out is None or held_out.validation is None:
-            return None
-        return Validation(held_out.validation, start, self.plan.validation_sequences)
+    def _validations(self) -> dict[str, Validation]:
+        """Return the validation on each dataset that has tokens for it, in the order of train.json."""
+        start, sequences = self.run.train.validation.start_val_token, self.plan.validation_sequences
+        streams = {each.dataset: each.validation for each in self.token_set.validated if each.validation is not None}
+        return {dataset: Validation(stream, start, sequences) for dataset, stream in streams.items()}
 
     def _reporter(self, ranks: Ranks, first_step: int, record: RunRecord) -> Reporter:
         """Return this rank's reporter. Raises BadInput where the metrics log cannot be opened."""

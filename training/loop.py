@@ -1,6 +1,7 @@
 """Training loop: for each step, train; then log, validate, save. Stops when asked, or when the spike guard says so."""
 
 import gc
+from collections.abc import Mapping
 
 import attrs
 
@@ -35,7 +36,7 @@ class Loop:
     intervals: Intervals
     feed: Feed
     token_watch: TokenWatch
-    validation: Validation | None
+    validations: Mapping[str, Validation]  # by dataset; the loss on the first decides which checkpoint is best
     saving: Saving
     ledger: TimeLedger
     reporter: Reporter
@@ -124,19 +125,32 @@ class Loop:
                 self.reporter.say_on_machine(line)
 
     def _validate(self) -> None:
-        assert self.validation is not None
-        with self.ledger.measure("validation"):
-            loss = self.validation.measure(self.state, self.settings, self.ranks, self.stop_request)
-        if loss is None:
+        losses = self._measure_losses()
+        if losses is None:
             return
+        loss = next(iter(losses.values()))
         position = attrs.evolve(self.state.position, validation_loss=loss)
         best = position.best_validation_loss
         if self.intervals.checkpoint_due(position.step) and (best is None or loss < best):
             position = attrs.evolve(position, best_step=position.step, best_validation_loss=loss)
         self.state.position = position
         elapsed = round(self.ledger.elapsed_seconds(), 3)
-        self.reporter.record(position.step, validation_loss=loss, elapsed_seconds=elapsed)
-        self.reporter.say(f"step {position.step:,}: validation loss {loss:.4f}")
+        several = {"validation_losses": losses} if len(losses) > 1 else {}
+        self.reporter.record(position.step, validation_loss=loss, **several, elapsed_seconds=elapsed)
+        each = ", ".join(f"{dataset} {value:.4f}" for dataset, value in losses.items())
+        self.reporter.say(f"step {position.step:,}: validation loss {f'of {each}' if several else f'{loss:.4f}'}")
+
+    def _measure_losses(self) -> dict[str, float] | None:
+        """Return the validation loss on each dataset; None when asked to stop meanwhile. Call it on every rank."""
+        assert self.validations
+        losses = {}
+        with self.ledger.measure("validation"):
+            for dataset, validation in self.validations.items():
+                loss = validation.measure(self.state, self.settings, self.ranks, self.stop_request)
+                if loss is None:
+                    return None
+                losses[dataset] = loss
+        return losses
 
     def _save(self) -> None:
         self._check_token_files(wait=True)  # a checkpoint never holds updates from changed tokens

@@ -122,7 +122,7 @@ def _seen(place: ModelLocation, directory: Path, split: str) -> list[tuple[str, 
     if not place.is_own:
         return []
     config = read_state(on_disk(place.path)).config
-    train, held_out = config.train, config.validation_stream
+    train = config.train
     length, streams = open_split(directory, split).length, config.train_streams
     unknown = {"tokens": None, "epochs": None}  # older versions recorded no sources
     sources = config.sources or [unknown] * len(streams)
@@ -133,7 +133,7 @@ def _seen(place: ModelLocation, directory: Path, split: str) -> list[tuple[str, 
             # Shuffled windows may lie anywhere.
             everything = train["shuffle"] or source["epochs"] is None or source["epochs"] > 1
             seen.append(("trained", begin, length if everything else begin + source["tokens"] + 1))
-    if held_out is not None and _is_same(held_out, "validation", directory, split):
+    if any(_is_same(held_out, "validation", directory, split) for held_out in config.validation_streams):
         begin, windows = train["start_val_token"], train["validation_sequences"]
         seen.append(("validated", begin, begin + windows * config.model["context_length"] + 1))
     return seen

@@ -57,7 +57,7 @@ def loop_of(monkeypatch: pytest.MonkeyPatch, done: list[str], *, stop_at: int = 
         "plan": fake(steps=8, tokens_per_step=10, read_until=lambda _: []),
         "feed": fake(waited_seconds=0.0, next=nothing, close=note("close"), wait_for_tokens=lambda *_: True),
         "token_watch": nothing,
-        "validation": fake(measure=validate),
+        "validations": {"first": fake(measure=validate), "second": fake(measure=lambda *_: 9.0)},
         "saving": saving,
         "reporter": reporter,
         "heartbeat": fake(begin_step=lambda _: None),

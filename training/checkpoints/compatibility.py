@@ -29,8 +29,10 @@ def differences(run_directory: Path, before: RunRecord, now: RunRecord, checkpoi
         for number, pair in enumerate(zip(before.train_streams, now_streams, strict=True))
         if not (_has_same_beginning(*pair) and all(_reads_once_in_order(record, number) for record in (before, now)))
     ]
-    if before.validation_stream is not None and now.validation_stream is not None:
-        streams.append(("validation", before.validation_stream, now.validation_stream))
+    held_out = list(zip(before.validation_streams, now.validation_streams, strict=False))
+    if len(before.validation_streams) != len(now.validation_streams):  # an older version recorded the first one only
+        held_out = held_out[:1]
+    streams += [("validation", *pair) for pair in held_out]
     for stream in streams:
         if problem := _other_tokens(*stream, checkpoint):
             advice = "name those in train.json, or with --token-files DIR, or start anew with --resume never"

@@ -19,6 +19,7 @@ from training.hardware.environment import environment, git_commit
 from training.parallel.process_group import Ranks
 
 RESOLVED = "resolved.json"
+_STREAMS = ("train_stream", "validation_stream")
 ONE_SOURCE = [[0, [1]]]  # the shares of a run with a single dataset, which older versions do not record
 
 
@@ -46,7 +47,7 @@ class RunRecord:
     shares: list[Any] = attrs.field(factory=lambda: ONE_SOURCE)  # [first step, samples of each dataset]
     sources: list[dict[str, Any]] | None = None  # what the whole run reads of each dataset
     train_streams: list[StreamRecord] = attrs.field(factory=list)
-    validation_stream: StreamRecord | None = None
+    validation_streams: list[StreamRecord] = attrs.field(factory=list)
     git_commit: str | None = None
     numerics: dict[str, Any] = attrs.field()  # training/exactness/fingerprint.py
     self_test: dict[str, Any] | None = None
@@ -57,23 +58,27 @@ class RunRecord:
             raise ValueError("numerics: determinism: missing")
 
     def to_json(self) -> dict[str, Any]:
-        """Return the record as JSON; a run with a single dataset has one train stream instead of a list."""
+        """Return the record as JSON; a run with a single dataset has one stream of each split instead of a list."""
         values = attrs.asdict(self)
-        streams = values.pop("train_streams")
-        return values | {"train_stream": streams if len(streams) > 1 else next(iter(streams), None)}
+        for key in _STREAMS:
+            streams = values.pop(f"{key}s")
+            values[key] = streams if len(streams) > 1 else next(iter(streams), None)
+        return values
 
 
 def with_stream_list(values: Any) -> Any:
-    """Return a record's JSON with the fields of `RunRecord`: its train streams always as a list."""
+    """Return a record's JSON with the fields of `RunRecord`: its streams always as lists."""
     if not isinstance(values, dict):
         return values
-    streams = values.get("train_stream") or []
-    return values | {"train_streams": streams if isinstance(streams, list) else [streams]}
+    lists = {}
+    for key in _STREAMS:
+        streams = values.get(key) or []
+        lists[f"{key}s"] = streams if isinstance(streams, list) else [streams]
+    return values | lists
 
 
 def make_record(run: Run, plan: Plan, token_set: TokenSet, numerics: dict[str, Any]) -> RunRecord:
     """Return the record of a run that is about to start. `numerics`: the fingerprint that all ranks agree on."""
-    held_out = token_set.validation
     return RunRecord(
         model=attrs.asdict(run.model),
         train=run.train.flat(),
@@ -84,7 +89,7 @@ def make_record(run: Run, plan: Plan, token_set: TokenSet, numerics: dict[str, A
         shares=[[first_step, list(share)] for first_step, share in shares(run.train.data.parts)],
         sources=plan.read_until(plan.steps),
         train_streams=[_describe(directory, directory.train) for directory in token_set.directories],
-        validation_stream=_describe(held_out, held_out.validation) if held_out and held_out.validation else None,
+        validation_streams=[_describe(each, each.validation) for each in token_set.validated if each.validation],
         git_commit=git_commit(),
         numerics=numerics,
     )

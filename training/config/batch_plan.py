@@ -155,7 +155,7 @@ def describe(model: ModelConfig, train: TrainConfig, plan: Plan) -> list[str]:
     if sequences:
         validation = (
             f"every {train.validation.validation_interval} steps, {sequences} x {layout.context_length} "
-            f"= {sequences * layout.context_length:,} tokens"
+            f"= {sequences * layout.context_length:,} tokens{' of each dataset' if len(plan.sources) > 1 else ''}"
         )
     return [
         f"model        {parameter_count(model):,} parameters: {model.n_layers} layers x {model.emb_dim} wide, "

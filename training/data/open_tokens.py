@@ -58,9 +58,9 @@ class TokenSet:
         return [stream for directory in self.directories for stream in directory.streams]
 
     @property
-    def validation(self) -> TokenDirectory | None:
-        """The directory that the run validates on."""
-        return next((directory for directory in self.directories if directory.validation is not None), None)
+    def validated(self) -> list[TokenDirectory]:
+        """The directories that the run validates on; the first one's loss decides which checkpoint is best."""
+        return [directory for directory in self.directories if directory.validation is not None]
 
     @property
     def digests(self) -> dict[Path, str]:
@@ -125,9 +125,12 @@ def make_reading(train: TrainConfig, plan: Plan, token_set: TokenSet, vocabulary
 
 
 def _open_all(locations: list[tuple[TokenLocation, GrowingTokens | None]], train: TrainConfig) -> TokenSet:
-    """Open all train streams, and the first validation stream of a run that validates."""
+    """Open all train streams, and of a run that validates all validation streams.
+
+    Of tokens that are still being prepared only the first: a step would have to wait for the others.
+    """
     directories: list[TokenDirectory] = []
-    wanted = train.validation.validation_interval is not None  # a validation stream, until one is found
+    wanted = train.validation.validation_interval is not None
     for location, growing in locations:
         path = location.directory
         manifest = read_manifest(path)
@@ -135,8 +138,8 @@ def _open_all(locations: list[tuple[TokenLocation, GrowingTokens | None]], train
         if growing is None:
             validates = wanted and (isinstance(train.data.dataset, str) or has_split(path, "validation", manifest))
         else:
-            validates, open_stream = wanted and "validation" in growing.splits, growing.stream
-        wanted = wanted and not validates
+            is_first = all(each.validation is None for each in directories)
+            validates, open_stream = wanted and is_first and "validation" in growing.splits, growing.stream
         directories.append(
             TokenDirectory(
                 dataset=location.dataset,
@@ -147,10 +150,10 @@ def _open_all(locations: list[tuple[TokenLocation, GrowingTokens | None]], train
                 growing=growing,
             )
         )
-    if wanted:
+    if wanted and all(each.validation is None for each in directories):
         raise BadInput(
             f"{train.file}: dataset: none of {', '.join(each.dataset for each in directories)} holds "
-            "validation.safetensors; prepare one with --validation-fraction, or set validation_interval to null"
+            "validation tokens; prepare some with --validation-fraction, or set validation_interval to null"
         )
     return TokenSet(tuple(directories))
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import attrs
 
-from common.errors import BadInput
+from common.errors import BadInput, printable
 from tokens.format.contents import read_contents
 from tokens.format.header import TokenFile
 from tokens.format.manifest import Content
@@ -26,8 +26,9 @@ def verify_tokens(train: TrainConfig, plan: Plan, token_set: TokenSet, ranks: Ra
     Raises BadInput on every rank for too few tokens, a damaged file, or an id beyond the vocabulary.
     """
     begin = train.validation.start_val_token
-    if token_set.validation is not None:
-        _check_validation_length(token_set.validation, begin, plan, ranks, train.file)
+    if token_set.validated:
+        _check_validation_length(token_set.validated[0], begin, plan, ranks, train.file)
+        token_set = _without_short_validation(token_set, begin + _validation_tokens(plan), ranks)
     size = sum(file.path.stat().st_size for directory in token_set.directories for file in _files(directory))
     if ranks.coordinates and size > ANNOUNCED_BYTES:
         print(f"checking token files: {size / 1e9:.1f} GB", flush=True)
@@ -83,6 +84,20 @@ def _ranges_to_read(
 
 def _validation_tokens(plan: Plan) -> int:
     return plan.validation_sequences * plan.layout.context_length + 1
+
+
+def _without_short_validation(token_set: TokenSet, wanted: int, ranks: Ranks) -> TokenSet:
+    """Return the token set without validation streams of fewer tokens; a line names each. Not of the first."""
+    first, directories = token_set.validated[0], []
+    for directory in token_set.directories:
+        stream, kept = directory.validation, directory
+        if directory is not first and stream is not None and stream.length < wanted:
+            kept = attrs.evolve(directory, validation=None)
+            if ranks.coordinates:
+                where = printable(str(stream.files[0].path))
+                print(f"NOTE: {where}: not validated on: got {stream.length:,} tokens, wanted {wanted:,}", flush=True)
+        directories.append(kept)
+    return TokenSet(tuple(directories))
 
 
 def _check_validation_length(directory: TokenDirectory, begin: int, plan: Plan, ranks: Ranks, train_json: Path) -> None:

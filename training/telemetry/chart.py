@@ -76,6 +76,10 @@ def draw_chart(directory: Path) -> Path:
     validation_losses = [record["validation_loss"] for record in validation]
     label = _label("validation", validation, "validation_loss")
     loss.plot(validation_steps, validation_losses, color=VALIDATION, marker="o", markersize=4, label=label)
+    for dataset, points in _other_losses(validation).items():
+        name = printable(dataset).replace("$", r"\$")  # no mathematics
+        label = f"{name}: {points[-1][1]:.4f}"
+        loss.plot(*zip(*points, strict=True), marker="o", markersize=4, alpha=0.6, label=label)
     loss.set_ylabel("loss (nats per token)")
     last = max(steps + validation_steps, default=0)
     loss.set_title(f"{printable(directory.name)}: step {last:,}", parse_math=False)  # a dollar sign is one
@@ -109,6 +113,15 @@ def _smoothed(values: list[float]) -> list[float]:
         average = decay * average + (1 - decay) * value
         smoothed.append(average / (1 - decay**count))
     return smoothed
+
+
+def _other_losses(validation: list[dict[str, Any]]) -> dict[str, list[tuple[int, float]]]:
+    """Return (step, loss) on each dataset of a mixture but the first."""
+    points: dict[str, list[tuple[int, float]]] = {}
+    for record in validation:
+        for dataset, value in list(record.get("validation_losses", {}).items())[1:]:
+            points.setdefault(dataset, []).append((record["step"], value))
+    return points
 
 
 def _label(name: str, records: list[dict[str, Any]], key: str) -> str:

@@ -104,6 +104,7 @@ def _is_sound(record: dict[str, Any]) -> bool:
         return False
     return (
         all(_is_loss(record[key]) for key in _LOSSES if key in record)
+        and _are_losses(record.get("validation_losses", {}))
         and all(_is_value(record[key], key) for key in _NUMBERS if key in record)
         and all(_is_ledger(record[key]) for key in ("ledger", "run_ledger") if key in record)
     )
@@ -111,6 +112,10 @@ def _is_sound(record: dict[str, Any]) -> bool:
 
 def _is_loss(value: Any) -> bool:
     return is_number(value) or (type(value) is float and not math.isfinite(value))
+
+
+def _are_losses(value: Any) -> bool:
+    return isinstance(value, dict) and all(map(_is_loss, value.values()))
 
 
 def _is_value(value: Any, key: str) -> bool:

@@ -42,7 +42,7 @@ def test_other_tokens_than_a_checkpoints_are_named(old: StreamRecord, new: Strea
 
 def test_what_an_older_checkpoint_does_not_tell_is_not_compared() -> None:
     before = record(stream(None))  # of a directory without a manifest
-    now = record(stream("a"), validation_stream=stream("b"))
+    now = record(stream("a"), validation_streams=[stream("b")])
     assert differences(RUN, before, now, CHECKPOINT) == []
     assert differences(RUN, record(), now, CHECKPOINT) == []
     assert differences(RUN, record(), record(stream("a"), train={"max_epochs": 1}), CHECKPOINT) == []  # its default

@@ -21,7 +21,7 @@ def read_record(values: dict[str, Any]) -> RunRecord:
 @pytest.mark.parametrize("streams", [STREAM, [STREAM, STREAM | {"tokens": None}]])
 def test_a_record_is_written_as_it_was_read(streams: Any) -> None:
     recorded = {"accumulation": 1, "world_size": 2, "steps": 9, "shares": [[0, [1, 1]]], "sources": []}
-    described = {"train_stream": streams, "validation_stream": STREAM}
+    described = {"train_stream": streams, "validation_stream": streams}
     others = {"git_commit": "c", "self_test": {"held": True}}
     values = OLDEST | recorded | described | others
     assert read_record(values).to_json() == values
@@ -29,7 +29,7 @@ def test_a_record_is_written_as_it_was_read(streams: Any) -> None:
 
 def test_a_record_of_an_older_version_has_defaults() -> None:
     record = read_record(OLDEST | {"train_stream": {"tokens": 100, "sha256": [None]}, "field_of_a_newer_version": 1})
-    assert (record.shares, record.sources, record.validation_stream) == (ONE_SOURCE, None, None)
+    assert (record.shares, record.sources, record.validation_streams) == (ONE_SOURCE, None, [])
     assert record.train_streams == [StreamRecord(directory="", tokens=100, sha256=[None])]
 
 

@@ -11,8 +11,10 @@ import pytest
 
 from tests import launch
 from tests.conftest import ROOT, metrics, seal_again, train
+from tests.tokens.format.foreign_files import write_llm_c
 from tests.training.supervision.runs import start, wait_for_step
 from tests.walks import children, kill
+from tokens.format.token_file import open_split
 from training.telemetry.metrics_log import read_metrics
 
 Make = Callable[..., Path]
@@ -107,8 +109,57 @@ def test_validation_is_on_the_first_dataset_that_holds_some_out(make_run: Make, 
     record = json.loads((turned / "resolved.json").read_text())
     assert record["validation_stream"]["directory"] == str(token_files)
     only = make_run("only", **keys | {"dataset": [{"dataset": str(few), "weight": 1}]})
-    wanted = f"none of {few} holds validation.safetensors; prepare one with --validation-fraction, or set validation_i"
+    wanted = f"none of {few} holds validation tokens; prepare some with --validation-fraction, or set validation_i"
     assert wanted in problem(train(only))
+
+
+def test_each_dataset_that_holds_some_out_has_a_loss_of_its_own(
+    make_run: Make, token_files: Path, few: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    stream = open_split(token_files, "train")
+    write_llm_c(other / "tiny_train_000001.bin", stream.read(10_000, 10_000))
+    write_llm_c(other / "tiny_val_000000.bin", stream.read(30_000, 400))
+    names = [str(few), str(token_files), str(other)]
+    keys = {"dataset": [{"dataset": name, "weight": 1} for name in names], "checkpoint_interval": 1}
+    alone, two = make_run("alone", **keys), make_run("two", **keys)
+    silent = make_run("silent", **keys, validation_interval=None)
+    for run, ranks in ((alone, 1), (two, 2), (silent, 1)):
+        done = train(run, "--max-steps", "3", "--hash-every", "1", ranks=ranks)
+        assert done.returncode == 0, done.stderr
+    losses: dict[int, Any] = metrics(alone, "validation_losses")
+    assert losses == metrics(two, "validation_losses")
+    assert hashes(alone) == hashes(two) == hashes(silent)
+    assert [list(of_step) for of_step in losses.values()] == [names[1:]] * 4  # not the one that holds nothing out
+    first = {step: of_step[names[1]] for step, of_step in losses.items()}
+    assert metrics(alone, "validation_loss") == first
+    assert (alone / "checkpoints" / "best").resolve().name == f"step-{min(first, key=lambda step: first[step]):08d}"
+    single = make_run("single", dataset=names[2], min_train_tokens=256)
+    assert train(single, "--max-steps", "1").returncode == 0
+    assert metrics(single, "validation_loss")[0] == losses[0][names[2]]
+    done = train(alone)
+    last: Any = metrics(alone, "validation_losses")[8]
+    assert f"step 8: validation loss of {names[1]} {last[names[1]]:.4f}, {names[2]} {last[names[2]]:.4f}" in done.stderr
+    streams = json.loads((alone / "resolved.json").read_text())["validation_stream"]
+    assert [stream["directory"] for stream in streams] == names[1:]
+
+
+def test_a_later_dataset_with_too_few_tokens_to_validate_on_is_left_out_with_a_line(
+    make_run: Make, token_files: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    for word, count in (("train", 10_000), ("val", 320)):
+        write_llm_c(other / f"tiny_{word}.bin", open_split(token_files, "train").read(0, count))
+    parts = [{"dataset": name, "weight": 1} for name in (str(token_files), str(other))]
+    run = make_run(dataset=parts)
+    done = train(run, "--max-steps", "1")
+    assert f"NOTE: {other}/tiny_val.bin: not validated on: got 320 tokens, wanted 321" in done.stdout
+    assert metrics(run, "validation_losses") == {}
+    assert list(metrics(run, "validation_loss")) == [0, 1]
+    (run / "train.json").write_text(json.dumps(json.loads((run / "train.json").read_text()) | {"dataset": parts[::-1]}))
+    assert "got 320 tokens, wanted at least 321 = 0 + 10 sequences" in problem(train(run, "--resume", "never"))
 
 
 def test_all_tokens_are_read_max_epochs_times_where_no_number_is_given(make_run: Make, few: Path) -> None:

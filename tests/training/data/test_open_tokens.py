@@ -22,10 +22,10 @@ def opened(tmp_path: Path) -> TokenDirectory:
     return TokenDirectory(dataset="a", path=tmp_path, manifest=None, train=stream, validation=None)
 
 
-def test_a_run_validates_on_the_first_directory_with_a_validation_stream(opened: TokenDirectory) -> None:
+def test_a_run_validates_on_the_directories_with_a_validation_stream(opened: TokenDirectory) -> None:
     validated = attrs.evolve(opened, dataset="b", validation=opened.train)
-    assert TokenSet((opened,)).validation is None
-    assert TokenSet((opened, validated)).validation is validated
+    assert TokenSet((opened,)).validated == []
+    assert TokenSet((opened, validated)).validated == [validated]
     assert (len(opened.streams), len(validated.streams)) == (1, 2)
 
 

@@ -18,6 +18,8 @@ def test_a_chart_is_drawn_from_metrics_alone(make_run: Callable[..., Path]) -> N
     log.write({"event": "start", "step": 0})
     for step in range(1, 200):
         log.write({"step": step, "train_loss": 5 / step, "learning_rate": 1e-3, "grad_norm": 1.0})
+    for step, loss in ((100, 2.0), (199, 1.0)):
+        log.write({"step": step, "validation_loss": loss, "validation_losses": {"a": loss, "_$b$_^": loss + 1}})
     log.close()
     drawing = ChartProcess(run)
     drawing.redraw()  # too soon after the start

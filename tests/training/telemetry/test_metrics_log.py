@@ -22,6 +22,7 @@ UNSOUND: list[Any] = [
     *({"step": value, "train_loss": 1.0} for value in [*NUMBERS, 10**30, 1.5]),
     *({"step": 1, "train_loss": value} for value in NUMBERS[:-1]),
     *({"step": 1, "validation_loss": value} for value in NUMBERS[:-1]),
+    *({"step": 1, "validation_loss": 1.0, "validation_losses": value} for value in (None, [], {"a": "x"}, {"a": None})),
     *({"step": 1, "train_loss": 1.0, key: "x"} for key in ("learning_rate", "grad_norm", "elapsed_seconds")),
     *({"event": "start", "step": value} for value in NUMBERS),
     {"event": "start"},
