@@ -73,6 +73,8 @@ NANOCHAT = Architecture(
 )
 CLASSES = (GPT2, LLAMA, ARCEE, QWEN3, NANOCHAT)
 
+DEFAULT_EPS = {"llama": 1e-6, "qwen3": 1e-6, "nanochat": 1e-6, "arcee": 1e-5}  # where config.json has no rms_norm_eps
+
 
 def stock_class(config: ModelConfig, where: str = "model.json") -> StockClass:
     """Return the class that computes the same network. Raises BadInput, beginning with `where`, if there is none."""
@@ -107,9 +109,67 @@ def architecture_of(config: ModelConfig, where: str = "model.json") -> Architect
     )
 
 
+def config_of_stock(values: dict[str, Any], architecture: Architecture) -> ModelConfig:
+    """Return the configuration of a network by the config.json of a class with RoPE.
+
+    Raises ValueError, "KEY: got ..., wanted ...", for a key that is missing or a value that would be another network.
+    """
+    for key in ("vocab_size", "max_position_embeddings", "hidden_size", "num_hidden_layers", "num_attention_heads"):
+        if type(values.get(key)) is not int or values[key] < 1:
+            raise ValueError(f"{key}: got {quoted(values.get(key))}, wanted an integer of at least 1")
+    rope = _rope(values)
+    ours = {theirs: name for name, theirs in STOCK_ACTIVATIONS.items()} | {"gelu_pytorch_tanh": "gelu_tanh"}
+    default_act = "silu" if architecture in (LLAMA, QWEN3) else "relu2"
+    width, heads = values["hidden_size"], values["num_attention_heads"]
+    wanted: dict[str, tuple[Any, ...]] = {
+        "head_dim": (None, width // heads),
+        "hidden_act": tuple(theirs for theirs, name in ours.items() if name in architecture.options["activation"]),
+        "use_sliding_window": (False, None),
+        "quantization_config": (None,),
+        "partial_rotary_factor": (1.0, None),
+    }
+    for key, known in wanted.items():
+        if key in values and values[key] not in known:
+            raise ValueError(f"{key}: got {quoted(values[key])}, wanted {either(map(repr, known))}")
+    fixed = {field: only[0] for field, only in architecture.options.items() if len(only) == 1}
+    attention_bias, mlp_bias = values.get("attention_bias", False), values.get("mlp_bias", False)
+    return ModelConfig(
+        **fixed
+        | {
+            "vocab_size": values["vocab_size"],
+            "context_length": values["max_position_embeddings"],
+            "emb_dim": width,
+            "n_layers": values["num_hidden_layers"],
+            "n_heads": heads,
+            "n_kv_heads": values.get("num_key_value_heads"),
+            "mlp_width": values.get("intermediate_size"),
+            "activation": ours[values.get("hidden_act", default_act)],
+            "norm_eps": values.get("rms_norm_eps", DEFAULT_EPS[architecture.model_type]),
+            "rope_base": rope,
+            "qkv_bias": attention_bias,
+            "biases": attention_bias or mlp_bias,
+            "tie_weights": values.get("tie_word_embeddings", False),
+            "logit_softcap": values.get("final_logit_softcapping", 15.0) if architecture is NANOCHAT else None,
+        }
+    )
+
+
 def folds_embedding_norm(config: ModelConfig) -> bool:
     """Tell whether the class lacks the norm of the token embedding: it is folded into the table, away from the head."""
     return config.embedding_norm and architecture_of(config) is not NANOCHAT
+
+
+def _rope(values: dict[str, Any]) -> float:
+    """Return RoPE's base. Raises ValueError for angles that are scaled."""
+    key = next((name for name in ("rope_parameters", "rope_scaling") if values.get(name)), "rope_parameters")
+    parameters = values.get(key) or {}
+    if not isinstance(parameters, dict):
+        raise ValueError(f"{key}: got {quoted(parameters)}, wanted an object")
+    kind = parameters.get("rope_type", parameters.get("type", "default"))
+    if kind != "default":
+        raise ValueError(f"rope_type: got {quoted(kind)}, wanted 'default': angles without scaling")
+    base: float = parameters.get("rope_theta", values.get("rope_theta", 10_000.0))
+    return base
 
 
 def _wanted(architecture: Architecture, fields: list[str]) -> str:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model.config import ModelConfig
+from model.config import GATED, ModelConfig
 from model.naming import to_hugging_face
 from model.stock import GPT2, NANOCHAT, Architecture, architecture_of, folds_embedding_norm
 
@@ -31,6 +31,36 @@ def to_stock(plain: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]
     state = _folded(plain, config) if folds_embedding_norm(config) else dict(plain)
     state = {**_neutral(config, architecture), **state}
     return to_hugging_face(state) if architecture is GPT2 else _to_rotary(state, config, architecture)
+
+
+def from_stock(weights: dict[str, Tensor], config: ModelConfig, architecture: Architecture) -> dict[str, Tensor]:
+    """Convert a state dict of a class with RoPE to a plain one, in fp32; biases that only we have are zero.
+
+    Raises ValueError naming an unknown parameter, or a tied head that differs from the embedding.
+    """
+    names = ROTARY_NAMES | (NANOCHAT_NAMES if architecture is NANOCHAT else {})
+    modules = {theirs: ours for ours, theirs in names.items()}
+    plain: dict[str, Tensor] = {}
+    apart: dict[str, dict[str, Tensor]] = {}  # queries, keys and values of each fused parameter
+    for name, value in weights.items():
+        block = re.match(r"model\.layers\.(\d+)\.", name)
+        module, _, leaf = (name[block.end() :] if block else name).rpartition(".")
+        where = f"blocks.{block[1]}." if block else ""
+        projection = module.removeprefix("self_attn.")
+        if leaf == "inv_freq":
+            continue  # a buffer of older versions
+        if projection in PROJECTIONS:
+            apart.setdefault(f"{where}attention.qkv.{leaf}", {})[projection] = value.float()
+        elif module in modules:
+            plain[f"{where}{modules[module]}.{leaf}"] = value.float()
+        else:
+            raise ValueError(f"parameter {name} is none of {architecture.name}'s")
+    for name, parts in apart.items():
+        plain[name] = _fused(name, parts, config, swapped=architecture is NANOCHAT)
+    head = plain.pop("head.weight", None) if config.tie_weights else None
+    if head is not None and not torch.equal(head, plain.setdefault("token_embedding.weight", head)):
+        raise ValueError("its configuration ties head and token embedding, but its weights have two that differ")
+    return _zero_biases(config, plain) | plain
 
 
 def swap_halves(rows: Tensor, heads: int) -> Tensor:
@@ -73,6 +103,34 @@ def _neutral(config: ModelConfig, architecture: Architecture) -> dict[str, Tenso
     block |= {f"{module}.bias": torch.zeros(size) for module, size in biases.items()}
     blocks = range(config.n_layers)
     return outer | {f"blocks.{layer}.{name}": value.clone() for layer in blocks for name, value in block.items()}
+
+
+def _fused(name: str, parts: dict[str, Tensor], config: ModelConfig, *, swapped: bool) -> Tensor:
+    """Return queries, keys and values as one parameter. Raises ValueError where one is missing or of another size."""
+    rows = []
+    for projection, heads in zip(PROJECTIONS, config.qkv_heads, strict=True):
+        part, wanted = parts.get(projection), heads * config.head_width
+        if part is None or len(part) != wanted:
+            got = "none" if part is None else f"{len(part)} rows"
+            raise ValueError(f"parameter {name}: {projection}: got {got}, wanted {wanted} rows")
+        rows.append(swap_halves(part, heads) if swapped and projection != "v_proj" else part)
+    return torch.cat(rows)
+
+
+def _zero_biases(config: ModelConfig, plain: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return zeros for biases of attention or MLP, which are one option here, where all of the other have one."""
+    if not config.biases:
+        return {}
+    blocks = range(config.n_layers)
+    groups: list[dict[str, int]] = [{"attention.output": config.emb_dim}]
+    groups.append({"mlp.up": config.hidden_width, "mlp.down": config.emb_dim})
+    groups[1] |= {"mlp.gate": config.hidden_width} if config.activation in GATED else {}
+    zeros: dict[str, Tensor] = {}
+    for group in groups:
+        names = {f"blocks.{layer}.{module}.bias": size for layer in blocks for module, size in group.items()}
+        if not names.keys() & plain.keys():
+            zeros |= {name: torch.zeros(size) for name, size in names.items()}
+    return zeros
 
 
 def _to_rotary(state: dict[str, Tensor], config: ModelConfig, architecture: Architecture) -> dict[str, Tensor]:

@@ -18,7 +18,8 @@ from model.config import ModelConfig
 from model.gpt import GPT
 from model.naming import config_of, is_nanogpt, to_plain
 from model.pretrained import load_plain
-from model.stock import GPT2_ACTIVATIONS
+from model.stock import CLASSES, GPT2, GPT2_ACTIVATIONS, config_of_stock
+from model.stock_weights import from_stock
 from training.checkpoints.tensor_files import WEIGHTS
 from training.launch import environment_rank
 
@@ -27,24 +28,23 @@ NANOGPT = "ckpt.pt"
 # Files with the number of heads: Hugging Face's, gpjt's (run directories and published models), OpenAI's.
 CONFIG_FILES = ("config.json", "model.json", "hparams.json")
 HEADS_KEYS = ("n_head", "n_heads", "num_attention_heads")
+ROTARY_CLASSES = {each.model_type: each for each in CLASSES if each is not GPT2}
 # Keys that are read, of ours; all other options of a network are not told by weights of these names.
 READ_KEYS = {
     *("vocab_size", "context_length", "emb_dim", "n_heads", "n_layers", "drop_rate", "qkv_bias", "tie_weights"),
-    *("activation", "biases", "zero_init_projections", "zero_init_head"),
+    *("activation", "biases", "mlp_width", "zero_init_projections", "zero_init_head"),
 }
 # Values of Hugging Face's config.json, and of ours, other than which would make another network of the same weights.
 ONLY_VALUES: dict[str, tuple[Any, ...]] = {
     "model_type": ("gpt2",),
-    "layer_norm_epsilon": (1e-5,),
     "scale_attn_weights": (True,),
-    "scale_attn_by_inverse_layer_idx": (False,),
     "add_cross_attention": (False,),
     **{field.name: (field.default,) for field in attrs.fields(ModelConfig) if field.name not in READ_KEYS},
 }
 # Keys that the shapes of the weights must confirm: Hugging Face's, nanoGPT's and ours.
 SHAPE_KEYS = {
     **{"n_embd": "emb_dim", "n_layer": "n_layers", "n_positions": "context_length", "block_size": "context_length"},
-    "n_ctx": "context_length",
+    **{"n_ctx": "context_length", "n_inner": "hidden_width"},
     **{key: key for key in ("emb_dim", "n_layers", "context_length", "vocab_size")},
 }
 ACTIVATIONS = {theirs: ours for ours, theirs in GPT2_ACTIVATIONS.items()} | {"gelu_pytorch_tanh": "gelu_tanh"}
@@ -76,6 +76,8 @@ def load_foreign(path: Path, run: Path | None) -> GPT:
         weights, values, where = _read_nanogpt(path)
     else:
         (where, values), weights = _read_config(path, run), _read_weights(path)
+        if isinstance(kind := values.get("model_type"), str) and kind in ROTARY_CLASSES:
+            return _load_rotary(weights, values, where)
     heads = next((values[key] for key in HEADS_KEYS if key in values), None)
     if heads is None:
         raise BadInput(
@@ -90,16 +92,33 @@ def load_foreign(path: Path, run: Path | None) -> GPT:
         plain = to_plain(weights, tied=tied is True)
         config = config_of(plain, heads, _activation(values, where, is_nanogpt(weights)))
         for key, field in SHAPE_KEYS.items():
-            if values.get(key, shape := getattr(config, field)) != shape:
+            shape = getattr(config, field)
+            if (values.get(key) or shape) != shape:
                 raise BadInput(f"{where}: {key}: got {quoted(values[key])}, but the weights beside it have {shape:,}")
-        if values.get("n_inner") not in (None, 4 * config.emb_dim):
-            raise BadInput(f"{where}: n_inner: got {quoted(values['n_inner'])}, wanted null: four times the width")
+        config = attrs.evolve(
+            config,
+            norm_eps=values.get("layer_norm_epsilon", config.norm_eps),
+            scale_attention_by_inverse_layer=values.get("scale_attn_by_inverse_layer_idx", False),
+        )
         network = GPT(config)
         load_plain(network, plain)
     except ValueError as error:
         raise BadInput(f"{path}: {error}") from error
     if not any(key in values for key in ACTIVATION_KEYS) and is_nanogpt(weights) and environment_rank() == 0:
         print(printable(NANOGPT_NOTE.format(path=path, config=path / CONFIG_FILES[0])), file=sys.stderr)
+    return network
+
+
+def _load_rotary(weights: dict[str, Tensor], values: dict[str, Any], where: Path) -> GPT:
+    """Load a model of a class with RoPE. Raises BadInput."""
+    try:
+        architecture = ROTARY_CLASSES[values["model_type"]]
+        config = config_of_stock(values, architecture)
+        plain = from_stock(weights, config, architecture)
+        network = GPT(config)
+        load_plain(network, plain)
+    except ValueError as error:
+        raise BadInput(f"{where}: {error}") from error
     return network
 
 

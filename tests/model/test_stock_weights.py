@@ -1,4 +1,4 @@
-"""Exported weights are the same network in transformers' own class, in every logit and in cached generation."""
+"""Weights are the same network in transformers' own class, in every logit and in cached generation, there and back."""
 
 from pathlib import Path
 from typing import Any
@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from evaluation.export.export import save_network
+from evaluation.shared.foreign import load_foreign
 from model.generate import Sampling, generate
 from model.stock_weights import swap_halves
 from tests.model.architectures import CASES
@@ -27,8 +28,13 @@ def test_the_stock_class_has_the_same_logits_and_generates_the_same_tokens(
     assert type(theirs).__name__ == name
     prompt = TOKENS[:1, :5]
     with torch.no_grad():
-        assert (ours(TOKENS) - theirs(TOKENS).logits).abs().max() < 1e-5
+        logits = theirs(TOKENS).logits
+        assert (ours(TOKENS) - logits).abs().max() < 1e-5
         spoken = theirs.generate(prompt, max_new_tokens=43, do_sample=False, eos_token_id=None, pad_token_id=0)
+    theirs.save_pretrained(tmp_path / "theirs", max_shard_size="50KB")
+    assert (tmp_path / "theirs" / "model.safetensors.index.json").is_file()
+    with torch.no_grad():
+        assert (load_foreign(tmp_path / "theirs", None)(TOKENS) - logits).abs().max() < 1e-5  # and back, from shards
     assert spoken[0, 5:].tolist() == generate(ours, prompt[0].tolist(), 43, Sampling(temperature=0))
 
 

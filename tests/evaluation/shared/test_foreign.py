@@ -16,6 +16,8 @@ from common.errors import BadInput
 from evaluation.shared.foreign import load_foreign
 from evaluation.shared.load import locate
 from model.gpt import GPT
+from model.stock_weights import to_stock
+from tests.model.architectures import SWIGLU
 from tests.model.test_gpt import SMALL
 from tests.model.test_naming import TOKENS, gpjt, nanogpt, network, plain_of
 
@@ -83,6 +85,81 @@ def test_an_unknown_activation_is_one_line(tmp_path: Path) -> None:
     )
     with pytest.raises(BadInput, match=re.escape(told)):
         load_foreign(folder, None)
+
+
+LLAMA: dict[str, Any] = {
+    **{"model_type": "llama", "vocab_size": 211, "max_position_embeddings": 48, "hidden_size": 64},
+    **{"num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 100},
+    **{"rms_norm_eps": 1e-5, "rope_theta": 500.0, "tie_word_embeddings": True},
+}
+LLAMA_NETWORK = attrs.evolve(SMALL, **SWIGLU, n_kv_heads=2, mlp_width=100, rope_base=500.0)
+
+
+def test_an_older_llama_is_read_in_half_precision_with_its_buffers(tmp_path: Path) -> None:
+    model = network(attrs.evolve(LLAMA_NETWORK, tie_weights=True))
+    weights = {name: value.bfloat16() for name, value in to_stock(plain_of(model), model.config).items()}
+    buffer = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)}
+    loaded = load_foreign(write(tmp_path / "model", weights | buffer, **LLAMA), None)
+    assert loaded.config == model.config
+    assert {parameter.dtype for parameter in loaded.parameters()} == {torch.float32}
+    assert difference(loaded, model) < 0.1
+
+
+@pytest.mark.parametrize("name", ["LlamaForCausalLM", "Qwen3ForCausalLM", "ArceeForCausalLM", "NanoChatForCausalLM"])
+def test_keys_that_a_file_leaves_out_mean_what_the_class_means(tmp_path: Path, name: str) -> None:
+    import transformers
+
+    shape = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+    values = {key: LLAMA[key] for key in shape} | {"max_position_embeddings": 48, "num_key_value_heads": 2}
+    kind = getattr(transformers, name)
+    theirs = kind(kind.config_class(**values, head_dim=16, pad_token_id=None)).eval()
+    weights = {key: value.clone() for key, value in theirs.state_dict().items()}
+    values |= {"model_type": theirs.config.model_type}
+    loaded = load_foreign(write(tmp_path / "model", weights, **values), None)
+    with torch.no_grad():
+        assert (loaded(TOKENS) - theirs(TOKENS).logits).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("bias", ["attention_bias", "mlp_bias"])
+def test_biases_of_attention_or_mlp_alone_are_read(tmp_path: Path, bias: str) -> None:
+    model = network(attrs.evolve(LLAMA_NETWORK, biases=True, qkv_bias=bias == "attention_bias"))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith(".bias") and ("mlp" in name) != (bias == "mlp_bias"):
+                parameter.zero_()
+    weights = to_stock(plain_of(model), model.config)
+    kept = {name: value for name, value in weights.items() if ".bias" not in name or value.abs().max() > 0}
+    values = LLAMA | {"tie_word_embeddings": False, bias: True}
+    assert difference(load_foreign(write(tmp_path / "model", kept, **values), None), model) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hidden_size": None}, "hidden_size: got None, wanted an integer of at least 1"),
+        ({"head_dim": 32}, "head_dim: got 32, wanted None or 16"),
+        ({"hidden_act": "gelu"}, "hidden_act: got 'gelu', wanted 'silu'"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope_type: got 'llama3', wanted 'default'"),
+        ({"rope_parameters": "linear"}, "rope_parameters: got 'linear', wanted an object"),
+        ({"num_key_value_heads": 4}, "parameter blocks.0.attention.qkv.weight: k_proj: got 32 rows, wanted 64 rows"),
+        ({"num_key_value_heads": 3}, "n_kv_heads: got 3, wanted a divisor of n_heads, 4"),
+        ({"model_type": "qwen3"}, "parameter blocks.0.attention.key_norm.weight is missing"),
+        ({"model_type": "arcee", "hidden_act": "relu2"}, "parameter blocks.0.mlp.gate.weight is unknown"),
+        ({"model_type": "arcee"}, "hidden_act: got 'silu', wanted 'gelu_new', 'gelu', 'relu2' or 'gelu_pytorch_tanh'"),
+        ({"model_type": "mistral"}, "model_type: got 'mistral', wanted"),
+        ({"rms_norm_eps": "small"}, "norm_eps: got 'small', wanted a number above 0 up to 1"),
+        ({"num_hidden_layers": 4}, "parameter blocks.3.attention.output.weight is missing"),
+        ({"intermediate_size": 64}, "parameter blocks.0.mlp.up.weight: got shape (100, 64), wanted (64, 64)"),
+    ],
+)
+def test_a_directory_that_would_be_another_network_is_one_line(
+    tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    model = network(LLAMA_NETWORK)
+    weights = to_stock(plain_of(model), model.config)
+    values = LLAMA | {"tie_word_embeddings": False, "hidden_act": "silu"} | change
+    with pytest.raises(BadInput, match=re.escape(message)):
+        load_foreign(write(tmp_path / "model", weights, **values), None)
 
 
 def checkpoint(folder: Path, **changes: Any) -> Path:
