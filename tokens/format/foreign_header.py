@@ -58,7 +58,7 @@ def _read_npy(path: Path, file: BinaryIO, size: int) -> TokenFile:
         if version not in NPY_HEADERS:
             raise ValueError(f"got version {version}")
         shape, _, dtype = NPY_HEADERS[version](file)  # reads no pickle: data may be one
-    except (ValueError, SyntaxError, TokenError) as error:  # the latter two from numpy's parser
+    except (ValueError, SyntaxError, TokenError, MemoryError, RecursionError) as error:  # all from numpy's parser
         said = " ".join(str(error).split())[:QUOTED_CHARACTERS]
         raise BadInput(f"{path}: not a .npy file, or cut short at {size} bytes: {said}; write it again") from error
     if dtype not in NPY_TYPES or len(shape) != 1:

@@ -92,6 +92,14 @@ def test_other_arrays_are_refused_unread(tmp_path: Path, array: np.ndarray, mess
         read_foreign_header(tmp_path / "train.npy")
 
 
+@pytest.mark.parametrize("header", [b"(" * 9000, b"-" * 9900 + b"1", b"{}", b"\0" * 40, b"{'shape': (4,)}"])
+def test_a_npy_header_that_makes_no_sense_is_refused(tmp_path: Path, header: bytes) -> None:
+    path = tmp_path / "train.npy"
+    path.write_bytes(b"\x93NUMPY\1\0" + len(header).to_bytes(2, "little") + header + FEW.tobytes())
+    with pytest.raises(BadInput, match=f"^{path}: not a .npy file, or cut short at "):
+        read_foreign_header(path)
+
+
 def test_a_damaged_npy_file_is_refused_or_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "train.npy"
     np.save(path, FEW)
