@@ -14,6 +14,7 @@ from training.launch import environment_rank
 if TYPE_CHECKING:
     from training.command import TrainCommand
     from training.config.train_config import Run
+    from training.initial_weights import InitialWeights
     from training.supervision.supervision import Supervision
 
 RANK_0_SECONDS = 30.0  # for rank 0 to print an error, after a slow start: torchrun ends all ranks once one has failed
@@ -68,7 +69,7 @@ def train(command: "TrainCommand", supervision: "Supervision") -> int:
             return EXIT_DONE
         derive_layout(run.train, run.model.context_length, environment_world_size())
         check_machine(run, command)
-        return run_job(run, command.options, supervision)
+        return run_job(run, command.options, supervision, initial_weights(command.options.init_from))
     except (BadInput, Diverged) as error:
         alone = isinstance(error, BadInput) and error.alone
         # Rank 0 raises the same; when it has printed it and ended, torchrun sends this rank SIGTERM.
@@ -84,6 +85,16 @@ def train(command: "TrainCommand", supervision: "Supervision") -> int:
             raise
         say(system_error(error))  # a file or folder that cannot be read, for one
     return EXIT_ERROR
+
+
+def initial_weights(source: str | None) -> "InitialWeights | None":
+    """Return the model that --init-from names; it is read when the run begins."""
+    if source is None:
+        return None
+    from evaluation.shared.load import load_network, locate
+    from training.initial_weights import InitialWeights
+
+    return InitialWeights(source, lambda: load_network(locate(source, None)))
 
 
 def check_machine(run: "Run", command: "TrainCommand") -> int:

@@ -16,6 +16,7 @@ TRAIN_EPILOG = """examples:
   python train.py runs/quickstart --set train.learning_rate=6e-4
   python train.py runs/8xa100 --dry-run --world-size 8
   python train.py runs/8xa100 --plan
+  python train.py runs/mine --init-from openai-community/gpt2
   python train.py runs/8xa100 --preflight
 
 The same command line continues a run that was stopped or killed.
@@ -62,6 +63,14 @@ class Options:
             "auto|never|NAME",
         ),
     ] = "auto"
+    init_from: Annotated[
+        str | None,
+        option(
+            "start from the weights of another model instead of random ones: a run, a checkpoint, a model directory, "
+            "or OWNER/NAME of the hub; a run that has a checkpoint resumes from that",
+            "MODEL",
+        ),
+    ] = None
     device: Device = None
     max_steps: Annotated[
         int | None, option("pause with a checkpoint after step N; the schedule stays", "N", check=COUNT)

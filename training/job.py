@@ -18,6 +18,7 @@ from training.data.open_tokens import TokenSet, open_tokens
 from training.data.verify_tokens import verify_tokens
 from training.exactness.fingerprint import agreed_fingerprint, resolve_numerics
 from training.exactness.levels import set_determinism
+from training.initial_weights import InitialWeights
 from training.loop import Loop
 from training.parallel.process_group import Ranks, from_coordinator, stop
 from training.planning.budget import expected_save_seconds
@@ -36,17 +37,21 @@ from training.telemetry.reporter import print_lines
 from training.telemetry.time_ledger import TimeLedger, read_earlier, table
 
 
-def run_job(run: Run, options: Options, supervision: Supervision) -> int:
-    """Train the run and return the exit status. Call it on every rank. Raises BadInput and Diverged."""
-    ledger = TimeLedger(options.began, options.price_per_hour)
+def run_job(run: Run, options: Options, supervision: Supervision, initial: InitialWeights | None) -> int:
+    """Train the run, from random or other initial weights, and return the exit status.
+
+    Call it on every rank. Raises BadInput and Diverged.
+    """
     with supervision.join(options.device, run.train.timeout_seconds) as heartbeat:
-        status = _train(run, options, ledger, supervision, heartbeat)
+        status = _train(run, options, supervision, heartbeat, initial)
     stop()  # not after an exception: to leave NCCL's group can wait for peers that are in a collective
     return status
 
 
-def _train(run: Run, options: Options, ledger: TimeLedger, supervision: Supervision, heartbeat: Heartbeat) -> int:
-    ranks = heartbeat.ranks
+def _train(
+    run: Run, options: Options, supervision: Supervision, heartbeat: Heartbeat, initial: InitialWeights | None
+) -> int:
+    ranks, ledger = heartbeat.ranks, TimeLedger(options.began, options.price_per_hour)
     with ledger.start_up():
         token_set, plan = _open_data(run, options, ranks)
         builder = LoopBuilder(
@@ -62,10 +67,10 @@ def _train(run: Run, options: Options, ledger: TimeLedger, supervision: Supervis
         record = make_record(run, plan, token_set, agreed_fingerprint(run.train, settings.numerics, ranks))
         # Where torchrun has restarted this job after it resumed, --resume is done.
         wanted = from_coordinator(ranks, lambda: "auto" if supervision.run_lock.resumed else options.resume)
-        request = ResumeRequest(run.directory, wanted, record, options.allow_numerics_drift)
+        request = ResumeRequest(run.directory, wanted, record, options.allow_numerics_drift, initial)
         if options.replay is not None:
             return _replay(read_recorded(run.directory, options.replay, plan.steps), request, builder, state, settings)
-        changes = resume(request, state, ranks)
+        beginning = resume(request, state, ranks)
         supervision.run_lock.write_resumed()
         position = state.position
         ledger.add_earlier(from_coordinator(ranks, lambda: read_earlier(run.directory, position.elapsed_seconds)))
@@ -75,12 +80,13 @@ def _train(run: Run, options: Options, ledger: TimeLedger, supervision: Supervis
         save_seconds = expected_save_seconds(run.model, state.optimizer.state_bytes)
         from_coordinator(ranks, lambda: options.budget.check_start(ledger, save_seconds))
         outcome = _test_determinism(state, settings, ranks)
-        record = attrs.evolve(record, self_test=None if outcome is None else attrs.asdict(outcome))
+        tested = None if outcome is None else attrs.asdict(outcome)
+        record = attrs.evolve(record, self_test=tested, initial_weights=beginning.initial_weights)
         from_coordinator(ranks, lambda: write_record(run.directory, record, token_set, ranks, ledger.price_per_hour))
         print_lines(ranks, from_coordinator(ranks, lambda: _check_metrics(run.directory)))
     supervision.begin_training()
     loop = builder.build(state, settings, record)
-    _report_start(loop, record, changes)
+    _report_start(loop, record, beginning.numerics_changes)
     return _run(loop, run.directory, supervision)
 
 

@@ -4,13 +4,16 @@ from pathlib import Path
 
 import attrs
 
+from common.errors import BadInput
+from common.json_files import read_json
 from training.checkpoints import archive
 from training.checkpoints.compatibility import differences, numerics_drift
 from training.checkpoints.directory import find, find_before, load
 from training.checkpoints.disk import checkpoints_of
-from training.checkpoints.run_record import RunRecord
+from training.checkpoints.run_record import RESOLVED, RunRecord, WeightsOrigin
 from training.checkpoints.saved_state import read_state
 from training.checkpoints.storage import Checkpoint
+from training.initial_weights import InitialWeights, start_from
 from training.parallel.process_group import Ranks, from_coordinator
 from training.state import TrainState
 from training.telemetry.reporter import print_lines
@@ -24,10 +27,19 @@ class ResumeRequest:
     wanted: str  # "auto", "never" or a checkpoint's name
     record: RunRecord  # this job's, to compare with the checkpoint's
     allow_drift: bool  # whether the numerics may have changed
+    initial: InitialWeights | None = None  # what a run without a checkpoint starts from; None: random weights
 
 
-def resume(request: ResumeRequest, state: TrainState, ranks: Ranks) -> list[str]:
-    """Load the wanted checkpoint, if any, into the state; return the changes of the numerics since.
+@attrs.frozen
+class Beginning:
+    """What a job begins with: a checkpoint, or the first weights."""
+
+    numerics_changes: list[str]  # since the checkpoint
+    initial_weights: WeightsOrigin | None  # of the whole run
+
+
+def resume(request: ResumeRequest, state: TrainState, ranks: Ranks) -> Beginning:
+    """Load the wanted checkpoint into the state, or where there is none the initial weights.
 
     Call it on every rank. Raises BadInput for a checkpoint that is missing, damaged or of another run.
     """
@@ -37,36 +49,62 @@ def resume(request: ResumeRequest, state: TrainState, ranks: Ranks) -> list[str]
         archived = from_coordinator(ranks, lambda: archive.archive_all(directory))
         if archived is not None:
             print_lines(ranks, [f"--resume never: earlier results are now in {archived}"])
-        return []
+        return _begin(request, state, ranks)
     found = from_coordinator(ranks, lambda: find(checkpoints_of(directory), wanted))
     if found is None:
-        return []
-    changes = _load(found, request, state, ranks)
+        return _begin(request, state, ranks)
+    beginning = _load(found, request, state, ranks)
     # Later checkpoints are damaged, or belong to another branch of the run from here on.
     archived = from_coordinator(ranks, lambda: archive.archive_after(directory, found))
     if archived is not None:
         print_lines(ranks, [f"--resume {wanted}: later checkpoints are now in {archived}"])
     print_lines(ranks, [f"resuming from {found} at step {state.position.step:,} of {request.record.steps:,}"])
-    return changes
+    return beginning
 
 
 def load_before(step: int, request: ResumeRequest, state: TrainState, ranks: Ranks) -> None:
-    """Load the newest checkpoint before a step, whatever its numerics, or leave the state at step 0.
+    """Load the newest checkpoint before a step, whatever its numerics, or begin at step 0 as the run did.
 
     Call it on every rank.
     """
     found = from_coordinator(ranks, lambda: find_before(checkpoints_of(request.directory), step))
     if found is not None:
         _load(found, attrs.evolve(request, allow_drift=True), state, ranks)
+    else:
+        from_coordinator(ranks, lambda: _check_beginning(request))
+        _begin(request, state, ranks)
     source = found or "the start"
     print_lines(ranks, [f"replaying from {source} at step {state.position.step:,}; nothing is written"])
 
 
-def _load(found: Checkpoint, request: ResumeRequest, state: TrainState, ranks: Ranks) -> list[str]:
-    """Print the changes since the checkpoint, then load it; return the changes of the numerics."""
+def _begin(request: ResumeRequest, state: TrainState, ranks: Ranks) -> Beginning:
+    """Begin at step 0."""
+    if request.initial is None:
+        return Beginning([], None)
+    return Beginning([], start_from(request.initial, state, request.directory / "model.json", ranks))
+
+
+def _check_beginning(request: ResumeRequest) -> None:
+    """Raise BadInput where a replay would begin with other weights than the run did."""
+    file = request.directory / RESOLVED
+    recorded = read_json(file).get("initial_weights") if file.exists() else None
+    if recorded is not None and request.initial is None:
+        source = recorded["source"]
+        raise BadInput(f"--replay: the run began with the weights of {source}; pass --init-from {source}")
+
+
+def _load(found: Checkpoint, request: ResumeRequest, state: TrainState, ranks: Ranks) -> Beginning:
+    """Print the changes since the checkpoint, then load it."""
     before = read_state(found).config
+    origin = before.initial_weights
+    if request.initial is not None and (origin is None or origin.source != request.initial.source):
+        began = "random weights" if origin is None else f"those of {origin.source}"
+        raise BadInput(
+            f"--init-from {request.initial.source}: {found} is of a run that began with {began}; leave it out to "
+            "resume, or start anew with --resume never"
+        )
     print_lines(ranks, differences(request.directory, before, request.record, found))
     changes = numerics_drift(before, request.record, found, allowed=request.allow_drift)
     print_lines(ranks, [f"WARNING: numerics changed since {found.name}: {change}" for change in changes])
     load(found, state)
-    return changes
+    return Beginning(changes, origin)

@@ -134,4 +134,6 @@ def _recipe(config: RunRecord, position: int | str) -> str:
         for stream in config.train_streams
     ]
     known = [model, train, precision, config.global_batch_size, [position, config.steps], config.shares, tokens]
+    if config.initial_weights is not None:
+        known.append(config.initial_weights.sha256)
     return json.dumps(known, sort_keys=True)

@@ -73,7 +73,7 @@ def model_card(trained: Trained, name: str, license_name: str | None, dtype: str
     )
     sections = [
         ("Model", "", [*_shape(trained, trained.network.config), ("weights", DTYPES[dtype])]),
-        ("Training", "\nBy Lockstep's `train.py`, from random weights.\n", list(_training(trained.place))),
+        ("Training", "\nBy Lockstep's `train.py`.\n", list(_training(trained.place))),
     ]
     card = ModelCard.from_template(
         data,
@@ -139,6 +139,13 @@ def _training(place: ModelLocation) -> Iterator[tuple[str, str]]:
     group_rates = describe_group_rates(options)
     if group_rates is not None:
         yield "learning rates", group_rates
+    origin = config.initial_weights
+    if origin is None:
+        yield "initial weights", "random"
+    else:
+        source = Path(origin.source)
+        name = source.resolve().name if source.exists() else origin.source
+        yield "initial weights", f"`{name}`, sha256 of their values `{origin.sha256}`"
     yield "seed", str(train["random_seed"])
     yield from _losses(place, state.position)
     environment = place.record.get("environment", {})

@@ -108,8 +108,13 @@ def home_of(reference: str) -> Path:
 
 def load(place: ModelLocation, tokenizer: str | None, device: torch.device) -> Trained:
     """Load a model. `tokenizer` overrides its own. Raises BadInput naming what is damaged."""
-    network = _own(place.path) if place.is_own else load_foreign(place.path, place.run)
+    network = load_network(place)
     return Trained(network.to(device).eval(), _tokenizer(place, tokenizer, network.config), place)
+
+
+def load_network(place: ModelLocation) -> GPT:
+    """Load a model without its tokenizer, onto the CPU. Raises BadInput naming what is damaged."""
+    return _own(place.path) if place.is_own else load_foreign(place.path, place.run)
 
 
 def load_on_all(ranks: Ranks, place: ModelLocation, tokenizer: str | None) -> Trained:

@@ -35,6 +35,14 @@ class StreamRecord:
 
 
 @attrs.frozen(kw_only=True)
+class WeightsOrigin:
+    """The model from whose weights a run started."""
+
+    source: str  # as on the command line
+    sha256: str  # training/initial_weights.py
+
+
+@attrs.frozen(kw_only=True)
 class RunRecord:
     """Resolved configuration of a run; None for what an older version did not record."""
 
@@ -51,6 +59,7 @@ class RunRecord:
     git_commit: str | None = None
     numerics: dict[str, Any] = attrs.field()  # training/exactness/fingerprint.py
     self_test: dict[str, Any] | None = None
+    initial_weights: WeightsOrigin | None = None  # None: random ones
 
     @numerics.validator
     def _check(self, _: Any, value: dict[str, Any]) -> None:

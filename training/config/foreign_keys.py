@@ -55,7 +55,7 @@ _THEIRS = {
     "train.precision: fp16": "fp16",
     "train.compile": "torch_compile",
     "train.final_learning_rate_percent: in percent of train.learning_rate": "min_lr min_lr_ratio final_lr_frac",
-    ": the option --resume of train.py continues a run": "init_from",
+    ": the options --resume and --init-from of train.py continue a run, or start from a model": "init_from",
     ": the option --device of train.py chooses the device": "device",
     ": a run writes into its run directory": "out_dir output_dir",
 }

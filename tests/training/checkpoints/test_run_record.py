@@ -22,7 +22,7 @@ def read_record(values: dict[str, Any]) -> RunRecord:
 def test_a_record_is_written_as_it_was_read(streams: Any) -> None:
     recorded = {"accumulation": 1, "world_size": 2, "steps": 9, "shares": [[0, [1, 1]]], "sources": []}
     described = {"train_stream": streams, "validation_stream": streams}
-    others = {"git_commit": "c", "self_test": {"held": True}}
+    others = {"git_commit": "c", "self_test": {"held": True}, "initial_weights": {"source": "gpt2", "sha256": "d"}}
     values = OLDEST | recorded | described | others
     assert read_record(values).to_json() == values
 

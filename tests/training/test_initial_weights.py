@@ -1,0 +1,83 @@
+"""--init-from: weights of another model on any layout, recorded, refused where model or run differ."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.conftest import metrics, train
+from tests.evaluation.comparison.stored import evaluate
+
+HASHED = ("--hash-every", "1", "--max-steps", "2")
+
+
+def record(run: Path) -> dict[str, str]:
+    origin: dict[str, str] = json.loads((run / "resolved.json").read_text())["initial_weights"]
+    return origin
+
+
+def test_a_run_begins_with_the_weights_of_another_on_any_layout_and_says_so(
+    make_run: Callable[..., Path], tmp_path: Path
+) -> None:
+    first = make_run("first")
+    assert train(first, "--max-steps", "4").returncode == 0
+    weights = load_file(first / "checkpoints" / "latest" / "model.safetensors")
+    hashes = []
+    for name, ranks, options in (("alone", 1, ()), ("sharded", 2, ("--set", "parallel=fsdp"))):
+        run = make_run(name, random_seed=7, learning_rate=1e-30, weight_decay=0, schedule_learning_rate=False)
+        done = train(run, "--init-from", str(first), *HASHED, *options, ranks=ranks)
+        assert done.returncode == 0, done.stderr
+        assert f"starting from the weights of {first}, sha256 " in done.stdout
+        kept = load_file(run / "checkpoints" / "latest" / "model.safetensors")
+        assert all((kept[key] == value).all() for key, value in weights.items())  # the rate is too small to move them
+        hashes.append((metrics(run, "state_sha256"), record(run)))
+    assert hashes[0] == hashes[1]
+    assert evaluate("export", tmp_path / "alone", tmp_path / "exported").returncode == 0
+    assert "| initial weights | `first`, sha256 of their values `" in (tmp_path / "exported" / "README.md").read_text()
+    foreign = make_run("foreign")
+    assert train(foreign, "--init-from", str(tmp_path / "exported"), *HASHED).returncode == 0
+    assert record(foreign) == hashes[0][1] | {"source": str(tmp_path / "exported")}
+
+
+def test_a_run_with_a_checkpoint_resumes_from_it_with_or_without_the_option_and_not_with_another(
+    make_run: Callable[..., Path],
+) -> None:
+    first, run = make_run("first"), make_run("run", random_seed=7)
+    assert train(first, "--max-steps", "4").returncode == 0
+    started = ("--init-from", str(first))
+    assert train(run, *started, "--max-steps", "2").returncode == 0
+    origin = record(run)
+    refused = train(run, "--init-from", str(run))
+    assert refused.returncode == 1
+    assert f"that began with those of {first}; leave it out to resume, or start anew with --resume never" in (
+        refused.stderr
+    )
+    for options, until in ((started, "4"), ((), "6")):
+        done = train(run, *options, "--max-steps", until)
+        assert done.returncode == 0, done.stderr
+        assert "resuming from" in done.stdout and "starting from" not in done.stdout
+        assert record(run) == origin
+    replayed = train(run, "--replay", "1", "1")
+    assert replayed.returncode == 1 and f"pass --init-from {first}" in replayed.stderr
+    assert train(run, *started, "--replay", "1", "2").returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ({"n_layers": 1}, "n_layers: got 1, but --init-from "),
+        ({"tie_weights": False}, "tie_weights: got false, but --init-from "),
+    ],
+)
+def test_another_network_is_refused_by_its_key(
+    make_run: Callable[..., Path], model: dict[str, object], message: str
+) -> None:
+    first, run = make_run("first"), make_run("run", model)
+    assert train(first, "--max-steps", "1").returncode == 0
+    refused = train(run, "--init-from", str(first))
+    assert refused.returncode == 1
+    assert f"train.py: {run / 'model.json'}: {message}{first} has " in refused.stderr
+    missing = train(run, "--init-from", "no/where/at/all")
+    assert missing.returncode == 1 and "no/where/at/all: no such directory" in missing.stderr

@@ -1,0 +1,70 @@
+"""Initial weights: those of another model instead of random ones, for continued pretraining."""
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import attrs
+import torch
+
+from common.errors import BadInput
+from model.config import ModelConfig
+from model.gpt import GPT
+from model.pretrained import unpadded
+from training.checkpoints.run_record import WeightsOrigin
+from training.parallel.process_group import Ranks, from_coordinator, together
+from training.parallel.sharding import held_rows
+from training.state import TrainState
+from training.telemetry.reporter import print_lines
+
+
+@attrs.frozen
+class InitialWeights:
+    """Another model, from whose weights a run starts."""
+
+    source: str  # as on the command line
+    load: Callable[[], GPT]  # onto the CPU; raises BadInput
+
+
+def start_from(initial: InitialWeights, state: TrainState, model_file: Path, ranks: Ranks) -> WeightsOrigin:
+    """Replace the weights of a state at step 0. Call it on every rank.
+
+    Raises BadInput for a model that cannot be read, or differs from `model_file` in another key than `drop_rate`.
+    """
+    loaded: list[GPT] = []
+
+    def load() -> None:
+        network = initial.load()
+        _check(network.config, state.parallel.network.config, model_file, initial.source)
+        loaded.append(network)
+
+    for first in (True, False):  # the first rank of a machine may download it for the others
+        together(ranks, load, only=(ranks.local_rank == 0) is first, group=ranks.download)
+    [network] = loaded
+    given = dict(network.named_parameters())
+    with torch.no_grad():
+        for name, parameter in state.parallel.named_parameters().items():
+            first_row, held = held_rows(parameter)
+            held.copy_(given[name][first_row : first_row + len(held)])
+    origin = WeightsOrigin(source=initial.source, sha256=from_coordinator(ranks, lambda: weights_sha256(network)))
+    print_lines(ranks, [f"starting from the weights of {origin.source}, sha256 {origin.sha256[:12]}..."])
+    return origin
+
+
+def weights_sha256(network: GPT) -> str:
+    """Return the sha256 of the parameters' values in fp32, ordered by name, without vocabulary padding."""
+    digest = hashlib.sha256()
+    for name, parameter in sorted(network.named_parameters()):
+        digest.update(unpadded(name, parameter.detach(), network.config).contiguous().numpy().data)
+    return digest.hexdigest()
+
+
+def _check(given: ModelConfig, wanted: ModelConfig, model_file: Path, source: str) -> None:
+    for key in attrs.fields_dict(ModelConfig):
+        theirs, ours = getattr(given, key), getattr(wanted, key)
+        if key != "drop_rate" and theirs != ours:
+            raise BadInput(
+                f"{model_file}: {key}: got {json.dumps(ours)}, but --init-from {source} has {json.dumps(theirs)}; "
+                "set it to that"
+            )
