@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import attrs
 import torch
@@ -18,6 +19,9 @@ from training.parallel.sharding import held_rows
 from training.state import TrainState
 from training.telemetry.reporter import print_lines
 
+# Keys of model.json that change no function of the weights: dropout, and random weights.
+FREE_KEYS = ("drop_rate", "zero_init_projections", "zero_init_head")
+
 
 @attrs.frozen
 class InitialWeights:
@@ -30,7 +34,7 @@ class InitialWeights:
 def start_from(initial: InitialWeights, state: TrainState, model_file: Path, ranks: Ranks) -> WeightsOrigin:
     """Replace the weights of a state at step 0. Call it on every rank.
 
-    Raises BadInput for a model that cannot be read, or differs from `model_file` in another key than `drop_rate`.
+    Raises BadInput for a model that cannot be read, or is another network than that of `model_file`.
     """
     loaded: list[GPT] = []
 
@@ -60,10 +64,17 @@ def weights_sha256(network: GPT) -> str:
     return digest.hexdigest()
 
 
+def _described(config: ModelConfig) -> dict[str, Any]:
+    """Return the keys that describe a network with its weights, without nulls that stand for a number."""
+    spelled = attrs.evolve(config, n_kv_heads=config.kv_heads, mlp_width=config.hidden_width)
+    return {key: value for key, value in attrs.asdict(spelled).items() if key not in FREE_KEYS}
+
+
 def _check(given: ModelConfig, wanted: ModelConfig, model_file: Path, source: str) -> None:
-    for key in attrs.fields_dict(ModelConfig):
-        theirs, ours = getattr(given, key), getattr(wanted, key)
-        if key != "drop_rate" and theirs != ours:
+    described = _described(given)
+    for key, ours in _described(wanted).items():
+        theirs = described[key]
+        if theirs != ours:
             raise BadInput(
                 f"{model_file}: {key}: got {json.dumps(ours)}, but --init-from {source} has {json.dumps(theirs)}; "
                 "set it to that"

@@ -10,6 +10,8 @@ from safetensors.torch import load_file
 from tests.conftest import metrics, train
 from tests.evaluation.comparison.stored import evaluate
 
+# What describes the same network.
+FREE = {"drop_rate": 0.1, "zero_init_projections": True, "mlp_width": 128, "n_kv_heads": 2}
 HASHED = ("--hash-every", "1", "--max-steps", "2")
 
 
@@ -26,7 +28,7 @@ def test_a_run_begins_with_the_weights_of_another_on_any_layout_and_says_so(
     weights = load_file(first / "checkpoints" / "latest" / "model.safetensors")
     hashes = []
     for name, ranks, options in (("alone", 1, ()), ("sharded", 2, ("--set", "parallel=fsdp"))):
-        run = make_run(name, random_seed=7, learning_rate=1e-30, weight_decay=0, schedule_learning_rate=False)
+        run = make_run(name, FREE, random_seed=7, learning_rate=1e-30, weight_decay=0, schedule_learning_rate=False)
         done = train(run, "--init-from", str(first), *HASHED, *options, ranks=ranks)
         assert done.returncode == 0, done.stderr
         assert f"starting from the weights of {first}, sha256 " in done.stdout
