@@ -1,9 +1,10 @@
-"""Parity of logits with other GPT-2 implementations: the largest difference in fp32, import and export.
+"""Parity of logits with other implementations: the largest difference in fp32, import and export.
 
 python benchmarks/parity.py [--sizes quickstart 124M]
 
 Weights, biases and gains are random. Each direction goes through files and the code of the commands; variants: tied or
-untied head, with or without QKV bias, each activation. Needs `transformers`.
+untied head, with or without QKV bias, each activation of GPT-2; then each class of `transformers`, with its options.
+Needs `transformers`.
 """
 
 import json
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import attrs
 import command
@@ -20,12 +22,15 @@ from safetensors.torch import save_file
 
 from evaluation.export.export import save_network
 from evaluation.shared.load import load, locate
+from model.generate import Sampling, generate
 from model.gpt import GPT
-from model.stock import GPT2_ACTIVATIONS
+from model.stock_config import GPT2_ACTIVATIONS
+from tests.model.architectures import CASES
 from tests.model.test_naming import gpjt, nanogpt, network, openai, plain_of
 
 OTHERS = {"from OpenAI": openai, "from nanoGPT": nanogpt, "from gpjt": gpjt}
-SEQUENCES, TOKENS = 2, 128
+SEQUENCES, TOKENS, GENERATED = 2, 128, 64
+COLUMNS = ["largest logit", "to the class", "from the class", f"same {GENERATED} tokens"]
 
 
 def main(*, sizes: tuple[Size, ...] = ("quickstart", "124M")) -> None:
@@ -38,6 +43,36 @@ def main(*, sizes: tuple[Size, ...] = ("quickstart", "124M")) -> None:
         name = f"{size}, {'tied' if tied else 'untied'}, {'with' if bias else 'without'} qkv bias, {activation}"
         rows.append([name, *(f"{value:.1e}" for value in found.values())])
     print(command.table(["model", *found], rows))
+    for size in sizes:
+        print(f"{size}, classes of transformers, there and back")
+        print(command.table(["class", "options", *COLUMNS], [_class_row(size, *case) for case in CASES]))
+
+
+def _class_row(size: Size, name: str, options: dict[str, Any]) -> list[str]:
+    """Return a row on one class: its name, options, and differences."""
+    from transformers import AutoModelForCausalLM
+
+    ours = network(attrs.evolve(command.config(size), **options | {"drop_rate": 0.0}))
+    tokens = _tokens(ours.config.vocab_size)
+    with TemporaryDirectory() as name_of_folder, torch.no_grad():
+        folder = Path(name_of_folder)
+        save_network(ours, folder)
+        theirs = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=False).eval()
+        assert type(theirs).__name__ == name
+        wanted, logits = ours(tokens), theirs(tokens).logits
+        theirs.save_pretrained(folder / "back")
+        back = _loaded(folder / "back")(tokens)
+        prompt = tokens[:1, :5]
+        spoken = theirs.generate(prompt, max_new_tokens=GENERATED, do_sample=False, eos_token_id=None, pad_token_id=0)
+    same = spoken[0, 5:].tolist() == generate(ours, prompt[0].tolist(), GENERATED, Sampling(temperature=0))
+    differences = [float(wanted.abs().max()), float((logits - wanted).abs().max()), float((back - logits).abs().max())]
+    changed = {key: value for key, value in options.items() if value != getattr(command.config(size), key)}
+    told = ", ".join(f"{key} {value}" for key, value in changed.items())
+    return [name, told, *(f"{value:.1e}" for value in differences), "yes" if same else "NO"]
+
+
+def _tokens(vocab_size: int) -> torch.Tensor:
+    return torch.randint(vocab_size, (SEQUENCES, TOKENS), generator=torch.Generator().manual_seed(0))
 
 
 def _differences(model: GPT) -> Iterator[tuple[str, float]]:
@@ -45,7 +80,7 @@ def _differences(model: GPT) -> Iterator[tuple[str, float]]:
     from transformers import AutoModelForCausalLM
 
     config = model.config
-    tokens = torch.randint(config.vocab_size, (SEQUENCES, TOKENS), generator=torch.Generator().manual_seed(0))
+    tokens = _tokens(config.vocab_size)
     with TemporaryDirectory() as name, torch.no_grad():
         folder = Path(name)
         wanted = model(tokens)

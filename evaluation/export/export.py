@@ -20,7 +20,7 @@ from evaluation.export.model_card import model_card
 from evaluation.shared.load import Trained
 from model.gpt import GPT
 from model.pretrained import unpadded
-from model.stock import stock_class
+from model.stock_config import stock_class
 from model.stock_weights import to_stock
 from tokens.tokenizer.hugging_face_files import write_tokenizer_files
 from training.telemetry.metrics_log import ANSWERS, EVALUATIONS

@@ -9,7 +9,8 @@ import attrs
 from evaluation.shared.load import ModelLocation, Trained
 from evaluation.shared.run_cost import cost_of
 from model.config import ModelConfig, parameter_count
-from model.stock import folds_embedding_norm, stock_class
+from model.stock import folds_embedding_norm
+from model.stock_config import stock_class
 from tokens.hub.download import hub_name
 from training.checkpoints.disk import on_disk
 from training.checkpoints.saved_state import read_state

@@ -21,7 +21,7 @@ from evaluation.shared.records import Answer, Answers, Record, read_answers, rea
 from evaluation.shared.split_over_ranks import share
 from evaluation.smoke.smoke import decode
 from model.generate import Sampling, generate, lay_out_for_generation
-from model.stock import stock_class
+from model.stock_config import stock_class
 from training.parallel.process_group import Ranks, from_coordinator
 from training.telemetry.metrics_log import ANSWERS
 

@@ -18,7 +18,8 @@ from model.config import ModelConfig
 from model.gpt import GPT
 from model.naming import config_of, is_nanogpt, to_plain
 from model.pretrained import load_plain
-from model.stock import CLASSES, GPT2, GPT2_ACTIVATIONS, config_of_stock
+from model.stock import CLASSES, GPT2
+from model.stock_config import GPT2_ACTIVATIONS, config_of_stock
 from model.stock_weights import from_stock
 from training.checkpoints.tensor_files import WEIGHTS
 from training.launch import environment_rank

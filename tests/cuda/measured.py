@@ -1,6 +1,7 @@
 """Steps of GPT-2 on emulated GPUs, each layout measured once for all workers, in a process of its own."""
 
 import fcntl
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -40,7 +41,8 @@ def case(layout: Layout, *others: object, oldest: bool = False) -> object:
 
 def measure(layout: Layout, steps: int = STEPS) -> EmulatedSteps:
     """Return a layout's measurement; the first of the workers that ask makes it."""
-    kept = Path(os.environ[CACHES]) / f"{layout}-{steps}.json"
+    name = hashlib.sha256(f"{layout}-{steps}".encode()).hexdigest()  # settings can be longer than a file name
+    kept = Path(os.environ[CACHES]) / f"{name}.json"
     kept.parent.mkdir(exist_ok=True)
     with kept.open("a+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

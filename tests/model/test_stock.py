@@ -11,7 +11,7 @@ from common.errors import BadInput
 from evaluation.export.export import save_network
 from model.config import ModelConfig
 from model.gpt import GPT
-from model.stock import stock_class
+from model.stock_config import stock_class
 from tests.conftest import TINY_MODEL
 from tests.model.architectures import CASES, NANOCHAT, PLAIN, QWEN3, SWIGLU
 from tests.model.test_gpt import SMALL

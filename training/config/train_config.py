@@ -13,7 +13,7 @@ from common.json_files import parse_json, read_json
 from common.structure import checked
 from model.checks import boolean, integer
 from model.config import ModelConfig
-from model.stock import stock_class
+from model.stock_config import stock_class
 from training.config.foreign_keys import hint, translate
 from training.config.key_groups import (
     BatchOptions,

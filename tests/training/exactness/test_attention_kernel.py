@@ -30,6 +30,20 @@ def test_a_working_kernel_has_no_problem_and_a_missing_one_says_so(precision: st
     assert fastest(["flash"], shape(precision)) == "flash"
 
 
+def test_grouped_heads_are_tested_as_the_network_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    grouped = attrs.evolve(shape(), model=attrs.evolve(MODEL, n_heads=4, n_kv_heads=2))
+    plain, seen = F.scaled_dot_product_attention, set()
+
+    def recorded(*inputs: torch.Tensor, **options: object) -> torch.Tensor:
+        seen.add(tuple(part.shape[1] for part in inputs))
+        return plain(*inputs, **options)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", recorded)
+    assert grouped.random_input(1).shape[-1] == (4 + 2 + 2) * 8
+    assert problem_of("flash", grouped) is None
+    assert seen == {(4, 4, 4)}
+
+
 @pytest.mark.parametrize(("factor", "difference"), [(1.2, "0.19"), (math.nan, "nan")])
 def test_a_kernel_with_wrong_gradients_is_rejected(
     monkeypatch: pytest.MonkeyPatch, factor: float, difference: str
