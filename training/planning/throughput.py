@@ -1,6 +1,7 @@
 """Training throughput of a machine: measured tokens per second, else a roofline: an estimate and an upper bound."""
 
 from pathlib import Path
+from typing import Any
 
 import attrs
 
@@ -15,6 +16,11 @@ ENTERED = "entered in the price list"
 MEASURED, ANOTHER_TRAINER = "measured, Lockstep", "measured, another trainer"
 ESTIMATE, SIMILAR = "estimate: roofline", "estimate: roofline, not fitted"  # to this GPU, but to a similar one
 BOUND = "upper bound: datasheet"
+# Options of the network that change its speed little or not at all.
+SAME_SPEED = {
+    *("drop_rate", "qkv_bias", "tie_weights", "norm_eps", "rope_base"),
+    *("zero_init_projections", "zero_init_head"),
+}
 
 # Bytes that our compiled kernels move per token: for each layer and C, for each row of the vocabulary. Counted by
 # benchmarks/kernel_bytes.py: 136.6 to 145 in four sizes, without what weighs less with larger micro-batches (casts of
@@ -70,14 +76,9 @@ def throughputs(config: ModelConfig, machine: Machine) -> list[Throughput]:
     The first is that of the price list, or Lockstep's newest measurement, else another trainer's, else an estimate.
     Beside it are measurements of other trainers, and where Lockstep has none, estimate and upper bound.
     """
-    wanted = attrs.asdict(config) | {"gpu": machine.gpu.name, "gpus": machine.gpus}
-    shape = ("gpu", "gpus", "vocab_size", "context_length", "emb_dim", "n_heads", "n_layers")
-    # All measured networks are GPT-2; these three do not change its speed by much.
-    free = (*shape, "drop_rate", "qkv_bias", "tie_weights")
-    gpt2 = all(wanted[each.name] == each.default for each in attrs.fields(ModelConfig) if each.name not in free)
     ours, others = [], []
     for row in reversed(read_json(MEASUREMENTS, list)):
-        if gpt2 and all(row[key] == wanted[key] for key in shape):
+        if (row["gpu"], row["gpus"]) == (machine.gpu.name, machine.gpus) and _is_of(row, config):
             speed, trainer = row["tokens_per_second"], row["trainer"]
             if trainer == OURS:
                 ours.append(Throughput(speed, MEASURED, trainer))
@@ -90,6 +91,12 @@ def throughputs(config: ModelConfig, machine: Machine) -> list[Throughput]:
     source = ESTIMATE if machine.gpu.torch_name in FITTED else SIMILAR
     estimate, bound = (machine.gpus * speed(config, machine.gpu) for speed in (roofline, upper_bound))
     return [*others, Throughput(estimate, source), Throughput(bound, BOUND)]
+
+
+def _is_of(row: dict[str, Any], config: ModelConfig) -> bool:
+    """Tell whether a measurement is of this network, or of one that is about as fast; what it leaves out is GPT-2's."""
+    fields = [field for field in attrs.fields(ModelConfig) if field.name not in SAME_SPEED]
+    return all(getattr(config, field.name) == row.get(field.name, field.default) for field in fields)
 
 
 def roofline(config: ModelConfig, gpu: Gpu) -> float:

@@ -1,0 +1,57 @@
+"""Run directories of the speedrun recipe: one recipe, the record's steps, and the classes they are exported as."""
+
+import attrs
+import pytest
+
+from model.stock import architecture_of
+from tests.conftest import ROOT
+from training.config.batch_plan import make_plan
+from training.config.train_config import PLUMBING_KEYS, Run, load_run
+from training.hardware.gpus import known_gpus
+from training.planning.memory_model import MemoryModel, gpu_bytes
+from training.planning.price_list import MACHINES, read_machines
+from training.planning.throughput import throughputs
+
+MLP = {"activation", "mlp_width"}
+RUNS = {
+    "speedrun-8xh100": (8, "h100-80gb", "NanoChatForCausalLM"),
+    "speedrun-8xa100": (8, "a100-40gb", "NanoChatForCausalLM"),
+    "speedrun-1xh100": (1, "h100-80gb", "NanoChatForCausalLM"),
+    "speedrun-1xrtx3090": (1, "rtx3090-24gb", "NanoChatForCausalLM"),
+    "speedrun-qwen3-8xh100": (8, "h100-80gb", "Qwen3ForCausalLM"),
+}
+
+
+def shipped(name: str) -> Run:
+    return load_run(ROOT / "runs" / name, [])
+
+
+@pytest.mark.parametrize(("name", "world_size", "gpu", "stock"), [(name, *facts) for name, facts in RUNS.items()])
+def test_the_recipe_is_one_for_all_machines_and_fits_each(name: str, world_size: int, gpu: str, stock: str) -> None:
+    run, reference = shipped(name), shipped("speedrun-8xh100")
+    of_recipe = [
+        {key: value for key, value in each.train.flat().items() if key not in PLUMBING_KEYS}
+        for each in (run, reference)
+    ]
+    assert of_recipe[0] == of_recipe[1]
+    network, other = attrs.asdict(run.model), attrs.asdict(reference.model)
+    assert {key for key in network if network[key] != other[key]} == (MLP if "qwen3" in name else set())
+    assert architecture_of(run.model).name == stock
+    predicted = MemoryModel.of(run.model, run.train, world_size).predict(run.train.batch.microbatch_size)
+    assert predicted.total < gpu_bytes(known_gpus()[gpu])
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_steps_and_decay_are_those_of_the_record(name: str) -> None:
+    run = shipped(name)
+    plan = make_plan(run.train, run.model.context_length, RUNS[name][0])
+    assert (plan.steps, plan.tokens_per_step) == (4578, 524_288)
+    assert (plan.schedule.warmup_steps, plan.schedule.decay_steps, plan.schedule.final_fraction) == (0, 1308, 0.0)
+    assert plan.validation_sequences * run.model.context_length == 10_485_760  # fineweb-val-10m
+
+
+def test_the_plan_of_the_recipe_shows_the_record_s_own_speed_as_another_trainer_s() -> None:
+    machine = read_machines(MACHINES, ["8xh100-80gb"]).machines[0]
+    first, *_ = throughputs(shipped("speedrun-8xh100").model, machine)
+    assert (first.tokens_per_second, first.trainer) == (3_695_552, "KellerJordan/modded-nanogpt")
+    assert throughputs(shipped("speedrun-qwen3-8xh100").model, machine)[0].trainer is None
