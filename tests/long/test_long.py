@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,15 +14,43 @@ STEPS = 16
 LAYOUTS = [Layout(ranks=ranks, parallel=parallel) for ranks in (1, 2, 4, 8) for parallel in ("ddp", "fsdp")]
 SMALL = [layout for layout in LAYOUTS if layout.ranks <= 2]
 
+MODERN = {  # transformers' NanoChat, for which dropout is no option
+    "norm": "rmsnorm",
+    "norm_gain": False,
+    "positions": "rope",
+    "qk_norm": True,
+    "activation": "relu2",
+    "biases": False,
+    "qkv_bias": False,
+    "tie_weights": False,
+    "embedding_norm": True,
+    "logit_softcap": 15.0,
+}
+AS_IN_RECORDS = {
+    "optimizer": "muon",
+    "muon_split_qkv": True,
+    "muon_momentum_warmup_steps": 4,
+    "matrix_learning_rate": 0.02,
+    "head_learning_rate": 0.004,
+    "schedule_learning_rate": "warmup_stable_decay",
+    "decay_period_percent": 50,
+}
+RECIPES = pytest.mark.parametrize(
+    ("model", "recipe"), [({"drop_rate": 0.1}, {}), (MODERN, AS_IN_RECORDS)], ids=["gpt2", "modern"]
+)
+
 pytestmark = [pytest.mark.long, pytest.mark.timeout(7200)]
 
 
+@RECIPES
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_the_matrix_up_to_eight_ranks_has_one_hash_a_step(make_run: Callable[..., Path], precision: str) -> None:
+def test_the_matrix_up_to_eight_ranks_has_one_hash_a_step(
+    make_run: Callable[..., Path], precision: str, model: dict[str, Any], recipe: dict[str, Any]
+) -> None:
     hashes = {}
     for layout in LAYOUTS:
-        settings = {"parallel": layout.parallel, "precision": precision, "global_batch_size": 16}
-        run = make_run(str(layout).replace(" ", "-"), {"drop_rate": 0.1}, min_train_tokens=5 * 16 * 32, **settings)
+        settings = recipe | {"parallel": layout.parallel, "precision": precision, "global_batch_size": 16}
+        run = make_run(str(layout).replace(" ", "-"), model, min_train_tokens=5 * 16 * 32, **settings)
         done = train(run, "--hash-every", "1", ranks=layout.ranks)
         assert done.returncode == 0, done.stderr
         hashes[str(layout)] = list(metrics(run, "state_sha256").values())
@@ -30,13 +59,16 @@ def test_the_matrix_up_to_eight_ranks_has_one_hash_a_step(make_run: Callable[...
     assert len(set(hashes["1 ddp"])) == 5
 
 
-def test_twenty_random_walks_end_where_the_straight_run_does(make_run: Callable[..., Path]) -> None:
-    settings = {"global_batch_size": 16, "min_train_tokens": STEPS * 16 * 32, "checkpoint_interval": 3}
-    straight = make_run("straight", {"drop_rate": 0.1}, **settings)
+@RECIPES
+def test_twenty_random_walks_end_where_the_straight_run_does(
+    make_run: Callable[..., Path], model: dict[str, Any], recipe: dict[str, Any]
+) -> None:
+    settings = recipe | {"global_batch_size": 16, "min_train_tokens": STEPS * 16 * 32, "checkpoint_interval": 3}
+    straight = make_run("straight", model, **settings)
     assert train(straight, "--hash-every", "1", ranks=2).returncode == 0
     draw = random.Random(20)
     for number in range(20):
-        run = make_run(f"walk-{number}", {"drop_rate": 0.1}, **settings)
+        run = make_run(f"walk-{number}", model, **settings)
         legs = walk(run, LAYOUTS, STEPS, draw)
         same = all(metrics(run, key) == metrics(straight, key) for key in ("state_sha256", "train_loss", "grad_norm"))
         print(f"walk {number + 1:2}: {'; '.join(legs)}: {'same' if same else 'DIFFERENT'}", flush=True)
