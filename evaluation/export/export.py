@@ -38,6 +38,7 @@ def export(
 
     A directory with the same weights that is to be pushed to a repository is kept: an earlier push may have failed.
     """
+    stock_class(trained.network.config, str(trained.place.path))
     directory = directory.resolve()
     with _partial_directory(directory) as partial:
         empty = not directory.exists() or (directory.is_dir() and not any(directory.iterdir()))

@@ -1,5 +1,6 @@
 """Stock class of a configuration: every field is expressed or refused, before training and before an export."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ from evaluation.export.export import save_network
 from model.config import ModelConfig
 from model.gpt import GPT
 from model.stock_config import stock_class
-from tests.conftest import TINY_MODEL
+from tests.conftest import TINY_MODEL, train
+from tests.evaluation.comparison.stored import evaluate
 from tests.model.architectures import CASES, NANOCHAT, PLAIN, QWEN3, SWIGLU
 from tests.model.test_gpt import SMALL
 from training.config.train_config import load_run
@@ -90,6 +92,23 @@ def test_training_refuses_it_by_file_and_field_unless_that_is_meant(make_run: Ca
     with pytest.raises(BadInput, match=rf'run/model\.json: got positions "rope", .* but .*; {advice}'):
         load_run(run, [])
     assert load_run(run, ["require_stock_class=false"]).model.positions == "rope"
+
+
+def test_a_run_that_is_meant_so_trains_and_is_asked_and_its_export_and_kept_weights_are_refused(
+    make_run: Callable[..., Path], tmp_path: Path
+) -> None:
+    run = make_run(model={"positions": "rope"}, require_stock_class=False)
+    assert train(run, "--max-steps", "2").returncode == 0
+    assert evaluate("smoke", run, "--prompt", "def").returncode == 0
+    records = [{"instruction": f"Say {number}", "output": f"{number}"} for number in range(20)]
+    (tmp_path / "records.json").write_text(json.dumps(records))
+    kept = ("--data", tmp_path / "records.json", "--keep-weights", tmp_path / "kept")
+    for done in (evaluate("export", run, tmp_path / "out"), evaluate("instruct", run, *kept)):
+        assert done.returncode == 1
+        assert 'got positions "rope", norm "layernorm", but no class' in done.stderr
+        assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+    assert list((tmp_path / "kept").iterdir()) == []
 
 
 def test_an_export_refuses_it_and_writes_nothing(tmp_path: Path) -> None:
