@@ -25,7 +25,7 @@ INITIAL_POSITION_STD = 0.01  # position embedding, as in OpenAI's model.py
 
 
 class HeadOptions(NamedTuple):
-    """How the output head's products become logits."""
+    """Options of the output head: from its products to logits."""
 
     vocabulary_size: int  # rows of its weight beyond are padding
     softcap: float | None = None  # c: logits are c tanh(z / c)

@@ -32,7 +32,7 @@ class ResumeRequest:
 
 @attrs.frozen
 class Beginning:
-    """What a job begins with: a checkpoint, or the first weights."""
+    """Beginning of a job: a checkpoint, or the first weights."""
 
     numerics_changes: list[str]  # since the checkpoint
     initial_weights: WeightsOrigin | None  # of the whole run

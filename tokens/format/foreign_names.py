@@ -19,7 +19,7 @@ _SPLITS = {"train": "train", "val": "validation", "valid": "validation", "valida
 
 @attrs.frozen
 class ForeignName:
-    """What a file name says."""
+    """A token file's name, taken apart."""
 
     name: str
     suffix: str
@@ -29,7 +29,7 @@ class ForeignName:
 
     @property
     def is_bare(self) -> bool:
-        """Whether it is nanoGPT's: `train.bin`, `val.bin`."""
+        """True for nanoGPT's: `train.bin`, `val.bin`."""
         return self.split is not None and self.token_set == "" and self.number is None
 
 

@@ -43,7 +43,7 @@ class HyperParameters:
 
 @attrs.frozen(kw_only=True)
 class Placement:
-    """Where the parameters of a rule are: on every rank whole, or sharded by rows."""
+    """Device and ranks of a rule's parameters: on every rank whole, or sharded by rows."""
 
     device: torch.device
     data_parallel: RankGroup
