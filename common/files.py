@@ -1,8 +1,9 @@
-"""Atomic and durable file writes, file hashes, and errors of failed writes."""
+"""Atomic and durable file writes, file hashes, free disk, and errors of failed writes."""
 
 import errno
 import hashlib
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -63,6 +64,12 @@ def write_error(path: Path | str, error: OSError) -> BadInput:
 def is_folder(path: Path) -> bool:
     """Return whether a path is a folder; False for an impossible name, such as one that is too long."""
     return os.path.isdir(path)  # noqa: PTH112  # Path.is_dir raises for an impossible name
+
+
+def free_disk(directory: Path) -> tuple[Path, int]:
+    """Return the nearest folder there is of a directory that may not be there yet, and the bytes free on its disk."""
+    existing = next(parent for parent in [directory, *directory.absolute().parents] if parent.exists())
+    return existing, shutil.disk_usage(existing).free
 
 
 def system_error(error: OSError) -> str:

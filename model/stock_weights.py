@@ -38,8 +38,7 @@ def from_stock(weights: dict[str, Tensor], config: ModelConfig, architecture: Ar
 
     Raises ValueError naming an unknown parameter, or a tied head that differs from the embedding.
     """
-    names = ROTARY_NAMES | (NANOCHAT_NAMES if architecture is NANOCHAT else {})
-    modules = {theirs: ours for ours, theirs in names.items()}
+    modules = {theirs: ours for ours, theirs in _rotary_names(architecture).items()}
     plain: dict[str, Tensor] = {}
     apart: dict[str, dict[str, Tensor]] = {}  # queries, keys and values of each fused parameter
     for name, value in weights.items():
@@ -71,6 +70,10 @@ def swap_halves(rows: Tensor, heads: int) -> Tensor:
     """
     first, second = rows.unflatten(0, (heads, 2, -1)).unbind(1)
     return torch.stack((second, first), dim=1).flatten(0, 2)
+
+
+def _rotary_names(architecture: Architecture) -> dict[str, str]:
+    return ROTARY_NAMES | (NANOCHAT_NAMES if architecture is NANOCHAT else {})
 
 
 def _folded(plain: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
@@ -134,7 +137,7 @@ def _zero_biases(config: ModelConfig, plain: dict[str, Tensor]) -> dict[str, Ten
 
 
 def _to_rotary(state: dict[str, Tensor], config: ModelConfig, architecture: Architecture) -> dict[str, Tensor]:
-    theirs = {}
+    names, theirs = _rotary_names(architecture), {}
     for name, value in state.items():
         module, _, leaf = name.rpartition(".")
         block = re.match(r"blocks\.(\d+)\.", module)
@@ -146,6 +149,5 @@ def _to_rotary(state: dict[str, Tensor], config: ModelConfig, architecture: Arch
             for projection, own in zip(PROJECTIONS, rows, strict=True):
                 theirs[f"{where}self_attn.{projection}.{leaf}"] = own.contiguous()
             continue
-        names = ROTARY_NAMES | (NANOCHAT_NAMES if architecture is NANOCHAT else {})
         theirs[f"{where}{names[part]}.{leaf}"] = value.contiguous()
     return theirs

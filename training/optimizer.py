@@ -46,13 +46,13 @@ class Optimizer:
         local = {name: local_parameter(parameter) for name, parameter in parameters.items()}
         self._shards = [(whole, local[name]) for name, whole in parameters.items() if local[name] is not whole]
         placement = Placement(device=device, data_parallel=data_parallel, sharded=bool(self._shards), shapes=shapes)
-        self._settings: tuple[tuple[torch.optim.Optimizer, Callable[[int], dict[str, float]]], ...] = ()
+        self._settings: tuple[Callable[[int], dict[str, float]], ...] = ()  # of each part, by step
         for rule in rules:
             own = {name: local[name] for name, [taker] in taken.items() if taker is rule}
             if own:
                 part = rule.build(own, hyper, placement)
                 self.parts += (part,)
-                self._settings += ((part, functools.partial(rule.settings, hyper)),)
+                self._settings += (functools.partial(rule.settings, hyper),)
                 for name, parameter in own.items():
                     for kind, declared in rule.state(shapes[name]).items():
                         state = _first_state(parameters[name], declared)
@@ -67,7 +67,7 @@ class Optimizer:
 
         Learning rates of parameter groups are in proportion to the schedule's.
         """
-        for part, settings in self._settings:
+        for part, settings in zip(self.parts, self._settings, strict=True):
             own = settings(step)
             for group in part.param_groups:
                 group.update(own, lr=learning_rate * group.get(RATE_FACTOR, 1.0))

@@ -5,14 +5,13 @@ Of other programs' shards only as many are fetched as a run reads, and more when
 
 import glob
 import json
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from common.errors import BadInput
-from common.files import replace_file, writing
+from common.files import free_disk, replace_file, writing
 from common.hub_client import hub_errors, quiet
 from common.json_files import read_json
 from tokens.format.contents import has_split
@@ -92,8 +91,7 @@ class _Source:
     def fetch(self, patterns: list[str]) -> None:
         """Download the files whose names match. Raises BadInput where the disk is too small."""
         wanted_bytes = sum(file.file_size or 0 for file in self.listing(patterns) if file.will_download)
-        existing = next(parent for parent in [self.directory, *self.directory.absolute().parents] if parent.exists())
-        free_bytes = shutil.disk_usage(existing).free
+        existing, free_bytes = free_disk(self.directory)
         if wanted_bytes > free_bytes:
             raise BadInput(
                 f"dataset {self.dataset}: got {free_bytes / 1e9:.1f} GB free at {existing}, wanted "

@@ -55,9 +55,8 @@ def lengths_at_hand(train: TrainConfig, given: Path | None) -> dict[str, int | N
         return {name: open_split(paths[0], "train").length if paths else None for name, paths in whole.items()}
     try:
         locations = locate_tokens(train, given)
-        for begun in [
-            location.directory for location in locations if location.on_hub and _is_begun(location.directory)
-        ]:
+        begun = next((each.directory for each in locations if each.on_hub and _is_begun(each.directory)), None)
+        if begun is not None:
             raise BadInput(f"{begun}: holds the first shards only, which another run reads")
         return {location.dataset: open_split(location.directory, "train").length for location in locations}
     except BadInput as error:

@@ -18,6 +18,7 @@ import attrs
 import torch
 
 from common.errors import EXIT_DONE, EXIT_ERROR, BadInput, printable
+from common.files import free_disk
 from training.hardware.driver import driver_cuda, driver_gpus
 from training.hardware.usable_gpus import choose_device, use_gpu
 
@@ -147,8 +148,7 @@ def check_compiler() -> Check:
 
 def check_disk(need: DiskNeed) -> Check:
     """Compare the free disk with what will be written: a problem below the least, a warning below the total."""
-    existing = next(parent for parent in [need.directory, *need.directory.absolute().parents] if parent.exists())
-    free = shutil.disk_usage(existing).free
+    existing, free = free_disk(need.directory)
     wanted = f"wanted {need.total_bytes / 1e9:.1f} GB for {need.what}"
     found = f"{free / 1e9:.1f} GB free at {existing.absolute()}, {wanted}"
     if free >= need.total_bytes:
