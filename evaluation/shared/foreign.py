@@ -94,7 +94,7 @@ def load_foreign(path: Path, run: Path | None) -> GPT:
         config = config_of(plain, heads, _activation(values, where, is_nanogpt(weights)))
         for key, field in SHAPE_KEYS.items():
             shape = getattr(config, field)
-            if (values.get(key) or shape) != shape:
+            if values.get(key) is not None and values[key] != shape:
                 raise BadInput(f"{where}: {key}: got {quoted(values[key])}, but the weights beside it have {shape:,}")
         config = attrs.evolve(
             config,

@@ -230,7 +230,10 @@ def test_a_pickle_runs_no_code_and_is_one_line(tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("n_layer", 5), ("n_embd", "x"), ("vocab_size", 10**30), ("n_positions", -1), ("model_type", "opt")],
+    [
+        *(("n_layer", 5), ("n_layer", 0), ("n_embd", "x"), ("n_embd", []), ("vocab_size", 10**30)),
+        *(("n_positions", -1), ("n_inner", 0), ("model_type", "opt")),
+    ],
 )
 def test_a_configuration_that_the_weights_contradict_is_one_line(tmp_path: Path, key: str, value: Any) -> None:
     folder = write(tmp_path / "own", nanogpt(plain_of(network(TIED)), TIED), **{key: value})
