@@ -23,7 +23,7 @@ from torch.autograd import DeviceType
 from benchmarks import kernels
 from benchmarks.beside_nanogpt import CPU_CONDITION, GELU, _stepper
 from benchmarks.kernels import kind_of, table
-from benchmarks.optimizers import sweep
+from benchmarks.recipe_ladder import COARSE, difference, sweep
 from benchmarks.process_tree import is_running
 from common.errors import BadInput
 from common.installation import ALLOCATOR_SETTINGS
@@ -102,10 +102,17 @@ def test_emulated_steps_need_the_emulated_driver_and_say_so() -> None:
 
 def test_a_sweep_ends_where_the_best_learning_rate_has_a_worse_one_on_either_side() -> None:
     for best in range(-8, 9):  # powers of sqrt(2)
-        losses = sweep(lambda rates, best=best: [abs(2 * math.log2(rate) - best) for rate in rates], (0.5, 1.0, 2.0))
+        losses = sweep(lambda rates, best=best: [abs(2 * math.log2(rate) - best) for rate in rates], 1.0, COARSE)
         tried = {round(2 * math.log2(rate), 6): loss for rate, loss in losses.items()}
         assert tried[best] == pytest.approx(0, abs=1e-9)
         assert {best - 1, best + 1} <= tried.keys()
+
+
+def test_a_gain_over_seeds_has_the_interval_of_two_independent_samples() -> None:
+    gain = difference([2.0, 2.1, 2.3], [1.0, 1.3, 1.2])
+    assert gain.value == pytest.approx(0.966667, abs=1e-6)
+    low, high = 0.620383, 1.312950  # scipy.stats.ttest_ind(..., equal_var=True).confidence_interval(0.95)
+    assert (gain.low, gain.high) == (pytest.approx(low, abs=1e-5), pytest.approx(high, abs=1e-5))
 
 
 def test_a_trainer_beside_nanogpt_is_left_at_the_deadline(tmp_path: Path) -> None:

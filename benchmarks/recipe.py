@@ -1,0 +1,131 @@
+"""Parts of the modern recipe, one after the other, at a small size on real text: what each gains, and what it costs.
+
+python benchmarks/recipe.py [--tokens DIR] [--layers 2] [--width 128] [--steps 400] [--runs DIR]
+
+The first recipe is GPT-2 with AdamW; each lever is tried on the best one so far, and stays if it lowers the validation
+loss at equal CPU seconds by more than seed noise. Text: this Python's library sources as bytes, unless a directory of
+token files is given. Learning rates are tuned by steps of sqrt(2) on a seed of their own; then each recipe is trained
+from three other seeds: for so many steps, for as many as take the CPU seconds of the first recipe, and for a half, a
+quarter, ... of them until it ends above the first recipe's loss. CPU seconds: medians of steps in turn in one process.
+"""
+
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import fmean
+from tempfile import TemporaryDirectory
+from typing import Literal
+
+import attrs
+import command
+import torch
+from cyclopts import Parameter
+from recipe_ladder import Ladder, Rung, difference
+from recipe_runs import SEEDS, Shape, Trainer
+
+from training.hardware.environment import cpu_name, git_commit
+
+
+@Parameter(name="*")
+@attrs.frozen(kw_only=True)
+class RecipeBenchmark:
+    """Command-line options."""
+
+    tokens: Path | None = None
+    """token files of another text"""
+    vocabulary: int = 257
+    """of their tokenizer"""
+    layers: int = 2
+    width: int = 128
+    """a multiple of 32, the width of a head"""
+    context: int = 128
+    batch: int = 16
+    """sequences of a step"""
+    steps: int = 400
+    precision: Literal["fp32", "bf16"] = "fp32"
+    validation: int = 512
+    """sequences of a validation"""
+    jobs: int = 2
+    """runs at a time, on a core each"""
+    runs: Path | None = None
+    """keep run directories there, and train none again that is finished; default: a temporary directory"""
+
+
+def main(options: RecipeBenchmark = RecipeBenchmark()) -> None:
+    """Train everything and print the table."""
+    with ExitStack() as stack:
+        folder = options.runs or Path(stack.enter_context(TemporaryDirectory()))
+        tokens = options.tokens
+        if tokens is None:
+            tokens = folder / "tokens"
+            command.call("prepare_data.py", "stdlib", "--output", tokens, *command.BYTES)
+        shape = Shape(
+            tokens=tokens.resolve(),
+            vocabulary=options.vocabulary,
+            layers=options.layers,
+            width=options.width,
+            context=options.context,
+            batch=options.batch,
+            precision=options.precision,
+            validation=options.validation,
+        )
+        ladder = Ladder(Trainer(folder.resolve(), shape, options.jobs), options.steps)
+        rungs = ladder.climb()
+        print(f"{cpu_name() or 'CPU'}, torch {torch.__version__}, commit {git_commit()}")
+        print(f"command: {' '.join(sys.argv)}")
+        print(f"{options.steps} steps of {options.batch * options.context:,} tokens\n")
+        _print_table(ladder, rungs)
+        _print_goal(ladder, rungs)
+
+
+def _print_table(ladder: Ladder, rungs: list[Rung]) -> None:
+    """Print a row for each lever, and the settings that were reached."""
+    plain = rungs[0]
+    seeds = [f"seed {seed}" for seed in SEEDS]
+    columns = [
+        "recipe",
+        "tuned",
+        *seeds,
+        "mean",
+        "gain [95 %]",
+        "at equal CPU s",
+        "CPU s a step",
+        "tokens",
+        "CPU s",
+        "",
+    ]
+    rows = []
+    for rung in rungs:
+        share = ladder.share_to_reach(rung, fmean(plain.losses))
+        rows.append(
+            [
+                rung.name,
+                rung.recipe.rates,
+                *(f"{loss:.4f}" for loss in rung.losses),
+                f"{fmean(rung.losses):.4f}",
+                *("" if gain is None else gain.text(4, "+") for gain in (rung.gain, rung.gain_at_equal_time)),
+                f"{rung.step_seconds:.2f}",
+                *("> 1" if share is None else f"{share * cost:.2f}" for cost in (1.0, rung.step_seconds)),
+                "stays" if rung.stays else "left off",
+            ]
+        )
+    print(command.markdown_table(columns, rows))
+    print(
+        "\nCPU s a step, and tokens and CPU seconds until the first recipe's final loss: shares of the first recipe's"
+    )
+    best = next(rung for rung in reversed(rungs) if rung.stays)
+    print(f"model.json of the best: {best.recipe.model}")
+    print(f"train.json of the best: {best.recipe.train}")
+
+
+def _print_goal(ladder: Ladder, rungs: list[Rung]) -> None:
+    """Print how the best recipe ends on a third of the first one's tokens, and on half of its CPU seconds."""
+    plain, best = rungs[0], next(rung for rung in reversed(rungs) if rung.stays)
+    for text, share in (("a third of the tokens", 1 / 3), ("half the CPU seconds", 1 / 2 / best.step_seconds)):
+        losses = ladder.losses(best.recipe, share)
+        apart = difference(losses, plain.losses)
+        print(f"{best.name} on {text}: {fmean(losses):.4f}, less the first recipe's loss {apart.text(4, '+')}")
+
+
+if __name__ == "__main__":
+    command.run(main)

@@ -1,0 +1,150 @@
+"""Runs of one small network on real text by train.py, which differ in their recipe, seed and length."""
+
+import hashlib
+import json
+import math
+import shutil
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import attrs
+import command
+from random_run import build, write_run
+
+from common.errors import EXIT_DIVERGED, EXIT_DONE
+from training.batch_finder.worker import take_steps
+from training.config.train_config import load_run
+from training.parallel.process_group import start, stop
+from training.telemetry.metrics_log import METRICS, read_metrics
+
+TUNING_SEED = 41
+SEEDS = (42, 43, 44)
+RATES = {"learning_rate": "Adam", "matrix_learning_rate": "matrices", "head_learning_rate": "head"}
+WARM_UP, TIMED_STEPS = 2, 20
+BASE: dict[str, Any] = {
+    "shuffle": True,
+    "max_epochs": 100,
+    "log_interval": 50,
+    "determinism": "run",
+    "require_stock_class": False,  # halfway between two classes
+}
+
+
+@attrs.frozen(kw_only=True)
+class Shape:
+    """Text, size of the network and of a step: the same for all recipes."""
+
+    tokens: Path
+    vocabulary: int
+    layers: int
+    width: int
+    context: int
+    batch: int  # sequences
+    precision: str
+    validation: int  # sequences
+
+
+@attrs.frozen(kw_only=True)
+class Recipe:
+    """What a recipe sets in model.json and train.json."""
+
+    model: dict[str, Any]
+    train: dict[str, Any]
+
+    @property
+    def rates(self) -> str:
+        """Learning rates, for the table."""
+        return ", ".join(f"{name} {self.train[key]:.3g}" for key, name in RATES.items() if key in self.train)
+
+    def changed(self, model: dict[str, Any], train: dict[str, Any]) -> "Recipe":
+        """Return the recipe with other keys on top."""
+        return Recipe(model=self.model | model, train=self.train | train)
+
+
+@attrs.frozen(kw_only=True)
+class Training:
+    """A run to be trained."""
+
+    recipe: Recipe
+    seed: int
+    steps: int
+
+
+class Trainer:
+    """Trains runs in a folder, several at a time on a core each; none twice."""
+
+    def __init__(self, folder: Path, shape: Shape, jobs: int):
+        self._folder, self._shape, self._jobs = folder, shape, jobs
+
+    def losses(self, trainings: list[Training]) -> list[float]:
+        """Return the validation loss at the end of each run, in nats per token; infinite where it diverged."""
+        with ThreadPoolExecutor(self._jobs) as pool:
+            return list(pool.map(self._loss, trainings))
+
+    def step_seconds(self, recipes: list[Recipe]) -> list[float]:
+        """Return the median CPU seconds of a step of each recipe: steps in turn, in this process."""
+        ranks = start("cpu", 60)
+        runs = [load_run(self._write(Training(recipe=recipe, seed=SEEDS[0], steps=1000)), []) for recipe in recipes]
+        built = [build(run, ranks) for run in runs]
+        seconds: list[list[float]] = [[] for _ in recipes]
+        for _ in range(WARM_UP + TIMED_STEPS):
+            for (state, settings), own in zip(built, seconds, strict=True):
+                began = time.process_time()
+                take_steps(state, settings, ranks, 1)
+                own.append(time.process_time() - began)
+        stop()
+        return [median(own[WARM_UP:]) for own in seconds]
+
+    def _loss(self, training: Training) -> float:
+        run = self._write(training)
+        loss = _final_loss(run, training.steps)
+        if loss is None:
+            if command.call("train.py", run, "--device", "cpu", statuses=(EXIT_DONE, EXIT_DIVERGED)):
+                return math.inf
+            loss = _final_loss(run, training.steps)
+            assert loss is not None
+            shutil.rmtree(run / "checkpoints")
+        print(
+            f"{run.name}: seed {training.seed}, {training.steps} steps, {training.recipe.rates}: {loss:.4f}",
+            file=sys.stderr,
+        )
+        return loss
+
+    def _write(self, training: Training) -> Path:
+        """Write the run directory of a training, named by its keys, and return it."""
+        shape = self._shape
+        model = {
+            "vocab_size": shape.vocabulary,
+            "context_length": shape.context,
+            "emb_dim": shape.width,
+            "n_heads": shape.width // 32,
+            "n_layers": shape.layers,
+        }
+        train = {
+            "dataset": str(shape.tokens),
+            "min_train_tokens": training.steps * shape.batch * shape.context,
+            "microbatch_size": shape.batch,
+            "global_batch_size": shape.batch,
+            "precision": shape.precision,
+            "validation_sequences": shape.validation,
+            "random_seed": training.seed,
+            "checkpoint_interval": training.steps,
+            "validation_interval": training.steps,
+        }
+        keys = (model | training.recipe.model, BASE | train | training.recipe.train)
+        name = hashlib.sha256(json.dumps(keys, sort_keys=True).encode()).hexdigest()[:12]
+        return write_run(self._folder / name, *keys)
+
+
+def _final_loss(run: Path, steps: int) -> float | None:
+    """Return the validation loss after the last step, or None if the run has not come there."""
+    records = read_metrics(run) if (run / METRICS).exists() else []
+    return next((record["validation_loss"] for record in records if _validates(record, steps)), None)
+
+
+def _validates(record: dict[str, Any], steps: int) -> bool:
+    return record["step"] == steps and "validation_loss" in record
