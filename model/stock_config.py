@@ -127,8 +127,8 @@ def _common_values(config: ModelConfig) -> dict[str, Any]:
 
 def _rope(values: dict[str, Any]) -> float:
     """Return RoPE's base. Raises ValueError for angles that are scaled."""
-    key = next((name for name in ("rope_parameters", "rope_scaling") if values.get(name)), "rope_parameters")
-    parameters = values.get(key) or {}
+    found = [name for name in ("rope_parameters", "rope_scaling") if values.get(name) is not None]
+    key, parameters = (found[0], values[found[0]]) if found else ("rope_parameters", {})
     if not isinstance(parameters, dict):
         raise ValueError(f"{key}: got {quoted(parameters)}, wanted an object")
     kind = parameters.get("rope_type", parameters.get("type", "default"))

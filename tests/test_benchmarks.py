@@ -23,8 +23,8 @@ from torch.autograd import DeviceType
 from benchmarks import kernels
 from benchmarks.beside_nanogpt import CPU_CONDITION, GELU, _stepper
 from benchmarks.kernels import kind_of, table
-from benchmarks.recipe_ladder import COARSE, difference, sweep
 from benchmarks.process_tree import is_running
+from benchmarks.recipe_ladder import COARSE, difference, sweep
 from common.errors import BadInput
 from common.installation import ALLOCATOR_SETTINGS
 from model.config import GPT2_SIZES, ModelConfig

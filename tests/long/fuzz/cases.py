@@ -5,6 +5,7 @@ import json
 import random
 import shutil
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,13 @@ from training.config.train_config import KEYS
 TRAIN = ("train.py", "{}/run", "--device", "cpu")
 DRY_RUN = ("train.py", "{}/run", "--dry-run")
 PREDICT = ("find_batch_size.py", "{}/run", "--predict", "l4")
+MODEL_KEYS = {
+    "export": ("n_embd", "n_head", "n_layer", "n_positions", "vocab_size", "activation_function", "model_type"),
+    "rotary-export": (
+        *("hidden_size", "num_attention_heads", "num_hidden_layers", "num_key_value_heads", "vocab_size", "hidden_act"),
+        *("intermediate_size", "rms_norm_eps", "rope_parameters", "tie_word_embeddings"),
+    ),
+}
 SMOKE = ("evaluate.py", "smoke", "{}/export", "--tokens", "2")
 JUDGE = ("evaluate.py", "judge", "{}/answers/one.json", "{}/answers/two.json")
 ASKING = (*JUDGE, "--model", "gpt-5.4-mini", "--prices", "{}/prices.json", "--verdicts", "{}/verdicts.jsonl")
@@ -382,10 +390,10 @@ def _models() -> Iterator[Case]:
         yield Case(area, f"tokenizer.json: {name}", SMOKE, at("export/tokenizer.json", damage))
     for name, damage in NO_FILE.items():  # the same tokenizer is in vocab.json
         yield Case(area, f"tokenizer.json: {name}", SMOKE, at("export/tokenizer.json", damage), True)
-    for key in ("n_embd", "n_head", "n_layer", "n_positions", "vocab_size", "activation_function", "model_type"):
-        for value in ("x", -1, 0, HUGE, [], ESCAPE):
-            damage = with_keys(**{key: value})
-            yield Case(area, f"config.json: {key} = {str(value)[:12]!r}", SMOKE, at("export/config.json", damage))
+    for export, keys in MODEL_KEYS.items():
+        for key, value in product(keys, ("x", -1, 0, HUGE, [], ESCAPE)):
+            damage, smoke = with_keys(**{key: value}), ("evaluate.py", "smoke", f"{{}}/{export}", "--tokens", "2")
+            yield Case(area, f"{export}: {key} = {str(value)[:12]!r}", smoke, at(f"{export}/config.json", damage))
 
     def pickled(path: Path, _: random.Random) -> None:
         path.write_bytes(b"\x80\x04\x95cposix\nsystem\n(S'touch owned'\ntR.")

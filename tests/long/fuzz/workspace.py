@@ -27,6 +27,7 @@ import attrs
 from tests import launch
 from tests.conftest import ROOT, write_run
 from tests.long.fuzz.damage import Damage
+from tests.model.architectures import QWEN3
 
 HANG_SECONDS = 90
 MEMORY_BYTES = 6 << 30  # of a command
@@ -151,7 +152,7 @@ def _run(script: str, *arguments: str) -> None:
 
 
 def _fill(here: Path) -> None:
-    """Make texts, tokens, a run under way, an export, answers, records, items, and lists of prices."""
+    """Make texts, tokens, a run under way, exports of two classes, answers, records, items, and lists of prices."""
     texts, tokens, run = here / "texts", here / "tokens", here / "run"
     texts.mkdir(parents=True)
     words = random.Random(0)
@@ -165,6 +166,11 @@ def _fill(here: Path) -> None:
     write_run(run, tokens, checkpoint_interval=2, keep_checkpoints=20)
     _run("train.py", str(run), "--device", "cpu", "--max-steps", "4")
     _run("evaluate.py", "export", str(run), str(here / "export"))
+    rotary = write_run(
+        here / "rotary", tokens, model=QWEN3 | {"vocab_size": 257, "tie_weights": False, "n_kv_heads": 1}
+    )
+    _run("train.py", str(rotary), "--device", "cpu", "--max-steps", "1")
+    _run("evaluate.py", "export", str(rotary), str(here / "rotary-export"))
     records = [{"instruction": f"say {n}", "input": "", "output": f"{n}"} for n in range(20)]
     (here / "records.json").write_text(json.dumps(records))
     (here / "answers").mkdir()
