@@ -4,9 +4,9 @@ python benchmarks/recipe.py [--tokens DIR] [--layers 2] [--width 128] [--steps 4
 
 The first recipe is GPT-2 with AdamW; each lever is tried on the best one so far, and stays if it lowers the validation
 loss at equal CPU seconds by more than seed noise. Text: this Python's library sources as bytes, unless a directory of
-token files is given. Learning rates are tuned by steps of sqrt(2) on a seed of their own; then each recipe is trained
-from three other seeds: for so many steps, for as many as take the CPU seconds of the first recipe, and for a half, a
-quarter, ... of them until it ends above the first recipe's loss. CPU seconds: medians of steps in turn in one process.
+token files is given. Learning rates are tuned by steps of sqrt(2), on two of three seeds. Then each recipe is trained
+from all three: for so many steps, for as many as take the CPU seconds of the first recipe, and for a half, a quarter,
+... of them until it ends above the first recipe's loss. CPU seconds: medians of steps in turn in one process.
 """
 
 import sys

@@ -6,7 +6,8 @@ from statistics import fmean, variance
 from typing import Any
 
 import attrs
-from recipe_runs import SEEDS, TUNING_SEED, Recipe, Trainer, Training
+import numpy as np
+from recipe_runs import SEEDS, TUNING_SEEDS, Recipe, Trainer, Training
 
 from evaluation.shared.intervals import CONFIDENCE, Interval, student_interval
 
@@ -150,14 +151,13 @@ class Ladder:
         )
 
     def _tuned(self, recipe: Recipe, keys: tuple[str, ...], factors: Sequence[float]) -> Recipe:
-        """Return the recipe with the best values of rates, one after the other, at TUNING_SEED."""
+        """Return the recipe with the best values of rates, one after the other, by the mean loss over TUNING_SEEDS."""
         for key in keys:
 
             def measure(rates: list[float], key: str = key, recipe: Recipe = recipe) -> list[float]:
                 tried = [recipe.changed({}, {key: rate}) for rate in rates]
-                return self._trainer.losses(
-                    [Training(recipe=one, seed=TUNING_SEED, steps=self._steps) for one in tried]
-                )
+                runs = [Training(recipe=one, seed=seed, steps=self._steps) for one in tried for seed in TUNING_SEEDS]
+                return np.array(self._trainer.losses(runs)).reshape(len(rates), -1).mean(1).tolist()
 
             swept = sweep(measure, recipe.train[key], factors)
             recipe = recipe.changed({}, {key: min(swept, key=swept.__getitem__)})
