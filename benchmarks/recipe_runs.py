@@ -56,6 +56,11 @@ class Recipe:
     train: dict[str, Any]
 
     @property
+    def keys(self) -> dict[str, Any]:
+        """The keys of both files."""
+        return self.model | self.train
+
+    @property
     def rates(self) -> str:
         """Learning rates, for the table."""
         return ", ".join(f"{name} {self.train[key]:.3g}" for key, name in RATES.items() if key in self.train)
