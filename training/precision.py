@@ -30,6 +30,15 @@ def autocast(precision: str, device: torch.device) -> AbstractContextManager[obj
     return torch.autocast(device.type, DTYPES[precision])
 
 
+def kept_casts(device: torch.device) -> AbstractContextManager[object]:
+    """Keep a CPU's casts of weights for all `autocast` regions inside, where the weights must not change.
+
+    A region forgets its casts when the outermost one ends: this is that one. Not on a GPU, where the copies would take
+    2 bytes a parameter in the backward pass, and compiled blocks cast inside.
+    """
+    return torch.autocast("cpu", enabled=False) if device.type == "cpu" else nullcontext()
+
+
 @attrs.frozen(kw_only=True)
 class SavedLossScale:
     """Loss scale in a checkpoint."""

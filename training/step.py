@@ -14,7 +14,7 @@ from torch import Tensor
 from tokens.batches.sampling import microbatch_index
 from training.grad_norm import fast_grad_norm, mean_over_ranks, ordered_grad_norm
 from training.parallel.sharding import local_tensor
-from training.precision import autocast
+from training.precision import autocast, kept_casts
 from training.schedule import learning_rate
 from training.state import StepSettings, TrainState
 
@@ -59,15 +59,16 @@ def run_microbatches(state: TrainState, settings: StepSettings, step: int, next_
     """
     accumulation = settings.layout.accumulation
     losses = []
-    for micro_step in range(accumulation):
-        inputs, targets = next_batch()
-        if state.parallel.network.config.drop_rate > 0:
-            index = microbatch_index(settings.layout, micro_step, state.parallel.data_parallel.rank)
-            seed_dropout(settings.seed, step, index)
-        with state.parallel.gradient_sync(enabled=micro_step == accumulation - 1):
-            loss = microbatch_loss(state, settings, inputs, targets)
-            (loss * state.loss_scale.scale).backward()
-        losses.append(loss.detach())
+    with kept_casts(state.loss_scale.scale.device):
+        for micro_step in range(accumulation):
+            inputs, targets = next_batch()
+            if state.parallel.network.config.drop_rate > 0:
+                index = microbatch_index(settings.layout, micro_step, state.parallel.data_parallel.rank)
+                seed_dropout(settings.seed, step, index)
+            with state.parallel.gradient_sync(enabled=micro_step == accumulation - 1):
+                loss = microbatch_loss(state, settings, inputs, targets)
+                (loss * state.loss_scale.scale).backward()
+            losses.append(loss.detach())
     return torch.stack(losses)
 
 

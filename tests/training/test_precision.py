@@ -1,9 +1,21 @@
 """Mixed precision: what "auto" becomes, autocast, and the loss scale of fp16."""
 
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from training.precision import GROWTH_INTERVAL, INITIAL_LOSS_SCALE, LossScale, SavedLossScale, autocast, resolve
+from training.precision import (
+    GROWTH_INTERVAL,
+    INITIAL_LOSS_SCALE,
+    LossScale,
+    SavedLossScale,
+    autocast,
+    kept_casts,
+    resolve,
+)
 
 CPU = torch.device("cpu")
 FINITE, OVERFLOW = torch.tensor(1.0), torch.tensor(float("inf"))
@@ -24,6 +36,24 @@ def test_matrix_products_are_computed_in_the_precision() -> None:
     for precision, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
         with autocast(precision, CPU):
             assert (x @ x).dtype == dtype
+
+
+@pytest.mark.parametrize(("around", "casts"), [(kept_casts(CPU), 1), (nullcontext(), 2)], ids=["kept", "not kept"])
+def test_a_weight_is_cast_once_for_all_micro_batches(around: AbstractContextManager[object], casts: int) -> None:
+    class Casts(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
+            seen.append(function)
+            return function(*arguments, **(options or {}))
+
+    weight, seen = torch.ones(3, 2, requires_grad=True), list[Any]()
+    x = torch.ones(4, 2, dtype=torch.bfloat16)
+    with around:
+        for _ in range(2):
+            with autocast("bf16", CPU), Casts():
+                y = torch.nn.functional.linear(x, weight).sum()
+            y.backward()
+    assert seen.count(torch.ops.aten._to_copy.default) == casts
+    assert torch.equal(weight.grad, torch.full((3, 2), 8.0))
 
 
 def test_the_scale_is_halved_by_an_overflow_and_doubled_after_so_many_finite_steps() -> None:
