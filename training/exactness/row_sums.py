@@ -33,10 +33,13 @@ def folded_rows(tensor: Tensor) -> Tensor:
 
 
 def _fold(squares: Tensor) -> Tensor:
+    """Return the sums of rows; `squares` is overwritten."""
     while (width := squares.shape[1]) > 1:
         half = width // 2
-        folded = squares[:, :half] + squares[:, half : 2 * half]
-        squares = folded if width % 2 == 0 else torch.cat([folded, squares[:, -1:]], dim=1)
+        squares[:, :half] += squares[:, half : 2 * half]
+        if width % 2 == 1:  # the last column has no partner
+            squares[:, half] = squares[:, -1]
+        squares = squares[:, : width - half]
     return squares.squeeze(1)
 
 
