@@ -84,7 +84,7 @@ def _print_table(ladder: Ladder, rungs: list[Rung]) -> None:
     seeds = [f"seed {seed}" for seed in SEEDS]
     columns = [
         "recipe",
-        "tuned",
+        "learning rates",
         *seeds,
         "mean",
         "gain [95 %]",
