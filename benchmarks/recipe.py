@@ -21,7 +21,7 @@ import command
 import torch
 from cyclopts import Parameter
 from recipe_ladder import Ladder, Rung, difference
-from recipe_runs import SEEDS, Shape, Trainer
+from recipe_runs import SEEDS, Experiment, Trainer
 
 from training.hardware.environment import cpu_name, git_commit
 
@@ -59,7 +59,7 @@ def main(options: RecipeBenchmark = RecipeBenchmark()) -> None:
         if tokens is None:
             tokens = folder / "tokens"
             command.call("prepare_data.py", "stdlib", "--output", tokens, *command.BYTES)
-        shape = Shape(
+        experiment = Experiment(
             tokens=tokens.resolve(),
             vocabulary=options.vocabulary,
             layers=options.layers,
@@ -69,7 +69,7 @@ def main(options: RecipeBenchmark = RecipeBenchmark()) -> None:
             precision=options.precision,
             validation=options.validation,
         )
-        ladder = Ladder(Trainer(folder.resolve(), shape, options.jobs), options.steps)
+        ladder = Ladder(Trainer(folder.resolve(), experiment, options.jobs), options.steps)
         rungs = ladder.climb()
         print(f"{cpu_name() or 'CPU'}, torch {torch.__version__}, commit {git_commit()}")
         print(f"command: {' '.join(sys.argv)}")

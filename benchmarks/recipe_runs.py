@@ -35,7 +35,7 @@ BASE: dict[str, Any] = {
 
 
 @attrs.frozen(kw_only=True)
-class Shape:
+class Experiment:
     """Text, size of the network and of a step: the same for all recipes."""
 
     tokens: Path
@@ -82,8 +82,8 @@ class Training:
 class Trainer:
     """Trains runs in a folder, several at a time on a core each; none twice."""
 
-    def __init__(self, folder: Path, shape: Shape, jobs: int):
-        self._folder, self._shape, self._jobs = folder, shape, jobs
+    def __init__(self, folder: Path, experiment: Experiment, jobs: int):
+        self._folder, self._experiment, self._jobs = folder, experiment, jobs
 
     def losses(self, trainings: list[Training]) -> list[float]:
         """Return the validation loss at the end of each run, in nats per token; infinite where it diverged."""
@@ -121,21 +121,21 @@ class Trainer:
 
     def _write(self, training: Training) -> Path:
         """Write the run directory of a training, named by its keys, and return it."""
-        shape = self._shape
+        experiment = self._experiment
         model = {
-            "vocab_size": shape.vocabulary,
-            "context_length": shape.context,
-            "emb_dim": shape.width,
-            "n_heads": shape.width // 32,
-            "n_layers": shape.layers,
+            "vocab_size": experiment.vocabulary,
+            "context_length": experiment.context,
+            "emb_dim": experiment.width,
+            "n_heads": experiment.width // 32,
+            "n_layers": experiment.layers,
         }
         train = {
-            "dataset": str(shape.tokens),
-            "min_train_tokens": training.steps * shape.batch * shape.context,
-            "microbatch_size": shape.batch,
-            "global_batch_size": shape.batch,
-            "precision": shape.precision,
-            "validation_sequences": shape.validation,
+            "dataset": str(experiment.tokens),
+            "min_train_tokens": training.steps * experiment.batch * experiment.context,
+            "microbatch_size": experiment.batch,
+            "global_batch_size": experiment.batch,
+            "precision": experiment.precision,
+            "validation_sequences": experiment.validation,
             "random_seed": training.seed,
             "checkpoint_interval": training.steps,
             "validation_interval": training.steps,

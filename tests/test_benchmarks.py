@@ -27,7 +27,7 @@ from benchmarks.beside_nanogpt import CPU_CONDITION, GELU, _stepper
 from benchmarks.kernels import kind_of, table
 from benchmarks.process_tree import is_running
 from benchmarks.recipe_ladder import COARSE, PLAIN, Ladder, difference, sweep
-from benchmarks.recipe_runs import Recipe, Shape, Trainer, Training
+from benchmarks.recipe_runs import Experiment, Recipe, Trainer, Training
 from common.errors import BadInput
 from common.installation import ALLOCATOR_SETTINGS
 from model.config import GPT2_SIZES, ModelConfig
@@ -170,7 +170,7 @@ def test_a_trainer_trains_each_run_once(tmp_path: Path, capfd: pytest.CaptureFix
     command.call(
         "prepare_data.py", SHARED_DATA / "tinyshakespeare.txt", "--output", tmp_path / "tokens", *command.BYTES
     )
-    shape = Shape(
+    experiment = Experiment(
         tokens=tmp_path / "tokens",
         vocabulary=257,
         layers=1,
@@ -180,7 +180,7 @@ def test_a_trainer_trains_each_run_once(tmp_path: Path, capfd: pytest.CaptureFix
         precision="fp32",
         validation=16,
     )
-    trainer = Trainer(tmp_path, shape, jobs=2)
+    trainer = Trainer(tmp_path, experiment, jobs=2)
     runs = [Training(recipe=PLAIN.changed({}, {"learning_rate": rate}), seed=42, steps=20) for rate in (0.001, 0.01)]
     slow, fast = trainer.losses(runs)
     assert 3 < fast < slow < 6
