@@ -100,7 +100,7 @@ class Ladder:
 
     def climb(self) -> list[Rung]:
         """Return the first recipe and a rung for each lever, whether it stays or not."""
-        recipe = self._tuned(PLAIN, ("learning_rate",), COARSE)
+        recipe = self._tuned(PLAIN, "learning_rate", COARSE)
         losses = self.losses(recipe, 1.0)
         best = Rung(name="GPT-2, AdamW", recipe=recipe, losses=losses, equal_time_losses=losses, step_seconds=1.0)
         rungs = [best]
@@ -137,7 +137,7 @@ class Ladder:
         recipe = best.recipe.changed(lever.model, lever.train | train)
         for key in lever.tuned:
             if key in recipe.train:
-                recipe = self._tuned(recipe, (key,), COARSE if key in lever.new_rates else FINE)
+                recipe = self._tuned(recipe, key, COARSE if key in lever.new_rates else FINE)
         seconds, first = self._trainer.step_seconds([recipe, plain.recipe])
         losses, equal_time = self.losses(recipe, 1.0), self.losses(recipe, first / seconds)
         return Rung(
@@ -150,18 +150,17 @@ class Ladder:
             gain_at_equal_time=difference(best.equal_time_losses, equal_time),
         )
 
-    def _tuned(self, recipe: Recipe, keys: tuple[str, ...], factors: Sequence[float]) -> Recipe:
-        """Return the recipe with the best values of rates, one after the other, by the mean loss over TUNING_SEEDS."""
-        for key in keys:
+    def _tuned(self, recipe: Recipe, key: str, factors: Sequence[float]) -> Recipe:
+        """Return the recipe with the best value of one rate, by the mean loss over TUNING_SEEDS."""
 
-            def measure(rates: list[float], key: str = key, recipe: Recipe = recipe) -> list[float]:
-                tried = [recipe.changed({}, {key: rate}) for rate in rates]
-                runs = [Training(recipe=one, seed=seed, steps=self._steps) for one in tried for seed in TUNING_SEEDS]
-                return np.array(self._trainer.losses(runs)).reshape(len(rates), -1).mean(1).tolist()
+        def measure(rates: list[float]) -> list[float]:
+            tried = [recipe.changed({}, {key: rate}) for rate in rates]
+            runs = [Training(recipe=one, seed=seed, steps=self._steps) for one in tried for seed in TUNING_SEEDS]
+            means: list[float] = np.reshape(self._trainer.losses(runs), (len(rates), -1)).mean(1).tolist()
+            return means
 
-            swept = sweep(measure, recipe.train[key], factors)
-            recipe = recipe.changed({}, {key: min(swept, key=swept.__getitem__)})
-        return recipe
+        swept = sweep(measure, recipe.train[key], factors)
+        return recipe.changed({}, {key: min(swept, key=swept.__getitem__)})
 
 
 def sweep(measure: Callable[[list[float]], list[float]], first: float, factors: Sequence[float]) -> dict[float, float]:
