@@ -50,7 +50,7 @@ class Experiment:
 
 @attrs.frozen(kw_only=True)
 class Recipe:
-    """What a recipe sets in model.json and train.json."""
+    """Keys of model.json and train.json that a recipe sets."""
 
     model: dict[str, Any]
     train: dict[str, Any]
