@@ -14,72 +14,51 @@ from contextlib import ExitStack
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
-from typing import Literal
 
 import attrs
 import command
 import torch
-from cyclopts import Parameter
 from recipe_ladder import Ladder, Rung, difference
 from recipe_runs import SEEDS, Experiment, Trainer
 
 from training.hardware.environment import cpu_name, git_commit
 
-
-@Parameter(name="*")
-@attrs.frozen(kw_only=True)
-class RecipeBenchmark:
-    """Command-line options."""
-
-    tokens: Path | None = None
-    """token files of another text"""
-    vocabulary: int = 257
-    """of their tokenizer"""
-    layers: int = 2
-    width: int = 128
-    """a multiple of 32, the width of a head"""
-    context: int = 128
-    batch: int = 16
-    """sequences of a step"""
-    steps: int = 400
-    precision: Literal["fp32", "bf16"] = "fp32"
-    validation: int = 512
-    """sequences of a validation"""
-    jobs: int = 2
-    """runs at a time, on a core each"""
-    runs: Path | None = None
-    """keep run directories there, and train none again that is finished; default: a temporary directory"""
+DEFAULT = Experiment()
 
 
-def main(options: RecipeBenchmark = RecipeBenchmark()) -> None:
-    """Train everything and print the table."""
+def main(
+    experiment: Experiment = DEFAULT,
+    *,
+    steps: int = 400,
+    jobs: int = 2,
+    runs: Path | None = None,
+) -> None:
+    """Train everything and print the table.
+
+    Args:
+        jobs: runs at a time, on a core each.
+        runs: keep run directories there, and train none again that is finished; default: a temporary directory.
+    """
     with ExitStack() as stack:
-        folder = options.runs or Path(stack.enter_context(TemporaryDirectory()))
-        tokens = options.tokens
-        if tokens is None:
-            tokens = folder / "tokens"
+        folder = (runs or Path(stack.enter_context(TemporaryDirectory()))).resolve()
+        tokens = folder / "tokens" if experiment.tokens is None else experiment.tokens.resolve()
+        if experiment.tokens is None:
             command.call("prepare_data.py", "stdlib", "--output", tokens, *command.BYTES)
-        experiment = Experiment(
-            tokens=tokens.resolve(),
-            vocabulary=options.vocabulary,
-            layers=options.layers,
-            width=options.width,
-            context=options.context,
-            batch=options.batch,
-            precision=options.precision,
-            validation=options.validation,
-        )
-        ladder = Ladder(Trainer(folder.resolve(), experiment, options.jobs), options.steps)
+        experiment = attrs.evolve(experiment, tokens=tokens)
+        ladder = Ladder(Trainer(folder, experiment, jobs), steps)
         rungs = ladder.climb()
+        best = next(rung for rung in reversed(rungs) if rung.stays)
         print(f"{cpu_name() or 'CPU'}, torch {torch.__version__}, commit {git_commit()}")
         print(f"command: {' '.join(sys.argv)}")
-        print(f"{options.steps} steps of {options.batch * options.context:,} tokens\n")
+        print(f"{steps} steps of {experiment.batch * experiment.context:,} tokens\n")
         _print_table(ladder, rungs)
-        _print_goal(ladder, rungs)
+        print(f"model.json of the best: {best.recipe.model}")
+        print(f"train.json of the best: {best.recipe.train}")
+        _print_goal(ladder, rungs[0], best)
 
 
 def _print_table(ladder: Ladder, rungs: list[Rung]) -> None:
-    """Print a row for each lever, and the settings that were reached."""
+    """Print a row for each lever."""
     plain = rungs[0]
     seeds = [f"seed {seed}" for seed in SEEDS]
     columns = [
@@ -113,14 +92,10 @@ def _print_table(ladder: Ladder, rungs: list[Rung]) -> None:
     print(
         "\nCPU s a step, and tokens and CPU seconds until the first recipe's final loss: shares of the first recipe's"
     )
-    best = next(rung for rung in reversed(rungs) if rung.stays)
-    print(f"model.json of the best: {best.recipe.model}")
-    print(f"train.json of the best: {best.recipe.train}")
 
 
-def _print_goal(ladder: Ladder, rungs: list[Rung]) -> None:
+def _print_goal(ladder: Ladder, plain: Rung, best: Rung) -> None:
     """Print how the best recipe ends on a third of the first one's tokens, and on half of its CPU seconds."""
-    plain, best = rungs[0], next(rung for rung in reversed(rungs) if rung.stays)
     for text, share in (("a third of the tokens", 1 / 3), ("half the CPU seconds", 1 / 2 / best.step_seconds)):
         losses = ladder.losses(best.recipe, share)
         apart = difference(losses, plain.losses)

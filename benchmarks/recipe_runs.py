@@ -9,10 +9,11 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 import command
+from cyclopts import Parameter
 from random_run import build, write_run
 
 from common.errors import EXIT_DIVERGED, EXIT_DONE
@@ -34,18 +35,24 @@ BASE: dict[str, Any] = {
 }
 
 
+@Parameter(name="*")
 @attrs.frozen(kw_only=True)
 class Experiment:
-    """Text, size of the network and of a step: the same for all recipes."""
+    """Text, size of the network and of a step: the same for all recipes, and options of the command line."""
 
-    tokens: Path
-    vocabulary: int
-    layers: int
-    width: int
-    context: int
-    batch: int  # sequences
-    precision: str
-    validation: int  # sequences
+    tokens: Path | None = None
+    """token files of another text"""
+    vocabulary: int = 257
+    """of their tokenizer"""
+    layers: int = 2
+    width: int = 128
+    """a multiple of 32, the width of a head"""
+    context: int = 128
+    batch: int = 16
+    """sequences of a step"""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    validation: int = 512
+    """sequences of a validation"""
 
 
 @attrs.frozen(kw_only=True)
@@ -148,8 +155,5 @@ class Trainer:
 def _final_loss(run: Path, steps: int) -> float | None:
     """Return the validation loss after the last step, or None if the run has not come there."""
     records = read_metrics(run) if (run / METRICS).exists() else []
-    return next((record["validation_loss"] for record in records if _validates(record, steps)), None)
-
-
-def _validates(record: dict[str, Any], steps: int) -> bool:
-    return record["step"] == steps and "validation_loss" in record
+    validations = {record["step"]: record["validation_loss"] for record in records if "validation_loss" in record}
+    return validations.get(steps)
