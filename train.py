@@ -137,10 +137,13 @@ def dry_run(run: "Run", command: "TrainCommand") -> int:
     """Print what a run would do, with --plan on machines for rent; needs no GPU, nor tokens with min_train_tokens."""
     from training.config.batch_plan import describe, make_plan
     from training.data.locate_tokens import lengths_at_hand
+    from training.initial_weights import check_network
     from training.planning.estimate import make_estimate
     from training.planning.estimate_table import describe_estimate
     from training.planning.price_list import MACHINES, read_machines
 
+    if (initial := initial_weights(command.options.init_from)) is not None:
+        check_network(initial, initial.load().config, run.model, run.directory / "model.json")
     lengths = lengths_at_hand(run.train, command.options.token_files)
     if command.dry_run:
         plan = make_plan(run.train, run.model.context_length, command.world_size or 1, lengths)

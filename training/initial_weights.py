@@ -40,7 +40,7 @@ def start_from(initial: InitialWeights, state: TrainState, model_file: Path, ran
 
     def load() -> None:
         network = initial.load()
-        _check(network.config, state.parallel.network.config, model_file, initial.source)
+        check_network(initial, network.config, state.parallel.network.config, model_file)
         loaded.append(network)
 
     for first in (True, False):  # the first rank of a machine may download it for the others
@@ -64,18 +64,19 @@ def weights_sha256(network: GPT) -> str:
     return digest.hexdigest()
 
 
-def _described(config: ModelConfig) -> dict[str, Any]:
-    """Return the keys that describe a network with its weights, without nulls that stand for a number."""
-    spelled = attrs.evolve(config, n_kv_heads=config.kv_heads, mlp_width=config.hidden_width)
-    return {key: value for key, value in attrs.asdict(spelled).items() if key not in FREE_KEYS}
-
-
-def _check(given: ModelConfig, wanted: ModelConfig, model_file: Path, source: str) -> None:
+def check_network(initial: InitialWeights, given: ModelConfig, wanted: ModelConfig, model_file: Path) -> None:
+    """Raise BadInput where the other model's network is another than that of `model_file`."""
     described = _described(given)
     for key, ours in _described(wanted).items():
         theirs = described[key]
         if theirs != ours:
             raise BadInput(
-                f"{model_file}: {key}: got {json.dumps(ours)}, but --init-from {source} has {json.dumps(theirs)}; "
-                "set it to that"
+                f"{model_file}: {key}: got {json.dumps(ours)}, but --init-from {initial.source} has "
+                f"{json.dumps(theirs)}; set it to that"
             )
+
+
+def _described(config: ModelConfig) -> dict[str, Any]:
+    """Return the keys that describe a network with its weights, without nulls that stand for a number."""
+    spelled = attrs.evolve(config, n_kv_heads=config.kv_heads, mlp_width=config.hidden_width)
+    return {key: value for key, value in attrs.asdict(spelled).items() if key not in FREE_KEYS}

@@ -78,8 +78,10 @@ def test_another_network_is_refused_by_its_key(
 ) -> None:
     first, run = make_run("first"), make_run("run", model)
     assert train(first, "--max-steps", "1").returncode == 0
-    refused = train(run, "--init-from", str(first))
-    assert refused.returncode == 1
-    assert f"train.py: {run / 'model.json'}: {message}{first} has " in refused.stderr
+    for option in ((), ("--dry-run",)):
+        refused = train(run, "--init-from", str(first), *option)
+        assert refused.returncode == 1
+        assert f"train.py: {run / 'model.json'}: {message}{first} has " in refused.stderr
+    assert train(first, "--init-from", str(first), "--dry-run").returncode == 0
     missing = train(run, "--init-from", "no/where/at/all")
     assert missing.returncode == 1 and "no/where/at/all: no such directory" in missing.stderr

@@ -127,12 +127,16 @@ def _offer(
 
 
 def _validation_tokens(train: TrainConfig, plan: Plan) -> float:
-    """Return the training tokens that take as long as all validations: at intervals, and before the first step."""
+    """Return the training tokens that take as long as all validations: at intervals, and before the first step.
+
+    Each is on all datasets of a mixture.
+    """
     interval = train.validation.validation_interval
     if interval is None:
         return 0
     validations = 1 + count_due(1, plan.steps, train.checkpoints.checkpoint_interval, interval)
-    return VALIDATION_SHARE * validations * plan.validation_sequences * plan.layout.context_length
+    sequences = validations * len(plan.sources) * plan.validation_sequences
+    return VALIDATION_SHARE * sequences * plan.layout.context_length
 
 
 def _microbatch(train: TrainConfig, machine: Machine, largest: int | None) -> int:

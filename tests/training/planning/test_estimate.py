@@ -83,18 +83,22 @@ def test_tokens_per_second_beyond_the_peak_are_of_another_model(tmp_path: Path) 
         make_estimate(run, entered, {run.train.data.parts[0].dataset: None})
 
 
-@pytest.mark.parametrize(("validation", "checkpoint"), [(617, 617), (4, 6), (100, 7), (1, 5)])
-def test_a_plan_counts_the_validations_that_a_run_makes(validation: int, checkpoint: int) -> None:
-    run, prices = load_run(ROOT / "runs" / "8xa100", []), read_machines(MACHINES, ["8xb200"])
+@pytest.mark.parametrize(
+    ("datasets", "validation", "checkpoint"), [(1, 617, 617), (1, 4, 6), (1, 100, 7), (1, 1, 5), (2, 100, 7)]
+)
+def test_a_plan_counts_the_validations_that_a_run_makes(datasets: int, validation: int, checkpoint: int) -> None:
+    prices = read_machines(MACHINES, ["8xb200"])
+    mixture = json.dumps([{"dataset": f"text{n}", "weight": 1} for n in range(datasets)])
+    run = load_run(ROOT / "runs" / "8xa100", [f"dataset={mixture}", "min_train_tokens=1000000000"])
     train_config = run.train.replace(validation_interval=validation, checkpoint_interval=checkpoint)
     run = attrs.evolve(run, train=train_config)
-    estimate = make_estimate(run, prices, {run.train.data.parts[0].dataset: None})
+    estimate = make_estimate(run, prices, {part.dataset: None for part in run.train.data.parts})
     [offer] = estimate.offers
     assert offer.plan is not None
     steps, plan = offer.plan.steps, offer.plan
     intervals = make_intervals(run.train, plan, Options())
     due = sum(intervals.validation_due(step) for step in range(steps + 1))
-    expected = (plan.train_tokens + due * plan.validation_sequences * 1024 / 3) / 1e6
+    expected = (plan.train_tokens + due * datasets * plan.validation_sequences * 1024 / 3) / 1e6
     assert 3600 * offer.hours(1e6) - ASSUMED_START_UP_SECONDS == pytest.approx(expected)
 
 
