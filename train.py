@@ -56,7 +56,7 @@ def train(command: "TrainCommand", supervision: "Supervision") -> int:
     from training.config.train_config import load_run
     from training.hardware.memory_errors import is_gpu_memory_error, is_memory_error
     from training.job import run_job
-    from training.launch import environment_world_size
+    from training.launch import check_nodes, environment_world_size
 
     try:
         run = load_run(command.run, command.overrides)
@@ -67,6 +67,7 @@ def train(command: "TrainCommand", supervision: "Supervision") -> int:
         if command.find_max_microbatch:
             report_largest(run, command.overrides, command.options.device, None, command.write)
             return EXIT_DONE
+        check_nodes()
         derive_layout(run.train, run.model.context_length, environment_world_size())
         check_machine(run, command)
         return run_job(run, command.options, supervision, initial_weights(command.options.init_from))

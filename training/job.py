@@ -11,6 +11,7 @@ from common.clock import utc_now
 from common.errors import EXIT_DONE, EXIT_ERROR, EXIT_STOPPED
 from training.build import LoopBuilder, make_network, make_settings, make_state
 from training.checkpoints.run_record import RunRecord, make_record, write_record
+from training.checkpoints.shared_disk import check_shared_disk
 from training.command import Options
 from training.config.batch_plan import Plan, describe, make_plan
 from training.config.train_config import Run
@@ -53,6 +54,8 @@ def _train(
 ) -> int:
     ranks, ledger = heartbeat.ranks, TimeLedger(options.began, options.price_per_hour)
     with ledger.start_up():
+        if options.replay is None:
+            check_shared_disk(run.directory, ranks)
         token_set, plan = _open_data(run, options, ranks)
         builder = LoopBuilder(
             run=run,

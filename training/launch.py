@@ -4,6 +4,12 @@ import os
 import time
 from pathlib import Path
 
+from common.errors import BadInput
+
+# Nodes of a job, where its launcher tells: Slurm (of a step, of the whole job), SkyPilot, Kubernetes' training
+# operators (for torchrun: may be a range, "1:4").
+NODE_COUNTS = ("SLURM_STEP_NUM_NODES", "SLURM_JOB_NUM_NODES", "SKYPILOT_NUM_NODES", "PET_NNODES")
+
 
 def environment_world_size() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
@@ -16,6 +22,21 @@ def environment_rank() -> int:
 def environment_local_world_size() -> int:
     """Return the number of ranks on this machine."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
+def check_nodes() -> None:
+    """Raise BadInput where the launcher's environment has more nodes than have met: each would train alone."""
+    nodes = -(-environment_world_size() // environment_local_world_size())
+    for variable in NODE_COUNTS:
+        least = os.environ.get(variable, "").partition(":")[0]
+        if not least.isdecimal():
+            continue
+        if int(least) > nodes:
+            raise BadInput(
+                f"{variable} is {os.environ[variable]}, but {nodes} {'node has' if nodes == 1 else 'nodes have'} met; "
+                f"start torchrun on every node with --nnodes {least} and one --master-addr, or unset {variable}"
+            )
+        return
 
 
 def torchrun_job() -> str | None:

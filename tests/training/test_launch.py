@@ -1,12 +1,15 @@
-"""Launch environment: defaults without torchrun, and when a job began."""
+"""Launch environment: defaults without torchrun, nodes that are missing, and when a job began."""
 
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT
+from common.errors import BadInput
+from tests.conftest import ROOT, train
 from training import launch
 
 
@@ -64,3 +67,36 @@ def test_a_job_begins_with_the_torchrun_that_starts_it_for_the_first_time() -> N
             assert seconds >= launcher - TICK_SECONDS
         else:
             assert 0 < seconds <= own + TICK_SECONDS
+
+
+@pytest.mark.parametrize(
+    ("environment", "refused"),
+    [
+        ({"SLURM_JOB_NUM_NODES": "2"}, "SLURM_JOB_NUM_NODES is 2, but 1 node has met; start torchrun on every node"),
+        ({"PET_NNODES": "3:4", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}, "PET_NNODES is 3:4, but 2 nodes have met"),
+        ({"PET_NNODES": "1:4"}, None),
+        ({"SLURM_JOB_NUM_NODES": "2", "SLURM_STEP_NUM_NODES": "1"}, None),  # one node of an allocation of two
+        ({"SKYPILOT_NUM_NODES": "2", "WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8"}, None),
+    ],
+)
+def test_a_node_that_trains_alone_where_several_were_meant_is_refused(
+    environment: dict[str, str], refused: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in (*launch.NODE_COUNTS, "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    if refused is None:
+        launch.check_nodes()
+    else:
+        with pytest.raises(BadInput, match=refused):
+            launch.check_nodes()
+
+
+def test_train_py_says_so_before_anything_is_written(make_run: Callable[..., Path]) -> None:
+    run = make_run()
+    alone = train(run, environment={"SKYPILOT_NUM_NODES": "2"})
+    assert alone.returncode == 1
+    assert alone.stderr.startswith("train.py: SKYPILOT_NUM_NODES is 2, but 1 node has met; ")
+    assert not (run / "metrics.jsonl").exists()
+    assert train(run, "--dry-run", environment={"SKYPILOT_NUM_NODES": "2"}).returncode == 0

@@ -1,0 +1,95 @@
+"""Two machines on this one: a network, host name, processes and /etc/hosts each, joined by a cable. Linux, as root."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+import attrs
+import pytest
+
+from tests.launch import ROOT
+
+Hosts = Literal["good", "own name", "nothing"]  # which names /etc/hosts knows; "own name": as 127.0.1.1, as on Debian
+# Becomes a machine, then runs its arguments: mounts are its own, and all its processes die with it.
+SCRIPT = """
+mount --make-rprivate / && mount -t proc proc /proc && hostname "$1" && mount --bind "$2" /etc/hosts || exit 98
+if [ -n "$3" ]; then mount --bind "$3" "$4" || exit 98; fi
+shift 4
+exec "$@"
+"""
+
+
+@attrs.frozen
+class Machine:
+    """A machine; `address` in the network of both."""
+
+    name: str
+    address: str
+    namespace: str
+    folder: Path  # for its /etc/hosts
+
+    def start(
+        self,
+        *command: str,
+        hosts: Hosts = "good",
+        own_disk: Path | None = None,
+        environment: dict[str, str] | None = None,
+    ) -> subprocess.Popen[str]:
+        """Start a command from the repository's root; `own_disk`: a folder that is another, empty one there."""
+        text = {"good": "10.77.0.1 a\n10.77.0.2 b\n", "own name": f"127.0.1.1 {self.name}\n", "nothing": ""}[hosts]
+        file, disk = self.folder / f"hosts-{self.name}", self.folder / f"disk-{self.name}"
+        file.write_text("127.0.0.1 localhost\n" + text)
+        disk.mkdir(exist_ok=True)
+        mounts = ("", "") if own_disk is None else (str(disk), str(own_disk))
+        enter = ("nsenter", f"--net=/run/netns/{self.namespace}")
+        own = ("unshare", "--uts", "--mount", "--pid", "--fork", "--kill-child")
+        return subprocess.Popen(
+            [*enter, *own, "bash", "-c", SCRIPT, "machine", self.name, str(file), *mounts, *command],
+            cwd=ROOT,
+            env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"} | (environment or {}),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def train(
+        self, run: Path, *options: str, master: str, hosts: Hosts = "good", own_disk: Path | None = None
+    ) -> subprocess.Popen[str]:
+        """Start one rank of two of train.py under torchrun, with the first machine's address or name."""
+        node = "0" if self.name == "a" else "1"
+        torchrun = (sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc_per_node=1")
+        meeting = (f"--node_rank={node}", f"--master-addr={master}", "--master-port=29500")
+        return self.start(*torchrun, *meeting, "train.py", str(run), *options, hosts=hosts, own_disk=own_disk)
+
+
+@contextmanager
+def two_machines(folder: Path) -> Iterator[tuple[Machine, Machine]]:
+    """Return machines a and b, or skip the test that wants them: only root can make a network."""
+    if sys.platform != "linux" or os.geteuid() or not all(map(shutil.which, ("ip", "nsenter", "unshare"))):
+        pytest.skip("needs Linux, root, ip, nsenter and unshare: machines are network namespaces")
+    names = [f"lockstep-{os.getpid()}-{name}" for name in "ab"]
+    cables = [f"ls{os.getpid()}{name}" for name in "ab"]
+    first, second = names
+    try:
+        for name in names:
+            _ip("netns", "add", name)
+            _ip("-n", name, "link", "set", "lo", "up")
+        _ip("-n", first, "link", "add", cables[0], "type", "veth", "peer", "name", cables[1], "netns", second)
+        machines = []
+        for number, (name, cable) in enumerate(zip(names, cables, strict=True), start=1):
+            _ip("-n", name, "address", "add", f"10.77.0.{number}/24", "dev", cable)
+            _ip("-n", name, "link", "set", cable, "up")
+            machines.append(Machine("ab"[number - 1], f"10.77.0.{number}", name, folder))
+        yield machines[0], machines[1]
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "delete", name], check=False, capture_output=True)
+
+
+def _ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True)
