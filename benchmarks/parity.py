@@ -1,6 +1,6 @@
 """Parity of logits with other implementations: the largest difference in fp32, import and export.
 
-python benchmarks/parity.py [--sizes quickstart 124M]
+python benchmarks/parity.py [--sizes tiny 124M]
 
 Weights, biases and gains are random. Each direction goes through files and the code of the commands; variants: tied or
 untied head, with or without QKV bias, each activation of GPT-2; then each class of `transformers`, with its options.
@@ -33,7 +33,7 @@ SEQUENCES, TOKENS, GENERATED = 2, 128, 64
 COLUMNS = ["largest logit", "to the class", "from the class", f"same {GENERATED} tokens"]
 
 
-def main(*, sizes: tuple[Size, ...] = ("quickstart", "124M")) -> None:
+def main(*, sizes: tuple[Size, ...] = ("tiny", "124M")) -> None:
     """Print a table."""
     print(f"largest difference of a logit over {SEQUENCES} x {TOKENS} tokens, fp32; torch {torch.__version__}, CPU")
     rows = []
