@@ -45,19 +45,21 @@ def main(
     ranks: tuple[int, ...] = (),
     device: Literal["cuda", "cpu"] = "cuda",
     steps: int = 20,
+    tiny: bool = False,
     emulated: bool = False,
 ) -> None:
     """Print the tables.
 
     Args:
         ranks: world sizes; default: 1, 2, 4, 8 as far as there are GPUs, or 1 and 2.
-        emulated: the values are those of an emulated driver: compare nothing.
+        tiny: a smaller network, not compiled: for a CPU without fast bf16.
+        emulated: the values are those of an emulated driver: compare nothing. Tiny.
     """
     gpus = torch.cuda.device_count() if device == "cuda" else 2
     sizes = ranks or tuple(size for size in (1, 2, 4, 8) if size <= gpus)
     failed = False
     with TemporaryDirectory() as folder:
-        small = SmallRun(folder=Path(folder), device=device, steps=steps, tiny=emulated)
+        small = SmallRun(folder=Path(folder), device=device, steps=steps, tiny=tiny or emulated)
         for part in parts or ("losses", "elastic", "resume"):
             compare = {"losses": compare_losses, "elastic": compare_hashes, "resume": compare_resumed}[part]
             rows = []

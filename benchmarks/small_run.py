@@ -40,7 +40,7 @@ class SmallRun:
     folder: Path
     device: str  # of all but those that name another one
     steps: int
-    tiny: bool  # and not compiled: for an emulated driver
+    tiny: bool  # and not compiled
 
     @property
     def model(self) -> ModelConfig:

@@ -294,7 +294,7 @@ def test_a_comparison_fails_for_one_step_a_missing_one_and_a_loss_that_is_no_num
 def test_on_a_cpu_every_comparison_is_made_and_holds(part: str) -> None:
     script = str(ROOT / "benchmarks" / "correctness.py")
     steps = {"losses": "20", "elastic": "4", "resume": "16"}[part]
-    command = [PYTHON, script, part, "--device", "cpu", "--ranks", "1", "2", "--steps", steps]
+    command = [PYTHON, script, part, "--device", "cpu", "--tiny", "--ranks", "1", "2", "--steps", steps]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     outcomes = [line.split(" | ")[3] for line in done.stdout.splitlines() if line.count(" | ") == 3]
