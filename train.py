@@ -12,7 +12,7 @@ from common.installation import begin, exit_status
 from training.launch import environment_rank
 
 if TYPE_CHECKING:
-    from training.command import TrainCommand
+    from training.command import Options, TrainCommand
     from training.config.train_config import Run
     from training.initial_weights import InitialWeights
     from training.supervision.supervision import Supervision
@@ -67,7 +67,8 @@ def train(command: "TrainCommand", supervision: "Supervision") -> int:
         if command.find_max_microbatch:
             report_largest(run, command.overrides, command.options.device, None, command.write)
             return EXIT_DONE
-        check_nodes()
+        if command.trains:
+            check_nodes()
         derive_layout(run.train, run.model.context_length, environment_world_size())
         check_machine(run, command)
         return run_job(run, command.options, supervision, initial_weights(command.options.init_from))
@@ -96,6 +97,22 @@ def initial_weights(source: str | None) -> "InitialWeights | None":
     from training.initial_weights import InitialWeights
 
     return InitialWeights(source, lambda: load_network(locate(source, None)))
+
+
+def check_initial_weights(run: "Run", options: "Options") -> None:
+    """Raise BadInput where training could not begin with, or go on from, the weights of --init-from."""
+    from training.checkpoints.directory import find
+    from training.checkpoints.disk import checkpoints_of
+    from training.checkpoints.saved_state import read_state
+    from training.initial_weights import check_network, check_origin
+
+    if (initial := initial_weights(options.init_from)) is None:
+        return
+    found = None if options.resume == "never" else find(checkpoints_of(run.directory), options.resume)
+    if found is not None:
+        check_origin(initial, read_state(found).config.initial_weights, found)
+    else:
+        check_network(initial, initial.load().config, run.model, run.directory / "model.json")
 
 
 def check_machine(run: "Run", command: "TrainCommand") -> int:
@@ -138,13 +155,11 @@ def dry_run(run: "Run", command: "TrainCommand") -> int:
     """Print what a run would do, with --plan on machines for rent; needs no GPU, nor tokens with min_train_tokens."""
     from training.config.batch_plan import describe, make_plan
     from training.data.locate_tokens import lengths_at_hand
-    from training.initial_weights import check_network
     from training.planning.estimate import make_estimate
     from training.planning.estimate_table import describe_estimate
     from training.planning.price_list import MACHINES, read_machines
 
-    if (initial := initial_weights(command.options.init_from)) is not None:
-        check_network(initial, initial.load().config, run.model, run.directory / "model.json")
+    check_initial_weights(run, command.options)
     lengths = lengths_at_hand(run.train, command.options.token_files)
     if command.dry_run:
         plan = make_plan(run.train, run.model.context_length, command.world_size or 1, lengths)

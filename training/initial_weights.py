@@ -14,6 +14,7 @@ from model.config import ModelConfig
 from model.gpt import GPT
 from model.pretrained import unpadded
 from training.checkpoints.run_record import WeightsOrigin
+from training.checkpoints.storage import Checkpoint
 from training.parallel.process_group import Ranks, from_coordinator, together
 from training.parallel.sharding import held_rows
 from training.state import TrainState
@@ -74,6 +75,16 @@ def check_network(initial: InitialWeights, given: ModelConfig, wanted: ModelConf
                 f"{model_file}: {key}: got {json.dumps(ours)}, but --init-from {initial.source} has "
                 f"{json.dumps(theirs)}; set it to that"
             )
+
+
+def check_origin(initial: InitialWeights, origin: WeightsOrigin | None, checkpoint: Checkpoint) -> None:
+    """Raise BadInput where the run of a checkpoint began with other weights. `origin`: those it began with."""
+    if origin is None or origin.source != initial.source:
+        began = "random weights" if origin is None else f"those of {origin.source}"
+        raise BadInput(
+            f"--init-from {initial.source}: {checkpoint} is of a run that began with {began}; leave it out to resume, "
+            "or start anew with --resume never"
+        )
 
 
 def _described(config: ModelConfig) -> dict[str, Any]:

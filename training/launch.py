@@ -24,9 +24,20 @@ def environment_local_world_size() -> int:
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
+def environment_nodes() -> int:
+    """Return how many nodes have met, by torchrun's word; else how often the ranks of this one go into all.
+
+    Two torchruns on one machine are two nodes.
+    """
+    if "RANK" not in os.environ:
+        return 1
+    groups = os.environ.get("GROUP_WORLD_SIZE")
+    return int(groups) if groups else -(-environment_world_size() // environment_local_world_size())
+
+
 def check_nodes() -> None:
     """Raise BadInput where the launcher's environment has more nodes than have met: each would train alone."""
-    nodes = -(-environment_world_size() // environment_local_world_size())
+    nodes = environment_nodes()
     for variable in NODE_COUNTS:
         least = os.environ.get(variable, "").partition(":")[0]
         if not least.isdecimal():
@@ -34,7 +45,8 @@ def check_nodes() -> None:
         if int(least) > nodes:
             raise BadInput(
                 f"{variable} is {os.environ[variable]}, but {nodes} {'node has' if nodes == 1 else 'nodes have'} met; "
-                f"start torchrun on every node with --nnodes {least} and one --master-addr, or unset {variable}"
+                f"start torchrun on every node with --nnodes {least} and one --master-addr, or set {variable}={nodes} "
+                "if that is meant"
             )
         return
 

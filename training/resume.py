@@ -13,7 +13,7 @@ from training.checkpoints.disk import checkpoints_of
 from training.checkpoints.run_record import RESOLVED, RunRecord, WeightsOrigin
 from training.checkpoints.saved_state import read_state
 from training.checkpoints.storage import Checkpoint
-from training.initial_weights import InitialWeights, start_from
+from training.initial_weights import InitialWeights, check_origin, start_from
 from training.parallel.process_group import Ranks, from_coordinator
 from training.state import TrainState
 from training.telemetry.reporter import print_lines
@@ -96,15 +96,10 @@ def _check_beginning(request: ResumeRequest) -> None:
 def _load(found: Checkpoint, request: ResumeRequest, state: TrainState, ranks: Ranks) -> Beginning:
     """Print the changes since the checkpoint, then load it."""
     before = read_state(found).config
-    origin = before.initial_weights
-    if request.initial is not None and (origin is None or origin.source != request.initial.source):
-        began = "random weights" if origin is None else f"those of {origin.source}"
-        raise BadInput(
-            f"--init-from {request.initial.source}: {found} is of a run that began with {began}; leave it out to "
-            "resume, or start anew with --resume never"
-        )
+    if request.initial is not None:
+        check_origin(request.initial, before.initial_weights, found)
     print_lines(ranks, differences(request.directory, before, request.record, found))
     changes = numerics_drift(before, request.record, found, allowed=request.allow_drift)
     print_lines(ranks, [f"WARNING: numerics changed since {found.name}: {change}" for change in changes])
     load(found, state)
-    return Beginning(changes, origin)
+    return Beginning(changes, before.initial_weights)

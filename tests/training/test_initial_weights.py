@@ -66,6 +66,18 @@ def test_a_run_with_a_checkpoint_resumes_from_it_with_or_without_the_option_and_
     assert train(run, *started, "--replay", "1", "2").returncode == 0
 
 
+def test_a_run_that_began_with_other_weights_is_refused_before_it_starts(make_run: Callable[..., Path]) -> None:
+    other, run = make_run("other"), make_run("run")
+    for one in (other, run):
+        assert train(one, "--max-steps", "1").returncode == 0
+    options = ("--init-from", str(other))
+    for option in ((), ("--dry-run",)):
+        refused = train(run, *options, *option)
+        assert refused.returncode == 1
+        assert "is of a run that began with random weights; leave it out to resume" in refused.stderr
+    assert train(run, *options, "--dry-run", "--resume", "never").returncode == 0
+
+
 @pytest.mark.parametrize(
     ("model", "message"),
     [
@@ -82,6 +94,6 @@ def test_another_network_is_refused_by_its_key(
         refused = train(run, "--init-from", str(first), *option)
         assert refused.returncode == 1
         assert f"train.py: {run / 'model.json'}: {message}{first} has " in refused.stderr
-    assert train(first, "--init-from", str(first), "--dry-run").returncode == 0
+    assert train(make_run("same"), "--init-from", str(first), "--dry-run").returncode == 0
     missing = train(run, "--init-from", "no/where/at/all")
     assert missing.returncode == 1 and "no/where/at/all: no such directory" in missing.stderr

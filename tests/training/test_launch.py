@@ -73,16 +73,35 @@ def test_a_job_begins_with_the_torchrun_that_starts_it_for_the_first_time() -> N
     ("environment", "refused"),
     [
         ({"SLURM_JOB_NUM_NODES": "2"}, "SLURM_JOB_NUM_NODES is 2, but 1 node has met; start torchrun on every node"),
-        ({"PET_NNODES": "3:4", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}, "PET_NNODES is 3:4, but 2 nodes have met"),
         ({"PET_NNODES": "1:4"}, None),
         ({"SLURM_JOB_NUM_NODES": "2", "SLURM_STEP_NUM_NODES": "1"}, None),  # one node of an allocation of two
-        ({"SKYPILOT_NUM_NODES": "2", "WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8"}, None),
     ],
 )
 def test_a_node_that_trains_alone_where_several_were_meant_is_refused(
     environment: dict[str, str], refused: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in (*launch.NODE_COUNTS, "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+    _check_nodes(environment, refused, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "ranks", "groups", "refused"),  # ranks: of all nodes, of this one
+    [
+        ("3:4", (4, 2), None, "PET_NNODES is 3:4, but 2 nodes have met"),
+        ("2", (16, 8), None, None),
+        ("3", (10, 8), None, "PET_NNODES is 3, but 2 nodes have met"),  # 8 + 1 + 1 ranks; torchrun tells:
+        ("3", (10, 8), 3, None),
+    ],
+)
+def test_missing_nodes_are_refused(
+    wanted: str, ranks: tuple[int, int], groups: int | None, refused: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    met = {"RANK": "0", "WORLD_SIZE": str(ranks[0]), "LOCAL_WORLD_SIZE": str(ranks[1])}
+    told = {} if groups is None else {"GROUP_WORLD_SIZE": str(groups)}
+    _check_nodes({"PET_NNODES": wanted, **met, **told}, refused, monkeypatch)
+
+
+def _check_nodes(environment: dict[str, str], refused: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*launch.NODE_COUNTS, "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
@@ -100,3 +119,5 @@ def test_train_py_says_so_before_anything_is_written(make_run: Callable[..., Pat
     assert alone.stderr.startswith("train.py: SKYPILOT_NUM_NODES is 2, but 1 node has met; ")
     assert not (run / "metrics.jsonl").exists()
     assert train(run, "--dry-run", environment={"SKYPILOT_NUM_NODES": "2"}).returncode == 0
+    assert train(run, environment={"SKYPILOT_NUM_NODES": "1"}).returncode == 0
+    assert train(run, "--replay", "1", "2", environment={"SKYPILOT_NUM_NODES": "2"}).returncode == 0

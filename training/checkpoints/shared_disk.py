@@ -2,6 +2,7 @@
 
 import socket
 import time
+from contextlib import suppress
 from pathlib import Path
 from uuid import uuid4
 
@@ -9,7 +10,7 @@ from common.errors import BadInput
 from common.files import writing
 from training.parallel.process_group import Ranks, from_coordinator, together
 
-VISIBLE_SECONDS = 30.0  # network disks show new files late
+VISIBLE_SECONDS = 75.0  # NFS remembers what a folder has for up to 60 s (nfs(5), acdirmax)
 POLL_SECONDS = 0.2
 PROBE = ".shared-disk-"  # begins the name of the file that is looked for
 
@@ -24,21 +25,25 @@ def check_shared_disk(directory: Path, ranks: Ranks) -> None:
     probe = directory / from_coordinator(ranks, lambda: PROBE + uuid4().hex)
 
     def write() -> None:
+        for earlier in directory.glob(f"{PROBE}*"):  # of a job that was killed
+            earlier.unlink(missing_ok=True)
         with writing(probe):
             probe.touch()
 
     try:
         from_coordinator(ranks, write)
-        together(ranks, lambda: _see(probe), only=ranks.local_rank == 0)
+        together(ranks, lambda: _see(probe), only=ranks.local_rank == 0, group=ranks.download)
     finally:
         if ranks.coordinates:
-            probe.unlink(missing_ok=True)
+            with suppress(OSError):
+                probe.unlink()
 
 
 def _see(probe: Path) -> None:
     """Wait until the probe is there. Raises BadInput where it does not appear."""
     deadline = time.monotonic() + VISIBLE_SECONDS
-    while probe not in probe.parent.iterdir():  # a new listing: a lookup of the name may be answered from memory
+    # Looked up first, which asks the server; that it was not there may then be remembered, so list the folder, too.
+    while not probe.exists() and probe not in probe.parent.iterdir():
         if time.monotonic() > deadline:
             raise BadInput(
                 f"{probe.parent}: on {socket.gethostname()} it is not the run directory of the first node: a new file "

@@ -10,53 +10,54 @@ import os
 import socket
 import struct
 import sys
+from pathlib import Path
+from typing import Any
 
-from common.errors import BadInput
+from training.launch import environment_nodes
 
-VARIABLES = {"GLOO_SOCKET_IFNAME": "", "NCCL_SOCKET_IFNAME": "="}  # and what makes the name an exact one, not a prefix
+GLOO_VARIABLE, NCCL_VARIABLE = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
+NCCL_FILES = ("/etc/nccl.conf", "~/.nccl.conf")  # where NCCL reads its variables, too
 SIOCGIFADDR = 0x8915  # Linux: address of an interface, netdevice(7)
 IFREQ = struct.Struct("16s2xH4s16x")  # struct ifreq with a sockaddr_in: name, port, address
 
 
-def choose_interface() -> None:
-    """On several nodes, let gloo and NCCL use the interface towards MASTER_ADDR, unless the environment names one.
+def choose_interface(store: Any, rank: int, world_size: int) -> None:
+    """On several nodes, let gloo and NCCL use the interface between them, unless it is configured otherwise.
 
-    Raises BadInput where MASTER_ADDR has no route, or is a loopback address, which other nodes cannot reach.
+    A node that knows the first one by a loopback address, as that one itself may, takes the route to another node.
+    Call it on every rank, before the process group connects. `store`: the rendezvous' (dist.Store).
     """
-    several = os.environ.get("LOCAL_WORLD_SIZE") not in (None, os.environ.get("WORLD_SIZE"))  # not every launcher tells
-    if not several or all(name in os.environ for name in VARIABLES):
+    if environment_nodes() == 1:
         return
-    name = interface_towards(os.environ["MASTER_ADDR"])
-    for variable, exactly in VARIABLES.items():
-        if name is not None:
-            os.environ.setdefault(variable, exactly + name)
+    address = address_towards(os.environ["MASTER_ADDR"])
+    store.set(f"address {rank}", address or "")
+    if rank == 0:
+        addresses = [store.get(f"address {each}").decode() for each in range(world_size)]
+        store.set("reachable address", next(filter(None, addresses), ""))
+    reachable = store.get("reachable address").decode()  # none: one machine, or IPv6
+    name = interface_with(address or address_towards(reachable)) if reachable else None
+    if name is None:
+        return
+    os.environ.setdefault(GLOO_VARIABLE, name)
+    if not _configures_nccl():
+        os.environ.setdefault(NCCL_VARIABLE, f"={name}")  # =: that name, and no other that begins so
 
 
-def interface_towards(host: str) -> str | None:
-    """Return the name of this machine's IPv4 interface on the route to a host; None where it cannot be told.
-
-    Raises BadInput as `choose_interface` does.
-    """
-    where = f"MASTER_ADDR {host}, the first node's address"
+def address_towards(host: str) -> str | None:
+    """Return this machine's IPv4 address on the route to a host; None without a route, or for the machine itself."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
             udp.connect((host, 9))  # sends nothing; any port
-            own = udp.getsockname()[0]
-    except OSError as error:
-        raise BadInput(
-            f"{where}: {error.strerror or error}; start torchrun with an address that this node reaches", alone=True
-        ) from error
-    if ipaddress.ip_address(own).is_loopback:
-        raise BadInput(
-            f"{where}, is {own} here, which other nodes cannot reach; start torchrun on all nodes with the first "
-            "node's address in their network (--master-addr; with --rdzv-backend=c10d: --rdzv-endpoint, --local-addr)",
-            alone=True,
-        )
-    return _interface_of(own) if sys.platform == "linux" else None
+            own: str = udp.getsockname()[0]
+    except OSError:
+        return None
+    return None if ipaddress.ip_address(own).is_loopback else own
 
 
-def _interface_of(address: str) -> str | None:
-    """Return the interface with an IPv4 address."""
+def interface_with(address: str | None) -> str | None:
+    """Return the name of the interface with an IPv4 address; None where it cannot be told."""
+    if address is None or sys.platform != "linux":
+        return None
     from fcntl import ioctl  # not on every system
 
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
@@ -69,3 +70,10 @@ def _interface_of(address: str) -> str | None:
             if socket.inet_ntoa(IFREQ.unpack(request)[2]) == address:
                 return name
     return None
+
+
+def _configures_nccl() -> bool:
+    """Return whether a file of NCCL's variables names its interface; the environment would outweigh that."""
+    files = [os.environ.get("NCCL_CONF_FILE"), *NCCL_FILES]
+    paths = [Path(file).expanduser() for file in files if file]
+    return any(NCCL_VARIABLE in path.read_text(errors="replace") for path in paths if path.is_file())

@@ -55,8 +55,7 @@ def start(device_kind: str | None, timeout_seconds: int) -> Ranks:
     """Join torchrun's process group, or make a group of one. `device_kind`: "cuda", "cpu" or None (choose).
 
     Afterwards a collective raises RuntimeError after `timeout_seconds` of waiting.
-    Raises BadInput without a usable GPU for this rank, and without a route to the first node; dist.DistError if
-    torchrun has ended.
+    Raises BadInput without a usable GPU for this rank; dist.DistError if torchrun has ended.
     """
     device_kind = choose_device(device_kind)
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
@@ -74,8 +73,8 @@ def start(device_kind: str | None, timeout_seconds: int) -> Ranks:
         device = torch.device("cuda", local_rank)
         use_gpu(device)
         options.update(backend="cpu:gloo,cuda:nccl", device_id=device, timeout=timeout + NCCL_EXTRA)
-    choose_interface()
     store, rank, world_size = _rendezvous()
+    choose_interface(store, rank, world_size)
     dist.init_process_group(**options, store=store, rank=rank, world_size=world_size)
     return Ranks(
         rank=dist.get_rank(),

@@ -129,7 +129,7 @@ def _offer(
 def _validation_tokens(train: TrainConfig, plan: Plan) -> float:
     """Return the training tokens that take as long as all validations: at intervals, and before the first step.
 
-    Each is on all datasets of a mixture.
+    Each is on all datasets of a mixture: at most, as one may have no validation tokens.
     """
     interval = train.validation.validation_interval
     if interval is None:
