@@ -6,7 +6,7 @@ import sys
 import traceback
 from typing import TYPE_CHECKING, NoReturn
 
-from common.errors import EXIT_DIVERGED, EXIT_DONE, EXIT_ERROR, BadInput, Diverged, printable
+from common.errors import EXIT_DIVERGED, EXIT_DONE, EXIT_ERROR, EXIT_STOPPED, BadInput, Diverged, printable
 from common.files import is_folder, system_error
 from common.installation import begin, exit_status
 from training.launch import environment_rank
@@ -46,6 +46,8 @@ def main() -> int:
             traceback.print_exc()
         status = EXIT_ERROR
     supervision.exit_record.write(status)
+    if status in {EXIT_STOPPED, EXIT_DIVERGED}:
+        supervision.end_torchrun()
     return status
 
 

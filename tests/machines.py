@@ -7,13 +7,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import attrs
 import pytest
 
 from tests.launch import ROOT
 
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=1")
 Hosts = Literal["good", "own name", "nothing"]  # which names /etc/hosts knows; "own name": as 127.0.1.1, as on Debian
 # Becomes a machine, then runs its arguments: mounts are its own, and all its processes die with it.
 SCRIPT = """
@@ -59,13 +60,12 @@ class Machine:
         )
 
     def train(
-        self, run: Path, *options: str, master: str, hosts: Hosts = "good", own_disk: Path | None = None
+        self, run: Path, *options: str, master: str, script: Path | str = "train.py", **keys: Any
     ) -> subprocess.Popen[str]:
-        """Start one rank of two of train.py under torchrun, with the first machine's address or name."""
+        """Start one rank of two under torchrun, with the first machine's address or name. `keys`: of `start`."""
         node = "0" if self.name == "a" else "1"
-        torchrun = (sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc_per_node=1")
-        meeting = (f"--node_rank={node}", f"--master-addr={master}", "--master-port=29500")
-        return self.start(*torchrun, *meeting, "train.py", str(run), *options, hosts=hosts, own_disk=own_disk)
+        meeting = ("--nnodes=2", f"--node_rank={node}", f"--master-addr={master}", "--master-port=29500")
+        return self.start(*TORCHRUN, *meeting, str(script), str(run), *options, **keys)
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """Launch environment: what torchrun tells a process through environment variables."""
 
 import os
+import socket
 import time
 from pathlib import Path
 
@@ -61,17 +62,43 @@ def restarts() -> int:
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
+def will_restart() -> bool:
+    """Tell whether torchrun --max-restarts will restart this group of ranks if one fails."""
+    return restarts() < int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0"))
+
+
+def torchrun_process() -> int | None:
+    """Return the process of torchrun that started this one; None without, or where the system does not tell (/proc)."""
+    try:
+        command = Path(f"/proc/{os.getppid()}/cmdline").read_bytes()
+    except OSError:
+        return None
+    named = b"torchrun" in command or b"torch.distributed.run" in command
+    return os.getppid() if named and torchrun_job() is not None else None
+
+
+def torchrun_identity() -> str:
+    """Return what tells the torchrun that started this process from all others, on other machines, before and after."""
+    try:
+        began = str(_started_ticks(os.getppid()))
+    except OSError:
+        began = "unknown"
+    return f"{socket.gethostname()} {os.getppid()} {began}" if torchrun_job() is not None else "none"
+
+
 def job_seconds() -> float:
     """Return the age of the job: of this process, or of the torchrun that started it for the first time.
 
     0.0 where the system does not tell (it is read from Linux's /proc).
     """
+    launcher = torchrun_process() if restarts() == 0 else None
     try:
-        launcher = Path(f"/proc/{os.getppid()}/cmdline").read_bytes()
-        named = b"torchrun" in launcher or b"torch.distributed.run" in launcher
-        launched = named and torchrun_job() is not None and restarts() == 0
-        process = os.getppid() if launched else os.getpid()
-        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()  # from the third field on
-        return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[22 - 3]) / os.sysconf("SC_CLK_TCK")
+        ticks = _started_ticks(os.getpid() if launcher is None else launcher)
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
     except (OSError, AttributeError):
         return 0.0
+
+
+def _started_ticks(process: int) -> int:
+    """Return when a process began, in clock ticks since the machine's start. Raises OSError without /proc."""
+    return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[22 - 3])  # from the third field on

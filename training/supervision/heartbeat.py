@@ -30,27 +30,33 @@ from training.supervision.stack_location import current_place, place_of_error
 
 BEAT_SECONDS = 1.0
 LOST_SECONDS = 60.0  # at most; a thread that only sleeps and beats is never busy for so long
+STOP_SECONDS = 20.0  # for the thread to end this process, because another rank was asked to stop
 SPEAKER_SECONDS = 2.0  # the others' head start for the one that prints: torchrun ends all ranks after the first
 
 
-class Heartbeat:
-    """This rank's heartbeat, and its watch over the others'. Without torchrun, none. Leave it before the process group.
+@attrs.frozen(kw_only=True)
+class Reactions:
+    """What to do when other processes are gone."""
 
-    `on_lost` is called when this process ends because another rank is gone, `on_orphaned` when torchrun is gone.
-    """
+    lost: Callable[[], object]  # this process ends because another rank is gone
+    stopped: Callable[[], object]  # another rank was asked to stop, and ends at once
+    orphaned: Callable[[], object]  # torchrun is gone
+
+
+class Heartbeat:
+    """This rank's heartbeat, and its watch over the others; without torchrun, none. To be left before the group."""
 
     def __init__(
         self,
         ranks: Ranks,
         timeout_seconds: int,
+        reactions: Reactions,
         *,
-        on_lost: Callable[[], object],
-        on_orphaned: Callable[[], object],
         beat_seconds: float = BEAT_SECONDS,
     ):
         self.ranks = ranks
         self.beats = Beats(ranks.world_size, beat_seconds)
-        self._on_lost, self._on_orphaned = on_lost, on_orphaned
+        self._reactions = reactions
         self._beat_seconds = beat_seconds
         # In polls. Half the timeout at most, so that this speaks before the collective that waits for the lost rank.
         self._patience = int(min(timeout_seconds / 2, LOST_SECONDS) / beat_seconds)
@@ -81,9 +87,11 @@ class Heartbeat:
         self._ending.set()
         if self._thread is None:
             return
+        if cut_off and self.beats.departed("asked to stop"):
+            self._thread.join(STOP_SECONDS)
         self._thread.join((6 if cut_off else 3) * self._beat_seconds)  # longer only where torchrun stands still
         if cut_off and not self.beats.departed("failed"):
-            self._on_lost()
+            self._reactions.lost()
 
     def announce_stop(self) -> str | None:
         """Tell the others that this rank was asked to stop; return the job's outcome if one has failed or is gone.
@@ -117,6 +125,8 @@ class Heartbeat:
             while not self._ending.is_set():
                 self._publish(self._departure)
                 self._poll()
+                if self.beats.departed("asked to stop"):
+                    self._reactions.stopped()
                 lost = self.beats.lost(self._patience)
                 if lost:
                     self._end_without(lost)
@@ -135,7 +145,7 @@ class Heartbeat:
                 os._exit(EXIT_ERROR)
             if self.ranks.coordinates:
                 _print("torchrun is gone: stopping at the next step")
-            self._on_orphaned()
+            self._reactions.orphaned()
 
     def _publish(self, departure: Departure | None) -> None:
         self._count += 1
@@ -187,7 +197,7 @@ class Heartbeat:
                     with suppress(OSError):
                         os.kill(beat.pid, signal.SIGKILL)
             if frozen:
-                self._on_lost()
+                self._reactions.lost()
         finally:
             os._exit(EXIT_ERROR)
 

@@ -1,50 +1,77 @@
 """Run lock: `.lock` in the run directory, held by rank 0 of the one job that trains there.
 
-The file also holds torchrun's name of the job, followed by RESUMED once the job has done what --resume asked: for the
-groups of ranks that torchrun may restart later in the same job.
+The file also holds who that job is, for the groups of ranks that torchrun may start later in the same job: after a
+failure, or because a node has come or gone. A job is the same while one of its torchruns lives.
 """
 
+import json
 import os
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import attrs
 
 from common.file_lock import lock
 from common.files import writing
 from common.json_files import open_descriptor
-from training.launch import restarts, torchrun_job
+from training.launch import environment_nodes, restarts, torchrun_job
 
 LOCK_FILE = ".lock"
-LOCK_CHARACTERS = 1000  # more than is ever written there
+LOCK_CHARACTERS = 1 << 20  # more than is ever written there
 LOCK_SECONDS = 30.0  # to wait for a job that is about to end
-RESUMED = "resumed"
 
 
-@attrs.frozen
+@attrs.frozen(kw_only=True)
+class LockHolder:
+    """A group of ranks, as the lock file has it."""
+
+    job: str | None  # torchrun's name of it
+    nodes: int
+    torchruns: Collection[str]  # launch.torchrun_identity of each
+    resumed: bool = False  # it has done what --resume asked
+
+
 class RunLock:
     """The lock of one process, held until it ends. Without a file, the null form: of ranks other than 0."""
 
-    file: TextIO | None = None
-    restarted: bool = False  # an earlier group of ranks of this job has held it
-    resumed: bool = False  # that group had done what --resume asked
+    def __init__(self, file: TextIO | None = None, before: LockHolder | None = None):
+        self.file = file
+        self.resumed = False  # this job has done what --resume asked; known once the ranks have met
+        self._before = before  # what has held it last, in this job or another
+        self._torchruns: list[str] = []
 
-    def write_job(self) -> None:
-        """Write the job's name, unless an earlier group has."""
-        if not self.restarted:
-            self._write(_job())
+    @property
+    def restarted(self) -> bool:
+        """True if torchrun has restarted a group of this job that held it, on as many nodes."""
+        return self._before is not None and self._restarts(self._before) and self._before.nodes == environment_nodes()
+
+    def write_job(self, torchruns: Collection[str]) -> None:
+        """Write who holds it, once the ranks have met. `torchruns`: those that have started them."""
+        before, self._torchruns = self._before, sorted(torchruns)
+        if before is not None and before.resumed:
+            self.resumed = self._restarts(before) or not set(before.torchruns).isdisjoint(torchruns)
+        self._write()
 
     def write_resumed(self) -> None:
         """Write that the job has done what --resume asked."""
-        self._write(f"{_job()} {RESUMED}")
+        self.resumed = True
+        self._write()
 
-    def _write(self, text: str) -> None:
+    @staticmethod
+    def _restarts(before: LockHolder) -> bool:
+        return restarts() > 0 and before.job == torchrun_job()
+
+    def _write(self) -> None:
         if self.file is None:
             return
+        holder = LockHolder(
+            job=torchrun_job(), nodes=environment_nodes(), torchruns=self._torchruns, resumed=self.resumed
+        )
         with suppress(OSError):  # a full disk: a restarted group then obeys --resume again, and archives what it moves
             self.file.truncate(0)
-            self.file.write(text)
+            self.file.write(json.dumps(attrs.asdict(holder)))
             self.file.flush()
 
 
@@ -56,10 +83,12 @@ def take_run_lock(run_directory: Path, *, wait_seconds: float = LOCK_SECONDS) ->
     contention = f"{run_directory}: another job trains this run; wait for it, or stop it"
     lock(file, path, contention, wait_seconds=wait_seconds)
     file.seek(0)
-    words = file.read(LOCK_CHARACTERS).split()
-    restarted = restarts() > 0 and words[:1] == [_job()]
-    return RunLock(file, restarted, restarted and RESUMED in words)
+    return RunLock(file, _parsed(file.read(LOCK_CHARACTERS)))
 
 
-def _job() -> str:
-    return torchrun_job() or "alone"
+def _parsed(text: str) -> LockHolder | None:
+    """Return the holder; None for an empty file, and one that was torn, or written by an earlier version."""
+    with suppress(ValueError, TypeError):
+        values: dict[str, Any] = json.loads(text)
+        return LockHolder(**values)
+    return None

@@ -11,19 +11,23 @@ agree (stop_request.py), and one rank's request makes all of them save and end a
 | SIGTERM, SIGINT, SIGUSR1, SIGHUP   | end at once:         | ask the others' heartbeats (3 s), end | noted       |
 | (signals.py)                       | "stopped", not final | "lost" or "error" by the beats, else  |             |
 |                                    |                      | "stopped"                             |             |
+| another rank was asked, and   |                      | the same, and end torchrun            |             |
+| torchrun asks not this one     |                      |                                       |             |
 | torchrun is gone (heartbeat.py)    | end: "lost"          | end at once: status 1, no record      | noted       |
 | budget used up (condition of loop) |                      |                                       | noted       |
 
 A signal may be torchrun's own, sent to the others after one rank's death. In start a rank cannot tell, so the record is
-not final: a group of ranks that torchrun restarts goes on. After a final "stopped" or "diverged" it ends again at once.
+not final: a group of ranks that torchrun restarts goes on. After a final "stopped" or "diverged" the ranks end torchrun
+on each node, which would restart them (`end_torchrun`); a group that it has restarted nevertheless ends again at once.
+On another number of nodes it goes on: torchrun also asks ranks to stop because a node has come.
 
 Loss of a rank; nothing is saved. A process that dies: torchrun ends the others, by SIGTERM. One that freezes has no
 heartbeats: the others end as "lost". One that hangs makes a collective of the others time out: they print where every
 rank is, and end as "lost".
 
 Files, written by rank 0 of a command that trains. `.lock` (run_lock.py): held from start until the process is dead;
-names the job, and that --resume is done, for a restarted group. `exit.json` (exit_record.py): removed at the start,
-written once, at the end; a job that was killed leaves none.
+names the job once the ranks have met, and that --resume is done, for the groups that follow in it. `exit.json`
+(exit_record.py): removed at the start, written once, at the end; a job that was killed leaves none.
 
 | outcome  | status | when                                                                     |
 |----------|--------|--------------------------------------------------------------------------|
@@ -35,17 +39,22 @@ written once, at the end; a job that was killed leaves none.
 """
 
 import os
+import signal
 import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from common.errors import EXIT_ERROR, EXIT_STOPPED, BadInput
+from training.launch import torchrun_identity, torchrun_process, will_restart
 from training.supervision.exit_record import LOST, ExitRecord, final_status
 from training.supervision.run_lock import RunLock, take_run_lock
 from training.supervision.signals import receive_signals
 
 if TYPE_CHECKING:
     from training.supervision.heartbeat import Heartbeat
+
+TORCHRUN_SECONDS = 5.0  # for torchrun to ask its ranks to stop, once another node's has
 
 
 class Supervision:
@@ -68,20 +77,19 @@ class Supervision:
         self.earlier_status = final_status(run_directory) if self.run_lock.restarted else None
         if self.earlier_status is None:
             self.exit_record = ExitRecord(run_directory)
-            self.run_lock.write_job()
 
     def join(self, device: str | None, timeout_seconds: int) -> "Heartbeat":
         """Meet the other ranks; return this rank's heartbeat. Raises BadInput, on this rank alone, without torchrun."""
         import torch.distributed as dist
 
-        from training.parallel.process_group import start
-        from training.supervision.heartbeat import Heartbeat
+        from training.parallel.process_group import gather, start
+        from training.supervision.heartbeat import Heartbeat, Reactions
 
         try:
             ranks = start(device, timeout_seconds)
-            self._heartbeat = Heartbeat(
-                ranks, timeout_seconds, on_lost=self._end_as_lost, on_orphaned=self._on_orphaned
-            )
+            self.run_lock.write_job(gather(ranks, torchrun_identity()))
+            reactions = Reactions(lost=self._end_as_lost, stopped=self._on_others_stopped, orphaned=self._on_orphaned)
+            self._heartbeat = Heartbeat(ranks, timeout_seconds, reactions)
         except dist.DistError as error:
             self._end_as_lost()
             raise BadInput("torchrun is gone, or does not answer; run the same command again", alone=True) from error
@@ -91,6 +99,19 @@ class Supervision:
         """From now on, only note requests to stop."""
         self._training = True
 
+    def end_torchrun(self) -> None:
+        """End this node's torchrun where it would restart ranks that have all stopped or diverged.
+
+        Not where it has asked them to stop: it then ends by itself, or another node has come and they shall go on. The
+        torchruns of other nodes need not have been asked; left alone, they would wait for this one.
+        """
+        torchrun = torchrun_process()
+        if torchrun is None or not will_restart() or self.stop_asked.wait(TORCHRUN_SECONDS):
+            return
+        if os.environ["LOCAL_RANK"] == "0":
+            os.kill(torchrun, signal.SIGTERM)
+        self.stop_asked.wait(TORCHRUN_SECONDS)  # torchrun tells all once it has heard; a rank that ends is restarted
+
     def _end_as_lost(self) -> None:
         self.exit_record.write(EXIT_ERROR, LOST)
 
@@ -99,15 +120,24 @@ class Supervision:
             os._exit(EXIT_ERROR)
         self.stop_asked.set()
 
+    def _on_others_stopped(self) -> None:
+        if not (self._training or self.stop_asked.wait(TORCHRUN_SECONDS)):  # else torchrun has asked this node's, too
+            self._training = True  # torchrun's signal, when it ends, changes nothing
+            self._stop_before_training("a stop on another node", self.end_torchrun)
+
     def _on_signal(self, name: str) -> None:
         self.stop_asked.set()
-        if self._training:
-            return
+        if not self._training:
+            self._stop_before_training(name)
+
+    def _stop_before_training(self, cause: str, then: Callable[[], object] = lambda: None) -> NoReturn:
+        """End this process, as nothing can be saved yet."""
         outcome = None if self._heartbeat is None else self._heartbeat.announce_stop()
         if outcome is not None:
             self.exit_record.write(EXIT_ERROR, outcome)
             os._exit(EXIT_ERROR)
         self.exit_record.write(EXIT_STOPPED, final=self._heartbeat is not None)
         if self.run_lock.file is not None:  # rank 0 speaks for all
-            print(f"train.py: {name} before the first step: nothing is lost; the same command continues", flush=True)
+            print(f"train.py: {cause} before the first step: nothing is lost; the same command continues", flush=True)
+        then()
         os._exit(EXIT_STOPPED)

@@ -143,13 +143,14 @@ import torch
 from torch.distributed import TCPStore
 
 from training.parallel.process_group import Ranks
-from training.supervision.heartbeat import Heartbeat
+from training.supervision.heartbeat import Heartbeat, Reactions
 
 server = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
 os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(server.port), TORCHELASTIC_RUN_ID="sleeping")
 place = dict(local_world_size=2, device=torch.device("cpu"), control=None, download=None)
 ranks = [Ranks(rank=rank, world_size=2, local_rank=rank, **place) for rank in range(2)]
-heartbeats = [Heartbeat(each, 1, on_lost=os.abort, on_orphaned=os.abort, beat_seconds=0.1) for each in ranks]
+reactions = Reactions(lost=os.abort, stopped=os.abort, orphaned=os.abort)
+heartbeats = [Heartbeat(each, 1, reactions, beat_seconds=0.1) for each in ranks]
 time.sleep(0.5)
 print("asleep", flush=True)
 time.sleep(1)

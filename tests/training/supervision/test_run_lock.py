@@ -1,5 +1,6 @@
 """Run lock: one job at a time, and what a restarted group of ranks reads in the lock file."""
 
+import json
 import os
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from training.supervision.run_lock import LOCK_FILE, RunLock, take_run_lock
 
 @pytest.fixture(autouse=True)
 def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"):
+    for name in ("RANK", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -32,36 +33,46 @@ def test_a_pipe_in_the_place_of_the_lock_is_named(tmp_path: Path) -> None:
 
 def test_a_link_in_the_place_of_the_lock_is_followed(tmp_path: Path) -> None:
     (tmp_path / LOCK_FILE).symlink_to(tmp_path / "elsewhere")
-    take_run_lock(tmp_path).write_job()
-    assert (tmp_path / "elsewhere").read_text() == "alone"
+    take_run_lock(tmp_path).write_job(["none"])
+    assert json.loads((tmp_path / "elsewhere").read_text())["torchruns"] == ["none"]
 
 
 @pytest.mark.parametrize(
-    ("restarts", "before", "wanted"),
+    ("restarts", "before", "known"),
     [
-        (1, "night", (True, False)),
-        (1, "night resumed", (True, True)),
-        (0, "night resumed", (False, False)),  # the first group of a new job of the same name
-        (1, "day resumed", (False, False)),
-        (1, "", (False, False)),
+        (1, {"resumed": False}, (True, False)),
+        (1, {}, (True, True)),
+        (1, {"torchruns": ["c"]}, (True, True)),
+        (1, {"nodes": 2}, (False, True)),  # after a stop by which torchrun let a node go
+        (0, {}, (False, True)),  # a node has come: torchrun does not count that
+        (0, {"torchruns": ["c"]}, (False, False)),  # the first group of a new job of the same name
+        (1, {"job": "day", "torchruns": ["c"]}, (False, False)),
+        (1, None, (False, False)),
     ],
 )
-def test_a_restarted_group_knows_its_job_by_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restarts: int, before: str, wanted: tuple[bool, bool]
+def test_a_later_group_of_a_job_knows_it_by_its_name_and_its_torchruns(
+    restarts: int,
+    before: dict[str, object] | None,
+    known: tuple[bool, bool],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    (tmp_path / LOCK_FILE).write_text(before)
+    holder = {"job": "night", "nodes": 1, "torchruns": ["a", "b"], "resumed": True}
+    (tmp_path / LOCK_FILE).write_text("night resumed" if before is None else json.dumps(holder | before))
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "night")
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(restarts))
     lock = take_run_lock(tmp_path)
-    assert (lock.restarted, lock.resumed) == wanted
-    lock.write_job()
-    assert (tmp_path / LOCK_FILE).read_text() == (before if lock.restarted else "night")
+    restarted = lock.restarted
+    lock.write_job({"b", "d"})
+    assert (restarted, lock.resumed) == known
+    written = {"job": "night", "nodes": 1, "torchruns": ["b", "d"], "resumed": known[1]}
+    assert json.loads((tmp_path / LOCK_FILE).read_text()) == written
     lock.write_resumed()
-    assert (tmp_path / LOCK_FILE).read_text() == "night resumed"
+    assert json.loads((tmp_path / LOCK_FILE).read_text()) == written | {"resumed": True}
 
 
 def test_without_a_file_nothing_is_written() -> None:
     lock = RunLock()
-    lock.write_job()
+    lock.write_job(["none"])
     lock.write_resumed()
-    assert (lock.restarted, lock.resumed) == (False, False)
+    assert not lock.restarted

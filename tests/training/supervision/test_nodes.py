@@ -1,0 +1,84 @@
+"""Jobs of two machines: a stop on one of them ends both; a machine that joins moves the run on, not back."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT, metrics, train
+from tests.machines import TORCHRUN, Machine, two_machines
+from tests.training.supervision.runs import LONG, SLOW, outcome, wait_for_step, wait_until
+from training.telemetry.metrics_log import read_metrics
+
+SECONDS = 300  # a hang
+STEPS = {"min_train_tokens": 100 * 8 * 32}
+SLOWLY = {"SLOW_STEP": "0.1", "PYTHONPATH": str(ROOT)}
+
+
+@pytest.fixture
+def machines(tmp_path: Path) -> Iterator[tuple[Machine, Machine]]:
+    with two_machines(tmp_path) as pair:
+        yield pair
+
+
+def torchrun_of(process: subprocess.Popen[str]) -> int:
+    """Return the process id of the torchrun that a machine runs."""
+    for line in subprocess.run(
+        ["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True
+    ).stdout.splitlines():
+        pid, parent = map(int, line.split())
+        if parent == process.pid:  # unshare's child
+            return pid
+    raise AssertionError("no torchrun")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("began", "stopped"), [(True, 1), (True, 0), (False, 1)])
+def test_a_stop_on_one_node_ends_all_though_torchrun_would_restart_them(
+    make_run: Callable[..., Path], machines: tuple[Machine, Machine], began: bool, stopped: int
+) -> None:
+    alone, run = make_run("alone", **LONG | STEPS), make_run("run", **LONG | STEPS)
+    environment = SLOWLY | {"PET_MAX_RESTARTS": "3"} | ({} if began else {"SLOW_START": "600"})
+    nodes = [
+        node.train(run, "--hash-every", "20", master="10.77.0.1", script=SLOW, environment=environment)
+        for node in machines
+    ]
+    if began:
+        wait_for_step(run, 5, nodes[0])
+    else:
+        wait_until(lambda: all((run / f"waiting-{rank}").exists() for rank in range(2)), nodes[0])
+    os.kill(torchrun_of(nodes[stopped]), signal.SIGTERM)
+    outputs = [node.communicate(timeout=60) for node in nodes]  # torchrun waits for its peers for 10 minutes
+    assert all(node.returncode for node in nodes), outputs
+    assert outcome(run) == "stopped", outputs
+    assert train(run, "--hash-every", "20").returncode == 0
+    assert train(alone, "--hash-every", "20").returncode == 0
+    assert metrics(run, "state_sha256") == metrics(alone, "state_sha256")
+
+
+@pytest.mark.slow
+def test_a_node_that_joins_is_no_stop_and_starts_nothing_anew(
+    make_run: Callable[..., Path], machines: tuple[Machine, Machine]
+) -> None:
+    alone, run = make_run("alone", **LONG | STEPS), make_run("run", **LONG | STEPS)
+    assert train(alone, "--hash-every", "20").returncode == 0
+    nodes = []
+    for node in machines:
+        meeting = ("--nnodes=1:2", "--rdzv-backend=c10d", "--rdzv-endpoint=10.77.0.1:29500", "--rdzv-id=job")
+        own = (f"--rdzv-conf=is_host={int(node is machines[0])}", f"--local-addr={node.address}")
+        # torch 2.13's torchrun cannot grow with this
+        environment = SLOWLY | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+        options = (str(SLOW), str(run), "--hash-every", "20", "--resume", "never")
+        nodes.append(node.start(*TORCHRUN, *meeting, *own, *options, environment=environment))
+        if len(nodes) == 1:
+            wait_for_step(run, 20, nodes[0])
+    outputs = [node.communicate(timeout=SECONDS) for node in nodes]
+    assert [node.returncode for node in nodes] == [0, 0], outputs
+    assert outcome(run) == "done"
+    sizes = [record["world_size"] for record in read_metrics(run) if record.get("event") == "start"]
+    assert sizes == [1, 2]
+    assert not list(run.glob("archive*"))
+    assert metrics(run, "state_sha256") == metrics(alone, "state_sha256")
