@@ -21,7 +21,7 @@ from training.hardware.environment import peak_flops
 from training.limits import Limits
 from training.loop import Loop
 from training.optimizer import Optimizer
-from training.parallel.mesh import make_mesh
+from training.parallel.mesh import make_mesh, wrapper_and_node_size
 from training.parallel.process_group import Ranks
 from training.parallel.wrap import parallelize
 from training.planning.budget import expected_save_seconds
@@ -55,11 +55,11 @@ def make_state(network: GPT, train: TrainConfig, plan: Plan, numerics: Numerics,
     use_attention(shape, numerics.determinism, ranks, train.file.with_name("model.json"))
     recompute, chunks = train.memory.recompute_blocks, train.memory.loss_chunks
     model = NextTokenLoss(network.to(ranks.device), recompute_blocks=recompute, chunks=chunks)
-    kind = train.execution.parallel
-    parallel = parallelize(model, kind, numerics, plan.layout.accumulation, make_mesh(ranks.device))
+    kind, node_size = wrapper_and_node_size(train.execution.parallel, ranks)
+    parallel = parallelize(model, kind, numerics, plan.layout.accumulation, make_mesh(ranks.device, node_size))
     return TrainState(
         parallel=parallel,
-        optimizer=Optimizer(parallel.named_parameters(), train.optimization, ranks.device, parallel.data_parallel),
+        optimizer=Optimizer(parallel.named_parameters(), train.optimization, ranks.device, parallel.levels.inside),
         loss_scale=LossScale(numerics.precision, ranks.device),
         guard=Guard(ranks, train.spikes),
     )

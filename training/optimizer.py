@@ -26,7 +26,7 @@ class Optimizer:
         parameters: dict[str, nn.Parameter],
         options: OptimizationOptions,
         device: torch.device,
-        data_parallel: RankGroup = ALONE,
+        ranks: RankGroup = ALONE,
     ):
         hyper = HyperParameters(
             learning_rate=options.learning_rate,
@@ -45,7 +45,7 @@ class Optimizer:
                 raise BadInput(f"optimizer {self._name}: {len(takers)} of its rules take {name}, wanted one")
         local = {name: local_parameter(parameter) for name, parameter in parameters.items()}
         self._shards = [(whole, local[name]) for name, whole in parameters.items() if local[name] is not whole]
-        placement = Placement(device=device, data_parallel=data_parallel, sharded=bool(self._shards), shapes=shapes)
+        placement = Placement(device=device, ranks=ranks, sharded=bool(self._shards), shapes=shapes)
         self._settings: tuple[Callable[[int], dict[str, float]], ...] = ()  # of each part, by step
         for rule in rules:
             own = {name: local[name] for name, [taker] in taken.items() if taker is rule}

@@ -6,7 +6,7 @@ import torch
 from training.exactness.row_sums import row_sums_of_squares
 from training.grad_norm import _places, fast_grad_norm, mean_over_ranks, ordered_grad_norm
 from training.parallel import process_group
-from training.parallel.mesh import data_parallel_of, make_mesh
+from training.parallel.mesh import data_parallel_of
 
 SHAPES = [(7, 5), (13,), (1, 1), (4, 3, 2), (16, 33)]
 
@@ -38,6 +38,6 @@ def test_the_mean_of_one_rank_is_that_of_its_values() -> None:
     process_group.start("cpu", 60)
     try:
         values = torch.randn(6, generator=torch.Generator().manual_seed(0))
-        assert torch.equal(mean_over_ranks(values, data_parallel_of(make_mesh(values.device))), values.mean())
+        assert torch.equal(mean_over_ranks(values, data_parallel_of()), values.mean())
     finally:
         process_group.stop()

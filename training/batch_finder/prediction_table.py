@@ -19,7 +19,7 @@ def prediction_table(model: ModelConfig, train: TrainConfig, gpus: list[Gpu], wo
     sharded = world_size > 1 and not OPTIMIZERS[own.optimizer].needs_whole_parameters
     for gpu in gpus:
         name, usable = printable(gpu.name), gpu_bytes(gpu)
-        for kind in ("ddp", "fsdp") if sharded else ("ddp",):
+        for kind in ("ddp", own.parallel if own.sharded else "fsdp") if sharded else ("ddp",):
             memory = attrs.evolve(own, parallel=kind)
             largest = memory.largest_microbatch(usable)
             peak = f"{memory.predict(size).total / GIB:.2f} GiB"

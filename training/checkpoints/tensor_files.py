@@ -80,10 +80,11 @@ class StateShard:
 
     def _own_rows(self) -> Iterator[tuple[str, int, Tensor]]:
         """Yield (file, offset in bytes, rows on the device) of each tensor of which this rank writes rows."""
+        parallel = self._state.parallel
         for file, tensors in _files(self._state):
             offset_bytes = len(self.files[file].header)
             for stored in tensors:
-                first, rows = written_rows(stored.value, self._state.parallel.data_parallel)
+                first, rows = written_rows(stored.value, parallel.data_parallel, parallel.levels.across)
                 rows = rows[: max(0, stored.rows - first)]
                 if len(rows):
                     yield file, offset_bytes + first * stored.row_bytes, rows

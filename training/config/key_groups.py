@@ -165,7 +165,7 @@ class ValidationOptions:
 class ExecutionOptions:
     """Execution: parallelism, determinism, precision, compilation."""
 
-    parallel: str = define(one_of("ddp", "fsdp"), "ddp", plumbing=True)
+    parallel: str = define(one_of("ddp", "fsdp", "hsdp"), "ddp", plumbing=True)
     # null: elastic on a CPU where the world size allows it, off on a GPU
     determinism: str | None = define(optional(one_of("off", "run", "elastic")), None, plumbing=True)
     cpu_threads: int = define(integer(1, 1024), 1, plumbing=True)  # per rank on a CPU; they change the bits

@@ -165,10 +165,10 @@ def _contradictions(model: ModelConfig, train: TrainConfig) -> Iterator[str]:
     yield from group_rate_problems(train.optimization, tied=model.tie_weights)
     yield from muon_problems(train.optimization)
     optimizer = train.optimization.optimizer
-    if OPTIMIZERS[optimizer].needs_whole_parameters and parallel == "fsdp":
+    if OPTIMIZERS[optimizer].needs_whole_parameters and parallel != "ddp":
         yield (
-            f'parallel: got "fsdp", wanted "ddp", because optimizer is "{optimizer}": it needs whole matrices, and '
-            "FSDP gives each rank some rows of each; set parallel to ddp, or optimizer to adamw"
+            f'parallel: got "{parallel}", wanted "ddp", because optimizer is "{optimizer}": it needs whole matrices, '
+            "and FSDP gives each rank some rows of each; set parallel to ddp, or optimizer to adamw"
         )
     if data.min_train_tokens is None and not isinstance(data.dataset, str):
         yield (
@@ -180,10 +180,10 @@ def _contradictions(model: ModelConfig, train: TrainConfig) -> Iterator[str]:
             f"era_tokens: got {data.era_tokens}, wanted at least context_length {model.context_length}, better some "
             "thousand times as many: windows are shuffled inside an era"
         )
-    if train.execution.compile == "model" and parallel == "fsdp":
+    if train.execution.compile == "model" and parallel != "ddp":
         yield (
-            'compile: got "model" with parallel "fsdp", wanted true: FSDP gathers the weights of one block at a time, '
-            "between graphs"
+            f'compile: got "model" with parallel "{parallel}", wanted true: FSDP gathers the weights of one block at a '
+            "time, between graphs"
         )
     if data.era_tokens is not None and not data.shuffle:
         yield f"era_tokens: got {data.era_tokens}, wanted null, or shuffle true: eras are ranges of a shuffle"

@@ -90,7 +90,7 @@ class Muon(torch.optim.Optimizer):
             for name in parameters
             for matrix in matrices_of(name, placement.shapes[name], split_qkv=hyper.muon.split_qkv)
         ]
-        self._rounds = deal(matrices, orthogonalization_flops, placement.data_parallel.size)
+        self._rounds = deal(matrices, orthogonalization_flops, placement.ranks.size)
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -102,7 +102,7 @@ class Muon(torch.optim.Optimizer):
                 momentum.lerp_(parameter.grad, 1 - self._group[name]["momentum"])
         compute = compute_sharded if self._placement.sharded else compute_replicated
         for dealt in self._rounds:
-            found = compute(dealt, self._placement.data_parallel, orthogonalize, self._direction)
+            found = compute(dealt, self._placement.ranks, orthogonalize, self._direction)
             for matrix, direction in zip(dealt, found, strict=True):
                 group = self._group[matrix.parameter]
                 scale = group["lr"] * (ADAMW_UPDATE_SIZE * math.sqrt(max(matrix.rows, matrix.columns)))
@@ -122,7 +122,7 @@ class Muon(torch.optim.Optimizer):
         """Return the rows of a matrix in what this rank holds of its parameter."""
         if not self._placement.sharded:
             return held[matrix.first_row : matrix.first_row + matrix.rows]
-        ranks = self._placement.data_parallel
+        ranks = self._placement.ranks
         rows = matrix.rows_on(ranks.rank, ranks)
         shard = ranks.first_row(matrix.parameter_rows)
         return held[rows.start - shard : rows.stop - shard]

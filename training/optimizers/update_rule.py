@@ -46,7 +46,7 @@ class Placement:
     """Device and ranks of a rule's parameters: on every rank whole, or sharded by rows."""
 
     device: torch.device
-    data_parallel: RankGroup
+    ranks: RankGroup  # that share out an update's work
     sharded: bool
     shapes: Mapping[str, Shape]  # whole, on all ranks together
 

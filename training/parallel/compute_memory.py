@@ -9,8 +9,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.fsdp._fully_shard import _fsdp_collectives  # what set_custom_reduce_scatter replaces
+from torch.distributed.fsdp._fully_shard import _fsdp_api  # ReduceScatter, the interface of set_custom_reduce_scatter
+
+from training.parallel.mesh import RankGroup
+from training.parallel.process_group import reduce_scatter_single
 
 
 @contextmanager
@@ -36,5 +40,17 @@ class ComputeMemory:
             return torch.empty(size, dtype=dtype, device=device)
 
 
-class ReduceScatter(ComputeMemory, _fsdp_collectives.DefaultReduceScatter):
-    """FSDP's own reduce-scatter."""
+class ReduceScatter(ComputeMemory, _fsdp_api.ReduceScatter):
+    """FSDP's own reduce-scatter; on two levels followed by an all-reduce across nodes."""
+
+    def __init__(self, across: RankGroup):
+        self._across = across
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False
+    ) -> dist.Work | None:
+        assert not async_op  # the all-reduce follows at once
+        reduce_scatter_single(output_tensor, input_tensor, op=op, group=group)
+        if self._across.size > 1:
+            dist.all_reduce(output_tensor, op=op, group=self._across.group)
+        return None

@@ -18,6 +18,7 @@ from model.gpt import GPT
 from model.loss import NextTokenLoss
 from training.parallel.block_groups import group_length
 from training.parallel.compute_memory import ReduceScatter
+from training.parallel.mesh import inside_mesh, levels_of
 from training.parallel.ordered_reduce import OrderedGradients
 from training.precision import DTYPES
 
@@ -25,10 +26,11 @@ from training.precision import DTYPES
 def wrap_in_fsdp(
     model: NextTokenLoss | GPT, network: GPT, mesh: DeviceMesh, ordered: OrderedGradients | None, precision: str
 ) -> FSDPModule:
-    """Return a model whose parameters are sharded over the mesh; its reduced gradients are sums over the ranks.
+    """Return a model whose parameters are sharded over the first level; reduced gradients are sums over all ranks.
 
     Groups that a backward pass leaves gathered have to be resharded before the update.
     """
+    across, mesh = levels_of(mesh).across, inside_mesh(mesh)
     matrices = {parameter for parameter in network.blocks.parameters() if parameter.dim() > 1}
     # Usually inner modules are wrapped first. Then the outer group could not have the vectors of the blocks.
     outer = fully_shard(model, mesh=mesh, ignored_params=matrices)
@@ -45,7 +47,7 @@ def wrap_in_fsdp(
         group.set_gradient_divide_factor(1.0)
         group.set_force_sum_reduction_for_comms(True)
         group.set_reshard_after_backward(group is not outer and not once, recurse=False)
-        group.set_custom_reduce_scatter(ReduceScatter() if ordered is None else ordered.reduce_scatter())
+        group.set_custom_reduce_scatter(ReduceScatter(across) if ordered is None else ordered.reduce_scatter())
     # Else all-gathers, too, have streams and memory of their own; each is then to be asked for ahead of its use.
     outer._set_unshard_async_op(True)
     for group, following in itertools.pairwise(groups):

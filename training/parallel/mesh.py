@@ -1,7 +1,9 @@
-"""Device mesh of a job, and this process's data-parallel rank in it.
+"""Device mesh of a job, and this process's place in it.
 
-The mesh has one dimension, of all ranks: each holds a replica (DDP) or a shard (FSDP2) and computes its own part of the
-global batch. Only training/parallel/ knows the mesh; everybody else takes a `RankGroup`.
+Each rank computes its own part of the global batch. Gradients are added up on one level, among all ranks, or on two:
+inside each node, then across nodes, over which less is sent so. Parameters are whole on each rank (DDP), or sharded
+over the ranks of the first level: FSDP2, called HSDP with two levels. Only training/parallel/ knows the mesh; everybody
+else takes a `RankGroup`.
 """
 
 from typing import Any
@@ -9,9 +11,12 @@ from typing import Any
 import attrs
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-DATA = "data"  # mesh dimension over which the global batch is split
+from common.errors import BadInput
+from training.parallel.process_group import Ranks, gather
+
+INSIDE, ACROSS = "inside", "across"  # mesh dimensions: ranks of a node, or all; same place on each node
 
 
 @attrs.frozen(kw_only=True)
@@ -34,13 +39,66 @@ class RankGroup:
 ALONE = RankGroup(rank=0, size=1, group=None)
 
 
-def make_mesh(device: torch.device) -> DeviceMesh:
-    """Return the mesh of all ranks; it adds no process group to the default one."""
+@attrs.frozen(kw_only=True)
+class Levels:
+    """Ranks that add up gradients: first those of the first level, then, each its part, those across."""
+
+    inside: RankGroup
+    across: RankGroup = ALONE  # only this rank, where one level has all
+
+    @property
+    def size(self) -> int:
+        return self.inside.size * self.across.size
+
+
+def make_mesh(device: torch.device, node_size: int | None = None) -> DeviceMesh:
+    """Return the mesh of all ranks: on two levels with a `node_size`, the ranks of each node.
+
+    With one level it adds no process group to the default one.
+    """
+    if node_size is not None:
+        shape = (dist.get_world_size() // node_size, node_size)
+        return init_device_mesh(device.type, shape, mesh_dim_names=(ACROSS, INSIDE))
     group = dist.group.WORLD
     assert group is not None  # torch: the process group is not initialized
-    return DeviceMesh.from_group(group, device.type, mesh_dim_names=(DATA,))
+    return DeviceMesh.from_group(group, device.type, mesh_dim_names=(INSIDE,))
 
 
-def data_parallel_of(mesh: DeviceMesh) -> RankGroup:
-    """Return this process's place in the mesh's data dimension."""
-    return RankGroup(rank=mesh.get_local_rank(DATA), size=mesh[DATA].size(), group=mesh.get_group(DATA))
+def data_parallel_of() -> RankGroup:
+    """Return this process's place among all ranks, which divide the global batch."""
+    return RankGroup(rank=dist.get_rank(), size=dist.get_world_size(), group=dist.group.WORLD)
+
+
+def levels_of(mesh: DeviceMesh) -> Levels:
+    """Return this process's place on each level."""
+    across = _dimension(mesh, ACROSS) if ACROSS in (mesh.mesh_dim_names or ()) else ALONE
+    return Levels(inside=_dimension(mesh, INSIDE), across=across)
+
+
+def inside_mesh(mesh: DeviceMesh) -> DeviceMesh:
+    """Return the mesh of the first level."""
+    return mesh if mesh.ndim == 1 else mesh[INSIDE]
+
+
+def wrapper_and_node_size(parallel: str, ranks: Ranks) -> tuple[str, int | None]:
+    """Return the wrapper, "ddp" or "fsdp", and for two levels the ranks of a node. Call it on every rank.
+
+    `parallel`: as in train.json. "hsdp" is FSDP on two levels: on one node FSDP, on nodes of one rank DDP. DDP has two
+    levels where that is the same sum: with a power of two of ranks on each node.
+    Raises BadInput for "hsdp" on nodes of different sizes.
+    """
+    size = ranks.local_world_size
+    if parallel == "fsdp" or size == ranks.world_size:  # one node; then so on all ranks
+        return "ddp" if parallel == "ddp" else "fsdp", None
+    starts = gather(ranks, (size, ranks.rank - ranks.local_rank))
+    alike = all(other == size and first % size == 0 for other, first in starts)
+    if parallel == "hsdp":
+        if not alike:
+            sizes = sorted({other for other, _ in starts})
+            raise BadInput(f'parallel: "hsdp": got nodes of {sizes} ranks, wanted as many on each; or use "fsdp"')
+        return ("ddp", None) if size == 1 else ("fsdp", size)
+    return "ddp", size if alike and size > 1 and size.bit_count() == 1 else None
+
+
+def _dimension(mesh: DeviceMesh, name: str) -> RankGroup:
+    return RankGroup(rank=mesh.get_local_rank(name), size=mesh[name].size(), group=mesh.get_group(name))

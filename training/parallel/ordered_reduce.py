@@ -4,7 +4,9 @@ The N micro-batches of a step are the leaves of one fixed tree: runs of `odd` le
 N = odd x 2^k, and the 2^k results pairwise, neighbors first. A rank owns a contiguous run of leaves, so for any
 data-parallel size D that divides 2^k its part is a subtree. Ranks exchange partial sums as they are (all-to-all), add
 them in the same tree, and share the result (all-gather). IEEE addition commutes, so only the tree's shape matters. The
-bytes moved are those of a ring all-reduce: 2 (D - 1) / D of the gradient.
+bytes moved are those of a ring all-reduce: 2 (D - 1) / D of the gradient. On two levels a node's ranks do so first, for
+they own a subtree where they are a power of two; then each adds its part of the sum to that of other nodes. Over the
+link of each of R nodes go 2 (R - 1) / R of the gradient, the least that can.
 """
 
 from collections.abc import Collection, Iterator
@@ -18,7 +20,7 @@ from torch.distributed.fsdp._fully_shard import _fsdp_api  # ReduceScatter, the 
 
 from training.parallel.bucket_sum import finished
 from training.parallel.compute_memory import ComputeMemory, compute_memory
-from training.parallel.mesh import RankGroup
+from training.parallel.mesh import Levels
 from training.parallel.process_group import all_gather_single
 from training.parallel.sum_tree import held_sums
 
@@ -67,22 +69,25 @@ def pairwise_sum(parts: Tensor) -> Tensor:
     return parts[0]
 
 
-def ordered_reduce_scatter(buffer: Tensor, received: Tensor, data_parallel: RankGroup) -> Tensor:
+def ordered_reduce_scatter(buffer: Tensor, received: Tensor, levels: Levels) -> Tensor:
     """Return this rank's part of the sum of all ranks' buffers, in the tree's shape, in the memory of `received`.
 
-    `buffer` and `received` are 1-D, of a length that the data-parallel size divides.
+    `buffer` and `received` are 1-D, of a length that the size of the first level divides: the part is that of its rank.
     """
-    dist.all_to_all_single(received, buffer, group=data_parallel.group)
-    return pairwise_sum(received.view(data_parallel.size, -1))
+    dist.all_to_all_single(received, buffer, group=levels.inside.group)
+    part = pairwise_sum(received.view(levels.inside.size, -1))
+    if levels.across.size > 1:
+        ordered_all_reduce(part, Levels(inside=levels.across))
+    return part
 
 
-def ordered_all_reduce(buffer: Tensor, data_parallel: RankGroup) -> None:
+def ordered_all_reduce(buffer: Tensor, levels: Levels) -> None:
     """Replace a 1-D buffer by the sum of all ranks' buffers, in the tree's shape, on every rank."""
     for piece in buffer.split(PIECE):
-        padding = -len(piece) % data_parallel.size
+        padding = -len(piece) % levels.inside.size
         padded = nn.functional.pad(piece, (0, padding)) if padding else piece
-        reduced = ordered_reduce_scatter(padded, torch.empty_like(padded), data_parallel)
-        all_gather_single(padded, reduced, group=data_parallel.group)
+        reduced = ordered_reduce_scatter(padded, torch.empty_like(padded), levels)
+        all_gather_single(padded, reduced, group=levels.inside.group)
         if padding:
             piece.copy_(padded[: len(piece)])
 
@@ -98,9 +103,9 @@ class OrderedGradients:
     (`ddp_hook`), on one rank at the end of `microbatch`. Under FSDP all pass its reduce-scatter (`reduce_scatter`).
     """
 
-    def __init__(self, parameters: list[nn.Parameter], run: int, data_parallel: RankGroup):
+    def __init__(self, parameters: list[nn.Parameter], run: int, levels: Levels):
         self._places = {id(parameter): place for place, parameter in enumerate(parameters)}
-        self._data_parallel = data_parallel
+        self._levels = levels
         self._run = run
         self._sum = LeafSum(run)
         self._earlier: list[list[Tensor]] = []  # to be added to the gradients of the last micro-batch
@@ -119,7 +124,7 @@ class OrderedGradients:
         if last and whole:
             self._earlier = self._sum.take()
         yield
-        if whole and (not last or self._data_parallel.size == 1):
+        if whole and (not last or self._levels.size == 1):
             leaf = [parameter.grad for parameter in parameters if parameter.grad is not None]
             assert len(leaf) == len(self._places) == len(parameters)
             for earlier in self._earlier:
@@ -150,7 +155,7 @@ class OrderedGradients:
             places = [self._places[id(parameter)] for parameter in bucket.parameters()]
             for earlier in self._earlier:
                 torch._foreach_add_(bucket.gradients(), [earlier[place] for place in places])
-        ordered_all_reduce(bucket.buffer(), self._data_parallel)
+        ordered_all_reduce(bucket.buffer(), self._levels)
 
     def reduce_scatter(self) -> "OrderedReduceScatter":
         """Return the replacement of one FSDP group's reduce-scatter."""
@@ -169,7 +174,7 @@ class OrderedGradients:
         self._received = None  # FSDP has made the compute stream wait for the reduce-scatter before
         with compute_memory(leaf.device):
             self._received = torch.empty_like(leaf)
-        return ordered_reduce_scatter(leaf, self._received, self._data_parallel)
+        return ordered_reduce_scatter(leaf, self._received, self._levels)
 
 
 class OrderedReduceScatter(ComputeMemory, _fsdp_api.ReduceScatter):

@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from training.parallel.mesh import RankGroup
+from training.parallel.mesh import ALONE, RankGroup
 
 
 def shards_of(value: Tensor) -> RankGroup | None:
@@ -41,12 +41,12 @@ def held_rows(value: Tensor) -> tuple[int, Tensor]:
     return first, local_tensor(value).detach()
 
 
-def written_rows(value: Tensor, data_parallel: RankGroup) -> tuple[int, Tensor]:
+def written_rows(value: Tensor, data_parallel: RankGroup, across: RankGroup = ALONE) -> tuple[int, Tensor]:
     """Return the index of the first row that this rank writes to a checkpoint, and these rows.
 
-    They are its shard, or its share of a replica.
+    They are its share of a replica, or of its shard, which the ranks `across` nodes have, too.
     """
-    if isinstance(value, DTensor):
-        return held_rows(value)
-    first = data_parallel.first_row(value.shape[0])
-    return first, value.detach()[first : first + data_parallel.chunk(value.shape[0])]
+    sharing = across if isinstance(value, DTensor) else data_parallel
+    first_held, held = held_rows(value)
+    first = sharing.first_row(len(held))
+    return first_held + first, held[first : first + sharing.chunk(len(held))]

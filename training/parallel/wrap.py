@@ -18,7 +18,7 @@ from model.gpt import GPT
 from model.loss import NextTokenLoss
 from training.parallel.bucket_sum import BucketSum
 from training.parallel.fsdp import wrap_in_fsdp
-from training.parallel.mesh import RankGroup, data_parallel_of
+from training.parallel.mesh import Levels, data_parallel_of, levels_of
 from training.parallel.ordered_reduce import OrderedGradients
 from training.parallel.sum_tree import run_length
 from training.precision import Numerics
@@ -34,13 +34,14 @@ class Parallel:
         self,
         network: GPT,
         model: Any,
-        data_parallel: RankGroup,
+        levels: Levels,
         divisor: int,
         reduction: OrderedGradients | BucketSum | None,
     ):
         self.network = network  # bare: plain names
         self.model = model  # wrapped: what to call
-        self.data_parallel = data_parallel
+        self.data_parallel = data_parallel_of()
+        self.levels = levels
         self.gradient_divisor = divisor  # of reduced gradients of unscaled losses: sums over micro-batches and ranks
         self._reduction = reduction
         # Read once: between a forward and its backward FSDP shows gathered weights under the same names.
@@ -89,21 +90,21 @@ def parallelize(
 ) -> Parallel:
     """Compile and wrap a model that lies on this rank's device, as `kind`: "ddp" or "fsdp". Call it on every rank."""
     network = model.network if isinstance(model, NextTokenLoss) else model
-    data_parallel = data_parallel_of(mesh)
-    divisor, ordered = accumulation * data_parallel.size, None
+    levels = levels_of(mesh)
+    divisor, ordered = accumulation * levels.size, None
     if numerics.determinism != "off":
-        run = run_length(numerics.determinism, accumulation, data_parallel.size)
-        ordered = OrderedGradients(list(network.parameters()), run, data_parallel)
+        run = run_length(numerics.determinism, accumulation, levels.size)
+        ordered = OrderedGradients(list(network.parameters()), run, levels)
     compile_model(model, numerics.compiled)
     wrapped: Any = model
     reduction: OrderedGradients | BucketSum | None = ordered
     # On one rank FSDP skips its reduce-scatter, and with it the ordered sum: the bare model does the same.
-    if kind == "fsdp" and (data_parallel.size > 1 or ordered is None):
+    if kind == "fsdp" and (levels.size > 1 or ordered is None):
         wrapped = wrap_in_fsdp(model, network, mesh, ordered, numerics.precision)
-    elif data_parallel.size > 1:
-        reduction = ordered or BucketSum(data_parallel.group)
-        wrapped = wrap_in_ddp(model, mesh, reduction)
-    return Parallel(network, wrapped, data_parallel, divisor, reduction)
+    elif levels.size > 1:
+        reduction = ordered or BucketSum(data_parallel_of().group)  # NCCL knows of nodes by itself
+        wrapped = wrap_in_ddp(model, reduction)
+    return Parallel(network, wrapped, levels, divisor, reduction)
 
 
 def compile_model(model: NextTokenLoss | GPT, how: bool | str) -> None:
@@ -121,13 +122,12 @@ def compile_model(model: NextTokenLoss | GPT, how: bool | str) -> None:
     model.compile_head(fullgraph=True, dynamic=False)
 
 
-def wrap_in_ddp(model: nn.Module, mesh: DeviceMesh, reduction: OrderedGradients | BucketSum) -> DistributedDataParallel:
-    """Return a model whose replicas on all ranks of the mesh share gradients."""
+def wrap_in_ddp(model: nn.Module, reduction: OrderedGradients | BucketSum) -> DistributedDataParallel:
+    """Return a model whose replicas on all ranks share gradients."""
     device = next(model.parameters()).device
     wrapped = DistributedDataParallel(
         model,
         device_ids=[device.index] if device.type == "cuda" else None,
-        process_group=mesh.get_group(),
         bucket_cap_mb=BUCKET_MIB if device.type == "cuda" else None,
         gradient_as_bucket_view=True,
     )

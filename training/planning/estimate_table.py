@@ -114,7 +114,7 @@ def _notes(estimate: RunEstimate, possible: list[Offer]) -> list[str]:
     slower = {
         "recompute_blocks": train.memory.recompute_blocks,
         "loss_chunks": train.memory.loss_chunks > 1,
-        'parallel "fsdp"': train.execution.parallel == "fsdp",
+        f'parallel "{train.execution.parallel}"': train.execution.parallel != "ddp",
     }
     options = [option for option, given in slower.items() if given]
     if options and any(not offer.measured for offer in possible):

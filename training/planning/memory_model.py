@@ -16,6 +16,7 @@ from training.planning.memory_peaks import HALF_BYTES, STATE_BYTES, MicroBatch, 
 from training.planning.network_sizes import NetworkSizes, network_sizes
 
 GIB = 1 << 30
+NODE_GPUS = 8  # of a node, at most, over which HSDP shards
 HEADROOM = 0.05  # share of a GPU's memory that a run leaves free
 PLAIN, THRIFTY = MemoryOptions(), MemoryOptions(loss_chunks=8, recompute_blocks=True)
 CALIBRATION = "calibrated on torch's allocator, not on a card"  # shown with every prediction
@@ -65,7 +66,7 @@ class MemoryModel:
     """Memory of one rank in bf16, compiled."""
 
     model: ModelConfig
-    parallel: str = "ddp"  # or "fsdp"
+    parallel: str = "ddp"  # as in train.json
     world_size: int = 1
     options: MemoryOptions = PLAIN
     optimizer: str = "adamw"  # as in train.json
@@ -88,6 +89,18 @@ class MemoryModel:
             sequences=None if batch is None else -(-batch // world_size),
         )
 
+    @property
+    def sharded(self) -> bool:
+        """Whether a rank holds a part of the weights."""
+        return self.parallel != "ddp"
+
+    @property
+    def shards(self) -> int:
+        """Of how many ranks each holds a part of the weights."""
+        if self.parallel == "hsdp":
+            return min(self.world_size, NODE_GPUS)
+        return self.world_size if self.sharded else 1
+
     def predict(self, microbatch_size: int) -> Prediction:
         """Return the bytes at the peak of a run's steps."""
         saved = network_sizes(self.model)
@@ -96,7 +109,7 @@ class MemoryModel:
         moments = (self._prediction(saved, accumulation, moment) for moment in batch.moments)
         peak = max(moments, key=lambda prediction: prediction.total)
         idle = batch.idle
-        if self.parallel == "fsdp" and self.options.recompute_blocks:  # its buffers lie between kept inputs
+        if self.sharded and self.options.recompute_blocks:  # its buffers lie between kept inputs
             idle += STATE_BYTES * (2 * saved.outer_parameters + self._group_parameters(saved))
         return attrs.evolve(peak, fragmentation=peak.fragmentation + idle)
 
@@ -106,14 +119,13 @@ class MemoryModel:
 
     def _prediction(self, saved: NetworkSizes, accumulation: int, moment: Moment) -> Prediction:
         weights = STATE_BYTES * saved.parameters(self.model.n_layers)
-        sharded = self.parallel == "fsdp"
-        shards = self.world_size if sharded else 1
+        shard = weights // self.shards
         parts = {
-            "weights": weights // shards,
-            "gradients": weights if self._holds_gradients(accumulation, moment) else weights // shards * moment.end,
+            "weights": shard,
+            "gradients": weights if self._holds_gradients(accumulation, moment) else shard * moment.end,
             "sums": weights * most_held_sums(self.determinism, accumulation, self.world_size),
-            "optimizer": saved.state_bytes(self.optimizer, self.model.n_layers) // shards,
-            "gathered": self._gathered(saved) if sharded else 0,
+            "optimizer": saved.state_bytes(self.optimizer, self.model.n_layers) // self.shards,
+            "gathered": self._gathered(saved) if self.sharded else 0,
             "copies": moment.copies,
             "activations": moment.activations,
             "backward": moment.backward,
@@ -133,7 +145,7 @@ class MemoryModel:
 
     def _holds_gradients(self, accumulation: int, moment: Moment) -> bool:
         """Tell whether a rank holds whole gradients, beside those in partial sums."""
-        if self.parallel == "fsdp":  # adds up whole ones, not shards, until the last micro-batch reduces them
+        if self.sharded:  # adds up whole ones, not shards, until the last micro-batch reduces them
             return self.determinism == "off" and accumulation > 1
         if self.world_size > 1:  # in DDP's buckets
             return True

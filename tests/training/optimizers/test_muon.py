@@ -39,7 +39,7 @@ def make(options: MuonOptions, kind: torch.dtype = torch.float32, **settings: An
     parameters = {
         name: torch.nn.Parameter(torch.randn(shape, generator=generator).to(kind)) for name, shape in SHAPES.items()
     }
-    placement = Placement(device=CPU, data_parallel=ALONE, sharded=False, shapes=SHAPES)
+    placement = Placement(device=CPU, ranks=ALONE, sharded=False, shapes=SHAPES)
     made = Muon(parameters, attrs.evolve(HYPER, muon=options), placement, **settings)
     for parameter in parameters.values():
         made.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
@@ -195,7 +195,7 @@ def step_on(ranks: RankGroup, shapes: dict[str, Shape], options: MuonOptions, *,
     for name, (rows, columns) in shapes.items():
         held = max(0, min(ranks.chunk(rows), rows - ranks.first_row(rows))) if sharded else rows
         own[name] = torch.nn.Parameter(torch.empty(held, columns, device=meta))
-    placement = Placement(device=meta, data_parallel=ranks, sharded=sharded, shapes=shapes)
+    placement = Placement(device=meta, ranks=ranks, sharded=sharded, shapes=shapes)
     made = Muon(own, attrs.evolve(HYPER, muon=options), placement)
     for parameter in own.values():
         parameter.grad = torch.empty_like(parameter)

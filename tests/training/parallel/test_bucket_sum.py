@@ -13,7 +13,7 @@ from model.loss import NextTokenLoss
 from tests.conftest import TINY_MODEL
 from training.parallel import process_group
 from training.parallel.bucket_sum import BucketSum
-from training.parallel.mesh import data_parallel_of, make_mesh
+from training.parallel.mesh import Levels, data_parallel_of
 from training.parallel.wrap import Parallel, wrap_in_ddp
 
 
@@ -21,12 +21,11 @@ from training.parallel.wrap import Parallel, wrap_in_ddp
 def parallel() -> Iterator[Parallel]:
     """Yield a network under DDP; parallelize() wraps none on a single rank."""
     process_group.start("cpu", 60)
-    mesh = make_mesh(torch.device("cpu"))
     network = GPT(ModelConfig(**TINY_MODEL))
     initialize(network, 0)
     reduction = BucketSum(dist.group.WORLD)
-    wrapped = wrap_in_ddp(NextTokenLoss(network), mesh, reduction)
-    yield Parallel(network, wrapped, data_parallel_of(mesh), 3, reduction)
+    wrapped = wrap_in_ddp(NextTokenLoss(network), reduction)
+    yield Parallel(network, wrapped, Levels(inside=data_parallel_of()), 3, reduction)
     process_group.stop()
 
 

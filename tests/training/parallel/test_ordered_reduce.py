@@ -21,7 +21,7 @@ from tests.conftest import metrics, train
 from tests.model.architectures import NANOCHAT, QWEN3
 from tests.walks import final_hash
 from training.parallel import ordered_reduce
-from training.parallel.mesh import RankGroup
+from training.parallel.mesh import ALONE, Levels, RankGroup
 from training.parallel.ordered_reduce import (
     LeafSum,
     OrderedGradients,
@@ -114,23 +114,45 @@ def test_a_buffer_is_reduced_in_pieces_of_any_length(ranks: int, length: int, mo
     monkeypatch.setattr(ordered_reduce, "PIECE", 10)
     parts = leaves(ranks, length)[:, :length].contiguous()
     expected = tree_sum(list(parts), 1)
-    store = dist.HashStore()  # type: ignore[attr-defined]  # missing from its __all__
-
-    def reduce_on(rank: int) -> None:
-        group = dist.ProcessGroup(store, rank, ranks)
-        gloo = dist.ProcessGroupGloo(store, rank, ranks, timedelta(seconds=60))
-        group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
-        ordered_all_reduce(parts[rank], RankGroup(rank=rank, size=ranks, group=group))
-
-    with ThreadPoolExecutor(ranks) as threads:
-        list(threads.map(reduce_on, range(ranks)))
+    reduce_on_threads(parts, lambda rank, group: Levels(inside=group("all", rank, ranks)))
     for part in parts:
         assert torch.equal(part, expected)
 
 
+@pytest.mark.parametrize(("nodes", "node_size"), [(2, 2), (3, 2), (2, 4), (3, 4)])
+def test_two_levels_have_the_bits_of_one(nodes: int, node_size: int) -> None:
+    parts = leaves(nodes * node_size, 23)[:, :23].contiguous()
+    expected = tree_sum(list(parts), 1)
+
+    def levels(rank: int, group: Callable[[str, int, int], RankGroup]) -> Levels:
+        node, place = divmod(rank, node_size)
+        return Levels(inside=group(f"node {node}", place, node_size), across=group(f"place {place}", node, nodes))
+
+    reduce_on_threads(parts, levels)
+    for part in parts:
+        assert torch.equal(part, expected)
+
+
+def reduce_on_threads(
+    parts: torch.Tensor, levels: Callable[[int, Callable[[str, int, int], RankGroup]], Levels]
+) -> None:
+    """Replace the rows of `parts` by their sum, on a thread each; `levels` of a rank, and of a maker of gloo groups."""
+    store = dist.HashStore()  # type: ignore[attr-defined]  # missing from its __all__
+
+    def make_group(name: str, rank: int, size: int) -> RankGroup:
+        own = dist.PrefixStore(name, store)  # type: ignore[attr-defined]
+        group = dist.ProcessGroup(own, rank, size)
+        gloo = dist.ProcessGroupGloo(own, rank, size, timedelta(seconds=60))
+        group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
+        return RankGroup(rank=rank, size=size, group=group)
+
+    with ThreadPoolExecutor(len(parts)) as threads:
+        list(threads.map(lambda rank: ordered_all_reduce(parts[rank], levels(rank, make_group)), range(len(parts))))
+
+
 def test_the_gradients_of_one_rank_are_summed_in_the_tree() -> None:
     parameters = [nn.Parameter(torch.zeros(33)), nn.Parameter(torch.zeros(2))]
-    gradients = OrderedGradients(parameters, 3, RankGroup(rank=0, size=1, group=None))
+    gradients = OrderedGradients(parameters, 3, Levels(inside=ALONE))
     parts = leaves(6, 0)
     for _ in range(2):
         for number, leaf in enumerate(parts):

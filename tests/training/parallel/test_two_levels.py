@@ -1,0 +1,134 @@
+"""Nodes: gradients added up inside them first, and HSDP, have the bits of one process; resumes across all layouts."""
+
+import re
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from common.errors import BadInput
+from tests.conftest import metrics, train
+from tests.model.architectures import NANOCHAT
+from tests.training.parallel.conftest import as_rank
+from training.parallel.mesh import Levels, inside_mesh, levels_of, make_mesh, wrapper_and_node_size
+from training.parallel.process_group import Ranks
+
+AS_NODES = Path(__file__).with_name("as_nodes.py")
+LAYOUTS = [(1, 1), (1, 2), (2, 1), (2, 2), (1, 4)]  # nodes, ranks of each
+
+
+def train_on(run: Path, layout: tuple[int, int], parallel: str, *options: str) -> None:
+    """Train on so many nodes of so many ranks."""
+    nodes, size = layout
+    arguments = ("--hash-every", "1", "--set", f"parallel={parallel}", *options)
+    if nodes * size == 1:
+        done = train(run, *arguments)
+    else:
+        environment = {"NODE_SIZE": str(size)}
+        done = train(run, *arguments, ranks=nodes * size, script=AS_NODES, environment=environment)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "hsdp"])
+def test_two_nodes_of_two_ranks_have_the_bits_of_one_process(make_run: Callable[..., Path], parallel: str) -> None:
+    keys: dict[str, Any] = {"drop_rate": 0.1}
+    alone, nodes = make_run("alone", keys), make_run("nodes", keys)
+    train_on(alone, (1, 1), "ddp")
+    train_on(nodes, (2, 2), parallel)
+    assert metrics(nodes, "state_sha256") == metrics(alone, "state_sha256")
+    assert metrics(nodes, "validation_loss") == metrics(alone, "validation_loss")
+
+
+@pytest.mark.parametrize("kind", ["ddp", "hsdp"])
+def test_without_determinism_two_levels_train_as_well(make_run: Callable[..., Path], kind: str) -> None:
+    alone, nodes = make_run("alone", determinism="off"), make_run("nodes", determinism="off")
+    train_on(alone, (1, 1), "ddp")
+    train_on(nodes, (2, 2), kind)
+    losses = metrics(alone, "train_loss")
+    assert metrics(nodes, "train_loss") == {step: pytest.approx(loss, abs=1e-3) for step, loss in losses.items()}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("model", "keys"),
+    [
+        ({"drop_rate": 0.1}, {"precision": "fp32"}),
+        ({"drop_rate": 0.1}, {"precision": "bf16"}),
+        (NANOCHAT, {"precision": "bf16", "optimizer": "muon"}),
+    ],
+    ids=["fp32", "bf16", "muon"],
+)
+def test_every_layout_has_one_hash_and_resumes_from_every_other(
+    make_run: Callable[..., Path], model: dict[str, Any], keys: dict[str, Any]
+) -> None:
+    alone, passed_on = make_run("alone", model, **keys), make_run("passed-on", model, **keys)
+    train_on(alone, (1, 1), "ddp")
+    wanted = metrics(alone, "state_sha256")
+    for layout, parallel in product(LAYOUTS, ("ddp", "fsdp", "hsdp")):
+        run = make_run(f"{parallel}-{layout[0]}x{layout[1]}", model, **keys)
+        train_on(run, layout, parallel)
+        assert metrics(run, "state_sha256") == wanted, (layout, parallel)
+    for step, (layout, parallel) in enumerate(
+        [((2, 2), "hsdp"), ((2, 1), "hsdp"), ((1, 4), "fsdp"), ((2, 2), "ddp"), ((2, 2), "hsdp"), ((1, 1), "ddp")], 1
+    ):
+        train_on(passed_on, layout, parallel, "--max-steps", str(step))
+    train_on(passed_on, (2, 2), "hsdp")
+    assert metrics(passed_on, "state_sha256") == wanted
+
+
+def test_levels_are_nodes_and_places_on_them() -> None:
+    with as_rank(5, of=8):
+        mesh = make_mesh(torch.device("cpu"), 4)
+        levels = levels_of(mesh)
+        assert (levels.inside.rank, levels.inside.size) == (1, 4)
+        assert (levels.across.rank, levels.across.size, levels.size) == (1, 2, 8)
+        assert inside_mesh(mesh).size() == 4
+
+
+def test_one_level_has_all_ranks() -> None:
+    with as_rank(5, of=8):
+        levels = levels_of(make_mesh(torch.device("cpu")))
+        assert (levels.inside.rank, levels.inside.size, levels.size) == (5, 8, 8)
+        assert levels == Levels(inside=levels.inside)
+
+
+@pytest.mark.parametrize(
+    ("parallel", "nodes", "chosen"),
+    [
+        ("ddp", [8], ("ddp", None)),
+        ("hsdp", [8], ("fsdp", None)),
+        ("ddp", [4, 4], ("ddp", 4)),
+        ("fsdp", [4, 4], ("fsdp", None)),
+        ("hsdp", [4, 4], ("fsdp", 4)),
+        ("hsdp", [1, 1], ("ddp", None)),
+        ("ddp", [1, 1], ("ddp", None)),
+        ("ddp", [6, 6], ("ddp", None)),  # three pairs of ranks are no subtree
+        ("hsdp", [6, 6], ("fsdp", 6)),
+        ("ddp", [4, 2], ("ddp", None)),
+        ("hsdp", [4, 2], 'parallel: "hsdp": got nodes of [2, 4] ranks, wanted as many on each'),
+    ],
+)
+def test_levels_follow_from_the_nodes(
+    parallel: str, nodes: list[int], chosen: tuple[str, int | None] | str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = [(size, sum(nodes[:node])) for node, size in enumerate(nodes) for _ in range(size)]
+    monkeypatch.setattr("training.parallel.mesh.gather", lambda ranks, own: places)
+    size, first = places[0]
+    ranks = Ranks(
+        rank=first,
+        world_size=sum(nodes),
+        local_rank=0,
+        local_world_size=size,
+        device=torch.device("cpu"),
+        control=None,
+        download=None,
+    )
+    if isinstance(chosen, str):
+        with pytest.raises(BadInput, match=re.escape(chosen)):
+            wrapper_and_node_size(parallel, ranks)
+    else:
+        assert wrapper_and_node_size(parallel, ranks) == chosen
