@@ -14,7 +14,7 @@ import pytest
 
 from tests.launch import ROOT
 
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=1")
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run")  # a rank, unless it is told otherwise
 Hosts = Literal["good", "own name", "nothing"]  # which names /etc/hosts knows; "own name": as 127.0.1.1, as on Debian
 # Becomes a machine, then runs its arguments: mounts are its own, and all its processes die with it.
 SCRIPT = """
@@ -60,12 +60,19 @@ class Machine:
         )
 
     def train(
-        self, run: Path, *options: str, master: str, script: Path | str = "train.py", **keys: Any
+        self, run: Path, *options: str, master: str, script: Path | str = "train.py", ranks: int = 1, **keys: Any
     ) -> subprocess.Popen[str]:
-        """Start one rank of two under torchrun, with the first machine's address or name. `keys`: of `start`."""
-        node = "0" if self.name == "a" else "1"
-        meeting = ("--nnodes=2", f"--node_rank={node}", f"--master-addr={master}", "--master-port=29500")
+        """Start one node of two under torchrun, with the first machine's address or name. `keys`: of `start`."""
+        node = ("--nnodes=2", f"--node_rank={'ab'.index(self.name)}", f"--nproc_per_node={ranks}")
+        meeting = (*node, f"--master-addr={master}", "--master-port=29500")
         return self.start(*TORCHRUN, *meeting, str(script), str(run), *options, **keys)
+
+    def sent_bytes(self) -> int:
+        """Return the bytes that have gone over the cable from here."""
+        enter = ["nsenter", f"--net=/run/netns/{self.namespace}", "cat", "/proc/net/dev"]
+        text = subprocess.run(enter, check=True, capture_output=True, text=True).stdout
+        [counters] = [line.split(":")[1] for line in text.splitlines() if line.strip().startswith(f"{self.cable}:")]
+        return int(counters.split()[8])
 
 
 @contextmanager

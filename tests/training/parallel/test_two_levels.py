@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from common.errors import BadInput
-from tests.conftest import metrics, train
+from model.config import ModelConfig, parameter_count
+from tests.conftest import TINY_MODEL, metrics, train
+from tests.machines import two_machines
 from tests.model.architectures import NANOCHAT
 from tests.training.parallel.conftest import as_rank
 from training.parallel.mesh import Levels, inside_mesh, levels_of, make_mesh, wrapper_and_node_size
@@ -78,6 +80,28 @@ def test_every_layout_has_one_hash_and_resumes_from_every_other(
         train_on(passed_on, layout, parallel, "--max-steps", str(step))
     train_on(passed_on, (2, 2), "hsdp")
     assert metrics(passed_on, "state_sha256") == wanted
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", ["ddp", "hsdp"])
+def test_a_step_sends_no_more_between_nodes_than_it_must(
+    make_run: Callable[..., Path], tmp_path: Path, parallel: str
+) -> None:
+    model = {"emb_dim": 128, "n_layers": 4}
+    parameters = parameter_count(ModelConfig(**TINY_MODEL | model))
+    sent: dict[int, int] = {}
+    with two_machines(tmp_path) as machines:
+        for steps in (10, 40):
+            run = make_run(f"{steps}", model, min_train_tokens=40 * 8 * 32, validation_interval=None)
+            before = machines[0].sent_bytes()
+            options = ("--max-steps", str(steps), "--set", f"parallel={parallel}")
+            nodes = [machine.train(run, *options, master=machines[0].address, ranks=2) for machine in machines]
+            outputs = [node.communicate(timeout=300) for node in nodes]
+            assert [node.returncode for node in nodes] == [0, 0], outputs
+            sent[steps] = machines[0].sent_bytes() - before
+    least = 4 * parameters  # 2 (R - 1) / R of the fp32 gradients, R = 2 nodes
+    print(f"{parallel}: {(sent[40] - sent[10]) / 30 / least:.3f} of the least")
+    assert least <= (sent[40] - sent[10]) / 30 <= 1.1 * least
 
 
 def test_levels_are_nodes_and_places_on_them() -> None:
