@@ -10,6 +10,7 @@ from model.gpt import GPT, initialize
 from model.loss import NextTokenLoss
 from training.checkpoints.async_writer import Saver
 from training.checkpoints.disk import checkpoints_of
+from training.checkpoints.node_disks import NodeDisks
 from training.checkpoints.run_record import RunRecord
 from training.command import Options
 from training.config.batch_plan import VALIDATION_SHARE, Plan
@@ -96,6 +97,7 @@ class LoopBuilder:
     options: Options
     ledger: TimeLedger
     heartbeat: Heartbeat
+    disks: NodeDisks
     stop_asked: threading.Event  # set by a signal
 
     def build(self, state: TrainState, settings: StepSettings, record: RunRecord) -> Loop:
@@ -104,7 +106,7 @@ class LoopBuilder:
         intervals = self.intervals
         reporter = self._reporter(ranks, state.position.step, record)
         storage, validations = checkpoints_of(run.directory), self._validations()
-        saver = Saver(storage, run.train.checkpoints.keep_checkpoints, state, ranks, record)
+        saver = Saver(storage, run.train.checkpoints.keep_checkpoints, state, self.disks, record)
         saving = Saving(saver, state, ledger, reporter, expected_save_seconds(run.model, state.optimizer.state_bytes))
         limits = Limits(
             budget=self.options.budget,

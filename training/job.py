@@ -10,8 +10,8 @@ import torch
 from common.clock import utc_now
 from common.errors import EXIT_DONE, EXIT_ERROR, EXIT_STOPPED
 from training.build import LoopBuilder, make_network, make_settings, make_state
+from training.checkpoints.node_disks import NodeDisks, find_disks
 from training.checkpoints.run_record import RunRecord, make_record, write_record
-from training.checkpoints.shared_disk import check_shared_disk
 from training.command import Options
 from training.config.batch_plan import Plan, describe, make_plan
 from training.config.train_config import Run
@@ -54,8 +54,7 @@ def _train(
 ) -> int:
     ranks, ledger = heartbeat.ranks, TimeLedger(options.began, options.price_per_hour)
     with ledger.start_up():
-        if options.replay is None:
-            check_shared_disk(run.directory, ranks)
+        disks = NodeDisks(ranks) if options.replay is not None else find_disks(run, ranks)
         token_set, plan = _open_data(run, options, ranks)
         builder = LoopBuilder(
             run=run,
@@ -64,6 +63,7 @@ def _train(
             options=options,
             ledger=ledger,
             heartbeat=heartbeat,
+            disks=disks,
             stop_asked=supervision.stop_asked,
         )
         state, settings = _build_state(run, plan, ranks)
@@ -73,7 +73,7 @@ def _train(
         request = ResumeRequest(run.directory, wanted, record, options.allow_numerics_drift, initial)
         if options.replay is not None:
             return _replay(read_recorded(run.directory, options.replay, plan.steps), request, builder, state, settings)
-        beginning = resume(request, state, ranks)
+        beginning = resume(request, state, disks)
         supervision.run_lock.write_resumed()
         position = state.position
         ledger.add_earlier(from_coordinator(ranks, lambda: read_earlier(run.directory, position.elapsed_seconds)))

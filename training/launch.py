@@ -77,13 +77,15 @@ def torchrun_process() -> int | None:
     return os.getppid() if named and torchrun_job() is not None else None
 
 
-def torchrun_identity() -> str:
-    """Return what tells the torchrun that started this process from all others, on other machines, before and after."""
+def torchrun_identity() -> str | None:
+    """Return what tells the torchrun that started this process from all others, on any machine; None without."""
+    if torchrun_job() is None:
+        return None
     try:
         began = str(_started_ticks(os.getppid()))
     except OSError:
         began = "unknown"
-    return f"{socket.gethostname()} {os.getppid()} {began}" if torchrun_job() is not None else "none"
+    return f"{socket.gethostname()} {os.getppid()} {began}"
 
 
 def job_seconds() -> float:

@@ -8,8 +8,10 @@ from common.errors import BadInput
 from common.json_files import read_json
 from training.checkpoints import archive
 from training.checkpoints.compatibility import differences, numerics_drift
-from training.checkpoints.directory import find, find_before, load
+from training.checkpoints.directory import find_before, load
 from training.checkpoints.disk import checkpoints_of
+from training.checkpoints.node_copies import find_on_nodes
+from training.checkpoints.node_disks import NodeDisks
 from training.checkpoints.run_record import RESOLVED, RunRecord, WeightsOrigin
 from training.checkpoints.saved_state import read_state
 from training.checkpoints.storage import Checkpoint
@@ -38,24 +40,24 @@ class Beginning:
     initial_weights: WeightsOrigin | None  # of the whole run
 
 
-def resume(request: ResumeRequest, state: TrainState, ranks: Ranks) -> Beginning:
+def resume(request: ResumeRequest, state: TrainState, disks: NodeDisks) -> Beginning:
     """Load the wanted checkpoint into the state, or where there is none the initial weights.
 
     Call it on every rank. Raises BadInput for a checkpoint that is missing, damaged or of another run.
     """
-    directory, wanted = request.directory, request.wanted
-    print_lines(ranks, from_coordinator(ranks, lambda: archive.restore(directory)))
+    directory, wanted, ranks = request.directory, request.wanted, disks.ranks
+    print_lines(ranks, disks.on_each(lambda: archive.restore(directory))[0])
     if wanted == "never":
-        archived = from_coordinator(ranks, lambda: archive.archive_all(directory))
+        archived = disks.on_each(lambda: archive.archive_all(directory))[0]
         if archived is not None:
             print_lines(ranks, [f"--resume never: earlier results are now in {archived}"])
         return _begin(request, state, ranks)
-    found = from_coordinator(ranks, lambda: find(checkpoints_of(directory), wanted))
+    found = find_on_nodes(checkpoints_of(directory), wanted, disks)
     if found is None:
         return _begin(request, state, ranks)
     beginning = _load(found, request, state, ranks)
     # Later checkpoints are damaged, or belong to another branch of the run from here on.
-    archived = from_coordinator(ranks, lambda: archive.archive_after(directory, found))
+    archived = disks.on_each(lambda: archive.archive_after(directory, found))[0]
     if archived is not None:
         print_lines(ranks, [f"--resume {wanted}: later checkpoints are now in {archived}"])
     print_lines(ranks, [f"resuming from {found} at step {state.position.step:,} of {request.record.steps:,}"])

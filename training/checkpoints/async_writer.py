@@ -16,11 +16,12 @@ from common.errors import BadInput
 from common.files import write_problem
 from training.checkpoints import crash_points
 from training.checkpoints.atomic_commit import seal, tidy
+from training.checkpoints.node_disks import NodeDisks
 from training.checkpoints.run_record import RunRecord
 from training.checkpoints.saved_state import SavedState
 from training.checkpoints.storage import Storage, name_of
 from training.checkpoints.tensor_files import StateShard
-from training.parallel.process_group import Ranks, together
+from training.parallel.process_group import together
 from training.state import Position, TrainState
 
 SAVE_TIMEOUT = timedelta(hours=2)  # longest wait for another rank's disk
@@ -40,10 +41,10 @@ class Saved:
 class Saver:
     """Writes checkpoints of a training state. Every rank calls `begin` and `settle` at the same steps."""
 
-    def __init__(self, storage: Storage, keep: int, train_state: TrainState, ranks: Ranks, config: RunRecord):
+    def __init__(self, storage: Storage, keep: int, train_state: TrainState, disks: NodeDisks, config: RunRecord):
         self._storage, self._keep = storage, keep  # checkpoints to keep
-        self._train_state, self._ranks, self._config = train_state, ranks, config
-        self._shard = StateShard(train_state, ranks)
+        self._train_state, self._disks, self._config = train_state, disks, config
+        self._shard = StateShard(train_state, disks)
         self._group = dist.new_group(backend="gloo", timeout=SAVE_TIMEOUT)
         self._thread: threading.Thread | None = None
         self._outcome: Saved | Exception | None = None
@@ -98,20 +99,22 @@ class Saver:
 
     def _write(self, state: SavedState) -> tuple[bool, str | None]:
         """Return whether the checkpoint is durable, and what went wrong."""
-        storage, name, coordinates = self._storage, name_of(state.position.step), self._ranks.coordinates
+        storage, name, keeps, ranks = self._storage, name_of(state.position.step), self._disks.keeps, self._disks.ranks
+        if not self._disks.shared:  # the same file everywhere, though clocks differ
+            [state] = together(ranks, lambda: state, only=ranks.coordinates, group=self._group)
         try:
-            self._all(lambda: storage.begin(name, self._shard.files), only=coordinates)
+            self._all(lambda: storage.begin(name, self._shard.files), only=keeps)
             crash_points.reached("prepared")
             self._all(lambda: self._shard.write(storage, name), only=True)
             crash_points.reached("share written")
-            self._all(lambda: seal(storage, name, state), only=coordinates)
-            self._all(lambda: storage.publish(name), only=coordinates)
+            self._all(lambda: seal(storage, name, state), only=keeps)
+            self._all(lambda: storage.publish(name), only=keeps)
         except BadInput as error:
-            if coordinates:
+            if keeps:
                 storage.discard(name)
             return False, str(error)
         try:
-            self._all(lambda: tidy(storage, name, state.position.best_step, self._keep), only=coordinates)
+            self._all(lambda: tidy(storage, name, state.position.best_step, self._keep), only=keeps)
         except BadInput as error:  # a resume needs neither the links nor the deletions
             return True, str(error)
         return True, None
@@ -124,6 +127,6 @@ class Saver:
                 work()
             except OSError as error:
                 problem = write_problem(error.filename or self._storage.where(""), error)
-                raise BadInput(f"rank {self._ranks.rank}: {problem}") from error
+                raise BadInput(f"rank {self._disks.ranks.rank}: {problem}") from error
 
-        together(self._ranks, guarded, only=only, group=self._group)
+        together(self._disks.ranks, guarded, only=only, group=self._group)

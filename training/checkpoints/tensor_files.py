@@ -20,6 +20,7 @@ from torch import Tensor
 
 from common.errors import BadInput
 from model.pretrained import stored_rows
+from training.checkpoints.node_disks import NodeDisks
 from training.checkpoints.storage import Checkpoint, NewFile, Storage
 from training.parallel.process_group import Ranks
 from training.parallel.sharding import full_tensor, held_rows, written_rows
@@ -54,8 +55,9 @@ class Stored:
 class StateShard:
     """This rank's shard of the state: staged on the CPU, written asynchronously."""
 
-    def __init__(self, state: TrainState, ranks: Ranks):
-        self._state, self._pinned = state, ranks.device.type == "cuda"
+    def __init__(self, state: TrainState, disks: NodeDisks):
+        self._state, self._pinned = state, disks.ranks.device.type == "cuda"
+        self._writers = disks.writers(state.parallel)
         self.files: dict[str, NewFile] = {}  # whole files, of all ranks
         for file, tensors in _files(state):
             header = _header(tensors)
@@ -80,11 +82,10 @@ class StateShard:
 
     def _own_rows(self) -> Iterator[tuple[str, int, Tensor]]:
         """Yield (file, offset in bytes, rows on the device) of each tensor of which this rank writes rows."""
-        parallel = self._state.parallel
         for file, tensors in _files(self._state):
             offset_bytes = len(self.files[file].header)
             for stored in tensors:
-                first, rows = written_rows(stored.value, parallel.data_parallel, parallel.levels.across)
+                first, rows = written_rows(stored.value, *self._writers)
                 rows = rows[: max(0, stored.rows - first)]
                 if len(rows):
                     yield file, offset_bytes + first * stored.row_bytes, rows

@@ -87,7 +87,7 @@ class Supervision:
 
         try:
             ranks = start(device, timeout_seconds)
-            self.run_lock.write_job(gather(ranks, torchrun_identity()))
+            self.run_lock.write_job({name for name in gather(ranks, torchrun_identity()) if name is not None})
             reactions = Reactions(lost=self._end_as_lost, stopped=self._on_others_stopped, orphaned=self._on_orphaned)
             self._heartbeat = Heartbeat(ranks, timeout_seconds, reactions)
         except dist.DistError as error:

@@ -1,0 +1,104 @@
+"""Nodes without a shared disk: each has whole checkpoints, and the newest intact one of any is resumed on all."""
+
+import json
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import metrics, train
+from tests.machines import Machine, two_machines
+from training.checkpoints.checkpoint_manifest import MANIFEST
+from training.checkpoints.tensor_files import WEIGHTS
+
+SECONDS = 300  # a hang
+
+
+@pytest.fixture
+def machines(tmp_path: Path) -> Iterator[tuple[Machine, Machine]]:
+    with two_machines(tmp_path) as pair:
+        yield pair
+
+
+def own_disk(run: Path, machine: Machine) -> Path:
+    """Return what a machine has in the place of the run directory, and bring the configuration there."""
+    disk = machine.folder / f"disk-{machine.name}"
+    disk.mkdir(exist_ok=True)
+    for name in ("model.json", "train.json"):
+        shutil.copy(run / name, disk)
+    return disk
+
+
+def train_on(
+    machines: tuple[Machine, Machine], run: Path, *options: str, ranks: int = 1
+) -> list[tuple[int | None, str, str]]:
+    """Train on both, the second one with a disk of its own; return status, output and errors of each."""
+    first, second = machines
+    nodes = [
+        first.train(run, *options, master=first.address, ranks=ranks),
+        second.train(run, *options, master=first.address, ranks=ranks, own_disk=run),
+    ]
+    texts = [node.communicate(timeout=SECONDS) for node in nodes]
+    return [(node.returncode, *text) for node, text in zip(nodes, texts, strict=True)]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("parallel", "ranks"), [("ddp", 1), ("hsdp", 2)])
+def test_every_node_has_whole_checkpoints_and_any_of_them_is_enough(
+    make_run: Callable[..., Path], machines: tuple[Machine, Machine], parallel: str, ranks: int
+) -> None:
+    keys = {"checkpoint_interval": 2, "validation_interval": 2, "parallel": parallel}
+    alone, run = make_run("alone", **keys), make_run("run", **keys)
+    other = own_disk(run, machines[1])
+    assert train(alone, "--hash-every", "1").returncode == 0
+
+    def continue_until(step: int) -> str:
+        (status, output, errors), (other_status, *others) = train_on(
+            machines, run, "--hash-every", "1", "--max-steps", str(step), ranks=ranks
+        )
+        assert (status, other_status) == (0, 0), output + errors + "".join(others)
+        return output
+
+    continue_until(2)
+    newest = "checkpoints/step-00000002"
+    assert (other / newest / MANIFEST).read_bytes() == (run / newest / MANIFEST).read_bytes()
+    assert (other / newest / WEIGHTS).read_bytes() == (run / newest / WEIGHTS).read_bytes()
+    assert sorted(path.name for path in (other / "checkpoints").iterdir()) == sorted(
+        path.name for path in (run / "checkpoints").iterdir()
+    )
+    with (run / newest / WEIGHTS).open("r+b") as damaged:
+        damaged.seek(-1, 2)
+        damaged.write(b"\x55")
+    assert "bringing step-00000002 to 1 of 2 nodes" in continue_until(4)
+    shutil.rmtree(other / "checkpoints")
+    assert "bringing step-00000004 to 1 of 2 nodes" in continue_until(6)
+    shutil.rmtree(run / "checkpoints")
+    assert "bringing step-00000006 to 1 of 2 nodes" in continue_until(8)
+    assert metrics(run, "state_sha256") == metrics(alone, "state_sha256")
+    assert metrics(run, "validation_loss") == metrics(alone, "validation_loss")
+    by_itself = machines[1].start(sys.executable, "train.py", str(run), own_disk=run)
+    output, errors = by_itself.communicate(timeout=SECONDS)
+    assert by_itself.returncode == 0, errors
+    assert "the run is complete: 8 steps" in output
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_what_nodes_apart_cannot_do_is_one_line(
+    make_run: Callable[..., Path], machines: tuple[Machine, Machine]
+) -> None:
+    run = make_run()
+    disk = own_disk(run, machines[1])
+    (status, _, errors), (other, *_) = train_on(machines, run, "--set", "parallel=fsdp")
+    assert (status, other) == (1, 1)
+    where = f"train.py: {run}: on b it is not the run directory of the first node, a"
+    assert f'{where}: parallel "fsdp" shards over all nodes, and none would have a whole checkpoint' in errors
+    values = json.loads((disk / "train.json").read_text())
+    (disk / "train.json").write_text(json.dumps(values | {"learning_rate": 0.02}))
+    (status, _, errors), (other, *_) = train_on(machines, run)
+    assert (status, other) == (1, 1)
+    assert f"{where}, and has another model.json or train.json" in errors
+    assert not (run / "checkpoints").exists() and not [path for path in run.iterdir() if "shared-disk" in path.name]
