@@ -67,6 +67,10 @@ class Machine:
         meeting = (*node, f"--master-addr={master}", "--master-port=29500")
         return self.start(*TORCHRUN, *meeting, str(script), str(run), *options, **keys)
 
+    def plug(self, *, cable: bool) -> None:
+        """Put the cable in, or pull it out."""
+        _ip("-n", self.namespace, "link", "set", self.cable, "up" if cable else "down")
+
     def sent_bytes(self) -> int:
         """Return the bytes that have gone over the cable from here."""
         enter = ["nsenter", f"--net=/run/netns/{self.namespace}", "cat", "/proc/net/dev"]
@@ -93,8 +97,8 @@ def two_machines(folder: Path) -> Iterator[tuple[Machine, Machine]]:
         machines = []
         for number, (name, cable) in enumerate(zip(names, cables, strict=True), start=1):
             _ip("-n", name, "address", "add", f"10.77.0.{number}/24", "dev", cable)
-            _ip("-n", name, "link", "set", cable, "up")
             machines.append(Machine("ab"[number - 1], f"10.77.0.{number}", name, cable, folder))
+            machines[-1].plug(cable=True)
         yield machines[0], machines[1]
     finally:
         for name in names:

@@ -23,7 +23,7 @@ from training.parallel.wrap import Parallel
 
 # New files that the other nodes look for, one a poll: a name that was looked up before it was there may stay unknown to
 # a network disk's client for a minute.
-PROBES = 40
+PROBES = 20
 POLL_SECONDS = 0.5
 PREFIX = ".shared-disk-"  # begins their names
 

@@ -99,7 +99,7 @@ def test_shipped_run_directories_train_the_same_model_on_the_same_batches(name: 
         ({"learning_rate": "fast"}, "learning_rate: got 'fast', wanted a number above 0"),
         ({"microbatch_size": 2.0}, "microbatch_size: got 2.0, wanted an integer of at least 1"),
         ({"min_train_tokens": -1}, "min_train_tokens: got -1, wanted an integer of at least 1"),
-        ({"parallel": "zero"}, """parallel: got 'zero', wanted "ddp" or "fsdp\""""),
+        ({"parallel": "zero"}, """parallel: got 'zero', wanted "ddp", "fsdp" or "hsdp\""""),
         ({"optimizer": "sgd"}, f"optimizer: got 'sgd', wanted {either(map(json.dumps, OPTIMIZERS))}"),
         (
             {"muon_split_qkv": True},
