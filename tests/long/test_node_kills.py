@@ -23,6 +23,7 @@ KEYS = {
     "log_interval": 1,
     "timeout_seconds": TIMEOUT,
     "keep_checkpoints": 2,
+    "max_epochs": 100,
 }
 
 
