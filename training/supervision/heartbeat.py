@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # missing from its __all__
 
 from common.errors import EXIT_ERROR
-from training.launch import restarts, torchrun_job
+from training.launch import environment_nodes, restarts, torchrun_job
 from training.parallel.process_group import Ranks, torchrun_store
 from training.supervision.beats import Beat, Beats, Departure
 from training.supervision.exit_record import ERROR, LOST
@@ -31,6 +31,7 @@ from training.supervision.stack_location import current_place, place_of_error
 BEAT_SECONDS = 1.0
 LOST_SECONDS = 60.0  # at most; a thread that only sleeps and beats is never busy for so long
 STOP_SECONDS = 20.0  # for the thread to end this process, because another rank was asked to stop
+STORE_POLLS = 20  # at least, without an answer of the store: a thread that ends this process polls less
 SPEAKER_SECONDS = 2.0  # the others' head start for the one that prints: torchrun ends all ranks after the first
 
 
@@ -61,6 +62,7 @@ class Heartbeat:
         # In polls. Half the timeout at most, so that this speaks before the collective that waits for the lost rank.
         self._patience = int(min(timeout_seconds / 2, LOST_SECONDS) / beat_seconds)
         self._count = 0  # own beats
+        self._polls = 0  # finished ones
         self._step: int | None = None  # that training is at
         self._departure: Departure | None = None
         self._error_place: str | None = None  # where this rank's error was raised
@@ -71,6 +73,8 @@ class Heartbeat:
             self._store = PrefixStore(prefix, torchrun_store())
             self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
             self._thread.start()
+            if environment_nodes() > 1:
+                threading.Thread(target=self._watch_store, name="store watch", daemon=True).start()
 
     def begin_step(self, step: int) -> None:
         """Put the step that training begins, counted from 1, into the beats."""
@@ -125,6 +129,7 @@ class Heartbeat:
             while not self._ending.is_set():
                 self._publish(self._departure)
                 self._poll()
+                self._polls += 1
                 if self.beats.departed("asked to stop"):
                     self._reactions.stopped()
                 lost = self.beats.lost(self._patience)
@@ -146,6 +151,26 @@ class Heartbeat:
             if self.ranks.coordinates:
                 _print("torchrun is gone: stopping at the next step")
             self._reactions.orphaned()
+
+    def _watch_store(self) -> None:
+        """End this process where torchrun's store, on the first node, has long not answered: that node is cut off.
+
+        A dead machine, unlike a dead process, leaves the heartbeat waiting in the store.
+        """
+        patience = max(self._patience, STORE_POLLS)
+        seen, silent = 0, 0
+        while not self._ending.wait(self._beat_seconds):
+            silent = silent + 1 if self._polls == seen else 0
+            seen = self._polls
+            if silent >= patience:
+                if self.ranks.local_rank == 0:
+                    seconds = silent * self._beat_seconds
+                    _print(
+                        f"the first node, {os.environ['MASTER_ADDR']}, has not answered for {seconds:.0f} s; the last "
+                        "checkpoint is as it was: run the same command again"
+                    )
+                self._reactions.lost()
+                os._exit(EXIT_ERROR)
 
     def _publish(self, departure: Departure | None) -> None:
         self._count += 1
