@@ -57,10 +57,13 @@ def make_state(network: GPT, train: TrainConfig, plan: Plan, numerics: Numerics,
     recompute, chunks = train.memory.recompute_blocks, train.memory.loss_chunks
     model = NextTokenLoss(network.to(ranks.device), recompute_blocks=recompute, chunks=chunks)
     kind, node_size = wrapper_and_node_size(train.execution.parallel, ranks)
-    parallel = parallelize(model, kind, numerics, plan.layout.accumulation, make_mesh(ranks.device, node_size))
+    parallel = parallelize(
+        model, kind, numerics, plan.layout.accumulation, make_mesh(ranks.device, node_size, ranks.timeout)
+    )
+    sharing = parallel.levels.inside if kind == "fsdp" else parallel.data_parallel
     return TrainState(
         parallel=parallel,
-        optimizer=Optimizer(parallel.named_parameters(), train.optimization, ranks.device, parallel.levels.inside),
+        optimizer=Optimizer(parallel.named_parameters(), train.optimization, ranks.device, sharing),
         loss_scale=LossScale(numerics.precision, ranks.device),
         guard=Guard(ranks, train.spikes),
     )

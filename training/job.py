@@ -55,6 +55,8 @@ def _train(
     ranks, ledger = heartbeat.ranks, TimeLedger(options.began, options.price_per_hour)
     with ledger.start_up():
         disks = NodeDisks(ranks) if options.replay is not None else find_disks(run, ranks)
+        if not disks.shared:
+            disks.on_each(lambda: supervision.lock_own_disk(run.directory))
         token_set, plan = _open_data(run, options, ranks)
         builder = LoopBuilder(
             run=run,

@@ -52,7 +52,7 @@ def resume(request: ResumeRequest, state: TrainState, disks: NodeDisks) -> Begin
         if archived is not None:
             print_lines(ranks, [f"--resume never: earlier results are now in {archived}"])
         return _begin(request, state, ranks)
-    found = find_on_nodes(checkpoints_of(directory), wanted, disks)
+    found = find_on_nodes(directory, wanted, disks)
     if found is None:
         return _begin(request, state, ranks)
     beginning = _load(found, request, state, ranks)

@@ -2,7 +2,10 @@
 
 import bisect
 import functools
+import socket
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -11,10 +14,11 @@ import torch.distributed as dist
 
 from common.errors import BadInput
 from training.checkpoints.checkpoint_manifest import MANIFEST, verify
-from training.checkpoints.directory import find
+from training.checkpoints.directory import find, steps_in
+from training.checkpoints.disk import Disk, checkpoints_of, new_archive
 from training.checkpoints.node_disks import NodeDisks
 from training.checkpoints.saved_state import STATE, read_state
-from training.checkpoints.storage import Checkpoint, NewFile, Storage, name_of
+from training.checkpoints.storage import Checkpoint, NewFile, name_of
 from training.checkpoints.tensor_files import OPTIMIZER, WEIGHTS
 from training.parallel.process_group import DOWNLOAD_TIMEOUT, gather
 from training.telemetry.reporter import print_lines
@@ -24,54 +28,74 @@ PIECE_BYTES = 64 << 20
 
 
 @attrs.frozen
-class HeldCheckpoint:
-    """The checkpoint to resume from, as one node would have it."""
+class HeldCheckpoints:
+    """What one node has."""
 
-    step: int
-    name: str
-    state_sha256: str
+    steps: dict[int, str]  # state_sha256 of each step's checkpoint, as its state.json has it
+    found: tuple[int, str] | None  # step and name of the one to resume from
+    problem: str | None  # why there is none
 
 
-def find_on_nodes(storage: Storage, wanted: str, disks: NodeDisks) -> Checkpoint | None:
+def find_on_nodes(run_directory: Path, wanted: str, disks: NodeDisks) -> Checkpoint | None:
     """Return the checkpoint to resume from, on this node's disk; None where no node has any. See `find`.
 
-    Call it on every rank. Raises BadInput where nodes have some and none is intact, or not the same of one step.
+    A node that has to be brought it puts into the archive what the bringing one does not have, too. Call it on every
+    rank. Raises BadInput where nodes have some and none is intact, or different newest ones.
     """
+    storage = checkpoints_of(run_directory)
     if disks.shared:
         return disks.on_each(lambda: find(storage, wanted))[0]
-
-    def look() -> tuple[HeldCheckpoint | None, str | None]:
-        try:
-            found = find(storage, wanted)
-        except BadInput as error:  # another node may have it
-            return None, str(error)
-        if found is None:
-            return None, None
-        state = read_state(found)
-        return HeldCheckpoint(state.position.step, found.name, state.state_sha256), None
-
-    on_nodes = disks.on_each(look)
-    held = [each for each, _ in on_nodes if each is not None]
-    if not held:
-        if problems := [problem for _, problem in on_nodes if problem is not None]:
+    on_nodes = disks.on_each(lambda: _look(storage, wanted))
+    found = [node.found for node in on_nodes if node.found is not None]
+    if not found:
+        if problems := [node.problem for node in on_nodes if node.problem is not None]:
             raise BadInput(problems[0])
         return None
-    newest = max(held, key=lambda each: each.step)
-    if others := {each.state_sha256 for each in held if each.step == newest.step} - {newest.state_sha256}:
+    newest, _ = max(found)
+    holds = [node.found is not None and node.found[0] == newest for node in on_nodes]
+    source = holds.index(True)
+    digests = {node.steps.get(newest) for node, holding in zip(on_nodes, holds, strict=True) if holding}
+    if len(digests) > 1:
         raise BadInput(
-            f"{storage.where(newest.name)}: nodes have different ones of this name, with state_sha256 "
-            f"{newest.state_sha256[:12]}... and {min(others)[:12]}...: of different runs; move one away"
+            f"{storage.where(name_of(newest))}: nodes have different ones, with state_sha256 "
+            f"{' and '.join(sorted(map(str, digests)))}, of different runs; move the checkpoints of one away"
         )
-    holders = [each is not None and each.step == newest.step for each, _ in on_nodes]
     keepers = [rank for rank, keeps in enumerate(gather(disks.ranks, disks.keeps)) if keeps]
-    own = on_nodes[bisect.bisect(keepers, disks.ranks.rank) - 1][0]  # this node's
-    holds = own is not None and own.step == newest.step
-    checkpoint = Checkpoint(storage, own.name if own is not None and holds else name_of(newest.step))
-    source = keepers[holders.index(True)]
-    if taking := [rank for rank, held_there in zip(keepers, holders, strict=True) if not held_there]:
-        print_lines(disks.ranks, [f"bringing {name_of(newest.step)} to {len(taking)} of {len(keepers)} nodes"])
-        _bring(checkpoint, source, taking, disks)
+    place = bisect.bisect(keepers, disks.ranks.rank) - 1  # this node's
+    own = on_nodes[place]
+    checkpoint = Checkpoint(storage, own.found[1] if own.found is not None and holds[place] else name_of(newest))
+    if taking := [rank for rank, held_there in zip(keepers, holds, strict=True) if not held_there]:
+        print_lines(disks.ranks, [f"bringing {name_of(newest)} to {len(taking)} of {len(keepers)} nodes"])
+        known = on_nodes[source].steps
+        strange = [name_of(step) for step, digest in own.steps.items() if known.get(step) != digest]
+        archived = disks.on_each(lambda: None if holds[place] else _archive(storage, {*strange, name_of(newest)}))
+        print_lines(
+            disks.ranks, [f"what is not its run's or damaged there is now in {each}" for each in archived if each]
+        )
+        _bring(checkpoint, keepers[source], taking, disks)
     return checkpoint
+
+
+def _look(storage: Disk, wanted: str) -> HeldCheckpoints:
+    """Return what this node's disk has."""
+    steps = {}
+    for name in steps_in(storage):
+        with suppress(BadInput):  # a damaged one
+            state = read_state(Checkpoint(storage, name))
+            steps[state.position.step] = state.state_sha256
+    try:
+        found = find(storage, wanted)
+    except BadInput as error:  # another node may have it
+        return HeldCheckpoints(steps, None, str(error))
+    return HeldCheckpoints(steps, None if found is None else (read_state(found).position.step, found.name), None)
+
+
+def _archive(storage: Disk, names: set[str]) -> str | None:
+    """Set aside those of these checkpoints that are there; return where, with this node's host name."""
+    present = sorted(name for name in names if storage.exists(name))
+    if not present:
+        return None
+    return f"{socket.gethostname()}:{storage.set_aside(new_archive(storage.directory.parent), present)}"
 
 
 def _bring(checkpoint: Checkpoint, source: int, taking: list[int], disks: NodeDisks) -> None:

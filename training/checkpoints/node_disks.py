@@ -4,6 +4,7 @@ Of several, the first node's alone has metrics, chart and exit record.
 """
 
 import functools
+import json
 import socket
 import time
 from collections.abc import Callable
@@ -18,13 +19,13 @@ from common.errors import BadInput
 from common.files import writing
 from training.config.train_config import Run
 from training.parallel.mesh import ALONE, RankGroup
-from training.parallel.process_group import Ranks, from_coordinator, gather, together
+from training.parallel.process_group import Ranks, gather, together
 from training.parallel.wrap import Parallel
 
-# New files that the other nodes look for, one a poll: a name that was looked up before it was there may stay unknown to
-# a network disk's client for a minute.
+# Files by which each node looks for the others, one a poll: what a network disk's client did not find once, it may not
+# look for again for a minute.
 PROBES = 20
-POLL_SECONDS = 0.5
+POLL_SECONDS = 1.0
 PREFIX = ".shared-disk-"  # begins their names
 
 Value = TypeVar("Value")
@@ -59,51 +60,63 @@ class NodeDisks:
 def find_disks(run: Run, ranks: Ranks) -> NodeDisks:
     """Return whether the nodes share the run directory. Call it on every rank.
 
-    Raises BadInput where some do and others do not, where theirs have other configurations, and where each would have
-    shards of its own only.
+    Raises BadInput where nodes have other configurations, where some share a disk and others do not, and where each
+    would have shards of its own only.
     """
     if ranks.local_world_size == ranks.world_size:  # one node; then so on all ranks
         return NodeDisks(ranks)
-    directory = run.directory
-    names = from_coordinator(ranks, lambda: [f"{PREFIX}{uuid4().hex}-{number}" for number in range(PROBES)])
+    _check_configurations(run, ranks)
+    directory, leads = run.directory, ranks.local_rank == 0
+    probes = [probe for probe in gather(ranks, f"{PREFIX}{uuid4().hex}" if leads else None) if probe is not None]
+    own = probes[sum(gather(ranks, leads)[: ranks.rank + 1]) - 1]  # this node's
 
     def write() -> None:
-        for earlier in directory.glob(f"{PREFIX}*"):  # of a job that was killed
-            earlier.unlink(missing_ok=True)
-        for name in names:
-            with writing(directory / name):
-                (directory / name).touch()
+        for number in range(PROBES):
+            with writing(directory / f"{own}-{number}"):
+                (directory / f"{own}-{number}").touch()
 
     try:
-        from_coordinator(ranks, write)
-        see = functools.partial(_see, directory, names)
-        seen = together(ranks, see, only=ranks.local_rank == 0, group=ranks.download)
+        together(ranks, write, only=leads)
+        see = functools.partial(_see, directory, [probe for probe in probes if probe != own])
+        seen = together(ranks, see, only=leads, group=ranks.download)
     finally:
-        if ranks.coordinates:
-            for name in names:
-                with suppress(OSError):
-                    (directory / name).unlink()
-    if all(sees for _, sees in seen):
+        for path in directory.glob(f"{own}-*") if leads else ():
+            with suppress(OSError):
+                path.unlink()
+    counts = [count for _, count in seen]
+    if min(counts) == len(probes) - 1:
         return NodeDisks(ranks)
-    others = ", ".join(host for host, sees in seen if not sees)
-    where = f"{directory}: on {others} it is not the run directory of the first node, {seen[0][0]}"
-    if any(sees for _, sees in seen[1:]):
-        raise BadInput(f"{where}, but on other nodes it is; give all nodes one shared disk, or each its own")
+    where = f"{directory}: it is not one directory on all nodes, {', '.join(host for host, _ in seen)}"
+    if max(counts) > 0:
+        raise BadInput(f"{where}, but on some; give all nodes one shared disk, or each its own")
     if run.train.execution.parallel == "fsdp":
         raise BadInput(
             f'{where}: parallel "fsdp" shards over all nodes, and none would have a whole checkpoint; set parallel to '
             '"hsdp" or "ddp", or put the run directory on a disk that all nodes share'
         )
-    configurations = gather(ranks, (attrs.asdict(run.model), run.train.flat()))
-    if any(other != configurations[0] for other in configurations):
-        raise BadInput(f"{where}, and has another model.json or train.json; bring the same files to all nodes")
     return NodeDisks(ranks, shared=False)
 
 
-def _see(directory: Path, names: list[str]) -> tuple[str, bool]:
-    """Return this node's host name, and whether one of the files appears."""
-    for name in names:
-        if (directory / name).exists():
-            return socket.gethostname(), True
+def _check_configurations(run: Run, ranks: Ranks) -> None:
+    """Raise BadInput where a node would train another run: its collectives would not meet the others'."""
+    own = {f"model.{key}": value for key, value in attrs.asdict(run.model).items()}
+    own |= {f"train.{key}": value for key, value in run.train.flat().items()}
+    told = gather(ranks, (socket.gethostname(), own))
+    for host, values in told:
+        for key, value in told[0][1].items():
+            if values[key] != value:
+                raise BadInput(
+                    f"{run.directory}: {key}: got {json.dumps(values[key])} on {host}, but {json.dumps(value)} on the "
+                    f"first node, {told[0][0]}; bring the same model.json, train.json and --set to all nodes"
+                )
+
+
+def _see(directory: Path, probes: list[str]) -> tuple[str, int]:
+    """Return this node's host name, and how many of the others' files appear."""
+    missing = set(probes)
+    for number in range(PROBES):
+        missing -= {probe for probe in missing if (directory / f"{probe}-{number}").exists()}
+        if not missing:
+            break
         time.sleep(POLL_SECONDS)
-    return socket.gethostname(), False
+    return socket.gethostname(), len(probes) - len(missing)

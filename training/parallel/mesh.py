@@ -6,12 +6,13 @@ over the ranks of the first level: FSDP2, called HSDP with two levels. Only trai
 else takes a `RankGroup`.
 """
 
+from datetime import timedelta
 from typing import Any
 
 import attrs
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 
 from common.errors import BadInput
 from training.parallel.process_group import Ranks, gather
@@ -51,14 +52,15 @@ class Levels:
         return self.inside.size * self.across.size
 
 
-def make_mesh(device: torch.device, node_size: int | None = None) -> DeviceMesh:
+def make_mesh(device: torch.device, node_size: int | None = None, timeout: timedelta | None = None) -> DeviceMesh:
     """Return the mesh of all ranks: on two levels with a `node_size`, the ranks of each node.
 
-    With one level it adds no process group to the default one.
+    `timeout`: of the groups of each level. With one level it adds no process group to the default one.
     """
     if node_size is not None:
-        shape = (dist.get_world_size() // node_size, node_size)
-        return init_device_mesh(device.type, shape, mesh_dim_names=(ACROSS, INSIDE))
+        mesh = torch.arange(dist.get_world_size()).view(-1, node_size)
+        groups = [_own_group(ranks.tolist(), timeout) for ranks in (mesh.T, mesh)]
+        return DeviceMesh.from_group(groups, device.type, mesh=mesh, mesh_dim_names=(ACROSS, INSIDE))
     group = dist.group.WORLD
     assert group is not None  # torch: the process group is not initialized
     return DeviceMesh.from_group(group, device.type, mesh_dim_names=(INSIDE,))
@@ -98,6 +100,12 @@ def wrapper_and_node_size(parallel: str, ranks: Ranks) -> tuple[str, int | None]
             raise BadInput(f'parallel: "hsdp": got nodes of {sizes} ranks, wanted as many on each; or use "fsdp"')
         return ("ddp", None) if size == 1 else ("fsdp", size)
     return "ddp", size if alike and size > 1 and size.bit_count() == 1 else None
+
+
+def _own_group(groups: list[list[int]], timeout: timedelta | None) -> Any:
+    """Return the process group that has this rank, of groups that all ranks make."""
+    made = [dist.new_group(ranks, timeout=timeout) for ranks in groups]
+    return next(group for ranks, group in zip(groups, made, strict=True) if dist.get_rank() in ranks)
 
 
 def _dimension(mesh: DeviceMesh, name: str) -> RankGroup:

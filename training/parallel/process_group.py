@@ -44,6 +44,7 @@ class Ranks:
     device: torch.device
     control: Any  # dist.ProcessGroup
     download: Any  # likewise
+    timeout: timedelta = STORE_TIMEOUT  # of collectives on device tensors
 
     @property
     def coordinates(self) -> bool:
@@ -84,6 +85,7 @@ def start(device_kind: str | None, timeout_seconds: int) -> Ranks:
         device=device,
         control=dist.new_group(backend="gloo", timeout=timeout),
         download=dist.new_group(backend="gloo", timeout=DOWNLOAD_TIMEOUT),
+        timeout=options["timeout"],
     )
 
 

@@ -30,6 +30,7 @@ from training.supervision.stack_location import current_place, place_of_error
 
 BEAT_SECONDS = 1.0
 LOST_SECONDS = 60.0  # at most; a thread that only sleeps and beats is never busy for so long
+STOPPED_SECONDS = 5.0  # for torchrun to ask this rank to stop, too
 STOP_SECONDS = 20.0  # for the thread to end this process, because another rank was asked to stop
 STORE_POLLS = 20  # at least, without an answer of the store: a thread that ends this process polls less
 SPEAKER_SECONDS = 2.0  # the others' head start for the one that prints: torchrun ends all ranks after the first
@@ -40,7 +41,7 @@ class Reactions:
     """What to do when other processes are gone."""
 
     lost: Callable[[], object]  # this process ends because another rank is gone
-    stopped: Callable[[], object]  # another rank was asked to stop, and ends at once
+    stopped: Callable[[], object]  # another rank was asked to stop some seconds ago, and ends at once
     orphaned: Callable[[], object]  # torchrun is gone
 
 
@@ -63,6 +64,7 @@ class Heartbeat:
         self._patience = int(min(timeout_seconds / 2, LOST_SECONDS) / beat_seconds)
         self._count = 0  # own beats
         self._polls = 0  # finished ones
+        self._stopped_polls = 0  # since another rank was asked to stop
         self._step: int | None = None  # that training is at
         self._departure: Departure | None = None
         self._error_place: str | None = None  # where this rank's error was raised
@@ -86,13 +88,15 @@ class Heartbeat:
     def __exit__(self, _: object, error: BaseException | None, trace: TracebackType | None) -> None:
         """End the heartbeat; if a collective has failed, first print where every rank is."""
         cut_off = error is not None and _of_collective(error)
+        if cut_off and self._thread is not None:
+            time.sleep(self._beat_seconds)  # until a beat has told why
+            if self.beats.departed("asked to stop"):
+                self._thread.join(STOP_SECONDS)  # it ends this process
         self._error_place = None if error is None else place_of_error(trace)
         self._departure = "done" if error is None else "cut off" if cut_off else "failed"
         self._ending.set()
         if self._thread is None:
             return
-        if cut_off and self.beats.departed("asked to stop"):
-            self._thread.join(STOP_SECONDS)
         self._thread.join((6 if cut_off else 3) * self._beat_seconds)  # longer only where torchrun stands still
         if cut_off and not self.beats.departed("failed"):
             self._reactions.lost()
@@ -131,7 +135,9 @@ class Heartbeat:
                 self._poll()
                 self._polls += 1
                 if self.beats.departed("asked to stop"):
-                    self._reactions.stopped()
+                    self._stopped_polls += 1
+                    if self._stopped_polls * self._beat_seconds >= STOPPED_SECONDS:
+                        self._reactions.stopped()
                 lost = self.beats.lost(self._patience)
                 if lost:
                     self._end_without(lost)

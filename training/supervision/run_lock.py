@@ -16,7 +16,7 @@ import attrs
 from common.file_lock import lock
 from common.files import writing
 from common.json_files import open_descriptor
-from training.launch import environment_nodes, restarts, torchrun_job
+from training.launch import environment_nodes, restarts, torchrun_identity
 
 LOCK_FILE = ".lock"
 LOCK_CHARACTERS = 1 << 20  # more than is ever written there
@@ -27,7 +27,6 @@ LOCK_SECONDS = 30.0  # to wait for a job that is about to end
 class LockHolder:
     """A group of ranks, as the lock file has it."""
 
-    job: str | None  # torchrun's name of it
     nodes: int
     torchruns: Collection[str]  # launch.torchrun_identity of each
     resumed: bool = False  # it has done what --resume asked
@@ -44,14 +43,15 @@ class RunLock:
 
     @property
     def restarted(self) -> bool:
-        """True if torchrun has restarted a group of this job that held it, on as many nodes."""
-        return self._before is not None and self._restarts(self._before) and self._before.nodes == environment_nodes()
+        """True if this rank's torchrun has restarted a group that held it, on as many nodes."""
+        before = self._before
+        again = before is not None and torchrun_identity() in before.torchruns and restarts() > 0
+        return again and before is not None and before.nodes == environment_nodes()
 
     def write_job(self, torchruns: Collection[str]) -> None:
         """Write who holds it, once the ranks have met. `torchruns`: those that have started them."""
         before, self._torchruns = self._before, sorted(torchruns)
-        if before is not None and before.resumed:
-            self.resumed = self._restarts(before) or not set(before.torchruns).isdisjoint(torchruns)
+        self.resumed = before is not None and before.resumed and not set(before.torchruns).isdisjoint(torchruns)
         self._write()
 
     def write_resumed(self) -> None:
@@ -59,16 +59,10 @@ class RunLock:
         self.resumed = True
         self._write()
 
-    @staticmethod
-    def _restarts(before: LockHolder) -> bool:
-        return restarts() > 0 and before.job == torchrun_job()
-
     def _write(self) -> None:
         if self.file is None:
             return
-        holder = LockHolder(
-            job=torchrun_job(), nodes=environment_nodes(), torchruns=self._torchruns, resumed=self.resumed
-        )
+        holder = LockHolder(nodes=environment_nodes(), torchruns=self._torchruns, resumed=self.resumed)
         with suppress(OSError):  # a full disk: a restarted group then obeys --resume again, and archives what it moves
             self.file.truncate(0)
             self.file.write(json.dumps(attrs.asdict(holder)))

@@ -18,7 +18,7 @@ agree (stop_request.py), and one rank's request makes all of them save and end a
 
 A signal may be torchrun's own, sent to the others after one rank's death. In start a rank cannot tell, so the record is
 not final: a group of ranks that torchrun restarts goes on. After a final "stopped" or "diverged" the ranks end torchrun
-on each node, which would restart them (`end_torchrun`); a group that it has restarted nevertheless ends again at once.
+of several nodes, which would restart them (`end_torchrun`); a group that it restarts nevertheless ends again at once.
 On another number of nodes it goes on: torchrun also asks ranks to stop because a node has come.
 
 Loss of a rank; nothing is saved. A process that dies: torchrun ends the others, by SIGTERM. One that freezes has no
@@ -42,11 +42,12 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from common.errors import EXIT_ERROR, EXIT_STOPPED, BadInput
-from training.launch import torchrun_identity, torchrun_process, will_restart
+from training.launch import environment_nodes, torchrun_identity, torchrun_process, will_restart
 from training.supervision.exit_record import LOST, ExitRecord, final_status
 from training.supervision.run_lock import RunLock, take_run_lock
 from training.supervision.signals import receive_signals
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from training.supervision.heartbeat import Heartbeat
 
 TORCHRUN_SECONDS = 5.0  # for torchrun to ask its ranks to stop, once another node's has
+FIRST_RANK_SECONDS = 120.0  # for the first rank of a node to end, which draws the chart
 
 
 class Supervision:
@@ -95,22 +97,31 @@ class Supervision:
             raise BadInput("torchrun is gone, or does not answer; run the same command again", alone=True) from error
         return self._heartbeat
 
+    def lock_own_disk(self, run_directory: Path) -> None:
+        """Lock a run directory that other nodes do not share. Raises BadInput when another job has locked it."""
+        if self.run_lock.file is None:
+            self.run_lock = take_run_lock(run_directory)
+
     def begin_training(self) -> None:
         """From now on, only note requests to stop."""
         self._training = True
 
     def end_torchrun(self) -> None:
-        """End this node's torchrun where it would restart ranks that have all stopped or diverged.
+        """On several nodes, end this one's torchrun where it would restart ranks that have all stopped or diverged.
 
         Not where it has asked them to stop: it then ends by itself, or another node has come and they shall go on. The
         torchruns of other nodes need not have been asked; left alone, they would wait for this one.
         """
         torchrun = torchrun_process()
-        if torchrun is None or not will_restart() or self.stop_asked.wait(TORCHRUN_SECONDS):
+        if torchrun is None or not will_restart() or environment_nodes() == 1 or self.stop_asked.wait(TORCHRUN_SECONDS):
             return
-        if os.environ["LOCAL_RANK"] == "0":
-            os.kill(torchrun, signal.SIGTERM)
-        self.stop_asked.wait(TORCHRUN_SECONDS)  # torchrun tells all once it has heard; a rank that ends is restarted
+        # torchrun tells all once it has heard; were a rank to end before, it would restart them
+        if os.environ["LOCAL_RANK"] != "0":
+            self.stop_asked.wait(FIRST_RANK_SECONDS)
+        elif torchrun_process() == torchrun:
+            with suppress(ProcessLookupError):
+                os.kill(torchrun, signal.SIGTERM)
+            self.stop_asked.wait(TORCHRUN_SECONDS)
 
     def _end_as_lost(self) -> None:
         self.exit_record.write(EXIT_ERROR, LOST)
@@ -121,7 +132,7 @@ class Supervision:
         self.stop_asked.set()
 
     def _on_others_stopped(self) -> None:
-        if not (self._training or self.stop_asked.wait(TORCHRUN_SECONDS)):  # else torchrun has asked this node's, too
+        if not (self._training or self.stop_asked.is_set()):  # else torchrun has asked this node's, too
             self._training = True  # torchrun's signal, when it ends, changes nothing
             self._stop_before_training("a stop on another node", self.end_torchrun)
 

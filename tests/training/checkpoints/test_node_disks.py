@@ -73,6 +73,8 @@ def test_every_node_has_whole_checkpoints_and_any_of_them_is_enough(
         damaged.seek(-1, 2)
         damaged.write(b"\x55")
     assert "bringing step-00000002 to 1 of 2 nodes" in continue_until(4)
+    [archived] = run.glob("archive/*/checkpoints/step-00000002")
+    assert (archived / WEIGHTS).read_bytes()[-1] == 0x55  # damaged, but not deleted
     shutil.rmtree(other / "checkpoints")
     assert "bringing step-00000004 to 1 of 2 nodes" in continue_until(6)
     shutil.rmtree(run / "checkpoints")
@@ -87,6 +89,30 @@ def test_every_node_has_whole_checkpoints_and_any_of_them_is_enough(
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+def test_what_a_node_has_of_another_run_is_set_aside_and_never_deleted(
+    make_run: Callable[..., Path], machines: tuple[Machine, Machine]
+) -> None:
+    keys = {"checkpoint_interval": 2, "keep_checkpoints": 1}
+    other_run, run = make_run("other", **keys | {"random_seed": 7}), make_run("run", **keys)
+    disk = own_disk(run, machines[1])
+    assert train(other_run, "--max-steps", "4").returncode == 0
+    shutil.copytree(other_run / "checkpoints", disk / "checkpoints", symlinks=True)
+    assert train(run, "--max-steps", "6").returncode == 0
+    (status, output, errors), (other, *_) = train_on(machines, run)
+    assert (status, other) == (0, 0), output + errors
+    assert "bringing step-00000006 to 1 of 2 nodes" in output
+    [archived] = disk.glob("archive/*/checkpoints/step-00000004")
+    assert (archived / WEIGHTS).read_bytes() == (other_run / "checkpoints/step-00000004" / WEIGHTS).read_bytes()
+    shutil.rmtree(disk / "checkpoints")
+    assert train(other_run).returncode == 0
+    shutil.copytree(other_run / "checkpoints", disk / "checkpoints", symlinks=True)
+    (status, _, errors), (other, *_) = train_on(machines, run)
+    assert (status, other) == (1, 1)
+    assert "step-00000008: nodes have different ones, with state_sha256" in errors
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_what_nodes_apart_cannot_do_is_one_line(
     make_run: Callable[..., Path], machines: tuple[Machine, Machine]
 ) -> None:
@@ -94,11 +120,11 @@ def test_what_nodes_apart_cannot_do_is_one_line(
     disk = own_disk(run, machines[1])
     (status, _, errors), (other, *_) = train_on(machines, run, "--set", "parallel=fsdp")
     assert (status, other) == (1, 1)
-    where = f"train.py: {run}: on b it is not the run directory of the first node, a"
+    where = f"train.py: {run}: it is not one directory on all nodes, a, b"
     assert f'{where}: parallel "fsdp" shards over all nodes, and none would have a whole checkpoint' in errors
     values = json.loads((disk / "train.json").read_text())
     (disk / "train.json").write_text(json.dumps(values | {"learning_rate": 0.02}))
     (status, _, errors), (other, *_) = train_on(machines, run)
     assert (status, other) == (1, 1)
-    assert f"{where}, and has another model.json or train.json" in errors
+    assert f"train.py: {run}: train.learning_rate: got 0.02 on b, but 0.01 on the first node, a; bring" in errors
     assert not (run / "checkpoints").exists() and not [path for path in run.iterdir() if "shared-disk" in path.name]

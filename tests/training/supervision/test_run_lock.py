@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import BadInput
+from training.supervision import run_lock
 from training.supervision.run_lock import LOCK_FILE, RunLock, take_run_lock
 
 
@@ -42,30 +43,30 @@ def test_a_link_in_the_place_of_the_lock_is_followed(tmp_path: Path) -> None:
     [
         (1, {"resumed": False}, (True, False)),
         (1, {}, (True, True)),
-        (1, {"torchruns": ["c"]}, (True, True)),
         (1, {"nodes": 2}, (False, True)),  # after a stop by which torchrun let a node go
         (0, {}, (False, True)),  # a node has come: torchrun does not count that
-        (0, {"torchruns": ["c"]}, (False, False)),  # the first group of a new job of the same name
-        (1, {"job": "day", "torchruns": ["c"]}, (False, False)),
+        (1, {"torchruns": ["d", "c"]}, (False, True)),  # rank 0 was on another node
+        (0, {"torchruns": ["c"]}, (False, False)),  # the first group of a new job
+        (1, {"torchruns": ["c"]}, (False, False)),  # which failed before its ranks had met
         (1, None, (False, False)),
     ],
 )
-def test_a_later_group_of_a_job_knows_it_by_its_name_and_its_torchruns(
+def test_a_later_group_of_a_job_knows_it_by_its_torchruns(
     restarts: int,
     before: dict[str, object] | None,
     known: tuple[bool, bool],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    holder = {"job": "night", "nodes": 1, "torchruns": ["a", "b"], "resumed": True}
+    holder = {"nodes": 1, "torchruns": ["a", "b"], "resumed": True}
     (tmp_path / LOCK_FILE).write_text("night resumed" if before is None else json.dumps(holder | before))
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "night")
+    monkeypatch.setattr(run_lock, "torchrun_identity", lambda: "b")
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(restarts))
     lock = take_run_lock(tmp_path)
     restarted = lock.restarted
     lock.write_job({"b", "d"})
     assert (restarted, lock.resumed) == known
-    written = {"job": "night", "nodes": 1, "torchruns": ["b", "d"], "resumed": known[1]}
+    written = {"nodes": 1, "torchruns": ["b", "d"], "resumed": known[1]}
     assert json.loads((tmp_path / LOCK_FILE).read_text()) == written
     lock.write_resumed()
     assert json.loads((tmp_path / LOCK_FILE).read_text()) == written | {"resumed": True}
