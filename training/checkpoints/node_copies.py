@@ -69,9 +69,7 @@ def find_on_nodes(run_directory: Path, wanted: str, disks: NodeDisks) -> Checkpo
         known = on_nodes[source].steps
         strange = [name_of(step) for step, digest in own.steps.items() if known.get(step) != digest]
         archived = disks.on_each(lambda: None if holds[place] else _archive(storage, {*strange, name_of(newest)}))
-        print_lines(
-            disks.ranks, [f"what is not its run's or damaged there is now in {each}" for each in archived if each]
-        )
+        print_lines(disks.ranks, [f"what else was there is now in {where}" for where in archived if where])
         _bring(checkpoint, keepers[source], taking, disks)
     return checkpoint
 

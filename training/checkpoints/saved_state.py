@@ -64,7 +64,7 @@ def read_state(checkpoint: Checkpoint) -> SavedState:
     """Return a checkpoint's `state.json`. Raises BadInput for a damaged one, or another version's."""
     file = checkpoint.file(STATE)
     if not file.exists():
-        raise BadInput(f"{file}: not there; wanted the run directory on a disk that all machines share", alone=True)
+        raise BadInput(f"{file}: not there; it has to be on every machine's disk, or on one that all share", alone=True)
     values = read_json(file, advice=_ADVICE)
     if values.get("format") != FORMAT:
         raise BadInput(

@@ -44,11 +44,10 @@ def test_two_nodes_of_two_ranks_have_the_bits_of_one_process(make_run: Callable[
     assert metrics(nodes, "validation_loss") == metrics(alone, "validation_loss")
 
 
-@pytest.mark.parametrize("kind", ["ddp", "hsdp"])
-def test_without_determinism_two_levels_train_as_well(make_run: Callable[..., Path], kind: str) -> None:
+def test_without_determinism_hsdp_trains_as_well(make_run: Callable[..., Path]) -> None:
     alone, nodes = make_run("alone", determinism="off"), make_run("nodes", determinism="off")
     train_on(alone, (1, 1), "ddp")
-    train_on(nodes, (2, 2), kind)
+    train_on(nodes, (2, 2), "hsdp")
     losses = metrics(alone, "train_loss")
     assert metrics(nodes, "train_loss") == {step: pytest.approx(loss, abs=1e-3) for step, loss in losses.items()}
 
