@@ -79,13 +79,13 @@ def torchrun_process() -> int | None:
 
 def torchrun_identity() -> str | None:
     """Return what tells the torchrun that started this process from all others, on any machine; None without."""
-    if torchrun_job() is None:
+    if (job := torchrun_job()) is None:
         return None
     try:
         began = str(_started_ticks(os.getppid()))
     except OSError:
         began = "unknown"
-    return f"{socket.gethostname()} {os.getppid()} {began}"
+    return f"{job} {socket.gethostname()} {os.getppid()} {began}"
 
 
 def job_seconds() -> float:

@@ -17,7 +17,8 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # missing 
 from common.errors import BadInput
 from common.files import system_error
 from training.hardware.usable_gpus import choose_device, use_gpu
-from training.launch import environment_local_world_size, environment_rank, restarts
+from training.launch import environment_local_world_size, environment_nodes, environment_rank, restarts
+from training.parallel.generation import agree_on_generation
 from training.parallel.network_interface import choose_interface
 
 CONNECT_TIMEOUT = timedelta(seconds=10)  # to torchrun, which starts before its ranks
@@ -45,6 +46,7 @@ class Ranks:
     control: Any  # dist.ProcessGroup
     download: Any  # likewise
     timeout: timedelta = STORE_TIMEOUT  # of collectives on device tensors
+    generation: str = "0"  # of these processes, in what torchrun restarts
 
     @property
     def coordinates(self) -> bool:
@@ -75,6 +77,11 @@ def start(device_kind: str | None, timeout_seconds: int) -> Ranks:
         use_gpu(device)
         options.update(backend="cpu:gloo,cuda:nccl", device_id=device, timeout=timeout + NCCL_EXTRA)
     store, rank, world_size = _rendezvous()
+    generation = str(restarts())
+    if environment_nodes() > 1:
+        generation = agree_on_generation(store, rank, world_size, STORE_TIMEOUT)
+    # After a restart the store may be the same, with stale addresses of the failed group.
+    store = dist.PrefixStore(f"start {generation}", store)  # type: ignore[attr-defined]  # missing from its __all__
     choose_interface(store, rank, world_size)
     dist.init_process_group(**options, store=store, rank=rank, world_size=world_size)
     return Ranks(
@@ -86,6 +93,7 @@ def start(device_kind: str | None, timeout_seconds: int) -> Ranks:
         control=dist.new_group(backend="gloo", timeout=timeout),
         download=dist.new_group(backend="gloo", timeout=DOWNLOAD_TIMEOUT),
         timeout=options["timeout"],
+        generation=generation,
     )
 
 
@@ -146,5 +154,4 @@ def _rendezvous() -> tuple[Any, int, int]:
         store, rank, world_size = torchrun_store(), environment_rank(), int(os.environ["WORLD_SIZE"])
     else:  # another launcher: rank 0 hosts the store, and may start late
         store, rank, world_size = next(dist.rendezvous("env://"))  # type: ignore[attr-defined]
-    # After a restart torchrun --standalone has the same store, with stale addresses of the failed group.
-    return dist.PrefixStore(f"start {restarts()}", store), rank, world_size  # type: ignore[attr-defined]
+    return store, rank, world_size

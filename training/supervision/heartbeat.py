@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # missing from its __all__
 
 from common.errors import EXIT_ERROR
-from training.launch import environment_nodes, restarts, torchrun_job
+from training.launch import environment_nodes, torchrun_job
 from training.parallel.process_group import Ranks, torchrun_store
 from training.supervision.beats import Beat, Beats, Departure
 from training.supervision.exit_record import ERROR, LOST
@@ -71,7 +71,7 @@ class Heartbeat:
         self._ending = threading.Event()  # set when the thread has to end
         self._thread = None
         if torchrun_job() is not None:
-            prefix = f"heartbeat/{torchrun_job()}/{restarts()}"  # without the beats of an earlier group
+            prefix = f"heartbeat/{torchrun_job()}/{ranks.generation}"  # without the beats of an earlier group
             self._store = PrefixStore(prefix, torchrun_store())
             self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
             self._thread.start()

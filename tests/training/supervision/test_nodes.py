@@ -11,6 +11,7 @@ import pytest
 from tests.conftest import ROOT, metrics, train
 from tests.machines import TORCHRUN, Machine, two_machines
 from tests.training.supervision.runs import LONG, SLOW, outcome, wait_for_step, wait_until
+from tests.walks import kill
 from training.telemetry.metrics_log import read_metrics
 
 SECONDS = 300  # a hang
@@ -26,13 +27,18 @@ def machines(tmp_path: Path) -> Iterator[tuple[Machine, Machine]]:
 
 def torchrun_of(process: subprocess.Popen[str]) -> int:
     """Return the process id of the torchrun that a machine runs."""
-    for line in subprocess.run(
-        ["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True
-    ).stdout.splitlines():
-        pid, parent = map(int, line.split())
-        if parent == process.pid:  # unshare's child
-            return pid
-    raise AssertionError("no torchrun")
+    return children_of(process.pid)[0]  # unshare's only one
+
+
+def children_of(process: int) -> list[int]:
+    """Return the process ids of a process's children."""
+    command = ["ps", "-o", "pid=", "--ppid", str(process)]
+    return [int(pid) for pid in subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()]
+
+
+def starts(run: Path) -> list[int]:
+    """Return the world size of each start."""
+    return [record["world_size"] for record in read_metrics(run) if record.get("event") == "start"]
 
 
 @pytest.mark.slow
@@ -60,8 +66,9 @@ def test_a_stop_on_one_node_ends_all_though_torchrun_would_restart_them(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("failed", [False, True])
 def test_a_node_that_joins_is_no_stop_and_starts_nothing_anew(
-    make_run: Callable[..., Path], machines: tuple[Machine, Machine]
+    make_run: Callable[..., Path], machines: tuple[Machine, Machine], failed: bool
 ) -> None:
     alone, run = make_run("alone", **LONG | STEPS), make_run("run", **LONG | STEPS)
     assert train(alone, "--hash-every", "20").returncode == 0
@@ -71,14 +78,16 @@ def test_a_node_that_joins_is_no_stop_and_starts_nothing_anew(
         own = (f"--rdzv-conf=is_host={int(node is machines[0])}", f"--local-addr={node.address}")
         # torch 2.13's torchrun cannot grow with this
         environment = SLOWLY | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-        options = (str(SLOW), str(run), "--hash-every", "20", "--resume", "never")
+        options = ("--max-restarts=1", str(SLOW), str(run), "--hash-every", "20", "--resume", "never")
         nodes.append(node.start(*TORCHRUN, *meeting, *own, *options, environment=environment))
         if len(nodes) == 1:
             wait_for_step(run, 20, nodes[0])
+            if failed:  # this node's torchrun then counts a restart, that of the other does not
+                kill(children_of(torchrun_of(nodes[0]))[0])
+                wait_until(lambda: len(starts(run)) == 2, nodes[0])
     outputs = [node.communicate(timeout=SECONDS) for node in nodes]
     assert [node.returncode for node in nodes] == [0, 0], outputs
     assert outcome(run) == "done"
-    sizes = [record["world_size"] for record in read_metrics(run) if record.get("event") == "start"]
-    assert sizes == [1, 2]
+    assert starts(run) == ([1, 1, 2] if failed else [1, 2])
     assert not list(run.glob("archive*"))
     assert metrics(run, "state_sha256") == metrics(alone, "state_sha256")

@@ -187,15 +187,15 @@ def start(*arguments):
     return plain_start(*arguments)
 
 
-def resume(request, state, ranks):
+def resume(request, state, disks):
     if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-        if ranks.rank == 1:
+        if disks.ranks.rank == 1:
             time.sleep(1)
             if os.environ["DEATH"] == "error":
                 raise ValueError("broken")
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(5)  # as while it reads a large checkpoint
-    return plain(request, state, ranks)
+    return plain(request, state, disks)
 
 
 job.resume, process_group.start = resume, start
