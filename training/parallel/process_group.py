@@ -18,7 +18,7 @@ from common.errors import BadInput
 from common.files import system_error
 from training.hardware.usable_gpus import choose_device, use_gpu
 from training.launch import environment_local_world_size, environment_nodes, environment_rank, restarts
-from training.parallel.generation import agree_on_generation
+from training.parallel.job_generation import agree_on_generation
 from training.parallel.network_interface import choose_interface
 
 CONNECT_TIMEOUT = timedelta(seconds=10)  # to torchrun, which starts before its ranks

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from training.parallel.generation import agree_on_generation
+from training.parallel.job_generation import agree_on_generation
 
 MINUTE = timedelta(minutes=1)
 
