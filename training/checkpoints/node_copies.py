@@ -29,7 +29,7 @@ PIECE_BYTES = 64 << 20
 
 @attrs.frozen
 class HeldCheckpoints:
-    """What one node has."""
+    """Checkpoints of one node."""
 
     steps: dict[int, str]  # state_sha256 of each step's checkpoint, as its state.json has it
     found: tuple[int, str] | None  # step and name of the one to resume from

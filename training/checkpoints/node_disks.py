@@ -33,7 +33,7 @@ Value = TypeVar("Value")
 
 @attrs.frozen
 class NodeDisks:
-    """How the ranks of a job keep the run directory."""
+    """Run directory of a job: shared by its nodes, or one on each."""
 
     ranks: Ranks
     shared: bool = True

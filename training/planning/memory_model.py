@@ -91,7 +91,7 @@ class MemoryModel:
 
     @property
     def sharded(self) -> bool:
-        """Whether a rank holds a part of the weights."""
+        """True if a rank holds a part of the weights."""
         return self.parallel != "ddp"
 
     @property

@@ -38,7 +38,7 @@ SPEAKER_SECONDS = 2.0  # the others' head start for the one that prints: torchru
 
 @attrs.frozen(kw_only=True)
 class Reactions:
-    """What to do when other processes are gone."""
+    """Reactions to other processes that are gone."""
 
     lost: Callable[[], object]  # this process ends because another rank is gone
     stopped: Callable[[], object]  # another rank was asked to stop some seconds ago, and ends at once
