@@ -18,7 +18,7 @@ import struct
 import subprocess
 import sys
 import termios
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ import torch
 
 from tests import launch
 from tests.launch import ROOT
+from tests.machines import Machine, two_machines
 
 torch.set_num_threads(1)
 hypothesis.settings.register_profile("house", deadline=None)  # how long an example takes depends on what else runs
@@ -77,6 +78,13 @@ def token_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ROOT / "prepare_data.py", *sources, "--output", str(directory), "--tokenizer", "bytes"
     ).check_returncode()
     return directory
+
+
+@pytest.fixture
+def machines(tmp_path: Path) -> Iterator[tuple[Machine, Machine]]:
+    """Two machines on this one, or skip the test."""
+    with two_machines(tmp_path) as pair:
+        yield pair
 
 
 @pytest.fixture

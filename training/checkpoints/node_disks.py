@@ -67,8 +67,9 @@ def find_disks(run: Run, ranks: Ranks) -> NodeDisks:
         return NodeDisks(ranks)
     _check_configurations(run, ranks)
     directory, leads = run.directory, ranks.local_rank == 0
-    probes = [probe for probe in gather(ranks, f"{PREFIX}{uuid4().hex}" if leads else None) if probe is not None]
-    own = probes[sum(gather(ranks, leads)[: ranks.rank + 1]) - 1]  # this node's
+    told = gather(ranks, f"{PREFIX}{uuid4().hex}" if leads else None)
+    probes = [probe for probe in told if probe is not None]
+    own = told[ranks.rank - ranks.local_rank]
 
     def write() -> None:
         for number in range(PROBES):

@@ -151,7 +151,7 @@ def _rendezvous() -> tuple[Any, int, int]:
     if "RANK" not in os.environ:
         return dist.HashStore(), 0, 1  # type: ignore[attr-defined]  # missing from its __all__
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True):
-        store, rank, world_size = torchrun_store(), environment_rank(), int(os.environ["WORLD_SIZE"])
-    else:  # another launcher: rank 0 hosts the store, and may start late
-        store, rank, world_size = next(dist.rendezvous("env://"))  # type: ignore[attr-defined]
+        return torchrun_store(), environment_rank(), int(os.environ["WORLD_SIZE"])
+    # Another launcher: rank 0 hosts the store, and may start late.
+    store, rank, world_size = next(dist.rendezvous("env://"))  # type: ignore[attr-defined]
     return store, rank, world_size

@@ -45,8 +45,9 @@ class RunLock:
     def restarted(self) -> bool:
         """True if this rank's torchrun has restarted a group that held it, on as many nodes."""
         before = self._before
-        again = before is not None and torchrun_identity() in before.torchruns and restarts() > 0
-        return again and before is not None and before.nodes == environment_nodes()
+        if before is None or restarts() == 0:
+            return False
+        return torchrun_identity() in before.torchruns and before.nodes == environment_nodes()
 
     def write_job(self, torchruns: Collection[str]) -> None:
         """Write who holds it, once the ranks have met. `torchruns`: those that have started them."""

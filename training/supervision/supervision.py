@@ -11,8 +11,8 @@ agree (stop_request.py), and one rank's request makes all of them save and end a
 | SIGTERM, SIGINT, SIGUSR1, SIGHUP   | end at once:         | ask the others' heartbeats (3 s), end | noted       |
 | (signals.py)                       | "stopped", not final | "lost" or "error" by the beats, else  |             |
 |                                    |                      | "stopped"                             |             |
-| another rank was asked, and   |                      | the same, and end torchrun            |             |
-| torchrun asks not this one     |                      |                                       |             |
+| another rank was asked, and        |                      | the same, and end torchrun            |             |
+| torchrun does not ask this one     |                      |                                       |             |
 | torchrun is gone (heartbeat.py)    | end: "lost"          | end at once: status 1, no record      | noted       |
 | budget used up (condition of loop) |                      |                                       | noted       |
 
@@ -70,6 +70,7 @@ class Supervision:
         self.stop_asked = threading.Event()
         self.earlier_status: int | None = None  # final one of an earlier group of this job: end with it again
         self.run_lock, self.exit_record = RunLock(), ExitRecord(None)
+        self._own_disk_lock = RunLock()  # on the first rank of another node than rank 0's
         self._heartbeat: Heartbeat | None = None  # since the ranks have met
         self._training = False
         receive_signals(self._on_signal)
@@ -100,7 +101,7 @@ class Supervision:
     def lock_own_disk(self, run_directory: Path) -> None:
         """Lock a run directory that other nodes do not share. Raises BadInput when another job has locked it."""
         if self.run_lock.file is None:
-            self.run_lock = take_run_lock(run_directory)
+            self._own_disk_lock = take_run_lock(run_directory)
 
     def begin_training(self) -> None:
         """From now on, only note requests to stop."""

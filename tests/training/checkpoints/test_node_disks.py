@@ -3,23 +3,17 @@
 import json
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import metrics, train
-from tests.machines import Machine, two_machines
+from tests.machines import Machine
 from training.checkpoints.checkpoint_manifest import MANIFEST
 from training.checkpoints.tensor_files import WEIGHTS
 
 SECONDS = 300  # a hang
-
-
-@pytest.fixture
-def machines(tmp_path: Path) -> Iterator[tuple[Machine, Machine]]:
-    with two_machines(tmp_path) as pair:
-        yield pair
 
 
 def own_disk(run: Path, machine: Machine) -> Path:

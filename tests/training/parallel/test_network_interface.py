@@ -2,23 +2,17 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch.distributed
 
 from tests.conftest import metrics, train
-from tests.machines import Hosts, Machine, two_machines
+from tests.machines import Hosts, Machine
 from training.parallel import network_interface
 
 SECONDS = 300  # a hang
-
-
-@pytest.fixture
-def machines(tmp_path: Path) -> Iterator[tuple[Machine, Machine]]:
-    with two_machines(tmp_path) as pair:
-        yield pair
 
 
 @pytest.mark.slow

@@ -3,13 +3,13 @@
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import ROOT, metrics, train
-from tests.machines import TORCHRUN, Machine, two_machines
+from tests.machines import TORCHRUN, Machine
 from tests.training.supervision.runs import LONG, SLOW, outcome, wait_for_step, wait_until
 from tests.walks import kill
 from training.telemetry.metrics_log import read_metrics
@@ -17,12 +17,6 @@ from training.telemetry.metrics_log import read_metrics
 SECONDS = 300  # a hang
 STEPS = {"min_train_tokens": 100 * 8 * 32}
 SLOWLY = {"SLOW_STEP": "0.1", "PYTHONPATH": str(ROOT)}
-
-
-@pytest.fixture
-def machines(tmp_path: Path) -> Iterator[tuple[Machine, Machine]]:
-    with two_machines(tmp_path) as pair:
-        yield pair
 
 
 def torchrun_of(process: subprocess.Popen[str]) -> int:
