@@ -8,7 +8,8 @@ import torch
 from model.config import ModelConfig, flops_per_token
 from model.gpt import GPT, initialize
 from model.loss import NextTokenLoss
-from training.checkpoints.async_writer import Saver
+from training.checkpoints.async_writer import Destination, Saver
+from training.checkpoints.bucket_upload import Uploader
 from training.checkpoints.disk import checkpoints_of
 from training.checkpoints.node_disks import NodeDisks
 from training.checkpoints.run_record import RunRecord
@@ -101,6 +102,7 @@ class LoopBuilder:
     ledger: TimeLedger
     heartbeat: Heartbeat
     disks: NodeDisks
+    uploader: Uploader | None
     stop_asked: threading.Event  # set by a signal
 
     def build(self, state: TrainState, settings: StepSettings, record: RunRecord) -> Loop:
@@ -109,7 +111,8 @@ class LoopBuilder:
         intervals = self.intervals
         reporter = self._reporter(ranks, state.position.step, record)
         storage, validations = checkpoints_of(run.directory), self._validations()
-        saver = Saver(storage, run.train.checkpoints.keep_checkpoints, state, self.disks, record)
+        destination = Destination(storage, run.train.checkpoints.keep_checkpoints, self.uploader)
+        saver = Saver(destination, state, self.disks, record)
         saving = Saving(saver, state, ledger, reporter, expected_save_seconds(run.model, state.optimizer.state_bytes))
         limits = Limits(
             budget=self.options.budget,

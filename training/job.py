@@ -10,8 +10,11 @@ import torch
 from common.clock import utc_now
 from common.errors import EXIT_DONE, EXIT_ERROR, EXIT_STOPPED
 from training.build import LoopBuilder, make_network, make_settings, make_state
+from training.checkpoints.bucket_upload import open_uploader
+from training.checkpoints.disk import checkpoints_of
 from training.checkpoints.node_disks import NodeDisks, find_disks
 from training.checkpoints.run_record import RunRecord, make_record, write_record
+from training.checkpoints.storage import Checkpoint, name_of
 from training.command import Options
 from training.config.batch_plan import Plan, describe, make_plan
 from training.config.train_config import Run
@@ -57,6 +60,7 @@ def _train(
         disks = NodeDisks(ranks) if options.replay is not None else find_disks(run, ranks)
         if not disks.shared:
             disks.on_each(lambda: supervision.lock_own_disk(run.directory))
+        uploader = None if options.replay is not None else open_uploader(run, disks)
         token_set, plan = _open_data(run, options, ranks)
         builder = LoopBuilder(
             run=run,
@@ -66,6 +70,7 @@ def _train(
             ledger=ledger,
             heartbeat=heartbeat,
             disks=disks,
+            uploader=uploader,
             stop_asked=supervision.stop_asked,
         )
         state, settings = _build_state(run, plan, ranks)
@@ -75,12 +80,16 @@ def _train(
         request = ResumeRequest(run.directory, wanted, record, options.allow_numerics_drift, initial)
         if options.replay is not None:
             return _replay(read_recorded(run.directory, options.replay, plan.steps), request, builder, state, settings)
-        beginning = resume(request, state, disks)
+        beginning = resume(request, state, disks, None if uploader is None else uploader.bucket)
         supervision.run_lock.write_resumed()
         position = state.position
+        if uploader is not None and position.step > 0:
+            uploader.catch_up(Checkpoint(checkpoints_of(run.directory), name_of(position.step)))
         ledger.add_earlier(from_coordinator(ranks, lambda: read_earlier(run.directory, position.elapsed_seconds)))
         if position.step >= builder.intervals.last_step:
             print_lines(ranks, [_nothing_to_do(run.directory, plan, position)])
+            if uploader is not None:
+                uploader.finish(None)
             return EXIT_DONE
         save_seconds = expected_save_seconds(run.model, state.optimizer.state_bytes)
         from_coordinator(ranks, lambda: options.budget.check_start(ledger, save_seconds))
@@ -137,6 +146,7 @@ def _run(loop: Loop, directory: Path, supervision: Supervision) -> int:
         finished = loop.train()
         status = EXIT_DONE if finished else EXIT_STOPPED
         supervision.exit_record.write(status)  # before the chart, which may take longer than torchrun waits
+        loop.saving.finish_upload()
         summary = _summary(loop, directory, finished=finished, drawn=loop.reporter.finish())
     finally:
         ledger_record = loop.ledger.record(loop.feed.waited_seconds)

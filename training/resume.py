@@ -4,9 +4,11 @@ from pathlib import Path
 
 import attrs
 
+from common.bucket import Bucket
 from common.errors import BadInput
 from common.json_files import read_json
 from training.checkpoints import archive
+from training.checkpoints.bucket_checkpoints import check_branch
 from training.checkpoints.compatibility import differences, numerics_drift
 from training.checkpoints.directory import find_before, load
 from training.checkpoints.disk import checkpoints_of
@@ -40,22 +42,25 @@ class Beginning:
     initial_weights: WeightsOrigin | None  # of the whole run
 
 
-def resume(request: ResumeRequest, state: TrainState, disks: NodeDisks) -> Beginning:
+def resume(request: ResumeRequest, state: TrainState, disks: NodeDisks, bucket: Bucket | None) -> Beginning:
     """Load the wanted checkpoint into the state, or where there is none the initial weights.
 
-    Call it on every rank. Raises BadInput for a checkpoint that is missing, damaged or of another run.
+    `bucket`: with checkpoints of the run, too. Call it on every rank. Raises BadInput for a checkpoint that is missing,
+    damaged or of another run.
     """
     directory, wanted, ranks = request.directory, request.wanted, disks.ranks
     print_lines(ranks, disks.on_each(lambda: archive.restore(directory))[0])
     if wanted == "never":
+        _check_branch(bucket, 0, wanted, ranks)
         archived = disks.on_each(lambda: archive.archive_all(directory))[0]
         if archived is not None:
             print_lines(ranks, [f"--resume never: earlier results are now in {archived}"])
         return _begin(request, state, ranks)
-    found = find_on_nodes(directory, wanted, disks)
+    found = find_on_nodes(directory, wanted, disks, bucket)
     if found is None:
         return _begin(request, state, ranks)
     beginning = _load(found, request, state, ranks)
+    _check_branch(bucket, state.position.step, wanted, ranks)
     # Later checkpoints are damaged, or belong to another branch of the run from here on.
     archived = disks.on_each(lambda: archive.archive_after(directory, found))[0]
     if archived is not None:
@@ -77,6 +82,11 @@ def load_before(step: int, request: ResumeRequest, state: TrainState, ranks: Ran
         _begin(request, state, ranks)
     source = found or "the start"
     print_lines(ranks, [f"replaying from {source} at step {state.position.step:,}; nothing is written"])
+
+
+def _check_branch(bucket: Bucket | None, step: int, wanted: str, ranks: Ranks) -> None:
+    if bucket is not None:
+        from_coordinator(ranks, lambda: check_branch(bucket, step, wanted))
 
 
 def _begin(request: ResumeRequest, state: TrainState, ranks: Ranks) -> Beginning:

@@ -4,6 +4,7 @@ import attrs
 
 from common.errors import BadInput
 from training.checkpoints.async_writer import Saved, Saver
+from training.checkpoints.bucket_upload import Uploaded
 from training.checkpoints.storage import name_of
 from training.state import TrainState
 from training.telemetry.reporter import Reporter
@@ -36,8 +37,16 @@ class Saving:
         self.newest = self._state.position.step
 
     def poll(self) -> None:
-        """Report the save in flight if it has ended. Waits for nothing."""
+        """Report the save and the upload in flight if they have ended. Waits for nothing."""
         self._report(self._saver.ended())
+        for uploaded in self._saver.uploads():
+            self._report_upload(uploaded)
+
+    def finish_upload(self) -> None:
+        """Wait for the upload of the newest checkpoint, where the run has a bucket. After the last `settle`."""
+        with self._ledger.measure("checkpoints", counts=False):
+            self._saver.finish_upload()
+        self.poll()
 
     def settle(self, *, required: bool = False) -> None:
         """Wait until the save in flight has ended. Raises BadInput where a required one has failed."""
@@ -72,3 +81,14 @@ class Saving:
         if saved.problem is not None:
             outcome = "saved, but" if saved.durable else "NOT SAVED, to be tried again at the next checkpoint:"
             self._reporter.say(f"WARNING: step {step:,}: {outcome} {saved.problem}")
+
+    def _report_upload(self, uploaded: Uploaded) -> None:
+        step, seconds = int(uploaded.name.rpartition("-")[2]), round(uploaded.seconds, 3)
+        if uploaded.problem is None:
+            self._reporter.event(step, "upload", name=uploaded.name, seconds=seconds)
+        else:
+            self._reporter.event(step, "upload-failed", name=uploaded.name, seconds=seconds, problem=uploaded.problem)
+            self._reporter.say(
+                f"WARNING: step {step:,}: NOT UPLOADED, it is on the disk; the next checkpoint is tried again: "
+                f"{uploaded.problem}"
+            )

@@ -6,8 +6,7 @@ waits for is delayed; the result of a save is known to all of them.
 
 import threading
 import time
-from collections.abc import Callable
-from datetime import timedelta
+from collections.abc import Callable, Iterable
 
 import attrs
 import torch.distributed as dist
@@ -16,15 +15,14 @@ from common.errors import BadInput
 from common.files import write_problem
 from training.checkpoints import crash_points
 from training.checkpoints.atomic_commit import seal, tidy
+from training.checkpoints.bucket_upload import Uploaded, Uploader
 from training.checkpoints.node_disks import NodeDisks
 from training.checkpoints.run_record import RunRecord
 from training.checkpoints.saved_state import SavedState
-from training.checkpoints.storage import Storage, name_of
+from training.checkpoints.storage import Checkpoint, Storage, name_of
 from training.checkpoints.tensor_files import StateShard
-from training.parallel.process_group import together
+from training.parallel.process_group import SAVE_TIMEOUT, together
 from training.state import Position, TrainState
-
-SAVE_TIMEOUT = timedelta(hours=2)  # longest wait for another rank's disk
 
 
 @attrs.frozen
@@ -38,16 +36,26 @@ class Saved:
     write_seconds: float  # from the copy to the disk
 
 
+@attrs.frozen
+class Destination:
+    """Storage of a run's checkpoints."""
+
+    storage: Storage
+    keep: int  # newest checkpoints
+    uploader: Uploader | None = None  # to a bucket, besides
+
+
 class Saver:
     """Writes checkpoints of a training state. Every rank calls `begin` and `settle` at the same steps."""
 
-    def __init__(self, storage: Storage, keep: int, train_state: TrainState, disks: NodeDisks, config: RunRecord):
-        self._storage, self._keep = storage, keep  # checkpoints to keep
+    def __init__(self, destination: Destination, train_state: TrainState, disks: NodeDisks, config: RunRecord):
+        self._storage, self._keep, self._uploader = destination.storage, destination.keep, destination.uploader
         self._train_state, self._disks, self._config = train_state, disks, config
         self._shard = StateShard(train_state, disks)
         self._group = dist.new_group(backend="gloo", timeout=SAVE_TIMEOUT)
         self._thread: threading.Thread | None = None
         self._outcome: Saved | Exception | None = None
+        self._newest: Checkpoint | None = None  # durable one of this job
 
     def begin(self) -> None:
         """Copy the state off the device and start writing it. The previous save must have been settled."""
@@ -97,6 +105,15 @@ class Saver:
         waited = time.perf_counter() - began
         return attrs.evolve(self._outcome, stall_seconds=self._outcome.stall_seconds + waited)
 
+    def uploads(self) -> Iterable[Uploaded]:
+        """Return, without waiting, the outcomes of uploads to a bucket that were not returned yet."""
+        return () if self._uploader is None else self._uploader.ended()
+
+    def finish_upload(self) -> None:
+        """Wait until the newest checkpoint of this job is in the bucket, or has failed to be. After `settle`."""
+        if self._uploader is not None:
+            self._uploader.finish(self._newest)
+
     def _write(self, state: SavedState) -> tuple[bool, str | None]:
         """Return whether the checkpoint is durable, and what went wrong."""
         storage, name, keeps, ranks = self._storage, name_of(state.position.step), self._disks.keeps, self._disks.ranks
@@ -113,11 +130,15 @@ class Saver:
             if keeps:
                 storage.discard(name)
             return False, str(error)
+        problem = None
         try:
             self._all(lambda: tidy(storage, name, state.position.best_step, self._keep), only=keeps)
         except BadInput as error:  # a resume needs neither the links nor the deletions
-            return True, str(error)
-        return True, None
+            problem = str(error)
+        self._newest = Checkpoint(storage, name)
+        if self._uploader is not None:
+            self._uploader.offer(self._newest, self._group)
+        return True, problem
 
     def _all(self, work: Callable[[], None], *, only: bool) -> None:
         """Do a part of a save; a failure of any rank is raised on all, as BadInput."""

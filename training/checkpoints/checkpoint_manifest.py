@@ -47,16 +47,22 @@ def verify(checkpoint: Checkpoint) -> str | None:
     return None
 
 
-def _read_manifest(path: Path) -> dict[str, FileDigest]:
-    """Return the entries. Raises BadInput for another version's manifest, any error for a damaged one."""
-    content = read_regular(path)
+def manifest_entries(content: bytes) -> dict[str, FileDigest]:
+    """Return the entries. Raises ValueError, KeyError or TypeError for a damaged manifest."""
     values = parse_json(content)
-    if values["format"] < MANIFEST_FORMAT:
-        raise BadInput(f"{path}: got format {values['format']}, wanted {MANIFEST_FORMAT}: of another version")
     files = {name: FileDigest(**entry) for name, entry in values["files"].items()}
     if manifest_text(files).encode() != content or set(files) != {WEIGHTS, OPTIMIZER, STATE}:
         raise ValueError("it does not have its own sha256")
     return files
+
+
+def _read_manifest(path: Path) -> dict[str, FileDigest]:
+    """Return the entries. Raises BadInput for another version's manifest, any error for a damaged one."""
+    content = read_regular(path)
+    found = parse_json(content)["format"]
+    if found < MANIFEST_FORMAT:
+        raise BadInput(f"{path}: got format {found}, wanted {MANIFEST_FORMAT}: of another version")
+    return manifest_entries(content)
 
 
 def _compare(file: Path, entry: FileDigest) -> None:

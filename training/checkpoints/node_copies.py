@@ -12,7 +12,9 @@ import attrs
 import torch
 import torch.distributed as dist
 
+from common.bucket import Bucket
 from common.errors import BadInput
+from training.checkpoints.bucket_checkpoints import candidates, fetch
 from training.checkpoints.checkpoint_manifest import MANIFEST, verify
 from training.checkpoints.directory import find, steps_in
 from training.checkpoints.disk import Disk, checkpoints_of, new_archive
@@ -20,7 +22,7 @@ from training.checkpoints.node_disks import NodeDisks
 from training.checkpoints.saved_state import STATE, read_state
 from training.checkpoints.storage import Checkpoint, NewFile, name_of
 from training.checkpoints.tensor_files import OPTIMIZER, WEIGHTS
-from training.parallel.process_group import DOWNLOAD_TIMEOUT, gather
+from training.parallel.process_group import DOWNLOAD_TIMEOUT, from_coordinator, gather
 from training.telemetry.reporter import print_lines
 
 FILES = (WEIGHTS, OPTIMIZER, STATE, MANIFEST)  # the last one makes a checkpoint complete
@@ -36,16 +38,17 @@ class HeldCheckpoints:
     problem: str | None  # why there is none
 
 
-def find_on_nodes(run_directory: Path, wanted: str, disks: NodeDisks) -> Checkpoint | None:
-    """Return the checkpoint to resume from, on this node's disk; None where no node has any. See `find`.
+def find_on_nodes(run_directory: Path, wanted: str, disks: NodeDisks, bucket: Bucket | None) -> Checkpoint | None:
+    """Return the checkpoint to resume from, on this node's disk; None where no node and no bucket has any. See `find`.
 
-    A node that has to be brought it puts into the archive what the bringing one does not have, too. Call it on every
-    rank. Raises BadInput where nodes have some and none is intact, or different newest ones.
+    A newer one of the bucket is downloaded by each node. A node that has to be brought one by another puts into the
+    archive what that has not, too. Call it on every rank. Raises BadInput where nodes have some and none is intact, or
+    different newest ones.
     """
     storage = checkpoints_of(run_directory)
-    if disks.shared:
-        return disks.on_each(lambda: find(storage, wanted))[0]
     on_nodes = disks.on_each(lambda: _look(storage, wanted))
+    if bucket is not None and _fetch_newer(bucket, storage, wanted, disks, on_nodes):
+        on_nodes = disks.on_each(lambda: _look(storage, wanted))
     found = [node.found for node in on_nodes if node.found is not None]
     if not found:
         if problems := [node.problem for node in on_nodes if node.problem is not None]:
@@ -86,6 +89,21 @@ def _look(storage: Disk, wanted: str) -> HeldCheckpoints:
     except BadInput as error:  # another node may have it
         return HeldCheckpoints(steps, None, str(error))
     return HeldCheckpoints(steps, None if found is None else (read_state(found).position.step, found.name), None)
+
+
+def _fetch_newer(bucket: Bucket, storage: Disk, wanted: str, disks: NodeDisks, on_nodes: list[HeldCheckpoints]) -> bool:
+    """Download the newest intact checkpoint of a bucket to each node, where no node has one as new; return whether."""
+    held = max((node.found for node in on_nodes if node.found is not None), default=None)
+    for name in from_coordinator(disks.ranks, lambda: candidates(bucket, wanted)):
+        if held is not None and name_of(held[0]) >= name:
+            return False
+        print_lines(disks.ranks, [f"downloading {name} from {bucket.url}"])
+        disks.on_each(functools.partial(_archive, storage, {name}))
+        problems = disks.on_each(functools.partial(fetch, bucket, name, storage))
+        if set(problems) == {None}:
+            return True
+        print_lines(disks.ranks, [f"WARNING: {problem}" for problem in problems if problem is not None][:1])
+    return False
 
 
 def _archive(storage: Disk, names: set[str]) -> str | None:

@@ -9,6 +9,8 @@ from typing import Any
 
 import attrs
 
+from common.bucket import SCHEMES, is_bucket
+from common.errors import either, quoted
 from model.checks import Validator, boolean, integer, number, one_of, optional
 from training.config.dataset_config import DatasetPart, read_parts
 from training.optimizers.optimizer_registry import OPTIMIZERS
@@ -47,6 +49,13 @@ def _schedule(value: Any) -> Any:
 
 def _optimizer(instance: Any, attribute: "attrs.Attribute[Any]", value: Any) -> None:
     one_of(*OPTIMIZERS)(instance, attribute, value)
+
+
+def _bucket(_: Any, __: Any, value: Any) -> None:
+    if value is None or (isinstance(value, str) and is_bucket(value)):
+        return
+    wanted = f"null, or {either(f'{scheme}://BUCKET/PREFIX' for scheme in SCHEMES)} without credentials"
+    raise ValueError(f"checkpoints: got {quoted(value)}, wanted {wanted}; they are on the disk anyway")
 
 
 @attrs.frozen(kw_only=True)
@@ -150,6 +159,7 @@ class CheckpointOptions:
 
     checkpoint_interval: int = define(integer(1), 500, plumbing=True)  # steps
     keep_checkpoints: int = define(integer(1), 3, plumbing=True)  # newest ones; the best is kept beside them
+    checkpoints: str | None = define(_bucket, None, plumbing=True)  # s3://BUCKET/PREFIX that receives them, too
 
 
 @attrs.frozen(kw_only=True)

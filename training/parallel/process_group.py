@@ -24,6 +24,7 @@ from training.parallel.network_interface import choose_interface
 CONNECT_TIMEOUT = timedelta(seconds=10)  # to torchrun, which starts before its ranks
 STORE_TIMEOUT = timedelta(minutes=30)  # torch's own, for ranks that are slow to start
 DOWNLOAD_TIMEOUT = timedelta(hours=6)  # tens of gigabytes on a slow line
+SAVE_TIMEOUT = timedelta(hours=2)  # longest wait for another rank's disk, or its upload
 # NCCL's own watchdog kills the process without a Python exception: gloo, used in every step as well, times out first.
 NCCL_EXTRA = timedelta(minutes=1)
 

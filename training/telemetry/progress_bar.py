@@ -16,7 +16,7 @@ class ProgressBar:
     def __init__(self, first_step: int, steps: int):
         self._steps = steps
         self._last_line = 0.0
-        self._warning: str | None = None
+        self._warnings: dict[str, str] = {}  # by topic
         self._bar = (
             tqdm(
                 total=steps,
@@ -34,7 +34,7 @@ class ProgressBar:
             self._bar.update()
 
     def show(self, step: int, numbers: str) -> None:
-        line = numbers if self._warning is None else f"{numbers}  {self._warning}"
+        line = "  ".join([numbers, *self._warnings.values()])
         if self._bar is not None:
             self._bar.set_postfix_str(line)
         elif time.monotonic() - self._last_line >= LINE_SECONDS or step == self._steps:
@@ -44,9 +44,11 @@ class ProgressBar:
     def say(self, line: str) -> None:
         tqdm.write(printable(line), file=sys.stderr)
 
-    def warn(self, warning: str | None) -> None:
-        """Show a warning beside the numbers; None removes it."""
-        self._warning = warning
+    def warn(self, topic: str, warning: str | None) -> None:
+        """Show a topic's warning beside the numbers; None removes it."""
+        self._warnings.pop(topic, None)
+        if warning is not None:
+            self._warnings[topic] = warning
 
     def close(self) -> None:
         if self._bar is not None:

@@ -29,6 +29,9 @@ def print_lines(ranks: Ranks, lines: Iterable[str]) -> None:
             print(printable(line), file=sys.stderr if line.startswith("WARNING") else sys.stdout, flush=True)
 
 
+FAILURES = {"checkpoint": "NOT SAVED", "upload": "NOT UPLOADED"}  # of events that may fail, beside the bar
+
+
 @attrs.define(kw_only=True)
 class Reporter:
     """Reporter of one rank. A quiet one, without a bar, records nothing and never waits for the GPU."""
@@ -49,8 +52,9 @@ class Reporter:
     def event(self, step: int, event: str, **details: Any) -> None:
         """Record an event. Redraw the chart after a checkpoint; show a failed one beside the bar until the next."""
         self._write({"event": event, "step": step, **details, "time": utc_now()})
-        if self.bar is not None and event in ("checkpoint", "checkpoint-failed"):
-            self.bar.warn(None if event == "checkpoint" else f"step {step:,} NOT SAVED")
+        kind = event.removesuffix("-failed")
+        if self.bar is not None and kind in FAILURES:
+            self.bar.warn(kind, None if event == kind else f"step {step:,} {FAILURES[kind]}")
         if self.chart is not None and event == "checkpoint":
             self.chart.redraw()
 

