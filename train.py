@@ -131,6 +131,7 @@ def check_machine(run: "Run", command: "TrainCommand") -> int:
         compiles=run.train.execution.compiles_on_gpu,
         disk=disk_need(run, resumes=command.options.resume != "never") if command.trains or command.preflight else None,
         ranks=None if command.preflight else environment_local_world_size(),
+        bucket=run.train.checkpoints.checkpoints,
     )
     if command.preflight:
         return report(needs)

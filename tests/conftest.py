@@ -27,6 +27,7 @@ import pytest
 import torch
 
 from tests import launch
+from tests.bucket_server import BucketServer, serve_bucket
 from tests.launch import ROOT
 from tests.machines import Machine, two_machines
 
@@ -67,6 +68,21 @@ def shared(name: str) -> Path:
     if not path.is_file():
         pytest.skip(f"needs {name}, real input that lies beside the repository on its developers' machines")
     return path
+
+
+@pytest.fixture(scope="session")
+def _served_bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BucketServer]:
+    with serve_bucket(tmp_path_factory.mktemp("bucket") / "seaweedfs") as server:
+        yield server
+
+
+@pytest.fixture
+def bucket_server(_served_bucket: BucketServer, monkeypatch: pytest.MonkeyPatch) -> BucketServer:
+    """Serve the bucket `runs`, known to this process and its children as users set it up; each test has its prefix."""
+    _served_bucket.calm()
+    for name, value in _served_bucket.environment().items():
+        monkeypatch.setenv(name, value)
+    return _served_bucket
 
 
 @pytest.fixture(scope="session")

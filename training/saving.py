@@ -4,7 +4,7 @@ import attrs
 
 from common.errors import BadInput
 from training.checkpoints.async_writer import Saved, Saver
-from training.checkpoints.bucket_upload import Uploaded
+from training.checkpoints.bucket_upload import UploadOutcome
 from training.checkpoints.storage import name_of
 from training.state import TrainState
 from training.telemetry.reporter import Reporter
@@ -82,13 +82,13 @@ class Saving:
             outcome = "saved, but" if saved.durable else "NOT SAVED, to be tried again at the next checkpoint:"
             self._reporter.say(f"WARNING: step {step:,}: {outcome} {saved.problem}")
 
-    def _report_upload(self, uploaded: Uploaded) -> None:
+    def _report_upload(self, uploaded: UploadOutcome) -> None:
         step, seconds = int(uploaded.name.rpartition("-")[2]), round(uploaded.seconds, 3)
         if uploaded.problem is None:
             self._reporter.event(step, "upload", name=uploaded.name, seconds=seconds)
         else:
             self._reporter.event(step, "upload-failed", name=uploaded.name, seconds=seconds, problem=uploaded.problem)
             self._reporter.say(
-                f"WARNING: step {step:,}: NOT UPLOADED, it is on the disk; the next checkpoint is tried again: "
+                f"WARNING: step {step:,}: on the disk, but NOT UPLOADED, to be tried again at the next checkpoint: "
                 f"{uploaded.problem}"
             )

@@ -8,6 +8,7 @@ import pytest
 
 from common.errors import BadInput
 from training.checkpoints.async_writer import Saved
+from training.checkpoints.bucket_upload import UploadOutcome
 from training.saving import Saving
 from training.state import Position
 from training.telemetry.time_ledger import TimeLedger
@@ -34,6 +35,7 @@ class FakeSaver:
     state: Any
     outcomes: list[str | None]  # the problem of each save, None: durable
     pending: Saved | None = None
+    uploaded: list[UploadOutcome] = attrs.field(factory=list)
     done: bool = False
 
     def begin(self) -> None:
@@ -47,6 +49,10 @@ class FakeSaver:
 
     def ended(self) -> Saved | None:
         return self.pending if self.done else None
+
+    def uploads(self) -> list[UploadOutcome]:
+        yielded, self.uploaded = self.uploaded, []
+        return yielded
 
     def settle(self) -> Saved | None:
         settled, self.pending, self.done = self.pending, None, False
@@ -104,3 +110,14 @@ def test_a_failed_save_takes_the_best_back_and_ends_a_run_that_needs_it() -> Non
     saving.begin()
     with pytest.raises(BadInput, match=r"^disk full; the last steps are not saved, older checkpoints are as they were"):
         saving.settle(required=True)
+
+
+def test_an_upload_is_reported_once_and_one_that_failed_is_said() -> None:
+    saving, _, saver, recorder = saving_of()
+    saver.uploaded = [UploadOutcome("step-00000004", None, 2.0), UploadOutcome("step-00000006", "s3://a/b: full", 3.0)]
+    saving.poll()
+    saving.poll()
+    assert [event[:2] for event in recorder.events] == [(4, "upload"), (6, "upload-failed")]
+    assert recorder.lines == [
+        "WARNING: step 6: on the disk, but NOT UPLOADED, to be tried again at the next checkpoint: s3://a/b: full"
+    ]

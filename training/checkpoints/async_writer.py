@@ -15,7 +15,7 @@ from common.errors import BadInput
 from common.files import write_problem
 from training.checkpoints import crash_points
 from training.checkpoints.atomic_commit import seal, tidy
-from training.checkpoints.bucket_upload import Uploaded, Uploader
+from training.checkpoints.bucket_upload import UploadOutcome, Uploader
 from training.checkpoints.node_disks import NodeDisks
 from training.checkpoints.run_record import RunRecord
 from training.checkpoints.saved_state import SavedState
@@ -105,7 +105,7 @@ class Saver:
         waited = time.perf_counter() - began
         return attrs.evolve(self._outcome, stall_seconds=self._outcome.stall_seconds + waited)
 
-    def uploads(self) -> Iterable[Uploaded]:
+    def uploads(self) -> Iterable[UploadOutcome]:
         """Return, without waiting, the outcomes of uploads to a bucket that were not returned yet."""
         return () if self._uploader is None else self._uploader.ended()
 

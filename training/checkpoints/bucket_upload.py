@@ -31,7 +31,7 @@ from training.telemetry.reporter import print_lines
 
 
 @attrs.frozen
-class Uploaded:
+class UploadOutcome:
     """Outcome of an upload; the same on every rank, but for the seconds."""
 
     name: str
@@ -76,7 +76,7 @@ class Uploader:
         self.bucket, self._lease, self._keep, self._disks = bucket, lease, keep, disks
         self._group = dist.new_group(backend="gloo", timeout=SAVE_TIMEOUT)
         self._thread: threading.Thread | None = None
-        self._outcomes: SimpleQueue[Uploaded] = SimpleQueue()  # not reported yet
+        self._outcomes: SimpleQueue[UploadOutcome] = SimpleQueue()  # not reported yet
         self._complete: str | None = None  # newest checkpoint of this job in the bucket
         self._under_way: str | None = None
         self._error: Exception | None = None  # what broke the group
@@ -88,7 +88,7 @@ class Uploader:
         """
         ranks, name = self._disks.ranks, checkpoint.name
         if any(gather(ranks, self._in_flight, group)):
-            self._outcomes.put(Uploaded(name, f"{self._under_way} is still under way: the bucket is slow", 0.0))
+            self._outcomes.put(UploadOutcome(name, f"{self._under_way} is still under way: the bucket is slow", 0.0))
             return
         opened: OpenCheckpoint | None = None
 
@@ -99,7 +99,7 @@ class Uploader:
         try:
             together(ranks, open_files, group=group)
         except BadInput as error:
-            self._outcomes.put(Uploaded(name, str(error), 0.0))
+            self._outcomes.put(UploadOutcome(name, str(error), 0.0))
             return
         self._under_way = name
         self._thread = threading.Thread(target=self._run, args=[opened], name="uploader", daemon=True)
@@ -111,7 +111,7 @@ class Uploader:
         if not from_coordinator(ranks, lambda: checkpoint.name in complete_steps(self.bucket)):
             self.offer(checkpoint, ranks.control)
 
-    def ended(self) -> Iterator[Uploaded]:
+    def ended(self) -> Iterator[UploadOutcome]:
         """Yield, without waiting, outcomes that were not yielded yet."""
         while not self._outcomes.empty():
             yield self._outcomes.get()
@@ -157,7 +157,7 @@ class Uploader:
             problem = self._upload(opened)
             if problem is None:
                 self._complete = opened.name
-            self._outcomes.put(Uploaded(opened.name, problem, time.perf_counter() - began))
+            self._outcomes.put(UploadOutcome(opened.name, problem, time.perf_counter() - began))
         except Exception as error:  # noqa: BLE001  # a rank is gone: raised where training ends
             self._error = error
         finally:

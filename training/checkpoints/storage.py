@@ -1,4 +1,4 @@
-"""Checkpoint storage: the operations that a disk, or later a bucket, implements.
+"""Checkpoint storage: the operations that a disk implements. A bucket gets copies (bucket_upload.py).
 
 A storage holds checkpoints, flat folders of files, under names, and links: names that refer to a checkpoint and serve
 people only. Between `begin` and `publish` a checkpoint is hidden: it is not among `names()`.
@@ -6,8 +6,7 @@ people only. Between `begin` and `publish` a checkpoint is hidden: it is not amo
 An implementation may assume:
 - Rank 0 alone changes the storage, one call at a time; but every rank calls `write_rows`, once for each tensor file,
   between `begin` and the first `entry`. Together the ranks write each byte after the header exactly once.
-- Hidden files are read by `entry` only. An object store, where nothing can be written in place, may keep them on a
-  local disk, or as parts of an upload, until `publish`.
+- Hidden files are read by `entry` only.
 - The manifest is the last file that `put` receives. A checkpoint without an intact manifest does not exist.
 - A published checkpoint never changes; it is replaced, renamed, moved or removed as a whole.
 

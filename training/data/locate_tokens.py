@@ -1,4 +1,4 @@
-"""Directories of a run's token files: local, or downloaded from the hub to `token_files/`."""
+"""Directories of a run's token files: local, or downloaded from the hub or a bucket to `token_files/`."""
 
 import functools
 import re
@@ -6,10 +6,12 @@ from pathlib import Path
 
 import attrs
 
+from common.bucket import is_bucket
 from common.errors import BadInput
 from common.files import is_folder
 from tokens.format.contents import has_split
 from tokens.format.token_file import open_split
+from tokens.hub.bucket_tokens import download_tokens
 from tokens.hub.download import download_dataset, tokens_downloaded
 from training.config.batch_plan import make_plan
 from training.config.train_config import TrainConfig
@@ -25,11 +27,11 @@ class TokenLocation:
 
     dataset: str  # as train.json names it, or the directory of --token-files
     directory: Path
-    on_hub: bool = False  # to be downloaded there, unless it has been
+    remote: bool = False  # to be downloaded there, unless it has been
 
 
 def locate_tokens(train: TrainConfig, given: Path | None) -> list[TokenLocation]:
-    """Return where each dataset lies: in `given`, a local directory, or for a hub dataset under token_files/.
+    """Return where each dataset lies: in `given`, a local directory, or for one to be downloaded under token_files/.
 
     Raises BadInput for a dataset that is nowhere.
     """
@@ -55,7 +57,7 @@ def lengths_at_hand(train: TrainConfig, given: Path | None) -> dict[str, int | N
         return {name: open_split(paths[0], "train").length if paths else None for name, paths in whole.items()}
     try:
         locations = locate_tokens(train, given)
-        begun = next((each.directory for each in locations if each.on_hub and _is_begun(each.directory)), None)
+        begun = next((each.directory for each in locations if each.remote and _is_begun(each.directory)), None)
         if begun is not None:
             raise BadInput(f"{begun}: holds the first shards only, which another run reads")
         return {location.dataset: open_split(location.directory, "train").length for location in locations}
@@ -77,9 +79,11 @@ def train_tokens_wanted(train: TrainConfig, context_length: int, world_size: int
 
 
 def download(location: TokenLocation, train_tokens: int | None, ranks: Ranks) -> None:
-    """Download so many train tokens of a dataset of the hub, once per machine, while its other ranks wait on gloo."""
-    if location.on_hub:
+    """Download a dataset once per machine, while its other ranks wait on gloo; of the hub so many train tokens."""
+    if location.remote:
         fetch = functools.partial(download_dataset, location.dataset, location.directory, train_tokens)
+        if is_bucket(location.dataset):
+            fetch = functools.partial(download_tokens, location.dataset, location.directory)
         together(ranks, fetch, only=ranks.local_rank == 0, group=ranks.download)
 
 
@@ -89,6 +93,8 @@ def _is_begun(directory: Path) -> bool:
 
 
 def _candidates(dataset: str) -> list[Path]:
+    if is_bucket(dataset):
+        return [DOWNLOADS / dataset.replace("://", "/")]
     return [Path(dataset), ROOT / dataset, DOWNLOADS / dataset]
 
 
@@ -97,8 +103,9 @@ def _locate(dataset: str, train: TrainConfig) -> TokenLocation:
     for directory in local:
         if is_folder(directory):
             return TokenLocation(dataset, directory)
-    if re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", dataset) and not dataset.startswith("token_files/"):
-        return TokenLocation(dataset, download, on_hub=True)
+    on_hub = re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", dataset) and not dataset.startswith("token_files/")
+    if on_hub or is_bucket(dataset):
+        return TokenLocation(dataset, download, remote=True)
     raise BadInput(
         f"{train.file}: dataset: {dataset:.200} is no directory here; prepare it with prepare_data.py SOURCE... "
         f"--output {dataset:.200}" + (", or pass --token-files DIR" if isinstance(train.data.dataset, str) else "")

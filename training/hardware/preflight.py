@@ -1,4 +1,4 @@
-"""Preflight checks of this machine: GPUs, C compiler, free disk, shared memory, open files.
+"""Preflight checks of this machine: GPUs, C compiler, free disk, shared memory, open files; the run's bucket.
 
 python -m training.hardware.preflight    the checks without a run; train.py RUN --preflight: with its checkpoints
 """
@@ -17,6 +17,7 @@ from typing import Literal
 import attrs
 import torch
 
+from common.bucket import Bucket
 from common.errors import EXIT_DONE, EXIT_ERROR, BadInput, printable
 from common.files import free_disk
 from training.hardware.driver import driver_cuda, driver_gpus
@@ -63,6 +64,7 @@ class Needs:
     compiles: bool = True  # kernels, if on a GPU
     disk: DiskNeed | None = None
     ranks: int | None = None  # on this machine; None: one for each GPU
+    bucket: str | None = None  # where checkpoints go
 
 
 FINEWEB = DiskNeed(
@@ -102,6 +104,7 @@ def report(needs: Needs) -> int:
     checks = machine_checks(needs)
     if checks[0].level == "ok" and choose_device(needs.device) == "cuda":
         checks.insert(1, check_each_gpu())
+    checks += [] if needs.bucket is None else [check_bucket(needs.bucket)]
     print(*checks, sep="\n", flush=True)
     return EXIT_ERROR if any(check.level == "problem" for check in checks) else EXIT_DONE
 
@@ -154,6 +157,17 @@ def check_disk(need: DiskNeed) -> Check:
     if free >= need.total_bytes:
         return Check("disk", found)
     return Check("disk", f"{found}; {need.advice}", "problem" if free < need.least_bytes else "warning")
+
+
+def check_bucket(url: str) -> Check:
+    """Write an object and delete it."""
+    try:
+        bucket = Bucket(url)
+        bucket.write("preflight", b"")
+        bucket.delete(["preflight"])
+    except BadInput as error:
+        return Check("bucket", str(error), "problem")
+    return Check("bucket", f"{url}: writable")
 
 
 def check_shared_memory(ranks: int) -> Check:

@@ -1,19 +1,23 @@
 """train.py with short waits for a bucket: for its answers, and for the end of another job's lease.
 
-SLOW_STEP: seconds by which each step is longer.
+SLOW_STEP: seconds by which each step is longer. BUCKET_SECONDS: to wait for an answer, 2 by default. DOWNLOADS: folder
+for token files.
 """
 
 import os
 import time
+from pathlib import Path
 from typing import Any
 
 import train
 from common import bucket
 from training import loop
 from training.checkpoints import bucket_lease
+from training.data import locate_tokens
 
-bucket.RETRY_SECONDS, bucket.REQUEST_SECONDS = 2.0, 2.0
-bucket_lease.RENEW_SECONDS, bucket_lease.EXPIRY_SECONDS, bucket_lease.POLL_SECONDS = 0.5, 3.0, 0.2
+bucket.RETRY_SECONDS = bucket.REQUEST_SECONDS = float(os.environ.get("BUCKET_SECONDS", "2"))
+bucket_lease.RENEW_SECONDS, bucket_lease.EXPIRY_SECONDS, bucket_lease.POLL_SECONDS = 0.3, 2.0, 0.1
+locate_tokens.DOWNLOADS = Path(os.environ.get("DOWNLOADS", locate_tokens.DOWNLOADS))
 plain_step = loop.train_step
 
 

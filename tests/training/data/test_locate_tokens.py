@@ -16,9 +16,9 @@ Make = Callable[..., Path]
 
 def test_a_directory_is_preferred_to_a_dataset_of_the_hub(make_run: Make, token_files: Path) -> None:
     [local] = locate_tokens(load_run(make_run(), []).train, None)
-    assert (local.directory, local.on_hub) == (token_files, False)
+    assert (local.directory, local.remote) == (token_files, False)
     [hub] = locate_tokens(load_run(make_run("hub", dataset="someone/dataset"), []).train, None)
-    assert (hub.directory, hub.on_hub) == (DOWNLOADS / "someone/dataset", True)
+    assert (hub.directory, hub.remote) == (DOWNLOADS / "someone/dataset", True)
 
 
 @pytest.mark.parametrize("dataset", ["token_files/absent", "absent", "a/b/c"])

@@ -15,9 +15,9 @@ def test_plain_lines_are_few_and_a_warning_stays_until_it_is_taken_back(capsys: 
     bar._last_line = float("inf")  # as if a line had just been printed
     bar.show(9, "loss 3")
     bar.show(10, "loss 2")
-    bar.warn("step 8 NOT SAVED")
+    bar.warn("checkpoint", "step 8 NOT SAVED")
     bar.show(10, "loss 2")
-    bar.warn(None)
+    bar.warn("checkpoint", None)
     bar.show(10, "loss 1")
     bar.close()
     lines = capsys.readouterr().err.splitlines()  # of the last step, always

@@ -1,0 +1,87 @@
+"""Token files from a bucket: downloaded once, resumed, refused where there are none."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from common import bucket as bucket_module
+from common import files
+from common.bucket import Bucket
+from common.errors import BadInput
+from tests import launch
+from tests.bucket_server import BucketServer
+from tests.conftest import ROOT
+from tokens.hub.bucket_tokens import download_tokens
+
+IMPATIENT = ROOT / "tests" / "training" / "checkpoints" / "impatient.py"
+NAMES = ("train.safetensors", "validation.safetensors", "manifest.json")
+
+
+def put(prefix: str, folder: Path) -> str:
+    """Upload token files to a prefix; return its URL."""
+    url = f"s3://runs/{prefix}"
+    for name in NAMES:
+        Bucket(url).write(name, (folder / name).read_bytes())
+    Bucket(url).write("other/notes.txt", b"not a token file")
+    return url
+
+
+def test_a_download_goes_on_where_it_was_interrupted_and_is_done_once(
+    bucket_server: BucketServer, token_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bucket_module, "RETRY_SECONDS", 0.2)
+    url, here = put("tokens", token_files), tmp_path / "tokens"
+    bucket_server.refusal = lambda asked: 503 if asked.startswith("GET") and "validation" in asked else None
+    with pytest.raises(BadInput, match=r"tokens/validation.safetensors: cannot be read: Refused"):
+        download_tokens(url, here)
+    assert sorted(path.name for path in here.iterdir()) == [
+        ".partial-validation.safetensors",
+        "manifest.json",
+        "train.safetensors",
+    ]
+    bucket_server.calm()
+    download_tokens(url, here)
+    assert {name: (here / name).read_bytes() for name in NAMES} == {
+        name: (token_files / name).read_bytes() for name in NAMES
+    }
+    assert not any("train.safetensors" in request for request in bucket_server.requests)
+    bucket_server.calm()
+    download_tokens(url, here)
+    assert bucket_server.requests == []
+
+
+@pytest.mark.usefixtures("bucket_server")
+def test_a_prefix_without_tokens_and_a_disk_without_room_are_one_line(
+    token_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(BadInput, match=r"dataset s3://runs/none: got no token files there, wanted train.safetensors"):
+        download_tokens("s3://runs/none", tmp_path / "none")
+    url = put("room", token_files)
+    monkeypatch.setattr(files.shutil, "disk_usage", lambda _: SimpleNamespace(free=1))
+    with pytest.raises(BadInput, match=r"dataset s3://runs/room: got 0.0 GB free at .*; free some"):
+        download_tokens(url, tmp_path / "room")
+
+
+@pytest.mark.slow
+def test_a_run_downloads_its_dataset_once_per_machine_and_has_the_bits_of_local_files(
+    make_run: Callable[..., Path], bucket_server: BucketServer, token_files: Path, tmp_path: Path
+) -> None:
+    url = put("dataset", token_files)
+    local, remote = make_run("local"), make_run("remote", dataset=url)
+    environment = {"DOWNLOADS": str(tmp_path / "downloads")}
+    bucket_server.calm()
+    for run in (local, remote):
+        done = launch.run(IMPATIENT, str(run), "--device", "cpu", ranks=2, environment=environment)
+        assert done.returncode == 0, done.stderr
+    states = [json.loads((run / "checkpoints/latest/state.json").read_text()) for run in (local, remote)]
+    assert states[0]["state_sha256"] == states[1]["state_sha256"]
+    fetched = [request for request in bucket_server.requests if "train.safetensors" in request]
+    assert len(fetched) == 1
+    shutil.rmtree(remote / "checkpoints")
+    done = launch.run(IMPATIENT, str(remote), "--device", "cpu", environment=environment)
+    assert done.returncode == 0, done.stderr
+    assert len([request for request in bucket_server.requests if "train.safetensors" in request]) == 1
