@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
@@ -56,7 +57,7 @@ def serve_bucket(folder: Path) -> Iterator[BucketServer]:
     ports = {service: _free_port() for service in SERVICES}
     process = _start(folder, ports)
     bucket = BucketServer()
-    proxy = ThreadingHTTPServer(("127.0.0.1", 0), _handler(bucket, ports["s3"]))
+    proxy = _Proxy(("127.0.0.1", 0), _handler(bucket, ports["s3"]))
     bucket.address = f"http://127.0.0.1:{proxy.server_port}"
     threading.Thread(target=proxy.serve_forever, daemon=True).start()
     try:
@@ -68,6 +69,14 @@ def serve_bucket(folder: Path) -> Iterator[BucketServer]:
         process.kill()
         process.wait()
         shutil.rmtree(folder)
+
+
+class _Proxy(ThreadingHTTPServer):
+    """A server whose clients may be killed."""
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
 
 
 def _start(folder: Path, ports: dict[str, int]) -> subprocess.Popen[bytes]:

@@ -90,7 +90,8 @@ def test_help_imports_nothing_heavy_and_usage_errors_exit_with_2(script: str) ->
 def test_training_needs_none_of_the_optional_packages() -> None:
     code = (
         "import sys\n"
-        "for name in ('datasets', 'pyarrow', 'zstandard', 'huggingface_hub', 'tiktoken', 'transformers', 'pydantic', 'obstore'):\n"
+        "for name in ('datasets', 'pyarrow', 'zstandard', 'huggingface_hub', 'tiktoken', 'transformers', 'pydantic',\n"
+        "             'obstore'):\n"
         "    sys.modules[name] = None\n"
         "import training.job, evaluation.smoke.smoke, evaluation.shared.load, tokens.documents.reader\n"
         "import tokens.prepare.writer, tokens.hub.download"

@@ -15,7 +15,7 @@ from common.errors import BadInput
 from common.files import write_problem
 from training.checkpoints import crash_points
 from training.checkpoints.atomic_commit import seal, tidy
-from training.checkpoints.bucket_upload import UploadOutcome, Uploader
+from training.checkpoints.bucket_upload import Uploader, UploadOutcome
 from training.checkpoints.node_disks import NodeDisks
 from training.checkpoints.run_record import RunRecord
 from training.checkpoints.saved_state import SavedState
