@@ -106,10 +106,16 @@ class Uploader:
         self._thread.start()
 
     def catch_up(self, checkpoint: Checkpoint) -> None:
-        """Begin to upload the checkpoint that a job resumes from, unless the bucket has it."""
-        ranks = self._disks.ranks
-        if not from_coordinator(ranks, lambda: checkpoint.name in complete_steps(self.bucket)):
-            self.offer(checkpoint, ranks.control)
+        """Begin to upload the checkpoint that a job resumes from; if the bucket has it, remove what a kill has left."""
+
+        def is_there() -> bool:
+            if checkpoint.name not in complete_steps(self.bucket):
+                return False
+            tidy(self.bucket, checkpoint.name, checkpoint.storage.target("best"), self._keep)
+            return True
+
+        if not from_coordinator(self._disks.ranks, is_there):
+            self.offer(checkpoint, self._disks.ranks.control)
 
     def ended(self) -> Iterator[UploadOutcome]:
         """Yield, without waiting, outcomes that were not yielded yet."""
