@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Train one run directory: `torchrun --standalone --nproc_per_node=8 train.py runs/8xa100`."""
 
+import math
 import os
 import sys
 import traceback
@@ -161,6 +162,7 @@ def dry_run(run: "Run", command: "TrainCommand") -> int:
     from training.planning.estimate import make_estimate
     from training.planning.estimate_table import describe_estimate
     from training.planning.price_list import MACHINES, read_machines
+    from training.planning.several_nodes import Network
 
     check_initial_weights(run, command.options)
     lengths = lengths_at_hand(run.train, command.options.token_files)
@@ -169,7 +171,8 @@ def dry_run(run: "Run", command: "TrainCommand") -> int:
         lines = describe(run.model, run.train, plan)
     else:
         prices = read_machines(command.machines or MACHINES, command.machine)
-        lines = describe_estimate(make_estimate(run, prices, lengths))
+        network = Network(nodes=command.nodes, link=command.node_link or math.inf)
+        lines = describe_estimate(make_estimate(run, prices, lengths, network))
     print("\n".join(map(printable, [*run.notices, *lines])))
     return EXIT_DONE
 

@@ -12,51 +12,29 @@ import command
 
 from model.config import GPT2_SIZES, ModelConfig, parameter_count
 from training.hardware.gpus import find_gpu, known_gpus
+from training.planning.several_nodes import Links, StepTime, step_time
 from training.planning.throughput import roofline
 
 NODE_GPUS = 8
-BACKWARD_SHARE = 2 / 3  # of a micro-batch's computation
-LAST_BUCKETS = 0.15  # of the gradient: the embeddings' bucket, ready when the backward pass ends
+DISK = 1.0  # GB/s of a node's disk
 STATE_BYTES = 12  # of a parameter in a checkpoint: weight and AdamW's moments, fp32
 
 
 @attrs.frozen(kw_only=True)
 class Cluster:
-    """Assumptions about machines; links in GB/s, each direction."""
+    """Assumptions about machines."""
 
     gpu: str = "h100-80gb"
-    inside_link: float = 300.0  # of one GPU to those of its node, as a collective reaches it
-    node_link: float  # of a node to the others, all network cards together
-    latency_us: float = 30.0  # of a collective of one bucket, for each other node
-    disk: float = 1.0  # GB/s of a node's disk
+    links: Links
     failures_per_gpu_hour: float  # each ends the job
     restart_seconds: float = 180.0  # noticing included
 
 
-@attrs.frozen(kw_only=True)
-class Step:
-    """A step of so many nodes, in seconds."""
-
-    compute: float
-    inside: float  # communication within nodes
-    across: float  # and between them
-    exposed: float  # of both
-    host: float  # least time of a step on the host
-
-    @property
-    def seconds(self) -> float:
-        return max(self.compute + self.exposed, self.host)
-
-
-def simulate(model: ModelConfig, cluster: Cluster, nodes: int, sequences: int, host_ms: float) -> Step:
+def simulate(model: ModelConfig, cluster: Cluster, nodes: int, sequences: int) -> StepTime:
     """Return a step of `sequences`, on all GPUs. A GPU computes whole sequences: the slowest has the most."""
-    gpus, context = nodes * NODE_GPUS, model.context_length
-    compute = -(-sequences // gpus) * context / roofline(model, find_gpu(cluster.gpu, known_gpus()))
-    gradient = 4 * parameter_count(model)
-    inside = 2 * (NODE_GPUS - 1) / NODE_GPUS * gradient / (cluster.inside_link * 1e9)
-    across = 2 * (nodes - 1) / nodes * gradient / (cluster.node_link * 1e9) + (nodes - 1) * cluster.latency_us * 1e-6
-    hidden = min(BACKWARD_SHARE * compute, (1 - LAST_BUCKETS) * (inside + across))
-    return Step(compute=compute, inside=inside, across=across, exposed=inside + across - hidden, host=host_ms / 1e3)
+    tokens = -(-sequences // (nodes * NODE_GPUS)) * model.context_length
+    compute = tokens / roofline(model, find_gpu(cluster.gpu, known_gpus()))
+    return step_time(parameter_count(model), cluster.links, (nodes, NODE_GPUS), compute=compute)
 
 
 def lost_share(cluster: Cluster, gpus: int, interval_seconds: float) -> float:
@@ -88,9 +66,10 @@ def main(  # noqa: PLR0913  # each is an assumption
     rows, alone = [], None
     for count in nodes:
         for link in node_link if count > 1 else node_link[:1]:
-            cluster = Cluster(node_link=link, failures_per_gpu_hour=failures)
-            step = simulate(model, cluster, count, batch, host_ms)
-            speed = batch * model.context_length / step.seconds
+            cluster = Cluster(links=Links(node=link), failures_per_gpu_hour=failures)
+            step = simulate(model, cluster, count, batch)
+            seconds = max(step.seconds, host_ms / 1e3)
+            speed = batch * model.context_length / seconds
             alone = alone or speed / (count * NODE_GPUS)
             lost = lost_share(cluster, count * NODE_GPUS, 60 * interval_minutes)
             rows.append(
@@ -100,7 +79,7 @@ def main(  # noqa: PLR0913  # each is an assumption
                     f"{1e3 * step.compute:.1f}",
                     f"{1e3 * (step.inside + step.across):.1f}",
                     f"{1e3 * step.exposed:.1f}",
-                    f"{1e3 * step.seconds:.1f}",
+                    f"{1e3 * seconds:.1f}",
                     f"{speed:,.0f}",
                     f"{speed / (count * NODE_GPUS) / alone:.0%}",
                     f"{lost:.2%}",
@@ -108,7 +87,7 @@ def main(  # noqa: PLR0913  # each is an assumption
             )
     heads = ["GPUs", "GB/s a node", "compute ms", "communication ms", "exposed ms", "step ms", "tokens/s", "of linear"]
     print(command.markdown_table([*heads, "lost to failures"], rows))
-    save = STATE_BYTES * parameter_count(model) / (Cluster(node_link=1.0, failures_per_gpu_hour=0.0).disk * 1e9)
+    save = STATE_BYTES * parameter_count(model) / (DISK * 1e9)
     print(f"\na checkpoint: {save:.1f} s to a disk of 1 GB/s, beside training; on each node without a shared one")
 
 

@@ -2,29 +2,32 @@
 
 import attrs
 import pytest
-from scale import BACKWARD_SHARE, Cluster, lost_share, simulate
+from scale import Cluster, lost_share, simulate
 
 from model.config import GPT2_SIZES, parameter_count
+from training.planning.several_nodes import BACKWARD_SHARE, Links, step_time
 
 SMALL, GRADIENT = GPT2_SIZES["124M"], 4 * parameter_count(GPT2_SIZES["124M"])
-CLUSTER = Cluster(node_link=10.0, inside_link=100.0, latency_us=0.0, failures_per_gpu_hour=1e-4, restart_seconds=60.0)
+LINKS = Links(node=10.0, inside=100.0, latency_us=0.0)
+CLUSTER = Cluster(links=LINKS, failures_per_gpu_hour=1e-4, restart_seconds=60.0)
 
 
 def test_one_node_sends_nothing_to_others_and_two_the_whole_gradient() -> None:
-    one, two, four = (simulate(SMALL, CLUSTER, nodes, 512, 0.0) for nodes in (1, 2, 4))
+    one, two, four = (simulate(SMALL, CLUSTER, nodes, 512) for nodes in (1, 2, 4))
     assert (one.across, two.across, four.across) == pytest.approx((0.0, GRADIENT / 1e10, 1.5 * GRADIENT / 1e10))
     assert one.inside == two.inside == pytest.approx(2 * 7 / 8 * GRADIENT / 1e11)
     assert two.compute == pytest.approx(one.compute / 2)
 
 
 def test_a_slow_link_is_hidden_by_the_backward_pass_at_most() -> None:
-    slow = simulate(SMALL, attrs.evolve(CLUSTER, node_link=0.1), 2, 512, 0.0)
+    slow = simulate(SMALL, attrs.evolve(CLUSTER, links=attrs.evolve(LINKS, node=0.1)), 2, 512)
     assert slow.exposed == pytest.approx(slow.inside + slow.across - BACKWARD_SHARE * slow.compute)
-    assert simulate(SMALL, CLUSTER, 2, 512, 1000.0).seconds == 1.0  # the host's
+    accumulated = step_time(parameter_count(SMALL), Links(node=0.1), (2, 8), compute=1.0, accumulation=4)
+    assert accumulated.inside + accumulated.across - accumulated.exposed == pytest.approx(BACKWARD_SHARE / 4)
 
 
 def test_a_gpu_computes_whole_sequences() -> None:
-    assert simulate(SMALL, CLUSTER, 4, 33, 0.0).compute == simulate(SMALL, CLUSTER, 4, 64, 0.0).compute
+    assert simulate(SMALL, CLUSTER, 4, 33).compute == simulate(SMALL, CLUSTER, 4, 64).compute
 
 
 def test_failures_cost_half_an_interval_and_the_restart() -> None:

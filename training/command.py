@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import attrs
 from cyclopts import Parameter
 
-from common.arguments import UsageError, option, whole_number
+from common.arguments import UsageError, number, option, whole_number
 from training.launch import job_seconds
 from training.planning.budget import USD, Budget
 
@@ -16,6 +16,7 @@ TRAIN_EPILOG = """examples:
   python train.py runs/quickstart --set train.learning_rate=6e-4
   python train.py runs/8xa100 --dry-run --world-size 8
   python train.py runs/8xa100 --plan
+  python train.py runs/8xa100 --plan --nodes 2 --node-link 50
   python train.py runs/mine --init-from openai-community/gpt2
   python train.py runs/8xa100 --preflight
 
@@ -39,6 +40,7 @@ Exit status: 0 done, 1 error, 2 usage, 130 interrupted.
 """
 
 COUNT, WORLD_SIZE = whole_number(1), whole_number(1, 1 << 20)
+LINK = number(0, above=True, example="12.5")
 RunDirectory = Annotated[
     Path, option("run directory: model.json and train.json; checkpoints go beside them", name="RUN")
 ]
@@ -115,6 +117,11 @@ class TrainCommand:
     plan: Annotated[bool, option("print memory, hours and dollars on rented machines and exit; needs no GPU")] = False
     machines: Annotated[Path | None, option("with --plan: a price list of your own", "FILE")] = None
     machine: Annotated[tuple[str, ...], option("with --plan: only this machine; may be repeated", "NAME")] = ()
+    nodes: Annotated[int, option("with --plan: so many of each machine", "N", check=COUNT)] = 1
+    node_link: Annotated[
+        float | None,
+        option("with --nodes: GB/s of a machine to the others; 12.5 with a card of 100 Gb/s", "GB/S", check=LINK),
+    ] = None
     find_max_microbatch: Annotated[
         bool, option("search for the largest micro-batch that fits, without tokens or training; see find_batch_size.py")
     ] = False
@@ -127,6 +134,10 @@ class TrainCommand:
             raise UsageError("--world-size goes with --dry-run; torchrun sets the world size of a run")
         if (self.machines is not None or self.machine) and not self.plan:
             raise UsageError("--machines and --machine go with --plan")
+        if self.nodes > 1 and not self.plan:
+            raise UsageError("--nodes goes with --plan; torchrun sets the nodes of a run")
+        if (self.nodes > 1) != (self.node_link is not None):
+            raise UsageError("--nodes and --node-link go together")
         if self.options.budget.max_usd is not None and self.options.price_per_hour is None:
             raise UsageError("--max-usd needs --price-per-hour, the price of the machine")
 

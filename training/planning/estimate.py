@@ -12,9 +12,11 @@ from training.config.batch_plan import VALIDATION_SHARE, Plan, count_due, make_p
 from training.config.train_config import Run, TrainConfig
 from training.planning.memory_model import GIB, MemoryModel, gpu_bytes
 from training.planning.price_list import Machine, PriceList
+from training.planning.several_nodes import Network, on_network
 from training.planning.throughput import Throughput, throughputs
 from training.telemetry.metrics_log import read_lines
 
+ONE_NODE = Network()
 ASSUMED_START_UP_SECONDS = 120.0  # downloading and reading 20 GB of tokens, compiling; without the machine's own boot
 
 
@@ -67,20 +69,26 @@ class RunEstimate:
     train: TrainConfig
     prices: PriceList
     start_up: StartUp
+    network: Network
     offers: tuple[Offer, ...]
 
 
-def make_estimate(run: Run, prices: PriceList, lengths: Mapping[str, int | None]) -> RunEstimate:
-    """Estimate the run on each machine; `lengths` as for `make_plan`. Raises BadInput when it can run on none."""
+def make_estimate(
+    run: Run, prices: PriceList, lengths: Mapping[str, int | None], network: Network = ONE_NODE
+) -> RunEstimate:
+    """Estimate the run on each machine, or on several of each; `lengths` as for `make_plan`.
+
+    Raises BadInput when it can run on none.
+    """
     model, train, start_up = run.model, run.train, start_up_of(run.directory)
     for machine in prices.machines:
         _check_entered(model, prices.path, machine)
-    offers = tuple(_offer(model, train, machine, lengths, start_up.seconds) for machine in prices.machines)
+    offers = tuple(_offer(run, machine, lengths, start_up.seconds, network) for machine in prices.machines)
     if not any(offer.fits for offer in offers):
         raise BadInput(_too_big(model, train, offers))
     if not any(offer.plan for offer in offers):
         raise BadInput(next(offer.problem for offer in offers if offer.problem is not None))
-    return RunEstimate(model=model, train=train, prices=prices, start_up=start_up, offers=offers)
+    return RunEstimate(model=model, train=train, prices=prices, start_up=start_up, network=network, offers=offers)
 
 
 def start_up_of(run_directory: Path) -> StartUp:
@@ -104,8 +112,11 @@ def _check_entered(model: ModelConfig, path: Path, machine: Machine) -> None:
 
 
 def _offer(
-    model: ModelConfig, train: TrainConfig, machine: Machine, lengths: Mapping[str, int | None], start_up_seconds: float
+    run: Run, one: Machine, lengths: Mapping[str, int | None], start_up_seconds: float, network: Network
 ) -> Offer:
+    """Return the run's offer of one machine, or of as many as the network has."""
+    model, train = run.model, run.train
+    machine = one if network.nodes == 1 else one.times(network.nodes)
     memory = MemoryModel.of(model, train, machine.gpus)
     largest = memory.largest_microbatch(gpu_bytes(machine.gpu))
     plan, problem = None, None
@@ -114,13 +125,16 @@ def _offer(
         plan = make_plan(smaller, model.context_length, machine.gpus, lengths)
     except BadInput as error:
         problem = str(error)
+    speeds = throughputs(model, one)
+    if network.nodes > 1 and plan is not None:
+        speeds = [on_network(speeds[0], network, model, plan, gathers=train.execution.parallel == "fsdp")]
     return Offer(
         machine=machine,
         plan=plan,
         problem=problem,
         largest=largest,
         bytes=memory.predict(train.batch.microbatch_size).total,
-        throughputs=throughputs(model, machine),
+        throughputs=speeds,
         start_up_seconds=start_up_seconds,
         token_equivalents=0 if plan is None else plan.train_tokens + _validation_tokens(train, plan),
     )

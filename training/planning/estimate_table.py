@@ -104,6 +104,11 @@ def _notes(estimate: RunEstimate, possible: list[Offer]) -> list[str]:
             "upper bound: at most so many tokens/s, at least so many hours and dollars: products, attention and memory "
             "at the datasheet's speed"
         )
+    if estimate.network.nodes > 1:
+        lines.append(
+            f"simulation: computation as on one node, {estimate.network.link:g} GB/s between nodes, less what the last "
+            "micro-batch's backward pass hides; nothing of it is measured (docs/nodes.md)"
+        )
     if others := sorted({row.trainer or "" for row in shown_rows if row.source == ANOTHER_TRAINER}):
         lines.append(
             f"another trainer: measured by its author, for a network of this shape, not with Lockstep: "

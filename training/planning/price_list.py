@@ -39,6 +39,11 @@ class Machine:
         default=None, validator=checks.optional(checks.number(1.0))
     )  # of the whole machine, as the user has measured this run
 
+    def times(self, nodes: int) -> "Machine":
+        """Return so many of this machine as one, of unknown tokens/s."""
+        gpus, price = nodes * self.gpus, nodes * self.usd_per_hour
+        return attrs.evolve(self, name=f"{nodes} x {self.name}", gpus=gpus, usd_per_hour=price, tokens_per_second=None)
+
 
 @attrs.frozen(kw_only=True)
 class PriceList:
