@@ -1,4 +1,4 @@
-"""Heartbeats as one rank sees them: the last beat of every rank, and which ranks have gone silent."""
+"""Heartbeats as one rank sees them: the last beats that it read, and which ranks have gone silent."""
 
 from typing import Literal
 
@@ -28,29 +28,43 @@ class Beat:
 
 
 class Beats:
-    """The last beat of every rank. Silence is counted in polls, not by the clock: a laptop that sleeps loses nobody."""
+    """Last beats of ranks. Silence is counted in polls, not by the clock: a laptop that sleeps loses nobody."""
 
     def __init__(self, world_size: int, poll_seconds: float):
+        self.world_size = world_size
         self.last: dict[int, Beat] = {}
+        self.departures: set[Departure] = set()  # of all ranks
         self._poll_seconds = poll_seconds
         self._silent_polls = [0] * world_size
 
     def observe(self, rank: int, beat: Beat) -> None:
-        """Take what a poll found of a rank: a new beat, or the same as before."""
+        """Take what a poll found of a rank: a new beat, or the same as before.
+
+        A rank that was not polled for a while counts as silent from now on, if at all.
+        """
         before = self.last.get(rank)
         silent = before is not None and beat.count == before.count and beat.departure != "done"
         self._silent_polls[rank] = self._silent_polls[rank] + 1 if silent else 0
         self.last[rank] = beat
+        if beat.departure is not None:
+            self.departures.add(beat.departure)
+
+    def done(self, rank: int) -> bool:
+        return rank in self.last and self.last[rank].departure == "done"
+
+    def longest_silence(self) -> int:
+        """Return the polls without a new beat of the rank that has been silent for longest."""
+        return max(self._silent_polls)
 
     def lost(self, patience: int) -> list[int]:
         """Return the silent ranks once one has been silent for `patience` polls; before that, none."""
-        if max(self._silent_polls) < patience:
+        if self.longest_silence() < patience:
             return []
         return [rank for rank, polls in enumerate(self._silent_polls) if polls > patience / 2]
 
     def departed(self, *departures: Departure) -> bool:
         """Tell whether any rank has left for one of these reasons."""
-        return any(beat.departure in departures for beat in self.last.values())
+        return not self.departures.isdisjoint(departures)
 
     def silent_seconds(self, rank: int) -> float:
         return self._silent_polls[rank] * self._poll_seconds

@@ -1,11 +1,10 @@
 """Heartbeat: a sign of life of every rank each second, so that a job that hangs ends and names the rank.
 
-A thread of every rank writes a beat into torchrun's store, over a connection of its own, and reads those of all others.
+A thread of every rank writes a beat into torchrun's store, over a connection of its own, and watches a few others.
 A process that is stopped, swapped out or on a dead machine has no beats: the others end the job. A rank of which only
 the main thread hangs has beats, so that the others' collective times out: the beats then tell in which line it hangs.
 """
 
-import json
 import os
 import signal
 import socket
@@ -24,6 +23,7 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # missi
 from common.errors import EXIT_ERROR
 from training.launch import environment_nodes, torchrun_job
 from training.parallel.process_group import Ranks, torchrun_store
+from training.supervision.beat_exchange import BeatExchange
 from training.supervision.beats import Beat, Beats, Departure
 from training.supervision.exit_record import ERROR, LOST
 from training.supervision.stack_location import current_place, place_of_error
@@ -33,7 +33,7 @@ LOST_SECONDS = 60.0  # at most; a thread that only sleeps and beats is never bus
 STOPPED_SECONDS = 5.0  # for torchrun to ask this rank to stop, too
 STOP_SECONDS = 20.0  # for the thread to end this process, because another rank was asked to stop
 STORE_POLLS = 20  # at least, without an answer of the store: a thread that ends this process polls less
-SPEAKER_SECONDS = 2.0  # the others' head start for the one that prints: torchrun ends all ranks after the first
+SPEAKER_SECONDS = 2.0  # for one rank to print, and for all to read its news: torchrun ends all ranks after the first
 
 
 @attrs.frozen(kw_only=True)
@@ -72,7 +72,7 @@ class Heartbeat:
         self._thread = None
         if torchrun_job() is not None:
             prefix = f"heartbeat/{torchrun_job()}/{ranks.generation}"  # without the beats of an earlier group
-            self._store = PrefixStore(prefix, torchrun_store())
+            self._exchange = BeatExchange(PrefixStore(prefix, torchrun_store()), ranks.rank, self.beats)
             self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
             self._thread.start()
             if environment_nodes() > 1:
@@ -111,11 +111,12 @@ class Heartbeat:
             return None
         self._departure = self._departure or "asked to stop"
         deadline = time.monotonic() + 3 * self._beat_seconds
+        ranks = range(self.ranks.world_size)
         try:
             self._publish(self._departure)
-            before = self._read()
+            before = self._exchange.read(ranks)
             while time.monotonic() < deadline:
-                beats = self._read()
+                beats = self._exchange.read(ranks)
                 departures = [beat.departure for beat in beats.values()]
                 if "failed" in departures:
                     return ERROR
@@ -132,21 +133,22 @@ class Heartbeat:
         try:
             while not self._ending.is_set():
                 self._publish(self._departure)
-                self._poll()
+                self._exchange.poll()
                 self._polls += 1
                 if self.beats.departed("asked to stop"):
                     self._stopped_polls += 1
                     if self._stopped_polls * self._beat_seconds >= STOPPED_SECONDS:
                         self._reactions.stopped()
-                lost = self.beats.lost(self._patience)
-                if lost:
-                    self._end_without(lost)
+                if lost := self.beats.lost(self._patience):
+                    self._exchange.tell_lost(lost)
+                    self._print_lost(lost)
+                if told := self._exchange.lost():
+                    self._end_without(told)
                 self._ending.wait(self._beat_seconds)
             if self._departure == "cut off":
                 self._publish(None)  # the place of the error, to be printed
-                self._poll()
                 self._print_places()
-            self._poll()  # another rank's last beat may have come since
+            self._exchange.poll()  # another rank's last beat may have come since
             self._publish(self._departure)
         except dist.DistError:  # a store that stands still makes its callers wait; this one is gone
             if self._ending.is_set():
@@ -189,42 +191,35 @@ class Heartbeat:
             step=self._step,
             place=self._error_place or current_place(),
         )
-        self._store.set(str(self.ranks.rank), json.dumps(attrs.asdict(beat)))
+        self._exchange.publish(beat)
 
-    def _read(self) -> dict[int, Beat]:
-        """Return the last beat of each rank that has begun."""
-        ranks = range(self.ranks.world_size)
-        begun = [rank for rank in ranks if rank in self.beats.last or self._store.check([str(rank)])]
-        texts = self._store.multi_get([str(rank) for rank in begun])
-        return {rank: Beat(**json.loads(text)) for rank, text in zip(begun, texts, strict=True)}
+    def _print_lost(self, lost: list[int]) -> None:
+        """Print which ranks are lost and where one waits for them, if no other rank has found out before."""
+        beats = self.beats.last
+        silent = [
+            f"rank {rank} ({beats[rank].host}, pid {beats[rank].pid}) has not answered for "
+            f"{self.beats.silent_seconds(rank):.0f} s, last seen {beats[rank].position()}"
+            for rank in lost
+            if beats[rank].departure is None
+        ]
+        if silent and self._exchange.first("told lost"):
+            present = [rank for rank, beat in beats.items() if rank not in lost and beat.departure is None]
+            waiting = min(present, default=self.ranks.rank)
+            _print(
+                f"{'; '.join(silent)}; rank {waiting} is {beats[waiting].position()}; the last checkpoint is as it "
+                "was: run the same command again"
+            )
 
-    def _poll(self) -> None:
-        for rank, beat in self._read().items():
-            self.beats.observe(rank, beat)
-
-    def _end_without(self, lost: list[int]) -> NoReturn:
+    def _end_without(self, lost: dict[int, Beat]) -> NoReturn:
         """End this process; kill the frozen ones of this node, or torchrun would wait for them.
 
         Lost ranks that had left with an error have printed it: this rank did not notice, because it is stuck.
         """
-        beats, own = self.beats.last, self.beats.last[self.ranks.rank]
-        frozen = {rank: beats[rank] for rank in lost if beats[rank].departure is None}
-        present = [rank for rank, beat in beats.items() if rank not in lost and beat.departure is None]
+        frozen = [beat for beat in lost.values() if beat.departure is None]
         try:
-            if frozen and self.ranks.rank == min(present):
-                silent = [
-                    f"rank {rank} ({beat.host}, pid {beat.pid}) has not answered for "
-                    f"{self.beats.silent_seconds(rank):.0f} s, last seen {beat.position()}"
-                    for rank, beat in frozen.items()
-                ]
-                _print(
-                    f"{'; '.join(silent)}; rank {self.ranks.rank} is {own.position()}; the last checkpoint is as it "
-                    "was: run the same command again"
-                )
-            else:
-                time.sleep(SPEAKER_SECONDS)
-            for beat in frozen.values():
-                if beat.node is not None and beat.node == own.node:
+            time.sleep(SPEAKER_SECONDS)
+            for beat in frozen:
+                if beat.node is not None and beat.node == os.environ.get("GROUP_RANK"):
                     with suppress(OSError):
                         os.kill(beat.pid, signal.SIGKILL)
             if frozen:
@@ -234,7 +229,8 @@ class Heartbeat:
 
     def _print_places(self) -> None:
         """Print where every rank is, on the first rank that gets here; the others give it time."""
-        if self._store.add("told", 1) == 1:
+        if self._exchange.first("told"):
+            self._exchange.poll_all()
             failed = f"a collective failed on rank {self.ranks.rank}; the ranks at their last heartbeats:"
             _print("\n  ".join([failed, *self.beats.report()]))
         else:

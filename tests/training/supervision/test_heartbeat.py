@@ -70,6 +70,31 @@ def test_a_frozen_rank_ends_the_job_by_name(make_run: Callable[..., Path], froze
         assert max(metrics(run, "train_loss")) == reached + 5
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("frozen", [[2], [1, 2], [0, 1, 3]])
+def test_frozen_ranks_of_four_end_the_job_by_name(make_run: Callable[..., Path], frozen: list[int]) -> None:
+    run = make_run(**SETTINGS)
+    process = start(run, ranks=4)
+    wait_for_step(run, 6, process)
+    time.sleep(2 * BEAT_SECONDS)
+    pids = children(process)
+    for rank in frozen:
+        os.kill(pids[rank], signal.SIGSTOP)
+    _, errors = process.communicate(timeout=180)
+    assert process.returncode == 1
+    [line] = [line for line in errors.splitlines() if line.startswith("train.py:")]
+    lost = [
+        rf"rank {rank} \(\S+, pid {pids[rank]}\) has not answered for [3-5] s, last seen {POSITION}" for rank in frozen
+    ]
+    waiting = min({0, 1, 2, 3} - {*frozen})
+    assert re.fullmatch(
+        rf"train\.py: {'; '.join(lost)}; rank {waiting} is {COLLECTIVE}; the last checkpoint .*", line
+    ), line
+    if 0 not in frozen:
+        assert outcome(run) == "lost"
+    assert_no_process_left(run)
+
+
 STUCK = """
 import time
 
