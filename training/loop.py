@@ -61,8 +61,7 @@ class Loop:
             if stopping or not self.feed.wait_for_tokens(step, self.ranks, self.stop_request, self.reporter.say):
                 self._stop_early()
                 return False
-            self.heartbeat.begin_step(step + 1)
-            result = train_step(self.state, self.settings, step, self.feed.next)
+            result = self._train_step(step)
             self._count_step(step + 1)
             self._do_what_is_due(step + 1, result)
             collect_garbage(step + 1 - first_step)
@@ -70,12 +69,23 @@ class Loop:
         self._report_end("end" if self.state.position.step == self.plan.steps else "pause")
         return True
 
+    def _train_step(self, step: int) -> StepResult:
+        """Train on a step, and time this rank's own part in it."""
+        clock, waited_seconds = self.state.parallel.clock, self.feed.waited_seconds
+        clock.begin_step()
+        self.heartbeat.begin_step(step + 1, clock.totals)
+        result = train_step(self.state, self.settings, step, self.feed.next)
+        clock.end_step(self.feed.waited_seconds - waited_seconds)
+        return result
+
     def _count_step(self, step: int) -> None:
         """Account for a step; `step` counts the updates done."""
         self.ledger.after_step(self.feed.waited_seconds)
         tokens = step * self.plan.tokens_per_step
         self.state.position = attrs.evolve(self.state.position, step=step, tokens=tokens, validation_loss=None)
         self.reporter.step_done()
+        for straggling in self.heartbeat.straggling():
+            self.reporter.straggling(step, straggling)
         self.saving.poll()
 
     def _do_what_is_due(self, step: int, result: StepResult) -> None:

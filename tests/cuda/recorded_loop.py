@@ -23,6 +23,10 @@ def recorded_step(state: Any, settings: Any, step: int, next_batch: Any) -> Any:
         recording = open_recordings[1]
         pageable = [name for name in recording.copies if "pageable" in name]
         print(f"waits: {dict(recording.synchronizations)}, pageable copies: {pageable}", flush=True)
+        seconds = state.parallel.clock.totals
+        most = 0.9e-3 * seconds.steps  # between two emulated events lies a millisecond
+        work = "own work in each" if seconds.own > most and seconds.whole > most else seconds
+        print(f"timed: {seconds.steps} steps, {work}", flush=True)
     return train_step(state, settings, step, next_batch)
 
 

@@ -209,7 +209,10 @@ def test_idle_gpus_are_named(make_small_run: MakeRun) -> None:
     assert finished(done) and "WARNING: 7 of this machine's 8 GPUs are idle" in done.stderr
 
 
-def test_steps_between_logs_never_wait_for_the_gpu(make_small_run: MakeRun) -> None:
-    directory = make_small_run(min_train_tokens=120 * 8 * 64, log_interval=200, checkpoint_interval=200)
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_steps_between_logs_never_wait_for_the_gpu_and_are_timed(make_small_run: MakeRun, parallel: str) -> None:
+    steps = {"min_train_tokens": 120 * 8 * 64, "log_interval": 200, "checkpoint_interval": 200}
+    directory = make_small_run(**steps, parallel=parallel)
     done = run(ROOT / "tests" / "cuda" / "recorded_loop.py", directory, ranks=2)
     assert finished(done).count("waits: {}, pageable copies: []") == 2
+    assert finished(done).count("timed: 115 steps, own work in each") == 2

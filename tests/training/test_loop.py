@@ -7,10 +7,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from common.errors import Diverged
 from training import loop
 from training.loop import GARBAGE_INTERVAL_STEPS, Loop, collect_garbage
+from training.parallel.step_clock import StepClock
 from training.state import Position
 from training.step_intervals import Intervals
 from training.telemetry.time_ledger import TimeLedger
@@ -40,6 +42,7 @@ def loop_of(monkeypatch: pytest.MonkeyPatch, done: list[str], *, stop_at: int = 
     state.guard = fake(
         new_skips=lambda: None, problem=lambda: f"step {bad_step}" if state.position.step >= bad_step else None
     )
+    state.parallel = fake(clock=StepClock(torch.device("cpu")))
     saving = fake(begin=save, poll=lambda: None, settle=lambda **_: None, newest=None)
     monkeypatch.setattr(loop, "train_step", train)
     monkeypatch.setattr(loop, "collect_garbage", lambda _: None)
@@ -60,7 +63,7 @@ def loop_of(monkeypatch: pytest.MonkeyPatch, done: list[str], *, stop_at: int = 
         "validations": {"first": fake(measure=validate), "second": fake(measure=lambda *_: 9.0)},
         "saving": saving,
         "reporter": reporter,
-        "heartbeat": fake(begin_step=lambda _: None),
+        "heartbeat": fake(begin_step=lambda *_: None, straggling=list),
         "limits": fake(stopped_by=lambda *, signalled: "signal" if signalled else "--max-hours"),
         "stop_request": fake(agreed=lambda: state.position.step >= stop_at, signalled=True),
     }

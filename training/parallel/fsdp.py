@@ -7,33 +7,40 @@ in fp32, norms, and biases, whose gradient Inductor adds up and leaves in fp32 w
 """
 
 import itertools
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp._fully_shard import _fsdp_api  # ReduceScatter, the interface of set_custom_reduce_scatter
 from torch.distributed.tensor import DTensor
 
 from model.gpt import GPT
 from model.loss import NextTokenLoss
 from training.parallel.block_groups import group_length
-from training.parallel.compute_memory import ReduceScatter
+from training.parallel.compute_memory import ComputeMemory, ReduceScatter
 from training.parallel.mesh import inside_mesh, levels_of
 from training.parallel.ordered_reduce import OrderedGradients
+from training.parallel.step_clock import StepClock
 from training.precision import DTYPES
 
 
 def wrap_in_fsdp(
-    model: NextTokenLoss | GPT, network: GPT, mesh: DeviceMesh, ordered: OrderedGradients | None, precision: str
+    model: NextTokenLoss | GPT, mesh: DeviceMesh, ordered: OrderedGradients | None, precision: str, clock: StepClock
 ) -> FSDPModule:
     """Return a model whose parameters are sharded over the first level; reduced gradients are sums over all ranks.
 
     Groups that a backward pass leaves gathered have to be resharded before the update.
     """
+    network = model.network if isinstance(model, NextTokenLoss) else model
     across, mesh = levels_of(mesh).across, inside_mesh(mesh)
     matrices = {parameter for parameter in network.blocks.parameters() if parameter.dim() > 1}
     # Usually inner modules are wrapped first. Then the outer group could not have the vectors of the blocks.
     outer = fully_shard(model, mesh=mesh, ignored_params=matrices)
+    model.register_forward_pre_hook(lambda *_: clock.begin_waiting(), prepend=True)
+    model.register_forward_pre_hook(lambda *_: clock.end_waiting())  # between both FSDP's own hook gathers weights
     taken: set[nn.Parameter] = {parameter for parameter in network.parameters() if isinstance(parameter, DTensor)}
     dtypes = MixedPrecisionPolicy(
         param_dtype=DTYPES.get(precision), reduce_dtype=torch.float32, cast_forward_inputs=False
@@ -47,12 +54,24 @@ def wrap_in_fsdp(
         group.set_gradient_divide_factor(1.0)
         group.set_force_sum_reduction_for_comms(True)
         group.set_reshard_after_backward(group is not outer and not once, recurse=False)
-        group.set_custom_reduce_scatter(ReduceScatter(across) if ordered is None else ordered.reduce_scatter())
+        reduce_scatter = ReduceScatter(across) if ordered is None else ordered.reduce_scatter()
+        group.set_custom_reduce_scatter(TimedReduceScatter(reduce_scatter, clock))
     # Else all-gathers, too, have streams and memory of their own; each is then to be asked for ahead of its use.
     outer._set_unshard_async_op(True)
     for group, following in itertools.pairwise(groups):
         group.set_modules_to_forward_prefetch([following])
     return outer
+
+
+class TimedReduceScatter(ComputeMemory, _fsdp_api.ReduceScatter):
+    """Reduce-scatter of one FSDP parameter group, by another one, timed."""
+
+    def __init__(self, timed: _fsdp_api.ReduceScatter, clock: StepClock):
+        self._timed, self._clock = timed, clock
+
+    def __call__(self, *arguments: Any, **options: Any) -> dist.Work | None:
+        with self._clock.reducing():
+            return self._timed(*arguments, **options)
 
 
 def gathered_once(model: nn.Module, precision: str) -> bool:

@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import attrs
 import torch
 import torch._dynamo
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
@@ -18,8 +20,9 @@ from model.gpt import GPT
 from model.loss import NextTokenLoss
 from training.parallel.bucket_sum import BucketSum
 from training.parallel.fsdp import wrap_in_fsdp
-from training.parallel.mesh import Levels, data_parallel_of, levels_of
+from training.parallel.mesh import Levels, RankGroup, data_parallel_of, levels_of
 from training.parallel.ordered_reduce import OrderedGradients
+from training.parallel.step_clock import StepClock
 from training.parallel.sum_tree import run_length
 from training.precision import Numerics
 
@@ -27,26 +30,24 @@ NEVER = (1 << 31) - 1  # steps, the most that DDP takes
 BUCKET_MIB = 50  # of gradients, on GPUs: two blocks of 124M. The host starts fewer reductions than with DDP's own 25
 
 
+@attrs.define(kw_only=True, eq=False)
 class Parallel:
     """A network wrapped for training on all ranks."""
 
-    def __init__(
-        self,
-        network: GPT,
-        model: Any,
-        levels: Levels,
-        divisor: int,
-        reduction: OrderedGradients | BucketSum | None,
-    ):
-        self.network = network  # bare: plain names
-        self.model = model  # wrapped: what to call
-        self.data_parallel = data_parallel_of()
-        self.levels = levels
-        self.gradient_divisor = divisor  # of reduced gradients of unscaled losses: sums over micro-batches and ranks
-        self._reduction = reduction
-        # Read once: between a forward and its backward FSDP shows gathered weights under the same names.
-        self._parameters = dict(network.named_parameters())
-        self._sharded = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    network: GPT  # bare: plain names
+    model: Any  # wrapped: what to call
+    levels: Levels
+    gradient_divisor: int  # of reduced gradients of unscaled losses: sums over micro-batches and ranks
+    reduction: OrderedGradients | BucketSum | None
+    clock: StepClock
+    data_parallel: RankGroup = attrs.field(init=False, factory=data_parallel_of)
+    # Read once: between a forward and its backward FSDP shows gathered weights under the same names.
+    _parameters: dict[str, nn.Parameter] = attrs.field(init=False)
+    _sharded: list[FSDPModule] = attrs.field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._parameters = dict(self.network.named_parameters())
+        self._sharded = [module for module in self.model.modules() if isinstance(module, FSDPModule)]
 
     @contextmanager
     def gradient_sync(self, *, enabled: bool) -> Iterator[None]:
@@ -56,10 +57,10 @@ class Parallel:
         """
         with ExitStack() as stack:
             skipping = isinstance(self.model, DistributedDataParallel) and not enabled
-            if isinstance(self._reduction, OrderedGradients):  # every micro-batch's gradient passes it
-                stack.enter_context(self._reduction.microbatch(self._parameters.values(), last=enabled))
-            elif isinstance(self._reduction, BucketSum):
-                self._reduction.reducing = enabled
+            if isinstance(self.reduction, OrderedGradients):  # every micro-batch's gradient passes it
+                stack.enter_context(self.reduction.microbatch(self._parameters.values(), last=enabled))
+            elif isinstance(self.reduction, BucketSum):
+                self.reduction.reducing = enabled
                 skipping = skipping and bool(self.gradients())  # the first ones pass DDP, which gives them their place
             else:
                 for module in self._sharded:
@@ -98,13 +99,16 @@ def parallelize(
     compile_model(model, numerics.compiled)
     wrapped: Any = model
     reduction: OrderedGradients | BucketSum | None = ordered
+    clock = StepClock(next(network.parameters()).device)
     # On one rank FSDP skips its reduce-scatter, and with it the ordered sum: the bare model does the same.
     if kind == "fsdp" and (levels.size > 1 or ordered is None):
-        wrapped = wrap_in_fsdp(model, network, mesh, ordered, numerics.precision)
+        wrapped = wrap_in_fsdp(model, mesh, ordered, numerics.precision, clock)
     elif levels.size > 1:
         reduction = ordered or BucketSum(data_parallel_of().group)  # NCCL knows of nodes by itself
-        wrapped = wrap_in_ddp(model, reduction)
-    return Parallel(network, wrapped, levels, divisor, reduction)
+        wrapped = wrap_in_ddp(model, reduction, clock)
+    return Parallel(
+        network=network, model=wrapped, levels=levels, gradient_divisor=divisor, reduction=reduction, clock=clock
+    )
 
 
 def compile_model(model: NextTokenLoss | GPT, how: bool | str) -> None:
@@ -122,7 +126,7 @@ def compile_model(model: NextTokenLoss | GPT, how: bool | str) -> None:
     model.compile_head(fullgraph=True, dynamic=False)
 
 
-def wrap_in_ddp(model: nn.Module, reduction: OrderedGradients | BucketSum) -> DistributedDataParallel:
+def wrap_in_ddp(model: nn.Module, reduction: OrderedGradients | BucketSum, clock: StepClock) -> DistributedDataParallel:
     """Return a model whose replicas on all ranks share gradients."""
     device = next(model.parameters()).device
     wrapped = DistributedDataParallel(
@@ -131,6 +135,14 @@ def wrap_in_ddp(model: nn.Module, reduction: OrderedGradients | BucketSum) -> Di
         bucket_cap_mb=BUCKET_MIB if device.type == "cuda" else None,
         gradient_as_bucket_view=True,
     )
-    wrapped.register_comm_hook(None, reduction.ddp_hook)
+
+    def timed_hook(
+        _: Any,
+        bucket: dist.GradBucket,  # type: ignore[name-defined]  # DDP checks this annotation
+    ) -> torch.futures.Future[Tensor]:
+        with clock.reducing():
+            return reduction.ddp_hook(None, bucket)
+
+    wrapped.register_comm_hook(None, timed_hook)
     wrapped._set_ddp_runtime_logging_sample_rate(NEVER)  # statistics of a step, for which the host waits for the GPU
     return wrapped

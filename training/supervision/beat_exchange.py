@@ -39,15 +39,12 @@ class BeatExchange:
         self._store.set(str(self._rank), json.dumps(attrs.asdict(beat)))
         self._beats.observe(self._rank, beat)
 
-    def poll(self) -> None:
-        """Read the news and the next ranks that are not done; all others, too, where one is silent."""
+    def poll(self, *, everyone: bool = False) -> None:
+        """Read the news and the next ranks that are not done; all others, too, where one is silent, or if asked."""
         watched = list(itertools.islice((rank for rank in self._ring if not self._beats.done(rank)), WATCHED))
         self._observe(watched)
-        if self._beats.longest_silence() >= SILENT_POLLS:
+        if everyone or self._beats.longest_silence() >= SILENT_POLLS:
             self._observe(rank for rank in self._ring if rank not in watched)
-
-    def poll_all(self) -> None:
-        self._observe(self._ring)
 
     def read(self, ranks: Iterable[int]) -> dict[int, Beat]:
         """Return the last beat of each of these ranks that has begun."""

@@ -11,7 +11,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from types import TracebackType
 from typing import NoReturn
@@ -23,10 +24,12 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # missi
 from common.errors import EXIT_ERROR
 from training.launch import environment_nodes, torchrun_job
 from training.parallel.process_group import Ranks, torchrun_store
+from training.parallel.step_clock import StepSeconds
 from training.supervision.beat_exchange import BeatExchange
 from training.supervision.beats import Beat, Beats, Departure
 from training.supervision.exit_record import ERROR, LOST
 from training.supervision.stack_location import current_place, place_of_error
+from training.supervision.stragglers import WINDOW_SECONDS, Stragglers, Straggling
 
 BEAT_SECONDS = 1.0
 LOST_SECONDS = 60.0  # at most; a thread that only sleeps and beats is never busy for so long
@@ -66,6 +69,10 @@ class Heartbeat:
         self._polls = 0  # finished ones
         self._stopped_polls = 0  # since another rank was asked to stop
         self._step: int | None = None  # that training is at
+        self._seconds = StepSeconds()  # of the steps before
+        self._judging_polls = max(1, round(WINDOW_SECONDS / beat_seconds))
+        self._stragglers = Stragglers(ranks.world_size)
+        self._straggling: deque[Straggling] = deque()  # not yet reported
         self._departure: Departure | None = None
         self._error_place: str | None = None  # where this rank's error was raised
         self._ending = threading.Event()  # set when the thread has to end
@@ -78,9 +85,14 @@ class Heartbeat:
             if environment_nodes() > 1:
                 threading.Thread(target=self._watch_store, name="store watch", daemon=True).start()
 
-    def begin_step(self, step: int) -> None:
-        """Put the step that training begins, counted from 1, into the beats."""
-        self._step = step
+    def begin_step(self, step: int, seconds: StepSeconds) -> None:
+        """Put the step that training begins, counted from 1, and the totals of those before into the beats."""
+        self._step, self._seconds = step, seconds
+
+    def straggling(self) -> Iterator[Straggling]:
+        """Yield what has changed, on rank 0, in which ranks are slow."""
+        while self._straggling:
+            yield self._straggling.popleft()
 
     def __enter__(self) -> "Heartbeat":
         return self
@@ -133,8 +145,11 @@ class Heartbeat:
         try:
             while not self._ending.is_set():
                 self._publish(self._departure)
-                self._exchange.poll()
+                judging = self.ranks.coordinates and self._polls % self._judging_polls == 0
+                self._exchange.poll(everyone=judging)
                 self._polls += 1
+                if judging:
+                    self._straggling.extend(self._stragglers.judge(self.beats.last))
                 if self.beats.departed("asked to stop"):
                     self._stopped_polls += 1
                     if self._stopped_polls * self._beat_seconds >= STOPPED_SECONDS:
@@ -190,6 +205,7 @@ class Heartbeat:
             pid=os.getpid(),
             step=self._step,
             place=self._error_place or current_place(),
+            seconds=self._seconds,
         )
         self._exchange.publish(beat)
 
@@ -230,7 +246,7 @@ class Heartbeat:
     def _print_places(self) -> None:
         """Print where every rank is, on the first rank that gets here; the others give it time."""
         if self._exchange.first("told"):
-            self._exchange.poll_all()
+            self._exchange.poll(everyone=True)
             failed = f"a collective failed on rank {self.ranks.rank}; the ranks at their last heartbeats:"
             _print("\n  ".join([failed, *self.beats.report()]))
         else:

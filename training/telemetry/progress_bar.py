@@ -45,7 +45,7 @@ class ProgressBar:
         tqdm.write(printable(line), file=sys.stderr)
 
     def warn(self, topic: str, warning: str | None) -> None:
-        """Show a topic's warning beside the numbers; None removes it."""
+        """Show a warning beside the numbers, in the place of an earlier one of its topic; None removes that."""
         self._warnings.pop(topic, None)
         if warning is not None:
             self._warnings[topic] = warning

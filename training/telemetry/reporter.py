@@ -16,6 +16,7 @@ from training.hardware.environment import peak_memory_bytes
 from training.parallel.process_group import Ranks
 from training.spike_guard import Guard
 from training.step import StepResult
+from training.supervision.stragglers import Straggling
 from training.telemetry.chart import ChartProcess
 from training.telemetry.progress_bar import ProgressBar, duration
 from training.telemetry.time_ledger import Remaining, TimeLedger
@@ -57,6 +58,14 @@ class Reporter:
             self.bar.warn(kind, None if event == kind else f"step {step:,} {FAILURES[kind]}")
         if self.chart is not None and event == "checkpoint":
             self.chart.redraw()
+
+    def straggling(self, step: int, found: Straggling) -> None:
+        """Record and print that ranks have become slow, or no longer are; show beside the bar which ones are."""
+        slowness = {} if found.slowness is None else attrs.asdict(found.slowness)
+        self.event(step, "straggler" if slowness else "straggler-end", who=found.name, ranks=found.ranks, **slowness)
+        self.say(found.line())
+        if self.bar is not None:
+            self.bar.warn("stragglers", found.mark)
 
     def say(self, line: str) -> None:
         if self.bar is not None:

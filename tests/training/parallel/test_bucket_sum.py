@@ -14,6 +14,7 @@ from tests.conftest import TINY_MODEL
 from training.parallel import process_group
 from training.parallel.bucket_sum import BucketSum
 from training.parallel.mesh import Levels, data_parallel_of
+from training.parallel.step_clock import StepClock
 from training.parallel.wrap import Parallel, wrap_in_ddp
 
 
@@ -24,8 +25,11 @@ def parallel() -> Iterator[Parallel]:
     network = GPT(ModelConfig(**TINY_MODEL))
     initialize(network, 0)
     reduction = BucketSum(dist.group.WORLD)
-    wrapped = wrap_in_ddp(NextTokenLoss(network), reduction)
-    yield Parallel(network, wrapped, Levels(inside=data_parallel_of()), 3, reduction)
+    clock = StepClock(torch.device("cpu"))
+    wrapped = wrap_in_ddp(NextTokenLoss(network), reduction, clock)
+    levels = Levels(inside=data_parallel_of())
+    parts = {"levels": levels, "gradient_divisor": 3, "reduction": reduction, "clock": clock}
+    yield Parallel(network=network, model=wrapped, **parts)
     process_group.stop()
 
 

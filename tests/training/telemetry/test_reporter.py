@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from training.step import StepResult
+from training.supervision.stragglers import Slowness, Straggling
 from training.telemetry.reporter import Reporter, print_lines
 from training.telemetry.time_ledger import Remaining, TimeLedger
 
@@ -46,7 +47,7 @@ class Counter:
     def show(self, step: int, numbers: str) -> None:
         self.shown.append((step, numbers))
 
-    def warn(self, warning: str | None) -> None:
+    def warn(self, _: str, warning: str | None) -> None:
         self.warnings.append(warning)
 
     def close(self) -> None:
@@ -154,3 +155,20 @@ def test_rank_0_prints_lines_with_warnings_on_stderr(capsys: pytest.CaptureFixtu
         print_lines(ranks, ["resuming", "WARNING: numerics changed"])
     printed = capsys.readouterr()
     assert (printed.out, printed.err) == ("resuming\n", "WARNING: numerics changed\n")
+
+
+def test_a_slow_rank_is_an_event_a_line_and_a_mark_until_it_ends() -> None:
+    tracker = Kept()
+    reporter, counter = reporter_of(tracker)
+    slowness = Slowness(phase="data", factor=1.84)
+    changes = [(slowness, "SLOW: rank 1"), (None, None)]
+    for step, (measure, mark) in enumerate(changes):
+        reporter.straggling(step, Straggling(ranks=[1], name="rank 1", slowness=measure, mark=mark))
+    begun, ended = tracker.records
+    assert (begun["event"], begun["ranks"], begun["phase"], begun["factor"]) == ("straggler", [1], "data", 1.84)
+    assert (ended["event"], ended["who"]) == ("straggler-end", "rank 1")
+    assert counter.lines == [
+        "rank 1: 1.8 times as slow as the median rank for 30 s, in data",
+        "rank 1: no longer slow",
+    ]
+    assert counter.warnings == ["SLOW: rank 1", None]

@@ -1,0 +1,110 @@
+"""Step clock: the seconds of a rank's steps in which it works itself, without those in which it waits for others.
+
+Ranks in lockstep have one step time, and of them the slow one waits least. Own work lasts from the begin of a step to
+its last gradient, without what waits for other ranks in between: reductions of gradients and, under FSDP, the first
+weights of a pass. FSDP's later waits for weights are not seen: own work includes them. After it come the end of the
+reduction and the update.
+"""
+
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import attrs
+import torch
+
+Mark = float | torch.cuda.Event  # a moment: on a GPU, in its compute stream
+
+
+@attrs.frozen(kw_only=True)
+class StepSeconds:
+    """Totals of steps."""
+
+    steps: int = 0
+    whole: float = 0.0
+    own: float = 0.0
+    data: float = 0.0  # of these, waiting for data; on a GPU by the host's clock
+
+
+@attrs.frozen(kw_only=True)
+class Marks:
+    """A step between its marks."""
+
+    begin: Mark
+    own: list[tuple[Mark, Mark]]
+    end: Mark
+    data_seconds: float
+
+
+class StepClock:
+    """Times steps of this rank. The host never waits for a GPU's marks: steps count once their marks have passed."""
+
+    def __init__(self, device: torch.device):
+        self.totals = StepSeconds()
+        self._device = device
+        self._steps: deque[Marks] = deque()  # that have not passed
+        self._begin: Mark | None = None  # of the current step
+        self._since: Mark | None = None  # of own work
+        self._own: list[tuple[Mark, Mark]] = []
+
+    def begin_step(self) -> None:
+        while self._steps and _passed(self._steps[0].end):
+            self._count(self._steps.popleft())
+        self._own = []
+        self._begin = self._since = self._mark()
+
+    def end_step(self, waited_for_data_seconds: float) -> None:
+        """`waited_for_data_seconds`: in this step."""
+        assert self._begin is not None
+        end = self._mark()
+        own = self._own or [(self._begin, end)]
+        self._steps.append(Marks(begin=self._begin, own=own, end=end, data_seconds=waited_for_data_seconds))
+        self._since = None
+
+    def begin_waiting(self) -> None:
+        """End own work for now; does nothing outside a timed step."""
+        if self._since is None:
+            return
+        if self._own and self._own[-1][0] is self._since:  # it went on beside a reduction
+            self._own.pop()
+        self._own.append((self._since, self._mark()))
+
+    def end_waiting(self) -> None:
+        if self._since is not None:
+            self._since = self._mark()
+
+    @contextmanager
+    def reducing(self) -> Iterator[None]:
+        """Context of one reduction of gradients, in a backward pass, which goes on beside it on a GPU."""
+        self.begin_waiting()
+        yield
+        if self._device.type != "cuda":
+            self.end_waiting()
+
+    def _mark(self) -> Mark:
+        if self._device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.default_stream(self._device))
+        return event
+
+    def _count(self, step: Marks) -> None:
+        totals = self.totals
+        self.totals = StepSeconds(
+            steps=totals.steps + 1,
+            whole=totals.whole + _seconds(step.begin, step.end),
+            own=totals.own + sum(_seconds(begin, end) for begin, end in step.own),
+            data=totals.data + step.data_seconds,
+        )
+
+
+def _passed(mark: Mark) -> bool:
+    return isinstance(mark, float) or mark.query()
+
+
+def _seconds(begin: Mark, end: Mark) -> float:
+    if isinstance(begin, float) or isinstance(end, float):
+        assert isinstance(begin, float) and isinstance(end, float)
+        return end - begin
+    return begin.elapsed_time(end) / 1000
