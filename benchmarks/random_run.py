@@ -119,7 +119,7 @@ def saves(records: list[dict[str, Any]], before_step: int) -> list[dict[str, Any
 def build(run: Run, ranks: Ranks) -> tuple[TrainState, StepSettings]:
     """Return the training state of a run in this process, and the settings of its steps."""
     plan = make_plan(run.train, run.model.context_length, ranks.world_size)
-    numerics = resolve_numerics(run.train, plan.layout, ranks.device)
+    numerics = resolve_numerics(run.train, ranks.device)
     set_determinism(numerics.determinism, run.train.execution.cpu_threads, ranks)
     network = make_network(run.model, run.train.random_seed)
     return make_state(network, run.train, plan, numerics, ranks), make_settings(run.train, plan, numerics)

@@ -27,7 +27,7 @@ CONTEXT = 1024
 MICROBATCH = 8
 VOCABULARY = 50_257
 STARTS = 200
-LAYOUTS = {"1 rank, 16 micro-batches a step": (1, 16), "8 ranks, 2 micro-batches a step": (8, 2)}
+LAYOUTS = {"1 rank, 16 micro-batches a step": 1, "8 ranks, 2 micro-batches a step": 8}
 ORDERS = {  # whether it is shuffled, weights of the sources
     "as it lies": (False, (1,)),
     "shuffled": (True, (1,)),
@@ -40,9 +40,9 @@ def main(*, tokens: int = 200_000_000, seconds: float = 3.0) -> None:
     torch.set_num_threads(1)
     with TemporaryDirectory() as folder:
         stream = _write(Path(folder), tokens)
-        for title, (ranks, accumulation) in LAYOUTS.items():
+        for title, ranks in LAYOUTS.items():
             layout = Layout(
-                context_length=CONTEXT, microbatch_size=MICROBATCH, accumulation=accumulation, data_parallel_size=ranks
+                context_length=CONTEXT, microbatch_size=MICROBATCH, microbatches=16, data_parallel_size=ranks
             )
             rows = []
             for name, (shuffle, weights) in ORDERS.items():

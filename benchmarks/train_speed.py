@@ -110,7 +110,7 @@ def _layout(model: ModelConfig, options: SpeedBenchmark) -> Layout:
     return Layout(
         context_length=model.context_length,
         microbatch_size=size,
-        accumulation=max(1, share // size),
+        microbatches=max(1, share // size) * options.ranks,
         data_parallel_size=options.ranks,
     )
 

@@ -59,7 +59,7 @@ def make_state(network: GPT, train: TrainConfig, plan: Plan, numerics: Numerics,
     model = NextTokenLoss(network.to(ranks.device), recompute_blocks=recompute, chunks=chunks)
     kind, node_size = wrapper_and_node_size(train.execution.parallel, ranks)
     parallel = parallelize(
-        model, kind, numerics, plan.layout.accumulation, make_mesh(ranks.device, node_size, ranks.timeout)
+        model, kind, numerics, plan.layout.microbatches, make_mesh(ranks.device, node_size, ranks.timeout)
     )
     sharing = parallel.levels.inside if kind == "fsdp" else parallel.data_parallel
     return TrainState(

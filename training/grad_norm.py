@@ -6,18 +6,21 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tokens.batches.sampling import Layout, idle_micro_steps
 from training.exactness.row_sums import in_row_order, row_sums_of_squares
 from training.parallel.mesh import RankGroup
 from training.parallel.process_group import all_gather_single
 from training.parallel.sharding import local_tensor, shards_of
 
 
-def mean_over_ranks(values: Tensor, data_parallel: RankGroup) -> Tensor:
-    """Return the mean over every rank's 1-D values, which are equally many; stays on the device.
+def mean_over_ranks(own_losses: Tensor, layout: Layout, data_parallel: RankGroup) -> Tensor:
+    """Return the mean loss of a step from those of each rank's micro-steps, (accumulation,); stays on the device.
 
-    All values are gathered in rank order and averaged in one piece: the order of additions is that of one rank.
+    All losses but idle ones are gathered in rank order and averaged in one piece: the order of additions is that of one
+    rank.
     """
-    return _gathered(values, data_parallel).mean()
+    losses = _gathered(own_losses, data_parallel)
+    return (losses if layout.even else losses[_counted(layout, losses.device)]).mean()
 
 
 def fast_grad_norm(gradients: list[Tensor]) -> Tensor:
@@ -46,6 +49,14 @@ def _whole(own: Tensor, row_counts: tuple[int, ...], shards: RankGroup) -> Tenso
     """Return the row sums of whole parameters from those of this rank's shards."""
     places, longest = _places(row_counts, shards.size, own.device)
     return _gathered(torch.nn.functional.pad(own, (0, longest - len(own))), shards)[places]
+
+
+@cache
+def _counted(layout: Layout, device: torch.device) -> Tensor:
+    """Return the places of the micro-steps that are not idle, among those of all ranks."""
+    idle = [idle_micro_steps(layout, rank) for rank in range(layout.data_parallel_size)]
+    steps = layout.accumulation
+    return torch.tensor([rank * steps + step for rank, few in enumerate(idle) for step in range(few, steps)]).to(device)
 
 
 @cache

@@ -114,7 +114,7 @@ def _open_data(run: Run, options: Options, ranks: Ranks) -> tuple[TokenSet, Plan
 
 def _build_state(run: Run, plan: Plan, ranks: Ranks) -> tuple[TrainState, StepSettings]:
     """Resolve the numerics on this machine; return the state at step 0 and the step settings."""
-    numerics = resolve_numerics(run.train, plan.layout, ranks.device)
+    numerics = resolve_numerics(run.train, ranks.device)
     set_determinism(numerics.determinism, run.train.execution.cpu_threads, ranks)
     print_lines(ranks, _introduction(run, plan, numerics, ranks))
     network = make_network(run.model, run.train.random_seed)

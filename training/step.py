@@ -11,7 +11,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from tokens.batches.sampling import microbatch_index
+from tokens.batches.sampling import idle_micro_steps, microbatch_index
 from training.grad_norm import fast_grad_norm, mean_over_ranks, ordered_grad_norm
 from training.parallel.sharding import local_tensor
 from training.precision import autocast, kept_casts
@@ -39,7 +39,7 @@ def train_step(state: TrainState, settings: StepSettings, step: int, next_batch:
     """
     rate = learning_rate(settings.schedule, step)
     own_losses = run_microbatches(state, settings, step, next_batch)
-    loss = mean_over_ranks(own_losses, state.parallel.data_parallel)
+    loss = mean_over_ranks(own_losses, settings.layout, state.parallel.data_parallel)
     grad_norm = _clip(state, settings)
     # An overflow under fp16 is excused: this update is blocked and the scale halves, until the scale is exhausted.
     excused = state.loss_scale.dynamic & ~state.loss_scale.exhausted()
@@ -55,19 +55,20 @@ def train_step(state: TrainState, settings: StepSettings, step: int, next_batch:
 def run_microbatches(state: TrainState, settings: StepSettings, step: int, next_batch: NextBatch) -> Tensor:
     """Run this rank's micro-batches of a step forward and backward, and reduce their gradients over all ranks.
 
+    Every rank takes as many micro-steps, so that all gather FSDP's weights as often; idle ones add no gradient.
     Returns the loss of each, (accumulation,).
     """
-    accumulation = settings.layout.accumulation
+    layout, rank, scale = settings.layout, state.parallel.data_parallel.rank, state.loss_scale.scale
     losses = []
-    with kept_casts(state.loss_scale.scale.device):
-        for micro_step in range(accumulation):
+    with kept_casts(scale.device):
+        for micro_step in range(layout.accumulation):
             inputs, targets = next_batch()
             if state.parallel.network.config.drop_rate > 0:
-                index = microbatch_index(settings.layout, micro_step, state.parallel.data_parallel.rank)
-                seed_dropout(settings.seed, step, index)
-            with state.parallel.gradient_sync(enabled=micro_step == accumulation - 1):
+                seed_dropout(settings.seed, step, microbatch_index(layout, micro_step, rank))
+            last, idle = micro_step == layout.accumulation - 1, micro_step < idle_micro_steps(layout, rank)
+            with state.parallel.gradient_sync(enabled=last, idle=idle):
                 loss = microbatch_loss(state, settings, inputs, targets)
-                (loss * state.loss_scale.scale).backward()
+                (loss * (torch.zeros_like(scale) if idle else scale)).backward()
             losses.append(loss.detach())
     return torch.stack(losses)
 

@@ -19,9 +19,9 @@ from evaluation.instruct.command import FineTuneSettings
 from evaluation.shared.load import Trained
 from evaluation.shared.records import Record
 from evaluation.shared.split_over_ranks import share
+from tokens.batches.rank_shares import rank_shares
 from training.parallel.mesh import make_mesh
 from training.parallel.process_group import Ranks
-from training.parallel.sum_tree import elastic_world_sizes
 from training.parallel.wrap import parallelize
 from training.precision import Numerics
 from training.step import seed_dropout
@@ -70,13 +70,8 @@ def fine_tune(
 
     Raises BadInput where the batch cannot be shared by so many ranks, and where a loss is not finite.
     """
-    legal = elastic_world_sizes(settings.batch_size)
-    if ranks.world_size not in legal:
-        sizes = ", ".join(map(str, legal))
-        raise BadInput(
-            f"--batch-size {settings.batch_size}: got {ranks.world_size} ranks, wanted one of {sizes}, on which a "
-            "batch has the same bits"
-        )
+    if ranks.world_size > settings.batch_size:
+        raise BadInput(f"--batch-size {settings.batch_size}: got {ranks.world_size} ranks, wanted at most that many")
     if len(train) < settings.batch_size:
         raise BadInput(f"--batch-size {settings.batch_size}: got {len(train)} training records; pass a smaller one")
     network = trained.network
@@ -125,10 +120,10 @@ def encode(trained: Trained, text: str) -> list[int]:
 class _Tuner:
     def __init__(self, trained: Trained, examples: list[Example], settings: FineTuneSettings, ranks: Ranks):
         self._network, self._examples, self._settings, self._ranks = trained.network, examples, settings, ranks
-        self._accumulation = settings.batch_size // ranks.world_size  # records of a rank; a micro-batch is one
+        self._share = rank_shares(settings.batch_size, ranks.world_size)[ranks.rank]  # records; a micro-batch is one
         numerics = Numerics(determinism="elastic", precision="fp32", compiled=False)
         network = trained.network.to(ranks.device)
-        self._parallel = parallelize(network, "ddp", numerics, self._accumulation, make_mesh(ranks.device))
+        self._parallel = parallelize(network, "ddp", numerics, settings.batch_size, make_mesh(ranks.device))
         self._optimizer = torch.optim.AdamW(
             trained.network.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay
         )
@@ -148,12 +143,10 @@ class _Tuner:
     def _update(self, step: int, batch: list[Example]) -> None:
         firsts = [1 if self._settings.prompt_loss else example.first_target for example in batch]
         targets = sum(len(example.tokens) - first for example, first in zip(batch, firsts, strict=True))
-        own = self._parallel.data_parallel.rank * self._accumulation
-        for micro_step in range(self._accumulation):
-            index = own + micro_step
+        for index in self._share:
             if self._network.config.drop_rate > 0:
                 seed_dropout(self._settings.seed, step, index)
-            with self._parallel.gradient_sync(enabled=micro_step == self._accumulation - 1):
+            with self._parallel.gradient_sync(enabled=index == self._share[-1]):
                 losses = _losses(self._parallel.model, batch[index].tokens, firsts[index])
                 (losses.sum() / targets).backward()  # reduced by sums: the mean over the batch's tokens
         self._optimizer.step()

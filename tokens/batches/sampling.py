@@ -1,9 +1,9 @@
 """Sampling: the tokens of a step, micro-step and data-parallel rank, by arithmetic on integers, without state.
 
 A token stream is cut into windows of T + 1 tokens that begin every T tokens: inputs are the first T, targets the last
-T. A sample is one window. Step s takes samples s * G .. (s + 1) * G - 1 of the run, G the global batch. Micro-batch
-`rank * accumulation + micro_step` of a step takes B of them, so a rank owns a contiguous run of the step's samples,
-whatever the data-parallel size. With one stream, sample n reads the window at place n of the stream's `WindowOrder`; of
+T. A sample is one window. Step s takes samples s * G .. (s + 1) * G - 1 of the run, G the global batch. Each of its
+micro-batches takes B of them, and a rank takes consecutive micro-batches (rank_shares.py), so it owns a contiguous part
+of the step's samples, whatever the data-parallel size. With one stream, sample n reads the window at place n of the stream's `WindowOrder`; of
 several streams, tokens/batches/mixture.py gives each sample a stream and a place in that stream's order.
 """
 
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tokens.batches.rank_shares import longest_share, rank_shares
 from tokens.format.token_file import TokenStream
 
 FEISTEL_ROUNDS = 6
@@ -26,26 +27,41 @@ class Layout:
 
     context_length: int  # T, tokens
     microbatch_size: int  # B, sequences
-    accumulation: int  # micro-steps a rank takes for one step
+    microbatches: int  # of one step, all ranks
     data_parallel_size: int
 
     @property
     def global_batch_size(self) -> int:
         """Sequences of one step, all ranks."""
-        return self.microbatch_size * self.accumulation * self.data_parallel_size
+        return self.microbatch_size * self.microbatches
+
+    @property
+    def accumulation(self) -> int:
+        """Micro-steps that each rank takes for one step; idle ones where it has fewer micro-batches than another."""
+        return longest_share(self.microbatches, self.data_parallel_size)
+
+    @property
+    def even(self) -> bool:
+        """True if no rank has idle micro-steps."""
+        return self.microbatches % self.data_parallel_size == 0
+
+
+def idle_micro_steps(layout: Layout, rank: int) -> int:
+    """Return how many of a rank's micro-steps, the first ones of a step, count for nothing."""
+    return layout.accumulation - len(rank_shares(layout.microbatches, layout.data_parallel_size)[rank])
 
 
 def microbatch_index(layout: Layout, micro_step: int, rank: int) -> int:
-    """Return the micro-batch's place in its step, 0 .. accumulation * data_parallel_size - 1."""
-    return rank * layout.accumulation + micro_step
+    """Return the micro-batch's place in its step, 0 .. microbatches - 1; in an idle micro-step the rank's first."""
+    share = rank_shares(layout.microbatches, layout.data_parallel_size)[rank]
+    return share[max(0, micro_step - idle_micro_steps(layout, rank))]
 
 
 def rank_samples(layout: Layout, first_step: int, steps: int, rank: int) -> np.ndarray:
     """Return the samples of the run that a data-parallel rank takes in some steps: (steps, accumulation, B) int64."""
-    first = microbatch_index(layout, 0, rank) * layout.microbatch_size
-    own = np.arange(first, first + layout.accumulation * layout.microbatch_size)
-    step_starts = np.arange(first_step, first_step + steps) * layout.global_batch_size
-    return (step_starts[:, None] + own).reshape(steps, layout.accumulation, layout.microbatch_size)
+    indexes = [microbatch_index(layout, micro_step, rank) for micro_step in range(layout.accumulation)]
+    firsts = np.arange(first_step, first_step + steps)[:, None] * layout.microbatches + indexes
+    return firsts[..., None] * layout.microbatch_size + np.arange(layout.microbatch_size)
 
 
 def window_count(stream_length: int, start: int, context_length: int) -> int:

@@ -21,6 +21,7 @@ from training.batch_finder.edit_json import check_editable, write_microbatch
 from training.batch_finder.search import Search, candidates, keeping
 from training.batch_finder.worker import MICRO_STEPS, Report, Verdict
 from training.batch_finder.worker_pool import WorkerPool
+from training.config.batch_plan import derive_layout, factors
 from training.config.train_config import Run, TrainConfig
 from training.hardware.preflight import Needs, enforce
 from training.hardware.usable_gpus import choose_device
@@ -127,8 +128,8 @@ class Finder:
     def _extra_sums(self, size: int) -> int:
         """Return the partial sums of all gradients that a step holds beyond a trial's."""
         memory, trial = self.memory, MICRO_STEPS[self.memory.determinism]
-        held = most_held_sums(memory.determinism, memory.accumulation_at(size), memory.world_size)
-        return max(0, held - most_held_sums(memory.determinism, trial, memory.world_size))
+        held = most_held_sums(memory.determinism, memory.microbatches_at(size), memory.world_size)
+        return max(0, held - most_held_sums(memory.determinism, trial * memory.world_size, memory.world_size))
 
     def _guess(self, reports: list[Report], size: int | None = None) -> int | None:
         """Return the predicted largest micro-batch, corrected by the measurement at `size`; None on a CPU."""
@@ -139,7 +140,7 @@ class Finder:
         if size is not None:
             measured = max(report.allocated or 0 for report in reports)
             micro_steps = max(MICRO_STEPS[self.memory.determinism], self.memory.accumulation_at(size))
-            trial = attrs.evolve(self.memory, accumulation=micro_steps, sequences=None)
+            trial = attrs.evolve(self.memory, accumulation=micro_steps, global_batch_size=None)
             scale = measured / trial.predict(size).allocated
         # What is outside torch's allocator is held already where memory was measured.
         room = int(min(usable) / scale) + outside_bytes(self.pool.world_size)
@@ -148,10 +149,8 @@ class Finder:
     def _summary(self, size: int) -> str:
         world_size, batch = self.pool.world_size, self.train.batch.global_batch_size
         if batch is not None:
-            return (
-                f"largest micro-batch that fits and keeps the global batch: {size} "
-                f"({batch} = {size} x accumulation {batch // (size * world_size)} x world size {world_size})"
-            )
+            layout = derive_layout(self.train.replace(microbatch_size=size), self.model.context_length, world_size)
+            return f"largest micro-batch that fits and keeps the global batch: {size} ({batch} = {factors(layout)})"
         keeps = keeping(self.train.batch, world_size, size)
         advice = f"without global_batch_size in train.json the global batch follows it; {keeps} keeps what it is now"
         return f"largest micro-batch that fits: {size}" + ("" if keeps is None else f"\n{advice}")

@@ -51,19 +51,24 @@ class Search:
 
 
 def check_world_size(train: TrainConfig, world_size: int) -> None:
-    """Raise BadInput when the world size does not divide the run's global batch."""
+    """Raise BadInput when no micro-batch spreads the run's global batch over so many ranks."""
     batch = train.batch.global_batch_size
-    if batch is not None and batch % world_size:
+    if batch is not None and batch < world_size:
         raise BadInput(
-            f"{train.file}: global_batch_size: got {batch}, wanted a multiple of the world size, {world_size}; use a "
-            "number of ranks that divides it"
+            f"{train.file}: global_batch_size: got {batch}, wanted at least the world size, {world_size}; use fewer "
+            "ranks"
+        )
+    if batch is not None and batch % world_size and train.execution.determinism == "run":
+        raise BadInput(
+            f"{train.file}: global_batch_size: got {batch}, wanted a multiple of the world size, {world_size}, for "
+            "determinism run; use a number of ranks that divides it, or determinism elastic"
         )
 
 
 def candidates(train: TrainConfig, world_size: int) -> list[int]:
     """Return the micro-batches that keep the run's global batch; without one, all sizes, thinned out.
 
-    Raises BadInput when the world size does not divide it.
+    Raises BadInput as check_world_size does.
     """
     check_world_size(train, world_size)
     if train.batch.global_batch_size is not None:

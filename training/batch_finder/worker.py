@@ -129,8 +129,9 @@ def _start(run: Run, device: str | None) -> tuple[TrainState, StepSettings, Rank
     ranks = start(device, run.train.timeout_seconds)
     train = run.train.replace(global_batch_size=None, gradient_accumulation_steps=1, min_train_tokens=1)
     plan = make_plan(train, run.model.context_length, ranks.world_size)
-    numerics = resolve_numerics(run.train, plan.layout, ranks.device)
-    layout = attrs.evolve(plan.layout, accumulation=MICRO_STEPS[numerics.determinism])
+    numerics = resolve_numerics(run.train, ranks.device)
+    microbatches = MICRO_STEPS[numerics.determinism] * ranks.world_size
+    layout = attrs.evolve(plan.layout, microbatches=microbatches)
     plan = attrs.evolve(plan, layout=layout)
     set_determinism(numerics.determinism, run.train.execution.cpu_threads, ranks)
     with ranks.device:  # any weights will do, and a GPU makes them in no time

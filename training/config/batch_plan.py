@@ -9,16 +9,19 @@ import attrs
 from common.errors import BadInput
 from model.config import ModelConfig, flops_per_token, parameter_count
 from tokens.batches.mixture import Mixture, Stage
+from tokens.batches.rank_shares import balance
 from tokens.batches.sampling import Layout, window_count
 from training.config.dataset_config import shares
 from training.config.learning_rates import describe_group_rates, describe_schedule, make_schedule
 from training.config.optimizer_settings import describe_optimizer
 from training.config.train_config import TrainConfig
+from training.parallel.sum_tree import most_sent_sums
 from training.schedule import Schedule
 
 DIVISORS_SHOWN = 24
 MOST_SEQUENCES = 1 << 30  # of a global batch
 MOST_STEPS = 99_999_999  # a checkpoint's name has eight digits
+NEARLY = 0.9  # of the best balance
 VALIDATION_SHARE = 1 / 3  # of a training token's time: forward only
 
 
@@ -102,30 +105,37 @@ def make_plan(
 
 
 def derive_layout(train: TrainConfig, context_length: int, world_size: int) -> Layout:
-    """Return how the global batch is spread. Raises BadInput when the world size does not divide it."""
+    """Return how the global batch is spread. Raises BadInput for a world size that it cannot be spread over."""
     wanted, batch, size = (
         train.batch.gradient_accumulation_steps,
         train.batch.global_batch_size,
         train.batch.microbatch_size,
     )
-    accumulation = wanted or 1
-    if batch is not None:
-        accumulation, rest = divmod(batch // size, world_size)
-        if rest:
-            divisors = microbatch_sizes(batch // size, 1)
-            near = sorted(sorted(divisors, key=lambda divisor: abs(divisor - world_size))[:DIVISORS_SHOWN])
-            raise BadInput(
-                f"{train.file}: global_batch_size {batch} is {batch // size} micro-batches of {size}, which world size "
-                f"{world_size} does not divide; the nearest world sizes that do: {', '.join(map(str, near))}"
-            )
-        if wanted not in (None, accumulation):
-            raise BadInput(
-                f"{train.file}: gradient_accumulation_steps: got {wanted}, but global_batch_size {batch} makes it "
-                f"{accumulation} on world size {world_size}; leave it out: it is derived"
-            )
-    return Layout(
-        context_length=context_length, microbatch_size=size, accumulation=accumulation, data_parallel_size=world_size
+    microbatches = (wanted or 1) * world_size if batch is None else batch // size
+    layout = Layout(
+        context_length=context_length,
+        microbatch_size=size,
+        microbatches=microbatches,
+        data_parallel_size=world_size,
     )
+    division = f"{train.file}: global_batch_size {batch} is {microbatches} micro-batches of {size}, which world size "
+    if microbatches < world_size:
+        smaller = microbatch_sizes(layout.global_batch_size, world_size)
+        advice = f", or set microbatch_size to {smaller[-1]}" if smaller else ""
+        raise BadInput(f"{division}{world_size} exceeds; start {microbatches} ranks at most{advice}")
+    if train.execution.determinism == "run" and microbatches % world_size:
+        divisors = microbatch_sizes(microbatches, 1)
+        near = sorted(sorted(divisors, key=lambda divisor: abs(divisor - world_size))[:DIVISORS_SHOWN])
+        raise BadInput(
+            f"{division}{world_size} does not divide, as determinism run wants; set it to elastic, or use a world size "
+            f"that does, the nearest: {', '.join(map(str, near))}"
+        )
+    if batch is not None and wanted not in (None, layout.accumulation):
+        raise BadInput(
+            f"{train.file}: gradient_accumulation_steps: got {wanted}, but global_batch_size {batch} makes it "
+            f"{layout.accumulation} on world size {world_size}; leave it out: it is derived"
+        )
+    return layout
 
 
 def count_due(first: int, last: int, *intervals: int) -> int:
@@ -138,12 +148,16 @@ def count_due(first: int, last: int, *intervals: int) -> int:
 
 
 def microbatch_sizes(batch: int, ranks: int, largest: int = MOST_SEQUENCES) -> list[int]:
-    """Return the micro-batches up to `largest` with which so many ranks make up a global batch, ascending."""
-    if batch % ranks:
-        return []
-    share = batch // ranks
+    """Return the micro-batches up to `largest` with which so many ranks make up a global batch, ascending.
+
+    Where no micro-batch divides evenly: those with which ranks are nearly as busy as with the best of all.
+    """
+    share = batch // ranks if batch % ranks == 0 else batch
     small = [size for size in range(1, math.isqrt(share) + 1) if share % size == 0]
-    return sorted({size for size in (*small, *(share // size for size in small)) if size <= largest})
+    sizes = {size for size in (*small, *(share // size for size in small)) if size * ranks <= batch}
+    balances = {size: balance(batch // size, ranks) for size in sizes}
+    least = NEARLY * max(balances.values(), default=1)
+    return sorted(size for size in sizes if size <= largest and balances[size] >= least)
 
 
 def describe(model: ModelConfig, train: TrainConfig, plan: Plan) -> list[str]:
@@ -161,9 +175,9 @@ def describe(model: ModelConfig, train: TrainConfig, plan: Plan) -> list[str]:
         f"model        {parameter_count(model):,} parameters: {model.n_layers} layers x {model.emb_dim} wide, "
         f"{model.n_heads} heads, context {model.context_length}, vocabulary {model.vocab_size:,}, "
         f"{'tied' if model.tie_weights else 'untied'} head",
-        f"batch        global batch {layout.global_batch_size} sequences = micro-batch {layout.microbatch_size} "
-        f"x accumulation {layout.accumulation} x world size {layout.data_parallel_size}"
+        f"batch        global batch {layout.global_batch_size} sequences = {factors(layout)}"
         f"{follows if train.batch.global_batch_size is None else ''}",
+        *(f"balance      {line}" for line in _describe_balance(train, layout)),
         f"step         {layout.global_batch_size} x {layout.context_length} = {plan.tokens_per_step:,} tokens",
         f"run          {plan.steps:,} steps x {plan.tokens_per_step:,} = {plan.train_tokens:,} tokens",
         *(f"data         {_describe_source(source)}" for source in plan.sources),
@@ -176,6 +190,36 @@ def describe(model: ModelConfig, train: TrainConfig, plan: Plan) -> list[str]:
         f"{train.checkpoints.keep_checkpoints} and the best are kept"
         + (f", and uploaded to {train.checkpoints.checkpoints}" if train.checkpoints.checkpoints else ""),
     ]
+
+
+def factors(layout: Layout) -> str:
+    """Return the factors of a global batch."""
+    if layout.even:
+        factors = f"accumulation {layout.accumulation} x world size {layout.data_parallel_size}"
+    else:
+        factors = f"{layout.microbatches} on world size {layout.data_parallel_size}"
+    return f"micro-batch {layout.microbatch_size} x {factors}"
+
+
+def _describe_balance(train: TrainConfig, layout: Layout) -> list[str]:
+    """Return how busy the ranks are, what elastic sums cost, and a micro-batch that is better; nothing if all is even.
+
+    What a rank sends under DDP: its part of each partial sum, then that of the sum.
+    """
+    ranks, count = layout.data_parallel_size, layout.microbatches
+    level = train.execution.determinism
+    sent = 1 if level in ("off", "run") else most_sent_sums(count, ranks)
+    if layout.even and sent == 1:
+        return []
+    busy = f"{count} micro-batches on {ranks} ranks: {layout.accumulation} at most"
+    parts = [f"{busy}, {balance(count, ranks):.0%} of the ranks' time used"]
+    if level != "off":
+        elastic = "" if level else "with determinism elastic "
+        parts.append(f"{elastic}gradient communication x{(sent + 1) / 2:g} of an even split")
+    sizes = microbatch_sizes(layout.global_batch_size, ranks, layout.microbatch_size - 1)
+    if sizes and (better := balance(layout.global_batch_size // sizes[-1], ranks)) > balance(count, ranks):
+        parts.append(f"microbatch_size {sizes[-1]} uses {better:.0%}")
+    return ["; ".join(parts)]
 
 
 def _count_steps(

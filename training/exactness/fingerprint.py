@@ -7,7 +7,6 @@ import attrs
 import torch
 
 from common.errors import BadInput
-from tokens.batches.sampling import Layout
 from training.config.train_config import TrainConfig
 from training.exactness.levels import resolve_determinism
 from training.hardware.environment import cpu_name
@@ -25,11 +24,11 @@ _ENVIRONMENT = (
 )
 
 
-def resolve_numerics(train: TrainConfig, layout: Layout, device: torch.device) -> Numerics:
-    """Resolve determinism, precision and compilation for a device. Raises BadInput as resolve_determinism does."""
+def resolve_numerics(train: TrainConfig, device: torch.device) -> Numerics:
+    """Resolve determinism, precision and compilation for a device."""
     wanted = train.execution
     return Numerics(
-        determinism=resolve_determinism(train, layout, device),
+        determinism=resolve_determinism(train, device),
         precision=resolve(wanted.precision, device),
         compiled=device.type == "cuda" if wanted.compile is None else wanted.compile,
     )

@@ -2,7 +2,7 @@
 
 off       fastest kernels and reductions, reproducible to rounding
 run       bit-identical on the same world size and wrapper
-elastic   bit-identical on any legal world size, under DDP or FSDP, resumed or not
+elastic   bit-identical on any world size, under DDP or FSDP, resumed or not
 """
 
 import ctypes
@@ -11,30 +11,16 @@ import sys
 
 import torch
 
-from common.errors import BadInput
-from tokens.batches.sampling import Layout
 from training.config.train_config import TrainConfig
 from training.parallel.process_group import Ranks
-from training.parallel.sum_tree import elastic_world_sizes
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # parameters of glibc's mallopt
 KEPT_BYTES, MAPPED_BYTES = (1 << 31) - 1, (1 << 30, 1 << 25)  # the most that versions of glibc take
 
 
-def resolve_determinism(train: TrainConfig, layout: Layout, device: torch.device) -> str:
-    """Return "off", "run" or "elastic". Raises BadInput for elastic on a world size that does not divide the tree."""
-    wanted = train.execution.determinism
-    microbatches = layout.global_batch_size // layout.microbatch_size
-    size, legal = layout.data_parallel_size, elastic_world_sizes(microbatches)
-    if wanted is None:
-        return "off" if device.type == "cuda" else "elastic" if size in legal else "run"
-    if wanted == "elastic" and size not in legal:
-        sizes = ", ".join(map(str, legal))
-        raise BadInput(
-            f"{train.file}: determinism elastic adds {microbatches} micro-batches in one tree, which "
-            f"world size {size} does not divide; world sizes that do: {sizes}; or set determinism to run"
-        )
-    return wanted
+def resolve_determinism(train: TrainConfig, device: torch.device) -> str:
+    """Return "off", "run" or "elastic"."""
+    return train.execution.determinism or ("off" if device.type == "cuda" else "elastic")
 
 
 def set_determinism(level: str, cpu_threads: int, ranks: Ranks) -> None:

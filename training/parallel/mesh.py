@@ -86,7 +86,7 @@ def wrapper_and_node_size(parallel: str, ranks: Ranks) -> tuple[str, int | None]
     """Return the wrapper, "ddp" or "fsdp", and for two levels the ranks of a node. Call it on every rank.
 
     `parallel`: as in train.json. "hsdp" is FSDP on two levels: on one node FSDP, on nodes of one rank DDP. DDP has two
-    levels where that is the same sum: with a power of two of ranks on each node.
+    levels where nodes have equally many ranks, and more than one.
     Raises BadInput for "hsdp" on nodes of different sizes.
     """
     size = ranks.local_world_size
@@ -99,7 +99,7 @@ def wrapper_and_node_size(parallel: str, ranks: Ranks) -> tuple[str, int | None]
             sizes = sorted({other for other, _ in starts})
             raise BadInput(f'parallel: "hsdp": got nodes of {sizes} ranks, wanted as many on each; or use "fsdp"')
         return ("ddp", None) if size == 1 else ("fsdp", size)
-    return "ddp", size if alike and size > 1 and size.bit_count() == 1 else None
+    return "ddp", size if alike and size > 1 else None
 
 
 def _own_group(groups: list[list[int]], timeout: timedelta | None) -> Any:

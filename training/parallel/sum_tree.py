@@ -1,32 +1,95 @@
-"""Shape of the gradient sum's tree, as counts: what the reduction does and the memory model predicts."""
+"""Sum tree of a step's gradients, as arithmetic on ranges of leaves: partial sums, and the additions that finish them.
+
+The micro-batches of a step are the leaves, whatever the number of ranks. Runs of `run` leaves are added in order, then
+the results pairwise, neighbors first; an odd last one joins at the next level. A contiguous range of leaves has one
+partial sum for each of its largest complete subtrees. Of a run that it cuts, a beginning is one partial sum, and other
+leaves are one each, because they are added in order to what comes before them.
+"""
 
 import functools
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+import attrs
+
+from tokens.batches.rank_shares import odd_factor, rank_shares
 
 
-def odd_factor(count: int) -> int:
-    """Return the largest odd divisor: the leaves to add in order before the pairwise tree begins."""
-    return count // (count & -count)
+@attrs.frozen
+class SumTree:
+    """Shape of a sum."""
+
+    leaves: int
+    run: int  # leaves added in order before the pairwise tree begins
+
+    def push(self, sums: list[range], following: range) -> int:
+        """Add a partial sum to those of the leaves before it; return how many of these it is added to, last first."""
+        joined = 0
+        while sums and self._joins(sums[-1], following):
+            following = range(sums.pop().start, following.stop)
+            joined += 1
+        sums.append(following)
+        return joined
+
+    def partial_sums(self, parts: Iterable[range]) -> list[range]:
+        """Return the partial sums of a range from those of its parts, in order."""
+        sums: list[range] = []
+        for part in parts:
+            self.push(sums, part)
+        return sums
+
+    def additions(self, parts: Sequence[range]) -> tuple[list[list[tuple[int, int]]], list[int]]:
+        """Return how to make the partial sums of a range from those of its parts, in place.
+
+        First rounds of pairs of places: the second place's is added to the first's, in any order within a round. Then
+        the places of the results.
+        """
+        rounds: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+        sums: list[range] = []
+        made: list[tuple[int, int]] = []  # place of each of `sums`, and the rounds that it takes
+        for number, part in enumerate(parts):
+            place, last = number, 0
+            for _ in range(self.push(sums, part)):
+                added, (place, before) = place, made.pop()
+                last = max(last, before) + 1
+                rounds[last].append((place, added))
+            made.append((place, last))
+        return [rounds[number] for number in sorted(rounds)], [place for place, _ in made]
+
+    def _joins(self, left: range, right: range) -> bool:
+        """Tell whether two neighboring partial sums are added to each other."""
+        if left.start // self.run == (right.stop - 1) // self.run:
+            return left.start % self.run == 0 and len(right) == 1
+        pair = range(left.start, min(left.start + 2 * len(left), self.leaves))
+        return right.stop == pair.stop and left.start % (2 * len(left)) == 0 and len(left) % self.run == 0
 
 
-def elastic_world_sizes(microbatches: int) -> list[int]:
-    """Return the data-parallel sizes that give a step of so many micro-batches the same bits: powers of two."""
-    return [1 << power for power in range((microbatches // odd_factor(microbatches)).bit_length())]
+def leaf(number: int) -> range:
+    """Return the range of one leaf."""
+    return range(number, number + 1)
 
 
-def run_length(determinism: str, accumulation: int, data_parallel_size: int) -> int:
-    """Return how many leaves are added in order: all of a rank with `determinism` "run"."""
-    return odd_factor(accumulation * data_parallel_size) if determinism == "elastic" else accumulation
-
-
-def held_sums(leaves: int, run: int) -> int:
-    """Return the partial sums of so many leaves: one a complete subtree, and that of the run in progress."""
-    return (leaves // run).bit_count() + (leaves % run > 0)
+def step_tree(determinism: str, microbatches: int, ranks: int) -> SumTree:
+    """Return the tree of a step: with `determinism` "run", all leaves of a rank are added in order."""
+    return SumTree(microbatches, odd_factor(microbatches) if determinism == "elastic" else microbatches // ranks)
 
 
 @functools.cache
-def most_held_sums(determinism: str, accumulation: int, data_parallel_size: int) -> int:
-    """Return the partial sums that a rank holds at most, each a copy of all gradients."""
+def most_held_sums(determinism: str, microbatches: int, ranks: int) -> int:
+    """Return the partial sums that a rank holds at most before its last micro-batch, each a copy of all gradients."""
     if determinism == "off":
         return 0
-    run = run_length(determinism, accumulation, data_parallel_size)
-    return max(held_sums(leaves, run) for leaves in range(accumulation))
+    tree, most = step_tree(determinism, microbatches, ranks), 0
+    for share in rank_shares(microbatches, ranks):
+        sums: list[range] = []
+        for number in share[:-1]:
+            tree.push(sums, leaf(number))
+            most = max(most, len(sums))
+    return most
+
+
+@functools.cache
+def most_sent_sums(microbatches: int, ranks: int) -> int:
+    """Return the partial sums that a rank sends at most, with `determinism` "elastic"; 1 of an even division."""
+    tree = step_tree("elastic", microbatches, ranks)
+    return max(len(tree.partial_sums(map(leaf, share))) for share in rank_shares(microbatches, ranks))

@@ -18,12 +18,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from model.gpt import GPT
 from model.loss import NextTokenLoss
+from tokens.batches.rank_shares import rank_shares
 from training.parallel.bucket_sum import BucketSum
+from training.parallel.exchange import exchanges
 from training.parallel.fsdp import wrap_in_fsdp
 from training.parallel.mesh import Levels, RankGroup, data_parallel_of, levels_of
 from training.parallel.ordered_reduce import OrderedGradients
 from training.parallel.step_clock import StepClock
-from training.parallel.sum_tree import run_length
+from training.parallel.sum_tree import step_tree
 from training.precision import Numerics
 
 NEVER = (1 << 31) - 1  # steps, the most that DDP takes
@@ -50,15 +52,16 @@ class Parallel:
         self._sharded = [module for module in self.model.modules() if isinstance(module, FSDPModule)]
 
     @contextmanager
-    def gradient_sync(self, *, enabled: bool) -> Iterator[None]:
+    def gradient_sync(self, *, enabled: bool, idle: bool = False) -> Iterator[None]:
         """Context of one forward and backward pass: reduce gradients over ranks only when enabled.
 
+        An idle pass, before those of the rank's own micro-batches, has a loss without gradient, for others' sake.
         Both belong inside: DDP decides in the forward pass whether the backward pass will reduce.
         """
         with ExitStack() as stack:
             skipping = isinstance(self.model, DistributedDataParallel) and not enabled
             if isinstance(self.reduction, OrderedGradients):  # every micro-batch's gradient passes it
-                stack.enter_context(self.reduction.microbatch(self._parameters.values(), last=enabled))
+                stack.enter_context(self.reduction.microbatch(self._parameters.values(), last=enabled, idle=idle))
             elif isinstance(self.reduction, BucketSum):
                 self.reduction.reducing = enabled
                 skipping = skipping and bool(self.gradients())  # the first ones pass DDP, which gives them their place
@@ -87,15 +90,20 @@ class Parallel:
 
 
 def parallelize(
-    model: NextTokenLoss | GPT, kind: str, numerics: Numerics, accumulation: int, mesh: DeviceMesh
+    model: NextTokenLoss | GPT, kind: str, numerics: Numerics, microbatches: int, mesh: DeviceMesh
 ) -> Parallel:
-    """Compile and wrap a model that lies on this rank's device, as `kind`: "ddp" or "fsdp". Call it on every rank."""
+    """Compile and wrap a model that lies on this rank's device, as `kind`: "ddp" or "fsdp". Call it on every rank.
+
+    `microbatches`: of a step, on all ranks together.
+    """
     network = model.network if isinstance(model, NextTokenLoss) else model
     levels = levels_of(mesh)
-    divisor, ordered = accumulation * levels.size, None
+    data_parallel, ordered = data_parallel_of(), None
     if numerics.determinism != "off":
-        run = run_length(numerics.determinism, accumulation, levels.size)
-        ordered = OrderedGradients(list(network.parameters()), run, levels)
+        tree = step_tree(numerics.determinism, microbatches, data_parallel.size)
+        shares = rank_shares(microbatches, data_parallel.size)
+        own = shares[data_parallel.rank]
+        ordered = OrderedGradients(list(network.parameters()), tree, own, exchanges(tree, shares, levels))
     compile_model(model, numerics.compiled)
     wrapped: Any = model
     reduction: OrderedGradients | BucketSum | None = ordered
@@ -104,10 +112,10 @@ def parallelize(
     if kind == "fsdp" and (levels.size > 1 or ordered is None):
         wrapped = wrap_in_fsdp(model, mesh, ordered, numerics.precision, clock)
     elif levels.size > 1:
-        reduction = ordered or BucketSum(data_parallel_of().group)  # NCCL knows of nodes by itself
+        reduction = ordered or BucketSum(data_parallel.group)  # NCCL knows of nodes by itself
         wrapped = wrap_in_ddp(model, reduction, clock)
     return Parallel(
-        network=network, model=wrapped, levels=levels, gradient_divisor=divisor, reduction=reduction, clock=clock
+        network=network, model=wrapped, levels=levels, gradient_divisor=microbatches, reduction=reduction, clock=clock
     )
 
 

@@ -8,6 +8,7 @@ import attrs
 
 from common.errors import BadInput
 from model.config import ModelConfig, matmul_parameter_count
+from tokens.batches.rank_shares import balance
 from training.config.batch_plan import VALIDATION_SHARE, Plan, count_due, make_plan, microbatch_sizes
 from training.config.train_config import Run, TrainConfig
 from training.planning.memory_model import GIB, MemoryModel, gpu_bytes
@@ -39,7 +40,7 @@ class Offer:
     bytes: int  # needed per GPU at the run's own micro-batch
     throughputs: list[Throughput]  # the first is the one to plan with
     start_up_seconds: float
-    token_equivalents: float  # those of training, and those that take as long as the validations
+    token_equivalents: float  # those of training, and as many as take as long as idle times and validations
 
     @property
     def fits(self) -> bool:
@@ -136,8 +137,13 @@ def _offer(
         bytes=memory.predict(train.batch.microbatch_size).total,
         throughputs=speeds,
         start_up_seconds=start_up_seconds,
-        token_equivalents=0 if plan is None else plan.train_tokens + _validation_tokens(train, plan),
+        token_equivalents=0 if plan is None else _busy_tokens(plan) + _validation_tokens(train, plan),
     )
+
+
+def _busy_tokens(plan: Plan) -> float:
+    """Return the tokens that all GPUs together could train on in the run's time."""
+    return plan.train_tokens / balance(plan.layout.microbatches, plan.layout.data_parallel_size)
 
 
 def _validation_tokens(train: TrainConfig, plan: Plan) -> float:
@@ -163,8 +169,8 @@ def _microbatch(train: TrainConfig, machine: Machine, largest: int | None) -> in
     sizes = microbatch_sizes(batch, machine.gpus, min(size, largest))
     if not sizes:
         raise BadInput(
-            f"{train.file}: global_batch_size: got {batch}, which the {machine.gpus} GPUs of {machine.name} do not "
-            "divide"
+            f"{train.file}: global_batch_size: got {batch}, wanted at least one sequence for each of the "
+            f"{machine.gpus} GPUs of {machine.name}"
         )
     return sizes[-1]
 
@@ -176,7 +182,7 @@ def _too_big(model: ModelConfig, train: TrainConfig, offers: tuple[Offer, ...]) 
     best = max(offers, key=lambda offer: offer.largest or 0)
     if best.largest is not None:
         fitting = [best.largest] if batch is None else microbatch_sizes(batch, best.machine.gpus, best.largest)
-        advice = f"microbatch_size={fitting[-1]}" if fitting else "it, and a global_batch_size that its GPUs divide"
+        advice = f"microbatch_size={fitting[-1]}" if fitting else "it, and a larger global_batch_size"
         least = min(offer.bytes for offer in offers) / GIB
         return (
             f"{train.file}: microbatch_size: got {size}, which needs {least:.1f} GiB of a GPU, {room}; the largest "

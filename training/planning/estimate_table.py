@@ -50,7 +50,8 @@ def _rows(offer: Offer, marks: str) -> list[list[str]]:
     if offer.plan is None:
         return [[*cells, "", "", "", "no, see below", ""]]
     layout = offer.plan.layout
-    cells[2] = f"{layout.microbatch_size} x {layout.accumulation} x {layout.data_parallel_size}"
+    most = "" if layout.even else "<= "
+    cells[2] = f"{layout.microbatch_size} x {most}{layout.accumulation} x {layout.data_parallel_size}"
     rows = []
     for throughput in offer.throughputs:
         most, least = ("<= ", ">= ") if throughput.bound else ("", "")
@@ -135,7 +136,7 @@ def _changes(estimate: RunEstimate) -> list[str]:
         if offer.plan is None:
             lines.append(f"{name}: {offer.problem}")
         elif (size := offer.plan.layout.microbatch_size) != own:
-            batches = f"{offer.machine.gpus} GPUs make no batch of {batch} with micro-batches of {own}"
+            batches = f"{offer.machine.gpus} GPUs cannot share a batch of {batch} evenly in micro-batches of {own}"
             why = batches if offer.fits else f"{own} does not fit"
             lines.append(f"{name}: {why}; start with --set microbatch_size={size}")
     return lines

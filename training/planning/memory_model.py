@@ -6,6 +6,7 @@ import itertools
 import attrs
 
 from model.config import ModelConfig
+from tokens.batches.rank_shares import longest_share
 from training.config.key_groups import MemoryOptions
 from training.config.train_config import TrainConfig
 from training.hardware.gpus import Gpu, known_gpus
@@ -72,12 +73,11 @@ class MemoryModel:
     optimizer: str = "adamw"  # as in train.json
     determinism: str = "off"
     accumulation: int = 2  # micro-batches a step on a rank
-    sequences: int | None = None  # of a step on a rank; the micro-batch then determines the accumulation
+    global_batch_size: int | None = None  # sequences; the micro-batch then determines the accumulation
 
     @classmethod
     def of(cls, model: ModelConfig, train: TrainConfig, world_size: int) -> "MemoryModel":
         """Return the memory model of a run on so many ranks."""
-        batch = train.batch.global_batch_size
         return cls(
             model=model,
             parallel=train.execution.parallel,
@@ -86,7 +86,7 @@ class MemoryModel:
             optimizer=train.optimization.optimizer,
             determinism=train.execution.determinism or "off",  # what null means on a GPU
             accumulation=train.batch.gradient_accumulation_steps or 1,
-            sequences=None if batch is None else -(-batch // world_size),
+            global_batch_size=train.batch.global_batch_size,
         )
 
     @property
@@ -105,8 +105,8 @@ class MemoryModel:
         """Return the bytes at the peak of a run's steps."""
         saved = network_sizes(self.model)
         batch = MicroBatch(model=self.model, options=self.options, saved=saved, size=microbatch_size)
-        accumulation = self.accumulation_at(microbatch_size)
-        moments = (self._prediction(saved, accumulation, moment) for moment in batch.moments)
+        microbatches = self.microbatches_at(microbatch_size)
+        moments = (self._prediction(saved, microbatches, moment) for moment in batch.moments)
         peak = max(moments, key=lambda prediction: prediction.total)
         idle = batch.idle
         if self.sharded and self.options.recompute_blocks:  # its buffers lie between kept inputs
@@ -114,16 +114,26 @@ class MemoryModel:
         return attrs.evolve(peak, fragmentation=peak.fragmentation + idle)
 
     def accumulation_at(self, microbatch_size: int) -> int:
-        """Return the micro-batches a step on a rank."""
-        return self.accumulation if self.sequences is None else -(-self.sequences // microbatch_size)
+        """Return the micro-batches a step on a rank, at most."""
+        return longest_share(self.microbatches_at(microbatch_size), self.world_size)
 
-    def _prediction(self, saved: NetworkSizes, accumulation: int, moment: Moment) -> Prediction:
+    def microbatches_at(self, microbatch_size: int) -> int:
+        """Return the micro-batches a step; where they do not make up the global batch, as many on each rank."""
+        batch = self.global_batch_size
+        if batch is None:
+            return self.accumulation * self.world_size
+        if batch % microbatch_size or batch < microbatch_size * self.world_size:
+            return -(-batch // (microbatch_size * self.world_size)) * self.world_size
+        return batch // microbatch_size
+
+    def _prediction(self, saved: NetworkSizes, microbatches: int, moment: Moment) -> Prediction:
+        accumulation = longest_share(microbatches, self.world_size)
         weights = STATE_BYTES * saved.parameters(self.model.n_layers)
         shard = weights // self.shards
         parts = {
             "weights": shard,
             "gradients": weights if self._holds_gradients(accumulation, moment) else shard * moment.end,
-            "sums": weights * most_held_sums(self.determinism, accumulation, self.world_size),
+            "sums": weights * most_held_sums(self.determinism, microbatches, self.world_size),
             "optimizer": saved.state_bytes(self.optimizer, self.model.n_layers) // self.shards,
             "gathered": self._gathered(saved) if self.sharded else 0,
             "copies": moment.copies,
@@ -155,7 +165,7 @@ class MemoryModel:
         """Return the largest micro-batch that fits, in sequences, or None where not even one does."""
 
         # Without accumulation a larger micro-batch always needs more; with it, a step has more sums of smaller ones.
-        least = attrs.evolve(self, determinism="off", accumulation=1, sequences=None)
+        least = attrs.evolve(self, determinism="off", accumulation=1, global_batch_size=None)
 
         def needed(size: int) -> int:
             return least.predict(size).total
