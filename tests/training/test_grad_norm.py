@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from training.exactness.row_sums import row_sums_of_squares
+from tokens.batches.sampling import Layout
 from training.grad_norm import _places, fast_grad_norm, mean_over_ranks, ordered_grad_norm
 from training.parallel import process_group
 from training.parallel.mesh import data_parallel_of
@@ -38,6 +39,7 @@ def test_the_mean_of_one_rank_is_that_of_its_values() -> None:
     process_group.start("cpu", 60)
     try:
         values = torch.randn(6, generator=torch.Generator().manual_seed(0))
-        assert torch.equal(mean_over_ranks(values, data_parallel_of()), values.mean())
+        layout = Layout(context_length=8, microbatch_size=1, microbatches=6, data_parallel_size=1)
+        assert torch.equal(mean_over_ranks(values, layout, data_parallel_of()), values.mean())
     finally:
         process_group.stop()

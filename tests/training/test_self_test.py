@@ -31,7 +31,7 @@ def parts(make_run: Callable[..., Path]) -> Iterator[Parts]:
     run = load_run(make_run(model={"drop_rate": 0.1}), [])
     alone = ranks.start("cpu", 60)
     plan = make_plan(run.train, run.model.context_length, 1, {"x": 100_000})
-    numerics = resolve_numerics(run.train, plan.layout, alone.device)
+    numerics = resolve_numerics(run.train, alone.device)
     state = build.make_state(build.make_network(run.model, run.train.random_seed), run.train, plan, numerics, alone)
     yield state, build.make_settings(run.train, plan, numerics), alone
     ranks.stop()

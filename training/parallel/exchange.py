@@ -18,8 +18,8 @@ from training.parallel.mesh import Levels, RankGroup
 from training.parallel.process_group import all_gather_single
 from training.parallel.sum_tree import SumTree, leaf
 
-# Elements of a bucket that are reduced at a time: a GPU's memory for them is its stream's own for good, and DDP's first
-# bucket has all parameters.
+# Elements of partial sums that a rank sends at a time: a GPU's memory for them is its stream's own for good, and DDP's
+# first bucket has all parameters.
 PIECE = 1 << 24
 
 
@@ -29,15 +29,16 @@ class Exchange:
 
     ranks: RankGroup
     counts: list[int]  # partial sums of each rank
+    piece: int  # elements of each that are sent at a time
     rounds: list[list[tuple[int, int]]]  # of additions, as SumTree.additions returns them
     results: list[int]  # places of the partial sums of all ranks together
 
     @classmethod
-    def of(cls, tree: SumTree, ranges: Sequence[range], ranks: RankGroup) -> "Exchange":
-        """Return the exchange of ranks with these ranges."""
-        parts = [tree.partial_sums(map(leaf, leaves)) for leaves in ranges]
+    def of(cls, parts: list[list[range]], tree: SumTree, ranks: RankGroup, most: int) -> "Exchange":
+        """Return the exchange of these partial sums of each rank. `most`: of any rank of the job."""
         rounds, results = tree.additions([part for own in parts for part in own])
-        return cls(ranks=ranks, counts=[len(own) for own in parts], rounds=rounds, results=results)
+        counts, piece = [len(own) for own in parts], max(1, PIECE // most)
+        return cls(ranks=ranks, counts=counts, piece=piece, rounds=rounds, results=results)
 
     def received_elements(self, elements: int) -> int:
         """Return the elements of all partial sums that a rank receives, of buffers of so many."""
@@ -73,13 +74,14 @@ class Exchange:
 
 def exchanges(tree: SumTree, shares: Sequence[range], levels: Levels) -> tuple[Exchange, ...]:
     """Return the exchange of each level, where data-parallel rank r owns shares[r]: inside this node, then across."""
-    size = levels.inside.size
-    nodes = [shares[first : first + size] for first in range(0, len(shares), size)]
-    inside = Exchange.of(tree, nodes[levels.across.rank], levels.inside)
-    if levels.across.size == 1:
-        return (inside,)
-    ranges = [range(own[0].start, own[-1].stop) for own in nodes]
-    return inside, Exchange.of(tree, ranges, levels.across)
+    size, across = levels.inside.size, levels.across
+    parts = [tree.partial_sums(map(leaf, share)) for share in shares]
+    nodes = [parts[first : first + size] for first in range(0, len(parts), size)]
+    made = [Exchange.of(nodes[across.rank], tree, levels.inside, max(map(len, parts)))]
+    if across.size > 1:
+        of_nodes = [tree.partial_sums(part for own in node for part in own) for node in nodes]
+        made.append(Exchange.of(of_nodes, tree, across, max(map(len, of_nodes))))
+    return tuple(made)
 
 
 def ordered_reduce_scatter(parts: list[Tensor], received: Tensor, levels: tuple[Exchange, ...]) -> Tensor:
@@ -96,8 +98,7 @@ def ordered_all_reduce(last: Tensor, earlier: list[list[Tensor]], levels: tuple[
     `earlier`: its other partial sums, each as tensors whose elements in order are those of `last`.
     """
     first = levels[0]
-    size = max(1, PIECE // max(first.counts))
-    for begin, piece in zip(range(0, len(last), size), last.split(size), strict=True):
+    for begin, piece in zip(range(0, len(last), first.piece), last.split(first.piece), strict=True):
         padding = -len(piece) % first.ranks.size
         parts = [*(_elements(tensors, begin, begin + len(piece)) for tensors in earlier), piece]
         padded = [nn.functional.pad(part, (0, padding)) for part in parts] if padding else parts

@@ -55,7 +55,7 @@ class Parallel:
     def gradient_sync(self, *, enabled: bool, idle: bool = False) -> Iterator[None]:
         """Context of one forward and backward pass: reduce gradients over ranks only when enabled.
 
-        An idle pass, before those of the rank's own micro-batches, has a loss without gradient, for others' sake.
+        An idle pass only takes part in the collectives of other ranks' passes; its loss has to be multiplied by zero.
         Both belong inside: DDP decides in the forward pass whether the backward pass will reduce.
         """
         with ExitStack() as stack:

@@ -136,7 +136,7 @@ def _changes(estimate: RunEstimate) -> list[str]:
         if offer.plan is None:
             lines.append(f"{name}: {offer.problem}")
         elif (size := offer.plan.layout.microbatch_size) != own:
-            batches = f"{offer.machine.gpus} GPUs cannot share a batch of {batch} evenly in micro-batches of {own}"
-            why = batches if offer.fits else f"{own} does not fit"
+            idle = f"a batch of {batch} in micro-batches of {own} leaves some of {offer.machine.gpus} GPUs idle"
+            why = idle if offer.fits else f"{own} does not fit"
             lines.append(f"{name}: {why}; start with --set microbatch_size={size}")
     return lines

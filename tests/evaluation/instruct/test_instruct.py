@@ -111,7 +111,7 @@ def test_what_cannot_be_learned_from_is_one_line(make_run: Callable[..., Path], 
         assert len(said) == 1
         return said[0]
 
-    assert "wanted one of 1, 2, 4, 8, on which a batch has the same bits" in refused("--data", data, ranks=3)
+    assert "got 3 ranks, wanted at most that many" in refused("--data", data, "--batch-size", "2", ranks=3)
     assert "no/such.json: cannot be read" in refused("--data", "no/such.json", ranks=2)
     file = ("--data", data, "--output", data / "answers")
     assert "answers: cannot be written: Not a directory; pass another --output" in refused(*file)

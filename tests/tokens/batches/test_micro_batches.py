@@ -43,8 +43,9 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> tuple[TokenSource, ...]
 
 
 def reading_of(sources: tuple[TokenSource, ...], size: int, vocabulary_size: int = 100_000) -> Reading:
-    accumulation = GLOBAL_BATCH // 2 // size
-    layout = Layout(context_length=CONTEXT, microbatch_size=2, accumulation=accumulation, data_parallel_size=size)
+    layout = Layout(
+        context_length=CONTEXT, microbatch_size=2, microbatches=GLOBAL_BATCH // 2, data_parallel_size=size
+    )
     return Reading(sources=sources, mixture=Mixture(STAGES), layout=layout, vocabulary_size=vocabulary_size)
 
 
@@ -168,7 +169,7 @@ def test_a_stream_that_ended_too_early_is_named_with_what_to_do() -> None:
 
 def test_a_step_waits_only_for_growing_sources_that_it_reads() -> None:
     finished = TokenSource(stream=STREAM, start_token=0, order=WindowOrder(count=100, shuffle=False, seed=1))
-    layout = Layout(context_length=CONTEXT, microbatch_size=2, accumulation=1, data_parallel_size=2)
+    layout = Layout(context_length=CONTEXT, microbatch_size=2, microbatches=2, data_parallel_size=2)
     mixture = Mixture([Stage(0, (1, 0)), Stage(4, (1, 1))])
     source = growing(0, tokens_of(2), shuffle=False)
     reading = Reading(sources=(finished, source), mixture=mixture, layout=layout, vocabulary_size=9)

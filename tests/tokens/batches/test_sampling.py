@@ -11,6 +11,7 @@ from safetensors.numpy import save_file
 from tokens.batches.sampling import (
     Layout,
     WindowOrder,
+    idle_micro_steps,
     inputs_and_targets,
     mix,
     permute,
@@ -24,9 +25,8 @@ from tokens.format.token_file import open_split
 def layouts(global_batch: int, microbatch: int) -> list[Layout]:
     count = global_batch // microbatch
     return [
-        Layout(context_length=8, microbatch_size=microbatch, accumulation=count // size, data_parallel_size=size)
+        Layout(context_length=8, microbatch_size=microbatch, microbatches=count, data_parallel_size=size)
         for size in range(1, count + 1)
-        if count % size == 0
     ]
 
 
@@ -34,7 +34,7 @@ def samples_of_step(layout: Layout, step: int) -> list[int]:
     return [
         sample
         for rank in range(layout.data_parallel_size)
-        for micro_batch in rank_samples(layout, step, 1, rank)[0].tolist()
+        for micro_batch in rank_samples(layout, step, 1, rank)[0, idle_micro_steps(layout, rank) :].tolist()
         for sample in micro_batch
     ]
 
@@ -54,11 +54,18 @@ def test_a_run_reads_every_window_once_even_when_the_data_parallel_size_changes(
 
 
 def test_some_steps_at_once_are_the_same_steps_one_by_one() -> None:
-    layout = Layout(context_length=8, microbatch_size=3, accumulation=2, data_parallel_size=4)
+    layout = Layout(context_length=8, microbatch_size=3, microbatches=8, data_parallel_size=4)
     for rank in range(4):
         together = rank_samples(layout, 5, 7, rank)
         assert together.shape == (7, 2, 3)
         assert together.tolist() == [rank_samples(layout, step, 1, rank)[0].tolist() for step in range(5, 12)]
+
+
+def test_every_rank_takes_as_many_micro_steps_and_idle_ones_repeat_its_first_micro_batch() -> None:
+    layout = Layout(context_length=8, microbatch_size=1, microbatches=8, data_parallel_size=3)
+    assert [rank_samples(layout, 0, 1, rank).ravel().tolist() for rank in range(3)] == [[0, 0, 1], [2, 3, 4], [5, 6, 7]]
+    assert [idle_micro_steps(layout, rank) for rank in range(3)] == [1, 0, 0]
+    assert (layout.accumulation, layout.even, layout.global_batch_size) == (3, False, 8)
 
 
 @given(st.integers(1, 3000), st.integers(0, 2**70), st.integers(0, 5), st.integers(0, 2**30))

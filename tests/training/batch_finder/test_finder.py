@@ -144,8 +144,12 @@ def test_bad_input_is_one_line(make_run: Callable[..., Path]) -> None:
     for directory, options, line in (
         (run, (), "no GPU here; --predict a100-40gb predicts for one, --device cpu tries the search on this machine"),
         (run, ("--predict", "a100"), "unknown GPU 'a100'; did you mean 'a100-"),
-        (run, ("--device", "cpu", "--world-size", "3"), "got 8, wanted a multiple of the world size"),
-        (run, ("--predict", "l4", "--world-size", "3"), "got 8, wanted a multiple of the world size, 3; use"),
+        (run, ("--device", "cpu", "--world-size", "9"), "got 8, wanted at least the world size, 9; use fewer"),
+        (
+            run,
+            ("--predict", "l4", "--world-size", "3", "--set", "determinism=run"),
+            "got 8, wanted a multiple of the world size, 3, for determinism run; use a number",
+        ),
         (plain, ("--device", "cpu", "--write"), "--write keeps the global batch, wanted global_batch_size"),
         (run, ("--device", "cpu", "--write", "--set", "log_interval=2"), "--write: got --set log_interval=2 as well"),
     ):

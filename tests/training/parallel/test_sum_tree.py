@@ -1,28 +1,97 @@
-"""Counts of the sum's tree are those of the reduction itself."""
+"""Sum tree: any division among ranks gives the additions of one process; counts of partial sums."""
+
+import functools
+import itertools
+from typing import Any
 
 import pytest
-import torch
 
-from training.parallel.ordered_reduce import LeafSum
-from training.parallel.sum_tree import elastic_world_sizes, most_held_sums, run_length
+from tokens.batches.rank_shares import rank_shares
+from training.parallel.sum_tree import SumTree, leaf, most_held_sums, most_sent_sums, step_tree
+
+Sum = Any  # a leaf's number, or a pair of what is added
 
 
-@pytest.mark.parametrize("determinism", ["run", "elastic"])
-@pytest.mark.parametrize("world_size", [1, 8])
-@pytest.mark.parametrize("accumulation", [1, 2, 3, 6, 8, 12])
-def test_a_rank_holds_as_many_sums_as_the_reduction(determinism: str, world_size: int, accumulation: int) -> None:
-    total, held = LeafSum(run_length(determinism, accumulation, world_size)), [0]
-    for _ in range(accumulation - 1):  # the last micro-batch's gradients are not copied
-        total.add([torch.zeros(1)])
-        held.append(len(total._partial))
-    assert most_held_sums(determinism, accumulation, world_size) == max(held)
+def whole_sum(leaves: int, run: int) -> Sum:
+    """Return the sum as documented: runs of leaves in order, then neighbors, level by level."""
+    level: list[Sum] = [functools.reduce(lambda *pair: pair, range(at, at + run)) for at in range(0, leaves, run)]
+    while len(level) > 1:
+        pairs = [(level[at], level[at + 1]) for at in range(0, len(level) - 1, 2)]
+        level = pairs + level[2 * len(pairs) :]
+    return level[0]
+
+
+def finish(tree: SumTree, parts: list[range], sums: list[Sum]) -> list[Sum]:
+    """Return the partial sums of a range from those of its parts, by the tree's additions."""
+    rounds, results = tree.additions(parts)
+    for pairs in rounds:
+        places = list(itertools.chain(*pairs))
+        assert len(set(places)) == len(places)  # they can be done at once
+        for place, added in pairs:
+            sums[place] = (sums[place], sums[added])
+    return [sums[place] for place in results]
+
+
+def sum_of_share(tree: SumTree, share: range) -> tuple[list[range], list[Sum]]:
+    """Return a rank's ranges and partial sums, added as its leaves come."""
+    ranges: list[range] = []
+    sums: list[Sum] = []
+    for number in share:
+        total: Sum = number
+        for _ in range(tree.push(ranges, leaf(number))):
+            total = (sums.pop(), total)
+        sums.append(total)
+    assert ranges == tree.partial_sums(map(leaf, share))
+    return ranges, sums
+
+
+@pytest.mark.parametrize("determinism", ["elastic", "run"])
+def test_every_number_of_ranks_makes_the_additions_of_one_process(determinism: str) -> None:
+    for leaves in range(1, 65):
+        for ranks in range(1, leaves + 1):
+            if determinism == "run" and leaves % ranks:
+                continue
+            tree = step_tree(determinism, leaves, ranks)
+            parts = [sum_of_share(tree, share) for share in rank_shares(leaves, ranks)]
+            ranges, sums = ([value for part in parts for value in part[which]] for which in (0, 1))
+            assert finish(tree, ranges, sums) == [whole_sum(leaves, tree.run)], (leaves, ranks)
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 4, 5])
+def test_nodes_first_make_the_additions_of_one_process(nodes: int) -> None:
+    for leaves, size in itertools.product(range(1, 49), (2, 3, 4, 6, 8)):
+        if nodes * size > leaves:
+            continue
+        tree, shares = step_tree("elastic", leaves, 1), rank_shares(leaves, nodes * size)
+        of_nodes: list[range] = []
+        sums: list[Sum] = []
+        for node in range(nodes):
+            parts = [sum_of_share(tree, share) for share in shares[node * size : (node + 1) * size]]
+            ranges = [part for own, _ in parts for part in own]
+            sums += finish(tree, ranges, [value for _, own in parts for value in own])
+            of_nodes += tree.partial_sums(ranges)
+        assert finish(tree, of_nodes, sums) == [whole_sum(leaves, tree.run)], (leaves, size)
+
+
+def test_a_range_has_a_partial_sum_of_each_of_its_largest_subtrees() -> None:
+    def partial_sums(leaves: int, begin: int, end: int) -> list[tuple[int, int]]:
+        sums = step_tree("elastic", leaves, 1).partial_sums(map(leaf, range(begin, end)))
+        return [(part.start, part.stop) for part in sums]
+
+    assert partial_sums(8, 0, 8) == [(0, 8)]
+    assert partial_sums(8, 1, 7) == [(1, 2), (2, 4), (4, 6), (6, 7)]
+    assert partial_sums(12, 2, 8) == [(2, 3), (3, 6), (6, 8)]  # runs of 3: the rest of one, a whole one, a beginning
+    assert partial_sums(7, 3, 6) == [(3, 4), (4, 5), (5, 6)]
+
+
+def test_one_partial_sum_is_held_a_level_and_one_sent_where_ranks_divide_the_tree() -> None:
+    assert [most_held_sums("elastic", 8 * ranks, ranks) for ranks in (1, 2, 8)] == [3, 3, 3]
+    assert [most_held_sums("run", 8 * ranks, ranks) for ranks in (1, 2, 3, 8)] == [1, 1, 1, 1]
+    assert most_held_sums("elastic", 12, 1) == 3  # one of 6, one of 3 and one in progress
+    assert [most_sent_sums(8, ranks) for ranks in range(1, 9)] == [1, 1, 2, 1, 1, 1, 1, 1]
+    assert [most_sent_sums(12, ranks) for ranks in (1, 2, 3, 4, 5, 6, 12)] == [1, 1, 3, 1, 1, 2, 1]
+    assert most_sent_sums(128, 24) == 2
 
 
 def test_nothing_is_held_where_no_order_is_kept() -> None:
-    assert most_held_sums("off", 8, 8) == 0
-
-
-def test_legal_world_sizes_are_the_powers_of_two_that_divide() -> None:
-    assert elastic_world_sizes(8) == [1, 2, 4, 8]
-    assert elastic_world_sizes(12) == [1, 2, 4]
-    assert elastic_world_sizes(7) == [1]
+    assert most_held_sums("off", 64, 8) == 0

@@ -129,7 +129,7 @@ def test_one_level_has_all_ranks() -> None:
         ("hsdp", [4, 4], ("fsdp", 4)),
         ("hsdp", [1, 1], ("ddp", None)),
         ("ddp", [1, 1], ("ddp", None)),
-        ("ddp", [6, 6], ("ddp", None)),  # three pairs of ranks are no subtree
+        ("ddp", [6, 6], ("ddp", 6)),
         ("hsdp", [6, 6], ("fsdp", 6)),
         ("ddp", [4, 2], ("ddp", None)),
         ("hsdp", [4, 2], 'parallel: "hsdp": got nodes of [2, 4] ranks, wanted as many on each'),

@@ -26,11 +26,11 @@ def alone() -> Any:
     process_group.stop()
 
 
-def wrap(kind: str, determinism: str, accumulation: int = 6) -> Parallel:
+def wrap(kind: str, determinism: str, microbatches: int = 6) -> Parallel:
     network = GPT(CONFIG)
     initialize(network, 0)
     numerics = Numerics(determinism=determinism, precision="fp32", compiled=False)
-    return parallelize(NextTokenLoss(network), kind, numerics, accumulation, make_mesh(CPU))
+    return parallelize(NextTokenLoss(network), kind, numerics, microbatches, make_mesh(CPU))
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])

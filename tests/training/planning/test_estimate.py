@@ -66,8 +66,8 @@ HUGE = ("--set", "model.emb_dim=3072", "--set", "model.n_layers=200")
             "train.json: microbatch_size: got 2048, which needs",
         ),
         (
-            ["--set", "microbatch_size=4", "--set", "global_batch_size=20"],
-            "train.json: global_batch_size: got 20, which the 8 GPUs of 8xa100-40gb do not divide",
+            ["--set", "microbatch_size=4", "--set", "global_batch_size=4"],
+            "train.json: global_batch_size: got 4, wanted at least one sequence for each of the 8 GPUs of 8xa100-40gb",
         ),
     ],
 )

@@ -43,6 +43,6 @@ def test_the_largest_moment_is_the_measured_peak(
 
 
 def test_a_larger_micro_batch_may_fit_where_a_smaller_one_has_more_sums() -> None:
-    memory = MemoryModel(model=GPT2_SIZES["1.5B"], world_size=8, determinism="elastic", sequences=64)
+    memory = MemoryModel(model=GPT2_SIZES["1.5B"], world_size=8, determinism="elastic", global_batch_size=512)
     assert memory.predict(2).total < memory.predict(1).total
     assert (memory.largest_microbatch(memory.predict(2).total) or 0) >= 2

@@ -1,0 +1,117 @@
+"""Exchange of partial sums over real process groups: the bits of one process on any number of ranks, on two levels.
+
+Each rank is a thread of this process, with gloo groups of its own.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tests.training.parallel.test_ordered_reduce import leaves, tree_sum
+from tokens.batches.rank_shares import odd_factor, rank_shares
+from training.parallel import exchange
+from training.parallel.exchange import exchanges, ordered_all_reduce, ordered_reduce_scatter
+from training.parallel.mesh import ALONE, Levels, RankGroup
+from training.parallel.ordered_reduce import LeafSum
+from training.parallel.sum_tree import step_tree
+
+MakeGroup = Callable[[str, int, int], RankGroup]  # of name, rank, size
+LevelsOf = Callable[[int, MakeGroup], Levels]  # of a rank
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5, 7])
+@pytest.mark.parametrize("length", [1, 23, 24])
+def test_a_buffer_is_reduced_in_pieces_of_any_length(ranks: int, length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange, "PIECE", 10)
+    for count in (ranks, 8, 12):
+        sums_are_those_of_one_process(
+            leaves(count, length)[:, :length], ranks, lambda rank, group: Levels(inside=group("all", rank, ranks))
+        )
+
+
+@pytest.mark.parametrize(("nodes", "size"), [(2, 2), (3, 2), (2, 3), (2, 4), (3, 4)])
+@pytest.mark.parametrize("piece", [7, 1000])
+def test_two_levels_have_the_bits_of_one_process(
+    nodes: int, size: int, piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchange, "PIECE", piece)
+
+    def levels(rank: int, group: MakeGroup) -> Levels:
+        node, place = divmod(rank, size)
+        return Levels(inside=group(f"node {node}", place, size), across=group(f"place {place}", node, nodes))
+
+    for count in (nodes * size, 16, 37):
+        sums_are_those_of_one_process(leaves(count, 23)[:, :23], nodes * size, levels)
+
+
+def test_a_rank_gets_its_part_of_the_sum() -> None:
+    parts, tree, shares = leaves(8, 0), step_tree("elastic", 8, 3), rank_shares(8, 3)
+
+    def work(rank: int, group: MakeGroup) -> Tensor:
+        levels = exchanges(tree, shares, Levels(inside=group("all", rank, 3)))
+        sums = [torch.cat(halves) for halves in partial_sums(parts, 3, rank)]
+        received = torch.empty(levels[0].received_elements(33))
+        part = ordered_reduce_scatter(sums, received, levels)
+        assert part.untyped_storage().data_ptr() == received.untyped_storage().data_ptr()
+        return part
+
+    assert torch.equal(torch.cat(on_threads(work, 3)), tree_sum(list(parts), 1))
+
+
+def test_where_ranks_divide_the_tree_each_sends_one_partial_sum() -> None:
+    [even] = exchanges(step_tree("elastic", 8, 4), rank_shares(8, 4), Levels(inside=RankGroup(rank=0, size=4, group=0)))
+    assert (even.counts, even.received_elements(40)) == ([1, 1, 1, 1], 40)
+    [uneven] = exchanges(
+        step_tree("elastic", 8, 3), rank_shares(8, 3), Levels(inside=RankGroup(rank=0, size=3, group=0))
+    )
+    assert (uneven.counts, uneven.received_elements(30)) == ([1, 2, 2], 50)
+    [alone] = exchanges(step_tree("elastic", 8, 1), rank_shares(8, 1), Levels(inside=ALONE))
+    assert (alone.counts, alone.rounds, alone.results) == ([1], [], [0])
+
+
+def sums_are_those_of_one_process(parts: Tensor, ranks: int, levels_of: LevelsOf) -> None:
+    """Assert that every rank gets the sum of all leaves, (leaves, elements)."""
+    tree, shares = step_tree("elastic", len(parts), ranks), rank_shares(len(parts), ranks)
+
+    def work(rank: int, group: MakeGroup) -> Tensor:
+        *apart, last = partial_sums(parts, ranks, rank)
+        total = torch.cat(last)
+        ordered_all_reduce(total, apart, exchanges(tree, shares, levels_of(rank, group)))
+        return total
+
+    expected = tree_sum(list(parts), odd_factor(len(parts)))
+    for rank, found in enumerate(on_threads(work, ranks)):
+        assert torch.equal(found, expected), (len(parts), rank)
+
+
+def partial_sums(parts: Tensor, ranks: int, rank: int) -> list[list[Tensor]]:
+    """Return a rank's partial sums, each in tensors of up to 9 elements, as of several parameters."""
+    share = rank_shares(len(parts), ranks)[rank]
+    total = LeafSum(step_tree("elastic", len(parts), ranks), share)
+    *first, last = [[some.clone() for some in parts[number].split(9)] for number in share]
+    for gradients in first:
+        total.add(gradients)
+    apart, joined = total.take()
+    for earlier in joined:
+        torch._foreach_add_(last, earlier)
+    return [*apart, last]
+
+
+def on_threads(work: Callable[[int, MakeGroup], Tensor], ranks: int) -> list[Tensor]:
+    """Return what `work` of each rank and of a maker of gloo groups returns, on a thread each."""
+    store = dist.HashStore()  # type: ignore[attr-defined]  # missing from its __all__
+
+    def make_group(name: str, rank: int, size: int) -> RankGroup:
+        own = dist.PrefixStore(name, store)  # type: ignore[attr-defined]
+        group = dist.ProcessGroup(own, rank, size)
+        gloo = dist.ProcessGroupGloo(own, rank, size, timedelta(seconds=60))
+        group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
+        return RankGroup(rank=rank, size=size, group=group)
+
+    with ThreadPoolExecutor(ranks) as threads:
+        return list(threads.map(lambda rank: work(rank, make_group), range(ranks)))
