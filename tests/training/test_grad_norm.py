@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from training.exactness.row_sums import row_sums_of_squares
 from tokens.batches.sampling import Layout
+from training.exactness.row_sums import row_sums_of_squares
 from training.grad_norm import _places, fast_grad_norm, mean_over_ranks, ordered_grad_norm
 from training.parallel import process_group
 from training.parallel.mesh import data_parallel_of

@@ -3,8 +3,9 @@
 A token stream is cut into windows of T + 1 tokens that begin every T tokens: inputs are the first T, targets the last
 T. A sample is one window. Step s takes samples s * G .. (s + 1) * G - 1 of the run, G the global batch. Each of its
 micro-batches takes B of them, and a rank takes consecutive micro-batches (rank_shares.py), so it owns a contiguous part
-of the step's samples, whatever the data-parallel size. With one stream, sample n reads the window at place n of the stream's `WindowOrder`; of
-several streams, tokens/batches/mixture.py gives each sample a stream and a place in that stream's order.
+of the step's samples, whatever the data-parallel size. With one stream, sample n reads the window at place n of the
+stream's `WindowOrder`; of several streams, tokens/batches/mixture.py gives each sample a stream and a place in that
+stream's order.
 """
 
 import attrs

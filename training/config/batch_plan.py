@@ -9,19 +9,16 @@ import attrs
 from common.errors import BadInput
 from model.config import ModelConfig, flops_per_token, parameter_count
 from tokens.batches.mixture import Mixture, Stage
-from tokens.batches.rank_shares import balance
 from tokens.batches.sampling import Layout, window_count
+from training.config.batch_division import describe_balance, factors, microbatch_sizes
 from training.config.dataset_config import shares
 from training.config.learning_rates import describe_group_rates, describe_schedule, make_schedule
 from training.config.optimizer_settings import describe_optimizer
 from training.config.train_config import TrainConfig
-from training.parallel.sum_tree import most_sent_sums
 from training.schedule import Schedule
 
 DIVISORS_SHOWN = 24
-MOST_SEQUENCES = 1 << 30  # of a global batch
 MOST_STEPS = 99_999_999  # a checkpoint's name has eight digits
-NEARLY = 0.9  # of the best balance
 VALIDATION_SHARE = 1 / 3  # of a training token's time: forward only
 
 
@@ -147,19 +144,6 @@ def count_due(first: int, last: int, *intervals: int) -> int:
     return multiples + all(last % every for every in intervals)
 
 
-def microbatch_sizes(batch: int, ranks: int, largest: int = MOST_SEQUENCES) -> list[int]:
-    """Return the micro-batches up to `largest` with which so many ranks make up a global batch, ascending.
-
-    Where no micro-batch divides evenly: those with which ranks are nearly as busy as with the best of all.
-    """
-    share = batch // ranks if batch % ranks == 0 else batch
-    small = [size for size in range(1, math.isqrt(share) + 1) if share % size == 0]
-    sizes = {size for size in (*small, *(share // size for size in small)) if size * ranks <= batch}
-    balances = {size: balance(batch // size, ranks) for size in sizes}
-    least = NEARLY * max(balances.values(), default=1)
-    return sorted(size for size in sizes if size <= largest and balances[size] >= least)
-
-
 def describe(model: ModelConfig, train: TrainConfig, plan: Plan) -> list[str]:
     """Return the arithmetic as lines for people."""
     layout, sequences, flops = plan.layout, plan.validation_sequences, flops_per_token(model)
@@ -177,7 +161,7 @@ def describe(model: ModelConfig, train: TrainConfig, plan: Plan) -> list[str]:
         f"{'tied' if model.tie_weights else 'untied'} head",
         f"batch        global batch {layout.global_batch_size} sequences = {factors(layout)}"
         f"{follows if train.batch.global_batch_size is None else ''}",
-        *(f"balance      {line}" for line in _describe_balance(train, layout)),
+        *(f"balance      {line}" for line in describe_balance(layout, train.execution.determinism)),
         f"step         {layout.global_batch_size} x {layout.context_length} = {plan.tokens_per_step:,} tokens",
         f"run          {plan.steps:,} steps x {plan.tokens_per_step:,} = {plan.train_tokens:,} tokens",
         *(f"data         {_describe_source(source)}" for source in plan.sources),
@@ -190,36 +174,6 @@ def describe(model: ModelConfig, train: TrainConfig, plan: Plan) -> list[str]:
         f"{train.checkpoints.keep_checkpoints} and the best are kept"
         + (f", and uploaded to {train.checkpoints.checkpoints}" if train.checkpoints.checkpoints else ""),
     ]
-
-
-def factors(layout: Layout) -> str:
-    """Return the factors of a global batch."""
-    if layout.even:
-        factors = f"accumulation {layout.accumulation} x world size {layout.data_parallel_size}"
-    else:
-        factors = f"{layout.microbatches} on world size {layout.data_parallel_size}"
-    return f"micro-batch {layout.microbatch_size} x {factors}"
-
-
-def _describe_balance(train: TrainConfig, layout: Layout) -> list[str]:
-    """Return how busy the ranks are, what elastic sums cost, and a micro-batch that is better; nothing if all is even.
-
-    What a rank sends under DDP: its part of each partial sum, then that of the sum.
-    """
-    ranks, count = layout.data_parallel_size, layout.microbatches
-    level = train.execution.determinism
-    sent = 1 if level in ("off", "run") else most_sent_sums(count, ranks)
-    if layout.even and sent == 1:
-        return []
-    busy = f"{count} micro-batches on {ranks} ranks: {layout.accumulation} at most"
-    parts = [f"{busy}, {balance(count, ranks):.0%} of the ranks' time used"]
-    if level != "off":
-        elastic = "" if level else "with determinism elastic "
-        parts.append(f"{elastic}gradient communication x{(sent + 1) / 2:g} of an even split")
-    sizes = microbatch_sizes(layout.global_batch_size, ranks, layout.microbatch_size - 1)
-    if sizes and (better := balance(layout.global_batch_size // sizes[-1], ranks)) > balance(count, ranks):
-        parts.append(f"microbatch_size {sizes[-1]} uses {better:.0%}")
-    return ["; ".join(parts)]
 
 
 def _count_steps(

@@ -43,9 +43,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> tuple[TokenSource, ...]
 
 
 def reading_of(sources: tuple[TokenSource, ...], size: int, vocabulary_size: int = 100_000) -> Reading:
-    layout = Layout(
-        context_length=CONTEXT, microbatch_size=2, microbatches=GLOBAL_BATCH // 2, data_parallel_size=size
-    )
+    layout = Layout(context_length=CONTEXT, microbatch_size=2, microbatches=GLOBAL_BATCH // 2, data_parallel_size=size)
     return Reading(sources=sources, mixture=Mixture(STAGES), layout=layout, vocabulary_size=vocabulary_size)
 
 

@@ -31,7 +31,10 @@ def numbers(run: Path) -> list[dict[int, Any]]:
 
 
 def layouts_have_the_numbers_of_one_process(
-    make_run: Callable[..., Path], layouts: list[tuple[tuple[int, int], str]], model: dict[str, Any], keys: dict[str, Any]
+    make_run: Callable[..., Path],
+    layouts: list[tuple[tuple[int, int], str]],
+    model: dict[str, Any],
+    keys: dict[str, Any],
 ) -> None:
     """Assert it for nodes x ranks under a value of `parallel`."""
     alone = make_run("alone", model, **keys)
@@ -100,7 +103,9 @@ def test_a_run_handed_on_from_four_to_three_to_six_ranks_to_one_ends_in_the_same
     keys = settings(8, min_train_tokens=8 * 16 * 32)
     straight, handed_on = make_run("straight", DROPOUT, **keys), make_run("handed-on", DROPOUT, **keys)
     train_on(straight, (1, 1), "ddp")
-    for last, (layout, parallel) in enumerate([((2, 2), "hsdp"), ((1, 3), "ddp"), ((3, 2), "hsdp"), ((1, 1), "ddp")], 1):
+    for last, (layout, parallel) in enumerate(
+        [((2, 2), "hsdp"), ((1, 3), "ddp"), ((3, 2), "hsdp"), ((1, 1), "ddp")], 1
+    ):
         train_on(handed_on, layout, parallel, "--max-steps", str(2 * last))
     for key in KEYS:
         assert metrics(handed_on, key) == metrics(straight, key), key

@@ -104,10 +104,10 @@ def test_the_gradients_of_one_rank_are_summed_in_the_tree() -> None:
     gradients = OrderedGradients(parameters, tree, range(6), exchanges(tree, [range(6)], Levels(inside=ALONE)))
     parts = leaves(6, 0)
     for _ in range(2):
-        for number, leaf in enumerate(parts):
+        for number, part in enumerate(parts):
             with gradients.microbatch(parameters, last=number == 5, idle=False):
                 assert all(parameter.grad is None for parameter in parameters)
-                parameters[0].grad, parameters[1].grad = leaf.clone(), torch.tensor([-0.0, 1.0])
+                parameters[0].grad, parameters[1].grad = part.clone(), torch.tensor([-0.0, 1.0])
         first, second = (parameter.grad for parameter in parameters)
         assert first is not None and second is not None
         assert torch.equal(first, tree_sum(list(parts), 3))

@@ -50,7 +50,8 @@ def test_a_machine_that_needs_another_micro_batch_is_told_which(tmp_path: Path) 
     lines = describe_estimate(estimate(run, prices))
     assert lines[0].startswith("machine      two; ") and "world size 2" in lines[2]
     assert [line for line in lines if re.match("(two|sixteen|three): ", line)] == [
-        "sixteen: a batch of 128 in micro-batches of 16 leaves some of 16 GPUs idle; start with --set microbatch_size=8",
+        "sixteen: a batch of 128 in micro-batches of 16 leaves some of 16 GPUs idle; start with --set "
+        "microbatch_size=8",
         "three: a batch of 128 in micro-batches of 16 leaves some of 3 GPUs idle; start with --set microbatch_size=4",
     ]
 
