@@ -11,7 +11,7 @@ from tests.conftest import metrics, train
 from tests.walks import Layout, kill_again_and_again, walk
 
 STEPS = 16
-LAYOUTS = [Layout(ranks=ranks, parallel=parallel) for ranks in (1, 2, 4, 8) for parallel in ("ddp", "fsdp")]
+LAYOUTS = [Layout(ranks=ranks, parallel=parallel) for ranks in range(1, 9) for parallel in ("ddp", "fsdp")]
 SMALL = [layout for layout in LAYOUTS if layout.ranks <= 2]
 
 MODERN = {  # transformers' NanoChat, for which dropout is no option

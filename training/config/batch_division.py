@@ -2,7 +2,7 @@
 
 import math
 
-from tokens.batches.rank_shares import balance
+from tokens.batches.rank_shares import balance, longest_share
 from tokens.batches.sampling import Layout
 from training.parallel.sum_tree import most_sent_sums
 
@@ -41,12 +41,14 @@ def describe_balance(layout: Layout, level: str | None) -> list[str]:
     sent = 1 if level in ("off", "run") else most_sent_sums(count, ranks)
     if layout.even and sent == 1:
         return []
-    busy = f"{count} micro-batches on {ranks} ranks: {layout.accumulation} at most"
-    parts = [f"{busy}, {balance(count, ranks):.0%} of the ranks' time used"]
+    most, busy = layout.accumulation, balance(count, ranks)
+    parts = [f"{count} micro-batches on {ranks} ranks: {most} at most, {busy:.0%} of the ranks' time used"]
+    if (fewer := longest_share(count, most)) < ranks:
+        parts.append(f"{fewer} ranks are as fast")
     if level != "off":
-        elastic = "" if level else "with determinism elastic "
+        elastic = "" if level else "with determinism elastic, "
         parts.append(f"{elastic}gradient communication x{(sent + 1) / 2:g} of an even split")
     sizes = microbatch_sizes(layout.global_batch_size, ranks, layout.microbatch_size - 1)
-    if sizes and (better := balance(layout.global_batch_size // sizes[-1], ranks)) > balance(count, ranks):
-        parts.append(f"with microbatch_size {sizes[-1]} {better:.0%}")
+    if sizes and (better := balance(layout.global_batch_size // sizes[-1], ranks)) > busy:
+        parts.append(f"microbatch_size {sizes[-1]} would use {better:.0%}")
     return ["; ".join(parts)]

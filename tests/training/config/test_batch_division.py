@@ -29,8 +29,8 @@ def test_where_none_divides_microbatches_keep_the_ranks_busy() -> None:
             6,
             None,
             [
-                "8 micro-batches on 6 ranks: 2 at most, 67% of the ranks' time used; with determinism "
-                "elastic gradient communication x1 of an even split; with microbatch_size 1 89%"
+                "8 micro-batches on 6 ranks: 2 at most, 67% of the ranks' time used; 4 ranks are as fast; with "
+                "determinism elastic, gradient communication x1 of an even split; microbatch_size 1 would use 89%"
             ],
         ),
         (

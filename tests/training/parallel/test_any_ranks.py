@@ -10,7 +10,7 @@ import pytest
 from tests.conftest import metrics, train
 from tests.model.architectures import NANOCHAT
 from tests.training.parallel.test_two_levels import train_on
-from tests.walks import final_hash
+from tests.walks import Layout, final_hash, kill_again_and_again
 from training.telemetry.metrics_log import read_metrics
 
 KEYS = ("state_sha256", "train_loss", "grad_norm", "validation_loss")
@@ -75,7 +75,7 @@ def test_every_number_of_ranks_has_the_numbers_of_one_process(
     ("microbatches", "layouts"),
     [
         (12, [((1, 3), "ddp"), ((1, 3), "fsdp"), ((1, 5), "ddp"), ((2, 3), "hsdp")]),
-        (6, [((1, 4), "ddp"), ((1, 4), "fsdp"), ((1, 6), "ddp"), ((3, 2), "hsdp")]),
+        (6, [((1, 2), "fsdp"), ((1, 4), "ddp"), ((1, 4), "fsdp"), ((1, 6), "ddp"), ((3, 2), "hsdp")]),
         (5, [((1, 2), "fsdp"), ((1, 3), "ddp"), ((1, 5), "fsdp")]),
     ],
 )
@@ -113,6 +113,24 @@ def test_a_run_handed_on_from_four_to_three_to_six_ranks_to_one_ends_in_the_same
     assert sizes == [4, 3, 6, 1]
     replayed = train(handed_on, "--replay", "3", "4", "--set", "parallel=fsdp", ranks=5)
     assert replayed.returncode == 0, replayed.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_kills_on_any_number_of_ranks_change_nothing(make_run: Callable[..., Path]) -> None:
+    layouts = [Layout(ranks=ranks, parallel=parallel) for ranks, parallel in ((3, "ddp"), (3, "fsdp"), (5, "fsdp"))]
+    log, hashes = kill_again_and_again(make_run, layouts, kills=6, steps=60, as_user=False)
+    assert len(log) == 6 and len(hashes) == 1
+
+
+@pytest.mark.slow
+def test_determinism_run_has_the_bits_of_the_number_of_ranks(make_run: Callable[..., Path]) -> None:
+    seen = []
+    for layout, parallel in (((1, 6), "fsdp"), ((2, 3), "ddp"), ((3, 2), "hsdp"), ((2, 3), "hsdp")):
+        run = make_run(f"{layout}-{parallel}", DROPOUT, **settings(12, determinism="run"))
+        train_on(run, layout, parallel)
+        seen.append(numbers(run))
+    assert all(other == seen[0] for other in seen)
 
 
 def test_more_ranks_than_micro_batches_are_refused(make_run: Callable[..., Path]) -> None:

@@ -218,17 +218,3 @@ def test_modern_blocks_have_the_same_state_on_every_layout(
         hashes.append(metrics(run, "state_sha256"))
     assert hashes[0] == hashes[1] == hashes[2]
     assert len(set(hashes[0].values())) == 4
-
-
-@pytest.mark.slow
-def test_an_odd_number_of_micro_batches_is_elastic_over_its_power_of_two(make_run: Callable[..., Path]) -> None:
-    hashes = []
-    for ranks in (1, 2):
-        run = make_run(str(ranks), global_batch_size=12, parallel="fsdp")
-        assert train(run, "--hash-every", "5", "--max-steps", "5", ranks=ranks).returncode == 0
-        hashes.append(metrics(run, "state_sha256"))
-    assert hashes[0] == hashes[1] != {}
-    refused = train(make_run("3"), "--set", "global_batch_size=6", "--set", "determinism=elastic", ranks=3)
-    assert refused.returncode == 1
-    assert "adds 3 micro-batches in one tree, which world size 3 does not divide" in refused.stderr
-    assert "world sizes that do: 1; or set determinism to run" in refused.stderr
