@@ -45,7 +45,7 @@ class Collectives(TorchDispatchMode):
 def wrapped(precision: str, determinism: str = "off", *, recompute_blocks: bool = False) -> Parallel:
     model = NextTokenLoss(GPT(ModelConfig(**TINY_MODEL | SIX_LAYERS)), recompute_blocks=recompute_blocks)
     numerics = Numerics(determinism=determinism, precision=precision, compiled=False)
-    return parallelize(model, "fsdp", numerics, 3, make_mesh(CPU))
+    return parallelize(model, "fsdp", numerics, 6, make_mesh(CPU))
 
 
 def run_pass(parallel: Parallel, precision: str, *, last: bool) -> None:
