@@ -151,7 +151,8 @@ class Finder:
         world_size, batch = self.pool.world_size, self.train.batch.global_batch_size
         if batch is not None:
             layout = derive_layout(self.train.replace(microbatch_size=size), self.model.context_length, world_size)
-            return f"largest micro-batch that fits and keeps the global batch: {size} ({batch} = {factors(layout)})"
+            product = factors(layout).removeprefix("micro-batch ")
+            return f"largest micro-batch that fits and keeps the global batch: {size} ({batch} = {product})"
         keeps = keeping(self.train.batch, world_size, size)
         advice = f"without global_batch_size in train.json the global batch follows it; {keeps} keeps what it is now"
         return f"largest micro-batch that fits: {size}" + ("" if keeps is None else f"\n{advice}")
