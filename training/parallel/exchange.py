@@ -35,7 +35,7 @@ class Exchange:
 
     @classmethod
     def of(cls, parts: list[list[range]], tree: SumTree, ranks: RankGroup, most: int) -> "Exchange":
-        """Return the exchange of these partial sums of each rank. `most`: of any rank of the job."""
+        """Return the exchange of these partial sums of each rank. `most`: how many any rank of the job has."""
         rounds, results = tree.additions([part for own in parts for part in own])
         counts, piece = [len(own) for own in parts], max(1, PIECE // most)
         return cls(ranks=ranks, counts=counts, piece=piece, rounds=rounds, results=results)

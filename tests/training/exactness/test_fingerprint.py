@@ -8,12 +8,17 @@ import attrs
 import pytest
 import torch
 
-from tests.training.exactness.test_levels import ranks
 from training.config.train_config import load_run
 from training.exactness.fingerprint import drift, fingerprint
+from training.parallel.process_group import Ranks
 from training.precision import Numerics
 
 ELASTIC = Numerics(determinism="elastic", precision="fp32", compiled=False)
+
+
+def ranks(world_size: int) -> Ranks:
+    place = {"rank": 0, "local_rank": 0, "world_size": world_size, "local_world_size": world_size}
+    return Ranks(**place, device=torch.device("cpu"), control=None, download=None)
 
 
 def of(run: Path, numerics: Numerics = ELASTIC, world_size: int = 2) -> dict[str, Any]:
