@@ -50,7 +50,7 @@ def test_answers_and_losses_have_the_same_bits_on_any_number_of_ranks(
     assert train(run).returncode == 0
     options = ("--data", data, "--epochs", "2", "--learning-rate", "3e-3", "--seeds", "2")
     found = []
-    for ranks in (1, 2, 4):
+    for ranks in (1, 2, 3):
         shutil.rmtree(run / "answers", ignore_errors=True)  # or they would be kept
         done = instruct(run, *options, ranks=ranks)
         assert done.returncode == 0, done.stderr

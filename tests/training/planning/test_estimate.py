@@ -52,6 +52,16 @@ def test_the_seeds_own_train_times_come_out_within_a_tenth(tmp_path: Path, name:
     assert measured.tokens_per_second == pytest.approx(offer.plan.train_tokens / without_validation, rel=1e-5)
 
 
+def test_idle_gpus_take_time(tmp_path: Path) -> None:
+    path = tmp_path / "prices.json"
+    machines = {name: {"gpu": "l4", "gpus": gpus, "usd_per_hour": 1} for name, gpus in (("two", 2), ("three", 3))}
+    path.write_text(json.dumps({"date": "2026-01-01", "machines": machines}))
+    run = load_run(ROOT / "runs" / "8xa100", ["validation_interval=null", "microbatch_size=4"])
+    estimate = make_estimate(run, read_machines(path, ["two", "three"]), {"gpjt/fineweb-gpt2-tokens": None})
+    two, three = estimate.offers  # 32 micro-batches: 16 on each, or 11 on two of three
+    assert three.token_equivalents == pytest.approx(two.token_equivalents * 33 / 32)
+
+
 HUGE = ("--set", "model.emb_dim=3072", "--set", "model.n_layers=200")
 
 
