@@ -1,0 +1,64 @@
+#!/usr/bin/env bash
+# Train on nodes reached by ssh; when one is lost, start again with those that answer:
+#   launch/two_boxes.sh runs/8xa100 10.0.0.1 10.0.0.2 [-- options of train.py]
+# Nodes: addresses by which they reach each other and ssh, with a key, reaches them from here; each has a clone at this
+# path (or CLONE=path). Ctrl-C saves and stops all of them. A lost connection or a closed terminal stops nothing: the
+# same command follows the run again. RANKS=8: ranks per node, by default one per GPU.
+# shellcheck disable=SC2016  # variables of the nodes
+set -uo pipefail
+
+run=${1:?a run directory}
+shift
+nodes=()
+while [ $# -gt 0 ] && [ "$1" != -- ]; do nodes+=("$1"); shift; done
+options=("$run" "${@:2}")
+
+on() { # NODE COMMAND: in its clone; status 255 without an answer
+  ssh -n -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=5 "$1" \
+    "cd ${CLONE:-$PWD} && job=$run/.node-${1#*@} && { $2; }" 2> /dev/null
+}
+alive='grep -qs node.sh /proc/$(cat $job.pid)/cmdline'
+start() { # NODE RANK: in the background there, where it outlives this connection
+  on "$1" "rm -f \$job.*
+    export PET_NNODES=${#gang[@]} PET_NODE_RANK=$2 PET_MASTER_ADDR=${gang[0]#*@} PET_MASTER_PORT=29500
+    export PET_NPROC_PER_NODE=${RANKS:-gpu}
+    { launch/node.sh ${options[*]@Q} & echo \$! > \$job.pid; wait \$!; echo \$? > \$job.status; } > \$job.log 2>&1 &"
+}
+state() { # NODE: "running", the status of its last attempt, "killed", or "silent"
+  on "$1" "if $alive; then echo running; else cat \$job.status || echo killed; fi" || echo silent
+}
+stop() { for node in "${gang[@]}"; do on "$node" "$alive && kill \$(cat \$job.pid)"; done; }
+
+follow() { # until no node runs: states of the nodes
+  local seconds=0
+  on "${gang[0]}" 'sleep 1; tail -n +1 -f --pid=$(cat $job.pid) $job.log' &
+  while sleep 5; do
+    states=$(for node in "${gang[@]}"; do state "$node"; done)
+    case $states in
+      *running*[0-9]* | *[0-9]*running*) ((seconds += 5)) ;; # one waits for another that has ended
+      *running*) seconds=0 ;;
+      *[0-9]* | *killed*) return ;; # else all are silent: this connection is lost
+    esac
+    if [ $seconds = 120 ]; then stop; fi
+  done
+}
+
+asked=''
+for attempt in {1..20}; do
+  gang=() running=''
+  for node in "${nodes[@]}"; do
+    case $(state "$node") in silent) continue ;; running) running=yes ;; esac
+    gang+=("$node")
+  done
+  echo "two_boxes.sh: attempt $attempt, ${#gang[@]} of ${#nodes[@]} nodes answer: ${gang[*]}"
+  if [ ${#gang[@]} -gt 0 ]; then
+    trap 'trap "" INT TERM; asked=yes; stop' INT TERM
+    if [ -z "$running" ]; then for rank in "${!gang[@]}"; do start "${gang[rank]}" "$rank"; done; fi
+    follow
+    echo "two_boxes.sh: ended:" "${states//$'\n'/ }"
+    case $states in *78*) exit 78 ;; *[1-9]* | *[a-z]*) ;; *) exit 0 ;; esac
+    if [ -n "$asked" ]; then exit 75; fi
+  fi
+  sleep 10
+done
+exit 75
