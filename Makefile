@@ -68,7 +68,7 @@ lint: .venv/installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/shellcheck setup_lambda.sh .ci/run tools/fakegpu/run
+	$(BIN)/shellcheck setup_lambda.sh launch/*.sh launch/slurm.sbatch .ci/run tools/fakegpu/run
 	$(BIN)/mkdocs build --strict --quiet
 
 docs: .venv/installed-test

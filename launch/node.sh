@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# One node of a job, started once: launch/node.sh runs/8xa100 [options of train.py]. The launchers beside this run it on
-# every node, and start all of them again. torchrun reads PET_NNODES, PET_NODE_RANK, PET_MASTER_ADDR, PET_MASTER_PORT and
-# PET_NPROC_PER_NODE, by default all GPUs.
+# One node of a job, started once: launch/node.sh runs/8xa100 [options of train.py]. The other files here run it on every
+# node, again and again. torchrun reads PET_NNODES, PET_NODE_RANK, PET_MASTER_ADDR, PET_MASTER_PORT, PET_NPROC_PER_NODE.
 # Exit status: 0 done; 78 for good, by an error or a divergence, which only the first node can tell; 75 to start again.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 78
+# shellcheck disable=SC1091  # made by setup_lambda.sh
 if [ -f .venv/bin/activate ]; then . .venv/bin/activate; fi
 export PET_NPROC_PER_NODE=${PET_NPROC_PER_NODE:-gpu}
 export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=${TORCH_ELASTIC_SHUTDOWN_TIMEOUT:-300} # seconds to save in, after SIGTERM
