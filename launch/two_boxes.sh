@@ -15,11 +15,11 @@ options=("$run" "${@:2}")
 
 on() { # NODE COMMAND: in its clone; status 255 without an answer
   ssh -n -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=5 "$1" \
-    "cd ${CLONE:-$PWD} && job=$run/.node-${1#*@} && { $2; }" 2> /dev/null
+    "cd ${CLONE:-$PWD} && job=$run/.node-${1#*@} && exec 2> /dev/null || exit; $2"
 }
 alive='grep -qs node.sh /proc/$(cat $job.pid)/cmdline'
 start() { # NODE RANK: in the background there, where it outlives this connection
-  on "$1" "rm -f \$job.*
+  on "$1" "rm -f \$job.status
     export PET_NNODES=${#gang[@]} PET_NODE_RANK=$2 PET_MASTER_ADDR=${gang[0]#*@} PET_MASTER_PORT=29500
     export PET_NPROC_PER_NODE=${RANKS:-gpu}
     { launch/node.sh ${options[*]@Q} & echo \$! > \$job.pid; wait \$!; echo \$? > \$job.status; } > \$job.log 2>&1 &"
@@ -29,36 +29,38 @@ state() { # NODE: "running", the status of its last attempt, "killed", or "silen
 }
 stop() { for node in "${gang[@]}"; do on "$node" "$alive && kill \$(cat \$job.pid)"; done; }
 
-follow() { # until no node runs: states of the nodes
+follow() { # until no node runs
   local seconds=0
   on "${gang[0]}" 'sleep 1; tail -n +1 -f --pid=$(cat $job.pid) $job.log' &
   while sleep 5; do
     states=$(for node in "${gang[@]}"; do state "$node"; done)
     case $states in
-      *running*[0-9]* | *[0-9]*running*) ((seconds += 5)) ;; # one waits for another that has ended
-      *running*) seconds=0 ;;
+      *running*) if [[ ${states//running/} =~ [0-9]|killed ]]; then ((seconds += 5)); else seconds=0; fi ;;
       *[0-9]* | *killed*) return ;; # else all are silent: this connection is lost
     esac
-    if [ $seconds = 120 ]; then stop; fi
+    if [ $seconds = 120 ]; then stop; fi # one waits for another that has ended
   done
 }
 
-asked=''
+asked='' gang=()
+trap 'trap "" INT TERM; asked=yes; stop' INT TERM
 for attempt in {1..20}; do
-  gang=() running=''
+  gang=() idle=()
   for node in "${nodes[@]}"; do
-    case $(state "$node") in silent) continue ;; running) running=yes ;; esac
-    gang+=("$node")
+    case $(state "$node") in silent) ;; running) gang+=("$node") ;; *) idle+=("$node") ;; esac
   done
-  echo "two_boxes.sh: attempt $attempt, ${#gang[@]} of ${#nodes[@]} nodes answer: ${gang[*]}"
+  if [ -n "$asked" ]; then exit 75; fi
+  echo "two_boxes.sh: attempt $attempt; running: ${gang[*]:-none}, ready: ${idle[*]:-none} of ${nodes[*]}"
+  if [ ${#gang[@]} = 0 ]; then
+    gang=("${idle[@]}")
+    for rank in "${!gang[@]}"; do start "${gang[rank]}" "$rank"; done
+  fi
   if [ ${#gang[@]} -gt 0 ]; then
-    trap 'trap "" INT TERM; asked=yes; stop' INT TERM
-    if [ -z "$running" ]; then for rank in "${!gang[@]}"; do start "${gang[rank]}" "$rank"; done; fi
     follow
     echo "two_boxes.sh: ended:" "${states//$'\n'/ }"
     case $states in *78*) exit 78 ;; *[1-9]* | *[a-z]*) ;; *) exit 0 ;; esac
-    if [ -n "$asked" ]; then exit 75; fi
   fi
+  if [ -n "$asked" ]; then exit 75; fi
   sleep 10
 done
 exit 75
