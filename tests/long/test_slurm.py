@@ -86,7 +86,7 @@ def test_a_job_is_requeued_after_a_power_cut_and_before_its_time_limit(
     with slurm(machines) as cluster:
         wait_for(lambda: cluster.call("sinfo", "--noheader", "--format=%D %t") == "2 idle", 60)
         wrong = cluster.submit(run, "--set", "checkpoint_intervals=1")
-        wait_for(lambda: cluster.ended(wrong), 60)
+        wait_for(lambda: cluster.ended(wrong), 120)
         assert "JobState=FAILED" in cluster.call("scontrol", "show", "job", wrong)
         assert "Restarts=0" in cluster.call("scontrol", "show", "job", wrong)
         job = cluster.submit(run)
