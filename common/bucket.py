@@ -146,9 +146,7 @@ class Bucket:
 
         try:
             return request()
-        except (BaseError, ValueError, FileNotFoundError, OSError) as error:
-            if isinstance(error, OSError) and error.errno is not None:
-                raise
+        except (BaseError, ValueError, OSError) as error:
             where = f"{self.url}/{name}" if name else self.url
             raise BadInput(f"{where}: cannot be {done}: {_reason(error)}") from error
 

@@ -90,6 +90,8 @@ def _train(
             print_lines(ranks, [_nothing_to_do(run.directory, plan, position)])
             if uploader is not None:
                 uploader.finish(None)
+                problems = [outcome.problem for outcome in uploader.ended() if outcome.problem is not None]
+                print_lines(ranks, [f"WARNING: its last checkpoint is NOT UPLOADED: {line}" for line in problems])
             return EXIT_DONE
         save_seconds = expected_save_seconds(run.model, state.optimizer.state_bytes)
         from_coordinator(ranks, lambda: options.budget.check_start(ledger, save_seconds))

@@ -86,7 +86,7 @@ def load_before(step: int, request: ResumeRequest, state: TrainState, ranks: Ran
 
 def _check_branch(bucket: Bucket | None, step: int, wanted: str, ranks: Ranks) -> None:
     if bucket is not None:
-        from_coordinator(ranks, lambda: check_branch(bucket, step, wanted))
+        from_coordinator(ranks, lambda: check_branch(bucket, step, wanted), group=ranks.download)
 
 
 def _begin(request: ResumeRequest, state: TrainState, ranks: Ranks) -> Beginning:

@@ -4,6 +4,7 @@ import hashlib
 
 from common.bucket import Bucket
 from common.errors import BadInput
+from common.files import write_error
 from common.json_files import parse_json
 from training.checkpoints.checkpoint_manifest import MANIFEST, manifest_entries, manifest_text
 from training.checkpoints.saved_state import STATE, parse_state
@@ -64,7 +65,7 @@ def tidy(bucket: Bucket, name: str, best: str | None, keep: int) -> None:
 def fetch(bucket: Bucket, name: str, storage: Storage) -> str | None:
     """Download a checkpoint to the disk, where no other has its name; return why it is damaged, or None.
 
-    Raises BadInput where the bucket does not answer, OSError where the disk is full.
+    Raises BadInput where the bucket does not answer, or the disk is full.
     """
     small = {file: bucket.read(f"{name}/{file}") for file in (MANIFEST, STATE)}
     sizes = bucket.sizes(name)
@@ -87,9 +88,12 @@ def fetch(bucket: Bucket, name: str, storage: Storage) -> str | None:
             storage.put(name, MANIFEST, manifest_text(found).encode())
             storage.publish(name)
             return None
-    except (BadInput, OSError):
+    except BadInput:
         storage.discard(name)
         raise
+    except OSError as error:
+        storage.discard(name)
+        raise write_error(storage.where(name), error) from error
     storage.discard(name)
     return f"{bucket.url}/{name}: {problem}"
 

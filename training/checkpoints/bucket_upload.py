@@ -8,9 +8,10 @@ The ranks share out the files. A bucket that is slower than the checkpoints gets
 next one. Training waits for it at its end only.
 """
 
+import functools
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 from typing import Any, BinaryIO
 
@@ -114,8 +115,9 @@ class Uploader:
             tidy(self.bucket, checkpoint.name, checkpoint.storage.target("best"), self._keep)
             return True
 
-        if not from_coordinator(self._disks.ranks, is_there):
-            self.offer(checkpoint, self._disks.ranks.control)
+        ranks = self._disks.ranks
+        if not from_coordinator(ranks, is_there, group=ranks.download):
+            self.offer(checkpoint, ranks.control)
 
     def ended(self) -> Iterator[UploadOutcome]:
         """Yield, without waiting, outcomes that were not yielded yet."""
@@ -145,10 +147,13 @@ class Uploader:
             raise self._error
 
     def _open(self, checkpoint: Checkpoint) -> OpenCheckpoint:
-        """Open what this rank uploads: the files go to ranks of different nodes, or of one."""
-        ranks = self._disks.ranks
-        stride = ranks.local_world_size if ranks.world_size > ranks.local_world_size else 1
-        mine = [file for place, file in enumerate(TENSOR_FILES) if place * stride % ranks.world_size == ranks.rank]
+        """Open what this rank uploads: the files go to ranks of the first node, or of nodes that have them, too.
+
+        Another node's client of a shared disk may not see a new file for a while.
+        """
+        ranks, node = self._disks.ranks, self._disks.ranks.local_world_size
+        stride, senders = (1, node) if self._disks.shared else (node, ranks.world_size)
+        mine = [file for place, file in enumerate(TENSOR_FILES) if place * stride % senders == ranks.rank]
         first = ranks.coordinates
         return OpenCheckpoint(
             name=checkpoint.name,
@@ -172,22 +177,35 @@ class Uploader:
 
     def _upload(self, opened: OpenCheckpoint) -> str | None:
         """Return what went wrong, on any rank."""
-        ranks, bucket, name = self._disks.ranks, self.bucket, opened.name
+        bucket, name = self.bucket, opened.name
+
+        def claim() -> None:
+            if self._lease is not None:
+                self._lease.check()
 
         def send() -> None:
             for file, content in opened.tensors.items():
                 bucket.upload(f"{name}/{file}", content)
 
         def complete() -> None:
-            assert self._lease is not None
-            self._lease.check()
-            publish(bucket, name, opened.small)
-            tidy(bucket, name, opened.best, self._keep)
+            if self._lease is not None:  # on rank 0
+                self._lease.check()
+                publish(bucket, name, opened.small)
+                tidy(bucket, name, opened.best, self._keep)
 
         try:
-            together(ranks, lambda: None if self._lease is None else self._lease.check(), group=self._group)
-            together(ranks, send, group=self._group)
-            together(ranks, complete, only=ranks.coordinates, group=self._group)
+            for work in (claim, send, complete):
+                together(self._disks.ranks, functools.partial(_guarded, work), group=self._group)
         except BadInput as error:
             return str(error)
         return None
+
+
+def _guarded(work: Callable[[], None]) -> None:
+    """Do a part of an upload; any failure is raised as BadInput, so that the other ranks learn of it."""
+    try:
+        work()
+    except BadInput:
+        raise
+    except Exception as error:  # of the client library, for one
+        raise BadInput(f"{type(error).__name__}: {error}") from error

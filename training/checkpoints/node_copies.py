@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from common.bucket import Bucket
 from common.errors import BadInput
+from common.files import write_error
 from training.checkpoints.bucket_checkpoints import candidates, fetch
 from training.checkpoints.checkpoint_manifest import MANIFEST, verify
 from training.checkpoints.directory import find, steps_in
@@ -94,7 +95,7 @@ def _look(storage: Disk, wanted: str) -> HeldCheckpoints:
 def _fetch_newer(bucket: Bucket, storage: Disk, wanted: str, disks: NodeDisks, on_nodes: list[HeldCheckpoints]) -> bool:
     """Download the newest intact checkpoint of a bucket to each node, where no node has one as new; return whether."""
     held = max((node.found for node in on_nodes if node.found is not None), default=None)
-    for name in from_coordinator(disks.ranks, lambda: candidates(bucket, wanted)):
+    for name in from_coordinator(disks.ranks, lambda: candidates(bucket, wanted), group=disks.ranks.download):
         if held is not None and name_of(held[0]) >= name:
             return False
         print_lines(disks.ranks, [f"downloading {name} from {bucket.url}"])
@@ -165,6 +166,6 @@ def _take(checkpoint: Checkpoint, source: int, group: Any) -> None:
     unless_failed(lambda: storage.publish(name))
     if problem is not None:
         storage.discard(name)
-        raise problem
+        raise write_error(checkpoint.file(WEIGHTS), problem) from problem
     if (damage := verify(checkpoint)) is not None:
         raise BadInput(f"{damage}; run the same command again")

@@ -118,9 +118,9 @@ def gather(ranks: Ranks, value: Value, group: Any = None) -> list[Value]:
     return values
 
 
-def from_coordinator(ranks: Ranks, make: Callable[[], Value]) -> Value:
-    """Call `make` on rank 0 and broadcast its value; its BadInput is raised on every rank."""
-    return together(ranks, make, only=ranks.coordinates)[0]
+def from_coordinator(ranks: Ranks, make: Callable[[], Value], *, group: Any = None) -> Value:
+    """Call `make` on rank 0 and broadcast its value; its BadInput is raised on every rank. `group`: as in `gather`."""
+    return together(ranks, make, only=ranks.coordinates, group=group)[0]
 
 
 def together(ranks: Ranks, work: Callable[[], Value], *, only: bool = True, group: Any = None) -> list[Value]:

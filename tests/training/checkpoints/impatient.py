@@ -1,13 +1,13 @@
 """train.py with short waits for a bucket: for its answers, and for the end of another job's lease.
 
 SLOW_STEP: seconds by which each step is longer. BUCKET_SECONDS: to wait for an answer, 2 by default. DOWNLOADS: folder
-for token files.
+for token files. FAILS_ON_RANK: rank on which each upload fails, as no client library should.
 """
 
 import os
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import train
 from common import bucket
@@ -18,7 +18,7 @@ from training.data import locate_tokens
 bucket.RETRY_SECONDS = bucket.REQUEST_SECONDS = float(os.environ.get("BUCKET_SECONDS", "2"))
 bucket_lease.RENEW_SECONDS, bucket_lease.EXPIRY_SECONDS, bucket_lease.POLL_SECONDS = 0.3, 2.0, 0.1
 locate_tokens.DOWNLOADS = Path(os.environ.get("DOWNLOADS", locate_tokens.DOWNLOADS))
-plain_step = loop.train_step
+plain_step, plain_upload = loop.train_step, bucket.Bucket.upload
 
 
 def step(*arguments: Any) -> Any:
@@ -26,5 +26,12 @@ def step(*arguments: Any) -> Any:
     return plain_step(*arguments)
 
 
+def upload(self: bucket.Bucket, name: str, file: BinaryIO) -> None:
+    if os.environ.get("FAILS_ON_RANK") == os.environ.get("RANK", "0"):
+        raise RuntimeError("no reason")
+    plain_upload(self, name, file)
+
+
 loop.train_step = step
+bucket.Bucket.upload = upload  # type: ignore[method-assign]
 train.leave(train.main())
