@@ -187,7 +187,7 @@ def start(*arguments):
     return plain_start(*arguments)
 
 
-def resume(request, state, disks):
+def resume(request, state, disks, bucket):
     if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         if disks.ranks.rank == 1:
             time.sleep(1)
@@ -195,7 +195,7 @@ def resume(request, state, disks):
                 raise ValueError("broken")
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(5)  # as while it reads a large checkpoint
-    return plain(request, state, disks)
+    return plain(request, state, disks, bucket)
 
 
 job.resume, process_group.start = resume, start
