@@ -216,3 +216,11 @@ def test_steps_between_logs_never_wait_for_the_gpu_and_are_timed(make_small_run:
     done = run(ROOT / "tests" / "cuda" / "recorded_loop.py", directory, ranks=2)
     assert finished(done).count("waits: {}, pageable copies: []") == 2
     assert finished(done).count("timed: 115 steps, own work in each") == 2
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_three_ranks_of_uneven_shares_train_to_the_end(make_small_run: MakeRun, parallel: str) -> None:
+    directory = make_small_run(parallel=parallel, microbatch_size=1, global_batch_size=8)
+    said = finished(train(directory, ranks=3, determinism="elastic"))
+    assert "8 micro-batches on 3 ranks: 3 at most, 89% of the ranks' time used" in said
+    assert logged_steps(directory) == [1, 2, 3, 4] and checkpoint_step(directory) == 4
