@@ -132,6 +132,13 @@ def test_events_carry_their_step_and_a_checkpoint_redraws_the_chart() -> None:
     assert tracker.closed and counter.lines == ["closed"]
 
 
+def test_a_failed_upload_is_marked_in_the_bar_until_one_succeeds() -> None:
+    reporter, counter = reporter_of()
+    reporter.event(4, "upload-failed", problem="s3://a/b: full")
+    reporter.event(6, "upload")
+    assert counter.warnings == ["step 4 NOT UPLOADED", None]
+
+
 def test_other_ranks_print_what_concerns_their_machine_alone(capsys: pytest.CaptureFixture[str]) -> None:
     nothing: Any = None
     ledger = TimeLedger(time.perf_counter())
