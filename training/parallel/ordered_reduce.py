@@ -138,7 +138,8 @@ class OrderedGradients:
             gradients += earlier
         self._received = None  # FSDP has made the compute stream wait for the reduce-scatter before
         with compute_memory(gradients.device):
-            self._received = gradients.new_empty(self._levels[0].received_elements(len(gradients)))
+            elements = self._levels[0].received_elements(len(gradients))
+            self._received = torch.empty(elements, dtype=gradients.dtype, device=gradients.device)
         return ordered_reduce_scatter([*(part for [part] in apart), gradients], self._received, self._levels)
 
 
