@@ -27,7 +27,7 @@ Phase = Literal["data", "compute", "communication"]
 
 @attrs.frozen(kw_only=True)
 class Slowness:
-    """How slow, in a window."""
+    """Slowness in a window."""
 
     phase: Phase
     factor: float  # own seconds a step, as a multiple of the median rank's; all ranks': of the step's at best
