@@ -4,8 +4,7 @@
 import sys
 from typing import TYPE_CHECKING
 
-from common.errors import EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, BadInput
-from common.installation import begin, exit_status
+from common.installation import begin, exit_status, run_command
 
 if TYPE_CHECKING:
     from evaluation.registry import EvaluateCommand
@@ -34,14 +33,7 @@ def main() -> int:
     from common.arguments import parse
 
     command: EvaluateCommand = parse("experiment.py", commands(), sys.argv[1:], help_text=DESCRIPTION, epilog=EPILOG)
-    try:
-        return command.run() or EXIT_DONE
-    except BadInput as error:
-        print(f"experiment.py: {error}", file=sys.stderr)
-        return EXIT_ERROR
-    except KeyboardInterrupt:
-        print("experiment.py: interrupted; the same command continues", file=sys.stderr)
-        return EXIT_INTERRUPTED
+    return run_command("experiment.py", command.run, "; the same command continues")
 
 
 if __name__ == "__main__":

@@ -3,9 +3,13 @@
 
 import json
 import sys
+from functools import partial
+from typing import TYPE_CHECKING
 
-from common.errors import EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, BadInput
-from common.installation import begin, exit_status
+from common.installation import begin, exit_status, run_command
+
+if TYPE_CHECKING:
+    from training.command import FindCommand
 
 
 def main() -> int:
@@ -14,34 +18,31 @@ def main() -> int:
     from common.arguments import parse
     from training.command import FIND_EPILOG, FindCommand
 
-    command: FindCommand = parse("find_batch_size.py", FindCommand, sys.argv[1:], epilog=FIND_EPILOG)
+    command = parse("find_batch_size.py", FindCommand, sys.argv[1:], epilog=FIND_EPILOG)
+    return run_command("find_batch_size.py", partial(find, command), ": nothing is written")
+
+
+def find(command: "FindCommand") -> None:
+    """Predict, probe or search, as the command asks."""
     from training.config.train_config import load_run  # after --help: it needs more time
 
-    try:
-        run = load_run(command.run, command.overrides)
-        if command.predict is not None:
-            from training.batch_finder.prediction_table import prediction_table
-            from training.hardware.gpus import find_gpu
-            from training.planning.price_list import gpus_of
+    run = load_run(command.run, command.overrides)
+    if command.predict is not None:
+        from training.batch_finder.prediction_table import prediction_table
+        from training.hardware.gpus import find_gpu
+        from training.planning.price_list import gpus_of
 
-            known = gpus_of(command.machines)
-            gpus = [find_gpu(name.strip(), known) for name in command.predict.split(",")]
-            print("\n".join(prediction_table(run.model, run.train, gpus, command.world_size or 1)))
-        elif command.probe is not None:
-            from training.batch_finder.worker import WorkerSettings, serve
+        known = gpus_of(command.machines)
+        gpus = [find_gpu(name.strip(), known) for name in command.predict.split(",")]
+        print("\n".join(prediction_table(run.model, run.train, gpus, command.world_size or 1)))
+    elif command.probe is not None:
+        from training.batch_finder.worker import WorkerSettings, serve
 
-            serve(run, command.device, WorkerSettings(**json.loads(command.probe)))
-        else:
-            from training.batch_finder.finder import report_largest
+        serve(run, command.device, WorkerSettings(**json.loads(command.probe)))
+    else:
+        from training.batch_finder.finder import report_largest
 
-            report_largest(run, command.overrides, command.device, command.world_size, command.write)
-    except BadInput as error:
-        print(f"find_batch_size.py: {error}", file=sys.stderr, flush=True)
-        return EXIT_ERROR
-    except KeyboardInterrupt:
-        print("find_batch_size.py: interrupted: nothing is written", file=sys.stderr, flush=True)
-        return EXIT_INTERRUPTED
-    return EXIT_DONE
+        report_largest(run, command.overrides, command.device, command.world_size, command.write)
 
 
 if __name__ == "__main__":

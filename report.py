@@ -3,8 +3,7 @@
 
 import sys
 
-from common.errors import EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, BadInput
-from common.installation import begin, exit_status
+from common.installation import begin, exit_status, run_command
 
 EPILOG = """examples:
   python report.py runs/quickstart
@@ -21,15 +20,7 @@ def main() -> int:
     from reporting.command import ReportCommand
 
     command = parse("report.py", ReportCommand, sys.argv[1:], epilog=EPILOG)
-    try:
-        command.run()
-    except BadInput as error:
-        print(f"report.py: {error}", file=sys.stderr)
-        return EXIT_ERROR
-    except KeyboardInterrupt:
-        print("report.py: interrupted; the last whole report is in place", file=sys.stderr)
-        return EXIT_INTERRUPTED
-    return EXIT_DONE
+    return run_command("report.py", command.run, "; the last whole report is in place")
 
 
 if __name__ == "__main__":

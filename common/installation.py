@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from common.errors import EXIT_ERROR
+from common.errors import EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, BadInput
 
 # What training imports.
 PACKAGES = ("attrs", "cattrs", "cyclopts", "jaxtyping", "matplotlib", "numpy", "safetensors", "torch", "tqdm")
@@ -33,6 +33,18 @@ def exit_status(main: Callable[[], int]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python still flushes
         return EXIT_ERROR
     return status
+
+
+def run_command(script: str, run: Callable[[], int | None], interrupted: str) -> int:
+    """Run a command; return its exit status. A user error, and Ctrl-C with what it leaves, are one line on stderr."""
+    try:
+        return run() or EXIT_DONE
+    except BadInput as error:
+        print(f"{script}: {error}", file=sys.stderr, flush=True)
+        return EXIT_ERROR
+    except KeyboardInterrupt:
+        print(f"{script}: interrupted{interrupted}", file=sys.stderr, flush=True)
+        return EXIT_INTERRUPTED
 
 
 def use_expandable_segments() -> None:

@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 import attrs
 
 from common.arguments import UsageError, number, option
+from reporting.section import COLOURS
 
-MOST_RUNS = 8
 NICENESS = 10  # the machine may be training
 SECONDS = number(0, above=True, example="30")
 
@@ -40,10 +40,8 @@ class ReportCommand:
     def __attrs_post_init__(self) -> None:
         if self.every is not None and not self.watch:
             raise UsageError("--every goes with --watch")
-        if self.to is None and len(self.runs) > MOST_RUNS:
-            raise UsageError(
-                f"RUN...: got {len(self.runs)}, wanted {MOST_RUNS} at most: so many colours are told apart"
-            )
+        if self.to is None and len(self.runs) > COLOURS:
+            raise UsageError(f"RUN...: got {len(self.runs)}, wanted {COLOURS} at most: so many colours are told apart")
 
     def run(self) -> None:
         """Write the report."""

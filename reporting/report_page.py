@@ -14,6 +14,7 @@ import numpy as np
 from common.clock import utc_now
 from common.errors import BadInput
 from reporting.line_chart import extremes
+from reporting.page_templates import render, template_text
 from reporting.run_charts import charted_axes, legend
 from reporting.run_facts import differing_settings, facts, headline, recipe, time_text
 from reporting.run_history import RunHistory
@@ -22,26 +23,21 @@ from training.checkpoints.directory import steps_in
 from training.checkpoints.disk import checkpoints_of
 from training.telemetry.metrics_log import EVALUATIONS
 
-TEMPLATES = Path(__file__).with_name("templates")
 DATA_COLUMNS = 250  # of each curve in the data to download, with its extremes
 DIGITS = 6  # significant ones, there
 
 
 def report_page(runs: Sequence[Path], histories: Sequence[RunHistory], sections: Sequence[Section]) -> str:
     """Return the page of runs and their histories. `sections`: shown after the curves."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True, lstrip_blocks=True,
-        undefined=StrictUndefined,
-    )  # fmt: skip
     compared, advice = _evaluations(runs)
-    return environment.get_template("report_page.html").render(
+    return render(
+        "report_page.html",
         title=" / ".join(history.name for history in histories),
         written=utc_now(),
-        style=Markup((TEMPLATES / "report_page.css").read_text() + "".join(part.style for part in sections)),
-        script=Markup((TEMPLATES / "report_page.js").read_text()),
+        style=Markup(template_text("report_page.css") + "".join(part.style for part in sections)),
+        script=Markup(template_text("report_page.js")),
         headlines=[(history.name, headline(history)) for history in histories],
         axes=[(axis.name, Markup("".join(axis.charts))) for axis in charted_axes(histories)],
         legend=legend(histories),

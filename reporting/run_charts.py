@@ -7,12 +7,12 @@ import numpy as np
 
 from reporting.line_chart import Line, LineChart, VerticalMark
 from reporting.run_history import AXES, LOGGED, Curve, RunHistory
+from reporting.section import COLOURS
 
 GIB = 2.0**30
 AVERAGED_SHARE = 0.02  # width of the moving average, as a share of the logged steps
 EARLY_SHARE = 0.05  # of a run: losses of its first steps may lie above the chart
 SHORT_HOURS = 1.0  # below, the axis shows minutes
-COLOURS = 8
 MARK_COLUMNS = 100  # at most one mark of a kind in each
 MOST_RAW = 2  # runs whose values are drawn beside their moving average
 TRAIN, VALIDATION = "training loss", "validation loss"
@@ -63,13 +63,8 @@ def charted_axes(histories: Sequence[RunHistory]) -> list[ChartedAxis]:
 def legend(histories: Sequence[RunHistory]) -> list[LegendEntry]:
     """Return the meaning of the colours: of runs, or of the curves of one."""
     if len(histories) > 1:
-        return [LegendEntry(f"s{number % COLOURS}", history.name) for number, history in enumerate(histories)]
-    names = [
-        name
-        for name in (TRAIN, VALIDATION)
-        if name.replace("training", "train").replace(" ", "_") in histories[0].curves
-    ]
-    return [LegendEntry(f"s{number % COLOURS}", name) for number, name in enumerate([*names, *_datasets(histories[0])])]
+        return [LegendEntry(f"s{number}", history.name) for number, history in enumerate(histories)]
+    return [LegendEntry(f"s{number % COLOURS}", name) for number, (name, _) in enumerate(_losses(histories[0]))]
 
 
 def _charts(histories: Sequence[RunHistory], axis: str) -> list[str]:
@@ -99,17 +94,15 @@ class _View:
         """Return training and validation loss of a single run."""
         history = self.histories[0]
         lines: list[Line] = []
-        curves: list[Curve] = []
-        names = [("train_loss", TRAIN, ""), ("validation_loss", VALIDATION, " dots")]
-        names += [(name, name, " dots") for name in _datasets(history)]
-        for key, name, dots in names:
-            if (curve := history.curves.get(key)) is None:
-                continue
-            style = f"s{len(curves) % COLOURS}"
-            lines += self._lines(history, curve, name, style, "plain" if dots else "both")
-            lines += [attrs.evolve(lines[-1], style=style + dots)] if dots else []
-            curves.append(curve)
-        return self._chart("loss, nats per token", lines, curves)
+        losses = _losses(history)
+        for number, (name, curve) in enumerate(losses):
+            style = f"s{number % COLOURS}"
+            if name == TRAIN:
+                lines += self._lines(history, curve, name, style, "both")
+            else:  # few points: a line, and dots
+                [line] = self._lines(history, curve, name, style, "plain")
+                lines += [line, attrs.evolve(line, style=f"{style} dots")]
+        return self._chart("loss, nats per token", lines, [curve for _, curve in losses])
 
     def loss(self, key: str, title: str) -> LineChart:
         """Return one loss of several runs."""
@@ -119,7 +112,7 @@ class _View:
             if (curve := history.curves.get(key)) is not None:
                 averaged = "both" if len(self.histories) <= MOST_RAW else "smooth"
                 shape = averaged if key == "train_loss" else "plain"
-                lines += self._lines(history, curve, history.name, f"s{number % COLOURS}", shape)
+                lines += self._lines(history, curve, history.name, f"s{number}", shape)
                 curves.append(curve)
         return self._chart(f"{title}, nats per token", lines, curves)
 
@@ -130,7 +123,7 @@ class _View:
             if (curve := history.curves.get(panel.curve)) is not None:
                 scaled = Curve(curve.steps, curve.values * panel.scale)
                 name = history.name if len(self.histories) > 1 else panel.title
-                style = f"s{number % COLOURS}" if len(self.histories) > 1 else "s2"
+                style = f"s{number}" if len(self.histories) > 1 else "s2"
                 both = "both" if len(self.histories) == 1 else "smooth"
                 lines += self._lines(history, scaled, name, style, both if panel.averaged else "plain")
         marks = self._marks()
@@ -176,9 +169,11 @@ def _tip(step: int, kind: str, text: str) -> str:
     return f"step {step:,}: {kind}" + (f", {text}" if text else "")
 
 
-def _datasets(history: RunHistory) -> list[str]:
-    """Return the further datasets of a mixture."""
-    return [name for name in history.curves if name not in (*LOGGED, "validation_loss")]
+def _losses(history: RunHistory) -> list[tuple[str, Curve]]:
+    """Return the losses of a run by name, those of a mixture's further datasets last, in the order of the colours."""
+    names = {"train_loss": TRAIN, "validation_loss": VALIDATION}
+    further = {name: name for name in history.curves if name not in (*LOGGED, *names)}
+    return [(name, history.curves[key]) for key, name in (names | further).items() if key in history.curves]
 
 
 def _smoothed(curve: Curve) -> np.ndarray:

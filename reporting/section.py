@@ -2,6 +2,8 @@
 
 import attrs
 
+COLOURS = 8  # that a page tells apart: .s0 to .s7 of report_page.css
+
 
 @attrs.frozen(kw_only=True)
 class Section:

@@ -14,6 +14,7 @@ install_import_hook("model", "beartype.beartype")
 import fcntl
 import json
 import pty
+import shutil
 import struct
 import subprocess
 import sys
@@ -112,6 +113,21 @@ def make_run(tmp_path: Path, token_files: Path) -> Callable[..., Path]:
         return write_run(tmp_path / name, token_files, model, **train)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory, token_files: Path) -> Path:
+    """A run with two checkpoints. Tests read it, or change a copy."""
+    run = write_run(tmp_path_factory.mktemp("finished") / "run", token_files)
+    assert train(run).returncode == 0
+    return run
+
+
+@pytest.fixture
+def copied(finished: Path, tmp_path: Path) -> Path:
+    """A copy of the finished run, to be damaged."""
+    shutil.copytree(finished, tmp_path / "run", symlinks=True)
+    return tmp_path / "run"
 
 
 def write_run(directory: Path, token_files: Path, model: dict[str, Any] | None = None, **train: Any) -> Path:

@@ -40,13 +40,12 @@ class LadderCommand:
         from experiments.ladder.loss_law import NoForecast
         from experiments.ladder.trunk import make_trunk
         from experiments.ladder.trunk_training import train_trunks, tune_rate
+        from experiments.shared.experiment_files import output_of
         from experiments.shared.interior_optimum import best_rate
         from experiments.shared.run_pool import PoolStopped, RunPool
 
         ladder = read_ladder(self.file)
-        output = self.file.with_suffix("") if self.output is None else self.output
-        if output == self.file:
-            raise BadInput(f"{self.file}: wanted a name that ends in .json, or --output DIR")
+        output = output_of(self.file, self.output)
 
         def make(size: "LadderSize", rate: float) -> "Trunk":
             return make_trunk(ladder, size, rate, output, self.pool.ranks)

@@ -9,8 +9,8 @@ from typing import Any
 import attrs
 
 from common.errors import BadInput, nearest, quoted
-from common.json_files import read_json
 from experiments.ladder.loss_law import LEAST_SIZES
+from experiments.shared.experiment_files import read_experiment
 from experiments.shared.run_directories import Sections
 from model.config import ModelConfig, matmul_parameter_count
 from training.config.train_config import KEYS, PLUMBING_KEYS, Run, load_run
@@ -54,10 +54,7 @@ class LadderFile:
 
 def read_ladder(file: Path) -> LadderFile:
     """Read a ladder file. Raises BadInput, naming file and key."""
-    values = read_json(file, advice='wanted {"target": RUN, "sizes": [{"n_layers": 2, "emb_dim": 64}, ...], ...}')
-    for key in values:
-        if key not in KNOWN:
-            raise BadInput(f"{file}: unknown key {quoted(key)}{nearest(key, KNOWN)}")
+    values = read_experiment(file, KNOWN, 'wanted {"target": RUN, "sizes": [{"n_layers": 2, "emb_dim": 64}, ...], ...}')
     if not isinstance(values.get("target"), str):
         raise BadInput(f"{file}: target: got {quoted(values.get('target'))}, wanted a run directory")
     directory = Path(values["target"])

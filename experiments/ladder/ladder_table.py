@@ -3,7 +3,6 @@
 They hold no time of day and no duration of a run: the same bytes after any kill.
 """
 
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,12 +11,12 @@ from typing import Any
 import attrs
 from tabulate import tabulate
 
-from common.files import replace_file, writing
 from experiments.ladder.forecast import Forecast, describe_forecast
 from experiments.ladder.ladder_file import LadderFile
 from experiments.ladder.loss_law import HeldOut, LossPoint
 from experiments.ladder.size_rules import MOST_DEVIATION, rounded_rate, scaled_rate
 from experiments.ladder.trunk import SCHEDULE, Trunk, target_batch, target_size
+from experiments.shared.experiment_files import write_results
 from experiments.shared.interior_optimum import best_rate
 
 DIGITS = 4
@@ -48,10 +47,8 @@ class LadderTable:
 
     def write(self, output: Path) -> None:
         """Write ladder.md and ladder.json."""
-        title = f"# Ladder for {self.ladder.target.directory}\n\n"
-        with writing(output):
-            replace_file(output / "ladder.md", f"{title}{self.text('github')}\n", durable=True)
-            replace_file(output / "ladder.json", json.dumps(self._record(), indent=2) + "\n", durable=True)
+        markdown = f"# Ladder for {self.ladder.target.directory}\n\n{self.text('github')}"
+        write_results(output, "ladder", markdown, self._record())
 
     def notes(self) -> list[str]:
         """Return the rules with what they give the target, and warnings where its train.json differs."""

@@ -16,6 +16,7 @@ from common.files import writing
 from common.json_files import JsonLog, read_json_lines
 from experiments.shared.pool_options import PoolOptions
 from training.launch import job_seconds
+from training.planning.budget import Budget
 from training.supervision.exit_record import EXIT_FILE
 from training.telemetry.metrics_log import METRICS
 from training.telemetry.progress_bar import duration
@@ -41,43 +42,37 @@ class Account:
         path = directory / ACCOUNT
         lines = read_json_lines(path).records if path.exists() else []
         self._options, age = options, job_seconds()
+        self.price_per_hour = options.price_per_hour
         self._began, began = time.monotonic() - age, time.time() - age
         self.earlier = _spent_before(lines, began, _last_written(directory), jobs_live=jobs_live)
         self.devices: dict[str, list[str]] = {line["run"]: line["devices"] for line in lines if "run" in line}
         with writing(path):
             self._log = JsonLog(path)
         self._beaten = 0.0
-        price = options.price_per_hour
-        self._write({"began": began, "price_per_hour": price, "earlier": attrs.asdict(self.earlier)})
+        self._write({"began": began, "price_per_hour": self.price_per_hour, "earlier": attrs.asdict(self.earlier)})
 
     def call_seconds(self) -> float:
         """Return the age of this call."""
         return time.monotonic() - self._began
 
-    def spent_hours(self) -> float:
-        return (self.earlier.seconds + self.call_seconds()) / 3600
+    def elapsed_seconds(self) -> float:
+        return self.earlier.seconds + self.call_seconds()
 
-    def spent_usd(self) -> float | None:
+    def usd(self) -> float | None:
         """Return the cost so far; None without a price. Calls without a price count at that of this one."""
-        price = self._options.price_per_hour
-        if price is None:
+        if self.price_per_hour is None:
             return None
-        return self.earlier.usd + price * (self.earlier.unpriced_seconds + self.call_seconds()) / 3600
+        return self.earlier.usd + self.price_per_hour * (self.earlier.unpriced_seconds + self.call_seconds()) / 3600
 
     def seconds_left(self) -> float | None:
         """Return the wall-clock seconds until the first limit; None without limits."""
-        limits, usd, price = [], self.spent_usd(), self._options.price_per_hour
-        if self._options.max_hours is not None:
-            limits.append((self._options.max_hours - self.spent_hours()) * 3600)
-        if self._options.max_usd is not None:
-            assert usd is not None and price is not None, "the command line asks for a price"
-            limits.append((self._options.max_usd - usd) / price * 3600)
-        return min(limits, default=None)
+        left = Budget(max_hours=self._options.max_hours, max_usd=self._options.max_usd).seconds_left(self)
+        return None if left is None else left[0]
 
     def describe(self) -> str:
         """Return what is spent, and of what, as text."""
-        options, usd = self._options, self.spent_usd()
-        text = duration(self.spent_hours() * 3600)
+        options, usd = self._options, self.usd()
+        text = duration(self.elapsed_seconds())
         if options.max_hours is not None:
             text += f" of {duration(options.max_hours * 3600)}"
         if usd is not None:

@@ -22,9 +22,10 @@ from common.json_files import open_descriptor
 from experiments.shared.account import Account
 from experiments.shared.pool_display import PoolDisplay
 from experiments.shared.pool_options import PoolOptions
-from experiments.shared.run_progress import is_locked, read_progress
+from experiments.shared.run_progress import read_progress
 from experiments.shared.run_target import PlannedRun, RunEnd, Target, make_target
 from experiments.shared.training_process import AdoptedProcess, TrainingProcess, train_command
+from training.supervision.run_lock import lock_is_held
 from training.telemetry.time_ledger import read_earlier
 
 EXPERIMENT_LOCK = ".experiment.lock"
@@ -79,7 +80,7 @@ class RunPool:
             raise BadInput(
                 f"--at-once {self._at_once} x --ranks {self._options.ranks}: this machine has {len(self._gpus)} GPUs"
             )
-        live = any(map(is_locked, _run_directories(self._directory)))
+        live = any(map(lock_is_held, _run_directories(self._directory)))
         self.account = Account(self._directory, self._options, jobs_live=live)
         self._handlers = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
         return self
@@ -131,7 +132,7 @@ class RunPool:
 
     def _start(self, waiting: list[Target], display: PoolDisplay) -> None:
         """Start as many jobs as there are devices; first adopt those that train already."""
-        for target in [target for target in waiting if is_locked(target.run.directory)]:
+        for target in [target for target in waiting if lock_is_held(target.run.directory)]:
             self._adopt(target, waiting, display)
         while waiting and not self._stopping and (devices := self._free_devices()) is not None:
             left = self.account.seconds_left()
@@ -188,7 +189,7 @@ class RunPool:
             if not self._stopping:
                 self._signal = signal.SIGTERM  # the job was stopped from outside: so is the experiment
                 self._stop_jobs()
-        elif isinstance(job.process, AdoptedProcess) or is_locked(target.run.directory):
+        elif isinstance(job.process, AdoptedProcess) or lock_is_held(target.run.directory):
             waiting.insert(0, target)
         elif job.process.last_words().startswith("train.py: --max-hours"):
             self._over_budget = True

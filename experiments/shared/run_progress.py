@@ -1,6 +1,5 @@
-"""Progress of a run: its steps, what its checkpoints and metrics hold of them, whether a job trains it now."""
+"""Progress of a run: its steps, what its checkpoints and metrics hold of them, and the process that trains it."""
 
-import fcntl
 import os
 import re
 from contextlib import suppress
@@ -65,23 +64,6 @@ def logged_step(directory: Path) -> int:
     except OSError:
         return 0
     return int(found[-1]) if found else 0
-
-
-def is_locked(directory: Path) -> bool:
-    """Tell whether a job trains the run now."""
-    try:
-        descriptor = os.open(directory / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:  # a file system without locks
-        return False
-    finally:
-        os.close(descriptor)
-    return False
 
 
 def lock_holder(directory: Path) -> int | None:

@@ -14,8 +14,9 @@ from common.errors import EXIT_ERROR, BadInput
 from common.files import writing
 from common.json_files import read_json
 from experiments.shared.pool_options import PoolOptions
-from experiments.shared.run_progress import is_locked, lock_holder
+from experiments.shared.run_progress import lock_holder
 from training.supervision.exit_record import EXIT_FILE
+from training.supervision.run_lock import lock_is_held
 
 ROOT = Path(__file__).parents[2]
 JOB_LOG = "train.log"  # output of all jobs, in the run directory
@@ -100,7 +101,7 @@ class AdoptedProcess:
 
     def status(self) -> int | None:
         """Return 0 once it has ended, however; None while it holds the run lock."""
-        return None if is_locked(self.directory) else 0
+        return None if lock_is_held(self.directory) else 0
 
     def ask_to_stop(self) -> None:
         """Ask an earlier call's job to save a checkpoint and to end; leave the user's."""

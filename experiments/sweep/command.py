@@ -32,16 +32,15 @@ class SweepCommand:
 
     def run(self) -> int | None:
         """Train what is missing, and print the table."""
-        from common.errors import EXIT_STOPPED, BadInput
+        from common.errors import EXIT_STOPPED
+        from experiments.shared.experiment_files import output_of
         from experiments.shared.run_pool import PoolStopped, RunPool
         from experiments.sweep.halving import train_sweep
         from experiments.sweep.sweep_file import read_sweep
         from experiments.sweep.variant_runs import describe_runs, runs_of, shell_commands, write_runs
 
         sweep = read_sweep(self.file)
-        output = self.file.with_suffix("") if self.output is None else self.output
-        if output == self.file:
-            raise BadInput(f"{self.file}: wanted a name that ends in .json, or --output DIR")
+        output = output_of(self.file, self.output)
         runs = runs_of(sweep, output, self.pool.ranks)
         if self.dry_run:
             print("\n".join(describe_runs(sweep, runs, self.pool)))

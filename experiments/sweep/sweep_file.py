@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 
 from common.errors import LARGEST_INTEGER, BadInput, nearest, quoted
-from common.json_files import read_json
+from experiments.shared.experiment_files import read_experiment
 from experiments.sweep.dunnett import default_seeds
 from training.config.train_config import KEYS, Run, load_run
 
@@ -62,10 +62,7 @@ class Sweep:
 
 def read_sweep(file: Path) -> Sweep:
     """Read a sweep file. Raises BadInput, naming file and key."""
-    values = read_json(file, advice='wanted {"base": RUN, "levers": {"train.KEY": [VALUE, ...]}, "seeds": N}')
-    for key in values:
-        if key not in KNOWN:
-            raise BadInput(f"{file}: unknown key {quoted(key)}{nearest(key, KNOWN)}")
+    values = read_experiment(file, KNOWN, 'wanted {"base": RUN, "levers": {"train.KEY": [VALUE, ...]}, "seeds": N}')
     base = values.get("base")
     if not isinstance(base, str):
         raise BadInput(f"{file}: base: got {quoted(base)}, wanted a run directory, such as runs/quickstart")

@@ -1,6 +1,5 @@
 """Table of a sweep: losses and verdicts, printed, as Markdown and as JSON; the same bytes after any kill."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ import attrs
 import numpy as np
 from tabulate import tabulate
 
-from common.files import replace_file, writing
+from experiments.shared.experiment_files import write_results
 from experiments.sweep.dunnett import FAMILY_ERROR, POWER, SOUGHT_DEVIATIONS, default_seeds, detectable_deviations
 from experiments.sweep.sweep_file import Sweep
 from experiments.sweep.verdicts import DIGITS, SweepVerdict, VariantResult, judge_variants, residual_deviation
@@ -37,10 +36,7 @@ class SweepTable:
 
     def write(self, output: Path) -> None:
         """Write sweep.md and sweep.json."""
-        title = f"# Sweep of {self.sweep.base}\n\n"
-        with writing(output):
-            replace_file(output / "sweep.md", f"{title}{self.text('github')}\n", durable=True)
-            replace_file(output / "sweep.json", json.dumps(self._record(), indent=2) + "\n", durable=True)
+        write_results(output, "sweep", f"# Sweep of {self.sweep.base}\n\n{self.text('github')}", self._record())
 
     def _texts(self) -> list[str]:
         return ["the base", *(verdict.text for verdict in self.verdicts)]

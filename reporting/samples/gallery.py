@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from reporting.samples.fragments import render, spaced
-from reporting.samples.sample_log import CheckpointSample
+from reporting.page_templates import render
+from reporting.samples.sample_log import CheckpointSample, spaced
 
 MOST_SHOWN = 12  # checkpoints; all of them are in samples.jsonl
 

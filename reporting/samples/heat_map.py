@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import attrs
 
-from reporting.samples.fragments import render, spaced
-from reporting.samples.sample_log import CheckpointSample, HeldOutText
+from reporting.page_templates import render
+from reporting.samples.sample_log import CheckpointSample, HeldOutText, spaced
 from reporting.samples.token_text import TextCell, text_cells
 
 MOST_CHECKPOINTS = 40  # that a page can compare; each takes 3 kB

@@ -4,8 +4,9 @@ Append-only, one line for each checkpoint, written while the checkpoint is on th
 that belong to the run as it stands.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import attrs
 
@@ -16,6 +17,8 @@ from training.checkpoints.directory import steps_in
 from training.checkpoints.disk import checkpoints_of
 from training.checkpoints.tensor_files import WEIGHTS
 from training.telemetry.metrics_log import SAMPLES, read_starts
+
+Item = TypeVar("Item")
 
 
 @attrs.frozen(kw_only=True)
@@ -68,6 +71,13 @@ def read_samples(run: Path) -> list[CheckpointSample]:
         if weights.get(sample.name, sample.weights_sha256) == sample.weights_sha256:
             samples[sample.step] = sample
     return [samples[step] for step in sorted(samples)]
+
+
+def spaced(items: Sequence[Item], most: int) -> list[Item]:
+    """Return at most so many of the items, evenly spaced, the first and the last among them."""
+    if len(items) <= most:
+        return list(items)
+    return [items[round(number * (len(items) - 1) / (most - 1))] for number in range(most)]
 
 
 def weights_on_disk(run: Path) -> dict[str, str]:

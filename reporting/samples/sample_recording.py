@@ -45,7 +45,7 @@ def record_samples(run: Path) -> list[str]:
     try:
         with _locked_log(run) as log:
             for name in _missing(run, text):  # another process may have recorded some
-                starts = _starts(run)
+                starts = len(read_starts(run))
                 try:
                     sample = _sample(run, name, text, starts)
                 except BadInput as error:
@@ -78,10 +78,6 @@ def _absent(run: Path) -> list[str]:
     if read_samples(run):
         return []
     return [f"{run / CHECKPOINTS}: no checkpoint on this disk, so no samples; report where the run is trained"]
-
-
-def _starts(run: Path) -> int:
-    return len(read_starts(run))
 
 
 @contextmanager

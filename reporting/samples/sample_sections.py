@@ -5,8 +5,8 @@ from pathlib import Path
 
 import attrs
 
+from reporting.page_templates import render, template_text
 from reporting.run_history import run_names
-from reporting.samples.fragments import render, style
 from reporting.samples.gallery import gallery
 from reporting.samples.heat_map import heat_map
 from reporting.samples.sample_log import read_samples
@@ -26,4 +26,6 @@ def sample_sections(runs: Sequence[Path], *, record: bool) -> tuple[list[Section
     if notes:
         html = render("notes.html", notes=notes)
         found.append(Section(title="Samples that are missing", anchor="missing-samples", html=html))
-    return [attrs.evolve(part, style=style() if number == 0 else "") for number, part in enumerate(found)], notes
+    if found:
+        found[0] = attrs.evolve(found[0], style=template_text("samples.css"))
+    return found, notes

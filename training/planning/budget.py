@@ -1,6 +1,6 @@
 """Budget of a run, --max-hours and --max-usd: when to stop so that the final checkpoint still fits."""
 
-from typing import Annotated
+from typing import Annotated, Protocol
 
 import attrs
 from cyclopts import Parameter
@@ -17,6 +17,20 @@ HOURS, USD = number(0, above=True, example="3.5"), number(0, above=True, example
 STEPS_AHEAD = 2  # the host runs a little ahead of a GPU
 
 
+class Spending(Protocol):
+    """Time and cost so far, earlier jobs included."""
+
+    @property
+    def price_per_hour(self) -> float | None:
+        """USD."""
+
+    def elapsed_seconds(self) -> float:
+        """Wall clock."""
+
+    def usd(self) -> float | None:
+        """Cost; None without a price."""
+
+
 @Parameter(name="*")
 @attrs.frozen(kw_only=True)
 class Budget:
@@ -29,7 +43,7 @@ class Budget:
         float | None, option("stop with a checkpoint before the run exceeds this cost", "USD", check=USD)
     ] = None
 
-    def seconds_left(self, ledger: TimeLedger) -> tuple[float, str] | None:
+    def seconds_left(self, ledger: Spending) -> tuple[float, str] | None:
         """Return the seconds until the first limit, and the option that sets it; None without limits."""
         limits = []
         if self.max_hours is not None:

@@ -85,6 +85,12 @@ def take_run_lock(run_directory: Path, *, wait_seconds: float = LOCK_SECONDS) ->
 
 def is_locked(run_directory: Path) -> bool:
     """Tell whether a job trains a run; where the file system has no locks, whether it has left no exit record."""
+    held = lock_is_held(run_directory)
+    return not (run_directory / EXIT_FILE).exists() if held is None else held
+
+
+def lock_is_held(run_directory: Path) -> bool | None:
+    """Tell whether a job holds the run lock; None where the file system has no locks."""
     path = run_directory / LOCK_FILE
     try:
         with path.open() as file:
@@ -94,7 +100,7 @@ def is_locked(run_directory: Path) -> bool:
     except FileNotFoundError:
         return False
     except OSError:
-        return not (run_directory / EXIT_FILE).exists()
+        return None
     return False
 
 

@@ -57,7 +57,7 @@ def test_each_call_counts_at_its_own_price_and_one_without_at_the_present_one(tm
     for price, usd in ((1.0, 0.5), (None, 1.0)):
         call_before(tmp_path, seconds_ago=5000, beat=1800, ended=True, price=price)
         account = Account(tmp_path, PRICED, jobs_live=False)
-        spent, left = account.spent_usd(), account.seconds_left()
+        spent, left = account.usd(), account.seconds_left()
         assert spent is not None and left is not None
         assert spent == pytest.approx(usd + 2 * account.call_seconds() / 3600, abs=1e-3)
         assert left == pytest.approx((10 - spent) / 2 * 3600, abs=1)

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from common.json_files import read_json
-from experiments.shared.run_progress import is_locked
 from tests.conftest import ROOT
 from tests.experiments.conftest import MakeSweep, start_sweep, sweep
 from tests.launch import Process
+from training.supervision.run_lock import is_locked
 
 LONG = {"set": {"train.min_train_tokens": 40 * 8 * 32, "train.checkpoint_interval": 10}}
 

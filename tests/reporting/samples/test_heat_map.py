@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from reporting.samples.fragments import style
+from reporting.page_templates import template_text
 from reporting.samples.heat_map import heat_map
 from tests.reporting.samples.sampled import TEXT, sample
 
@@ -71,7 +71,7 @@ def test_in_a_browser_views_and_text_under_the_pointer_work_with_and_without_a_s
     playwright: Any = pytest.importorskip("playwright.sync_api")
     page = heat_map([("run", [sample(4, 6.0), sample(8, 0.5), sample(12, 3.0)])])
     file = tmp_path / "page.html"
-    file.write_text(f"<!doctype html><meta charset=utf-8><style>{style()}</style>{page}")
+    file.write_text(f"<!doctype html><meta charset=utf-8><style>{template_text('samples.css')}</style>{page}")
     with playwright.sync_playwright() as started:
         browser = started.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox", "--disable-gpu"])
         opened = browser.new_context(viewport={"width": 390, "height": 800}, java_script_enabled=script).new_page()

@@ -25,19 +25,10 @@ from training.checkpoints.tensor_files import WEIGHTS
 from training.telemetry.metrics_log import SAMPLES
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory, token_files: Path) -> Path:
-    """Return a run with checkpoints at steps 4 and 8, to be copied."""
-    from tests.conftest import write_run
-
-    run = write_run(tmp_path_factory.mktemp("sampled") / "run", token_files)
-    assert train(run).returncode == 0
-    return run
-
-
 @pytest.fixture
-def run(trained: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(trained, tmp_path / "run", symlinks=True))
+def run(copied: Path) -> Path:
+    """A run with checkpoints at steps 4 and 8, to be changed."""
+    return copied
 
 
 def lines(run: Path) -> list[dict[str, Any]]:
