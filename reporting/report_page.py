@@ -19,8 +19,8 @@ from reporting.run_charts import charted_axes, legend
 from reporting.run_facts import differing_settings, facts, headline, recipe, time_text
 from reporting.run_history import RunHistory
 from reporting.section import Section
-from training.checkpoints.directory import steps_in
 from training.checkpoints.disk import checkpoints_of
+from training.checkpoints.storage import steps_in
 from training.telemetry.metrics_log import EVALUATIONS
 
 DATA_COLUMNS = 250  # of each curve in the data to download, with its extremes
@@ -57,14 +57,14 @@ def report_page(runs: Sequence[Path], histories: Sequence[RunHistory], sections:
 
 def _evaluations(runs: Sequence[Path]) -> tuple[str | None, str | None]:
     """Return the comparison of the runs that have results, as HTML, or else what to do for one."""
-    from evaluation.comparison.compare import compare
-    from evaluation.comparison.page import as_fragment
-    from evaluation.comparison.rows import read_rows
-
     measured = [run for run in runs if (run / EVALUATIONS).is_file()]
     advice = f"python evaluate.py loss {shlex.join(map(str, runs))}"
     if not measured:
         return None, f"No evaluations yet. Measure the held-out loss: {advice}"
+    from evaluation.comparison.compare import compare
+    from evaluation.comparison.page import as_fragment
+    from evaluation.comparison.rows import read_rows
+
     try:
         return as_fragment(compare(read_rows([str(run) for run in measured]))), None
     except BadInput as error:

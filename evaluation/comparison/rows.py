@@ -16,8 +16,8 @@ from evaluation.shared.results import read_results
 from evaluation.shared.run_cost import RunCost, cost_of
 from training.checkpoints.disk import on_disk
 from training.checkpoints.run_record import RunRecord
-from training.checkpoints.saved_state import STATE, SavedState, read_state
-from training.checkpoints.storage import LINKS
+from training.checkpoints.saved_state import SavedState, read_state
+from training.checkpoints.storage import LINKS, STATE
 from training.config.train_config import KEYS, PLUMBING_KEYS
 from training.telemetry.metrics_log import EVALUATIONS
 

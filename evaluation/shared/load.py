@@ -17,11 +17,11 @@ from model.gpt import GPT
 from model.pretrained import load_plain
 from tokens.tokenizer.hugging_face_files import read_tokenizer_files
 from tokens.tokenizer.tokenizer import RANKS_FILE, Tokenizer, load_tokenizer
-from training.checkpoints.checkpoint_manifest import verify
 from training.checkpoints.disk import on_disk
 from training.checkpoints.run_record import RESOLVED
-from training.checkpoints.saved_state import STATE, read_state
-from training.checkpoints.tensor_files import WEIGHTS
+from training.checkpoints.saved_state import read_state
+from training.checkpoints.storage import STATE, WEIGHTS
+from training.checkpoints.verification import verify
 from training.parallel.process_group import Ranks, together
 
 GPT2_VOCABULARY_SIZE = 50_257

@@ -12,10 +12,9 @@ import attrs
 
 from common.json_files import read_json_lines
 from common.structure import structured
-from training.checkpoints.checkpoint_manifest import MANIFEST, manifest_entries
-from training.checkpoints.directory import steps_in
+from training.checkpoints.checkpoint_manifest import manifest_entries
 from training.checkpoints.disk import checkpoints_of
-from training.checkpoints.tensor_files import WEIGHTS
+from training.checkpoints.storage import MANIFEST, WEIGHTS, steps_in
 from training.telemetry.metrics_log import SAMPLES, read_starts
 
 Item = TypeVar("Item")

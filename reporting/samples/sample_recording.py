@@ -19,18 +19,27 @@ from common.json_files import JsonLog, read_json
 from reporting.samples.sample_log import CheckpointSample, HeldOutText, Said, read_samples, weights_on_disk
 from training.checkpoints.disk import CHECKPOINTS, checkpoints_of
 from training.checkpoints.run_record import RESOLVED
-from training.checkpoints.tensor_files import WEIGHTS
+from training.checkpoints.storage import WEIGHTS
 from training.telemetry.metrics_log import SAMPLES, read_starts
 
 if TYPE_CHECKING:
-    from evaluation.loss.token_range import Range
     from evaluation.shared.load import Trained
     from training.parallel.process_group import Ranks
 
+SPLIT = "validation"
 TEXT_TOKENS = 512  # of the held-out text that are predicted
 SEED, TOP_K = 0, 25
 DECIMALS = 3  # of log-probabilities
 TIMEOUT_SECONDS = 3600  # of collectives, of which a group of one has none that waits
+
+
+@attrs.frozen(kw_only=True)
+class HeldOutTokens:
+    """Tokens that a run does not train on: one for context, and those to be predicted."""
+
+    directory: Path  # of token files
+    start: int
+    ids: list[int]
 
 
 def record_samples(run: Path) -> list[str]:
@@ -38,7 +47,7 @@ def record_samples(run: Path) -> list[str]:
 
     One process at a time records; a second one leaves it to the first.
     """
-    text, notes = _held_out_range(run)
+    text, notes = _held_out_tokens(run)
     missing = _missing(run, text)
     if not missing:
         return notes if weights_on_disk(run) else [*notes, *_absent(run)]
@@ -60,10 +69,10 @@ def record_samples(run: Path) -> list[str]:
 
 def lacks_samples(run: Path) -> bool:
     """Tell whether there are checkpoints to sample."""
-    return bool(_missing(run, _held_out_range(run)[0]))
+    return bool(_missing(run, _held_out_tokens(run)[0]))
 
 
-def _missing(run: Path, text: "Range | None") -> list[str]:
+def _missing(run: Path, text: HeldOutTokens | None) -> list[str]:
     """Return the names of checkpoints to sample, in order of interest."""
     known = {sample.name: sample for sample in read_samples(run)}
     done = {name for name, sample in known.items() if sample.held_out is not None or text is None or sample.problem}
@@ -95,28 +104,33 @@ def _locked_log(run: Path) -> Iterator[JsonLog]:
         raise write_error(path, error) from error
 
 
-def _held_out_range(run: Path) -> "tuple[Range | None, list[str]]":
+def _held_out_tokens(run: Path) -> tuple[HeldOutTokens | None, list[str]]:
     """Return the first tokens of the run's validation stream; None and a note where they are not at hand."""
-    from evaluation.loss.token_range import Range
     from tokens.format.token_file import open_split
 
     record = read_json(run / RESOLVED) if (run / RESOLVED).exists() else {}
     directories = record.get("token_files") or []
     start = record.get("train", {}).get("start_val_token", 0)
+    vocabulary = record.get("model", {}).get("vocab_size", 0)
     problem = f"{run / RESOLVED}: names no token files"
     for directory in [directories] if isinstance(directories, str) else directories:
         try:
-            there = open_split(Path(directory), "validation").length - start - 1
+            stream = open_split(Path(directory), SPLIT)
         except BadInput as error:
             problem = str(error)
             continue
-        if there > 0:
-            count = min(there, TEXT_TOKENS)
-            return Range(directory=Path(directory), split="validation", start=start, count=count), []
+        count = min(stream.length - start - 1, TEXT_TOKENS)
+        if count > 0:
+            ids = [int(token) for token in stream.read(start, count + 1)]
+            if max(ids) < vocabulary:
+                return HeldOutTokens(directory=Path(directory), start=start, ids=ids), []
+            problem = (
+                f"{directory}: holds ids beyond the vocabulary of {vocabulary:,}: other tokens than those of the run"
+            )
     return None, [f"no held-out text, so no log-probabilities: {problem}"]
 
 
-def _sample(run: Path, name: str, text: "Range | None", starts: int) -> CheckpointSample | None:
+def _sample(run: Path, name: str, text: HeldOutTokens | None, starts: int) -> CheckpointSample | None:
     """Ask and measure one checkpoint; None if it vanished. Raises BadInput where it cannot be read."""
     from evaluation.shared.load import ModelLocation, load
 
@@ -153,23 +167,19 @@ def _say(trained: "Trained", ranks: "Ranks") -> list[Said]:
     return [Said(prompt=one.prompt, temperature=one.temperature, text=one.text) for one in said]
 
 
-def _measure(
-    trained: "Trained", text: "Range", ranks: "Ranks"
-) -> "tuple[HeldOutText, list[float | None]] | tuple[None, None]":
-    """Return the text and the log-probability of each predicted token; None for ids beyond the model's vocabulary."""
+def _measure(trained: "Trained", text: HeldOutTokens, ranks: "Ranks") -> tuple[HeldOutText, list[float | None]]:
+    """Return the text and the log-probability of each predicted token."""
     from evaluation.loss.held_out_loss import token_losses
+    from evaluation.loss.token_range import Range
     from tokens.format.token_file import open_split
 
-    stream = open_split(text.directory, text.split)
-    ids = [int(token) for token in stream.read(text.start, text.count + 1)]
-    if max(ids) >= trained.network.config.vocab_size:
-        return None, None
-    losses = token_losses(trained, stream, text, ranks)
+    tokens = Range(directory=text.directory, split=SPLIT, start=text.start, count=len(text.ids) - 1)
+    losses = token_losses(trained, open_split(text.directory, SPLIT), tokens, ranks)
     bytes_of = {number: token.decode("latin-1") for token, number in trained.tokenizer.ranks().items()}
     held_out = HeldOutText(
-        source=str(text),
-        ids=ids,
-        tokens=[bytes_of.get(token, "") for token in ids],
+        source=str(tokens),
+        ids=text.ids,
+        tokens=[bytes_of.get(token, "") for token in text.ids],
         window=trained.network.config.context_length,
     )
     return held_out, [round(-float(loss), DECIMALS) if math.isfinite(loss) else None for loss in losses]

@@ -9,8 +9,8 @@ import pytest
 
 from tests.conftest import metrics, seal_again, train
 from tests.training.supervision.runs import assert_same_weights
-from training.checkpoints.checkpoint_manifest import verify
 from training.checkpoints.disk import on_disk
+from training.checkpoints.verification import verify
 
 
 def test_stopped_and_resumed_equals_straight_to_the_bit(make_run: Callable[..., Path]) -> None:

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.conftest import metrics, seal_again, train
-from training.checkpoints.checkpoint_manifest import verify
 from training.checkpoints.disk import on_disk
+from training.checkpoints.verification import verify
 from training.config.key_groups import SpikeOptions
 from training.parallel.process_group import Ranks
 from training.spike_guard import Guard, SpikeHistory, SpikeWindow

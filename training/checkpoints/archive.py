@@ -7,12 +7,11 @@ from pathlib import Path
 from common.files import write_error
 from tokens.tokenizer.tokenizer import RANKS_FILE
 from training.checkpoints.atomic_commit import point_best
-from training.checkpoints.checkpoint_manifest import verify
-from training.checkpoints.directory import followed_links, steps_in
 from training.checkpoints.disk import checkpoints_of, new_archive
 from training.checkpoints.run_record import RESOLVED
 from training.checkpoints.saved_state import read_state
-from training.checkpoints.storage import Checkpoint, name_of
+from training.checkpoints.storage import Checkpoint, followed_links, name_of, steps_in
+from training.checkpoints.verification import verify
 from training.telemetry.chart import CHART
 from training.telemetry.metrics_log import ANSWERS, EVALUATIONS, METRICS, REPORT, SAMPLES
 

@@ -7,11 +7,10 @@ A checkpoint is written under a hidden name, so under its own name it is complet
 import attrs
 
 from training.checkpoints import crash_points
-from training.checkpoints.checkpoint_manifest import MANIFEST, manifest_text
-from training.checkpoints.directory import steps_in
-from training.checkpoints.saved_state import STATE, SavedState
-from training.checkpoints.storage import LINKS, Storage, name_of
-from training.checkpoints.tensor_files import OPTIMIZER, WEIGHTS, combined_sha256
+from training.checkpoints.checkpoint_manifest import manifest_text
+from training.checkpoints.saved_state import SavedState
+from training.checkpoints.storage import LINKS, MANIFEST, OPTIMIZER, STATE, WEIGHTS, Storage, name_of, steps_in
+from training.checkpoints.tensor_files import combined_sha256
 
 
 def seal(storage: Storage, name: str, state: SavedState) -> None:

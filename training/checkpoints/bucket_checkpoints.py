@@ -6,10 +6,21 @@ from common.bucket import Bucket
 from common.errors import BadInput
 from common.files import write_error
 from common.json_files import parse_json
-from training.checkpoints.checkpoint_manifest import MANIFEST, manifest_entries, manifest_text
-from training.checkpoints.saved_state import STATE, parse_state
-from training.checkpoints.storage import LINKS, STEP_NAME, FileDigest, NewFile, Storage, name_of
-from training.checkpoints.tensor_files import OPTIMIZER, WEIGHTS, combined_sha256
+from training.checkpoints.checkpoint_manifest import manifest_entries, manifest_text
+from training.checkpoints.saved_state import parse_state
+from training.checkpoints.storage import (
+    LINKS,
+    MANIFEST,
+    OPTIMIZER,
+    STATE,
+    STEP_NAME,
+    WEIGHTS,
+    FileDigest,
+    NewFile,
+    Storage,
+    name_of,
+)
+from training.checkpoints.tensor_files import combined_sha256
 
 TENSOR_FILES = (OPTIMIZER, WEIGHTS)  # the larger one first
 

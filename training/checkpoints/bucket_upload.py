@@ -22,10 +22,8 @@ from common.bucket import Bucket
 from common.errors import BadInput
 from training.checkpoints.bucket_checkpoints import TENSOR_FILES, complete_steps, publish, tidy
 from training.checkpoints.bucket_lease import BucketLease
-from training.checkpoints.checkpoint_manifest import MANIFEST
 from training.checkpoints.node_disks import NodeDisks
-from training.checkpoints.saved_state import STATE
-from training.checkpoints.storage import Checkpoint
+from training.checkpoints.storage import MANIFEST, STATE, Checkpoint
 from training.config.train_config import Run
 from training.parallel.process_group import SAVE_TIMEOUT, from_coordinator, gather, together
 from training.telemetry.reporter import print_lines

@@ -12,10 +12,10 @@ Here they are found and loaded; async_writer.py and atomic_commit.py write them.
 import sys
 
 from common.errors import BadInput, printable
-from training.checkpoints.checkpoint_manifest import MANIFEST, verify
 from training.checkpoints.saved_state import read_state
-from training.checkpoints.storage import LINKS, STEP_NAME, Checkpoint, Storage, name_of
+from training.checkpoints.storage import LINKS, MANIFEST, Checkpoint, Storage, followed_links, name_of, steps_in
 from training.checkpoints.tensor_files import read_tensor_files
+from training.checkpoints.verification import verify
 from training.state import TrainState
 
 
@@ -60,16 +60,6 @@ def load(checkpoint: Checkpoint, train_state: TrainState) -> None:
     train_state.loss_scale.load(state.loss_scale)
     train_state.guard.load(state.guard)
     train_state.position = state.position
-
-
-def steps_in(storage: Storage) -> list[str]:
-    """Return the names of checkpoints that a run wrote, oldest first; copies under other names are left alone."""
-    return [name for name in storage.names() if STEP_NAME.fullmatch(name)]
-
-
-def followed_links(storage: Storage) -> list[str]:
-    """Return the links that are folders, the newest first: made by a copy of a run that followed links."""
-    return [link for link in LINKS if storage.exists(link) and storage.target(link) is None]
 
 
 def _find_named(storage: Storage, name: str) -> Checkpoint:

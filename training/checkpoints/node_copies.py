@@ -16,13 +16,12 @@ from common.bucket import Bucket
 from common.errors import BadInput
 from common.files import write_error
 from training.checkpoints.bucket_checkpoints import candidates, fetch
-from training.checkpoints.checkpoint_manifest import MANIFEST, verify
-from training.checkpoints.directory import find, steps_in
+from training.checkpoints.directory import find
 from training.checkpoints.disk import Disk, checkpoints_of, new_archive
 from training.checkpoints.node_disks import NodeDisks
-from training.checkpoints.saved_state import STATE, read_state
-from training.checkpoints.storage import Checkpoint, NewFile, name_of
-from training.checkpoints.tensor_files import OPTIMIZER, WEIGHTS
+from training.checkpoints.saved_state import read_state
+from training.checkpoints.storage import MANIFEST, OPTIMIZER, STATE, WEIGHTS, Checkpoint, NewFile, name_of, steps_in
+from training.checkpoints.verification import verify
 from training.parallel.process_group import DOWNLOAD_TIMEOUT, from_coordinator, gather
 from training.telemetry.reporter import print_lines
 

@@ -12,13 +12,12 @@ from common.json_files import read_json
 from common.structure import structured
 from model import checks
 from training.checkpoints.run_record import RunRecord, with_stream_list
-from training.checkpoints.storage import STEP_NAME, Checkpoint
+from training.checkpoints.storage import STATE, STEP_NAME, Checkpoint
 from training.checkpoints.tensor_files import combined_sha256
 from training.precision import SavedLossScale
 from training.spike_guard import SpikeHistory
 from training.state import Position
 
-STATE = "state.json"
 FORMAT = 3
 FIELDS_SHA256 = "fields_sha256"  # hash of all other fields; older versions did not write it
 _ADVICE = "copy it here again, or delete the checkpoint"

@@ -25,6 +25,7 @@ import attrs
 
 STEP_NAME = re.compile(r"step-(\d{8})")  # names that a run gives; copies may have any other
 LINKS = ("latest", "best")
+WEIGHTS, OPTIMIZER, STATE, MANIFEST = "model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"
 
 
 def name_of(step: int) -> str:
@@ -122,3 +123,13 @@ class Checkpoint:
 
     def __str__(self) -> str:
         return self.storage.where(self.name)
+
+
+def steps_in(storage: Storage) -> list[str]:
+    """Return the names of checkpoints that a run wrote, oldest first; copies under other names are left alone."""
+    return [name for name in storage.names() if STEP_NAME.fullmatch(name)]
+
+
+def followed_links(storage: Storage) -> list[str]:
+    """Return the links that are folders, the newest first: made by a copy of a run that followed links."""
+    return [link for link in LINKS if storage.exists(link) and storage.target(link) is None]

@@ -21,12 +21,11 @@ from torch import Tensor
 from common.errors import BadInput
 from model.pretrained import stored_rows
 from training.checkpoints.node_disks import NodeDisks
-from training.checkpoints.storage import Checkpoint, NewFile, Storage
+from training.checkpoints.storage import OPTIMIZER, WEIGHTS, Checkpoint, NewFile, Storage
 from training.parallel.process_group import Ranks
 from training.parallel.sharding import full_tensor, held_rows, written_rows
 from training.state import TrainState
 
-WEIGHTS, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
 HEADER_ALIGNMENT = 8  # bytes; the safetensors format's
 DTYPES = {  # names in the safetensors format
     torch.float32: "F32",

@@ -9,10 +9,10 @@ import pytest
 from common.errors import BadInput
 from tests.conftest import train
 from training.checkpoints.archive import archive_after, archive_all, restore
-from training.checkpoints.checkpoint_manifest import verify
 from training.checkpoints.directory import find
 from training.checkpoints.disk import checkpoints_of, on_disk
 from training.checkpoints.storage import Checkpoint
+from training.checkpoints.verification import verify
 
 
 @pytest.mark.parametrize("left", ["latest", "best", "both", "all"])

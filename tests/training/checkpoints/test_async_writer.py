@@ -11,8 +11,8 @@ import pytest
 from tests import launch
 from tests.conftest import ROOT, in_terminal, metrics, train, train_command
 from tests.training.supervision.runs import start
-from training.checkpoints.checkpoint_manifest import verify
 from training.checkpoints.disk import on_disk
+from training.checkpoints.verification import verify
 from training.telemetry.metrics_log import read_metrics
 
 LONG = {"min_train_tokens": 80 * 8 * 32, "validation_interval": None, "checkpoint_interval": 10}

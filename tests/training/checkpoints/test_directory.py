@@ -8,9 +8,9 @@ import pytest
 from common.errors import BadInput
 from tests.conftest import train
 from tests.training.checkpoints.conftest import flipped
-from training.checkpoints.checkpoint_manifest import verify
 from training.checkpoints.directory import find, find_before
 from training.checkpoints.disk import checkpoints_of, on_disk
+from training.checkpoints.verification import verify
 
 
 def test_a_damaged_checkpoint_is_passed_over_loudly_and_set_aside(finished: Path, copied: Path) -> None:

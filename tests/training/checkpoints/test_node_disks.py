@@ -11,8 +11,7 @@ import pytest
 from tests.bucket_server import BucketServer
 from tests.conftest import metrics, train
 from tests.machines import Machine
-from training.checkpoints.checkpoint_manifest import MANIFEST
-from training.checkpoints.tensor_files import WEIGHTS
+from training.checkpoints.storage import MANIFEST, WEIGHTS
 
 SECONDS = 300  # a hang
 

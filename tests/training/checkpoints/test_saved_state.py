@@ -9,10 +9,10 @@ import pytest
 from common.errors import BadInput
 from common.files import sha256
 from tests.conftest import forge_manifest
-from training.checkpoints.checkpoint_manifest import verify
 from training.checkpoints.disk import on_disk
 from training.checkpoints.saved_state import check_origin, parse_state, read_state
-from training.checkpoints.tensor_files import OPTIMIZER, WEIGHTS
+from training.checkpoints.storage import OPTIMIZER, WEIGHTS
+from training.checkpoints.verification import verify
 
 FORGED = {
     "step": [7, "8", None, -1, True, 8.0, 10**30],

@@ -7,13 +7,11 @@ from pathlib import Path
 import pytest
 
 from training.checkpoints import atomic_commit
-from training.checkpoints.checkpoint_manifest import MANIFEST
 from training.checkpoints.directory import find
 from training.checkpoints.disk import checkpoints_of
 from training.checkpoints.run_record import RunRecord
 from training.checkpoints.saved_state import SavedState, read_state
-from training.checkpoints.storage import FileDigest, NewFile, Storage, name_of
-from training.checkpoints.tensor_files import OPTIMIZER, WEIGHTS
+from training.checkpoints.storage import MANIFEST, OPTIMIZER, WEIGHTS, FileDigest, NewFile, Storage, name_of
 from training.precision import SavedLossScale
 from training.state import Position
 

@@ -1,4 +1,4 @@
-"""Checkpoint manifest: damage of any file is found and named."""
+"""Verification: damage of any file of a checkpoint is found and named."""
 
 import os
 import random
@@ -9,8 +9,8 @@ import pytest
 
 from tests.conftest import forge_manifest
 from tests.training.checkpoints.conftest import FILES, flipped
-from training.checkpoints.checkpoint_manifest import verify
 from training.checkpoints.disk import on_disk
+from training.checkpoints.verification import verify
 
 
 @pytest.mark.parametrize("name", FILES)
