@@ -78,14 +78,12 @@ def _of(total: Any) -> str:
 
 
 def _settings(history: RunHistory) -> dict[str, Any]:
-    """Return the settings that the run was trained with; those of its files before the first job has begun."""
-    stored = {section: history.record.get(section) for section in KEYS}
-    present = {"model": attrs.asdict(history.run.model), "train": history.run.train.flat()}
+    """Return the settings of the run by the names of their keys."""
+    stored = {"model": attrs.asdict(history.model), "train": history.train}
     return {
-        f"{section}.{key}": values.get(key, definition.default)
+        f"{section}.{key}": stored[section].get(key, definition.default)
         for section, known in KEYS.items()
         for key, definition in known.items()
-        if isinstance(values := stored[section] or present[section], dict)
     }
 
 
@@ -105,10 +103,10 @@ def _model_facts(history: RunHistory) -> Iterator[Fact]:
     from model.config import parameter_count
     from model.stock_config import stock_class
 
-    model = history.run.model
+    model = history.model
     shape = f"{model.n_layers} layers x {model.emb_dim} wide, {model.n_heads} heads, context {model.context_length:,}"
     yield "network", f"{parameter_count(model):,} parameters: {shape}, vocabulary {model.vocab_size:,}"
-    if history.run.train.require_stock_class:
+    if history.train.get("require_stock_class"):
         yield "class of transformers", stock_class(model, history.name).name
     origin = history.record.get("initial_weights")
     if origin:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 import numpy as np
@@ -11,13 +11,11 @@ import numpy as np
 from common.errors import BadInput
 from common.json_files import read_json
 from model.checks import is_number
+from model.config import ModelConfig
 from training.checkpoints.run_record import RESOLVED
 from training.supervision.exit_record import EXIT_FILE
 from training.supervision.run_lock import is_locked
 from training.telemetry.metrics_log import METRICS, current_records, read_lines
-
-if TYPE_CHECKING:
-    from training.config.train_config import Run
 
 AXES = {"steps": "steps", "tokens": "tokens", "hours": "hours", "dollars": "dollars"}
 LOGGED = ("train_loss", "learning_rate", "grad_norm", "tokens_per_second", "mfu", "peak_memory_bytes")
@@ -60,8 +58,9 @@ class Mark:
 class RunHistory:
     """History of a run, from the files of its directory."""
 
-    run: "Run"
     name: str
+    model: ModelConfig  # this and `train` as the run was trained; as they are now before the first job
+    train: dict[str, Any]  # keys of train.json, with the version's defaults
     curves: dict[str, Curve]  # those of LOGGED that were logged, "validation_loss", and those of further datasets
     axes: dict[str, Curve]  # those of AXES that are known, as functions of the step
     marks: list[Mark]
@@ -91,7 +90,7 @@ def read_history(directory: Path) -> RunHistory:
     """Read a run directory. Raises BadInput where it is none, NotBegun where it holds no measurements yet."""
     from training.config.train_config import load_run
 
-    run = load_run(directory, [])
+    run = load_run(directory, ())
     if not (directory / METRICS).is_file():
         raise NotBegun(f"{directory / METRICS}: no such file: the run has not begun; train it first")
     lines = read_lines(directory)
@@ -100,13 +99,20 @@ def read_history(directory: Path) -> RunHistory:
     if not curves:
         raise NotBegun(f"{directory / METRICS}: holds no measurement yet; wait for the first logged step")
     record = read_json(directory / RESOLVED) if (directory / RESOLVED).is_file() else {}
+    try:
+        model, train = ModelConfig(**record["model"]), dict(record["train"])
+    except (KeyError, TypeError, ValueError):  # none, or edited
+        model, train = run.model, run.train.flat()
+    batch = record.get("global_batch_size") or train.get("global_batch_size") or train["microbatch_size"]
+    tokens_per_step = int(batch) * model.context_length
     seconds, usd = clock(lines)
     ledger = next((line for line in reversed(lines) if "run_ledger" in line), None)
     return RunHistory(
-        run=run,
         name=directory.resolve().name,
+        model=model,
+        train=train,
         curves=curves,
-        axes=_axes(records, (seconds, usd), _tokens_per_step(run, record)),
+        axes=_axes(records, (seconds, usd), tokens_per_step),
         marks=_marks(records),
         state=_state(directory, records),
         ledger={} if ledger is None else ledger["run_ledger"],
@@ -171,11 +177,6 @@ def _axes(
         if spent[1] is not None:
             axes["dollars"] = Curve(elapsed.steps, np.interp(axes["hours"].values * 3600, spent[0], spent[1]))
     return axes
-
-
-def _tokens_per_step(run: "Run", record: dict[str, Any]) -> int:
-    batch = record.get("global_batch_size") or run.train.batch.global_batch_size or run.train.batch.microbatch_size
-    return int(batch) * run.model.context_length
 
 
 def _marks(records: Sequence[dict[str, Any]]) -> list[Mark]:

@@ -144,13 +144,16 @@ def _test_determinism(state: TrainState, settings: StepSettings, ranks: Ranks) -
 
 
 def _run(loop: Loop, directory: Path, supervision: Supervision) -> int:
-    """Train; write the exit record, the last chart and the time ledger; print the summary. Return the exit status."""
+    """Train; write exit record, time ledger and last drawings; print the summary. Return the exit status."""
     summary: list[str] = []  # none after an exception
     try:
         finished = loop.train()
         status = EXIT_DONE if finished else EXIT_STOPPED
-        supervision.exit_record.write(status)  # before the chart, which may take longer than torchrun waits
+        supervision.exit_record.write(status)  # before the drawings, which may take longer than torchrun waits
         loop.saving.finish_upload()
+        so_far = loop.ledger.record(loop.feed.waited_seconds)
+        del so_far["ledger"]  # this job's follows at its end
+        loop.reporter.record(loop.state.position.step, **so_far)  # for the report, and lest a kill now loses it
         summary = _summary(loop, directory, finished=finished, drawn=loop.reporter.finish())
     finally:
         ledger_record = loop.ledger.record(loop.feed.waited_seconds)

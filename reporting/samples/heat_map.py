@@ -114,7 +114,8 @@ def heat_map(runs: Sequence[tuple[str, Sequence[CheckpointSample]]]) -> str | No
 
 
 def _is_same(one: HeldOutText | None, other: HeldOutText) -> bool:
-    return one is not None and (one.ids, one.tokens) == (other.ids, other.tokens)
+    """Tell whether checkpoints predicted the same tokens, each from as many before it."""
+    return one is not None and (one.ids, one.tokens, one.window) == (other.ids, other.tokens, other.window)
 
 
 def _measured(label: str, sample: CheckpointSample, cells: list[TextCell]) -> Measured:

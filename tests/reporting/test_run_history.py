@@ -1,11 +1,14 @@
 """History of a run keeps what counts of its log, whatever is damaged or missing."""
 
+import json
 import math
 from pathlib import Path
 
+import attrs
 import pytest
 
 from common.errors import BadInput
+from reporting.run_facts import facts, recipe
 from reporting.run_history import read_history
 from tests.reporting.written_runs import start, step, training, write_run
 
@@ -35,6 +38,19 @@ def test_a_run_without_price_has_no_dollars(tmp_path: Path) -> None:
     assert history.usd is None
     assert "dollars" not in history.axes
     assert "mfu" not in history.curves
+
+
+def test_a_run_is_described_as_it_was_trained_whatever_its_files_say_now(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [start(), step(10)])
+    present = read_history(run)
+    assert (present.model.emb_dim, present.train["learning_rate"]) == (128, 0.004)
+    model = attrs.asdict(present.model) | {"emb_dim": 64, "context_length": 32}
+    train = present.train | {"learning_rate": 0.5, "global_batch_size": 3}
+    (run / "resolved.json").write_text(json.dumps({"model": model, "train": train}))
+    history = read_history(run)
+    assert history.model.emb_dim == 64 and ("train.learning_rate", "0.5") in recipe(history)
+    assert history.axes["tokens"].last == 10 * 3 * 32
+    assert "x 64 wide" in dict(facts(history))["network"]
 
 
 def test_damaged_lines_and_values_leave_the_others(tmp_path: Path) -> None:

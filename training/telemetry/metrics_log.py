@@ -24,7 +24,7 @@ ANSWERS = "answers"  # folder: what a fine-tuned copy answered
 _OPTIONAL = ("grad_norm", "price_per_hour")  # may be null
 _NUMBERS = ("learning_rate", "elapsed_seconds", *_OPTIONAL)
 _LOSSES = ("train_loss", "validation_loss")  # nan as well
-_LEDGER = ("ledger", "run_ledger", "elapsed_seconds")  # a record with the first one has all of them
+_LEDGERS = {"ledger": ("run_ledger", "elapsed_seconds"), "run_ledger": ("elapsed_seconds",)}  # and what goes with them
 
 
 class MetricsLog:
@@ -107,7 +107,7 @@ def _is_sound(record: dict[str, Any]) -> bool:
     step = record.get("step", None if places else 0)
     if type(step) is not int or not 0 <= step <= LARGEST_INTEGER:
         return False
-    if "ledger" in record and not all(key in record for key in _LEDGER):
+    if not all(key in record for first, needed in _LEDGERS.items() if first in record for key in needed):
         return False
     return (
         all(_is_loss(record[key]) for key in _LOSSES if key in record)

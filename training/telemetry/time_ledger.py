@@ -185,7 +185,7 @@ def read_earlier(run_directory: Path, checkpoint_seconds: float) -> Earlier:
         if price is not None:
             priced += more
             usd += more * price / 3600
-        if "ledger" in record:
+        if "run_ledger" in record:
             ledger = record
     elapsed = max(elapsed, checkpoint_seconds)
     seconds = {} if ledger is None else dict(ledger["run_ledger"])
@@ -196,7 +196,7 @@ def read_earlier(run_directory: Path, checkpoint_seconds: float) -> Earlier:
         seconds={name: value for name, value in seconds.items() if value > 0},
         usd=usd,
         unpriced_seconds=elapsed - priced,
-        compile_seconds=0.0 if ledger is None else ledger["ledger"]["compile"],
+        compile_seconds=0.0 if ledger is None else ledger.get("ledger", ledger["run_ledger"])["compile"],
     )
 
 

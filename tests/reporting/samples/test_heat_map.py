@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 
 from reporting.page_templates import template_text
@@ -43,10 +44,14 @@ def test_means_and_greatest_differences_are_listed() -> None:
 
 def test_runs_are_compared_on_the_same_text_only() -> None:
     runs = [("one", [sample(4, 2.0)]), ("two", [sample(4, 1.0)]), ("<three>", [sample(4, 1.0, text="another text")])]
+    shorter = sample(4, 2.0).held_out
+    assert shorter is not None
+    runs.append(("four", [sample(4, 1.0, held_out=attrs.evolve(shorter, window=4))]))
     page = heat_map(runs)
     assert page is not None
     assert "two, step 4 against one, step 4: +1.00 nats" in page
     assert "&lt;three&gt; is left out: it was measured on another text" in page and "<three>" not in page
+    assert "four is left out" in page and "four, step" not in page
     assert heat_map([("run", [sample(4, 2.0, held_out=None, log_probabilities=None)])]) is None
 
 

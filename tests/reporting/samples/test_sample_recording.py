@@ -120,6 +120,17 @@ def test_without_tokens_a_note_says_that_there_is_no_heat_map_and_with_them_it_c
     assert all(sample.held_out is not None for sample in read_samples(run))
 
 
+def test_tokens_beyond_the_vocabulary_are_those_of_another_run(run: Path) -> None:
+    record = json.loads((run / "resolved.json").read_text())
+    record["model"]["vocab_size"] = 8
+    (run / "resolved.json").write_text(json.dumps(record))
+    [note] = record_samples(run)
+    assert "ids beyond the vocabulary of 8" in note
+    before = lines(run)
+    record_samples(run)
+    assert lines(run) == before and len(before) == 2
+
+
 def test_a_run_without_checkpoints_or_tokenizer_gets_a_note(run: Path) -> None:
     record = json.loads((run / "resolved.json").read_text())
     (run / "resolved.json").write_text(json.dumps(record | {"tokenizer": None}))

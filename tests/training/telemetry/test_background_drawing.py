@@ -52,7 +52,8 @@ def test_a_run_has_the_same_bits_with_reports_and_ends_with_the_last_one(make_ru
     assert done.returncode == 0, done.stderr
     assert metrics(plain, "state_sha256") == metrics(reported, "state_sha256") != {}
     assert done.stdout.count(f"report {reported / REPORT}") >= 1
-    assert (reported / REPORT).stat().st_size > 0
+    page = (reported / REPORT).read_text()
+    assert "<span>complete</span>" in page and "No job of this run has ended yet" not in page
     assert [sample.step for sample in read_samples(reported)][-1] == 8
     assert not (plain / REPORT).exists()
 
