@@ -40,7 +40,7 @@ class LadderCommand:
         from experiments.ladder.loss_law import NoForecast
         from experiments.ladder.trunk import make_trunk
         from experiments.ladder.trunk_training import train_trunks, tune_rate
-        from experiments.shared.experiment_files import output_of
+        from experiments.shared.experiment_files import output_of, remove_results
         from experiments.shared.interior_optimum import best_rate
         from experiments.shared.run_pool import PoolStopped, RunPool
 
@@ -61,12 +61,13 @@ class LadderCommand:
                 rates = tune_rate(pool, ladder, make)
                 trunks = size_trunks(ladder, best_rate(rates), make)
                 train_trunks(pool, trunks, branches=True)
-            table = conclude(ladder, rates, trunks, self.pool.ranks, self.best_for)
+            table = conclude(ladder, rates, trunks, self.best_for)
         except PoolStopped as stopped:
             print(f"experiment.py: {stopped}")
             return EXIT_STOPPED
         except NoForecast:
             write_forecast(ladder, None)
+            remove_results(output, "ladder")
             raise
         table.write(output)
         print(table.text())

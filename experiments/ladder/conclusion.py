@@ -4,39 +4,35 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from common.errors import BadInput
 from common.files import replace_file, writing
 from experiments.ladder.budget_sizes import best_sizes, describe_choices, size_family
 from experiments.ladder.forecast import Forecast, forecast_record, make_forecast
 from experiments.ladder.ladder_file import LadderFile
 from experiments.ladder.ladder_table import LadderTable
-from experiments.ladder.loss_law import fit_law, hold_out_largest, refusal
+from experiments.ladder.loss_law import LawFit, fit_law, hold_out_largest, refusal
 from experiments.ladder.trunk import Trunk
 from experiments.ladder.trunk_training import loss_points
 from training.data.locate_tokens import lengths_at_hand
 from training.hardware.environment import git_commit
-from training.planning.estimate import make_estimate
+from training.planning.estimate import RunEstimate, make_estimate
 from training.planning.forecast_file import FORECAST
 from training.planning.price_list import MACHINES, read_machines
 
 
-def conclude(
-    ladder: LadderFile, rates: dict[float, float], trunks: Sequence[Trunk], ranks: int, usd: float | None
-) -> LadderTable:
+def conclude(ladder: LadderFile, rates: dict[float, float], trunks: Sequence[Trunk], usd: float | None) -> LadderTable:
     """Return the results; `usd`: with the best sizes for so much money. Raises NoForecast for a run that diverged."""
     points = loss_points(trunks)
     held_out = hold_out_largest(points)
     refused = refusal(held_out)
     forecast, budget = None, []
     if refused is None:
-        target, prices, fit = ladder.target, read_machines(MACHINES, ()), fit_law(points)
-        estimate = make_estimate(target, prices, lengths_at_hand(target.train, None))
-        forecast = make_forecast(target, fit, held_out, estimate)
+        fit, estimate = fit_law(points), price_target(ladder)
+        forecast = make_forecast(ladder.target, fit, held_out, estimate)
         if usd is not None:
-            family = size_family([trunk.size.model for trunk in trunks])
-            budget = ["", *describe_choices(usd, best_sizes(fit, family, target.train, usd, prices))]
+            budget = ["", *_best_for(usd, ladder, trunks, fit)]
     return LadderTable(
         ladder=ladder,
-        ranks=ranks,
         rates=rates,
         trunks=trunks,
         points=points,
@@ -45,6 +41,19 @@ def conclude(
         refused=refused,
         budget=budget,
     )
+
+
+def price_target(ladder: LadderFile) -> RunEstimate:
+    """Return the target's hours and dollars on the machines of the price list. Raises BadInput where it fits none."""
+    return make_estimate(ladder.target, read_machines(MACHINES, ()), lengths_at_hand(ladder.target.train, None))
+
+
+def _best_for(usd: float, ladder: LadderFile, trunks: Sequence[Trunk], fit: LawFit) -> list[str]:
+    family = size_family([trunk.size.model for trunk in trunks])
+    try:
+        return describe_choices(usd, best_sizes(fit, family, ladder.target.train, usd, read_machines(MACHINES, ())))
+    except BadInput as error:  # too little money for any: the ladder is paid for, and its table stays
+        return [f"for ${usd:,.2f}   {error}"]
 
 
 def write_forecast(ladder: LadderFile, forecast: Forecast | None) -> Path:

@@ -46,6 +46,7 @@ class LadderFile:
 
     file: Path
     target: Run
+    batch: int  # the target's, sequences
     sections: Sections  # the target's model.json and train.json, with "set"
     sizes: tuple[LadderSize, ...]  # rising
     tokens_per_parameter: tuple[float, ...]  # horizons, rising
@@ -61,6 +62,9 @@ def read_ladder(file: Path) -> LadderFile:
     target = load_run(directory, ())
     if target.train.validation.validation_interval is None:
         raise BadInput(f"{file}: {directory} never validates; set its validation_interval: the law is of that loss")
+    batch = target.train.batch.global_batch_size
+    if batch is None:
+        raise BadInput(f"{file}: {directory} has no global_batch_size; set it: the batches of the sizes follow from it")
     sections = {"model": _stated("model", attrs.asdict(target.model)), "train": _stated("train", target.train.flat())}
     sections["train"] |= _settings(file, values.get("set", {}))
     rates = _rising(file, "rates", values.get("rates"), LEAST_RATES)
@@ -69,6 +73,7 @@ def read_ladder(file: Path) -> LadderFile:
     return LadderFile(
         file=file,
         target=target,
+        batch=batch,
         sections=sections,
         sizes=_sizes(file, directory, values.get("sizes")),
         tokens_per_parameter=_rising(file, "tokens_per_parameter", values.get("tokens_per_parameter"), 2),

@@ -1,5 +1,6 @@
 """Plan of a ladder, before it trains: its runs, their tokens, and its share of the target's FLOPs."""
 
+from experiments.ladder.conclusion import price_target
 from experiments.ladder.ladder_file import LadderFile
 from experiments.ladder.size_rules import rounded_rate, scaled_rate
 from experiments.ladder.trunk import MakeTrunk, Trunk
@@ -21,7 +22,7 @@ def size_trunks(ladder: LadderFile, best: float, make: MakeTrunk) -> list[Trunk]
 
 
 def describe_plan(ladder: LadderFile, make: MakeTrunk) -> list[str]:
-    """Return the plan as lines. Raises BadInput for runs that could not be trained."""
+    """Return the plan as lines. Raises BadInput for runs that could not be trained, and a target too large to price."""
     tried, trunks = rate_trunks(ladder, make), size_trunks(ladder, ladder.rates[len(ladder.rates) // 2], make)
     lines = [_line(trunk, trunk.directory.name, len(trunk.horizons) - 1) for trunk in tried]
     for trunk in trunks:
@@ -31,6 +32,7 @@ def describe_plan(ladder: LadderFile, make: MakeTrunk) -> list[str]:
         ]
     flops = sum(trunk.flops(branches=False) for trunk in tried)
     flops += sum(trunk.flops(branches=True) for trunk in trunks) - trunks[0].flops(branches=False)
+    price_target(ladder)
     target = ladder.target
     plan = make_plan(target.train, target.model.context_length, 1, lengths_at_hand(target.train, None))
     whole = flops_per_token(target.model) * plan.train_tokens

@@ -15,7 +15,7 @@ from experiments.ladder.forecast import Forecast, describe_forecast
 from experiments.ladder.ladder_file import LadderFile
 from experiments.ladder.loss_law import HeldOut, LossPoint
 from experiments.ladder.size_rules import MOST_DEVIATION, rounded_rate, scaled_rate
-from experiments.ladder.trunk import SCHEDULE, Trunk, target_batch, target_size
+from experiments.ladder.trunk import SCHEDULE, Trunk, target_size
 from experiments.shared.experiment_files import write_results
 from experiments.shared.interior_optimum import best_rate
 
@@ -27,7 +27,6 @@ class LadderTable:
     """Results of a ladder; without a forecast `refused` says why."""
 
     ladder: LadderFile
-    ranks: int
     rates: dict[float, float]  # loss of the smallest size by rate
     trunks: Sequence[Trunk]
     points: Sequence[LossPoint]
@@ -54,11 +53,11 @@ class LadderTable:
         """Return the rules with what they give the target, and warnings where its train.json differs."""
         target, size = self.ladder.target.train, target_size(self.ladder)
         rate = scaled_rate(best_rate(self.rates), size.parameters, self.trunks[0].size.parameters)
-        own, batch = target.optimization.learning_rate, target_batch(self.ladder, self.ranks)
+        own = target.optimization.learning_rate
         lines = [
             "Rules (OLMo-core): rate falls as N^(-1/3) from the smallest size's best, batch grows as N^(2/3) up to the "
             "target's.",
-            f"For the target: learning_rate {rate:g}, batch {batch} sequences, {SCHEDULE}.",
+            f"For the target: learning_rate {rate:g}, batch {self.ladder.batch} sequences, {SCHEDULE}.",
         ]
         if not 1 / MOST_DEVIATION <= own / rate <= MOST_DEVIATION:
             lines.append(

@@ -69,7 +69,7 @@ def make_trunk(ladder: LadderFile, size: LadderSize, rate: float, output: Path, 
     """Return a trunk, checked; nothing is written. Raises BadInput for runs that could not be trained."""
     train = ladder.target.train
     batch = scaled_batch(
-        target_batch(ladder, ranks),
+        ladder.batch,
         size.parameters,
         target_size(ladder).parameters,
         int(ladder.sections["train"].get("microbatch_size", train.batch.microbatch_size)),
@@ -100,14 +100,6 @@ def make_trunk(ladder: LadderFile, size: LadderSize, rate: float, output: Path, 
 
 def target_size(ladder: LadderFile) -> LadderSize:
     return LadderSize(changes={}, model=ladder.target.model)
-
-
-def target_batch(ladder: LadderFile, ranks: int) -> int:
-    """Return the sequences of a step of the target."""
-    train = ladder.target.train
-    if train.batch.global_batch_size is not None:
-        return train.batch.global_batch_size
-    return train.batch.microbatch_size * (train.batch.gradient_accumulation_steps or 1) * ranks
 
 
 def write_branch(trunk: Trunk, horizon: Horizon) -> None:

@@ -56,10 +56,11 @@ def train_trunks(pool: RunPool, trunks: Sequence[Trunk], *, branches: bool) -> N
             + waiting
         )
         waiting = []
-        for trunk in trunks:
-            if not last and read_progress(trunk.directory).diverged is None:
-                write_branch(trunk, trunk.horizons[stage])
-                waiting += [PlannedRun(directory=trunk.horizons[stage].directory)] if branches else []
+        for trunk, branch in [] if last else [(trunk, trunk.horizons[stage]) for trunk in trunks]:
+            if read_progress(trunk.directory).diverged is None:
+                write_branch(trunk, branch)
+            if branches and read_progress(branch.directory).steps > 0:  # of a trunk that diverged later, too
+                waiting.append(PlannedRun(directory=branch.directory))
 
 
 def final_loss(horizon: Horizon) -> float:

@@ -45,7 +45,9 @@ class Account:
         self.price_per_hour = options.price_per_hour
         self._began, began = time.monotonic() - age, time.time() - age
         self.earlier = _spent_before(lines, began, _last_written(directory), jobs_live=jobs_live)
-        self.devices: dict[str, list[str]] = {line["run"]: line["devices"] for line in lines if "run" in line}
+        held = {line["run"]: line["devices"] for line in lines if "run" in line}
+        # by runs whose jobs were not seen to end
+        self.devices: dict[str, list[str]] = {run: devices for run, devices in held.items() if devices is not None}
         with writing(path):
             self._log = JsonLog(path)
         self._beaten = 0.0
@@ -89,6 +91,11 @@ class Account:
         self.devices[run] = devices
         self._write({"run": run, "devices": devices})
 
+    def ended(self, run: str) -> None:
+        """Write the end of a job."""
+        self.devices.pop(run, None)
+        self._write({"run": run, "devices": None})
+
     def close(self) -> None:
         self._write({"ended": True})
         self._log.close()
@@ -106,10 +113,9 @@ def _spent_before(lines: Sequence[dict[str, Any]], began: float, last_written: f
         return Spent()
     call, end = lines[first], lines[-1]
     seconds, longest = end["seconds"], max(began - call["began"], end["seconds"])
-    if jobs_live:
-        seconds = longest
-    elif not end.get("ended"):
-        seconds = min(max(seconds, last_written - call["began"]) + BEAT_SECONDS, longest)
+    if not end.get("ended"):
+        last = longest if jobs_live else max(seconds, last_written - call["began"]) + BEAT_SECONDS
+        seconds = min(last, longest)
     price, before = call["price_per_hour"], Spent(**call["earlier"])
     return Spent(
         seconds=before.seconds + seconds,

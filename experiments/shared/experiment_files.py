@@ -32,3 +32,10 @@ def write_results(output: Path, name: str, markdown: str, record: dict[str, Any]
     with writing(output):
         replace_file(output / f"{name}.md", f"{markdown}\n", durable=True)
         replace_file(output / f"{name}.json", json.dumps(record, indent=2) + "\n", durable=True)
+
+
+def remove_results(output: Path, name: str) -> None:
+    """Remove NAME.md and NAME.json of an earlier call, which no longer hold."""
+    with writing(output):
+        for suffix in ("md", "json"):
+            (output / f"{name}.{suffix}").unlink(missing_ok=True)

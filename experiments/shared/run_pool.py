@@ -46,13 +46,20 @@ class BudgetSpent(PoolStopped):
     """The rest of the budget holds no further training."""
 
 
-@attrs.frozen
+@attrs.define
 class Job:
     """A process that trains a target, and the devices it holds: numbers of GPUs, or of places on a CPU."""
 
     target: Target
     process: TrainingProcess | AdoptedProcess
     devices: list[str]
+    asked: bool = False  # to stop
+
+    def ask_to_stop(self) -> None:
+        """Ask it once to save a checkpoint and to end."""
+        if not self.asked:
+            self.asked = True
+            self.process.ask_to_stop()
 
 
 class RunPool:
@@ -86,8 +93,7 @@ class RunPool:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        for job in self._jobs:  # after an error of ours
-            job.process.ask_to_stop()
+        self._stop_jobs()  # after an error of ours
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         self.account.close()
@@ -108,6 +114,8 @@ class RunPool:
             while self._jobs or (waiting and not self._stopping):
                 self._start(waiting, display)
                 time.sleep(POLL_SECONDS)
+                if self._signal is not None or self._problem is not None:
+                    self._stop_jobs()  # here, so that a job which began as the signal came is asked, too
                 self._collect(waiting, display)
                 self.account.beat()
                 self._enforce_budget()
@@ -127,8 +135,6 @@ class RunPool:
 
     def _on_signal(self, number: int, _: Any) -> None:
         self._signal = number
-        for job in self._jobs:
-            job.process.ask_to_stop()
 
     def _start(self, waiting: list[Target], display: PoolDisplay) -> None:
         """Start as many jobs as there are devices; first adopt those that train already."""
@@ -140,8 +146,8 @@ class RunPool:
                 self._over_budget = True
                 return
             target = waiting.pop(0)
+            self.account.started(target.name, devices)  # before it: a call after a kill knows the job by this
             self._jobs.append(Job(target, self._launch(target, devices, left), devices))
-            self.account.started(target.name, devices)
             display.say(f"{target.name}: training to step {target.step:,} of {target.last_step:,}")
 
     def _adopt(self, target: Target, waiting: list[Target], display: PoolDisplay) -> None:
@@ -173,7 +179,10 @@ class RunPool:
             status = job.process.status()
             if status is not None:
                 self._jobs.remove(job)
+                self.account.ended(job.target.name)
                 self._judge(job, status, waiting, display)
+            elif self._stopping and isinstance(job.process, AdoptedProcess) and not job.process.obeys:
+                self._jobs.remove(job)  # the user's: it goes on, and is not waited for
 
     def _judge(self, job: Job, status: int, waiting: list[Target], display: PoolDisplay) -> None:
         target, progress = job.target, read_progress(job.target.run.directory)
@@ -188,22 +197,19 @@ class RunPool:
             self._over_budget |= limit.startswith("--max") and self._signal is None and self._problem is None
             if not self._stopping:
                 self._signal = signal.SIGTERM  # the job was stopped from outside: so is the experiment
-                self._stop_jobs()
         elif isinstance(job.process, AdoptedProcess) or lock_is_held(target.run.directory):
             waiting.insert(0, target)
         elif job.process.last_words().startswith("train.py: --max-hours"):
             self._over_budget = True
         elif status == EXIT_DONE:
             self._problem = f"{target.name}: has no validation loss at step {target.step:,}: was it trained by hand?"
-            self._stop_jobs()
         else:
             words = job.process.last_words().removeprefix("train.py: ")
             self._problem = f"{target.name}: training failed: {words}; its output: {job.process.log}"
-            self._stop_jobs()
 
     def _stop_jobs(self) -> None:
         for job in self._jobs:
-            job.process.ask_to_stop()
+            job.ask_to_stop()
 
     def _enforce_budget(self) -> None:
         left = self.account.seconds_left()
@@ -213,7 +219,7 @@ class RunPool:
             if left < KILL_SECONDS:
                 job.process.kill()
             elif left < ADOPTED_SECONDS and isinstance(job.process, AdoptedProcess):
-                job.process.ask_to_stop()
+                job.ask_to_stop()
         self._over_budget |= left < KILL_SECONDS
 
     def _raise_stopped(self, missing: list[Target], count: int) -> None:

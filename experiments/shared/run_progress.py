@@ -72,6 +72,15 @@ def lock_holder(directory: Path) -> int | None:
         node = (directory / LOCK_FILE).stat().st_ino
         for line in Path("/proc/locks").read_text().splitlines():
             fields = line.split()
-            if fields[1] == "FLOCK" and fields[5].endswith(f":{node}") and int(fields[4]) > 0:
+            # by the process's own command: an inode number alone may be that of another file system
+            if fields[1] == "FLOCK" and fields[5].endswith(f":{node}") and _trains(int(fields[4]), directory):
                 return int(fields[4])
     return None
+
+
+def _trains(pid: int, directory: Path) -> bool:
+    """Tell whether a process is train.py with a run directory of this name."""
+    with suppress(OSError):
+        names = [Path(os.fsdecode(each)).name for each in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")]
+        return pid > 0 and "train.py" in names and directory.resolve().name in names
+    return False

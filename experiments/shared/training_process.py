@@ -103,6 +103,11 @@ class AdoptedProcess:
         """Return 0 once it has ended, however; None while it holds the run lock."""
         return None if lock_is_held(self.directory) else 0
 
+    @property
+    def obeys(self) -> bool:
+        """True if it may be asked to stop, and the system tells which process it is."""
+        return self.own and lock_holder(self.directory) is not None
+
     def ask_to_stop(self) -> None:
         """Ask an earlier call's job to save a checkpoint and to end; leave the user's."""
         self._signal(signal.SIGTERM)

@@ -70,7 +70,10 @@ def power(shift: float, comparisons: int, seeds: int) -> float:
 @cache
 def detectable_errors(comparisons: int, seeds: int) -> float:
     """Return the difference, in standard errors of a difference, that is found with the probability POWER."""
-    return float(optimize.brentq(lambda shift: power(shift, comparisons, seeds) - POWER, 0.0, 1000.0, xtol=1e-6))
+    most = 1.0
+    while power(most, comparisons, seeds) < POWER:
+        most *= 2
+    return float(optimize.brentq(lambda shift: power(shift, comparisons, seeds) - POWER, 0.0, most, xtol=1e-6))
 
 
 def detectable_deviations(comparisons: int, seeds: int) -> float:

@@ -17,6 +17,8 @@ from training.config.train_config import KEYS, Run, load_run
 BASE = "base"
 KNOWN = ("base", "levers", "seeds", "set", "combine", "halving")
 MOST_VARIANTS, MOST_SEEDS = 1000, 1000
+LONGEST_NAME = 200  # of a variant; its runs are directories, with the seed behind it
+OWN = "checkpoints"  # key of the base that no run of a sweep has: the base's bucket
 # What decides on which tokens, in which windows, the final loss is measured
 FIXED = (
     "train.validation_sequences",
@@ -115,6 +117,8 @@ def _variants(file: Path, values: Mapping[str, Any], effective: Changes) -> tupl
     for name in names:
         if names.count(name) > 1:
             raise BadInput(f"{file}: levers: two variants are called {quoted(name)}; give one a name of its own")
+    if long := next((name for name in names if len(name) > LONGEST_NAME), None):
+        raise BadInput(f"{file}: levers: {quoted(long)}: got {len(long)} characters, wanted {LONGEST_NAME} at most")
     if not 1 < len(found) <= MOST_VARIANTS:
         raise BadInput(f"{file}: levers: got {len(found) - 1} variants that differ from the base, wanted 1 to 999")
     return tuple(found)
@@ -150,6 +154,8 @@ def _changes(file: Path, where: str, values: Any, *, lever: bool = False) -> Cha
     for key in values:
         if key not in known:
             raise BadInput(f"{file}: {where}: unknown key {quoted(key)}{nearest(key, known)}")
+        if key == f"train.{OWN}":
+            raise BadInput(f"{file}: {where}: {key}: all runs would share it; their checkpoints stay on the disk")
         if key == "train.random_seed":
             raise BadInput(f"{file}: {where}: {key}: the seeds of a sweep are its key 'seeds'")
         if lever and key in FIXED:

@@ -39,7 +39,9 @@ class SweepTable:
         write_results(output, "sweep", f"# Sweep of {self.sweep.base}\n\n{self.text('github')}", self._record())
 
     def _texts(self) -> list[str]:
-        return ["the base", *(verdict.text for verdict in self.verdicts)]
+        base = self.results[0]
+        diverged = f", diverged in {base.diverged} of {len(self.sweep.seeds)} seeds" if base.diverged else ""
+        return [f"the base{diverged}", *(verdict.text for verdict in self.verdicts)]
 
     def _row(self, result: VariantResult, text: str) -> list[str]:
         mean = result.mean()
@@ -53,7 +55,7 @@ class SweepTable:
     def _deviation(self) -> tuple[float, int] | None:
         """Return the seed deviation behind the intervals, and its degrees of freedom; None without a comparison."""
         compared = [one for one, verdict in zip(self.results[1:], self.verdicts, strict=True) if verdict.difference]
-        seeds = [seed for seed in self.sweep.seeds if self.results[0].losses.get(seed) is not None]
+        seeds = self.sweep.seeds
         if not compared:
             return None
         losses = np.array([[one.losses[seed] for seed in seeds] for one in (self.results[0], *compared)], dtype=float)

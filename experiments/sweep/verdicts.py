@@ -46,17 +46,16 @@ class SweepVerdict:
 
 def judge_variants(base: VariantResult, variants: Sequence[VariantResult], seeds: Sequence[int]) -> list[SweepVerdict]:
     """Return the verdict on each variant. Without all runs there is none: looking early would raise the error."""
-    usable = [seed for seed in seeds if base.losses.get(seed) is not None]
     missing = sum(len(set(seeds) - set(one.losses)) for one in (base, *variants) if one.stopped_at is None)
     special = [_special(one, len(seeds)) for one in variants]
     compared = [one for one, text in zip(variants, special, strict=True) if text is None]
     if missing:
         found = [SweepVerdict(text=f"no verdict yet: {missing} runs of the sweep are missing")] * len(compared)
-    elif len(usable) < 2:
-        reason = "one seed" if len(seeds) < 2 else f"the base diverged in {base.diverged} of {len(seeds)} seeds"
+    elif len(seeds) < 2 or base.diverged:
+        reason = f"the base diverged in {base.diverged} of {len(seeds)} seeds" if base.diverged else "one seed"
         found = [SweepVerdict(text=f"no verdict: {reason}")] * len(compared)
     else:
-        found = _compare([_values(one, usable) for one in (base, *compared)], len(variants))
+        found = _compare([_values(one, seeds) for one in (base, *compared)], len(variants))
     rest = iter(found)
     return [next(rest) if text is None else SweepVerdict(text=text) for text in special]
 

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from common.errors import BadInput
 from experiments.ladder.conclusion import conclude, write_forecast
 from experiments.ladder.ladder_file import read_ladder
-from experiments.ladder.ladder_plan import size_trunks
+from experiments.ladder.ladder_plan import describe_plan, size_trunks
 from experiments.ladder.ladder_table import LadderTable
 from experiments.ladder.trunk import make_trunk
 from experiments.shared.run_directories import write_run_directory
@@ -24,7 +25,7 @@ def clean(parameters: float, tokens: float) -> float:
     return float(1.5 + 9 / parameters**0.3 + 20 / tokens**0.35)
 
 
-def concluded(file: Path, output: Path, law: Law, rates: dict[float, float]) -> LadderTable:
+def concluded(file: Path, output: Path, law: Law, rates: dict[float, float], usd: float | None = None) -> LadderTable:
     ladder = read_ladder(file)
     trunks = size_trunks(ladder, 0.01, lambda size, rate: make_trunk(ladder, size, rate, output, 1))
     for trunk in trunks:
@@ -33,7 +34,7 @@ def concluded(file: Path, output: Path, law: Law, rates: dict[float, float]) -> 
             loss = law(trunk.size.parameters, horizon.plan.train_tokens)
             line = {"step": horizon.plan.steps, "validation_loss": loss}
             (horizon.directory / "metrics.jsonl").write_text(json.dumps(line) + "\n")
-    table = conclude(ladder, rates, trunks, 1, None)
+    table = conclude(ladder, rates, trunks, usd)
     output.mkdir(exist_ok=True)
     table.write(output)
     return table
@@ -52,6 +53,23 @@ def test_a_clean_ladder_forecasts_the_target_and_plan_shows_it(file: Path, tmp_p
     assert write_forecast(table.ladder, table.forecast) == target.directory / "forecast.json"
     assert f"forecast     loss {table.forecast.loss.value:.4f}" in describe_forecast_file(target)[0]
     assert "held out: predicted" in table.text()
+
+
+def test_a_budget_that_buys_nothing_leaves_the_table(file: Path, tmp_path: Path) -> None:
+    table = concluded(file, tmp_path / "out", clean, INSIDE, usd=0.01)
+    assert table.forecast is not None and "not enough for the start-up of any machine" in table.text()
+
+
+def test_a_target_too_large_for_every_machine_is_refused_before_anything_is_trained(
+    make_ladder: MakeLadder, make_run: Callable[..., Path], tmp_path: Path
+) -> None:
+    target = make_run("large", min_train_tokens=20_000)
+    model = json.loads((target / "model.json").read_text()) | {"n_layers": 80, "emb_dim": 8192}
+    (target / "model.json").write_text(json.dumps(model))
+    sizes = [{"n_layers": 1, "emb_dim": width} for width in (8, 12, 16)]
+    ladder = read_ladder(make_ladder(target=target, sizes=sizes))
+    with pytest.raises(BadInput, match="too big for every machine"):
+        describe_plan(ladder, lambda size, rate: make_trunk(ladder, size, rate, tmp_path / "out", 1))
 
 
 def test_a_missed_held_out_size_is_refused_with_all_points_kept(file: Path, tmp_path: Path) -> None:

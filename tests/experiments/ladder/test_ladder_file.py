@@ -43,6 +43,13 @@ def test_a_target_that_never_validates_is_refused(make_ladder: MakeLadder, make_
         read_ladder(make_ladder(target=make_run("silent", validation_interval=None)))
 
 
+def test_a_target_whose_batch_depends_on_the_ranks_is_refused(
+    make_ladder: MakeLadder, make_run: Callable[..., Path]
+) -> None:
+    with pytest.raises(BadInput, match="has no global_batch_size; set it"):
+        read_ladder(make_ladder(target=make_run("free", global_batch_size=None)))
+
+
 def test_the_shipped_ladder_is_valid(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     ladder = read_ladder(ROOT / "ladders" / "laptop.json")

@@ -53,6 +53,20 @@ def test_jobs_that_still_train_count_until_now(tmp_path: Path) -> None:
     assert 40_000 < now <= 50_001
 
 
+def test_what_a_user_trains_after_a_call_has_ended_costs_the_experiment_nothing(tmp_path: Path) -> None:
+    call_before(tmp_path, seconds_ago=50_000, beat=1000, ended=True)
+    assert earlier(tmp_path, jobs_live=True) == 1000
+
+
+def test_the_devices_of_a_job_are_free_when_it_has_ended(tmp_path: Path) -> None:
+    account = Account(tmp_path, PRICED, jobs_live=False)
+    account.started("a", ["0"])
+    account.started("b", ["1"])
+    account.ended("a")
+    account.close()
+    assert Account(tmp_path, PRICED, jobs_live=False).devices == account.devices == {"b": ["1"]}
+
+
 def test_each_call_counts_at_its_own_price_and_one_without_at_the_present_one(tmp_path: Path) -> None:
     for price, usd in ((1.0, 0.5), (None, 1.0)):
         call_before(tmp_path, seconds_ago=5000, beat=1800, ended=True, price=price)

@@ -1,18 +1,30 @@
 """Pool of runs: several ranks each, pauses, devices of their own."""
 
 import json
+import os
+import signal
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from experiments.shared import run_pool
 from experiments.shared.account import ACCOUNT
 from experiments.shared.pool_options import PoolOptions
-from experiments.shared.run_pool import RunPool
+from experiments.shared.run_pool import BudgetSpent, PoolStopped, RunPool
 from experiments.shared.run_progress import read_progress
 from experiments.shared.run_target import PlannedRun, RunEnd
+from experiments.shared.training_process import TrainingProcess
+from tests import launch
+from tests.conftest import ROOT
+from training.supervision.run_lock import lock_is_held
 from training.telemetry.metrics_log import read_metrics
+
+STEPS = 20_000
+LONG = {"min_train_tokens": STEPS * 8 * 32, "max_epochs": 100_000}
 
 
 @pytest.mark.slow
@@ -40,4 +52,46 @@ def test_runs_side_by_side_have_gpus_of_their_own(
     with RunPool(tmp_path, PoolOptions(device="cpu")) as pool:
         assert pool.train(runs) == [RunEnd.DONE] * 2
     lines = map(json.loads, (tmp_path / ACCOUNT).read_text().splitlines())
-    assert {line["run"]: line["devices"] for line in lines if "run" in line} == {"a": ["2"], "b": ["5"]}
+    assert {line["run"]: line["devices"] for line in lines if line.get("devices")} == {"a": ["2"], "b": ["5"]}
+
+
+@pytest.mark.slow
+def test_a_signal_that_comes_while_a_job_starts_reaches_it(
+    make_run: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class SignalledAtStart(TrainingProcess):
+        def __init__(self, *arguments: Any):
+            super().__init__(*arguments)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(run_pool, "TrainingProcess", SignalledAtStart)
+    run = make_run("run", **LONG)
+    with RunPool(tmp_path, PoolOptions(device="cpu")) as pool, pytest.raises(PoolStopped, match="stopped by SIGTERM"):
+        pool.train([PlannedRun(directory=run)])
+    assert not lock_is_held(run)
+    assert read_progress(run).steps < STEPS
+
+
+@pytest.mark.slow
+def test_a_run_that_the_user_trains_is_not_waited_for_after_ctrl_c_or_the_end_of_the_budget(
+    make_run: Callable[..., Path], tmp_path: Path
+) -> None:
+    run = make_run("run", **LONG)
+    job = launch.start(ROOT / "train.py", str(run), "--device", "cpu")
+    try:
+        while not lock_is_held(run):
+            time.sleep(0.05)
+        timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+        with RunPool(tmp_path, PoolOptions(device="cpu")) as pool, pytest.raises(KeyboardInterrupt):
+            pool.train([PlannedRun(directory=run)])
+        timer.join()
+        rest = (run_pool.KILL_SECONDS + 2) / 3600
+        with RunPool(tmp_path, PoolOptions(device="cpu")) as pool:
+            hours = pool.account.elapsed_seconds() / 3600 + rest
+        with RunPool(tmp_path, PoolOptions(device="cpu", max_hours=hours)) as pool, pytest.raises(BudgetSpent):
+            pool.train([PlannedRun(directory=run)])
+        assert lock_is_held(run) and job.poll() is None
+    finally:
+        job.send_signal(signal.SIGTERM)
+        job.wait(60)

@@ -24,6 +24,10 @@ def test_critical_values_hold_95_percent_of_the_multivariate_t(comparisons: int,
     assert inside == pytest.approx(0.95, abs=5e-4)
 
 
+def test_hundreds_of_variants_have_a_default_number_of_seeds() -> None:
+    assert 8 <= default_seeds(999) <= 15
+
+
 def test_one_comparison_is_a_paired_t_test() -> None:
     assert dunnett_quantile(1, 4) == pytest.approx(student_quantile(0.975, 4), rel=1e-4)
 

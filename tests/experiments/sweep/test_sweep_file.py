@@ -51,6 +51,12 @@ def test_by_default_there_are_as_many_seeds_as_the_power_asks(make_sweep: MakeSw
         ({"lever": {}}, "unknown key 'lever'; did you mean 'levers'?"),
         ({"levers": {"train.learning_rat": [1]}}, "unknown key 'train.learning_rat'; did you mean 'train.learning_rat"),
         ({"levers": {"train.random_seed": [1]}}, "the seeds of a sweep are its key 'seeds'"),
+        ({"levers": {"train.checkpoints": ["s3://bucket/a"]}}, "train.checkpoints: all runs would share it"),
+        ({"set": {"train.checkpoints": "s3://bucket/a"}}, "train.checkpoints: all runs would share it"),
+        (
+            {"levers": {name * 80: {"train.learning_rate": 0.02} for name in "abc"}, "combine": True},
+            "got 242 characters, wanted 200 at most",
+        ),
         ({"levers": {"model.context_length": [16]}}, "no lever, for it changes the tokens that the final loss"),
         ({"levers": {"train.learning_rate": 1}}, "train.learning_rate: got 1, wanted a list of values"),
         ({"levers": {"train.learning_rate": [0.01]}}, "got 0 variants that differ from the base"),

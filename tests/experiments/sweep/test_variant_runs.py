@@ -1,6 +1,7 @@
 """Runs of a sweep: ordinary run directories; a changed recipe over results is refused."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,11 @@ def test_runs_are_the_base_with_their_changes_and_nothing_else(make_sweep: MakeS
     changes = {"weight_decay": 0.3, "learning_rate": 0.05, "random_seed": 43}
     assert read_json(directories[3] / "train.json") == base | changes
     assert load_run(directories[3], ()).train.random_seed == 43
+
+
+def test_no_run_of_a_sweep_has_the_bucket_of_its_base(make_sweep: MakeSweep, make_run: Callable[..., Path]) -> None:
+    file = make_sweep(base=make_run("stored", checkpoints="s3://bucket/stored"))
+    assert all("checkpoints" not in read_json(directory / "train.json") for directory in write(file))
 
 
 def test_more_levers_and_seeds_leave_what_is_there(make_sweep: MakeSweep) -> None:
