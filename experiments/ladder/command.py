@@ -1,17 +1,13 @@
 """experiment.py ladder"""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import attrs
 
 from common.arguments import option
 from experiments.shared.pool_options import PoolOptions
 from training.planning.budget import USD
-
-if TYPE_CHECKING:
-    from experiments.ladder.ladder_file import LadderSize
-    from experiments.ladder.trunk import Trunk
 
 
 @attrs.frozen(kw_only=True)
@@ -38,7 +34,7 @@ class LadderCommand:
         from experiments.ladder.ladder_file import read_ladder
         from experiments.ladder.ladder_plan import describe_plan, size_trunks
         from experiments.ladder.loss_law import NoForecast
-        from experiments.ladder.trunk import make_trunk
+        from experiments.ladder.trunk import TrunkMaker
         from experiments.ladder.trunk_training import train_trunks, tune_rate
         from experiments.shared.experiment_files import output_of, remove_results
         from experiments.shared.interior_optimum import best_rate
@@ -47,10 +43,8 @@ class LadderCommand:
         ladder = read_ladder(self.file)
         output = output_of(self.file, self.output)
 
-        def make(size: "LadderSize", rate: float) -> "Trunk":
-            return make_trunk(ladder, size, rate, output, self.pool.ranks)
-
-        plan = describe_plan(ladder, make)  # refuses what could not be trained before anything is
+        maker = TrunkMaker(ladder=ladder, output=output, ranks=self.pool.ranks)
+        plan = describe_plan(maker)  # refuses what could not be trained before anything is
         if self.dry_run:
             print("\n".join(plan))
             return None
@@ -58,8 +52,8 @@ class LadderCommand:
             output.mkdir(parents=True, exist_ok=True)
         try:
             with RunPool(output, self.pool) as pool:
-                rates = tune_rate(pool, ladder, make)
-                trunks = size_trunks(ladder, best_rate(rates), make)
+                rates = tune_rate(pool, maker)
+                trunks = size_trunks(maker, best_rate(rates))
                 train_trunks(pool, trunks, branches=True)
             table = conclude(ladder, rates, trunks, self.best_for)
         except PoolStopped as stopped:

@@ -30,7 +30,7 @@ def conclude(ladder: LadderFile, rates: dict[float, float], trunks: Sequence[Tru
         fit, estimate = fit_law(points), price_target(ladder)
         forecast = make_forecast(ladder.target, fit, held_out, estimate)
         if usd is not None:
-            budget = ["", *_best_for(usd, ladder, trunks, fit)]
+            budget = ["", *_best_for(usd, ladder, fit)]
     return LadderTable(
         ladder=ladder,
         rates=rates,
@@ -48,8 +48,8 @@ def price_target(ladder: LadderFile) -> RunEstimate:
     return make_estimate(ladder.target, read_machines(MACHINES, ()), lengths_at_hand(ladder.target.train, None))
 
 
-def _best_for(usd: float, ladder: LadderFile, trunks: Sequence[Trunk], fit: LawFit) -> list[str]:
-    family = size_family([trunk.size.model for trunk in trunks])
+def _best_for(usd: float, ladder: LadderFile, fit: LawFit) -> list[str]:
+    family = size_family([size.model for size in ladder.sizes])
     try:
         return describe_choices(usd, best_sizes(fit, family, ladder.target.train, usd, read_machines(MACHINES, ())))
     except BadInput as error:  # too little money for any: the ladder is paid for, and its table stays

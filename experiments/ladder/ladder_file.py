@@ -10,12 +10,12 @@ import attrs
 
 from common.errors import BadInput, nearest, quoted
 from experiments.ladder.loss_law import LEAST_SIZES
-from experiments.shared.experiment_files import read_experiment
+from experiments.shared.experiment_files import read_experiment, read_seeds
 from experiments.shared.run_directories import Sections
 from model.config import ModelConfig, matmul_parameter_count
 from training.config.train_config import KEYS, PLUMBING_KEYS, Run, load_run
 
-KNOWN = ("target", "sizes", "tokens_per_parameter", "rates", "set")
+KNOWN = ("target", "sizes", "tokens_per_parameter", "rates", "seeds", "set")
 SHAPE_KEYS = ("n_layers", "emb_dim", "n_heads", "n_kv_heads", "mlp_width")
 LEAST_RATES = 2
 FACTORS = (1.2, 4.0)  # least and largest distance of two rates
@@ -51,6 +51,7 @@ class LadderFile:
     sizes: tuple[LadderSize, ...]  # rising
     tokens_per_parameter: tuple[float, ...]  # horizons, rising
     rates: tuple[float, ...]  # rising
+    seeds: tuple[int, ...]  # of each size
 
 
 def read_ladder(file: Path) -> LadderFile:
@@ -78,6 +79,7 @@ def read_ladder(file: Path) -> LadderFile:
         sizes=_sizes(file, directory, values.get("sizes")),
         tokens_per_parameter=_rising(file, "tokens_per_parameter", values.get("tokens_per_parameter"), 2),
         rates=rates,
+        seeds=read_seeds(file, values.get("seeds", 1), target.train.random_seed),
     )
 
 

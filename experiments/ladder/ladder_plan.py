@@ -1,29 +1,28 @@
 """Plan of a ladder, before it trains: its runs, their tokens, and its share of the target's FLOPs."""
 
 from experiments.ladder.conclusion import price_target
-from experiments.ladder.ladder_file import LadderFile
 from experiments.ladder.size_rules import rounded_rate, scaled_rate
-from experiments.ladder.trunk import MakeTrunk, Trunk
+from experiments.ladder.trunk import Trunk, TrunkMaker
 from model.config import flops_per_token
 from training.config.batch_plan import make_plan
 from training.data.locate_tokens import lengths_at_hand
 
 
-def rate_trunks(ladder: LadderFile, make: MakeTrunk) -> list[Trunk]:
-    """Return a trunk of the smallest size for each rate of the file."""
-    return [make(ladder.sizes[0], rounded_rate(rate)) for rate in ladder.rates]
+def size_trunks(maker: TrunkMaker, best: float) -> list[Trunk]:
+    """Return the trunks of all sizes and seeds, given the best rate of the smallest size."""
+    smallest, *larger = maker.ladder.sizes
+    found = maker.seeds(smallest, best)
+    for size in larger:
+        found += maker.seeds(size, scaled_rate(best, size.parameters, smallest.parameters))
+    return found
 
 
-def size_trunks(ladder: LadderFile, best: float, make: MakeTrunk) -> list[Trunk]:
-    """Return the trunks of all sizes, given the best rate of the smallest."""
-    smallest = ladder.sizes[0]
-    larger = [make(size, scaled_rate(best, size.parameters, smallest.parameters)) for size in ladder.sizes[1:]]
-    return [make(smallest, best), *larger]
-
-
-def describe_plan(ladder: LadderFile, make: MakeTrunk) -> list[str]:
+def describe_plan(maker: TrunkMaker) -> list[str]:
     """Return the plan as lines. Raises BadInput for runs that could not be trained, and a target too large to price."""
-    tried, trunks = rate_trunks(ladder, make), size_trunks(ladder, ladder.rates[len(ladder.rates) // 2], make)
+    ladder = maker.ladder
+    seeds = len(ladder.seeds)
+    tried = [maker.seeds(ladder.sizes[0], rounded_rate(rate))[0] for rate in ladder.rates]
+    trunks = size_trunks(maker, ladder.rates[len(ladder.rates) // 2])[::seeds]
     lines = [_line(trunk, trunk.directory.name, len(trunk.horizons) - 1) for trunk in tried]
     for trunk in trunks:
         lines += [
@@ -32,6 +31,7 @@ def describe_plan(ladder: LadderFile, make: MakeTrunk) -> list[str]:
         ]
     flops = sum(trunk.flops(branches=False) for trunk in tried)
     flops += sum(trunk.flops(branches=True) for trunk in trunks) - trunks[0].flops(branches=False)
+    flops *= seeds
     price_target(ladder)
     target = ladder.target
     plan = make_plan(target.train, target.model.context_length, 1, lengths_at_hand(target.train, None))
@@ -39,7 +39,9 @@ def describe_plan(ladder: LadderFile, make: MakeTrunk) -> list[str]:
     return [
         *lines,
         f"{len(tried)} rates at {trunks[0].size.name}, more while the best one lies at the edge; then {len(trunks)} "
-        f"sizes x {len(ladder.tokens_per_parameter)} horizons, each size one trunk: {flops:.3g} FLOPs, "
+        f"sizes x {len(ladder.tokens_per_parameter)} horizons, each size one trunk"
+        + (f"; all of it with {seeds} seeds" if seeds > 1 else "")
+        + f": {flops:.3g} FLOPs, "
         f"{flops / whole:.2g} x the target's {whole:.3g}",
     ]
 

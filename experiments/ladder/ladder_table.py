@@ -4,6 +4,7 @@ They hold no time of day and no duration of a run: the same bytes after any kill
 """
 
 import math
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -53,10 +54,11 @@ class LadderTable:
         """Return the rules with what they give the target, and warnings where its train.json differs."""
         target, size = self.ladder.target.train, target_size(self.ladder)
         rate = scaled_rate(best_rate(self.rates), size.parameters, self.trunks[0].size.parameters)
-        own = target.optimization.learning_rate
+        own, seeds = target.optimization.learning_rate, self.ladder.seeds
         lines = [
             "Rules (OLMo-core): rate falls as N^(-1/3) from the smallest size's best, batch grows as N^(2/3) up to the "
             "target's.",
+            *([f"Losses are means over the seeds {', '.join(map(str, seeds))}."] if len(seeds) > 1 else []),
             f"For the target: learning_rate {rate:g}, batch {self.ladder.batch} sequences, {SCHEDULE}.",
         ]
         if not 1 / MOST_DEVIATION <= own / rate <= MOST_DEVIATION:
@@ -81,12 +83,13 @@ class LadderTable:
         return tabulate(rows, columns, form, disable_numparse=True, colalign=("right", "right", "left"))
 
     def _point_table(self, form: str) -> str:
-        rows, points = [], iter(self.points)
-        for trunk in self.trunks:
-            for ratio in self.ladder.tokens_per_parameter:
-                point = next(points)
+        rows, seeds, ratios = [], len(self.ladder.seeds), self.ladder.tokens_per_parameter
+        of_trunks = [self.points[first : first + len(ratios)] for first in range(0, len(self.points), len(ratios))]
+        for first, trunk in list(enumerate(self.trunks))[::seeds]:
+            for ratio, of_seeds in zip(ratios, zip(*of_trunks[first : first + seeds], strict=True), strict=True):
+                point, loss = of_seeds[0], statistics.fmean(each.loss for each in of_seeds)
                 setting = [f"{trunk.rate:g}", f"{trunk.batch.global_batch_size}", f"{ratio:g}", f"{point.tokens:,}"]
-                rows.append([trunk.size.name, f"{point.parameters:,}", *setting, f"{point.loss:.{DIGITS}f}"])
+                rows.append([trunk.size.name, f"{point.parameters:,}", *setting, f"{loss:.{DIGITS}f}"])
         columns = ("layers x width", "N", "rate", "batch", "tokens/N", "tokens D", "validation loss")
         return tabulate(rows, columns, form, disable_numparse=True, colalign=("left", *["right"] * 6))
 
@@ -99,8 +102,7 @@ class LadderTable:
                 for rate, loss in self.rates.items()
             ],
             "sizes": [
-                {"name": trunk.size.name, "learning_rate": trunk.rate, **attrs.asdict(trunk.batch)}
-                for trunk in self.trunks
+                {"name": trunk.name, "learning_rate": trunk.rate, **attrs.asdict(trunk.batch)} for trunk in self.trunks
             ],
             "points": [attrs.asdict(point) for point in self.points],
             "held_out": {

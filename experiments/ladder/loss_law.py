@@ -11,6 +11,7 @@ weight, not that of the best one.
 """
 
 import math
+import statistics
 from collections.abc import Sequence
 
 import attrs
@@ -27,7 +28,7 @@ MOST_MISS = 0.01  # of the held-out size: share of its loss
 
 @attrs.frozen(kw_only=True)
 class LossPoint:
-    """Final loss of one run of a ladder; the horizons of one WSD trunk have one rung's name."""
+    """Final loss of one run of a ladder; the horizons of one WSD trunk, of a size and a seed, have one rung's name."""
 
     rung: str
     parameters: int  # N, weights in matrix products: matmul_parameter_count
@@ -79,9 +80,9 @@ class NoForecast(BadInput):
 
 @attrs.frozen(kw_only=True)
 class HeldOut:
-    """Predictions of the largest size's points by a law fitted to the others, in order of tokens."""
+    """Predictions of the largest size's losses, means over its seeds, by a law fitted to the others, by tokens."""
 
-    points: tuple[LossPoint, ...]
+    points: tuple[LossPoint, ...]  # one for each horizon
     predicted: tuple[Interval, ...]
 
     @property
@@ -147,8 +148,14 @@ def hold_out_largest(points: Sequence[LossPoint], noise: float | None = None) ->
             f"ladder: got {len(sizes)} sizes, wanted at least {LEAST_SIZES}: the largest is held out; add sizes"
         )
     fit = fit_law([point for point in points if point.parameters < max(sizes)], noise)
-    largest = [point for point in points if point.parameters == max(sizes)]
-    largest.sort(key=lambda point: point.tokens)
+    losses: dict[int, list[LossPoint]] = {}
+    for point in points:
+        if point.parameters == max(sizes):
+            losses.setdefault(point.tokens, []).append(point)
+    largest = [
+        attrs.evolve(seeds[0], loss=statistics.fmean(point.loss for point in seeds))
+        for _, seeds in sorted(losses.items())
+    ]
     predicted = tuple(fit.predict(point.parameters, point.tokens) for point in largest)
     return HeldOut(points=tuple(largest), predicted=predicted)
 

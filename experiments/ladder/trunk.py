@@ -7,7 +7,6 @@ one that was trained alone. The trunk goes on only when the branch has the check
 
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import attrs
@@ -27,7 +26,6 @@ from training.data.locate_tokens import lengths_at_hand
 from training.telemetry.metrics_log import METRICS
 
 SCHEDULE = "warmup_stable_decay"
-MakeTrunk = Callable[["LadderSize", float], "Trunk"]  # of a size with a rate
 
 
 @attrs.frozen(kw_only=True)
@@ -46,8 +44,9 @@ class Horizon:
 
 @attrs.frozen(kw_only=True)
 class Trunk:
-    """A size with one rate, and its horizons."""
+    """A size with one rate and seed, and its horizons."""
 
+    name: str  # of size and seed
     size: LadderSize
     rate: float
     batch: BatchSize
@@ -65,37 +64,54 @@ class Trunk:
         return float(flops_per_token(self.size.model) * steps * self.horizons[-1].plan.tokens_per_step)
 
 
-def make_trunk(ladder: LadderFile, size: LadderSize, rate: float, output: Path, ranks: int) -> Trunk:
-    """Return a trunk, checked; nothing is written. Raises BadInput for runs that could not be trained."""
-    train = ladder.target.train
-    batch = scaled_batch(
-        ladder.batch,
-        size.parameters,
-        target_size(ladder).parameters,
-        int(ladder.sections["train"].get("microbatch_size", train.batch.microbatch_size)),
-        ranks,
-    )
-    recipe = _recipe(ladder, rate, batch)
-    horizons: list[Horizon] = []
-    name = f"{size.name}-rate-{rate:g}"
-    for ratio in ladder.tokens_per_parameter:
-        longest = ratio == ladder.tokens_per_parameter[-1]
-        keys = {**recipe, "min_train_tokens": round(ratio * size.parameters)}
-        plan = _plan(ladder, size, keys, ranks)
-        if horizons:  # as many steps of warm-up as the shortest one, of which it is the target's share
-            wanted = horizons[0].plan.schedule.warmup_steps
-            # half a step more than the percentage of so many, which is rounded down
-            keys["warmup_period_percent"] = round(100 * (wanted + 0.5) / plan.steps, 6) if wanted else 0
-            plan = _plan(ladder, size, keys, ranks)
-            assert plan.schedule.warmup_steps == wanted
-        directory = output / (name if longest else f"{name}-{ratio:g}-tokens-per-parameter")
-        sections: Sections = {"model": {**ladder.sections["model"], **size.changes}, "train": keys}
-        check_unchanged(directory, sections)
-        horizons.append(Horizon(directory=directory, sections=sections, plan=plan))
-    begins = [horizon.decay_begins for horizon in horizons]
-    if len({0, *begins}) <= len(begins):
-        raise BadInput(f"{ladder.file}: tokens_per_parameter: too short or too close for {size.name}: raise or spread")
-    return Trunk(size=size, rate=rate, batch=batch, horizons=tuple(horizons))
+@attrs.frozen(kw_only=True)
+class TrunkMaker:
+    """Makes the trunks of a ladder."""
+
+    ladder: LadderFile
+    output: Path  # directory of all runs
+    ranks: int
+
+    def seeds(self, size: LadderSize, rate: float) -> list[Trunk]:
+        """Return the trunks of a size, one for each seed; nothing is written.
+
+        Raises BadInput for runs that could not be trained.
+        """
+        return [self._trunk(size, rate, seed) for seed in self.ladder.seeds]
+
+    def _trunk(self, size: LadderSize, rate: float, seed: int) -> Trunk:
+        ladder, train = self.ladder, self.ladder.target.train
+        batch = scaled_batch(
+            ladder.batch,
+            size.parameters,
+            target_size(ladder).parameters,
+            int(ladder.sections["train"].get("microbatch_size", train.batch.microbatch_size)),
+            self.ranks,
+        )
+        recipe = _recipe(ladder, rate, batch) | ({} if seed == train.random_seed else {"random_seed": seed})
+        horizons: list[Horizon] = []
+        suffix = f"-seed-{seed}" if len(ladder.seeds) > 1 else ""
+        name = f"{size.name}-rate-{rate:g}{suffix}"
+        for ratio in ladder.tokens_per_parameter:
+            longest = ratio == ladder.tokens_per_parameter[-1]
+            keys = {**recipe, "min_train_tokens": round(ratio * size.parameters)}
+            plan = _plan(ladder, size, keys, self.ranks)
+            if horizons:  # as many steps of warm-up as the shortest one, of which it is the target's share
+                wanted = horizons[0].plan.schedule.warmup_steps
+                # half a step more than the percentage of so many, which is rounded down
+                keys["warmup_period_percent"] = round(100 * (wanted + 0.5) / plan.steps, 6) if wanted else 0
+                plan = _plan(ladder, size, keys, self.ranks)
+                assert plan.schedule.warmup_steps == wanted
+            directory = self.output / (name if longest else f"{name}-{ratio:g}-tokens-per-parameter")
+            sections: Sections = {"model": {**ladder.sections["model"], **size.changes}, "train": keys}
+            check_unchanged(directory, sections)
+            horizons.append(Horizon(directory=directory, sections=sections, plan=plan))
+        begins = [horizon.decay_begins for horizon in horizons]
+        if len({0, *begins}) <= len(begins):
+            raise BadInput(
+                f"{ladder.file}: tokens_per_parameter: too short or too close for {size.name}: raise or spread"
+            )
+        return Trunk(name=f"{size.name}{suffix}", size=size, rate=rate, batch=batch, horizons=tuple(horizons))
 
 
 def target_size(ladder: LadderFile) -> LadderSize:

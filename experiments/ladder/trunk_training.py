@@ -1,12 +1,12 @@
 """Training of trunks and branches by stages: all trunks to a pause, then on, beside the branches that begin there."""
 
 import math
+import statistics
 from collections.abc import Sequence
 
-from experiments.ladder.ladder_file import LadderFile
 from experiments.ladder.loss_law import LossPoint, NoForecast
 from experiments.ladder.size_rules import rounded_rate
-from experiments.ladder.trunk import Horizon, MakeTrunk, Trunk, write_branch
+from experiments.ladder.trunk import Horizon, Trunk, TrunkMaker, write_branch
 from experiments.shared.interior_optimum import best_rate, edge_of, find_optimum
 from experiments.shared.run_directories import write_run_directory
 from experiments.shared.run_pool import RunPool
@@ -16,16 +16,18 @@ from experiments.shared.run_target import PlannedRun
 MOST_EXTENSIONS = 3  # of a sweep of rates whose best one lies at its edge
 
 
-def tune_rate(pool: RunPool, ladder: LadderFile, make: MakeTrunk) -> dict[float, float]:
-    """Return the smallest size's loss at its longest horizon by rate; rates beyond an edge are added as needed.
+def tune_rate(pool: RunPool, maker: TrunkMaker) -> dict[float, float]:
+    """Return the smallest size's loss at its longest horizon by rate, a mean over the seeds.
 
-    Raises NoForecast where the best one still lies at an edge, before the larger sizes are paid for.
+    Rates beyond an edge are added as needed. Raises NoForecast where the best one still lies at an edge, before the
+    larger sizes are paid for.
     """
+    ladder = maker.ladder
 
     def measure(rates: list[float]) -> list[float]:
-        trunks = [make(ladder.sizes[0], rounded_rate(rate)) for rate in rates]
-        train_trunks(pool, trunks, branches=False)
-        return [final_loss(trunk.horizons[-1]) for trunk in trunks]
+        tried = [maker.seeds(ladder.sizes[0], rounded_rate(rate)) for rate in rates]
+        train_trunks(pool, [trunk for trunks in tried for trunk in trunks], branches=False)
+        return [statistics.fmean(final_loss(trunk.horizons[-1]) for trunk in trunks) for trunks in tried]
 
     rates = ladder.rates
     factor = (rates[-1] / rates[0]) ** (1 / (len(rates) - 1))
@@ -82,7 +84,7 @@ def loss_points(trunks: Sequence[Trunk]) -> list[LossPoint]:
                 raise NoForecast(f"no forecast: {horizon.directory} {problem}, and run the ladder again")
             points.append(
                 LossPoint(
-                    rung=trunk.size.name,
+                    rung=trunk.name,
                     parameters=trunk.size.parameters,
                     tokens=horizon.plan.train_tokens,
                     loss=loss,

@@ -5,9 +5,11 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from common.errors import BadInput, nearest, quoted
+from common.errors import LARGEST_INTEGER, BadInput, nearest, quoted
 from common.files import replace_file, writing
 from common.json_files import read_json
+
+MOST_SEEDS = 1000
 
 
 def read_experiment(file: Path, known: Collection[str], advice: str) -> dict[str, Any]:
@@ -17,6 +19,16 @@ def read_experiment(file: Path, known: Collection[str], advice: str) -> dict[str
         if key not in known:
             raise BadInput(f"{file}: unknown key {quoted(key)}{nearest(key, known)}")
     return values
+
+
+def read_seeds(file: Path, seeds: Any, first: int) -> tuple[int, ...]:
+    """Return the seeds: a list as it is, a number of them from the first on. Raises BadInput."""
+    if type(seeds) is int and 1 <= seeds <= MOST_SEEDS:
+        return tuple(range(first, first + seeds))
+    whole = isinstance(seeds, list) and all(type(seed) is int and 0 <= seed <= LARGEST_INTEGER for seed in seeds)
+    if not whole or not 1 <= len(seeds) <= MOST_SEEDS or len(set(seeds)) < len(seeds):
+        raise BadInput(f"{file}: seeds: got {quoted(seeds)}, wanted a number, or a list of different whole numbers")
+    return tuple(seeds)
 
 
 def output_of(file: Path, output: Path | None) -> Path:

@@ -9,14 +9,14 @@ from typing import Any
 
 import attrs
 
-from common.errors import LARGEST_INTEGER, BadInput, nearest, quoted
-from experiments.shared.experiment_files import read_experiment
+from common.errors import BadInput, nearest, quoted
+from experiments.shared.experiment_files import read_experiment, read_seeds
 from experiments.sweep.dunnett import default_seeds
 from training.config.train_config import KEYS, Run, load_run
 
 BASE = "base"
 KNOWN = ("base", "levers", "seeds", "set", "combine", "halving")
-MOST_VARIANTS, MOST_SEEDS = 1000, 1000
+MOST_VARIANTS = 1000
 LONGEST_NAME = 200  # of a variant; its runs are directories, with the seed behind it
 OWN = "checkpoints"  # key of the base that no run of a sweep has: the base's bucket
 # What decides on which tokens, in which windows, the final loss is measured
@@ -73,12 +73,15 @@ def read_sweep(file: Path) -> Sweep:
     if effective["train.validation_interval"] is None:
         raise BadInput(f"{file}: {base} never validates; set train.validation_interval: the verdict needs the loss")
     variants = _variants(file, values, effective)
+    seeds = values.get("seeds")
     return Sweep(
         file=file,
         base=Path(base),
         changes=changes,
         variants=variants,
-        seeds=_seeds(file, values.get("seeds"), effective["train.random_seed"], len(variants) - 1),
+        seeds=read_seeds(
+            file, default_seeds(len(variants) - 1) if seeds is None else seeds, effective["train.random_seed"]
+        ),
         halving=_halving(file, values.get("halving")),
     )
 
@@ -168,18 +171,6 @@ def _changes(file: Path, where: str, values: Any, *, lever: bool = False) -> Cha
 
 def _differs(changes: Changes, effective: Changes) -> bool:
     return any(json.dumps(effective[key]) != json.dumps(value) for key, value in changes.items())
-
-
-def _seeds(file: Path, seeds: Any, first: int, comparisons: int) -> tuple[int, ...]:
-    """Return the seeds: a list as it is, a number of them from the base's on, by default as many as the power asks."""
-    if seeds is None:
-        seeds = default_seeds(comparisons)
-    if type(seeds) is int and 1 <= seeds <= MOST_SEEDS:
-        return tuple(range(first, first + seeds))
-    whole = isinstance(seeds, list) and all(type(seed) is int and 0 <= seed <= LARGEST_INTEGER for seed in seeds)
-    if not whole or not 1 <= len(seeds) <= MOST_SEEDS or len(set(seeds)) < len(seeds):
-        raise BadInput(f"{file}: seeds: got {quoted(seeds)}, wanted a number, or a list of different whole numbers")
-    return tuple(seeds)
 
 
 def _halving(file: Path, rule: Any) -> Halving | None:

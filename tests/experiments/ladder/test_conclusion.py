@@ -11,7 +11,7 @@ from experiments.ladder.conclusion import conclude, write_forecast
 from experiments.ladder.ladder_file import read_ladder
 from experiments.ladder.ladder_plan import describe_plan, size_trunks
 from experiments.ladder.ladder_table import LadderTable
-from experiments.ladder.trunk import make_trunk
+from experiments.ladder.trunk import TrunkMaker
 from experiments.shared.run_directories import write_run_directory
 from tests.experiments.ladder.conftest import MakeLadder
 from training.config.train_config import load_run
@@ -27,11 +27,12 @@ def clean(parameters: float, tokens: float) -> float:
 
 def concluded(file: Path, output: Path, law: Law, rates: dict[float, float], usd: float | None = None) -> LadderTable:
     ladder = read_ladder(file)
-    trunks = size_trunks(ladder, 0.01, lambda size, rate: make_trunk(ladder, size, rate, output, 1))
+    trunks = size_trunks(TrunkMaker(ladder=ladder, output=output, ranks=1), 0.01)
     for trunk in trunks:
         for horizon in trunk.horizons:
             write_run_directory(horizon.directory, horizon.sections)
             loss = law(trunk.size.parameters, horizon.plan.train_tokens)
+            loss *= 1 + 0.004 * ((trunks.index(trunk) + trunk.horizons.index(horizon)) % len(ladder.seeds))
             line = {"step": horizon.plan.steps, "validation_loss": loss}
             (horizon.directory / "metrics.jsonl").write_text(json.dumps(line) + "\n")
     table = conclude(ladder, rates, trunks, usd)
@@ -55,6 +56,20 @@ def test_a_clean_ladder_forecasts_the_target_and_plan_shows_it(file: Path, tmp_p
     assert "held out: predicted" in table.text()
 
 
+def test_seeds_are_averaged_in_the_table_and_the_check_and_counted_in_the_noise(
+    make_ladder: MakeLadder, tmp_path: Path
+) -> None:
+    table = concluded(make_ladder(tokens_per_parameter=[5, 10, 20], seeds=3), tmp_path / "out", clean, INSIDE)
+    assert table.refused is None and table.forecast is not None and len(table.points) == 36
+    held_out = table.held_out
+    assert [point.loss for point in held_out.points] == pytest.approx(
+        [clean(point.parameters, point.tokens) * 1.004 for point in held_out.points]
+    )
+    assert 0.0025 < table.forecast.fit.noise < 0.006  # 0.4 % over the seeds
+    assert "means over the seeds 42, 43, 44" in table.text()
+    assert table.text().count("\n1x8 ") == 3
+
+
 def test_a_budget_that_buys_nothing_leaves_the_table(file: Path, tmp_path: Path) -> None:
     table = concluded(file, tmp_path / "out", clean, INSIDE, usd=0.01)
     assert table.forecast is not None and "not enough for the start-up of any machine" in table.text()
@@ -69,7 +84,7 @@ def test_a_target_too_large_for_every_machine_is_refused_before_anything_is_trai
     sizes = [{"n_layers": 1, "emb_dim": width} for width in (8, 12, 16)]
     ladder = read_ladder(make_ladder(target=target, sizes=sizes))
     with pytest.raises(BadInput, match="too big for every machine"):
-        describe_plan(ladder, lambda size, rate: make_trunk(ladder, size, rate, tmp_path / "out", 1))
+        describe_plan(TrunkMaker(ladder=ladder, output=tmp_path / "out", ranks=1))
 
 
 def test_a_missed_held_out_size_is_refused_with_all_points_kept(file: Path, tmp_path: Path) -> None:

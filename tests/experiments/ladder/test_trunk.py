@@ -8,7 +8,7 @@ import pytest
 
 from common.errors import BadInput
 from experiments.ladder.ladder_file import read_ladder
-from experiments.ladder.trunk import Trunk, make_trunk, write_branch
+from experiments.ladder.trunk import Trunk, TrunkMaker, write_branch
 from experiments.shared.run_directories import write_run_directory
 from experiments.shared.run_progress import read_progress
 from tests.conftest import train
@@ -20,7 +20,7 @@ HORIZONS = {"tokens_per_parameter": [0.5, 1, 2]}
 
 def trunk_of(file: Path, output: Path) -> Trunk:
     ladder = read_ladder(file)
-    return make_trunk(ladder, ladder.sizes[1], 0.01, output, 1)
+    return TrunkMaker(ladder=ladder, output=output, ranks=1).seeds(ladder.sizes[1], 0.01)[0]
 
 
 def final_hash(directory: Path) -> str:

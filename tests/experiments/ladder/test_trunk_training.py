@@ -1,6 +1,7 @@
 """Tuning of the rate, with losses by a formula in the place of training."""
 
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,8 @@ import pytest
 
 from common.errors import BadInput
 from experiments.ladder import trunk_training
-from experiments.ladder.ladder_file import read_ladder
-from experiments.ladder.trunk import make_trunk
+from experiments.ladder.ladder_file import LadderSize, read_ladder
+from experiments.ladder.trunk import Trunk, TrunkMaker
 from tests.experiments.ladder.conftest import MakeLadder
 
 Tune = Callable[[float], dict[float, float]]
@@ -24,17 +25,19 @@ def _tune(make_ladder: MakeLadder, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     def tune(best: float) -> dict[float, float]:
         rates: dict[Path, float] = {}
 
-        def make(*arguments: Any) -> Any:
-            trunk = make_trunk(ladder, *arguments, tmp_path, 1)
-            rates[trunk.directory] = trunk.rate
-            return trunk
+        class Noted(TrunkMaker):
+            def seeds(self, size: LadderSize, rate: float) -> list[Trunk]:
+                trunks = super().seeds(size, rate)
+                rates.update({trunk.directory: trunk.rate for trunk in trunks})
+                return trunks
 
         def loss(horizon: Any) -> float:
             return 3 + abs(math.log(rates[horizon.directory]) - math.log(best))
 
         monkeypatch.setattr(trunk_training, "train_trunks", lambda *_, **__: None)
         monkeypatch.setattr(trunk_training, "final_loss", loss)
-        return trunk_training.tune_rate(None, ladder, make)  # type: ignore[arg-type]
+        maker = Noted(ladder=ladder, output=tmp_path, ranks=1)
+        return trunk_training.tune_rate(None, maker)  # type: ignore[arg-type]
 
     return tune
 
@@ -50,6 +53,23 @@ def test_rates_are_added_beyond_an_edge_in_rising_order(tune: Tune) -> None:
 def test_a_best_rate_at_the_edge_is_refused_before_larger_sizes_train(tune: Tune) -> None:
     with pytest.raises(BadInput, match=r"best one of 1x8, 0.16, is the highest.*widen the sweep"):
         tune(99.0)
+
+
+def test_a_rate_is_the_best_by_its_mean_over_the_seeds(
+    make_ladder: MakeLadder, tmp_path: Path, monkeypatch: Any
+) -> None:
+    maker = TrunkMaker(ladder=read_ladder(make_ladder(seeds=[7, 9])), output=tmp_path, ranks=1)
+    losses = {"0.005": (3.0, 3.4), "0.01": (3.1, 3.1), "0.02": (2.9, 3.5)}
+
+    def loss(horizon: Any) -> float:
+        _, rate, seed = re.split("-rate-|-seed-", horizon.directory.name)
+        assert horizon.sections["train"]["random_seed"] == int(seed)
+        return losses[rate][["7", "9"].index(seed)]
+
+    monkeypatch.setattr(trunk_training, "train_trunks", lambda *_, **__: None)
+    monkeypatch.setattr(trunk_training, "final_loss", loss)
+    tuned = trunk_training.tune_rate(None, maker)  # type: ignore[arg-type]
+    assert tuned == pytest.approx({0.005: 3.2, 0.01: 3.1, 0.02: 3.2})
 
 
 def test_rates_that_all_diverge_are_refused(tune: Tune) -> None:
