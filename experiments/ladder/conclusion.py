@@ -17,7 +17,7 @@ from training.data.locate_tokens import lengths_at_hand
 from training.hardware.environment import git_commit
 from training.planning.estimate import RunEstimate, make_estimate
 from training.planning.forecast_file import FORECAST
-from training.planning.price_list import MACHINES, read_machines
+from training.planning.price_list import MACHINES, PriceList, read_machines
 
 
 def conclude(ladder: LadderFile, rates: dict[float, float], trunks: Sequence[Trunk], usd: float | None) -> LadderTable:
@@ -30,7 +30,7 @@ def conclude(ladder: LadderFile, rates: dict[float, float], trunks: Sequence[Tru
         fit, estimate = fit_law(points), price_target(ladder)
         forecast = make_forecast(ladder.target, fit, held_out, estimate)
         if usd is not None:
-            budget = ["", *_best_for(usd, ladder, fit)]
+            budget = ["", *_best_for(usd, ladder, fit, estimate.prices)]
     return LadderTable(
         ladder=ladder,
         rates=rates,
@@ -48,10 +48,10 @@ def price_target(ladder: LadderFile) -> RunEstimate:
     return make_estimate(ladder.target, read_machines(MACHINES, ()), lengths_at_hand(ladder.target.train, None))
 
 
-def _best_for(usd: float, ladder: LadderFile, fit: LawFit) -> list[str]:
+def _best_for(usd: float, ladder: LadderFile, fit: LawFit, prices: PriceList) -> list[str]:
     family = size_family([size.model for size in ladder.sizes])
     try:
-        return describe_choices(usd, best_sizes(fit, family, ladder.target.train, usd, read_machines(MACHINES, ())))
+        return describe_choices(usd, best_sizes(fit, family, ladder.target.train, usd, prices))
     except BadInput as error:  # too little money for any: the ladder is paid for, and its table stays
         return [f"for ${usd:,.2f}   {error}"]
 

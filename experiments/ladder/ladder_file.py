@@ -11,7 +11,7 @@ import attrs
 from common.errors import BadInput, nearest, quoted
 from experiments.ladder.loss_law import LEAST_SIZES
 from experiments.shared.experiment_files import read_experiment, read_seeds
-from experiments.shared.run_directories import Sections
+from experiments.shared.run_directories import BUCKET, Sections
 from model.config import ModelConfig, matmul_parameter_count
 from training.config.train_config import KEYS, PLUMBING_KEYS, Run, load_run
 
@@ -20,7 +20,7 @@ SHAPE_KEYS = ("n_layers", "emb_dim", "n_heads", "n_kv_heads", "mlp_width")
 LEAST_RATES = 2
 FACTORS = (1.2, 4.0)  # least and largest distance of two rates
 # The loss would be measured on other windows than the target's, or results would land in the target's bucket
-FIXED = ("validation_sequences", "start_val_token", "checkpoints")
+FIXED = ("validation_sequences", "start_val_token", BUCKET)
 
 
 @attrs.frozen(kw_only=True)

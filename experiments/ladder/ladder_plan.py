@@ -32,7 +32,7 @@ def describe_plan(maker: TrunkMaker) -> list[str]:
     flops = sum(trunk.flops(branches=False) for trunk in tried)
     flops += sum(trunk.flops(branches=True) for trunk in trunks) - trunks[0].flops(branches=False)
     flops *= seeds
-    price_target(ladder)
+    price_target(ladder)  # a forecast has hours and dollars: refused before anything is trained
     target = ladder.target
     plan = make_plan(target.train, target.model.context_length, 1, lengths_at_hand(target.train, None))
     whole = flops_per_token(target.model) * plan.train_tokens

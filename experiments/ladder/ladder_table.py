@@ -4,7 +4,6 @@ They hold no time of day and no duration of a run: the same bytes after any kill
 """
 
 import math
-import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from tabulate import tabulate
 
 from experiments.ladder.forecast import Forecast, describe_forecast
 from experiments.ladder.ladder_file import LadderFile
-from experiments.ladder.loss_law import HeldOut, LossPoint
+from experiments.ladder.loss_law import HeldOut, LossPoint, mean_points
 from experiments.ladder.size_rules import MOST_DEVIATION, rounded_rate, scaled_rate
 from experiments.ladder.trunk import SCHEDULE, Trunk, target_size
 from experiments.shared.experiment_files import write_results
@@ -83,13 +82,12 @@ class LadderTable:
         return tabulate(rows, columns, form, disable_numparse=True, colalign=("right", "right", "left"))
 
     def _point_table(self, form: str) -> str:
-        rows, seeds, ratios = [], len(self.ladder.seeds), self.ladder.tokens_per_parameter
-        of_trunks = [self.points[first : first + len(ratios)] for first in range(0, len(self.points), len(ratios))]
-        for first, trunk in list(enumerate(self.trunks))[::seeds]:
-            for ratio, of_seeds in zip(ratios, zip(*of_trunks[first : first + seeds], strict=True), strict=True):
-                point, loss = of_seeds[0], statistics.fmean(each.loss for each in of_seeds)
+        rows, points = [], iter(mean_points(self.points))
+        for trunk in self.trunks[:: len(self.ladder.seeds)]:
+            for ratio in self.ladder.tokens_per_parameter:
+                point = next(points)
                 setting = [f"{trunk.rate:g}", f"{trunk.batch.global_batch_size}", f"{ratio:g}", f"{point.tokens:,}"]
-                rows.append([trunk.size.name, f"{point.parameters:,}", *setting, f"{loss:.{DIGITS}f}"])
+                rows.append([trunk.size.name, f"{point.parameters:,}", *setting, f"{point.loss:.{DIGITS}f}"])
         columns = ("layers x width", "N", "rate", "batch", "tokens/N", "tokens D", "validation loss")
         return tabulate(rows, columns, form, disable_numparse=True, colalign=("left", *["right"] * 6))
 
@@ -102,7 +100,8 @@ class LadderTable:
                 for rate, loss in self.rates.items()
             ],
             "sizes": [
-                {"name": trunk.name, "learning_rate": trunk.rate, **attrs.asdict(trunk.batch)} for trunk in self.trunks
+                {"name": trunk.size.name, "seed": trunk.seed, "learning_rate": trunk.rate, **attrs.asdict(trunk.batch)}
+                for trunk in self.trunks
             ],
             "points": [attrs.asdict(point) for point in self.points],
             "held_out": {

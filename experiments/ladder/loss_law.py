@@ -28,12 +28,13 @@ MOST_MISS = 0.01  # of the held-out size: share of its loss
 
 @attrs.frozen(kw_only=True)
 class LossPoint:
-    """Final loss of one run of a ladder; the horizons of one WSD trunk, of a size and a seed, have one rung's name."""
+    """Final loss of one run of a ladder; rung and seed name its WSD trunk, of which each horizon is a point."""
 
-    rung: str
+    rung: str  # size
     parameters: int  # N, weights in matrix products: matmul_parameter_count
     tokens: int  # D
     loss: float  # of validation, after the decay
+    seed: int | None = None  # None: the mean over seeds
 
 
 @attrs.frozen(kw_only=True)
@@ -128,12 +129,12 @@ def fit_law(points: Sequence[LossPoint], noise: float | None = None) -> LawFit:
         raise BadInput(
             "ladder: tokens grow with size alike in all runs, so size and tokens cannot be told apart; add a horizon"
         )
-    rungs = np.array([point.rung for point in points])
+    trunks = np.array([f"{point.rung} {point.seed}" for point in points])
     observed = Observations(
         sizes=sizes - center[0],
         tokens=tokens - center[1],
         losses=np.array([point.loss for point in points]),
-        same_trunk=rungs[:, None] == rungs[None, :],
+        same_trunk=trunks[:, None] == trunks[None, :],
     )
     laws = explaining_laws(observed, noise)
     [spread] = laws.quantiles(laws.spread, 0.5)
@@ -148,16 +149,21 @@ def hold_out_largest(points: Sequence[LossPoint], noise: float | None = None) ->
             f"ladder: got {len(sizes)} sizes, wanted at least {LEAST_SIZES}: the largest is held out; add sizes"
         )
     fit = fit_law([point for point in points if point.parameters < max(sizes)], noise)
-    losses: dict[int, list[LossPoint]] = {}
-    for point in points:
-        if point.parameters == max(sizes):
-            losses.setdefault(point.tokens, []).append(point)
-    largest = [
-        attrs.evolve(seeds[0], loss=statistics.fmean(point.loss for point in seeds))
-        for _, seeds in sorted(losses.items())
-    ]
+    largest = mean_points([point for point in points if point.parameters == max(sizes)])
+    largest.sort(key=lambda point: point.tokens)
     predicted = tuple(fit.predict(point.parameters, point.tokens) for point in largest)
     return HeldOut(points=tuple(largest), predicted=predicted)
+
+
+def mean_points(points: Sequence[LossPoint]) -> list[LossPoint]:
+    """Return a point for each size and horizon, in their order: the mean over seeds."""
+    of_seeds: dict[tuple[int, int], list[LossPoint]] = {}
+    for point in points:
+        of_seeds.setdefault((point.parameters, point.tokens), []).append(point)
+    return [
+        attrs.evolve(each[0], loss=statistics.fmean(point.loss for point in each), seed=None)
+        for each in of_seeds.values()
+    ]
 
 
 def refusal(held_out: HeldOut) -> str | None:

@@ -15,7 +15,7 @@ from common.errors import BadInput
 from common.files import replace_file, sync, writing
 from experiments.ladder.ladder_file import LadderFile, LadderSize
 from experiments.ladder.size_rules import BatchSize, scaled_batch
-from experiments.shared.run_directories import Sections, check_unchanged, write_run_directory
+from experiments.shared.run_directories import BUCKET, Sections, check_unchanged, write_run_directory
 from experiments.shared.run_progress import read_progress
 from model.config import flops_per_token
 from training.checkpoints.disk import PARTIAL, checkpoints_of
@@ -46,8 +46,8 @@ class Horizon:
 class Trunk:
     """A size with one rate and seed, and its horizons."""
 
-    name: str  # of size and seed
     size: LadderSize
+    seed: int
     rate: float
     batch: BatchSize
     horizons: tuple[Horizon, ...]  # rising; the last one is the trunk's own run
@@ -90,8 +90,7 @@ class TrunkMaker:
         )
         recipe = _recipe(ladder, rate, batch) | ({} if seed == train.random_seed else {"random_seed": seed})
         horizons: list[Horizon] = []
-        suffix = f"-seed-{seed}" if len(ladder.seeds) > 1 else ""
-        name = f"{size.name}-rate-{rate:g}{suffix}"
+        name = f"{size.name}-rate-{rate:g}" + (f"-seed-{seed}" if len(ladder.seeds) > 1 else "")
         for ratio in ladder.tokens_per_parameter:
             longest = ratio == ladder.tokens_per_parameter[-1]
             keys = {**recipe, "min_train_tokens": round(ratio * size.parameters)}
@@ -111,7 +110,7 @@ class TrunkMaker:
             raise BadInput(
                 f"{ladder.file}: tokens_per_parameter: too short or too close for {size.name}: raise or spread"
             )
-        return Trunk(name=f"{size.name}{suffix}", size=size, rate=rate, batch=batch, horizons=tuple(horizons))
+        return Trunk(size=size, seed=seed, rate=rate, batch=batch, horizons=tuple(horizons))
 
 
 def target_size(ladder: LadderFile) -> LadderSize:
@@ -153,7 +152,7 @@ def _recipe(ladder: LadderFile, rate: float, batch: BatchSize) -> dict[str, obje
     keys = {
         key: value
         for key, value in ladder.sections["train"].items()
-        if key not in ("gradient_accumulation_steps", "checkpoints")
+        if key not in ("gradient_accumulation_steps", BUCKET)
     }
     for group, other in optimization.group_learning_rates.items():
         keys[f"{group}_learning_rate"] = float(f"{other * rate / optimization.learning_rate:.4g}")

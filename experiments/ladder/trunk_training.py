@@ -49,7 +49,7 @@ def train_trunks(pool: RunPool, trunks: Sequence[Trunk], *, branches: bool) -> N
         write_run_directory(trunk.directory, trunk.horizons[-1].sections)
     waiting: list[PlannedRun] = []  # branches that have their checkpoint
     for stage in range(len(trunks[0].horizons)):
-        last = stage == len(trunks[0].horizons) - 1
+        last = stage == len(trunks[0].horizons) - 1  # the trunks' own end: no branch begins there
         pool.train(
             [
                 PlannedRun(directory=trunk.directory, until_step=None if last else trunk.horizons[stage].decay_begins)
@@ -57,8 +57,11 @@ def train_trunks(pool: RunPool, trunks: Sequence[Trunk], *, branches: bool) -> N
             ]
             + waiting
         )
+        if last:
+            return
         waiting = []
-        for trunk, branch in [] if last else [(trunk, trunk.horizons[stage]) for trunk in trunks]:
+        for trunk in trunks:
+            branch = trunk.horizons[stage]
             if read_progress(trunk.directory).diverged is None:
                 write_branch(trunk, branch)
             if branches and read_progress(branch.directory).steps > 0:  # of a trunk that diverged later, too
@@ -84,10 +87,11 @@ def loss_points(trunks: Sequence[Trunk]) -> list[LossPoint]:
                 raise NoForecast(f"no forecast: {horizon.directory} {problem}, and run the ladder again")
             points.append(
                 LossPoint(
-                    rung=trunk.name,
+                    rung=trunk.size.name,
                     parameters=trunk.size.parameters,
                     tokens=horizon.plan.train_tokens,
                     loss=loss,
+                    seed=trunk.seed,
                 )
             )
     return points

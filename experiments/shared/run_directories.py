@@ -10,6 +10,7 @@ from common.json_files import read_json
 from training.checkpoints.disk import CHECKPOINTS
 from training.telemetry.metrics_log import METRICS
 
+BUCKET = "checkpoints"  # key of train.json that no run of an experiment has: all would share the bucket
 Sections = dict[str, dict[str, Any]]  # "model" and "train": keys and values as in the JSON files
 
 

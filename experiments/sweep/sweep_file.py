@@ -11,6 +11,7 @@ import attrs
 
 from common.errors import BadInput, nearest, quoted
 from experiments.shared.experiment_files import read_experiment, read_seeds
+from experiments.shared.run_directories import BUCKET
 from experiments.sweep.dunnett import default_seeds
 from training.config.train_config import KEYS, Run, load_run
 
@@ -18,7 +19,6 @@ BASE = "base"
 KNOWN = ("base", "levers", "seeds", "set", "combine", "halving")
 MOST_VARIANTS = 1000
 LONGEST_NAME = 200  # of a variant; its runs are directories, with the seed behind it
-OWN = "checkpoints"  # key of the base that no run of a sweep has: the base's bucket
 # What decides on which tokens, in which windows, the final loss is measured
 FIXED = (
     "train.validation_sequences",
@@ -74,14 +74,14 @@ def read_sweep(file: Path) -> Sweep:
         raise BadInput(f"{file}: {base} never validates; set train.validation_interval: the verdict needs the loss")
     variants = _variants(file, values, effective)
     seeds = values.get("seeds")
+    if seeds is None:
+        seeds = default_seeds(len(variants) - 1)
     return Sweep(
         file=file,
         base=Path(base),
         changes=changes,
         variants=variants,
-        seeds=read_seeds(
-            file, default_seeds(len(variants) - 1) if seeds is None else seeds, effective["train.random_seed"]
-        ),
+        seeds=read_seeds(file, seeds, effective["train.random_seed"]),
         halving=_halving(file, values.get("halving")),
     )
 
@@ -157,7 +157,7 @@ def _changes(file: Path, where: str, values: Any, *, lever: bool = False) -> Cha
     for key in values:
         if key not in known:
             raise BadInput(f"{file}: {where}: unknown key {quoted(key)}{nearest(key, known)}")
-        if key == f"train.{OWN}":
+        if key == f"train.{BUCKET}":
             raise BadInput(f"{file}: {where}: {key}: all runs would share it; their checkpoints stay on the disk")
         if key == "train.random_seed":
             raise BadInput(f"{file}: {where}: {key}: the seeds of a sweep are its key 'seeds'")

@@ -5,13 +5,19 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-import numpy as np
 from tabulate import tabulate
 
 from experiments.shared.experiment_files import write_results
 from experiments.sweep.dunnett import FAMILY_ERROR, POWER, SOUGHT_DEVIATIONS, default_seeds, detectable_deviations
 from experiments.sweep.sweep_file import Sweep
-from experiments.sweep.verdicts import DIGITS, SweepVerdict, VariantResult, judge_variants, residual_deviation
+from experiments.sweep.verdicts import (
+    DIGITS,
+    SweepVerdict,
+    VariantResult,
+    judge_variants,
+    loss_matrix,
+    residual_deviation,
+)
 
 COLUMNS = ("variant", "runs", "validation loss", "verdict against the base")
 
@@ -55,11 +61,10 @@ class SweepTable:
     def _deviation(self) -> tuple[float, int] | None:
         """Return the seed deviation behind the intervals, and its degrees of freedom; None without a comparison."""
         compared = [one for one, verdict in zip(self.results[1:], self.verdicts, strict=True) if verdict.difference]
-        seeds = self.sweep.seeds
         if not compared:
             return None
-        losses = np.array([[one.losses[seed] for seed in seeds] for one in (self.results[0], *compared)], dtype=float)
-        return residual_deviation(losses), len(compared) * (len(seeds) - 1)
+        losses = loss_matrix([self.results[0], *compared], self.sweep.seeds)
+        return residual_deviation(losses), len(compared) * (len(self.sweep.seeds) - 1)
 
     def _notes(self) -> list[str]:
         seeds, found = self.sweep.seeds, self._deviation()

@@ -11,10 +11,10 @@ import attrs
 from common.errors import BadInput
 from common.json_files import read_json
 from experiments.shared.pool_options import PoolOptions
-from experiments.shared.run_directories import Sections, check_unchanged, write_run_directory
+from experiments.shared.run_directories import BUCKET, Sections, check_unchanged, write_run_directory
 from experiments.shared.run_progress import read_progress
 from experiments.shared.training_process import train_command
-from experiments.sweep.sweep_file import OWN, Sweep, Variant, changed_run
+from experiments.sweep.sweep_file import Sweep, Variant, changed_run
 from experiments.sweep.sweep_table import describe_power
 from experiments.sweep.verdicts import VariantResult
 from training.config.batch_plan import Plan, make_plan
@@ -37,7 +37,7 @@ class VariantRun:
 def runs_of(sweep: Sweep, output: Path, ranks: int) -> list[VariantRun]:
     """Return all runs, checked, variant by variant; nothing is written. Raises BadInput for one that could not run."""
     base = {section: read_json(sweep.base / f"{section}.json") for section in KEYS}
-    base["train"].pop(OWN, None)
+    base["train"].pop(BUCKET, None)
     lengths: Mapping[str, int | None] | None = None
     runs = []
     for variant in sweep.variants:

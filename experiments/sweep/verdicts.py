@@ -55,9 +55,14 @@ def judge_variants(base: VariantResult, variants: Sequence[VariantResult], seeds
         reason = f"the base diverged in {base.diverged} of {len(seeds)} seeds" if base.diverged else "one seed"
         found = [SweepVerdict(text=f"no verdict: {reason}")] * len(compared)
     else:
-        found = _compare([_values(one, seeds) for one in (base, *compared)], len(variants))
+        found = _compare(loss_matrix([base, *compared], seeds), len(variants))
     rest = iter(found)
     return [next(rest) if text is None else SweepVerdict(text=text) for text in special]
+
+
+def loss_matrix(results: Sequence[VariantResult], seeds: Sequence[int]) -> np.ndarray:
+    """Return the losses of results that have all of them, float64 (variants, seeds)."""
+    return np.array([[one.losses[seed] for seed in seeds] for one in results], np.float64)
 
 
 def residual_deviation(losses: np.ndarray) -> float:
@@ -81,10 +86,9 @@ def intervals(losses: np.ndarray, comparisons: int) -> tuple[np.ndarray, np.ndar
     return differences.mean(axis=1), reach, np.maximum(pooled, own)
 
 
-def _compare(rows: list[list[float]], comparisons: int) -> list[SweepVerdict]:
-    if len(rows) == 1:
+def _compare(losses: np.ndarray, comparisons: int) -> list[SweepVerdict]:
+    if len(losses) == 1:
         return []
-    losses = np.array(rows)
     found = zip(*intervals(losses, comparisons), strict=True)
     return [
         _verdict(float(mean), float(reach), float(error), comparisons, losses.shape[1]) for mean, reach, error in found
@@ -111,8 +115,3 @@ def _special(result: VariantResult, seeds: int) -> str | None:
     if result.diverged:
         return f"diverged in {result.diverged} of {seeds} seeds"
     return None if result.stopped_at is None else f"stopped at step {result.stopped_at:,} by the rule"
-
-
-def _values(result: VariantResult, seeds: Sequence[int]) -> list[float]:
-    values = [result.losses[seed] for seed in seeds]
-    return [value for value in values if value is not None]

@@ -67,6 +67,8 @@ def test_seeds_are_averaged_in_the_table_and_the_check_and_counted_in_the_noise(
     )
     assert 0.0025 < table.forecast.fit.noise < 0.006  # 0.4 % over the seeds
     assert "means over the seeds 42, 43, 44" in table.text()
+    largest = held_out.points[-1]
+    assert f"{table.trunks[-1].size.name} on {largest.tokens:,} tokens, held out" in table.text()
     assert table.text().count("\n1x8 ") == 3
 
 
