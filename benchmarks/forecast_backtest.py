@@ -9,8 +9,9 @@ published loss. Forecasts are printed also where the rule would have refused the
 import attrs
 import command
 
+from common.errors import BadInput
 from experiments.ladder.loss_law import LossPoint, fit_law, hold_out_largest, refusal
-from model.config import GPT2_SMALL, matmul_parameter_count
+from model.config import GPT2_SIZES, GPT2_SMALL, matmul_parameter_count
 
 
 @attrs.frozen(kw_only=True)
@@ -83,15 +84,29 @@ CHINCHILLA = PublishedSeries(
     fitted=[point for point in _CHINCHILLA_POINTS if point.parameters < 6e8],
     targets=[point for point in _CHINCHILLA_POINTS if point.parameters > 6e8],
 )
-SERIES = (NANOCHAT, CEREBRAS, CHINCHILLA)
+LLM_C = PublishedSeries(
+    name="llm.c, GPT-2 on FineWeb; nats per token",
+    source="KellerJordan/modded-nanogpt f411b3d: main.log of records/track_1_short/2024-10-13_llmc and of "
+    "records/track_2_medium/2025-01-18; llm.c publishes no loss of its 774M, and trains 1558M on other tokens",
+    fitted=[
+        _point("124M", matmul_parameter_count(GPT2_SMALL), 19_560 * 524_288, 3.2722),
+        _point("350M", matmul_parameter_count(GPT2_SIZES["350M"]), 60_000 * 524_288, 2.9282),
+    ],
+    targets=[],
+)
+SERIES = (NANOCHAT, CEREBRAS, CHINCHILLA, LLM_C)
 
 
 def main() -> None:
     """Print the forecasts of the large runs."""
     for series in SERIES:
-        fit, held_out = fit_law(series.fitted), hold_out_largest(series.fitted)
-        verdict = refusal(held_out) or f"no refusal: {held_out.text()}"
-        print(series.name, series.source, verdict, "", sep="\n")
+        print(series.name, series.source, sep="\n")
+        try:
+            fit, held_out = fit_law(series.fitted), hold_out_largest(series.fitted)
+        except BadInput as refused:
+            print(f"no forecast: {refused}\n")
+            continue
+        print(refusal(held_out) or f"no refusal: {held_out.text()}", "", sep="\n")
         rows = []
         for point in series.targets:
             forecast = fit.predict(point.parameters, point.tokens)
