@@ -87,7 +87,7 @@ CHINCHILLA = PublishedSeries(
 LLM_C = PublishedSeries(
     name="llm.c, GPT-2 on FineWeb; nats per token",
     source="KellerJordan/modded-nanogpt f411b3d: main.log of records/track_1_short/2024-10-13_llmc and of "
-    "records/track_2_medium/2025-01-18; llm.c publishes no loss of its 774M, and trains 1558M on other tokens",
+    "records/track_2_medium/2025-01-18; no published loss of its 774M was found, and 1558M has other tokens",
     fitted=[
         _point("124M", matmul_parameter_count(GPT2_SMALL), 19_560 * 524_288, 3.2722),
         _point("350M", matmul_parameter_count(GPT2_SIZES["350M"]), 60_000 * 524_288, 2.9282),
