@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 import numpy as np
-from recipe_runs import SEEDS, TUNING_SEEDS, Recipe, Trainer, Training
+from recipe_runs import RATES, SEEDS, TUNING_SEEDS, Recipe, Trainer, Training
 
 from evaluation.shared.intervals import CONFIDENCE, Interval, student_interval
 from experiments.shared.interior_optimum import best_rate, find_optimum
@@ -101,9 +101,7 @@ class Ladder:
 
     def climb(self) -> list[Rung]:
         """Return the first recipe and a rung for each lever, whether it stays or not."""
-        recipe = self._tuned(PLAIN, "learning_rate", COARSE)
-        losses = self.losses(recipe, 1.0)
-        best = Rung(name="GPT-2, AdamW", recipe=recipe, losses=losses, equal_time_losses=losses, step_seconds=1.0)
+        best = self._first()
         rungs = [best]
         for lever in LEVERS:
             rungs.append(self._try(lever, rungs[0], best))
@@ -111,10 +109,24 @@ class Ladder:
                 best = rungs[-1]
         return rungs
 
+    def jump(self, levers: Sequence[Lever], share: float) -> tuple[Rung, Recipe, float]:
+        """Return the first recipe, one with all levers, tuned at a share of the steps, and its seconds a step.
+
+        Seconds are CPU time, as a share of the first recipe's.
+        """
+        first = self._first()
+        recipe = first.recipe
+        for lever in levers:
+            recipe = _pulled(lever, recipe)
+        for key in RATES:
+            if key in recipe.train:
+                recipe = self._tuned(recipe, key, COARSE, share)
+        seconds, of_first = self._trainer.step_seconds([recipe, first.recipe])
+        return first, recipe, seconds / of_first
+
     def losses(self, recipe: Recipe, share: float) -> list[float]:
         """Return the final loss for each of SEEDS, on that share of the steps."""
-        steps = max(1, round(share * self._steps))
-        return self._trainer.losses([Training(recipe=recipe, seed=seed, steps=steps) for seed in SEEDS])
+        return self._trainer.losses([self._training(recipe, seed, share) for seed in SEEDS])
 
     def share_to_reach(self, rung: Rung, target: float) -> float | None:
         """Return the share of the tokens on which the mean loss is the target; None: more than all.
@@ -132,10 +144,15 @@ class Ladder:
             share, loss = share / 2, half
         return share
 
+    def _first(self) -> Rung:
+        """Return GPT-2 with AdamW, its rate tuned."""
+        recipe = self._tuned(PLAIN, "learning_rate", COARSE)
+        losses = self.losses(recipe, 1.0)
+        return Rung(name="GPT-2, AdamW", recipe=recipe, losses=losses, equal_time_losses=losses, step_seconds=1.0)
+
     def _try(self, lever: Lever, plain: Rung, best: Rung) -> Rung:
         """Return the best recipe so far with a lever, its rates tuned."""
-        train = {key: best.recipe.train[other] * factor for key, (other, factor) in lever.new_rates.items()}
-        recipe = best.recipe.changed(lever.model, lever.train | train)
+        recipe = _pulled(lever, best.recipe)
         for key in lever.tuned:
             if key in recipe.train:
                 recipe = self._tuned(recipe, key, COARSE if key in lever.new_rates else FINE)
@@ -151,16 +168,25 @@ class Ladder:
             gain_at_equal_time=difference(best.equal_time_losses, equal_time),
         )
 
-    def _tuned(self, recipe: Recipe, key: str, factors: Sequence[float]) -> Recipe:
+    def _training(self, recipe: Recipe, seed: int, share: float) -> Training:
+        return Training(recipe=recipe, seed=seed, steps=max(1, round(share * self._steps)))
+
+    def _tuned(self, recipe: Recipe, key: str, factors: Sequence[float], share: float = 1.0) -> Recipe:
         """Return the recipe with the best value of one rate, by the mean loss over TUNING_SEEDS."""
 
         def measure(rates: list[float]) -> list[float]:
             tried = [recipe.changed({}, {key: rate}) for rate in rates]
-            runs = [Training(recipe=one, seed=seed, steps=self._steps) for one in tried for seed in TUNING_SEEDS]
+            runs = [self._training(one, seed, share) for one in tried for seed in TUNING_SEEDS]
             means: list[float] = np.reshape(self._trainer.losses(runs), (len(rates), -1)).mean(1).tolist()
             return means
 
         return recipe.changed({}, {key: best_rate(find_optimum(measure, [recipe.train[key]], factors))})
+
+
+def _pulled(lever: Lever, recipe: Recipe) -> Recipe:
+    """Return the recipe with a lever, new rates at their starting values."""
+    rates = {key: recipe.train[other] * factor for key, (other, factor) in lever.new_rates.items()}
+    return recipe.changed(lever.model, lever.train | rates)
 
 
 def difference(first: list[float], second: list[float]) -> Interval:

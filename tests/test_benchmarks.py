@@ -26,7 +26,7 @@ from benchmarks import kernels
 from benchmarks.beside_nanogpt import CPU_CONDITION, GELU, _stepper
 from benchmarks.kernels import kind_of, table
 from benchmarks.process_tree import is_running
-from benchmarks.recipe_ladder import PLAIN, Ladder, difference
+from benchmarks.recipe_ladder import LEVERS, PLAIN, Ladder, difference
 from benchmarks.recipe_runs import Experiment, Recipe, Trainer, Training
 from common.errors import BadInput
 from common.installation import ALLOCATOR_SETTINGS
@@ -123,7 +123,11 @@ class FormulaTrainer:
     }
     seconds: ClassVar = {"positions": 1.2, "optimizer": 1.1, "logit_softcap": 1.4}  # of a step, times those before
 
+    def __init__(self) -> None:
+        self.trained: list[Training] = []
+
     def losses(self, trainings: list[Training]) -> list[float]:
+        self.trained += trainings
         return [self._loss(one) for one in trainings]
 
     def step_seconds(self, recipes: list[Recipe]) -> list[float]:
@@ -155,6 +159,18 @@ def test_a_ladder_keeps_the_levers_that_help_at_equal_cpu_seconds_at_their_best_
     share = ladder.share_to_reach(best, plain)
     assert share == pytest.approx(2**-1.8)  # 0.5 + 1.0 + 0.3
     assert ladder.share_to_reach(rungs["GPT-2, AdamW"], plain - 1) is None
+
+
+def test_levers_are_pulled_together_and_tuned_at_a_share_of_the_steps() -> None:
+    trainer = FormulaTrainer()
+    chosen = [lever for lever in LEVERS if lever.name in ("+ RoPE, RMSNorm", "+ Muon", "+ zero-initialized, untied")]
+    first, recipe, seconds = Ladder(trainer, steps=1024).jump(chosen, 1 / 4)
+    assert first.recipe.train["learning_rate"] == pytest.approx(0.004)
+    for key, rate in FormulaTrainer.best_rates.items():
+        assert recipe.train[key] == pytest.approx(rate)
+    assert "qk_norm" not in recipe.model and recipe.model["zero_init_head"]
+    assert seconds == pytest.approx(1.2 * 1.1)
+    assert {run.steps for run in trainer.trained if "optimizer" in run.recipe.train} == {256}
 
 
 @pytest.mark.slow
