@@ -1,4 +1,4 @@
-"""Gallery: what the checkpoints of runs said after fixed prompts, in order of step."""
+"""Gallery: continuations of fixed prompts by the checkpoints of runs, by step."""
 
 from collections.abc import Sequence
 

@@ -2,55 +2,24 @@
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import attrs
 
 from reporting.page_templates import render
+from reporting.samples.heat_views import DIFFERENCE_NATS, MOST_VIEWED, NATS, HeatView, Measured, heat_views
 from reporting.samples.sample_log import CheckpointSample, HeldOutText, spaced
 from reporting.samples.token_text import TextCell, text_cells
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
 
 MOST_CHECKPOINTS = 40  # that a page can compare; each takes 3 kB
 EXTREMES = 6  # cells of greatest gain, and of greatest loss
 CONTEXT_CELLS = 16  # shown before one of them
-# Upper bounds of the colours, in nats: of a surprise, and of a difference either way.
-NATS = (0.05, 0.2, 0.5, 1.0, 2.0, 3.0, 5.0, 8.0)
-DIFFERENCE_NATS = (0.05, 0.2, 0.5, 1.0, 2.0)
-
-
-@attrs.frozen(kw_only=True)
-class Measured:
-    """A checkpoint, with the log-probability of each cell of the text, in nats; None: not predicted, or not finite."""
-
-    label: str
-    values: list[float | None]
-    mean_nats: float | None  # per token
-
-
-@attrs.frozen(kw_only=True)
-class HeatView:
-    """A colouring of the text: of one checkpoint, or of its difference from a second one."""
-
-    label: str
-    first: Measured
-    second: Measured | None = None
-
-    def value(self, cell: int) -> float | None:
-        """Return what colours a cell: a log-probability, or by how much the first one's is greater."""
-        one = self.first.values[cell]
-        if self.second is None or one is None:
-            return one
-        other = self.second.values[cell]
-        return None if other is None else one - other
-
-    def colour(self, cell: int) -> str:
-        """Return a cell's colour: p0 (expected) to p8; a1 to a5 where the first one is better, b1 to b5, or z; u."""
-        value = self.value(cell)
-        if value is None:
-            return "u"
-        if self.second is None:
-            return f"p{sum(-value >= bound for bound in NATS)}"
-        level = sum(abs(value) >= bound for bound in DIFFERENCE_NATS)
-        return f"{'a' if value > 0 else 'b'}{level}" if level else "z"
+# Why a run is left out.
+NOT_RECORDED = "no log-probabilities are recorded for it"
+OTHER_TEXT = "it was measured on another text, with another tokenizer or with another context"
 
 
 @attrs.frozen(kw_only=True)
@@ -59,7 +28,8 @@ class ShownCell:
 
     text: str
     classes: str
-    about: str  # shown under the pointer
+    about: str  # shown under the pointer, with the value of each view
+    values: list[str]  # none of a token that is not predicted
 
 
 @attrs.frozen(kw_only=True)
@@ -74,33 +44,31 @@ class Extreme:
 def heat_map(runs: Sequence[tuple[str, Sequence[CheckpointSample]]]) -> str | None:
     """Return the heat map of named runs as HTML; None where there is nothing to show.
 
-    Several runs are compared on the text of the first one; a line says which of them have another text.
+    Several runs are compared on the text of the first one that has one; a line names those left out, and why.
     """
     usable = [(name, [sample for sample in samples if sample.log_probabilities]) for name, samples in runs]
     text = next((samples[-1].held_out for _, samples in usable if samples), None)
     if text is None:
         return None
     cells = text_cells(text.tokens)
-    measured: list[list[Measured]] = []  # of each run
-    others = []
-    for name, samples in usable:
-        same = [sample for sample in samples if _is_same(sample.held_out, text)]
-        if not same:
-            others.append(name)
-            continue
-        prefix = f"{name}, " if len(runs) > 1 else ""
-        chosen = spaced(same, max(2, MOST_CHECKPOINTS // len(runs)))
-        measured.append([_measured(f"{prefix}step {sample.step:,}", sample, cells) for sample in chosen])
-    views = _views(measured)
+    same = {name: [one for one in samples if _is_same(one.held_out, text)] for name, samples in usable}
+    reasons = [(name, OTHER_TEXT if samples else NOT_RECORDED) for name, samples in usable if not same[name]]
+    measured = [
+        _measured_run(name if len(runs) > 1 else "", same[name], len(runs), cells) for name in same if same[name]
+    ]
+    views = heat_views(measured)
     every = [each for of_run in measured for each in of_run]
     differences = [view for view in views if view.second is not None]
     return render(
         "heat_map.html",
         text=text,
-        cells=_shown(cells, views, text),
+        cells=[_shown(cell, number, views, text) for number, cell in enumerate(cells)],
         measured=every,
         views=views,
-        others=others,
+        labels=[css_string(f"\n{view.label}: ") for view in views],
+        viewed_runs=min(MOST_VIEWED, len(measured)),
+        run_count=len(measured),
+        left_out=reasons,
         extremes=[(view, *_extremes(cells, view)) for view in differences],
         legend=[(bound, math.exp(-bound)) for bound in NATS],
         difference_nats=DIFFERENCE_NATS,
@@ -113,9 +81,23 @@ def heat_map(runs: Sequence[tuple[str, Sequence[CheckpointSample]]]) -> str | No
     )
 
 
+def css_string(text: str) -> "Markup":
+    """Return a string for a style sheet, in which only letters and digits stand as they are."""
+    from markupsafe import Markup
+
+    signs = (one if one.isascii() and one.isalnum() else f"\\{ord(one):06x}" for one in text)
+    return Markup('"' + "".join(signs) + '"')
+
+
 def _is_same(one: HeldOutText | None, other: HeldOutText) -> bool:
     """Tell whether checkpoints predicted the same tokens, each from as many before it."""
     return one is not None and (one.ids, one.tokens, one.window) == (other.ids, other.tokens, other.window)
+
+
+def _measured_run(name: str, samples: list[CheckpointSample], runs: int, cells: list[TextCell]) -> list[Measured]:
+    prefix = f"{name}, " if name else ""
+    chosen = spaced(samples, max(2, MOST_CHECKPOINTS // runs))
+    return [_measured(f"{prefix}step {sample.step:,}", sample, cells) for sample in chosen]
 
 
 def _measured(label: str, sample: CheckpointSample, cells: list[TextCell]) -> Measured:
@@ -133,53 +115,23 @@ def _sum(values: list[float | None]) -> float | None:
     return math.fsum(known) if len(known) == len(values) else None
 
 
-def _views(measured: list[list[Measured]]) -> list[HeatView]:
-    """Return the views: of one run its last, middle and first checkpoint, of several the last of each."""
-    if len(measured) == 1:
-        [run] = measured
-        singles = [run[number] for number in sorted({0, len(run) // 2, len(run) - 1}, reverse=True)]
-        pairs = [(run[-1], run[number]) for number in sorted({0, max(0, len(run) - 2)}) if run[number] is not run[-1]]
-    else:
-        singles = [run[-1] for run in measured[:3]]
-        pairs = [(run[-1], measured[0][-1]) for run in measured[1:3]]
-    differences = [
-        HeatView(label=f"{one.label} against {other.label}", first=one, second=other) for one, other in pairs
-    ]
-    return [*(HeatView(label=each.label, first=each) for each in singles), *differences]
+def _shown(cell: TextCell, number: int, views: list[HeatView], text: HeldOutText) -> ShownCell:
+    colours = [f"v{at}{view.colour(number)}" for at, view in enumerate(views)]
+    starts_window = (cell.first - 1) % text.window == 0 and cell.first > 0
+    kinds = [*([] if cell.kind == "text" else [cell.kind]), *(["w"] if starts_window else [])]
+    values = [view.text(number) for view in views] if cell.first else []
+    about = _about(cell, text, starts_window=starts_window)
+    return ShownCell(text=cell.text, classes=" ".join([*colours, *kinds]), about=about, values=values)
 
 
-def _shown(cells: list[TextCell], views: list[HeatView], text: HeldOutText) -> list[ShownCell]:
-    shown = []
-    for number, cell in enumerate(cells):
-        colours = [f"v{at}{view.colour(number)}" for at, view in enumerate(views)]
-        starts_window = (cell.first - 1) % text.window == 0 and cell.first > 0
-        classes = " ".join([*colours, *([cell.kind] if cell.kind != "text" else []), *(["w"] if starts_window else [])])
-        shown.append(ShownCell(text=cell.text, classes=classes, about=_about(cell, number, views, text)))
-    return shown
-
-
-def _about(cell: TextCell, number: int, views: list[HeatView], text: HeldOutText) -> str:
-    """Return what is told about a cell: its tokens, and its log-probability and probability in each view."""
+def _about(cell: TextCell, text: HeldOutText, *, starts_window: bool) -> str:
+    """Return the tokens of a cell, and how they were predicted."""
     tokens = f"token {cell.first}" if cell.count == 1 else f"tokens {cell.first} to {cell.first + cell.count - 1}"
     ids = ", ".join(str(each) for each in text.ids[cell.first : cell.first + cell.count])
-    lines = [f"{cell.text.strip() or cell.text!r}  {tokens} of {len(text.ids) - 1}, id {ids}"]
+    about = f"{cell.text.strip() or cell.text!r}  {tokens} of {len(text.ids) - 1}, id {ids}"
     if cell.first == 0:
-        return f"{lines[0]}\nthe first token: not predicted"
-    if (cell.first - 1) % text.window == 0:
-        lines.append(f"first of a window of {text.window}: predicted from one token")
-    for view in views:
-        value = view.value(number)
-        if value is None:
-            lines.append(f"{view.label}: not finite")
-        elif view.second is None:
-            lines.append(f"{view.label}: {value:.2f} nats, {_percent(math.exp(value))}")
-        else:
-            lines.append(f"{view.label}: {value:+.2f} nats")
-    return "\n".join(lines)
-
-
-def _percent(probability: float) -> str:
-    return f"{probability:.1%}" if probability >= 0.001 else f"{probability:.1e}"
+        return f"{about}\nthe first token: not predicted"
+    return about + (f"\nfirst of a window of {text.window}: predicted from one token" if starts_window else "")
 
 
 def _extremes(cells: list[TextCell], view: HeatView) -> tuple[list[Extreme], list[Extreme]]:

@@ -1,4 +1,4 @@
-"""Sections of a report on samples: what checkpoints said, and the heat map of what they expected."""
+"""Sections of a report on checkpoints: continuations of prompts, and log-probabilities of a held-out text."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,7 +25,7 @@ def sample_sections(runs: Sequence[Path], *, record: bool) -> tuple[list[Section
     found = [Section(title=title, anchor=anchor, html=html) for title, anchor, html in parts if html is not None]
     if notes:
         html = render("notes.html", notes=notes)
-        found.append(Section(title="Samples that are missing", anchor="missing-samples", html=html))
+        found.append(Section(title="Missing samples", anchor="missing-samples", html=html))
     if found:
         found[0] = attrs.evolve(found[0], style=template_text("samples.css"))
     return found, notes

@@ -4,7 +4,7 @@
   const { labels, values, nats, difference } = JSON.parse(document.getElementById("heat-data").textContent);
   const label = box.querySelector(".choice"), radio = document.getElementById(label.htmlFor);
   const [a, b] = label.querySelectorAll("select"), view = "v" + radio.id.split("-")[1];
-  const told = cells.map((cell) => cell.dataset.t), legends = box.querySelectorAll(".legend");
+  const legends = box.querySelectorAll(".legend");
   labels.forEach((name, at) => { a.add(new Option(name, at)); b.add(new Option(name, at)); });
   b.add(new Option("nothing", ""), 0);
   a.value = labels.length - 1; b.value = 0;
@@ -23,7 +23,7 @@
       const value = !known ? null : mine[at] - (other === null ? 0 : other[at]);
       cell.classList.add(view + (other === null ? one(value) : two(value)));
       const name = labels[a.value] + (other === null ? "" : " against " + labels[b.value]);
-      cell.dataset.t = told[at] + (known && radio.checked ? `\n${name}: ${(value / 100).toFixed(2)} nats` : "");
+      cell.dataset.chosen = known && radio.checked ? `\n${name}: ${(value / 100).toFixed(2)} nats` : "";
     });
     legends[0].hidden = radio.checked && other !== null;
     legends[1].hidden = radio.checked && other === null;

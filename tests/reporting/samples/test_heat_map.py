@@ -10,15 +10,19 @@ import attrs
 import pytest
 
 from reporting.page_templates import template_text
-from reporting.samples.heat_map import heat_map
+from reporting.samples.heat_map import css_string, heat_map
 from tests.reporting.samples.sampled import TEXT, sample
 
 CHROMIUM = Path("/usr/bin/chromium")
 
 
-def cells(page: str) -> list[tuple[str, str, str]]:
-    """Return (classes, text under the pointer, text) of each cell."""
-    return re.findall(r'<span tabindex="-1" class="([^"]*)" data-t="([^"]*)">([^<]*)</span>', page)
+CELL = re.compile(r'<span tabindex="-1" class="([^"]*)" data-t="([^"]*)"((?: data-\d+="[^"]*")*)>([^<]*)</span>')
+
+
+def cells(page: str) -> list[tuple[str, str, list[str], str]]:
+    """Return (classes, text under the pointer, values of the views, text) of each cell."""
+    found = CELL.findall(page)
+    return [(classes, about, re.findall(r'"([^"]*)"', values), text) for classes, about, values, text in found]
 
 
 def test_a_cell_tells_its_log_probability_and_that_of_a_character_is_the_sum_of_its_bytes() -> None:
@@ -26,11 +30,18 @@ def test_a_cell_tells_its_log_probability_and_that_of_a_character_is_the_sum_of_
     assert page is not None
     first, second, *_ = found = cells(page)
     assert "".join(text for *_, text in found) == "café·&lt;b&gt;↵\n·&amp;·x"
-    assert "not predicted" in first[1] and first[0].startswith("v0u")
+    assert "not predicted" in first[1] and first[0].startswith("v0u") and first[2] == []
     assert "token 1 of 13, id 97" in second[1]
-    assert "step 8: -0.50 nats, 60.7%" in second[1] and "step 8 against step 4: +1.00 nats" in second[1]
-    accented = next(about for _, about, text in found if text == "é")
-    assert "tokens 3 to 4 of 13, id 195, 169" in accented and f"step 4: -3.00 nats, {math.exp(-3):.1%}" in accented
+    assert second[2] == ["-0.50 nats, 60.7%", "-1.50 nats, 22.3%", "+1.00 nats"]
+    _, about, values, _ = next(cell for cell in found if cell[3] == "é")
+    assert "tokens 3 to 4 of 13, id 195, 169" in about and values[1] == f"-3.00 nats, {math.exp(-3):.1%}"
+
+
+def test_a_label_is_in_the_page_once_for_each_use_and_ends_no_style_sheet() -> None:
+    assert css_string('</style>"\n1') == r'"\00003c\00002fstyle\00003e\000022\00000a1"'
+    name = "a-run-with-a-long-name"
+    page = heat_map([(name, [sample(4, 1.5, text=TEXT * 20)]), ("other", [sample(4, 0.5, text=TEXT * 20)])])
+    assert page is not None and page.count(name) < 20
 
 
 def test_means_and_greatest_differences_are_listed() -> None:
@@ -49,15 +60,28 @@ def test_runs_are_compared_on_the_same_text_only() -> None:
     runs.append(("four", [sample(4, 1.0, held_out=attrs.evolve(shorter, window=4))]))
     page = heat_map(runs)
     assert page is not None
-    assert "two, step 4 against one, step 4: +1.00 nats" in page
+    assert "two, step 4 against one, step 4</label>" in page and cells(page)[1][2][2] == "+1.00 nats"
     assert "&lt;three&gt; is left out: it was measured on another text" in page and "<three>" not in page
     assert "four is left out" in page and "four, step" not in page
+    unmeasured = heat_map([*runs[:2], ("five", [sample(4, 1.0, held_out=None, log_probabilities=None)])])
+    assert unmeasured is not None and "five is left out: no log-probabilities are recorded" in unmeasured
     assert heat_map([("run", [sample(4, 2.0, held_out=None, log_probabilities=None)])]) is None
 
 
 def test_losses_that_are_not_finite_are_shown_as_such() -> None:
     page = heat_map([("run", [sample(4, 2.0, log_probabilities=[None] * 13)])])
-    assert page is not None and page.count("step 4: not finite") == 12 and "<td>not finite</td>" in page
+    assert (
+        page is not None
+        and [values for *_, values, _ in cells(page)].count(["not finite"]) == 12
+        and "<td>not finite</td>" in page
+    )
+
+
+def test_of_many_runs_the_page_says_which_have_views_without_a_script() -> None:
+    page = heat_map([(f"run-{number}", [sample(4, 1.0)]) for number in range(8)])
+    assert page is not None and "first 3 of 8 runs" in page
+    alone = heat_map([("run", [sample(4, 1.0)])])
+    assert alone is not None and "first" not in alone.split("</p>")[0]
 
 
 def test_a_page_of_many_checkpoints_stays_small() -> None:
@@ -94,14 +118,14 @@ def test_in_a_browser_views_and_text_under_the_pointer_work_with_and_without_a_s
         assert len(set(seen.values())) == 5
         cell.hover()
         told = cell.evaluate("element => getComputedStyle(element, '::after').content")
-        assert "step 8: -0.50 nats" in told
+        assert "step 8: -0.50 nats, 60.7%" in told
         assert opened.evaluate("document.documentElement.scrollWidth <= innerWidth")
         selects = opened.locator(".choice select")
         assert selects.first.is_visible() == script
         if script:
             selects.nth(0).select_option("1")
             selects.nth(1).select_option("2")
-            assert "step 8 against step 12: 2.50 nats" in cell.get_attribute("data-t")
+            assert "step 8 against step 12: 2.50 nats" in cell.get_attribute("data-chosen")
             assert cell.evaluate(background) == seen["step 12 against step 4"]  # 2 nats and more
             opened.locator(".heat > .text > span").nth(0).focus()
             opened.keyboard.press("ArrowRight")
