@@ -2,6 +2,7 @@
 
 import shutil
 import textwrap
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from evaluation.comparison.columns import Cell
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
 
 LABEL_WIDTH = 16  # of models above their columns; longer labels are wrapped
 BAR_WIDTH, BAR_HEIGHT, MARGIN = 96, 12, 4  # pixels
+SCALE_DIGITS = 4  # significant ones of the ends of a column's bars
 
 PAGE = """<!DOCTYPE html>
 <html lang="en">
@@ -51,6 +53,10 @@ FRAGMENT = """<div class="wide">
 {{- '' }}<circle cx="{{ bar[1] }}" cy="{{ height / 2 }}" r="3"/></svg>{% endif %}</td>{% endfor %}</tr>
 {% endfor %}
 </tbody>
+{% if scales|select|list %}
+<tfoot><tr><td>range of the bars (95 % intervals)</td>
+{%- for scale in scales[1:] %}<td>{{ scale }}</td>{% endfor %}</tr></tfoot>
+{% endif %}
 </table>
 </div>
 {% for name, lines in (("statements", comparison.statements), ("notes", comparison.notes)) if lines %}
@@ -93,7 +99,10 @@ def as_fragment(comparison: Comparison) -> str:
     """Return the table, statements and notes of the page, for another one."""
     ends = [[end for cell in column for end in cell.bounds or ()] for column in zip(*comparison.rows, strict=True)]
     rows = [[(cell, _bar(cell, scale)) for cell, scale in zip(row, ends, strict=True)] for row in comparison.rows]
-    return _template(FRAGMENT).render(comparison=comparison, rows=rows, width=BAR_WIDTH, height=BAR_HEIGHT)
+    scales = [_scale(bounds, drawn) for bounds, drawn in zip(ends, zip(*rows, strict=True), strict=True)]
+    return _template(FRAGMENT).render(
+        comparison=comparison, rows=rows, scales=scales, width=BAR_WIDTH, height=BAR_HEIGHT
+    )
 
 
 def _template(source: str) -> "Template":
@@ -108,6 +117,11 @@ def _bar(cell: Cell, ends: list[float]) -> list[str] | None:
         return None
     reach = (BAR_WIDTH - 2 * MARGIN) / (max(ends) - min(ends))
     return [f"{MARGIN + reach * (end - min(ends)):.1f}" for end in (cell.bounds[0], cell.value, cell.bounds[1])]
+
+
+def _scale(ends: list[float], cells: Sequence[tuple[Cell, list[str] | None]]) -> str:
+    """Return the values at the ends of a column's bars; "" where it has none."""
+    return f"{min(ends):.{SCALE_DIGITS}g} to {max(ends):.{SCALE_DIGITS}g}" if any(bar for _, bar in cells) else ""
 
 
 def _blocks(names: list[str], models: list[list[str]], width: int) -> list[str]:
