@@ -5,16 +5,19 @@ finds the ranges in `data-` attributes and sets the drawing's viewBox.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from html import escape
 
 import attrs
 import numpy as np
 
+from reporting.chart_scale import short, tick_labels, ticks, value_range
+
 SIZE = 10_000  # of the drawing, in its own units
-COLUMNS = 500  # of pixels that a line is drawn in: its extremes in each are kept
-TICKS = 5
+FARTHEST = 100_000 * SIZE  # from the frame that a value outside is drawn
 MARGIN = 0.04  # of the range of values, above and below
+SIDE_MARGIN = 0.01  # of the x axis: no dot or event lies on the edge
+MOST_DOTS = 40  # points of a line that are marked: more would hide the lines below
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -24,7 +27,9 @@ class Line:
     name: str
     x: np.ndarray  # ascending, (n,)
     y: np.ndarray  # NaN: a gap
-    style: str  # CSS classes: a colour, s0 to s7, and raw, bold or dots
+    colour: str  # CSS class, s0 to s7
+    weight: str = ""  # CSS class: "raw" is thin, "bold" thick
+    dotted: bool = False  # its points are marked where they are few
 
 
 @attrs.frozen(kw_only=True)
@@ -43,16 +48,16 @@ class LineChart:
     title: str
     axis: str  # name of the x axis, with its unit
     lines: Sequence[Line]
+    columns: int  # of pixels that a line is drawn in: its extremes in each are kept
     marks: Sequence[VerticalMark] = ()
     logarithmic: bool = False
     top: float | None = None  # largest value to show; None: all are
 
     def svg(self) -> str:
         """Return the chart as HTML."""
-        x_range = _range([line.x for line in self.lines], 0.0)
-        y_range = self._y_range()
-        frame = _Frame(x_range=x_range, y_range=y_range, logarithmic=self.logarithmic)
-        x_ticks, y_ticks = nice_ticks(*x_range), _log_ticks(*y_range) if self.logarithmic else nice_ticks(*y_range)
+        x_range, y_range = self._x_range(), self._y_range()
+        frame = _Frame(x_range=x_range, y_range=y_range, logarithmic=self.logarithmic, columns=self.columns)
+        x_ticks, y_ticks = ticks(*x_range, logarithmic=False), ticks(*y_range, logarithmic=self.logarithmic)
         grid = "".join(f"M0 {frame.down(value)}H{SIZE}" for value, _ in y_ticks)
         drawn = [f'<path class="grid" d="{grid}"/>']
         for mark in self.marks:
@@ -60,20 +65,23 @@ class LineChart:
             drawn.append(
                 f'<path class="mark {mark.style}" d="M{place} 0V{SIZE}"><title>{escape(mark.text)}</title></path>'
             )
-        for line in self.lines:
-            name = escape(line.name, quote=True)
-            drawn.append(f'<path class="line {line.style}" data-name="{name}" d="{frame.path(line)}"/>')
-        described = escape(f"{self.title} over {self.axis}: {self._described()}", quote=True)
+        drawn += map(frame.drawn, self.lines)
+        title = self._described_title()
+        described = escape(f"{title} over {self.axis}: {self._ends()}", quote=True)
         ranges = " ".join(f"{value:.10g}" for value in (*x_range, *y_range))
         return (
             f'<figure class="chart" data-ranges="{ranges}" data-log="{int(self.logarithmic)}">'
-            f"<figcaption>{escape(self.title)}</figcaption>"
-            f'<div class="y">{_labels(y_ticks, frame.up_share, "bottom")}</div>'
+            f"<figcaption>{escape(title)}</figcaption>"
+            f'<div class="y">{tick_labels(y_ticks, frame.up_share, "bottom")}</div>'
             f'<svg viewBox="0 0 {SIZE} {SIZE}" preserveAspectRatio="none" role="img" aria-label="{described}">'
             f"{''.join(drawn)}</svg>"
-            f'<div class="x">{_labels(x_ticks, frame.across_share, "left")}</div>'
+            f'<div class="x">{tick_labels(x_ticks, frame.across_share, "left")}</div>'
             f'<div class="axis">{escape(self.axis)}</div></figure>'
         )
+
+    def _x_range(self) -> tuple[float, float]:
+        marks = np.array([0.0, *(mark.x for mark in self.marks)])
+        return _widened(*value_range([marks, *(line.x for line in self.lines)]), SIDE_MARGIN)
 
     def _y_range(self) -> tuple[float, float]:
         values = [line.y[np.isfinite(line.y)] for line in self.lines]
@@ -82,12 +90,17 @@ class LineChart:
             positive = np.concatenate([one[one > 0] for one in shown])
             low, high = (float(positive.min()), float(positive.max())) if len(positive) else (1.0, 10.0)
             return low / 1.2, high * 1.2
-        low, high = _range(shown, None)
-        reach = (high - low) * MARGIN
-        return low - reach, high + reach
+        return _widened(*value_range(shown), MARGIN)
 
-    def _described(self) -> str:
-        ends = [(line.name, line.y[np.isfinite(line.y)]) for line in self.lines if "raw" not in line.style]
+    def _described_title(self) -> str:
+        """Return the title with the kind of the axis, and what lies outside it."""
+        title = f"{self.title}, logarithmic axis" if self.logarithmic else self.title
+        top = math.inf if self.top is None else self.top
+        highest = max(float(line.y[np.isfinite(line.y)].max(initial=-math.inf)) for line in self.lines)
+        return f"{title} (values above {short(top)} lie outside, up to {short(highest)})" if highest > top else title
+
+    def _ends(self) -> str:
+        ends = [(line.name, line.y[np.isfinite(line.y)]) for line in self.lines if line.weight != "raw"]
         return "; ".join(f"{name} ends at {short(float(values[-1]))}" for name, values in ends if len(values))
 
 
@@ -98,6 +111,7 @@ class _Frame:
     x_range: tuple[float, float]
     y_range: tuple[float, float]
     logarithmic: bool
+    columns: int
 
     def across_share(self, x: float) -> float:
         return (x - self.x_range[0]) / (self.x_range[1] - self.x_range[0])
@@ -114,9 +128,21 @@ class _Frame:
     def down(self, y: float) -> int:
         return round(SIZE * (1 - self.up_share(y)))
 
-    def path(self, line: Line) -> str:
-        """Return the points of a line as SVG, dots as strokes of no length."""
-        x, y = extremes(line.x, line.y, COLUMNS)
+    def drawn(self, line: Line) -> str:
+        """Return a line as SVG, its dots as strokes of no length: of a dotted line, and of points without neighbors."""
+        known, across, down = self._points(line)
+        before, after = np.append(False, known[:-1]), np.append(known[1:], False)
+        dotted = known if line.dotted and known.sum() <= MOST_DOTS else known & ~before & ~after
+        places = [f"{one} {two}" for one, two in zip(across.tolist(), down.tolist(), strict=True)]
+        path = "".join(("L" if before[at] else "M") + places[at] for at in np.flatnonzero(known))
+        dots = "".join(f"M{places[at]}h0" for at in np.flatnonzero(dotted))
+        name = escape(line.name, quote=True)
+        drawn = f'<path class="line {line.colour} {line.weight}" data-name="{name}" d="{path}"/>'
+        return drawn + (f'<path class="dots {line.colour}" d="{dots}"/>' if dots else "")
+
+    def _points(self, line: Line) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return which points of a line are known, and where they lie."""
+        x, y = extremes(line.x, line.y, self.columns)
         low, high = self.x_range
         across = np.rint(SIZE * (x - low) / (high - low))
         with np.errstate(invalid="ignore", divide="ignore"):
@@ -124,15 +150,8 @@ class _Frame:
             first, last = (math.log(one) if self.logarithmic else one for one in self.y_range)
             down = np.rint(SIZE * (1 - (up - first) / (last - first)))
         known = np.isfinite(down)
-        down = np.clip(np.where(known, down, 0), -10 * SIZE, 10 * SIZE)
-        dots, parts, pen = "dots" in line.style, [], False
-        for at, (one, two) in enumerate(zip(across.astype(int).tolist(), down.astype(int).tolist(), strict=True)):
-            if not known[at]:
-                pen = False
-                continue
-            parts.append(f"{'L' if pen else 'M'}{one} {two}" + ("h0" if dots else ""))
-            pen = not dots
-        return "".join(parts)
+        down = np.clip(np.where(known, down, 0), -FARTHEST, FARTHEST)
+        return known, across.astype(int), down.astype(int)
 
 
 def extremes(x: np.ndarray, y: np.ndarray, columns: int) -> tuple[np.ndarray, np.ndarray]:
@@ -153,46 +172,6 @@ def extremes(x: np.ndarray, y: np.ndarray, columns: int) -> tuple[np.ndarray, np
     return x[chosen], y[chosen]
 
 
-def nice_ticks(low: float, high: float) -> list[tuple[float, str]]:
-    """Return about TICKS round values between two, with their labels."""
-    rough = (high - low) / TICKS
-    unit = 10.0 ** math.floor(math.log10(rough))
-    step = next(unit * factor for factor in (1, 2, 2.5, 5, 10) if unit * factor >= rough * (1 - 1e-9))
-    numbers = range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)
-    return [(number * step, short(number * step, step)) for number in numbers]
-
-
-def _log_ticks(low: float, high: float) -> list[tuple[float, str]]:
-    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    factors = (1,) if high / low > 1e3 else (1, 3) if high / low > 10 else (1, 1.5, 2, 3, 5, 7)
-    values = [factor * 10.0**power for power in powers for factor in factors]
-    return [(value, short(value)) for value in values if low <= value <= high]
-
-
-def short(value: float, step: float | None = None) -> str:
-    """Return a number in few characters: 1.5M, 2k, 0.004. `step`: between neighbors, which sets the digits."""
-    for size, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= size * (1 if step is None else 1 - 1e-9):
-            return f"{value / size:.4g}{letter}"
-    if step is not None and step < 1:
-        exponent = math.floor(math.log10(step) + 1e-9)
-        halves = not math.isclose(step / 10**exponent, round(step / 10**exponent))  # 2.5 has a digit more
-        return f"{value:.{halves - exponent}f}"
-    return f"{value:.4g}"
-
-
-def _range(values: Sequence[np.ndarray], low: float | None) -> tuple[float, float]:
-    """Return the least and the greatest of all values, or `low` where that is less; two different numbers."""
-    known = [one[np.isfinite(one)] for one in values]
-    joined = np.concatenate(known) if known else np.zeros(0)
-    if not len(joined):
-        return 0.0, 1.0
-    first, last = float(joined.min()), float(joined.max())
-    first = first if low is None else min(first, low)
-    if last - first <= 1e-12 * max(abs(first), abs(last), 1e-300):
-        return first - abs(first) * 0.1 - 1e-9, last + abs(last) * 0.1 + 1e-9
-    return first, last
-
-
-def _labels(ticks: Sequence[tuple[float, str]], share: Callable[[float], float], side: str) -> str:
-    return "".join(f'<span style="{side}:{100 * share(value):.2f}%">{escape(text)}</span>' for value, text in ticks)
+def _widened(low: float, high: float, share: float) -> tuple[float, float]:
+    reach = (high - low) * share
+    return low - reach, high + reach

@@ -39,7 +39,7 @@ def report_page(runs: Sequence[Path], histories: Sequence[RunHistory], sections:
         style=Markup(template_text("report_page.css") + "".join(part.style for part in sections)),
         script=Markup(template_text("report_page.js")),
         headlines=[(history.name, headline(history)) for history in histories],
-        axes=[(axis.name, Markup("".join(axis.charts))) for axis in charted_axes(histories)],
+        axes=[(axis.name, axis.unit, Markup("".join(axis.charts))) for axis in charted_axes(histories)],
         legend=legend(histories),
         marked=sorted({mark.kind for mark in histories[0].marks}) if len(histories) == 1 else [],
         sections=[attrs.evolve(part, html=Markup(part.html)) for part in sections],

@@ -5,17 +5,21 @@ from collections.abc import Sequence
 import attrs
 import numpy as np
 
+from reporting.curve_statistics import common_top, smoothed
 from reporting.line_chart import Line, LineChart, VerticalMark
 from reporting.run_history import AXES, LOGGED, Curve, RunHistory
 from reporting.section import COLOURS
 
 GIB = 2.0**30
-AVERAGED_SHARE = 0.02  # width of the moving average, as a share of the logged steps
-EARLY_SHARE = 0.05  # of a run: losses of its first steps may lie above the chart
+MOST_COLUMNS = 500  # of a line
+COLUMNS = 2000  # of one curve of all runs: the page is to stay below 3 MB
 SHORT_HOURS = 1.0  # below, the axis shows minutes
 MARK_COLUMNS = 100  # at most one mark of a kind in each
-MOST_RAW = 2  # runs whose values are drawn beside their moving average
-TRAIN, VALIDATION = "training loss", "validation loss"
+MOST_RAW = 2  # runs whose losses are drawn beside their moving average
+LOGARITHMIC_FACTOR = 10.0  # between the greatest values of runs, from which on they share no linear axis
+TRAIN, VALIDATION, LOSS = "training loss", "validation loss", "loss, nats per token"
+WEIGHTS = "thick: moving average; thin: as logged"
+PANEL_COLOUR = 2  # of a single run's curves that are no losses
 
 
 @attrs.frozen(kw_only=True)
@@ -43,31 +47,33 @@ class ChartedAxis:
     """All charts along one axis."""
 
     name: str
+    unit: str  # as the charts name it
     charts: list[str]  # HTML
 
 
 @attrs.frozen
 class LegendEntry:
-    """A colour and its meaning."""
+    """A colour, or a weight of lines, and its meaning."""
 
-    style: str
+    style: str  # CSS class; "" for a weight of lines
     text: str
 
 
 def charted_axes(histories: Sequence[RunHistory]) -> list[ChartedAxis]:
     """Return the charts along each axis that all runs know."""
     known = [axis for axis in AXES if all(axis in history.axes for history in histories)]
-    return [ChartedAxis(axis, _charts(histories, axis)) for axis in known]
+    return [_charted(histories, axis) for axis in known]
 
 
 def legend(histories: Sequence[RunHistory]) -> list[LegendEntry]:
-    """Return the meaning of the colours: of runs, or of the curves of one."""
-    if len(histories) > 1:
-        return [LegendEntry(f"s{number}", history.name) for number, history in enumerate(histories)]
-    return [LegendEntry(f"s{number % COLOURS}", name) for number, (name, _) in enumerate(_losses(histories[0]))]
+    """Return the meaning of the colours, runs or the losses of one, and of thick and thin lines."""
+    single = len(histories) == 1
+    names = [name for name, _ in _losses(histories[0])] if single else [history.name for history in histories]
+    entries = [LegendEntry(f"s{number % COLOURS}", name) for number, name in enumerate(names)]
+    return entries + ([LegendEntry("", WEIGHTS)] if len(histories) <= MOST_RAW else [])
 
 
-def _charts(histories: Sequence[RunHistory], axis: str) -> list[str]:
+def _charted(histories: Sequence[RunHistory], axis: str) -> ChartedAxis:
     unit, factor = axis, 1.0
     if axis == "hours" and max(history.axes[axis].last for history in histories) < SHORT_HOURS:
         unit, factor = "minutes", 60.0
@@ -78,7 +84,7 @@ def _charts(histories: Sequence[RunHistory], axis: str) -> list[str]:
         else [view.loss("train_loss", TRAIN), view.loss("validation_loss", VALIDATION)]
     )
     charts += [view.panel(panel) for panel in PANELS]
-    return [chart.svg() for chart in charts if chart.lines]
+    return ChartedAxis(axis, unit, [chart.svg() for chart in charts if chart.lines])
 
 
 @attrs.frozen(kw_only=True)
@@ -96,53 +102,65 @@ class _View:
         lines: list[Line] = []
         losses = _losses(history)
         for number, (name, curve) in enumerate(losses):
-            style = f"s{number % COLOURS}"
-            if name == TRAIN:
-                lines += self._lines(history, curve, name, style, "both")
-            else:  # few points: a line, and dots
-                [line] = self._lines(history, curve, name, style, "plain")
-                lines += [line, attrs.evolve(line, style=f"{style} dots")]
-        return self._chart("loss, nats per token", lines, [curve for _, curve in losses])
+            lines += self._lines(history, curve, name, number % COLOURS, "both" if name == TRAIN else "dotted")
+        return self._chart(LOSS, lines, top=common_top([curve for _, curve in losses], losses=True, runs=False))
 
     def loss(self, key: str, title: str) -> LineChart:
         """Return one loss of several runs."""
-        lines: list[Line] = []
-        curves: list[Curve] = []
-        for number, history in enumerate(self.histories):
-            if (curve := history.curves.get(key)) is not None:
-                averaged = "both" if len(self.histories) <= MOST_RAW else "smooth"
-                shape = averaged if key == "train_loss" else "plain"
-                lines += self._lines(history, curve, history.name, f"s{number}", shape)
-                curves.append(curve)
-        return self._chart(f"{title}, nats per token", lines, curves)
+        averaged = "both" if len(self.histories) <= MOST_RAW else "average"
+        shape = averaged if key == "train_loss" else "dotted"
+        known = self._known(key)
+        lines = [
+            line
+            for number, curve in known.items()
+            for line in self._lines(self.histories[number], curve, self.histories[number].name, number, shape)
+        ]
+        top = common_top(list(known.values()), losses=True, runs=True)
+        return self._chart(_averaged_title(f"{title}, nats per token", shape), lines, top=top)
 
     def panel(self, panel: CurvePanel) -> LineChart:
         """Return another curve of all runs."""
-        lines = []
-        for number, history in enumerate(self.histories):
-            if (curve := history.curves.get(panel.curve)) is not None:
-                scaled = Curve(curve.steps, curve.values * panel.scale)
-                name = history.name if len(self.histories) > 1 else panel.title
-                style = f"s{number}" if len(self.histories) > 1 else "s2"
-                both = "both" if len(self.histories) == 1 else "smooth"
-                lines += self._lines(history, scaled, name, style, both if panel.averaged else "plain")
-        marks = self._marks()
-        return LineChart(title=panel.title, axis=self.unit, lines=lines, marks=marks, logarithmic=panel.logarithmic)
+        known = {n: Curve(curve.steps, curve.values * panel.scale) for n, curve in self._known(panel.curve).items()}
+        single = len(self.histories) == 1
+        shape = ("both" if single else "average") if panel.averaged else "plain"
+        lines: list[Line] = []
+        for number, curve in known.items():
+            history = self.histories[number]
+            name, colour = (panel.title, PANEL_COLOUR) if single else (history.name, number)
+            lines += self._lines(history, curve, name, colour, shape)
+        tops = [float(np.nanmax(curve.values)) for curve in known.values()]
+        logarithmic = panel.logarithmic or (bool(tops) and max(tops) > LOGARITHMIC_FACTOR * min(tops) > 0)
+        top = None if logarithmic else common_top(list(known.values()), losses=False, runs=False)
+        return self._chart(_averaged_title(panel.title, shape), lines, top=top, logarithmic=logarithmic)
 
-    def _chart(self, title: str, lines: list[Line], curves: list[Curve]) -> LineChart:
-        top = max(map(_top, curves), default=None)
-        above = top is not None and any((_early(curve) > top).any() for curve in curves)
-        title += " (the first steps lie above)" if above else ""
-        return LineChart(title=title, axis=self.unit, lines=lines, marks=self._marks(), top=top if above else None)
+    def _known(self, key: str) -> dict[int, Curve]:
+        """Return a curve of those runs that have it, by the number of the run."""
+        return {number: history.curves[key] for number, history in enumerate(self.histories) if key in history.curves}
 
-    def _lines(self, history: RunHistory, curve: Curve, name: str, style: str, shape: str) -> list[Line]:
-        """Return a curve as it is ("plain"), or its moving average ("smooth"), or this before its values ("both")."""
-        x = self._x(history, curve)
-        if shape == "plain":
-            return [Line(name=name, x=x, y=curve.values, style=style)]
-        values = Line(name=f"{name}, as logged", x=x, y=curve.values, style=f"{style} raw")
-        average = Line(name=name, x=x, y=_smoothed(curve), style=f"{style} bold")
-        return [values, average] if shape == "both" else [average]
+    def _chart(self, title: str, lines: list[Line], *, top: float | None, logarithmic: bool = False) -> LineChart:
+        columns = min(MOST_COLUMNS, COLUMNS // len(self.histories))
+        return LineChart(
+            title=title,
+            axis=self.unit,
+            lines=lines,
+            columns=columns,
+            marks=self._marks(),
+            logarithmic=logarithmic,
+            top=top,
+        )
+
+    def _lines(self, history: RunHistory, curve: Curve, name: str, colour: int, shape: str) -> list[Line]:
+        """Return a curve as it is ("plain", "dotted"), or its moving average ("average"), or "both"."""
+        line = Line(name=name, x=self._x(history, curve), y=curve.values, colour=f"s{colour}", dotted=shape == "dotted")
+        if shape in ("plain", "dotted"):
+            return [line]
+        average = attrs.evolve(line, y=smoothed(curve), weight="bold")
+        if shape == "average":
+            return [average]
+        return [
+            attrs.evolve(line, name=f"{name}, as logged", weight="raw"),
+            attrs.evolve(average, name=f"{name}, average"),
+        ]
 
     def _x(self, history: RunHistory, curve: Curve) -> np.ndarray:
         return history.along(self.axis, curve) * self.factor
@@ -165,6 +183,10 @@ class _View:
         return list(marks.values())
 
 
+def _averaged_title(title: str, shape: str) -> str:
+    return f"{title}, moving average" if shape == "average" else title
+
+
 def _tip(step: int, kind: str, text: str) -> str:
     return f"step {step:,}: {kind}" + (f", {text}" if text else "")
 
@@ -174,27 +196,3 @@ def _losses(history: RunHistory) -> list[tuple[str, Curve]]:
     names = {"train_loss": TRAIN, "validation_loss": VALIDATION}
     further = {name: name for name in history.curves if name not in (*LOGGED, *names)}
     return [(name, history.curves[key]) for key, name in (names | further).items() if key in history.curves]
-
-
-def _smoothed(curve: Curve) -> np.ndarray:
-    """Return the moving average of the known values around each, NaN at the others; at the ends over what is there."""
-    known = np.isfinite(curve.values)
-    count = int(known.sum())
-    reach = max(1, round(count * AVERAGED_SHARE / 2))
-    first = np.maximum(np.arange(count) - reach, 0)
-    after = np.minimum(np.arange(count) + reach + 1, count)
-    sums = np.concatenate([[0.0], np.cumsum(curve.values[known])])
-    values = np.full(len(curve.values), np.nan)
-    values[known] = (sums[after] - sums[first]) / (after - first)
-    return values
-
-
-def _top(curve: Curve) -> float:
-    """Return the largest value after the first steps."""
-    later = curve.values[(curve.steps >= EARLY_SHARE * curve.steps[-1]) & np.isfinite(curve.values)]
-    return float(later.max()) if len(later) else float(np.nanmax(curve.values))
-
-
-def _early(curve: Curve) -> np.ndarray:
-    """Return the known values of the first steps."""
-    return curve.values[(curve.steps < EARLY_SHARE * curve.steps[-1]) & np.isfinite(curve.values)]

@@ -1,6 +1,6 @@
 // Reading and zooming of the charts; the page is whole without it.
 document.body.classList.add("with-script");
-const SIZE = 10000;
+const SIZE = 10000, FARTHEST = 1e5 * SIZE, LAST_SHARE = 0.96; // as in line_chart.py and chart_scale.py
 
 function ticks(low, high) {
   const rough = (high - low) / 5, unit = 10 ** Math.floor(Math.log10(rough));
@@ -16,6 +16,12 @@ function short(value) {
   return String(+value.toPrecision(5));
 }
 
+// A value that was read from the drawing, with the digits that the drawing's units have.
+function read(value, low, high) {
+  const unit = 10 ** Math.ceil(Math.log10((high - low) / SIZE));
+  return short(Math.round(value / unit) * unit);
+}
+
 for (const figure of document.querySelectorAll("figure.chart")) {
   const [x0, x1, y0, y1] = figure.dataset.ranges.split(" ").map(Number), log = figure.dataset.log === "1";
   const svg = figure.querySelector("svg"), axis = figure.querySelector(".axis").textContent;
@@ -23,10 +29,11 @@ for (const figure of document.querySelectorAll("figure.chart")) {
   const toY = place => log ? y0 * (y1 / y0) ** (1 - place / SIZE) : y0 + (1 - place / SIZE) * (y1 - y0);
   const fromX = value => (value - x0) / (x1 - x0) * SIZE;
   const fromY = value => (1 - (log ? Math.log(value / y0) / Math.log(y1 / y0) : (value - y0) / (y1 - y0))) * SIZE;
-  const lines = [...figure.querySelectorAll(".line")].filter(path => !path.classList.contains("dots")).map(path => ({
-    path, name: path.dataset.name, raw: path.classList.contains("raw"),
+  const lines = [...figure.querySelectorAll(".line")].map(path => ({
+    name: path.dataset.name, average: path.classList.contains("bold"),
     points: [...path.getAttribute("d").matchAll(/[ML](-?\d+) (-?\d+)/g)].map(found => [+found[1], +found[2]]),
   }));
+  const readX = place => read(toX(place), x0, x1), readY = place => log ? short(toY(place)) : read(toY(place), y0, y1);
   const whole = [0, 0, SIZE, SIZE];
   let view = whole, from = null;
   const ours = kind => document.createElementNS("http://www.w3.org/2000/svg", kind);
@@ -48,6 +55,7 @@ for (const figure of document.querySelectorAll("figure.chart")) {
     const label = (holder, marks, side, share) => holder.replaceChildren(...marks.map(value => {
       const span = document.createElement("span");
       span.style[side] = 100 * share(value) + "%";
+      if (side === "left" && share(value) > LAST_SHARE) span.className = "last";
       span.textContent = short(value);
       return span;
     }));
@@ -66,12 +74,13 @@ for (const figure of document.querySelectorAll("figure.chart")) {
   svg.addEventListener("pointermove", event => {
     const at = place(event), near = [];
     for (const line of lines) {
-      if (line.raw || !line.points.length) continue;
+      if (!line.points.length) continue;
       const point = line.points.reduce((best, one) => Math.abs(one[0] - at) < Math.abs(best[0] - at) ? one : best);
-      near.push(`${line.name} ${short(toY(point[1]))}`);
+      const outside = Math.abs(point[1]) >= FARTHEST ? "beyond " : "", where = line.average ? "" : ` at ${readX(point[0])}`;
+      near.push(`${line.name}${where}: ${outside}${readY(point[1])}`);
     }
     cursor.setAttribute("d", `M${at} ${view[1]}v${view[3]}`);
-    values.textContent = [`${axis} ${short(toX(at))}`, ...near].join("\n");
+    values.textContent = [`${axis} ${readX(at)}`, ...near].join("\n");
     values.hidden = false;
     if (from !== null) {
       area.setAttribute("x", Math.min(from, at));

@@ -1,0 +1,45 @@
+"""Line chart: every point and event is visible, or the title says what is not."""
+
+import re
+from typing import Any
+
+import numpy as np
+
+from reporting.line_chart import Line, LineChart, VerticalMark
+
+
+def chart(values: list[float], **changes: Any) -> str:
+    """Return the chart of a line with a value for each step."""
+    line = Line(name="loss", x=np.arange(len(values), dtype=float), y=np.array(values), colour="s0", dotted=True)
+    return LineChart(**({"title": "loss", "axis": "steps", "lines": [line], "columns": 500} | changes)).svg()
+
+
+def dots(page: str) -> int:
+    return sum(path.count("h0") for path in re.findall(r'class="dots s0" d="([^"]*)"', page))
+
+
+def test_a_point_without_neighbors_is_a_dot() -> None:
+    assert dots(chart([3.0])) == 1
+    assert dots(chart([*[np.nan] * 50, 3.0, np.nan, *np.ones(50)])) == 1
+
+
+def test_points_are_marked_where_they_are_few() -> None:
+    assert dots(chart([2.0, 1.0, 3.0])) == 3
+    assert dots(chart([2.0, 1.0] * 50)) == 0
+
+
+def test_an_event_after_the_last_value_is_inside_the_chart() -> None:
+    page = chart([2.0, 1.0], marks=[VerticalMark(x=8.0, style="diverged", text="diverged")])
+    place = int(re.findall(r'class="mark diverged" d="M(\d+) 0V', page)[0])
+    assert 9800 < place < 10_000
+
+
+def test_a_chart_of_step_0_has_an_axis_up_to_1() -> None:
+    page = chart([0.0])
+    assert re.findall(r'<span style="bottom:[\d.]+%">([\d.]+)<', page) == ["0.00", "0.25", "0.50", "0.75", "1.00"]
+
+
+def test_the_title_says_which_values_lie_outside_and_that_an_axis_is_logarithmic() -> None:
+    assert "<figcaption>loss (values above 3 lie outside, up to 36k)<" in chart([2.0, 3.0, 36_000.0], top=3.0)
+    assert "<figcaption>loss<" in chart([2.0, 3.0], top=3.0)
+    assert "<figcaption>loss, logarithmic axis<" in chart([2.0, 3.0], logarithmic=True)

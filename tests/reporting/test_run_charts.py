@@ -1,0 +1,59 @@
+"""Curves of runs: every run is visible, and lines, axes and events are named."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+
+from reporting.run_charts import charted_axes, legend
+from reporting.run_history import read_history
+from tests.reporting.written_runs import start, step, training, write_run
+
+
+def titles(charts: list[str]) -> list[str]:
+    return [re.findall(r"<figcaption>(.*)</figcaption>", chart)[0] for chart in charts]
+
+
+def test_an_event_after_the_last_logged_step_is_inside_the_charts_of_every_axis(tmp_path: Path) -> None:
+    end = {"event": "diverged", "step": 19, "problem": "loss", "elapsed_seconds": 19.0}
+    history = read_history(write_run(tmp_path / "run", [start(), *map(step, range(1, 10)), end]))
+    axes = charted_axes([history])
+    assert [axis.unit for axis in axes] == ["steps", "tokens", "minutes", "dollars"]
+    for chart in [chart for axis in axes for chart in axis.charts]:
+        [place] = re.findall(r'class="mark diverged" d="M(\d+) 0V', chart)
+        assert 9800 < int(place) < 10_000
+
+
+def test_runs_of_very_different_learning_rates_share_a_logarithmic_axis(tmp_path: Path) -> None:
+    names = {"one": 1e-3, "two": 5e-3, "wild": 1000.0}
+    runs = [
+        write_run(tmp_path / name, [start(), *(step(at, learning_rate=rate) for at in range(1, 50))])
+        for name, rate in names.items()
+    ]
+    histories = [read_history(run) for run in runs]
+    assert "learning rate, logarithmic axis" in titles(charted_axes(histories)[0].charts)
+    assert "learning rate" in titles(charted_axes(histories[:2])[0].charts)
+
+
+def test_the_average_and_the_logged_values_are_told_apart(tmp_path: Path) -> None:
+    history = read_history(write_run(tmp_path / "run", training()))
+    loss, _, norm, *_ = charted_axes([history])[0].charts
+    names = re.findall(r'data-name="([^"]*)"', loss)
+    assert names == ["training loss, as logged", "training loss, average", "validation loss"]
+    assert "gradient norm, before clipping, as logged" in norm
+    assert legend([history])[-1].text == "thick: moving average; thin: as logged"
+    several = [history] * 3
+    assert titles(charted_axes(several)[0].charts)[:2] == [
+        "training loss, nats per token, moving average",
+        "validation loss, nats per token",
+    ]
+    assert [entry.text for entry in legend(several)] == ["run"] * 3
+
+
+def test_lines_of_more_runs_have_fewer_points(tmp_path: Path) -> None:
+    records = [start(), *(step(at, float(np.sin(at))) for at in range(1, 3000))]
+    history = read_history(write_run(tmp_path / "run", records))
+    for count, points in ((1, 2 * 500 + 2), (8, 2 * 250 + 2)):
+        charts = charted_axes([history] * count)[0].charts
+        lines = re.findall(r'class="line [^"]*" data-name="[^"]*" d="([^"]*)"', "".join(charts))
+        assert points - 20 <= max(map(lambda line: line.count("L") + 1, lines)) <= points
