@@ -13,10 +13,11 @@ import numpy as np
 
 from common.clock import utc_now
 from common.errors import BadInput
+from reporting.ledger_bars import ledger_bars
 from reporting.line_chart import extremes
 from reporting.page_templates import render, template_text
 from reporting.run_charts import charted_axes, legend
-from reporting.run_facts import differing_settings, facts, headline, recipe, time_text
+from reporting.run_facts import differing_settings, facts, headline, recipe
 from reporting.run_history import RunHistory
 from reporting.section import Section
 from training.checkpoints.disk import checkpoints_of
@@ -45,7 +46,7 @@ def report_page(runs: Sequence[Path], histories: Sequence[RunHistory], sections:
         sections=[attrs.evolve(part, html=Markup(part.html)) for part in sections],
         differing=differing_settings(histories) if len(histories) > 1 else [],
         histories=histories,
-        ledgers=[_ledger(history) for history in histories],
+        bars=ledger_bars(histories),
         facts=[facts(history) for history in histories],
         recipes=[recipe(history) for history in histories],
         checkpoints=[steps_in(checkpoints_of(run)) for run in runs],
@@ -56,39 +57,21 @@ def report_page(runs: Sequence[Path], histories: Sequence[RunHistory], sections:
 
 
 def _evaluations(runs: Sequence[Path]) -> tuple[str | None, str | None]:
-    """Return the comparison of the runs that have results, as HTML, or else what to do for one."""
+    """Return the comparison of the runs that have results, as HTML, and advice on those that have none."""
     measured = [run for run in runs if (run / EVALUATIONS).is_file()]
-    advice = f"python evaluate.py loss {shlex.join(map(str, runs))}"
+    missing = [str(run) for run in runs if run not in measured]
+    advice = f"To measure the held-out loss: python evaluate.py loss {shlex.join(missing)}" if missing else None
     if not measured:
-        return None, f"No evaluations yet. Measure the held-out loss: {advice}"
+        return None, f"No evaluations yet. {advice}"
     from evaluation.comparison.compare import compare
     from evaluation.comparison.page import as_fragment
     from evaluation.comparison.rows import read_rows
 
     try:
-        return as_fragment(compare(read_rows([str(run) for run in measured]))), None
+        compared = as_fragment(compare(read_rows([str(run) for run in measured])))
     except BadInput as error:
-        return None, f"No comparison: {error}"
-
-
-@attrs.frozen(kw_only=True)
-class LedgerPart:
-    """A part of a run's time."""
-
-    name: str
-    share: float  # of the whole
-    text: str
-
-
-def _ledger(history: RunHistory) -> list[LedgerPart]:
-    total = sum(history.ledger.values())
-    parts: list[LedgerPart] = []
-    if total <= 0:
-        return parts
-    for name, seconds in history.ledger.items():
-        usd = "" if history.ledger_usd is None else f", ${history.ledger_usd * seconds / total:,.2f}"
-        parts.append(LedgerPart(name=name, share=seconds / total, text=f"{time_text(seconds)}{usd}"))
-    return [part for part in parts if part.share > 0]
+        return None, " ".join(filter(None, [f"No comparison: {error}.", advice]))
+    return compared, advice and f"No evaluations of {len(missing)} of {len(runs)} runs. {advice}"
 
 
 def data_link(history: RunHistory) -> str:

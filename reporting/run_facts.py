@@ -115,7 +115,7 @@ def _model_facts(history: RunHistory) -> Iterator[Fact]:
 
 def _data_facts(history: RunHistory) -> Iterator[Fact]:
     for source in history.record.get("sources") or []:
-        yield "dataset", f"{source['dataset']}: {source['tokens']:,} tokens, {source['epochs']:.3g} epochs"
+        yield "dataset", f"{source['dataset']}: {source['tokens']:,} tokens planned, {source['epochs']:.3g} epochs"
     tokenizer = history.record.get("tokenizer")
     if tokenizer:
         yield "tokenizer", f"{tokenizer['name']}, {tokenizer['vocabulary_size']:,} ids"

@@ -2,16 +2,27 @@
 
 import json
 from base64 import b64decode
+from collections.abc import Sequence
 from pathlib import Path
 
+import attrs
+import numpy as np
 import pytest
 
+from reporting.page_templates import template_text
 from reporting.report_page import report_page
-from reporting.run_history import read_history
-from tests.reporting.written_runs import training, write_run
+from reporting.run_history import Curve, read_history
+from reporting.samples.gallery import gallery
+from reporting.samples.heat_map import heat_map
+from reporting.samples.sample_log import Said
+from reporting.section import Section
+from tests.reporting.samples.sampled import sample
+from tests.reporting.written_runs import start, step, training, write_run
 
 CHROMIUM = Path("/usr/bin/chromium")
 HOSTILE = '<script>alert(1)<"$é'
+LONG = "speedrun-qwen3-8xh100-learning-rate-0.01-warmup-10-seed-"
+LIMIT = 3_000_000  # bytes of a page
 
 
 def _page(*runs: Path) -> str:
@@ -25,12 +36,58 @@ def test_names_and_details_are_shown_as_text_and_commands_are_quoted(tmp_path: P
     assert "evaluate.py loss &#39;/" in page
 
 
+def _sampled(names: Sequence[str], checkpoints: int) -> list[Section]:
+    """Return the sections on samples of named runs, with texts as long as recorded ones."""
+    said = [
+        Said(prompt=f"Prompt {number}", temperature=way, text="word " * 8 + " " * 20)
+        for number in range(6)
+        for way in (0, 1)
+    ]
+    texts = "held-out text & <b>\n" * 26
+    samples = [sample(100 * at, 3.0 + 2 / at, text=texts, said=said) for at in range(1, checkpoints + 1)]
+    runs = [(name, samples) for name in names]
+    parts = {"samples": gallery(runs), "log-probabilities": heat_map(runs)}
+    style = template_text("samples.css")
+    return [Section(title=name, anchor=name, html=html, style=style) for name, html in parts.items() if html]
+
+
+def test_a_run_that_was_killed_is_not_said_to_be_without_an_ended_job(tmp_path: Path) -> None:
+    page = _page(write_run(tmp_path / "run", [start(), step(10)]))
+    assert "<span>killed</span>" in page and "a killed job does not" in page and "has ended yet" not in page
+
+
+def test_a_lost_part_is_explained_and_a_total_stands_below(tmp_path: Path) -> None:
+    page = _page(write_run(tmp_path / "run", training()))
+    assert "lost: the whole time of jobs that were killed" in page
+    assert "<th>total</th><th>100 s</th><th>$0.05556</th>" in page
+
+
+def test_runs_without_evaluations_are_named_with_the_command_that_measures_them(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / name, training()) for name in ("one", "two", "three")]
+    (runs[0] / "evaluations.jsonl").write_text("{}\n")
+    page = _page(*runs)
+    assert f"To measure the held-out loss: python evaluate.py loss {runs[1]} {runs[2]}" in page
+
+
+def test_a_page_of_the_largest_runs_is_far_below_its_limit(tmp_path: Path) -> None:
+    steps = np.arange(1.0, 100_001.0)
+    noise = np.random.default_rng(0).normal(size=len(steps))
+    run = read_history(write_run(tmp_path / "run", training(10)))
+    names = ("train_loss", "learning_rate", "grad_norm", "tokens_per_second", "mfu", "peak_memory_bytes")
+    curves = {name: Curve(steps, 3 + 2 * np.exp(-steps / 9000) + noise / 10) for name in names}
+    curves["validation_loss"] = Curve(steps[99::100], curves["train_loss"].values[99::100])
+    axes = {name: Curve(steps, steps * 20_480) for name in run.axes}
+    histories = [attrs.evolve(run, name=f"{LONG}{at}", curves=curves, axes=axes) for at in range(8)]
+    page = report_page([tmp_path / "run"] * 8, histories, _sampled([one.name for one in histories], 100))
+    assert len(page.encode()) < 0.8 * LIMIT
+
+
 def test_data_to_download_is_json_of_bounded_size(tmp_path: Path) -> None:
     page = _page(write_run(tmp_path / "run", training(5000)))
     data = json.loads(b64decode(page.split("data:application/json;base64,")[1].split('"')[0]))
     assert len(data["curves"]["train_loss"]["steps"]) <= 2 * 250 + 2
     assert data["curves"]["train_loss"]["steps"][-1] == 5000
-    assert len(page) < 3_000_000
+    assert len(page) < LIMIT
 
 
 @pytest.mark.slow
@@ -38,10 +95,11 @@ def test_data_to_download_is_json_of_bounded_size(tmp_path: Path) -> None:
 @pytest.mark.parametrize("count", [1, 8])
 def test_a_browser_shows_it_on_a_phone_in_print_and_without_script(tmp_path: Path, count: int) -> None:
     playwright = pytest.importorskip("playwright.sync_api")
-    runs = [write_run(tmp_path / f"variant-{number}-{HOSTILE}", training()) for number in range(count)]
+    runs = [write_run(tmp_path / f"{LONG}{number}-{HOSTILE}", training()) for number in range(count)]
     file = tmp_path / "report.html"
-    file.write_text(_page(*runs))
-    assert file.stat().st_size < 3_000_000
+    histories = [read_history(run) for run in runs]
+    file.write_text(report_page(runs, histories, _sampled([history.name for history in histories], 3)))
+    assert file.stat().st_size < LIMIT
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
         troubles: list[str] = []
@@ -52,6 +110,11 @@ def test_a_browser_shows_it_on_a_phone_in_print_and_without_script(tmp_path: Pat
             page.on("request", lambda request: troubles.append(request.url))
             page.goto(file.as_uri())
             assert page.locator(".along-steps").is_visible()
+            assert page.locator(".gallery dd").first.bounding_box()["width"] > 300
+            if script:
+                page.locator(".along-steps svg").first.hover(position={"x": 180, "y": 50})
+                told = page.locator(".along-steps .values").first.inner_text()
+                assert ("training loss, average: " in told and "validation loss at 50: 3.1" in told) == (count == 1)
             page.check("#axis-dollars")
             assert page.locator(".along-dollars").is_visible()
             assert not page.locator(".along-steps").is_visible()
