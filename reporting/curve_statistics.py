@@ -11,7 +11,7 @@ EARLY_SHARE = 0.05  # of a run: losses of its first steps may lie above the char
 ORDINARY_SHARE = 0.98  # of the values; a higher one is a spike where it is far above them all
 FEWEST_VALUES = 10  # among which one is called a spike
 SPIKE_RANGES = 3.0  # of the ordinary values, from the least one to a spike
-SPIKE_FACTOR = 2.0  # between the largest ordinary value and a spike
+SPIKE_FACTOR = 2.0  # between the largest ordinary value and a spike, or what is shown of an outlying run
 OUTLYING_FACTOR = 5.0  # between the tops of an ordinary run and of one that lies outside
 BEARABLE_RANGES = 1.5  # of the values below the top: higher ones that reach no farther are shown as well
 
@@ -37,9 +37,12 @@ def common_top(curves: Sequence[Curve], *, losses: bool, runs: bool) -> float | 
     tops = sorted(_top(curve, EARLY_SHARE if losses else 0.0) for curve in curves)
     if not tops:
         return None
-    ordinary = tops[(len(tops) - 1) // 2]
-    top = max(one for one in tops if one <= max(ordinary, OUTLYING_FACTOR * ordinary)) if runs else tops[-1]
     joined = np.concatenate([_known(curve) for curve in curves])
+    ordinary = tops[(len(tops) - 1) // 2]
+    top = tops[-1]
+    if runs and top > max(ordinary, OUTLYING_FACTOR * ordinary):
+        near = joined[joined <= max(ordinary, SPIKE_FACTOR * ordinary)]  # where the outlying run leaves the chart
+        top = max(float(near.max()), *(one for one in tops if one <= OUTLYING_FACTOR * ordinary))
     low = min(float(joined.min()), top)
     return None if joined.max() <= low + BEARABLE_RANGES * (top - low) else top
 

@@ -96,8 +96,13 @@ class LineChart:
         """Return the title with the kind of the axis, and what lies outside it."""
         title = f"{self.title}, logarithmic axis" if self.logarithmic else self.title
         top = math.inf if self.top is None else self.top
-        highest = max(float(line.y[np.isfinite(line.y)].max(initial=-math.inf)) for line in self.lines)
-        return f"{title} (values above {short(top)} lie outside, up to {short(highest)})" if highest > top else title
+        values = {line.name: line.y[np.isfinite(line.y)] for line in self.lines}
+        highest = max(float(one.max(initial=-math.inf)) for one in values.values())
+        if highest <= top:
+            return title
+        whole = [name for name, one in values.items() if one.min(initial=math.inf) > top]
+        lines = f"; all values of {', '.join(whole)}" if whole else ""
+        return f"{title} (values above {short(top)} lie outside, up to {short(highest)}{lines})"
 
     def _ends(self) -> str:
         ends = [(line.name, line.y[np.isfinite(line.y)]) for line in self.lines if line.weight != "raw"]

@@ -72,15 +72,16 @@ for (const figure of document.querySelectorAll("figure.chart")) {
     show([first, top - margin, last - first, bottom - top + 2 * margin]);
   }
   svg.addEventListener("pointermove", event => {
-    const at = place(event), near = [];
+    const at = place(event), told = [];
     for (const line of lines) {
       if (!line.points.length) continue;
       const point = line.points.reduce((best, one) => Math.abs(one[0] - at) < Math.abs(best[0] - at) ? one : best);
-      const outside = Math.abs(point[1]) >= FARTHEST ? "beyond " : "", where = line.average ? "" : ` at ${readX(point[0])}`;
-      near.push(`${line.name}${where}: ${outside}${readY(point[1])}`);
+      const outside = Math.abs(point[1]) >= FARTHEST ? "beyond " : "", near = Math.abs(point[0] - at) < view[2] / 100;
+      const where = line.average && near ? "" : ` at ${readX(point[0])}`;
+      told.push(`${line.name}${where}: ${outside}${readY(point[1])}`);
     }
     cursor.setAttribute("d", `M${at} ${view[1]}v${view[3]}`);
-    values.textContent = [`${axis} ${readX(at)}`, ...near].join("\n");
+    values.textContent = [`${axis} ${readX(at)}`, ...told].join("\n");
     values.hidden = false;
     if (from !== null) {
       area.setAttribute("x", Math.min(from, at));

@@ -34,6 +34,8 @@ def test_one_bad_run_does_not_flatten_the_others_and_another_tokenizer_is_no_bad
     assert top is not None and top < 6
     assert common_top([curve(FALLING), curve(3 * FALLING)], losses=True, runs=True) is None
     assert common_top([bad], losses=True, runs=True) is None
+    begins_well = curve(np.array([5.5] * 50 + [36_000.0] * 50))
+    assert common_top([curve(FALLING), begins_well], losses=True, runs=True) == 5.5
 
 
 def test_a_moving_average_leaves_gaps_out() -> None:
