@@ -1,11 +1,13 @@
 """Atomic and durable file writes, file hashes, free disk, and errors of failed writes."""
 
 import errno
+import fcntl
 import hashlib
 import os
 import shutil
+import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -36,20 +38,24 @@ def sync(path: Path) -> None:
 def replace_file(path: Path, content: str | bytes, *, durable: bool = False) -> None:
     """Replace a file atomically: on an error it stays as it was. `durable`: sync it to the disk.
 
-    A link at the path is replaced, and nothing is written through a link at the partial file's name.
+    Of two processes or threads that replace one file, the second waits. A link at the path is replaced, and nothing is
+    written through a link at the partial file's name.
     """
+    if path.name in ("", ".."):  # a folder by its name, such as "." or "/"
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     partial = path.with_name(f".partial-{path.name}")
-    partial.unlink(missing_ok=True)
-    try:
-        with partial.open("xb") as file:
+    with _locked_partial(partial) as file:
+        try:
             file.write(content if isinstance(content, bytes) else content.encode())
-        if durable:
-            sync(partial)
-        partial.replace(path)
-        if durable:
-            sync(path.parent)
-    finally:
-        partial.unlink(missing_ok=True)
+            file.flush()
+            if durable:
+                sync(partial)
+            partial.replace(path)
+        except BaseException:
+            partial.unlink(missing_ok=True)
+            raise
+    if durable:
+        sync(path.parent)
 
 
 def write_problem(path: Path | str, error: OSError) -> str:
@@ -99,3 +105,35 @@ def sha256_of(stream: BinaryIO) -> str:
     while block := stream.read(BLOCK_BYTES):
         digest.update(block)
     return digest.hexdigest()
+
+
+@contextmanager
+def _locked_partial(partial: Path) -> Iterator[BinaryIO]:
+    """Open an empty partial file, locked while it is written. What a kill has left there is overwritten."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    while True:
+        if not _is_plain(partial):
+            partial.unlink(missing_ok=True)
+        with os.fdopen(os.open(partial, flags, 0o666), "wb") as file:
+            with suppress(OSError):  # a file system without locks
+                fcntl.flock(file, fcntl.LOCK_EX)
+            if _is_at(file, partial):  # else the process that had the lock has renamed it
+                file.truncate()
+                yield file
+                return
+
+
+def _is_plain(path: Path) -> bool:
+    """Tell whether there is nothing, or a file of this user that has no second name."""
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return True
+    return stat.S_ISREG(found.st_mode) and found.st_nlink == 1 and found.st_uid == os.geteuid()
+
+
+def _is_at(file: BinaryIO, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.lstat())
+    except FileNotFoundError:
+        return False

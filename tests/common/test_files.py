@@ -2,6 +2,7 @@
 
 import errno
 import hashlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,26 @@ def test_a_link_at_the_partial_name_is_not_written_through(tmp_path: Path) -> No
     replace_file(tmp_path / "x", "new")
     assert victim.read_text() == "precious"
     assert (tmp_path / "x").read_text() == "new"
+
+
+def test_writers_of_one_file_leave_it_whole_whoever_is_last_and_nothing_beside_it(tmp_path: Path) -> None:
+    (tmp_path / ".partial-x").write_text("left by a kill " * 100_000)
+    contents = [letter * 50_000 for letter in "abcd"]
+
+    def write(content: str) -> None:
+        for _ in range(100):
+            replace_file(tmp_path / "x", content)
+            assert (tmp_path / "x").read_text() in contents
+
+    with ThreadPoolExecutor() as threads:  # a lock keeps threads apart as it does processes
+        list(threads.map(write, contents))
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+@pytest.mark.parametrize("name", ["", ".", "/", ".."])
+def test_a_name_that_is_a_folder_is_refused_as_one(name: str) -> None:
+    with pytest.raises(BadInput, match="a folder has its name"), writing(name):
+        replace_file(Path(name), "new")
 
 
 @pytest.mark.parametrize(
