@@ -20,6 +20,7 @@ class WandbRun:
     """
 
     at_once: ClassVar[bool] = False
+    _count_open: ClassVar[int] = 0  # runs of this process
 
     def __init__(self, run: TrackedRun):
         os.environ.setdefault("WANDB_SILENT", "true")
@@ -40,8 +41,8 @@ class WandbRun:
             return ["online", self._run.project]
         if self._open is not None:
             return ["offline, open", self._count]
-        files = self._run.directory.glob(f"wandb/offline-run-*-{self._run.identity}*/*.wandb")
-        return ["offline", self._run.project, *([path.name, path.stat().st_size] for path in sorted(files))]
+        files = sorted(self._run.directory.glob(f"wandb/offline-run-*-{self._run.identity}*/*.wandb"))
+        return ["offline", self._run.project, *([path.name, path.stat().st_size] for path in files)] if files else None
 
     def begin(self, version: int) -> None:
         self._finish()
@@ -65,13 +66,17 @@ class WandbRun:
 
     def close(self) -> None:
         self._finish()
+        if self._count and self.held() is None:
+            raise _failure(FileNotFoundError(f"has written no file in {self._run.directory / 'wandb'}"))
 
     def _finish(self) -> None:
         opened, self._open = self._open, None
         if opened is not None:
+            WandbRun._count_open -= 1
             try:
                 opened.finish()
-                self._wandb.teardown()  # W&B's own process: then its file is whole
+                if not WandbRun._count_open:  # W&B's own process, which serves all runs
+                    self._wandb.teardown()
             except BaseException as error:
                 raise _failure(error) from error
 
@@ -87,6 +92,7 @@ class WandbRun:
                     dir=str(self._run.directory),
                     mode="offline" if self._offline else "online",
                     resume=None if self._offline else "allow",
+                    reinit="create_new",  # by default, the run that is open
                     settings=self._wandb.Settings(
                         **limits,
                         finish_timeout_raises=True,
@@ -102,6 +108,7 @@ class WandbRun:
                 )
             except Exception as error:
                 raise _failure(error) from error
+            WandbRun._count_open += 1
         return self._open
 
 

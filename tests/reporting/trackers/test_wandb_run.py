@@ -17,8 +17,8 @@ OFFLINE = {"WANDB_MODE": "offline"}
 KEY = "f00dfeed" * 5
 
 
-def send(run: Path, **environment: str) -> tuple[int, str, str]:
-    done = launch.run(ROOT / "report.py", str(run), "--to", "wandb", environment=OFFLINE | environment)
+def send(*runs: Path, **environment: str) -> tuple[int, str, str]:
+    done = launch.run(ROOT / "report.py", *map(str, runs), "--to", "wandb", environment=OFFLINE | environment)
     return done.returncode, done.stdout, done.stderr
 
 
@@ -37,6 +37,20 @@ def test_an_offline_run_holds_each_row_once_after_a_kill_and_a_resumed_job(tmp_p
     assert {name: found[name] for name in ("train_loss", "validation_loss")} == losses(run)
     assert (events[10], events[11]) == ("step 10: checkpoint", "step 10: start")
     assert (events[21], events[30]) == ("step 20: checkpoint", "step 30: checkpoint")
+
+
+def test_two_runs_at_once_are_two_runs_and_one_whose_file_has_gone_is_sent_again(tmp_path: Path) -> None:
+    runs = [tmp_path / "a", tmp_path / "b"]
+    for number, run in enumerate(runs):
+        append_steps(run, 1, 25, loss=2.0 + number)
+    assert send(*runs)[0] == 0
+    for path in runs[1].glob("wandb/offline-run-*/*.wandb"):
+        path.unlink()
+    done = send(*runs)
+    assert done[:2] == (0, f"{runs[0]}: 0 steps sent to wandb, 25 there\n{runs[1]}: 25 steps sent to wandb, 25 there\n")
+    for run in runs:
+        found = from_wandb(run)[0]
+        assert {name: found[name] for name in ("train_loss", "validation_loss")} == losses(run)
 
 
 def test_a_dead_server_ends_the_replay_and_not_the_run_and_no_file_holds_the_key(make_run: Callable[..., Path]) -> None:
