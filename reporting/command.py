@@ -10,6 +10,7 @@ import attrs
 from common.arguments import UsageError, number, option
 from reporting.section import COLOURS
 
+PROJECT = "lockstep"
 NICENESS = 10  # the machine may be training
 SECONDS = number(0, above=True, example="30")
 
@@ -31,7 +32,9 @@ class ReportCommand:
         Literal["tensorboard", "wandb", "trackio"] | None,
         option("send the metrics that it lacks to a tracker, and write no page"),
     ] = None
-    project: Annotated[str, option("with --to wandb and trackio: project of the runs", "NAME")] = "lockstep"
+    project: Annotated[
+        str | None, option("with --to wandb and trackio: project of the runs; default: " + PROJECT, "NAME")
+    ] = None
     watch: Annotated[bool, option("write it again as the runs grow, until they end or Ctrl-C")] = False
     every: Annotated[
         float | None, option("with --watch: seconds between looks; default: 10", "SECONDS", check=SECONDS)
@@ -40,20 +43,36 @@ class ReportCommand:
     def __attrs_post_init__(self) -> None:
         if self.every is not None and not self.watch:
             raise UsageError("--every goes with --watch")
+        if self.project is not None and self.to not in ("wandb", "trackio"):
+            raise UsageError("--project goes with --to wandb or --to trackio")
+        if self.to is not None and (self.output is not None or self.no_samples):
+            raise UsageError("--to writes no page: leave out --output and --no-samples")
+        places = list(map(os.path.realpath, self.runs))
+        if twice := [str(run) for run, place in zip(self.runs, places, strict=True) if places.count(place) > 1]:
+            raise UsageError(f"RUN...: {' and '.join(twice)} are one run; give it once")
         if self.to is None and len(self.runs) > COLOURS:
-            raise UsageError(f"RUN...: got {len(self.runs)}, wanted {COLOURS} at most: so many colours are told apart")
+            raise UsageError(f"RUN...: got {len(self.runs)}, wanted {COLOURS} at most: a page has {COLOURS} colours")
 
     def run(self) -> None:
         """Write the report."""
+        from reporting.report_file import check_replaceable
         from reporting.watch import watch
 
         os.nice(NICENESS)
         if self.to is not None:
             self._replay(self.to)
-        elif self.watch:
+            return
+        check_replaceable(self._file)
+        if self.watch:
             watch(self.runs, self._write, self.every or 10.0)
         else:
             self._write()
+
+    @property
+    def _file(self) -> Path:
+        from training.telemetry.metrics_log import REPORT
+
+        return self.output or (self.runs[0] if len(self.runs) == 1 else Path()) / REPORT
 
     def _replay(self, name: str) -> None:
         from reporting.trackers.tracker_registry import store_of
@@ -61,7 +80,7 @@ class ReportCommand:
         from reporting.watch import watch
 
         opener = store_of(name)
-        replays = [Replay(run, name, self.project, opener) for run in self.runs]
+        replays = [Replay(run, name, self.project or PROJECT, opener) for run in self.runs]
 
         def advance() -> None:
             for run, replay in zip(self.runs, replays, strict=True):
@@ -80,23 +99,20 @@ class ReportCommand:
 
         if not self.no_samples and any(map(lacks_samples, self.runs)):
             self._draw(record=False)  # what is known: to record the samples of a large model takes minutes
-        file, notes = self._draw(record=not self.no_samples)
-        print(*notes, f"report {file}", sep="\n", flush=True)
+        notes = self._draw(record=not self.no_samples)
+        print(*notes, f"report {self._file}", sep="\n", flush=True)
 
-    def _draw(self, *, record: bool) -> tuple[Path, list[str]]:
-        """Write the page; return where it is, and notes."""
-        from common.files import replace_file, writing
+    def _draw(self, *, record: bool) -> list[str]:
+        """Write the page; return notes."""
+        from reporting.report_file import write_report
         from reporting.report_page import report_page
         from reporting.run_history import read_history, run_names
         from reporting.samples.sample_sections import sample_sections
-        from training.telemetry.metrics_log import REPORT
 
         histories = [
             attrs.evolve(read_history(run), name=name)
             for run, name in zip(self.runs, run_names(self.runs), strict=True)
         ]
         sections, notes = sample_sections(self.runs, record=record)
-        file = self.output or (self.runs[0] if len(self.runs) == 1 else Path()) / REPORT
-        with writing(file):
-            replace_file(file, report_page(self.runs, histories, sections))
-        return file, notes
+        write_report(self._file, report_page(self.runs, histories, sections))
+        return notes

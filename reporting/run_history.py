@@ -86,13 +86,18 @@ class NotBegun(BadInput):
     """A run directory without a measurement."""
 
 
+def check_begun(directory: Path) -> None:
+    """Raise NotBegun where a run has no metrics yet."""
+    if not (directory / METRICS).exists():
+        raise NotBegun(f"{directory / METRICS}: no such file: the run has not begun; train it first")
+
+
 def read_history(directory: Path) -> RunHistory:
     """Read a run directory. Raises BadInput where it is none, NotBegun where it holds no measurements yet."""
     from training.config.train_config import load_run
 
     run = load_run(directory, ())
-    if not (directory / METRICS).is_file():
-        raise NotBegun(f"{directory / METRICS}: no such file: the run has not begun; train it first")
+    check_begun(directory)
     lines = read_lines(directory)
     records = current_records(lines)
     curves = _curves(records)

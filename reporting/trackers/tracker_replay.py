@@ -15,8 +15,9 @@ import attrs
 
 from common.errors import BadInput
 from common.file_lock import lock
-from common.files import replace_file, writing
+from common.files import is_folder, replace_file, writing
 from common.json_files import read_json
+from reporting.run_history import check_begun
 from reporting.trackers.tracked_rows import TrackedRow, tracked_rows
 from training.checkpoints.run_record import RESOLVED
 from training.supervision.run_lock import is_locked
@@ -78,9 +79,9 @@ class Replay:
     """Sends a run to one tracker. Each call of `advance` sends what is new; one replay of a run at a time."""
 
     def __init__(self, directory: Path, name: str, project: str, open_store: Callable[[TrackedRun], Store]):
-        """Raises BadInput where the run has no metrics, or another replay is at work."""
-        if not (directory / METRICS).is_file():
-            raise BadInput(f"{directory / METRICS}: no such file: the run has not begun; train it first")
+        """Raises BadInput where there is no run, or another replay is at work."""
+        if not is_folder(directory):
+            raise BadInput(f"{directory}: no such run directory; wanted a folder with {METRICS}")
         self._directory, self._project, self._open = directory, project, open_store
         self._state = directory / f".tracker-{name}.json"
         path = directory / f".tracker-{name}.lock"
@@ -93,8 +94,10 @@ class Replay:
     def advance(self) -> tuple[int, int]:
         """Send what the tracker lacks; return how many rows were sent, and how many it has.
 
-        While a job trains, the newest step waits for its other records. Raises BadInput where the tracker fails.
+        While a job trains, the newest step waits for its other records. Raises BadInput where the tracker fails, NotBegun
+        before the run has metrics.
         """
+        check_begun(self._directory)
         running = is_locked(self._directory)  # before the look: what a job writes last is sent
         lines = read_lines(self._directory)
         rows = tracked_rows(lines, current_records(lines))
@@ -153,7 +156,9 @@ class Replay:
 
     def _describe(self, lines: Sequence[dict[str, Any]]) -> TrackedRun:
         started = next((str(line.get("time")) for line in lines if line.get("event") == "start"), "")
-        digest = hashlib.sha256(f"{self._directory.resolve().name} {started}".encode()).hexdigest()
+        digest = hashlib.sha256(
+            f"{self._directory.resolve().name} {started}".encode(errors="backslashreplace")
+        ).hexdigest()
         record = self._directory / RESOLVED
         return TrackedRun(
             directory=self._directory,

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import BadInput
+from reporting.run_history import NotBegun
 from reporting.trackers import tracker_registry
 from reporting.trackers import tracker_replay as module
 from reporting.trackers.tracked_rows import TrackedRow
@@ -107,9 +108,13 @@ def test_while_a_job_trains_the_newest_step_waits_and_goes_when_it_has_ended(
     assert replay(tmp_path / "run", name) == (1, 12) and held(read()) == losses(tmp_path / "run")
 
 
-def test_a_run_without_metrics_and_a_second_replay_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="the run has not begun"):
-        module.Replay(tmp_path, "tensorboard", "tests", lambda _: None)  # type: ignore[arg-type, return-value]
+def test_a_run_that_has_not_begun_is_told_from_none_and_a_second_replay_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="no such run directory"):
+        module.Replay(tmp_path / "absent", "tensorboard", "tests", lambda _: None)  # type: ignore[arg-type, return-value]
+    waiting = module.Replay(tmp_path, "tensorboard", "tests", lambda _: None)  # type: ignore[arg-type, return-value]
+    with pytest.raises(NotBegun, match="the run has not begun"):  # which a watch waits out
+        waiting.advance()
+    waiting.close()
     append_steps(tmp_path, 1, 2)
     first = module.Replay(tmp_path, "tensorboard", "tests", lambda _: None)  # type: ignore[arg-type, return-value]
     with pytest.raises(BadInput, match=r"another report\.py --to tensorboard is at work"):
