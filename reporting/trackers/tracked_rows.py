@@ -7,6 +7,8 @@ from typing import Any
 import attrs
 import numpy as np
 
+from common.errors import printable
+from model.checks import is_number
 from reporting.run_history import clock
 
 NUMBERS = (
@@ -26,7 +28,7 @@ class TrackedRow:
     time: float | None = None  # Unix time of its last record
 
 
-def tracked_rows(lines: Sequence[Mapping[str, Any]], records: Sequence[Mapping[str, Any]]) -> list[TrackedRow]:
+def tracked_rows(lines: Sequence[dict[str, Any]], records: Sequence[Mapping[str, Any]]) -> list[TrackedRow]:
     """Return the rows of measured steps. `lines`: all of the file, for the cost; `records`: those that count."""
     seconds, usd = clock(lines)
     rows: dict[int, TrackedRow] = {}
@@ -61,18 +63,19 @@ def tracked_rows(lines: Sequence[Mapping[str, Any]], records: Sequence[Mapping[s
 
 def _numbers(record: Mapping[str, Any]) -> dict[str, float]:
     """Return the measured values; unknown ones, null in the file, are left out."""
-    found = {name: record.get(name) for name in NUMBERS}
+    found: dict[str, Any] = {name: record.get(name) for name in NUMBERS}
     for dataset, loss in record.get("validation_losses", {}).items():
-        found[f"validation_loss/{dataset}"] = loss
+        found[f"validation_loss/{printable(dataset)}"] = loss
     epochs = record["epochs"] if isinstance(record.get("epochs"), list) else []
     for number, value in enumerate(epochs):
         found[f"epochs/{number}" if len(epochs) > 1 else "epochs"] = value
-    return {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
+    return {name: float(value) for name, value in found.items() if isinstance(value, float) or is_number(value)}
 
 
 def _event(record: Mapping[str, Any]) -> str:
     details = [str(record[key]) for key in EVENT_DETAILS if record.get(key)]
-    return ": ".join([f"step {record.get('step', 0):,}: {record['event']}", *([", ".join(details)] if details else [])])
+    text = ": ".join([f"step {record.get('step', 0):,}: {record['event']}", *([", ".join(details)] if details else [])])
+    return printable(text)  # a lone surrogate is no text for a tracker
 
 
 def _unix_time(text: Any) -> float | None:
