@@ -88,6 +88,7 @@ class JsonLines(NamedTuple):
 
     records: list[dict[str, Any]]
     unreadable: int
+    ends_torn: bool = False  # the last line is one of these, and has no end: it may be in the middle of being written
 
 
 def read_json_lines(path: Path, *, containing: bytes = b"") -> JsonLines:
@@ -99,15 +100,17 @@ def read_json_lines(path: Path, *, containing: bytes = b"") -> JsonLines:
     """
     exists = path.exists() or path.is_symlink()
     content = _content(path, LINES_BYTES, "move it away, or fix this") if exists else b""
-    records, unreadable = [], 0
+    records, unreadable, ends_torn = [], 0, False
     for _, line in _lines(content):
         if containing not in line:
             continue
         try:
             records.append(parse_json(line))
+            ends_torn = False
         except ValueError:
             unreadable += 1
-    return JsonLines(records, unreadable)
+            ends_torn = not content.endswith(b"\n")
+    return JsonLines(records, unreadable, ends_torn)
 
 
 def read_every_line(path: Path, *, advice: str = "", most_bytes: int = LINES_BYTES) -> list[dict[str, Any]]:

@@ -115,4 +115,4 @@ class ReportCommand:
         ]
         sections, notes = sample_sections(self.runs, record=record)
         write_report(self._file, report_page(self.runs, histories, sections))
-        return notes
+        return [note for history in histories for note in history.notes] + notes

@@ -5,6 +5,7 @@ from typing import Any
 
 import attrs
 
+from reporting.recorded_run import RecordedEnvironment
 from reporting.run_history import RunHistory
 from training.config.train_config import KEYS, PLUMBING_KEYS
 
@@ -22,7 +23,7 @@ class DifferingSetting:
 
 def headline(history: RunHistory) -> list[str]:
     """Return how far a run is, in a few words each."""
-    parts = [history.state, f"step {history.step:,}" + _of(history.record.get("steps"))]
+    parts = [history.state, f"step {history.step:,}" + _of(history.record.steps)]
     for name, text in (("validation_loss", "validation loss"), ("train_loss", "training loss")):
         if name in history.curves:
             parts.append(f"{text} {history.curves[name].last:.4f}")
@@ -73,8 +74,8 @@ def shown(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _of(total: Any) -> str:
-    return f" of {total:,}" if isinstance(total, int) else ""
+def _of(total: int | None) -> str:
+    return "" if total is None else f" of {total:,}"
 
 
 def _settings(history: RunHistory) -> dict[str, Any]:
@@ -89,13 +90,12 @@ def _settings(history: RunHistory) -> dict[str, Any]:
 
 def _resolved(history: RunHistory) -> dict[str, Any]:
     record = history.record
-    found = {"world size": record.get("world_size"), "steps": record.get("steps"), "commit": record.get("git_commit")}
-    environment, tokens = record.get("environment") or {}, record.get("train_stream") or {}
-    found |= {"device": environment.get("device"), "torch": (environment.get("packages") or {}).get("torch")}
-    found |= (
-        {"token files": ", ".join(map(str, tokens.get("sha256") or [])) or None} if isinstance(tokens, dict) else {}
-    )
-    found |= {f"resolved {key}": value for key, value in (record.get("numerics") or {}).items()}
+    environment = record.environment or RecordedEnvironment()
+    files = [str(sha256) for stream in record.train_streams or [] for sha256 in stream.sha256]
+    found = {"world size": record.world_size, "steps": record.steps, "commit": record.git_commit}
+    found |= {"device": environment.device, "torch": environment.packages.get("torch")}
+    found |= {"token files": ", ".join(files) or None}
+    found |= {f"resolved {key}": value for key, value in (record.numerics or {}).items()}
     return {name: value for name, value in found.items() if value is not None}
 
 
@@ -108,29 +108,26 @@ def _model_facts(history: RunHistory) -> Iterator[Fact]:
     yield "network", f"{parameter_count(model):,} parameters: {shape}, vocabulary {model.vocab_size:,}"
     if history.train.get("require_stock_class"):
         yield "class of transformers", stock_class(model, history.name).name
-    origin = history.record.get("initial_weights")
-    if origin:
-        yield "initial weights", str(origin.get("source"))
+    if history.record.initial_weights is not None:
+        yield "initial weights", history.record.initial_weights.source
 
 
 def _data_facts(history: RunHistory) -> Iterator[Fact]:
-    for source in history.record.get("sources") or []:
-        yield "dataset", f"{source['dataset']}: {source['tokens']:,} tokens planned, {source['epochs']:.3g} epochs"
-    tokenizer = history.record.get("tokenizer")
-    if tokenizer:
-        yield "tokenizer", f"{tokenizer['name']}, {tokenizer['vocabulary_size']:,} ids"
+    for source in history.record.sources or []:
+        yield "dataset", f"{source.dataset}: {source.tokens:,} tokens planned, {source.epochs:.3g} epochs"
+    tokenizer = history.record.tokenizer
+    if tokenizer is not None:
+        yield "tokenizer", f"{tokenizer.name}, {tokenizer.vocabulary_size:,} ids"
 
 
 def _machine_facts(history: RunHistory) -> Iterator[Fact]:
     record = history.record
-    environment, numerics = record.get("environment") or {}, record.get("numerics") or {}
-    if environment:
-        yield "machine", f"{environment.get('world_size')} x {environment.get('device')}"
-        packages = environment.get("packages") or {}
-        yield "software", f"torch {packages.get('torch')}, Python {environment.get('python')}"
-    if numerics:
-        yield "numerics", f"{numerics.get('precision')}, determinism {numerics.get('determinism')}"
-    if record.get("git_commit"):
-        yield "commit", str(record["git_commit"])
-    if record.get("price_per_hour") is not None:
-        yield "price", f"${record['price_per_hour']:,.2f} an hour"
+    if record.environment is not None:
+        yield "machine", f"{record.environment.world_size} x {record.environment.device}"
+        yield "software", f"torch {record.environment.packages.get('torch')}, Python {record.environment.python}"
+    if record.numerics:
+        yield "numerics", f"{record.numerics.get('precision')}, determinism {record.numerics.get('determinism')}"
+    if record.git_commit:
+        yield "commit", record.git_commit
+    if record.price_per_hour is not None:
+        yield "price", f"${record.price_per_hour:,.2f} an hour"

@@ -1,7 +1,7 @@
 """History of a run, read once from its files: curves, their axes, events, time, cost and state."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,16 +9,18 @@ import attrs
 import numpy as np
 
 from common.errors import BadInput
-from common.json_files import read_json
+from common.json_files import JsonLines, read_json
 from model.checks import is_number
 from model.config import ModelConfig
-from training.checkpoints.run_record import RESOLVED
+from reporting.recorded_run import RecordedRun, read_recorded
 from training.supervision.exit_record import EXIT_FILE
 from training.supervision.run_lock import is_locked
-from training.telemetry.metrics_log import METRICS, current_records, read_lines
+from training.telemetry.job_prices import last_price, priced_seconds
+from training.telemetry.metrics_log import METRICS, current_records, read_counted
 
 AXES = {"steps": "steps", "tokens": "tokens", "hours": "hours", "dollars": "dollars"}
 LOGGED = ("train_loss", "learning_rate", "grad_norm", "tokens_per_second", "mfu", "peak_memory_bytes")
+LARGEST = 1e39  # beyond it lies no value that was computed in fp32
 # Events that are marked in the curves, and the words for them.
 MARKED = {
     "start": "restart",
@@ -69,7 +71,8 @@ class RunHistory:
     ledger_usd: float | None  # price of these seconds
     hours: float
     usd: float | None  # None without a price
-    record: dict[str, Any]  # resolved.json; {} where there is none
+    record: RecordedRun
+    notes: list[str]  # on what its files have and the report has not
 
     @property
     def step(self) -> int:
@@ -98,26 +101,27 @@ def read_history(directory: Path) -> RunHistory:
 
     run = load_run(directory, ())
     check_begun(directory)
-    lines = read_lines(directory)
-    records = current_records(lines)
+    found = read_counted(directory)
+    lines, records = found.records, current_records(found.records)
     curves = _curves(records)
     if not curves:
         raise NotBegun(f"{directory / METRICS}: holds no measurement yet; wait for the first logged step")
-    record = read_json(directory / RESOLVED) if (directory / RESOLVED).is_file() else {}
+    record, notes = read_recorded(directory)
     try:
-        model, train = ModelConfig(**record["model"]), dict(record["train"])
-    except (KeyError, TypeError, ValueError):  # none, or edited
-        model, train = run.model, run.train.flat()
-    batch = record.get("global_batch_size") or train.get("global_batch_size") or train["microbatch_size"]
-    tokens_per_step = int(batch) * model.context_length
-    seconds, usd = clock(lines)
+        model, train = ModelConfig(**(record.model or {})), dict(record.train or {})
+    except (TypeError, ValueError):  # none, or edited
+        model, train = run.model, {}
+    train = train or run.train.flat()
+    batches = record.global_batch_size, train.get("global_batch_size"), train.get("microbatch_size")
+    batch = next((value for value in batches if isinstance(value, int) and value > 0), 1)
+    seconds, usd = clock(lines, record.price_per_hour)
     ledger = next((line for line in reversed(lines) if "run_ledger" in line), None)
     return RunHistory(
         name=directory.resolve().name,
         model=model,
         train=train,
         curves=curves,
-        axes=_axes(records, (seconds, usd), tokens_per_step),
+        axes=_axes(records, (seconds, usd), batch * model.context_length),
         marks=_marks(records),
         state=_state(directory, records),
         ledger={} if ledger is None else ledger["run_ledger"],
@@ -125,6 +129,7 @@ def read_history(directory: Path) -> RunHistory:
         hours=float(seconds[-1]) / 3600,
         usd=None if usd is None else float(usd[-1]),
         record=record,
+        notes=[*unreadable_note(directory, METRICS, found), *notes],
     )
 
 
@@ -134,21 +139,23 @@ def run_names(directories: Sequence[Path]) -> list[str]:
     return [name if names.count(name) == 1 else str(path) for name, path in zip(names, directories, strict=True)]
 
 
-def clock(lines: Sequence[Mapping[str, Any]]) -> tuple[np.ndarray, np.ndarray | None]:
+def unreadable_note(directory: Path, name: str, lines: JsonLines) -> list[str]:
+    """Return a note on the unreadable lines of a run's file, but for one that may be in the middle of being written."""
+    count = lines.unreadable - (lines.ends_torn and is_locked(directory))
+    return [f"NOTE: {directory / name}: lines left out of the report as unreadable: {count:,}"] if count else []
+
+
+def clock(lines: Sequence[dict[str, Any]], price: float | None = None) -> tuple[np.ndarray, np.ndarray | None]:
     """Return seconds of the run so far and the dollars until then, both (n,), over all lines: lost work was paid.
 
-    A job without a price counts at the price of the last job that has one, as in the run's own ledger.
+    `price`: of a run whose jobs have recorded none.
     """
-    prices = [line.get("price_per_hour") for line in lines if line.get("event") == "start"]
-    known = next((price for price in reversed(prices) if price is not None), None)
-    price, seconds, usd = known, [0.0], [0.0]
-    for line in lines:
-        if line.get("event") == "start":
-            price = known if line.get("price_per_hour") is None else line["price_per_hour"]
-        reached = max(seconds[-1], line.get("elapsed_seconds", 0.0))
-        usd.append(usd[-1] + (price or 0.0) * (reached - seconds[-1]) / 3600)
+    seconds, usd = [0.0], [0.0]
+    for reached, paid in priced_seconds(lines, price):
+        usd.append(usd[-1] + (paid or 0.0) * (reached - seconds[-1]) / 3600)
         seconds.append(reached)
-    return np.array(seconds), None if known is None else np.array(usd)
+    known = last_price(lines, price) is not None
+    return np.array(seconds), np.array(usd) if known else None
 
 
 def _curves(records: Sequence[dict[str, Any]]) -> dict[str, Curve]:
@@ -164,9 +171,13 @@ def _curves(records: Sequence[dict[str, Any]]) -> dict[str, Curve]:
 
 def _curve(records: Sequence[dict[str, Any]], key: str) -> Curve:
     known = (record.get(key) for record in records)  # null where unknown; an old line may hold another type
-    values = [value if isinstance(value, float) or is_number(value) else math.nan for value in known]
+    values = [value if _is_value(value) else math.nan for value in known]
     steps = np.array([record["step"] for record in records], np.float64)
     return Curve(steps, np.array(values, np.float64))
+
+
+def _is_value(value: Any) -> bool:
+    return (is_number(value) and abs(value) <= LARGEST) or (type(value) is float and not math.isfinite(value))
 
 
 def _axes(

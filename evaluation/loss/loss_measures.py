@@ -4,6 +4,7 @@ Losses are stored as sums over groups of consecutive documents, so that two mode
 document difficulty common to both cancels in the difference of their groups.
 """
 
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -78,7 +79,7 @@ def read_results(record: dict[str, Any]) -> list[EvaluationResult]:
     nats, tokens = np.array([groups["nats"], groups["tokens"]], np.float64)
     is_gpjt_range = all(span.get(key) == value for key, value in GPJT_RANGE.items())
     sample = LossSample(nats=nats, tokens=tokens, is_gpjt_range=is_gpjt_range)
-    where, end = span.get("dataset") or span["tokens"], span["start"] + span["count"]
+    where, end = span.get("dataset") or Path(span["tokens"]).name, span["start"] + span["count"]
     loss, bits = (
         Measurement(measure=measure, value=record[key], error=record.get(f"{key}_error"), sample=sample)
         for key, measure in (("nats_per_token", HELD_OUT), ("bits_per_byte", BITS))

@@ -1,12 +1,14 @@
-"""Cost of training a checkpoint: tokens, wall-clock hours, and dollars with each launch at its own price."""
+"""Cost of training a checkpoint: tokens, wall-clock hours, and dollars with each job at its own price."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import attrs
 
 from evaluation.shared.load import ModelLocation
+from model.checks import is_number
 from training.state import Position
+from training.telemetry.job_prices import last_price, priced_seconds
 from training.telemetry.metrics_log import read_lines
 
 
@@ -16,25 +18,24 @@ class RunCost:
 
     tokens: int
     hours: float  # wall clock
-    hours_by_price: dict[float | None, float]  # price of the machine, USD per hour; None: not stated
+    hours_by_price: dict[float | None, float]  # price of the machine, USD per hour; None: of a run without prices
 
     @property
     def dollars(self) -> float | None:
-        """Cost of the hours whose price is known; None where none is."""
-        priced = {price: hours for price, hours in self.hours_by_price.items() if price is not None}
-        return sum(price * hours for price, hours in priced.items()) if priced else None
+        """Cost of all hours; None where no price is known."""
+        priced = [price * hours for price, hours in self.hours_by_price.items() if price is not None]
+        return sum(priced) if priced else None
 
     def __str__(self) -> str:
         prices = [f"${price:,.2f}" for price in self.hours_by_price if price is not None]
-        unpriced = self.hours_by_price.get(None, 0.0)
-        rest = f", and {unpriced:,.2f} hours without a stated price" if unpriced else ""
-        return f"${self.dollars or 0:,.2f} at {' and '.join(prices)} an hour{rest}"
+        return f"${self.dollars or 0:,.2f} at {' and '.join(prices)} an hour"
 
 
 def cost_of(place: ModelLocation, position: Position) -> RunCost:
     """Return the cost of a run up to the position of a checkpoint."""
     records = [] if place.run is None else read_lines(place.run)
-    seconds = seconds_by_price(records, position.elapsed_seconds, place.record.get("price_per_hour"))
+    price = place.record.get("price_per_hour")
+    seconds = seconds_by_price(records, position.elapsed_seconds, price if is_number(price) else None)
     return RunCost(
         tokens=position.tokens,
         hours=position.elapsed_seconds / 3600,
@@ -43,22 +44,13 @@ def cost_of(place: ModelLocation, position: Position) -> RunCost:
 
 
 def seconds_by_price(
-    records: Iterable[dict[str, Any]], elapsed_seconds: float, price: float | None
+    lines: Sequence[dict[str, Any]], elapsed_seconds: float, price: float | None
 ) -> dict[float | None, float]:
-    """Return how many of a run's first seconds cost each price per hour; None: a price that was not stated.
-
-    `records`: of all launches, as `read_lines` returns them. `price`: of launches before prices were recorded.
-    """
+    """Return how many of a run's first seconds cost each price per hour. `price`: where no job has recorded one."""
     seconds: dict[float | None, float] = {}
-    counted = 0.0
-    for record in records:
-        if counted >= elapsed_seconds:
-            break
-        if record.get("event") == "start":
-            price = record.get("price_per_hour", price)  # of this record and those that follow
-        reached = min(max(counted, record.get("elapsed_seconds", 0.0)), elapsed_seconds)
-        seconds[price] = seconds.get(price, 0.0) + reached - counted
-        counted = reached
-    if counted < elapsed_seconds:  # saved after the last record
-        seconds[price] = seconds.get(price, 0.0) + elapsed_seconds - counted
+    counted, paid = 0.0, last_price(lines, price)
+    for reached, paid in priced_seconds(lines, price):
+        before, counted = counted, min(reached, elapsed_seconds)
+        seconds[paid] = seconds.get(paid, 0.0) + counted - before
+    seconds[paid] = seconds.get(paid, 0.0) + elapsed_seconds - counted  # saved after the last line
     return {price: value for price, value in seconds.items() if value > 0}

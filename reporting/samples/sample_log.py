@@ -10,8 +10,10 @@ from typing import Any, TypeVar
 
 import attrs
 
-from common.json_files import read_json_lines
+from common.errors import LARGEST_INTEGER
+from common.json_files import JsonLines, read_json_lines
 from common.structure import structured
+from reporting.run_history import LARGEST
 from training.checkpoints.checkpoint_manifest import manifest_entries
 from training.checkpoints.disk import checkpoints_of
 from training.checkpoints.storage import MANIFEST, WEIGHTS, steps_in
@@ -58,18 +60,23 @@ def read_samples(run: Path) -> list[CheckpointSample]:
 
     Raises BadInput where the log or the metrics cannot be read at all.
     """
-    if not (run / SAMPLES).exists():
-        return []
-    starts = read_starts(run)
-    weights = weights_on_disk(run)
+    return read_counted_samples(run)[0]
+
+
+def read_counted_samples(run: Path) -> tuple[list[CheckpointSample], JsonLines]:
+    """Return the same, and the log with the number of its unreadable lines."""
+    lines = read_json_lines(run / SAMPLES)
+    parsed = [sample for record in lines.records if (sample := _parsed(record)) is not None]
+    lines = lines._replace(unreadable=lines.unreadable + len(lines.records) - len(parsed))
+    starts = read_starts(run) if parsed else []
+    weights = weights_on_disk(run) if parsed else {}
     samples: dict[int, CheckpointSample] = {}
-    for record in read_json_lines(run / SAMPLES).records:
-        sample = _parsed(record)
-        if sample is None or any(step < sample.step for step in starts[sample.starts :]):
+    for sample in parsed:
+        if any(step < sample.step for step in starts[sample.starts :]):
             continue
         if weights.get(sample.name, sample.weights_sha256) == sample.weights_sha256:
             samples[sample.step] = sample
-    return [samples[step] for step in sorted(samples)]
+    return [samples[step] for step in sorted(samples)], lines
 
 
 def spaced(items: Sequence[Item], most: int) -> list[Item]:
@@ -97,7 +104,16 @@ def _parsed(record: dict[str, Any]) -> CheckpointSample | None:
         sample = structured(record, CheckpointSample, unknown_keys=True)
     except (ValueError, TypeError, KeyError):
         return None
-    text, values = sample.held_out, sample.log_probabilities
-    if text is not None and (len(text.ids) != len(text.tokens) or len(values or []) != len(text.ids) - 1):
+    if not 0 <= sample.step <= LARGEST_INTEGER or sample.starts < 0:
         return None
-    return sample
+    text, values = sample.held_out, sample.log_probabilities or []
+    # fp32 may round to a little above 0
+    if not all(value is None or -LARGEST <= value < 1 for value in values):
+        return None
+    if text is None:
+        return sample
+    whole = len(text.ids) == len(text.tokens) and len(values) == len(text.ids) - 1 and text.window > 0
+    if not whole or any(max(token, default="") > "\xff" for token in text.tokens):
+        return None
+    source = ": ".join(Path(part).name for part in text.source.split(": "))  # no folders: the page may be published
+    return attrs.evolve(sample, held_out=attrs.evolve(text, source=source))

@@ -15,7 +15,8 @@ import attrs
 from common.errors import BadInput
 from common.file_lock import lock
 from common.files import sha256, write_error
-from common.json_files import JsonLog, read_json
+from common.json_files import JsonLog
+from reporting.recorded_run import read_recorded
 from reporting.samples.sample_log import CheckpointSample, HeldOutText, Said, read_samples, weights_on_disk
 from training.checkpoints.disk import CHECKPOINTS, checkpoints_of
 from training.checkpoints.run_record import RESOLVED
@@ -108,25 +109,22 @@ def _held_out_tokens(run: Path) -> tuple[HeldOutTokens | None, list[str]]:
     """Return the first tokens of the run's validation stream; None and a note where they are not at hand."""
     from tokens.format.token_file import open_split
 
-    record = read_json(run / RESOLVED) if (run / RESOLVED).exists() else {}
-    directories = record.get("token_files") or []
-    start = record.get("train", {}).get("start_val_token", 0)
-    vocabulary = record.get("model", {}).get("vocab_size", 0)
+    record, _ = read_recorded(run)  # its notes are those of the history
+    start, vocabulary = (record.train or {}).get("start_val_token", 0), (record.model or {}).get("vocab_size", 0)
     problem = f"{run / RESOLVED}: names no token files"
-    for directory in [directories] if isinstance(directories, str) else directories:
+    known = isinstance(start, int) and start >= 0 and isinstance(vocabulary, int)
+    for directory in record.token_files or [] if known else []:
         try:
             stream = open_split(Path(directory), SPLIT)
         except BadInput as error:
-            problem = str(error)
+            problem = str(error).replace(directory, Path(directory).name)  # the page may be published
             continue
         count = min(stream.length - start - 1, TEXT_TOKENS)
         if count > 0:
             ids = [int(token) for token in stream.read(start, count + 1)]
             if max(ids) < vocabulary:
                 return HeldOutTokens(directory=Path(directory), start=start, ids=ids), []
-            problem = (
-                f"{directory}: holds ids beyond the vocabulary of {vocabulary:,}: other tokens than those of the run"
-            )
+            problem = f"{Path(directory).name}: holds ids beyond the vocabulary of {vocabulary:,}: not the run's tokens"
     return None, [f"no held-out text, so no log-probabilities: {problem}"]
 
 

@@ -6,12 +6,13 @@ from pathlib import Path
 import attrs
 
 from reporting.page_templates import render, template_text
-from reporting.run_history import run_names
+from reporting.run_history import run_names, unreadable_note
 from reporting.samples.gallery import gallery
 from reporting.samples.heat_map import heat_map
-from reporting.samples.sample_log import read_samples
+from reporting.samples.sample_log import read_counted_samples
 from reporting.samples.sample_recording import record_samples
 from reporting.section import Section
+from training.telemetry.metrics_log import SAMPLES
 
 
 def sample_sections(runs: Sequence[Path], *, record: bool) -> tuple[list[Section], list[str]]:
@@ -20,12 +21,16 @@ def sample_sections(runs: Sequence[Path], *, record: bool) -> tuple[list[Section
     Raises BadInput where a log of the runs cannot be read at all.
     """
     notes = [note for run in runs for note in record_samples(run)] if record else []
-    samples = [(name, read_samples(run)) for name, run in zip(run_names(runs), runs, strict=True)]
+    samples = []
+    for name, run in zip(run_names(runs), runs, strict=True):
+        found, lines = read_counted_samples(run)
+        samples.append((name, found))
+        notes += unreadable_note(run, SAMPLES, lines)
     parts = (("Samples", "samples", gallery(samples)), ("Log-probabilities", "log-probabilities", heat_map(samples)))
-    found = [Section(title=title, anchor=anchor, html=html) for title, anchor, html in parts if html is not None]
+    sections = [Section(title=title, anchor=anchor, html=html) for title, anchor, html in parts if html is not None]
     if notes:
         html = render("notes.html", notes=notes)
-        found.append(Section(title="Missing samples", anchor="missing-samples", html=html))
-    if found:
-        found[0] = attrs.evolve(found[0], style=template_text("samples.css"))
-    return found, notes
+        sections.append(Section(title="Missing samples", anchor="missing-samples", html=html))
+    if sections:
+        sections[0] = attrs.evolve(sections[0], style=template_text("samples.css"))
+    return sections, notes

@@ -94,8 +94,8 @@ class Replay:
     def advance(self) -> tuple[int, int]:
         """Send what the tracker lacks; return how many rows were sent, and how many it has.
 
-        While a job trains, the newest step waits for its other records. Raises BadInput where the tracker fails, NotBegun
-        before the run has metrics.
+        While a job trains, the newest step waits for its other records. Raises NotBegun before the run has
+        metrics, and BadInput where the tracker fails.
         """
         check_begun(self._directory)
         running = is_locked(self._directory)  # before the look: what a job writes last is sent

@@ -3,14 +3,21 @@
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import attrs
+import numpy as np
 import pytest
 
 from common.errors import BadInput
-from reporting.run_facts import facts, recipe
+from reporting.recorded_run import RecordedRun
+from reporting.report_file import write_report
+from reporting.report_page import report_page
+from reporting.run_facts import differing_settings, facts, recipe
 from reporting.run_history import read_history
+from reporting.samples.sample_recording import record_samples
 from tests.reporting.written_runs import start, step, training, write_run
+from training.supervision.run_lock import take_run_lock
 
 
 def test_steps_of_a_killed_job_leave_the_curve_and_stay_in_the_cost(tmp_path: Path) -> None:
@@ -57,13 +64,57 @@ def test_damaged_lines_and_values_leave_the_others(tmp_path: Path) -> None:
     records = [start(), step(1, 4.0), step(2, math.nan, tokens_per_second="many"), step(3, 2.0)]
     run = write_run(tmp_path / "run", records)
     with (run / "metrics.jsonl").open("ab") as file:
-        file.write(b'\xff\n[1]\n{"step": 4, "train_lo')
+        file.write(b'\xff\n[1]\n{"event": ["x"], "step": 3}\n{"step": 4, "train_lo')
     history = read_history(run)
+    assert history.notes == [f"NOTE: {run / 'metrics.jsonl'}: lines left out of the report as unreadable: 4"]
+    job = take_run_lock(run)
+    assert job.file is not None and "unreadable: 3" in read_history(run).notes[0]  # the last one is being written
+    job.file.close()
     loss = history.curves["train_loss"].values.tolist()
     assert loss[0] == 4.0
     assert math.isnan(loss[1])
     assert loss[2] == 2.0
     assert math.isnan(history.curves["tokens_per_second"].values[1])
+
+
+def test_values_that_no_computation_gives_and_text_that_is_not_unicode_are_drawn_as_unknown(tmp_path: Path) -> None:
+    odd = [step(2, 1e308), step(3, -1e308, grad_norm=10**300), {"event": "stopped", "step": 3, "reason": "\ud83d"}]
+    run = write_run(tmp_path / "run", [start(), step(1, 4.0), *odd])
+    history = read_history(run)
+    assert np.isnan(history.curves["train_loss"].values[1:]).all()
+    write_report(run / "report.html", report_page([run], [history], []))
+    assert "reason" not in history.notes and "\\ud83d" in (run / "report.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("sources", value) for value in ([{}], "x", [{"dataset": "a", "tokens": "x", "epochs": 1.0}])),
+        ("sources", [{"dataset": "a", "tokens": 1, "epochs": 10**400}]),
+        *(("environment", value) for value in ([1], {"packages": [1]}, {"device": 5})),
+        *(("price_per_hour", value) for value in ("x", math.nan, 10**400)),
+        *(("tokenizer", value) for value in ("x", {"name": "x"})),
+        *((name, "x") for name in ("global_batch_size", "initial_weights", "steps")),
+        *((name, 5) for name in ("model", "train", "token_files", "git_commit")),
+        *(("token_files", [5]), ("numerics", [1]), ("train_stream", {"sha256": 5})),
+    ],
+)
+def test_a_damaged_part_of_the_record_is_unknown_and_a_note_names_it(tmp_path: Path, name: str, value: Any) -> None:
+    run = write_run(tmp_path / "run", training())
+    (run / "resolved.json").write_text(json.dumps({"git_commit": "f00d", "steps": 100} | {name: value}))
+    history = read_history(run)
+    [note] = history.notes
+    assert note.startswith(f"NOTE: {run / 'resolved.json'}: {name}")
+    page = report_page([run], [history], [])
+    assert ("f00d" in page) == (name != "git_commit") and differing_settings([history, history]) == []
+    record_samples(run)
+
+
+def test_a_record_that_is_no_json_is_unknown_as_a_whole(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", training())
+    (run / "resolved.json").write_text("{")
+    history = read_history(run)
+    assert len(history.notes) == 1 and history.record == RecordedRun()
 
 
 def test_a_mixture_has_a_curve_for_each_further_dataset(tmp_path: Path) -> None:

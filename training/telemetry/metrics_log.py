@@ -12,7 +12,7 @@ from typing import Any
 
 from common.errors import LARGEST_INTEGER
 from common.files import writing
-from common.json_files import JsonLog, read_json_lines
+from common.json_files import JsonLines, JsonLog, read_json_lines
 from model.checks import is_number
 
 METRICS = "metrics.jsonl"
@@ -86,7 +86,14 @@ def read_lines(directory: Path) -> list[dict[str, Any]]:
 
     Raises BadInput when the file cannot be read at all.
     """
-    return [record for record in read_json_lines(directory / METRICS).records if _is_sound(record)]
+    return read_counted(directory).records
+
+
+def read_counted(directory: Path) -> JsonLines:
+    """Return the records of `read_lines`, and the number of lines that it skips. Raises BadInput as it does."""
+    lines = read_json_lines(directory / METRICS)
+    sound = list(filter(_is_sound, lines.records))
+    return lines._replace(records=sound, unreadable=lines.unreadable + len(lines.records) - len(sound))
 
 
 def read_starts(directory: Path) -> list[int]:
@@ -95,17 +102,11 @@ def read_starts(directory: Path) -> list[int]:
     return [record["step"] for record in lines if record.get("event") == "start" and _is_sound(record)]
 
 
-def count_unreadable(directory: Path) -> int:
-    """Return how many lines `read_lines` skips: torn by a kill, or damaged. Raises BadInput as it does."""
-    lines = read_json_lines(directory / METRICS)
-    return lines.unreadable + sum(not _is_sound(record) for record in lines.records)
-
-
 def _is_sound(record: dict[str, Any]) -> bool:
     """Tell whether a record has the fields that its readers rely on, with their types."""
     places = any(key in record for key in _LOSSES) or record.get("event") == "start"
     step = record.get("step", None if places else 0)
-    if type(step) is not int or not 0 <= step <= LARGEST_INTEGER:
+    if type(step) is not int or not 0 <= step <= LARGEST_INTEGER or not isinstance(record.get("event", ""), str):
         return False
     if not all(key in record for first, needed in _LEDGERS.items() if first in record for key in needed):
         return False

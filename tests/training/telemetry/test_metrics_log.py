@@ -13,7 +13,7 @@ import pytest
 from common import json_files
 from tests.conftest import train
 from training.telemetry.chart import draw_chart
-from training.telemetry.metrics_log import METRICS, MetricsLog, count_unreadable, read_metrics
+from training.telemetry.metrics_log import METRICS, MetricsLog, read_counted, read_metrics
 from training.telemetry.time_ledger import read_earlier
 
 NUMBERS = [None, "1", [], {}, True, 10**400, -1]
@@ -25,6 +25,7 @@ UNSOUND: list[Any] = [
     *({"step": 1, "validation_loss": 1.0, "validation_losses": value} for value in (None, [], {"a": "x"}, {"a": None})),
     *({"step": 1, "train_loss": 1.0, key: "x"} for key in ("learning_rate", "grad_norm", "elapsed_seconds")),
     *({"event": "start", "step": value} for value in NUMBERS),
+    *({"event": value} for value in (["x"], {}, 5)),
     {"event": "start"},
     {"train_loss": 1.0},
     {"event": "start", "step": 0, "price_per_hour": "x"},
@@ -49,14 +50,14 @@ def test_records_of_any_shape_are_left_out_and_counted(tmp_path: Path) -> None:
         {"step": 1, "train_loss": 2.0, "grad_norm": None},
         {"step": 2, "train_loss": float("nan"), "learning_rate": 1e-3, "elapsed_seconds": 3},
         {"step": 2, **LEDGER},
-        {"event": ["odd"], "other": {}},
+        {"event": "odd", "other": {}},
     ]
     with (tmp_path / METRICS).open("wb") as file:
         for record in (*sound, *UNSOUND):
             file.write(json.dumps(record).encode() + b"\n")
         file.write(b"[1,2]\n\xff\xfe\n" + b'{"a":' * 100_000 + b'\n{"step": 3, "trai')
     assert json.dumps(read_metrics(tmp_path)) == json.dumps(sound)
-    assert count_unreadable(tmp_path) == len(UNSOUND) + 4
+    assert read_counted(tmp_path).unreadable == len(UNSOUND) + 4
     assert read_earlier(tmp_path, 0.0).elapsed_seconds == 5.0
     assert draw_chart(tmp_path).stat().st_size > 5000
 

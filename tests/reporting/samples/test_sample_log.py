@@ -1,0 +1,57 @@
+"""Sample log: a damaged line is left out and counted, and no folder of a machine is shown."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+from reporting.samples.sample_log import CheckpointSample, read_counted_samples
+from reporting.samples.sample_sections import sample_sections
+from tests.reporting.samples.sampled import sample
+from tests.reporting.written_runs import training, write_run
+from training.telemetry.metrics_log import SAMPLES
+
+
+def write_samples(run: Path, *samples: CheckpointSample) -> Path:
+    write_run(run, training())
+    (run / SAMPLES).write_text("".join(json.dumps(attrs.asdict(each)) + "\n" for each in samples))
+    return run
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"log_probabilities": [value] * 13} for value in (1e308, -1e308, 1000.0, math.nan, -math.inf, "x", 10**400)),
+        {"log_probabilities": [-1.0]},
+        *({"step": value} for value in (-5, "x", 10**30)),
+        {"starts": -3},
+        *({"held_out": {"window": value}} for value in (0, -1, "x")),
+        {"held_out": {"tokens": ["\u20ac"] * 14}},
+    ],
+)
+def test_a_line_with_values_that_nothing_records_is_left_out_and_counted(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    run = write_samples(tmp_path / "run", sample(4, 2.0))
+    damaged = attrs.asdict(sample(8, 2.0))
+    for key, value in changes.items():
+        damaged[key] = damaged[key] | value if isinstance(value, dict) else value
+    with (run / SAMPLES).open("a") as file:
+        file.write(json.dumps(damaged) + "\n")
+    samples, log = read_counted_samples(run)
+    assert [each.step for each in samples] == [4] and log.unreadable == 1
+    sections, notes = sample_sections([run], record=False)
+    assert notes == [f"NOTE: {run / SAMPLES}: lines left out of the report as unreadable: 1"]
+    assert "Log-probabilities" in [section.title for section in sections]
+
+
+@pytest.mark.parametrize("source", ["/home/me/tokens/code: validation, tokens 0 to 512", "tokens/code: validation"])
+def test_the_text_is_named_by_its_dataset_without_the_folders_around_it(tmp_path: Path, source: str) -> None:
+    held_out = sample(4, 2.0).held_out
+    assert held_out is not None
+    run = write_samples(tmp_path / "run", sample(4, 2.0, held_out=attrs.evolve(held_out, source=source)))
+    [found] = read_counted_samples(run)[0]
+    assert found.held_out is not None and found.held_out.source.startswith("code: validation")
