@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import attrs
 
@@ -19,12 +20,16 @@ from training.checkpoints.disk import checkpoints_of
 from training.checkpoints.storage import steps_in
 from training.telemetry.metrics_log import EVALUATIONS
 
+if TYPE_CHECKING:
+    from evaluation.comparison.rows import Row
+
 
 def report_page(runs: Sequence[Path], histories: Sequence[RunHistory], sections: Sequence[Section]) -> str:
     """Return the page of runs and their histories. `sections`: shown after the curves."""
     from markupsafe import Markup
 
-    compared, advice = _evaluations(runs)
+    rows, compared, advice = _evaluations(runs)
+    results = {row.home.resolve(): row.results for row in rows}
     differing = differing_settings(histories)
     return render(
         "report_page.html",
@@ -45,23 +50,27 @@ def report_page(runs: Sequence[Path], histories: Sequence[RunHistory], sections:
         checkpoints=[steps_in(checkpoints_of(run)) for run in runs],
         compared=None if compared is None else Markup(compared),
         advice=advice,
-        data=[(history.name, data_link(run, history, differing)) for run, history in zip(runs, histories, strict=True)],
+        data=[
+            (history.name, data_link(run, history, differing, results.get(run.resolve(), [])))
+            for run, history in zip(runs, histories, strict=True)
+        ],
     )
 
 
-def _evaluations(runs: Sequence[Path]) -> tuple[str | None, str | None]:
-    """Return the comparison of the runs that have results, as HTML, and advice on those that have none."""
+def _evaluations(runs: Sequence[Path]) -> "tuple[list[Row], str | None, str | None]":
+    """Return the rows of the runs that have results, their comparison as HTML, and advice on those that have none."""
     measured = [run for run in runs if (run / EVALUATIONS).is_file()]
     missing = [str(run) for run in runs if run not in measured]
     advice = f"To measure the held-out loss: python evaluate.py loss {shlex.join(missing)}" if missing else None
     if not measured:
-        return None, f"No evaluations yet. {advice}"
+        return [], None, f"No evaluations yet. {advice}"
     from evaluation.comparison.compare import compare
     from evaluation.comparison.page import as_fragment
     from evaluation.comparison.rows import read_rows
 
     try:
-        compared = as_fragment(compare(read_rows([str(run) for run in measured])))
+        rows = read_rows([str(run) for run in measured])
+        compared = as_fragment(compare(rows))
     except BadInput as error:
-        return None, " ".join(filter(None, [f"No comparison: {error}.", advice]))
-    return compared, advice and f"No evaluations of {len(missing)} of {len(runs)} runs. {advice}"
+        return [], None, " ".join(filter(None, [f"No comparison: {error}.", advice]))
+    return rows, compared, advice and f"No evaluations of {len(missing)} of {len(runs)} runs. {advice}"

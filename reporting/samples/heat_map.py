@@ -102,11 +102,10 @@ def _measured_run(name: str, samples: list[CheckpointSample], runs: int, cells: 
 
 def _measured(label: str, sample: CheckpointSample, cells: list[TextCell]) -> Measured:
     values = [None, *(sample.log_probabilities or [])]  # nothing predicts the first token
-    known = [value for value in values if value is not None]
     return Measured(
         label=label,
         values=[_sum(values[cell.first : cell.first + cell.count]) for cell in cells],
-        mean_nats=-math.fsum(known) / len(known) if known else None,
+        mean_nats=sample.mean_nats,
     )
 
 

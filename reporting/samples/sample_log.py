@@ -4,6 +4,7 @@ Append-only, one line for each checkpoint, written while the checkpoint is on th
 that belong to the run as it stands.
 """
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -53,6 +54,12 @@ class CheckpointSample:
     held_out: HeldOutText | None  # None: the run's tokens were not at hand
     log_probabilities: list[float | None] | None  # nats of ids 1, 2, ...; None where not finite
     problem: str | None = None  # why there is nothing to show
+
+    @property
+    def mean_nats(self) -> float | None:
+        """Mean surprise of the text's tokens, in nats; None where none is known."""
+        known = [value for value in self.log_probabilities or [] if value is not None]
+        return -math.fsum(known) / len(known) if known else None
 
 
 def read_samples(run: Path) -> list[CheckpointSample]:
