@@ -88,6 +88,7 @@ class JsonLines(NamedTuple):
 
     records: list[dict[str, Any]]
     unreadable: int
+    numbers: list[int]  # of the records' lines; the first is 1
 
 
 def read_json_lines(path: Path, *, containing: bytes = b"") -> JsonLines:
@@ -99,15 +100,16 @@ def read_json_lines(path: Path, *, containing: bytes = b"") -> JsonLines:
     """
     exists = path.exists() or path.is_symlink()
     content = _content(path, LINES_BYTES, "move it away, or fix this") if exists else b""
-    records, unreadable = [], 0
-    for _, line in _lines(content):
+    records, unreadable, numbers = [], 0, []
+    for number, line in _lines(content):
         if containing not in line:
             continue
         try:
             records.append(parse_json(line))
+            numbers.append(number)
         except ValueError:
             unreadable += 1
-    return JsonLines(records, unreadable)
+    return JsonLines(records, unreadable, numbers)
 
 
 def read_every_line(path: Path, *, advice: str = "", most_bytes: int = LINES_BYTES) -> list[dict[str, Any]]:
