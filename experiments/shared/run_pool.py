@@ -7,6 +7,7 @@ A job that the user has started by hand is waited for, too, and never stopped.
 """
 
 import os
+import re
 import signal
 import time
 from collections.abc import Sequence
@@ -203,6 +204,7 @@ class RunPool:
             )
         else:
             words = job.process.last_words().removeprefix("train.py: ")
+            words = re.sub(r"--set (\w+)=(\w+)", r'"set": {"train.\1": \2}', words)  # as the file has it
             self._problem = f"{target.name}: training failed: {words}; its output: {job.process.log}"
 
     def _stop_jobs(self) -> None:

@@ -32,16 +32,24 @@ class SweepCommand:
 
     def run(self) -> int | None:
         """Train what is missing, and print the table."""
-        from common.errors import EXIT_STOPPED
+        from common.errors import EXIT_STOPPED, BadInput
         from experiments.shared.experiment_files import output_of
         from experiments.shared.run_pool import PoolStopped, RunPool
-        from experiments.sweep.halving import train_sweep
+        from experiments.sweep.halving import check_rungs, train_sweep
         from experiments.sweep.sweep_file import read_sweep
-        from experiments.sweep.variant_runs import describe_runs, runs_of, shell_commands, write_runs
+        from experiments.sweep.variant_runs import (
+            describe_runs,
+            missing_tokens_of,
+            runs_of,
+            shell_commands,
+            write_runs,
+        )
 
         sweep = read_sweep(self.file)
         output = output_of(self.file, self.output)
         runs = runs_of(sweep, output, self.pool.ranks)
+        if not self.collect:
+            check_rungs(sweep, runs)
         if self.dry_run:
             print("\n".join(describe_runs(sweep, runs, self.pool)))
         elif self.print_commands:
@@ -49,8 +57,12 @@ class SweepCommand:
             write_runs(runs)
             print("\n".join(commands))
         elif self.collect:
+            if not output.is_dir():
+                raise BadInput(f"{output}: nothing trained there yet; train the sweep, or pass its --output")
             self._finish(sweep, runs, output)
         else:
+            if (missing := missing_tokens_of(sweep)) is not None:
+                raise BadInput(missing)
             write_runs(runs)
             with RunPool(output, self.pool) as pool:
                 try:
@@ -63,11 +75,11 @@ class SweepCommand:
         return None
 
     def _finish(self, sweep: "Sweep", runs: "list[VariantRun]", output: Path) -> None:
-        """Write and print the table."""
+        """Print the table, and write it."""
         from experiments.sweep.halving import stopped_variants
         from experiments.sweep.sweep_table import SweepTable
         from experiments.sweep.variant_runs import results_of
 
         table: SweepTable = SweepTable.of(sweep, results_of(sweep, runs, stopped_variants(sweep, runs)))
-        table.write(output)
         print(table.text())
+        print(f"\n{table.write(output)}: this table", flush=True)

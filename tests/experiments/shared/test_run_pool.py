@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from common.errors import BadInput
 from experiments.shared import pool_devices, run_pool
 from experiments.shared.account import Account
 from experiments.shared.account_lines import ACCOUNT, read_account
@@ -123,6 +124,16 @@ def test_a_job_that_a_signal_killed_is_said_to_be_killed(tmp_path: Path) -> None
     while process.status() is None:
         time.sleep(0.01)
     assert process.last_words() == "killed by SIGKILL (out of memory?)"
+
+
+def test_a_failure_names_keys_as_the_experiments_file_has_them(
+    make_run: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing = "print('train.py: full; keep fewer with --set keep_checkpoints=1'); raise SystemExit(1)"
+    monkeypatch.setattr(run_pool, "train_command", lambda *_, **__: ["-c", failing])
+    with RunPool(tmp_path, PoolOptions(device="cpu")) as pool, pytest.raises(BadInput) as error:
+        pool.train([PlannedRun(directory=make_run("run"))])
+    assert 'run: training failed: full; keep fewer with "set": {"train.keep_checkpoints": 1};' in str(error.value)
 
 
 @pytest.mark.parametrize("seconds", [1, 10])
