@@ -38,16 +38,20 @@ class LadderCommand:
         from experiments.ladder.trunk_training import train_trunks, tune_rate
         from experiments.shared.experiment_files import output_of, remove_results
         from experiments.shared.interior_optimum import best_rate
+        from experiments.shared.run_directories import missing_tokens
         from experiments.shared.run_pool import PoolStopped, RunPool
 
         ladder = read_ladder(self.file)
         output = output_of(self.file, self.output)
 
         maker = TrunkMaker(ladder=ladder, output=output, ranks=self.pool.ranks)
-        plan = describe_plan(maker)  # refuses what could not be trained before anything is
+        missing = missing_tokens(self.file, ladder.target.train)
+        plan = describe_plan(maker, self.pool.price_per_hour)  # refuses what could not be trained before anything is
         if self.dry_run:
-            print("\n".join(plan))
+            print("\n".join([*plan, *([f"WARNING: {missing}"] if missing else [])]))
             return None
+        if missing is not None:
+            raise BadInput(missing)
         with writing(output):
             output.mkdir(parents=True, exist_ok=True)
         try:
@@ -63,10 +67,10 @@ class LadderCommand:
             write_forecast(ladder, None)
             remove_results(output, "ladder")
             raise
-        table.write(output)
         print(table.text())
+        print(f"\n{table.write(output)}: this table", flush=True)
         path = write_forecast(ladder, table.forecast)
         if table.refused is not None:
             raise BadInput(f"{self.file}: {table.refused}; all results are in {output}")
-        print(f"\n{path}: shown by train.py {ladder.target.directory} --plan")
+        print(f"{path}: shown by train.py {ladder.target.directory} --plan")
         return None
