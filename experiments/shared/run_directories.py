@@ -39,10 +39,15 @@ def write_run_directory(directory: Path, sections: Sections) -> None:
 
 
 def missing_tokens(file: Path, train: TrainConfig) -> str | None:
-    """Return one line, with the experiment's file, about a dataset that is nowhere; None where all are here."""
+    """Return one line, with the experiment's file, about a dataset that is nowhere; None where all are here.
+
+    Raises it as BadInput where even the number of steps depends on its tokens.
+    """
     try:
         locate_tokens(train, None, can_give=False)
     except BadInput as error:
+        if train.data.min_train_tokens is None:
+            raise BadInput(f"{file}: {error}; or set min_train_tokens: null, all tokens, needs them") from error
         return f"{file}: {error}"
     return None
 

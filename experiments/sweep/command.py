@@ -32,18 +32,11 @@ class SweepCommand:
 
     def run(self) -> int | None:
         """Train what is missing, and print the table."""
-        from common.errors import EXIT_STOPPED, BadInput
+        from common.errors import BadInput
         from experiments.shared.experiment_files import output_of
-        from experiments.shared.run_pool import PoolStopped, RunPool
-        from experiments.sweep.halving import check_rungs, train_sweep
+        from experiments.sweep.halving import check_rungs
         from experiments.sweep.sweep_file import read_sweep
-        from experiments.sweep.variant_runs import (
-            describe_runs,
-            missing_tokens_of,
-            runs_of,
-            shell_commands,
-            write_runs,
-        )
+        from experiments.sweep.variant_runs import describe_runs, runs_of, shell_commands, write_runs
 
         sweep = read_sweep(self.file)
         output = output_of(self.file, self.output)
@@ -61,17 +54,27 @@ class SweepCommand:
                 raise BadInput(f"{output}: nothing trained there yet; train the sweep, or pass its --output")
             self._finish(sweep, runs, output)
         else:
-            if (missing := missing_tokens_of(sweep)) is not None:
-                raise BadInput(missing)
-            write_runs(runs)
-            with RunPool(output, self.pool) as pool:
-                try:
-                    train_sweep(pool, sweep, runs)
-                except PoolStopped as stopped:
-                    self._finish(sweep, runs, output)
-                    print(f"\nexperiment.py: {stopped}")
-                    return EXIT_STOPPED
+            return self._train(sweep, runs, output)
+        return None
+
+    def _train(self, sweep: "Sweep", runs: "list[VariantRun]", output: Path) -> int | None:
+        from common.errors import EXIT_STOPPED, BadInput
+        from experiments.shared.run_directories import missing_tokens
+        from experiments.shared.run_pool import PoolStopped, RunPool
+        from experiments.sweep.halving import train_sweep
+        from experiments.sweep.variant_runs import write_runs
+
+        if (missing := missing_tokens(sweep.file, sweep.variants[0].run.train)) is not None:
+            raise BadInput(missing)
+        write_runs(runs)
+        with RunPool(output, self.pool) as pool:
+            try:
+                train_sweep(pool, sweep, runs)
+            except PoolStopped as stopped:
                 self._finish(sweep, runs, output)
+                print(f"\nexperiment.py: {stopped}")
+                return EXIT_STOPPED
+            self._finish(sweep, runs, output)
         return None
 
     def _finish(self, sweep: "Sweep", runs: "list[VariantRun]", output: Path) -> None:

@@ -30,7 +30,7 @@ FIXED = (
 
 
 @attrs.frozen(kw_only=True)
-class Choice:
+class LeverValue:
     """A value of a lever."""
 
     name: str
@@ -97,12 +97,12 @@ def read_changes(file: Path, where: str, values: Any, *, lever: bool = False) ->
     return dict(values)
 
 
-def _choices(file: Path, name: str, lever: Any) -> Iterator[Choice]:
+def _choices(file: Path, name: str, lever: Any) -> Iterator[LeverValue]:
     """Yield each value of a lever: of one key, or the keys of a named one."""
     if isinstance(lever, dict):
         if not re.fullmatch(r"[\w.+-]{1,80}", name) or name.startswith("."):
             raise BadInput(f"{file}: levers: {quoted(name)}: wanted a name of letters, digits and _ . + -")
-        yield Choice(name=name, changes=read_changes(file, f"levers: {name}", lever, lever=True))
+        yield LeverValue(name=name, changes=read_changes(file, f"levers: {name}", lever, lever=True))
         return
     if not isinstance(lever, list) or not lever:
         raise BadInput(f"{file}: levers: {name}: got {quoted(lever)}, wanted a list of values, or an object of keys")
@@ -111,7 +111,7 @@ def _choices(file: Path, name: str, lever: Any) -> Iterator[Choice]:
         if isinstance(value, list | dict):
             raise BadInput(f'{file}: levers: {name}: a list needs a name: {{"NAME": {{"{name}": ...}}}}')
         text = re.sub(r"[^\w.+-]", "_", value if isinstance(value, str) else json.dumps(value))
-        yield Choice(name=f"{name.partition('.')[2]}={text[:80]}", changes=changes)
+        yield LeverValue(name=f"{name.partition('.')[2]}={text[:80]}", changes=changes)
 
 
 def _flat(run: Run) -> Changes:
@@ -129,13 +129,13 @@ def _canonical(value: Any) -> str:
     return json.dumps(float(value) if type(value) is int else value)
 
 
-def _combined(parts: tuple[Choice | None, ...]) -> Choice:
+def _combined(parts: tuple[LeverValue | None, ...]) -> LeverValue:
     chosen = [part for part in parts if part is not None]
     changes = {key: value for part in chosen for key, value in part.changes.items()}
-    return Choice(name=",".join(part.name for part in chosen), changes=changes)
+    return LeverValue(name=",".join(part.name for part in chosen), changes=changes)
 
 
-def _check_separate(file: Path, choices: Mapping[str, list[Choice]]) -> None:
+def _check_separate(file: Path, choices: Mapping[str, list[LeverValue]]) -> None:
     """Raise BadInput where two levers that are combined change one key: one of the changes would be lost."""
     owners: dict[str, str] = {}
     for name, lever in choices.items():

@@ -45,6 +45,7 @@ def runs_of(sweep: Sweep, output: Path, ranks: int) -> list[VariantRun]:
     """Return all runs, checked, variant by variant; nothing is written. Raises BadInput for one that could not run."""
     base = {section: read_json(sweep.base / f"{section}.json") for section in KEYS}
     base["train"].pop(BUCKET, None)
+    missing_tokens(sweep.file, sweep.variants[0].run.train)
     lengths: Mapping[str, int | None] | None = None
     runs = []
     for variant in sweep.variants:
@@ -61,11 +62,6 @@ def runs_of(sweep: Sweep, output: Path, ranks: int) -> list[VariantRun]:
             check_unchanged(directory, sections)
             runs.append(VariantRun(variant=variant, seed=seed, directory=directory, sections=sections, plan=plan))
     return runs
-
-
-def missing_tokens_of(sweep: Sweep) -> str | None:
-    """Return one line about a dataset that is nowhere; None where all are here. It is no lever: that of all runs."""
-    return missing_tokens(sweep.file, sweep.variants[0].run.train)
 
 
 def write_runs(runs: list[VariantRun]) -> None:
@@ -112,7 +108,11 @@ def describe_runs(sweep: Sweep, runs: list[VariantRun], options: PoolOptions) ->
     else:
         lines.append("time and cost: not known before a run of the base or of this sweep has ended")
     lines.append(describe_power(sweep))
-    return lines if (missing := missing_tokens_of(sweep)) is None else [*lines, f"WARNING: {missing}"]
+    return (
+        lines
+        if (missing := missing_tokens(sweep.file, sweep.variants[0].run.train)) is None
+        else [*lines, f"WARNING: {missing}"]
+    )
 
 
 def shell_commands(sweep: Sweep, runs: list[VariantRun], options: PoolOptions) -> list[str]:
