@@ -15,7 +15,8 @@ EPILOG = """examples:
   python experiment.py sweep sweeps/quickstart.json --price-per-hour 14.32 --max-usd 20
   python experiment.py ladder ladders/laptop.json
 
-Exit status: 0 done, 1 error, 2 usage, 75 stopped at its budget, 130 interrupted.
+Exit status: 0 done, 1 error, 2 usage, 75 stopped at its budget or by SIGTERM,
+130 interrupted.
 """
 
 

@@ -3,12 +3,12 @@
 python benchmarks/forecast_coverage.py [--simulations 200]
 
 Each simulation draws noise, its correlation among the horizons of a trunk, and the target's compute, fits the law to
-the ladder's losses, and counts whether the target's loss, with noise of its own, lies in the interval. Ladders have 3,
-4 or 5 sizes, 2 to 2.8 x apart, at 5, 10 and 20 tokens per parameter.
+the ladder's losses, and counts whether the target's loss, with noise of its own, lies in the interval.
 """
 
 import math
 from collections.abc import Callable, Iterable
+from itertools import product
 
 import attrs
 import command
@@ -16,11 +16,27 @@ import numpy as np
 
 from experiments.ladder.loss_law import LossLaw, LossPoint, fit_law, hold_out_largest, refusal
 
-SPANS = {3: 8, 4: 16, 5: 32}  # largest over smallest, by number of sizes
-SMALLEST, HORIZONS = 1e7, (5, 10, 20)  # parameters; tokens per parameter
+SMALLEST = 1e7  # parameters
 NOISES, SHARED, FACTORS = (0.002, 0.005, 0.01), (0.0, 0.5, 0.8), (3, 10, 30)
 CENTER = (3e7, 3e8)  # N and D at which the parts of a truth are given
 
+
+@attrs.frozen
+class LadderShape:
+    """Sizes of a ladder, what each is trained on, and how often."""
+
+    sizes: int
+    span: float  # largest size over smallest
+    horizons: tuple[int, ...] = (5, 10, 20)  # tokens per parameter
+    seeds: int = 1
+
+
+SHAPES = {
+    "3 sizes": LadderShape(3, 8),
+    "4 sizes": LadderShape(4, 16),
+    "5 sizes": LadderShape(5, 32),
+    "4 sizes, 2 horizons, 3 seeds": LadderShape(4, 5, (16, 32), 3),  # ladders/laptop.json
+}
 Truth = Callable[[float, float], float]
 
 
@@ -63,7 +79,7 @@ class Simulation:
 
     group: str
     truth: str
-    sizes: int
+    shape: str
     noise: float
     shared: float
     factor: int  # compute of the target over the ladder's largest
@@ -76,40 +92,48 @@ class Simulation:
 def main(*, simulations: int = 200) -> None:
     """Print coverage, median width and root mean square error, by shape of the ladder and by what was drawn."""
     done = [
-        simulate(group, truth, sizes, seed)
+        simulate(group, truth, shape, seed)
         for group, truths in GROUPS.items()
         for truth in truths
-        for sizes in SPANS
+        for shape in SHAPES
         for seed in range(simulations)
     ]
     inner = [one for one in done if one.group != "outside of the prior"]
     rows = [
-        _row(f"{group}, {sizes} sizes", (one for one in done if one.group == group and one.sizes == sizes))
+        _row(f"{group}, {shape}", (one for one in done if one.group == group and one.shape == shape))
         for group in GROUPS
-        for sizes in SPANS
+        for shape in SHAPES
     ]
     print(command.table(HEADS, rows), "\n\nThe first two groups by what was drawn:\n", sep="")
     rows = []
     for name, shown in NAMES.items():
         for value in sorted({getattr(one, name) for one in inner}):
             rows.append(_row(f"{shown} {value}", (one for one in inner if getattr(one, name) == value)))
-    print(command.table(HEADS, rows))
+    print(command.table(HEADS, rows), "\n\nIn the interval, by seeds, noise and its shared part:\n", sep="")
+    rows = [
+        [f"{seeds}", f"{noise:.1%}", *(_cell(inner, seeds, noise, shared) for shared in SHARED)]
+        for seeds in sorted({shape.seeds for shape in SHAPES.values()})
+        for noise in NOISES
+    ]
+    print(command.table(["seeds", "noise", *(f"shared {shared:g}" for shared in SHARED)], rows))
 
 
-def simulate(group: str, truth: str, sizes: int, seed: int) -> Simulation:
+def simulate(group: str, truth: str, name: str, seed: int) -> Simulation:
     """Simulate one ladder."""
-    generator = np.random.default_rng([sizes, seed, *truth.encode()])
+    shape = SHAPES[name]
+    generator = np.random.default_rng([shape.sizes, len(shape.horizons), seed, *truth.encode()])
     noise, shared = float(generator.choice(NOISES)), float(generator.choice(SHARED))
     factor, loss = int(generator.choice(FACTORS)), GROUPS[group][truth]
-    points = ladder(loss, sizes, noise, shared, generator)
+    points = ladder(loss, shape, noise, shared, generator)
     size = points[-1].parameters * math.sqrt(factor)
-    measured = loss(size, HORIZONS[-1] * size) * (1 + noise * generator.standard_normal())
-    forecast = fit_law(points).predict(size, HORIZONS[-1] * size)
+    tokens = shape.horizons[-1] * size
+    measured = loss(size, tokens) * (1 + noise * generator.standard_normal())
+    forecast = fit_law(points).predict(size, tokens)
     assert forecast.low is not None and forecast.high is not None
     return Simulation(
         group=group,
         truth=truth,
-        sizes=sizes,
+        shape=name,
         noise=noise,
         shared=shared,
         factor=factor,
@@ -120,16 +144,26 @@ def simulate(group: str, truth: str, sizes: int, seed: int) -> Simulation:
     )
 
 
-def ladder(loss: Truth, sizes: int, noise: float, shared: float, generator: np.random.Generator) -> list[LossPoint]:
+def ladder(
+    loss: Truth, shape: LadderShape, noise: float, shared: float, generator: np.random.Generator
+) -> list[LossPoint]:
     """Return the points of one ladder; `shared`: of the noise's variance, that a trunk's horizons have in common."""
     points = []
-    for size in np.geomspace(SMALLEST, SMALLEST * SPANS[sizes], sizes).round().tolist():
+    sizes = np.geomspace(SMALLEST, SMALLEST * shape.span, shape.sizes).round().tolist()
+    for size, seed in product(sizes, range(shape.seeds)):
         common = generator.standard_normal()
-        for ratio in HORIZONS:
+        for ratio in shape.horizons:
             own = generator.standard_normal()
             error = noise * (math.sqrt(shared) * common + math.sqrt(1 - shared) * own)
-            measured = loss(size, ratio * size) * (1 + error)
-            points.append(LossPoint(rung=f"{size:.0f}", parameters=int(size), tokens=int(ratio * size), loss=measured))
+            points.append(
+                LossPoint(
+                    rung=f"{size:.0f}",
+                    parameters=int(size),
+                    tokens=int(ratio * size),
+                    loss=loss(size, ratio * size) * (1 + error),
+                    seed=seed,
+                )
+            )
     return points
 
 
@@ -141,6 +175,11 @@ def _row(name: str, simulations: Iterable[Simulation]) -> list[str]:
     refused = f"{100 * (1 - len(given) / len(chosen)):.0f} %"
     covered = [_covered(chosen), _covered(given)]
     return [name, str(len(chosen)), covered[0], f"{100 * width:.1f} %", f"{100 * squares:.1f} %", refused, covered[1]]
+
+
+def _cell(simulations: list[Simulation], seeds: int, noise: float, shared: float) -> str:
+    cell = (seeds, noise, shared)
+    return _covered([one for one in simulations if (SHAPES[one.shape].seeds, one.noise, one.shared) == cell])
 
 
 def _covered(simulations: list[Simulation]) -> str:

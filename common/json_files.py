@@ -88,7 +88,8 @@ class JsonLines(NamedTuple):
 
     records: list[dict[str, Any]]
     unreadable: int
-    ends_torn: bool = False  # the last line is one of these, and has no end: it may be in the middle of being written
+    numbers: list[int]  # of the records' lines; the first is 1
+    ends_torn: bool  # the last line is unreadable and has no end: it may be in the middle of being written
 
 
 def read_json_lines(path: Path, *, containing: bytes = b"") -> JsonLines:
@@ -100,17 +101,18 @@ def read_json_lines(path: Path, *, containing: bytes = b"") -> JsonLines:
     """
     exists = path.exists() or path.is_symlink()
     content = _content(path, LINES_BYTES, "move it away, or fix this") if exists else b""
-    records, unreadable, ends_torn = [], 0, False
-    for _, line in _lines(content):
+    records, numbers, unreadable, ends_torn = [], [], 0, False
+    for number, line in _lines(content):
         if containing not in line:
             continue
         try:
             records.append(parse_json(line))
+            numbers.append(number)
             ends_torn = False
         except ValueError:
             unreadable += 1
             ends_torn = not content.endswith(b"\n")
-    return JsonLines(records, unreadable, ends_torn)
+    return JsonLines(records, unreadable, numbers, ends_torn)
 
 
 def read_every_line(path: Path, *, advice: str = "", most_bytes: int = LINES_BYTES) -> list[dict[str, Any]]:

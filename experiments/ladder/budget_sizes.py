@@ -11,13 +11,35 @@ from evaluation.shared.intervals import Interval
 from experiments.ladder.forecast import MOST_EXTRAPOLATION, describe_extrapolation
 from experiments.ladder.loss_law import LawFit
 from model.config import ModelConfig, matmul_parameter_count
-from training.config.train_config import TrainConfig
+from training.config.train_config import Run, TrainConfig
 from training.planning.estimate import ASSUMED_START_UP_SECONDS
+from training.planning.estimate_table import ESTIMATE_CAUTION
 from training.planning.memory_model import MemoryModel, gpu_bytes
 from training.planning.price_list import Machine, PriceList
-from training.planning.throughput import Throughput, throughputs
+from training.planning.throughput import roofline, throughputs
 
 BEYOND = 8  # widest shape of a family over the ladder's widest
+
+
+@attrs.frozen
+class MachineSpeed:
+    """Tokens per second of a machine by shape: a roofline, at the target's measured share of it where there is one."""
+
+    machine: Machine
+    share: float
+    source: str
+    measured: bool
+
+    @classmethod
+    def of(cls, target: ModelConfig, machine: Machine) -> "MachineSpeed":
+        speed = throughputs(target, machine)[0]
+        if not speed.measured:
+            return cls(machine, 1.0, speed.source, measured=False)
+        share = speed.tokens_per_second / (machine.gpus * roofline(target, machine.gpu))
+        return cls(machine, share, f"roofline x {share:.2f}, for the target: {speed.source}", measured=True)
+
+    def tokens_per_second(self, model: ModelConfig) -> float:
+        return self.share * self.machine.gpus * roofline(model, self.machine.gpu)
 
 
 @attrs.frozen(kw_only=True)
@@ -28,7 +50,7 @@ class BudgetChoice:
     model: ModelConfig
     tokens: int
     hours: float
-    throughput: Throughput
+    speed: MachineSpeed
     loss: Interval
     limits: tuple[str, ...]  # of the ladder or the family, that it lies at or beyond
 
@@ -65,13 +87,14 @@ def size_family(models: Sequence[ModelConfig]) -> list[ModelConfig]:
 
 
 def best_sizes(
-    fit: LawFit, shapes: Sequence[ModelConfig], train: TrainConfig, usd: float, prices: PriceList
+    fit: LawFit, shapes: Sequence[ModelConfig], target: Run, usd: float, prices: PriceList
 ) -> list[BudgetChoice]:
     """Return the best shape for each machine that can train one, the lowest loss first. Raises BadInput for none.
 
     Of the budget's hours the assumed start-up is taken off; validation is not.
     """
-    choices = [_best_on(machine, fit, shapes, train, usd) for machine in prices.machines]
+    speeds = [MachineSpeed.of(target.model, machine) for machine in prices.machines]
+    choices = [_best_on(speed, fit, shapes, target.train, usd) for speed in speeds]
     found = [choice for choice in choices if choice is not None]
     if not found:
         raise BadInput(f"${usd:,.2f}: not enough for the start-up of any machine of {prices.path}; raise the budget")
@@ -86,31 +109,31 @@ def describe_choices(usd: float, choices: Sequence[BudgetChoice]) -> list[str]:
         lines.append(
             f"{f'${usd:,.2f}' if index == 0 else 'or':<12} {model.n_layers} layers x {model.emb_dim}, N "
             f"{matmul_parameter_count(model):,}, on {choice.tokens:,} tokens: loss {choice.loss.text(4)}; "
-            f"{choice.machine.name}, {choice.hours:.2f} hours at {choice.throughput.tokens_per_second:,.0f} tokens/s "
-            f"({choice.throughput.source})"
+            f"{choice.machine.name}, {choice.hours:.2f} hours at {choice.speed.tokens_per_second(model):,.0f} tokens/s "
+            f"({choice.speed.source})"
         )
         lines += [f"             {limit}" for limit in choice.limits]
-    return lines
+    return lines if all(choice.speed.measured for choice in choices) else [*lines, ESTIMATE_CAUTION]
 
 
 def _best_on(
-    machine: Machine, fit: LawFit, shapes: Sequence[ModelConfig], train: TrainConfig, usd: float
+    speed: MachineSpeed, fit: LawFit, shapes: Sequence[ModelConfig], train: TrainConfig, usd: float
 ) -> BudgetChoice | None:
+    machine = speed.machine
     hours = usd / machine.usd_per_hour
     seconds = 3600 * hours - ASSUMED_START_UP_SECONDS
     if seconds <= 0:
         return None
     candidates = []
     for model in shapes:
-        throughput = throughputs(model, machine)[0]
-        tokens = int(seconds * throughput.tokens_per_second)
-        candidates.append((fit.predict(matmul_parameter_count(model), tokens), model, tokens, throughput))
-    for loss, model, tokens, throughput in sorted(candidates, key=lambda candidate: candidate[0].value):
+        tokens = int(seconds * speed.tokens_per_second(model))
+        candidates.append((fit.predict(matmul_parameter_count(model), tokens), model, tokens))
+    for loss, model, tokens in sorted(candidates, key=lambda candidate: candidate[0].value):
         if MemoryModel.of(model, train, machine.gpus).largest_microbatch(gpu_bytes(machine.gpu)) is None:
             continue
         limits = _limits(fit, shapes, model, tokens)
         return BudgetChoice(
-            machine=machine, model=model, tokens=tokens, hours=hours, throughput=throughput, loss=loss, limits=limits
+            machine=machine, model=model, tokens=tokens, hours=hours, speed=speed, loss=loss, limits=limits
         )
     return None
 

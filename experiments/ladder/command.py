@@ -1,13 +1,17 @@
 """experiment.py ladder"""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import attrs
 
 from common.arguments import option
 from experiments.shared.pool_options import PoolOptions
 from training.planning.budget import USD
+
+if TYPE_CHECKING:
+    from experiments.ladder.ladder_table import LadderTable
+    from experiments.ladder.trunk import TrunkMaker
 
 
 @attrs.frozen(kw_only=True)
@@ -28,45 +32,61 @@ class LadderCommand:
 
     def run(self) -> int | None:
         """Train what is missing, print the results, write the target's forecast."""
-        from common.errors import EXIT_STOPPED, BadInput
+        from common.errors import BadInput
+        from experiments.ladder.ladder_file import read_ladder
+        from experiments.ladder.ladder_plan import describe_plan
+        from experiments.ladder.trunk import TrunkMaker
+        from experiments.shared.experiment_files import output_of
+        from experiments.shared.run_directories import missing_tokens
+
+        ladder = read_ladder(self.file)
+        missing = missing_tokens(self.file, ladder.target.train)
+        maker = TrunkMaker(ladder=ladder, output=output_of(self.file, self.output), ranks=self.pool.ranks)
+        plan = describe_plan(maker, self.pool.price_per_hour)  # refuses what could not be trained before anything is
+        if self.dry_run:
+            print("\n".join([*plan, *([f"WARNING: {missing}"] if missing else [])]))
+            return None
+        if missing is not None:
+            raise BadInput(missing)
+        return self._train(maker)
+
+    def _train(self, maker: "TrunkMaker") -> int | None:
+        from common.errors import EXIT_STOPPED
         from common.files import writing
         from experiments.ladder.conclusion import conclude, write_forecast
-        from experiments.ladder.ladder_file import read_ladder
-        from experiments.ladder.ladder_plan import describe_plan, size_trunks
+        from experiments.ladder.ladder_plan import size_trunks
         from experiments.ladder.loss_law import NoForecast
-        from experiments.ladder.trunk import TrunkMaker
         from experiments.ladder.trunk_training import train_trunks, tune_rate
-        from experiments.shared.experiment_files import output_of, remove_results
+        from experiments.shared.experiment_files import remove_results
         from experiments.shared.interior_optimum import best_rate
         from experiments.shared.run_pool import PoolStopped, RunPool
 
-        ladder = read_ladder(self.file)
-        output = output_of(self.file, self.output)
-
-        maker = TrunkMaker(ladder=ladder, output=output, ranks=self.pool.ranks)
-        plan = describe_plan(maker)  # refuses what could not be trained before anything is
-        if self.dry_run:
-            print("\n".join(plan))
-            return None
-        with writing(output):
-            output.mkdir(parents=True, exist_ok=True)
+        with writing(maker.output):
+            maker.output.mkdir(parents=True, exist_ok=True)
         try:
-            with RunPool(output, self.pool) as pool:
+            with RunPool(maker.output, self.pool) as pool:
                 rates = tune_rate(pool, maker)
                 trunks = size_trunks(maker, best_rate(rates))
                 train_trunks(pool, trunks, branches=True)
-            table = conclude(ladder, rates, trunks, self.best_for)
+            table = conclude(maker.ladder, rates, trunks, self.best_for)
         except PoolStopped as stopped:
             print(f"experiment.py: {stopped}")
             return EXIT_STOPPED
         except NoForecast:
-            write_forecast(ladder, None)
-            remove_results(output, "ladder")
+            write_forecast(maker.ladder, None)
+            remove_results(maker.output, "ladder")
             raise
-        table.write(output)
+        self._finish(table, maker.output)
+        return None
+
+    def _finish(self, table: "LadderTable", output: Path) -> None:
+        """Print the table, and write it and the forecast. Raises BadInput without one."""
+        from common.errors import BadInput
+        from experiments.ladder.conclusion import write_forecast
+
         print(table.text())
-        path = write_forecast(ladder, table.forecast)
+        print(f"\n{table.write(output)}: this table", flush=True)
+        path = write_forecast(table.ladder, table.forecast)
         if table.refused is not None:
             raise BadInput(f"{self.file}: {table.refused}; all results are in {output}")
-        print(f"\n{path}: shown by train.py {ladder.target.directory} --plan")
-        return None
+        print(f"{path}: shown by train.py {table.ladder.target.directory} --plan")

@@ -25,7 +25,7 @@ def conclude(ladder: LadderFile, rates: dict[float, float], trunks: Sequence[Tru
     points = loss_points(trunks)
     held_out = hold_out_largest(points)
     refused = refusal(held_out)
-    forecast, budget = None, []
+    forecast, budget = None, [] if usd is None else ["", f"for ${usd:,.2f}   no best size without a forecast"]
     if refused is None:
         fit, estimate = fit_law(points), price_target(ladder)
         forecast = make_forecast(ladder.target, fit, held_out, estimate)
@@ -51,7 +51,7 @@ def price_target(ladder: LadderFile) -> RunEstimate:
 def _best_for(usd: float, ladder: LadderFile, fit: LawFit, prices: PriceList) -> list[str]:
     family = size_family([size.model for size in ladder.sizes])
     try:
-        return describe_choices(usd, best_sizes(fit, family, ladder.target.train, usd, prices))
+        return describe_choices(usd, best_sizes(fit, family, ladder.target, usd, prices))
     except BadInput as error:  # too little money for any: the ladder is paid for, and its table stays
         return [f"for ${usd:,.2f}   {error}"]
 

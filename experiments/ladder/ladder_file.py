@@ -1,6 +1,5 @@
 """Ladder file: a target run directory, small sizes of its network, horizons and learning rates to try."""
 
-import json
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -11,9 +10,9 @@ import attrs
 from common.errors import BadInput, nearest, quoted
 from experiments.ladder.loss_law import LEAST_SIZES
 from experiments.shared.experiment_files import read_experiment, read_seeds
-from experiments.shared.run_directories import BUCKET, Sections
+from experiments.shared.run_directories import BUCKET, Sections, changed_run
 from model.config import ModelConfig, matmul_parameter_count
-from training.config.train_config import KEYS, PLUMBING_KEYS, Run, load_run
+from training.config.train_config import KEYS, PLUMBING_KEYS, Run
 
 KNOWN = ("target", "sizes", "tokens_per_parameter", "rates", "seeds", "set")
 SHAPE_KEYS = ("n_layers", "emb_dim", "n_heads", "n_kv_heads", "mlp_width")
@@ -47,6 +46,7 @@ class LadderFile:
     file: Path
     target: Run
     batch: int  # the target's, sequences
+    microbatch_size: int  # at most, of all runs
     sections: Sections  # the target's model.json and train.json, with "set"
     sizes: tuple[LadderSize, ...]  # rising
     tokens_per_parameter: tuple[float, ...]  # horizons, rising
@@ -60,14 +60,18 @@ def read_ladder(file: Path) -> LadderFile:
     if not isinstance(values.get("target"), str):
         raise BadInput(f"{file}: target: got {quoted(values.get('target'))}, wanted a run directory")
     directory = Path(values["target"])
-    target = load_run(directory, ())
-    if target.train.validation.validation_interval is None:
-        raise BadInput(f"{file}: {directory} never validates; set its validation_interval: the law is of that loss")
+    target = changed_run(str(file), directory, {})
     batch = target.train.batch.global_batch_size
     if batch is None:
         raise BadInput(f"{file}: {directory} has no global_batch_size; set it: the batches of the sizes follow from it")
     sections = {"model": _stated("model", attrs.asdict(target.model)), "train": _stated("train", target.train.flat())}
-    sections["train"] |= _settings(file, values.get("set", {}))
+    settings = _settings(file, values.get("set", {}))
+    sections["train"] |= settings
+    # the batch of each size follows from the target's, in whole micro-batches, whatever `set` says of those
+    changes = {"train.global_batch_size": None, **{f"train.{key}": value for key, value in settings.items()}}
+    train = changed_run(f"{file}: set", directory, changes).train
+    if train.validation.validation_interval is None:
+        raise BadInput(f"{file}: {directory} never validates; set train.validation_interval: the law is of that loss")
     rates = _rising(file, "rates", values.get("rates"), LEAST_RATES)
     if not all(FACTORS[0] <= high / low <= FACTORS[1] for low, high in pairwise(rates)):
         raise BadInput(f"{file}: rates: got {list(rates)}, wanted each 1.2 to 4 times the one before, such as 2 times")
@@ -79,7 +83,8 @@ def read_ladder(file: Path) -> LadderFile:
         sizes=_sizes(file, directory, values.get("sizes")),
         tokens_per_parameter=_rising(file, "tokens_per_parameter", values.get("tokens_per_parameter"), 2),
         rates=rates,
-        seeds=read_seeds(file, values.get("seeds", 1), target.train.random_seed),
+        microbatch_size=train.batch.microbatch_size,
+        seeds=read_seeds(file, 1 if values.get("seeds") is None else values["seeds"], target.train.random_seed),
     )
 
 
@@ -118,10 +123,7 @@ def _size(file: Path, target: Path, changes: Mapping[str, Any]) -> LadderSize:
     for key in changes:
         if key not in SHAPE_KEYS:
             raise BadInput(f"{file}: sizes: {quoted(key)}{nearest(key, SHAPE_KEYS)}; wanted {', '.join(SHAPE_KEYS)}")
-    try:
-        run = load_run(target, [f"model.{key}={json.dumps(value)}" for key, value in changes.items()])
-    except BadInput as error:
-        raise BadInput(f"{file}: sizes: {str(error).removeprefix('--set: ')}") from error
+    run = changed_run(f"{file}: sizes", target, {f"model.{key}": value for key, value in changes.items()})
     return LadderSize(changes=dict(changes), model=run.model)
 
 

@@ -1,8 +1,13 @@
-"""Plan of a ladder, before it trains: its runs, their tokens, and its share of the target's FLOPs."""
+"""Plan of a ladder, before it trains: its runs, their tokens, its share of the target's FLOPs, hours and dollars."""
+
+import statistics
+from collections.abc import Sequence
 
 from experiments.ladder.conclusion import price_target
 from experiments.ladder.size_rules import rounded_rate, scaled_rate
 from experiments.ladder.trunk import Trunk, TrunkMaker
+from experiments.shared.experiment_files import counted
+from experiments.shared.run_progress import measured_speed
 from model.config import flops_per_token
 from training.config.batch_plan import make_plan
 from training.data.locate_tokens import lengths_at_hand
@@ -17,8 +22,11 @@ def size_trunks(maker: TrunkMaker, best: float) -> list[Trunk]:
     return found
 
 
-def describe_plan(maker: TrunkMaker) -> list[str]:
-    """Return the plan as lines. Raises BadInput for runs that could not be trained, and a target too large to price."""
+def describe_plan(maker: TrunkMaker, usd_per_hour: float | None) -> list[str]:
+    """Return the plan as lines; `usd_per_hour`: of this machine.
+
+    Raises BadInput for runs that could not be trained, and a target too large to price.
+    """
     ladder = maker.ladder
     seeds = len(ladder.seeds)
     tried = [maker.seeds(ladder.sizes[0], rounded_rate(rate))[0] for rate in ladder.rates]
@@ -43,7 +51,25 @@ def describe_plan(maker: TrunkMaker) -> list[str]:
         + (f"; all of it with {seeds} seeds" if seeds > 1 else "")
         + f": {flops:.3g} FLOPs, "
         f"{flops / whole:.2g} x the target's {whole:.3g}",
+        _cost([*tried, *trunks], flops, usd_per_hour),
     ]
+
+
+def _cost(trunks: Sequence[Trunk], flops: float, usd_per_hour: float | None) -> str:
+    """Return hours and dollars at the speed of the ladder's runs that have ended."""
+    measured = [
+        speed * flops_per_token(trunk.size.model)
+        for trunk in {trunk.directory: trunk for trunk in trunks}.values()
+        if (speed := measured_speed(trunk.directory)) is not None
+    ]
+    if not measured:
+        return "time and cost: not known before a run of this ladder has ended: no estimate holds for small networks"
+    hours = flops / statistics.median(measured) / 3600
+    cost = "" if usd_per_hour is None else f", ${hours * usd_per_hour:,.2f}"
+    runs = counted(len(measured), "earlier run")
+    return (
+        f"{hours:.3g} hours{cost} one run after the other, at the FLOP/s of {runs}; small sizes reach less than large"
+    )
 
 
 def _line(trunk: Trunk, name: str, index: int) -> str:

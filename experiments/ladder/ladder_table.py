@@ -44,16 +44,17 @@ class LadderTable:
         words = [*fence, *check, *law, *after, *self.budget, *fence]
         return "\n".join([self._rate_table(form), "", self._point_table(form), "", *words, "", *self.notes()])
 
-    def write(self, output: Path) -> None:
-        """Write ladder.md and ladder.json."""
+    def write(self, output: Path) -> Path:
+        """Write ladder.md and ladder.json; return the path of the first."""
         markdown = f"# Ladder for {self.ladder.target.directory}\n\n{self.text('github')}"
-        write_results(output, "ladder", markdown, self._record())
+        return write_results(output, "ladder", markdown, self._record())
 
     def notes(self) -> list[str]:
         """Return the rules with what they give the target, and warnings where its train.json differs."""
         target, size = self.ladder.target.train, target_size(self.ladder)
         rate = scaled_rate(best_rate(self.rates), size.parameters, self.trunks[0].size.parameters)
         own, seeds = target.optimization.learning_rate, self.ladder.seeds
+        subject = "ladder" if self.forecast is None else "forecast"
         lines = [
             "Rules (OLMo-core): rate falls as N^(-1/3) from the smallest size's best, batch grows as N^(2/3) up to the "
             "target's.",
@@ -62,13 +63,13 @@ class LadderTable:
         ]
         if not 1 / MOST_DEVIATION <= own / rate <= MOST_DEVIATION:
             lines.append(
-                f"WARNING: {target.file}: learning_rate is {rounded_rate(own):g}: the forecast is for the "
+                f"WARNING: {target.file}: learning_rate is {rounded_rate(own):g}: the {subject} is for the "
                 f"rule's {rate:g}"
             )
         if target.optimization.decay != SCHEDULE:
             named = target.optimization.decay or "constant"
             lines.append(
-                f'WARNING: {target.file}: schedule_learning_rate is "{named}": the forecast is for "{SCHEDULE}"'
+                f'WARNING: {target.file}: schedule_learning_rate is "{named}": the {subject} is for "{SCHEDULE}"'
             )
         return lines
 

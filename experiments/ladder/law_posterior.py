@@ -5,7 +5,8 @@ of unknown size their distribution is Student's t in closed form. It is drawn fr
 positive E, A and B, and summed over the correlation of a trunk's horizons.
 
 Prior: the logarithm of each exponent is Student's t around EXPONENT; E and the two other terms at the center of the
-ladder are uniform, as is the correlation among SHARED; the noise is scaled inverse chi-squared around NOISE.
+ladder are uniform; the correlation is one of SHARED, by their weights; the noise is scaled inverse chi-squared around
+NOISE.
 """
 
 import math
@@ -20,8 +21,9 @@ EXPONENT, EXPONENT_SPREAD = 0.37, 0.3  # median; scale of the logarithm
 EXPONENT_FREEDOM = 4.0  # Student's t: exponents far off stay possible where a ladder speaks for them
 REACH = 4.0  # of the first grid, scales on both sides: exponents of 0.11 to 1.2
 NOISE, NOISE_WEIGHT = 0.003, 1.0  # relative standard deviation over seeds, and the runs that the assumption is worth
-KNOWN_WEIGHT = 10.0  # the same of a measured one
-SHARED = (0.1, 0.5, 0.85)  # share of the noise's variance that the horizons of one trunk have in common
+# Share of the noise's variance that the horizons of one trunk have in common: weight. They have most of their training
+# in common, so a large share is likelier.
+SHARED = {0.1: 1.0, 0.5: 2.0, 0.85: 4.0}
 GRID, DRAWS = 16, 16  # exponents on each axis; laws drawn for each pair
 REFINEMENTS = 6  # of the grid, to where the weight is, at most
 ENOUGH = 0.6  # share of both axes with weight, after which the grid is fine enough
@@ -64,8 +66,8 @@ class Laws:
         return [float(value) for value in np.interp(probabilities, below / self.weight.sum(), values[order])]
 
 
-def explaining_laws(observed: Observations, noise: float | None) -> Laws:
-    """Return the laws that explain a ladder; `noise`: relative standard deviation over seeds where it was measured.
+def explaining_laws(observed: Observations) -> Laws:
+    """Return the laws that explain a ladder.
 
     Raises BadInput where none does: the loss does not fall with size and tokens.
     """
@@ -73,7 +75,7 @@ def explaining_laws(observed: Observations, noise: float | None) -> Laws:
     for _ in range(REFINEMENTS):
         axes = [np.linspace(*bound, GRID) for bound in bounds]
         exponents = np.exp(np.stack(np.meshgrid(*axes, indexing="ij"), -1).reshape(-1, 2))
-        columns, weight = _draw(observed, exponents, noise)
+        columns, weight = _draw(observed, exponents)
         if not weight.any():
             raise BadInput(
                 "ladder: the loss does not fall with both size and tokens, so no law explains it; look at the curves, "
@@ -90,24 +92,23 @@ def explaining_laws(observed: Observations, noise: float | None) -> Laws:
     return Laws(**dict(zip(names, [*columns.reshape(-1, 7)[kept].T, weight[kept] / weight[kept].sum()], strict=True)))
 
 
-def _draw(observed: Observations, exponents: np.ndarray, noise: float | None) -> tuple[np.ndarray, np.ndarray]:
+def _draw(observed: Observations, exponents: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return laws (SHARED, pairs, DRAWS, columns of Laws) and their weights, flat, the largest 1 or less."""
     generator = np.random.default_rng(0)
     drawn, logarithms = [], []
-    for shared in SHARED:
-        laws, logarithm = _draw_given(observed, exponents, shared, noise, generator)
+    for shared, weight in SHARED.items():
+        laws, logarithm = _draw_given(observed, exponents, shared, generator)
         drawn.append(laws)
-        logarithms.append(logarithm)
+        logarithms.append(logarithm + math.log(weight))
     logarithm = np.concatenate(logarithms).ravel()
     return np.stack(drawn), np.exp(logarithm - max(logarithm.max(), LEAST_LOGARITHM))
 
 
 def _draw_given(
-    observed: Observations, exponents: np.ndarray, shared: float, noise: float | None, generator: np.random.Generator
+    observed: Observations, exponents: np.ndarray, shared: float, generator: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return laws (pairs, DRAWS, columns) and logarithms of their weights (pairs, DRAWS) for one correlation."""
     points, pairs = len(observed.losses), len(exponents)
-    scale, runs = (NOISE, NOISE_WEIGHT) if noise is None else (noise, KNOWN_WEIGHT)
     root = np.linalg.cholesky(np.where(observed.same_trunk, shared, 0.0) + (1 - shared) * np.eye(points))
     whiten = np.linalg.inv(root) / observed.losses  # noise is relative
     alpha, beta = exponents.T[..., None]
@@ -117,8 +118,8 @@ def _draw_given(
     basis, triangle = np.linalg.qr(whiten @ terms)  # (pairs, points, 3), (pairs, 3, 3)
     target = whiten @ observed.losses
     projected = np.einsum("gpi,p->gi", basis, target)
-    squares = runs * scale**2 + np.maximum(target @ target - np.square(projected).sum(1), 0.0)
-    freedom = runs + points - 3
+    squares = NOISE_WEIGHT * NOISE**2 + np.maximum(target @ target - np.square(projected).sum(1), 0.0)
+    freedom = NOISE_WEIGHT + points - 3
     inverse = np.linalg.inv(triangle)
     spread = np.sqrt(squares[:, None] / generator.chisquare(freedom, (pairs, DRAWS)))
     normal = generator.standard_normal((pairs, DRAWS, 4))

@@ -106,11 +106,8 @@ class HeldOut:
         )
 
 
-def fit_law(points: Sequence[LossPoint], noise: float | None = None) -> LawFit:
-    """Fit the law; `noise`: relative standard deviation over seeds where it was measured.
-
-    Raises BadInput for losses that are no positive numbers, and where sizes or tokens do not differ.
-    """
+def fit_law(points: Sequence[LossPoint]) -> LawFit:
+    """Fit the law. Raises BadInput for losses that are no positive numbers, and where sizes or tokens do not differ."""
     for point in points:
         if not (math.isfinite(point.loss) and point.loss > 0):
             raise BadInput(
@@ -136,19 +133,19 @@ def fit_law(points: Sequence[LossPoint], noise: float | None = None) -> LawFit:
         losses=np.array([point.loss for point in points]),
         same_trunk=trunks[:, None] == trunks[None, :],
     )
-    laws = explaining_laws(observed, noise)
+    laws = explaining_laws(observed)
     [spread] = laws.quantiles(laws.spread, 0.5)
     return LawFit(points=tuple(points), law=_typical(laws, center), noise=spread, laws=laws, center=center)
 
 
-def hold_out_largest(points: Sequence[LossPoint], noise: float | None = None) -> HeldOut:
+def hold_out_largest(points: Sequence[LossPoint]) -> HeldOut:
     """Fit without the size of most parameters, predict its points. Raises BadInput."""
     sizes = {point.parameters for point in points}
     if len(sizes) < LEAST_SIZES:
         raise BadInput(
             f"ladder: got {len(sizes)} sizes, wanted at least {LEAST_SIZES}: the largest is held out; add sizes"
         )
-    fit = fit_law([point for point in points if point.parameters < max(sizes)], noise)
+    fit = fit_law([point for point in points if point.parameters < max(sizes)])
     largest = mean_points([point for point in points if point.parameters == max(sizes)])
     largest.sort(key=lambda point: point.tokens)
     predicted = tuple(fit.predict(point.parameters, point.tokens) for point in largest)
@@ -171,8 +168,9 @@ def refusal(held_out: HeldOut) -> str | None:
     if held_out.error <= MOST_MISS:
         return None
     return (
-        f"no forecast: {held_out.text()}, wanted within {100 * MOST_MISS:g} %; look at its curve, sweep its rates, or "
-        "leave out the smallest size and add a larger one"
+        f"no forecast: the largest size, held out, was missed by {100 * held_out.error:.2f} % on average, wanted "
+        f"within {100 * MOST_MISS:g} %; look at its curve, sweep its rates, or leave out the smallest size and add a "
+        "larger one"
     )
 
 

@@ -85,7 +85,7 @@ class TrunkMaker:
             ladder.batch,
             size.parameters,
             target_size(ladder).parameters,
-            int(ladder.sections["train"].get("microbatch_size", train.batch.microbatch_size)),
+            ladder.microbatch_size,
             self.ranks,
         )
         recipe = _recipe(ladder, rate, batch) | ({} if seed == train.random_seed else {"random_seed": seed})
@@ -103,7 +103,8 @@ class TrunkMaker:
                 assert plan.schedule.warmup_steps == wanted
             directory = self.output / (name if longest else f"{name}-{ratio:g}-tokens-per-parameter")
             sections: Sections = {"model": {**ladder.sections["model"], **size.changes}, "train": keys}
-            check_unchanged(directory, sections)
+            ranks = f"--ranks {self.ranks}"
+            check_unchanged(directory, sections, {"microbatch_size": ranks, "global_batch_size": ranks})
             horizons.append(Horizon(directory=directory, sections=sections, plan=plan))
         begins = [horizon.decay_begins for horizon in horizons]
         if len({0, *begins}) <= len(begins):

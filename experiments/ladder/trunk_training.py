@@ -33,6 +33,9 @@ def tune_rate(pool: RunPool, maker: TrunkMaker) -> dict[float, float]:
     factor = (rates[-1] / rates[0]) ** (1 / (len(rates) - 1))
     losses = find_optimum(measure, rates, [factor], MOST_EXTENSIONS)
     losses = {rounded_rate(rate): losses[rate] for rate in sorted(losses)}
+    if not any(map(math.isfinite, losses.values())):
+        tried = ", ".join(f"{rate:g}" for rate in losses)
+        raise NoForecast(f"{ladder.file}: rates: no forecast: all rates diverged ({tried}); lower them")
     if (edge := edge_of(losses)) is not None:
         tried = ", ".join(f"{rate:g}: {loss:.4f}" for rate, loss in losses.items())
         raise NoForecast(

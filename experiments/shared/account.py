@@ -2,56 +2,43 @@
 
 The machine costs while a call lives, and while jobs of a killed call live on. A call writes when it began, a beat every
 few seconds, each job that it starts, and its end. Without an end it counts to its last beat, or to what its jobs wrote
-last where that is later, and BEAT_SECONDS more: never less than was paid. While such a job still trains, to now.
+last where that is later, and BEAT_SECONDS more: never less than was paid. While such a job still trains, to now. A call
+without jobs writes nothing and costs nothing: one that only shows results, or that finds the budget spent.
 """
 
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import attrs
 
 from common.files import writing
-from common.json_files import JsonLog, read_json_lines
+from common.json_files import JsonLog
+from experiments.shared.account_lines import ACCOUNT, AccountLine, CallStart, Spent, read_account
+from experiments.shared.pool_job import PoolJob
 from experiments.shared.pool_options import PoolOptions
 from training.launch import job_seconds
 from training.planning.budget import Budget
-from training.supervision.exit_record import EXIT_FILE
-from training.telemetry.metrics_log import METRICS
 from training.telemetry.progress_bar import duration
 
-ACCOUNT = "account.jsonl"
 BEAT_SECONDS = 5.0
-
-
-@attrs.frozen(kw_only=True)
-class Spent:
-    """Wall-clock time and cost."""
-
-    seconds: float = 0.0
-    usd: float = 0.0  # each call at its own price
-    unpriced_seconds: float = 0.0  # not in `usd`
 
 
 class Account:
     """The account of one call, and of those before it. Only the call that has locked the experiment opens it."""
 
-    def __init__(self, directory: Path, options: PoolOptions, *, jobs_live: bool):
-        """Count the earlier calls, and begin this one. `jobs_live`: a job of an earlier call still trains."""
-        path = directory / ACCOUNT
-        lines = read_json_lines(path).records if path.exists() else []
-        self._options, age = options, job_seconds()
+    def __init__(self, directory: Path, options: PoolOptions):
+        """Count the earlier calls. Raises BadInput for a damaged account."""
+        lines = read_account(directory)
+        self._directory, self._options, age = directory, options, job_seconds()
         self.price_per_hour = options.price_per_hour
-        self._began, began = time.monotonic() - age, time.time() - age
-        self.earlier = _spent_before(lines, began, _last_written(directory), jobs_live=jobs_live)
-        held = {line["run"]: line["devices"] for line in lines if "run" in line}
+        self._began, self._began_unix = time.monotonic() - age, time.time() - age
+        held = {line.run: line.job for line in lines if line.run is not None}
         # by runs whose jobs were not seen to end
-        self.devices: dict[str, list[str]] = {run: devices for run, devices in held.items() if devices is not None}
-        with writing(path):
-            self._log = JsonLog(path)
+        self.jobs: dict[str, PoolJob] = {run: job for run, job in held.items() if job is not None}
+        self.earlier = _spent_before(lines, self._began_unix, self._jobs_until())
+        self._log: JsonLog | None = None
         self._beaten = 0.0
-        self._write({"began": began, "price_per_hour": self.price_per_hour, "earlier": attrs.asdict(self.earlier)})
 
     def call_seconds(self) -> float:
         """Return the age of this call."""
@@ -83,48 +70,64 @@ class Account:
 
     def beat(self) -> None:
         """Write a beat, if the last one is old enough."""
-        if self.call_seconds() - self._beaten >= BEAT_SECONDS:
-            self._write({})
+        if self._log is None or self.call_seconds() - self._beaten >= BEAT_SECONDS:
+            self._write(AccountLine(seconds=self.call_seconds()))
 
-    def started(self, run: str, devices: list[str]) -> None:
-        """Write the start of a job, and the devices that it holds."""
-        self.devices[run] = devices
-        self._write({"run": run, "devices": devices})
+    def started(self, run: str, devices: list[str], seconds: float | None = None) -> PoolJob:
+        """Write and return a job that is about to start; `seconds`: its limit of time."""
+        job = self.jobs[run] = PoolJob(devices=devices, began=time.time(), seconds=seconds)
+        self._write(AccountLine(seconds=self.call_seconds(), run=run, job=job))
+        return job
 
     def ended(self, run: str) -> None:
         """Write the end of a job."""
-        self.devices.pop(run, None)
-        self._write({"run": run, "devices": None})
+        if self.jobs.pop(run, None) is not None:
+            self._write(AccountLine(seconds=self.call_seconds(), run=run))
 
     def close(self) -> None:
-        self._write({"ended": True})
-        self._log.close()
+        if self._log is not None:
+            self._write(AccountLine(seconds=self.call_seconds(), ended=True))
+            self._log.close()
 
-    def _write(self, record: dict[str, Any]) -> None:
-        self._beaten = self.call_seconds()
-        with writing(self._log.path):
-            self._log.append({**record, "seconds": round(self._beaten, 3)}, durable=True)
+    def _write(self, line: AccountLine) -> None:
+        """Write a line, and before the first one that this call began."""
+        with writing(self._directory / ACCOUNT):
+            if self._log is None:
+                self._log = JsonLog(self._directory / ACCOUNT)
+                call = CallStart(began=self._began_unix, price_per_hour=self.price_per_hour, earlier=self.earlier)
+                self._log.append(_record(AccountLine(seconds=self.call_seconds(), call=call)))
+            self._beaten = line.seconds
+            self._log.append(_record(line), durable=True)
+
+    def _jobs_until(self) -> float:
+        """Return when the jobs that earlier calls have left behind wrote last, Unix time: now, where one still trains.
+
+        0.0 without any.
+        """
+        places = {run: self._directory / run for run in self.jobs}
+        if any(job.lives(places[run]) for run, job in self.jobs.items()):
+            return self._began_unix
+        return max((job.last_written(places[run]) for run, job in self.jobs.items()), default=0.0)
 
 
-def _spent_before(lines: Sequence[dict[str, Any]], began: float, last_written: float, *, jobs_live: bool) -> Spent:
-    """Return what the calls before the one that `began` have spent. `last_written`: by their jobs; Unix times."""
-    first = max((index for index, line in enumerate(lines) if "began" in line), default=None)
-    if first is None:
+def _record(line: AccountLine) -> dict[str, object]:
+    """Return a line as JSON, without what it does not say."""
+    return attrs.asdict(line, filter=lambda field, value: value != field.default or field.default is attrs.NOTHING)
+
+
+def _spent_before(lines: Sequence[AccountLine], now: float, jobs_until: float) -> Spent:
+    """Return what earlier calls have spent; Unix times."""
+    call, seconds, ended = None, 0.0, True
+    for line in lines:
+        call, seconds, ended = line.call or call, line.seconds, line.ended
+    if call is None:
         return Spent()
-    call, end = lines[first], lines[-1]
-    seconds, longest = end["seconds"], max(began - call["began"], end["seconds"])
-    if not end.get("ended"):
-        last = longest if jobs_live else max(seconds, last_written - call["began"]) + BEAT_SECONDS
-        seconds = min(last, longest)
-    price, before = call["price_per_hour"], Spent(**call["earlier"])
+    if not ended:
+        longest = max(now - call.began, seconds)
+        seconds = min(max(seconds, jobs_until - call.began) + BEAT_SECONDS, longest)
+    before = call.earlier
     return Spent(
         seconds=before.seconds + seconds,
-        usd=before.usd + (0.0 if price is None else price * seconds / 3600),
-        unpriced_seconds=before.unpriced_seconds + (seconds if price is None else 0.0),
+        usd=before.usd + (0.0 if call.price_per_hour is None else call.price_per_hour * seconds / 3600),
+        unpriced_seconds=before.unpriced_seconds + (seconds if call.price_per_hour is None else 0.0),
     )
-
-
-def _last_written(directory: Path) -> float:
-    """Return when a job of the experiment last wrote metrics or an exit record, Unix time; 0 where none has."""
-    files = [path for name in (METRICS, EXIT_FILE) for path in directory.glob(f"*/{name}")]
-    return max((path.stat().st_mtime for path in files), default=0.0)

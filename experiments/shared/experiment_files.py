@@ -27,7 +27,10 @@ def read_seeds(file: Path, seeds: Any, first: int) -> tuple[int, ...]:
         return tuple(range(first, first + seeds))
     whole = isinstance(seeds, list) and all(type(seed) is int and 0 <= seed <= LARGEST_INTEGER for seed in seeds)
     if not whole or not 1 <= len(seeds) <= MOST_SEEDS or len(set(seeds)) < len(seeds):
-        raise BadInput(f"{file}: seeds: got {quoted(seeds)}, wanted a number, or a list of different whole numbers")
+        raise BadInput(
+            f"{file}: seeds: got {quoted(seeds)}, wanted a number from 1 to {MOST_SEEDS:,}, or a list of as many "
+            "different whole numbers"
+        )
     return tuple(seeds)
 
 
@@ -39,11 +42,18 @@ def output_of(file: Path, output: Path | None) -> Path:
     return chosen
 
 
-def write_results(output: Path, name: str, markdown: str, record: dict[str, Any]) -> None:
-    """Write NAME.md and NAME.json. Raises BadInput where that fails."""
-    with writing(output):
-        replace_file(output / f"{name}.md", f"{markdown}\n", durable=True)
-        replace_file(output / f"{name}.json", json.dumps(record, indent=2) + "\n", durable=True)
+def counted(number: int, noun: str) -> str:
+    """Return "1 seed", "2 seeds"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def write_results(output: Path, name: str, markdown: str, record: dict[str, Any]) -> Path:
+    """Write NAME.md and NAME.json; return the path of the first. Raises BadInput where that fails."""
+    for suffix, text in (("md", markdown), ("json", json.dumps(record, indent=2))):
+        path = output / f"{name}.{suffix}"
+        with writing(path):
+            replace_file(path, f"{text}\n", durable=True)
+    return output / f"{name}.md"
 
 
 def remove_results(output: Path, name: str) -> None:

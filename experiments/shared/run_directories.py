@@ -1,6 +1,7 @@
 """Run directories of an experiment: ordinary ones, written once; a changed recipe over existing results is refused."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +9,21 @@ from common.errors import BadInput, quoted
 from common.files import replace_file, writing
 from common.json_files import read_json
 from training.checkpoints.disk import CHECKPOINTS
+from training.config.train_config import Run, TrainConfig, load_run
+from training.data.locate_tokens import locate_tokens
 from training.telemetry.metrics_log import METRICS
 
 BUCKET = "checkpoints"  # key of train.json that no run of an experiment has: all would share the bucket
+Changes = dict[str, Any]  # "train.KEY" or "model.KEY": value
 Sections = dict[str, dict[str, Any]]  # "model" and "train": keys and values as in the JSON files
+
+
+def changed_run(where: str, base: Path, changes: Changes) -> Run:
+    """Return a run directory with these changes. Raises BadInput that begins with `where` for an invalid value."""
+    try:
+        return load_run(base, [f"{key}={json.dumps(value)}" for key, value in changes.items()])
+    except BadInput as error:
+        raise BadInput(f"{where}: {str(error).removeprefix('--set: ')}") from error
 
 
 def write_run_directory(directory: Path, sections: Sections) -> None:
@@ -26,8 +38,25 @@ def write_run_directory(directory: Path, sections: Sections) -> None:
                 replace_file(path, json.dumps(values, indent=4) + "\n", durable=True)
 
 
-def check_unchanged(directory: Path, sections: Sections) -> None:
-    """Raise BadInput, naming what differs, where the directory has results of another recipe."""
+def missing_tokens(file: Path, train: TrainConfig) -> str | None:
+    """Return one line, with the experiment's file, about a dataset that is nowhere; None where all are here.
+
+    Raises it as BadInput where even the number of steps depends on its tokens.
+    """
+    try:
+        locate_tokens(train, None, can_give=False)
+    except BadInput as error:
+        if train.data.min_train_tokens is None:
+            raise BadInput(f"{file}: {error}; or set min_train_tokens: null, all tokens, needs them") from error
+        return f"{file}: {error}"
+    return None
+
+
+def check_unchanged(directory: Path, sections: Sections, options: Mapping[str, str] | None = None) -> None:
+    """Raise BadInput, naming what differs, where the directory has results of another recipe.
+
+    `options`: of the command line, by the keys that follow from them.
+    """
     if not (directory / METRICS).exists() and not (directory / CHECKPOINTS).exists():
         return
     for section, values in sections.items():
@@ -36,7 +65,9 @@ def check_unchanged(directory: Path, sections: Sections) -> None:
         for key in sorted({*there, *values}):
             if there.get(key) != values.get(key):
                 got, wanted = (quoted(each[key]) if key in each else "absent" for each in (there, values))
+                option = (options or {}).get(key)
+                why = "" if option is None else f", which follows from {option} as well"
                 raise BadInput(
-                    f"{path}: {key} is {got}, the experiment now has {wanted}, but this run has begun; change that "
-                    f"back, choose another --output, or move {directory.parent} away"
+                    f"{path}: {key} is {got}, the experiment now has {wanted}{why}, but this run has begun; change "
+                    f"that back, choose another --output, or move {directory.parent} away"
                 )

@@ -3,9 +3,11 @@
 What was done is never repeated: metrics and checkpoints of a run tell how far it is, and train.py resumes it from
 there. Each job gets the rest of the budget as its own --max-hours, and so stops with a checkpoint even where
 experiment.py was killed. A call takes over the jobs that an earlier one has left running: it waits for their run lock.
+A job that the user has started by hand is waited for, too, and never stopped.
 """
 
 import os
+import re
 import signal
 import time
 from collections.abc import Sequence
@@ -20,7 +22,9 @@ from common.file_lock import lock
 from common.files import writing
 from common.json_files import open_descriptor
 from experiments.shared.account import Account
+from experiments.shared.pool_devices import PoolDevices
 from experiments.shared.pool_display import PoolDisplay
+from experiments.shared.pool_job import JOB_VARIABLE
 from experiments.shared.pool_options import PoolOptions
 from experiments.shared.run_progress import read_progress
 from experiments.shared.run_target import PlannedRun, RunEnd, Target, make_target
@@ -81,14 +85,8 @@ class RunPool:
             self._lock = os.fdopen(open_descriptor(path, os.O_RDWR | os.O_CREAT), "r+")
         contention = f"{self._directory}: another experiment.py works there; wait for it, or stop it"
         lock(self._lock, path, contention, wait_seconds=LOCK_SECONDS)
-        self._gpus = _gpus(self._options.device)
-        self._at_once = self._options.at_once or max(1, (len(self._gpus) or _cores()) // self._options.ranks)
-        if self._gpus and self._at_once * self._options.ranks > len(self._gpus):
-            raise BadInput(
-                f"--at-once {self._at_once} x --ranks {self._options.ranks}: this machine has {len(self._gpus)} GPUs"
-            )
-        live = any(map(lock_is_held, _run_directories(self._directory)))
-        self.account = Account(self._directory, self._options, jobs_live=live)
+        self._devices = PoolDevices.of(self._options)
+        self.account = Account(self._directory, self._options)
         self._handlers = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
         return self
 
@@ -117,7 +115,8 @@ class RunPool:
                 if self._signal is not None or self._problem is not None:
                     self._stop_jobs()  # here, so that a job which began as the signal came is asked, too
                 self._collect(waiting, display)
-                self.account.beat()
+                if self._jobs:
+                    self.account.beat()
                 self._enforce_budget()
                 display.show()
         if self._problem is not None:
@@ -140,38 +139,35 @@ class RunPool:
         """Start as many jobs as there are devices; first adopt those that train already."""
         for target in [target for target in waiting if lock_is_held(target.run.directory)]:
             self._adopt(target, waiting, display)
-        while waiting and not self._stopping and (devices := self._free_devices()) is not None:
+        while waiting and not self._stopping:
+            devices = self._devices.free([job.devices for job in self._jobs])
+            if devices is None:
+                return
             left = self.account.seconds_left()
             if left is not None and left < START_SECONDS + END_SECONDS:
                 self._over_budget = True
                 return
             target = waiting.pop(0)
-            self.account.started(target.name, devices)  # before it: a call after a kill knows the job by this
             self._jobs.append(Job(target, self._launch(target, devices, left), devices))
             display.say(f"{target.name}: training to step {target.step:,} of {target.last_step:,}")
 
     def _adopt(self, target: Target, waiting: list[Target], display: PoolDisplay) -> None:
-        devices = self.account.devices.get(target.name)
+        process = AdoptedProcess(target.run.directory, self.account.jobs.get(target.name))
+        if (own := process.own) is None:  # the user's: what the account holds has ended
+            self.account.ended(target.name)
         waiting.remove(target)
-        self._jobs.append(Job(target, AdoptedProcess(target.run.directory, devices is not None), devices or []))
+        self._jobs.append(Job(target, process, own.devices if own else []))
         display.say(f"{target.name}: a job trains it already, started before; waiting for it")
 
     def _launch(self, target: Target, devices: list[str], left: float | None) -> TrainingProcess:
-        directory, hours = target.run.directory, None
+        directory, seconds, hours = target.run.directory, None, None
         if left is not None:  # train.py counts the earlier jobs of the run
-            hours = (read_earlier(directory, 0.0).elapsed_seconds + left - END_SECONDS) / 3600
+            seconds = left - END_SECONDS
+            hours = (read_earlier(directory, 0.0).elapsed_seconds + seconds) / 3600
         until = target.step if target.step < target.last_step else None
         command = train_command(directory, self._options, until_step=until, hours=hours)
-        environment = {"CUDA_VISIBLE_DEVICES": ",".join(devices)} if self._gpus else {"OMP_NUM_THREADS": "1"}
-        return TrainingProcess(directory, command, environment)
-
-    def _free_devices(self) -> list[str] | None:
-        """Return the devices of one more job; None where all are taken."""
-        ranks = self._options.ranks
-        every = self._gpus or [str(place) for place in range(self._at_once * ranks)]
-        taken = {device for job in self._jobs for device in job.devices}
-        free = [device for device in every if device not in taken]
-        return free[:ranks] if len(self._jobs) < self._at_once and len(free) >= ranks else None
+        job = self.account.started(target.name, devices, seconds)  # before it: a call after a kill knows it by this
+        return TrainingProcess(directory, command, {**self._devices.environment(devices), JOB_VARIABLE: job.token})
 
     def _collect(self, waiting: list[Target], display: PoolDisplay) -> None:
         """Take the jobs that have ended out of the list, and judge each."""
@@ -181,7 +177,7 @@ class RunPool:
                 self._jobs.remove(job)
                 self.account.ended(job.target.name)
                 self._judge(job, status, waiting, display)
-            elif self._stopping and isinstance(job.process, AdoptedProcess) and not job.process.obeys:
+            elif self._stopping and isinstance(job.process, AdoptedProcess) and job.process.own is None:
                 self._jobs.remove(job)  # the user's: it goes on, and is not waited for
 
     def _judge(self, job: Job, status: int, waiting: list[Target], display: PoolDisplay) -> None:
@@ -202,9 +198,13 @@ class RunPool:
         elif job.process.last_words().startswith("train.py: --max-hours"):
             self._over_budget = True
         elif status == EXIT_DONE:
-            self._problem = f"{target.name}: has no validation loss at step {target.step:,}: was it trained by hand?"
+            self._problem = (
+                f"{target.name}: has no validation loss at step {target.step:,}: it was trained beyond by hand; move "
+                f"{target.run.directory} away to train it again"
+            )
         else:
             words = job.process.last_words().removeprefix("train.py: ")
+            words = re.sub(r"--set (\w+)=(\w+)", r'"set": {"train.\1": \2}', words)  # as the file has it
             self._problem = f"{target.name}: training failed: {words}; its output: {job.process.log}"
 
     def _stop_jobs(self) -> None:
@@ -232,24 +232,6 @@ class RunPool:
             raise PoolStopped(
                 f"stopped by {signal.Signals(self._signal).name}: {lacks}; {spent}; the same command continues"
             )
-        raise BudgetSpent(f"the budget is spent: {lacks}; {spent}; the same command with a larger budget continues")
-
-
-def _run_directories(directory: Path) -> list[Path]:
-    return [path.parent for path in directory.glob("*/train.json")]
-
-
-def _gpus(device: str | None) -> list[str]:
-    """Return the numbers of the GPUs to use, as CUDA_VISIBLE_DEVICES has them; none on a CPU."""
-    from training.hardware.usable_gpus import choose_device
-
-    if choose_device(device) == "cpu":
-        return []
-    import torch
-
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return visible.split(",") if visible else [str(index) for index in range(torch.cuda.device_count())]
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        left = max(0.0, self.account.seconds_left() or 0.0)
+        rest = f"{left:.0f} s of the budget are left, a job needs {START_SECONDS + END_SECONDS:.0f} s"
+        raise BudgetSpent(f"{rest}: {lacks}; {spent}; the same command with a larger budget continues")

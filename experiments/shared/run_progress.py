@@ -29,6 +29,7 @@ class RunProgress:
     losses: dict[int, float]  # validation loss by step
     stopped_by: str | None  # reason of the last job's early stop
     diverged: str | None  # the problem
+    ended: int | None  # last step of the run, where it has ended
 
     def reached(self, step: int, *, validates: bool) -> bool:
         """Tell whether the run has a checkpoint at or after a step, and its validation loss there."""
@@ -52,7 +53,18 @@ def read_progress(directory: Path) -> RunProgress:
         losses={record["step"]: record["validation_loss"] for record in records if "validation_loss" in record},
         stopped_by=last.get("reason") if last.get("event") == "stopped" else None,
         diverged=last["problem"] if last.get("event") == "diverged" else None,
+        ended=last.get("step") if last.get("event") == "end" else None,
     )
+
+
+def measured_speed(directory: Path) -> float | None:
+    """Return the tokens/s of a run that has ended, start-up and validation included; None for any other."""
+    records = read_metrics(directory) if (directory / METRICS).exists() else []
+    end = next((record for record in reversed(records) if record.get("event") == "end"), None)
+    ledger = next((record for record in reversed(records) if "ledger" in record), None)
+    if end is None or ledger is None:
+        return None
+    return float(sum(source["tokens"] for source in end["sources"]) / ledger["elapsed_seconds"])
 
 
 def logged_step(directory: Path) -> int:

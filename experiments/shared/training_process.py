@@ -13,8 +13,8 @@ import attrs
 from common.errors import EXIT_ERROR, BadInput
 from common.files import writing
 from common.json_files import read_json
+from experiments.shared.pool_job import PoolJob
 from experiments.shared.pool_options import PoolOptions
-from experiments.shared.run_progress import lock_holder
 from training.supervision.exit_record import EXIT_FILE
 from training.supervision.run_lock import lock_is_held
 
@@ -81,7 +81,10 @@ class TrainingProcess:
         self._process.wait()
 
     def last_words(self) -> str:
-        """Return the last error of this job, as a line."""
+        """Return the last error of this job, as a line; the signal that killed it, if one did."""
+        if (code := self._process.poll()) is not None and code < 0:
+            memory = " (out of memory?)" if -code == signal.SIGKILL else ""
+            return f"killed by {signal.Signals(-code).name}{memory}"
         with self.log.open("rb") as log:
             log.seek(max(self._log_start, self.log.stat().st_size - LOG_TAIL_BYTES))
             lines = [line.strip() for line in log.read().decode(errors="replace").splitlines() if line.strip()]
@@ -97,16 +100,16 @@ class AdoptedProcess:
     """
 
     directory: Path
-    own: bool  # of an earlier call
+    job: PoolJob | None  # that the account holds for this run, not seen to end
+
+    @property
+    def own(self) -> PoolJob | None:
+        """The job of an earlier call, as far as the system tells that it is what trains; None for the user's."""
+        return self.job if self.job is not None and self.job.process(self.directory) is not None else None
 
     def status(self) -> int | None:
         """Return 0 once it has ended, however; None while it holds the run lock."""
         return None if lock_is_held(self.directory) else 0
-
-    @property
-    def obeys(self) -> bool:
-        """True if it may be asked to stop, and the system tells which process it is."""
-        return self.own and lock_holder(self.directory) is not None
 
     def ask_to_stop(self) -> None:
         """Ask an earlier call's job to save a checkpoint and to end; leave the user's."""
@@ -119,9 +122,9 @@ class AdoptedProcess:
         raise AssertionError("it has no failure of its own: the next job repeats it")
 
     def _signal(self, number: int) -> None:
-        holder = lock_holder(self.directory) if self.own else None
-        if holder is not None:
-            _send(holder, number)
+        process = None if self.job is None else self.job.process(self.directory)
+        if process is not None:
+            _send(process, number)
 
 
 def _children(pid: int) -> list[int]:

@@ -32,16 +32,17 @@ class SweepCommand:
 
     def run(self) -> int | None:
         """Train what is missing, and print the table."""
-        from common.errors import EXIT_STOPPED
+        from common.errors import BadInput
         from experiments.shared.experiment_files import output_of
-        from experiments.shared.run_pool import PoolStopped, RunPool
-        from experiments.sweep.halving import train_sweep
+        from experiments.sweep.halving import check_rungs
         from experiments.sweep.sweep_file import read_sweep
         from experiments.sweep.variant_runs import describe_runs, runs_of, shell_commands, write_runs
 
         sweep = read_sweep(self.file)
         output = output_of(self.file, self.output)
         runs = runs_of(sweep, output, self.pool.ranks)
+        if not self.collect:
+            check_rungs(sweep, runs)
         if self.dry_run:
             print("\n".join(describe_runs(sweep, runs, self.pool)))
         elif self.print_commands:
@@ -49,25 +50,39 @@ class SweepCommand:
             write_runs(runs)
             print("\n".join(commands))
         elif self.collect:
+            if not output.is_dir():
+                raise BadInput(f"{output}: nothing trained there yet; train the sweep, or pass its --output")
             self._finish(sweep, runs, output)
         else:
-            write_runs(runs)
-            with RunPool(output, self.pool) as pool:
-                try:
-                    train_sweep(pool, sweep, runs)
-                except PoolStopped as stopped:
-                    self._finish(sweep, runs, output)
-                    print(f"\nexperiment.py: {stopped}")
-                    return EXIT_STOPPED
+            return self._train(sweep, runs, output)
+        return None
+
+    def _train(self, sweep: "Sweep", runs: "list[VariantRun]", output: Path) -> int | None:
+        from common.errors import EXIT_STOPPED, BadInput
+        from experiments.shared.run_directories import missing_tokens
+        from experiments.shared.run_pool import PoolStopped, RunPool
+        from experiments.sweep.halving import train_sweep
+        from experiments.sweep.variant_runs import write_runs
+
+        if (missing := missing_tokens(sweep.file, sweep.variants[0].run.train)) is not None:
+            raise BadInput(missing)
+        write_runs(runs)
+        with RunPool(output, self.pool) as pool:
+            try:
+                train_sweep(pool, sweep, runs)
+            except PoolStopped as stopped:
                 self._finish(sweep, runs, output)
+                print(f"\nexperiment.py: {stopped}")
+                return EXIT_STOPPED
+            self._finish(sweep, runs, output)
         return None
 
     def _finish(self, sweep: "Sweep", runs: "list[VariantRun]", output: Path) -> None:
-        """Write and print the table."""
+        """Print the table, and write it."""
         from experiments.sweep.halving import stopped_variants
         from experiments.sweep.sweep_table import SweepTable
         from experiments.sweep.variant_runs import results_of
 
         table: SweepTable = SweepTable.of(sweep, results_of(sweep, runs, stopped_variants(sweep, runs)))
-        table.write(output)
         print(table.text())
+        print(f"\n{table.write(output)}: this table", flush=True)

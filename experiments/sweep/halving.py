@@ -3,10 +3,12 @@
 import math
 from collections.abc import Sequence
 
+from common.errors import BadInput
 from experiments.shared.run_pool import RunPool
 from experiments.shared.run_progress import read_progress
 from experiments.shared.run_target import PlannedRun
-from experiments.sweep.sweep_file import BASE, Halving, Sweep
+from experiments.sweep.levers import BASE
+from experiments.sweep.sweep_file import Halving, Sweep
 from experiments.sweep.variant_runs import VariantRun
 
 
@@ -23,6 +25,20 @@ def train_sweep(pool: RunPool, sweep: Sweep, runs: Sequence[VariantRun]) -> None
         )
     stopped = stopped_variants(sweep, runs)
     pool.train([PlannedRun(directory=run.directory) for run in runs if run.variant.name not in stopped])
+
+
+def check_rungs(sweep: Sweep, runs: Sequence[VariantRun]) -> None:
+    """Raise BadInput for a run that is past a rung without its loss there: the rule came when it had been trained."""
+    stopped = stopped_variants(sweep, runs)
+    for share in sweep.halving.rungs if sweep.halving else ():
+        for run in runs:
+            step = rung_step(run, share)
+            passed = run.variant.name not in stopped and read_progress(run.directory).steps > step
+            if passed and _rung_loss(run, share) is None:
+                raise BadInput(
+                    f"{sweep.file}: halving: {run.directory.name} is already past the rung at step {step:,}, without a "
+                    "validation there; remove the key, or choose another --output"
+                )
 
 
 def rung_step(run: VariantRun, share: float) -> int:

@@ -7,9 +7,9 @@ from typing import Any
 import attrs
 from tabulate import tabulate
 
-from experiments.shared.experiment_files import write_results
+from experiments.shared.experiment_files import counted, write_results
 from experiments.sweep.dunnett import FAMILY_ERROR, POWER, SOUGHT_DEVIATIONS, default_seeds, detectable_deviations
-from experiments.sweep.sweep_file import Sweep
+from experiments.sweep.sweep_file import Sweep, run_name
 from experiments.sweep.verdicts import (
     DIGITS,
     SweepVerdict,
@@ -40,9 +40,9 @@ class SweepTable:
         table = tabulate(rows, COLUMNS, form, colalign=("left", "right", "right", "left"), disable_numparse=True)
         return "\n".join([table, "", *self._notes()])
 
-    def write(self, output: Path) -> None:
-        """Write sweep.md and sweep.json."""
-        write_results(output, "sweep", f"# Sweep of {self.sweep.base}\n\n{self.text('github')}", self._record())
+    def write(self, output: Path) -> Path:
+        """Write sweep.md and sweep.json; return the path of the first."""
+        return write_results(output, "sweep", f"# Sweep of {self.sweep.base}\n\n{self.text('github')}", self._record())
 
     def _texts(self) -> list[str]:
         base = self.results[0]
@@ -50,12 +50,18 @@ class SweepTable:
         return [f"the base{diverged}", *(verdict.text for verdict in self.verdicts)]
 
     def _row(self, result: VariantResult, text: str) -> list[str]:
-        mean = result.mean()
+        mean, seeds = result.mean(), len(self.sweep.seeds)
+        finite = len(result.losses) - result.diverged
+        shown = "-" if mean is None else f"{mean:.{DIGITS}f}" + (f" (of {finite})" if finite < seeds else "")
+        return [result.name, f"{len(result.losses)}/{seeds}", shown, text]
+
+    def _missing(self) -> list[str]:
+        """Return the runs that have not ended, without those that the rule has stopped."""
         return [
-            result.name,
-            f"{len(result.losses)}/{len(self.sweep.seeds)}",
-            "-" if mean is None else f"{mean:.{DIGITS}f}",
-            text,
+            run_name(variant, seed)
+            for variant, result in zip(self.sweep.variants, self.results, strict=True)
+            for seed in self.sweep.seeds
+            if seed not in result.losses and result.stopped_at is None
         ]
 
     def _deviation(self) -> tuple[float, int] | None:
@@ -73,12 +79,15 @@ class SweepTable:
         if found is not None:
             lines += [
                 f"Differences are paired by seed, with simultaneous {1 - FAMILY_ERROR:.0%} intervals for "
-                f"{len(self.verdicts)} comparisons.",
-                f"Deviation of one run over seeds: {found[0]:.{DIGITS}f} (degrees of freedom: {found[1]}).",
+                f"{counted(len(self.verdicts), 'comparison')}.",
+                "Deviation of one run over seeds, without what a seed does to all variants alike: "
+                f"{found[0]:.{DIGITS}f} (degrees of freedom: {found[1]}).",
             ]
         if (rule := self.sweep.halving) is not None:
             rungs = ", ".join(f"{share:.0%}" for share in rule.rungs)
             lines.append(f"Rule, stated beforehand: at {rungs} of the steps the best 1/{rule.factor:g} go on.")
+        if missing := self._missing():
+            lines.append(f"Missing: {', '.join(missing)}.")
         return lines
 
     def _record(self) -> dict[str, Any]:
@@ -114,7 +123,7 @@ def describe_power(sweep: Sweep) -> str:
     more = f"; {enough} seeds find one of {SOUGHT_DEVIATIONS:g}" if found > SOUGHT_DEVIATIONS else ""
     return (
         f"with {POWER:.0%} probability {seeds} seeds find a difference of {found:.1f} seed deviations (the spread "
-        f"of one run over seeds), smaller ones less often{more}"
+        f"of one run over seeds, without what a seed does to all variants alike), smaller ones less often{more}"
     )
 
 

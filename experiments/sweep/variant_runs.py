@@ -10,17 +10,24 @@ import attrs
 
 from common.errors import BadInput
 from common.json_files import read_json
+from experiments.shared.experiment_files import counted
 from experiments.shared.pool_options import PoolOptions
-from experiments.shared.run_directories import BUCKET, Sections, check_unchanged, write_run_directory
-from experiments.shared.run_progress import read_progress
+from experiments.shared.run_directories import (
+    BUCKET,
+    Sections,
+    check_unchanged,
+    missing_tokens,
+    write_run_directory,
+)
+from experiments.shared.run_progress import measured_speed, read_progress
 from experiments.shared.training_process import train_command
-from experiments.sweep.sweep_file import Sweep, Variant, changed_run
+from experiments.sweep.levers import Variant
+from experiments.sweep.sweep_file import Sweep, run_name
 from experiments.sweep.sweep_table import describe_power
 from experiments.sweep.verdicts import VariantResult
 from training.config.batch_plan import Plan, make_plan
 from training.config.train_config import KEYS
 from training.data.locate_tokens import lengths_at_hand
-from training.telemetry.metrics_log import METRICS, read_metrics
 
 
 @attrs.frozen(kw_only=True)
@@ -38,11 +45,11 @@ def runs_of(sweep: Sweep, output: Path, ranks: int) -> list[VariantRun]:
     """Return all runs, checked, variant by variant; nothing is written. Raises BadInput for one that could not run."""
     base = {section: read_json(sweep.base / f"{section}.json") for section in KEYS}
     base["train"].pop(BUCKET, None)
+    missing_tokens(sweep.file, sweep.variants[0].run.train)
     lengths: Mapping[str, int | None] | None = None
     runs = []
     for variant in sweep.variants:
-        changes = sweep.changes | variant.changes
-        run = changed_run(sweep.file, sweep.base, changes)
+        changes, run = sweep.changes | variant.changes, variant.run
         lengths = lengths or lengths_at_hand(run.train, None)
         plan = make_plan(run.train, run.model.context_length, ranks, lengths)
         for seed in sweep.seeds:
@@ -51,7 +58,7 @@ def runs_of(sweep: Sweep, output: Path, ranks: int) -> list[VariantRun]:
             for name, value in all_changes.items():
                 section, _, key = name.partition(".")
                 sections[section][key] = value
-            directory = output / f"{variant.name}-seed-{seed}"
+            directory = output / run_name(variant, seed)
             check_unchanged(directory, sections)
             runs.append(VariantRun(variant=variant, seed=seed, directory=directory, sections=sections, plan=plan))
     return runs
@@ -71,10 +78,11 @@ def results_of(sweep: Sweep, runs: list[VariantRun], stopped: Mapping[str, int])
         for run in runs:
             if run.variant is variant:
                 progress = read_progress(run.directory)
-                loss = progress.losses.get(run.plan.steps)
+                steps = progress.ended or run.plan.steps  # the plan's may depend on --ranks
+                loss = progress.losses.get(steps)
                 if progress.diverged is not None or (loss is not None and not math.isfinite(loss)):
                     losses[run.seed] = None
-                elif loss is not None and progress.steps >= run.plan.steps:
+                elif loss is not None and progress.steps >= steps:
                     losses[run.seed] = loss
         results.append(VariantResult(name=variant.name, losses=losses, stopped_at=stopped.get(variant.name)))
     return results
@@ -85,17 +93,26 @@ def describe_runs(sweep: Sweep, runs: list[VariantRun], options: PoolOptions) ->
     tokens = sum(run.plan.train_tokens for run in runs)
     lines = [
         *(f"{run.directory}: {run.plan.steps:,} steps, {run.plan.train_tokens:,} tokens" for run in runs),
-        f"{len(sweep.variants)} variants x {len(sweep.seeds)} seeds: {len(runs)} runs, {tokens:,} tokens"
+        f"{len(sweep.variants)} variants x {counted(len(sweep.seeds), 'seed')}: {len(runs)} runs, {tokens:,} tokens"
         + (" at most: the rule stops losers early" if sweep.halving else ""),
     ]
-    speeds = [speed for path in (sweep.base, *(run.directory for run in runs)) if (speed := _speed(path)) is not None]
+    speeds = [
+        speed for path in (sweep.base, *(run.directory for run in runs)) if (speed := measured_speed(path)) is not None
+    ]
     if speeds:
         hours = tokens / statistics.median(speeds) / 3600
         cost = "" if options.price_per_hour is None else f", ${hours * options.price_per_hour:,.2f}"
-        lines.append(f"{hours:.3g} hours{cost} one after the other, at the tokens/s of {len(speeds)} earlier runs")
+        lines.append(
+            f"{hours:.3g} hours{cost} one after the other, at the tokens/s of {counted(len(speeds), 'earlier run')}"
+        )
     else:
         lines.append("time and cost: not known before a run of the base or of this sweep has ended")
-    return [*lines, describe_power(sweep)]
+    lines.append(describe_power(sweep))
+    return (
+        lines
+        if (missing := missing_tokens(sweep.file, sweep.variants[0].run.train)) is None
+        else [*lines, f"WARNING: {missing}"]
+    )
 
 
 def shell_commands(sweep: Sweep, runs: list[VariantRun], options: PoolOptions) -> list[str]:
@@ -105,13 +122,3 @@ def shell_commands(sweep: Sweep, runs: list[VariantRun], options: PoolOptions) -
     if options.max_hours is not None or options.max_usd is not None:
         raise BadInput("--print-commands: --max-hours and --max-usd bound what this machine trains, not other machines")
     return [shlex.join(["python", *train_command(run.directory, options)]) for run in runs]
-
-
-def _speed(directory: Path) -> float | None:
-    """Return the tokens/s of a run that has ended, start-up and validation included; None for any other."""
-    records = read_metrics(directory) if (directory / METRICS).exists() else []
-    end = next((record for record in reversed(records) if record.get("event") == "end"), None)
-    ledger = next((record for record in reversed(records) if "ledger" in record), None)
-    if end is None or ledger is None:
-        return None
-    return float(sum(source["tokens"] for source in end["sources"]) / ledger["elapsed_seconds"])

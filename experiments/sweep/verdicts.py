@@ -12,7 +12,7 @@ import attrs
 import numpy as np
 
 from evaluation.shared.intervals import Interval
-from experiments.sweep.dunnett import detectable_errors, dunnett_quantile, own_quantile
+from experiments.sweep.dunnett import POWER, detectable_errors, dunnett_quantile, own_quantile
 
 DIGITS = 4
 
@@ -47,8 +47,8 @@ class SweepVerdict:
 def judge_variants(base: VariantResult, variants: Sequence[VariantResult], seeds: Sequence[int]) -> list[SweepVerdict]:
     """Return the verdict on each variant. Without all runs there is none: looking early would raise the error."""
     missing = sum(len(set(seeds) - set(one.losses)) for one in (base, *variants) if one.stopped_at is None)
-    special = [_special(one, len(seeds)) for one in variants]
-    compared = [one for one, text in zip(variants, special, strict=True) if text is None]
+    lost = [_without_comparison(one, len(seeds)) for one in variants]
+    compared = [one for one, text in zip(variants, lost, strict=True) if text is None]
     if missing:
         found = [SweepVerdict(text=f"no verdict yet: {missing} runs of the sweep are missing")] * len(compared)
     elif len(seeds) < 2 or base.diverged:
@@ -57,7 +57,7 @@ def judge_variants(base: VariantResult, variants: Sequence[VariantResult], seeds
     else:
         found = _compare(loss_matrix([base, *compared], seeds), len(variants))
     rest = iter(found)
-    return [next(rest) if text is None else SweepVerdict(text=text) for text in special]
+    return [next(rest) if text is None else SweepVerdict(text=text) for text in lost]
 
 
 def loss_matrix(results: Sequence[VariantResult], seeds: Sequence[int]) -> np.ndarray:
@@ -104,13 +104,13 @@ def _verdict(mean: float, reach: float, error: float, comparisons: int, seeds: i
         )
     seen = detectable_errors(comparisons, seeds) * error
     text = (
-        f"no difference found: {difference.text(DIGITS, '+')}; one smaller than about {seen:.{DIGITS}f} would not have "
-        "been seen"
+        f"no difference found: {difference.text(DIGITS, '+')}; one of {seen:.{DIGITS}f} is found in "
+        f"{100 * POWER:.0f} of 100 sweeps, smaller ones less often"
     )
     return SweepVerdict(text=text, difference=difference)
 
 
-def _special(result: VariantResult, seeds: int) -> str | None:
+def _without_comparison(result: VariantResult, seeds: int) -> str | None:
     """Return the verdict on a variant that has no final losses to compare; None where it has."""
     if result.diverged:
         return f"diverged in {result.diverged} of {seeds} seeds"

@@ -30,13 +30,13 @@ class TokenLocation:
     remote: bool = False  # to be downloaded there, unless it has been
 
 
-def locate_tokens(train: TrainConfig, given: Path | None) -> list[TokenLocation]:
+def locate_tokens(train: TrainConfig, given: Path | None, *, can_give: bool = True) -> list[TokenLocation]:
     """Return where each dataset lies: in `given`, a local directory, or for one to be downloaded under token_files/.
 
-    Raises BadInput for a dataset that is nowhere.
+    Raises BadInput for a dataset that is nowhere; `can_give`: the command has --token-files.
     """
     if given is None:
-        return [_locate(part.dataset, train) for part in train.data.parts]
+        return [_locate(part.dataset, train, can_give) for part in train.data.parts]
     if not isinstance(train.data.dataset, str):
         raise BadInput(
             f"--token-files {given}: takes the place of one dataset, but {train.file} has a list; name the "
@@ -98,7 +98,7 @@ def _candidates(dataset: str) -> list[Path]:
     return [Path(dataset), ROOT / dataset, DOWNLOADS / dataset]
 
 
-def _locate(dataset: str, train: TrainConfig) -> TokenLocation:
+def _locate(dataset: str, train: TrainConfig, can_give: bool) -> TokenLocation:
     *local, download = _candidates(dataset)
     for directory in local:
         if is_folder(directory):
@@ -108,5 +108,6 @@ def _locate(dataset: str, train: TrainConfig) -> TokenLocation:
         return TokenLocation(dataset, download, remote=True)
     raise BadInput(
         f"{train.file}: dataset: {dataset:.200} is no directory here; prepare it with prepare_data.py SOURCE... "
-        f"--output {dataset:.200}" + (", or pass --token-files DIR" if isinstance(train.data.dataset, str) else "")
+        f"--output {dataset:.200}"
+        + (", or pass --token-files DIR" if can_give and isinstance(train.data.dataset, str) else "")
     )

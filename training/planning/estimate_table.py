@@ -11,6 +11,10 @@ from training.planning.throughput import ANOTHER_TRAINER, SIMILAR
 
 _HEADS = ["machine", "$/hour", "batch", "largest", "GiB", "tokens/s", "hours", "$", "source of tokens/s", ""]
 _COLUMNS = ("left", *["right"] * 7, "left", "left")
+ESTIMATE_CAUTION = (
+    "estimate: a roofline of the bytes that Lockstep's kernels move, and of matrix products and attention as fast as "
+    "llm.c's on 8 x A100 and H100, with micro-batches that fill the GPU; expect less"
+)
 
 
 def describe_estimate(estimate: RunEstimate) -> list[str]:
@@ -97,10 +101,7 @@ def _notes(estimate: RunEstimate, possible: list[Offer]) -> list[str]:
         lines.append("no global_batch_size: the batch and the number of steps depend on the machine")
     shown_rows = [throughput for offer in possible for throughput in offer.throughputs]
     if any(not row.measured for row in shown_rows):
-        lines.append(
-            "estimate: a roofline of the bytes that Lockstep's kernels move, and of matrix products and attention as "
-            "fast as llm.c's on 8 x A100 and H100, with micro-batches that fill the GPU; expect less"
-        )
+        lines.append(ESTIMATE_CAUTION)
         lines.append(
             "upper bound: at most so many tokens/s, at least so many hours and dollars: products, attention and memory "
             "at the datasheet's speed"

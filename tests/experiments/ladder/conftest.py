@@ -14,7 +14,7 @@ MakeLadder = Callable[..., Path]
 def make_ladder(make_run: Callable[..., Path], tmp_path: Path) -> MakeLadder:
     """Return a function that writes a ladder file over a tiny target; keywords are its keys."""
 
-    def make(target: Path | None = None, **keys: Any) -> Path:
+    def make(target: Path | str | None = None, **keys: Any) -> Path:
         file = tmp_path / "ladder.json"
         values = {
             "target": str(target or make_run("target", min_train_tokens=20_000)),

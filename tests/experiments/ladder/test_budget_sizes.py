@@ -5,7 +5,7 @@ import pytest
 from forecast_coverage import BESIROGLU
 
 from common.errors import BadInput
-from experiments.ladder.budget_sizes import best_sizes, describe_choices, size_family
+from experiments.ladder.budget_sizes import MachineSpeed, best_sizes, describe_choices, size_family
 from experiments.ladder.loss_law import LawFit, LossPoint, fit_law
 from model.config import ModelConfig, matmul_parameter_count
 from tests.conftest import ROOT
@@ -59,12 +59,12 @@ def test_a_family_keeps_depth_grouped_heads_and_mlp_of_a_ladder_that_does() -> N
 
 def test_the_best_size_is_the_lowest_loss_of_the_family_on_the_tokens_the_money_buys() -> None:
     law, family = fit(), size_family(LADDER)
-    [choice] = best_sizes(law, family, RUN.train, 10, prices("8xh100-80gb"))
+    [choice] = best_sizes(law, family, RUN, 10, prices("8xh100-80gb"))
     machine = choice.machine
 
     def loss(model: ModelConfig) -> float:
         seconds = 3600 * 10 / machine.usd_per_hour - 120  # of start-up
-        tokens = int(seconds * throughputs(model, machine)[0].tokens_per_second)
+        tokens = int(seconds * MachineSpeed.of(RUN.model, machine).tokens_per_second(model))
         return law.predict(matmul_parameter_count(model), tokens).value
 
     assert choice.loss.value == min(map(loss, family)) == loss(choice.model)
@@ -73,28 +73,38 @@ def test_the_best_size_is_the_lowest_loss_of_the_family_on_the_tokens_the_money_
 
 def test_more_money_buys_a_larger_size_and_a_lower_loss() -> None:
     family, machines = size_family(LADDER), prices("8xa100-40gb")
-    [small], [large] = (best_sizes(fit(), family, RUN.train, usd, machines) for usd in (5, 50))
+    [small], [large] = (best_sizes(fit(), family, RUN, usd, machines) for usd in (5, 50))
     assert matmul_parameter_count(small.model) < matmul_parameter_count(large.model)
     assert small.loss.value > large.loss.value
 
 
 def test_machines_are_ordered_by_loss_and_each_line_names_its_source_of_speed() -> None:
-    choices = best_sizes(fit(), size_family(LADDER), RUN.train, 10, prices())
+    choices = best_sizes(fit(), size_family(LADDER), RUN, 10, prices())
     assert len(choices) == 4
     losses = [choice.loss.value for choice in choices]
     assert losses == sorted(losses)
     lines = describe_choices(10, choices)
     assert lines[0].startswith("$10.00 ") and "(estimate: roofline" in lines[0]
+    assert lines[-1].startswith("estimate: ") and lines[-1].endswith("; expect less")
+
+
+def test_all_shapes_of_a_machine_are_as_much_slower_than_the_roofline_as_the_measured_target() -> None:
+    gpt2 = load_run(ROOT / "runs" / "8xh100", []).model
+    [machine] = prices("8xh100-80gb").machines
+    speed, larger = MachineSpeed.of(gpt2, machine), attrs.evolve(gpt2, n_layers=24)
+    assert speed.tokens_per_second(gpt2) == pytest.approx(throughputs(gpt2, machine)[0].tokens_per_second)
+    assert speed.tokens_per_second(larger) < speed.tokens_per_second(gpt2)
+    assert speed.source == f"roofline x {speed.share:.2f}, for the target: measured, another trainer"
 
 
 def test_the_edges_of_family_and_ladder_are_named() -> None:
-    [far] = best_sizes(fit(), size_family(LADDER), RUN.train, 5000, prices("8xh100-80gb"))
+    [far] = best_sizes(fit(), size_family(LADDER), RUN, 5000, prices("8xh100-80gb"))
     assert any("beyond 30 x no interval was tested" in limit for limit in far.limits)
-    [edge] = best_sizes(fit(), LADDER, RUN.train, 50, prices("8xh100-80gb"))
+    [edge] = best_sizes(fit(), LADDER, RUN, 50, prices("8xh100-80gb"))
     assert edge.model == LADDER[-1] and any("a larger one may be better" in limit for limit in edge.limits)
     assert any("tokens per parameter, the ladder has 5 to 20" in limit for limit in edge.limits)
 
 
 def test_a_budget_that_ends_in_the_start_up_is_refused() -> None:
     with pytest.raises(BadInput, match=r"\$0.10: not enough for the start-up"):
-        best_sizes(fit(), LADDER, RUN.train, 0.1, prices())
+        best_sizes(fit(), LADDER, RUN, 0.1, prices())

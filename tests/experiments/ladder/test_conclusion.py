@@ -86,15 +86,19 @@ def test_a_target_too_large_for_every_machine_is_refused_before_anything_is_trai
     sizes = [{"n_layers": 1, "emb_dim": width} for width in (8, 12, 16)]
     ladder = read_ladder(make_ladder(target=target, sizes=sizes))
     with pytest.raises(BadInput, match="too big for every machine"):
-        describe_plan(TrunkMaker(ladder=ladder, output=tmp_path / "out", ranks=1))
+        describe_plan(TrunkMaker(ladder=ladder, output=tmp_path / "out", ranks=1), None)
 
 
 def test_a_missed_held_out_size_is_refused_with_all_points_kept(file: Path, tmp_path: Path) -> None:
     output = tmp_path / "out"
     first = concluded(file, output, clean, INSIDE)
     write_forecast(first.ladder, first.forecast)
-    table = concluded(file, output, lambda size, tokens: clean(size, tokens) * (1.1 if size > 8000 else 1), INSIDE)
+    missed = lambda size, tokens: clean(size, tokens) * (1.1 if size > 8000 else 1)  # noqa: E731
+    table = concluded(file, output, missed, INSIDE, usd=40)
     assert table.refused is not None and "held out" in table.refused and table.forecast is None
+    assert table.text().count("held out: predicted") == 1 and "held out: predicted" not in table.refused
+    assert "for $40.00   no best size without a forecast" in table.text()
+    assert "the ladder is for the rule's" in table.text() and "forecast is for" not in table.text()
     assert len(json.loads((output / "ladder.json").read_text())["points"]) == 12
     write_forecast(table.ladder, table.forecast)
     assert describe_forecast_file(table.ladder.target) == []  # an earlier one is gone

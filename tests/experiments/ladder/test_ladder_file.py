@@ -15,6 +15,7 @@ from tests.experiments.ladder.conftest import MakeLadder
 def test_sizes_rise_whatever_their_order(make_ladder: MakeLadder) -> None:
     ladder = read_ladder(make_ladder(sizes=[{"n_layers": 1, "emb_dim": width} for width in (24, 8, 16)]))
     assert [size.name for size in ladder.sizes] == ["1x8", "1x16", "1x24"]
+    assert ladder.seeds == read_ladder(make_ladder(target=ladder.target.directory, seeds=None)).seeds == (42,)
     assert ladder.rates == (0.005, 0.01, 0.02) and ladder.sections["train"]["max_epochs"] == 999
 
 
@@ -26,10 +27,15 @@ def test_sizes_rise_whatever_their_order(make_ladder: MakeLadder) -> None:
         ({"sizes": [{"emb_dim": 8}, {"emb_dim": 8}, {"emb_dim": 16}]}, "sizes: two have 2x8"),
         ({"sizes": [{"vocab_size": 8}, {"emb_dim": 8}, {"emb_dim": 16}]}, "sizes: 'vocab_size'"),
         ({"sizes": [{"emb_dim": 9}, {"emb_dim": 8}, {"emb_dim": 16}]}, "sizes: emb_dim: got 9, wanted a multiple"),
-        ({"seeds": 0}, "seeds: got 0, wanted a number, or a list"),
+        ({"seeds": 0}, "seeds: got 0, wanted a number from 1 to 1,000, or a list"),
         ({"rates": [0.01]}, "rates: got .*wanted 2 or more rising"),
         ({"rates": [0.01, 0.0101]}, "wanted each 1.2 to 4 times the one before"),
         ({"tokens_per_parameter": [2, 1]}, "tokens_per_parameter: got .*rising"),
+        ({"set": {"train.microbatch_size": 0}}, "ladder.json: set: microbatch_size: got 0, wanted an integer"),
+        ({"set": {"train.microbatch_size": None}}, "set: microbatch_size: got None, wanted an integer"),
+        ({"set": {"train.microbatch_size": "4"}}, "set: microbatch_size: got '4', wanted an integer"),
+        ({"set": {"train.validation_interval": None}}, "never validates; set train.validation_interval"),
+        ({"target": "/nope"}, "ladder.json: /nope: no such run directory"),
         ({"set": {"train.weight_decay": 0}}, "set: 'train.weight_decay': wanted train. and one of"),
         ({"set": {"train.validation_sequences": 1}}, "set: 'train.validation_sequences'"),
     ],

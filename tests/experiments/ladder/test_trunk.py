@@ -104,3 +104,16 @@ def test_a_branch_whose_checkpoint_the_trunk_no_longer_has_is_refused(make_ladde
 def test_horizons_too_short_for_a_decay_are_refused(make_ladder: MakeLadder, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="tokens_per_parameter: too short or too close"):
         trunk_of(make_ladder(tokens_per_parameter=[0.5, 0.501]), tmp_path)
+
+
+def test_a_ladder_that_goes_on_with_other_ranks_is_refused_with_their_option(
+    make_ladder: MakeLadder, tmp_path: Path
+) -> None:
+    ladder = read_ladder(make_ladder())
+    [trunk] = TrunkMaker(ladder=ladder, output=tmp_path, ranks=1).seeds(ladder.sizes[0], 0.01)
+    write_run_directory(trunk.directory, trunk.horizons[-1].sections)
+    (trunk.directory / "metrics.jsonl").touch()
+    with pytest.raises(
+        BadInput, match=r"batch_size is \d, the experiment now has \d+, which follows from --ranks 8 as"
+    ):
+        TrunkMaker(ladder=ladder, output=tmp_path, ranks=8).seeds(ladder.sizes[0], 0.01)

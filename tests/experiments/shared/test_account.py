@@ -2,35 +2,67 @@
 
 import json
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from experiments.shared.account import ACCOUNT, BEAT_SECONDS, Account
+from common.errors import BadInput
+from experiments.shared.account import BEAT_SECONDS, Account
+from experiments.shared.account_lines import ACCOUNT
+from experiments.shared.pool_job import JOB_VARIABLE, PoolJob
 from experiments.shared.pool_options import PoolOptions
 
-NONE_BEFORE = {"seconds": 0.0, "usd": 0.0, "unpriced_seconds": 0.0}
 PRICED = PoolOptions(price_per_hour=2.0, max_usd=10.0, max_hours=100.0)
 
 
 def call_before(directory: Path, *, seconds_ago: float, beat: float, ended: bool, price: float | None = 1.0) -> None:
-    """Write an earlier call; `beat`: its age at its last line."""
-    began = {"began": time.time() - seconds_ago, "price_per_hour": price, "earlier": NONE_BEFORE, "seconds": 0.5}
-    last = {"seconds": beat} | ({"ended": True} if ended else {})
-    (directory / ACCOUNT).write_text(f"{json.dumps(began)}\n{json.dumps(last)}\n")
+    """Write an earlier call with a job of `run`; `beat`: its age at its last line."""
+    began = time.time() - seconds_ago
+    job = {"devices": ["0"], "began": began + 5, "token": "abc"}
+    lines = [
+        {"seconds": 0.5, "call": {"began": began, "price_per_hour": price, "earlier": {}}},
+        {"seconds": 5, "run": "run", "job": job},
+        {"seconds": beat} | ({"ended": True} if ended else {}),
+    ]
+    (directory / ACCOUNT).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
 
 
-def earlier(directory: Path, *, jobs_live: bool = False) -> float:
-    account = Account(directory, PRICED, jobs_live=jobs_live)
-    account.close()
-    return account.earlier.seconds
+def earlier(directory: Path) -> float:
+    return Account(directory, PRICED).earlier.seconds
+
+
+def run_before(directory: Path, *starts_ago: float) -> Path:
+    """Write the metrics of `run`, and return them: a job for each start, of 8,000 s of training."""
+    (directory / "run").mkdir()
+    lines = []
+    for index, ago in enumerate(starts_ago):
+        began = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - ago))
+        lines += [
+            {"event": "start", "step": index, "time": began},
+            {"step": index + 1, "train_loss": 4.0, "elapsed_seconds": 8000.0 * (index + 1)},
+        ]
+    metrics = directory / "run" / "metrics.jsonl"
+    metrics.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    return metrics
 
 
 def test_a_call_that_ended_counts_to_its_end(tmp_path: Path) -> None:
     call_before(tmp_path, seconds_ago=5000, beat=1000, ended=True)
     assert earlier(tmp_path) == 1000
-    assert 1000 <= earlier(tmp_path) < 1000 + 600  # the second call counts as well, with its process
+    account = Account(tmp_path, PRICED)
+    account.started("other", ["0"])
+    account.close()
+    assert 1000 < earlier(tmp_path) < 1000 + 600  # the second call counts as well, with its process
+
+
+def test_a_call_without_jobs_costs_nothing(tmp_path: Path) -> None:
+    call_before(tmp_path, seconds_ago=5000, beat=1000, ended=True)
+    before = (tmp_path / ACCOUNT).read_bytes()
+    Account(tmp_path, PRICED).close()
+    assert (tmp_path / ACCOUNT).read_bytes() == before
 
 
 def test_a_killed_call_counts_a_beat_more_than_it_has_written(tmp_path: Path) -> None:
@@ -40,37 +72,82 @@ def test_a_killed_call_counts_a_beat_more_than_it_has_written(tmp_path: Path) ->
 
 def test_jobs_that_went_on_after_a_kill_count_to_what_they_wrote_last(tmp_path: Path) -> None:
     call_before(tmp_path, seconds_ago=50_000, beat=1000, ended=False)
-    (tmp_path / "run").mkdir()
-    metrics = tmp_path / "run" / "metrics.jsonl"
-    metrics.touch()
-    os.utime(metrics, (time.time() - 40_000,) * 2)
-    assert earlier(tmp_path) == pytest.approx(10_000 + BEAT_SECONDS, abs=5)
+    run_before(tmp_path, 49_990)
+    assert earlier(tmp_path) == pytest.approx(10 + 8000 + BEAT_SECONDS, abs=2)
 
 
-def test_jobs_that_still_train_count_until_now(tmp_path: Path) -> None:
+def test_neither_a_touched_file_nor_a_later_job_by_hand_costs_the_experiment_anything(tmp_path: Path) -> None:
     call_before(tmp_path, seconds_ago=50_000, beat=1000, ended=False)
-    now = earlier(tmp_path, jobs_live=True)
-    assert 40_000 < now <= 50_001
+    run_before(tmp_path, 49_990, 10_000).touch()
+    assert earlier(tmp_path) == pytest.approx(10 + 8000 + BEAT_SECONDS, abs=2)
+
+
+def test_a_run_that_only_the_user_has_trained_costs_the_experiment_nothing(tmp_path: Path) -> None:
+    call_before(tmp_path, seconds_ago=50_000, beat=1000, ended=False)
+    run_before(tmp_path, 10_000)
+    assert earlier(tmp_path) == 1000 + BEAT_SECONDS
+
+
+def test_a_job_counts_no_longer_than_its_own_limit(tmp_path: Path) -> None:
+    run_before(tmp_path, 49_990)
+    job = PoolJob(devices=["0"], began=time.time() - 49_995, seconds=3000)
+    assert job.last_written(tmp_path / "run") == job.began + 3000
+
+
+def test_jobs_that_still_train_count_until_now_unless_another_job_has_taken_their_place(tmp_path: Path) -> None:
+    call_before(tmp_path, seconds_ago=50_000, beat=1000, ended=False)
+    (tmp_path / "run").mkdir()
+    train = "import fcntl, time; file = open('.lock', 'w'); fcntl.flock(file, fcntl.LOCK_EX); print(1); time.sleep(99)"
+    for token, least, most in (("abc", 45_000, 50_001), ("", 1000, 1000 + BEAT_SECONDS)):
+        process = subprocess.Popen(
+            [sys.executable, "-uc", train, "train.py", tmp_path / "run"],
+            cwd=tmp_path / "run",
+            env={**os.environ, JOB_VARIABLE: token},
+            stdout=subprocess.PIPE,
+        )
+        assert process.stdout is not None and process.stdout.readline()
+        assert least <= earlier(tmp_path) <= most
+        process.kill()
+        process.communicate()
 
 
 def test_what_a_user_trains_after_a_call_has_ended_costs_the_experiment_nothing(tmp_path: Path) -> None:
     call_before(tmp_path, seconds_ago=50_000, beat=1000, ended=True)
-    assert earlier(tmp_path, jobs_live=True) == 1000
+    run_before(tmp_path, 20_000)
+    assert earlier(tmp_path) == 1000
 
 
 def test_the_devices_of_a_job_are_free_when_it_has_ended(tmp_path: Path) -> None:
-    account = Account(tmp_path, PRICED, jobs_live=False)
+    account = Account(tmp_path, PRICED)
     account.started("a", ["0"])
-    account.started("b", ["1"])
+    job = account.started("b", ["1"], 3000.0)
     account.ended("a")
     account.close()
-    assert Account(tmp_path, PRICED, jobs_live=False).devices == account.devices == {"b": ["1"]}
+    assert Account(tmp_path, PRICED).jobs == account.jobs == {"b": job}
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ('{"run": "a"}', "seconds: missing"),
+        ('{"seconds": "5"}', "seconds: got '5', wanted a number"),
+        ('{"seconds": 5, "call": {"began": 1}}', "call.*missing"),
+        ('{"seconds": 5, "run": "a", "job": {"began": 5, "devices": [0]}}', "job.*got 0, wanted a string"),
+        ('{"seconds": 5, "call": {"began": 1, "price_per_hour": 1, "earlier": {"usd": null}}}', "earlier.*usd"),
+    ],
+)
+def test_a_damaged_line_is_named_with_its_number(tmp_path: Path, line: str, problem: str) -> None:
+    call_before(tmp_path, seconds_ago=5000, beat=1000, ended=True)
+    with (tmp_path / ACCOUNT).open("a") as file:
+        file.write(f"{{torn\n{line}\n")
+    with pytest.raises(BadInput, match=rf"account.jsonl: line 5: .*{problem}"):
+        earlier(tmp_path)
 
 
 def test_each_call_counts_at_its_own_price_and_one_without_at_the_present_one(tmp_path: Path) -> None:
     for price, usd in ((1.0, 0.5), (None, 1.0)):
         call_before(tmp_path, seconds_ago=5000, beat=1800, ended=True, price=price)
-        account = Account(tmp_path, PRICED, jobs_live=False)
+        account = Account(tmp_path, PRICED)
         spent, left = account.usd(), account.seconds_left()
         assert spent is not None and left is not None
         assert spent == pytest.approx(usd + 2 * account.call_seconds() / 3600, abs=1e-3)
@@ -82,5 +159,6 @@ def test_a_torn_line_costs_nothing_that_was_written_before(tmp_path: Path) -> No
     call_before(tmp_path, seconds_ago=50_000, beat=1000, ended=False)
     with (tmp_path / ACCOUNT).open("a") as file:
         file.write('{"seco')
-    assert earlier(tmp_path) == 1000 + BEAT_SECONDS
-    assert earlier(tmp_path) > 1000
+    account = Account(tmp_path, PRICED)
+    account.started("run", ["0"])
+    assert earlier(tmp_path) > account.earlier.seconds == 1000 + BEAT_SECONDS

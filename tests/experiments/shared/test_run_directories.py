@@ -1,12 +1,14 @@
 """Run directories of an experiment: written once, refused where they changed under results."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from common.errors import BadInput
 from common.json_files import read_json
-from experiments.shared.run_directories import write_run_directory
+from experiments.shared.run_directories import missing_tokens, write_run_directory
+from training.config.train_config import load_run
 
 
 def test_a_directory_without_results_is_rewritten_and_one_with_results_is_not(tmp_path: Path) -> None:
@@ -18,3 +20,15 @@ def test_a_directory_without_results_is_rewritten_and_one_with_results_is_not(tm
     write_run_directory(run, {"model": {"n_layers": 3}, "train": {}})
     with pytest.raises(BadInput, match=r"train.json: learning_rate is absent, the experiment now has 0.1"):
         write_run_directory(run, {"model": {"n_layers": 3}, "train": {"learning_rate": 0.1}})
+
+
+def test_a_dataset_that_is_nowhere_is_refused_where_even_the_number_of_steps_needs_it(
+    make_run: Callable[..., Path],
+) -> None:
+    file = Path("sweep.json")
+    assert missing_tokens(file, load_run(make_run("here"), ()).train) is None
+    line = missing_tokens(file, load_run(make_run("nowhere", dataset="/nope"), ()).train)
+    assert line is not None and line.startswith("sweep.json: ") and "/nope is no directory here" in line
+    unknown = load_run(make_run("unknown", dataset="/nope", min_train_tokens=None), ()).train
+    with pytest.raises(BadInput, match=r"/nope is no directory here; .*or set min_train_tokens"):
+        missing_tokens(file, unknown)

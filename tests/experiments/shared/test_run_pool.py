@@ -1,6 +1,5 @@
-"""Pool of runs: several ranks each, pauses, devices of their own."""
+"""Pool of runs: several ranks each, pauses, devices of their own; the user's jobs are left alone."""
 
-import json
 import os
 import signal
 import threading
@@ -11,8 +10,10 @@ from typing import Any
 
 import pytest
 
-from experiments.shared import run_pool
-from experiments.shared.account import ACCOUNT
+from common.errors import BadInput
+from experiments.shared import pool_devices, run_pool
+from experiments.shared.account import Account
+from experiments.shared.account_lines import ACCOUNT, read_account
 from experiments.shared.pool_options import PoolOptions
 from experiments.shared.run_pool import BudgetSpent, PoolStopped, RunPool
 from experiments.shared.run_progress import read_progress
@@ -47,12 +48,12 @@ def test_runs_of_two_ranks_pause_and_go_on_to_the_losses_of_one_rank(
 def test_runs_side_by_side_have_gpus_of_their_own(
     make_run: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_pool, "_gpus", lambda _: ["2", "5"])  # the jobs themselves train on the CPU
+    monkeypatch.setattr(pool_devices, "_gpus", lambda _: ["2", "5"])  # the jobs themselves train on the CPU
     runs = [PlannedRun(directory=make_run(name)) for name in ("a", "b")]
     with RunPool(tmp_path, PoolOptions(device="cpu")) as pool:
         assert pool.train(runs) == [RunEnd.DONE] * 2
-    lines = map(json.loads, (tmp_path / ACCOUNT).read_text().splitlines())
-    assert {line["run"]: line["devices"] for line in lines if line.get("devices")} == {"a": ["2"], "b": ["5"]}
+    held = {line.run: line.job.devices for line in read_account(tmp_path) if line.job is not None}
+    assert held == {"a": ["2"], "b": ["5"]}
 
 
 @pytest.mark.slow
@@ -95,3 +96,57 @@ def test_a_run_that_the_user_trains_is_not_waited_for_after_ctrl_c_or_the_end_of
     finally:
         job.send_signal(signal.SIGTERM)
         job.wait(60)
+
+
+@pytest.mark.slow
+def test_a_job_started_by_hand_after_a_kill_is_never_stopped(make_run: Callable[..., Path], tmp_path: Path) -> None:
+    run = make_run("run", **LONG)
+    account = Account(tmp_path, PoolOptions())  # of a call that was killed with its job: neither has an end
+    account.started("run", ["0"])
+    job = launch.start(ROOT / "train.py", str(run), "--device", "cpu")
+    try:
+        while not lock_is_held(run):
+            time.sleep(0.05)
+        timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+        with RunPool(tmp_path, PoolOptions(device="cpu")) as pool, pytest.raises(KeyboardInterrupt):
+            pool.train([PlannedRun(directory=run)])
+        timer.join()
+        time.sleep(0.5)
+        assert lock_is_held(run) and job.poll() is None
+    finally:
+        job.send_signal(signal.SIGTERM)
+        job.wait(60)
+
+
+def test_a_job_that_a_signal_killed_is_said_to_be_killed(tmp_path: Path) -> None:
+    process = TrainingProcess(tmp_path, ["-c", "import os; os.kill(os.getpid(), 9)"], {})
+    while process.status() is None:
+        time.sleep(0.01)
+    assert process.last_words() == "killed by SIGKILL (out of memory?)"
+
+
+def test_a_failure_names_keys_as_the_experiments_file_has_them(
+    make_run: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing = "print('train.py: full; keep fewer with --set keep_checkpoints=1'); raise SystemExit(1)"
+    monkeypatch.setattr(run_pool, "train_command", lambda *_, **__: ["-c", failing])
+    with RunPool(tmp_path, PoolOptions(device="cpu")) as pool, pytest.raises(BadInput) as error:
+        pool.train([PlannedRun(directory=make_run("run"))])
+    assert 'run: training failed: full; keep fewer with "set": {"train.keep_checkpoints": 1};' in str(error.value)
+
+
+@pytest.mark.parametrize("seconds", [1, 10])
+def test_a_call_whose_budget_is_spent_says_what_is_left_and_spends_nothing(
+    make_run: Callable[..., Path], tmp_path: Path, seconds: float
+) -> None:
+    runs = [PlannedRun(directory=make_run("run"))]
+    hours = Account(tmp_path, PoolOptions()).elapsed_seconds() / 3600 + seconds / 3600
+    with (
+        RunPool(tmp_path, PoolOptions(device="cpu", max_hours=hours)) as pool,
+        pytest.raises(
+            BudgetSpent, match=r"^\d+ s of the budget are left, a job needs 18 s: 0 of 1 runs are done; missing: run"
+        ),
+    ):
+        pool.train(runs)
+    assert not (tmp_path / ACCOUNT).exists()

@@ -121,7 +121,8 @@ def test_a_budget_is_never_exceeded_and_what_is_missing_is_said(make_sweep: Make
     assert time.monotonic() - began < 26
     assert done.returncode == 75, done.stdout + done.stderr
     assert re.search(
-        r"the budget is spent: 0 of 4 runs are done; missing: base-seed-42 \(at step [\d,]+ of", done.stdout
+        r"\d s of the budget are left, a job needs 18 s: 0 of 4 runs are done; missing: base-seed-42 \(at step",
+        done.stdout,
     )
     assert "learning_rate=0.05-seed-43 (not begun)" in done.stdout
     assert "$0.01 of $0.01 spent; the same command with a larger budget continues" in done.stdout
@@ -192,6 +193,26 @@ def test_halving_stops_losers_at_the_rung_and_changes_nothing_else(make_sweep: M
     sweep(file, "--output", whole).check_returncode()
     halved, full = (read_json(directory / "sweep.json")["variants"] for directory in (output, whole))
     assert [one["losses"] for one in halved[:2]] == [one["losses"] for one in full[:2]]
+
+
+def test_a_dataset_that_is_nowhere_is_a_warning_of_a_dry_run_and_refused_before_training(make_sweep: MakeSweep) -> None:
+    file = make_sweep(set={"train.dataset": "/nope"})
+    shown = sweep(file, "--dry-run")
+    assert shown.returncode == 0 and "WARNING: " in shown.stdout and "/nope is no directory here" in shown.stdout
+    refused = sweep(file)
+    assert refused.returncode == 1 and refused.stderr.count("\n") == 1
+    assert "/nope is no directory here; prepare it with" in refused.stderr and "--token-files" not in refused.stderr
+    assert not file.with_suffix("").exists()
+
+
+def test_a_table_that_cannot_be_written_is_printed(make_sweep: MakeSweep) -> None:
+    file = make_sweep()
+    absent = sweep(file, "--collect")
+    assert absent.returncode == 1 and "nothing trained there yet" in absent.stderr
+    (file.with_suffix("") / "sweep.md").mkdir(parents=True)
+    shown = sweep(file, "--collect")
+    assert shown.returncode == 1 and "sweep.md: cannot be written" in shown.stderr
+    assert "Missing: base-seed-42, base-seed-43, " in shown.stdout
 
 
 def test_a_dry_run_writes_nothing_and_says_what_the_seeds_can_find(make_sweep: MakeSweep) -> None:

@@ -1,5 +1,7 @@
 """Sweep files: variants, names, seeds; errors name file and key."""
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,6 +43,14 @@ def test_combine_makes_all_combinations(make_sweep: MakeSweep) -> None:
     assert sweep.seeds == (7, 3)
 
 
+def test_the_micro_batch_is_a_lever_where_it_decides_on_the_batch(
+    make_sweep: MakeSweep, make_run: Callable[..., Path]
+) -> None:
+    base = make_run("free", global_batch_size=None)
+    sweep = read_sweep(make_sweep(base=base, levers={"train.microbatch_size": [4]}))
+    assert [variant.name for variant in sweep.variants] == ["base", "microbatch_size=4"]
+
+
 def test_by_default_there_are_as_many_seeds_as_the_power_asks(make_sweep: MakeSweep) -> None:
     assert read_sweep(make_sweep(seeds=None)).seeds == (42, 43, 44, 45, 46)
 
@@ -54,12 +64,38 @@ def test_by_default_there_are_as_many_seeds_as_the_power_asks(make_sweep: MakeSw
         ({"levers": {"train.checkpoints": ["s3://bucket/a"]}}, "train.checkpoints: all runs would share it"),
         ({"set": {"train.checkpoints": "s3://bucket/a"}}, "train.checkpoints: all runs would share it"),
         (
-            {"levers": {name * 80: {"train.learning_rate": 0.02} for name in "abc"}, "combine": True},
+            {
+                "levers": {
+                    "a" * 80: {"train.learning_rate": 0.02},
+                    "b" * 80: {"train.weight_decay": 0.2},
+                    "c" * 80: {"train.adam_beta2": 0.9},
+                },
+                "combine": True,
+            },
             "got 242 characters, wanted 200 at most",
         ),
         ({"levers": {"model.context_length": [16]}}, "no lever, for it changes the tokens that the final loss"),
         ({"levers": {"train.learning_rate": 1}}, "train.learning_rate: got 1, wanted a list of values"),
         ({"levers": {"train.learning_rate": [0.01]}}, "got 0 variants that differ from the base"),
+        ({"levers": {"train.clipping_max_norm": [1]}}, "got 0 variants that differ from the base"),
+        ({"levers": {"train.clipping_max_norm": [2, 2.0]}}, "2.0' trains the same as 'clipping_max_norm=2'; leave one"),
+        (
+            {"levers": {"train.learning_rate": [0.02], "fast": {"train.learning_rate": 0.02}}},
+            "'fast' trains the same as 'learning_rate=0.02'; leave one out",
+        ),
+        (
+            {"levers": {"train.log_interval": [2]}},
+            "'log_interval=2' trains the same as 'base'; train.log_interval: no lever, it may stand in 'set'",
+        ),
+        (
+            {"levers": {"train.learning_rate": [0.02], "fast": {"train.learning_rate": 0.03}}, "combine": True},
+            "train.learning_rate is changed by 'train.learning_rate' and by 'fast', which combine cannot join",
+        ),
+        (
+            {"levers": {f"l{index}": {"train.learning_rate": 1 + index} for index in range(30)}, "combine": True},
+            "got 1,073,741,823 variants that differ from the base, wanted 1 to 999",
+        ),
+        ({"seeds": 1001}, "seeds: got 1001, wanted a number from 1 to 1,000, or a list"),
         ({"levers": {"../up": {"train.learning_rate": 1}}}, "wanted a name of letters"),
         ({"levers": {"base": {"train.learning_rate": 1.0}}}, "two variants are called 'base'"),
         ({"set": {"train.validation_interval": None}}, "never validates"),

@@ -9,8 +9,10 @@ import pytest
 from common.errors import BadInput
 from common.json_files import read_json
 from experiments.sweep.sweep_file import read_sweep
-from experiments.sweep.variant_runs import runs_of, write_runs
+from experiments.sweep.variant_runs import results_of, runs_of, write_runs
 from tests.experiments.conftest import MakeSweep
+from training.checkpoints.disk import CHECKPOINTS
+from training.checkpoints.storage import name_of
 from training.config.train_config import load_run
 
 
@@ -68,3 +70,17 @@ def test_a_run_that_could_not_be_trained_is_refused_before_anything_is_written(m
     with pytest.raises(BadInput, match="learning_rate: got -1"):
         write(file)
     assert not file.with_suffix("").exists()
+
+
+def test_a_run_that_ended_on_other_ranks_is_collected_at_its_own_last_step(
+    make_sweep: MakeSweep, make_run: Callable[..., Path]
+) -> None:
+    sweep = read_sweep(file := make_sweep(base=make_run("free", global_batch_size=None), seeds=1))
+    runs = runs_of(sweep, file.with_suffix(""), 1)
+    write_runs(runs)
+    for run in runs:
+        (run.directory / CHECKPOINTS / name_of(16)).mkdir(parents=True)
+        lines = [{"step": 16, "validation_loss": 4.5}, {"event": "end", "step": 16}]
+        (run.directory / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert runs[0].plan.steps == 32
+    assert [dict(one.losses) for one in results_of(sweep, runs, {})] == [{42: 4.5}, {42: 4.5}]

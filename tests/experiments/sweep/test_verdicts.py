@@ -38,7 +38,7 @@ def test_no_difference_found_says_what_would_have_been_seen() -> None:
     same = result("same", *(4 + noise for noise in reversed(NOISE)))
     text = judge_variants(BASE, [same], SEEDS)[0].text
     assert text.startswith("no difference found: ")
-    assert "one smaller than about 0.0" in text
+    assert "; one of 0.0" in text and "is found in 90 of 100 sweeps, smaller ones less often" in text
 
 
 def test_losses_of_the_same_bits_are_no_difference() -> None:
