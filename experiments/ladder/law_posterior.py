@@ -23,7 +23,7 @@ REACH = 4.0  # of the first grid, scales on both sides: exponents of 0.11 to 1.2
 NOISE, NOISE_WEIGHT = 0.003, 1.0  # relative standard deviation over seeds, and the runs that the assumption is worth
 # Share of the noise's variance that the horizons of one trunk have in common: weight. They have most of their training
 # in common, so a large share is likelier.
-SHARED = {0.1: 1.0, 0.5: 2.0, 0.85: 4.0}
+SHARED = {0.1: 1.0, 0.5: 1.0, 0.85: 2.0}
 GRID, DRAWS = 16, 16  # exponents on each axis; laws drawn for each pair
 REFINEMENTS = 6  # of the grid, to where the weight is, at most
 ENOUGH = 0.6  # share of both axes with weight, after which the grid is fine enough
