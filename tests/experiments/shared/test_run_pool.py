@@ -4,7 +4,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -73,29 +74,41 @@ def test_a_signal_that_comes_while_a_job_starts_reaches_it(
     assert read_progress(run).steps < STEPS
 
 
+@contextmanager
+def trained_by_hand(run: Path) -> Iterator[launch.Process]:
+    """Train a run as its user would, until the end of the context."""
+    job = launch.start(ROOT / "train.py", str(run), "--device", "cpu")
+    try:
+        while not lock_is_held(run):
+            time.sleep(0.05)
+        yield job
+    finally:
+        job.send_signal(signal.SIGTERM)
+        job.wait(60)
+
+
+def interrupt_after_a_second(directory: Path, run: Path) -> None:
+    """Train a run in a pool that gets Ctrl-C."""
+    timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with RunPool(directory, PoolOptions(device="cpu")) as pool, pytest.raises(KeyboardInterrupt):
+        pool.train([PlannedRun(directory=run)])
+    timer.join()
+
+
 @pytest.mark.slow
 def test_a_run_that_the_user_trains_is_not_waited_for_after_ctrl_c_or_the_end_of_the_budget(
     make_run: Callable[..., Path], tmp_path: Path
 ) -> None:
     run = make_run("run", **LONG)
-    job = launch.start(ROOT / "train.py", str(run), "--device", "cpu")
-    try:
-        while not lock_is_held(run):
-            time.sleep(0.05)
-        timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
-        timer.start()
-        with RunPool(tmp_path, PoolOptions(device="cpu")) as pool, pytest.raises(KeyboardInterrupt):
-            pool.train([PlannedRun(directory=run)])
-        timer.join()
+    with trained_by_hand(run) as job:
+        interrupt_after_a_second(tmp_path, run)
         rest = (run_pool.KILL_SECONDS + 2) / 3600
         with RunPool(tmp_path, PoolOptions(device="cpu")) as pool:
             hours = pool.account.elapsed_seconds() / 3600 + rest
         with RunPool(tmp_path, PoolOptions(device="cpu", max_hours=hours)) as pool, pytest.raises(BudgetSpent):
             pool.train([PlannedRun(directory=run)])
         assert lock_is_held(run) and job.poll() is None
-    finally:
-        job.send_signal(signal.SIGTERM)
-        job.wait(60)
 
 
 @pytest.mark.slow
@@ -103,20 +116,10 @@ def test_a_job_started_by_hand_after_a_kill_is_never_stopped(make_run: Callable[
     run = make_run("run", **LONG)
     account = Account(tmp_path, PoolOptions())  # of a call that was killed with its job: neither has an end
     account.started("run", ["0"])
-    job = launch.start(ROOT / "train.py", str(run), "--device", "cpu")
-    try:
-        while not lock_is_held(run):
-            time.sleep(0.05)
-        timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
-        timer.start()
-        with RunPool(tmp_path, PoolOptions(device="cpu")) as pool, pytest.raises(KeyboardInterrupt):
-            pool.train([PlannedRun(directory=run)])
-        timer.join()
+    with trained_by_hand(run) as job:
+        interrupt_after_a_second(tmp_path, run)
         time.sleep(0.5)
         assert lock_is_held(run) and job.poll() is None
-    finally:
-        job.send_signal(signal.SIGTERM)
-        job.wait(60)
 
 
 def test_a_job_that_a_signal_killed_is_said_to_be_killed(tmp_path: Path) -> None:
