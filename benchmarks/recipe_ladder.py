@@ -118,9 +118,10 @@ class Ladder:
         recipe = first.recipe
         for lever in levers:
             recipe = _pulled(lever, recipe)
-        for key in RATES:
-            if key in recipe.train:
-                recipe = self._tuned(recipe, key, COARSE, share)
+        for factors in (COARSE, FINE):  # twice: the best rate of one depends on the others
+            for key in RATES:
+                if key in recipe.train:
+                    recipe = self._tuned(recipe, key, factors, share)
         seconds, of_first = self._trainer.step_seconds([recipe, first.recipe])
         return first, recipe, seconds / of_first
 
