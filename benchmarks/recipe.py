@@ -4,8 +4,8 @@ python benchmarks/recipe.py [--tokens DIR] [--layers 2] [--width 128] [--steps 4
 
 The first recipe is GPT-2 with AdamW; each lever is tried on the best one so far, and stays if it lowers the validation
 loss at equal CPU seconds by more than seed noise. Text: this Python's library sources as bytes, unless a directory of
-token files is given. Learning rates are tuned by steps of sqrt(2), on two of three seeds. Then each recipe is trained
-from all three: for so many steps, for as many as take the CPU seconds of the first recipe, and for a half, a quarter,
+token files is given. Learning rates are tuned by steps of sqrt(2), on two seeds. Then each recipe is trained
+from three: for so many steps, for as many as take the CPU seconds of the first recipe, and for a half, a quarter,
 ... of them until it ends above the first recipe's loss. CPU seconds: medians of steps in turn in one process.
 """
 
@@ -19,7 +19,7 @@ import attrs
 import command
 import torch
 from recipe_ladder import LEVERS, Ladder, Rung, difference
-from recipe_runs import SEEDS, Experiment, Recipe, Trainer
+from recipe_runs import Experiment, Recipe, Trainer
 
 from common.errors import BadInput
 from training.hardware.environment import cpu_name, git_commit
@@ -53,7 +53,7 @@ def main(
         if experiment.tokens is None:
             command.call("prepare_data.py", "stdlib", "--output", tokens, *command.BYTES)
         experiment = attrs.evolve(experiment, tokens=tokens)
-        ladder = Ladder(Trainer(folder, experiment, jobs), steps)
+        ladder = Ladder(Trainer(folder, experiment, jobs), steps, experiment.seeds)
         print(f"{cpu_name() or 'CPU'}, torch {torch.__version__}, commit {git_commit()}")
         print(f"command: {' '.join(sys.argv)}")
         print(f"{steps} steps of {experiment.batch * experiment.context:,} tokens\n", flush=True)
@@ -72,7 +72,7 @@ def main(
 def _print_table(ladder: Ladder, rungs: list[Rung]) -> None:
     """Print a row for each lever."""
     plain = rungs[0]
-    seeds = [f"seed {seed}" for seed in SEEDS]
+    seeds = [f"seed {seed}" for seed in ladder.seeds]
     columns = [
         "recipe",
         "learning rates",

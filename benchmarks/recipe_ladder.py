@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 import numpy as np
-from recipe_runs import RATES, SEEDS, TUNING_SEEDS, Recipe, Trainer, Training
+from recipe_runs import RATES, TUNING_SEEDS, Recipe, Trainer, Training
 
 from evaluation.shared.intervals import CONFIDENCE, Interval, student_interval
 from experiments.shared.interior_optimum import best_rate, find_optimum
@@ -77,7 +77,7 @@ LEVERS = (
 
 @attrs.frozen(kw_only=True)
 class Rung:
-    """A recipe with tuned rates, beside the best one before it. Losses: one for each of SEEDS."""
+    """A recipe with tuned rates, beside the best one before it. Losses: one for each seed."""
 
     name: str
     recipe: Recipe
@@ -96,8 +96,9 @@ class Rung:
 class Ladder:
     """Climbs from the first recipe, lever by lever."""
 
-    def __init__(self, trainer: Trainer, steps: int):
+    def __init__(self, trainer: Trainer, steps: int, seeds: int = 3):
         self._trainer, self._steps = trainer, steps
+        self.seeds = range(TUNING_SEEDS[0], TUNING_SEEDS[0] + seeds)
 
     def climb(self) -> list[Rung]:
         """Return the first recipe and a rung for each lever, whether it stays or not."""
@@ -126,8 +127,8 @@ class Ladder:
         return first, recipe, seconds / of_first
 
     def losses(self, recipe: Recipe, share: float) -> list[float]:
-        """Return the final loss for each of SEEDS, on that share of the steps."""
-        return self._trainer.losses([self._training(recipe, seed, share) for seed in SEEDS])
+        """Return the final loss for each seed, on that share of the steps."""
+        return self._trainer.losses([self._training(recipe, seed, share) for seed in self.seeds])
 
     def share_to_reach(self, rung: Rung, target: float) -> float | None:
         """Return the share of the tokens on which the mean loss is the target; None: more than all.
