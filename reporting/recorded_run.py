@@ -1,4 +1,4 @@
-"""What a report shows of `resolved.json`: a part that is missing or damaged is unknown, and a note names it."""
+"""Parts of `resolved.json` that a report shows: a missing or damaged one is unknown, and a note names it."""
 
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ def _check_finite(_: Any, field: Any, value: float) -> None:
 
 @attrs.frozen(kw_only=True)
 class RecordedSource:
-    """What a run reads of a dataset."""
+    """Share of a run that one dataset has."""
 
     dataset: str
     tokens: int

@@ -108,11 +108,9 @@ def describe_runs(sweep: Sweep, runs: list[VariantRun], options: PoolOptions) ->
     else:
         lines.append("time and cost: not known before a run of the base or of this sweep has ended")
     lines.append(describe_power(sweep))
-    return (
-        lines
-        if (missing := missing_tokens(sweep.file, sweep.variants[0].run.train)) is None
-        else [*lines, f"WARNING: {missing}"]
-    )
+    if (missing := missing_tokens(sweep.file, sweep.variants[0].run.train)) is not None:
+        lines.append(f"WARNING: {missing}")
+    return lines
 
 
 def shell_commands(sweep: Sweep, runs: list[VariantRun], options: PoolOptions) -> list[str]:
