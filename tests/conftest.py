@@ -72,6 +72,13 @@ def shared(name: str) -> Path:
     return path
 
 
+@pytest.fixture(autouse=True)
+def no_process_group_is_left() -> Iterator[None]:
+    """Fail the test that leaves one, not a later one that would start its own."""
+    yield
+    assert not torch.distributed.is_initialized()
+
+
 @pytest.fixture(scope="session")
 def _served_bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BucketServer]:
     with serve_bucket(tmp_path_factory.mktemp("bucket") / "seaweedfs") as server:

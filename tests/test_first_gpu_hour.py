@@ -119,7 +119,8 @@ def test_page_and_tarball_are_written_after_each_step_and_a_signal_ends_the_runn
 ) -> None:
     steps = [(name, scripts[name]) for name in ("works", "hangs")]
     program = (
-        "import sys, torch\n"
+        "import signal, sys, torch\n"
+        "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"  # `nohup make test` has it ignored
         f"sys.path[:0] = [{str(ROOT / 'benchmarks')!r}, {str(ROOT)!r}]\n"
         "import command, first_gpu_hour as hour; from gpu_hour_steps import HourStep\n"
         "torch.cuda.device_count = lambda: 1\n"

@@ -3,7 +3,6 @@
 On the CPU, in one thread and at low priority: the machine may be training. Checkpoints may be deleted meanwhile.
 """
 
-import functools
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -53,11 +52,11 @@ def record_samples(run: Path) -> list[str]:
     if not missing:
         return notes if weights_on_disk(run) else [*notes, *_absent(run)]
     try:
-        with _locked_log(run) as log:
+        with _locked_log(run) as log, _alone() as ranks:
             for name in _missing(run, text):  # another process may have recorded some
                 starts = len(read_starts(run))
                 try:
-                    sample = _sample(run, name, text, starts)
+                    sample = _sample(run, name, text, starts, ranks)
                 except BadInput as error:
                     notes.append(str(error))
                     continue
@@ -128,13 +127,12 @@ def _held_out_tokens(run: Path) -> tuple[HeldOutTokens | None, list[str]]:
     return None, [f"no held-out text, so no log-probabilities: {problem}"]
 
 
-def _sample(run: Path, name: str, text: HeldOutTokens | None, starts: int) -> CheckpointSample | None:
+def _sample(run: Path, name: str, text: HeldOutTokens | None, starts: int, ranks: "Ranks") -> CheckpointSample | None:
     """Ask and measure one checkpoint; None if it vanished. Raises BadInput where it cannot be read."""
     from evaluation.shared.load import ModelLocation, load
 
     path = run / CHECKPOINTS / name
     wanted = weights_on_disk(run).get(name)
-    ranks = _alone()
     try:
         trained = load(ModelLocation(path, run, run), None, ranks.device)
         if wanted is None or sha256(path / WEIGHTS) != wanted:
@@ -183,9 +181,13 @@ def _measure(trained: "Trained", text: HeldOutTokens, ranks: "Ranks") -> tuple[H
     return held_out, [round(-float(loss), DECIMALS) if math.isfinite(loss) else None for loss in losses]
 
 
-@functools.cache
-def _alone() -> "Ranks":
-    """Return a group of one process, on the CPU."""
-    from training.parallel.process_group import start
+@contextmanager
+def _alone() -> "Iterator[Ranks]":
+    """Be a group of one process, on the CPU."""
+    from training.parallel.process_group import start, stop
 
-    return start("cpu", TIMEOUT_SECONDS)
+    ranks = start("cpu", TIMEOUT_SECONDS)
+    try:
+        yield ranks
+    finally:
+        stop()
