@@ -1,13 +1,12 @@
 """Plan of a ladder, before it trains: its runs, their tokens, its share of the target's FLOPs, hours and dollars."""
 
-import statistics
 from collections.abc import Sequence
 
 from experiments.ladder.conclusion import price_target
 from experiments.ladder.size_rules import rounded_rate, scaled_rate
 from experiments.ladder.trunk import Trunk, TrunkMaker
 from experiments.shared.experiment_files import counted
-from experiments.shared.run_progress import measured_speed
+from experiments.shared.run_progress import measured_speed, time_and_cost
 from model.config import flops_per_token
 from training.config.batch_plan import make_plan
 from training.data.locate_tokens import lengths_at_hand
@@ -64,12 +63,8 @@ def _cost(trunks: Sequence[Trunk], flops: float, usd_per_hour: float | None) -> 
     ]
     if not measured:
         return "time and cost: not known before a run of this ladder has ended: no estimate holds for small networks"
-    hours = flops / statistics.median(measured) / 3600
-    cost = "" if usd_per_hour is None else f", ${hours * usd_per_hour:,.2f}"
-    runs = counted(len(measured), "earlier run")
-    return (
-        f"{hours:.3g} hours{cost} one run after the other, at the FLOP/s of {runs}; small sizes reach less than large"
-    )
+    total, runs = time_and_cost(flops, measured, usd_per_hour), counted(len(measured), "earlier run")
+    return f"{total} one run after the other, at the FLOP/s of {runs}; small sizes reach less than large"
 
 
 def _line(trunk: Trunk, name: str, index: int) -> str:

@@ -2,6 +2,8 @@
 
 import os
 import re
+import statistics
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -65,6 +67,12 @@ def measured_speed(directory: Path) -> float | None:
     if end is None or ledger is None:
         return None
     return float(sum(source["tokens"] for source in end["sources"]) / ledger["elapsed_seconds"])
+
+
+def time_and_cost(work: float, speeds: Sequence[float], price_per_hour: float | None) -> str:
+    """Return hours, and dollars at a price, of so many tokens or FLOPs, at the median of speeds in them per second."""
+    hours = work / statistics.median(speeds) / 3600
+    return f"{hours:.3g} hours" + ("" if price_per_hour is None else f", ${hours * price_per_hour:,.2f}")
 
 
 def logged_step(directory: Path) -> int:

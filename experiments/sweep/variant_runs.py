@@ -2,7 +2,6 @@
 
 import math
 import shlex
-import statistics
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from experiments.shared.run_directories import (
     missing_tokens,
     write_run_directory,
 )
-from experiments.shared.run_progress import measured_speed, read_progress
+from experiments.shared.run_progress import measured_speed, read_progress, time_and_cost
 from experiments.shared.training_process import train_command
 from experiments.sweep.levers import Variant
 from experiments.sweep.sweep_file import Sweep, run_name
@@ -45,7 +44,7 @@ def runs_of(sweep: Sweep, output: Path, ranks: int) -> list[VariantRun]:
     """Return all runs, checked, variant by variant; nothing is written. Raises BadInput for one that could not run."""
     base = {section: read_json(sweep.base / f"{section}.json") for section in KEYS}
     base["train"].pop(BUCKET, None)
-    missing_tokens(sweep.file, sweep.variants[0].run.train)
+    missing_tokens(sweep.file, sweep.variants[0].run.train)  # raises where a plan needs them; else warns later
     lengths: Mapping[str, int | None] | None = None
     runs = []
     for variant in sweep.variants:
@@ -100,11 +99,8 @@ def describe_runs(sweep: Sweep, runs: list[VariantRun], options: PoolOptions) ->
         speed for path in (sweep.base, *(run.directory for run in runs)) if (speed := measured_speed(path)) is not None
     ]
     if speeds:
-        hours = tokens / statistics.median(speeds) / 3600
-        cost = "" if options.price_per_hour is None else f", ${hours * options.price_per_hour:,.2f}"
-        lines.append(
-            f"{hours:.3g} hours{cost} one after the other, at the tokens/s of {counted(len(speeds), 'earlier run')}"
-        )
+        total = time_and_cost(tokens, speeds, options.price_per_hour)
+        lines.append(f"{total} one after the other, at the tokens/s of {counted(len(speeds), 'earlier run')}")
     else:
         lines.append("time and cost: not known before a run of the base or of this sweep has ended")
     lines.append(describe_power(sweep))
