@@ -31,6 +31,8 @@ from tests import launch
 from tests.bucket_server import BucketServer, serve_bucket
 from tests.launch import ROOT
 from tests.machines import Machine, two_machines
+from training.parallel import process_group
+from training.parallel.process_group import Ranks
 
 torch.set_num_threads(1)
 hypothesis.settings.register_profile("house", deadline=None)  # how long an example takes depends on what else runs
@@ -77,6 +79,13 @@ def no_process_group_is_left() -> Iterator[None]:
     """Fail the test that leaves one, not a later one that would start its own."""
     yield
     assert not torch.distributed.is_initialized()
+
+
+@pytest.fixture
+def alone() -> Iterator[Ranks]:
+    """Yield a process group of this process, on the CPU."""
+    yield process_group.start("cpu", 60)
+    process_group.stop()
 
 
 @pytest.fixture(scope="session")

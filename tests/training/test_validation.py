@@ -1,7 +1,7 @@
 """Validation: the same mean whatever the micro-batch, in evaluation mode, given up when asked to stop."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +13,7 @@ from tokens.format.token_file import open_split
 from training import build
 from training.config.batch_plan import make_plan
 from training.config.train_config import load_run
-from training.parallel import process_group
+from training.parallel.process_group import Ranks
 from training.precision import Numerics
 from training.validation import Validation
 
@@ -21,14 +21,12 @@ NEVER: Any = SimpleNamespace(agreed=lambda: False)
 
 
 @pytest.fixture
-def parts(make_run: Callable[..., Path]) -> Iterator[tuple[Any, Any, process_group.Ranks]]:
+def parts(make_run: Callable[..., Path], alone: Ranks) -> tuple[Any, Any, Ranks]:
     run = load_run(make_run(model={"drop_rate": 0.5}), [])
-    alone = process_group.start("cpu", 60)
     plan = make_plan(run.train, run.model.context_length, 1, {"x": 100_000})
     numerics = Numerics(determinism="off", precision="fp32", compiled=False)
     state = build.make_state(build.make_network(run.model, run.train.random_seed), run.train, plan, numerics, alone)
-    yield state, build.make_settings(run.train, plan, numerics), alone
-    process_group.stop()
+    return state, build.make_settings(run.train, plan, numerics), alone
 
 
 def test_the_mean_is_over_the_slice_to_the_bit_whatever_the_micro_batch(parts: Any, token_files: Path) -> None:

@@ -1,7 +1,6 @@
 """Fine-tuning makes the update of the mean over answers' tokens, and ends with the best epoch."""
 
 import copy
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,13 +18,7 @@ from evaluation.instruct.fine_tuning import (
 )
 from evaluation.shared.records import Record
 from tests.evaluation.instruct.instructions import fresh, records
-from training.parallel.process_group import Ranks, start, stop
-
-
-@pytest.fixture(scope="module")
-def alone() -> Iterator[Ranks]:
-    yield start("cpu", 60)
-    stop()
+from training.parallel.process_group import Ranks
 
 
 @pytest.mark.parametrize("prompt_loss", [False, True])

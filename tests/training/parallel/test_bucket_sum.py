@@ -1,6 +1,5 @@
 """DDP's buckets: they hold the gradients of every micro-batch, and are reduced in the last one only."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,26 +10,24 @@ from model.config import ModelConfig
 from model.gpt import GPT, initialize
 from model.loss import NextTokenLoss
 from tests.conftest import TINY_MODEL
-from training.parallel import process_group
 from training.parallel.bucket_sum import BucketSum
 from training.parallel.mesh import Levels, data_parallel_of
+from training.parallel.process_group import Ranks
 from training.parallel.step_clock import StepClock
 from training.parallel.wrap import Parallel, wrap_in_ddp
 
 
 @pytest.fixture
-def parallel() -> Iterator[Parallel]:
-    """Yield a network under DDP; parallelize() wraps none on a single rank."""
-    process_group.start("cpu", 60)
+def parallel(alone: Ranks) -> Parallel:
+    """Return a network under DDP; parallelize() wraps none on a single rank."""
     network = GPT(ModelConfig(**TINY_MODEL))
     initialize(network, 0)
     reduction = BucketSum(dist.group.WORLD)
-    clock = StepClock(torch.device("cpu"))
+    clock = StepClock(alone.device)
     wrapped = wrap_in_ddp(NextTokenLoss(network), reduction, clock)
     levels = Levels(inside=data_parallel_of())
     parts = {"levels": levels, "gradient_divisor": 3, "reduction": reduction, "clock": clock}
-    yield Parallel(network=network, model=wrapped, **parts)
-    process_group.stop()
+    return Parallel(network=network, model=wrapped, **parts)
 
 
 def test_only_the_last_micro_batch_is_reduced_and_all_add_up_in_the_buckets(

@@ -1,7 +1,6 @@
 """Process groups: what ranks are told of each other, alone and as two processes."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -34,12 +33,6 @@ for name, work in (("refused", fail_on_rank_1), ("system", missing)):
 open(f"{sys.argv[1]}/{ranks.rank}.json", "w").write(json.dumps(told))
 stop()
 """
-
-
-@pytest.fixture
-def alone() -> Iterator[process_group.Ranks]:
-    yield process_group.start("cpu", 60)
-    process_group.stop()
 
 
 def test_a_process_without_a_launcher_is_a_group_of_one(alone: process_group.Ranks) -> None:

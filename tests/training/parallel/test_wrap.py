@@ -11,7 +11,6 @@ from model.config import ModelConfig
 from model.gpt import GPT, initialize
 from model.loss import NextTokenLoss
 from tests.conftest import TINY_MODEL
-from training.parallel import process_group
 from training.parallel.mesh import make_mesh
 from training.parallel.wrap import Parallel, compile_model, parallelize
 from training.precision import Numerics
@@ -20,10 +19,7 @@ CONFIG = ModelConfig(**TINY_MODEL)
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(autouse=True)
-def alone() -> Any:
-    yield process_group.start("cpu", 60)
-    process_group.stop()
+pytestmark = pytest.mark.usefixtures("alone")
 
 
 def wrap(kind: str, determinism: str, microbatches: int = 6) -> Parallel:

@@ -1,19 +1,11 @@
 """Stop request: who wishes to stop, and what all ranks agree on."""
 
 import threading
-from collections.abc import Iterator
 
 import pytest
 
-from training.parallel import process_group
 from training.parallel.process_group import Ranks
 from training.supervision.stop_request import StopRequest
-
-
-@pytest.fixture
-def alone() -> Iterator[Ranks]:
-    yield process_group.start("cpu", 60)
-    process_group.stop()
 
 
 @pytest.mark.parametrize(
