@@ -82,9 +82,11 @@ class ReportCommand:
         opener = store_of(name)
         replays = [Replay(run, name, self.project or PROJECT, opener) for run in self.runs]
 
-        def advance() -> None:
+        def advance(*, last: bool = False) -> None:
             for run, replay in zip(self.runs, replays, strict=True):
                 sent, held = replay.advance()
+                if last:
+                    replay.close()  # may find that the tracker has not taken all
                 print(f"{run}: {sent:,} steps sent to {name}, {held:,} there", flush=True)
 
         with ExitStack() as stack:
@@ -92,7 +94,7 @@ class ReportCommand:
                 stack.callback(replay.close)
             if self.watch:
                 watch(self.runs, advance, self.every or 10.0)
-            advance()
+            advance(last=True)
 
     def _write(self) -> None:
         from reporting.samples.sample_recording import lacks_samples

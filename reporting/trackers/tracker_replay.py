@@ -34,6 +34,7 @@ class TrackedRun:
     directory: Path
     project: str
     identity: str  # the same in every replay of the run
+    version: int  # of the data that the tracker has, as in Store.begin
     config: dict[str, Any]  # resolved.json; {} where there is none
 
     @property
@@ -120,14 +121,16 @@ class Replay:
         return len(rows) - begun, len(rows)
 
     def close(self) -> None:
-        """Store for good what was sent. Raises BadInput where the tracker fails."""
-        if self._store is not None:
-            self._store.close()
-            if not self._store.at_once:  # else the state is that of the last append that succeeded
-                self._progress = attrs.evolve(self._progress, held=self._store.held())
-                self._write_state()
-        self._store = None
-        self._lock.close()
+        """Store for good what was sent. Raises BadInput where the tracker fails; a second call does nothing."""
+        store, self._store = self._store, None
+        try:
+            if store is not None:
+                store.close()
+                if not store.at_once:  # else the state is that of the last append that succeeded
+                    self._progress = attrs.evolve(self._progress, held=store.held())
+                    self._write_state()
+        finally:
+            self._lock.close()
 
     def _begun(self, store: Store, rows: Sequence[TrackedRow]) -> int:
         """Return how many rows the tracker holds, after it has discarded its data where they are others."""
@@ -159,11 +162,12 @@ class Replay:
         digest = hashlib.sha256(
             f"{self._directory.resolve().name} {started}".encode(errors="backslashreplace")
         ).hexdigest()
-        record = self._directory / RESOLVED
+        record, identity = self._directory / RESOLVED, digest[:IDENTITY_CHARACTERS]
         return TrackedRun(
             directory=self._directory,
             project=self._project,
-            identity=digest[:IDENTITY_CHARACTERS],
+            identity=identity,
+            version=self._progress.version if self._progress.identity == identity else 0,
             config=read_json(record) if record.is_file() else {},
         )
 

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import time
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -11,10 +12,14 @@ from reporting.trackers.tracker_replay import TrackedRun
 
 # For the server to answer; to take what was sent. Variables of W&B's own go first.
 SECONDS = {"init_timeout": 60.0, "finish_timeout": 300.0}
+SETTLE_SECONDS = 30.0  # for the server to show what it has taken
 
 
 class WandbRun:
     """One run of W&B. Online it is continued by its id, after the last step there.
+
+    The server is asked for that step at the end: where it refuses data, W&B's client goes on and succeeds, and with
+    `silent` says nothing (wandb issue 9335).
 
     Offline there is one folder: of several with one id, `wandb sync` keeps the last (wandb issue 3841).
     """
@@ -29,25 +34,28 @@ class WandbRun:
         self._run = run
         self._wandb: Any = wandb  # its types depend on the installed version
         self._open: Any = None
-        self._count, self._id = 0, run.identity
+        self._count, self._last_step, self._version = 0, -1, run.version
         self._offline = not _has_key(wandb)
 
     @property
     def grows(self) -> bool:
         return not self._offline or self._open is not None
 
+    @property
+    def _id(self) -> str:
+        return f"{self._run.identity}-{self._version + 1}" if self._version else self._run.identity
+
     def held(self) -> Any:
-        if not self._offline:
-            return ["online", self._run.project]
         if self._open is not None:
-            return ["offline, open", self._count]
+            return ["open", self._count]
+        if not self._offline:
+            return ["online", self._run.project, self._step_there()]
         files = sorted(self._run.directory.glob(f"wandb/offline-run-*-{self._run.identity}*/*.wandb"))
         return ["offline", self._run.project, *([path.name, path.stat().st_size] for path in files)] if files else None
 
     def begin(self, version: int) -> None:
         self._finish()
-        self._id = f"{self._run.identity}-{version + 1}" if version else self._run.identity
-        self._count = 0
+        self._count, self._last_step, self._version = 0, -1, version
         for folder in self._run.directory.glob(f"wandb/offline-run-*-{self._run.identity}*"):
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -63,6 +71,7 @@ class WandbRun:
         except Exception as error:
             raise _failure(error) from error
         self._count += len(rows)
+        self._last_step = max([self._last_step, *(row.step for row in rows)])
 
     def close(self) -> None:
         self._finish()
@@ -77,8 +86,30 @@ class WandbRun:
                 opened.finish()
                 if not WandbRun._count_open:  # W&B's own process, which serves all runs
                     self._wandb.teardown()
+                if not self._offline:
+                    self._check_arrival()
+            except BadInput:
+                raise
             except BaseException as error:
                 raise _failure(error) from error
+
+    def _check_arrival(self) -> None:
+        """Raise RuntimeError where the server's last step is before the last one that was sent to it."""
+        deadline = time.monotonic() + SETTLE_SECONDS
+        while (there := self._step_there()) < self._last_step:
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"was sent steps up to {self._last_step:,} and has {max(there, 0):,}")
+            time.sleep(1)
+
+    def _step_there(self) -> int:
+        """Return the last step that the server has; -1 without one."""
+        try:
+            api = self._wandb.Api(timeout=int(SECONDS["init_timeout"]))
+            return int(api.run(f"{self._run.project}/{self._id}").lastHistoryStep)
+        except Exception as error:
+            if "could not find run" in str(error).lower():
+                return -1
+            raise _failure(error) from error
 
     def _opened(self) -> Any:
         if self._open is None:
@@ -99,6 +130,7 @@ class WandbRun:
                         x_disable_stats=True,  # of this machine, now
                         x_disable_meta=True,
                         x_disable_machine_info=True,
+                        x_save_requirements=False,  # likewise
                         console="off",
                         disable_git=True,
                         disable_code=True,

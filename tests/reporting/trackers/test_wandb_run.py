@@ -1,7 +1,7 @@
-"""W&B: an offline run holds each row once; failures are one line, and no file of the run holds the access key."""
+"""W&B: a run holds each row once, offline and online; failures are one line, and no file of it holds the access key."""
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -9,12 +9,24 @@ import pytest
 from tests import launch
 from tests.conftest import ROOT, metrics
 from tests.reporting.trackers.tracked import append_steps, from_wandb, losses
+from tests.reporting.trackers.wandb_server import WandbServer, serve_wandb
 from tests.training.supervision.runs import start, wait_until
 
 pytestmark = pytest.mark.slow
 pytest.importorskip("wandb")
 OFFLINE = {"WANDB_MODE": "offline"}
 KEY = "f00dfeed" * 5
+
+
+@pytest.fixture
+def server() -> Iterator[WandbServer]:
+    with serve_wandb() as serving:
+        yield serving
+
+
+def online(address: str, home: Path) -> dict[str, str]:
+    """Return the environment of a user with a key. `home`: where W&B would store it."""
+    return {"WANDB_MODE": "online", "WANDB_BASE_URL": address, "WANDB_API_KEY": KEY, "NETRC": str(home / "netrc")}
 
 
 def send(*runs: Path, **environment: str) -> tuple[int, str, str]:
@@ -53,6 +65,55 @@ def test_two_runs_at_once_are_two_runs_and_one_whose_file_has_gone_is_sent_again
         assert {name: found[name] for name in ("train_loss", "validation_loss")} == losses(run)
 
 
+def test_online_a_run_grows_after_a_kill_and_steps_that_differ_are_a_run_of_their_own(
+    tmp_path: Path, server: WandbServer
+) -> None:
+    run, user = tmp_path / "run", online(server.address, tmp_path)
+
+    def held(name: str) -> dict[str, dict[int, float]]:
+        found = server.values(name)
+        return {each: found[each] for each in losses(run)}
+
+    append_steps(run, 1, 25)
+    killed = launch.start(ROOT / "report.py", str(run), "--to", "wandb", environment=user)
+    wait_until(lambda: server.answered > 0, killed)
+    killed.send_signal(9)
+    killed.communicate(60)
+    append_steps(run, 26, 45, job=1)
+    status, shown, _ = send(run, **user)
+    [name] = server.histories
+    assert status == 0 and shown.endswith(" steps sent to wandb, 45 there\n") and held(name) == losses(run)
+    assert server.values(name)["events"][26] == "step 25: start"
+    append_steps(run, 41, 60, loss=3.0, job=2)
+    before = list(server.histories[name])
+    assert send(run, **user)[1] == f"{run}: 60 steps sent to wandb, 60 there\n"
+    append_steps(run, 61, 70, loss=3.0, job=3)
+    assert send(run, **user)[1] == f"{run}: 10 steps sent to wandb, 70 there\n"
+    assert list(server.histories) == [name, f"{name}-2"] and server.histories[name] == before
+    assert held(f"{name}-2") == losses(run)
+    del server.histories[f"{name}-2"]  # by its user, who then wants it again
+    assert send(run, **user)[1] == f"{run}: 70 steps sent to wandb, 70 there\n"
+    assert held(f"{name}-2") == losses(run)
+    assert not any(KEY.encode() in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+
+
+def test_online_rows_that_the_server_refuses_are_told_and_sent_by_the_next_replay(
+    tmp_path: Path, server: WandbServer
+) -> None:
+    run, user = tmp_path / "run", online(server.address, tmp_path)
+    append_steps(run, 1, 25)
+    assert send(run, **user)[0] == 0
+    append_steps(run, 26, 40, job=1)
+    server.answers = server.answered
+    status, shown, errors = send(run, **user)
+    assert (status, shown, errors.count("\n")) == (1, "", 1)
+    assert errors.startswith("report.py: W&B: was sent steps up to 40 and has 25; rerun the same command")
+    server.answers = None
+    assert send(run, **user)[:2] == (0, f"{run}: 15 steps sent to wandb, 40 there\n")
+    [found] = map(server.values, server.histories)
+    assert {name: found[name] for name in losses(run)} == losses(run)
+
+
 def test_a_dead_server_ends_the_replay_and_not_the_run_and_no_file_holds_the_key(make_run: Callable[..., Path]) -> None:
     train = {"min_train_tokens": 60 * 8 * 32, "checkpoint_interval": 20}
     alone, beside = make_run("alone", **train), make_run("beside", **train)
@@ -61,9 +122,7 @@ def test_a_dead_server_ends_the_replay_and_not_the_run_and_no_file_holds_the_key
         url = f"http://127.0.0.1:{server.getsockname()[1]}"
         training = start(beside, 1, "--hash-every", "1")
         wait_until((beside / "metrics.jsonl").exists, training)
-        keys = {"WANDB_BASE_URL": url, "WANDB_API_KEY": KEY, "WANDB_INIT_TIMEOUT": "5", "WANDB_MODE": "online"}
-        keys["NETRC"] = str(beside / "netrc")  # where W&B would store a key
-        status, _, errors = send(beside, **keys)
+        status, _, errors = send(beside, **online(url, beside), WANDB_INIT_TIMEOUT="5")
     training.communicate(120)
     assert training.returncode == 0 and metrics(beside, "state_sha256") == metrics(alone, "state_sha256")
     assert status == 1 and errors.startswith("report.py: W&B: ") and errors.count("\n") == 1

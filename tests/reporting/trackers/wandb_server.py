@@ -1,0 +1,132 @@
+"""W&B's server on loopback, of its protocol what a run needs: begin or continue it, take its history, take files.
+
+The real one is a cluster. Lines of a history have offsets, as there: a line that is sent twice is there once.
+"""
+
+import json
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import attrs
+
+HISTORY = "wandb-history.jsonl"
+ENTITY = "someone"
+UNSAID = dict.fromkeys(("displayName", "description", "sweepName", "notes"))
+RUN = UNSAID | {"id": "run", "state": "finished", "tags": [], "user": {}}
+OPERATION = re.compile(r"(?:query|mutation) (\w+)")
+NO_LOGS = {"logLineCount": 0, "eventsLineCount": 0, "eventsTail": "[]", "wandbConfig": '{"t": 1}'}
+
+
+@attrs.define
+class WandbServer:
+    """Runs that the server has, by id."""
+
+    address: str = ""
+    histories: dict[str, list[str]] = attrs.field(factory=dict)  # lines of JSON
+    configs: dict[str, str] = attrs.field(factory=dict)  # JSON
+    answered: int = 0  # requests with history
+    answers: int | None = None  # of those, before all others fail; None: no end
+
+    def values(self, run: str) -> dict[str, dict[int, Any]]:
+        """Return what a run's history holds, by name and step."""
+        found: dict[str, dict[int, Any]] = {}
+        for record in map(json.loads, self.histories[run]):
+            for name, value in record.items():
+                assert record["_step"] not in found.setdefault(name, {}), "a step is there twice"
+                found[name][record["_step"]] = value
+        return found
+
+    def answer(self, path: str, request: dict[str, Any]) -> dict[str, Any] | None:
+        """Return the answer to a request; None where the server fails."""
+        if path.startswith("/files/"):
+            return self._take(path.split("/")[4], request)
+        if path != "/graphql":
+            return {}
+        operation = OPERATION.search(request["query"])
+        return {"data": self._data(operation[1] if operation else "", request.get("variables") or {})}
+
+    def _data(self, operation: str, variables: dict[str, Any]) -> dict[str, Any]:
+        run, data = variables.get("name", ""), {}
+        match operation:
+            case "Viewer" | "GetDefaultEntity":
+                data = {"viewer": {"id": "u", "entity": ENTITY, "username": ENTITY, "flags": "{}"}}
+            case "RunResumeStatus":
+                data = {"model": {"id": "p", "name": variables["project"], "bucket": self._bucket(run, variables)}}
+            case "Run" | "RunHistoryKeys":  # of W&B's reading interface
+                data = {"project": {"run": self._bucket(run, variables)}}
+            case "UpsertBucket":
+                inserted = run not in self.histories
+                self.histories.setdefault(run, [])
+                self.configs[run] = variables["config"] or self.configs.get(run, "{}")
+                data = {"upsertBucket": {"bucket": self._bucket(run, variables), "inserted": inserted}}
+            case "CreateRunFiles":
+                files = [{"name": name, "uploadUrl": f"{self.address}/upload"} for name in variables["files"]]
+                data = {"createRunFiles": {"runID": "run", "uploadHeaders": [], "files": files}}
+        return data
+
+    def _bucket(self, run: str, variables: dict[str, Any]) -> dict[str, Any] | None:
+        """Return a run as W&B describes it; None where there is none."""
+        if run not in self.histories:
+            return None
+        lines = self.histories[run]
+        return (
+            RUN
+            | NO_LOGS
+            | {"name": run, "config": self.configs[run], "historyLineCount": len(lines)}
+            | {"historyTail": json.dumps(lines[-1:]), "summaryMetrics": lines[-1] if lines else "{}"}
+            | {"historyKeys": {"lastStep": json.loads(lines[-1])["_step"]} if lines else None}
+            | {"project": {"id": "p", "name": variables["project"], "entity": {"id": "e", "name": ENTITY}}}
+        )
+
+    def _take(self, run: str, request: dict[str, Any]) -> dict[str, Any] | None:
+        if (sent := request.get("files", {}).get(HISTORY)) is not None:
+            if self.answered == self.answers:
+                return None
+            self.answered += 1
+            first = sent["offset"]
+            if first > len(self.histories[run]):  # lines were left out
+                return None
+            self.histories[run][first : first + len(sent["content"])] = sent["content"]
+        return {}
+
+
+@contextmanager
+def serve_wandb() -> Iterator[WandbServer]:
+    """Serve at a free port."""
+    server = WandbServer()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def handle(self) -> None:
+            with suppress(ConnectionError):  # of a client that was killed, or ends without a farewell
+                super().handle()
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
+            takes = self.path == "/graphql" or self.path.startswith("/files/")
+            answer = server.answer(self.path, json.loads(body) if takes else {})
+            content = b"" if answer is None else json.dumps(answer).encode()
+            self.send_response(200 if answer is not None else 400)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        do_PUT = do_POST
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.address = f"http://127.0.0.1:{http.server_address[1]}"
+    threading.Thread(target=http.serve_forever, daemon=True).start()
+    try:
+        yield server
+    finally:
+        http.shutdown()
+        http.server_close()
