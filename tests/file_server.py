@@ -1,13 +1,14 @@
 """A plain web server on loopback that sends a folder's files by ranges, and can be made to fail now and then."""
 
 import functools
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import SimpleHTTPRequestHandler
 from pathlib import Path
 
 import attrs
+
+from tests.loopback import serving
 
 
 @attrs.define
@@ -60,15 +61,6 @@ def serve_files(folder: Path) -> Iterator[FileServer]:
             self.wfile.write(part)
             return None
 
-    class Server(ThreadingHTTPServer):
-        def handle_error(self, *_: object) -> None:
-            pass  # a client that has seen enough hangs up
-
-    server = Server(("127.0.0.1", 0), functools.partial(Handler, directory=str(folder)))
-    files.url = f"http://127.0.0.1:{server.server_address[1]}"
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
+    with serving(functools.partial(Handler, directory=str(folder))) as server:
+        files.url = server.url
         yield files
-    finally:
-        server.shutdown()
-        server.server_close()

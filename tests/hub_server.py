@@ -3,12 +3,13 @@
 import base64
 import hashlib
 import json
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from urllib.parse import unquote, urlparse
+
+from tests.loopback import serving
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 LARGE = (".safetensors", ".png")  # what a new dataset's .gitattributes says
@@ -202,16 +203,10 @@ class Handler(BaseHTTPRequestHandler):
 def serve(datasets: dict[str, Path]) -> Iterator[Hub]:
     """Serve the datasets while the context lasts."""
     hub = Hub(datasets)
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.hub = hub  # type: ignore[attr-defined]
-    hub.url = f"http://127.0.0.1:{server.server_address[1]}"
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
+    with serving(Handler) as server:
+        server.hub = hub  # type: ignore[attr-defined]
+        hub.url = server.url
         yield hub
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 def tree(entries: list[dict[str, object]], under: str, *, recursive: bool) -> list[dict[str, object]]:

@@ -11,17 +11,18 @@ import json
 import random
 import socket
 import struct
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
 import attrs
+
+from tests.loopback import serving
 
 Scorer = Callable[[dict[str, Any]], dict[str, int]]  # from what is asked to a score for each label
 HTTP_FAULTS = {"429": 429, "500": 500, "503": 503, "401": 401, "400": 400, "402": 402, "404": 404}
@@ -445,31 +446,17 @@ class Handler(BaseHTTPRequestHandler):
         return True
 
 
-class Server(ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 256  # connections that come at the same time
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        if not isinstance(sys.exc_info()[1], OSError):  # connections that were reset, by either side
-            super().handle_error(request, client_address)
-
-
 @contextmanager
 def serve(scorer: Scorer, port: int = 0) -> Iterator[Judge]:
     """Run the server in a thread for as long as the context lasts; yield what it is."""
-    server = Server(("127.0.0.1", port), Handler)
     judge = Judge(scorer)
-    server.judge = judge  # type: ignore[attr-defined]
-    judge.url = f"http://127.0.0.1:{server.server_address[1]}/v1"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-    thread.start()
-    try:
-        yield judge
-    finally:
-        judge.released.set()
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with serving(Handler, port) as server:
+        server.judge = judge  # type: ignore[attr-defined]
+        judge.url = f"{server.url}/v1"
+        try:
+            yield judge
+        finally:
+            judge.released.set()
 
 
 def overlap_scorer(records: list[dict[str, str]]) -> Scorer:

@@ -5,13 +5,14 @@ The real one is a cluster. Lines of a history have offsets, as there: a line tha
 
 import json
 import re
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import attrs
+
+from tests.loopback import serving
 
 HISTORY = "wandb-history.jsonl"
 ENTITY = "someone"
@@ -102,10 +103,6 @@ def serve_wandb() -> Iterator[WandbServer]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
-        def handle(self) -> None:
-            with suppress(ConnectionError):  # of a client that was killed, or ends without a farewell
-                super().handle()
-
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
             takes = self.path == "/graphql" or self.path.startswith("/files/")
@@ -122,11 +119,6 @@ def serve_wandb() -> Iterator[WandbServer]:
         def log_message(self, *_: object) -> None:
             pass
 
-    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.address = f"http://127.0.0.1:{http.server_address[1]}"
-    threading.Thread(target=http.serve_forever, daemon=True).start()
-    try:
+    with serving(Handler) as http:
+        server.address = http.url
         yield server
-    finally:
-        http.shutdown()
-        http.server_close()
