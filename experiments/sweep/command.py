@@ -34,17 +34,19 @@ class SweepCommand:
         """Train what is missing, and print the table."""
         from common.errors import BadInput
         from experiments.shared.experiment_files import output_of
+        from experiments.shared.run_directories import missing_tokens
         from experiments.sweep.halving import check_rungs
         from experiments.sweep.sweep_file import read_sweep
         from experiments.sweep.variant_runs import describe_runs, runs_of, shell_commands, write_runs
 
         sweep = read_sweep(self.file)
         output = output_of(self.file, self.output)
+        missing = missing_tokens(sweep.file, sweep.variants[0].run.train)
         runs = runs_of(sweep, output, self.pool.ranks)
         if not self.collect:
             check_rungs(sweep, runs)
         if self.dry_run:
-            print("\n".join(describe_runs(sweep, runs, self.pool)))
+            print("\n".join([*describe_runs(sweep, runs, self.pool), *([f"WARNING: {missing}"] if missing else [])]))
         elif self.print_commands:
             commands = shell_commands(sweep, runs, self.pool)
             write_runs(runs)
@@ -53,19 +55,18 @@ class SweepCommand:
             if not output.is_dir():
                 raise BadInput(f"{output}: nothing trained there yet; train the sweep, or pass its --output")
             self._finish(sweep, runs, output)
+        elif missing is not None:
+            raise BadInput(missing)
         else:
             return self._train(sweep, runs, output)
         return None
 
     def _train(self, sweep: "Sweep", runs: "list[VariantRun]", output: Path) -> int | None:
-        from common.errors import EXIT_STOPPED, BadInput
-        from experiments.shared.run_directories import missing_tokens
+        from common.errors import EXIT_STOPPED
         from experiments.shared.run_pool import PoolStopped, RunPool
         from experiments.sweep.halving import train_sweep
         from experiments.sweep.variant_runs import write_runs
 
-        if (missing := missing_tokens(sweep.file, sweep.variants[0].run.train)) is not None:
-            raise BadInput(missing)
         write_runs(runs)
         with RunPool(output, self.pool) as pool:
             try:

@@ -15,7 +15,6 @@ from experiments.shared.run_directories import (
     BUCKET,
     Sections,
     check_unchanged,
-    missing_tokens,
     write_run_directory,
 )
 from experiments.shared.run_progress import measured_speed, read_progress, time_and_cost
@@ -44,7 +43,6 @@ def runs_of(sweep: Sweep, output: Path, ranks: int) -> list[VariantRun]:
     """Return all runs, checked, variant by variant; nothing is written. Raises BadInput for one that could not run."""
     base = {section: read_json(sweep.base / f"{section}.json") for section in KEYS}
     base["train"].pop(BUCKET, None)
-    missing_tokens(sweep.file, sweep.variants[0].run.train)  # raises where a plan needs them; else warns later
     lengths: Mapping[str, int | None] | None = None
     runs = []
     for variant in sweep.variants:
@@ -103,10 +101,7 @@ def describe_runs(sweep: Sweep, runs: list[VariantRun], options: PoolOptions) ->
         lines.append(f"{total} one after the other, at the tokens/s of {counted(len(speeds), 'earlier run')}")
     else:
         lines.append("time and cost: not known before a run of the base or of this sweep has ended")
-    lines.append(describe_power(sweep))
-    if (missing := missing_tokens(sweep.file, sweep.variants[0].run.train)) is not None:
-        lines.append(f"WARNING: {missing}")
-    return lines
+    return [*lines, describe_power(sweep)]
 
 
 def shell_commands(sweep: Sweep, runs: list[VariantRun], options: PoolOptions) -> list[str]:

@@ -34,7 +34,7 @@ class WandbRun:
         self._run = run
         self._wandb: Any = wandb  # its types depend on the installed version
         self._open: Any = None
-        self._count, self._last_step, self._version = 0, -1, run.version
+        self._last_step, self._version = -1, run.version  # sent by this process; of the data there
         self._offline = not _has_key(wandb)
 
     @property
@@ -47,7 +47,7 @@ class WandbRun:
 
     def held(self) -> Any:
         if self._open is not None:
-            return ["open", self._count]
+            return ["open", self._last_step]
         if not self._offline:
             return ["online", self._run.project, self._step_there()]
         files = sorted(self._run.directory.glob(f"wandb/offline-run-*-{self._run.identity}*/*.wandb"))
@@ -55,7 +55,7 @@ class WandbRun:
 
     def begin(self, version: int) -> None:
         self._finish()
-        self._count, self._last_step, self._version = 0, -1, version
+        self._last_step, self._version = -1, version
         for folder in self._run.directory.glob(f"wandb/offline-run-*-{self._run.identity}*"):
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -70,13 +70,12 @@ class WandbRun:
                     opened.log({**row.values, **events, **times}, step=row.step)
         except Exception as error:
             raise _failure(error) from error
-        self._count += len(rows)
-        self._last_step = max([self._last_step, *(row.step for row in rows)])
+        self._last_step = rows[-1].step
 
     def close(self) -> None:
         self._finish()
-        if self._count and self.held() is None:
-            raise _failure(FileNotFoundError(f"has written no file in {self._run.directory / 'wandb'}"))
+        if self._offline and self._last_step >= 0 and self.held() is None:
+            raise _failure(f"has written no file in {self._run.directory / 'wandb'}")
 
     def _finish(self) -> None:
         opened, self._open = self._open, None
@@ -86,19 +85,17 @@ class WandbRun:
                 opened.finish()
                 if not WandbRun._count_open:  # W&B's own process, which serves all runs
                     self._wandb.teardown()
-                if not self._offline:
-                    self._check_arrival()
-            except BadInput:
-                raise
             except BaseException as error:
                 raise _failure(error) from error
+            if not self._offline:
+                self._check_arrival()
 
     def _check_arrival(self) -> None:
-        """Raise RuntimeError where the server's last step is before the last one that was sent to it."""
+        """Raise BadInput where the server's last step is before the last one that was sent to it."""
         deadline = time.monotonic() + SETTLE_SECONDS
         while (there := self._step_there()) < self._last_step:
             if time.monotonic() > deadline:
-                raise RuntimeError(f"was sent steps up to {self._last_step:,} and has {max(there, 0):,}")
+                raise _failure(f"was sent steps up to {self._last_step:,} and has {max(there, 0):,}")
             time.sleep(1)
 
     def _step_there(self) -> int:
@@ -152,6 +149,6 @@ def _has_key(wandb: Any) -> bool:
         raise _failure(error) from error
 
 
-def _failure(error: BaseException) -> BadInput:
+def _failure(error: BaseException | str) -> BadInput:
     reason = str(error) or type(error).__name__
     return BadInput(f"W&B: {reason}; rerun the same command when it answers, or set WANDB_MODE=offline")
