@@ -7,6 +7,7 @@ waits for is delayed; the result of a save is known to all of them.
 import threading
 import time
 from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 import attrs
 import torch.distributed as dist
@@ -23,6 +24,8 @@ from training.checkpoints.storage import Checkpoint, Storage, name_of
 from training.checkpoints.tensor_files import StateShard
 from training.parallel.process_group import SAVE_TIMEOUT, together
 from training.state import Position, TrainState
+
+Value = TypeVar("Value")
 
 
 @attrs.frozen
@@ -122,9 +125,11 @@ class Saver:
         try:
             self._all(lambda: storage.begin(name, self._shard.files), only=keeps)
             crash_points.reached("prepared")
-            self._all(lambda: self._shard.write(storage, name), only=True)
+            told = self._all(lambda: self._shard.write(storage, name, self._group), only=True)
             crash_points.reached("share written")
-            self._all(lambda: seal(storage, name, state), only=keeps)
+            shares = self._disks.of_own_disk(told)
+            written = {file: [piece for share in shares for piece in share[file]] for file in self._shard.files}
+            self._all(lambda: seal(storage, name, state, written), only=keeps)
             self._all(lambda: storage.publish(name), only=keeps)
         except BadInput as error:
             if keeps:
@@ -140,14 +145,14 @@ class Saver:
             self._uploader.offer(self._newest, self._group)
         return True, problem
 
-    def _all(self, work: Callable[[], None], *, only: bool) -> None:
-        """Do a part of a save; a failure of any rank is raised on all, as BadInput."""
+    def _all(self, work: Callable[[], Value], *, only: bool) -> list[Value]:
+        """Do a part of a save; return each rank's value. A failure of any rank is raised on all, as BadInput."""
 
-        def guarded() -> None:
+        def guarded() -> Value:
             try:
-                work()
+                return work()
             except OSError as error:
                 problem = write_problem(error.filename or self._storage.where(""), error)
                 raise BadInput(f"rank {self._disks.ranks.rank}: {problem}") from error
 
-        together(self._disks.ranks, guarded, only=only, group=self._group)
+        return together(self._disks.ranks, guarded, only=only, group=self._group)

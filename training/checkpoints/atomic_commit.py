@@ -4,24 +4,37 @@ A checkpoint is written under a hidden name, so under its own name it is complet
 `latest` and `best`, which serve people.
 """
 
+from collections.abc import Mapping, Sequence
+
 import attrs
 
 from training.checkpoints import crash_points
 from training.checkpoints.checkpoint_manifest import manifest_text
 from training.checkpoints.saved_state import SavedState
-from training.checkpoints.storage import LINKS, MANIFEST, OPTIMIZER, STATE, WEIGHTS, Storage, name_of, steps_in
+from training.checkpoints.storage import (
+    LINKS,
+    MANIFEST,
+    OPTIMIZER,
+    STATE,
+    WEIGHTS,
+    Piece,
+    Storage,
+    name_of,
+    steps_in,
+)
 from training.checkpoints.tensor_files import combined_sha256
 
 
-def seal(storage: Storage, name: str, state: SavedState) -> None:
-    """Hash what all ranks have written, then add state and manifest."""
-    files = {file: storage.entry(name, file) for file in (WEIGHTS, OPTIMIZER)}
+def seal(storage: Storage, name: str, state: SavedState, written: Mapping[str, Sequence[Piece]]) -> None:
+    """Read back both tensor files, compare them with what was `written`, then add state and manifest."""
+    files = {file: storage.entry(name, file, written[file]) for file in (WEIGHTS, OPTIMIZER)}
     crash_points.reached("hashed")
     digests = {file: entry.sha256 for file, entry in files.items()}
     state = attrs.evolve(state, state_sha256=combined_sha256(state.position.step, digests))
-    storage.put(name, STATE, state.text().encode())
+    text = state.text().encode()
+    storage.put(name, STATE, text)
     crash_points.reached("state written")
-    files[STATE] = storage.entry(name, STATE)
+    files[STATE] = storage.entry(name, STATE, [Piece.of(0, text)])
     storage.put(name, MANIFEST, manifest_text(files).encode())
     crash_points.reached("manifest written")
 

@@ -1,9 +1,10 @@
 """Checkpoints on a disk: written under a hidden name, synced, then renamed, so that a kill at any moment loses nothing.
 
-The disk is one that all ranks share: each writes its own rows in place.
+The disk is one that all ranks share: those of one node write rows in place.
 """
 
 import errno
+import hashlib
 import os
 import re
 import shutil
@@ -14,9 +15,9 @@ from pathlib import Path
 import attrs
 
 from common.errors import BadInput
-from common.files import is_folder, sha256, sync, write_error
+from common.files import BLOCK_BYTES, is_folder, sync, write_error
 from training.checkpoints import crash_points
-from training.checkpoints.storage import LINKS, STEP_NAME, Checkpoint, FileDigest, NewFile
+from training.checkpoints.storage import LINKS, STEP_NAME, Checkpoint, FileDigest, NewFile, Piece
 
 CHECKPOINTS, ARCHIVE = "checkpoints", "archive"  # folders of a run directory
 PARTIAL = ".partial-"  # begins the hidden name of what is written or deleted
@@ -78,9 +79,23 @@ class Disk:
         sync(path)
         sync(path.parent)
 
-    def entry(self, name: str, file: str) -> FileDigest:
+    def entry(self, name: str, file: str, pieces: Sequence[Piece] | None = None) -> FileDigest:
         path = self._partial(name) / file
-        return FileDigest(path.stat().st_size, sha256(path))
+        size, whole, end = path.stat().st_size, hashlib.sha256(), 0
+        with path.open("rb") as opened:
+            os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # the disk's bytes, not cached pages
+            for piece in [Piece(0, size, "")] if pieces is None else sorted(pieces, key=lambda each: each.offset_bytes):
+                assert piece.offset_bytes == end, "each byte is written once"
+                end += piece.size_bytes
+                own = hashlib.sha256()
+                while block := opened.read(min(BLOCK_BYTES, end - opened.tell())):
+                    whole.update(block)
+                    own.update(block)
+                if pieces is not None and own.hexdigest() != piece.sha256:
+                    wrong = f"bytes {piece.offset_bytes:,} to {end:,} are read back other than they were written"
+                    raise OSError(errno.EIO, wrong, str(path))
+        assert end == size, "all bytes are written"
+        return FileDigest(size, whole.hexdigest())
 
     def publish(self, name: str) -> None:
         """Rename the hidden folder; where that cannot be synced, undo it and raise."""

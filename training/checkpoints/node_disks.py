@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 from uuid import uuid4
 
 import attrs
@@ -18,11 +18,7 @@ import attrs
 from common.errors import BadInput
 from common.files import writing
 from training.config.train_config import Run
-from training.parallel.mesh import ALONE, RankGroup
 from training.parallel.process_group import Ranks, gather, together
-
-if TYPE_CHECKING:
-    from training.parallel.wrap import Parallel  # imports torch._dynamo: a second
 
 # Files by which each node looks for the others, one a poll: what a network disk's client did not find once, it may not
 # look for again for a minute.
@@ -52,11 +48,19 @@ class NodeDisks:
         """
         return together(self.ranks, work, only=self.keeps, group=self.ranks.download)
 
-    def writers(self, parallel: "Parallel") -> tuple[RankGroup, RankGroup]:
-        """Return the ranks that write a replica to this run directory, and those that write the same shard there."""
-        if self.shared:
-            return parallel.data_parallel, parallel.levels.across
-        return RankGroup(rank=self.ranks.local_rank, size=self.ranks.local_world_size, group=None), ALONE
+    @property
+    def writes(self) -> bool:
+        """True on the ranks that write checkpoints: on those of the first node, or on all, each to its own node's disk.
+
+        One node alone writes to a disk that several share: clients of a network file system write whole pages, and one
+        would write its outdated copy of a page over the bytes that another has put there.
+        """
+        return not self.shared or self.ranks.rank == self.ranks.local_rank
+
+    def of_own_disk(self, values: list[Value]) -> list[Value]:
+        """Return, of each rank's value, those of the ranks whose rows are in this node's checkpoints."""
+        first = self.ranks.rank - self.ranks.local_rank
+        return values if self.shared else values[first : first + self.ranks.local_world_size]
 
 
 def find_disks(run: Run, ranks: Ranks) -> NodeDisks:

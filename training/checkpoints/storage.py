@@ -4,8 +4,8 @@ A storage holds checkpoints, flat folders of files, under names, and links: name
 people only. Between `begin` and `publish` a checkpoint is hidden: it is not among `names()`.
 
 An implementation may assume:
-- Rank 0 alone changes the storage, one call at a time; but every rank calls `write_rows`, once for each tensor file,
-  between `begin` and the first `entry`. Together the ranks write each byte after the header exactly once.
+- Rank 0 alone changes the storage, one call at a time; but every rank of its node calls `write_rows`, once for each
+  tensor file, between `begin` and the first `entry`. Together they write each byte after the header exactly once.
 - Hidden files are read by `entry` only.
 - The manifest is the last file that `put` receives. A checkpoint without an intact manifest does not exist.
 - A published checkpoint never changes; it is replaced, renamed, moved or removed as a whole.
@@ -16,6 +16,7 @@ An implementation guarantees:
 - Failures are OSErrors that name the file.
 """
 
+import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -49,6 +50,19 @@ class FileDigest:
     sha256: str
 
 
+@attrs.frozen
+class Piece:
+    """Consecutive bytes of a file, as they were in memory."""
+
+    offset_bytes: int
+    size_bytes: int
+    sha256: str
+
+    @classmethod
+    def of(cls, offset_bytes: int, content: bytes | memoryview) -> "Piece":
+        return cls(offset_bytes, len(content), hashlib.sha256(content).hexdigest())
+
+
 class Storage(Protocol):
     """Checkpoints of one run."""
 
@@ -80,8 +94,8 @@ class Storage(Protocol):
     def put(self, name: str, file: str, content: bytes) -> None:
         """Add a small file to a hidden checkpoint and wait until it is durable."""
 
-    def entry(self, name: str, file: str) -> FileDigest:
-        """Return size and hash of a hidden file."""
+    def entry(self, name: str, file: str, pieces: Sequence[Piece] | None = None) -> FileDigest:
+        """Return size and hash of a hidden file, read back; OSError where that differs from these pieces of it."""
 
     def publish(self, name: str) -> None:
         """Give a hidden checkpoint its name; an older checkpoint of that name disappears with the next `remove`."""

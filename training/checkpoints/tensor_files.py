@@ -2,10 +2,12 @@
 
 The bytes of both files follow from the state alone: tensors by name, whole, without vocabulary padding, their rows one
 after the other. FSDP gives a rank consecutive rows of every tensor, so each rank writes its own rows at their place and
-nothing is gathered; under DDP, where every rank holds everything, it writes the rows that FSDP would give it.
+nothing is gathered; under DDP, where every rank holds everything, it writes the rows that FSDP would give it. Of nodes
+that share a disk the first one writes: rows that only others have are sent to it.
 """
 
 import hashlib
+import itertools
 import json
 import math
 import struct
@@ -15,18 +17,21 @@ from typing import Any
 
 import attrs
 import torch
+import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from common.errors import BadInput
 from model.pretrained import stored_rows
 from training.checkpoints.node_disks import NodeDisks
-from training.checkpoints.storage import OPTIMIZER, WEIGHTS, Checkpoint, NewFile, Storage
-from training.parallel.process_group import Ranks
-from training.parallel.sharding import full_tensor, held_rows, written_rows
+from training.checkpoints.storage import OPTIMIZER, WEIGHTS, Checkpoint, NewFile, Piece, Storage
+from training.parallel.mesh import RankGroup
+from training.parallel.process_group import Ranks, gather
+from training.parallel.sharding import checkpoint_rows, full_tensor, held_rows
 from training.state import TrainState
 
 HEADER_ALIGNMENT = 8  # bytes; the safetensors format's
+SENT_BYTES = 16 << 20  # at a time to the node that writes
 DTYPES = {  # names in the safetensors format
     torch.float32: "F32",
     torch.bfloat16: "BF16",
@@ -55,8 +60,14 @@ class StateShard:
     """This rank's shard of the state: staged on the CPU, written asynchronously."""
 
     def __init__(self, state: TrainState, disks: NodeDisks):
-        self._state, self._pinned = state, disks.ranks.device.type == "cuda"
-        self._writers = disks.writers(state.parallel)
+        """Collective: call it on every rank."""
+        ranks = disks.ranks
+        self._state, self._disks, self._pinned = state, disks, ranks.device.type == "cuda"
+        writers = [rank for rank, writes in enumerate(gather(ranks, disks.writes)) if writes]
+        if not disks.shared:
+            self._node = RankGroup(rank=ranks.local_rank, size=ranks.local_world_size, group=None)
+        else:
+            self._node = RankGroup(rank=writers.index(ranks.rank) if disks.writes else 0, size=len(writers), group=None)
         self.files: dict[str, NewFile] = {}  # whole files, of all ranks
         for file, tensors in _files(state):
             header = _header(tensors)
@@ -65,6 +76,12 @@ class StateShard:
             (file, offset_bytes, torch.empty(rows.shape, dtype=rows.dtype, pin_memory=self._pinned))
             for file, offset_bytes, rows in self._own_rows()
         ]
+        sent = [(file, offset_bytes, staged.nbytes) for file, offset_bytes, staged in self._staged]
+        told = gather(ranks, [] if disks.writes else sent)
+        senders = [rank for rank, rows in enumerate(told) if rows]
+        takes = {rank: writers[place % len(writers)] for place, rank in enumerate(senders)}
+        self._writer = takes.get(ranks.rank)  # rank that writes what this one sends
+        self._taken = {rank: told[rank] for rank, writer in takes.items() if writer == ranks.rank}  # rows of others
 
     def stage(self) -> None:
         """Copy this rank's rows off the device, as they are now."""
@@ -73,18 +90,55 @@ class StateShard:
         if self._pinned:
             torch.cuda.current_stream().synchronize()
 
-    def write(self, storage: Storage, name: str) -> None:
-        """Write the staged rows into the files of a hidden checkpoint and wait until they are durable."""
-        for file in self.files:
+    def write(self, storage: Storage, name: str, group: Any) -> dict[str, list[Piece]]:
+        """Write the staged rows into the files of a hidden checkpoint and wait until they are durable.
+
+        On a node that does not write: send them, in the gloo `group`. Return this rank's pieces of each file.
+        """
+        pieces: dict[str, list[Piece]] = {}
+        problem: OSError | None = None
+        for file, new in self.files.items():
             own = [(offset_bytes, _bytes_of(staged)) for where, offset_bytes, staged in self._staged if where == file]
-            storage.write_rows(name, file, own)
+            header = [(0, memoryview(new.header))] if self._disks.keeps else []
+            pieces[file] = [Piece.of(offset_bytes, content) for offset_bytes, content in [*header, *own]]
+            if not self._disks.writes:
+                self._send(own, group)
+                continue
+            rows = itertools.chain(own, self._receive(file, group))
+            try:
+                if problem is None:
+                    storage.write_rows(name, file, rows)
+            except OSError as error:
+                problem = error
+            for _ in rows:  # after a failure: other nodes send until all is taken
+                pass
+        if problem is not None:
+            raise problem
+        return pieces
+
+    def _send(self, rows: list[tuple[int, memoryview]], group: Any) -> None:
+        for _, content in rows:
+            for start in range(0, len(content), SENT_BYTES):
+                part = torch.frombuffer(content[start : start + SENT_BYTES], dtype=torch.uint8)
+                dist.send(part, self._writer, group=group)
+
+    def _receive(self, file: str, group: Any) -> Iterator[tuple[int, memoryview]]:
+        """Yield (offset in bytes, content) of the rows that other nodes send; a content is valid until the next."""
+        buffer = torch.empty(SENT_BYTES if self._taken else 0, dtype=torch.uint8)
+        for rank, sent in self._taken.items():
+            for offset_bytes, size_bytes in ((offset, size) for where, offset, size in sent if where == file):
+                for start in range(0, size_bytes, SENT_BYTES):
+                    part = buffer[: min(SENT_BYTES, size_bytes - start)]
+                    dist.recv(part, rank, group=group)
+                    yield offset_bytes + start, memoryview(part.numpy().data)
 
     def _own_rows(self) -> Iterator[tuple[str, int, Tensor]]:
-        """Yield (file, offset in bytes, rows on the device) of each tensor of which this rank writes rows."""
+        """Yield (file, offset in bytes, rows on the device) of each tensor of which this rank gives rows."""
+        shard = not self._disks.shared or self._state.parallel.levels.across.rank == 0
         for file, tensors in _files(self._state):
             offset_bytes = len(self.files[file].header)
             for stored in tensors:
-                first, rows = written_rows(stored.value, *self._writers)
+                first, rows = checkpoint_rows(stored.value, self._node, replica=self._disks.writes, shard=shard)
                 rows = rows[: max(0, stored.rows - first)]
                 if len(rows):
                     yield file, offset_bytes + first * stored.row_bytes, rows

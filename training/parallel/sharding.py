@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from training.parallel.mesh import ALONE, RankGroup
+from training.parallel.mesh import RankGroup
 
 
 def shards_of(value: Tensor) -> RankGroup | None:
@@ -41,12 +41,14 @@ def held_rows(value: Tensor) -> tuple[int, Tensor]:
     return first, local_tensor(value).detach()
 
 
-def written_rows(value: Tensor, data_parallel: RankGroup, across: RankGroup = ALONE) -> tuple[int, Tensor]:
-    """Return the index of the first row that this rank writes to a checkpoint, and these rows.
+def checkpoint_rows(value: Tensor, node: RankGroup, *, replica: bool, shard: bool) -> tuple[int, Tensor]:
+    """Return the index of the first row that this rank gives to a checkpoint, and these rows: maybe none.
 
-    They are its share of a replica, or of its shard, which the ranks `across` nodes have, too.
+    `replica`: whether the ranks of its node divide a tensor that each has whole; `shard`: whether it gives its shard of
+    a sharded one. Else other nodes do, which have the same.
     """
-    sharing = across if isinstance(value, DTensor) else data_parallel
-    first_held, held = held_rows(value)
-    first = sharing.first_row(len(held))
-    return first_held + first, held[first : first + sharing.chunk(len(held))]
+    first, held = held_rows(value)
+    if isinstance(value, DTensor):
+        return first, held if shard else held[:0]
+    own = node.first_row(len(held))
+    return first + own, held[own : own + node.chunk(len(held))] if replica else held[:0]

@@ -11,11 +11,11 @@ from training.checkpoints.directory import find
 from training.checkpoints.disk import checkpoints_of
 from training.checkpoints.run_record import RunRecord
 from training.checkpoints.saved_state import SavedState, read_state
-from training.checkpoints.storage import MANIFEST, OPTIMIZER, WEIGHTS, FileDigest, NewFile, Storage, name_of
+from training.checkpoints.storage import MANIFEST, OPTIMIZER, WEIGHTS, FileDigest, NewFile, Piece, Storage, name_of
 from training.precision import SavedLossScale
 from training.state import Position
 
-FILES = {WEIGHTS: NewFile(b"header", 8), OPTIMIZER: NewFile(b"header", 10)}
+FILES = {WEIGHTS: NewFile(b"header", 8), OPTIMIZER: NewFile(b"header", 8)}
 
 
 class Bucket:
@@ -58,7 +58,7 @@ class Bucket:
     def put(self, name: str, file: str, content: bytes) -> None:
         self._staged[file] = bytearray(content)
 
-    def entry(self, name: str, file: str) -> FileDigest:
+    def entry(self, name: str, file: str, pieces: Sequence[Piece] | None = None) -> FileDigest:
         return FileDigest(len(self._staged[file]), hashlib.sha256(self._staged[file]).hexdigest())
 
     def publish(self, name: str) -> None:
@@ -93,9 +93,13 @@ def save(storage: Storage, step: int, best_step: int | None = None) -> None:
     """Save a state as the asynchronous writer does, with two ranks that write a byte each."""
     name = name_of(step)
     storage.begin(name, FILES)
+    content = bytes([step])
+    written = {file: [Piece.of(0, new.header)] for file, new in FILES.items()}
     for rank in range(2):
         for file, new in FILES.items():
-            storage.write_rows(name, file, [(len(new.header) + rank, memoryview(bytes([step])))])
+            offset = len(new.header) + rank
+            storage.write_rows(name, file, [(offset, memoryview(content))])
+            written[file].append(Piece.of(offset, content))
     config = RunRecord(model={}, train={}, global_batch_size=8, numerics={"determinism": "run"})
     state = SavedState(
         position=Position(step=step, best_step=best_step),
@@ -104,7 +108,7 @@ def save(storage: Storage, step: int, best_step: int | None = None) -> None:
         guard=None,
         config=config,
     )
-    atomic_commit.seal(storage, name, state)
+    atomic_commit.seal(storage, name, state, written)
     storage.publish(name)
     atomic_commit.tidy(storage, name, best_step, keep=1)
 

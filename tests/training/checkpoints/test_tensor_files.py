@@ -3,12 +3,20 @@
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from tests.conftest import seal_again, train
+from common.files import sha256
+from tests.conftest import metrics, seal_again, train
+from tests.model.architectures import NANOCHAT, QWEN3
 from tests.training.checkpoints.conftest import FILES
+from training.checkpoints.storage import OPTIMIZER, WEIGHTS
+from training.checkpoints.tensor_files import combined_sha256
+from training.telemetry.metrics_log import read_metrics
+
+NETWORK_DISK = Path(__file__).with_name("network_disk.py")
 
 # Runs under torchrun: fails where a copy of the state for a save communicates.
 WATCHED = """
@@ -87,3 +95,49 @@ def test_a_file_of_other_tensors_is_refused_in_one_line(copied: Path, name: str,
     assert done.returncode == 1
     assert f"train.py: {file}: " in done.stderr and "Traceback" not in done.stderr
     assert ("cannot be read" if isinstance(content, bytes) else "got F32 [1") in done.stderr
+
+
+def on_network_disk(run: Path, *options: str, later_node: int, **environment: str) -> None:
+    """Train on two nodes of two ranks that share a network disk."""
+    caches = run.with_name("clients")
+    caches.mkdir(exist_ok=True)
+    nodes = {"NODE_SIZE": "2", "CLIENTS": str(caches), "LATER_NODE": str(later_node)}
+    done = train(run, *options, ranks=4, script=NETWORK_DISK, environment=nodes | environment)
+    assert done.returncode == 0, done.stderr
+
+
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp", "hsdp"])
+@pytest.mark.parametrize(
+    ("model", "keys"),
+    [
+        ({}, {}),
+        pytest.param(NANOCHAT, {"optimizer": "muon", "precision": "bf16"}, marks=SLOW),
+        pytest.param(QWEN3 | {"n_kv_heads": 1, "mlp_width": 100, "emb_dim": 40}, {}, marks=SLOW),
+    ],
+    ids=["GPT-2", "NanoChat", "Qwen3"],
+)
+def test_on_a_disk_whose_clients_write_whole_pages_a_checkpoint_is_that_of_memory(
+    make_run: Callable[..., Path], model: dict[str, Any], keys: dict[str, Any], parallel: str
+) -> None:
+    run = make_run(model=model, parallel=parallel, keep_checkpoints=2, **keys)
+    for later_node, last in ((0, "4"), (1, "8")):  # the second one resumes
+        on_network_disk(run, "--hash-every", "4", "--max-steps", last, later_node=later_node)
+    in_memory = metrics(run, "state_sha256")
+    for step in (4, 8):
+        checkpoint = run / "checkpoints" / f"step-{step:08d}"
+        digests = {name: sha256(checkpoint / name) for name in (WEIGHTS, OPTIMIZER)}
+        assert combined_sha256(step, digests) == in_memory[step]
+
+
+def test_a_checkpoint_that_is_read_back_otherwise_is_not_kept(make_run: Callable[..., Path]) -> None:
+    run = make_run(parallel="fsdp")
+    with pytest.raises(AssertionError, match="the last steps are not saved"):
+        on_network_disk(run, later_node=0, WRONG_BYTE="1")
+    [first, second] = [record for record in read_metrics(run) if record.get("event") == "checkpoint-failed"]
+    assert "model.safetensors: cannot be written: bytes " in first["problem"]
+    assert (run / "metrics.jsonl").exists() and not list((run / "checkpoints").iterdir())
+    assert second["step"] == 8

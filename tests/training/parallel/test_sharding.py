@@ -7,7 +7,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 from tests.training.parallel.conftest import as_rank
 from training.parallel.mesh import RankGroup, make_mesh
-from training.parallel.sharding import full_tensor, held_rows, local_tensor, shards_of, written_rows
+from training.parallel.sharding import checkpoint_rows, full_tensor, held_rows, local_tensor, shards_of
 
 ROWS, SIZE = [1, 3, 4, 5, 7, 8, 13], 4
 
@@ -30,9 +30,11 @@ def test_shards_are_those_of_torch_chunk(rows: int) -> None:
 def test_of_a_replica_each_row_is_written_once_in_order(rows: int) -> None:
     parts = []
     for rank in range(SIZE):
-        first, part = written_rows(whole(rows), RankGroup(rank=rank, size=SIZE, group=None))
+        node = RankGroup(rank=rank, size=SIZE, group=None)
+        first, part = checkpoint_rows(whole(rows), node, replica=True, shard=True)
         assert first == sum(map(len, parts))
         parts.append(part)
+        assert not len(checkpoint_rows(whole(rows), node, replica=False, shard=True)[1])  # another node writes
     assert torch.equal(torch.cat(parts), whole(rows))
 
 
@@ -46,8 +48,10 @@ def test_of_a_shard_the_held_rows_are_held_and_written(rows: int, rank: int) -> 
         assert torch.equal(held, whole(rows)[first : first + len(held)])
         assert torch.equal(held, local_tensor(sharded))
         assert len(held) == len(sharded.to_local())
-        other_first, written = written_rows(sharded, RankGroup(rank=rank, size=SIZE, group=None))
+        node = RankGroup(rank=rank, size=SIZE, group=None)
+        other_first, written = checkpoint_rows(sharded, node, replica=False, shard=True)
         assert (other_first, written.tolist()) == (first, held.tolist())
+        assert not len(checkpoint_rows(sharded, node, replica=True, shard=False)[1])  # another node writes
 
 
 def test_the_sharded_dimension_of_a_mesh_counts_whatever_the_others_are() -> None:
