@@ -4,6 +4,7 @@ import errno
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 import stat
 from collections.abc import Iterator
@@ -76,6 +77,21 @@ def free_disk(directory: Path) -> tuple[Path, int]:
     """Return the nearest folder there is of a directory that may not be there yet, and the bytes free on its disk."""
     existing = next(parent for parent in [directory, *directory.absolute().parents] if parent.exists())
     return existing, shutil.disk_usage(existing).free
+
+
+def mounted_as(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> str:
+    """Return type and source of the file system of an absolute path; "" where the system does not tell."""
+    try:
+        lines = mounts.read_text(errors="surrogateescape").splitlines()
+    except OSError:
+        return ""
+    found, depth = "", 0
+    for line in lines:
+        mount, _, system = line.partition(" - ")
+        point = Path(re.sub(r"\\(\d{3})", lambda code: chr(int(code[1], 8)), mount.split()[4]))
+        if (point == path or point in path.parents) and len(point.parts) >= depth:  # the last one hides those before
+            found, depth = " ".join(system.split()[:2]), len(point.parts)
+    return found
 
 
 def system_error(error: OSError) -> str:

@@ -9,7 +9,7 @@ import pytest
 
 from common import files
 from common.errors import BadInput
-from common.files import is_folder, replace_file, sha256, system_error, write_error, writing
+from common.files import is_folder, mounted_as, replace_file, sha256, system_error, write_error, writing
 
 
 def test_a_link_at_the_partial_name_is_not_written_through(tmp_path: Path) -> None:
@@ -75,6 +75,18 @@ def test_a_failed_replacement_leaves_the_old_content(tmp_path: Path, monkeypatch
 def test_an_impossible_name_is_no_folder(tmp_path: Path) -> None:
     assert is_folder(tmp_path)
     assert not is_folder(tmp_path / ("x" * 5000))
+
+
+def test_the_innermost_mount_is_found_and_of_several_there_the_last(tmp_path: Path) -> None:
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(
+        "22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw\n"
+        "23 22 0:40 / /my\\040runs rw - nfs4 server:/a rw\n"
+        "24 22 0:41 / /my\\040runs rw master:2 shared:3 - fuse.gcsfuse bucket rw\n"
+    )
+    paths = ("/my runs", "/my runs/8xa100", "/my", "/my runs too")
+    assert [mounted_as(Path(path), mounts) for path in paths] == [*["fuse.gcsfuse bucket"] * 2, *["ext4 /dev/sda1"] * 2]
+    assert mounted_as(tmp_path, tmp_path / "nothing") == ""
 
 
 def test_an_error_of_the_system_names_the_file_where_one_is_known() -> None:

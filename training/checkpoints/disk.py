@@ -8,6 +8,7 @@ import hashlib
 import os
 import re
 import shutil
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
@@ -83,7 +84,8 @@ class Disk:
         path = self._partial(name) / file
         size, whole, end = path.stat().st_size, hashlib.sha256(), 0
         with path.open("rb") as opened:
-            os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # the disk's bytes, not cached pages
+            if sys.platform == "linux":  # the disk's bytes, not cached pages
+                os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             for piece in [Piece(0, size, "")] if pieces is None else sorted(pieces, key=lambda each: each.offset_bytes):
                 assert piece.offset_bytes == end, "each byte is written once"
                 end += piece.size_bytes

@@ -30,4 +30,5 @@ def disk_need(run: Run, *, resumes: bool) -> DiskNeed:
         least_bytes=least,
         total_bytes=max(0, count * size - there - left),
         advice=f"free some, make {disk.directory} a link to a larger disk, or keep fewer with --set keep_checkpoints=1",
+        in_place=True,
     )

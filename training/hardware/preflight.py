@@ -4,6 +4,7 @@ python -m training.hardware.preflight    the checks without a run; train.py RUN 
 """
 
 import os
+import re
 import resource
 import shutil
 import subprocess
@@ -19,7 +20,7 @@ import torch
 
 from common.bucket import Bucket
 from common.errors import EXIT_DONE, EXIT_ERROR, BadInput, printable
-from common.files import free_disk
+from common.files import free_disk, mounted_as
 from training.hardware.driver import driver_cuda, driver_gpus
 from training.hardware.usable_gpus import choose_device, use_gpu
 
@@ -30,6 +31,8 @@ SHARED_MEMORY = Path("/dev/shm")
 NCCL_FILE_BYTES, NCCL_CHANNELS = 9_637_888, 2
 # Linux's default limit; one that is raised where the system allows it
 FEW_FILES, OPEN_FILES = 1 << 10, 1 << 16
+# Mounts of object stores, by type or source: they upload a file whole, and rename a folder object by object
+OBJECT_STORES = re.compile("gcsfuse|s3fs|mountpoint-s3|blobfuse|goofys|geesefs|rclone|ossfs|cosfs")
 FINEWEB_BYTES = 21e9  # a token set of runs/8xa100, downloaded
 
 
@@ -54,6 +57,7 @@ class DiskNeed:
     least_bytes: float  # below them nothing can be written
     total_bytes: float
     advice: str
+    in_place: bool = False  # written at any offset, then renamed with its folder
 
 
 @attrs.frozen(kw_only=True)
@@ -150,8 +154,18 @@ def check_compiler() -> Check:
 
 
 def check_disk(need: DiskNeed) -> Check:
-    """Compare the free disk with what will be written: a problem below the least, a warning below the total."""
+    """Compare the free disk with what will be written: a problem below the least, a warning below the total.
+
+    A mount of an object store is a problem for files that are written in place.
+    """
     existing, free = free_disk(need.directory)
+    mount = mounted_as(existing.resolve())
+    if need.in_place and mount.startswith("fuse") and OBJECT_STORES.search(mount):
+        found = (
+            f"{need.directory}: got a mount of an object store ({mount}), where files cannot be written in place nor "
+            "folders renamed at once; wanted a disk: use another run directory, and set checkpoints to the bucket's URL"
+        )
+        return Check("disk", found, "problem")
     wanted = f"wanted {need.total_bytes / 1e9:.1f} GB for {need.what}"
     found = f"{free / 1e9:.1f} GB free at {existing.absolute()}, {wanted}"
     if free >= need.total_bytes:

@@ -104,6 +104,27 @@ def test_a_full_disk_is_a_problem_and_a_small_one_a_warning(monkeypatch: pytest.
         assert check.found.endswith("; free some") == (level != "ok")
 
 
+@pytest.mark.parametrize(
+    ("mount", "level"),
+    [
+        ("fuse.gcsfuse runs", "problem"),
+        ("fuse mountpoint-s3", "problem"),
+        ("fuse.s3fs s3fs", "problem"),
+        ("fuse.juicefs JuiceFS:runs", "ok"),
+        ("nfs4 s3fs:/export", "ok"),
+        ("ext4 /dev/sda1", "ok"),
+    ],
+)
+def test_checkpoints_on_a_mount_of_an_object_store_are_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, make_run: Run, mount: str, level: str
+) -> None:
+    monkeypatch.setattr(preflight, "mounted_as", lambda path: mount)
+    check = check_disk(disk_need(load_run(make_run(), []), resumes=False))
+    assert check.level == level
+    assert ("a mount of an object store" in check.found) == (level == "problem")
+    assert check_disk(need(tmp_path)).level != "problem"  # token files, which are downloaded whole
+
+
 def test_checkpoints_that_are_there_are_not_counted_again(make_run: Run) -> None:
     run = make_run()
     config = load_run(run, [])
