@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from common.errors import BadInput
+from common.json_files import read_regular
 
 BLOCK_BYTES = 1 << 22
 _ADVICE = {
@@ -57,6 +58,21 @@ def replace_file(path: Path, content: str | bytes, *, durable: bool = False) -> 
             raise
     if durable:
         sync(path.parent)
+
+
+def check_replaceable(path: Path, sign: bytes, what: str, option: str) -> None:
+    """Raise BadInput where a path names anything but a file with `sign`, an empty file, or nothing.
+
+    `what` we write there, all with the sign; `option` to choose another path.
+    """
+    try:
+        content = read_regular(path)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise BadInput(f"{path}: {error.strerror or error}; pass the name of a file as {option}") from error
+    if content and sign not in content:
+        raise BadInput(f"{path}: is not {what}, and is left as it is; pass another {option}")
 
 
 def write_problem(path: Path | str, error: OSError) -> str:

@@ -55,14 +55,14 @@ class ReportCommand:
 
     def run(self) -> None:
         """Write the report."""
-        from reporting.report_file import check_replaceable
+        from reporting.report_file import check_report
         from reporting.watch import watch
 
         os.nice(NICENESS)
         if self.to is not None:
             self._replay(self.to)
             return
-        check_replaceable(self._file)
+        check_report(self._file)
         if self.watch:
             watch(self.runs, self._write, self.every or 10.0)
         else:

@@ -27,12 +27,14 @@ class CompareCommand:
 
     def run(self) -> None:
         """Print stored results of models side by side; no model is loaded."""
-        from common.files import replace_file, writing
+        from common.files import check_replaceable, replace_file, writing
         from evaluation.comparison.compare import compare
-        from evaluation.comparison.page import as_markdown, as_page, as_text
+        from evaluation.comparison.page import HEADING, as_markdown, as_page, as_text
         from evaluation.comparison.rows import read_rows
 
         check_alone("compare")
+        if self.html is not None:
+            check_replaceable(self.html, HEADING.encode(), "a page of evaluate.py compare", "--html")
         comparison = compare(read_rows(self.models), self.seed_deviation)
         print(as_markdown(comparison) if self.markdown else as_text(comparison))
         if self.html is not None:

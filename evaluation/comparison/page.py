@@ -15,6 +15,7 @@ LABEL_WIDTH = 16  # of models above their columns; longer labels are wrapped
 BAR_WIDTH, BAR_HEIGHT, MARGIN = 96, 12, 4  # pixels
 SCALE_DIGITS = 4  # significant ones of the ends of a column's bars
 
+HEADING = "<h1>Models compared</h1>"  # on every page
 PAGE = """<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -36,7 +37,7 @@ svg circle { fill: var(--mark); }
 </style>
 </head>
 <body>
-<h1>Models compared</h1>
+{{ heading }}
 {{ comparison }}
 </body>
 </html>
@@ -92,7 +93,7 @@ def as_page(comparison: Comparison) -> str:
     """Return the HTML page: no script, font or network; intervals are drawn, on one scale for each column."""
     from markupsafe import Markup
 
-    return _template(PAGE).render(comparison=Markup(as_fragment(comparison)))
+    return _template(PAGE).render(heading=Markup(HEADING), comparison=Markup(as_fragment(comparison)))
 
 
 def as_fragment(comparison: Comparison) -> str:

@@ -33,15 +33,18 @@ class LadderCommand:
     def run(self) -> int | None:
         """Train what is missing, print the results, write the target's forecast."""
         from common.errors import BadInput
+        from experiments.ladder.conclusion import check_forecast
         from experiments.ladder.ladder_file import read_ladder
         from experiments.ladder.ladder_plan import describe_plan
         from experiments.ladder.trunk import TrunkMaker
-        from experiments.shared.experiment_files import output_of
+        from experiments.shared.experiment_files import check_results, output_of
         from experiments.shared.run_directories import missing_tokens
 
         ladder = read_ladder(self.file)
         missing = missing_tokens(self.file, ladder.target.train)
         maker = TrunkMaker(ladder=ladder, output=output_of(self.file, self.output), ranks=self.pool.ranks)
+        check_results(maker.output, "ladder")
+        check_forecast(ladder.target.directory)
         plan = describe_plan(maker, self.pool.price_per_hour)  # refuses what could not be trained before anything is
         if self.dry_run:
             print("\n".join([*plan, *([f"WARNING: {missing}"] if missing else [])]))

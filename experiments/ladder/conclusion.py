@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from common.errors import BadInput
-from common.files import replace_file, writing
+from common.files import check_replaceable, replace_file, writing
 from experiments.ladder.budget_sizes import best_sizes, describe_choices, size_family
 from experiments.ladder.forecast import Forecast, forecast_record, make_forecast
 from experiments.ladder.ladder_file import LadderFile
@@ -56,9 +56,15 @@ def _best_for(usd: float, ladder: LadderFile, fit: LawFit, prices: PriceList) ->
         return [f"for ${usd:,.2f}   {error}"]
 
 
+def check_forecast(target: Path) -> None:
+    """Raise BadInput where a target's forecast.json is a file of the user: no forecast of an earlier call."""
+    check_replaceable(target / FORECAST, b'"recipe": ', "a forecast of experiment.py ladder", "target, or move it away")
+
+
 def write_forecast(ladder: LadderFile, forecast: Forecast | None) -> Path:
     """Write the target's forecast.json, which train.py --plan shows; without a forecast, remove it. Return its path."""
     path = ladder.target.directory / FORECAST
+    check_forecast(ladder.target.directory)
     with writing(path):
         if forecast is None:
             path.unlink(missing_ok=True)

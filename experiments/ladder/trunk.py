@@ -121,7 +121,7 @@ def target_size(ladder: LadderFile) -> LadderSize:
 def write_branch(trunk: Trunk, horizon: Horizon) -> None:
     """Begin a branch with the trunk's checkpoint, as hard links, once. Raises BadInput where the trunk lacks it."""
     step = horizon.decay_begins
-    if read_progress(horizon.directory).steps >= step:
+    if read_progress(horizon.directory).reached(step, horizon.plan.steps, validates=False):
         return
     name, disk = name_of(step), checkpoints_of(horizon.directory)
     source = checkpoints_of(trunk.directory).directory / name

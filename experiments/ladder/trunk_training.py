@@ -4,6 +4,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
+from common.errors import BadInput
 from experiments.ladder.loss_law import LossPoint, NoForecast
 from experiments.ladder.size_rules import rounded_rate
 from experiments.ladder.trunk import Horizon, Trunk, TrunkMaker, write_branch
@@ -64,10 +65,11 @@ def train_trunks(pool: RunPool, trunks: Sequence[Trunk], *, branches: bool) -> N
             return
         waiting = []
         for trunk in trunks:
-            branch = trunk.horizons[stage]
-            if read_progress(trunk.directory).diverged is None:
+            branch, progress = trunk.horizons[stage], read_progress(trunk.directory)
+            if progress.diverged is None and (branches or progress.ended is None):
                 write_branch(trunk, branch)
-            if branches and read_progress(branch.directory).steps > 0:  # of a trunk that diverged later, too
+            begun = read_progress(branch.directory).reached(1, branch.plan.steps, validates=False)
+            if branches and begun:  # of a trunk that diverged later, too
                 waiting.append(PlannedRun(directory=branch.directory))
 
 
@@ -79,15 +81,15 @@ def final_loss(horizon: Horizon) -> float:
 
 
 def loss_points(trunks: Sequence[Trunk]) -> list[LossPoint]:
-    """Return the points for the loss law. Raises NoForecast for a run that diverged, or has no final loss."""
+    """Return the points for the loss law. Raises NoForecast for a run that diverged, BadInput without a final loss."""
     points = []
     for trunk in trunks:
         for horizon in trunk.horizons:
             loss = final_loss(horizon)
             if not math.isfinite(loss):
-                diverged = read_progress(horizon.directory).diverged is not None
-                problem = "diverged; lower the rates" if diverged else "has no validation loss at its end; move it away"
-                raise NoForecast(f"no forecast: {horizon.directory} {problem}, and run the ladder again")
+                if read_progress(horizon.directory).diverged is None:
+                    raise BadInput(f"{horizon.directory}: no validation loss at its end; move it away")
+                raise NoForecast(f"no forecast: {horizon.directory} diverged; lower the rates, then rerun")
             points.append(
                 LossPoint(
                     rung=trunk.size.name,

@@ -6,10 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import LARGEST_INTEGER, BadInput, nearest, quoted
-from common.files import replace_file, writing
+from common.files import check_replaceable, replace_file, writing
 from common.json_files import read_json
 
 MOST_SEEDS = 1000
+# Results by name and kind of file: what every one contains, and hardly another file
+RESULTS = {
+    "sweep": {"md": b"# Sweep of ", "json": b'"seed_deviation": '},
+    "ladder": {"md": b"# Ladder for ", "json": b'"held_out": '},
+}
 
 
 def read_experiment(file: Path, known: Collection[str], advice: str) -> dict[str, Any]:
@@ -47,8 +52,16 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+def check_results(output: Path, name: str) -> None:
+    """Raise BadInput where NAME.md or NAME.json is a file of the user: not a result of an earlier call."""
+    for suffix, sign in RESULTS[name].items():
+        if (path := output / f"{name}.{suffix}").is_file():
+            check_replaceable(path, sign, f"a result of experiment.py {name}", "--output")
+
+
 def write_results(output: Path, name: str, markdown: str, record: dict[str, Any]) -> Path:
     """Write NAME.md and NAME.json; return the path of the first. Raises BadInput where that fails."""
+    check_results(output, name)
     for suffix, text in (("md", markdown), ("json", json.dumps(record, indent=2))):
         path = output / f"{name}.{suffix}"
         with writing(path):
@@ -58,6 +71,7 @@ def write_results(output: Path, name: str, markdown: str, record: dict[str, Any]
 
 def remove_results(output: Path, name: str) -> None:
     """Remove NAME.md and NAME.json of an earlier call, which no longer hold."""
+    check_results(output, name)
     with writing(output):
         for suffix in ("md", "json"):
             (output / f"{name}.{suffix}").unlink(missing_ok=True)

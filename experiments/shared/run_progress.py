@@ -33,9 +33,12 @@ class RunProgress:
     diverged: str | None  # the problem
     ended: int | None  # last step of the run, where it has ended
 
-    def reached(self, step: int, *, validates: bool) -> bool:
-        """Tell whether the run has a checkpoint at or after a step, and its validation loss there."""
-        return self.steps >= step and (step in self.losses or not validates)
+    def reached(self, step: int, last_step: int, *, validates: bool) -> bool:
+        """Tell whether the run has a checkpoint at or after a step, or has ended, and its validation loss there.
+
+        Checkpoints of a run that has ended may have been removed: the metrics hold its results.
+        """
+        return (self.steps >= step or self.ended == last_step) and (step in self.losses or not validates)
 
 
 def plan_run(directory: Path, ranks: int) -> Plan:

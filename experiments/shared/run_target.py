@@ -42,7 +42,7 @@ class Target:
         """Return how the run has ended; None where it is to be trained."""
         if progress.diverged is not None:
             return RunEnd.DIVERGED
-        if not progress.reached(self.step, validates=self.validates):
+        if not progress.reached(self.step, self.last_step, validates=self.validates):
             return None
         return RunEnd.DONE if self.step == self.last_step else RunEnd.PAUSED
 

@@ -33,7 +33,7 @@ class SweepCommand:
     def run(self) -> int | None:
         """Train what is missing, and print the table."""
         from common.errors import BadInput
-        from experiments.shared.experiment_files import output_of
+        from experiments.shared.experiment_files import check_results, output_of
         from experiments.shared.run_directories import missing_tokens
         from experiments.sweep.halving import check_rungs
         from experiments.sweep.sweep_file import read_sweep
@@ -41,6 +41,7 @@ class SweepCommand:
 
         sweep = read_sweep(self.file)
         output = output_of(self.file, self.output)
+        check_results(output, "sweep")
         missing = missing_tokens(sweep.file, sweep.variants[0].run.train)
         runs = runs_of(sweep, output, self.pool.ranks)
         if not self.collect:
@@ -86,4 +87,4 @@ class SweepCommand:
 
         table: SweepTable = SweepTable.of(sweep, results_of(sweep, runs, stopped_variants(sweep, runs)))
         print(table.text())
-        print(f"\n{table.write(output)}: this table", flush=True)
+        print(f"\n{table.write(output)}", flush=True)

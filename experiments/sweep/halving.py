@@ -33,7 +33,8 @@ def check_rungs(sweep: Sweep, runs: Sequence[VariantRun]) -> None:
     for share in sweep.halving.rungs if sweep.halving else ():
         for run in runs:
             step = rung_step(run, share)
-            passed = run.variant.name not in stopped and read_progress(run.directory).steps > step
+            progress = read_progress(run.directory)
+            passed = run.variant.name not in stopped and max(progress.steps, progress.ended or 0) > step
             if passed and _rung_loss(run, share) is None:
                 raise BadInput(
                     f"{sweep.file}: halving: {run.directory.name} is already past the rung at step {step:,}, without a "

@@ -61,9 +61,9 @@ def read_sweep(file: Path) -> Sweep:
     )
 
 
-def run_name(variant: Variant, seed: int) -> str:
-    """Return the name of a run's directory."""
-    return f"{variant.name}-seed-{seed}"
+def run_name(variant: str, seed: int | str) -> str:
+    """Return the name of the directory of a variant's run."""
+    return f"{variant}-seed-{seed}"
 
 
 def _halving(file: Path, rule: Any) -> Halving | None:

@@ -7,11 +7,15 @@ from typing import Any
 import attrs
 from tabulate import tabulate
 
+from common.errors import BadInput
+from common.json_files import read_json
+from common.structure import structured
 from experiments.shared.experiment_files import counted, write_results
 from experiments.sweep.dunnett import FAMILY_ERROR, POWER, SOUGHT_DEVIATIONS, default_seeds, detectable_deviations
 from experiments.sweep.sweep_file import Sweep, run_name
 from experiments.sweep.verdicts import (
     DIGITS,
+    STOPPED,
     SweepVerdict,
     VariantResult,
     judge_variants,
@@ -20,6 +24,20 @@ from experiments.sweep.verdicts import (
 )
 
 COLUMNS = ("variant", "runs", "validation loss", "verdict against the base")
+
+
+@attrs.frozen(kw_only=True)
+class _EarlierVariant:
+    """A variant in the sweep.json of an earlier call, as far as it tells which runs have a result."""
+
+    name: str
+    losses: dict[str, float | None]  # by seed
+    verdict: str
+
+
+@attrs.frozen(kw_only=True)
+class _EarlierTable:
+    variants: list[_EarlierVariant]
 
 
 @attrs.frozen(kw_only=True)
@@ -40,9 +58,24 @@ class SweepTable:
         table = tabulate(rows, COLUMNS, form, colalign=("left", "right", "right", "left"), disable_numparse=True)
         return "\n".join([table, "", *self._notes()])
 
-    def write(self, output: Path) -> Path:
-        """Write sweep.md and sweep.json; return the path of the first."""
-        return write_results(output, "sweep", f"# Sweep of {self.sweep.base}\n\n{self.text('github')}", self._record())
+    def write(self, output: Path) -> str:
+        """Write sweep.md and sweep.json, unless they hold runs that are here no more; return what was done, as text."""
+        if gone := self._gone(output):
+            return f"{output / 'sweep.md'}: kept as it is: it has results that are here no more: {', '.join(gone)}"
+        markdown = f"# Sweep of {self.sweep.base}\n\n{self.text('github')}"
+        return f"{write_results(output, 'sweep', markdown, self._record())}: this table"
+
+    def _gone(self, output: Path) -> list[str]:
+        """Return the missing runs of which an earlier table has the result."""
+        try:
+            earlier = structured(read_json(output / "sweep.json"), _EarlierTable, unknown_keys=True).variants
+        except (BadInput, ValueError):  # none, or damaged
+            return []
+        held: set[str] = set()
+        for one in earlier:
+            seeds = self.sweep.seeds if one.verdict.startswith(STOPPED) else one.losses
+            held.update(run_name(one.name, seed) for seed in seeds)
+        return [name for name in self._missing() if name in held]
 
     def _texts(self) -> list[str]:
         base = self.results[0]
@@ -58,7 +91,7 @@ class SweepTable:
     def _missing(self) -> list[str]:
         """Return the runs that have not ended, without those that the rule has stopped."""
         return [
-            run_name(variant, seed)
+            run_name(variant.name, seed)
             for variant, result in zip(self.sweep.variants, self.results, strict=True)
             for seed in self.sweep.seeds
             if seed not in result.losses and result.stopped_at is None

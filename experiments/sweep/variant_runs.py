@@ -55,7 +55,7 @@ def runs_of(sweep: Sweep, output: Path, ranks: int) -> list[VariantRun]:
             for name, value in all_changes.items():
                 section, _, key = name.partition(".")
                 sections[section][key] = value
-            directory = output / run_name(variant, seed)
+            directory = output / run_name(variant.name, seed)
             check_unchanged(directory, sections)
             runs.append(VariantRun(variant=variant, seed=seed, directory=directory, sections=sections, plan=plan))
     return runs
@@ -79,7 +79,7 @@ def results_of(sweep: Sweep, runs: list[VariantRun], stopped: Mapping[str, int])
                 loss = progress.losses.get(steps)
                 if progress.diverged is not None or (loss is not None and not math.isfinite(loss)):
                     losses[run.seed] = None
-                elif loss is not None and progress.steps >= steps:
+                elif loss is not None and (progress.ended is not None or progress.steps >= steps):
                     losses[run.seed] = loss
         results.append(VariantResult(name=variant.name, losses=losses, stopped_at=stopped.get(variant.name)))
     return results
@@ -105,9 +105,10 @@ def describe_runs(sweep: Sweep, runs: list[VariantRun], options: PoolOptions) ->
 
 
 def shell_commands(sweep: Sweep, runs: list[VariantRun], options: PoolOptions) -> list[str]:
-    """Return a command for each run. Raises BadInput with a halving rule."""
+    """Return a command for each run that has not ended. Raises BadInput with a halving rule."""
     if sweep.halving is not None:
         raise BadInput(f"{sweep.file}: halving: needs the losses of all runs at once; not with --print-commands")
     if options.max_hours is not None or options.max_usd is not None:
         raise BadInput("--print-commands: --max-hours and --max-usd bound what this machine trains, not other machines")
-    return [shlex.join(["python", *train_command(run.directory, options)]) for run in runs]
+    missing = [run.directory for run in runs if read_progress(run.directory).ended is None]
+    return [shlex.join(["python", *train_command(directory, options)]) for directory in missing]

@@ -15,6 +15,7 @@ from evaluation.shared.intervals import Interval
 from experiments.sweep.dunnett import POWER, detectable_errors, dunnett_quantile, own_quantile
 
 DIGITS = 4
+STOPPED = "stopped at step"  # begins the verdict on a loser of the rule
 
 
 @attrs.frozen(kw_only=True)
@@ -114,4 +115,4 @@ def _without_comparison(result: VariantResult, seeds: int) -> str | None:
     """Return the verdict on a variant that has no final losses to compare; None where it has."""
     if result.diverged:
         return f"diverged in {result.diverged} of {seeds} seeds"
-    return None if result.stopped_at is None else f"stopped at step {result.stopped_at:,} by the rule"
+    return None if result.stopped_at is None else f"{STOPPED} {result.stopped_at:,} by the rule"

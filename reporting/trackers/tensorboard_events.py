@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import time
 from collections.abc import Sequence
 from functools import cache
@@ -13,6 +14,7 @@ from reporting.trackers.tracked_rows import TrackedRow
 from reporting.trackers.tracker_replay import TrackedRun
 
 FOLDER = "tensorboard"
+CONFIG, HEAD_BYTES = "config", 256  # name of the text that begins a file, and where it lies
 
 
 class TensorBoardEvents:
@@ -35,7 +37,7 @@ class TensorBoardEvents:
             for path in self._files():
                 path.unlink()
             path = self._folder / f"events.out.tfevents.{time.time_ns()}.v{version}"
-        config = _text("config", json.dumps(self._config, indent=2))
+        config = _text(CONFIG, json.dumps(self._config, indent=2))
         self._write(
             path, [Event(wall_time=time.time(), file_version="brain.Event:2"), _event(0, time.time(), [config])]
         )
@@ -52,7 +54,8 @@ class TensorBoardEvents:
         pass
 
     def _files(self) -> list[Path]:
-        return sorted(self._folder.glob("events.out.tfevents.*"))
+        """Return the files of replays: others in the folder are the user's."""
+        return sorted(path for path in self._folder.glob("events.out.tfevents.*") if _is_ours(path))
 
     def _write(self, path: Path, events: Sequence[Any]) -> None:
         from tensorboard.summary.writer.record_writer import RecordWriter
@@ -63,6 +66,15 @@ class TensorBoardEvents:
                 writer.write(event.SerializeToString())
             file.flush()
             os.fsync(file.fileno())
+
+
+def _is_ours(path: Path) -> bool:
+    """Tell whether `begin` wrote an event file: by its name, and its first text; a kill may have left it empty."""
+    if not re.fullmatch(r"events\.out\.tfevents\.\d{19}\.v\d+", path.name) or not path.is_file():
+        return False
+    with path.open("rb") as file:
+        head = file.read(HEAD_BYTES)
+    return not head or (b"brain.Event:2" in head and CONFIG.encode() in head)
 
 
 def _event(step: int, wall_time: float, values: Sequence[Any]) -> Any:

@@ -17,6 +17,7 @@ import numpy as np
 from common.errors import BadInput
 from common.files import sync
 from tokens.format.header import HEADER_BYTES, write_header
+from tokens.format.manifest import SPLITS
 from tokens.prepare.plan import PrepareSettings
 
 PARTIAL = ".partial-"
@@ -165,4 +166,5 @@ def partial_path(directory: Path, split: str, index: int, *, sharded: bool) -> P
 
 def partial_files(directory: Path) -> Iterator[Path]:
     """Yield the hidden files of an unfinished preparation."""
-    return directory.glob(f"{PARTIAL}*.safetensors")
+    names = re.compile(rf"{re.escape(PARTIAL)}({'|'.join(SPLITS)})(-\d{{5,}})?\.safetensors")
+    return (path for path in directory.glob(f"{PARTIAL}*.safetensors") if names.fullmatch(path.name))

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -62,15 +63,35 @@ def test_killed_five_times_a_sweep_has_the_table_of_an_undisturbed_one(make_swee
     assert (disturbed / "sweep.md").read_bytes() == (undisturbed / "sweep.md").read_bytes()
 
 
-def test_what_is_done_is_not_trained_again(make_sweep: MakeSweep) -> None:
+def test_what_is_done_is_not_trained_again_without_its_checkpoints_and_its_results_stay(make_sweep: MakeSweep) -> None:
     file = make_sweep()
+    output = file.with_suffix("")
     first = sweep(file)
-    trained = steps(file.with_suffix(""))
+    trained, results = steps(output), table(output)
     assert "no difference found" in first.stdout or "by 0." in first.stdout
+    for options in ([], ["--collect"]):
+        assert sweep(file, *options).stdout == first.stdout
+        for checkpoints in output.glob("*/checkpoints"):
+            shutil.rmtree(checkpoints)
     again = sweep(file)
     assert again.stdout == first.stdout
-    assert steps(file.with_suffix("")) == trained
+    assert steps(output) == trained
     assert "training" not in again.stderr
+    (output / "base-seed-42" / "metrics.jsonl").unlink()
+    collected = sweep(file, "--collect").stdout
+    assert "sweep.md: kept as it is: it has results that are here no more: base-seed-42" in collected
+    assert table(output) == results
+
+
+def test_a_file_of_the_user_in_the_place_of_results_is_refused_and_left(make_sweep: MakeSweep) -> None:
+    file = make_sweep()
+    content = file.read_bytes()
+    refused = sweep(file, "--output", file.parent)
+    assert (
+        refused.returncode == 1
+        and "sweep.json: is not a result of experiment.py sweep, and is left as it is" in refused.stderr
+    )
+    assert file.read_bytes() == content
 
 
 def test_a_job_that_a_killed_call_left_behind_is_adopted(make_sweep: MakeSweep) -> None:

@@ -157,3 +157,19 @@ def test_a_failure_in_a_later_batch_doubles_nothing(tracker: tuple[str, Callable
     replayed.close()
     replay(tmp_path / "run", name)
     assert held(read()) == losses(tmp_path / "run")
+
+
+def test_event_files_of_the_user_stay_as_they_are(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    run = tmp_path / "run"
+    append_steps(run, 1, 5)
+    (run / "tensorboard").mkdir()
+    own = [f"events.out.tfevents.{name}" for name in ("1764000000.host.123.0", "1764000000000000000.v0", "9.v1")]
+    for name in own:
+        (run / "tensorboard" / name).write_bytes(name.encode())
+    replay(run, "tensorboard")
+    append_steps(run, 3, 5, loss=3.0, job=1)
+    assert replay(run, "tensorboard") == (5, 5)
+    files = {path.name: path for path in (run / "tensorboard").iterdir()}
+    assert {name: files.pop(name).read_bytes().decode() for name in own} == {name: name for name in own}
+    assert len(files) == 1
