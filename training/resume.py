@@ -54,7 +54,7 @@ def resume(request: ResumeRequest, state: TrainState, disks: NodeDisks, bucket: 
         _check_branch(bucket, 0, wanted, ranks)
         archived = disks.on_each(lambda: archive.archive_all(directory))[0]
         if archived is not None:
-            print_lines(ranks, [f"--resume never: earlier results are now in {archived}"])
+            print_lines(ranks, [f"--resume never: earlier results are now in {archive.describe(archived)}"])
         return _begin(request, state, ranks)
     found = find_on_nodes(directory, wanted, disks, bucket)
     if found is None:

@@ -1,13 +1,14 @@
 """Archive of earlier results: moved to `archive/<time>/` of a run directory, never deleted."""
 
+import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from common.files import write_error
 from tokens.tokenizer.tokenizer import RANKS_FILE
 from training.checkpoints.atomic_commit import point_best
-from training.checkpoints.disk import checkpoints_of, new_archive
+from training.checkpoints.disk import CHECKPOINTS, checkpoints_of, new_archive
 from training.checkpoints.run_record import RESOLVED
 from training.checkpoints.saved_state import read_state
 from training.checkpoints.storage import Checkpoint, followed_links, name_of, steps_in
@@ -41,29 +42,36 @@ def archive_all(run_directory: Path) -> Path | None:
     """
     storage = checkpoints_of(run_directory)
     with _changing(run_directory):
-        results = [path for name in RESULTS if (path := run_directory / name).exists()]
-        if not results and not storage.exists():
+        results = [path for name in RESULTS if _has_content(path := run_directory / name)]
+        checkpoints = [*storage.names(), *storage.left_behind()]
+        if not results and not checkpoints:
             return None
         target = new_archive(run_directory)
-        if storage.exists():
+        if checkpoints:
             storage.set_aside(target)
         for path in results:
-            path.rename(target / path.name)
+            _move(path, target / path.name)
         return target
 
 
-def archive_after(run_directory: Path, checkpoint: Checkpoint) -> Path | None:
-    """Make a checkpoint the newest: move later ones into `archive/<time>/`; return that folder, if there were any.
+def describe(archived: Path) -> str:
+    """Return an archive's path, with that of its checkpoints where they have stayed on another file system."""
+    checkpoints = archived / CHECKPOINTS
+    return f"{archived}, checkpoints in {checkpoints.resolve()}" if checkpoints.is_symlink() else str(archived)
 
-    A copy under another name gets its step's name; what has that name is moved as well. Raises BadInput where the run
-    directory cannot be changed.
+
+def archive_after(run_directory: Path, checkpoint: Checkpoint) -> Path | None:
+    """Make a checkpoint the newest: move later ones into `archive/<time>/`; return where they are, if there were any.
+
+    A copy under another name gets its step's name; what has that name is moved as well, and so are damaged folders in
+    the place of links. Raises BadInput where the run directory cannot be changed.
     """
     storage = checkpoint.storage
     position = read_state(checkpoint).position
     newest = name_of(position.step)
     is_copy = checkpoint.name != newest
     with _changing(run_directory):
-        displaced = [name for name in steps_in(storage) if name > newest]
+        displaced = [name for name in steps_in(storage) if name > newest] + followed_links(storage)
         if is_copy:
             storage.copy(checkpoint.name, newest)
             displaced += [newest] if storage.exists(newest) else []
@@ -91,6 +99,25 @@ def _restore_followed(run_directory: Path, copy: Checkpoint) -> str:
         line += str(named)
     storage.point(copy.name, named.name)
     return line
+
+
+def _has_content(path: Path) -> bool:
+    return any(path.iterdir()) if path.is_dir() else path.exists()
+
+
+def _move(path: Path, target: Path) -> None:
+    """Move a result, also to another file system. Of a folder the files move; a link or a mount stays."""
+    if path.is_dir():
+        target.mkdir()
+        for file in path.iterdir():
+            shutil.move(file, target / file.name)
+        with suppress(OSError):
+            path.rmdir()
+    elif path.is_symlink():
+        target.symlink_to(path.resolve())  # a relative one would lead nowhere
+        path.unlink()
+    else:
+        shutil.move(path, target)
 
 
 @contextmanager

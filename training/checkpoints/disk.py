@@ -10,6 +10,7 @@ import re
 import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -18,9 +19,10 @@ import attrs
 from common.errors import BadInput
 from common.files import BLOCK_BYTES, is_folder, sync, write_error
 from training.checkpoints import crash_points
-from training.checkpoints.storage import LINKS, STEP_NAME, Checkpoint, FileDigest, NewFile, Piece
+from training.checkpoints.storage import LINKS, MANIFEST, STEP_NAME, WEIGHTS, Checkpoint, FileDigest, NewFile, Piece
 
 CHECKPOINTS, ARCHIVE = "checkpoints", "archive"  # folders of a run directory
+SET_ASIDE = ".archive"  # folder among checkpoints that are on another file system than the archive
 PARTIAL = ".partial-"  # begins the hidden name of what is written or deleted
 ASIDE = "-aside"  # ends the hidden name of a checkpoint that is being replaced
 _OWN_HIDDEN_NAME = re.compile(rf"{re.escape(PARTIAL)}({STEP_NAME.pattern}({ASIDE})?|{'|'.join(LINKS)})")
@@ -28,14 +30,14 @@ _OWN_HIDDEN_NAME = re.compile(rf"{re.escape(PARTIAL)}({STEP_NAME.pattern}({ASIDE
 
 @attrs.frozen
 class Disk:
-    """Storage in a folder; `archive/` beside it receives what is set aside. See `Storage` for what each method does."""
+    """Storage in a folder, or a link to one. See `Storage` for what each method does."""
 
     directory: Path
 
     def names(self) -> list[str]:
         if not self.directory.is_dir():
             return []
-        return sorted(path.name for path in self.directory.iterdir() if not path.name.startswith("."))
+        return sorted(path.name for path in self.directory.iterdir() if _is_ours(path))
 
     def exists(self, name: str = "") -> bool:
         return is_folder(self.directory / name)
@@ -103,7 +105,7 @@ class Disk:
         """Rename the hidden folder; where that cannot be synced, undo it and raise."""
         path, partial = self.directory / name, self._partial(name)
         if path.exists():  # the same step again: saved before its validation
-            path.rename(self._partial(f"{name}{ASIDE}"))
+            _rename(path, self._partial(f"{name}{ASIDE}"))
             crash_points.reached("old one aside")
         try:
             partial.rename(path)
@@ -141,7 +143,7 @@ class Disk:
         """Hide each folder before deleting it: an interrupted deletion leaves no incomplete checkpoint."""
         for name in names:
             hidden = self._partial(name)
-            (self.directory / name).rename(hidden)
+            _rename(self.directory / name, hidden)
             crash_points.reached("deletion hidden")
             _remove(hidden)
             crash_points.reached("deleted")
@@ -163,16 +165,22 @@ class Disk:
             sync(copied)
 
     def rename(self, old: str, new: str) -> None:
-        (self.directory / old).rename(self.directory / new)
+        _rename(self.directory / old, self.directory / new)
 
     def set_aside(self, archive: Path, names: Sequence[str] | None = None) -> Path:
-        """Move folders into `archive/checkpoints/` and return it; None: all of them, hidden ones included."""
-        target = archive / self.directory.name
+        """Move folders into `archive/checkpoints/` and return it; None: all of them, hidden ones included.
+
+        They stay on their file system: where the archive is on another, they go to `.archive/TIME/` beside the
+        checkpoints, and `archive/checkpoints` is a link to it.
+        """
+        target = self._new_folder(archive)
+        # in this order: a kill leaves the newest
+        moved = [*sorted(path.name for path in self.left_behind()), *self.names()] if names is None else names
+        for name in moved:
+            _rename(self.directory / name, target / name)
         if names is None:
-            return self.directory.rename(target)
-        target.mkdir()
-        for name in names:
-            (self.directory / name).rename(target / name)
+            with suppress(OSError):  # a link, a mount, or it holds more than checkpoints
+                self.directory.rmdir()
         return target
 
     def left_behind(self) -> list[Path]:
@@ -182,11 +190,26 @@ class Disk:
     def _partial(self, name: str) -> Path:
         return self.directory / f"{PARTIAL}{name}"
 
+    def _new_folder(self, archive: Path) -> Path:
+        target, here = archive / self.directory.name, self.directory / SET_ASIDE / archive.name
+        here.mkdir(parents=True)
+        try:
+            here.rename(target)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            run = self.directory.parent.resolve()
+            target.symlink_to(os.path.relpath(run / self.directory.name / SET_ASIDE / here.name, archive.resolve()))
+            return here
+        with suppress(OSError):  # others are there
+            here.parent.rmdir()
+        return target
+
     def _restore_replaced(self) -> None:
         for aside in self.directory.glob(f"{PARTIAL}*{ASIDE}"):
             path = self.directory / aside.name.removeprefix(PARTIAL).removesuffix(ASIDE)
             if not path.exists():
-                aside.rename(path)
+                _rename(aside, path)
 
     def _remove_left_behind(self) -> None:
         for path in self.left_behind():
@@ -206,6 +229,27 @@ def new_archive(run_directory: Path) -> Path:
     target = run_directory / ARCHIVE / datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%S.%fZ")
     target.mkdir(parents=True)
     return target
+
+
+def _is_ours(path: Path) -> bool:
+    """Tell whether a path is named by a run, or holds a checkpoint; a mounted disk has `lost+found`, for one."""
+    if STEP_NAME.fullmatch(path.name) or path.name in LINKS:
+        return True
+    found = any(os.path.isfile(path / file) for file in (MANIFEST, WEIGHTS))  # noqa: PTH113  # False where not allowed
+    return found and not path.name.startswith(".")
+
+
+def _rename(path: Path, target: Path) -> None:
+    """Rename a folder; one of a container's image, which overlayfs cannot rename, is copied and deleted."""
+    try:
+        path.rename(target)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        shutil.copytree(path, target, symlinks=True)
+        for copied in (*target.iterdir(), target):
+            sync(copied)
+        _remove(path)
 
 
 def _remove(path: Path) -> None:

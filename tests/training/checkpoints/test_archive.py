@@ -2,13 +2,15 @@
 
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from common.errors import BadInput
 from tests.conftest import train
-from training.checkpoints.archive import archive_after, archive_all, restore
+from tests.training.checkpoints.conftest import flipped
+from training.checkpoints.archive import archive_after, archive_all, describe, restore
 from training.checkpoints.directory import find
 from training.checkpoints.disk import checkpoints_of, on_disk
 from training.checkpoints.storage import Checkpoint
@@ -100,3 +102,66 @@ def test_a_start_from_step_0_archives_all_results(copied: Path) -> None:
     assert {path.name for path in copied.iterdir()} == kept | {"archive"}
     assert {path.name for path in archived.iterdir()} == before - kept
     assert archive_all(copied) is None
+
+
+def test_checkpoints_on_another_file_system_stay_there_when_set_aside(
+    copied: Path, move_elsewhere: Callable[[Path], Path]
+) -> None:
+    directory, storage = copied / "checkpoints", checkpoints_of(copied)
+    other = move_elsewhere(directory)
+    (directory / "lost+found").mkdir()
+    was_link, before = directory.is_symlink(), {path.read_text() for path in other.rglob("manifest.json")}
+    later = archive_after(copied, Checkpoint(storage, "step-00000004"))
+    assert later is not None and later.parent == directory / ".archive"
+    assert [path.name for path in later.iterdir()] == ["step-00000008"]
+    assert storage.names() == ["best", "latest", "step-00000004"]
+    archived = archive_all(copied)
+    assert archived is not None and (archived / "metrics.jsonl").is_file()
+    assert (archived / "checkpoints").resolve() == (directory / ".archive" / archived.name).resolve()
+    assert str((archived / "checkpoints").resolve()) in describe(archived)
+    assert verify(on_disk(archived / "checkpoints" / "latest")) is None
+    assert {path.read_text() for path in other.rglob("manifest.json")} == before
+    assert storage.names() == [] and directory.is_symlink() == was_link
+    assert {path.name for path in directory.iterdir()} == {".archive", "lost+found"}
+    assert archive_all(copied) is None
+
+
+def test_a_run_with_checkpoints_on_another_file_system_goes_on_after_damage_by_name_and_anew(
+    copied: Path, move_elsewhere: Callable[[Path], Path]
+) -> None:
+    directory = copied / "checkpoints"
+    other = move_elsewhere(directory)
+    newest = other / "step-00000008" / "model.safetensors"
+    newest.write_bytes(flipped(newest.read_bytes(), -1000, 0))
+    for link in ("latest", "best"):
+        (other / link).unlink()
+    shutil.copytree(other / "step-00000004", other / "latest")  # intact, a second copy
+    shutil.copytree(other / "step-00000008", other / "best")  # damaged
+    done = {options: train(copied, *options) for options in ((), ("--resume", "step-00000004"), ("--resume", "never"))}
+    assert [one.returncode for one in done.values()] == [0, 0, 0], [one.stderr for one in done.values()]
+    places = [directory / ".archive" / path.name for path in sorted((copied / "archive").iterdir())]
+    assert len(places) == 4
+    for place, text in zip(places, [done[()].stdout] * 2 + [one.stdout for one in done.values()][1:], strict=True):
+        assert str(place) in text or str(place.resolve()) in text
+    moved = [sorted(path.name for path in place.iterdir()) for place in places]
+    steps = ["step-00000004", "step-00000008"]
+    assert moved == [["latest"], ["best", "step-00000008"], ["step-00000008"], ["best", "latest", *steps]]
+    assert sorted(path.name for path in directory.iterdir()) == [".archive", "best", "latest", *steps]
+
+
+def test_results_are_archived_from_and_to_other_file_systems(
+    copied: Path, move_elsewhere: Callable[[Path], Path]
+) -> None:
+    (copied / "archive").mkdir()
+    move_elsewhere(copied / "archive")
+    metrics, real = copied / "metrics.jsonl", copied.parent / "elsewhere.jsonl"
+    metrics.rename(real)
+    metrics.symlink_to("../elsewhere.jsonl")
+    (copied / "answers").mkdir()
+    (copied / "answers" / "one.json").write_text("{}")
+    archived = archive_all(copied)
+    assert archived is not None
+    assert (archived / "metrics.jsonl").read_text() == real.read_text()
+    assert (archived / "answers" / "one.json").read_text() == "{}" and not (copied / "answers").exists()
+    assert verify(on_disk(archived / "checkpoints" / "latest")) is None
+    assert (copied / "checkpoints" / ".archive" / archived.name / "latest").is_symlink()

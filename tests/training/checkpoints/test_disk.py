@@ -1,12 +1,13 @@
 """Checkpoints on a disk: interrupted operations are undone, other people's files are left alone."""
 
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from training.checkpoints import disk
-from training.checkpoints.disk import Disk
-from training.checkpoints.storage import NewFile
+from training.checkpoints.disk import Disk, new_archive
+from training.checkpoints.storage import MANIFEST, NewFile
 
 
 def test_a_checkpoint_whose_name_cannot_be_synced_is_taken_back(
@@ -66,3 +67,24 @@ def test_a_replaced_checkpoint_comes_back_unless_its_replacement_is_complete(tmp
         (tmp_path / name).mkdir()
     Disk(tmp_path).recover()
     assert Disk(tmp_path).names() == ["step-00000002", "step-00000004"]
+
+
+def test_folders_of_a_containers_image_are_set_aside_renamed_and_removed(tmp_path: Path) -> None:
+    image, changes, work, run = (tmp_path / name for name in ("image", "changes", "work", "run"))
+    for name in ("step-00000001", "step-00000002", "step-00000003"):
+        (image / "checkpoints" / name).mkdir(parents=True)
+        (image / "checkpoints" / name / MANIFEST).write_text(name)
+    for folder in (changes, work, run):
+        folder.mkdir()
+    layers = f"lowerdir={image},upperdir={changes},workdir={work}"
+    if subprocess.run(["mount", "-t", "overlay", "overlay", "-o", layers, run], check=False).returncode:
+        pytest.skip("needs the right to mount an overlay")
+    try:
+        storage = Disk(run / "checkpoints")
+        archived = storage.set_aside(new_archive(run), ["step-00000001"])
+        storage.remove(["step-00000002"])
+        storage.rename("step-00000003", "kept")
+        assert (archived / "step-00000001" / MANIFEST).read_text() == "step-00000001"
+        assert storage.names() == ["kept"] and storage.left_behind() == []
+    finally:
+        subprocess.run(["umount", run], check=True)
