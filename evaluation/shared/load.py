@@ -1,5 +1,6 @@
 """Loading of a model and its tokenizer from a run, a checkpoint, a model directory, or the Hugging Face hub."""
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from tokens.tokenizer.tokenizer import RANKS_FILE, Tokenizer, load_tokenizer
 from training.checkpoints.disk import on_disk
 from training.checkpoints.run_record import RESOLVED
 from training.checkpoints.saved_state import read_state
-from training.checkpoints.storage import STATE, WEIGHTS
+from training.checkpoints.storage import STATE, WEIGHTS, name_of
 from training.checkpoints.verification import verify
 from training.parallel.process_group import Ranks, together
 
@@ -78,9 +79,9 @@ def locate(reference: str, name: str | None) -> ModelLocation:
         path = _checkpoint(run, name)
     elif name is not None:
         raise BadInput(f"{path}: --checkpoint {name} applies to a run directory, which this is not")
-    elif path.resolve().parent.name == "checkpoints":
-        path = path.resolve()
-        run = home = path.parent.parent
+    elif (inside := _run_of(path)) is not None:
+        path = inside / "checkpoints" / path.resolve().name
+        run = home = inside
     place = ModelLocation(path, run, home)
     if place.is_own:
         if problem := verify(on_disk(path)):
@@ -102,8 +103,7 @@ def home_of(reference: str) -> Path:
         raise BadInput(f"{reference}: cannot be read: {error.strerror or error}") from error
     if not is_folder:
         return Path("runs") / reference.replace("/", "--")  # of the hub
-    inside = path.resolve().parent
-    return inside.parent if inside.name == "checkpoints" else path
+    return _run_of(path) or path
 
 
 def load(place: ModelLocation, tokenizer: str | None, device: torch.device) -> Trained:
@@ -127,7 +127,7 @@ def load_on_all(ranks: Ranks, place: ModelLocation, tokenizer: str | None) -> Tr
 def _checkpoint(run: Path, name: str | None) -> Path:
     directory = run / "checkpoints"
     if name is None:
-        name = "best" if (directory / "best").is_dir() else "latest"
+        name = _best(directory)
     names = sorted(path.name for path in directory.glob("*/") if not path.name.startswith("."))
     if not names:
         raise BadInput(f"{directory}: no checkpoint yet; train the run first")
@@ -135,6 +135,31 @@ def _checkpoint(run: Path, name: str | None) -> Path:
         raise BadInput(f"{directory / name}: no such checkpoint; there are {', '.join(names)}")
     target = (directory / name).resolve()
     return directory / target.name if target.name in names else target
+
+
+def _run_of(checkpoint: Path) -> Path | None:
+    """Return the run directory of a checkpoint in one; `checkpoints` there may be a link."""
+    places = (Path(os.path.abspath(checkpoint)), checkpoint.resolve())  # noqa: PTH100  # no link is followed
+    return next((place.parents[1].resolve() for place in places if place.parent.name == "checkpoints"), None)
+
+
+def _best(directory: Path) -> str:
+    """Return the name of the best checkpoint, or of the newest one where nothing was validated.
+
+    Raises BadInput where the best one is not on this disk.
+    """
+    best, newest, missing = directory / "best", directory / "latest", None
+    if best.is_dir():
+        return best.name
+    if best.is_symlink():
+        missing = best.readlink().name
+    elif (newest / STATE).is_file() and (step := read_state(on_disk(newest)).position.best_step) is not None:
+        missing = name_of(step)
+    if missing is None or (directory / missing).is_dir():
+        return missing or newest.name
+    raise BadInput(
+        f"{best}: the best checkpoint, {missing}, is not on this disk; copy it here, or name another one: {newest}"
+    )
 
 
 def _own(path: Path) -> GPT:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from evaluation.shared.load import load, locate
+from common.errors import BadInput
+from evaluation.shared.load import home_of, load, locate
 from tests.conftest import TINY_MODEL, train
 from tests.evaluation.comparison.stored import evaluate
 from tests.model.test_naming import gpjt, nanogpt, openai, plain_of
@@ -77,3 +79,33 @@ def test_what_cannot_be_loaded_is_one_line(make_run: Callable[..., Path], tmp_pa
     assert "damaged" in refused()
     weights.unlink()
     assert "missing; wanted weights as safetensors" in refused()
+
+
+def test_a_best_checkpoint_that_is_not_here_is_said_not_replaced_by_the_newest(copied: Path) -> None:
+    directory = copied / "checkpoints"
+    state = json.loads((directory / "latest" / "state.json").read_text())
+    assert state["best_step"] == state["step"] == 8
+    (directory / "latest").unlink()
+    (directory / "latest").symlink_to("step-00000004")  # as where a run has stopped then, and the best one is elsewhere
+    shutil.rmtree(directory / "step-00000008")
+    absent = f"{directory}/best: the best checkpoint, step-00000008, is not on this disk; .* another one: .*/latest"
+    with pytest.raises(BadInput, match=absent):
+        locate(str(copied), None)
+    assert locate(str(directory / "latest"), None).path.name == "step-00000004"
+    (directory / "best").unlink()  # where links were not copied, the newest state tells
+    assert locate(str(copied), None).path.name == "step-00000004"
+    shutil.copytree(directory / "step-00000004", directory / "kept")
+    shutil.rmtree(directory / "step-00000004")
+    (directory / "latest").unlink()
+    (directory / "latest").symlink_to("kept")
+    with pytest.raises(BadInput, match="the best checkpoint, step-00000004, is not on this disk"):
+        locate(str(copied), None)
+
+
+def test_a_checkpoint_behind_a_link_to_another_disk_belongs_to_its_run(copied: Path, tmp_path: Path) -> None:
+    other = tmp_path / "disk" / "checkpoints"
+    shutil.move(copied / "checkpoints", other)
+    (copied / "checkpoints").symlink_to(other)
+    place = locate(str(copied / "checkpoints" / "latest"), None)
+    assert (place.run, place.home, place.path) == (copied, copied, copied / "checkpoints" / "step-00000008")
+    assert home_of(str(copied / "checkpoints" / "latest")) == copied
