@@ -111,7 +111,8 @@ class Fork:
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with suppress(ProcessLookupError):  # it has ended, and its status is on the way
+                os.kill(self.pid, number)
 
 
 class Process(Fork):
@@ -246,6 +247,7 @@ def _answer(listener: socket.socket, selector: selectors.BaseSelector, parents: 
             connection.send(json.dumps(children).encode())
         return
     asker = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+    in_session, entering = os.pipe()
     pid = os.fork()
     if pid == 0:
         for key in list(selector.get_map().values()):
@@ -260,9 +262,13 @@ def _answer(listener: socket.socket, selector: selectors.BaseSelector, parents: 
             os.dup2(stream, number)
             os.close(stream)
         os.setsid()
+        os.close(in_session)
+        os.close(entering)
         _become(**request)
-    for stream in streams:
+    for stream in [entering, *streams]:
         os.close(stream)
+    os.read(in_session, 1)  # its end: a killpg before setsid would reach nobody, and the caller wait for ever
+    os.close(in_session)
     parents[pid] = asker
     with suppress(ConnectionError):  # killed meanwhile
         connection.send(str(pid).encode())

@@ -1,5 +1,6 @@
 """Worker pool: trials go to one process per rank, answers come back, and processes that end or hang are noticed."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,6 +10,7 @@ import pytest
 from common.errors import BadInput
 from tests import launch
 from training.batch_finder import worker_pool
+from training.batch_finder.worker import Trial
 from training.batch_finder.worker_pool import WorkerPool
 
 # A worker by its protocol alone: micro-batches below 4 fit, 4 is too much for rank 1, from 5 on it does something else.
@@ -79,6 +81,12 @@ def test_a_worker_that_ends_or_reports_an_error_is_named(pool: WorkerPool) -> No
         pool.run_trial(5, 1)
     with pytest.raises(BadInput, match=r"micro-batch 6: rank [01]: no such kernel"):
         pool.run_trial(6, 1)
+
+
+def test_workers_can_be_killed_as_soon_as_they_are_started(pool: WorkerPool) -> None:
+    pool._start(Trial(number=0, group=0, microbatch_size=1, steps=1, extra_sums=0))
+    assert [os.getpgid(process.pid) for process in pool._processes] == [process.pid for process in pool._processes]
+    pool.kill()
 
 
 def test_a_trial_that_nobody_answers_is_late(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
