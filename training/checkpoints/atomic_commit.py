@@ -17,15 +17,15 @@ from training.checkpoints.storage import (
     OPTIMIZER,
     STATE,
     WEIGHTS,
-    Piece,
     Storage,
+    WrittenBytes,
     name_of,
     steps_in,
 )
 from training.checkpoints.tensor_files import combined_sha256
 
 
-def seal(storage: Storage, name: str, state: SavedState, written: Mapping[str, Sequence[Piece]]) -> None:
+def seal(storage: Storage, name: str, state: SavedState, written: Mapping[str, Sequence[WrittenBytes]]) -> None:
     """Read back both tensor files, compare them with what was `written`, then add state and manifest."""
     files = {file: storage.entry(name, file, written[file]) for file in (WEIGHTS, OPTIMIZER)}
     crash_points.reached("hashed")
@@ -34,7 +34,7 @@ def seal(storage: Storage, name: str, state: SavedState, written: Mapping[str, S
     text = state.text().encode()
     storage.put(name, STATE, text)
     crash_points.reached("state written")
-    files[STATE] = storage.entry(name, STATE, [Piece.of(0, text)])
+    files[STATE] = storage.entry(name, STATE, [WrittenBytes.of(0, text)])
     storage.put(name, MANIFEST, manifest_text(files).encode())
     crash_points.reached("manifest written")
 

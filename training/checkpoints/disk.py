@@ -17,9 +17,18 @@ from pathlib import Path
 import attrs
 
 from common.errors import BadInput
-from common.files import BLOCK_BYTES, is_folder, sync, write_error
+from common.files import BLOCK_BYTES, is_folder, sha256, sync, write_error
 from training.checkpoints import crash_points
-from training.checkpoints.storage import LINKS, MANIFEST, STEP_NAME, WEIGHTS, Checkpoint, FileDigest, NewFile, Piece
+from training.checkpoints.storage import (
+    LINKS,
+    MANIFEST,
+    STEP_NAME,
+    WEIGHTS,
+    Checkpoint,
+    FileDigest,
+    NewFile,
+    WrittenBytes,
+)
 
 CHECKPOINTS, ARCHIVE = "checkpoints", "archive"  # folders of a run directory
 SET_ASIDE = ".archive"  # folder among checkpoints that are on another file system than the archive
@@ -82,24 +91,9 @@ class Disk:
         sync(path)
         sync(path.parent)
 
-    def entry(self, name: str, file: str, pieces: Sequence[Piece] | None = None) -> FileDigest:
+    def entry(self, name: str, file: str, pieces: Sequence[WrittenBytes] | None = None) -> FileDigest:
         path = self._partial(name) / file
-        size, whole, end = path.stat().st_size, hashlib.sha256(), 0
-        with path.open("rb") as opened:
-            if sys.platform == "linux":  # the disk's bytes, not cached pages
-                os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-            for piece in [Piece(0, size, "")] if pieces is None else sorted(pieces, key=lambda each: each.offset_bytes):
-                assert piece.offset_bytes == end, "each byte is written once"
-                end += piece.size_bytes
-                own = hashlib.sha256()
-                while block := opened.read(min(BLOCK_BYTES, end - opened.tell())):
-                    whole.update(block)
-                    own.update(block)
-                if pieces is not None and own.hexdigest() != piece.sha256:
-                    wrong = f"bytes {piece.offset_bytes:,} to {end:,} are read back other than they were written"
-                    raise OSError(errno.EIO, wrong, str(path))
-        assert end == size, "all bytes are written"
-        return FileDigest(size, whole.hexdigest())
+        return FileDigest(path.stat().st_size, sha256(path) if pieces is None else _compared_sha256(path, pieces))
 
     def publish(self, name: str) -> None:
         """Rename the hidden folder; where that cannot be synced, undo it and raise."""
@@ -250,6 +244,26 @@ def _rename(path: Path, target: Path) -> None:
         for copied in (*target.iterdir(), target):
             sync(copied)
         _remove(path)
+
+
+def _compared_sha256(path: Path, pieces: Iterable[WrittenBytes]) -> str:
+    """Return the sha256 of a file, read back from its disk. Raises OSError where it differs from its pieces."""
+    whole, end = hashlib.sha256(), 0
+    with path.open("rb") as opened:
+        if sys.platform == "linux":  # else this machine's cached pages would be compared
+            os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        for piece in sorted(pieces, key=lambda each: each.offset_bytes):
+            assert piece.offset_bytes == end, "each byte is written once"
+            end += piece.size_bytes
+            own = hashlib.sha256()
+            while block := opened.read(min(BLOCK_BYTES, end - opened.tell())):
+                whole.update(block)
+                own.update(block)
+            if own.hexdigest() != piece.sha256:
+                wrong = f"bytes {piece.offset_bytes:,} to {end:,} are read back other than they were written"
+                raise OSError(errno.EIO, wrong, str(path))
+        assert not opened.read(1), "all bytes are written"
+    return whole.hexdigest()
 
 
 def _remove(path: Path) -> None:

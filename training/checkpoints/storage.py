@@ -51,15 +51,15 @@ class FileDigest:
 
 
 @attrs.frozen
-class Piece:
-    """Consecutive bytes of a file, as they were in memory."""
+class WrittenBytes:
+    """Consecutive bytes of a checkpoint file, hashed in memory."""
 
     offset_bytes: int
     size_bytes: int
     sha256: str
 
     @classmethod
-    def of(cls, offset_bytes: int, content: bytes | memoryview) -> "Piece":
+    def of(cls, offset_bytes: int, content: bytes | memoryview) -> "WrittenBytes":
         return cls(offset_bytes, len(content), hashlib.sha256(content).hexdigest())
 
 
@@ -94,7 +94,7 @@ class Storage(Protocol):
     def put(self, name: str, file: str, content: bytes) -> None:
         """Add a small file to a hidden checkpoint and wait until it is durable."""
 
-    def entry(self, name: str, file: str, pieces: Sequence[Piece] | None = None) -> FileDigest:
+    def entry(self, name: str, file: str, pieces: Sequence[WrittenBytes] | None = None) -> FileDigest:
         """Return size and hash of a hidden file, read back; OSError where that differs from these pieces of it."""
 
     def publish(self, name: str) -> None:

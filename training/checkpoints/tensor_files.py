@@ -24,7 +24,7 @@ from torch import Tensor
 from common.errors import BadInput
 from model.pretrained import stored_rows
 from training.checkpoints.node_disks import NodeDisks
-from training.checkpoints.storage import OPTIMIZER, WEIGHTS, Checkpoint, NewFile, Piece, Storage
+from training.checkpoints.storage import OPTIMIZER, WEIGHTS, Checkpoint, NewFile, Storage, WrittenBytes
 from training.parallel.mesh import RankGroup
 from training.parallel.process_group import Ranks, gather
 from training.parallel.sharding import checkpoint_rows, full_tensor, held_rows
@@ -90,17 +90,17 @@ class StateShard:
         if self._pinned:
             torch.cuda.current_stream().synchronize()
 
-    def write(self, storage: Storage, name: str, group: Any) -> dict[str, list[Piece]]:
+    def write(self, storage: Storage, name: str, group: Any) -> dict[str, list[WrittenBytes]]:
         """Write the staged rows into the files of a hidden checkpoint and wait until they are durable.
 
         On a node that does not write: send them, in the gloo `group`. Return this rank's pieces of each file.
         """
-        pieces: dict[str, list[Piece]] = {}
+        pieces: dict[str, list[WrittenBytes]] = {}
         problem: OSError | None = None
         for file, new in self.files.items():
             own = [(offset_bytes, _bytes_of(staged)) for where, offset_bytes, staged in self._staged if where == file]
             header = [(0, memoryview(new.header))] if self._disks.keeps else []
-            pieces[file] = [Piece.of(offset_bytes, content) for offset_bytes, content in [*header, *own]]
+            pieces[file] = [WrittenBytes.of(offset_bytes, content) for offset_bytes, content in [*header, *own]]
             if not self._disks.writes:
                 self._send(own, group)
                 continue

@@ -11,7 +11,16 @@ from training.checkpoints.directory import find
 from training.checkpoints.disk import checkpoints_of
 from training.checkpoints.run_record import RunRecord
 from training.checkpoints.saved_state import SavedState, read_state
-from training.checkpoints.storage import MANIFEST, OPTIMIZER, WEIGHTS, FileDigest, NewFile, Piece, Storage, name_of
+from training.checkpoints.storage import (
+    MANIFEST,
+    OPTIMIZER,
+    WEIGHTS,
+    FileDigest,
+    NewFile,
+    Storage,
+    WrittenBytes,
+    name_of,
+)
 from training.precision import SavedLossScale
 from training.state import Position
 
@@ -58,7 +67,7 @@ class Bucket:
     def put(self, name: str, file: str, content: bytes) -> None:
         self._staged[file] = bytearray(content)
 
-    def entry(self, name: str, file: str, pieces: Sequence[Piece] | None = None) -> FileDigest:
+    def entry(self, name: str, file: str, pieces: Sequence[WrittenBytes] | None = None) -> FileDigest:
         return FileDigest(len(self._staged[file]), hashlib.sha256(self._staged[file]).hexdigest())
 
     def publish(self, name: str) -> None:
@@ -94,12 +103,12 @@ def save(storage: Storage, step: int, best_step: int | None = None) -> None:
     name = name_of(step)
     storage.begin(name, FILES)
     content = bytes([step])
-    written = {file: [Piece.of(0, new.header)] for file, new in FILES.items()}
+    written = {file: [WrittenBytes.of(0, new.header)] for file, new in FILES.items()}
     for rank in range(2):
         for file, new in FILES.items():
             offset = len(new.header) + rank
             storage.write_rows(name, file, [(offset, memoryview(content))])
-            written[file].append(Piece.of(offset, content))
+            written[file].append(WrittenBytes.of(offset, content))
     config = RunRecord(model={}, train={}, global_batch_size=8, numerics={"determinism": "run"})
     state = SavedState(
         position=Position(step=step, best_step=best_step),
