@@ -52,6 +52,8 @@ class KeyValueCache:
 class Attention(nn.Module):
     """Causal multi-head self-attention with one matmul for queries, keys and values."""
 
+    inverse_layer: Tensor | None
+
     def __init__(self, config: ModelConfig, layer: int):
         super().__init__()
         self.layer = layer
@@ -61,8 +63,9 @@ class Attention(nn.Module):
         self.query_norm = HeadNorm(config) if config.qk_norm else nn.Identity()
         self.key_norm = HeadNorm(config) if config.qk_norm else nn.Identity()
         self.rotate: Callable[..., Tensor] = rotate if config.positions == "rope" else unrotated
-        inverse_layer = 1 / math.sqrt(config.head_width) / (layer + 1)
-        self.scale = inverse_layer if config.scale_attention_by_inverse_layer else None  # None: 1 / sqrt(D)
+        # A number of Python would be a constant of the compiled block: one graph a layer.
+        inverse_layer = torch.tensor(1 / (layer + 1), device="cpu") if config.scale_attention_by_inverse_layer else None
+        self.register_buffer("inverse_layer", inverse_layer, persistent=False)
         self.output = nn.Linear(config.emb_dim, config.emb_dim, bias=config.biases)
 
     def forward(
@@ -71,6 +74,8 @@ class Attention(nn.Module):
         queries, keys, values = split_heads(self.qkv(x), self.heads)
         queries = self.rotate(self.query_norm(queries), rotation)
         keys = self.rotate(self.key_norm(keys), rotation)
+        if self.inverse_layer is not None:
+            queries = queries * self.inverse_layer
         causal = True
         if cache is not None:
             causal = cache.length == 0
@@ -78,9 +83,7 @@ class Attention(nn.Module):
             keys, values = cache.extend(self.layer, keys, values)
         keys, values = repeat_heads(keys, self.heads[0]), repeat_heads(values, self.heads[0])
         drop_rate = self.drop_rate if self.training else 0.0
-        mixed = F.scaled_dot_product_attention(
-            queries, keys, values, is_causal=causal, dropout_p=drop_rate, scale=self.scale
-        )
+        mixed = F.scaled_dot_product_attention(queries, keys, values, is_causal=causal, dropout_p=drop_rate)
         return self.output(mixed.transpose(1, 2).flatten(2))  # mixed: (B, H, T, D)
 
 

@@ -224,3 +224,10 @@ def test_three_ranks_of_uneven_shares_train_to_the_end(make_small_run: MakeRun, 
     said = finished(train(directory, ranks=3, determinism="elastic"))
     assert "8 micro-batches on 3 ranks: 3 at most, 89% of the ranks' time used" in said
     assert logged_steps(directory) == [1, 2, 3, 4] and checkpoint_step(directory) == 4
+
+
+def test_more_layers_than_torch_compiles_variants_of_one_function_train(make_small_run: MakeRun) -> None:
+    model = {"n_layers": 12, "scale_attention_by_inverse_layer": True}
+    directory = make_small_run(model=model, compile=True, validation_interval=4)
+    finished(train(directory))
+    assert logged_steps(directory) == [1, 2, 3, 4]

@@ -141,6 +141,7 @@ def wrap_in_ddp(model: nn.Module, reduction: OrderedGradients | BucketSum, clock
         model,
         device_ids=[device.index] if device.type == "cuda" else None,
         bucket_cap_mb=BUCKET_MIB if device.type == "cuda" else None,
+        broadcast_buffers=False,  # else before every forward pass; they are constants
         gradient_as_bucket_view=True,
     )
 

@@ -104,7 +104,7 @@ class _AsOnAGpu(TorchFunctionMode):
             args = [None if value is None else value.to(torch.bfloat16) for value in args]
         elif function is F.scaled_dot_product_attention:
             flash = torch.ops.aten._scaled_dot_product_flash_attention
-            return flash(*args, kwargs["dropout_p"], kwargs["is_causal"], scale=kwargs["scale"])[0]
+            return flash(*args, kwargs["dropout_p"], kwargs["is_causal"])[0]
         elif function is F.rms_norm:
             # Compiled, a norm of heads is computed again in the backward pass, and others save no more than LayerNorm.
             return args[0].detach() if args[0].dim() == 4 else F.layer_norm(*args)

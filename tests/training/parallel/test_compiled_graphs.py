@@ -1,0 +1,98 @@
+"""Graphs of compiled networks: their number does not grow with layers, whatever the architecture."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import attrs
+import jaxtyping
+import pytest
+import torch
+
+from model.config import ModelConfig
+from model.gpt import GPT, initialize
+from model.loss import NextTokenLoss
+from tests.model.architectures import MODERN
+from tests.model.test_gpt import SMALL
+from training.parallel.mesh import make_mesh
+from training.parallel.wrap import parallelize
+from training.precision import Numerics, autocast
+
+CPU = torch.device("cpu")
+GPT2 = attrs.evolve(SMALL, drop_rate=0.1, activation="gelu", norm_eps=1e-6, rope_base=500.0)
+ZEROS = attrs.evolve(MODERN["Qwen3"], tie_weights=False, zero_init_projections=True, zero_init_head=True)
+NETWORKS: dict[str, ModelConfig] = MODERN | {"GPT-2": GPT2, "Qwen3": ZEROS}
+THRIFT = {"recompute_blocks": True, "chunks": 5}
+TRAINED, VALIDATED = ("blocks", "head and loss"), ("blocks", "losses of sequences")
+
+pytestmark = pytest.mark.usefixtures("alone")
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> list[torch.fx.GraphModule]:
+    """Return the graphs that are compiled from now on, and run as they are: no code is generated."""
+    found: list[torch.fx.GraphModule] = []
+
+    def run_as_it_is(graph: torch.fx.GraphModule, _: object) -> Callable[..., Any]:
+        found.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=run_as_it_is))
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # its checks of shapes would be in the graphs
+    torch._dynamo.reset()
+    return found
+
+
+def train_and_validate(config: ModelConfig, kind: str, compiled: bool | str = True, **memory: Any) -> None:
+    network = GPT(attrs.evolve(config, n_layers=12))
+    initialize(network, 0)
+    numerics = Numerics(determinism="off", precision="bf16", compiled=compiled)
+    parallel = parallelize(NextTokenLoss(network, **memory), kind, numerics, 2, make_mesh(CPU))
+    tokens = torch.zeros(2, config.context_length, dtype=torch.int64)
+    for _ in range(2):
+        for last in (False, True):
+            with parallel.gradient_sync(enabled=last), autocast("bf16", CPU):
+                parallel.model(tokens, tokens).backward()
+        parallel.zero_grad()
+        parallel.model.eval()
+        with torch.no_grad(), autocast("bf16", CPU):
+            parallel.model(tokens, tokens, by_sequence=True)
+        parallel.model.train()
+
+
+def test_these_networks_have_every_option_between_them() -> None:
+    for field in attrs.fields(ModelConfig):
+        assert any(getattr(config, field.name) != field.default for config in NETWORKS.values()), field.name
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "memory", "count"),
+    [
+        *((name, "ddp", {}, len(TRAINED + VALIDATED)) for name in NETWORKS),
+        ("no stock class", "fsdp", {}, len(TRAINED + VALIDATED)),
+        ("no stock class", "ddp", THRIFT, len(TRAINED + VALIDATED) + 1),  # the last chunk has fewer tokens
+    ],
+)
+def test_blocks_of_all_layers_share_a_graph(
+    graphs: list[torch.fx.GraphModule], name: str, kind: str, memory: dict[str, Any], count: int
+) -> None:
+    train_and_validate(NETWORKS[name], kind, **memory)
+    assert len(graphs) == count
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_network_compiled_as_one_graph_has_one_to_train_and_one_to_validate(
+    graphs: list[torch.fx.GraphModule], name: str
+) -> None:
+    train_and_validate(NETWORKS[name], "ddp", "model")
+    assert len(graphs) == 2
+
+
+@pytest.mark.slow
+def test_inductor_compiles_the_blocks_of_all_layers_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    train_and_validate(NETWORKS["no stock class"], "ddp")
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == len(TRAINED + VALIDATED)
