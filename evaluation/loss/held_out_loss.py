@@ -22,7 +22,7 @@ from evaluation.shared.split_over_ranks import share
 from model.gpt import GPT
 from tokens.format.manifest import read_manifest
 from tokens.format.token_file import TokenStream, open_split
-from tokens.tokenizer.tokenizer import RANKS_FILE, Tokenizer, load_tokenizer
+from tokens.tokenizer.tokenizer import RANKS_FILE, Tokenizer, fingerprint, read_ranks
 from training.parallel.process_group import Ranks
 
 BATCH_TOKENS = 1 << 12  # in a forward pass: 0.8 GB of logits with GPT-2's vocabulary
@@ -131,8 +131,10 @@ def _check_tokenizer(trained: Trained, stream: TokenStream, span: Range) -> None
         theirs = manifest.tokenizer
         sizes = (theirs.vocabulary_size, theirs.end_of_text_id)
         ranks = span.directory / RANKS_FILE
-        if sizes != (ours.vocabulary_size, ours.end_of_text_id) or (
-            ranks.is_file() and load_tokenizer(str(ranks)).ranks() != ours.ranks()
+        if (
+            sizes != (ours.vocabulary_size, ours.end_of_text_id)
+            or theirs.fingerprint not in (None, fingerprint(ours))
+            or (ranks.is_file() and read_ranks(ranks) != ours.ranks())
         ):
             raise BadInput(
                 f"{span.directory}: its tokens are of tokenizer {theirs.name}, but {trained.place.path} uses "

@@ -2,6 +2,7 @@
 
 import os
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,24 +10,25 @@ import attrs
 import torch
 from safetensors.torch import load_file
 
-from common.errors import BadInput
+from common.errors import BadInput, printable
 from common.hub_client import download_snapshot
 from common.json_files import read_json
 from evaluation.shared.foreign import CONFIG_FILES, INDEX, check_foreign, load_foreign
 from model.config import ModelConfig
 from model.gpt import GPT
 from model.pretrained import load_plain
-from tokens.tokenizer.hugging_face_files import read_tokenizer_files
-from tokens.tokenizer.tokenizer import RANKS_FILE, Tokenizer, load_tokenizer
+from tokens.tokenizer.hugging_face_files import ADDED, SPECIAL, VOCABULARY, read_tokenizer_files
+from tokens.tokenizer.tokenizer import RANKS_FILE, Tokenizer, fingerprint, load_tokenizer
 from training.checkpoints.disk import on_disk
 from training.checkpoints.run_record import RESOLVED
 from training.checkpoints.saved_state import read_state
 from training.checkpoints.storage import STATE, WEIGHTS, name_of
 from training.checkpoints.verification import verify
+from training.launch import environment_rank
 from training.parallel.process_group import Ranks, together
 
 GPT2_VOCABULARY_SIZE = 50_257
-HUB_FILES = [*CONFIG_FILES, "*.safetensors", INDEX, "tokenizer*.json", "vocab.json", "merges.txt"]
+HUB_FILES = [*CONFIG_FILES, "*.safetensors", INDEX, "tokenizer*.json", VOCABULARY, SPECIAL, ADDED]
 
 
 @attrs.frozen
@@ -183,7 +185,7 @@ def _tokenizer(place: ModelLocation, wanted: str | None, config: ModelConfig) ->
     if wanted is not None:
         loaded = load_tokenizer(wanted)
     else:
-        loaded = read_tokenizer_files(place.path) or load_tokenizer(_recorded_tokenizer(place, config))
+        loaded = read_tokenizer_files(place.path) or _recorded_tokenizer(place, config)
     if loaded.vocabulary_size > config.vocab_size:
         raise BadInput(
             f"tokenizer {loaded.name}: got {loaded.vocabulary_size} ids, but the model of {place.path} "
@@ -192,13 +194,25 @@ def _tokenizer(place: ModelLocation, wanted: str | None, config: ModelConfig) ->
     return loaded
 
 
-def _recorded_tokenizer(place: ModelLocation, config: ModelConfig) -> str:
-    """Return the tokenizer named in `resolved.json`, or gpt2 by its vocabulary size: public token sets name none."""
-    entry = place.record.get("tokenizer")
+def _recorded_tokenizer(place: ModelLocation, config: ModelConfig) -> Tokenizer:
+    """Return the tokenizer recorded in `resolved.json`, or gpt2 by its vocabulary size: public token sets name none."""
+    record, entry = (place.run or place.path) / RESOLVED, place.record.get("tokenizer")
     if entry is not None:
         assert place.run is not None
-        return str(place.run / RANKS_FILE) if entry["ranks_file"] else str(entry["name"])
-    if config.vocab_size == GPT2_VOCABULARY_SIZE:
-        return "gpt2"
-    record = (place.run or place.path) / RESOLVED
-    raise BadInput(f"{record}: does not name the tokenizer of the run's tokens; pass it with --tokenizer")
+        name = str(place.run / RANKS_FILE if entry.get("ranks_file") else entry.get("name"))
+        loaded = load_tokenizer(name, wanted := entry.get("fingerprint"))
+        sizes = {"vocabulary_size": loaded.vocabulary_size, "end_of_text_id": loaded.end_of_text_id}
+        if any(entry.get(key) != size for key, size in sizes.items()) or wanted not in (None, fingerprint(loaded)):
+            raise BadInput(
+                f"{record}: tokenizer {loaded.name} gives other ids here than the run's tokens have; install the "
+                "version of tiktoken that prepared them, or pass --tokenizer"
+            )
+        return loaded
+    if config.vocab_size != GPT2_VOCABULARY_SIZE:
+        raise BadInput(f"{record}: does not name the tokenizer of the run's tokens; pass it with --tokenizer")
+    if environment_rank() == 0:
+        print(
+            printable(f"NOTE: {place.path}: names no tokenizer; with {config.vocab_size:,} ids it is taken for gpt2's"),
+            file=sys.stderr,
+        )
+    return load_tokenizer("gpt2")

@@ -1,6 +1,5 @@
 """Preparations for tests: small sources, prepare_data.py in this process or as a command, and what it has written."""
 
-import base64
 import hashlib
 import json
 import os
@@ -125,10 +124,3 @@ def wait_for_lines(process: "subprocess.Popen[str]", directory: Path, wanted: in
     while ledger_lines(directory) < wanted and process.poll() is None:
         assert time.monotonic() < deadline
         time.sleep(0.005)
-
-
-def byte_ranks(directory: Path) -> Path:
-    """Write byte-pair ranks that merge nothing: ids are bytes."""
-    path = directory / "bytes.tiktoken"
-    path.write_text("".join(f"{base64.b64encode(bytes([byte])).decode()} {byte}\n" for byte in range(256)))
-    return path

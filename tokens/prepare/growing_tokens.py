@@ -64,11 +64,12 @@ class GrowingTokens:
 
     @property
     def tokenizer(self) -> TokenizerRecord:
-        """The tokenizer, as the manifest will have it, without hashes."""
+        """The tokenizer, as the manifest will have it, without the hash of its ranks."""
         return TokenizerRecord(
             name=Path(self.settings.tokenizer).name,
             vocabulary_size=self.settings.vocabulary_size,
             end_of_text_id=self.settings.end_of_text_id,
+            fingerprint=self.settings.fingerprint,
             ranks_file=RANKS_FILE if (self.directory / RANKS_FILE).exists() else None,
         )
 

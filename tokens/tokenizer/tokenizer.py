@@ -32,6 +32,7 @@ PROBE = [
 
 END_OF_TEXT = "<|endoftext|>"
 RANKS_FILE = "tokenizer.tiktoken"  # copy of the byte-pair ranks beside token files
+GPT2_RANKS = "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930"  # sha256 of r50k_base.tiktoken
 
 
 class Encoder(Protocol):
@@ -75,17 +76,21 @@ def token_dtype(vocabulary_size: int) -> np.dtype:
     return np.dtype(np.uint16 if vocabulary_size <= 1 << 16 else np.uint32)
 
 
-def load_tokenizer(name: str) -> Tokenizer:
+def load_tokenizer(name: str, recorded: str | None = None) -> Tokenizer:
     """Return the tokenizer "bytes", "gpt2" or that of a local .tiktoken ranks file.
 
-    Raises BadInput for another name, a damaged file, and "gpt2" if its ranks are neither cached nor downloadable.
+    A ranks file names neither its splitting pattern nor its special tokens, so it must be GPT-2's by content. Others
+    were used with GPT-2's pattern once: accepted where they give `recorded`, the fingerprint beside their tokens.
+
+    Raises BadInput for another name, a damaged file, other ranks, and "gpt2" if its ranks are neither cached nor
+    downloadable.
     """
     if name == "bytes":
         return ByteTokenizer()
     if name == "gpt2":
         return _load_gpt2()
     if name.endswith(".tiktoken"):
-        return _load_ranks(Path(name))
+        return _with_pattern(Path(name), recorded)
     raise BadInput(f"tokenizer '{name}' is unknown; wanted gpt2, bytes or the path of a .tiktoken file")
 
 
@@ -155,6 +160,32 @@ def byte_pair_tokenizer(
     return BytePairTokenizer(name, encoding, ranks_file)
 
 
+def is_gpt2(ranks: dict[bytes, int]) -> bool:
+    """Tell by their content whether ranks are GPT-2's."""
+    lines = (b"%b %d\n" % (base64.b64encode(token), ranks[token]) for token in sorted(ranks, key=ranks.__getitem__))
+    return hashlib.sha256(b"".join(lines)).hexdigest() == GPT2_RANKS
+
+
+def read_ranks(path: Path) -> dict[bytes, int]:
+    """Return the ranks of a .tiktoken file. Raises BadInput for a damaged one."""
+    try:
+        data = read_regular(path)
+    except FileNotFoundError as error:
+        raise BadInput(f"{path}: no such ranks file; wanted lines of 'BASE64 RANK' as tiktoken writes them") from error
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read: {error.strerror or error}; pass another --tokenizer") from error
+    ranks: dict[bytes, int] = {}
+    for number, line in enumerate(data.splitlines(), start=1):
+        try:
+            token, rank = line.split()
+            ranks[base64.b64decode(token, validate=True)] = int(rank)
+        except ValueError as error:
+            raise BadInput(f"{path}: line {number}: got {line[:40]!r}, wanted 'BASE64 RANK'") from error
+    if sorted(ranks.values()) != list(range(len(ranks))) or len(ranks) < 256:
+        raise BadInput(f"{path}: got {len(ranks)} ranks, wanted each of 0, 1, 2, ... once and at least 256")
+    return ranks
+
+
 def _joined(parts: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate(parts), np.array([len(part) for part in parts], np.int64)
 
@@ -172,20 +203,12 @@ def _load_gpt2() -> Tokenizer:
     return BytePairTokenizer("gpt2", encoding, ranks_file=None)
 
 
-def _load_ranks(path: Path) -> Tokenizer:
-    try:
-        data = read_regular(path)
-    except FileNotFoundError as error:
-        raise BadInput(f"{path}: no such ranks file; wanted lines of 'BASE64 RANK' as tiktoken writes them") from error
-    except OSError as error:
-        raise BadInput(f"{path}: cannot be read: {error.strerror or error}; pass another --tokenizer") from error
-    ranks: dict[bytes, int] = {}
-    for number, line in enumerate(data.splitlines(), start=1):
-        try:
-            token, rank = line.split()
-            ranks[base64.b64decode(token, validate=True)] = int(rank)
-        except ValueError as error:
-            raise BadInput(f"{path}: line {number}: got {line[:40]!r}, wanted 'BASE64 RANK'") from error
-    if sorted(ranks.values()) != list(range(len(ranks))) or len(ranks) < 256:
-        raise BadInput(f"{path}: got {len(ranks)} ranks, wanted each of 0, 1, 2, ... once and at least 256")
-    return byte_pair_tokenizer(path.name, ranks, ranks_file=path)
+def _with_pattern(path: Path, recorded: str | None) -> Tokenizer:
+    ranks = read_ranks(path)
+    tokenizer = byte_pair_tokenizer(path.name, ranks, ranks_file=path)
+    if not is_gpt2(ranks) and (recorded is None or fingerprint(tokenizer) != recorded):
+        raise BadInput(
+            f"{path}: got {len(ranks):,} ranks of an unknown tokenizer, wanted GPT-2's 50,256: the file names neither "
+            "splitting pattern nor special tokens, which are known of those alone; pass gpt2 or bytes"
+        )
+    return tokenizer

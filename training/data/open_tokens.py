@@ -170,10 +170,13 @@ def _check_tokenizers(token_set: TokenSet, vocabulary_size: int, model_json: Pat
         )
     for directory in token_set.directories:
         other = directory.tokenizer
-        if other is not None and _identity(directory.path, other) != _identity(first, tokenizer):
+        if other is not None and (
+            _identity(directory.path, other) != _identity(first, tokenizer)
+            or len({other.fingerprint, tokenizer.fingerprint} - {None}) > 1
+        ):
             raise BadInput(
                 f"{directory.path}: made with tokenizer {other.name}, {other.vocabulary_size:,} ids, but {first} "
-                f"with {tokenizer.name}, {tokenizer.vocabulary_size:,} ids, or with other ranks of that name; "
+                f"with {tokenizer.name}, {tokenizer.vocabulary_size:,} ids, or with another of that name; "
                 "prepare all datasets of a run with one tokenizer"
             )
 

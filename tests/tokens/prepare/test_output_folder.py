@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from common.errors import BadInput
-from tests.tokens.preparing import byte_ranks, jsonl, texts_of, write
+from tests.conftest import shared
+from tests.tokens.preparing import jsonl, tokens_of, write
 from tokens.prepare import prepare as prepare_module
 from tokens.prepare.output_folder import locked
 
@@ -33,9 +34,9 @@ def test_nothing_is_written_through_links_in_the_output_folder(
     monkeypatch.setattr(prepare_module, "make_plan", plant)  # after leftovers of an earlier command were deleted
     if name == ".lock":
         (tmp_path / "out" / name).symlink_to(victim)
-    write(tmp_path / "out", source, tokenizer=str(byte_ranks(tmp_path)))
+    write(tmp_path / "out", source, tokenizer=str(shared("gpt2.tiktoken")))
     assert not list(victim.iterdir()) if name == ".units" else victim.read_text() == "precious"
-    assert texts_of(tmp_path / "out", "train") == ["text"] * 100
+    assert tokens_of(tmp_path / "out", "train") == [5239, 50256] * 100
 
 
 def test_two_commands_do_not_prepare_the_same_tokens_at_once(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 import json
 import multiprocessing
 import sys
-from base64 import b64encode
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
@@ -14,8 +13,8 @@ from tests.conftest import shared
 from tests.tokens.gpt2 import reference, strange_texts, tiktokens
 from tokens.prepare.encode_unit import _encoder
 from tokens.tokenizer import fast_encoder as fast_tokenizer
-from tokens.tokenizer.fast_encoder import FastBytePairEncoder, encoders, write_recipe
-from tokens.tokenizer.tokenizer import PROBE, BytePairTokenizer, fingerprint, load_tokenizer
+from tokens.tokenizer.fast_encoder import GROUPED_PATTERN, FastBytePairEncoder, encoders, write_recipe
+from tokens.tokenizer.tokenizer import PROBE, BytePairTokenizer, byte_pair_tokenizer, fingerprint
 
 RANKS = str(shared("gpt2.tiktoken"))
 
@@ -106,10 +105,8 @@ def test_an_encoder_that_gives_other_ids_is_passed_over(recipe: Path, tmp_path: 
 
 def test_ranks_that_no_merges_give_are_left_to_tiktoken(tmp_path: Path) -> None:
     tokens = [*(bytes([byte]) for byte in range(256)), b"abc"]  # of which no part is a token
-    path = tmp_path / "mine.tiktoken"
-    path.write_text("".join(f"{b64encode(token).decode()} {rank}\n" for rank, token in enumerate(tokens)))
-    tokenizer = load_tokenizer(str(path))
-    assert isinstance(tokenizer, BytePairTokenizer)
+    ranks = {token: rank for rank, token in enumerate(tokens)}
+    tokenizer = byte_pair_tokenizer("", ranks, None)
     assert write_recipe(tokenizer, tmp_path / "recipe.json") is None
-    assert tokenizer.encode("abc abcd").tolist() == [256, *b" abcd"]
-    assert [way.encode_batch(["abc abcd"])[0].tolist() for way in encoders(str(path), None)] == [[256, *b" abcd"]] * 2
+    for each in (tokenizer, byte_pair_tokenizer("", ranks, None, GROUPED_PATTERN)):
+        assert each.encode("abc abcd").tolist() == [256, *b" abcd"]

@@ -1,13 +1,16 @@
 """Hugging Face tokenizer files: merges from ranks, and damaged files refused."""
 
 import itertools
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from common.errors import BadInput
 from tests.tokens.gpt2 import tiktokens
-from tokens.tokenizer.hugging_face_files import _halves, read_tokenizer_files
+from tokens.tokenizer.hugging_face_files import _halves, read_tokenizer_files, write_tokenizer_files
+from tokens.tokenizer.tokenizer import load_tokenizer
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "vocab.json"])
@@ -30,3 +33,81 @@ def test_the_halves_of_a_token_are_what_its_last_merge_joins() -> None:
             first = merged.index(min(merged))
             parts[first : first + 2] = [parts[first] + parts[first + 1]]
         assert tuple(parts) == pair
+
+
+REGEX = {"type": "Split", "pattern": {"Regex": "."}, "behavior": "Isolated", "invert": False}
+TEMPLATE = {"type": "TemplateProcessing", "single": [{"Sequence": {"id": "A", "type_id": 0}}], "special_tokens": {}}
+ADDED: dict[str, Any] = {"id": 256, "content": "<|endoftext|>", "special": True}
+OTHERS: list[tuple[str, dict[str, Any], str]] = [  # file, changed keys, the key that is named
+    ("tokenizer.json", {"normalizer": {"type": "NFC"}}, "normalizer"),
+    ("tokenizer.json", {"truncation": {"max_length": 50}}, "truncation"),
+    ("tokenizer.json", {"pre_tokenizer": None}, "pre_tokenizer"),
+    ("tokenizer.json", {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [REGEX]}}, "pre_tokenizer: type"),
+    ("tokenizer.json", {"pre_tokenizer": {"type": "ByteLevel", "use_regex": False}}, "pre_tokenizer: use_regex"),
+    ("tokenizer.json", {"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True}}, "add_prefix_space"),
+    ("tokenizer.json", {"pre_tokenizer": {"type": "ByteLevel", "new": 1}}, "pre_tokenizer: 'new'"),
+    ("tokenizer.json", {"post_processor": {**TEMPLATE, "special_tokens": {"<s>": {"id": "<s>"}}}}, "special_tokens"),
+    ("tokenizer.json", {"post_processor": {**TEMPLATE, "single": []}}, "post_processor: single"),
+    ("tokenizer.json", {"decoder": {"type": "Metaspace"}}, "decoder: type"),
+    ("tokenizer.json", {"added_tokens": []}, "added_tokens: got none"),
+    (
+        "tokenizer.json",
+        {"added_tokens": [ADDED, {**ADDED, "id": 257, "content": "<|im_end|>"}]},
+        "added_tokens: 1: content",
+    ),
+    ("tokenizer.json", {"added_tokens": [{**ADDED, "lstrip": True}]}, "added_tokens: 0: lstrip"),
+    ("tokenizer.json", {"added_tokens": [{**ADDED, "id": 300}]}, "256 tokens, wanted"),
+    *(
+        ("tokenizer.json", {"model": {key: value}}, f"model: {key}")
+        for key, value in {
+            "type": "Unigram",
+            "dropout": 0.1,
+            "unk_token": "<unk>",
+            "byte_fallback": True,
+            "ignore_merges": True,
+            "merges": ["a b"],
+        }.items()
+    ),
+    ("tokenizer_config.json", {"tokenizer_class": "LlamaTokenizer"}, "tokenizer_class"),
+    ("tokenizer_config.json", {"add_prefix_space": True}, "add_prefix_space"),
+    ("tokenizer_config.json", {"add_bos_token": True}, "add_bos_token"),
+    ("tokenizer_config.json", {"eos_token": {"content": "</s>"}}, "eos_token"),
+    ("tokenizer_config.json", {"added_tokens_decoder": {"257": {"content": "<x>"}}}, "added_tokens_decoder"),
+    ("special_tokens_map.json", {"pad_token": "[PAD]"}, "pad_token"),
+    ("added_tokens.json", {"<x>": 257}, "added_tokens_decoder: '257'"),
+]
+
+
+@pytest.mark.parametrize(("name", "changed", "key"), OTHERS)
+def test_whatever_gives_other_ids_than_ours_is_refused_by_name(
+    tmp_path: Path, name: str, changed: dict[str, Any], key: str
+) -> None:
+    write_tokenizer_files(load_tokenizer("bytes"), tmp_path, 64)
+    assert read_tokenizer_files(tmp_path) is not None
+    path = tmp_path / name
+    values = json.loads(path.read_text()) if path.exists() else {}
+    for top, value in changed.items():
+        values[top] = values[top] | value if top == "model" else value
+    path.write_text(json.dumps(values))
+    with pytest.raises(BadInput) as refused:
+        read_tokenizer_files(tmp_path)
+    assert f"{name}: " in str(refused.value)
+    assert key in str(refused.value)
+
+
+def test_what_transformers_adds_to_our_files_changes_no_id(tmp_path: Path) -> None:
+    write_tokenizer_files(load_tokenizer("bytes"), tmp_path, 64)
+    path = tmp_path / "tokenizer.json"
+    values = json.loads(path.read_text())
+    model = values["model"] | {
+        "dropout": None,
+        "unk_token": None,
+        "byte_fallback": False,
+        "merges": [],
+        "fuse_unk": False,
+    }
+    path.write_text(json.dumps(values | {"post_processor": TEMPLATE | {"pair": []}, "model": model}))
+    assert read_tokenizer_files(tmp_path) is not None
+    path.unlink()
+    with pytest.raises(BadInput, match=r"vocab\.json: got 257 ids of an unknown tokenizer, without tokenizer\.json"):
+        read_tokenizer_files(tmp_path)

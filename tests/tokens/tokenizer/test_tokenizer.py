@@ -12,7 +12,7 @@ import tiktoken
 from common.errors import BadInput
 from tests.conftest import shared
 from tests.tokens.gpt2 import reference
-from tokens.tokenizer.tokenizer import load_tokenizer, token_dtype
+from tokens.tokenizer.tokenizer import byte_pair_tokenizer, fingerprint, load_tokenizer, read_ranks, token_dtype
 
 
 @pytest.mark.parametrize("name", ["tinyshakespeare.txt", "wikitext2.txt", "instruction-data.json"])
@@ -77,6 +77,21 @@ def test_ranks_without_one_of_the_bytes_are_refused(tmp_path: Path) -> None:
     path.write_text("\n".join(lines))
     with pytest.raises(BadInput, match=r"x\.tiktoken: byte 0xff has no rank of its own"):  # tiktoken panics
         load_tokenizer(str(path))
+
+
+def test_ranks_of_unknown_pattern_are_refused_but_beside_tokens_made_with_gpt2s(tmp_path: Path) -> None:
+    path = tmp_path / "gpt2.tiktoken"
+    lines = shared("gpt2.tiktoken").read_bytes().splitlines()
+    path.write_bytes(b"\r\n".join(reversed(lines)))  # known by content, not by its bytes or name
+    assert load_tokenizer(str(path)).end_of_text_id == 50256
+    path.write_bytes(b"\n".join([*lines[:-2], lines[-1].split()[0] + b" 50254", lines[-2].split()[0] + b" 50255"]))
+    with pytest.raises(BadInput, match=r"gpt2\.tiktoken: got 50,256 ranks of an unknown tokenizer, wanted GPT-2's"):
+        load_tokenizer(str(path))
+    path.write_bytes(b"\n".join(lines[:300]))
+    recorded = fingerprint(byte_pair_tokenizer("", read_ranks(path), None))
+    assert load_tokenizer(str(path), recorded).vocabulary_size == 301
+    with pytest.raises(BadInput, match="unknown tokenizer"):
+        load_tokenizer(str(path), fingerprint(byte_pair_tokenizer("", read_ranks(path), None, r"\p{N}|\s+|\S+")))
 
 
 @pytest.mark.parametrize("kind", ["pipe", "folder", "device"])
