@@ -16,7 +16,7 @@ from training.checkpoints.node_copies import find_on_nodes
 from training.checkpoints.node_disks import NodeDisks
 from training.checkpoints.run_record import RESOLVED, RunRecord, WeightsOrigin
 from training.checkpoints.saved_state import read_state
-from training.checkpoints.storage import Checkpoint
+from training.checkpoints.storage import Checkpoint, name_of
 from training.initial_weights import InitialWeights, check_origin, start_from
 from training.parallel.process_group import Ranks, from_coordinator
 from training.state import TrainState
@@ -65,6 +65,9 @@ def resume(request: ResumeRequest, state: TrainState, disks: NodeDisks, bucket: 
     archived = disks.on_each(lambda: archive.archive_after(directory, found))[0]
     if archived is not None:
         print_lines(ranks, [f"--resume {wanted}: later checkpoints are now in {archived}"])
+    best = state.position.best_step
+    if best is not None and not found.storage.exists(name_of(best)):
+        print_lines(ranks, [f"NOTE: the best checkpoint of the run, {name_of(best)}, is not on this disk"])
     print_lines(ranks, [f"resuming from {found} at step {state.position.step:,} of {request.record.steps:,}"])
     return beginning
 

@@ -1,15 +1,12 @@
 """Checkpoints in a bucket: the objects that one has there, its publication, retention and download."""
 
-import hashlib
-
 from common.bucket import Bucket
 from common.errors import BadInput
 from common.files import write_error
 from common.json_files import parse_json
 from training.checkpoints.checkpoint_manifest import manifest_entries, manifest_text
-from training.checkpoints.saved_state import parse_state
+from training.checkpoints.saved_state import check_format, parse_state
 from training.checkpoints.storage import (
-    LINKS,
     MANIFEST,
     OPTIMIZER,
     STATE,
@@ -31,11 +28,12 @@ def complete_steps(bucket: Bucket) -> list[str]:
 
 
 def candidates(bucket: Bucket, wanted: str) -> list[str]:
-    """Return the names to resume from, the best one first: "auto" is the newest, a link what it refers to."""
+    """Return the names to resume from, the best one first: of "auto" all, the newest first; of "best" its target."""
     steps = complete_steps(bucket)
-    if wanted in LINKS:
-        link = bucket.read(wanted)
-        wanted = "" if link is None else link.content.decode(errors="replace")
+    if wanted == "latest":  # its object is written after the checkpoint
+        return steps[-1:]
+    if wanted == "best":
+        wanted = _linked(bucket, wanted)
     return steps[::-1] if wanted == "auto" else [name for name in steps if name == wanted]
 
 
@@ -43,9 +41,10 @@ def check_branch(bucket: Bucket, step: int, wanted: str) -> None:
     """Raise BadInput where a run that goes on from a step, or from 0, would mix with later checkpoints of another."""
     later = [name for name in complete_steps(bucket) if name > name_of(step)]
     if later and wanted != "auto":
+        here = f"{name_of(step)} is on this disk, " if step > 0 else ""
         raise BadInput(
             f"{bucket.url}: holds {later[-1]}, and --resume {wanted} begins before it; nothing in a bucket is moved "
-            "away: set checkpoints to another prefix, or delete what is there"
+            f"away: {here}set checkpoints to another prefix, or delete what is there"
         )
 
 
@@ -61,13 +60,19 @@ def publish(bucket: Bucket, name: str, small: dict[str, bytes]) -> None:
 
 
 def tidy(bucket: Bucket, name: str, best: str | None, keep: int) -> None:
-    """Write `latest` and `best`; delete all but these and the newest `keep` checkpoints, and what kills have left."""
+    """Write `latest` and `best`; delete what kills have left, and older checkpoints.
+
+    The best and the newest `keep` stay, and later ones, which were not intact. `best`: of the run; where the bucket
+    lacks it, the one that it has stays.
+    """
     folders = _folders(bucket)
     steps = sorted(each for each, files in folders.items() if MANIFEST in files)
     bucket.write("latest", name.encode())
     if best in steps:
         bucket.write("best", str(best).encode())
-    kept = {name, best, *steps[-keep:]}
+    else:
+        best = _linked(bucket, "best")
+    kept = {best, *[each for each in steps if each <= name][-keep:], *(each for each in steps if each >= name)}
     old = {each: files for each, files in folders.items() if each not in kept}
     bucket.delete([f"{each}/{MANIFEST}" for each, files in old.items() if MANIFEST in files])  # first: none is partial
     bucket.delete([f"{each}/{file}" for each, files in old.items() for file in files - {MANIFEST}])
@@ -83,8 +88,11 @@ def fetch(bucket: Bucket, name: str, storage: Storage) -> str | None:
     try:
         contents = {file: version.content for file, version in small.items() if version is not None}
         wanted = manifest_entries(contents[MANIFEST])
-        parse_state(parse_json(contents[STATE]))
+        _check_state(f"{bucket.url}/{name}", contents[STATE], wanted)
         files = {file: NewFile(b"", sizes[f"{name}/{file}"]) for file in TENSOR_FILES}
+        for file, new in files.items():
+            if new.size_bytes != wanted[file].size_bytes:
+                raise ValueError(f"{file}: got {new.size_bytes:,} bytes, wanted {wanted[file].size_bytes:,}")
     except (ValueError, KeyError, TypeError) as error:
         return f"{bucket.url}/{name}: damaged: {error}"
     try:
@@ -92,8 +100,8 @@ def fetch(bucket: Bucket, name: str, storage: Storage) -> str | None:
         for file, new in files.items():
             storage.write_rows(name, file, bucket.pieces(f"{name}/{file}", new.size_bytes))
         found = {file: storage.entry(name, file) for file in TENSOR_FILES}
-        problem = _compare(found, wanted, contents[STATE])
-        if problem is None:
+        damaged = [file for file, entry in found.items() if entry != wanted[file]]
+        if not damaged:
             storage.put(name, STATE, contents[STATE])
             found[STATE] = storage.entry(name, STATE)
             storage.put(name, MANIFEST, manifest_text(found).encode())
@@ -106,20 +114,28 @@ def fetch(bucket: Bucket, name: str, storage: Storage) -> str | None:
         storage.discard(name)
         raise write_error(storage.where(name), error) from error
     storage.discard(name)
-    return f"{bucket.url}/{name}: {problem}"
+    return f"{bucket.url}/{name}: {damaged[0]}: damaged: its sha256 is not the one in {MANIFEST}"
 
 
-def _compare(found: dict[str, FileDigest], wanted: dict[str, FileDigest], text: bytes) -> str | None:
-    """Return which of the files is damaged, or None. The state may be newer than the manifest: see `publish`."""
-    for file, entry in found.items():
-        if entry != wanted[file]:
-            return f"{file}: damaged: its sha256 is not the one in {MANIFEST}"
-    state = parse_state(parse_json(text))
-    if hashlib.sha256(text).hexdigest() == wanted[STATE].sha256:
-        return None
-    if state.state_sha256 == combined_sha256(state.position.step, {file: each.sha256 for file, each in found.items()}):
-        return None
-    return f"{STATE}: damaged: its sha256 is not the one in {MANIFEST}"
+def _check_state(address: str, text: bytes, files: dict[str, FileDigest]) -> None:
+    """Raise ValueError unless a state is of its address' step and these tensor files; BadInput for another version's.
+
+    Its own sha256 may be newer than the manifest's: see `publish`.
+    """
+    values = parse_json(text)
+    check_format(values, f"{address}/{STATE}")
+    state = parse_state(values)
+    step = state.position.step
+    if name_of(step) != address.rpartition("/")[2]:
+        raise ValueError(f"{STATE}: it is of step {step:,}, not of this name's")
+    if state.state_sha256 != combined_sha256(step, {file: files[file].sha256 for file in TENSOR_FILES}):
+        raise ValueError(f"{STATE}: state_sha256: does not match the step and the two tensor files")
+
+
+def _linked(bucket: Bucket, link: str) -> str:
+    """Return the name that a link of the bucket refers to; an empty one where there is no such link."""
+    found = bucket.read(link)
+    return "" if found is None else found.content.decode(errors="replace").strip()
 
 
 def _folders(bucket: Bucket) -> dict[str, set[str]]:

@@ -23,6 +23,7 @@ from common.errors import BadInput
 from training.checkpoints.bucket_checkpoints import TENSOR_FILES, complete_steps, publish, tidy
 from training.checkpoints.bucket_lease import BucketLease
 from training.checkpoints.node_disks import NodeDisks
+from training.checkpoints.saved_state import best_name
 from training.checkpoints.storage import MANIFEST, STATE, Checkpoint
 from training.config.train_config import Run
 from training.parallel.process_group import SAVE_TIMEOUT, from_coordinator, gather, together
@@ -110,7 +111,7 @@ class Uploader:
         def is_there() -> bool:
             if checkpoint.name not in complete_steps(self.bucket):
                 return False
-            tidy(self.bucket, checkpoint.name, checkpoint.storage.target("best"), self._keep)
+            tidy(self.bucket, checkpoint.name, best_name(checkpoint), self._keep)
             return True
 
         ranks = self._disks.ranks
@@ -157,7 +158,7 @@ class Uploader:
             name=checkpoint.name,
             tensors={file: checkpoint.file(file).open("rb") for file in mine},
             small={file: checkpoint.file(file).read_bytes() for file in (STATE, MANIFEST)} if first else {},
-            best=checkpoint.storage.target("best") if first else None,
+            best=best_name(checkpoint) if first else None,
         )
 
     def _run(self, opened: OpenCheckpoint) -> None:

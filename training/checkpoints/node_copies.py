@@ -20,7 +20,18 @@ from training.checkpoints.directory import find
 from training.checkpoints.disk import Disk, checkpoints_of, new_archive
 from training.checkpoints.node_disks import NodeDisks
 from training.checkpoints.saved_state import read_state
-from training.checkpoints.storage import MANIFEST, OPTIMIZER, STATE, WEIGHTS, Checkpoint, NewFile, name_of, steps_in
+from training.checkpoints.storage import (
+    LINKS,
+    MANIFEST,
+    OPTIMIZER,
+    STATE,
+    WEIGHTS,
+    Checkpoint,
+    NewFile,
+    followed_links,
+    name_of,
+    steps_in,
+)
 from training.checkpoints.verification import verify
 from training.parallel.process_group import DOWNLOAD_TIMEOUT, from_coordinator, gather
 from training.telemetry.reporter import print_lines
@@ -52,7 +63,7 @@ def find_on_nodes(run_directory: Path, wanted: str, disks: NodeDisks, bucket: Bu
     found = [node.found for node in on_nodes if node.found is not None]
     if not found:
         if problems := [node.problem for node in on_nodes if node.problem is not None]:
-            raise BadInput(problems[0])
+            raise BadInput(problems[0] + ("" if bucket is None else f"; there is none in {bucket.url}, either"))
         return None
     newest, _ = max(found)
     holds = [node.found is not None and node.found[0] == newest for node in on_nodes]
@@ -92,17 +103,28 @@ def _look(storage: Disk, wanted: str) -> HeldCheckpoints:
 
 
 def _fetch_newer(bucket: Bucket, storage: Disk, wanted: str, disks: NodeDisks, on_nodes: list[HeldCheckpoints]) -> bool:
-    """Download the newest intact checkpoint of a bucket to each node, where no node has one as new; return whether."""
+    """Download the newest intact checkpoint of a bucket to each node, where no node has one as new; return whether.
+
+    A link that was wanted then refers to it. Raises BadInput where none is intact, here or there.
+    """
     held = max((node.found for node in on_nodes if node.found is not None), default=None)
+    damaged: list[str] = []
     for name in from_coordinator(disks.ranks, lambda: candidates(bucket, wanted), group=disks.ranks.download):
         if held is not None and name_of(held[0]) >= name:
             return False
         print_lines(disks.ranks, [f"downloading {name} from {bucket.url}"])
-        disks.on_each(functools.partial(_archive, storage, {name}))
-        problems = disks.on_each(functools.partial(fetch, bucket, name, storage))
-        if set(problems) == {None}:
+        archived = disks.on_each(functools.partial(_archive, storage, {name, *followed_links(storage)}))
+        print_lines(disks.ranks, [f"what had its name is now in {where}" for where in archived if where])
+        problems = [each for each in disks.on_each(functools.partial(fetch, bucket, name, storage)) if each is not None]
+        if not problems:
+            if wanted in LINKS:
+                disks.on_each(functools.partial(storage.point, wanted, name))
             return True
-        print_lines(disks.ranks, [f"WARNING: {problem}" for problem in problems if problem is not None][:1])
+        print_lines(disks.ranks, [f"WARNING: {problems[0]}"])
+        damaged.append(problems[0])
+    if damaged and held is None:
+        others = "no other checkpoint is intact: set checkpoints to another prefix to start anew"
+        raise BadInput(f"{damaged[0]}; {others if wanted == 'auto' else 'resume from another one with --resume NAME'}")
     return False
 
 

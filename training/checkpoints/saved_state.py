@@ -12,7 +12,7 @@ from common.json_files import read_json
 from common.structure import structured
 from model import checks
 from training.checkpoints.run_record import RunRecord, with_stream_list
-from training.checkpoints.storage import STATE, STEP_NAME, Checkpoint
+from training.checkpoints.storage import STATE, STEP_NAME, Checkpoint, name_of
 from training.checkpoints.tensor_files import combined_sha256
 from training.precision import SavedLossScale
 from training.spike_guard import SpikeHistory
@@ -65,15 +65,26 @@ def read_state(checkpoint: Checkpoint) -> SavedState:
     if not file.exists():
         raise BadInput(f"{file}: not there; it has to be on every machine's disk, or on one that all share", alone=True)
     values = read_json(file, advice=_ADVICE)
-    if values.get("format") != FORMAT:
-        raise BadInput(
-            f"{file}: got format {quoted(values.get('format'))}, wanted {FORMAT}: another version of Lockstep "
-            "wrote it; resume with that version, or start anew with --resume never"
-        )
+    check_format(values, str(file))
     try:
         return parse_state(values)
     except ValueError as error:
         raise BadInput(f"{file}: damaged or edited: {error}; {_ADVICE}") from error
+
+
+def check_format(values: dict[str, Any], where: str) -> None:
+    """Raise BadInput for the state of another version."""
+    if values.get("format") != FORMAT:
+        raise BadInput(
+            f"{where}: got format {quoted(values.get('format'))}, wanted {FORMAT}: another version of Lockstep "
+            "wrote it; resume with that version, or start anew with --resume never"
+        )
+
+
+def best_name(checkpoint: Checkpoint) -> str | None:
+    """Return the name of the best checkpoint, as this one's state has it; None where nothing was validated."""
+    step = read_state(checkpoint).position.best_step
+    return None if step is None else name_of(step)
 
 
 def check_origin(checkpoint: Checkpoint, digests: Mapping[str, str]) -> None:

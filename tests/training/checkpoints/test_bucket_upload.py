@@ -16,6 +16,7 @@ from common.bucket import Bucket
 from tests import launch
 from tests.bucket_server import KEY, SECRET, BucketServer
 from tests.conftest import ROOT, metrics
+from tests.training.checkpoints.conftest import FILES
 from training.checkpoints.bucket_checkpoints import complete_steps
 from training.checkpoints.saved_state import FIELDS_SHA256, fields_sha256
 from training.telemetry.metrics_log import read_metrics
@@ -196,6 +197,74 @@ def test_a_damaged_checkpoint_of_a_bucket_is_passed_over(
     done = train(third)
     assert "the run is complete" in done.stdout
     assert last_hash(third) == straight
+
+
+@pytest.mark.slow
+def test_checkpoints_under_wrong_names_are_passed_over_and_none_that_is_intact_is_no_new_beginning(
+    make_run: Callable[..., Path], bucket_server: BucketServer, straight: str
+) -> None:
+    run = make_run("named", **STEPS, checkpoints=url("named"))
+    assert train(run, "--max-steps", "6").returncode == 0
+    bucket = Bucket(url("named"))
+    for file in FILES:
+        bucket.write(f"step-00000010/{file}", bucket.read(f"step-00000006/{file}").content)
+    other = blank(run, "other")
+    done = train(other)
+    assert done.returncode == 0, done.stderr
+    assert f"{url('named')}/step-00000010: damaged: state.json: it is of step 6, not of this name's" in done.stderr
+    assert f"resuming from {other / 'checkpoints' / 'step-00000006'}" in done.stdout
+    assert last_hash(other) == straight
+    for name in complete_steps(bucket):
+        bucket.write(f"{name}/model.safetensors", b"cut")
+    refused = train(blank(run, "third"))
+    assert refused.returncode == 1
+    assert "model.safetensors: got 3 bytes, wanted" in refused.stderr
+    assert "no other checkpoint is intact: set checkpoints to another prefix" in refused.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wanted", ["latest", "best", "step-00000008"])
+def test_a_blank_machine_resumes_from_a_link_or_name_of_the_bucket(
+    make_run: Callable[..., Path], bucket_server: BucketServer, straight: str, wanted: str
+) -> None:
+    run = make_run("linked", **STEPS, checkpoints=url(f"linked-{wanted}"))
+    assert train(run, "--max-steps", "8").returncode == 0
+    other = blank(run, "other")
+    done = train(other, "--resume", wanted, "--max-steps", "8")
+    assert done.returncode == 0, done.stderr
+    assert [(other / "checkpoints" / link).readlink().name for link in ("latest", "best")] == ["step-00000008"] * 2
+    assert train(other).returncode == 0
+    assert last_hash(other) == straight
+
+
+@pytest.mark.slow
+def test_the_best_checkpoint_of_a_bucket_outlives_new_machines_and_begins_another_branch(
+    make_run: Callable[..., Path], bucket_server: BucketServer
+) -> None:
+    ruined = {"learning_rate": 0.5, "warmup_period_percent": 50, "keep_checkpoints": 1, "validation_interval": 2}
+    run = make_run("first", **STEPS | ruined, checkpoints=url("outlives"))
+    assert train(run, "--max-steps", "8", SLOW_STEP="0.3").returncode == 0
+    bucket = Bucket(url("outlives"))
+    losses = metrics(run, "validation_loss")
+    best = f"step-{min(losses, key=losses.__getitem__):08d}"
+    assert best < "step-00000008"
+    other = blank(run, "other")
+    done = train(other)
+    assert done.returncode == 0, done.stderr
+    assert f"NOTE: the best checkpoint of the run, {best}, is not on this disk" in done.stdout
+    assert bucket.read("best").content.decode() == best
+    assert complete_steps(bucket) == [best, "step-00000012"]
+    third = blank(run, "third")
+    refused = train(third, "--resume", "best")
+    assert refused.returncode == 1
+    assert (
+        f"holds step-00000012, and --resume best begins before it; nothing in a bucket is moved away: {best} is on "
+        in (refused.stderr)
+    )
+    done = train(third, "--resume", "best", "--set", f"checkpoints={url('outlives-2')}")
+    assert done.returncode == 0, done.stderr
+    assert f"resuming from {third / 'checkpoints' / best}" in done.stdout
+    assert last_hash(third) == last_hash(other)
 
 
 @pytest.mark.slow
