@@ -17,7 +17,7 @@ import attrs
 from common.errors import BadInput
 
 if TYPE_CHECKING:
-    from obstore import UpdateVersion
+    from obstore import GetOptions, UpdateVersion
 
 SCHEMES = ("s3", "gs", "az")
 RETRY_SECONDS = 60.0  # after which a request is not tried again
@@ -34,6 +34,15 @@ class Version:
 
     content: bytes
     tag: "UpdateVersion"
+
+
+@attrs.frozen
+class StoredObject:
+    """An object as it is listed."""
+
+    size_bytes: int
+    written_at: float  # by the server's clock, in seconds since 1970
+    e_tag: str | None  # None where the server has none
 
 
 class Taken(BadInput):
@@ -66,15 +75,22 @@ class Bucket:
             ),
         )
 
-    def sizes(self, prefix: str = "") -> dict[str, int]:
-        """Return the bytes of each object whose name begins with a prefix of whole folders."""
+    def objects(self, prefix: str = "") -> dict[str, StoredObject]:
+        """Return each object whose name begins with a prefix of whole folders."""
         import obstore
 
-        def find() -> dict[str, int]:
-            listed = obstore.list(self._store, prefix.rstrip("/") or None)
-            return {entry["path"]: entry["size"] for entries in listed for entry in entries}
+        def find() -> dict[str, StoredObject]:
+            entries = (entry for page in obstore.list(self._store, prefix.rstrip("/") or None) for entry in page)
+            return {
+                entry["path"]: StoredObject(entry["size"], entry["last_modified"].timestamp(), entry["e_tag"])
+                for entry in entries
+            }
 
         return self._ask(prefix, "listed", find)
+
+    def sizes(self, prefix: str = "") -> dict[str, int]:
+        """Return the bytes of each of these objects."""
+        return {name: found.size_bytes for name, found in self.objects(prefix).items()}
 
     def read(self, name: str) -> Version | None:
         """Return a small object; None where there is none."""
@@ -119,14 +135,22 @@ class Bucket:
         put = functools.partial(obstore.put, chunk_size=PIECE_BYTES, max_concurrency=PIECES_AT_ONCE)
         self._ask(name, "written", lambda: put(self._store, name, file))
 
-    def pieces(self, name: str, size_bytes: int) -> Iterator[tuple[int, memoryview]]:
-        """Yield (offset in bytes, content) of an object's pieces, in order."""
+    def pieces(self, name: str, size_bytes: int, e_tag: str | None = None) -> Iterator[tuple[int, memoryview]]:
+        """Yield (offset in bytes, content) of an object's pieces, in order. Raises Taken where its tag is another."""
         import obstore
+        from obstore.exceptions import PreconditionError
 
         def fetch(offset: int) -> tuple[int, memoryview]:
-            length = min(PIECE_BYTES, size_bytes - offset)
-            request = functools.partial(obstore.get_range, self._store, name, start=offset, length=length)
-            return offset, memoryview(self._ask(name, "read", request))
+            options: GetOptions = {"range": (offset, min(offset + PIECE_BYTES, size_bytes))}
+            if e_tag is not None:
+                options["if_match"] = e_tag
+            try:
+                request = functools.partial(obstore.get, self._store, name, options=options)
+                return offset, memoryview(self._ask(name, "read", lambda: request().bytes()))
+            except BadInput as error:
+                if not isinstance(error.__cause__, PreconditionError):
+                    raise
+                raise Taken(f"{self.url}/{name}: was replaced during the download; rerun the same command") from error
 
         offsets = range(0, size_bytes, PIECE_BYTES)
         with ThreadPoolExecutor(PIECES_AT_ONCE) as threads:

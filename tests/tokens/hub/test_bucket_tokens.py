@@ -1,6 +1,7 @@
 """Token files from a bucket: downloaded once, resumed, refused where there are none."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from tests import launch
 from tests.bucket_server import BucketServer
 from tests.conftest import ROOT
 from tokens.hub.bucket_tokens import download_tokens
+from tokens.hub.download import RECEIPT
 
 IMPATIENT = ROOT / "tests" / "training" / "checkpoints" / "impatient.py"
 NAMES = ("train.safetensors", "validation.safetensors", "manifest.json")
@@ -52,6 +54,34 @@ def test_a_download_goes_on_where_it_was_interrupted_and_is_done_once(
     bucket_server.calm()
     download_tokens(url, here)
     assert bucket_server.requests == []
+
+
+def test_a_download_never_mixes_two_preparations(
+    bucket_server: BucketServer, token_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bucket_module, "RETRY_SECONDS", 0.2)
+    monkeypatch.setattr(bucket_module, "PIECE_BYTES", 1 << 17)
+    monkeypatch.setattr(bucket_module, "PIECES_AT_ONCE", 1)
+    url, here = put("mixed", token_files), tmp_path / "tokens"
+    bucket = Bucket(url)
+    other = {name: (token_files / name).read_bytes()[::-1] for name in NAMES}  # of the same sizes
+
+    def replace(number: int) -> None:
+        if "train" in bucket_server.requests[number - 1] and not bucket_server.requests[number - 1].startswith("PUT"):
+            bucket_server.before = lambda _: None
+            for name, content in other.items():
+                bucket.write(name, content)
+
+    bucket_server.before = replace
+    with pytest.raises(BadInput, match=r"train.safetensors: was replaced during the download; rerun the same command"):
+        download_tokens(url, here)
+    os.utime(here / "manifest.json", (0, 0))  # of the first preparation, long ago
+    download_tokens(url, here)
+    assert {name: (here / name).read_bytes() for name in NAMES} == other
+    (here / RECEIPT).unlink()
+    (here / "train.safetensors").rename(here / "train-00000-of-00002.safetensors")
+    with pytest.raises(BadInput, match=r"00002.safetensors: is not in s3://runs/mixed, but of another preparation"):
+        download_tokens(url, here)
 
 
 @pytest.mark.usefixtures("bucket_server")
