@@ -5,13 +5,27 @@ tell a file system without locks from a file that cannot be opened.
 """
 
 import fcntl
+import os
 import time
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TextIO
 
 from common.errors import BadInput, printable
+from common.files import writing
+from common.json_files import open_descriptor
 
 POLL_SECONDS = 0.2
+
+
+def open_locked(path: Path, contention: str, *, wait_seconds: float = 0.0) -> TextIO:
+    """Open or create a lock file, and lock it until it is closed, as `lock` does.
+
+    Raises BadInput also for what is no regular file: a pipe's other end is not waited for.
+    """
+    with writing(path):
+        file = os.fdopen(open_descriptor(path, os.O_RDWR | os.O_APPEND | os.O_CREAT), "a+")
+    lock(file, path, contention, wait_seconds=wait_seconds)
+    return file
 
 
 def lock(file: IO[Any], path: Path, contention: str, *, wait_seconds: float = 0.0) -> None:

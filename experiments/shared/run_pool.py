@@ -6,7 +6,6 @@ experiment.py was killed. A call takes over the jobs that an earlier one has lef
 A job that the user has started by hand is waited for, too, and never stopped.
 """
 
-import os
 import re
 import signal
 import time
@@ -18,9 +17,8 @@ from typing import Any
 import attrs
 
 from common.errors import EXIT_DIVERGED, EXIT_DONE, EXIT_STOPPED, BadInput
-from common.file_lock import lock
-from common.files import writing
-from common.json_files import open_descriptor
+from common.file_lock import open_locked
+from common.installation import keep_logs_only
 from experiments.shared.account import Account
 from experiments.shared.pool_devices import PoolDevices
 from experiments.shared.pool_display import PoolDisplay
@@ -80,11 +78,9 @@ class RunPool:
         self._over_budget = False
 
     def __enter__(self) -> "RunPool":
-        path = self._directory / EXPERIMENT_LOCK
-        with writing(path):
-            self._lock = os.fdopen(open_descriptor(path, os.O_RDWR | os.O_CREAT), "r+")
+        keep_logs_only()
         contention = f"{self._directory}: another experiment.py works there; wait for it, or stop it"
-        lock(self._lock, path, contention, wait_seconds=LOCK_SECONDS)
+        self._lock = open_locked(self._directory / EXPERIMENT_LOCK, contention, wait_seconds=LOCK_SECONDS)
         self._devices = PoolDevices.of(self._options)
         self.account = Account(self._directory, self._options)
         self._handlers = {number: signal.signal(number, self._on_signal) for number in SIGNALS}

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Protocol
 import attrs
 
 from common.errors import BadInput
-from common.file_lock import lock
+from common.file_lock import open_locked
 from common.files import is_folder, replace_file, writing
 from common.json_files import read_json
 from reporting.run_history import check_begun
@@ -85,10 +85,8 @@ class Replay:
             raise BadInput(f"{directory}: no such run directory; wanted a folder with {METRICS}")
         self._directory, self._project, self._open = directory, project, open_store
         self._state = directory / f".tracker-{name}.json"
-        path = directory / f".tracker-{name}.lock"
-        with writing(path):
-            self._lock = path.open("a")
-        lock(self._lock, path, f"{directory}: another report.py --to {name} is at work; wait for it")
+        contention = f"{directory}: another report.py --to {name} is at work; wait for it"
+        self._lock = open_locked(directory / f".tracker-{name}.lock", contention)
         self._store: Store | None = None
         self._progress = self._read_state()
 

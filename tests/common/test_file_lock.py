@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import os
 import threading
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from common import file_lock
 from common.errors import BadInput
-from common.file_lock import lock
+from common.file_lock import lock, open_locked
 
 
 def test_a_second_holder_is_refused_until_the_first_closes_its_file(tmp_path: Path) -> None:
@@ -45,3 +46,14 @@ def test_a_file_system_without_locks_costs_a_note(
         lock(file, path, "taken")
     name = str(path).replace("\n", "\\n")
     assert capsys.readouterr().out.startswith(f"NOTE: {name}: cannot be locked ([Errno {errno.ENOLCK}] No locks")
+
+
+def test_a_pipe_or_device_in_the_place_of_a_lock_file_is_refused_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    for make in (os.mkfifo, lambda path: path.symlink_to("/dev/null"), os.mkdir):
+        make(path)
+        with pytest.raises(BadInput, match="cannot be written"):
+            open_locked(path, "taken")
+        path.rmdir() if path.is_dir() else path.unlink()
+    with open_locked(path, "taken"), pytest.raises(BadInput, match=r"^taken$"):
+        open_locked(path, "taken")

@@ -1,15 +1,13 @@
 """Output folder of a preparation: locked, never mixed with other tokens, emptied when nothing was prepared."""
 
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from common.errors import BadInput
-from common.file_lock import lock
+from common.file_lock import open_locked
 from common.files import is_folder, writing
-from common.json_files import open_descriptor
 from tokens.format.manifest import MANIFEST
 from tokens.prepare.command import PrepareCommand
 from tokens.prepare.commit_log import LEDGER
@@ -37,10 +35,7 @@ def check_output(command: PrepareCommand) -> None:
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
     """Hold the lock of a token directory. Raises BadInput while another process holds it."""
-    with writing(directory / LOCK):  # not waiting for the other end of a pipe
-        descriptor = open_descriptor(directory / LOCK, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    with os.fdopen(descriptor, "a") as file:
-        lock(file, directory, f"{directory}: {IN_USE}")
+    with open_locked(directory / LOCK, f"{directory}: {IN_USE}"):
         yield
 
 

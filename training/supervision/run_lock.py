@@ -14,8 +14,7 @@ from typing import Any, TextIO
 
 import attrs
 
-from common.file_lock import lock
-from common.files import writing
+from common.file_lock import open_locked
 from common.json_files import open_descriptor
 from training.launch import environment_nodes, restarts, torchrun_identity
 from training.supervision.exit_record import EXIT_FILE
@@ -74,11 +73,8 @@ class RunLock:
 
 def take_run_lock(run_directory: Path, *, wait_seconds: float = LOCK_SECONDS) -> RunLock:
     """Lock a run directory. Raises BadInput when another job holds the lock after `wait_seconds`."""
-    path = run_directory / LOCK_FILE
-    with writing(path):
-        file = os.fdopen(open_descriptor(path, os.O_RDWR | os.O_APPEND | os.O_CREAT), "a+")
     contention = f"{run_directory}: another job trains this run; wait for it, or stop it"
-    lock(file, path, contention, wait_seconds=wait_seconds)
+    file = open_locked(run_directory / LOCK_FILE, contention, wait_seconds=wait_seconds)
     file.seek(0)
     return RunLock(file, _parsed(file.read(LOCK_CHARACTERS)))
 
@@ -93,7 +89,7 @@ def lock_is_held(run_directory: Path) -> bool | None:
     """Tell whether a job holds the run lock; None where the file system has no locks."""
     path = run_directory / LOCK_FILE
     try:
-        with path.open() as file:
+        with os.fdopen(open_descriptor(path, os.O_RDONLY)) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # released at once: a job that starts would try again
     except BlockingIOError:
         return True

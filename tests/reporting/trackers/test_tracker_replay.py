@@ -1,5 +1,6 @@
 """Replay: each row is in the tracker once, with its values, whatever interrupts the replay or supersedes its steps."""
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -120,6 +121,9 @@ def test_a_run_that_has_not_begun_is_told_from_none_and_a_second_replay_is_refus
     with pytest.raises(BadInput, match=r"another report\.py --to tensorboard is at work"):
         module.Replay(tmp_path, "tensorboard", "tests", lambda _: None)  # type: ignore[arg-type, return-value]
     first.close()
+    os.mkfifo(tmp_path / ".tracker-trackio.lock")
+    with pytest.raises(BadInput, match=r"\.lock: cannot be written: is a pipe"):
+        module.Replay(tmp_path, "trackio", "tests", lambda _: None)  # type: ignore[arg-type, return-value]
 
 
 @pytest.mark.slow
