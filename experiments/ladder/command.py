@@ -83,13 +83,15 @@ class LadderCommand:
         return None
 
     def _finish(self, table: "LadderTable", output: Path) -> None:
-        """Print the table, and write it and the forecast. Raises BadInput without one."""
+        """Write the table and the forecast, and print them. Raises BadInput without one."""
         from common.errors import BadInput
         from experiments.ladder.conclusion import write_forecast
 
-        print(table.text())
-        print(f"\n{table.write(output)}: this table", flush=True)
-        path = write_forecast(table.ladder, table.forecast)
+        try:
+            written, path = table.write(output), write_forecast(table.ladder, table.forecast)
+        finally:  # it may be all that there is
+            print(table.text(), flush=True)
+        print(f"\n{written}: this table", flush=True)
         if table.refused is not None:
             raise BadInput(f"{self.file}: {table.refused}; all results are in {output}")
         print(f"{path}: shown by train.py {table.ladder.target.directory} --plan")

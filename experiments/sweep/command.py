@@ -80,11 +80,14 @@ class SweepCommand:
         return None
 
     def _finish(self, sweep: "Sweep", runs: "list[VariantRun]", output: Path) -> None:
-        """Print the table, and write it."""
+        """Write the table, and print it."""
         from experiments.sweep.halving import stopped_variants
         from experiments.sweep.sweep_table import SweepTable
         from experiments.sweep.variant_runs import results_of
 
         table: SweepTable = SweepTable.of(sweep, results_of(sweep, runs, stopped_variants(sweep, runs)))
-        print(table.text())
-        print(f"\n{table.write(output)}", flush=True)
+        try:
+            path = table.write(output)
+        finally:  # it may be all that there is
+            print(table.text(), flush=True)
+        print(f"\n{path}", flush=True)
