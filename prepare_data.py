@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from common.errors import EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, BadInput, printable
-from common.installation import begin, exit_status
+from common.installation import begin, exit_status, keep_logs_only
 
 if TYPE_CHECKING:
     from tokens.prepare.command import PrepareCommand
@@ -26,8 +26,6 @@ def main() -> int:
             return prepare(command)
         print("\n".join(map(printable, command.lines())))
         return EXIT_DONE
-    except BrokenPipeError:
-        raise
     except (BadInput, OSError) as error:
         print(f"prepare_data.py: {printable(str(error))}", file=sys.stderr)
         return EXIT_ERROR
@@ -46,6 +44,7 @@ def prepare(command: "PrepareCommand") -> int:
         begun = (command.directory / LEDGER).exists()
         return "; what was committed is kept: the same command goes on" if begun else ""
 
+    keep_logs_only()
     began = time.monotonic()
     display = Display()
     try:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from common.errors import EXIT_DIVERGED, EXIT_DONE, EXIT_ERROR, EXIT_STOPPED, BadInput, Diverged, printable
 from common.files import is_folder, system_error
-from common.installation import begin, exit_status
+from common.installation import begin, exit_status, keep_logs_only
 from training.launch import environment_rank
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ def main() -> int:
     from training.supervision.supervision import Supervision
 
     command: TrainCommand = parse("train.py", TrainCommand, sys.argv[1:], epilog=TRAIN_EPILOG)
+    if command.trains:
+        keep_logs_only()
     locks = command.trains and environment_rank() == 0 and is_folder(command.run)
     try:
         supervision = Supervision(command.run if locks else None)
@@ -42,9 +44,8 @@ def main() -> int:
 
     try:
         status = record(train)(command, supervision) or EXIT_DONE  # record's type allows None
-    except Exception as error:  # noqa: BLE001  # record has kept it for torchrun; leave() prints nothing
-        if not isinstance(error, BrokenPipeError):
-            traceback.print_exc()
+    except Exception:  # noqa: BLE001  # record has kept it for torchrun; leave() prints nothing
+        traceback.print_exc()
         status = EXIT_ERROR
     supervision.exit_record.write(status)
     if status in {EXIT_STOPPED, EXIT_DIVERGED}:

@@ -69,11 +69,7 @@ def parse(
     """Return the command line as an instance of its class, or of the class of the command that its first word names.
 
     A class's docstring describes it in the help. Exits after --help, and with EXIT_USAGE and one line on an error.
-    From here on stdout and stderr escape what they cannot encode, such as a file name that is not UTF-8.
     """
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")
     app = _app(script, help_text or commands.__doc__ or "")
     if isinstance(commands, type):
         app.default(commands)

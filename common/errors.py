@@ -1,7 +1,11 @@
-"""User errors: exit statuses, exceptions, and escaping of untrusted text."""
+"""Errors: exit statuses, user errors, dropped output and advice, and escaping of untrusted text."""
 
 import difflib
-from collections.abc import Iterable
+import sys
+import traceback
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 EXIT_DONE = 0
@@ -13,6 +17,8 @@ EXIT_STOPPED = 75  # stopped early with a checkpoint: rerun the same command (EX
 
 LARGEST_INTEGER = 1 << 53  # limit of options and keys: every JSON parser is exact up to it
 QUOTED_CHARACTERS = 100  # shown of a value in an error
+
+_dropped: dict[str, str | None] = {}  # first problem of each kind of output or advice; None: reported
 
 
 class BadInput(Exception):
@@ -29,6 +35,35 @@ class BadInput(Exception):
 
 class Diverged(Exception):
     """Training produced a loss or gradient that is not finite, or a spike. The message names the step."""
+
+
+@contextmanager
+def advisory(name: str, *fatal: type[Exception]) -> Iterator[None]:
+    """Context, or decorator, of work that informs: its exceptions, but `fatal` ones, are noted once and end nothing."""
+    try:
+        yield
+    except fatal:
+        raise
+    except Exception as error:  # noqa: BLE001  # of formatting, arithmetic, a drawing: training goes on without
+        line = traceback.extract_tb(error.__traceback__)[-1]
+        problem = f"{type(error).__name__} in {Path(line.filename).name}:{line.lineno}: {error}"
+        if drop(name, problem):
+            print(f"WARNING: {name}: dropped: {printable(problem)}", file=sys.stderr, flush=True)
+
+
+def drop(name: str, problem: str) -> bool:
+    """Note once, for the metrics, what is dropped and why; tell whether this is the first time."""
+    first = name not in _dropped
+    _dropped.setdefault(name, problem)
+    return first
+
+
+def newly_dropped() -> Iterator[tuple[str, str]]:
+    """Yield (name, problem) of what was dropped since the last call."""
+    for name, problem in [*_dropped.items()]:
+        if problem is not None:
+            _dropped[name] = None
+            yield name, problem
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

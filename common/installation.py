@@ -1,21 +1,93 @@
-"""Installation check and CUDA allocator setting: the first call of every script, before torch is imported."""
+"""Installation check, guarded stdout and stderr, CUDA allocator setting: the first call of every script, before torch.
 
+Output never ends work: what stdout or stderr cannot take is dropped, whoever prints. A command whose product is its
+output then has the status of an error; one that keeps logs only, such as a run, has the status of its work.
+"""
+
+import errno
+import fcntl
 import importlib.util
+import io
 import os
+import select
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-from common.errors import EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, BadInput
+from common.errors import EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, BadInput, drop
 
 # What training imports.
 PACKAGES = ("attrs", "cattrs", "cyclopts", "jaxtyping", "matplotlib", "numpy", "safetensors", "torch", "tqdm")
 # Names of one setting: since torch 2.9, and before.
 ALLOCATOR_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+READER_SECONDS = 5.0  # to wait for a log's reader that has stopped, such as a paused terminal
+
+
+class Output(io.RawIOBase):
+    """Bytes of stdout or stderr. Writing never raises: what cannot be written is dropped, and noted once."""
+
+    def __init__(self, name: str, number: int):
+        self.name, self._number = name, number
+        self.problem: OSError | None = None  # the first
+        self.patience_seconds: float | None = None  # with a reader that has stopped; None: no limit
+        self._waits = True
+
+    def fileno(self) -> int:
+        return self._number
+
+    def isatty(self) -> bool:
+        return os.isatty(self._number)
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        """Write all, or drop the rest."""
+        rest = memoryview(data).cast("B")
+        try:
+            while rest:
+                self._wait_for_room()
+                rest = rest[os.write(self._number, rest[: select.PIPE_BUF]) :]
+        except OSError as error:
+            self.problem = self.problem or error
+            drop(self.name, error.strerror or str(error))
+        return memoryview(data).nbytes
+
+    def _wait_for_room(self) -> None:
+        """Wait until the reader of a pipe or terminal leaves room for PIPE_BUF bytes; once it has stopped, no more."""
+        if fcntl.fcntl(self._number, fcntl.F_GETFD) & fcntl.FD_CLOEXEC:  # a file of ours, say a checkpoint, has it now
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        room = select.poll()
+        room.register(self._number, select.POLLOUT)
+        patience = self.patience_seconds
+        if not room.poll(None if patience is None else patience * 1000 * self._waits):
+            self._waits = False
+            raise OSError(errno.ETIMEDOUT, "its reader has stopped")
+        self._waits = True
+
+
+class GuardedStream(io.TextIOWrapper):
+    """Text of stdout or stderr. It escapes what it cannot encode, such as a file name that is not UTF-8."""
+
+    def __init__(self, output: Output, replaced: Any):
+        self.output = output
+        self.replaced = replaced  # which, collected, would close the descriptor
+        super().__init__(
+            io.BufferedWriter(output),
+            getattr(replaced, "encoding", "utf-8"),
+            errors="backslashreplace",
+            line_buffering=getattr(replaced, "line_buffering", False) or getattr(replaced, "write_through", False),
+        )
+
+    def close(self) -> None:
+        self.flush()
 
 
 def begin(script: str) -> None:
-    """Exit with one line of error when packages are missing; else configure the allocator."""
+    """Guard stdout and stderr; exit with one line of error when packages are missing; else configure the allocator."""
+    guard_outputs()
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         made = (Path(__file__).parents[1] / ".venv" / "bin" / "activate").is_file()
@@ -24,15 +96,46 @@ def begin(script: str) -> None:
     use_expandable_segments()
 
 
+def guard_outputs() -> None:
+    """Replace this process's stdout and stderr, once, by streams that drop what they cannot write.
+
+    A closed one is /dev/null: else a file opened later would get its number, and with it what C++ prints.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # gets the lowest number that is free
+    sys.stdout, sys.stderr = _guarded("stdout", sys.stdout, 1), _guarded("stderr", sys.stderr, 2)
+
+
+def keep_logs_only() -> None:
+    """Declare that files are this command's product: lost output is no error, and no reader is waited for long."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, GuardedStream):
+            stream.output.patience_seconds = READER_SECONDS
+
+
 def exit_status(main: Callable[[], int]) -> int:
-    """Run a script's main function; return its exit status, an error where stdout's reader has gone, as `head` does."""
+    """Run a script's main function; return its exit status, an error where output was lost that is its product.
+
+    A line on stderr says so, unless stdout's reader has gone, as `head` does.
+    """
+    guard_outputs()
     try:
         status = main()
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python still flushes
-        return EXIT_ERROR
-    return status
+    except SystemExit as end:
+        if end.code != EXIT_DONE:
+            raise
+        status = EXIT_DONE  # of --help
+    sys.stdout.flush()
+    output = sys.stdout.output if isinstance(sys.stdout, GuardedStream) else None
+    if output is None or output.problem is None or output.patience_seconds is not None:
+        return status
+    if not isinstance(output.problem, BrokenPipeError):
+        lost = f"stdout: {output.problem.strerror}: what this command has printed is incomplete"
+        print(f"{Path(sys.argv[0]).name}: {lost}", file=sys.stderr, flush=True)
+    return status or EXIT_ERROR
 
 
 def run_command(script: str, run: Callable[[], int | None], interrupted: str) -> int:
@@ -54,3 +157,13 @@ def use_expandable_segments() -> None:
     """
     if not any(name in os.environ for name in ALLOCATOR_SETTINGS):
         os.environ[ALLOCATOR_SETTINGS[0]] = "expandable_segments:True"
+
+
+def _guarded(name: str, stream: Any, number: int) -> Any:
+    """Return the guarded form of this process's own stream; any other, such as a test's, as it is."""
+    if isinstance(stream, GuardedStream):
+        return stream
+    with suppress(OSError, ValueError):  # without a descriptor, or closed
+        if stream is None or stream.fileno() == number:
+            return GuardedStream(Output(name, number), stream)
+    return stream

@@ -55,9 +55,11 @@ class ReportCommand:
 
     def run(self) -> None:
         """Write the report."""
+        from common.installation import keep_logs_only
         from reporting.report_file import check_report
         from reporting.watch import watch
 
+        keep_logs_only()
         os.nice(NICENESS)
         if self.to is not None:
             self._replay(self.to)

@@ -8,7 +8,7 @@ import attrs
 import torch
 
 from common.clock import utc_now
-from common.errors import EXIT_DONE, EXIT_ERROR, EXIT_STOPPED
+from common.errors import EXIT_DONE, EXIT_ERROR, EXIT_STOPPED, advisory
 from training.build import LoopBuilder, make_network, make_settings, make_state
 from training.checkpoints.bucket_upload import open_uploader
 from training.checkpoints.disk import checkpoints_of
@@ -151,15 +151,19 @@ def _run(loop: Loop, directory: Path, supervision: Supervision) -> int:
         status = EXIT_DONE if finished else EXIT_STOPPED
         supervision.exit_record.write(status)  # before the drawings, which may take longer than torchrun waits
         loop.saving.finish_upload()
-        so_far = loop.ledger.record(loop.feed.waited_seconds)
-        del so_far["ledger"]  # this job's follows at its end
-        loop.reporter.record(loop.state.position.step, **so_far)  # for the report, and lest a kill now loses it
-        summary = _summary(loop, directory, finished=finished, drawn=loop.reporter.finish())
+        with advisory("time ledger"):
+            so_far = loop.ledger.record(loop.feed.waited_seconds)
+            del so_far["ledger"]  # this job's follows at its end
+            loop.reporter.record(loop.state.position.step, **so_far)  # for the report, and lest a kill now loses it
+        drawn = loop.reporter.finish()
+        with advisory("summary"):
+            summary = _summary(loop, directory, finished=finished, drawn=drawn)
     finally:
-        ledger_record = loop.ledger.record(loop.feed.waited_seconds)
-        loop.reporter.record(loop.state.position.step, **ledger_record, time=utc_now())
-        loop.reporter.close()
-        print_lines(loop.ranks, [*summary, *table(ledger_record)])
+        with advisory("time ledger"):
+            ledger_record = loop.ledger.record(loop.feed.waited_seconds)
+            loop.reporter.record(loop.state.position.step, **ledger_record, time=utc_now())
+            summary += table(ledger_record)
+        loop.reporter.close(summary)
     return status
 
 

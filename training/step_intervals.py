@@ -2,6 +2,7 @@
 
 import attrs
 
+from common.errors import advisory
 from training.config.batch_plan import count_due
 from training.telemetry.time_ledger import Remaining
 
@@ -31,6 +32,7 @@ class Intervals:
     def hash_due(self, step: int) -> bool:
         return self.state_hash is not None and step % self.state_hash == 0
 
+    @advisory("remaining time")
     def remaining(self, step: int) -> Remaining:
         """Return the work of this job from a step on, its own validation and checkpoint included."""
         intervals = (self.checkpoint,) if self.validation is None else (self.checkpoint, self.validation)

@@ -30,9 +30,11 @@ class ExportCommand:
         import torch
 
         from common.hub_client import check_logged_in, check_names
+        from common.installation import keep_logs_only
         from evaluation.export.export import export, push
         from evaluation.shared.load import load, locate
 
+        keep_logs_only()
         check_alone("export")
         if self.private and self.push is None:
             raise BadInput("--private: applies to --push, which is missing")

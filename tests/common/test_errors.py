@@ -1,8 +1,18 @@
-"""User errors: untrusted text is escaped and cut; the nearest known word is suggested."""
+"""Errors: untrusted text is escaped and cut; the nearest known word is suggested; failed advice ends nothing."""
 
 import pytest
 
-from common.errors import LARGEST_INTEGER, BadInput, integer_range, nearest, printable, quoted
+from common import errors
+from common.errors import (
+    LARGEST_INTEGER,
+    BadInput,
+    advisory,
+    integer_range,
+    nearest,
+    newly_dropped,
+    printable,
+    quoted,
+)
 
 
 def test_control_characters_of_names_do_not_reach_the_terminal() -> None:
@@ -36,3 +46,16 @@ def test_the_nearest_known_word_is_suggested(word: str, hint: str) -> None:
 def test_limits_are_written_for_people() -> None:
     assert integer_range(1, 1000) == "of at least 1, at most 1,000"
     assert integer_range(0, LARGEST_INTEGER) == "of at least 0, at most 2^53"
+
+
+def test_advice_that_fails_is_noted_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(errors, "_dropped", {})
+    for value in (1, 0, 0):
+        with advisory("prices"):
+            assert 1 / value == 1
+    [(name, problem)] = newly_dropped()
+    assert name == "prices" and problem.startswith("ZeroDivisionError in test_errors.py:")
+    assert capsys.readouterr().err == f"WARNING: prices: dropped: {problem}\n"
+    assert [*newly_dropped()] == []
+    with pytest.raises(KeyError), advisory("heartbeat", KeyError):
+        raise KeyError

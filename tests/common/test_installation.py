@@ -1,8 +1,9 @@
-"""A Python without the packages is told in one line; torch's allocator is set before torch is there."""
+"""A Python without the packages is told in one line; torch's allocator is set before torch; output ends no work."""
 
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -28,6 +29,66 @@ def test_the_allocator_grows_its_segments_unless_the_user_has_set_it(monkeypatch
     monkeypatch.setattr(os, "environ", dict(environment))
     use_expandable_segments()
     assert os.environ == (environment or {"PYTORCH_ALLOC_CONF": "expandable_segments:True"})
+
+
+COMMAND = """
+import sys
+from common import installation
+def main():
+    installation.begin("x.py")
+    {first}
+    print("\\udc80" + "x" * 10**5)
+    print("work is done", file=sys.stderr)
+    return 0
+sys.exit(installation.exit_status(main))
+"""
+INCOMPLETE = "-c: stdout: No space left on device: what this command has printed is incomplete"
+
+
+@pytest.mark.parametrize("logs", [False, True])
+@pytest.mark.parametrize(
+    ("streams", "status", "errors"),
+    [
+        ("> /dev/null", 0, ["work is done"]),
+        (">&-", 0, ["work is done"]),
+        ("2>&-", 0, []),
+        ("> /dev/full 2> /dev/full", 1, []),
+        ("> /dev/full", 1, ["work is done", INCOMPLETE]),
+        ("| true", 1, ["work is done"]),
+    ],
+)
+def test_lost_output_never_ends_work_and_counts_where_it_is_the_product(
+    streams: str, status: int, errors: list[str], logs: bool
+) -> None:
+    code = COMMAND.format(first="installation.keep_logs_only()" if logs else "")
+    command = f"{sys.executable} -c '{code}' {streams}; exit ${{PIPESTATUS[0]}}"
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(["bash", "-c", command], cwd=ROOT, env=environment, stderr=subprocess.PIPE, check=False)
+    lines = [line for line in errors if not (logs and line == INCOMPLETE)]
+    assert (done.returncode, done.stderr.decode().splitlines()) == (0 if logs else status, lines)
+
+
+def test_a_file_that_gets_the_number_of_closed_output_is_not_printed_into(tmp_path: Path) -> None:
+    file = tmp_path / "checkpoint"
+    first = f'import os; os.close(1); kept = open({str(file)!r}, "w"); assert kept.fileno() == 1'
+    code = COMMAND.replace("'", '"').format(first=first.replace("'", '"'))
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "Bad file descriptor" in done.stderr and file.read_bytes() == b""
+
+
+def test_the_reader_of_a_log_that_has_stopped_is_not_waited_for() -> None:
+    code = COMMAND.format(first="installation.READER_SECONDS = 0.1; installation.keep_logs_only()")
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE)
+    assert process.wait(60) == 0
+    assert process.stdout is not None
+    process.stdout.close()
+
+
+def test_help_that_cannot_be_written_is_an_error() -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "train.py", "--help"]
+        done = subprocess.run(command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1 and "No space left" in done.stderr
 
 
 def test_a_reader_that_goes_away_is_no_traceback() -> None:

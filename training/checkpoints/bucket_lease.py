@@ -14,7 +14,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from common.bucket import Bucket, Taken, Version
-from common.errors import BadInput
+from common.errors import BadInput, advisory
 
 LEASE = "lease.json"
 RENEW_SECONDS = 20.0
@@ -57,7 +57,7 @@ class BucketLease:
 
     def _renew(self) -> None:
         while not self._ended.wait(RENEW_SECONDS):
-            with suppress(BadInput):  # the next upload says so
+            with advisory("lease of the bucket"), suppress(BadInput):  # the next upload says so
                 self.check()
 
     def _free(self, say: Callable[[str], object]) -> Version | None:

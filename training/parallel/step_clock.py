@@ -14,6 +14,8 @@ from contextlib import contextmanager
 import attrs
 import torch
 
+from common.errors import advisory
+
 Mark = float | torch.cuda.Event  # a moment: on a GPU, in its compute stream
 
 
@@ -48,12 +50,14 @@ class StepClock:
         self._since: Mark | None = None  # of own work
         self._own: list[tuple[Mark, Mark]] = []
 
+    @advisory("step clock")
     def begin_step(self) -> None:
         while self._steps and _passed(self._steps[0].end):
             self._count(self._steps.popleft())
         self._own = []
         self._begin = self._since = self._mark()
 
+    @advisory("step clock")
     def end_step(self, waited_for_data_seconds: float) -> None:
         """`waited_for_data_seconds`: in this step."""
         assert self._begin is not None

@@ -61,10 +61,11 @@ class Budget:
 
     def check_start(self, ledger: TimeLedger, save_seconds: float) -> None:
         """Raise BadInput when nothing is left to train with: a job that starts again and again would only cost."""
-        left, usd = self.seconds_left(ledger), ledger.usd()
+        left = self.seconds_left(ledger)
         if left is None or not self.reached(ledger, save_seconds):
             return
         given = self.max_hours if left[1] == "--max-hours" else self.max_usd
+        usd = ledger.usd()
         price = "" if usd is None else f", ${usd:,.2f}"
         raise BadInput(
             f"{left[1]} {given:g}: the run has taken {ledger.elapsed_seconds() / 3600:.4g} hours{price}, this start "

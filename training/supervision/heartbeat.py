@@ -21,7 +21,7 @@ import attrs
 import torch.distributed as dist
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # missing from its __all__
 
-from common.errors import EXIT_ERROR
+from common.errors import EXIT_ERROR, advisory
 from training.launch import environment_nodes, torchrun_job
 from training.parallel.process_group import Ranks, torchrun_store
 from training.parallel.step_clock import StepSeconds
@@ -65,8 +65,9 @@ class Heartbeat:
         self._beat_seconds = beat_seconds
         # In polls. Half the timeout at most, so that this speaks before the collective that waits for the lost rank.
         self._patience = int(min(timeout_seconds / 2, LOST_SECONDS) / beat_seconds)
+        self._host = socket.gethostname()
         self._count = 0  # own beats
-        self._polls = 0  # finished ones
+        self._polls = 0  # begun ones
         self._stopped_polls = 0  # since another rank was asked to stop
         self._step: int | None = None  # that training is at
         self._seconds = StepSeconds()  # of the steps before
@@ -104,7 +105,8 @@ class Heartbeat:
             time.sleep(self._beat_seconds)  # until a beat has told why
             if self.beats.departed("asked to stop"):
                 self._thread.join(STOP_SECONDS)  # it ends this process
-        self._error_place = None if error is None else place_of_error(trace)
+        with advisory("place of an error"):
+            self._error_place = None if error is None else place_of_error(trace)
         self._departure = "done" if error is None else "cut off" if cut_off else "failed"
         self._ending.set()
         if self._thread is None:
@@ -142,28 +144,19 @@ class Heartbeat:
         return LOST
 
     def _run(self) -> None:
+        """Beat and watch. Only DistError may end this thread early: a rank without beats is killed, healthy or not."""
         try:
             while not self._ending.is_set():
-                self._publish(self._departure)
-                judging = self.ranks.coordinates and self._polls % self._judging_polls == 0
-                self._exchange.poll(everyone=judging)
-                self._polls += 1
-                if judging:
-                    self._straggling.extend(self._stragglers.judge(self.beats.last))
-                if self.beats.departed("asked to stop"):
-                    self._stopped_polls += 1
-                    if self._stopped_polls * self._beat_seconds >= STOPPED_SECONDS:
-                        self._reactions.stopped()
-                if lost := self.beats.lost(self._patience):
-                    self._exchange.tell_lost(lost)
-                    self._print_lost(lost)
-                if told := self._exchange.lost():
-                    self._end_without(told)
+                with advisory("heartbeat", dist.DistError):
+                    self._publish(self._departure)
+                    self._watch()
                 self._ending.wait(self._beat_seconds)
             if self._departure == "cut off":
-                self._publish(None)  # the place of the error, to be printed
-                self._print_places()
-            self._exchange.poll()  # another rank's last beat may have come since
+                with advisory("places of the ranks", dist.DistError):
+                    self._publish(None)  # the place of the error, to be printed
+                    self._print_places()
+            with advisory("heartbeat", dist.DistError):
+                self._exchange.poll()  # another rank's last beat may have come since
             self._publish(self._departure)
         except dist.DistError:  # a store that stands still makes its callers wait; this one is gone
             if self._ending.is_set():
@@ -174,6 +167,25 @@ class Heartbeat:
             if self.ranks.coordinates:
                 _print("torchrun is gone: stopping at the next step")
             self._reactions.orphaned()
+
+    def _watch(self) -> None:
+        """Read the others' beats; end this process where one is lost, or was asked to stop."""
+        judging = self.ranks.coordinates and self._polls % self._judging_polls == 0
+        self._polls += 1
+        self._exchange.poll(everyone=judging)
+        if judging:
+            with advisory("stragglers"):
+                self._straggling.extend(self._stragglers.judge(self.beats.last))
+        if self.beats.departed("asked to stop"):
+            self._stopped_polls += 1
+            if self._stopped_polls * self._beat_seconds >= STOPPED_SECONDS:
+                self._reactions.stopped()
+        if lost := self.beats.lost(self._patience):
+            self._exchange.tell_lost(lost)
+            with advisory("places of the ranks", dist.DistError):
+                self._print_lost(lost)
+        if told := self._exchange.lost():
+            self._end_without(told)
 
     def _watch_store(self) -> None:
         """End this process where torchrun's store, on the first node, has long not answered: that node is cut off.
@@ -189,8 +201,8 @@ class Heartbeat:
                 if self.ranks.local_rank == 0:
                     seconds = silent * self._beat_seconds
                     _print(
-                        f"the first node, {os.environ['MASTER_ADDR']}, has not answered for {seconds:.0f} s; the last "
-                        "checkpoint is as it was: run the same command again"
+                        f"the first node, {os.environ.get('MASTER_ADDR')}, has not answered for {seconds:.0f} s; the "
+                        "last checkpoint is as it was: run the same command again"
                     )
                 self._reactions.lost()
                 os._exit(EXIT_ERROR)
@@ -200,7 +212,7 @@ class Heartbeat:
         beat = Beat(
             count=self._count,
             departure=departure,
-            host=socket.gethostname(),
+            host=self._host,
             node=os.environ.get("GROUP_RANK"),
             pid=os.getpid(),
             step=self._step,

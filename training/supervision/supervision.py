@@ -46,7 +46,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from common.errors import EXIT_ERROR, EXIT_STOPPED, BadInput
+from common.errors import EXIT_ERROR, EXIT_STOPPED, BadInput, advisory
 from training.launch import environment_nodes, torchrun_identity, torchrun_process, will_restart
 from training.supervision.exit_record import LOST, ExitRecord, final_status
 from training.supervision.run_lock import RunLock, take_run_lock
@@ -144,12 +144,17 @@ class Supervision:
 
     def _stop_before_training(self, cause: str, then: Callable[[], object] = lambda: None) -> NoReturn:
         """End this process, as nothing can be saved yet."""
-        outcome = None if self._heartbeat is None else self._heartbeat.announce_stop()
+        outcome = None
+        with advisory("heartbeats of the other ranks"):
+            outcome = None if self._heartbeat is None else self._heartbeat.announce_stop()
         if outcome is not None:
             self.exit_record.write(EXIT_ERROR, outcome)
             os._exit(EXIT_ERROR)
         self.exit_record.write(EXIT_STOPPED, final=self._heartbeat is not None)
-        if self.run_lock.file is not None:  # rank 0 speaks for all
-            print(f"train.py: {cause} before the first step: nothing is lost; the same command continues", flush=True)
-        then()
-        os._exit(EXIT_STOPPED)
+        try:
+            if self.run_lock.file is not None:  # rank 0 speaks for all
+                line = f"train.py: {cause} before the first step: nothing is lost; the same command continues"
+                print(line, flush=True)
+            then()
+        finally:
+            os._exit(EXIT_STOPPED)

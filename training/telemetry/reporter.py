@@ -10,7 +10,7 @@ import torch
 from tqdm import tqdm
 
 from common.clock import utc_now
-from common.errors import printable
+from common.errors import advisory, newly_dropped, printable
 from training.config.batch_plan import Plan
 from training.hardware.environment import peak_memory_bytes
 from training.parallel.process_group import Ranks
@@ -26,8 +26,7 @@ from training.telemetry.time_ledger import Remaining, TimeLedger
 def print_lines(ranks: Ranks, lines: Iterable[str]) -> None:
     """Print lines on rank 0, warnings to stderr."""
     if ranks.coordinates:
-        for line in lines:
-            print(printable(line), file=sys.stderr if line.startswith("WARNING") else sys.stdout, flush=True)
+        _print(lines)
 
 
 FAILURES = {"checkpoint": "NOT SAVED", "upload": "NOT UPLOADED"}  # of events that may fail, beside the bar
@@ -35,7 +34,10 @@ FAILURES = {"checkpoint": "NOT SAVED", "upload": "NOT UPLOADED"}  # of events th
 
 @attrs.define(kw_only=True)
 class Reporter:
-    """Reporter of one rank. A quiet one, without a bar, records nothing and never waits for the GPU."""
+    """Reporter of one rank. A quiet one, without a bar, records nothing and never waits for the GPU.
+
+    What fails in it is noted once and ends nothing, but for the GPU's own errors.
+    """
 
     plan: Plan
     device: torch.device
@@ -46,10 +48,13 @@ class Reporter:
     metrics: MetricsLog | None = None
     drawings: list[BackgroundDrawing] = attrs.field(factory=list)
     last_loss: float = math.nan  # at the last logged step
+    _step: int = attrs.field(init=False, default=0)  # of the last record
 
+    @advisory("metrics")
     def record(self, step: int, **values: Any) -> None:
         self._write({"step": step, **values})
 
+    @advisory("events")
     def event(self, step: int, event: str, **details: Any) -> None:
         """Record an event. Draw after a checkpoint; show a failed one beside the bar until the next."""
         self._write({"event": event, "step": step, **details, "time": utc_now()})
@@ -59,6 +64,7 @@ class Reporter:
         for drawing in self.drawings if event == "checkpoint" else ():
             drawing.redraw(step)
 
+    @advisory("stragglers")
     def straggling(self, step: int, found: Straggling) -> None:
         """Record and print that ranks have become slow, or no longer are; show beside the bar which ones are."""
         slowness = {} if found.slowness is None else attrs.asdict(found.slowness)
@@ -67,14 +73,17 @@ class Reporter:
         if self.bar is not None:
             self.bar.warn("stragglers", found.mark)
 
+    @advisory("log lines")
     def say(self, line: str) -> None:
         if self.bar is not None:
             self.bar.say(line)
 
+    @advisory("log lines")
     def say_on_machine(self, line: str) -> None:
         """Print a line that concerns this machine, on any rank."""
         tqdm.write(printable(line), file=sys.stderr)
 
+    @advisory("progress bar")
     def step_done(self) -> None:
         if self.bar is not None:
             self.bar.advance()
@@ -84,38 +93,60 @@ class Reporter:
         if self.bar is None:
             return
         self.last_loss, grad_norm = result.loss.item(), result.grad_norm.item()
-        tokens_per_second = self.plan.tokens_per_step * self.ledger.steps_per_second()
-        mfu = None if self.peak_flops is None else self.flops_per_token * tokens_per_second / self.peak_flops
+        rates: dict[str, Any] = {}
+        with advisory("rates of a step"):
+            rates = self._rates(step, guard)
         self.record(
             step,
             train_loss=self.last_loss,
             learning_rate=result.learning_rate,
-            epochs=[read["epochs"] for read in self.plan.read_until(step)],
             grad_norm=grad_norm if math.isfinite(grad_norm) else None,  # fp16 overflowed: the step was skipped
-            tokens_per_second=round(tokens_per_second, 1),
-            mfu=mfu,
-            peak_memory_bytes=peak_memory_bytes(self.device),
-            elapsed_seconds=round(self.ledger.elapsed_seconds(), 3),
-            **guard.metrics(),
+            **rates,
         )
-        numbers = [f"loss {self.last_loss:.4f}", f"{tokens_per_second:,.0f} tok/s"]
-        numbers += [] if mfu is None else [f"MFU {mfu:.1%}"]
-        self.bar.show(step, "  ".join(numbers + self._outlook(self.ledger.remaining_seconds(remaining))))
+        with advisory("progress bar"):
+            numbers = [f"loss {self.last_loss:.4f}", f"{rates['tokens_per_second']:,.0f} tok/s"]
+            numbers += [] if rates["mfu"] is None else [f"MFU {rates['mfu']:.1%}"]
+            self.bar.show(step, "  ".join(numbers + self._outlook(self.ledger.remaining_seconds(remaining))))
 
     def finish(self) -> list[str]:
         """Close the bar and draw the final state; return what is drawn and what is not, for people."""
-        if self.bar is not None:
-            self.bar.close()
-        outcomes = [(drawing.finish(), drawing) for drawing in self.drawings]
-        return [f"{each.name} {each.file}" if drawn else f"no {each.name}" for drawn, each in outcomes]
-
-    def close(self) -> None:
-        if self.bar is not None:
-            self.bar.close()
+        self._close_bar()
+        lines = []
         for drawing in self.drawings:
-            drawing.end()
+            drawn = False
+            with advisory(drawing.name):
+                drawn = drawing.finish()
+            lines.append(f"{drawing.name} {drawing.file}" if drawn else f"no {drawing.name}")
+        return lines
+
+    def close(self, lines: Iterable[str] = ()) -> None:
+        """Close the bar, print the last lines, end drawings and close the metrics log."""
+        self._close_bar()
+        if self.bar is not None:
+            _print(lines)
+        with advisory("drawings"):
+            for drawing in self.drawings:
+                drawing.end()
         if self.metrics is not None:
+            self._record_dropped()
             self.metrics.close()
+
+    @advisory("progress bar")
+    def _close_bar(self) -> None:
+        if self.bar is not None:
+            self.bar.close()
+
+    def _rates(self, step: int, guard: Guard) -> dict[str, Any]:
+        tokens_per_second = self.plan.tokens_per_step * self.ledger.steps_per_second()
+        mfu = None if self.peak_flops is None else self.flops_per_token * tokens_per_second / self.peak_flops
+        return {
+            "epochs": [read["epochs"] for read in self.plan.read_until(step)],
+            "tokens_per_second": round(tokens_per_second, 1),
+            "mfu": mfu,
+            "peak_memory_bytes": peak_memory_bytes(self.device),
+            "elapsed_seconds": round(self.ledger.elapsed_seconds(), 3),
+            **guard.metrics(),
+        }
 
     def _outlook(self, remaining_seconds: float | None) -> list[str]:
         """Return remaining time and cost, as far as they are known."""
@@ -129,3 +160,16 @@ class Reporter:
     def _write(self, record: dict[str, Any]) -> None:
         if self.metrics is not None:
             self.metrics.write(record)
+            self._step = record["step"]
+            self._record_dropped()
+
+    def _record_dropped(self) -> None:
+        assert self.metrics is not None
+        for name, problem in newly_dropped():
+            event = {"event": "dropped", "step": self._step, "what": name, "problem": problem, "time": utc_now()}
+            self.metrics.write(event)
+
+
+def _print(lines: Iterable[str]) -> None:
+    for line in lines:
+        print(printable(line), file=sys.stderr if line.startswith("WARNING") else sys.stdout, flush=True)

@@ -1,0 +1,58 @@
+"""train.py that loses its output, or whose advisory code fails. The environment says which.
+
+LOSSES lists [step, 1 for stdout or 2 for stderr, kind of loss]; BROKEN lists functions that raise, MODULE:NAME.
+"""
+
+import importlib
+import json
+import os
+import pty
+import select
+import sys
+from typing import Any, NoReturn
+
+import train
+from training import loop
+
+plain_step = loop.train_step
+
+
+def lose(number: int, kind: str) -> None:
+    """Make a stream fail as it does where its reader ends or stops, a disk is full, or a terminal is closed."""
+    if kind == "closed":
+        os.close(number)
+    elif kind == "closed by Python":
+        (sys.stdout if number == 1 else sys.stderr).close()
+    elif kind == "full disk":
+        os.dup2(os.open("/dev/full", os.O_WRONLY), number)
+    else:
+        reader, writer = pty.openpty() if kind == "closed terminal" else os.pipe()
+        os.dup2(writer, number)
+        if kind == "stopped reader":
+            while select.select([], [number], [], 0)[1]:
+                os.write(number, bytes(select.PIPE_BUF))
+        else:
+            os.close(reader)
+
+
+def step(state: Any, settings: Any, number: int, *others: Any) -> Any:
+    for when, stream, kind in json.loads(os.environ.get("LOSSES", "[]")):
+        if when == number:
+            lose(stream, kind)
+    return plain_step(state, settings, number, *others)
+
+
+def fail(*_: Any, **__: Any) -> NoReturn:
+    raise ZeroDivisionError("advice")
+
+
+for place in json.loads(os.environ.get("BROKEN", "[]")):
+    module, _, name = place.partition(":")
+    owner: Any = importlib.import_module(module)
+    *classes, function = name.split(".")
+    for one in classes:
+        owner = getattr(owner, one)
+    assert hasattr(owner, function)
+    setattr(owner, function, fail)
+loop.train_step = step
+train.leave(train.main())

@@ -1,0 +1,113 @@
+"""Output that is lost and advice that fails at any step: the run goes on to the same bits, and its metrics say so."""
+
+import json
+import os
+import pty
+import random
+import shlex
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT, metrics, train, train_command
+from tests.training.supervision.runs import LONG, assert_same_weights, outcome, start, wait_for_step
+from training.checkpoints.disk import on_disk
+from training.telemetry.metrics_log import read_metrics
+
+DISTURBED = Path(__file__).with_name("disturbed.py")
+KINDS = ("closed", "closed by Python", "full disk", "closed terminal", "no reader")
+STEPS = 8  # of a run of make_run
+ADVICE = (
+    "training.telemetry.time_ledger:TimeLedger.longest_step_seconds",
+    "training.telemetry.time_ledger:TimeLedger.typical_seconds",
+    "training.supervision.stragglers:Stragglers.judge",
+    "training.telemetry.progress_bar:ProgressBar.advance",
+    "training.telemetry.progress_bar:ProgressBar.show",
+    "training.telemetry.time_ledger:TimeLedger.steps_per_second",
+    "training.telemetry.time_ledger:TimeLedger.usd",
+    "training.telemetry.time_ledger:TimeLedger.record",
+    "training.telemetry.background_drawing:BackgroundDrawing.redraw",
+    "training.telemetry.background_drawing:BackgroundDrawing.finish",
+    "training.telemetry.background_drawing:BackgroundDrawing.end",
+    "training.parallel.step_clock:_seconds",
+    "training.step_intervals:count_due",
+    "training.job:_summary",
+)
+
+
+def dropped(run: Path) -> dict[str, str]:
+    return {record["what"]: record["problem"] for record in read_metrics(run) if record.get("event") == "dropped"}
+
+
+def losses(seed: int, kinds: tuple[str, ...] = KINDS) -> str:
+    """Draw a kind of loss and a step for each stream."""
+    draw = random.Random(seed)
+    return json.dumps([[draw.randrange(STEPS), number, draw.choice(kinds)] for number in (1, 2)])
+
+
+@pytest.mark.parametrize(
+    ("seed", "ranks"),
+    [(1, 1), (2, 2), *(pytest.param(seed, 1 + seed % 2, marks=pytest.mark.slow) for seed in range(3, 33))],
+)
+def test_a_run_outlives_its_output(make_run: Callable[..., Path], finished: Path, seed: int, ranks: int) -> None:
+    run, lost = make_run(), losses(seed, KINDS if seed < 3 else (*KINDS, "stopped reader"))
+    done = train(run, script=DISTURBED, ranks=ranks, environment={"LOSSES": lost})
+    assert (done.returncode, outcome(run)) == (0, "done"), (lost, done.stderr)
+    streams = {("stdout", "stderr")[number - 1] for _, number, kind in json.loads(lost) if kind != "closed by Python"}
+    assert dropped(run).keys() - {"chart"} == streams, lost  # tests/launch.py draws with the run's streams
+    assert_same_weights(run, finished)
+
+
+def test_a_run_without_readers_stops_as_a_signal_asks(make_run: Callable[..., Path]) -> None:
+    run = make_run(**LONG)
+    process = start(run, ranks=2)
+    wait_for_step(run, 2, process)
+    process.stdout.close()
+    process.stderr.close()
+    process.send_signal(signal.SIGTERM)
+    process.wait(60)
+    assert outcome(run) == "stopped" and on_disk(run)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_run_outlives_its_advice(make_run: Callable[..., Path], finished: Path, ranks: int) -> None:
+    run = make_run()
+    done = train(
+        run, "--price-per-hour", "1", script=DISTURBED, ranks=ranks, environment={"BROKEN": json.dumps(ADVICE)}
+    )
+    assert (done.returncode, outcome(run)) == (0, "done") and "Traceback" not in done.stderr, done.stderr
+    assert metrics(run, "train_loss") == metrics(finished, "train_loss")
+    assert_same_weights(run, finished)
+    names = {"progress bar", "rates of a step", "time ledger", "events", "drawings", "summary", "remaining time"}
+    assert dropped(run).keys() >= names | ({"stragglers", "step clock"} if ranks > 1 else set())
+    assert all(problem.endswith(": advice") for problem in dropped(run).values())
+    assert done.stderr.count("WARNING: progress bar: dropped: ZeroDivisionError in ") == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("streams", [">&- 2>&-", "> /dev/full 2>&1", "2>&1 | true", "2>&1 | head -n 3"])
+def test_a_user_may_lose_any_output(make_run: Callable[..., Path], finished: Path, streams: str, ranks: int) -> None:
+    run = make_run()
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    command = f"{shlex.join(train_command(run, ranks=ranks))} {streams}; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], cwd=ROOT, env=environment, timeout=180, check=False)
+    assert (done.returncode, outcome(run)) == (0, "done")
+    assert_same_weights(run, finished)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_disowned_run_outlives_its_terminal(make_run: Callable[..., Path], ranks: int) -> None:
+    run = make_run(**LONG)
+    controller, terminal = pty.openpty()
+    streams = {"stdin": terminal, "stdout": terminal, "stderr": terminal}
+    process = subprocess.Popen(train_command(run, ranks=ranks), cwd=ROOT, **streams)
+    os.close(terminal)
+    wait_for_step(run, 2, process)
+    os.close(controller)
+    assert (process.wait(180), outcome(run)) == (0, "done")
+    assert dropped(run).keys() == {"stdout", "stderr"}
