@@ -22,6 +22,7 @@ _ADVICE = {
     errno.EROFS: "this file system is read-only: choose another place",
     errno.EISDIR: "a folder has its name: move that away",
     errno.ENOTDIR: "a file stands where a folder is wanted: move that away",
+    errno.EBUSY: "it is mounted: choose a folder in it, or mount the folder around it",
     errno.ENXIO: "it is a pipe or a device: move that away",
     errno.ENAMETOOLONG: "choose a shorter name",
     errno.ENOENT: "its folder does not exist: create it",

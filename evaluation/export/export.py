@@ -106,6 +106,8 @@ def _partial_directory(directory: Path) -> Iterator[Path]:
     shutil.rmtree(partial, ignore_errors=True)
     try:
         with writing(directory):
+            if directory.is_dir() and not any(directory.iterdir()):
+                directory.rmdir()  # a mount is refused: nothing can be renamed to it
             partial.mkdir(parents=True)
             yield partial
     except SafetensorError as error:

@@ -94,7 +94,7 @@ def fetch(bucket: Bucket, name: str, storage: Storage) -> str | None:
             if new.size_bytes != wanted[file].size_bytes:
                 raise ValueError(f"{file}: got {new.size_bytes:,} bytes, wanted {wanted[file].size_bytes:,}")
     except (ValueError, KeyError, TypeError) as error:
-        return f"{bucket.url}/{name}: damaged: {error}"
+        return f"{bucket.url}/{name}: damaged: {error}{' is missing' if isinstance(error, KeyError) else ''}"
     try:
         storage.begin(name, files)
         for file, new in files.items():

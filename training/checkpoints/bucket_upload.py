@@ -12,6 +12,7 @@ import functools
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, BinaryIO
 
@@ -124,20 +125,35 @@ class Uploader:
             yield self._outcomes.get()
 
     def finish(self, newest: Checkpoint | None) -> None:
-        """Wait until the newest checkpoint is uploaded, or has failed to be; end the lease.
+        """Wait until the newest checkpoint, and the best one, are uploaded, or have failed to be; end the lease.
 
         Raises what broke the group.
         """
         self._join()
-        if newest is not None and self._complete != newest.name:
-            self.offer(newest, self._group)
-            self._join()
+        if newest is not None:
+            for name in from_coordinator(self._disks.ranks, lambda: self._missing(newest), group=self._group):
+                self.offer(Checkpoint(newest.storage, name), self._group)
+                self._join()
         if self._lease is not None:
             self._lease.release()
+
+    def _missing(self, newest: Checkpoint) -> list[str]:
+        """Return the best checkpoint, if the bucket lacks it and this disk has it, and the newest, if it lacks that."""
+        names = [] if self._complete == newest.name else [newest.name]
+        with suppress(BadInput):  # of a bucket that does not answer, the upload says so
+            best = best_name(newest)
+            absent = best not in {newest.name, *complete_steps(self.bucket)}
+            if best is not None and absent and newest.storage.exists(best):
+                names.insert(0, best)
+        return names
 
     @property
     def _in_flight(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
+
+    def _newest(self, name: str) -> str:
+        """Return the newest checkpoint of this job in the bucket, once one of this name is there."""
+        return max(name, self._complete or name)
 
     def _join(self) -> None:
         if self._thread is not None:
@@ -166,7 +182,7 @@ class Uploader:
         try:
             problem = self._upload(opened)
             if problem is None:
-                self._complete = opened.name
+                self._complete = self._newest(opened.name)
             self._outcomes.put(UploadOutcome(opened.name, problem, time.perf_counter() - began))
         except Exception as error:  # noqa: BLE001  # a rank is gone: raised where training ends
             self._error = error
@@ -190,7 +206,7 @@ class Uploader:
             if self._lease is not None:  # on rank 0
                 self._lease.check()
                 publish(bucket, name, opened.small)
-                tidy(bucket, name, opened.best, self._keep)
+                tidy(bucket, self._newest(name), opened.best, self._keep)
 
         try:
             for work in (claim, send, complete):

@@ -1,5 +1,6 @@
 """What is exported loads as Hugging Face's own GPT-2 and says the same, and what others publish can be asked here."""
 
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from evaluation.export.export import save_network
+from common.errors import BadInput
+from evaluation.export.export import export, save_network
 from evaluation.shared.foreign import load_foreign
 from evaluation.shared.load import Trained, load, locate
 from model.generate import Sampling, generate
@@ -174,3 +176,18 @@ def test_a_published_model_is_the_exported_one_and_can_be_asked(
     other = evaluate("export", run, tmp_path / "more", "--push", "somebody/model", environment=at_hub(hub))
     assert other.returncode == 1
     assert "You don't have the rights" in other.stderr
+
+
+def test_an_export_to_a_mount_is_refused_before_it_is_written(finished: Path, tmp_path: Path) -> None:
+    mount = tmp_path / "mount"
+    mount.mkdir()
+    if subprocess.run(["mount", "--bind", mount, mount], stderr=subprocess.DEVNULL, check=False).returncode:
+        pytest.skip("needs the right to mount")
+    try:
+        with pytest.raises(BadInput, match="it is mounted: choose a folder in it"):
+            export(trained(str(finished)), mount, None, None)
+        assert [path.name for path in tmp_path.iterdir()] == ["mount"]
+        export(trained(str(finished)), mount / "model", None, None)
+        assert (mount / "model" / "config.json").is_file()
+    finally:
+        subprocess.run(["umount", mount], check=True)
