@@ -45,12 +45,13 @@ def main() -> int:
     from common.arguments import parse
 
     command: EvaluateCommand = parse("evaluate.py", commands(), sys.argv[1:], help_text=DESCRIPTION, epilog=EPILOG)
+    from training.launch import check_environment, environment_rank
+
     try:
+        check_environment()
         return command.run() or EXIT_DONE
     except BadInput as error:
-        from training.launch import environment_rank
-
-        if environment_rank() == 0 or error.alone:  # all ranks raise it together
+        if error.alone or environment_rank() == 0:  # all ranks raise it together
             print(f"evaluate.py: {error}", file=sys.stderr)
         return EXIT_ERROR
     except KeyboardInterrupt:

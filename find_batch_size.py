@@ -25,7 +25,9 @@ def main() -> int:
 def find(command: "FindCommand") -> None:
     """Predict, probe or search, as the command asks."""
     from training.config.train_config import load_run  # after --help: it needs more time
+    from training.launch import check_environment
 
+    check_environment()
     run = load_run(command.run, command.overrides)
     if command.predict is not None:
         from training.batch_finder.prediction_table import prediction_table

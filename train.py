@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 from common.errors import EXIT_DIVERGED, EXIT_DONE, EXIT_ERROR, EXIT_STOPPED, BadInput, Diverged, printable
 from common.files import is_folder, system_error
 from common.installation import begin, exit_status, keep_logs_only
-from training.launch import environment_rank
+from training.launch import check_environment, check_launcher, environment_rank
 
 if TYPE_CHECKING:
     from training.command import Options, TrainCommand
@@ -31,8 +31,11 @@ def main() -> int:
     command: TrainCommand = parse("train.py", TrainCommand, sys.argv[1:], epilog=TRAIN_EPILOG)
     if command.trains:
         keep_logs_only()
-    locks = command.trains and environment_rank() == 0 and is_folder(command.run)
     try:
+        check_environment()
+        locks = command.trains and environment_rank() == 0 and is_folder(command.run)
+        if locks:
+            check_launcher()  # before the lock, where tasks that would all train would wait for the first
         supervision = Supervision(command.run if locks else None)
     except BadInput as error:
         say(str(error))
@@ -60,7 +63,7 @@ def train(command: "TrainCommand", supervision: "Supervision") -> int:
     from training.config.train_config import load_run
     from training.hardware.memory_errors import is_gpu_memory_error, is_memory_error
     from training.job import run_job
-    from training.launch import check_nodes, environment_world_size
+    from training.launch import environment_world_size
 
     try:
         run = load_run(command.run, command.overrides)
@@ -72,7 +75,7 @@ def train(command: "TrainCommand", supervision: "Supervision") -> int:
             report_largest(run, command.overrides, command.options.device, None, command.write)
             return EXIT_DONE
         if command.trains:
-            check_nodes()
+            check_launcher()
         derive_layout(run.train, run.model.context_length, environment_world_size())
         check_machine(run, command)
         return run_job(run, command.options, supervision, initial_weights(command.options.init_from))

@@ -1,15 +1,39 @@
-"""Launch environment: what torchrun tells a process through environment variables."""
+"""Launch environment: what torchrun, or another launcher, tells a process through environment variables."""
 
 import os
+import re
 import socket
 import time
 from pathlib import Path
 
-from common.errors import BadInput
+from common.errors import BadInput, integer_range, quoted
 
 # Nodes of a job, where its launcher tells: Slurm (of a step, of the whole job), SkyPilot, Kubernetes' training
 # operators (for torchrun: may be a range, "1:4").
 NODE_COUNTS = ("SLURM_STEP_NUM_NODES", "SLURM_JOB_NUM_NODES", "SKYPILOT_NUM_NODES", "PET_NNODES")
+# Tasks that a launcher starts of one command: Slurm, Open MPI, MPICH and Intel MPI (in all, on this node), MVAPICH,
+# Flux, jsrun of LSF.
+TASK_COUNTS = (
+    *("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS", "MV2_COMM_WORLD_SIZE"),
+    *("FLUX_JOB_SIZE", "JSM_NAMESPACE_SIZE"),
+)
+COUNTS, SIZES, PORTS = range(1 << 20), range(1, 1 << 20), range(1, 1 << 16)
+NUMBERS = dict.fromkeys(("RANK", "LOCAL_RANK", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"), COUNTS)
+NUMBERS |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE"), SIZES) | {"MASTER_PORT": PORTS}
+
+
+def check_environment() -> None:
+    """Raise BadInput, for each process to print, where the variables of a rank are no numbers, or contradict others."""
+    values: dict[str, int] = {}
+    for name, allowed in NUMBERS.items():
+        if (text := os.environ.get(name)) is None:
+            continue
+        if not re.fullmatch("[0-9]{1,9}", text) or int(text) not in allowed:
+            wanted = integer_range(allowed.start, allowed.stop - 1)
+            raise BadInput(f"{name} is {quoted(text)}, wanted a whole number {wanted}; torchrun sets it", alone=True)
+        values[name] = int(text)
+    if problem := _contradiction(values):
+        raise BadInput(f"{problem}; start torchrun, which sets all, or unset them to run on one process", alone=True)
 
 
 def environment_world_size() -> int:
@@ -36,8 +60,8 @@ def environment_nodes() -> int:
     return int(groups) if groups else -(-environment_world_size() // environment_local_world_size())
 
 
-def check_nodes() -> None:
-    """Raise BadInput where the launcher's environment has more nodes than have met: each would train alone."""
+def check_launcher() -> None:
+    """Raise BadInput where the launcher has more nodes, or has started more tasks, than have met: all would train."""
     nodes = environment_nodes()
     for variable in NODE_COUNTS:
         least = os.environ.get(variable, "").partition(":")[0]
@@ -49,7 +73,18 @@ def check_nodes() -> None:
                 f"start torchrun on every node with --nnodes {least} and one --master-addr, or set {variable}={nodes} "
                 "if that is meant"
             )
-        return
+        break
+    tasks, met = list(TASK_COUNTS), environment_world_size() if torchrun_job() is None else nodes
+    # Without a step, SLURM_NTASKS may count what a batch script, or a shell, is yet to start.
+    if tasks[0] not in os.environ and "SLURM_PROCID" in os.environ and os.environ.get("ENVIRONMENT") != "BATCH":
+        tasks.append("SLURM_NTASKS")
+    for variable in tasks:
+        count = os.environ.get(variable, "")
+        if count.isdecimal() and int(count) > met:
+            raise BadInput(
+                f"{variable} is {count}, but {met} {'has' if met == 1 else 'have'} met: each task would train alone; "
+                f"start one task on each node, torchrun --nproc_per_node, or set {variable}={met} if that is meant"
+            )
 
 
 def torchrun_job() -> str | None:
@@ -104,3 +139,18 @@ def job_seconds() -> float:
 def _started_ticks(process: int) -> int:
     """Return when a process began, in clock ticks since the machine's start. Raises OSError without /proc."""
     return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[22 - 3])  # from the third field on
+
+
+def _contradiction(values: dict[str, int]) -> str | None:
+    """Return which of a rank's variables, by their values, is missing or too large."""
+    if "RANK" not in values:
+        alone = {"WORLD_SIZE": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
+        strays = [f"{name} is {values[name]}" for name, value in alone.items() if values.get(name, value) != value]
+        return f"{strays[0]}, but RANK is not set" if strays else None
+    needed = ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", *(["LOCAL_RANK"] if values.get("WORLD_SIZE", 1) > 1 else []))
+    if missing := [name for name in needed if not os.environ.get(name)]:
+        return f"RANK is {values['RANK']}, but {' and '.join(missing)} {'are' if len(missing) > 1 else 'is'} not set"
+    for name, limit in (("RANK", "WORLD_SIZE"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE")):
+        if values.get(name, 0) >= values.get(limit, SIZES.stop):
+            return f"{name} is {values[name]}, wanted less than {limit}, {values[limit]}"
+    return None

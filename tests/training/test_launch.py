@@ -1,4 +1,4 @@
-"""Launch environment: defaults without torchrun, nodes that are missing, and when a job began."""
+"""Launch environment: defaults without torchrun, what contradicts itself, missing nodes, and when a job began."""
 
 import os
 import subprocess
@@ -11,6 +11,7 @@ import pytest
 from common.errors import BadInput
 from tests.conftest import ROOT, train
 from training import launch
+from training.supervision.run_lock import take_run_lock
 
 
 def test_a_process_without_torchrun_is_a_job_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,12 +76,23 @@ def test_a_job_begins_with_the_torchrun_that_starts_it_for_the_first_time() -> N
         ({"SLURM_JOB_NUM_NODES": "2"}, "SLURM_JOB_NUM_NODES is 2, but 1 node has met; start torchrun on every node"),
         ({"PET_NNODES": "1:4"}, None),
         ({"SLURM_JOB_NUM_NODES": "2", "SLURM_STEP_NUM_NODES": "1"}, None),  # one node of an allocation of two
+        ({"SLURM_STEP_NUM_TASKS": "2"}, "SLURM_STEP_NUM_TASKS is 2, but 1 has met: each task would train alone; start"),
+        ({"SLURM_NTASKS": "2", "SLURM_PROCID": "1"}, "SLURM_NTASKS is 2"),
+        ({"SLURM_NTASKS": "8", "SLURM_PROCID": "0", "ENVIRONMENT": "BATCH"}, None),  # sbatch's own script
+        ({"SLURM_NTASKS": "8", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}, None),
+        ({"SLURM_STEP_NUM_TASKS": "1", "OMPI_COMM_WORLD_SIZE": "4"}, "OMPI_COMM_WORLD_SIZE is 4"),
+        ({"PMI_SIZE": "2"}, "PMI_SIZE is 2"),
+        ({"PMI_SIZE": "2", "RANK": "1", "WORLD_SIZE": "2"}, None),  # the ranks of a job without torchrun
+        (
+            {"PMI_SIZE": "2", "RANK": "0", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "8", "TORCHELASTIC_RUN_ID": "x"},
+            "PMI_",
+        ),
     ],
 )
-def test_a_node_that_trains_alone_where_several_were_meant_is_refused(
+def test_a_node_or_task_that_trains_alone_where_several_were_meant_is_refused(
     environment: dict[str, str], refused: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _check_nodes(environment, refused, monkeypatch)
+    _check_launcher(environment, refused, monkeypatch)
 
 
 @pytest.mark.parametrize(
@@ -97,23 +109,69 @@ def test_missing_nodes_are_refused(
 ) -> None:
     met = {"RANK": "0", "WORLD_SIZE": str(ranks[0]), "LOCAL_WORLD_SIZE": str(ranks[1])}
     told = {} if groups is None else {"GROUP_WORLD_SIZE": str(groups)}
-    _check_nodes({"PET_NNODES": wanted, **met, **told}, refused, monkeypatch)
+    _check_launcher({"PET_NNODES": wanted, **met, **told}, refused, monkeypatch)
 
 
-def _check_nodes(environment: dict[str, str], refused: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (*launch.NODE_COUNTS, "RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE"):
+def _check_launcher(environment: dict[str, str], refused: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    _set(environment, monkeypatch)
+    if refused is None:
+        launch.check_launcher()
+    else:
+        with pytest.raises(BadInput, match=refused):
+            launch.check_launcher()
+
+
+def _set(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*launch.NODE_COUNTS, *launch.TASK_COUNTS, *launch.NUMBERS, "TORCHELASTIC_RUN_ID", "SLURM_NTASKS"):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    if refused is None:
-        launch.check_nodes()
-    else:
-        with pytest.raises(BadInput, match=refused):
-            launch.check_nodes()
+
+
+RANK_1 = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "29500"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "problem"),
+    [
+        (RANK_1, None),
+        ({"WORLD_SIZE": "1", "MASTER_ADDR": "a"}, None),
+        ({"RANK": "0"}, "RANK is 0, but WORLD_SIZE and MASTER_ADDR and MASTER_PORT are not set; start torchrun"),
+        (RANK_1 | {"MASTER_ADDR": ""}, "RANK is 1, but MASTER_ADDR is not set"),
+        ({name: RANK_1[name] for name in RANK_1 if name != "LOCAL_RANK"}, "RANK is 1, but LOCAL_RANK is not set"),
+        ({"RANK": ""}, "RANK is '', wanted a whole number of at least 0"),
+        ({"WORLD_SIZE": "2"}, "WORLD_SIZE is 2, but RANK is not set"),
+        ({"LOCAL_RANK": "1"}, "LOCAL_RANK is 1, but RANK is not set"),
+        (RANK_1 | {"WORLD_SIZE": "two"}, "WORLD_SIZE is 'two', wanted a whole number of at least 1"),
+        (RANK_1 | {"WORLD_SIZE": "9" * 5000}, "WORLD_SIZE is '999"),
+        (RANK_1 | {"LOCAL_WORLD_SIZE": "0"}, "LOCAL_WORLD_SIZE is '0'"),
+        (
+            RANK_1 | {"MASTER_PORT": "65536"},
+            "MASTER_PORT is '65536', wanted a whole number of at least 1, at most 65,535",
+        ),
+        (RANK_1 | {"RANK": "2"}, "RANK is 2, wanted less than WORLD_SIZE, 2"),
+        (RANK_1 | {"LOCAL_WORLD_SIZE": "1"}, "LOCAL_RANK is 1, wanted less than LOCAL_WORLD_SIZE, 1"),
+        ({"TORCHELASTIC_RESTART_COUNT": "-1"}, "TORCHELASTIC_RESTART_COUNT is '-1'"),
+    ],
+)
+def test_variables_of_a_rank_are_numbers_and_complete(
+    environment: dict[str, str], problem: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _set(environment, monkeypatch)
+    if problem is None:
+        launch.check_environment()
+        return
+    with pytest.raises(BadInput, match=problem) as refused:
+        launch.check_environment()
+    assert refused.value.alone
 
 
 def test_train_py_says_so_before_anything_is_written(make_run: Callable[..., Path]) -> None:
     run = make_run()
+    with take_run_lock(run).file:  # of the first task
+        task = train(run, environment={"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"})
+    assert task.stderr.startswith("train.py: SLURM_STEP_NUM_TASKS is 2, but 1 has met: ")
+    assert train(run, environment={"RANK": ""}).stderr.startswith("train.py: RANK is '', wanted a whole number ")
     alone = train(run, environment={"SKYPILOT_NUM_NODES": "2"})
     assert alone.returncode == 1
     assert alone.stderr.startswith("train.py: SKYPILOT_NUM_NODES is 2, but 1 node has met; ")

@@ -154,5 +154,12 @@ def _rendezvous() -> tuple[Any, int, int]:
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True):
         return torchrun_store(), environment_rank(), int(os.environ["WORLD_SIZE"])
     # Another launcher: rank 0 hosts the store, and may start late.
-    store, rank, world_size = next(dist.rendezvous("env://"))  # type: ignore[attr-defined]
+    try:
+        store, rank, world_size = next(dist.rendezvous("env://"))  # type: ignore[attr-defined]
+    except dist.DistError as error:
+        address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+        problem = f"rank 0 does not answer at MASTER_ADDR {address}, MASTER_PORT {port}"
+        if environment_rank() == 0:
+            problem = f"rank 0 cannot listen on MASTER_PORT {port}, set another for all ranks"
+        raise BadInput(f"{problem}: {str(error).splitlines()[0]}", alone=True) from error
     return store, rank, world_size

@@ -1,6 +1,7 @@
 """Process groups: what ranks are told of each other, alone and as two processes."""
 
 import json
+import socket
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,16 @@ def test_a_process_without_a_launcher_is_a_group_of_one(alone: process_group.Ran
     assert (alone.rank, alone.world_size, alone.local_rank, alone.coordinates) == (0, 1, 0, True)
     assert process_group.gather(alone, "x") == ["x"]
     assert process_group.from_coordinator(alone, lambda: 5) == 5
+
+
+def test_a_busy_port_of_rank_0_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("0.0.0.0", 0)) as busy:
+        port = str(busy.getsockname()[1])
+        places = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        for name, value in places.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(BadInput, match=f"rank 0 cannot listen on MASTER_PORT {port}, set another for all ranks: "):
+            process_group._rendezvous()
 
 
 def test_an_error_without_a_file_is_no_user_error(alone: process_group.Ranks) -> None:
