@@ -55,8 +55,7 @@ def config_of_stock(values: dict[str, Any], architecture: Architecture) -> Model
     fixed = {field: only[0] for field, only in architecture.options.items() if len(only) == 1}
     attention_bias, mlp_bias = values.get("attention_bias", False), values.get("mlp_bias", False)
     return ModelConfig(
-        **fixed
-        | {
+        **{
             "vocab_size": values["vocab_size"],
             "context_length": values["max_position_embeddings"],
             "emb_dim": width,
@@ -72,6 +71,7 @@ def config_of_stock(values: dict[str, Any], architecture: Architecture) -> Model
             "tie_weights": values.get("tie_word_embeddings", False),
             "logit_softcap": values.get("final_logit_softcapping", 15.0) if architecture is NANOCHAT else None,
         }
+        | fixed
     )
 
 

@@ -36,7 +36,8 @@ def to_stock(plain: dict[str, Tensor], config: ModelConfig) -> dict[str, Tensor]
 def from_stock(weights: dict[str, Tensor], config: ModelConfig, architecture: Architecture) -> dict[str, Tensor]:
     """Convert a state dict of a class with RoPE to a plain one, in fp32; biases that only we have are zero.
 
-    Raises ValueError naming an unknown parameter, or a tied head that differs from the embedding.
+    Raises ValueError naming an unknown parameter, a tied head that differs from the embedding, or a bias of the
+    attention output, other than zero, that this network lacks.
     """
     modules = {theirs: ours for ours, theirs in _rotary_names(architecture).items()}
     plain: dict[str, Tensor] = {}
@@ -54,6 +55,9 @@ def from_stock(weights: dict[str, Tensor], config: ModelConfig, architecture: Ar
             plain[f"{where}{modules[module]}.{leaf}"] = value.float()
         else:
             raise ValueError(f"parameter {name} is none of {architecture.name}'s")
+    for name in [name for name in plain if name.endswith("attention.output.bias") and not config.biases]:
+        if plain.pop(name).any():
+            raise ValueError(f"parameter {name}: got a bias, wanted zeros: {architecture.name} has no option biases here")
     for name, parts in apart.items():
         plain[name] = _fused(name, parts, config, swapped=architecture is NANOCHAT)
     head = plain.pop("head.weight", None) if config.tie_weights else None

@@ -16,8 +16,9 @@ from common.errors import BadInput
 from evaluation.shared.foreign import load_foreign
 from evaluation.shared.load import locate
 from model.gpt import GPT
+from model.stock_config import stock_class
 from model.stock_weights import to_stock
-from tests.model.architectures import SWIGLU
+from tests.model.architectures import QWEN3, SWIGLU
 from tests.model.test_gpt import SMALL
 from tests.model.test_naming import TOKENS, gpjt, nanogpt, network, plain_of
 
@@ -118,6 +119,16 @@ def test_keys_that_a_file_leaves_out_mean_what_the_class_means(tmp_path: Path, n
     loaded = load_foreign(write(tmp_path / "model", weights, **values), None)
     with torch.no_grad():
         assert (loaded(TOKENS) - theirs(TOKENS).logits).abs().max() < 1e-5
+
+
+def test_a_bias_that_the_network_lacks_is_refused_unless_it_is_zero(tmp_path: Path) -> None:
+    model = network(attrs.evolve(SMALL, **QWEN3 | {"qkv_bias": True}))
+    weights = to_stock(plain_of(model), model.config)
+    values = stock_class(model.config).config
+    assert load_foreign(write(tmp_path / "model", weights, **values), None).config == model.config
+    weights["model.layers.1.self_attn.o_proj.bias"][0] = 1.0
+    with pytest.raises(BadInput, match=r"blocks\.1\.attention\.output\.bias: got a bias, wanted zeros: Qwen3ForCausalLM"):
+        load_foreign(write(tmp_path / "other", weights, **values), None)
 
 
 @pytest.mark.parametrize("bias", ["attention_bias", "mlp_bias"])
