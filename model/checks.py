@@ -3,13 +3,26 @@
 import math
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import attrs
 
 from common.errors import LARGEST_INTEGER, either, integer_range, quoted
 
 Validator = Callable[[Any, "attrs.Attribute[Any]", Any], None]
+
+
+def set_one_form(config: Any, **meant: Any) -> None:
+    """Give the fields of a frozen configuration, once checked, the one form that each value has.
+
+    1 of a number field becomes 1.0, and -0.0 becomes 0.0. `meant`: values that null stands for; they become null.
+    """
+    for field in attrs.fields(type(config)):
+        value = getattr(config, field.name)
+        if type(value) in (int, float) and float in (field.type, *get_args(field.type)):
+            object.__setattr__(config, field.name, value + 0.0)
+        if field.name in meant and value == meant[field.name]:
+            object.__setattr__(config, field.name, None)
 
 
 def integer(minimum: int, maximum: int = LARGEST_INTEGER) -> Validator:

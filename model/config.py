@@ -57,6 +57,7 @@ class ModelConfig:
             raise ValueError(
                 "zero_init_head: got true, wanted false, because tie_weights is true: the head is the token embedding"
             )
+        checks.set_one_form(self, n_kv_heads=self.n_heads, mlp_width=4 * self.emb_dim)
 
     @property
     def head_width(self) -> int:

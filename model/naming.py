@@ -73,7 +73,6 @@ def to_plain(state: dict[str, Tensor], *, tied: bool = False) -> dict[str, Tenso
 def config_of(plain: dict[str, Tensor], heads: int, activation: str = "gelu_tanh") -> ModelConfig:
     """Return the configuration of a plain state dict's network. Raises ValueError where `heads` does not divide C."""
     vocabulary, width = plain["token_embedding.weight"].shape
-    mlp_width = len(plain["blocks.0.mlp.up.weight"])
     return ModelConfig(
         vocab_size=vocabulary,
         context_length=plain["position_embedding.weight"].shape[0],
@@ -82,7 +81,7 @@ def config_of(plain: dict[str, Tensor], heads: int, activation: str = "gelu_tanh
         n_layers=_layers(plain),
         qkv_bias="blocks.0.attention.qkv.bias" in plain,
         activation=activation,
-        mlp_width=None if mlp_width == 4 * width else mlp_width,
+        mlp_width=len(plain["blocks.0.mlp.up.weight"]),
         tie_weights="head.weight" not in plain,
     )
 

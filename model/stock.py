@@ -65,7 +65,7 @@ CLASSES = (GPT2, LLAMA, ARCEE, QWEN3, NANOCHAT)
 
 def architecture_of(config: ModelConfig, where: str = "model.json") -> Architecture:
     """Return the class that computes the same network. Raises BadInput naming options that no class has together."""
-    values = attrs.asdict(config) | {"n_kv_heads": None if config.kv_heads == config.n_heads else config.kv_heads}
+    values = attrs.asdict(config)
     known = EXPRESSED.union(*(each.options for each in CLASSES))
     for field in values.keys() - known:
         raise BadInput(

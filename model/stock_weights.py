@@ -57,7 +57,9 @@ def from_stock(weights: dict[str, Tensor], config: ModelConfig, architecture: Ar
             raise ValueError(f"parameter {name} is none of {architecture.name}'s")
     for name in [name for name in plain if name.endswith("attention.output.bias") and not config.biases]:
         if plain.pop(name).any():
-            raise ValueError(f"parameter {name}: got a bias, wanted zeros: {architecture.name} has no option biases here")
+            raise ValueError(
+                f"parameter {name}: got a bias, wanted zeros: {architecture.name} has no option biases here"
+            )
     for name, parts in apart.items():
         plain[name] = _fused(name, parts, config, swapped=architecture is NANOCHAT)
     head = plain.pop("head.weight", None) if config.tie_weights else None

@@ -89,5 +89,5 @@ def check_origin(initial: InitialWeights, origin: WeightsOrigin | None, checkpoi
 
 def _described(config: ModelConfig) -> dict[str, Any]:
     """Return the keys that describe a network with its weights, without nulls that stand for a number."""
-    spelled = attrs.evolve(config, n_kv_heads=config.kv_heads, mlp_width=config.hidden_width)
-    return {key: value for key, value in attrs.asdict(spelled).items() if key not in FREE_KEYS}
+    spelled = attrs.asdict(config) | {"n_kv_heads": config.kv_heads, "mlp_width": config.hidden_width}
+    return {key: value for key, value in spelled.items() if key not in FREE_KEYS}

@@ -17,10 +17,10 @@ class Decay:
 
 DECAYS = {
     "cosine": Decay(
-        curve=lambda progress: 0.5 * (1 + math.cos(math.pi * progress)), period_percent=None, final_percent=10
+        curve=lambda progress: 0.5 * (1 + math.cos(math.pi * progress)), period_percent=None, final_percent=10.0
     ),
-    "linear": Decay(curve=lambda progress: 1 - progress, period_percent=None, final_percent=0),
-    "warmup_stable_decay": Decay(curve=lambda progress: 1 - progress, period_percent=20, final_percent=0),
+    "linear": Decay(curve=lambda progress: 1 - progress, period_percent=None, final_percent=0.0),
+    "warmup_stable_decay": Decay(curve=lambda progress: 1 - progress, period_percent=20.0, final_percent=0.0),
 }
 
 
@@ -34,6 +34,13 @@ class Schedule:
     decay_steps: int  # the last ones; between warm-up and decay the rate is the peak
     total_steps: int  # warm-up and decay included
     final_fraction: float  # of the peak, reached at the last step
+
+
+def agree(one: Schedule, other: Schedule, steps: int) -> bool:
+    """Tell whether two schedules have the same learning rates in the first steps of a run."""
+    if steps > min(one.total_steps, other.total_steps):
+        return one == other
+    return one == other or all(learning_rate(one, step) == learning_rate(other, step) for step in range(steps))
 
 
 def learning_rate(schedule: Schedule, step: int) -> float:

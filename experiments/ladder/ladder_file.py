@@ -10,7 +10,7 @@ import attrs
 from common.errors import BadInput, nearest, quoted
 from experiments.ladder.loss_law import LEAST_SIZES
 from experiments.shared.experiment_files import read_experiment, read_seeds
-from experiments.shared.run_directories import BUCKET, Sections, changed_run
+from experiments.shared.run_directories import BUCKET, changed_run
 from model.config import ModelConfig, matmul_parameter_count
 from training.config.train_config import KEYS, PLUMBING_KEYS, Run
 
@@ -47,7 +47,7 @@ class LadderFile:
     target: Run
     batch: int  # the target's, sequences
     microbatch_size: int  # at most, of all runs
-    sections: Sections  # the target's model.json and train.json, with "set"
+    train: dict[str, Any]  # the target's train.json, with "set"
     sizes: tuple[LadderSize, ...]  # rising
     tokens_per_parameter: tuple[float, ...]  # horizons, rising
     rates: tuple[float, ...]  # rising
@@ -64,9 +64,7 @@ def read_ladder(file: Path) -> LadderFile:
     batch = target.train.batch.global_batch_size
     if batch is None:
         raise BadInput(f"{file}: {directory} has no global_batch_size; set it: the batches of the sizes follow from it")
-    sections = {"model": _stated("model", attrs.asdict(target.model)), "train": _stated("train", target.train.flat())}
     settings = _settings(file, values.get("set", {}))
-    sections["train"] |= settings
     # the batch of each size follows from the target's, in whole micro-batches, whatever `set` says of those
     changes = {"train.global_batch_size": None, **{f"train.{key}": value for key, value in settings.items()}}
     train = changed_run(f"{file}: set", directory, changes).train
@@ -79,7 +77,7 @@ def read_ladder(file: Path) -> LadderFile:
         file=file,
         target=target,
         batch=batch,
-        sections=sections,
+        train=stated("train", target.train.flat()) | settings,
         sizes=_sizes(file, directory, values.get("sizes")),
         tokens_per_parameter=_rising(file, "tokens_per_parameter", values.get("tokens_per_parameter"), 2),
         rates=rates,
@@ -88,7 +86,7 @@ def read_ladder(file: Path) -> LadderFile:
     )
 
 
-def _stated(section: str, values: dict[str, Any]) -> dict[str, Any]:
+def stated(section: str, values: dict[str, Any]) -> dict[str, Any]:
     """Return the keys that differ from their defaults."""
     return {key: value for key, value in values.items() if value != KEYS[section][key].default}
 

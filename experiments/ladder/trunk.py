@@ -13,7 +13,7 @@ import attrs
 
 from common.errors import BadInput
 from common.files import replace_file, sync, writing
-from experiments.ladder.ladder_file import LadderFile, LadderSize
+from experiments.ladder.ladder_file import LadderFile, LadderSize, stated
 from experiments.ladder.size_rules import BatchSize, scaled_batch
 from experiments.shared.run_directories import BUCKET, Sections, check_unchanged, write_run_directory
 from experiments.shared.run_progress import read_progress
@@ -102,7 +102,7 @@ class TrunkMaker:
                 plan = _plan(ladder, size, keys, self.ranks)
                 assert plan.schedule.warmup_steps == wanted
             directory = self.output / (name if longest else f"{name}-{ratio:g}-tokens-per-parameter")
-            sections: Sections = {"model": {**ladder.sections["model"], **size.changes}, "train": keys}
+            sections: Sections = {"model": stated("model", attrs.asdict(size.model)), "train": keys}
             ranks = f"--ranks {self.ranks}"
             check_unchanged(directory, sections, {"microbatch_size": ranks, "global_batch_size": ranks})
             horizons.append(Horizon(directory=directory, sections=sections, plan=plan))
@@ -150,11 +150,7 @@ def _link(source: str, target: str) -> None:
 def _recipe(ladder: LadderFile, rate: float, batch: BatchSize) -> dict[str, object]:
     """Return the target's train.json with the ladder's schedule, batch and rates; those of groups keep their ratio."""
     optimization = ladder.target.train.optimization
-    keys = {
-        key: value
-        for key, value in ladder.sections["train"].items()
-        if key not in ("gradient_accumulation_steps", BUCKET)
-    }
+    keys = {key: value for key, value in ladder.train.items() if key not in ("gradient_accumulation_steps", BUCKET)}
     for group, other in optimization.group_learning_rates.items():
         keys[f"{group}_learning_rate"] = float(f"{other * rate / optimization.learning_rate:.4g}")
     if optimization.decay != SCHEDULE:

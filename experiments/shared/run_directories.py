@@ -9,7 +9,7 @@ from common.errors import BadInput, quoted
 from common.files import replace_file, writing
 from common.json_files import read_json
 from training.checkpoints.disk import CHECKPOINTS
-from training.config.train_config import Run, TrainConfig, load_run
+from training.config.train_config import Run, TrainConfig, load_run, one_form
 from training.data.locate_tokens import locate_tokens
 from training.telemetry.metrics_log import METRICS
 
@@ -62,8 +62,9 @@ def check_unchanged(directory: Path, sections: Sections, options: Mapping[str, s
     for section, values in sections.items():
         path = directory / f"{section}.json"
         there = read_json(path)
+        forms = [one_form(section, each) for each in (there, values)]
         for key in sorted({*there, *values}):
-            if there.get(key) != values.get(key):
+            if forms[0].get(key) != forms[1].get(key):
                 got, wanted = (quoted(each[key]) if key in each else "absent" for each in (there, values))
                 option = (options or {}).get(key)
                 why = "" if option is None else f", which follows from {option} as well"

@@ -35,6 +35,19 @@ def _read_weight(value: Any) -> Stages:
     return tuple((first_step, weight) for first_step, weight in value)
 
 
+def one_form_of_dataset(value: Any) -> Any:
+    """Return a value of `dataset` with its weights as floats, and one stage as a weight; a wrong one as it is."""
+    try:
+        parts = read_parts(value)
+    except (TypeError, ValueError):
+        return value
+    forms = []
+    for part in parts:
+        stages = [[first_step, float(weight)] for first_step, weight in part.weights]
+        forms.append({"dataset": part.dataset, "weight": stages[0][1] if len(stages) == 1 else stages})
+    return value if isinstance(value, str) else forms
+
+
 @attrs.frozen
 class DatasetPart:
     """A dataset's part in a mixture."""

@@ -11,14 +11,15 @@ import attrs
 
 from common.bucket import SCHEMES, is_bucket
 from common.errors import either, quoted
-from model.checks import Validator, boolean, integer, number, one_of, optional
-from training.config.dataset_config import DatasetPart, read_parts
+from model.checks import Validator, boolean, integer, number, one_of, optional, set_one_form
+from training.config.dataset_config import DatasetPart, one_form_of_dataset, read_parts
 from training.optimizers.optimizer_registry import OPTIMIZERS
 from training.optimizers.update_rule import FIRST_MOMENTUM, MuonOptions
 from training.schedule import DECAYS
 
 # Names that mean the same as the booleans of gpjt's run directories, which are what a run records.
 _SCHEDULES = {"cosine": True, "constant": False}
+GROUP_RATES = tuple(f"{group}_learning_rate" for group in ("matrix", "embedding", "head", "vector"))
 
 
 def define(
@@ -63,7 +64,7 @@ class DataOptions:
     """Training data: datasets, where reading starts and in which order."""
 
     # of the hub, a local directory, or several with weights
-    dataset: str | Sequence[Mapping[str, Any]] = define(_dataset)
+    dataset: str | Sequence[Mapping[str, Any]] = define(_dataset, converter=one_form_of_dataset)
     min_train_tokens: int | None = define(optional(integer(1)), None)  # null: all tokens there are
     start_train_token: int = define(integer(0), 0)  # in each train stream
     max_epochs: int = define(integer(1), 1, plumbing=True)  # a limit: the number of steps tells what is read
@@ -100,7 +101,7 @@ class OptimizationOptions:
     schedule_learning_rate: bool | str = define(
         boolean(*_SCHEDULES, *(name for name in DECAYS if name not in _SCHEDULES)), False, converter=_schedule
     )
-    warmup_period_percent: float = define(number(0.0, 100.0), 0)  # of all steps
+    warmup_period_percent: float = define(number(0.0, 100.0), 0.0)  # of all steps
     # of all steps, of a "warmup_stable_decay"; null: 20
     decay_period_percent: float | None = define(optional(number(0.0, 100.0, above=True)), None)
     # of the peak, at the last step; null: 10 of a cosine, 0 of any other decay
@@ -115,15 +116,18 @@ class OptimizationOptions:
     # global L2 norm; null: no clipping
     clipping_max_norm: float | None = define(optional(number(0.0, above=True)), None)
 
+    def __attrs_post_init__(self) -> None:
+        decay = None if self.decay is None else DECAYS[self.decay]
+        set_one_form(
+            self,
+            decay_period_percent=decay and decay.period_percent,
+            final_learning_rate_percent=decay and decay.final_percent,
+        )
+
     @property
     def group_learning_rates(self) -> dict[str, float]:
         """The peaks that differ from `learning_rate`, by the group's name in training/optimizers/update_rule.py."""
-        rates = {
-            "matrix": self.matrix_learning_rate,
-            "embedding": self.embedding_learning_rate,
-            "head": self.head_learning_rate,
-            "vector": self.vector_learning_rate,
-        }
+        rates = {name.partition("_")[0]: getattr(self, name) for name in GROUP_RATES}
         return {group: rate for group, rate in rates.items() if rate is not None}
 
     @property
@@ -151,6 +155,9 @@ class SpikeOptions:
     on_spike: str | None = define(optional(one_of("stop", "skip")), None)  # null: only non-finite steps are held back
     spike_window: int = define(integer(2, 1 << 20), 128)  # steps
     spike_zscore: float = define(number(0.0, above=True), 6.0)  # standard deviations
+
+    def __attrs_post_init__(self) -> None:
+        set_one_form(self)
 
 
 @attrs.frozen(kw_only=True)

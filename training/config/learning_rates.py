@@ -1,15 +1,22 @@
 """Learning rates of a run: the schedule and the rates by group of train.json, their contradictions, in words."""
 
 from collections.abc import Iterator
+from fractions import Fraction
 
 from training.config.key_groups import OptimizationOptions
 from training.schedule import DECAYS, Schedule
 
 
-def make_schedule(options: OptimizationOptions, steps: int) -> Schedule:
-    """Return the schedule of a run of so many steps."""
-    warmup_steps = int(steps * options.warmup_period_percent // 100)
-    decay = options.decay
+def make_schedule(options: OptimizationOptions, steps: int, *, exact: bool = True) -> Schedule:
+    """Return the schedule of a run of so many steps.
+
+    `exact` False: percentages of the steps in binary fractions, where 2.3 % of 1,000 steps are 22.
+    """
+
+    def share(percent: float) -> int:
+        return int(steps * (Fraction(repr(percent)) if exact else percent) // 100)
+
+    warmup_steps, decay = share(options.warmup_period_percent), options.decay
     if decay is None:
         return Schedule(
             peak=options.learning_rate,
@@ -25,7 +32,7 @@ def make_schedule(options: OptimizationOptions, steps: int) -> Schedule:
         peak=options.learning_rate,
         decay=decay,
         warmup_steps=warmup_steps,
-        decay_steps=steps - warmup_steps if period is None else int(steps * period // 100),
+        decay_steps=steps - warmup_steps if period is None else share(period),
         total_steps=steps,
         final_fraction=(DECAYS[decay].final_percent if final is None else final) / 100,
     )

@@ -16,6 +16,7 @@ from model.config import ModelConfig
 from model.stock_config import stock_class
 from training.config.foreign_keys import hint, translate
 from training.config.key_groups import (
+    GROUP_RATES,
     BatchOptions,
     CheckpointOptions,
     DataOptions,
@@ -29,6 +30,7 @@ from training.config.key_groups import (
 from training.config.learning_rates import group_rate_problems, schedule_problems
 from training.config.optimizer_settings import muon_problems
 from training.optimizers.optimizer_registry import OPTIMIZERS
+from training.optimizers.update_rule import FIRST_MOMENTUM
 
 _WANTED = "a run directory holds model.json and train.json, each a JSON object"
 
@@ -86,6 +88,57 @@ def train_keys() -> dict[str, Any]:
 
 KEYS: dict[str, dict[str, Any]] = {"model": dict(attrs.fields_dict(ModelConfig)), "train": train_keys()}
 PLUMBING_KEYS = frozenset(name for name, field in KEYS["train"].items() if field.metadata["plumbing"])
+
+
+def one_form(section: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return keys of "model" or "train", with defaults, in the one form that each has when it is read.
+
+    Values that could not be trained are returned as they are.
+    """
+    known = {key: value for key, value in values.items() if key in KEYS[section]}
+    try:
+        read = attrs.asdict(ModelConfig(**known)) if section == "model" else TrainConfig.from_keys(known).flat()
+    except (TypeError, ValueError):
+        read = {}
+    return {**values, **read}
+
+
+def recipe(model: Mapping[str, Any], train: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the keys, in their one form, that change a result by more than rounding, but for the seed.
+
+    Keys without effect have their defaults, as those that are not given.
+    """
+    found = {
+        section: {key: values.get(key, field.default) for key, field in KEYS[section].items()}
+        for section, values in (("model", model), ("train", train))
+    }
+    for section, key in list(_without_effect(**found)):
+        found[section][key] = KEYS[section][key].default
+    not_recipe = PLUMBING_KEYS | {"random_seed"}
+    return found | {"train": {key: value for key, value in found["train"].items() if key not in not_recipe}}
+
+
+def _without_effect(model: Mapping[str, Any], train: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield section and key of values that change nothing beside the others."""
+    if model["positions"] != "rope":
+        yield "model", "rope_base"
+    if model["n_layers"] == 1:
+        yield "model", "scale_attention_by_inverse_layer"
+    for key in GROUP_RATES:
+        if train[key] == train["learning_rate"]:
+            yield "train", key
+    if not (model["norm_gain"] or model["biases"] or model["qkv_bias"]):  # no vector to train
+        yield "train", "vector_learning_rate"
+    if train["schedule_learning_rate"] is False:
+        yield "train", "warmup_period_percent"
+    if train["on_spike"] is None:
+        yield from (("train", key) for key in ("spike_window", "spike_zscore"))
+    first = train["muon_first_momentum"]
+    rises = train["muon_momentum"] != (FIRST_MOMENTUM if first is None else first)
+    if first == FIRST_MOMENTUM or not rises:
+        yield "train", "muon_first_momentum"
+    if not rises:
+        yield "train", "muon_momentum_warmup_steps"
 
 
 @attrs.frozen(kw_only=True)
