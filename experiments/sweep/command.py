@@ -37,7 +37,8 @@ class SweepCommand:
         from experiments.shared.run_directories import missing_tokens
         from experiments.sweep.halving import check_rungs
         from experiments.sweep.sweep_file import read_sweep
-        from experiments.sweep.variant_runs import describe_runs, runs_of, shell_commands, write_runs
+        from experiments.sweep.variant_runs import check_variants, describe_runs, runs_of, shell_commands, write_runs
+        from training.hardware.usable_gpus import choose_device
 
         sweep = read_sweep(self.file)
         output = output_of(self.file, self.output)
@@ -46,6 +47,7 @@ class SweepCommand:
         runs = runs_of(sweep, output, self.pool.ranks)
         if not self.collect:
             check_rungs(sweep, runs)
+            check_variants(sweep, runs, None if self.print_commands else choose_device(self.pool.device))
         if self.dry_run:
             print("\n".join([*describe_runs(sweep, runs, self.pool), *([f"WARNING: {missing}"] if missing else [])]))
         elif self.print_commands:

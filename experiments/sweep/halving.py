@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 from common.errors import BadInput
 from experiments.shared.run_pool import RunPool
@@ -28,9 +29,21 @@ def train_sweep(pool: RunPool, sweep: Sweep, runs: Sequence[VariantRun]) -> None
 
 
 def check_rungs(sweep: Sweep, runs: Sequence[VariantRun]) -> None:
-    """Raise BadInput for a run that is past a rung without its loss there: the rule came when it had been trained."""
+    """Raise BadInput for rungs that fall on one step of a run, or on its last one.
+
+    And for a run that is past a rung without its loss there: the rule came when it had been trained.
+    """
+    shares = sweep.halving.rungs if sweep.halving else ()
+    for run in runs:
+        steps = [*(rung_step(run, share) for share in shares), run.plan.steps]
+        if any(low >= high for low, high in pairwise(steps)):
+            rungs = ", ".join(map(str, steps[:-1]))
+            raise BadInput(
+                f"{sweep.file}: halving: {run.directory.name}: got rungs at steps {rungs} of {run.plan.steps:,}, "
+                "wanted rising ones before the last; spread the rungs, or train more steps"
+            )
     stopped = stopped_variants(sweep, runs)
-    for share in sweep.halving.rungs if sweep.halving else ():
+    for share in shares:
         for run in runs:
             step = rung_step(run, share)
             progress = read_progress(run.directory)

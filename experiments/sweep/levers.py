@@ -12,11 +12,10 @@ import attrs
 
 from common.errors import BadInput, nearest, quoted
 from experiments.shared.run_directories import BUCKET, Changes, changed_run
-from training.config.train_config import KEYS, PLUMBING_KEYS, Run
+from training.config.train_config import KEYS, Run
 
 BASE = "base"
 MOST_VARIANTS = 1000
-BATCH_KEYS = {"microbatch_size", "gradient_accumulation_steps"}  # without global_batch_size they decide on the batch
 LONGEST_NAME = 200  # of a variant; its runs are directories, with the seed behind it
 # What decides on which tokens, in which windows, the final loss is measured
 FIXED = (
@@ -56,9 +55,12 @@ def read_variants(file: Path, values: Mapping[str, Any], base: Run, shared: Chan
         raise BadInput(f'{file}: levers: got {quoted(levers)}, wanted {{"train.KEY": [VALUE, ...]}}')
     if not isinstance(combine, bool):
         raise BadInput(f"{file}: combine: got {quoted(combine)}, wanted true or false")
-    effective = _flat(base)
+
+    def changed(choice: LeverValue) -> Run:
+        return changed_run(str(file), base.directory, shared | choice.changes)
+
     choices = [
-        [choice for choice in _choices(file, name, lever) if _differs(choice.changes, effective)]
+        [choice for choice in _choices(file, name, lever) if _keys(changed(choice)) != _keys(base)]
         for name, lever in levers.items()
     ]
     count = math.prod(len(lever) + 1 for lever in choices) - 1 if combine else sum(map(len, choices))
@@ -71,10 +73,7 @@ def read_variants(file: Path, values: Mapping[str, Any], base: Run, shared: Chan
         found = [choice for lever in choices for choice in lever]
     _check_names(file, [BASE, *(choice.name for choice in found)])
     variants = [Variant(name=BASE, changes={}, run=base)]
-    for choice in found:
-        run = changed_run(str(file), base.directory, shared | choice.changes)
-        variants.append(Variant(name=choice.name, changes=choice.changes, run=run))
-    _check_recipes(file, variants)
+    variants += [Variant(name=choice.name, changes=choice.changes, run=changed(choice)) for choice in found]
     return tuple(variants)
 
 
@@ -114,19 +113,9 @@ def _choices(file: Path, name: str, lever: Any) -> Iterator[LeverValue]:
         yield LeverValue(name=f"{name.partition('.')[2]}={text[:80]}", changes=changes)
 
 
-def _flat(run: Run) -> Changes:
-    """Return all keys of a run, defaults included."""
-    values = {"model": attrs.asdict(run.model), "train": run.train.flat()}
-    return {f"{section}.{key}": value for section, keys in values.items() for key, value in keys.items()}
-
-
-def _differs(changes: Changes, effective: Changes) -> bool:
-    return any(_canonical(effective[key]) != _canonical(value) for key, value in changes.items())
-
-
-def _canonical(value: Any) -> str:
-    """Return a value as text, the same for 1 and 1.0."""
-    return json.dumps(float(value) if type(value) is int else value)
+def _keys(run: Run) -> str:
+    """Return all keys of a run, defaults included, as text: true is not 1 there."""
+    return json.dumps([attrs.asdict(run.model), run.train.flat()])
 
 
 def _combined(parts: tuple[LeverValue | None, ...]) -> LeverValue:
@@ -155,18 +144,3 @@ def _check_names(file: Path, names: list[str]) -> None:
         if name in seen:
             raise BadInput(f"{file}: levers: two variants are called {quoted(name)}; give one a name of its own")
         seen.add(name)
-
-
-def _check_recipes(file: Path, variants: list[Variant]) -> None:
-    """Raise BadInput where two variants train the same: they would count as a comparison, and find luck alone."""
-    seen: dict[str, Variant] = {}
-    for variant in variants:
-        ignored = PLUMBING_KEYS if variant.run.train.batch.global_batch_size else PLUMBING_KEYS - BATCH_KEYS
-        recipe = {
-            key: _canonical(value) for key, value in _flat(variant.run).items() if key.partition(".")[2] not in ignored
-        }
-        other = seen.setdefault(json.dumps(recipe), variant)
-        if other is not variant:
-            plumbing = ", ".join(key for key in variant.changes if key.partition(".")[2] in ignored)
-            advice = f"{plumbing}: no lever, it may stand in 'set', for all runs" if plumbing else "leave one out"
-            raise BadInput(f"{file}: levers: {quoted(variant.name)} trains the same as {quoted(other.name)}; {advice}")

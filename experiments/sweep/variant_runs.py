@@ -1,13 +1,15 @@
 """Runs of a sweep: a directory for each variant and seed."""
 
+import json
 import math
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import attrs
+import torch
 
-from common.errors import BadInput
+from common.errors import BadInput, quoted
 from common.json_files import read_json
 from experiments.shared.experiment_files import counted
 from experiments.shared.pool_options import PoolOptions
@@ -24,8 +26,17 @@ from experiments.sweep.sweep_file import Sweep, run_name
 from experiments.sweep.sweep_table import describe_power
 from experiments.sweep.verdicts import VariantResult
 from training.config.batch_plan import Plan, make_plan
-from training.config.train_config import KEYS
+from training.config.train_config import KEYS, PLUMBING_KEYS, recipe
 from training.data.locate_tokens import lengths_at_hand
+from training.precision import resolve
+from training.schedule import learning_rate
+
+# Keys of train.json that a plan resolves to steps, sequences of a batch, and learning rates
+RESOLVED_KEYS = (
+    *("min_train_tokens", "global_batch_size", "schedule_learning_rate"),
+    *("warmup_period_percent", "decay_period_percent", "final_learning_rate_percent"),
+)
+SAMPLED_STEPS = 1000  # of a schedule, which tell it from another
 
 
 @attrs.frozen(kw_only=True)
@@ -59,6 +70,36 @@ def runs_of(sweep: Sweep, output: Path, ranks: int) -> list[VariantRun]:
             check_unchanged(directory, sections)
             runs.append(VariantRun(variant=variant, seed=seed, directory=directory, sections=sections, plan=plan))
     return runs
+
+
+def check_variants(sweep: Sweep, runs: Sequence[VariantRun], device: str | None) -> None:
+    """Raise BadInput where two variants train the same: they would count as a comparison, and find luck alone.
+
+    `device`: "cpu" or "cuda", for precision auto; None: of other machines.
+    """
+    seen: dict[str, Variant] = {}
+    for run in runs:
+        variant = run.variant
+        other = seen.setdefault(_trained(run, device), variant)
+        if other is not variant:
+            plumbing = ", ".join(key for key in variant.changes if key.partition(".")[2] in PLUMBING_KEYS)
+            advice = f"{plumbing}: no lever, it may stand in 'set', for all runs" if plumbing else "leave one out"
+            raise BadInput(
+                f"{sweep.file}: levers: {quoted(variant.name)} trains the same as {quoted(other.name)}; {advice}"
+            )
+
+
+def _trained(run: VariantRun, device: str | None) -> str:
+    """Return all that decides on a run's result but its seed, resolved: the same for two that train the same."""
+    train, plan = run.variant.run.train, run.plan
+    keys = recipe(attrs.asdict(run.variant.run.model), train.flat())
+    for key in RESOLVED_KEYS:
+        del keys["train"][key]
+    if device is not None:
+        keys["train"]["precision"] = resolve(train.execution.precision, torch.device(device))
+    between = max(1, plan.steps // SAMPLED_STEPS)
+    rates = [learning_rate(plan.schedule, step) for step in (*range(0, plan.steps, between), max(0, plan.steps - 2))]
+    return json.dumps([keys, plan.steps, plan.layout.global_batch_size, rates])
 
 
 def write_runs(runs: list[VariantRun]) -> None:

@@ -17,6 +17,13 @@ def test_the_best_of_a_rung_go_on_rounded_up_and_at_least_one(factor: float, los
     assert losers(Halving(factor=factor, rungs=(0.5,)), means) == lost
 
 
+@pytest.mark.parametrize(("rungs", "steps"), [([0.1, 0.15], "1, 1 of 8"), ([0.5, 0.99], "4, 8 of 8")])
+def test_rungs_on_one_step_or_on_the_last_are_refused(make_sweep: MakeSweep, rungs: list[float], steps: str) -> None:
+    sweep = read_sweep(file := make_sweep(halving={"factor": 2, "rungs": rungs}))
+    with pytest.raises(BadInput, match=f"halving: base-seed-42: got rungs at steps {steps}, wanted rising ones before"):
+        check_rungs(sweep, runs_of(sweep, file.with_suffix(""), 1))
+
+
 def test_a_rule_that_comes_after_a_run_has_passed_its_rung_is_refused_before_training(make_sweep: MakeSweep) -> None:
     file = make_sweep(halving={"factor": 2, "rungs": [0.25]})
     sweep = read_sweep(file)

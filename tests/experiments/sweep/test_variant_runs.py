@@ -9,7 +9,7 @@ import pytest
 from common.errors import BadInput
 from common.json_files import read_json
 from experiments.sweep.sweep_file import read_sweep
-from experiments.sweep.variant_runs import results_of, runs_of, write_runs
+from experiments.sweep.variant_runs import check_variants, results_of, runs_of, write_runs
 from tests.experiments.conftest import MakeSweep
 from training.checkpoints.disk import CHECKPOINTS
 from training.checkpoints.storage import name_of
@@ -46,12 +46,59 @@ def test_no_run_of_a_sweep_has_the_bucket_of_its_base(make_sweep: MakeSweep, mak
     assert all("checkpoints" not in read_json(directory / "train.json") for directory in write(file))
 
 
+WSD = {"train.schedule_learning_rate": "warmup_stable_decay"}
+
+
+@pytest.mark.parametrize(
+    ("levers", "problem"),
+    [
+        (
+            {"train.clipping_max_norm": [2, 2.0]},
+            "'clipping_max_norm=2.0' trains the same as 'clipping_max_norm=2'; leave",
+        ),
+        (
+            {"train.learning_rate": [0.02], "fast": {"train.learning_rate": 0.02}},
+            "'fast' trains the same as 'learning_rate=0.02'; leave one out",
+        ),
+        (
+            {"train.log_interval": [2]},
+            "'log_interval=2' trains the same as 'base'; train.log_interval: no lever, it may stand in 'set'",
+        ),
+        ({"model.rope_base": [500]}, "'rope_base=500' trains the same as 'base'"),
+        ({"train.spike_window": [64]}, "'spike_window=64' trains the same as 'base'"),
+        ({"train.min_train_tokens": [2047]}, "'min_train_tokens=2047' trains the same as 'base'"),
+        ({"train.warmup_period_percent": [30]}, "'warmup_period_percent=30' trains the same as 'base'"),
+        ({"train.matrix_learning_rate": [0.01]}, "'matrix_learning_rate=0.01' trains the same as 'base'"),
+        ({"train.precision": ["fp32"]}, "'precision=fp32' trains the same as 'base'"),
+        (
+            {"train.schedule_learning_rate": ["linear"], "late": WSD | {"train.decay_period_percent": 75}},
+            "'late' trains the same as 'schedule_learning_rate=linear'",
+        ),
+    ],
+)
+def test_variants_that_train_the_same_are_refused_however_they_are_spelled(
+    make_sweep: MakeSweep, levers: dict[str, object], problem: str
+) -> None:
+    sweep = read_sweep(file := make_sweep(levers=levers))
+    with pytest.raises(BadInput) as error:
+        check_variants(sweep, runs_of(sweep, file.with_suffix(""), 1), "cpu")
+    assert str(error.value).startswith(f"{file}: levers: {problem}")
+
+
 def test_more_levers_and_seeds_leave_what_is_there(make_sweep: MakeSweep) -> None:
     file = make_sweep()
     first = write(file)
     (first[0] / "metrics.jsonl").touch()
     change(file, seeds=3, levers={"train.learning_rate": [0.05, 0.1]})
     assert set(write(file)) > set(first)
+
+
+def test_another_spelling_of_what_a_run_has_begun_with_is_no_change(make_sweep: MakeSweep) -> None:
+    file = make_sweep(set={"train.weight_decay": 1, "model.n_kv_heads": 2})
+    for directory in write(file):
+        (directory / "metrics.jsonl").touch()
+    change(file, set={"train.weight_decay": 1.0, "train.final_learning_rate_percent": 10})
+    write(file)
 
 
 def test_a_changed_recipe_is_refused_by_name_once_a_run_has_begun(make_sweep: MakeSweep) -> None:
