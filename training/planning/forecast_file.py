@@ -7,17 +7,20 @@ import attrs
 
 from common.errors import BadInput, quoted
 from common.json_files import read_json
-from training.config.train_config import KEYS, PLUMBING_KEYS, Run
+from training.config.train_config import Run, one_form, recipe
 
 FORECAST = "forecast.json"
+WINDOWS = ("validation_sequences", "start_val_token")  # on which the loss is measured
 _AGAIN = "run experiment.py ladder again"
 
 
 def recipe_of(run: Run) -> dict[str, dict[str, Any]]:
     """Return the keys that determine the final loss, as JSON would give them back: a forecast is valid for these."""
-    train = {key: value for key, value in run.train.flat().items() if key not in PLUMBING_KEYS | {"random_seed"}}
-    recipe: dict[str, dict[str, Any]] = json.loads(json.dumps({"model": attrs.asdict(run.model), "train": train}))
-    return recipe
+    train = run.train.flat()
+    keys = recipe(attrs.asdict(run.model), train)
+    keys["train"] |= {key: train[key] for key in WINDOWS}
+    stored: dict[str, dict[str, Any]] = json.loads(json.dumps(keys))
+    return stored
 
 
 def describe_forecast_file(run: Run) -> list[str]:
@@ -41,11 +44,15 @@ def describe_forecast_file(run: Run) -> list[str]:
         raise BadInput(f"{path}: not a ladder's forecast ({error!r}); move it away, or {_AGAIN}") from None
 
 
-def _changed(recipe: dict[str, dict[str, Any]], recorded: dict[str, dict[str, Any]]) -> str | None:
-    """Return the first key that differs from the forecast's, with both values; a key it lacks had its default."""
-    for section, values in recipe.items():
+def _changed(now: dict[str, dict[str, Any]], recorded: dict[str, dict[str, Any]]) -> str | None:
+    """Return the first key that differs from the forecast's, with both values.
+
+    A key that the forecast lacks had its default; those of the validation windows are not known then.
+    """
+    before = recipe(one_form("model", recorded["model"]), one_form("train", {"microbatch_size": 1} | recorded["train"]))
+    before["train"] |= {key: recorded["train"].get(key, now["train"][key]) for key in WINDOWS}
+    for section, values in now.items():
         for key, value in values.items():
-            before = recorded[section].get(key, KEYS[section][key].default)
-            if value != before:
-                return f"{section}.json: {key} is {quoted(value)}, and was {quoted(before)} when it was made"
+            if value != (was := before[section][key]):
+                return f"{section}.json: {key} is {quoted(value)}, and was {quoted(was)} when it was made"
     return None

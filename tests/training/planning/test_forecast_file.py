@@ -52,6 +52,8 @@ def test_plan_ends_with_the_forecast_and_is_otherwise_as_without(run: Path) -> N
         ("learning_rate=0.004", "train.json: learning_rate is 0.004, and was 0.0036 when it was made"),
         ("min_train_tokens=1000000000", "train.json: min_train_tokens is 1000000000, and was 2400190464 when"),
         ("model.n_layers=24", "model.json: n_layers is 24, and was 12 when"),
+        ("validation_sequences=64", "train.json: validation_sequences is 64, and was 10240 when it was made"),
+        ("start_val_token=1", "train.json: start_val_token is 1, and was 0 when it was made"),
         ("dataset=other", "train.json: dataset is 'other', and was 'kjj0/fineweb10B-gpt2' when"),
     ],
 )
@@ -71,7 +73,10 @@ def test_a_key_that_the_forecast_does_not_know_had_its_default(run: Path) -> Non
     change(run, recipe=recipe)
     assert len(describe_forecast_file(load_run(run, []))) == 2
     [line] = describe_forecast_file(load_run(run, ["model.logit_softcap=15"]))
-    assert "logit_softcap is 15, and was None when" in line
+    assert "logit_softcap is 15.0, and was None when" in line
+    del recipe["train"]["validation_sequences"]  # as in forecasts of older versions
+    change(run, recipe=recipe)
+    assert len(describe_forecast_file(load_run(run, ["validation_sequences=64"]))) == 2
 
 
 def test_a_run_without_a_file_has_no_forecast() -> None:
