@@ -76,9 +76,9 @@ class LossScale:
     def state(self) -> SavedLossScale:
         return SavedLossScale(scale=self.scale.item(), finite_steps=int(self.finite_steps.item()))
 
-    def load(self, state: SavedLossScale) -> None:
-        """Continue from a checkpoint; a run that changed its precision starts with its own scale."""
-        if self.dynamic and state.scale != 1.0:
+    def load(self, state: SavedLossScale, precision: str | None) -> None:
+        """Continue from a checkpoint of a precision; a run that changed its own starts with its own scale."""
+        if self.dynamic and precision == "fp16":
             self.scale.fill_(state.scale)
             self.finite_steps.fill_(state.finite_steps)
 

@@ -82,7 +82,9 @@ def test_other_precisions_have_no_scale_and_a_changed_precision_begins_with_its_
         scale.update(OVERFLOW)
         assert scale.state() == SavedLossScale(scale=1.0, finite_steps=0)
     resumed = LossScale("fp16", CPU)
-    resumed.load(scale.state())
+    resumed.load(scale.state(), "bf16")
     assert resumed.scale == INITIAL_LOSS_SCALE
-    resumed.load(SavedLossScale(scale=8.0, finite_steps=3))
-    assert resumed.state() == SavedLossScale(scale=8.0, finite_steps=3)
+    for value in (8.0, 1.0):
+        saved = SavedLossScale(scale=value, finite_steps=3)
+        resumed.load(saved, "fp16")
+        assert resumed.state() == saved
