@@ -9,7 +9,7 @@ from common.errors import BadInput, quoted
 from common.json_files import read_json
 from common.structure import structured
 from model.checks import is_number
-from training.checkpoints.run_record import RESOLVED, StreamRecord, WeightsOrigin, with_stream_list
+from training.checkpoints.run_record import RESOLVED, SettingChange, StreamRecord, WeightsOrigin, with_stream_list
 
 
 def _check_finite(_: Any, field: Any, value: float) -> None:
@@ -58,6 +58,7 @@ class RecordedRun:
     git_commit: str | None = None
     numerics: dict[str, Any] | None = None
     initial_weights: WeightsOrigin | None = None
+    changes: list[SettingChange] | None = None
     token_files: list[str] | None = None
     tokenizer: RecordedTokenizer | None = None
     environment: RecordedEnvironment | None = None

@@ -7,6 +7,7 @@ import attrs
 
 from reporting.recorded_run import RecordedEnvironment
 from reporting.run_history import RunHistory
+from training.checkpoints.run_record import describe_changes
 from training.config.train_config import KEYS, PLUMBING_KEYS
 
 Fact = tuple[str, str]
@@ -96,6 +97,7 @@ def _resolved(history: RunHistory) -> dict[str, Any]:
     found |= {"device": environment.device, "torch": environment.packages.get("torch")}
     found |= {"token files": ", ".join(files) or None}
     found |= {f"resolved {key}": value for key, value in (record.numerics or {}).items()}
+    found["changes"] = "; ".join(describe_changes(record.changes or [])) or None
     return {name: value for name, value in found.items() if value is not None}
 
 
@@ -110,6 +112,8 @@ def _model_facts(history: RunHistory) -> Iterator[Fact]:
         yield "class of transformers", stock_class(model, history.name).name
     if history.record.initial_weights is not None:
         yield "initial weights", history.record.initial_weights.source
+    for change in describe_changes(history.record.changes or []):
+        yield "settings", change
 
 
 def _data_facts(history: RunHistory) -> Iterator[Fact]:

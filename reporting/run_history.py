@@ -1,5 +1,6 @@
 """History of a run, read once from its files: curves, their axes, events, time, cost and state."""
 
+import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from reporting.recorded_run import RecordedRun, read_recorded
 from training.supervision.exit_record import EXIT_FILE
 from training.supervision.run_lock import is_locked
 from training.telemetry.job_prices import last_price, priced_seconds
-from training.telemetry.metrics_log import METRICS, current_records, read_counted
+from training.telemetry.metrics_log import METRICS, SETTINGS_CHANGED, current_records, read_counted
 
 AXES = {"steps": "steps", "tokens": "tokens", "hours": "hours", "dollars": "dollars"}
 LOGGED = ("train_loss", "learning_rate", "grad_norm", "tokens_per_second", "mfu", "peak_memory_bytes")
@@ -29,6 +30,7 @@ MARKED = {
     "upload-failed": "upload failed",
     "straggler": "slow rank",
     "numerics-drift": "numerics changed",
+    SETTINGS_CHANGED: "settings changed",
     "stopped": "stopped",
     "diverged": "diverged",
 }
@@ -97,7 +99,7 @@ def check_begun(directory: Path) -> None:
 
 def read_history(directory: Path) -> RunHistory:
     """Read a run directory. Raises BadInput where it is none, NotBegun where it holds no measurements yet."""
-    from training.config.train_config import load_run
+    from training.config.train_config import load_run, one_form
 
     run = load_run(directory, ())
     check_begun(directory)
@@ -108,7 +110,7 @@ def read_history(directory: Path) -> RunHistory:
         raise NotBegun(f"{directory / METRICS}: holds no measurement yet; wait for the first logged step")
     record, notes = read_recorded(directory)
     try:
-        model, train = ModelConfig(**(record.model or {})), dict(record.train or {})
+        model, train = ModelConfig(**(record.model or {})), one_form("train", record.train or {})
     except (TypeError, ValueError):  # none, or edited
         model, train = run.model, {}
     train = train or run.train.flat()
@@ -205,6 +207,8 @@ def _marks(records: Sequence[dict[str, Any]]) -> list[Mark]:
         details = [record[key] for key in ("problem", "reason", "who", "name") if isinstance(record.get(key), str)]
         if event == "start":
             details = [f"world size {record.get('world_size', '?')}, commit {record.get('commit') or 'unknown'}"]
+        if event == SETTINGS_CHANGED:
+            details = [f"{record.get('key')} {json.dumps(record.get('old'))} -> {json.dumps(record.get('new'))}"]
         text = ", ".join([*details, str(record.get("time", ""))]).strip(", ")
         marks.append(Mark(record.get("step", 0), MARKED[event], text))
     return marks

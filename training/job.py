@@ -17,6 +17,7 @@ from training.checkpoints.run_record import RunRecord, make_record, write_record
 from training.checkpoints.storage import Checkpoint, name_of
 from training.command import Options
 from training.config.batch_plan import Plan, describe, make_plan
+from training.config.learning_rates import make_schedule
 from training.config.train_config import Run
 from training.data.open_tokens import TokenSet, open_tokens
 from training.data.verify_tokens import verify_tokens
@@ -28,13 +29,13 @@ from training.parallel.process_group import Ranks, from_coordinator, stop
 from training.planning.budget import expected_save_seconds
 from training.precision import Numerics
 from training.replay import RecordedSteps, read_recorded, replay
-from training.resume import ResumeRequest, load_before, resume
+from training.resume import Beginning, ResumeRequest, load_before, resume
 from training.self_test import SelfTest, self_test
 from training.self_test import describe as describe_outcome
 from training.state import Position, StepSettings, TrainState
 from training.supervision.heartbeat import Heartbeat
 from training.supervision.supervision import Supervision
-from training.telemetry.metrics_log import METRICS, MetricsLog, read_counted
+from training.telemetry.metrics_log import METRICS, SETTINGS_CHANGED, MetricsLog, read_counted
 from training.telemetry.progress_bar import duration
 from training.telemetry.reporter import print_lines
 from training.telemetry.time_ledger import TimeLedger, read_earlier, table
@@ -80,6 +81,7 @@ def _train(
         if options.replay is not None:
             return _replay(read_recorded(run.directory, options.replay, plan.steps), request, builder, state, settings)
         beginning = resume(request, state, disks, None if uploader is None else uploader.bucket)
+        settings = _as_begun(settings, run, plan, beginning)
         supervision.run_lock.write_resumed()
         position = state.position
         if uploader is not None and position.step > 0:
@@ -99,7 +101,7 @@ def _train(
         from_coordinator(ranks, lambda: options.budget.check_start(ledger, save_seconds))
         outcome = _test_determinism(state, settings, ranks)
         tested = None if outcome is None else attrs.asdict(outcome)
-        record = attrs.evolve(record, self_test=tested, initial_weights=beginning.initial_weights)
+        record = attrs.evolve(beginning.record, self_test=tested)
         from_coordinator(ranks, lambda: write_record(run.directory, record, token_set, ranks, ledger.price_per_hour))
         print_lines(ranks, from_coordinator(ranks, lambda: _check_metrics(run.directory)))
     supervision.begin_training()
@@ -125,12 +127,19 @@ def _build_state(run: Run, plan: Plan, ranks: Ranks) -> tuple[TrainState, StepSe
     return make_state(network, run.train, plan, numerics, ranks), make_settings(run.train, plan, numerics)
 
 
+def _as_begun(settings: StepSettings, run: Run, plan: Plan, beginning: Beginning) -> StepSettings:
+    """Return the step settings with the rounding of the schedule's steps that the run began with."""
+    schedule = make_schedule(run.train.optimization, plan.steps, exact=beginning.record.exact_percent)
+    return attrs.evolve(settings, schedule=schedule)
+
+
 def _replay(
     recorded: RecordedSteps, request: ResumeRequest, builder: LoopBuilder, state: TrainState, settings: StepSettings
 ) -> int:
     """Repeat recorded steps; return the exit status: 1 where a number differs from its record."""
     ranks = builder.heartbeat.ranks
-    load_before(recorded.first, request, state, ranks)
+    beginning = load_before(recorded.first, request, state, ranks)
+    settings = _as_begun(settings, builder.run, builder.plan, beginning)
     _test_determinism(state, settings, ranks)
     with closing(builder.feed(state, recorded.last)) as feed:
         return EXIT_DONE if replay(state, settings, ranks, feed.next, recorded) else EXIT_ERROR
@@ -181,6 +190,9 @@ def _report_start(loop: Loop, record: RunRecord, numerics_changes: list[str]) ->
     )
     if record.self_test is not None:
         loop.reporter.event(step, "self-test", **record.self_test)
+    for change in record.changes:
+        if change.step == step:
+            loop.reporter.event(step, SETTINGS_CHANGED, key=change.key, old=change.old, new=change.new)
 
 
 def _check_metrics(directory: Path) -> list[str]:

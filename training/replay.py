@@ -14,7 +14,7 @@ from training.checkpoints.tensor_files import state_sha256
 from training.parallel.process_group import Ranks
 from training.state import Position, StepSettings, TrainState
 from training.step import NextBatch, train_step
-from training.telemetry.metrics_log import read_metrics
+from training.telemetry.metrics_log import METRICS, read_metrics
 
 KEYS = ("train_loss", "grad_norm", "state_sha256")
 Numbers = dict[str, float | str | None]  # by one of KEYS
@@ -46,9 +46,11 @@ def replay(
 ) -> bool:
     """Train on and print the recorded steps beside their record. Call it on every rank.
 
-    Returns False where a number differs from its record.
+    Returns False where a number differs from its record, or none has a record.
     """
-    same = True
+    same = any(map(recorded.numbers.get, range(recorded.first, recorded.last + 1)))
+    if ranks.coordinates and not same:
+        print(f"{METRICS} has no numbers of these steps to compare with; log_interval and --hash-every write them")
     if ranks.coordinates:
         print("  step  what          replayed                recorded")
     for step in range(state.position.step, recorded.last):

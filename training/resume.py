@@ -7,20 +7,29 @@ import attrs
 from common.bucket import Bucket
 from common.errors import BadInput
 from common.json_files import read_json
+from common.structure import structured
 from training.checkpoints import archive
 from training.checkpoints.bucket_checkpoints import check_branch
-from training.checkpoints.compatibility import differences, numerics_drift
+from training.checkpoints.compatibility import (
+    all_changes,
+    changed_settings,
+    differences,
+    numerics_drift,
+    validates_alike,
+)
 from training.checkpoints.directory import find_before, load
 from training.checkpoints.disk import checkpoints_of
 from training.checkpoints.node_copies import find_on_nodes
 from training.checkpoints.node_disks import NodeDisks
-from training.checkpoints.run_record import RESOLVED, RunRecord, WeightsOrigin
+from training.checkpoints.run_record import RESOLVED, RunRecord, WeightsOrigin, describe_changes, with_stream_list
 from training.checkpoints.saved_state import read_state
 from training.checkpoints.storage import Checkpoint, name_of
 from training.initial_weights import InitialWeights, check_origin, start_from
 from training.parallel.process_group import Ranks, from_coordinator
 from training.state import TrainState
 from training.telemetry.reporter import print_lines
+
+_FRESH = "the run's records tell so; for a run that has the new values throughout: a new run directory, --resume never"
 
 
 @attrs.frozen
@@ -39,7 +48,7 @@ class Beginning:
     """Beginning of a job: a checkpoint, or the first weights."""
 
     numerics_changes: list[str]  # since the checkpoint
-    initial_weights: WeightsOrigin | None  # of the whole run
+    record: RunRecord  # this job's, with what it takes over from the checkpoint's
 
 
 def resume(request: ResumeRequest, state: TrainState, disks: NodeDisks, bucket: Bucket | None) -> Beginning:
@@ -72,19 +81,22 @@ def resume(request: ResumeRequest, state: TrainState, disks: NodeDisks, bucket: 
     return beginning
 
 
-def load_before(step: int, request: ResumeRequest, state: TrainState, ranks: Ranks) -> None:
+def load_before(step: int, request: ResumeRequest, state: TrainState, ranks: Ranks) -> Beginning:
     """Load the newest checkpoint before a step, whatever its numerics, or begin at step 0 as the run did.
 
     Call it on every rank.
     """
     found = from_coordinator(ranks, lambda: find_before(checkpoints_of(request.directory), step))
     if found is not None:
-        _load(found, attrs.evolve(request, allow_drift=True), state, ranks)
+        beginning = _load(found, attrs.evolve(request, allow_drift=True), state, ranks)
     else:
-        from_coordinator(ranks, lambda: _check_beginning(request))
-        _begin(request, state, ranks)
+        recorded = from_coordinator(ranks, lambda: _recorded(request.directory))
+        beginning = _begin(attrs.evolve(request, record=recorded or request.record), state, ranks)
+        if recorded is not None:
+            _check_beginning(recorded.initial_weights, beginning.record.initial_weights)
     source = found or "the start"
     print_lines(ranks, [f"replaying from {source} at step {state.position.step:,}; nothing is written"])
+    return beginning
 
 
 def _check_branch(bucket: Bucket | None, step: int, wanted: str, ranks: Ranks) -> None:
@@ -94,18 +106,30 @@ def _check_branch(bucket: Bucket | None, step: int, wanted: str, ranks: Ranks) -
 
 def _begin(request: ResumeRequest, state: TrainState, ranks: Ranks) -> Beginning:
     """Begin at step 0."""
-    if request.initial is None:
-        return Beginning([], None)
-    return Beginning([], start_from(request.initial, state, request.directory / "model.json", ranks))
+    origin = None
+    if request.initial is not None:
+        origin = start_from(request.initial, state, request.directory / "model.json", ranks)
+    return Beginning([], attrs.evolve(request.record, initial_weights=origin))
 
 
-def _check_beginning(request: ResumeRequest) -> None:
-    """Raise BadInput where a replay would begin with other weights than the run did."""
-    file = request.directory / RESOLVED
-    recorded = read_json(file).get("initial_weights") if file.exists() else None
-    if recorded is not None and request.initial is None:
-        source = recorded["source"]
-        raise BadInput(f"--replay: the run began with the weights of {source}; pass --init-from {source}")
+def _recorded(directory: Path) -> RunRecord | None:
+    """Return the record of a run's last job, if there is one. Raises BadInput for a damaged one."""
+    file = directory / RESOLVED
+    try:
+        return structured(with_stream_list(read_json(file)), RunRecord, unknown_keys=True) if file.exists() else None
+    except ValueError as error:
+        raise BadInput(f"{file}: damaged or edited: {error}; copy it here again, or move it away") from error
+
+
+def _check_beginning(recorded: WeightsOrigin | None, now: WeightsOrigin | None) -> None:
+    """Raise BadInput where a replay begins with other weights than the run did."""
+    was, given = (None if origin is None else origin.sha256 for origin in (recorded, now))
+    if was == given:
+        return
+    if recorded is None:
+        raise BadInput("--replay: the run began with random weights; leave --init-from out")
+    advice = f"pass --init-from {recorded.source}" if now is None else f"{now.source} has others"
+    raise BadInput(f"--replay: the run began with the weights of {recorded.source}; {advice}")
 
 
 def _load(found: Checkpoint, request: ResumeRequest, state: TrainState, ranks: Ranks) -> Beginning:
@@ -117,4 +141,11 @@ def _load(found: Checkpoint, request: ResumeRequest, state: TrainState, ranks: R
     changes = numerics_drift(before, request.record, found, allowed=request.allow_drift)
     print_lines(ranks, [f"WARNING: numerics changed since {found.name}: {change}" for change in changes])
     load(found, state)
-    return Beginning(changes, before.initial_weights)
+    record = attrs.evolve(request.record, initial_weights=before.initial_weights, exact_percent=before.exact_percent)
+    changed = changed_settings(before, record, state.position.step)
+    print_lines(ranks, [f"NOTE: {line}; {_FRESH}" for line in describe_changes(changed)])
+    if not validates_alike(before, record):
+        if state.position.best_step is not None:
+            print_lines(ranks, ["NOTE: other validation windows than before: the best checkpoint is found anew"])
+        state.position = attrs.evolve(state.position, validation_loss=None, best_step=None, best_validation_loss=None)
+    return Beginning(changes, attrs.evolve(record, changes=all_changes(before.changes, changed)))

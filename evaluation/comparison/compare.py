@@ -70,7 +70,10 @@ def compare(rows: list[Row], stated_deviation: float | None = None) -> Compariso
         columns=[printable(column.name) for column in columns],
         rows=[[attrs.evolve(cell, text=printable(cell.text)) for cell in row] for row in cells + published],
         statements=list(map(printable, statements)),
-        notes=[printable(note) for note in (*notes, *_not_shown(rows, shown), *sources, SCOPE, *noises, *advice)],
+        notes=[
+            printable(note)
+            for note in (*notes, *_not_shown(rows, shown), *_changes(rows), *sources, SCOPE, *noises, *advice)
+        ],
     )
 
 
@@ -118,6 +121,11 @@ def _marks(shown: Shown) -> tuple[dict[str, str], list[str]]:
             only = f"{marks[subject]} not comparable with the others: " if subject in marks else ""
             notes.append(f"{only}{evaluation}: {descriptions[subject]}")
     return marks, notes
+
+
+def _changes(rows: list[Row]) -> list[str]:
+    """Return a note for each change of settings while a run was trained, which makes it another recipe."""
+    return [f"{row.label}: {change}" for row in rows for change in row.changes]
 
 
 def _not_shown(rows: list[Row], shown: Shown) -> list[str]:

@@ -15,10 +15,10 @@ from evaluation.shared.measure import EvaluationResult
 from evaluation.shared.results import read_results
 from evaluation.shared.run_cost import RunCost, cost_of
 from training.checkpoints.disk import on_disk
-from training.checkpoints.run_record import RunRecord
+from training.checkpoints.run_record import RunRecord, SettingChange, describe_changes
 from training.checkpoints.saved_state import SavedState, read_state
 from training.checkpoints.storage import LINKS, STATE
-from training.config.train_config import KEYS, PLUMBING_KEYS
+from training.config.train_config import PLUMBING_KEYS, recipe
 from training.telemetry.metrics_log import EVALUATIONS
 
 # Keys of train.json whose resolved values are in the recipe instead: tokens, updates, sequences per update.
@@ -39,6 +39,7 @@ class Row:
     validation_loss: float | None
     seed: int | None
     recipe: str | None  # equal for runs that differ at most in their seed and in keys that change no result
+    changes: list[str]  # of settings that are in the recipe, while the run was trained
 
 
 def read_rows(references: Sequence[str]) -> list[Row]:
@@ -67,6 +68,7 @@ def _read(reference: str) -> Row:
         )
     title = results[-1].model
     state = _state(home, title)
+    changes = [] if state is None else [one for one in state.config.changes if one.key not in PLUMBING_KEYS]
     return Row(
         label=title,
         title=title,
@@ -75,7 +77,8 @@ def _read(reference: str) -> Row:
         cost=cost_of(ModelLocation(home, home, home), state.position) if state else None,
         validation_loss=state.position.validation_loss if state else None,
         seed=state.config.train["random_seed"] if state else None,
-        recipe=_recipe(state.config, _position(home, state)) if state else None,
+        recipe=_recipe(state.config, _position(home, state), changes) if state else None,
+        changes=describe_changes(changes),
     )
 
 
@@ -121,19 +124,18 @@ def _position(home: Path, state: SavedState) -> int | str:
     return "end" if latest == state.config.steps and step in (latest, best) else step
 
 
-def _recipe(config: RunRecord, position: int | str) -> str:
+def _recipe(config: RunRecord, position: int | str, changes: Sequence[SettingChange]) -> str:
     """Return all settings that change a result by more than rounding, except for the seed."""
-    not_recipe = {*PLUMBING_KEYS, *RESOLVED_KEYS, "random_seed"}
-    model, train = (  # with the defaults of keys that an older version did not have
-        {key: values.get(key, definition.default) for key, definition in KEYS[section].items() if key not in not_recipe}
-        for section, values in (("model", config.model), ("train", config.train))
-    )
+    keys = recipe(config.model, config.train)
+    for key in RESOLVED_KEYS:
+        del keys["train"][key]
     precision = config.numerics.get("precision", config.train.get("precision"))
     tokens = [  # while they are being written, their plan
         stream.sha256 if stream.sha256 and None not in stream.sha256 else [stream.plan, stream.tokens]
         for stream in config.train_streams
     ]
-    known = [model, train, precision, config.global_batch_size, [position, config.steps], config.shares, tokens]
+    known = [keys, precision, config.global_batch_size, [position, config.steps], config.shares, tokens]
     if config.initial_weights is not None:
         known.append(config.initial_weights.sha256)
+    known += describe_changes(changes)
     return json.dumps(known, sort_keys=True)

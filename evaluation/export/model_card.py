@@ -4,8 +4,6 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
-import attrs
-
 from evaluation.shared.load import ModelLocation, Trained
 from evaluation.shared.run_cost import cost_of
 from model.config import ModelConfig, parameter_count
@@ -13,9 +11,10 @@ from model.stock import folds_embedding_norm
 from model.stock_config import stock_class
 from tokens.hub.download import hub_name
 from training.checkpoints.disk import on_disk
+from training.checkpoints.run_record import describe_changes
 from training.checkpoints.saved_state import read_state
 from training.config.key_groups import OptimizationOptions
-from training.config.learning_rates import describe_group_rates, describe_schedule, make_schedule
+from training.config.learning_rates import describe_group_rates, describe_schedule
 from training.config.optimizer_settings import describe_optimizer
 from training.state import Position
 from training.telemetry.metrics_log import read_metrics
@@ -132,14 +131,14 @@ def _training(place: ModelLocation) -> Iterator[tuple[str, str]]:
     batch = config.global_batch_size
     yield "global batch", f"{batch:,} sequences of {length:,} tokens, {batch * length:,} tokens"
     yield "updates", f"{state.position.step:,} of {config.steps:,}"
-    # with the defaults of keys that an older version did not have
-    keys = attrs.fields_dict(OptimizationOptions)
-    options = OptimizationOptions(**{key: value for key, value in train.items() if key in keys})
+    options = config.optimization
     yield "optimizer", _optimizer(options)
-    yield "learning rate", describe_schedule(make_schedule(options, config.steps or state.position.step))
+    yield "learning rate", describe_schedule(config.schedule(config.steps or state.position.step))
     group_rates = describe_group_rates(options)
     if group_rates is not None:
         yield "learning rates", group_rates
+    for change in describe_changes(config.changes):
+        yield "settings", change
     origin = config.initial_weights
     if origin is None:
         yield "initial weights", "random"

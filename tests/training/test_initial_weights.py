@@ -64,6 +64,12 @@ def test_a_run_with_a_checkpoint_resumes_from_it_with_or_without_the_option_and_
     replayed = train(run, "--replay", "1", "1")
     assert replayed.returncode == 1 and f"pass --init-from {first}" in replayed.stderr
     assert train(run, *started, "--replay", "1", "2").returncode == 0
+    for one, message in ((run, f"the weights of {first}; {run} has others"), (first, "random weights; leave")):
+        replayed = train(one, "--init-from", str(run), "--replay", "1", "1")
+        assert replayed.returncode == 1 and f"--replay: the run began with {message}" in replayed.stderr
+    (run / "metrics.jsonl").unlink()
+    replayed = train(run, *started, "--replay", "1", "1")
+    assert replayed.returncode == 1 and "has no numbers of these steps to compare with" in replayed.stdout
 
 
 def test_a_run_that_began_with_other_weights_is_refused_before_it_starts(make_run: Callable[..., Path]) -> None:

@@ -7,10 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from reporting.run_facts import facts
+from reporting.run_history import read_history
 from tests.conftest import metrics, seal_again, train
+from tests.evaluation.comparison.stored import evaluate
 from tests.training.supervision.runs import assert_same_weights
 from training.checkpoints.disk import on_disk
 from training.checkpoints.verification import verify
+from training.telemetry.metrics_log import read_metrics
 
 
 def test_stopped_and_resumed_equals_straight_to_the_bit(make_run: Callable[..., Path]) -> None:
@@ -109,3 +113,61 @@ def test_a_checkpoint_of_another_version_is_refused_in_one_line(make_run: Callab
     done = train(run)
     assert done.returncode == 1
     assert "state.json: got format 1, wanted 3: another version of Lockstep wrote it" in done.stderr
+
+
+def test_settings_changed_by_a_resume_are_told_by_metrics_report_checkpoint_and_card(
+    make_run: Callable[..., Path], tmp_path: Path
+) -> None:
+    run = make_run()
+    assert train(run, "--max-steps", "3").returncode == 0
+    changed = ("--set", "learning_rate=0.001", "--set", "weight_decay=0.5", "--set", "log_interval=2")
+    text = "changed at step 3: learning_rate 0.01 -> 0.001, weight_decay 0.1 -> 0.5"
+    for until in ("3", "4", "8"):  # the first has nothing to do
+        done = train(run, *changed, "--max-steps", until)
+        assert done.returncode == 0, done.stderr
+        assert (f"NOTE: {text}; the run's records tell so" in done.stdout) is (until != "8")
+    events = [record for record in read_metrics(run) if record.get("event") == "settings-changed"]
+    assert [(one["step"], one["key"], one["old"], one["new"]) for one in events] == [
+        (3, "learning_rate", 0.01, 0.001),
+        (3, "weight_decay", 0.1, 0.5),
+    ]
+    history = read_history(run)
+    assert [mark.text.partition(", ")[0] for mark in history.marks if mark.kind == "settings changed"] == [
+        "learning_rate 0.01 -> 0.001",
+        "weight_decay 0.1 -> 0.5",
+    ]
+    assert ("settings", text) in facts(history)
+    shutil.copytree(run / "checkpoints" / "latest", tmp_path / "copied")
+    done = evaluate("export", tmp_path / "copied", tmp_path / "exported", "--tokenizer", "bytes")
+    assert done.returncode == 0, done.stderr
+    assert f"| settings | {text} |" in (tmp_path / "exported" / "README.md").read_text()
+
+
+def test_the_best_is_found_anew_once_other_windows_are_validated(make_run: Callable[..., Path]) -> None:
+    run = make_run(checkpoint_interval=2, validation_interval=2, learning_rate=0.5, warmup_period_percent=50)
+    assert train(run, "--max-steps", "4").returncode == 0
+    assert json.loads((run / "checkpoints" / "latest" / "state.json").read_text())["best_step"] == 2
+    done = train(run, "--set", "start_val_token=64", "--max-steps", "6")
+    assert done.returncode == 0, done.stderr
+    assert "NOTE: other validation windows than before: the best checkpoint is found anew" in done.stdout
+    losses = metrics(run, "validation_loss")  # the newest line of a step counts
+    state = json.loads((run / "checkpoints" / "latest" / "state.json").read_text())
+    best = min((4, 6), key=losses.__getitem__)
+    assert (state["best_step"], state["best_validation_loss"]) == (best, losses[best])
+    assert (run / "checkpoints" / "best").readlink().name == f"step-{best:08d}"
+    assert state["config"]["changes"] == [{"step": 4, "key": "start_val_token", "old": 0, "new": 64}]
+
+
+def test_a_run_that_an_older_version_began_keeps_the_steps_of_its_schedule(make_run: Callable[..., Path]) -> None:
+    keys = {"min_train_tokens": 1000 * 8 * 32, "max_epochs": 99, "warmup_period_percent": 32.3}
+    older = make_run("older", **keys)
+    assert train(older, "--max-steps", "1").returncode == 0
+    path = older / "checkpoints" / "latest"
+    state = json.loads((path / "state.json").read_text())
+    del state["config"]["exact_percent"], state["config"]["changes"]
+    (path / "state.json").write_text(json.dumps(state))
+    seal_again(path)
+    for last in ("2", "3"):
+        assert train(older, "--max-steps", last).returncode == 0
+    peak = 0.01
+    assert metrics(older, "learning_rate") == {1: peak / 323, 2: peak * 2 / 322, 3: peak * 3 / 322}

@@ -4,15 +4,24 @@ import json
 from pathlib import Path
 from typing import Any
 
+import attrs
+
 from common.errors import BadInput
-from training.checkpoints.run_record import RunRecord, StreamRecord
+from training.checkpoints.run_record import RunRecord, SettingChange, StreamRecord
 from training.checkpoints.storage import Checkpoint
-from training.config.train_config import KEYS
+from training.config.train_config import KEYS, recipe
 from training.exactness.fingerprint import drift
+from training.schedule import agree
 
 # A change of these would read tokens twice or never after a resume: a step would no longer mean the same windows.
 _POSITION_KEYS = ("global_batch_size", "start_train_token", "shuffle", "era_tokens", "random_seed")
 _STATE_KEYS = ("optimizer",)  # each optimizer keeps its own state
+_SCHEDULE_KEYS = (
+    *("schedule_learning_rate", "warmup_period_percent", "decay_period_percent", "final_learning_rate_percent"),
+    "steps",
+)
+_RESOLVED_KEYS = ("dataset", "min_train_tokens", "global_batch_size")  # to shares and files, steps, sequences
+_SLICE_KEYS = ("validation_sequences", "start_val_token")  # of the validation stream
 
 
 def differences(run_directory: Path, before: RunRecord, now: RunRecord, checkpoint: Checkpoint) -> list[str]:
@@ -49,6 +58,44 @@ def differences(run_directory: Path, before: RunRecord, now: RunRecord, checkpoi
     return lines
 
 
+def changed_settings(before: RunRecord, now: RunRecord, step: int) -> list[SettingChange]:
+    """Return the settings that a run goes on with from a step, and has had otherwise, if they change its results.
+
+    A schedule whose learning rates have been the same up to there is not a change: no result is another.
+    """
+    old, new = (
+        {key: value for section in recipe(record.model, record.train).values() for key, value in section.items()}
+        | {key: record.train.get(key) for key in _SLICE_KEYS}
+        | {"steps": record.steps, "precision": record.numerics.get("precision")}  # as resolved
+        for record in (before, now)
+    )
+    without = set(_RESOLVED_KEYS)
+    without |= set(_SCHEDULE_KEYS if _same_rates(before, now, step) else ())
+    without |= set(_SLICE_KEYS if validates_alike(before, now) else ())
+    changed = [key for key in new if key not in without and old[key] != new[key]]
+    return [SettingChange(step=step, key=key, old=old[key], new=new[key]) for key in changed]
+
+
+def all_changes(before: list[SettingChange], now: list[SettingChange]) -> list[SettingChange]:
+    """Return the changes of a run after those of another job: at one step a key has changed once, or not at all."""
+    merged = {(change.step, change.key): change for change in before}
+    for change in now:
+        first = merged.pop((change.step, change.key), change)
+        if first.old != change.new:
+            merged[change.step, change.key] = attrs.evolve(change, old=first.old)
+    return list(merged.values())
+
+
+def validates_alike(before: RunRecord, now: RunRecord) -> bool:
+    """Tell whether validation losses of two jobs are comparable: of the same windows of the same tokens."""
+    if not now.validation_streams:
+        return True  # without a loss there is nothing to compare
+    if not before.validation_streams or any(before.train.get(key) != now.train.get(key) for key in _SLICE_KEYS):
+        return False
+    old, new = before.validation_streams[0], now.validation_streams[0]  # the first one's loss tells the best
+    return (old.plan is not None and old.plan == new.plan) or _has_same_beginning(old, new) or None in old.sha256
+
+
 def numerics_drift(before: RunRecord, now: RunRecord, checkpoint: Checkpoint, *, allowed: bool) -> list[str]:
     """Return the changes of the numerics since the checkpoint.
 
@@ -75,6 +122,12 @@ def _changed_keys(before: RunRecord, now: RunRecord) -> list[tuple[str, str, Any
     # as resolved: a directory without it follows the world size
     pairs.append(("train.json", "global_batch_size", before.global_batch_size, now.global_batch_size))
     return [pair for pair in pairs if pair[2] != pair[3]]
+
+
+def _same_rates(before: RunRecord, now: RunRecord, step: int) -> bool:
+    if before.steps is None or now.steps is None:
+        return before.steps == now.steps
+    return agree(before.schedule(before.steps), now.schedule(now.steps), step)
 
 
 def _has_same_beginning(old: StreamRecord, new: StreamRecord) -> bool:

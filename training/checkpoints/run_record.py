@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,13 @@ from tokens.format.token_file import TokenStream
 from tokens.tokenizer.tokenizer import RANKS_FILE
 from training.config.batch_plan import Plan
 from training.config.dataset_config import shares
-from training.config.train_config import Run
+from training.config.key_groups import OptimizationOptions
+from training.config.learning_rates import make_schedule
+from training.config.train_config import Run, one_form
 from training.data.open_tokens import TokenDirectory, TokenSet
 from training.hardware.environment import environment, git_commit
 from training.parallel.process_group import Ranks
+from training.schedule import Schedule
 
 RESOLVED = "resolved.json"
 _STREAMS = ("train_stream", "validation_stream")
@@ -43,11 +47,32 @@ class WeightsOrigin:
 
 
 @attrs.frozen(kw_only=True)
+class SettingChange:
+    """Setting that a run has had otherwise up to a step, where a job resumed it."""
+
+    step: int
+    key: str  # of model.json or train.json, or "steps"
+    old: Any
+    new: Any
+
+    def __str__(self) -> str:
+        return f"{self.key} {json.dumps(self.old)} -> {json.dumps(self.new)}"
+
+
+def _model_form(values: dict[str, Any]) -> dict[str, Any]:
+    return one_form("model", values)
+
+
+def _train_form(values: dict[str, Any]) -> dict[str, Any]:
+    return one_form("train", values)
+
+
+@attrs.frozen(kw_only=True)
 class RunRecord:
     """Resolved configuration of a run; None for what an older version did not record."""
 
-    model: dict[str, Any]  # model.json and train.json with the keys of the version that wrote them
-    train: dict[str, Any]
+    model: dict[str, Any] = attrs.field(converter=_model_form)  # keys of model.json and train.json in their one form
+    train: dict[str, Any] = attrs.field(converter=_train_form)
     global_batch_size: int
     accumulation: int | None = None
     world_size: int | None = None
@@ -60,11 +85,23 @@ class RunRecord:
     numerics: dict[str, Any] = attrs.field()  # training/exactness/fingerprint.py
     self_test: dict[str, Any] | None = None
     initial_weights: WeightsOrigin | None = None  # None: random ones
+    changes: list[SettingChange] = attrs.field(factory=list)  # by the jobs that resumed the run
+    exact_percent: bool = False  # make_schedule's; of a run that an older version began, false to its end
 
     @numerics.validator
     def _check(self, _: Any, value: dict[str, Any]) -> None:
         if not isinstance(value.get("determinism"), str):
             raise ValueError("numerics: determinism: missing")
+
+    @property
+    def optimization(self) -> OptimizationOptions:
+        """The optimizer's settings; keys that an older version did not have with their defaults."""
+        keys = attrs.fields_dict(OptimizationOptions)
+        return OptimizationOptions(**{key: value for key, value in self.train.items() if key in keys})
+
+    def schedule(self, steps: int) -> Schedule:
+        """Return the learning rates of a run of so many steps."""
+        return make_schedule(self.optimization, steps, exact=self.exact_percent)
 
     def to_json(self) -> dict[str, Any]:
         """Return the record as JSON; a run with a single dataset has one stream of each split instead of a list."""
@@ -86,6 +123,15 @@ def with_stream_list(values: Any) -> Any:
     return values | lists
 
 
+def describe_changes(changes: Sequence[SettingChange]) -> list[str]:
+    """Return "changed at step N: KEY OLD -> NEW, ..." for each step where settings changed."""
+    steps = dict.fromkeys(change.step for change in changes)
+    return [
+        f"changed at step {step:,}: {', '.join(str(change) for change in changes if change.step == step)}"
+        for step in steps
+    ]
+
+
 def make_record(run: Run, plan: Plan, token_set: TokenSet, numerics: dict[str, Any]) -> RunRecord:
     """Return the record of a run that is about to start. `numerics`: the fingerprint that all ranks agree on."""
     return RunRecord(
@@ -101,6 +147,7 @@ def make_record(run: Run, plan: Plan, token_set: TokenSet, numerics: dict[str, A
         validation_streams=[_describe(each, each.validation) for each in token_set.validated if each.validation],
         git_commit=git_commit(),
         numerics=numerics,
+        exact_percent=True,
     )
 
 

@@ -19,6 +19,7 @@ METRICS = "metrics.jsonl"
 EVALUATIONS = "evaluations.jsonl"  # what evaluate.py measured
 SAMPLES = "samples.jsonl"  # what report.py generated and measured at checkpoints
 REPORT = "report.html"  # what it draws
+SETTINGS_CHANGED = "settings-changed"  # event: a job resumed the run with another value of a key
 ANSWERS = "answers"  # folder: what a fine-tuned copy answered
 
 _OPTIONAL = ("grad_norm", "price_per_hour")  # may be null
@@ -76,7 +77,8 @@ def current_records(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     records: list[dict[str, Any]] = []
     for record in lines:
         if record.get("event") == "start":
-            records = [earlier for earlier in records if earlier.get("step", 0) <= record["step"]]
+            step = record["step"]  # a job repeats the changes at the step where it begins
+            records = [one for one in records if one.get("step", 0) < step + (one.get("event") != SETTINGS_CHANGED)]
         records.append(record)
     return records
 

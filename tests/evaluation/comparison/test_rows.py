@@ -43,6 +43,9 @@ def test_a_recipe_is_all_that_changes_a_result_but_the_seed(runs: dict[str, Path
     }
     for key, value in {**without_effect, "random_seed": 9, "precision": "fp32"}.items():
         assert recipe(**{key: value}) == plain, key
+    same = {"clipping_max_norm": 1, "final_learning_rate_percent": 10, "spike_window": 9}  # spellings; without effect
+    for key, value in same.items():
+        assert recipe(**{key: value}) == plain, key
     for key, value in {"learning_rate": 0.02, "shuffle": True, "adam_beta2": 0.95, "emb_dim": 64}.items():
         assert recipe(**{key: value}) != plain, key
 

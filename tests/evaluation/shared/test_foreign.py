@@ -127,7 +127,9 @@ def test_a_bias_that_the_network_lacks_is_refused_unless_it_is_zero(tmp_path: Pa
     values = stock_class(model.config).config
     assert load_foreign(write(tmp_path / "model", weights, **values), None).config == model.config
     weights["model.layers.1.self_attn.o_proj.bias"][0] = 1.0
-    with pytest.raises(BadInput, match=r"blocks\.1\.attention\.output\.bias: got a bias, wanted zeros: Qwen3ForCausalLM"):
+    with pytest.raises(
+        BadInput, match=r"blocks\.1\.attention\.output\.bias: got a bias, wanted zeros: Qwen3ForCausalLM"
+    ):
         load_foreign(write(tmp_path / "other", weights, **values), None)
 
 

@@ -7,9 +7,10 @@ import attrs
 import pytest
 
 from common.errors import BadInput
-from training.checkpoints.compatibility import differences, numerics_drift
+from tests.conftest import TINY_MODEL, TINY_TRAIN
+from training.checkpoints.compatibility import all_changes, changed_settings, differences, numerics_drift
 from training.checkpoints.disk import on_disk
-from training.checkpoints.run_record import RunRecord, StreamRecord
+from training.checkpoints.run_record import RunRecord, SettingChange, StreamRecord
 
 CHECKPOINT = on_disk(Path("step-1"))
 RUN = Path("run")
@@ -89,6 +90,44 @@ def test_changes_that_a_checkpoint_does_not_survive_are_refused(changes: dict[st
 def test_other_changes_are_notes() -> None:
     lines = differences(RUN, record(train={"log_interval": 1}), record(train={"log_interval": 2}), CHECKPOINT)
     assert lines == ["NOTE: run/train.json: log_interval was 1 at step-1 and is 2 now"]
+
+
+KEYS = TINY_TRAIN | {"dataset": "d"}
+TRAINED: dict[str, Any] = {"model": TINY_MODEL, "train": KEYS, "steps": 100}
+STABLE = {"schedule_learning_rate": "warmup_stable_decay"}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "changes"),
+    [
+        ({}, {"learning_rate": 0.001, "log_interval": 9, "microbatch_size": 1}, ["learning_rate 0.01 -> 0.001"]),
+        ({}, {"weight_decay": 0}, ["weight_decay 0.1 -> 0.0"]),
+        ({}, {"warmup_period_percent": 25.0, "final_learning_rate_percent": 10, "spike_window": 3}, []),
+        ({}, {"warmup_period_percent": 20}, ["warmup_period_percent 25.0 -> 20.0"]),
+        ({}, {"drop_rate": 0.5}, ["drop_rate 0.0 -> 0.5"]),
+        ({}, {"steps": 200}, ["steps 100 -> 200"]),
+        ({"schedule_learning_rate": False}, {"schedule_learning_rate": "constant", "steps": 200}, []),
+        (STABLE, STABLE | {"decay_period_percent": 40}, []),  # begins at step 60, after the resume
+        (STABLE, STABLE | {"decay_period_percent": 70}, ["decay_period_percent null -> 70.0"]),
+        ({}, {"min_train_tokens": 1, "dataset": "elsewhere", "precision": "fp32"}, []),
+        ({}, {"validation_sequences": 9}, ["validation_sequences 10 -> 9"]),
+    ],
+)
+def test_a_change_is_what_changes_a_result(old: dict[str, Any], new: dict[str, Any], changes: list[str]) -> None:
+    records = []
+    for keys in (old, new):
+        train = {key: value for key, value in keys.items() if key not in ("drop_rate", "steps")}
+        model = TINY_MODEL | {key: keys[key] for key in ("drop_rate",) if key in keys}
+        values = TRAINED | {"model": model, "train": KEYS | train, "steps": keys.get("steps", 100)}
+        records.append(record(stream("a"), validation_streams=[stream("b")], exact_percent=True, **values))
+    assert [str(change) for change in changed_settings(*records, 40)] == changes
+
+
+def test_a_key_changes_once_at_a_step_and_not_where_it_is_set_back() -> None:
+    before = [SettingChange(step=5, key="a", old=1, new=2), SettingChange(step=9, key="a", old=2, new=3)]
+    again, back = (SettingChange(step=9, key="a", old=3, new=new) for new in (4, 2))
+    assert all_changes(before, [again]) == [before[0], attrs.evolve(before[1], new=4)]
+    assert all_changes(before, [back]) == before[:1]
 
 
 @pytest.mark.parametrize(("determinism", "refused"), [("run", True), ("off", False)])
