@@ -71,11 +71,7 @@ class Attention(nn.Module):
     def forward(
         self, x: Float[Tensor, "B T C"], rotation: Rotation = None, cache: KeyValueCache | None = None
     ) -> Float[Tensor, "B T C"]:
-        queries, keys, values = split_heads(self.qkv(x), self.heads)
-        queries = self.rotate(self.query_norm(queries), rotation)
-        keys = self.rotate(self.key_norm(keys), rotation)
-        if self.inverse_layer is not None:
-            queries = queries * self.inverse_layer
+        queries, keys, values = self.split(self.qkv(x), rotation)
         causal = True
         if cache is not None:
             causal = cache.length == 0
@@ -85,6 +81,15 @@ class Attention(nn.Module):
         drop_rate = self.drop_rate if self.training else 0.0
         mixed = F.scaled_dot_product_attention(queries, keys, values, is_causal=causal, dropout_p=drop_rate)
         return self.output(mixed.transpose(1, 2).flatten(2))  # mixed: (B, H, T, D)
+
+    def split(self, fused: Float[Tensor, "B T _"], rotation: Rotation) -> list[Float[Tensor, "B _ T D"]]:
+        """Return queries (B, H, T, D), keys and values (B, K, T, D), normed and rotated as configured."""
+        queries, keys, values = split_heads(fused, self.heads)
+        queries = self.rotate(self.query_norm(queries), rotation)
+        keys = self.rotate(self.key_norm(keys), rotation)
+        if self.inverse_layer is not None:
+            queries = queries * self.inverse_layer
+        return [queries, keys, values]
 
 
 class MLP(nn.Module):

@@ -24,6 +24,7 @@ from training.checkpoints.node_disks import NodeDisks
 from training.checkpoints.run_record import RESOLVED, RunRecord, WeightsOrigin, describe_changes, with_stream_list
 from training.checkpoints.saved_state import read_state
 from training.checkpoints.storage import Checkpoint, name_of
+from training.exactness.attention_kernel import Shape, keep_attention
 from training.initial_weights import InitialWeights, check_origin, start_from
 from training.parallel.process_group import Ranks, from_coordinator
 from training.state import TrainState
@@ -138,10 +139,15 @@ def _load(found: Checkpoint, request: ResumeRequest, state: TrainState, ranks: R
     if request.initial is not None:
         check_origin(request.initial, before.initial_weights, found)
     print_lines(ranks, differences(request.directory, before, request.record, found))
-    changes = numerics_drift(before, request.record, found, allowed=request.allow_drift)
+    record = attrs.evolve(
+        request.record,
+        numerics=keep_attention(_attention(request, state, ranks), before.numerics, request.record.numerics, ranks),
+        initial_weights=before.initial_weights,
+        exact_percent=before.exact_percent,
+    )
+    changes = numerics_drift(before, record, found, allowed=request.allow_drift)
     print_lines(ranks, [f"WARNING: numerics changed since {found.name}: {change}" for change in changes])
     load(found, state)
-    record = attrs.evolve(request.record, initial_weights=before.initial_weights, exact_percent=before.exact_percent)
     changed = changed_settings(before, record, state.position.step)
     print_lines(ranks, [f"NOTE: {line}; {_FRESH}" for line in describe_changes(changed)])
     if not validates_alike(before, record):
@@ -149,3 +155,9 @@ def _load(found: Checkpoint, request: ResumeRequest, state: TrainState, ranks: R
             print_lines(ranks, ["NOTE: other validation windows than before: the best checkpoint is found anew"])
         state.position = attrs.evolve(state.position, validation_loss=None, best_step=None, best_validation_loss=None)
     return Beginning(changes, attrs.evolve(record, changes=all_changes(before.changes, changed)))
+
+
+def _attention(request: ResumeRequest, state: TrainState, ranks: Ranks) -> Shape:
+    """Return the shape of this job's attention."""
+    microbatch_size, precision = request.record.train["microbatch_size"], request.record.numerics["precision"]
+    return Shape(state.parallel.network.config, microbatch_size, precision, ranks.device)

@@ -60,4 +60,4 @@ def test_a_gpu_too_old_for_bf16_trains_in_fp16(make_small_run: MakeRun, settings
 
 def test_a_precision_without_fused_attention_is_refused(make_small_run: MakeRun) -> None:
     line = refused(train(make_small_run(precision="bf16"), gpu="t4"))
-    assert "model.json: no fused attention kernel supports 2 heads of width 64 in bf16 on Tesla T4 (cudnn: " in line
+    assert "model.json: no fused attention kernel supports 2 heads of width 64 in bf16 on Tesla T4 (flash: " in line

@@ -56,7 +56,7 @@ def test_a_step_keeps_within_its_bounds_and_never_waits(layout: Layout, key: Any
     found = measure(layout)
     calls, moved = (sum(traffic[index] for traffic in found.collectives.values()) for index in (0, 1))
     launches, most_calls, most_moved = BOUNDS[key]
-    if layout.gpu.startswith("a100") and layout.determinism == "off":  # attention is the one timed fastest
+    if layout.determinism == "off":  # attention is the one timed fastest
         launches += SLOWEST_ATTENTION * layout.accumulation * GPT2_SIZES[layout.size].n_layers
     assert found.synchronizations == {}
     assert not [name for name in found.copies if "pageable" in name]  # the host waits for those as well

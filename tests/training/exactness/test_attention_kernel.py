@@ -1,16 +1,22 @@
 """Attention kernel of a run: tested against unfused attention, never falling back to it. On a CPU, which has one."""
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import attrs
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.nn.attention import SDPBackend
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from common.errors import BadInput
 from model.config import ModelConfig
+from model.gpt import GPT
+from model.loss import NextTokenLoss
 from tests.conftest import TINY_MODEL
 from training.exactness import attention_kernel as attention
 from training.exactness.attention_kernel import Shape, fastest, problem_of
@@ -23,71 +29,164 @@ def shape(precision: str = "bf16") -> Shape:
     return Shape(MODEL, 2, precision, torch.device("cpu"))
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_working_kernel_has_no_problem_and_a_missing_one_says_so(precision: str) -> None:
-    assert problem_of("flash", shape(precision)) is None
-    assert "No viable backend" in (problem_of("cudnn", shape(precision)) or "")
-    assert fastest(["flash"], shape(precision)) == "flash"
+def test_a_working_kernel_has_no_problem_and_a_missing_one_says_so() -> None:
+    assert "No viable backend" in (problem_of("cudnn", shape()) or "")
+    for precision in ("fp32", "bf16", "fp16"):
+        for tokens in (1, 2, 33, 200):  # few have no alternatives: gradients are rounding errors
+            small = attrs.evolve(shape(precision), model=attrs.evolve(MODEL, context_length=tokens))
+            assert problem_of("flash", small) is None
 
 
-def test_grouped_heads_are_tested_as_the_network_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    grouped = attrs.evolve(shape(), model=attrs.evolve(MODEL, n_heads=4, n_kv_heads=2))
-    plain, seen = F.scaled_dot_product_attention, set()
-
-    def recorded(*inputs: torch.Tensor, **options: object) -> torch.Tensor:
-        seen.add(tuple(part.shape[1] for part in inputs))
-        return plain(*inputs, **options)
-
-    monkeypatch.setattr(F, "scaled_dot_product_attention", recorded)
-    assert grouped.random_input(1).shape[-1] == (4 + 2 + 2) * 8
-    assert problem_of("flash", grouped) is None
-    assert seen == {(4, 4, 4)}
+LAYOUTS = [{}, {"positions": "rope"}, {"qk_norm": True}, {"n_heads": 4, "n_kv_heads": 2}]
 
 
-@pytest.mark.parametrize(("factor", "difference"), [(1.2, "0.19"), (math.nan, "nan")])
-def test_a_kernel_with_wrong_gradients_is_rejected(
-    monkeypatch: pytest.MonkeyPatch, factor: float, difference: str
+@pytest.mark.parametrize("options", [*LAYOUTS, {"scale_attention_by_inverse_layer": True}])
+def test_kernels_are_tested_on_the_layout_that_they_get_from_the_network(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:
-    plain = F.scaled_dot_product_attention
+    network = GPT(attrs.evolve(MODEL, **options))
+    plain, seen = F.scaled_dot_product_attention, []
 
-    def wrong(queries: torch.Tensor, *others: torch.Tensor, **options: object) -> torch.Tensor:
-        output = plain(queries, *others, **options)
-        if queries.dtype == torch.bfloat16:  # not the reference
-            output.register_hook(lambda gradient: gradient * factor)
+    def recorded(*inputs: torch.Tensor, **others: object) -> torch.Tensor:
+        output = plain(*inputs, **others)
+        output.register_hook(lambda gradient: seen.append(gradient.stride()))
+        seen.append([(part.shape, part.stride()) for part in inputs])
         return output
 
-    monkeypatch.setattr(F, "scaled_dot_product_attention", wrong)
-    assert f"differs from unfused attention by {difference} of" in (problem_of("flash", shape()) or "")
+    monkeypatch.setattr(F, "scaled_dot_product_attention", recorded)
+    tokens = torch.zeros(2, 32, dtype=torch.int64)
+    NextTokenLoss(network)(tokens, tokens).backward()
+    inputs = attrs.evolve(shape("fp32"), model=network.config).random_inputs(2)
+    attention._run(SDPBackend.MATH, inputs, attention._random_gradient(inputs))
+    assert seen[0] == seen[1] == seen[-2]  # two layers, forward
+    assert seen[2] == seen[3] == seen[-1]  # and backward
 
 
-def test_too_little_memory_is_no_problem_of_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
-        raise RuntimeError("NVML_SUCCESS == r INTERNAL ASSERT FAILED")
-
-    monkeypatch.setattr(attention, "_run", fail)
-    with pytest.raises(RuntimeError, match="NVML_SUCCESS"):
-        problem_of("flash", shape())
+def test_the_formula_is_that_of_torch_also_by_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "SCORES_AT_ONCE", 5 * 32)
+    for scores in attention.CASES:
+        inputs = shape("fp32").random_inputs(2, scores)
+        gradient = attention._random_gradient(inputs)
+        assert attention._difference(SDPBackend.MATH, inputs, gradient, scores) < 1e-4
 
 
 @pytest.mark.parametrize(
-    ("machine", "broken", "chosen"),
+    ("wrong", "difference"),
     [
-        (((9, 0), "off"), (), "cudnn"),
-        (((9, 0), "off"), ("cudnn",), "flash"),
-        (((8, 0), "off"), (), "efficient"),  # timed
-        (((9, 0), "elastic"), (), "flash"),  # cuDNN's backward pass does not repeat
-        (((8, 0), "run"), ("flash",), "efficient"),
+        (lambda gradient: gradient * 1.2, "0.2 "),
+        (lambda gradient: gradient * math.nan, "nan"),
+        (lambda gradient: gradient.index_fill(2, torch.tensor([31]), math.inf), "nan"),
+        (lambda gradient: gradient.index_fill(2, torch.tensor([31]), 0.0), ""),  # one row of 32
     ],
 )
-def test_the_choice_is_by_gpu_and_by_what_is_promised_to_repeat(
-    monkeypatch: pytest.MonkeyPatch,
-    machine: tuple[tuple[int, int], str],
-    broken: tuple[str, ...],
-    chosen: str,
+def test_a_kernel_with_wrong_gradients_is_rejected(
+    monkeypatch: pytest.MonkeyPatch, wrong: Callable[[torch.Tensor], torch.Tensor], difference: str
 ) -> None:
-    capability, determinism = machine
-    seconds = {"cudnn": 1.0, "flash": 0.99, "efficient": 0.9}
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    plain = F.scaled_dot_product_attention
+
+    def broken(*inputs: torch.Tensor, **options: Any) -> torch.Tensor:
+        output = plain(*inputs, **options)
+        if output.requires_grad:
+            output.register_hook(wrong)
+        return output
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", broken)
+    assert f"differs from unfused attention by {difference}" in (problem_of("flash", shape()) or "")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda scores: scores.amax() > 50,  # saturated
+        lambda scores: scores.logsumexp(-1).amin() < -88.7,  # whose exponential fp32 does not have
+        lambda scores: scores.std() < 0.1,
+        lambda scores: not torch.is_grad_enabled(),  # validation
+    ],
+)
+def test_a_kernel_that_is_wrong_for_some_scores_or_without_gradients_is_rejected(
+    monkeypatch: pytest.MonkeyPatch, wrong: Callable[[torch.Tensor], bool]
+) -> None:
+    plain = F.scaled_dot_product_attention
+
+    def broken(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, **options: Any) -> torch.Tensor:
+        scores = (queries @ keys.mT).float() / math.sqrt(queries.shape[-1])
+        return plain(queries, keys, values, **options) * (0.9 if wrong(scores) else 1.0)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", broken)
+    assert "differs from unfused attention by 0.1" in (problem_of("flash", shape()) or "")
+
+
+def test_a_kernel_that_is_wrong_in_one_sequence_of_the_batch_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = F.scaled_dot_product_attention
+
+    def broken(*inputs: torch.Tensor, **options: Any) -> torch.Tensor:
+        output = plain(*inputs, **options)
+        return torch.cat([output[:5], 0.5 * output[5:]])
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", broken)
+    assert "differs" in (problem_of("flash", attrs.evolve(shape(), microbatch_size=6)) or "")
+    assert problem_of("flash", attrs.evolve(shape(), microbatch_size=5)) is None
+
+
+class Largest(TorchDispatchMode):
+    """Records the size of the largest tensor that any operation returns."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **kwargs or {})
+        for part in result if isinstance(result, (tuple, list)) else [result]:
+            self.elements = max(self.elements, part.numel() if isinstance(part, torch.Tensor) else 0)
+        return result
+
+
+def test_memory_does_not_grow_with_the_square_of_the_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "SCORES_AT_ONCE", 1 << 13)
+    monkeypatch.setattr(attention, "COMPARED_SCORES", 1 << 20)
+    long = attrs.evolve(shape(), model=attrs.evolve(MODEL, context_length=512))
+    with Largest() as largest:
+        assert problem_of("flash", long) is None
+    assert largest.elements <= long.microbatch_size * 512 * MODEL.qkv_width
+
+
+@pytest.mark.parametrize("fitting", [3, 0])
+def test_a_test_without_memory_takes_fewer_sequences_and_is_no_problem_of_a_kernel(
+    monkeypatch: pytest.MonkeyPatch, fitting: int
+) -> None:
+    tried, run = [], attention._run
+
+    def limited(backend: SDPBackend, inputs: list[torch.Tensor], *others: Any) -> list[torch.Tensor]:
+        tried.append(len(inputs[0]))
+        if len(inputs[0]) > fitting:
+            raise RuntimeError("NVML_SUCCESS == r INTERNAL ASSERT FAILED")
+        return run(backend, inputs, *others)
+
+    monkeypatch.setattr(attention, "_run", limited)
+    large = attrs.evolve(shape(), microbatch_size=8)
+    if fitting:
+        assert problem_of("flash", large) is None and fastest(["flash", "flash"], large) == "flash"
+        assert sorted({*tried}) == [2, 4, 8]
+    else:
+        with pytest.raises(RuntimeError, match="NVML_SUCCESS"):
+            problem_of("flash", large)
+        assert tried == [8, 4, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("determinism", "faster", "broken", "chosen"),
+    [
+        ("off", {"cudnn": 0.98}, (), "flash"),  # within the margin
+        ("off", {"cudnn": 0.9}, (), "cudnn"),
+        ("off", {"cudnn": 0.9}, ("cudnn",), "flash"),
+        ("off", {"cudnn": 0.9, "efficient": 0.8}, (), "efficient"),
+        ("elastic", {"cudnn": 0.1, "efficient": 0.1}, (), "flash"),  # cuDNN's backward pass does not repeat
+        ("run", {"cudnn": 0.1}, ("flash",), "efficient"),
+    ],
+)
+def test_flash_attention_is_used_unless_another_kernel_is_faster_here_and_need_not_repeat(
+    monkeypatch: pytest.MonkeyPatch, determinism: str, faster: dict[str, float], broken: tuple[str, ...], chosen: str
+) -> None:
+    seconds = {"flash": 1.0, "efficient": 1.0, "cudnn": 1.0} | faster
     monkeypatch.setattr(attention, "problem_of", lambda name, _: "broken" if name in broken else None)
     monkeypatch.setattr(attention, "seconds_of", lambda name, *_: seconds[name])
     assert attention._choose(shape(), determinism, MODEL_JSON) == chosen
@@ -105,6 +204,31 @@ def test_the_kernel_chosen_is_the_only_one_left_also_for_compiled_graphs(monkeyp
     attention.use_attention(on_gpu, "off", nobody, MODEL_JSON)
     assert enabled == {"cudnn": False, "flash": True, "mem_efficient": False, "math": False}
     assert torch.compiler.config.cache_key_tag == "attention flash"
+
+
+@pytest.mark.parametrize(
+    ("before", "problem", "kept"),
+    [
+        ({}, None, "cudnn"),
+        ({}, "broken", "flash"),
+        ({"determinism": "elastic"}, None, "flash"),  # this job's level
+        ({"device": "NVIDIA A100"}, None, "flash"),
+        ({"attention": "flash+math"}, None, "flash"),
+    ],
+)
+def test_a_resumed_run_keeps_its_kernel_unless_the_machine_is_another(
+    monkeypatch: pytest.MonkeyPatch, before: dict[str, str], problem: str | None, kept: str
+) -> None:
+    enabled: list[str] = []
+    monkeypatch.setattr(attention, "_enable", enabled.append)
+    monkeypatch.setattr(attention, "problem_of", lambda *_: problem)
+    monkeypatch.setattr(attention, "from_coordinator", lambda _, work: work())
+    now = {"determinism": "off", "attention": "flash", "device": "H100", "torch": "2", "cuda": "13", "cudnn": 9}
+    recorded = now | {"attention": "cudnn"} | before
+    on_gpu = attrs.evolve(shape(), device=torch.device("cuda"))
+    now["determinism"] = recorded["determinism"]
+    numerics = attention.keep_attention(on_gpu, recorded, now, SimpleNamespace())
+    assert numerics == now | {"attention": kept} and enabled == ["cudnn"] * (kept == "cudnn")
 
 
 def test_without_a_fused_kernel_the_error_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
