@@ -29,6 +29,11 @@ _ADVICE = {
 }
 
 
+def by_number(name: str) -> tuple[str, str]:
+    """Return a sort key of file names by which a number counts as one: shard-9 comes before shard-10."""
+    return re.sub("[0-9]+", lambda digits: f"{len(digits[0].lstrip('0')):04}{digits[0].lstrip('0')}", name), name
+
+
 def sync(path: Path) -> None:
     """Sync a file, or the entries of a directory, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)

@@ -42,8 +42,8 @@ another machine needs to resume. The same command resumes an interrupted or
 killed one; the number of workers may change. No incomplete file ever has its
 final name.
 
-Exit status: 0 done; 1 error, a damaged file, or more than 1 % of the documents
-bad; 2 usage; 130 interrupted.
+Exit status: 0 done; 1 error, a damaged file, text that is not UTF-8, or more
+than 1 % of the documents bad; 2 usage; 130 interrupted.
 """
 
 

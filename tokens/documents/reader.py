@@ -2,7 +2,8 @@
 
 A unit has ranges of files. A line or a row belongs to the range in which it begins. A long text file, which is one
 document, is cut at the first position after each edge of a range that no token of GPT-2's pattern can span. Both
-neighbors of an edge find the same position, so units of any size give the same documents and tokens.
+neighbors of an edge find the same position, so units of any size give the same documents and tokens. With a separator,
+a text is several documents, which belong to the range in which they begin.
 """
 
 import json
@@ -21,20 +22,25 @@ from tokens.documents.text_file import (
     HEAD_BYTES,
     LONGEST_GAP,
     LONGEST_LINE,
+    NUL,
     PIECE_BYTES,
     NoText,
     Replaced,
     cut_position,
+    documents_from,
     edge,
     gap_position,
     lines_from,
     text_pieces,
     why_no_text,
 )
+from tokens.tokenizer.tokenizer import END_OF_TEXT
 
 TOO_LONG = f"more than {LONGEST_LINE:,} bytes without a line end; wanted one record a line"
 SHOWN_FIELDS = 20  # in an error, of a record without the text field
 HEAD_CHARACTERS = HEAD_BYTES // 4  # hashed for the split of a document; four bytes each at most
+WRONG_ENCODING = "wrong encoding"  # documents that are lost to it
+SEPARATES = f"it is ordinary text; if it separates documents, begin anew with --separator '{END_OF_TEXT}'"
 
 
 class Piece(NamedTuple):
@@ -43,6 +49,16 @@ class Piece(NamedTuple):
     text: str
     ends_document: bool
     head: str  # the document's first characters, at most HEAD_CHARACTERS
+
+
+class Part(NamedTuple):
+    """Bytes of a document of a text file, and a part of them."""
+
+    document_begin: int
+    document_end: int
+    begin: int
+    end: int
+    ends_document: bool
 
 
 def pieces(text: str) -> Iterator[Piece]:
@@ -57,10 +73,11 @@ def pieces(text: str) -> Iterator[Piece]:
 class Reader:
     """Reader of units, with the problems found in them."""
 
-    def __init__(self, inputs: tuple[Input, ...], text_field: str):
+    def __init__(self, inputs: tuple[Input, ...], text_field: str, separator: str | None = None):
         self.problems = Problems()
         self._inputs = inputs
         self._text_field = text_field
+        self._separator = separator
 
     def read(self, unit: tuple[Extent, ...]) -> Iterator[Piece]:
         """Yield the documents of a unit; add what is left out to `problems`.
@@ -86,29 +103,50 @@ class Reader:
         return self._lines(item, stream, extent)
 
     def _text(self, item: Input, stream: BinaryIO, extent: Extent) -> Iterator[Piece]:
-        data = stream.read(HEAD_BYTES)
+        data, size = stream.read(HEAD_BYTES), item.size_bytes
         if (reason := why_no_text(data)) is not None:  # every unit of the file finds the same
             where, lost_bytes = f"{item.path}: byte {extent.begin}", extent.end - extent.begin
-            self.problems.add("no text", where, reason, int(extent.begin == 0), lost_bytes)
+            self.problems.add(WRONG_ENCODING, where, reason, int(extent.begin == 0), lost_bytes)
             return
-        begin, end = (edge(stream, position, item.size_bytes) for position in (extent.begin, extent.end))
-        ends = begin < end == item.size_bytes or item.size_bytes == 0
         start = len(BYTE_ORDER_MARK) if data.startswith(BYTE_ORDER_MARK) else 0
-        head = data[start:].decode(errors="replace")[:HEAD_CHARACTERS]
-        begin, replaced = max(begin, start), Replaced()
-        for piece in text_pieces(stream, begin, end, replaced):
+        if self._separator is None:
+            begin, end = (edge(stream, position, size) for position in (extent.begin, extent.end))
+            ends = begin < end == size or size == 0
+            yield from self._part(item, stream, data[start:], Part(start, size, max(begin, start), end, ends))
+            return
+        for place, end in documents_from(stream, extent.begin, extent.end, size, self._separator.encode()):
+            begin = max(place, start)
+            stream.seek(begin)
+            data = stream.read(min(HEAD_BYTES, end - begin))
+            if len(data) < end - begin or data.strip():  # white space alone is no document
+                yield from self._part(item, stream, data, Part(begin, end, begin, end, True))
+
+    def _part(self, item: Input, stream: BinaryIO, data: bytes, part: Part) -> Iterator[Piece]:
+        """Yield a part of a document of a text file. `data`: the document's first bytes."""
+        head, replaced = data.decode(errors="replace")[:HEAD_CHARACTERS], Replaced()
+        ends, before, marked = part.ends_document, "", False
+        for piece in text_pieces(stream, part.begin, part.end, replaced):
             if isinstance(piece, NoText):
-                everything = piece.begin == start and piece.end == item.size_bytes
+                everything = (piece.begin, piece.end) == (part.document_begin, part.document_end)
                 ends = ends and not everything
                 where, lost_bytes = f"{item.path}: byte {piece.begin}", piece.end - piece.begin
-                self.problems.add("no text", where, piece.reason, int(everything), lost_bytes)
+                kind = WRONG_ENCODING if everything and piece.reason == NUL else "no text"
+                self.problems.add(kind, where, piece.reason, int(everything), lost_bytes)
             else:
+                marked = marked or END_OF_TEXT in before + piece
+                before = piece[-len(END_OF_TEXT) :]
                 yield Piece(piece, False, head)
+        where = f"{item.path}: bytes {part.begin} to {part.end}"
+        if marked:
+            self._add_marked(where)
         if replaced.bytes:
-            where, detail = f"{item.path}: bytes {begin} to {end}", f"{replaced.bytes:,} bytes became U+FFFD"
+            detail = f"{replaced.bytes:,} bytes became U+FFFD"
             self.problems.add("not UTF-8", where, detail, documents=0, lost_bytes=replaced.bytes)
         if ends:
             yield Piece("", True, head)
+
+    def _add_marked(self, where: str) -> None:
+        self.problems.add(f"{END_OF_TEXT} in a text", where, SEPARATES, documents=0)
 
     def _lines(self, item: Input, stream: BinaryIO, extent: Extent) -> Iterator[Piece]:
         if compressed := item.path.endswith(COMPRESSED_SUFFIXES):
@@ -133,8 +171,14 @@ class Reader:
                 self._empty(item)
 
     def _record(self, line: bytes, where: str) -> Iterator[Piece]:
+        decoded = self._decoded(line, where)
+        if decoded is None:
+            return
+        if "\0" in decoded:  # which JSON does not have
+            self.problems.add(WRONG_ENCODING, where, NUL)
+            return
         try:
-            record = _parse(line)
+            record = _parse(decoded)
         except (ValueError, RecursionError) as error:
             self.problems.add("not JSON", where, str(error))
             return
@@ -143,10 +187,23 @@ class Reader:
             self.problems.add("no text field", where, f"no '{self._text_field}'; it has {has}: pass --text-field")
             return
         text = record[self._text_field]
-        # Surrogates may be escaped, raw, or in UTF-16: json.loads lets all pass.
-        if isinstance(text, str) and (b"\\u" in line or b"\xed" in line or b"\0" in line):
+        if isinstance(text, str) and (b"\\u" in line or b"\xed" in line):  # surrogates may be escaped, or raw
             text = self._without_lone_surrogates(text, where)
         yield from self._value(text, where)
+
+    def _decoded(self, data: bytes, where: str) -> str | None:
+        """Return a text in UTF-8, of damage U+FFFD; or add a problem and return None."""
+        try:
+            return data.decode("utf-8-sig", "surrogatepass")
+        except UnicodeDecodeError:
+            replaced = Replaced()
+            text = data.decode("utf-8-sig", "replaced")
+        if (reason := why_no_text(data)) is not None:
+            self.problems.add(WRONG_ENCODING, where, reason)
+            return None
+        detail = f"{replaced.bytes:,} bytes became U+FFFD"
+        self.problems.add("not UTF-8", where, detail, documents=0, lost_bytes=replaced.bytes)
+        return text
 
     def _without_lone_surrogates(self, text: str, where: str) -> str:
         """Return the text as tiktoken reads it: halves that meet are one character, others become U+FFFD."""
@@ -179,7 +236,7 @@ class Reader:
             try:
                 for value in chain.from_iterable(parquet.texts(table, group, self._text_field)):
                     row += 1
-                    if isinstance(value, str) and len(value) < LONGEST_GAP:  # as nearly all are
+                    if isinstance(value, str) and len(value) < LONGEST_GAP and not self._is_marked(value):
                         yield Piece(value, True, value[:HEAD_CHARACTERS])
                     else:
                         yield from self._value(value, f"{item.path}: row {row}")
@@ -188,26 +245,36 @@ class Reader:
 
     def _value(self, value: Any, where: str) -> Iterator[Piece]:
         """Yield the text of a record, or add a problem."""
-        if isinstance(value, str) and (len(value) < LONGEST_GAP or gap_position(value) is None):
-            yield from pieces(value)
+        if isinstance(value, UnicodeDecodeError):
+            value = self._decoded(value.object, where)
+            if value is None:
+                return
+            value = self._without_lone_surrogates(value, where)
+        if isinstance(value, str):
+            parts = [value] if self._separator is None else value.split(self._separator)
+            for text in parts if len(parts) == 1 else [part for part in parts if part.strip()]:
+                if len(text) >= LONGEST_GAP and gap_position(text) is not None:
+                    self.problems.add("no text", where, GAP)
+                    continue
+                if END_OF_TEXT in text:
+                    self._add_marked(where)
+                yield from pieces(text)
             return
         kind, detail = "not a string", f"got {type(value).__name__}, wanted a string"
-        if value is None:
-            kind = "null text"
-        elif isinstance(value, str):
-            kind, detail = "no text", GAP
-        elif isinstance(value, UnicodeDecodeError):
-            kind, detail = "not UTF-8", str(value)
-        self.problems.add(kind, where, detail)
+        self.problems.add("null text" if value is None else kind, where, detail)
+
+    def _is_marked(self, text: str) -> bool:
+        """Tell whether a text, which nearly none is, may be several documents."""
+        return END_OF_TEXT in text or (self._separator is not None and self._separator in text)
 
     def _empty(self, item: Input) -> None:
         self.problems.add("empty file", item.path, "it holds no record", documents=0)
 
 
-def _parse(line: bytes) -> Any:
+def _parse(line: str) -> Any:
     try:
         return json.loads(line)
-    except (json.JSONDecodeError, UnicodeDecodeError):
+    except json.JSONDecodeError:
         raise
     except ValueError:
         return json.loads(line, parse_int=float)  # Python makes no integer of more than 4,300 digits

@@ -8,10 +8,12 @@ import sysconfig
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import attrs
 
 from common.errors import BadInput
+from common.files import by_number
 from common.hub_client import hub_errors, quiet
 from common.remote_files import REMOTE, find_remote
 from tokens.documents.inputs import SUFFIXES, Input, look_up, readable, remote_input
@@ -34,15 +36,18 @@ class Source:
 
 
 def resolve_sources(
-    names: Sequence[str], kept: Iterable[Source] = (), say: Callable[[str], None] = lambda line: None
+    names: Sequence[str],
+    kept: Iterable[Source] = (),
+    say: Callable[[str], None] = lambda line: None,
+    order: Callable[[str], Any] = by_number,
 ) -> list[Source]:
-    """Return the files of each SOURCE, in an order that depends on their names alone.
+    """Return the files of each SOURCE, in an `order` that depends on their names alone.
 
     `kept`: sources of the plan to be resumed; a hub dataset among them is read at the same commit. `say` gets notes on
     files left out or named twice. Raises BadInput where there are no files, for those of an unknown kind, and for what
     cannot be read.
     """
-    sources = [Source(name, tuple(_resolve(name, kept, say))) for name in names]
+    sources = [Source(name, tuple(_resolve(name, kept, say, order))) for name in names]
     counts = Counter(item.path for source in sources for item in source.inputs)
     twice = [path for path, count in counts.items() if count > 1]
     if twice:
@@ -50,10 +55,13 @@ def resolve_sources(
     return sources
 
 
-def _resolve(name: str, kept: Iterable[Source], say: Callable[[str], None]) -> list[Input]:
+def _resolve(name: str, kept: Iterable[Source], say: Callable[[str], None], order: Callable[[str], Any]) -> list[Input]:
     if name.startswith(HUB):
         paths = [item.path for source in kept if source.name == name for item in source.inputs]
-        return _hub_dataset(name, next((commit for path in paths for commit in COMMIT.findall(path)), None))
+        found = _hub_dataset(name, next((commit for path in paths for commit in COMMIT.findall(path)), None))
+        if found == sorted(found, key=lambda item: item.path):  # else its card gives the order
+            found.sort(key=lambda item: order(item.path))
+        return found
     if name == STANDARD_LIBRARY:
         return [look_up(str(path)) for path in _standard_library()]
     if REMOTE in name:
@@ -63,7 +71,7 @@ def _resolve(name: str, kept: Iterable[Source], say: Callable[[str], None]) -> l
         found = [look_up(str(file.absolute())) for file in files]
     if others:
         say(f"NOTE: {name}: files of other kinds are left out: {_first(others)}")
-    return sorted(found, key=lambda item: item.path)
+    return sorted(found, key=lambda item: order(item.path))
 
 
 def _local_files(name: str) -> tuple[list[Path], list[str]]:

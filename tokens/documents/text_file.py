@@ -82,6 +82,35 @@ class Replaced:
         return "\ufffd", error.end
 
 
+def documents_from(stream: BinaryIO, begin: int, end: int, size: int, separator: bytes) -> Iterator[tuple[int, int]]:
+    """Yield begin and end of the documents of a text file that begin in a range of it, without the separators.
+
+    The separator cannot overlap itself, so that each range finds the same ones.
+    """
+    found = _separators(stream, max(0, begin - len(separator)), size, separator)
+    start = 0 if begin == 0 else next((place + len(separator) for place in found), size)
+    while start < end:
+        stop = next(found, size)
+        yield start, stop
+        start = stop + len(separator)
+
+
+def _separators(stream: BinaryIO, begin: int, size: int, separator: bytes) -> Iterator[int]:
+    """Yield the positions of a separator from `begin` on. The stream may be moved meanwhile."""
+    kept = b""  # the end of what was searched, too short for a separator
+    while begin < size:
+        stream.seek(begin)
+        data = stream.read(PIECE_BYTES)
+        if not data:
+            raise EOFError
+        window, first = kept + data, begin - len(kept)
+        place = window.find(separator)
+        while place >= 0:
+            yield first + place
+            place = window.find(separator, place + len(separator))
+        kept, begin = window[max(0, len(window) - len(separator) + 1) :], begin + len(data)
+
+
 def why_no_text(head: bytes) -> str | None:
     """Return the reason why a file that begins with these bytes is not text in UTF-8, or None."""
     if head.startswith(WIDE_MARKS):

@@ -13,6 +13,15 @@ FRACTION = number(0, 1)
 COUNT = whole_number(1)
 
 
+def _separator(text: str) -> str:
+    data = text.encode(errors="surrogateescape")
+    if not text.strip() or b"\0" in data or data != data.decode(errors="replace").encode():
+        raise ValueError(f"got {text!r}, wanted text that is more than white space, in UTF-8")
+    if any(data.startswith(data[start:]) for start in range(1, len(data))):
+        raise ValueError(f"got {text!r}, wanted a text that cannot overlap itself, which ends unlike it begins")
+    return text
+
+
 @attrs.frozen(kw_only=True)
 class PrepareCommand:
     """Write train, validation and test token files and their manifest, in constant memory."""
@@ -23,6 +32,10 @@ class PrepareCommand:
     output: Annotated[str, option("output directory of the token files; resumes if partially written", "DIR|s3://...")]
     tokenizer: Annotated[str, option("text to token ids", "gpt2|bytes|FILE.tiktoken")] = "gpt2"
     text_field: Annotated[str, option("field of records", "NAME")] = "text"
+    separator: Annotated[
+        str | None,
+        option("text between the documents of one file or record: '<|endoftext|>'", "TEXT", check=_separator),
+    ] = None
     validation_fraction: Annotated[
         float, option("share of the documents held out for validation", "F", check=FRACTION)
     ] = 0.01

@@ -63,6 +63,7 @@ class Totals:
     units: int = 0
     tokens: dict[str, int] = attrs.field(factory=lambda: dict.fromkeys(SPLITS, 0))
     documents: dict[str, int] = attrs.field(factory=lambda: dict.fromkeys(SPLITS, 0))
+    empty_documents: int = 0  # of these
     text_bytes: int = 0
     problems: Counter[str] = attrs.field(factory=Counter)
     lost_documents: int = 0
@@ -85,6 +86,7 @@ class Totals:
         for split, part in result.parts.items():
             self.tokens[split] += part.tokens
             self.documents[split] += part.documents
+            self.empty_documents += part.empty_documents
         self.problems.update(result.problems)
         self.text_bytes += result.text_bytes
         self.lost_documents += result.lost_documents

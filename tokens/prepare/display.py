@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from common.errors import printable
+from tokens.documents.reader import WRONG_ENCODING
 from tokens.format.manifest import Manifest
 from tokens.prepare.command import PrepareCommand
 from tokens.prepare.commit_log import Totals
@@ -99,8 +100,11 @@ def too_many_bad(manifest: Manifest) -> bool:
     documents = manifest.documents + manifest.lost_documents
     size = sum(source.bytes for source in manifest.sources)
     damaged = manifest.problems.get("damaged file")  # with an unknown number of documents
+    encoded = manifest.problems.get(WRONG_ENCODING)
     too_many = manifest.lost_documents > BAD_SHARE * documents or manifest.lost_bytes > BAD_SHARE * size
     what = f"{damaged:,} documents or more in damaged files" if damaged else f"more than {BAD_SHARE:.0%} of the input"
-    if damaged or too_many:
+    if encoded and not damaged:
+        what = f"{encoded:,} documents in another encoding than UTF-8"
+    if damaged or encoded or too_many:
         print(f"prepare_data.py: {what} could not be read; the token files are complete without", file=sys.stderr)
-    return bool(damaged or too_many)
+    return bool(damaged or encoded or too_many)

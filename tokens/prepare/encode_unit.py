@@ -49,6 +49,7 @@ class UnitPart:
 
     tokens: int
     documents: int  # that end here
+    empty_documents: int = 0  # of these, without text; before version 2 of the rules they were not told apart
     max_id: int
     digest: str  # xxh3_128 of the bytes, in hexadecimal
 
@@ -73,7 +74,7 @@ def run_unit(job: EncodeJob, task: Task) -> Result:
     Raises BadInput for an input that is missing, has changed or cannot be encoded, OSError when the disk is full.
     """
     encoder = _encoder(job.tokenizer, job.settings.fingerprint, job.recipe)
-    reader = Reader(task.inputs, job.settings.text_field)
+    reader = Reader(task.inputs, job.settings.text_field, job.settings.separator)
     writers = {split: _PartWriter(job, unit_file(job.directory, task.index, split)) for split in SPLITS}
     text_bytes = 0
     try:
@@ -110,9 +111,9 @@ class _PartWriter:
         self._dtype = job.settings.dtype
         self._digest = xxhash.xxh3_128()
         self._file: BinaryIO | None = None
-        self._tokens = self._documents = self._max_id = 0
+        self._tokens = self._documents = self._empty_documents = self._max_id = 0
 
-    def write(self, ids: np.ndarray, documents: int) -> None:
+    def write(self, ids: np.ndarray, documents: int, empty_documents: int) -> None:
         if not len(ids):
             return
         if self._file is None:
@@ -123,6 +124,7 @@ class _PartWriter:
         self._digest.update(data)
         self._tokens += len(ids)
         self._documents += documents
+        self._empty_documents += empty_documents
         self._max_id = max(self._max_id, int(ids.max()))
 
     def finish(self) -> UnitPart | None:
@@ -132,7 +134,11 @@ class _PartWriter:
         self._file.close()
         self._partial.replace(self._path)
         return UnitPart(
-            tokens=self._tokens, documents=self._documents, max_id=self._max_id, digest=self._digest.hexdigest()
+            tokens=self._tokens,
+            documents=self._documents,
+            empty_documents=self._empty_documents,
+            max_id=self._max_id,
+            digest=self._digest.hexdigest(),
         )
 
     def close(self) -> None:
@@ -188,5 +194,6 @@ def _encode(batch: list[Piece], encoder: Encoder, settings: PrepareSettings, wri
         ids, lengths = encoder.encode_batch([piece.text for piece in pieces])
         ends = np.cumsum(lengths)[[piece.ends_document for piece in pieces]]  # the end-of-text id goes before these
         ids = np.insert(ids, ends, np.full(len(ends), encoder.end_of_text_id, ids.dtype))
-        writers[SPLITS[number]].write(ids, len(ends))
+        empty = sum(piece.ends_document and piece.head == "" for piece in pieces) if settings.version > 1 else 0
+        writers[SPLITS[number]].write(ids, len(ends), empty)
     return sum(len(piece.text) if piece.text.isascii() else len(piece.text.encode()) for piece in batch)

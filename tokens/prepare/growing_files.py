@@ -127,8 +127,9 @@ class GrowingStream:
 
     def shards(self) -> Iterator[Shard]:
         count = -(-self.length // self._shard_tokens)
+        digits = max(5, len(str(count)))
         for index in range(count):
-            name = self.split if count == 1 else f"{self.split}-{index:05d}-of-{count:05d}"
+            name = self.split if count == 1 else f"{self.split}-{index:0{digits}d}-of-{count:05d}"
             tokens = min(self._shard_tokens, self.length - index * self._shard_tokens)
             yield Shard(self._partial(index), f"{name}.safetensors", tokens)
 

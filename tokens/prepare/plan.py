@@ -27,6 +27,7 @@ PLAN = "plan.json"
 FORMAT = 1
 MOST_BYTES = 1 << 40  # of a plan file, which names each input
 HASH, TAIL = "hash", "tail"
+VERSION = 2  # of the rules: from 2 on, empty documents take no part in a split, and numbers in file names count as such
 
 
 @attrs.frozen(kw_only=True)
@@ -44,6 +45,8 @@ class PrepareSettings:
     test_fraction: float
     unit_bytes: int
     shard_tokens: int | None = None  # of each file but the last
+    separator: str | None = None  # between the documents of one text
+    version: int = 1  # of the rules; a preparation goes on by those that it began with
 
     @property
     def dtype(self) -> np.dtype:
@@ -59,18 +62,21 @@ class PrepareSettings:
     def splits_of(self, heads: Iterable[str]) -> np.ndarray | None:
         """Return the index in SPLITS of each document, from its first characters; None: all are in train.
 
-        By a hash of its text, so that a document stays in its split whatever is added or reordered, and copies share
-        one. With a tail split, the last documents of train are held out at the end (tokens/prepare/tail_split.py).
+        Empty documents are in train. Others by a hash of their text, so that a document stays in its split whatever is
+        added or reordered, and copies share one. With a tail split, the last documents of train are held out at the end
+        (tokens/prepare/tail_split.py).
         """
         if self.split == TAIL or not self.held_out:
             return None
         import xxhash
 
+        heads = list(heads)
         hashes = np.array([xxhash.xxh3_64_intdigest(head.encode(), self.split_seed) for head in heads], np.uint64)
         places = hashes / 2.0**64  # in 0 .. 1
         # The shares lie side by side from 0 on: a larger test share takes nothing from validation.
         held_out = np.where(places < self.validation_fraction, 1, 2)
-        return np.where(places < self.validation_fraction + self.test_fraction, held_out, 0)
+        is_text = np.array([self.version == 1 or head != "" for head in heads], bool)
+        return np.where(is_text & (places < self.validation_fraction + self.test_fraction), held_out, 0)
 
 
 @attrs.frozen
@@ -88,7 +94,10 @@ class UnitPlan:
 
     def fingerprint(self) -> str:
         """Return a sha256 of everything in the plan."""
-        return hashlib.sha256(json.dumps(attrs.asdict(self)).encode()).hexdigest()
+        values = attrs.asdict(self)
+        if self.settings.version == 1:  # which had neither field
+            del values["settings"]["separator"], values["settings"]["version"]
+        return hashlib.sha256(json.dumps(values).encode()).hexdigest()
 
 
 def make_plan(sources: list[Source], settings: PrepareSettings) -> UnitPlan:

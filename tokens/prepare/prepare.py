@@ -9,7 +9,7 @@ from pathlib import Path
 import attrs
 
 from common.errors import BadInput
-from common.files import replace_file, writing
+from common.files import by_number, replace_file, writing
 from tokens.documents.inputs import COMPRESSED_SUFFIXES
 from tokens.documents.sources import Source, resolve_sources
 from tokens.format.contents import read_finished
@@ -20,7 +20,7 @@ from tokens.prepare.display import Display
 from tokens.prepare.encode_unit import EncodeJob, Result, Task
 from tokens.prepare.executors import Executor, Processes, RayCluster, in_order
 from tokens.prepare.output_folder import UNITS, check_output, delete_units, discard, locked, refuse_other_tokens
-from tokens.prepare.plan import PrepareSettings, UnitPlan, check_same, make_plan, read_plan, write_plan
+from tokens.prepare.plan import VERSION, PrepareSettings, UnitPlan, check_same, make_plan, read_plan, write_plan
 from tokens.prepare.s3_output import S3Output
 from tokens.prepare.tail_split import TooFewDocuments
 from tokens.prepare.writer import TokenWriter
@@ -43,12 +43,14 @@ def prepare(command: PrepareCommand, display: Display) -> Manifest:
         bucket = None if command.bucket is None else S3Output(command.bucket, directory)
         finished = read_finished(directory) if bucket is None else bucket.open()
         plan = read_plan(directory)
-        sources = resolve_sources(command.sources, () if plan is None else plan.sources, display.say)
+        version = VERSION if plan is None else plan.settings.version
+        order = by_number if version > 1 else str
+        sources = resolve_sources(command.sources, () if plan is None else plan.sources, display.say, order)
         tokenizer = load_tokenizer(command.tokenizer)  # which may be downloaded
         if plan is None:
-            plan = _begin(command, sources, tokenizer, bucket)
+            plan = _begin(command, sources, _settings(command, tokenizer, version), tokenizer, bucket)
         else:
-            check_same(directory, plan, _settings(command, tokenizer), sources)
+            check_same(directory, plan, _settings(command, tokenizer, version), sources)
         delete_units(directory)
         if finished is not None:
             if bucket is None:
@@ -66,11 +68,17 @@ def prepare(command: PrepareCommand, display: Display) -> Manifest:
         return manifest
 
 
-def _begin(command: PrepareCommand, sources: list[Source], tokenizer: Tokenizer, bucket: S3Output | None) -> UnitPlan:
+def _begin(
+    command: PrepareCommand,
+    sources: list[Source],
+    settings: PrepareSettings,
+    tokenizer: Tokenizer,
+    bucket: S3Output | None,
+) -> UnitPlan:
     """Make and keep the plan of a new preparation."""
     directory = command.directory.absolute()
     refuse_other_tokens(directory)
-    plan = make_plan(sources, _settings(command, tokenizer))
+    plan = make_plan(sources, settings)
     if tokenizer.ranks_file is not None:
         replace_file(directory / RANKS_FILE, tokenizer.ranks_file.read_bytes(), durable=True)
     write_plan(directory, plan)
@@ -79,7 +87,7 @@ def _begin(command: PrepareCommand, sources: list[Source], tokenizer: Tokenizer,
     return plan
 
 
-def _settings(command: PrepareCommand, tokenizer: Tokenizer) -> PrepareSettings:
+def _settings(command: PrepareCommand, tokenizer: Tokenizer, version: int) -> PrepareSettings:
     """Return the settings of a command, whose options have the same names."""
     names = [field.name for field in attrs.fields(PrepareSettings)]
     options = {name: getattr(command, name) for name in names if hasattr(command, name)}
@@ -88,6 +96,7 @@ def _settings(command: PrepareCommand, tokenizer: Tokenizer) -> PrepareSettings:
         fingerprint=fingerprint(tokenizer),
         vocabulary_size=tokenizer.vocabulary_size,
         end_of_text_id=tokenizer.end_of_text_id,
+        version=version,
     )
 
 
@@ -103,7 +112,7 @@ def _write(
             display.say(f"resuming after {log.totals.units:,} of {len(plan.units):,} units")
         if log.totals.units < len(plan.units):
             _compute(command, display, plan, tokenizer, writer)
-        if sum(log.totals.documents.values()) == 0:
+        if sum(log.totals.documents.values()) == log.totals.empty_documents:
             raise TooFewDocuments(_no_document(log.totals))
         manifest = writer.finish()
     except TooFewDocuments as error:

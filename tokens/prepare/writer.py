@@ -28,9 +28,9 @@ from tokens.prepare.commit_log import CommitLog, TailCut, Totals, Uploaded, reac
 from tokens.prepare.encode_unit import Result, unit_file
 from tokens.prepare.growing_files import GrowingStream, Shard
 from tokens.prepare.output_folder import UNITS
-from tokens.prepare.plan import HASH, UnitPlan
+from tokens.prepare.plan import HASH, PrepareSettings, UnitPlan
 from tokens.prepare.s3_output import S3Output
-from tokens.prepare.tail_split import copy_tail, missing_splits
+from tokens.prepare.tail_split import copy_tail, missing_splits, too_much_held_out
 from tokens.tokenizer.tokenizer import RANKS_FILE, Tokenizer
 
 
@@ -84,7 +84,7 @@ class TokenWriter:
         if self._bucket is None:
             self._streams["train"].truncate((self.totals.cut or self._cut_tail())["train"])
         else:
-            _refuse_missing(from_tail, self.totals)
+            _refuse_missing(from_tail, settings, self.totals)
         reached("tail cut off")
         for stream in self._streams.values():
             stream.seal()
@@ -177,7 +177,7 @@ class TokenWriter:
         )
 
 
-def _refuse_missing(missing: list[str], totals: Totals) -> None:
+def _refuse_missing(missing: list[str], settings: PrepareSettings, totals: Totals) -> None:
     for split in missing:
         raise BadInput(
             f"no document's hash fell to {split}, and the train stream's tail is in the bucket; begin anew in another "
@@ -188,3 +188,5 @@ def _refuse_missing(missing: list[str], totals: Totals) -> None:
             "every document's hash fell to a held-out split; begin anew in another --output with more documents, or "
             "with lower fractions"
         )
+    if settings.version > 1 and (problem := too_much_held_out(settings, totals.tokens)):
+        raise BadInput(f"{problem}; begin anew in a folder with --split tail, or with more documents")

@@ -56,24 +56,24 @@ class RecordedProblems(Problems):
 class RecordingReader(Reader):
     """Reader that keeps all problems."""
 
-    def __init__(self, inputs: tuple[Input, ...], text_field: str):
-        super().__init__(inputs, text_field)
+    def __init__(self, inputs: tuple[Input, ...], text_field: str, separator: str | None = None):
+        super().__init__(inputs, text_field, separator)
         self.problems: RecordedProblems = RecordedProblems()
 
 
 def read(
-    *names: str | Path, unit_bytes: int = 1 << 24, text_field: str = "text"
+    *names: str | Path, unit_bytes: int = 1 << 24, text_field: str = "text", separator: str | None = None
 ) -> tuple[list[Piece], RecordingReader]:
     """Return the pieces of all units, and the reader with what was wrong."""
     settings = attrs.evolve(SETTINGS, unit_bytes=unit_bytes, text_field=text_field)
     plan = make_plan(resolve_sources([str(name) for name in names]), settings)
-    reader = RecordingReader(plan.inputs, text_field)
+    reader = RecordingReader(plan.inputs, text_field, separator)
     return [piece for unit in plan.units for piece in reader.read(unit)], reader
 
 
-def documents(*names: str | Path, unit_bytes: int = 1 << 24, text_field: str = "text") -> list[str]:
+def documents(*names: str | Path, **options: Any) -> list[str]:
     texts, text = [], ""
-    pieces, reader = read(*names, unit_bytes=unit_bytes, text_field=text_field)
+    pieces, reader = read(*names, **options)
     assert reader.problems.first == []
     for piece in pieces:
         text += piece.text

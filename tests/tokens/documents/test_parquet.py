@@ -39,15 +39,19 @@ def test_a_damaged_page_of_a_parquet_file_loses_its_row_group_only(tmp_path: Pat
     assert problem.documents == 100
 
 
-def test_a_text_that_is_not_utf8_loses_its_row_only(tmp_path: Path) -> None:
-    texts = [b"one", b"caf\xe9", b"two", b"\xed\xa0\x80", b"three"]
+def test_a_text_that_is_damaged_is_kept_and_one_in_another_encoding_is_lost(tmp_path: Path) -> None:
+    texts = [b"one", b"caf\xe9", "two".encode("utf-16"), b"\xed\xa0\x80", b"three"]
     column = pyarrow.Array.from_buffers(pyarrow.string(), 5, pyarrow.array(texts).buffers())
     pyarrow.parquet.write_table(pyarrow.table({"text": column}), tmp_path / "a.parquet")
     pieces, reader = read(tmp_path / "a.parquet")
-    assert [piece.text for piece in pieces] == ["one", "two", "three"]
-    assert [(problem.kind, problem.documents) for problem in reader.problems.first] == [("not UTF-8", 1)] * 2
+    assert [piece.text for piece in pieces] == ["one", "caf\ufffd", "\ufffd", "three"]
+    assert [(problem.kind, problem.documents) for problem in reader.problems.first] == [
+        ("not UTF-8", 0),
+        ("wrong encoding", 1),
+        ("lone surrogate", 0),
+    ]
     assert [problem.where for problem in reader.problems.first] == [
-        f"{tmp_path}/a.parquet: row {row}" for row in (2, 4)
+        f"{tmp_path}/a.parquet: row {row}" for row in (2, 3, 4)
     ]
 
 

@@ -156,3 +156,54 @@ def test_lone_surrogates_become_what_tiktoken_makes_of_them(tmp_path: Path) -> N
     [piece], reader = read(tmp_path / "b.jsonl")
     assert piece.text == "raw \ufffd, a pair 😀"
     assert [problem.kind for problem in reader.problems.first] == ["lone surrogate"]
+
+
+@pytest.mark.parametrize("unit_bytes", [1, 7, 100, 5000, 1 << 24])
+@pytest.mark.parametrize("separator", ["<|endoftext|>", "\n## ", "é日"])
+def test_a_separator_makes_the_same_documents_in_units_of_any_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, separator: str, unit_bytes: int
+) -> None:
+    monkeypatch.setattr(text_file, "PIECE_BYTES", 50)  # separators lie across the blocks that are searched
+    draw = random.Random(unit_bytes)
+    texts = ["ä\n<| é|" * draw.choice([1, 5, 100]) + str(number) for number in range(40)]
+    content = separator.join(["", *texts[:20], " \n", "", *texts[20:], "\n"])
+    path = tmp_path / "a.txt"
+    for encoding in ("utf-8", "utf-8-sig"):
+        path.write_text(content, encoding=encoding)
+        assert documents(path, unit_bytes=unit_bytes, separator=separator) == texts
+    path.write_text("alone")
+    assert documents(path, unit_bytes=unit_bytes, separator=separator) == ["alone"]
+    (tmp_path / "records").mkdir()
+    for records in write_all_formats(tmp_path / "records", ["whole", content]):
+        assert documents(records, unit_bytes=unit_bytes, separator=separator) == ["whole", *texts]
+
+
+@pytest.mark.parametrize("unit_bytes", [40, 1 << 24])
+def test_an_end_of_text_that_is_written_out_is_noted(tmp_path: Path, unit_bytes: int) -> None:
+    text = "some words and" * 3 + "<|endoftext|>" + "more words"
+    (tmp_path / "a.txt").write_text(text * 2)
+    for path in (tmp_path / "a.txt", *write_all_formats(tmp_path, ["x", text])):
+        pieces, reader = read(path, unit_bytes=unit_bytes)
+        assert "<|endoftext|>" in "".join(piece.text for piece in pieces)
+        problem = reader.problems.first[0]
+        assert (problem.kind, problem.documents) == ("<|endoftext|> in a text", 0)
+        assert "begin anew with --separator '<|endoftext|>'" in problem.detail
+
+
+@pytest.mark.parametrize("kind", ["", ".gz", ".zst"])
+@pytest.mark.parametrize(
+    "encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be", "latin-1", "NUL"]
+)
+def test_records_in_another_encoding_are_kept_or_lost_as_such(tmp_path: Path, kind: str, encoding: str) -> None:
+    lines = "".join(json.dumps({"text": f"Straße {number}"}, ensure_ascii=False) + "\n" for number in range(300))
+    data = lines.replace("ß", "\0").encode() if encoding == "NUL" else lines.encode(encoding)
+    compress = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.ZstdCompressor().compress}[kind]
+    (tmp_path / f"a.jsonl{kind}").write_bytes(compress(data))
+    pieces, reader = read(tmp_path / f"a.jsonl{kind}")
+    if encoding == "latin-1":  # as in a text file
+        assert [piece.text for piece in pieces] == [f"Stra\ufffde {number}" for number in range(300)]
+        assert {(problem.kind, problem.lost_bytes) for problem in reader.problems.first} == {("not UTF-8", 1)}
+    else:
+        assert pieces == []
+        assert {problem.kind for problem in reader.problems.first} == {"wrong encoding"}
+        assert reader.problems.lost_documents >= 300

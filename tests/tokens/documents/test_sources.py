@@ -136,3 +136,11 @@ def test_sources_that_are_nowhere_are_refused(tmp_path: Path) -> None:
         resolve_sources([str(tmp_path / "*.txt")])
     with pytest.raises(BadInput, match="a folder without documents"):
         resolve_sources([str(tmp_path)])
+
+
+def test_numbers_in_names_are_numbers(tmp_path: Path) -> None:
+    names = ["a-x.txt", "a.txt", "a0x.txt", "a9.txt", "a010.txt", "a10.txt", "a100.txt", "b2/9.txt", "b10/1.txt"]
+    for name in reversed(names):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert resolve(tmp_path) == ([[f"{tmp_path}/{name}" for name in names]], [])

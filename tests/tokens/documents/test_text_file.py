@@ -97,7 +97,7 @@ def test_a_file_that_is_no_text_is_one_bad_document(tmp_path: Path, reason: str,
     (tmp_path / "b.txt").write_text("the next")
     pieces, reader = read(tmp_path, unit_bytes=unit_bytes)
     assert "".join(piece.text for piece in pieces) == "the next"
-    assert {problem.kind for problem in reader.problems.first} == {"no text"}
+    assert {problem.kind for problem in reader.problems.first} == {"wrong encoding"}
     assert all(reason in problem.detail for problem in reader.problems.first)
     assert (reader.problems.lost_documents, reader.problems.lost_bytes) == (1, len(NO_TEXT[reason]))
 

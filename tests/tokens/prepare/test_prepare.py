@@ -44,7 +44,7 @@ def test_the_manifest_tells_what_is_there(tmp_path: Path) -> None:
 def test_too_few_documents_and_none_are_refused(tmp_path: Path) -> None:
     two = jsonl(tmp_path / "a.jsonl", ["a", "b"])
     with pytest.raises(BadInput, match="2 documents are too few to hold out 1 for validation and 1 for test"):
-        write(tmp_path / "out", two, validation_fraction=0.1, test_fraction=0.1)
+        write(tmp_path / "out", two, split="hash", validation_fraction=0.1, test_fraction=0.1)
     with pytest.raises(BadInput, match="the sources hold no document"):
         write(tmp_path / "none", jsonl(tmp_path / "b.jsonl", []))
     assert not list(tmp_path.rglob("[!.]*.safetensors"))

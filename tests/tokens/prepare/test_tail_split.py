@@ -25,7 +25,7 @@ def test_a_lone_document_is_cut_by_tokens(tmp_path: Path) -> None:
 
 
 def test_a_split_that_no_hash_falls_to_gets_the_last_documents(tmp_path: Path) -> None:
-    write(tmp_path / "out", jsonl(tmp_path / "a.jsonl", list("abcdefgh")), split="hash", validation_fraction=0.001)
+    write(tmp_path / "out", jsonl(tmp_path / "a.jsonl", list("abcdefgh")), split="hash", validation_fraction=0.02)
     assert "".join(texts_of(tmp_path / "out", "train")) == "abcdefg"
     assert texts_of(tmp_path / "out", "validation") == ["h"]
 
@@ -33,9 +33,37 @@ def test_a_split_that_no_hash_falls_to_gets_the_last_documents(tmp_path: Path) -
 def test_documents_that_all_fall_to_a_held_out_split_leave_room_for_the_command_that_is_advised(tmp_path: Path) -> None:
     source, fractions = jsonl(tmp_path / "a.jsonl", ["a", "b", "c"]), {"validation_fraction": 0.999}
     with pytest.raises(
-        BadInput, match=r"every document's hash fell to a held-out split; .* or pass --split tail; nothing"
+        BadInput, match=r"every document's hash fell to a held-out split; .* or pass --split tail, .*; nothing"
     ):
         write(tmp_path / "out", source, split="hash", **fractions)
     assert [path.name for path in (tmp_path / "out").iterdir()] == [".lock"]
     write(tmp_path / "out", source, split="tail", validation_fraction=0.3)
     assert texts_of(tmp_path / "out", "train") == ["a", "b"]
+
+
+@pytest.mark.parametrize("texts", [["x" * 500, "y" * 500], ["x" * 500, "y"], ["x", "y" * 500]])
+def test_far_more_than_asked_is_held_out_by_no_split(tmp_path: Path, texts: list[str]) -> None:
+    source = jsonl(tmp_path / "a.jsonl", ["", *texts, ""])
+    for seed in range(3):
+        with pytest.raises(BadInput, match=r"would hold out .* of the tokens; .*--split tail.*; nothing was written"):
+            write(tmp_path / "out", source, split="hash", split_seed=seed, validation_fraction=0.0005)
+    write(tmp_path / "out", source, split="tail", validation_fraction=0.01)
+    train, held_out = (tokens_of(tmp_path / "out", split) for split in ("train", "validation"))
+    assert "".join(map(chr, train + held_out)) == "\u0100".join(["", *texts, "", ""])
+    assert len(held_out) in (round(0.01 * len(train)), round(0.01 * len(train)) + 1, len(texts[-1]) + 2)
+    assert chr(held_out[0]) in texts[-1]
+
+
+def test_empty_documents_take_no_part_in_a_split(tmp_path: Path) -> None:
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_text("x" * 1000)
+    (tmp_path / "texts" / "empty.txt").write_text("")
+    for kind in ("hash", "tail"):
+        write(tmp_path / kind, tmp_path / "texts", split=kind, validation_fraction=0.01)
+        assert tokens_of(tmp_path / kind, "validation") == [*b"x" * 9, 256, 256]
+    source = jsonl(tmp_path / "a.jsonl", ["", "a", "", "b", "", "c", "", "d", ""])
+    write(tmp_path / "out", source, validation_fraction=0.25, test_fraction=0.25)
+    splits = [texts_of(tmp_path / "out", split) for split in ("train", "validation", "test")]
+    assert splits == [["", "a", "", "b", ""], ["c", ""], ["d", ""]]
+    with pytest.raises(BadInput, match="the sources hold no document"):
+        write(tmp_path / "none", jsonl(tmp_path / "b.jsonl", ["", ""]))
