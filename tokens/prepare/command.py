@@ -18,7 +18,9 @@ def _separator(text: str) -> str:
     if not text.strip() or b"\0" in data or data != data.decode(errors="replace").encode():
         raise ValueError(f"got {text!r}, wanted text that is more than white space, in UTF-8")
     if any(data.startswith(data[start:]) for start in range(1, len(data))):
-        raise ValueError(f"got {text!r}, wanted a text that cannot overlap itself, which ends unlike it begins")
+        raise ValueError(
+            f"got {text!r}, wanted a text that cannot overlap itself: its end must not be its beginning as well"
+        )
     return text
 
 
