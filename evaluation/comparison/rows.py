@@ -39,7 +39,7 @@ class Row:
     validation_loss: float | None
     seed: int | None
     recipe: str | None  # equal for runs that differ at most in their seed and in keys that change no result
-    changes: list[str]  # of settings that are in the recipe, while the run was trained
+    changes: list[str] = attrs.field(factory=list)  # of settings in the recipe, while the run was trained
 
 
 def read_rows(references: Sequence[str]) -> list[Row]:

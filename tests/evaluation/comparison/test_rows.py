@@ -8,22 +8,27 @@ from typing import Any
 import pytest
 
 from evaluation.comparison.compare import compare
+from evaluation.comparison.rows import Row
 from evaluation.loss.loss_measures import GPJT_RANGE
 from tests.conftest import seal_again
 from tests.evaluation.comparison.stored import hellaswag, kept, losses_on, rows_of, write
 
 
 def test_a_recipe_is_all_that_changes_a_result_but_the_seed(runs: dict[str, Path], tmp_path: Path) -> None:
-    def recipe(**train: Any) -> str | None:
+    def row(changes: list[dict[str, Any]], **train: Any) -> Row:
         home = tmp_path / f"copy-{len(list(tmp_path.iterdir()))}"
         shutil.copytree(runs["long"], home, symlinks=True)
         file = home / "checkpoints" / "step-00000008" / "state.json"
         state = json.loads(file.read_text())
         state["config"]["model"] |= {key: train.pop(key) for key in ("emb_dim",) if key in train}
         state["config"]["train"] |= train
+        state["config"]["changes"] = changes
         file.write_text(json.dumps(state))
         seal_again(file.parent)
-        return rows_of(home)[0].recipe
+        return rows_of(home)[0]
+
+    def recipe(**train: Any) -> str | None:
+        return row([], **train).recipe
 
     plain = recipe()
     older = tmp_path / "older"
@@ -48,6 +53,10 @@ def test_a_recipe_is_all_that_changes_a_result_but_the_seed(runs: dict[str, Path
         assert recipe(**{key: value}) == plain, key
     for key, value in {"learning_rate": 0.02, "shuffle": True, "adam_beta2": 0.95, "emb_dim": 64}.items():
         assert recipe(**{key: value}) != plain, key
+    changed = row([{"step": 4, "key": "learning_rate", "old": 0.02, "new": 0.01}])
+    assert changed.recipe != plain and changed.changes == ["changed at step 4: learning_rate 0.02 -> 0.01"]
+    assert f"{changed.label}: {changed.changes[0]}" in compare([changed]).notes
+    assert row([{"step": 4, "key": "start_val_token", "old": 0, "new": 9}]).recipe == plain
 
 
 @pytest.mark.parametrize(
