@@ -5,13 +5,13 @@ import re
 import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from cyclopts import App, CycloptsError, Parameter
 from cyclopts.help import PlainFormatter
 
 from common.errors import EXIT_DONE, EXIT_USAGE, LARGEST_INTEGER, integer_range, printable, quoted
+from common.json_files import LARGEST, SIZES, is_number
 
 if TYPE_CHECKING:
     from cyclopts import Token
@@ -55,12 +55,18 @@ def whole_number(minimum: int, maximum: int = LARGEST_INTEGER) -> Callable[[str]
     return _checked(int, lambda value: minimum <= value <= maximum, wanted)
 
 
-def number(low: float, high: float = math.inf, *, above: bool = False, example: str = "") -> Callable[[str], float]:
-    """Return a check of an option's text: a finite number in [low, high), or in (low, high) when `above`."""
+def number(low: float, high: float = LARGEST, *, above: bool = False, example: str = "") -> Callable[[str], float]:
+    """Return a check of an option's text: a number in [low, high), or in (low, high) when `above`."""
     wanted = f"a number {'above' if above else 'from'} {low:g}"
-    wanted += f" and below {high:g}" if high < math.inf else ""
+    wanted += f" and below {high:g}" if high < LARGEST else ""
     wanted += f", such as {example}" if example else ""
-    return _checked(float, lambda value: (value > low if above else value >= low) and value < high, wanted)
+
+    def holds(value: float) -> bool:
+        if math.isfinite(value) and not is_number(value):
+            raise ValueError(f"got {value:g}, wanted {SIZES}")
+        return (value > low if above else value >= low) and value < high
+
+    return _checked(float, holds, wanted)
 
 
 def parse(
@@ -126,8 +132,11 @@ class PlainHelp(PlainFormatter):
 
 def _checked(kind: type[Number], holds: Callable[[Number], bool], wanted: str) -> Callable[[str], Number]:
     def check(text: str) -> Number:
-        with suppress(ValueError):
+        try:
             value = kind(text)
+        except ValueError:
+            pass
+        else:
             if holds(value):
                 return value
         raise ValueError(f"got {quoted(text)}, wanted {wanted}")

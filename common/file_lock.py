@@ -23,7 +23,7 @@ def open_locked(path: Path, contention: str, *, wait_seconds: float = 0.0) -> Te
     Raises BadInput also for what is no regular file: a pipe's other end is not waited for.
     """
     with writing(path):
-        file = os.fdopen(open_descriptor(path, os.O_RDWR | os.O_APPEND | os.O_CREAT), "a+")
+        file = os.fdopen(open_descriptor(path, os.O_RDWR | os.O_APPEND | os.O_CREAT), "a+", errors="replace")
     lock(file, path, contention, wait_seconds=wait_seconds)
     return file
 

@@ -8,7 +8,7 @@ import json
 import os
 import stat
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -17,6 +17,8 @@ from common.errors import BadInput, quoted
 DEPTH = 100  # most levels of nested arrays and objects
 FILE_BYTES, LINES_BYTES = 1 << 26, 1 << 40  # largest JSON file, largest JSON Lines file
 PENDING_BYTES = 1 << 24  # most bytes of unwritten lines kept in memory
+LEAST, LARGEST = 1e-45, 1e39  # smallest and largest size of a float, other than 0: fp32 has those between
+SIZES = f"0, or a number of size {LEAST:g} to {LARGEST:g}"
 _KINDS: dict[type, str] = {dict: "an object of keys and values", list: "an array"}
 
 
@@ -84,16 +86,33 @@ def read_regular(path: Path, most_bytes: int = FILE_BYTES) -> bytes:
 
 
 class JsonLines(NamedTuple):
-    """Objects of a JSON Lines file, and the number of unreadable lines: torn by a kill, or damaged."""
+    """Objects of a JSON Lines file, and which lines are left out: torn by a kill, or damaged."""
 
+    path: Path
     records: list[dict[str, Any]]
-    unreadable: int
     numbers: list[int]  # of the records' lines; the first is 1
-    ends_torn: bool  # the last line is unreadable and has no end: it may be in the middle of being written
+    damaged: list[int]  # numbers of the lines left out
+    ends_torn: bool  # the last line is damaged and has no end: it may be in the middle of being written
+
+    def without(self, numbers: Collection[int]) -> "JsonLines":
+        """Return the same with the records of these lines left out as damaged, too."""
+        left_out = set(numbers)
+        kept = [index for index, number in enumerate(self.numbers) if number not in left_out]
+        return self._replace(
+            records=[self.records[index] for index in kept],
+            numbers=[self.numbers[index] for index in kept],
+            damaged=sorted([*self.damaged, *numbers]),
+        )
+
+    def notes(self, *, growing: bool = False) -> list[str]:
+        """Return a line on the lines left out, if there are any; `growing`: the last one may be unfinished."""
+        damaged = self.damaged[:-1] if growing and self.ends_torn else self.damaged
+        count = "1 line" if len(damaged) == 1 else f"{len(damaged):,} lines"
+        return [f"NOTE: {self.path}: left out as damaged: {count}, from line {damaged[0]:,} on"] if damaged else []
 
 
 def read_json_lines(path: Path, *, containing: bytes = b"") -> JsonLines:
-    """Return the objects of an append-only file, skipping unreadable lines; none where there is no file.
+    """Return the objects of an append-only file, without damaged lines; none where there is no file.
 
     `containing`: of the lines with these bytes only, which is quicker.
 
@@ -101,18 +120,39 @@ def read_json_lines(path: Path, *, containing: bytes = b"") -> JsonLines:
     """
     exists = path.exists() or path.is_symlink()
     content = _content(path, LINES_BYTES, "move it away, or fix this") if exists else b""
-    records, numbers, unreadable, ends_torn = [], [], 0, False
+    records, numbers, damaged, ends_torn = [], [], [], False
     for number, line in _lines(content):
         if containing not in line:
             continue
         try:
+            if len(line) > FILE_BYTES:
+                raise ValueError("longer than any line of ours")
             records.append(parse_json(line))
             numbers.append(number)
             ends_torn = False
         except ValueError:
-            unreadable += 1
+            damaged.append(number)
             ends_torn = not content.endswith(b"\n")
-    return JsonLines(records, unreadable, numbers, ends_torn)
+    return JsonLines(path, records, numbers, damaged, ends_torn)
+
+
+def is_number(value: Any) -> bool:
+    """Tell whether a value is a number within arithmetic: an int of 64 bits or a float in fp32's range, no bool.
+
+    JSON allows 1e308, 5e-324, 10**400 and NaN, which nobody measures: a sum, square or ratio of them may be infinite.
+    """
+    if type(value) is int:
+        return abs(value) < 1 << 64
+    return type(value) is float and (value == 0 or LEAST <= abs(value) <= LARGEST)
+
+
+def numbers_in(value: Any) -> Iterator[int | float]:
+    """Yield the numbers in a JSON value, at any depth."""
+    if isinstance(value, dict | list):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from numbers_in(item)
+    elif type(value) in (int, float):
+        yield value
 
 
 def read_every_line(path: Path, *, advice: str = "", most_bytes: int = LINES_BYTES) -> list[dict[str, Any]]:

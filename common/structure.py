@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import attrs
 
 from common.errors import nearest, quoted
+from common.json_files import SIZES, is_number
 
 if TYPE_CHECKING:
     from cattrs import Converter
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 Structured = TypeVar("Structured")
 Hook = Callable[[Any, Any], Any]
 
-_WANTED = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}
+_WANTED = {bool: "true or false", int: "an integer of 64 bits", float: "a number", str: "a string"}
 _WANTED_CONTAINERS: dict[type, str] = {dict: "an object", list: "an array"}
 
 
@@ -58,8 +59,7 @@ def _converter(unknown_keys: bool) -> "Converter":
     converter = Converter(forbid_extra_keys=not unknown_keys)
     for kind, wanted in _WANTED.items():
         accepted = (int, float) if kind is float else (kind,)
-        # As it is: a whole number of a float field stays one in JSON.
-        converter.register_structure_hook(kind, _checked(accepted, wanted, lambda value, _: value))
+        converter.register_structure_hook(kind, _checked(accepted, wanted, _scalar))
     for matches, container, make in (
         (cols.is_sequence, list, cols.homogenous_tuple_structure_factory),
         (cols.is_mutable_sequence, list, cols.list_structure_factory),
@@ -86,6 +86,13 @@ def _checked(accepted: tuple[type, ...], wanted: str, structure: Hook) -> Hook:
         return structure(value, kind)
 
     return hook
+
+
+def _scalar(value: Any, kind: Any) -> Any:
+    """Return a scalar as it is: a whole number of a float field stays one in JSON. Refuse numbers beyond arithmetic."""
+    if kind in (int, float) and not is_number(value):
+        raise ValueError(f"got {quoted(value)}, wanted {_WANTED[int] if kind is int else SIZES}")
+    return value
 
 
 def _problem(error: BaseException, _: type | None) -> str:

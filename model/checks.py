@@ -1,13 +1,12 @@
 """attrs validators for configuration fields; their ValueError names field, got and wanted."""
 
-import math
-import sys
 from collections.abc import Callable
 from typing import Any, get_args
 
 import attrs
 
 from common.errors import LARGEST_INTEGER, either, integer_range, quoted
+from common.json_files import LARGEST, SIZES, is_number
 
 Validator = Callable[[Any, "attrs.Attribute[Any]", Any], None]
 
@@ -33,22 +32,19 @@ def integer(minimum: int, maximum: int = LARGEST_INTEGER) -> Validator:
     )
 
 
-def is_number(value: Any) -> bool:
-    """Tell whether a value is a finite float, or an int in its range; a bool is none."""
-    return type(value) in (int, float) and abs(value) <= sys.float_info.max
-
-
-def number(minimum: float, maximum: float = math.inf, *, above: bool = False) -> Validator:
+def number(minimum: float, maximum: float = LARGEST, *, above: bool = False) -> Validator:
     """Accept a float, or an int that can be one, in [minimum, maximum], or in (minimum, maximum] when `above`."""
     low = "above" if above else "from"
-    high = "" if maximum == math.inf else f" up to {maximum:g}"
+    high = "" if maximum == LARGEST else f" up to {maximum:g}"
+    wanted = f"a number {low} {minimum:g}{high}"
 
-    def holds(value: Any) -> bool:
-        if not is_number(value):
-            return False
-        return (value > minimum if above else value >= minimum) and value <= maximum
+    def check(instance: Any, attribute: "attrs.Attribute[Any]", value: Any) -> None:
+        inside = is_number(value) and (value > minimum if above else value >= minimum) and value <= maximum
+        if not inside:
+            size = f": {SIZES}" if type(value) in (int, float) and not is_number(value) else ""
+            raise ValueError(f"{attribute.name}: got {quoted(value)}, wanted {wanted}{size}")
 
-    return _check(holds, f"a number {low} {minimum:g}{high}")
+    return check
 
 
 def text() -> Validator:

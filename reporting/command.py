@@ -12,7 +12,7 @@ from reporting.section import COLOURS
 
 PROJECT = "lockstep"
 NICENESS = 10  # the machine may be training
-SECONDS = number(0, above=True, example="30")
+SECONDS = number(0, 1e6, above=True, example="30")
 
 
 @attrs.frozen(kw_only=True)

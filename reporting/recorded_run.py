@@ -6,9 +6,8 @@ from typing import Any
 import attrs
 
 from common.errors import BadInput, quoted
-from common.json_files import read_json
+from common.json_files import is_number, read_json
 from common.structure import structured
-from model.checks import is_number
 from training.checkpoints.run_record import RESOLVED, SettingChange, StreamRecord, WeightsOrigin, with_stream_list
 
 

@@ -10,18 +10,16 @@ import attrs
 import numpy as np
 
 from common.errors import BadInput
-from common.json_files import JsonLines, read_json
-from model.checks import is_number
+from common.json_files import is_number
 from model.config import ModelConfig
 from reporting.recorded_run import RecordedRun, read_recorded
-from training.supervision.exit_record import EXIT_FILE
+from training.supervision.exit_record import read_exit
 from training.supervision.run_lock import is_locked
 from training.telemetry.job_prices import last_price, priced_seconds
 from training.telemetry.metrics_log import METRICS, SETTINGS_CHANGED, current_records, read_counted
 
 AXES = {"steps": "steps", "tokens": "tokens", "hours": "hours", "dollars": "dollars"}
 LOGGED = ("train_loss", "learning_rate", "grad_norm", "tokens_per_second", "mfu", "peak_memory_bytes")
-LARGEST = 1e39  # beyond it lies no value that was computed in fp32
 # Events that are marked in the curves, and the words for them.
 MARKED = {
     "start": "restart",
@@ -115,7 +113,7 @@ def read_history(directory: Path) -> RunHistory:
         model, train = run.model, {}
     train = train or run.train.flat()
     batches = record.global_batch_size, train.get("global_batch_size"), train.get("microbatch_size")
-    batch = next((value for value in batches if isinstance(value, int) and value > 0), 1)
+    batch = next((value for value in batches if value is not None and is_number(value) and value > 0), 1)
     seconds, usd = clock(lines, record.price_per_hour)
     ledger = next((line for line in reversed(lines) if "run_ledger" in line), None)
     return RunHistory(
@@ -131,7 +129,7 @@ def read_history(directory: Path) -> RunHistory:
         hours=float(seconds[-1]) / 3600,
         usd=None if usd is None else float(usd[-1]),
         record=record,
-        notes=[*unreadable_note(directory, METRICS, found), *notes],
+        notes=[*found.notes(growing=is_locked(directory)), *notes],
     )
 
 
@@ -139,12 +137,6 @@ def run_names(directories: Sequence[Path]) -> list[str]:
     """Return the names of runs for people; of several with one name, their paths."""
     names = [directory.resolve().name for directory in directories]
     return [name if names.count(name) == 1 else str(path) for name, path in zip(names, directories, strict=True)]
-
-
-def unreadable_note(directory: Path, name: str, lines: JsonLines) -> list[str]:
-    """Return a note on the unreadable lines of a run's file, but for one that may be in the middle of being written."""
-    count = lines.unreadable - (lines.ends_torn and is_locked(directory))
-    return [f"NOTE: {directory / name}: lines left out of the report as unreadable: {count:,}"] if count else []
 
 
 def clock(lines: Sequence[dict[str, Any]], price: float | None = None) -> tuple[np.ndarray, np.ndarray | None]:
@@ -172,20 +164,16 @@ def _curves(records: Sequence[dict[str, Any]]) -> dict[str, Curve]:
 
 
 def _curve(records: Sequence[dict[str, Any]], key: str) -> Curve:
-    known = (record.get(key) for record in records)  # null where unknown; an old line may hold another type
-    values = [value if _is_value(value) else math.nan for value in known]
+    known = (record.get(key) for record in records)  # null where unknown
+    values = [math.nan if value is None else value for value in known]
     steps = np.array([record["step"] for record in records], np.float64)
     return Curve(steps, np.array(values, np.float64))
-
-
-def _is_value(value: Any) -> bool:
-    return (is_number(value) and abs(value) <= LARGEST) or (type(value) is float and not math.isfinite(value))
 
 
 def _axes(
     records: Sequence[dict[str, Any]], spent: tuple[np.ndarray, np.ndarray | None], tokens_per_step: int
 ) -> dict[str, Curve]:
-    timed = [record for record in records if "elapsed_seconds" in record]
+    timed = [record for record in records if "elapsed_seconds" in record and "step" in record]
     timed = sorted(timed, key=lambda record: record["step"])  # stable: in the order of the file
     elapsed = _curve(timed, "elapsed_seconds")
     ends = np.array([0.0, max((record.get("step", 0) for record in records), default=0) or 1.0])
@@ -217,13 +205,10 @@ def _marks(records: Sequence[dict[str, Any]]) -> list[Mark]:
 def _state(directory: Path, records: Sequence[dict[str, Any]]) -> str:
     """Return how a run stands: what its last job wrote when it ended, or that it runs or was killed."""
     last = next((record for record in reversed(records) if record.get("event") in ENDS), None)
-    try:
-        ended = read_json(directory / EXIT_FILE)
-    except BadInput:
-        ended = {}
-    if is_locked(directory) and not ended.get("final"):  # written before the job's last report is drawn
+    ended = read_exit(directory)
+    if is_locked(directory) and (ended is None or not ended.final):  # written before the job's last report is drawn
         return "running"
-    outcome = str(ended.get("outcome", "killed"))
+    outcome = "killed" if ended is None else ended.outcome
     if last is None or last["event"] == "start":
         return "complete" if outcome == "done" else outcome
     problem = last.get("problem") or last.get("reason")

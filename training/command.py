@@ -40,7 +40,7 @@ Exit status: 0 done, 1 error, 2 usage, 130 interrupted.
 """
 
 COUNT, WORLD_SIZE = whole_number(1), whole_number(1, 1 << 20)
-LINK = number(0, above=True, example="12.5")
+LINK = number(0, 1e6, above=True, example="12.5")
 RunDirectory = Annotated[
     Path, option("run directory: model.json and train.json; checkpoints go beside them", name="RUN")
 ]

@@ -35,7 +35,7 @@ from training.self_test import describe as describe_outcome
 from training.state import Position, StepSettings, TrainState
 from training.supervision.heartbeat import Heartbeat
 from training.supervision.supervision import Supervision
-from training.telemetry.metrics_log import METRICS, SETTINGS_CHANGED, MetricsLog, read_counted
+from training.telemetry.metrics_log import SETTINGS_CHANGED, MetricsLog, read_counted
 from training.telemetry.progress_bar import duration
 from training.telemetry.reporter import print_lines
 from training.telemetry.time_ledger import TimeLedger, read_earlier, table
@@ -196,11 +196,9 @@ def _report_start(loop: Loop, record: RunRecord, numerics_changes: list[str]) ->
 
 
 def _check_metrics(directory: Path) -> list[str]:
-    """Return a line where metrics are unreadable. Raises BadInput where none can be read or written."""
+    """Return a line where metrics are damaged. Raises BadInput where none can be read or written."""
     MetricsLog(directory).close()
-    count = read_counted(directory).unreadable
-    where = directory / METRICS
-    return [f"NOTE: {where}: {count:,} unreadable lines, torn by a kill or damaged, are left out"] if count else []
+    return read_counted(directory).notes()
 
 
 def _introduction(run: Run, plan: Plan, numerics: Numerics, ranks: Ranks) -> list[str]:

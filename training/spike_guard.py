@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from common.errors import quoted
+from common.json_files import is_number
 from model import checks
 from training.config.key_groups import SpikeOptions
 from training.parallel.process_group import Ranks, gather
@@ -56,7 +57,7 @@ class SpikeHistory:
 
     @grad_norms.validator
     def _check(self, _: Any, value: list[float]) -> None:
-        if len(value) != len(self.losses) or not all(map(checks.is_number, self.losses + value)):
+        if len(value) != len(self.losses) or not all(map(is_number, self.losses + value)):
             raise ValueError(f"grad_norms: got {quoted(value)}, wanted as many finite numbers as losses")
 
 

@@ -8,11 +8,12 @@ from typing import Any
 import attrs
 
 from common.errors import BadInput
+from common.json_files import is_number
 from evaluation.registry import COMMANDS
 from evaluation.shared.intervals import CONFIDENCE
 from evaluation.shared.load import ModelLocation, home_of
-from evaluation.shared.measure import EvaluationResult
-from evaluation.shared.results import read_results
+from evaluation.shared.measure import EvaluationResult, Measurement
+from evaluation.shared.results import read_result_lines, tell
 from evaluation.shared.run_cost import RunCost, cost_of
 from training.checkpoints.disk import on_disk
 from training.checkpoints.run_record import RunRecord, SettingChange, describe_changes
@@ -58,7 +59,10 @@ def read_rows(references: Sequence[str]) -> list[Row]:
 
 def _read(reference: str) -> Row:
     home, path = home_of(reference), Path(reference)
-    results = [result for record in read_results(home) for result in _structured(record)]
+    lines = read_result_lines(home)
+    structured = {number: _structured(record) for record, number in zip(lines.records, lines.numbers, strict=True)}
+    tell(lines.without([number for number, found in structured.items() if found is None]))
+    results = [result for found in structured.values() for result in found or ()]
     if path.is_dir() and path.resolve() != home.resolve():  # a checkpoint
         results = [result for result in results if _checkpoint(result.model) == path.resolve().name]
     if not results:
@@ -82,24 +86,33 @@ def _read(reference: str) -> Row:
     )
 
 
-def _structured(record: dict[str, Any]) -> list[EvaluationResult]:
-    """Return the results of a stored line that are whole; none of an unknown evaluation or another version's form."""
-    try:
-        return list(filter(_is_whole, COMMANDS[record["evaluation"]].read_results(record)))
-    except UNREADABLE:
+def _structured(record: dict[str, Any]) -> list[EvaluationResult] | None:
+    """Return the results of a stored line that are whole, none of an unknown evaluation; None where all are damaged."""
+    command = COMMANDS.get(record["evaluation"])
+    if command is None:
         return []
+    try:
+        found = command.read_results(record)
+    except UNREADABLE:
+        return None
+    return list(filter(_is_whole, found)) or (None if found else [])
 
 
 def _is_whole(result: EvaluationResult) -> bool:
-    """Tell whether a result can be shown, and compared, if only with itself."""
+    """Tell whether a result can be shown, and compared, if only with itself: all its numbers are finite."""
     try:
-        for one in result.measurements:
-            _ = one.text, one.bounds
-            if one.measure.difference is not None:
-                one.measure.difference([one.sample], [one.sample], CONFIDENCE)
+        shown = [number for one in result.measurements for number in _numbers(one)]
     except UNREADABLE:
         return False
-    return bool(result.measurements)
+    return bool(result.measurements) and all(map(is_number, shown))
+
+
+def _numbers(one: Measurement) -> list[float]:
+    """Return the numbers that a table or a statement has of a measurement."""
+    _ = one.text
+    alike = one.measure.difference([one.sample], [one.sample], CONFIDENCE) if one.measure.difference else None
+    bounds = [] if alike is None else [alike.value, alike.low, alike.high]
+    return [one.value, *(float(end) for end in (one.error, *(one.bounds or ()), *bounds) if end is not None)]
 
 
 def _checkpoint(title: str) -> str:

@@ -1,10 +1,10 @@
 """Model card: README.md of an exported model, from what its run recorded. Unknown facts have no line."""
 
-import math
 from collections.abc import Iterator
 from pathlib import Path
 
 from evaluation.shared.load import ModelLocation, Trained
+from evaluation.shared.measure import perplexity
 from evaluation.shared.run_cost import cost_of
 from model.config import ModelConfig, parameter_count
 from model.stock import folds_embedding_norm
@@ -167,7 +167,7 @@ def _losses(place: ModelLocation, position: Position) -> Iterator[tuple[str, str
         yield "training loss", f"{losses[-1]:.4f} nats per token"
     loss = position.validation_loss
     if loss is not None:
-        yield "validation loss", f"{loss:.4f} nats per token (perplexity {math.exp(loss):,.2f})"
+        yield "validation loss", f"{loss:.4f} nats per token (perplexity {perplexity(loss):,.2f})"
 
 
 def _optimizer(options: OptimizationOptions) -> str:

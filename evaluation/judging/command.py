@@ -8,7 +8,7 @@ import attrs
 from common.arguments import number, option, whole_number
 from evaluation.shared.command_line import check_alone
 
-POSITIVE, COUNT = number(0, above=True), whole_number(1)
+SECONDS, USD, COUNT = number(0, 1e6, above=True), number(0, 1e9, above=True), whole_number(1)
 
 
 @attrs.frozen(kw_only=True)
@@ -27,15 +27,15 @@ class JudgeCommand:
     api: Annotated[Literal["responses", "chat"], option("OpenAI API to use")] = "responses"
     effort: Annotated[str | None, option("reasoning effort; default: the server's", "LEVEL")] = None
     batch: Annotated[bool, option("use the Batch API: half the price, replies within a day")] = False
-    poll_seconds: Annotated[float, option("interval between polls of a batch", "N", check=POSITIVE)] = 30.0
+    poll_seconds: Annotated[float, option("interval between polls of a batch", "N", check=SECONDS)] = 30.0
     orders: Annotated[int, option("prompts per question, with reordered answers", "K", check=COUNT)] = 3
     seed: Annotated[int, option("random seed of the orders", "N", check=whole_number(0))] = 0
     common: Annotated[bool, option("judge only the questions that all files share")] = False
     concurrency: Annotated[int, option("maximum requests in flight", "N", check=COUNT)] = 8
-    timeout: Annotated[float, option("deadline of a request", "SECONDS", check=POSITIVE)] = 120.0
-    max_usd: Annotated[
-        float | None, option("budget in dollars, over all sessions: never exceeded", "X", check=POSITIVE)
-    ] = None
+    timeout: Annotated[float, option("deadline of a request", "SECONDS", check=SECONDS)] = 120.0
+    max_usd: Annotated[float | None, option("budget in dollars, over all sessions: never exceeded", "X", check=USD)] = (
+        None
+    )
     prices: Annotated[Path | None, option("price table; default: evaluation/judging/prices.json", "FILE")] = None
     retry_wrong: Annotated[bool, option("retry prompts that got only invalid replies")] = False
     allow_left_out: Annotated[

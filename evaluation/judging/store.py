@@ -164,7 +164,7 @@ class VerdictStore:
             lock(self._locked.file, path, f"{path}: another judge holds it; wait for it, or pass another --verdicts")
             self._log = JsonLog(path)  # opened under the lock: it checks whether the last line is whole
         lines = read_json_lines(path)
-        unread = lines.unreadable
+        unread = len(lines.damaged)
         for record in lines.records:
             try:
                 self._take(_structured_line(record))

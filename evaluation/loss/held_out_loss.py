@@ -18,6 +18,7 @@ from evaluation.loss.loss_measures import Groups, in_groups
 from evaluation.loss.token_range import Range
 from evaluation.shared.intervals import plus_minus, ratio
 from evaluation.shared.load import Trained
+from evaluation.shared.measure import perplexity
 from evaluation.shared.split_over_ranks import share
 from model.gpt import GPT
 from tokens.format.manifest import read_manifest
@@ -109,7 +110,7 @@ def summary(losses: np.ndarray, targets: np.ndarray, tokenizer: Tokenizer) -> He
         text_bytes=int(text_bytes.sum()),
         nats_per_token=mean,
         nats_per_token_error=error,
-        perplexity=math.exp(mean),
+        perplexity=perplexity(mean),
         bits_per_byte=bits,
         bits_per_byte_error=bits_error,
         groups=in_groups(nats, counts, text_bytes),

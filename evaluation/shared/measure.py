@@ -1,5 +1,6 @@
 """Measures: numbers that evaluations report, as `evaluate.py compare` reads them from stored results."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,14 @@ from evaluation.shared.intervals import NORMAL_95, Interval, plus_minus
 
 # Of samples of two sides, one for each training seed, and a confidence: the mean of the first less that of the second.
 Difference = Callable[[list[Any], list[Any], float], Interval | None]
+
+
+def perplexity(nats: float) -> float:
+    """Return the perplexity of a loss, infinite where a float does not hold it."""
+    try:
+        return math.exp(nats)
+    except OverflowError:
+        return math.inf
 
 
 @attrs.frozen(kw_only=True, eq=False)

@@ -1,6 +1,7 @@
 """Result log of a run or model: `evaluations.jsonl`, append-only, one result per line."""
 
 import json
+import math
 import sys
 from contextlib import closing
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 from common.clock import utc_now
 from common.errors import BadInput, printable
 from common.files import write_error
-from common.json_files import JsonLog, read_json_lines
+from common.json_files import JsonLines, JsonLog, is_number, numbers_in, read_json_lines
 from training.telemetry.metrics_log import EVALUATIONS
 
 
@@ -45,13 +46,32 @@ def as_read(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_results(home: Path) -> list[dict[str, Any]]:
-    """Return all results of a log, oldest first; a note tells how many lines were skipped as damaged.
+    """Return all results of a log, oldest first; a note tells which lines are left out as damaged.
 
     Raises BadInput where the file cannot be read.
     """
-    path = home / EVALUATIONS
-    found = read_json_lines(path)
-    results = [record for record in found.records if isinstance(record.get("model"), str)]
-    if skipped := found.unreadable + len(found.records) - len(results):
-        print(f"NOTE: {printable(str(path))}: skipped {skipped:,} damaged lines", file=sys.stderr)
-    return results
+    lines = read_result_lines(home)
+    tell(lines)
+    return lines.records
+
+
+def read_result_lines(home: Path) -> JsonLines:
+    """Return the results of a log, and which lines are left out. Raises BadInput where the file cannot be read."""
+    lines = read_json_lines(home / EVALUATIONS)
+    return lines.without([at for record, at in zip(lines.records, lines.numbers, strict=True) if not _is_sound(record)])
+
+
+def tell(lines: JsonLines) -> None:
+    """Print which lines are left out."""
+    for note in lines.notes():
+        print(printable(note), file=sys.stderr)
+
+
+def _is_sound(record: dict[str, Any]) -> bool:
+    """Tell whether a result says of what it is, and its numbers are within arithmetic, or not finite."""
+    named = isinstance(record.get("model"), str) and isinstance(record.get("evaluation"), str)
+    return named and all(is_number(one) or _is_not_finite(one) for one in numbers_in(record))
+
+
+def _is_not_finite(value: float) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)

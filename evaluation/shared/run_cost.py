@@ -6,10 +6,9 @@ from typing import Any
 import attrs
 
 from evaluation.shared.load import ModelLocation
-from model.checks import is_number
 from training.state import Position
 from training.telemetry.job_prices import last_price, priced_seconds
-from training.telemetry.metrics_log import read_lines
+from training.telemetry.metrics_log import is_price, read_lines
 
 
 @attrs.frozen(kw_only=True)
@@ -35,7 +34,7 @@ def cost_of(place: ModelLocation, position: Position) -> RunCost:
     """Return the cost of a run up to the position of a checkpoint."""
     records = [] if place.run is None else read_lines(place.run)
     price = place.record.get("price_per_hour")
-    seconds = seconds_by_price(records, position.elapsed_seconds, price if is_number(price) else None)
+    seconds = seconds_by_price(records, position.elapsed_seconds, price if is_price(price) else None)
     return RunCost(
         tokens=position.tokens,
         hours=position.elapsed_seconds / 3600,

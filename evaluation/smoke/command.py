@@ -13,6 +13,16 @@ if TYPE_CHECKING:
     from training.parallel.process_group import Ranks
 
 
+LEAST_TEMPERATURE = 1e-3  # below, logits divided by it leave fp32
+
+
+def _temperature(text: str) -> float:
+    value = number(0, 1e3)(text)
+    if 0 < value < LEAST_TEMPERATURE:
+        raise ValueError(f"got {value:g}, wanted 0, which is greedy, or a number from {LEAST_TEMPERATURE:g}")
+    return value
+
+
 @attrs.frozen(kw_only=True)
 class SmokeCommand(MeasureCommand):
     """Generate continuations of fixed prompts, or of your own."""
@@ -21,7 +31,7 @@ class SmokeCommand(MeasureCommand):
     tokens: Annotated[
         int | None, option("tokens to generate; default: 40, or half of a short context", "N", check=whole_number(1))
     ] = None
-    temperature: Annotated[float, option("sampling temperature; 0: greedy only", "T", check=number(0))] = 1.0
+    temperature: Annotated[float, option("sampling temperature; 0: greedy only", "T", check=_temperature)] = 1.0
     top_k: Annotated[int, option("sampling candidates for each token", "K", check=whole_number(1))] = 25
     seed: Annotated[int, option("sampling seed", "N", check=whole_number(0))] = 0
 

@@ -6,12 +6,14 @@ last where that is later, and BEAT_SECONDS more: never less than was paid. While
 without jobs writes nothing and costs nothing: one that only shows results, or that finds the budget spent.
 """
 
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import attrs
 
+from common.errors import printable
 from common.files import writing
 from common.json_files import JsonLog
 from experiments.shared.account_lines import ACCOUNT, AccountLine, CallStart, Spent, read_account
@@ -28,8 +30,10 @@ class Account:
     """The account of one call, and of those before it. Only the call that has locked the experiment opens it."""
 
     def __init__(self, directory: Path, options: PoolOptions):
-        """Count the earlier calls. Raises BadInput for a damaged account."""
-        lines = read_account(directory)
+        """Count the earlier calls. Raises BadInput where the account cannot be read."""
+        lines, notes = read_account(directory)
+        for note in notes:
+            print(printable(note), file=sys.stderr)
         self._directory, self._options, age = directory, options, job_seconds()
         self.price_per_hour = options.price_per_hour
         self._began, self._began_unix = time.monotonic() - age, time.time() - age
@@ -119,12 +123,20 @@ def _spent_before(lines: Sequence[AccountLine], now: float, jobs_until: float) -
     """Return what earlier calls have spent; Unix times."""
     call, seconds, ended = None, 0.0, True
     for line in lines:
+        if line.call is None and line.seconds < seconds and call is not None:  # the start of a call was damaged
+            began, earlier = call.began + seconds, _with_call(call, seconds if ended else seconds + BEAT_SECONDS)
+            call = attrs.evolve(call, began=began, earlier=earlier)
         call, seconds, ended = line.call or call, line.seconds, line.ended
     if call is None:
         return Spent()
     if not ended:
         longest = max(now - call.began, seconds)
         seconds = min(max(seconds, jobs_until - call.began) + BEAT_SECONDS, longest)
+    return _with_call(call, seconds)
+
+
+def _with_call(call: CallStart, seconds: float) -> Spent:
+    """Return what was spent at the end of a call that took so long."""
     before = call.earlier
     return Spent(
         seconds=before.seconds + seconds,

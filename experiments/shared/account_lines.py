@@ -1,16 +1,17 @@
-"""Lines of an experiment's account, `account.jsonl`: calls, beats, jobs and ends, checked as they are read."""
+"""Lines of an experiment's account, `account.jsonl`: calls, beats, jobs and ends; damaged ones are left out."""
 
 from pathlib import Path
 from typing import Any
 
 import attrs
 
-from common.errors import BadInput
 from common.json_files import read_json_lines
 from common.structure import structured
 from experiments.shared.pool_job import PoolJob
 
 ACCOUNT = "account.jsonl"
+LONGEST_NAME = 255  # bytes of a file name
+MOST = 1e15  # seconds, Unix time or dollars of a line that is not damaged
 
 
 @attrs.frozen(kw_only=True)
@@ -42,16 +43,30 @@ class AccountLine:
     ended: bool = False  # the call ends
 
 
-def read_account(directory: Path) -> list[AccountLine]:
-    """Return the lines of an experiment's account, without torn ones. Raises BadInput for a damaged one."""
-    path = directory / ACCOUNT
-    found = read_json_lines(path)
-    return [_line(path, number, record) for number, record in zip(found.numbers, found.records, strict=True)]
+def read_account(directory: Path) -> tuple[list[AccountLine], list[str]]:
+    """Return the lines of an experiment's account, and a note on those that are left out as damaged.
+
+    Raises BadInput where it cannot be read at all.
+    """
+    found = read_json_lines(directory / ACCOUNT)
+    lines = {number: _line(record) for record, number in zip(found.records, found.numbers, strict=True)}
+    found = found.without([number for number, line in lines.items() if line is None])
+    return [line for line in lines.values() if line is not None], found.notes()
 
 
-def _line(path: Path, number: int, record: dict[str, Any]) -> AccountLine:
+def _line(record: dict[str, Any]) -> AccountLine | None:
+    """Return a line; None for a damaged one."""
     try:
-        return structured(record, AccountLine)
-    except ValueError as error:
-        advice = "correct that line, or move the file away and count from nothing"
-        raise BadInput(f"{path}: line {number}: {error}; {advice}") from error
+        line = structured(record, AccountLine)
+    except ValueError:
+        return None
+    call, job = line.call, line.job
+    numbers = [line.seconds] if job is None else [line.seconds, job.began, job.seconds or 0.0]
+    if call is not None:
+        numbers += [call.began, call.price_per_hour or 0.0, *attrs.astuple(call.earlier)]
+    return line if _is_name(line.run or "run") and all(0 <= one <= MOST for one in numbers) else None
+
+
+def _is_name(text: str) -> bool:
+    """Tell whether a text can be the name of a run directory."""
+    return text.isprintable() and "/" not in text and len(text.encode()) <= LONGEST_NAME

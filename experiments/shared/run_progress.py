@@ -67,9 +67,8 @@ def measured_speed(directory: Path) -> float | None:
     records = read_metrics(directory) if (directory / METRICS).exists() else []
     end = next((record for record in reversed(records) if record.get("event") == "end"), None)
     ledger = next((record for record in reversed(records) if "ledger" in record), None)
-    if end is None or ledger is None:
-        return None
-    return float(sum(source["tokens"] for source in end["sources"]) / ledger["elapsed_seconds"])
+    tokens = 0 if end is None else sum(source["tokens"] for source in end.get("sources", ()))
+    return float(tokens / ledger["elapsed_seconds"]) if tokens and ledger and ledger["elapsed_seconds"] > 0 else None
 
 
 def time_and_cost(work: float, speeds: Sequence[float], price_per_hour: float | None) -> str:

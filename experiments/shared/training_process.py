@@ -10,12 +10,11 @@ from pathlib import Path
 
 import attrs
 
-from common.errors import EXIT_ERROR, BadInput
+from common.errors import EXIT_ERROR
 from common.files import writing
-from common.json_files import read_json
 from experiments.shared.pool_job import PoolJob
 from experiments.shared.pool_options import PoolOptions
-from training.supervision.exit_record import EXIT_FILE
+from training.supervision.exit_record import EXIT_FILE, read_exit
 from training.supervision.run_lock import lock_is_held
 
 ROOT = Path(__file__).parents[2]
@@ -63,10 +62,10 @@ class TrainingProcess:
         if code in (None, 0):
             return code
         # torchrun ends with 1 whatever its ranks end with; exit.json tells, where this job has written it
-        path = self._directory / EXIT_FILE
-        with suppress(BadInput, OSError):
-            if path.stat().st_mtime >= self._began:
-                return int(read_json(path)["status"])
+        with suppress(OSError):
+            ended = read_exit(self._directory)
+            if ended is not None and (self._directory / EXIT_FILE).stat().st_mtime >= self._began:
+                return ended.status
         return code if code is not None and code > 0 else EXIT_ERROR
 
     def ask_to_stop(self) -> None:

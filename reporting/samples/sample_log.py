@@ -14,7 +14,6 @@ import attrs
 from common.errors import LARGEST_INTEGER
 from common.json_files import JsonLines, read_json_lines
 from common.structure import structured
-from reporting.run_history import LARGEST
 from training.checkpoints.checkpoint_manifest import manifest_entries
 from training.checkpoints.disk import checkpoints_of
 from training.checkpoints.storage import MANIFEST, WEIGHTS, steps_in
@@ -71,10 +70,11 @@ def read_samples(run: Path) -> list[CheckpointSample]:
 
 
 def read_counted_samples(run: Path) -> tuple[list[CheckpointSample], JsonLines]:
-    """Return the same, and the log with the number of its unreadable lines."""
+    """Return the same, and the log with the lines that are left out."""
     lines = read_json_lines(run / SAMPLES)
-    parsed = [sample for record in lines.records if (sample := _parsed(record)) is not None]
-    lines = lines._replace(unreadable=lines.unreadable + len(lines.records) - len(parsed))
+    samples_of = {number: _parsed(record) for record, number in zip(lines.records, lines.numbers, strict=True)}
+    parsed = [sample for sample in samples_of.values() if sample is not None]
+    lines = lines.without([number for number, sample in samples_of.items() if sample is None])
     starts = read_starts(run) if parsed else []
     weights = weights_on_disk(run) if parsed else {}
     samples: dict[int, CheckpointSample] = {}
@@ -115,7 +115,7 @@ def _parsed(record: dict[str, Any]) -> CheckpointSample | None:
         return None
     text, values = sample.held_out, sample.log_probabilities or []
     # fp32 may round to a little above 0
-    if not all(value is None or -LARGEST <= value < 1 for value in values):
+    if not all(value is None or value < 1 for value in values):
         return None
     if text is None:
         return sample

@@ -6,13 +6,13 @@ from pathlib import Path
 import attrs
 
 from reporting.page_templates import render, template_text
-from reporting.run_history import run_names, unreadable_note
+from reporting.run_history import run_names
 from reporting.samples.gallery import gallery
 from reporting.samples.heat_map import heat_map
 from reporting.samples.sample_log import read_counted_samples
 from reporting.samples.sample_recording import record_samples
 from reporting.section import Section
-from training.telemetry.metrics_log import SAMPLES
+from training.supervision.run_lock import is_locked
 
 
 def sample_sections(runs: Sequence[Path], *, record: bool) -> tuple[list[Section], list[str]]:
@@ -25,7 +25,7 @@ def sample_sections(runs: Sequence[Path], *, record: bool) -> tuple[list[Section
     for name, run in zip(run_names(runs), runs, strict=True):
         found, lines = read_counted_samples(run)
         samples.append((name, found))
-        notes += unreadable_note(run, SAMPLES, lines)
+        notes += lines.notes(growing=is_locked(run))
     parts = (("Samples", "samples", gallery(samples)), ("Log-probabilities", "log-probabilities", heat_map(samples)))
     sections = [Section(title=title, anchor=anchor, html=html) for title, anchor, html in parts if html is not None]
     if notes:

@@ -1,5 +1,6 @@
 """Rows for a tracker: what metrics.jsonl says of each step, as numbers by name and events as text."""
 
+import math
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -8,8 +9,9 @@ import attrs
 import numpy as np
 
 from common.errors import printable
-from model.checks import is_number
+from common.json_files import is_number
 from reporting.run_history import clock
+from training.telemetry.metrics_log import MOST_SECONDS
 
 NUMBERS = (
     *("train_loss", "validation_loss", "learning_rate", "grad_norm", "tokens_per_second", "mfu"),
@@ -69,7 +71,11 @@ def _numbers(record: Mapping[str, Any]) -> dict[str, float]:
     epochs = record["epochs"] if isinstance(record.get("epochs"), list) else []
     for number, value in enumerate(epochs):
         found[f"epochs/{number}" if len(epochs) > 1 else "epochs"] = value
-    return {name: float(value) for name, value in found.items() if isinstance(value, float) or is_number(value)}
+    return {name: float(value) for name, value in found.items() if is_number(value) or _is_not_finite(value)}
+
+
+def _is_not_finite(value: Any) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
 
 
 def _event(record: Mapping[str, Any]) -> str:
@@ -80,6 +86,7 @@ def _event(record: Mapping[str, Any]) -> str:
 
 def _unix_time(text: Any) -> float | None:
     try:
-        return datetime.fromisoformat(str(text).replace("Z", "+00:00")).timestamp()
-    except ValueError:
+        found = datetime.fromisoformat(str(text).replace("Z", "+00:00")).timestamp()
+    except (ValueError, OverflowError):
         return None
+    return found if 0 <= found <= MOST_SECONDS else None

@@ -7,16 +7,19 @@ differ, the tracker's data is written anew. So each row is there once.
 
 import hashlib
 import json
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 import attrs
 
-from common.errors import BadInput
+from common.errors import BadInput, printable
 from common.file_lock import open_locked
 from common.files import is_folder, replace_file, writing
 from common.json_files import read_json
+from common.structure import structured
+from model.checks import integer
 from reporting.run_history import check_begun
 from reporting.trackers.tracked_rows import TrackedRow, tracked_rows
 from training.checkpoints.run_record import RESOLVED
@@ -70,8 +73,8 @@ class Progress:
     """State file: the rows that a tracker holds."""
 
     identity: str = ""  # of the run
-    version: int = 0
-    rows: int = 0
+    version: int = attrs.field(default=0, validator=integer(0))
+    rows: int = attrs.field(default=0, validator=integer(0))
     digest: str = ""  # sha256 of these rows
     held: Any = None  # by the tracker's own data
 
@@ -147,8 +150,9 @@ class Replay:
 
     def _read_state(self) -> Progress:
         try:
-            return Progress(**read_json(self._state)) if self._state.is_file() else Progress()
-        except (BadInput, TypeError):  # damaged: the data is written anew
+            return structured(read_json(self._state), Progress) if self._state.is_file() else Progress()
+        except (BadInput, ValueError) as error:
+            print(printable(f"NOTE: {self._state}: damaged, so the data is sent anew: {error}"), file=sys.stderr)
             return Progress()
 
     def _write_state(self) -> None:

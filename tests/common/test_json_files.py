@@ -66,7 +66,7 @@ def test_unreadable_lines_are_counted_and_the_others_read(tmp_path: Path) -> Non
     path = tmp_path / "log.jsonl"
     path.write_bytes(b'{"a": 1}\n[1,2]\n\xff\n' + NESTED + b'\n{"a": 2}\n{"a":')
     assert read_json_lines(path).records == [{"a": 1}, {"a": 2}]
-    assert read_json_lines(path).unreadable == 4
+    assert len(read_json_lines(path).damaged) == 4
 
 
 def test_a_damaged_line_of_an_input_is_named(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import attrs
 
 from common.errors import quoted
+from common.json_files import is_number
 from common.structure import checked
 from model import checks
 from tokens.batches.mixture import to_shares
@@ -17,7 +18,7 @@ Stages = tuple[tuple[int, int | float], ...]
 
 def _read_weight(value: Any) -> Stages:
     """Return (first step, weight) from step 0 on: `value` is one weight above 0, or such pairs."""
-    if checks.is_number(value) and value > 0:
+    if is_number(value) and value > 0:
         return ((0, value),)
     if not isinstance(value, list):
         raise ValueError(f"weight: got {quoted(value)}, wanted a number above 0, or stages [[first step, weight], ...]")
@@ -25,7 +26,7 @@ def _read_weight(value: Any) -> Stages:
     for stage in value:
         pair = isinstance(stage, list) and len(stage) == 2
         first_step, weight = stage if pair else (-1, -1)
-        if type(first_step) is not int or first_step <= before or not checks.is_number(weight) or weight < 0:
+        if type(first_step) is not int or first_step <= before or not is_number(weight) or weight < 0:
             raise ValueError(
                 f"weight: got stage {quoted(stage)}, wanted [first step, weight], steps rising, no weight below 0"
             )

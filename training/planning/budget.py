@@ -13,7 +13,8 @@ from training.telemetry.time_ledger import TimeLedger
 END_SECONDS = 4.0  # the last chart, the end of the processes and of torchrun
 WEIGHT_BYTES = 4  # fp32
 SLOW_DISK_BYTES_PER_SECOND = 100e6  # assumed for the first save of a process
-HOURS, USD = number(0, above=True, example="3.5"), number(0, above=True, example="14.32")
+MOST_HOURS = 1e6
+HOURS, USD = number(0, MOST_HOURS, above=True, example="3.5"), number(0, 1e9, above=True, example="14.32")
 STEPS_AHEAD = 2  # the host runs a little ahead of a GPU
 
 

@@ -98,7 +98,7 @@ def start_up_of(run_directory: Path) -> StartUp:
     ledgers = [record["ledger"] for record in read_lines(run_directory) if "ledger" in record]
     if not ledgers:
         return StartUp(seconds=ASSUMED_START_UP_SECONDS, jobs=0)
-    seconds = statistics.median(ledger["start-up"] + ledger["compile"] for ledger in ledgers)
+    seconds = statistics.median(ledger.get("start-up", 0.0) + ledger["compile"] for ledger in ledgers)
     return StartUp(seconds=seconds, jobs=len(ledgers))
 
 

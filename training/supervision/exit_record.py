@@ -4,6 +4,8 @@ import json
 import sys
 from pathlib import Path
 
+import attrs
+
 from common.clock import utc_now
 from common.errors import EXIT_DIVERGED, EXIT_DONE, EXIT_ERROR, EXIT_STOPPED, BadInput
 from common.files import replace_file, write_error, writing
@@ -40,11 +42,28 @@ class ExitRecord:
             print(f"WARNING: {write_error(path, error)}", file=sys.stderr, flush=True)
 
 
-def final_status(run_directory: Path) -> int | None:
-    """Return the status of the last job's record if a restart would not change it: stopped or diverged; else None."""
+@attrs.frozen(kw_only=True)
+class JobExit:
+    """The content of an exit record."""
+
+    status: int
+    outcome: str
+    final: bool
+
+
+def read_exit(run_directory: Path) -> JobExit | None:
+    """Return how the last job ended; None where it has not, was killed, or the record is damaged."""
     try:
         record = read_json(run_directory / EXIT_FILE)
     except BadInput:
         return None
-    status, final = record.get("status"), record.get("final")
-    return status if final and status in (EXIT_STOPPED, EXIT_DIVERGED) else None
+    status, outcome, final = (record.get(key) for key in ("status", "outcome", "final"))
+    if type(status) is not int or not isinstance(outcome, str) or not isinstance(final, bool):
+        return None
+    return JobExit(status=status, outcome=outcome, final=final)
+
+
+def final_status(run_directory: Path) -> int | None:
+    """Return the status of the last job's record if a restart would not change it: stopped or diverged; else None."""
+    found = read_exit(run_directory)
+    return found.status if found and found.final and found.status in (EXIT_STOPPED, EXIT_DIVERGED) else None

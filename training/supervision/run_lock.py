@@ -10,12 +10,12 @@ import os
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 import attrs
 
 from common.file_lock import open_locked
-from common.json_files import open_descriptor
+from common.json_files import open_descriptor, parse_json
 from training.launch import environment_nodes, restarts, torchrun_identity
 from training.supervision.exit_record import EXIT_FILE
 
@@ -101,8 +101,9 @@ def lock_is_held(run_directory: Path) -> bool | None:
 
 
 def _parsed(text: str) -> LockHolder | None:
-    """Return the holder; None for an empty file, and one that was torn, or written by an earlier version."""
+    """Return the holder; None for an empty file, and one that was torn, damaged, or written by an earlier version."""
     with suppress(ValueError, TypeError):
-        values: dict[str, Any] = json.loads(text)
-        return LockHolder(**values)
+        holder = LockHolder(**parse_json(text))
+        if type(holder.nodes) is int and all(isinstance(one, str) for one in holder.torchruns):
+            return holder
     return None

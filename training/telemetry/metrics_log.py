@@ -12,8 +12,7 @@ from typing import Any
 
 from common.errors import LARGEST_INTEGER
 from common.files import writing
-from common.json_files import JsonLines, JsonLog, read_json_lines
-from model.checks import is_number
+from common.json_files import LARGEST, JsonLines, JsonLog, is_number, read_json_lines
 
 METRICS = "metrics.jsonl"
 EVALUATIONS = "evaluations.jsonl"  # what evaluate.py measured
@@ -22,10 +21,22 @@ REPORT = "report.html"  # what it draws
 SETTINGS_CHANGED = "settings-changed"  # event: a job resumed the run with another value of a key
 ANSWERS = "answers"  # folder: what a fine-tuned copy answered
 
-_OPTIONAL = ("grad_norm", "price_per_hour")  # may be null
-_NUMBERS = ("learning_rate", "elapsed_seconds", *_OPTIONAL)
+MOST_SECONDS, MOST_USD_PER_HOUR = 1e10, 1e9
+# Least and greatest value of each number that readers use
+_RANGES = {
+    "learning_rate": (0, LARGEST),
+    "grad_norm": (0, LARGEST),
+    "tokens_per_second": (0, LARGEST),
+    "mfu": (0, LARGEST),
+    "peak_memory_bytes": (0, LARGEST),
+    "skipped_steps": (0, LARGEST),
+    "elapsed_seconds": (0, MOST_SECONDS),
+    "price_per_hour": (0, MOST_USD_PER_HOUR),
+}
+_OPTIONAL = ("grad_norm", "tokens_per_second", "mfu", "peak_memory_bytes", "price_per_hour")  # may be null
 _LOSSES = ("train_loss", "validation_loss")  # nan as well
 _LEDGERS = {"ledger": ("run_ledger", "elapsed_seconds"), "run_ledger": ("elapsed_seconds",)}  # and what goes with them
+_DETAILS = {"diverged": ("problem",), "stopped": ("reason",)}  # texts that an event has
 
 
 class MetricsLog:
@@ -84,7 +95,7 @@ def current_records(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def read_lines(directory: Path) -> list[dict[str, Any]]:
-    """Return every record that a job has written, superseded ones as well; unreadable lines are skipped.
+    """Return every record that a job has written, superseded ones as well; damaged lines are left out.
 
     Raises BadInput when the file cannot be read at all.
     """
@@ -92,31 +103,42 @@ def read_lines(directory: Path) -> list[dict[str, Any]]:
 
 
 def read_counted(directory: Path) -> JsonLines:
-    """Return the records of `read_lines`, and the number of lines that it skips. Raises BadInput as it does."""
-    lines = read_json_lines(directory / METRICS)
-    sound = list(filter(_is_sound, lines.records))
-    return lines._replace(records=sound, unreadable=lines.unreadable + len(lines.records) - len(sound))
+    """Return the records of `read_lines`, and which lines it leaves out. Raises BadInput as it does."""
+    return _sound(read_json_lines(directory / METRICS))
 
 
 def read_starts(directory: Path) -> list[int]:
     """Return the step from which each job has started, in order. Raises BadInput as `read_lines` does."""
-    lines = read_json_lines(directory / METRICS, containing=b'"start"').records
-    return [record["step"] for record in lines if record.get("event") == "start" and _is_sound(record)]
+    lines = _sound(read_json_lines(directory / METRICS, containing=b'"start"'))
+    return [record["step"] for record in lines.records if record.get("event") == "start"]
+
+
+def is_price(value: Any) -> bool:
+    """Tell whether a value is a price per hour."""
+    return value is not None and _is_value(value, "price_per_hour")
+
+
+def _sound(lines: JsonLines) -> JsonLines:
+    damaged = [number for record, number in zip(lines.records, lines.numbers, strict=True) if not _is_sound(record)]
+    return lines.without(damaged)
 
 
 def _is_sound(record: dict[str, Any]) -> bool:
-    """Tell whether a record has the fields that its readers rely on, with their types."""
-    places = any(key in record for key in _LOSSES) or record.get("event") == "start"
+    """Tell whether a record has the fields that its readers rely on, with their types, in their ranges."""
+    event = record.get("event", "")
+    places = any(key in record for key in _LOSSES) or event in ("start", "end")
     step = record.get("step", None if places else 0)
-    if type(step) is not int or not 0 <= step <= LARGEST_INTEGER or not isinstance(record.get("event", ""), str):
+    if type(step) is not int or not 0 <= step <= LARGEST_INTEGER or not isinstance(event, str):
         return False
     if not all(key in record for first, needed in _LEDGERS.items() if first in record for key in needed):
         return False
     return (
         all(_is_loss(record[key]) for key in _LOSSES if key in record)
         and _are_losses(record.get("validation_losses", {}))
-        and all(_is_value(record[key], key) for key in _NUMBERS if key in record)
+        and all(_is_value(record[key], key) for key in _RANGES if key in record)
         and all(_is_ledger(record[key]) for key in ("ledger", "run_ledger") if key in record)
+        and all(isinstance(record.get(key), str) for key in _DETAILS.get(event, ()))
+        and _are_sources(record.get("sources", []))
     )
 
 
@@ -129,8 +151,21 @@ def _are_losses(value: Any) -> bool:
 
 
 def _is_value(value: Any, key: str) -> bool:
-    return is_number(value) or (value is None and key in _OPTIONAL)
+    low, high = _RANGES[key]
+    return (is_number(value) and low <= value <= high) or (value is None and key in _OPTIONAL)
 
 
 def _is_ledger(value: Any) -> bool:
-    return isinstance(value, dict) and "compile" in value and all(map(is_number, value.values()))
+    """Tell whether a value is seconds by part; after a change of the clock, some may be below zero."""
+    return (
+        isinstance(value, dict)
+        and "compile" in value
+        and all(is_number(seconds) and abs(seconds) <= MOST_SECONDS for seconds in value.values())
+    )
+
+
+def _are_sources(value: Any) -> bool:
+    """Tell whether a value lists the tokens read of each dataset."""
+    return isinstance(value, list) and all(
+        isinstance(one, dict) and type(one.get("tokens")) is int and 0 <= one["tokens"] < 1 << 64 for one in value
+    )

@@ -86,4 +86,4 @@ def test_damaged_lines_are_counted_and_control_characters_are_shown_escaped(
         file.write(b"[1]\n\xff\n" + b"[" * 100_000 + b'\n{"evaluation": "lo')
     found = compare(rows_of(home))
     assert "\\x1b[2J" in found.rows[0][0].text and "\x1b" not in found.rows[0][0].text
-    assert "evaluations.jsonl: skipped 4 damaged lines" in capsys.readouterr().err
+    assert "evaluations.jsonl: left out as damaged: 4 lines, from line 2 on" in capsys.readouterr().err

@@ -42,9 +42,9 @@ def test_a_line_with_values_that_nothing_records_is_left_out_and_counted(
     with (run / SAMPLES).open("a") as file:
         file.write(json.dumps(damaged) + "\n")
     samples, log = read_counted_samples(run)
-    assert [each.step for each in samples] == [4] and log.unreadable == 1
+    assert [each.step for each in samples] == [4] and log.damaged == [2]
     sections, notes = sample_sections([run], record=False)
-    assert notes == [f"NOTE: {run / SAMPLES}: lines left out of the report as unreadable: 1"]
+    assert notes == [f"NOTE: {run / SAMPLES}: left out as damaged: 1 line, from line 2 on"]
     assert "Log-probabilities" in [section.title for section in sections]
 
 

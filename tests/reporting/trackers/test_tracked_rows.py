@@ -12,7 +12,8 @@ from training.telemetry.metrics_log import METRICS, current_records, read_lines
 
 ODD = (
     {"event": "start", "step": 3, "time": "\ud800", "elapsed_seconds": 5.0},
-    {"step": 4, "train_loss": 2.0, "tokens_per_second": 10**400, "mfu": True, "epochs": ["x", 10**400]},
+    {"step": 4, "train_loss": 9.0, "tokens_per_second": 10**400, "mfu": True},
+    {"step": 4, "train_loss": 2.0, "epochs": ["x", 10**400, 1e308]},
     {"step": 4, "validation_loss": 2.0, "validation_losses": {"\udcff": 3.0}},
     {"event": "stopped", "step": 4, "reason": "\ud83d"},
 )

@@ -57,7 +57,7 @@ def test_records_of_any_shape_are_left_out_and_counted(tmp_path: Path) -> None:
             file.write(json.dumps(record).encode() + b"\n")
         file.write(b"[1,2]\n\xff\xfe\n" + b'{"a":' * 100_000 + b'\n{"step": 3, "trai')
     assert json.dumps(read_metrics(tmp_path)) == json.dumps(sound)
-    assert read_counted(tmp_path).unreadable == len(UNSOUND) + 4
+    assert len(read_counted(tmp_path).damaged) == len(UNSOUND) + 4
     assert read_earlier(tmp_path, 0.0).elapsed_seconds == 5.0
     assert draw_chart(tmp_path).stat().st_size > 5000
 
@@ -70,7 +70,7 @@ def test_a_damaged_log_costs_no_resume_and_is_said(make_run: Callable[..., Path]
     (run / METRICS).write_bytes(b"".join(lines) + b"[1,2]\n")
     done = train(run)
     assert done.returncode == 0, done.stderr
-    assert f"NOTE: {run / METRICS}: 2 unreadable lines, torn by a kill or damaged, are left out" in done.stdout
+    assert f"NOTE: {run / METRICS}: left out as damaged: 2 lines, from line 2 on" in done.stdout
     assert "resuming from" in done.stdout
 
 
