@@ -20,6 +20,7 @@ from training.checkpoints.storage import (
 from training.checkpoints.tensor_files import combined_sha256
 
 TENSOR_FILES = (OPTIMIZER, WEIGHTS)  # the larger one first
+NEWEST = ("auto", "latest")  # names of the newest intact checkpoint; the object `latest` is for people
 
 
 def complete_steps(bucket: Bucket) -> list[str]:
@@ -28,19 +29,19 @@ def complete_steps(bucket: Bucket) -> list[str]:
 
 
 def candidates(bucket: Bucket, wanted: str) -> list[str]:
-    """Return the names to resume from, the best one first: of "auto" all, the newest first; of "best" its target."""
+    """Return the names to resume from, the best one first: of NEWEST all, the newest first; of "best" its target."""
     steps = complete_steps(bucket)
-    if wanted == "latest":  # its object is written after the checkpoint
-        return steps[-1:]
+    if wanted in NEWEST:
+        return steps[::-1]
     if wanted == "best":
         wanted = _linked(bucket, wanted)
-    return steps[::-1] if wanted == "auto" else [name for name in steps if name == wanted]
+    return [name for name in steps if name == wanted]
 
 
 def check_branch(bucket: Bucket, step: int, wanted: str) -> None:
     """Raise BadInput where a run that goes on from a step, or from 0, would mix with later checkpoints of another."""
     later = [name for name in complete_steps(bucket) if name > name_of(step)]
-    if later and wanted != "auto":
+    if later and wanted not in NEWEST:
         here = f"{name_of(step)} is on this disk, " if step > 0 else ""
         raise BadInput(
             f"{bucket.url}: holds {later[-1]}, and --resume {wanted} begins before it; nothing in a bucket is moved "

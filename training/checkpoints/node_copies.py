@@ -15,7 +15,7 @@ import torch.distributed as dist
 from common.bucket import Bucket
 from common.errors import BadInput
 from common.files import write_error
-from training.checkpoints.bucket_checkpoints import candidates, fetch
+from training.checkpoints.bucket_checkpoints import NEWEST, candidates, fetch
 from training.checkpoints.directory import find
 from training.checkpoints.disk import Disk, checkpoints_of, new_archive
 from training.checkpoints.node_disks import NodeDisks
@@ -124,7 +124,7 @@ def _fetch_newer(bucket: Bucket, storage: Disk, wanted: str, disks: NodeDisks, o
         damaged.append(problems[0])
     if damaged and held is None:
         others = "no other checkpoint is intact: set checkpoints to another prefix to start anew"
-        raise BadInput(f"{damaged[0]}; {others if wanted == 'auto' else 'resume from another one with --resume NAME'}")
+        raise BadInput(f"{damaged[0]}; {others if wanted in NEWEST else 'resume from another one with --resume NAME'}")
     return False
 
 

@@ -209,7 +209,7 @@ def test_checkpoints_under_wrong_names_are_passed_over_and_none_that_is_intact_i
     for file in FILES:
         bucket.write(f"step-00000010/{file}", bucket.read(f"step-00000006/{file}").content)
     other = blank(run, "other")
-    done = train(other)
+    done = train(other, "--resume", "latest")
     assert done.returncode == 0, done.stderr
     assert f"{url('named')}/step-00000010: damaged: state.json: it is of step 6, not of this name's" in done.stderr
     assert f"resuming from {other / 'checkpoints' / 'step-00000006'}" in done.stdout
