@@ -5,13 +5,14 @@ from common.errors import BadInput
 from common.files import write_error
 from common.json_files import parse_json
 from training.checkpoints.checkpoint_manifest import manifest_entries, manifest_text
-from training.checkpoints.saved_state import check_format, parse_state
+from training.checkpoints.saved_state import check_format, parse_state, read_state
 from training.checkpoints.storage import (
     MANIFEST,
     OPTIMIZER,
     STATE,
     STEP_NAME,
     WEIGHTS,
+    Checkpoint,
     FileDigest,
     NewFile,
     Storage,
@@ -26,6 +27,23 @@ NEWEST = ("auto", "latest")  # names of the newest intact checkpoint; the object
 def complete_steps(bucket: Bucket) -> list[str]:
     """Return the names of the complete checkpoints in a bucket, oldest first."""
     return sorted(name for name, files in _folders(bucket).items() if MANIFEST in files)
+
+
+def holds(bucket: Bucket, checkpoint: Checkpoint) -> bool:
+    """Tell whether a bucket has a checkpoint, its state intact. Raises BadInput for another run's of its name."""
+    state = bucket.read(f"{checkpoint.name}/{STATE}")
+    if state is None or checkpoint.name not in complete_steps(bucket):
+        return False
+    try:
+        theirs = parse_state(parse_json(state.content)).state_sha256
+    except (ValueError, KeyError, TypeError):
+        return False
+    if theirs != read_state(checkpoint).state_sha256:
+        raise BadInput(
+            f"{bucket.url}/{checkpoint.name}: of another run than {checkpoint}: state_sha256 differs; set checkpoints "
+            "to another prefix, or move those of the disk away"
+        )
+    return True
 
 
 def candidates(bucket: Bucket, wanted: str) -> list[str]:

@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from common.bucket import Bucket
 from common.errors import BadInput
-from training.checkpoints.bucket_checkpoints import TENSOR_FILES, complete_steps, publish, tidy
+from training.checkpoints.bucket_checkpoints import TENSOR_FILES, complete_steps, holds, publish, tidy
 from training.checkpoints.bucket_lease import BucketLease
 from training.checkpoints.node_disks import NodeDisks
 from training.checkpoints.saved_state import best_name
@@ -107,10 +107,13 @@ class Uploader:
         self._thread.start()
 
     def catch_up(self, checkpoint: Checkpoint) -> None:
-        """Begin to upload the checkpoint that a job resumes from; if the bucket has it, remove what a kill has left."""
+        """Begin to upload the checkpoint that a job resumes from; if the bucket has it, remove what a kill has left.
+
+        Raises BadInput where the bucket has another one of its name.
+        """
 
         def is_there() -> bool:
-            if checkpoint.name not in complete_steps(self.bucket):
+            if not holds(self.bucket, checkpoint):
                 return False
             tidy(self.bucket, checkpoint.name, best_name(checkpoint), self._keep)
             return True

@@ -314,6 +314,11 @@ def test_another_branch_of_a_run_is_refused_as_nothing_in_a_bucket_is_moved_away
         assert f"holds step-00000012, and --resume {wanted} begins before it" in refused.stderr
         assert (run / "checkpoints" / "step-00000012").exists()
     assert train(run, "--resume", "never", "--set", f"checkpoints={url('branch-2')}").returncode == 0
+    other = make_run("another-run", **STEPS | {"random_seed": 1})
+    assert train(other).returncode == 0
+    refused = train(other, "--set", f"checkpoints={url('branch-2')}")
+    assert refused.returncode == 1
+    assert f"{url('branch-2')}/step-00000012: of another run than {other / 'checkpoints'}" in refused.stderr
 
 
 @pytest.mark.parametrize(
