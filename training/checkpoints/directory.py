@@ -65,8 +65,8 @@ def load(checkpoint: Checkpoint, train_state: TrainState) -> None:
 def _find_named(storage: Storage, name: str) -> Checkpoint:
     if not storage.exists(name):
         target = storage.target(name)
-        problem = "no such checkpoint" if target is None else f"refers to {target}, which does not exist"
-        raise BadInput(f"{storage.where(name)}: {problem}; there are {', '.join(storage.names()) or 'none'}")
+        reason = "no such checkpoint" if target is None else f"refers to {target}, which does not exist"
+        raise BadInput(f"{storage.where(name)}: {reason}; there are {', '.join(storage.names()) or 'none'}")
     if problem := verify(Checkpoint(storage, name)):
         raise BadInput(f"{problem}; resume from another one with --resume NAME")
     return Checkpoint(storage, storage.target(name) or name)
