@@ -29,7 +29,7 @@ picture: .venv/installed token_files/quickstart/manifest.json
 	$(BIN)/torchrun --standalone --nproc_per_node=2 train.py $(QUICKSTART) --resume never --device cpu --report-every 300
 	cp $(QUICKSTART)/training-run-chart.png docs/images/quickstart.png
 	chromium --headless --no-sandbox --hide-scrollbars --window-size=1100,1900 \
-	  --screenshot=docs/images/report.png file://$(CURDIR)/$(QUICKSTART)/report.html
+	  --screenshot=docs/images/report.png "file://$(CURDIR)/$(QUICKSTART)/report.html"
 
 test: .venv/installed-test
 	$(BIN)/python -m pytest
@@ -59,7 +59,7 @@ first-gpu-hour-dry-run: $(patsubst %,%/installed,$(filter .venv-cuda-%,$(CUDA_VE
 
 # ===: no local version such as 2.13.0+cpu
 .venv-cuda-%/installed: requirements.txt requirements-test.txt tools/fakegpu/requirements.txt | python-version
-	$(PYTHON) -m venv $(@D)
+	"$(PYTHON)" -m venv $(@D)
 	$(@D)/bin/python -m pip install --quiet torch===$*.0
 	grep -v '^torch==' requirements.txt | $(@D)/bin/python -m pip install --quiet --requirement /dev/stdin \
 	  --requirement tools/fakegpu/requirements.txt
@@ -95,9 +95,9 @@ token_files/quickstart/manifest.json: | .venv/installed
 	touch .venv/installed $@
 
 $(BIN)/python: | python-version
-	$(PYTHON) -m venv .venv
+	"$(PYTHON)" -m venv .venv
 
 python-version:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || \
-	  { echo "Python 3.10 or newer is missing: $(PYTHON) is $$($(PYTHON) --version 2>&1 || echo absent); \
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || \
+	  { echo "Python 3.10 or newer is missing: $(PYTHON) is $$("$(PYTHON)" --version 2>&1 || echo absent); \
 	pass one with make PYTHON=..." >&2; exit 1; }

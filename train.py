@@ -7,10 +7,12 @@ import sys
 import traceback
 from typing import TYPE_CHECKING, NoReturn
 
-from common.errors import EXIT_DIVERGED, EXIT_DONE, EXIT_ERROR, EXIT_STOPPED, BadInput, Diverged, printable
+from common.errors import EXIT_DIVERGED, EXIT_DONE, EXIT_ERROR, EXIT_STOPPED, EXIT_USAGE, BadInput, Diverged, printable
+from common.file_lock import Locked
 from common.files import is_folder, system_error
 from common.installation import begin, exit_status, keep_logs_only
 from training.launch import check_environment, check_launcher, environment_rank
+from training.supervision.exit_record import ExitRecord
 
 if TYPE_CHECKING:
     from training.command import Options, TrainCommand
@@ -23,12 +25,18 @@ RANK_0_SECONDS = 30.0  # for rank 0 to print an error, after a slow start: torch
 
 def main() -> int:
     """Run the command; return its exit status."""
-    begin("train.py")
-    from common.arguments import parse
-    from training.command import TRAIN_EPILOG, TrainCommand
+    try:
+        begin("train.py")
+        from common.arguments import parse
+        from training.command import TRAIN_EPILOG, TrainCommand
+
+        command: TrainCommand = parse("train.py", TrainCommand, sys.argv[1:], epilog=TRAIN_EPILOG)
+    except SystemExit as end:
+        if end.code:  # a usage error, or a missing package
+            ExitRecord(None).write(EXIT_USAGE)
+        raise
     from training.supervision.supervision import Supervision
 
-    command: TrainCommand = parse("train.py", TrainCommand, sys.argv[1:], epilog=TRAIN_EPILOG)
     if command.trains:
         keep_logs_only()
     try:
@@ -39,9 +47,12 @@ def main() -> int:
         supervision = Supervision(command.run if locks else None)
     except BadInput as error:
         say(str(error))
+        if not isinstance(error, Locked):
+            ExitRecord(None).write(EXIT_ERROR)
         return EXIT_ERROR
     if supervision.earlier_status is not None:
         say(f"this job ended with status {supervision.earlier_status}, and torchrun restarted it: ending again")
+        supervision.exit_record.write(supervision.earlier_status)
         return supervision.earlier_status
     from torch.distributed.elastic.multiprocessing.errors import record  # after --help: torch takes seconds
 

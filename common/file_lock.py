@@ -28,10 +28,14 @@ def open_locked(path: Path, contention: str, *, wait_seconds: float = 0.0) -> Te
     return file
 
 
+class Locked(BadInput):
+    """User error: another process holds a lock; once it has ended, the same command would do."""
+
+
 def lock(file: IO[Any], path: Path, contention: str, *, wait_seconds: float = 0.0) -> None:
     """Lock an open file for as long as it stays open; on a file system without locks, print a note instead.
 
-    Raises BadInput with the message `contention` when another process still holds the lock after `wait_seconds`.
+    Raises Locked with the message `contention` when another process still holds the lock after `wait_seconds`.
     """
     deadline = time.monotonic() + wait_seconds
     while True:
@@ -40,7 +44,7 @@ def lock(file: IO[Any], path: Path, contention: str, *, wait_seconds: float = 0.
             return
         except BlockingIOError:
             if time.monotonic() >= deadline:
-                raise BadInput(contention) from None
+                raise Locked(contention) from None
             time.sleep(POLL_SECONDS)
         except OSError as error:  # a file system without locks
             name = printable(str(path))

@@ -7,31 +7,39 @@
 # shellcheck disable=SC2016  # variables of the nodes
 set -uo pipefail
 
-run=${1:?a run directory}
+run=${1-} nodes=()
 shift
-nodes=()
 while [ $# -gt 0 ] && [ "$1" != -- ]; do nodes+=("$1"); shift; done
-options=("$run" "${@:2}")
+if [ ${#nodes[@]} = 0 ]; then echo "two_boxes.sh: wanted a run directory and nodes: see $0" >&2; exit 78; fi
 
-on() { # NODE COMMAND: in its clone; status 255 without an answer
-  ssh -n -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=5 "$1" \
-    "cd ${CLONE:-$PWD} && job=$run/.node-${1#*@} && exec 2> /dev/null || exit; $2"
+quoted() { # WORD...: for any shell
+  local word quote="'\\''"
+  for word in "$@"; do printf "'%s' " "${word//\'/$quote}"; done
 }
-alive='grep -qs node.sh /proc/$(cat $job.pid)/cmdline'
+options=$(quoted "$run" "${@:2}")
+on() { # NODE COMMAND: in its clone; status 255 without an answer, 78 without a clone or run directory
+  local job
+  job=$(quoted "$run/.node-${1#*@}")
+  ssh -n -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=5 -- "$1" \
+    "cd -- $(quoted "${CLONE:-$PWD}") && ls -d -- $(quoted "$run")launch/node.sh > /dev/null || exit 78
+    job=$job; exec 2> /dev/null; $2"
+}
+alive='grep -qs node.sh /proc/$(cat "$job.pid")/cmdline'
 start() { # NODE RANK: in the background there, where it outlives this connection
-  on "$1" "rm -f \$job.status
-    export PET_NNODES=${#gang[@]} PET_NODE_RANK=$2 PET_MASTER_ADDR=${gang[0]#*@} PET_MASTER_PORT=29500
-    export PET_NPROC_PER_NODE=${RANKS:-gpu}
-    { launch/node.sh ${options[*]@Q} & echo \$! > \$job.pid; wait \$!; echo \$? > \$job.status; } > \$job.log 2>&1 &"
+  on "$1" "rm -f \"\$job.status\"
+    export PET_NNODES=${#gang[@]} PET_NODE_RANK=$2 PET_MASTER_ADDR=$(quoted "${gang[0]#*@}") PET_MASTER_PORT=29500
+    export PET_NPROC_PER_NODE=$(quoted "${RANKS:-gpu}")
+    { launch/node.sh $options & echo \$! > \"\$job.pid\"; wait \$!; echo \$? > \"\$job.status\"; } > \"\$job.log\" 2>&1 &"
 }
-state() { # NODE: "running", the status of its last attempt, "killed", or "silent"
-  on "$1" "if $alive; then echo running; else cat \$job.status || echo killed; fi" || echo silent
+state() { # NODE: "running", the status of its last attempt, "killed", "silent", or "absent" without a run directory
+  on "$1" "if $alive; then echo running; else cat \"\$job.status\" || echo killed; fi"
+  case $? in 0) ;; 78) echo absent ;; *) echo silent ;; esac
 }
-stop() { for node in "${gang[@]}"; do on "$node" "$alive && kill \$(cat \$job.pid)"; done; }
+stop() { for node in "${gang[@]}"; do on "$node" "$alive && kill \$(cat \"\$job.pid\")"; done; }
 
 follow() { # until no node runs
   local seconds=0
-  on "${gang[0]}" 'sleep 1; tail -n +1 -f --pid=$(cat $job.pid) $job.log' &
+  on "${gang[0]}" 'sleep 1; tail -n +1 -f --pid=$(cat "$job.pid") "$job.log"' &
   while sleep 5; do
     states=$(for node in "${gang[@]}"; do state "$node"; done)
     case $states in
@@ -47,7 +55,12 @@ trap 'trap "" INT TERM; asked=yes; stop' INT TERM
 for attempt in {1..20}; do
   gang=() idle=()
   for node in "${nodes[@]}"; do
-    case $(state "$node") in silent) ;; running) gang+=("$node") ;; *) idle+=("$node") ;; esac
+    case $(state "$node") in
+      silent) ;;
+      running) gang+=("$node") ;;
+      absent) echo "two_boxes.sh: $node: no such clone, or no run directory in it" >&2; exit 78 ;;
+      *) idle+=("$node") ;;
+    esac
   done
   if [ -n "$asked" ]; then exit 75; fi
   echo "two_boxes.sh: attempt $attempt; running: ${gang[*]:-none}, ready: ${idle[*]:-none} of ${nodes[*]}"

@@ -1,6 +1,7 @@
-"""launch/: what SkyPilot and Kubernetes start, with the variables that they set, on two machines."""
+"""launch/: what SkyPilot and Kubernetes start on two machines, with their variables; statuses, and odd paths."""
 
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Callable
@@ -100,3 +101,56 @@ def test_an_error_asks_for_no_other_start(
         for node in nodes:
             if node.poll() is None:
                 end(node)
+
+
+NODE = str(ROOT / "launch" / "node.sh")
+ALONE = os.environ | {"PET_NPROC_PER_NODE": "1", "PET_STANDALONE": "1"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_an_error_that_no_restart_mends_asks_for_none(make_run: Callable[..., Path], tmp_path: Path) -> None:
+    run, broken = make_run(), make_run("broken")
+    (broken / "train.json").write_text("{")
+    moved = tmp_path / "clone" / "launch" / "node.sh"  # without an environment
+    moved.parent.mkdir(parents=True)
+    shutil.copy(NODE, moved)
+    cases: list[tuple[list[str], dict[str, str], str]] = [
+        ([NODE, str(run), "--unknown"], {}, "--unknown"),
+        ([NODE, "--set", "learning_rate=-1", str(run)], {}, "learning_rate"),
+        ([NODE, str(run), "--max-steps", "x"], {}, "--max-steps"),
+        ([NODE, str(run), "--max-usd", "1"], {}, "--max-usd needs --price-per-hour"),
+        ([NODE, str(run), "--resume=never"], {}, "each start would obey --resume"),
+        ([NODE], {}, "RUN"),
+        ([NODE, str(tmp_path / "absent")], {}, "absent"),
+        ([NODE, str(run / "train.json")], {}, "train.json"),
+        ([NODE, str(broken)], {}, "train.json: not JSON"),
+        ([NODE, str(run)], {"OMPI_COMM_WORLD_SIZE": "2"}, "OMPI_COMM_WORLD_SIZE is 2"),
+        ([NODE, str(run)], {"PET_NPROC_PER_NODE": "many"}, "torchrun cannot start here: ValueError: Unsupported nproc"),
+        ([str(moved), str(run)], {"PATH": "/usr/bin:/bin"}, "there is no torchrun"),
+    ]
+    started = [
+        subprocess.Popen(command, env=ALONE | environment, stderr=subprocess.PIPE, text=True)
+        for command, environment, _ in cases
+    ]
+    for process, (command, _, line) in zip(started, cases, strict=True):
+        errors = process.communicate(timeout=SECONDS)[1]
+        assert process.returncode == 78 and line in errors, (command, errors)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_two_boxes_takes_any_path_and_executes_no_part_of_it(make_run: Callable[..., Path], tmp_path: Path) -> None:
+    ssh = tmp_path / "bin" / "ssh"  # to this machine, where dash is the user's shell
+    ssh.parent.mkdir()
+    ssh.write_text('#!/bin/bash\nwhile [ "$1" != -- ]; do shift; done\nexec sh -c "$3"\n')
+    ssh.chmod(0o755)
+    run = make_run('a run\'s "name" $(touch executed) `touch executed` & \\ \t;')
+    environment = ALONE | {"PATH": f"{ssh.parent}:{os.environ['PATH']}", "RANKS": "1"}
+    command = [str(ROOT / "launch" / "two_boxes.sh"), str(run), "node", "--", "--set", "random_seed=7"]
+    looping = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    output = looping.communicate(timeout=SECONDS)
+    assert looping.returncode == 0, output
+    assert metrics(run, "train_loss") and not list(ROOT.glob("executed"))
+    absent = subprocess.run([*command[:1], str(tmp_path / "absent"), "node"], cwd=ROOT, env=environment, check=False)
+    assert absent.returncode == 78

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import EXIT_DIVERGED, EXIT_DONE, EXIT_ERROR, EXIT_STOPPED, BadInput
-from training.supervision.exit_record import EXIT_FILE, LOST, ExitRecord, final_status
+from common.errors import EXIT_DIVERGED, EXIT_DONE, EXIT_ERROR, EXIT_STOPPED, EXIT_USAGE, BadInput
+from training.supervision.exit_record import EXIT_FILE, LOST, NODE_VARIABLE, ExitRecord, final_status
 
 
 def read(run: Path) -> dict[str, object]:
@@ -35,6 +35,17 @@ def test_the_first_record_of_a_job_counts_and_the_next_job_removes_it(tmp_path: 
 def test_without_a_run_directory_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     ExitRecord(None).write(EXIT_DONE)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_launch_node_sh_has_a_record_of_each_rank_of_the_last_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(NODE_VARIABLE, str(tmp_path))
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    ExitRecord(None).write(EXIT_USAGE)
+    assert json.loads((tmp_path / "3.json").read_text())["outcome"] == "error"
+    ExitRecord(None)
     assert list(tmp_path.iterdir()) == []
 
 
