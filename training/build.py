@@ -60,7 +60,7 @@ def make_state(network: GPT, train: TrainConfig, plan: Plan, numerics: Numerics,
     use_attention(shape, numerics.determinism, ranks, train.file.with_name("model.json"))
     recompute, chunks = train.memory.recompute_blocks, train.memory.loss_chunks
     model = NextTokenLoss(network.to(ranks.device), recompute_blocks=recompute, chunks=chunks)
-    kind, node_size = wrapper_and_node_size(train.execution.parallel, ranks)
+    kind, node_size = wrapper_and_node_size(train.execution.parallel, ranks, ordered=numerics.determinism != "off")
     parallel = parallelize(
         model, kind, numerics, plan.layout.microbatches, make_mesh(ranks.device, node_size, ranks.timeout)
     )

@@ -40,8 +40,7 @@ class Feed:
             item = self._ready.get()
         if isinstance(item, Exception):
             raise item
-        inputs, targets = item
-        return inputs.to(self._device, non_blocking=True), targets.to(self._device, non_blocking=True)
+        return on_device(item, self._device)
 
     def wait_for_tokens(self, step: int, ranks: Ranks, stop_request: StopRequest, say: Callable[[str], None]) -> bool:
         """Wait for a step's tokens where they are still being prepared; return False when asked to stop meanwhile.
@@ -83,11 +82,18 @@ class Feed:
             for inputs, targets in micro_batches(self._reading, self._rank, steps, self._wait_for):
                 if self._closed.is_set():
                     return
-                if self._device.type == "cuda":
-                    self._ready.put((inputs.pin_memory(), targets.pin_memory()))
-                else:
-                    self._ready.put((inputs, targets))
+                self._ready.put(pinned((inputs, targets), self._device))
         except _Closed:
             return
         except Exception as error:  # noqa: BLE001  # handed to the training thread, which raises it
             self._ready.put(error)
+
+
+def pinned(ids: tuple[Tensor, Tensor], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return inputs and targets where a GPU can copy them while the host goes on."""
+    return (ids[0].pin_memory(), ids[1].pin_memory()) if device.type == "cuda" else ids
+
+
+def on_device(ids: tuple[Tensor, Tensor], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return pinned inputs and targets on the device."""
+    return ids[0].to(device, non_blocking=True), ids[1].to(device, non_blocking=True)

@@ -8,6 +8,7 @@ from tokens.batches.sampling import inputs_and_targets, read_windows
 from tokens.format.token_file import TokenStream
 from training.parallel.process_group import Ranks, gather
 from training.precision import autocast
+from training.prefetch import on_device, pinned
 from training.state import StepSettings, TrainState
 from training.supervision.stop_request import StopRequest
 
@@ -41,8 +42,8 @@ class Validation:
             # Every rank runs every round at the same shape: FSDP gathers weights in it. The surplus is not counted.
             windows = [min(window, self._sequences - 1) for window in own]
             parts = [(self._stream, self._start_token + window * layout.context_length) for window in windows]
-            inputs, targets = inputs_and_targets(read_windows(parts, layout.context_length))
-            inputs, targets = (ids.to(ranks.device, non_blocking=True) for ids in (inputs, targets))
+            ids = pinned(inputs_and_targets(read_windows(parts, layout.context_length)), ranks.device)
+            inputs, targets = on_device(ids, ranks.device)
             with autocast(settings.numerics.precision, ranks.device):
                 pending.append((own, model(inputs, targets, by_sequence=True)))
         model.train()

@@ -82,15 +82,15 @@ def inside_mesh(mesh: DeviceMesh) -> DeviceMesh:
     return mesh if mesh.ndim == 1 else mesh[INSIDE]
 
 
-def wrapper_and_node_size(parallel: str, ranks: Ranks) -> tuple[str, int | None]:
+def wrapper_and_node_size(parallel: str, ranks: Ranks, *, ordered: bool) -> tuple[str, int | None]:
     """Return the wrapper, "ddp" or "fsdp", and for two levels the ranks of a node. Call it on every rank.
 
     `parallel`: as in train.json. "hsdp" is FSDP on two levels: on one node FSDP, on nodes of one rank DDP. DDP has two
-    levels where nodes have equally many ranks, and more than one.
+    levels where nodes have equally many ranks, and more than one, and sums are `ordered`; else NCCL knows of nodes.
     Raises BadInput for "hsdp" on nodes of different sizes.
     """
     size = ranks.local_world_size
-    if parallel == "fsdp" or size == ranks.world_size:  # one node; then so on all ranks
+    if parallel == "fsdp" or size == ranks.world_size or (parallel == "ddp" and not ordered):  # then so on all ranks
         return "ddp" if parallel == "ddp" else "fsdp", None
     starts = gather(ranks, (size, ranks.rank - ranks.local_rank))
     alike = all(other == size and first % size == 0 for other, first in starts)

@@ -152,6 +152,8 @@ def test_levels_follow_from_the_nodes(
     )
     if isinstance(chosen, str):
         with pytest.raises(BadInput, match=re.escape(chosen)):
-            wrapper_and_node_size(parallel, ranks)
+            wrapper_and_node_size(parallel, ranks, ordered=True)
     else:
-        assert wrapper_and_node_size(parallel, ranks) == chosen
+        assert wrapper_and_node_size(parallel, ranks, ordered=True) == chosen
+        # Without an ordered sum DDP uses no groups of nodes: makes none
+        assert wrapper_and_node_size(parallel, ranks, ordered=False) == (("ddp", None) if parallel == "ddp" else chosen)
