@@ -83,9 +83,10 @@ def differences_together(pairs: list[Pair]) -> list[tuple[Pair, Interval]]:
 def verdict(pair: Pair, found: Interval) -> str:
     """Return the statement about a pair: one is better only where the interval covers seed noise and excludes zero."""
     measure, (one, other) = pair.measure, pair.groups
-    unbounded = ", with no interval: too little was measured" if found.low is None else ""
     shown = found if found.value > 0 or not found.apart or not pair.ranks_models else -found
-    size = f"{shown.text(measure.digits)} {measure.unit}{unbounded}"
+    size = f"{shown.text(measure.digits)} {measure.unit}"
+    if found.low is None:
+        return f"{one.name} and {other.name}: cannot tell, for too little was measured to test the difference: {size}"
     if not pair.ranks_models:
         return f"{one.name} and {other.name} cannot be ranked with one fine-tuning each: {size}"
     if not found.apart:

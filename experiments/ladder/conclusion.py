@@ -15,7 +15,7 @@ from experiments.ladder.trunk import Trunk
 from experiments.ladder.trunk_training import loss_points
 from training.data.locate_tokens import lengths_at_hand
 from training.hardware.environment import git_commit
-from training.planning.estimate import RunEstimate, make_estimate
+from training.planning.estimate import NoPlan, RunEstimate, make_estimate
 from training.planning.forecast_file import FORECAST
 from training.planning.price_list import MACHINES, PriceList, read_machines
 
@@ -27,10 +27,10 @@ def conclude(ladder: LadderFile, rates: dict[float, float], trunks: Sequence[Tru
     refused = refusal(held_out)
     forecast, budget = None, [] if usd is None else ["", f"for ${usd:,.2f}   no best size without a forecast"]
     if refused is None:
-        fit, estimate = fit_law(points), price_target(ladder)
-        forecast = make_forecast(ladder.target, fit, held_out, estimate)
+        fit = fit_law(points)
+        forecast = make_forecast(ladder.target, fit, held_out, price_target(ladder))
         if usd is not None:
-            budget = ["", *_best_for(usd, ladder, fit, estimate.prices)]
+            budget = ["", *_best_for(usd, ladder, fit, read_machines(MACHINES, ()))]
     return LadderTable(
         ladder=ladder,
         rates=rates,
@@ -43,9 +43,15 @@ def conclude(ladder: LadderFile, rates: dict[float, float], trunks: Sequence[Tru
     )
 
 
-def price_target(ladder: LadderFile) -> RunEstimate:
-    """Return the target's hours and dollars on the machines of the price list. Raises BadInput where it fits none."""
-    return make_estimate(ladder.target, read_machines(MACHINES, ()), lengths_at_hand(ladder.target.train, None))
+def price_target(ladder: LadderFile) -> RunEstimate | str:
+    """Return the target's hours and dollars on the machines of the price list, or why no batch of it fits their GPUs.
+
+    Raises BadInput where it is too big for every machine.
+    """
+    try:
+        return make_estimate(ladder.target, read_machines(MACHINES, ()), lengths_at_hand(ladder.target.train, None))
+    except NoPlan as problem:  # such as a laptop's batch
+        return f"not priced: {problem}"
 
 
 def _best_for(usd: float, ladder: LadderFile, fit: LawFit, prices: PriceList) -> list[str]:

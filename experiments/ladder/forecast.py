@@ -10,7 +10,9 @@ from common.errors import printable
 from evaluation.shared.intervals import Interval
 from experiments.ladder.loss_law import HeldOut, LawFit
 from model.config import matmul_parameter_count
+from training.config.batch_plan import make_plan
 from training.config.train_config import Run
+from training.data.locate_tokens import lengths_at_hand
 from training.planning.estimate import RunEstimate
 from training.planning.forecast_file import recipe_of
 
@@ -26,7 +28,7 @@ class Forecast:
     held_out: HeldOut
     tokens: int
     loss: Interval
-    estimate: RunEstimate
+    estimate: RunEstimate | str  # or why there is none
 
     @property
     def parameters(self) -> int:
@@ -39,9 +41,15 @@ class Forecast:
         return self.parameters * self.tokens / self.fit.compute
 
 
-def make_forecast(run: Run, fit: LawFit, held_out: HeldOut, estimate: RunEstimate) -> Forecast:
-    """Forecast a target; `estimate`: training.planning.estimate.make_estimate of it."""
-    tokens = next(offer.plan.train_tokens for offer in estimate.offers if offer.plan is not None)
+def target_tokens(run: Run) -> int:
+    """Return the train tokens of a target with a global batch, which its micro-batches do not change."""
+    train = run.train.replace(microbatch_size=1, gradient_accumulation_steps=None)
+    return make_plan(train, run.model.context_length, 1, lengths_at_hand(train, None)).train_tokens
+
+
+def make_forecast(run: Run, fit: LawFit, held_out: HeldOut, estimate: RunEstimate | str) -> Forecast:
+    """Forecast a target; `estimate`: training.planning.estimate.make_estimate of it, or why there is none."""
+    tokens = target_tokens(run)
     loss = fit.predict(matmul_parameter_count(run.model), tokens)
     return Forecast(run=run, fit=fit, held_out=held_out, tokens=tokens, loss=loss, estimate=estimate)
 
@@ -50,12 +58,6 @@ def describe_forecast(forecast: Forecast) -> list[str]:
     """Return the forecast as lines."""
     fit, held_out, law = forecast.fit, forecast.held_out, forecast.fit.law
     sizes = len({point.parameters for point in fit.points})
-    rows = []
-    for offer in forecast.estimate.offers:
-        if offer.plan is not None:
-            speed = offer.throughputs[0]
-            cost = [f"{speed.tokens_per_second:,.0f}", f"{offer.hours():.2f}", f"{offer.usd():,.2f}", speed.source]
-            rows.append([printable(offer.machine.name), f"{offer.plan.train_tokens:,}", *cost])
     return [
         f"law          L = {law.floor:.4g} + {law.size_factor:.4g} / N^{law.alpha:.3g} + {law.token_factor:.4g} / "
         f"D^{law.beta:.3g}, N weights in matrix products; noise of a run {100 * fit.noise:.2g} %",
@@ -64,13 +66,19 @@ def describe_forecast(forecast: Forecast) -> list[str]:
         f"{describe_extrapolation(forecast.extrapolation)}; {len(fit.points)} runs of {sizes} sizes",
         f"forecast     loss {forecast.loss.text(4)}, 90 % interval of one run",
         "",
-        *tabulate(
-            rows,
-            ["machine", "tokens", "tokens/s", "hours", "$", "source of tokens/s"],
-            disable_numparse=True,
-            colalign=("left", *["right"] * 4, "left"),
-        ).splitlines(),
+        *([forecast.estimate] if isinstance(forecast.estimate, str) else _price_table(forecast.estimate)),
     ]
+
+
+def _price_table(estimate: RunEstimate) -> list[str]:
+    rows = []
+    for offer in estimate.offers:
+        if offer.plan is not None:
+            speed = offer.throughputs[0]
+            cost = [f"{speed.tokens_per_second:,.0f}", f"{offer.hours():.2f}", f"{offer.usd():,.2f}", speed.source]
+            rows.append([printable(offer.machine.name), f"{offer.plan.train_tokens:,}", *cost])
+    columns = ["machine", "tokens", "tokens/s", "hours", "$", "source of tokens/s"]
+    return tabulate(rows, columns, disable_numparse=True, colalign=("left", *["right"] * 4, "left")).splitlines()
 
 
 def describe_extrapolation(factor: float) -> str:

@@ -3,13 +3,12 @@
 from collections.abc import Sequence
 
 from experiments.ladder.conclusion import price_target
+from experiments.ladder.forecast import target_tokens
 from experiments.ladder.size_rules import rounded_rate, scaled_rate
 from experiments.ladder.trunk import Trunk, TrunkMaker
 from experiments.shared.experiment_files import counted
 from experiments.shared.run_progress import measured_speed, time_and_cost
 from model.config import flops_per_token
-from training.config.batch_plan import make_plan
-from training.data.locate_tokens import lengths_at_hand
 
 
 def size_trunks(maker: TrunkMaker, best: float) -> list[Trunk]:
@@ -39,10 +38,8 @@ def describe_plan(maker: TrunkMaker, usd_per_hour: float | None) -> list[str]:
     flops = sum(trunk.flops(branches=False) for trunk in tried)
     flops += sum(trunk.flops(branches=True) for trunk in trunks) - trunks[0].flops(branches=False)
     flops *= seeds
-    price_target(ladder)  # a forecast has hours and dollars: refused before anything is trained
-    target = ladder.target
-    plan = make_plan(target.train, target.model.context_length, 1, lengths_at_hand(target.train, None))
-    whole = flops_per_token(target.model) * plan.train_tokens
+    priced = price_target(ladder)  # a target too big for every machine is refused before anything is trained
+    whole = flops_per_token(ladder.target.model) * target_tokens(ladder.target)
     return [
         *lines,
         f"{len(tried)} rates at {trunks[0].size.name}, more while the best one lies at the edge; then {len(trunks)} "
@@ -51,6 +48,7 @@ def describe_plan(maker: TrunkMaker, usd_per_hour: float | None) -> list[str]:
         + f": {flops:.3g} FLOPs, "
         f"{flops / whole:.2g} x the target's {whole:.3g}",
         _cost([*tried, *trunks], flops, usd_per_hour),
+        *([f"the target is {priced}"] if isinstance(priced, str) else []),
     ]
 
 

@@ -21,7 +21,7 @@ from model.config import flops_per_token
 from training.checkpoints.disk import PARTIAL, checkpoints_of
 from training.checkpoints.storage import name_of
 from training.config.batch_plan import Plan, make_plan
-from training.config.train_config import TrainConfig
+from training.config.train_config import TrainConfig, contradictions
 from training.data.locate_tokens import lengths_at_hand
 from training.telemetry.metrics_log import METRICS
 
@@ -161,6 +161,8 @@ def _recipe(ladder: LadderFile, rate: float, batch: BatchSize) -> dict[str, obje
 def _plan(ladder: LadderFile, size: LadderSize, keys: dict[str, object], ranks: int) -> Plan:
     try:
         train = TrainConfig.from_keys(keys, ladder.target.train.file)
+        for problem in contradictions(size.model, train):  # train.py would refuse it, with the trunk paid for
+            raise ValueError(problem)
         return make_plan(train, size.model.context_length, ranks, lengths_at_hand(train, None))
     except (BadInput, ValueError) as error:
         raise BadInput(f"{ladder.file}: {size.name}: {error}") from error

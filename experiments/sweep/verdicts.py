@@ -98,6 +98,8 @@ def _compare(losses: np.ndarray, comparisons: int) -> list[SweepVerdict]:
 
 def _verdict(mean: float, reach: float, error: float, comparisons: int, seeds: int) -> SweepVerdict:
     difference = Interval(value=mean, low=mean - reach, high=mean + reach)
+    if error == 0:
+        return SweepVerdict(text=f"no verdict: the seeds change no loss; the difference is {mean:+.{DIGITS}f}")
     if difference.apart:
         gain = -difference if mean < 0 else difference
         return SweepVerdict(

@@ -175,7 +175,7 @@ def load_run(directory: Path, overrides: Sequence[str]) -> Run:
         model = checked(ModelConfig, values["model"])
         file = files["train"]
         train = TrainConfig.from_keys(values["train"], file)
-        for problem in _contradictions(model, train):
+        for problem in contradictions(model, train):
             raise ValueError(problem)
     except ValueError as error:  # "KEY: got ..., wanted ..."
         raise BadInput(f"{'--set' if str(error).partition(':')[0] in overridden else file}: {error}") from error
@@ -206,7 +206,7 @@ def _check_exportable(model: ModelConfig, file: Path) -> None:
         raise BadInput(f"{error}; or set require_stock_class to false in train.json to train it nevertheless") from None
 
 
-def _contradictions(model: ModelConfig, train: TrainConfig) -> Iterator[str]:
+def contradictions(model: ModelConfig, train: TrainConfig) -> Iterator[str]:
     """Yield, as "KEY: got ..., wanted ...", values that are right alone and wrong together."""
     data, batch, parallel = train.data, train.batch, train.execution.parallel
     if batch.global_batch_size is not None and batch.global_batch_size % batch.microbatch_size:

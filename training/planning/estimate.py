@@ -63,6 +63,10 @@ class Offer:
         return self.hours() * self.machine.usd_per_hour
 
 
+class NoPlan(BadInput):
+    """A run whose batch cannot be divided among the GPUs of any machine."""
+
+
 @attrs.frozen(kw_only=True)
 class RunEstimate:
     """A run on each machine of a price list; at least one of them can do it."""
@@ -80,7 +84,7 @@ def make_estimate(
 ) -> RunEstimate:
     """Estimate the run on each machine, or on several of each; `lengths` as for `make_plan`.
 
-    Raises BadInput when it can run on none.
+    Raises BadInput when it can run on none, NoPlan where it would fit.
     """
     model, train, start_up = run.model, run.train, start_up_of(run.directory)
     for machine in prices.machines:
@@ -89,7 +93,7 @@ def make_estimate(
     if not any(offer.fits for offer in offers):
         raise BadInput(_too_big(model, train, offers))
     if not any(offer.plan for offer in offers):
-        raise BadInput(next(offer.problem for offer in offers if offer.problem is not None))
+        raise NoPlan(next(offer.problem for offer in offers if offer.problem is not None))
     return RunEstimate(model=model, train=train, prices=prices, start_up=start_up, network=network, offers=offers)
 
 

@@ -89,6 +89,26 @@ def test_a_target_too_large_for_every_machine_is_refused_before_anything_is_trai
         describe_plan(TrunkMaker(ladder=ladder, output=tmp_path / "out", ranks=1), None)
 
 
+@pytest.mark.parametrize("batch", [{"global_batch_size": 1, "microbatch_size": 1}, {"gradient_accumulation_steps": 4}])
+def test_a_target_whose_batch_no_machine_of_the_list_can_divide_is_forecast_without_a_price(
+    make_ladder: MakeLadder, make_run: Callable[..., Path], tmp_path: Path, batch: dict[str, int]
+) -> None:
+    file = make_ladder(target=make_run("laptop", min_train_tokens=20_000, **batch))
+    plan = describe_plan(TrunkMaker(ladder=read_ladder(file), output=tmp_path / "plan", ranks=1), None)
+    assert plan[-1].startswith("the target is not priced: ")
+    table = concluded(file, tmp_path / "out", clean, INSIDE)
+    assert table.forecast is not None and "\nnot priced: " in table.text()
+
+
+def test_a_warm_up_that_leaves_no_room_for_the_decay_is_refused_before_anything_is_trained(
+    make_ladder: MakeLadder, make_run: Callable[..., Path], tmp_path: Path
+) -> None:
+    warm = {"warmup_period_percent": 85, "schedule_learning_rate": "cosine"}
+    ladder = read_ladder(make_ladder(target=make_run("warm", min_train_tokens=20_000, **warm)))
+    with pytest.raises(BadInput, match="decay_period_percent: got 20, wanted at most 15"):
+        describe_plan(TrunkMaker(ladder=ladder, output=tmp_path / "out", ranks=1), None)
+
+
 def test_a_missed_held_out_size_is_refused_with_all_points_kept(file: Path, tmp_path: Path) -> None:
     output = tmp_path / "out"
     first = concluded(file, output, clean, INSIDE)
