@@ -12,6 +12,7 @@ import attrs
 
 LEAST_SECONDS = 10.0  # between drawings
 FAILED_SECONDS = 600.0  # after a failed drawing, which printed its error
+LAST_SECONDS = 300.0  # longest wait for each of the last two; one that hangs, on a dead disk for one, is left
 KILL_SECONDS = 1.0  # for a killed process to be gone; one that waits for a dead disk stays
 ROOT = Path(__file__).parents[2]
 _OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")  # torchrun's variables: a drawing is no rank
@@ -25,7 +26,7 @@ class BackgroundDrawing:
     file: Path
     arguments: list[str]  # of Python, in the root of the repository
     every_steps: int = 0  # least steps between drawings
-    finish_seconds: float | None = None  # longest wait for the last drawing; None: no limit
+    finish_seconds: float | None = None  # longest wait for the last drawing, then killed; None: LAST_SECONDS
     _process: "subprocess.Popen[bytes] | None" = attrs.field(init=False, default=None)
     _began: float = attrs.field(init=False, factory=time.monotonic)  # the last drawing, or this
     _step: int = attrs.field(init=False, default=0)  # of the last drawing
@@ -44,14 +45,13 @@ class BackgroundDrawing:
 
         A drawing in progress is waited for, too; with `finish_seconds` it is killed, and so is a last one that is late.
         """
-        if self.finish_seconds is None and self._process is not None:
-            self._process.wait()
-        self.end()
-        self._process = self._start()
-        if self._process is None:
-            return False
+        limit = self.finish_seconds or LAST_SECONDS
         try:
-            return self._process.wait(self.finish_seconds) == 0
+            if self.finish_seconds is None and self._process is not None:
+                self._process.wait(limit)
+            self.end()
+            self._process = self._start()
+            return self._process is not None and self._process.wait(limit) == 0
         except subprocess.TimeoutExpired:
             self.end()
             return False

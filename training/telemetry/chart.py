@@ -10,6 +10,7 @@ from typing import Any
 
 from common.errors import BadInput, printable
 from common.files import writing
+from common.installation import guard_outputs, keep_logs_only
 from training.telemetry.background_drawing import BackgroundDrawing
 from training.telemetry.metrics_log import read_metrics
 
@@ -101,6 +102,8 @@ def _label(name: str, records: list[dict[str, Any]], key: str) -> str:
 
 
 if __name__ == "__main__":
+    guard_outputs()
+    keep_logs_only()  # else it would wait for its run's stderr, and the run for the chart
     try:
         draw_chart(Path(sys.argv[1]))
     except BadInput as error:

@@ -57,7 +57,7 @@ def test_a_run_outlives_its_output(make_run: Callable[..., Path], finished: Path
     done = train(run, script=DISTURBED, ranks=ranks, environment={"LOSSES": lost})
     assert (done.returncode, outcome(run)) == (0, "done"), (lost, done.stderr)
     streams = {("stdout", "stderr")[number - 1] for _, number, kind in json.loads(lost) if kind != "closed by Python"}
-    assert dropped(run).keys() - {"chart"} == streams, lost  # tests/launch.py draws with the run's streams
+    assert dropped(run).keys() == streams, lost
     assert_same_weights(run, finished)
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from reporting.samples.sample_log import read_samples
 from tests.conftest import ROOT, metrics, train
+from training.telemetry import background_drawing
 from training.telemetry.background_drawing import LEAST_SECONDS, BackgroundDrawing
 from training.telemetry.metrics_log import REPORT
 
@@ -42,6 +43,15 @@ def script_with_report(folder: Path, report: str) -> Path:
         f"runpy.run_path({str(ROOT / 'train.py')!r}, run_name='__main__')\n"
     )
     return script
+
+
+def test_a_chart_that_hangs_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background_drawing, "LAST_SECONDS", 0.1)
+    drawing = BackgroundDrawing(name="chart", file=tmp_path, arguments=["-c", "import time; time.sleep(600)"])
+    assert drawing.finish() is False and drawing.finish() is False
+    assert drawing._process is not None and drawing._process.poll() is None
+    drawing._process.kill()
+    drawing._process.wait()
 
 
 @pytest.mark.slow
