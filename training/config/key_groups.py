@@ -19,6 +19,7 @@ from training.schedule import DECAYS
 
 # Names that mean the same as the booleans of gpjt's run directories, which are what a run records.
 _SCHEDULES = {"cosine": True, "constant": False}
+LARGEST_RATE = 1e6  # of learning rates and weight decay, whose product is a number of fp32
 GROUP_RATES = tuple(f"{group}_learning_rate" for group in ("matrix", "embedding", "head", "vector"))
 
 
@@ -91,12 +92,12 @@ class OptimizationOptions:
     """Optimizer, learning-rate schedule, weight decay (matrices only), gradient clipping."""
 
     optimizer: str = define(_optimizer, "adamw")
-    learning_rate: float = define(number(0.0, above=True), 4e-4)  # the schedule's peak
-    # peaks of groups of parameters; null: learning_rate
-    matrix_learning_rate: float | None = define(optional(number(0.0, above=True)), None)  # matrices of the blocks
-    embedding_learning_rate: float | None = define(optional(number(0.0, above=True)), None)
-    head_learning_rate: float | None = define(optional(number(0.0, above=True)), None)  # untied
-    vector_learning_rate: float | None = define(optional(number(0.0, above=True)), None)  # gains, biases
+    learning_rate: float = define(number(0.0, LARGEST_RATE, above=True), 4e-4)  # the schedule's peak
+    # peaks of groups of parameters; null: learning_rate. Of the blocks' matrices:
+    matrix_learning_rate: float | None = define(optional(number(0.0, LARGEST_RATE, above=True)), None)
+    embedding_learning_rate: float | None = define(optional(number(0.0, LARGEST_RATE, above=True)), None)
+    head_learning_rate: float | None = define(optional(number(0.0, LARGEST_RATE, above=True)), None)  # untied
+    vector_learning_rate: float | None = define(optional(number(0.0, LARGEST_RATE, above=True)), None)  # gains, biases
     # true: linear warm-up, cosine decay; a name: another decay; false: constant
     schedule_learning_rate: bool | str = define(
         boolean(*_SCHEDULES, *(name for name in DECAYS if name not in _SCHEDULES)), False, converter=_schedule
@@ -106,7 +107,7 @@ class OptimizationOptions:
     decay_period_percent: float | None = define(optional(number(0.0, 100.0, above=True)), None)
     # of the peak, at the last step; null: 10 of a cosine, 0 of any other decay
     final_learning_rate_percent: float | None = define(optional(number(0.0, 100.0)), None)
-    weight_decay: float = define(number(0.0), 0.1)
+    weight_decay: float = define(number(0.0, LARGEST_RATE), 0.1)
     adam_beta1: float = define(number(0.0, 0.99999), 0.9)
     adam_beta2: float = define(number(0.0, 0.99999), 0.999)
     muon_split_qkv: bool = define(boolean(), False)  # queries, keys and values as three matrices

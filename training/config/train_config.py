@@ -100,7 +100,7 @@ def one_form(section: str, values: Mapping[str, Any]) -> dict[str, Any]:
         read = attrs.asdict(ModelConfig(**known)) if section == "model" else TrainConfig.from_keys(known).flat()
     except (TypeError, ValueError):
         read = {}
-    return {**values, **read}
+    return read | {key: value for key, value in values.items() if key not in read}
 
 
 def recipe(model: Mapping[str, Any], train: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -2,15 +2,17 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, get_args
 
+import attrs
 import pytest
 
 from common.errors import BadInput, either
 from tests.conftest import ROOT, TINY_MODEL, TINY_TRAIN
 from training.config.batch_plan import describe, make_plan
 from training.config.key_groups import ExecutionOptions, MemoryOptions
-from training.config.train_config import KEYS, TrainConfig, load_run
+from training.config.train_config import KEYS, TrainConfig, load_run, one_form
 from training.optimizers.optimizer_registry import OPTIMIZERS
 
 GPT2_124M = {
@@ -171,7 +173,7 @@ def test_overrides_replace_values_of_either_file(tmp_path: Path) -> None:
 
 def test_a_wrong_override_is_blamed_not_the_file(tmp_path: Path) -> None:
     directory = run_directory(tmp_path / "r", TINY_MODEL, {"dataset": "x"} | TINY_TRAIN)
-    with pytest.raises(BadInput, match=r"^--set: learning_rate: got 'fast', wanted a number above 0$"):
+    with pytest.raises(BadInput, match=r"^--set: learning_rate: got 'fast', wanted a number above 0 up to 1e\+06$"):
         load_run(directory, ["learning_rate=fast"])
     with pytest.raises(BadInput, match=r"^--set: era_tokens: got 1000, wanted null, or shuffle true"):
         load_run(directory, ["era_tokens=1000"])
@@ -207,3 +209,44 @@ def test_a_gpu_run_compiles_kernels_unless_it_is_neither_compiled_nor_exact() ->
         (how, level) for how, level in compiled if not ExecutionOptions(compile=how, determinism=level).compiles_on_gpu
     }
     assert without == {(False, None), (False, "off")}
+
+
+ODD = (0, 1, -1, 2, 0.0, -0.0, 1.0, 0.5, True, None, "x", [], {}, 1e308, 5e-324, 10**400, 2**53, float("nan"))
+
+
+@pytest.mark.parametrize(("section", "key"), [(section, key) for section, keys in KEYS.items() for key in keys])
+def test_an_odd_value_is_one_line_or_has_the_kind_of_its_key_and_one_form(
+    tmp_path: Path, section: str, key: str
+) -> None:
+    directory = run_directory(tmp_path / "r", TINY_MODEL, {"dataset": "x"} | TINY_TRAIN)
+    kind = KEYS[section][key].type
+    for value in ODD:
+        try:
+            run = load_run(directory, [f"{section}.{key}={json.dumps(value)}"])
+            make_plan(run.train, run.model.context_length, 1)
+        except BadInput as error:
+            assert key in str(error), value
+            continue
+        sections = {"model": attrs.asdict(run.model), "train": run.train.flat()}
+        read = sections[section][key]
+        assert key == "dataset" or type(read) in (get_args(kind) if isinstance(kind, UnionType) else (kind,)), value
+        assert json.dumps(one_form(section, sections[section])) == json.dumps(sections[section]), value
+
+
+@pytest.mark.parametrize(
+    ("section", "one", "other"),
+    [
+        ("model", {"logit_softcap": 15}, {"logit_softcap": 15.0}),
+        ("model", {"mlp_width": 128, "n_kv_heads": 2}, {}),
+        ("train", {"weight_decay": 1, "adam_beta1": 0}, {"weight_decay": 1.0, "adam_beta1": -0.0}),
+        ("train", {"schedule_learning_rate": "cosine", "final_learning_rate_percent": 10}, {}),
+        (
+            "train",
+            {"dataset": [{"dataset": "x", "weight": 1}, {"dataset": "y", "weight": 2.0}]},
+            {"dataset": [{"weight": [[0, 1.0]], "dataset": "x"}, {"dataset": "y", "weight": [[0, 2]]}]},
+        ),
+    ],
+)
+def test_two_spellings_of_one_value_have_one_form(section: str, one: dict[str, Any], other: dict[str, Any]) -> None:
+    base = TINY_MODEL if section == "model" else {"dataset": "x"} | TINY_TRAIN
+    assert json.dumps(one_form(section, base | one)) == json.dumps(one_form(section, base | other))
