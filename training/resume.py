@@ -30,7 +30,7 @@ from training.parallel.process_group import Ranks, from_coordinator
 from training.state import TrainState
 from training.telemetry.reporter import print_lines
 
-_FRESH = "the run's records tell so; for a run that has the new values throughout: a new run directory, --resume never"
+_FRESH = "all records of the run tell so; to train anew with the new values: a new run directory, or --resume never"
 
 
 @attrs.frozen

@@ -125,7 +125,7 @@ def test_settings_changed_by_a_resume_are_told_by_metrics_report_checkpoint_and_
     for until in ("3", "4", "8"):  # the first has nothing to do
         done = train(run, *changed, "--max-steps", until)
         assert done.returncode == 0, done.stderr
-        assert (f"NOTE: {text}; the run's records tell so" in done.stdout) is (until != "8")
+        assert (f"NOTE: {text}; all records of the run tell so" in done.stdout) is (until != "8")
     events = [record for record in read_metrics(run) if record.get("event") == "settings-changed"]
     assert [(one["step"], one["key"], one["old"], one["new"]) for one in events] == [
         (3, "learning_rate", 0.01, 0.001),

@@ -97,8 +97,10 @@ def translate(model: dict[str, Any], train: dict[str, Any], model_file: Path, tr
         notices.append(f"{train_file}: minibatch_size {size} is read as microbatch_size")
     if "use_amp" in train:
         use_amp = train.pop("use_amp")
+        if type(use_amp) is not bool:
+            raise BadInput(f"{train_file}: use_amp: got {quoted(use_amp)}, wanted true or false")
         precision = train.setdefault("precision", "auto" if use_amp else "fp32")
-        notices.append(f"{train_file}: use_amp {json.dumps(use_amp)[:100]} is read as precision {precision}")
+        notices.append(f"{train_file}: use_amp {json.dumps(use_amp)} is read as precision {precision}")
     if "validation_batches" in train:
         batches, size = train.pop("validation_batches"), train.get("microbatch_size")
         if "validation_sequences" in train:

@@ -117,6 +117,7 @@ def test_shipped_run_directories_train_the_same_model_on_the_same_batches(name: 
         ({"dataset": [{"dataset": "a", "weight": 1}], "min_train_tokens": None}, "min_train_tokens: got null (all tok"),
         ({"dataset": "a" * 5000, "max_epochs": "b" * 5000}, "max_epochs: got 'bbb"),
         ({"minibatch_size": "a" * 5000}, "minibatch_size 'aaa"),
+        ({"use_amp": "no"}, "train.json: use_amp: got 'no', wanted true or false"),
         ({f"key{n}": n for n in range(20_000)}, "unknown key 'key0'; known: adam_beta1"),
         ({"x" * 5000 + "\x1b[2J": 1}, "unknown key 'xxx"),
         ({"random_seed": 10**30}, "random_seed: got 1000"),
