@@ -122,7 +122,8 @@ def _build_state(run: Run, plan: Plan, ranks: Ranks) -> tuple[TrainState, StepSe
     """Resolve the numerics on this machine; return the state at step 0 and the step settings."""
     numerics = resolve_numerics(run.train, ranks.device)
     set_determinism(numerics.determinism, run.train.execution.cpu_threads, ranks)
-    print_lines(ranks, _introduction(run, plan, numerics, ranks))
+    with advisory("introduction"):
+        print_lines(ranks, _introduction(run, plan, numerics, ranks))
     network = make_network(run.model, run.train.random_seed)
     return make_state(network, run.train, plan, numerics, ranks), make_settings(run.train, plan, numerics)
 

@@ -34,6 +34,7 @@ ADVICE = (
     "training.telemetry.background_drawing:BackgroundDrawing.end",
     "training.parallel.step_clock:_seconds",
     "training.step_intervals:count_due",
+    "training.job:_introduction",
     "training.job:_summary",
 )
 
@@ -81,7 +82,16 @@ def test_a_run_outlives_its_advice(make_run: Callable[..., Path], finished: Path
     assert (done.returncode, outcome(run)) == (0, "done") and "Traceback" not in done.stderr, done.stderr
     assert metrics(run, "train_loss") == metrics(finished, "train_loss")
     assert_same_weights(run, finished)
-    names = {"progress bar", "rates of a step", "time ledger", "events", "drawings", "summary", "remaining time"}
+    names = {
+        "progress bar",
+        "rates of a step",
+        "time ledger",
+        "events",
+        "drawings",
+        "summary",
+        "remaining time",
+        "introduction",
+    }
     assert dropped(run).keys() >= names | ({"stragglers", "step clock"} if ranks > 1 else set())
     assert all(problem.endswith(": advice") for problem in dropped(run).values())
     assert done.stderr.count("WARNING: progress bar: dropped: ZeroDivisionError in ") == 1
