@@ -16,7 +16,7 @@ from pathlib import Path
 
 import attrs
 
-from common.errors import BadInput
+from common.errors import BadInput, printable
 from common.files import BLOCK_BYTES, is_folder, sha256, sync, write_error
 from training.checkpoints import crash_points
 from training.checkpoints.storage import (
@@ -123,7 +123,8 @@ class Disk:
             return
         _remove(partial)
         if path.exists() and not path.is_symlink():
-            self.set_aside(new_archive(self.directory.parent), [link])
+            moved = self.set_aside(new_archive(self.directory.parent), [link])
+            print(printable(f"NOTE: {path} is no link; it is now {moved / link}"), file=sys.stderr)
         if name is None:
             path.unlink(missing_ok=True)
             return

@@ -54,7 +54,9 @@ def test_a_run_copied_with_nothing_but_a_folder_latest_goes_on(copied: Path) -> 
     assert (directory / "latest").readlink() == Path("step-00000009")
 
 
-def test_a_damaged_folder_in_a_links_place_is_refused_and_never_deleted(copied: Path) -> None:
+def test_a_damaged_folder_in_a_links_place_is_refused_and_never_deleted(
+    copied: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     directory = copied / "checkpoints"
     (directory / "latest").unlink()
     (directory / "best").unlink()
@@ -66,7 +68,9 @@ def test_a_damaged_folder_in_a_links_place_is_refused_and_never_deleted(copied: 
         find(checkpoints_of(copied), "auto")
     (directory / "note").mkdir()
     checkpoints_of(copied).point("latest", "note")
-    assert [path.read_text() for path in copied.glob("archive/*/checkpoints/latest/state.json")] == ["{}"]
+    [moved] = copied.glob("archive/*/checkpoints/latest")
+    assert (moved / "state.json").read_text() == "{}"
+    assert f"{directory / 'latest'} is no link; it is now {moved}" in capsys.readouterr().err
 
 
 def test_checkpoints_that_cannot_be_written_are_refused_before_the_first_step(
