@@ -52,9 +52,10 @@ def replace_file(path: Path, content: str | bytes, *, durable: bool = False) -> 
     if path.name in ("", ".."):  # a folder by its name, such as "." or "/"
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     partial = path.with_name(f".partial-{path.name}")
-    with _locked_partial(partial) as file:
+    with locked_partial(partial) as file:
         try:
-            file.write(content if isinstance(content, bytes) else content.encode())
+            # a name may hold what UTF-8 cannot: escaped, as in JSON
+            file.write(content if isinstance(content, bytes) else content.encode(errors="backslashreplace"))
             file.flush()
             if durable:
                 sync(partial)
@@ -79,6 +80,22 @@ def check_replaceable(path: Path, sign: bytes, what: str, option: str) -> None:
         raise BadInput(f"{path}: {error.strerror or error}; pass the name of a file as {option}") from error
     if content and sign not in content:
         raise BadInput(f"{path}: is not {what}, and is left as it is; pass another {option}")
+
+
+@contextmanager
+def locked_partial(partial: Path) -> Iterator[BinaryIO]:
+    """Open an empty partial file, locked while it is written. What a kill has left there is overwritten."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    while True:
+        if not _is_plain(partial):
+            partial.unlink(missing_ok=True)
+        with os.fdopen(os.open(partial, flags, 0o666), "wb") as file:
+            with suppress(OSError):  # a file system without locks
+                fcntl.flock(file, fcntl.LOCK_EX)
+            if _is_at(file, partial):  # else the process that had the lock has renamed it
+                file.truncate()
+                yield file
+                return
 
 
 def write_problem(path: Path | str, error: OSError) -> str:
@@ -143,22 +160,6 @@ def sha256_of(stream: BinaryIO) -> str:
     while block := stream.read(BLOCK_BYTES):
         digest.update(block)
     return digest.hexdigest()
-
-
-@contextmanager
-def _locked_partial(partial: Path) -> Iterator[BinaryIO]:
-    """Open an empty partial file, locked while it is written. What a kill has left there is overwritten."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    while True:
-        if not _is_plain(partial):
-            partial.unlink(missing_ok=True)
-        with os.fdopen(os.open(partial, flags, 0o666), "wb") as file:
-            with suppress(OSError):  # a file system without locks
-                fcntl.flock(file, fcntl.LOCK_EX)
-            if _is_at(file, partial):  # else the process that had the lock has renamed it
-                file.truncate()
-                yield file
-                return
 
 
 def _is_plain(path: Path) -> bool:

@@ -44,6 +44,14 @@ def parse_json(text: str | bytes, kind: type | None = dict, *, unique: bool = Tr
     return value
 
 
+def check_text(text: str, where: str) -> None:
+    """Raise BadInput for a text that UTF-8 cannot hold: JSON and command lines may give half a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise BadInput(f"{where}: got half a surrogate pair at character {error.start:,}; write it in UTF-8") from error
+
+
 def read_json(path: Path, kind: type | None = dict, *, advice: str = "", most_bytes: int = FILE_BYTES) -> Any:
     """Return the value of a JSON file, as `parse_json` does.
 

@@ -1,10 +1,13 @@
 """Export to a model directory that Hugging Face's libraries load without remote code; upload to the hub."""
 
+import fcntl
 import filecmp
+import glob
 import json
+import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +50,12 @@ def export(
         _write_model(trained, partial, dtype)
         replace_file(partial / CARD, model_card(trained, repository or directory.name, license_name, dtype))
         if empty:
-            _replace_directory(directory, partial)
+            try:
+                partial.rename(directory)
+            except OSError as error:
+                if not directory.exists():
+                    raise
+                raise BadInput(f"{directory}: another export wrote it meanwhile; pass another folder") from error
         elif not filecmp.cmp(directory / WEIGHTS, partial / WEIGHTS, shallow=False):
             raise BadInput(f"{directory}: holds other weights; pass another folder, or delete it")
 
@@ -62,7 +70,11 @@ def write_fine_tuned(trained: Trained, directory: Path, settings: dict[str, Any]
     with _partial_directory(directory) as partial:
         _write_model(trained, partial)
         replace_file(partial / FINE_TUNING, json.dumps(settings, indent=2) + "\n")
-        _replace_directory(directory, partial)
+        before = partial.with_name(f"{partial.name}-before")
+        with suppress(FileNotFoundError):
+            directory.rename(before)
+        partial.rename(directory)  # refused where another process has just done so
+        shutil.rmtree(before, ignore_errors=True)
 
 
 def push(directory: Path, repository: str, *, private: bool) -> str:
@@ -101,25 +113,50 @@ def hugging_face_weights(network: GPT) -> dict[str, Tensor]:
 
 @contextmanager
 def _partial_directory(directory: Path) -> Iterator[Path]:
-    """Yield an empty directory beside the final one, and delete it at the end. Errors of the disk become BadInput."""
-    partial = directory.with_name(f".partial-{directory.name}")
-    shutil.rmtree(partial, ignore_errors=True)
+    """Yield an empty directory beside the final one, of this process alone, and delete it at the end.
+
+    Errors of the disk become BadInput.
+    """
+    _delete_left_behind(directory)
+    partial = directory.with_name(f".partial-{directory.name}-{os.uname().nodename}-{os.getpid()}")
     try:
         with writing(directory):
             if directory.is_dir() and not any(directory.iterdir()):
                 directory.rmdir()  # a mount is refused: nothing can be renamed to it
             partial.mkdir(parents=True)
-            yield partial
+            with _locked(partial):
+                yield partial
     except SafetensorError as error:
         raise BadInput(f"{directory}: cannot be written: {error}") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _replace_directory(directory: Path, partial: Path) -> None:
-    if directory.exists():
-        shutil.rmtree(directory)
-    partial.rename(directory)
+def _delete_left_behind(directory: Path) -> None:
+    """Delete what exports to this directory have left behind that were killed."""
+    for left in directory.parent.glob(f".partial-{glob.escape(directory.name)}-*"):
+        with _locked(left) as is_free:
+            if is_free:
+                shutil.rmtree(left, ignore_errors=True)
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[bool]:
+    """Lock a directory; yield False where that cannot be done."""
+    try:
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        yield False
+        return
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_locked = True
+        except OSError:  # by another process, or on a file system without such locks
+            is_locked = False
+        yield is_locked
+    finally:
+        os.close(descriptor)
 
 
 def _write_model(trained: Trained, directory: Path, dtype: str = "float32") -> None:

@@ -9,7 +9,7 @@ import attrs
 from common.errors import BadInput, quoted
 from common.files import sha256
 from common.hub_client import download_snapshot
-from common.json_files import read_every_line
+from common.json_files import check_text, read_every_line
 from common.structure import structured
 
 PATTERNS = ["*validation*.parquet", "*validation*.jsonl"]  # validation split of a dataset on the hub
@@ -60,6 +60,8 @@ def _item(row: dict[str, Any], where: str) -> Item:
         item = structured(row | {"label": str(row.get("label", ""))}, Item, unknown_keys=True)
     except ValueError as error:
         raise BadInput(f"{where}: {error}") from error
+    for text in (item.activity_label, item.ctx, item.ctx_a, item.ctx_b, *item.endings):
+        check_text(text, where)
     if not item.ctx.strip():
         raise BadInput(f"{where}: ctx: got {quoted(item.ctx)}, wanted a text")
     if len(item.endings) != ENDINGS:
@@ -76,7 +78,7 @@ def _parquet_rows(path: Path) -> list[Any]:
 
     try:
         return pyarrow.parquet.read_table(path).to_pylist()
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise BadInput(f"{path}: damaged: {error}; download the file again") from error
 
 

@@ -10,7 +10,7 @@ import attrs
 
 from common.errors import BadInput
 from common.files import replace_file, writing
-from common.json_files import read_every_line, read_json, read_regular
+from common.json_files import check_text, read_every_line, read_json, read_regular
 from common.structure import structured
 from training.telemetry.metrics_log import ANSWERS, EVALUATIONS
 
@@ -89,6 +89,7 @@ def read_answers(path: Path) -> Answers:
         record, loss = _record(row, where), row.get("reference_loss")
         if not isinstance(row.get("answer"), str) or not (loss is None or isinstance(loss, int | float)):
             raise BadInput(f"{where}: wanted a text as 'answer', and a number or null as 'reference_loss'")
+        check_text(row["answer"], f"{where}: answer")
         answers.append(Answer(record=record, text=row["answer"], reference_loss=loss))
     model, seed, settings = value.get("model"), value.get("seed", 0), value.get("settings", {})
     if not isinstance(model, str) or not isinstance(seed, int) or not isinstance(settings, dict):
@@ -115,6 +116,8 @@ def _record(row: Any, where: str) -> Record:
     for key in ("instruction", "output"):
         if not row[key].strip():
             raise BadInput(f"{where}: {key}: empty; correct or remove the record")
+    for key, text in attrs.asdict(record).items():
+        check_text(text, f"{where}: {key}")
     return record
 
 

@@ -6,6 +6,7 @@ import attrs
 
 from common.arguments import number, option, whole_number
 from common.errors import BadInput
+from common.json_files import check_text
 from evaluation.shared.command_line import MeasureCommand
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ class SmokeCommand(MeasureCommand):
         from evaluation.smoke.smoke import smoke
         from model.generate import Sampling
 
+        for text in self.prompt:
+            check_text(text, "--prompt")
         sampling = Sampling(temperature=self.temperature, top_k=self.top_k, seed=self.seed)
         problems: list[str] = []
 

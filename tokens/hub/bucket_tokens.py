@@ -8,7 +8,7 @@ from pathlib import Path
 
 from common.bucket import Bucket, StoredObject
 from common.errors import BadInput
-from common.files import free_disk, replace_file, writing
+from common.files import free_disk, locked_partial, replace_file, writing
 from tokens.format.foreign_names import SUFFIXES
 from tokens.hub.download import PATTERNS, RECEIPT
 
@@ -37,10 +37,13 @@ def download_tokens(url: str, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
     for name, found in missing.items():
         partial = directory / f"{PARTIAL}{name}"
-        with writing(partial):
-            with partial.open("wb") as file:
-                for _, piece in bucket.pieces(name, found.size_bytes, found.e_tag):
-                    file.write(piece)
+        with writing(partial), locked_partial(partial) as file:
+            if _is_here(directory / name, found):  # another process has downloaded it meanwhile
+                partial.unlink()
+                continue
+            for _, piece in bucket.pieces(name, found.size_bytes, found.e_tag):
+                file.write(piece)
+            file.flush()
             os.utime(partial, (found.written_at, found.written_at))
             partial.replace(directory / name)
     with writing(directory / RECEIPT):

@@ -3,13 +3,14 @@
 `python -m training.telemetry.chart RUN_DIR` draws it; a run starts that in the background at its checkpoints.
 """
 
+import io
 import math
 import sys
 from pathlib import Path
 from typing import Any
 
 from common.errors import BadInput, printable
-from common.files import writing
+from common.files import replace_file, writing
 from common.installation import guard_outputs, keep_logs_only
 from training.telemetry.background_drawing import BackgroundDrawing
 from training.telemetry.metrics_log import read_metrics
@@ -69,12 +70,10 @@ def draw_chart(directory: Path) -> Path:
         for resumed in [record["step"] for record in records if record.get("event") == "start" and record["step"] > 0]:
             axes.axvline(resumed, color="gray", linestyle=":", linewidth=1)
 
-    path = directory / CHART
-    partial = directory / f".partial-{CHART}"
+    path, drawn = directory / CHART, io.BytesIO()
+    figure.savefig(drawn, dpi=110, format="png")
     with writing(path):
-        partial.unlink(missing_ok=True)
-        figure.savefig(partial, dpi=110, format="png")
-        partial.replace(path)
+        replace_file(path, drawn.getvalue())
     return path
 
 

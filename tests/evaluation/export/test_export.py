@@ -1,5 +1,6 @@
 """What is exported loads as Hugging Face's own GPT-2 and says the same, and what others publish can be asked here."""
 
+import json
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from common.errors import BadInput
+from evaluation.export import export as export_module
 from evaluation.export.export import export, save_network
 from evaluation.shared.foreign import load_foreign
 from evaluation.shared.load import Trained, load, locate
@@ -191,3 +193,26 @@ def test_an_export_to_a_mount_is_refused_before_it_is_written(finished: Path, tm
         assert (mount / "model" / "config.json").is_file()
     finally:
         subprocess.run(["umount", mount], check=True)
+
+
+def test_of_two_exports_at_once_one_is_whole_and_the_other_refused(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, out = trained(str(finished)), tmp_path / "out"
+    left = tmp_path / ".partial-out-elsewhere-1"  # by a process that was killed
+    left.mkdir()
+    write = export_module._write_model
+
+    def overtaken(model: Trained, partial: Path, dtype: str) -> None:
+        write(model, partial, dtype)
+        assert [path.name for path in tmp_path.iterdir()] == [partial.name]
+        monkeypatch.setattr(export_module, "_write_model", write)
+        monkeypatch.setattr("os.getpid", lambda: 1)
+        export(model, out, None, None, "bfloat16")  # by another process
+
+    monkeypatch.setattr(export_module, "_write_model", overtaken)
+    with pytest.raises(BadInput, match="another export wrote it meanwhile"):
+        export(model, out, None, None, "float32")
+    assert json.loads((out / "config.json").read_text())["torch_dtype"] == "bfloat16"
+    assert load_file(out / "model.safetensors")["transformer.wte.weight"].dtype == torch.bfloat16
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
