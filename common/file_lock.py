@@ -12,7 +12,7 @@ from typing import IO, Any, TextIO
 
 from common.errors import BadInput, printable
 from common.files import writing
-from common.json_files import open_descriptor
+from common.json_files import open_descriptor, open_regular
 
 POLL_SECONDS = 0.2
 
@@ -30,6 +30,18 @@ def open_locked(path: Path, contention: str, *, wait_seconds: float = 0.0) -> Te
 
 class Locked(BadInput):
     """User error: another process holds a lock; once it has ended, the same command would do."""
+
+
+def is_held(path: Path) -> bool | None:
+    """Tell whether a process holds the lock of a file, on any machine; None where that cannot be known."""
+    try:
+        with open_regular(path) as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return False
+    except BlockingIOError:
+        return True
+    except OSError:  # no such file, or a file system without locks
+        return None
 
 
 def lock(file: IO[Any], path: Path, contention: str, *, wait_seconds: float = 0.0) -> None:

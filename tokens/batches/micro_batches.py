@@ -37,6 +37,9 @@ class Growing(Protocol):
     def progress(self) -> str:
         """Describe how far the preparation has come."""
 
+    def abandoned(self) -> str | None:
+        """Return that the preparation has ended without being complete, or None."""
+
 
 @attrs.frozen(kw_only=True)
 class TokenSource:

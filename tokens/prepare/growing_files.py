@@ -21,6 +21,7 @@ from tokens.format.manifest import SPLITS
 from tokens.prepare.plan import PrepareSettings
 
 PARTIAL = ".partial-"
+UNITS, LOCK = ".units", ".lock"  # folder of computed units; held by the process that prepares
 COPY_BYTES = 1 << 20
 
 

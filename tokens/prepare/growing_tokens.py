@@ -7,20 +7,24 @@ same batch from growing and from finished files.
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 
 from common.errors import BadInput
+from common.file_lock import is_held
 from tokens.format.header import HEADER_BYTES, TokenFile
 from tokens.format.manifest import MANIFEST, TokenizerRecord
 from tokens.format.token_file import TokenStream, Version, open_split
 from tokens.prepare.commit_log import LEDGER, Totals, entries_after
-from tokens.prepare.growing_files import partial_path
+from tokens.prepare.growing_files import LOCK, UNITS, partial_path
 from tokens.prepare.plan import HASH, read_plan
 from tokens.tokenizer.tokenizer import RANKS_FILE
 
+DEAD_SECONDS = 60.0  # without a written byte, before the lock is looked at: the preparer may have been started anew
+STALLED_SECONDS = 1800.0  # without a written byte, where locks are not seen
 NAMING_SECONDS, NAMING_TRIES = 0.1, 50  # between looks for a file that has just lost its hidden name
 
 
@@ -49,6 +53,8 @@ class GrowingTokens:
         self._totals = Totals()
         self._seen_bytes = 0  # of the ledger
         self._lock = threading.Lock()
+        self._written: tuple[int, ...] = ()  # sizes of what the preparer writes
+        self._quiet_since = time.monotonic()
         self.refresh()
 
     def refresh(self) -> None:
@@ -87,6 +93,28 @@ class GrowingTokens:
         if self.finished or not ledger.exists():
             return units
         return f"{units}, last commit {max(0.0, time.time() - ledger.stat().st_mtime):.0f} s ago"
+
+    def abandoned(self) -> str | None:
+        """Return that no process prepares these tokens any more, or None where one does, or may be started anew."""
+        now, written = time.monotonic(), (self._seen_bytes, *self._unit_bytes())
+        if self.finished or written != self._written:
+            self._written, self._quiet_since = written, now
+        quiet_seconds = now - self._quiet_since
+        held = is_held(self.directory / LOCK) if quiet_seconds >= DEAD_SECONDS else True
+        if held is None and quiet_seconds < STALLED_SECONDS:
+            return None
+        if held:
+            self._quiet_since = max(self._quiet_since, now - DEAD_SECONDS / 2)  # it is seldom locked by this look
+            return None
+        return (
+            f"{self.directory}: its preparation has ended or hangs, {quiet_seconds:.0f} s after it wrote last: "
+            f"{self.progress()}; rerun its command, then this one"
+        )
+
+    def _unit_bytes(self) -> Iterator[int]:
+        for path in sorted((self.directory / UNITS).glob("*")):
+            with suppress(FileNotFoundError):
+                yield path.stat().st_size
 
     def stream(self, split: str) -> "FollowedStream":
         return FollowedStream(self, split)

@@ -11,12 +11,10 @@ from common.files import is_folder, writing
 from tokens.format.manifest import MANIFEST
 from tokens.prepare.command import PrepareCommand
 from tokens.prepare.commit_log import LEDGER
-from tokens.prepare.growing_files import partial_files
+from tokens.prepare.growing_files import LOCK, UNITS, partial_files
 from tokens.prepare.plan import PLAN
 from tokens.prepare.s3_output import IN_USE, scratch_of
 from tokens.tokenizer.tokenizer import RANKS_FILE
-
-UNITS, LOCK = ".units", ".lock"
 
 
 def check_output(command: PrepareCommand) -> None:

@@ -19,7 +19,8 @@ from tokens.prepare.commit_log import CommitLog, Totals, read_log
 from tokens.prepare.display import Display
 from tokens.prepare.encode_unit import EncodeJob, Result, Task
 from tokens.prepare.executors import Executor, Processes, RayCluster, in_order
-from tokens.prepare.output_folder import UNITS, check_output, delete_units, discard, locked, refuse_other_tokens
+from tokens.prepare.growing_files import UNITS
+from tokens.prepare.output_folder import check_output, delete_units, discard, locked, refuse_other_tokens
 from tokens.prepare.plan import VERSION, PrepareSettings, UnitPlan, check_same, make_plan, read_plan, write_plan
 from tokens.prepare.s3_output import S3Output
 from tokens.prepare.tail_split import TooFewDocuments

@@ -26,8 +26,7 @@ from tokens.format.manifest import (
 )
 from tokens.prepare.commit_log import CommitLog, TailCut, Totals, Uploaded, reached
 from tokens.prepare.encode_unit import Result, unit_file
-from tokens.prepare.growing_files import GrowingStream, Shard
-from tokens.prepare.output_folder import UNITS
+from tokens.prepare.growing_files import UNITS, GrowingStream, Shard
 from tokens.prepare.plan import HASH, PrepareSettings, UnitPlan
 from tokens.prepare.s3_output import S3Output
 from tokens.prepare.tail_split import copy_tail, missing_splits, too_much_held_out

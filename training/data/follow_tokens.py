@@ -56,6 +56,8 @@ def wait_for_validation(growing: GrowingTokens, wanted_tokens: int, *, say: bool
             say = False
             where = printable(f"{growing.directory}: {growing.progress()}")
             print(f"waiting for {wanted_tokens:,} tokens to validate on; {where}", flush=True)
+        if (problem := growing.abandoned()) is not None:
+            raise BadInput(problem)
         time.sleep(POLL_SECONDS)
         growing.refresh()
 
@@ -63,17 +65,22 @@ def wait_for_validation(growing: GrowingTokens, wanted_tokens: int, *, say: bool
 def wait_for_step(
     reading: Reading, step: int, ranks: Ranks, stop_request: StopRequest, say: Callable[[str], None]
 ) -> bool:
-    """Wait until every rank sees the tokens of a step; return False when asked to stop meanwhile.
+    """Wait until every rank sees the tokens of a step; return False when asked to stop, or when no more will come.
 
     Call it on every rank. No rank waits alone for data while the others wait for it in a collective.
     """
     told = -REMIND_SECONDS
     while True:
-        flag = torch.tensor([float(ready(reading, step))])
-        dist.all_reduce(flag, op=dist.ReduceOp.MIN, group=ranks.control)
-        if flag.item():
+        is_ready = ready(reading, step)
+        looks = not is_ready and ranks.coordinates
+        problem = next(filter(None, (each.abandoned() for each in reading.growing if looks)), None)
+        flags = torch.tensor([float(is_ready), float(problem is None)])
+        dist.all_reduce(flags, op=dist.ReduceOp.MIN, group=ranks.control)
+        if flags[0].item():
             return True
-        if stop_request.agreed():
+        if problem is not None:
+            say(problem)
+        if not flags[1].item() or stop_request.agreed():
             return False
         if time.monotonic() - told >= REMIND_SECONDS:
             told = time.monotonic()

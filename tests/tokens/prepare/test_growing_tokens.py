@@ -11,6 +11,7 @@ from tests.tokens.preparing import CRASH, PREPARE, jsonl, run, tokens_of
 from tokens.format.manifest import finished_by
 from tokens.format.token_file import open_split
 from tokens.prepare.growing_tokens import GrowingTokens
+from tokens.prepare.output_folder import locked
 
 
 def command(tmp_path: Path, *options: str) -> tuple[object, ...]:
@@ -94,3 +95,28 @@ def test_the_scratch_of_a_bucket_is_refused(tmp_path: Path) -> None:
         ledger.write(json.dumps({"uploaded": ".partial-train-00000.safetensors", "content": content}) + "\n")
     with pytest.raises(BadInput, match="its shards move to a bucket while it grows; follow a folder"):
         GrowingTokens(tmp_path / "out")
+
+
+def test_a_preparation_is_abandoned_when_nobody_writes_and_its_lock_is_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run(CRASH, *command(tmp_path), CRASH_AT="ledger written", CRASH_TIME="3").returncode == -signal.SIGKILL
+    clock = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    growing = GrowingTokens(tmp_path / "out")
+
+    def after(seconds: float) -> str | None:
+        clock[0] += seconds
+        return growing.abandoned()
+
+    assert after(0) is after(59) is None
+    (tmp_path / "out" / ".units" / "00000009.train").write_bytes(b"a unit that is being computed")
+    assert after(59) is after(59) is None
+    with locked(tmp_path / "out"):
+        assert after(1e6) is None
+    message = after(59)
+    assert message is not None and "its preparation has ended or hangs" in message and "3 of 16 units" in message
+    monkeypatch.setattr("tokens.prepare.growing_tokens.is_held", lambda path: None)  # a disk without locks
+    (tmp_path / "out" / ".units" / "00000009.train").unlink()
+    assert after(59) is after(1700) is None
+    assert after(200) is not None
