@@ -206,7 +206,7 @@ def _introduction(run: Run, plan: Plan, numerics: Numerics, ranks: Ranks) -> lis
     compiled = {False: "not compiled", True: "compiled", "model": "compiled as one graph"}[numerics.compiled]
     name = torch.cuda.get_device_name(ranks.device) if ranks.device.type == "cuda" else "CPU"
     parallel = run.train.execution.parallel
-    wrapper = parallel if ranks.world_size > 1 or parallel != "ddp" else "one process"
+    wrapper = parallel if ranks.world_size > 1 else "one process"
     settings = f"{wrapper}, {numerics.precision}, {compiled}, determinism {numerics.determinism}"
     lines = [f"{run.directory}: {ranks.world_size} x {name}, {settings}", *describe(run.model, run.train, plan)]
     visible = torch.cuda.device_count() if ranks.device.type == "cuda" else 0

@@ -108,8 +108,7 @@ def parallelize(
     wrapped: Any = model
     reduction: OrderedGradients | BucketSum | None = ordered
     clock = StepClock(next(network.parameters()).device)
-    # On one rank FSDP skips its reduce-scatter, and with it the ordered sum: the bare model does the same.
-    if kind == "fsdp" and (levels.size > 1 or ordered is None):
+    if levels.size > 1 and kind == "fsdp":
         wrapped = wrap_in_fsdp(model, mesh, ordered, numerics.precision, clock)
     elif levels.size > 1:
         reduction = ordered or BucketSum(data_parallel.group)  # NCCL knows of nodes by itself

@@ -91,8 +91,8 @@ class MemoryModel:
 
     @property
     def sharded(self) -> bool:
-        """True if a rank holds a part of the weights."""
-        return self.parallel != "ddp"
+        """True if a rank holds a part of the weights; one rank is not wrapped."""
+        return self.parallel != "ddp" and self.world_size > 1
 
     @property
     def shards(self) -> int:
