@@ -1,5 +1,6 @@
 """Parts of `resolved.json` that a report shows: a missing or damaged one is unknown, and a note names it."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import attrs
 from common.errors import BadInput, quoted
 from common.json_files import is_number, read_json
 from common.structure import structured
+from tokens.format.manifest import read_manifest
 from training.checkpoints.run_record import RESOLVED, SettingChange, StreamRecord, WeightsOrigin, with_stream_list
 
 
@@ -81,6 +83,18 @@ def read_recorded(directory: Path) -> tuple[RecordedRun, list[str]]:
         except ValueError as error:
             notes.append(_note(f"{path}: {error}"))
     return RecordedRun(**known), notes
+
+
+def bits_per_nat(record: RecordedRun) -> float | None:
+    """Return the bits per byte of text of a loss of one nat per token; None where the bytes are not at hand."""
+    files = record.token_files or []
+    try:
+        manifest = read_manifest(Path(files[0])) if len(files) == 1 else None
+    except (BadInput, ValueError):  # damaged, or an impossible path
+        return None
+    if manifest is None or not manifest.text_bytes or manifest.tokens <= 0:
+        return None
+    return manifest.tokens / manifest.text_bytes / math.log(2)
 
 
 def _note(problem: str) -> str:

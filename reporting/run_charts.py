@@ -81,7 +81,7 @@ def _charted(histories: Sequence[RunHistory], axis: str) -> ChartedAxis:
     charts = (
         [view.losses()]
         if len(histories) == 1
-        else [view.loss("train_loss", TRAIN), view.loss("validation_loss", VALIDATION)]
+        else [*view.loss("train_loss", TRAIN), *view.loss("validation_loss", VALIDATION)]
     )
     charts += [view.panel(panel) for panel in PANELS]
     return ChartedAxis(axis, unit, [chart.svg() for chart in charts if chart.lines])
@@ -105,18 +105,32 @@ class _View:
             lines += self._lines(history, curve, name, number % COLOURS, "both" if name == TRAIN else "dotted")
         return self._chart(LOSS, lines, top=common_top([curve for _, curve in losses], losses=True, runs=False))
 
-    def loss(self, key: str, title: str) -> LineChart:
-        """Return one loss of several runs."""
+    def loss(self, key: str, title: str) -> list[LineChart]:
+        """Return one loss of several runs: of different tokenizers in bits per byte, or else in a chart for each."""
+        known, tokenizers = self._known(key), [_tokenizer(history) for history in self.histories]
+        if len({one for one in tokenizers if one is not None}) < 2:
+            return [self._loss(known, key, f"{title}, nats per token")]
+        factors = [history.bits_per_nat for history in self.histories]
+        if None not in factors:
+            known = {at: Curve(curve.steps, curve.values * factors[at]) for at, curve in known.items()}
+            return [self._loss(known, key, f"{title}, bits per byte of text (the tokenizers differ)")]
+        charts = []
+        for tokenizer in dict.fromkeys(tokenizers):
+            of_it = {at: curve for at, curve in known.items() if tokenizers[at] == tokenizer}
+            name = f"nats per token of {tokenizer or 'an unknown tokenizer'} (not comparable with other tokenizers')"
+            charts.append(self._loss(of_it, key, f"{title}, {name}"))
+        return charts
+
+    def _loss(self, known: dict[int, Curve], key: str, title: str) -> LineChart:
         averaged = "both" if len(self.histories) <= MOST_RAW else "average"
         shape = averaged if key == "train_loss" else "dotted"
-        known = self._known(key)
         lines = [
             line
             for number, curve in known.items()
             for line in self._lines(self.histories[number], curve, self.histories[number].name, number, shape)
         ]
         top = common_top(list(known.values()), losses=True, runs=True)
-        return self._chart(_averaged_title(f"{title}, nats per token", shape), lines, top=top)
+        return self._chart(_averaged_title(title, shape), lines, top=top)
 
     def panel(self, panel: CurvePanel) -> LineChart:
         """Return another curve of all runs."""
@@ -181,6 +195,11 @@ class _View:
             for place, mark in zip(places, history.marks, strict=True)
         }
         return list(marks.values())
+
+
+def _tokenizer(history: RunHistory) -> str | None:
+    found = history.record.tokenizer
+    return None if found is None else f"{found.name} ({found.vocabulary_size:,} ids)"
 
 
 def _averaged_title(title: str, shape: str) -> str:

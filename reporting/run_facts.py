@@ -95,6 +95,7 @@ def _resolved(history: RunHistory) -> dict[str, Any]:
     files = [str(sha256) for stream in record.train_streams or [] for sha256 in stream.sha256]
     found = {"world size": record.world_size, "steps": record.steps, "commit": record.git_commit}
     found |= {"device": environment.device, "torch": environment.packages.get("torch")}
+    found |= {"tokenizer": None if record.tokenizer is None else record.tokenizer.name}
     found |= {"token files": ", ".join(files) or None}
     found |= {f"resolved {key}": value for key, value in (record.numerics or {}).items()}
     found["changes"] = "; ".join(describe_changes(record.changes or [])) or None

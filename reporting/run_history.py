@@ -12,7 +12,7 @@ import numpy as np
 from common.errors import BadInput
 from common.json_files import is_number
 from model.config import ModelConfig
-from reporting.recorded_run import RecordedRun, read_recorded
+from reporting.recorded_run import RecordedRun, bits_per_nat, read_recorded
 from training.supervision.exit_record import read_exit
 from training.supervision.run_lock import is_locked
 from training.telemetry.job_prices import last_price, priced_seconds
@@ -72,6 +72,7 @@ class RunHistory:
     hours: float
     usd: float | None  # None without a price
     record: RecordedRun
+    bits_per_nat: float | None  # bits per byte of a loss of one nat per token; None where that is unknown
     notes: list[str]  # on what its files have and the report has not
 
     @property
@@ -129,6 +130,7 @@ def read_history(directory: Path) -> RunHistory:
         hours=float(seconds[-1]) / 3600,
         usd=None if usd is None else float(usd[-1]),
         record=record,
+        bits_per_nat=bits_per_nat(record),
         notes=[*found.notes(growing=is_locked(directory)), *notes],
     )
 

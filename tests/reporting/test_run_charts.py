@@ -3,9 +3,12 @@
 import re
 from pathlib import Path
 
+import attrs
 import numpy as np
 
+from reporting.recorded_run import RecordedTokenizer
 from reporting.run_charts import charted_axes, legend
+from reporting.run_facts import differing_settings
 from reporting.run_history import read_history
 from tests.reporting.written_runs import start, step, training, write_run
 
@@ -57,3 +60,19 @@ def test_lines_of_more_runs_have_fewer_points(tmp_path: Path) -> None:
         charts = charted_axes([history] * count)[0].charts
         lines = re.findall(r'class="line [^"]*" data-name="[^"]*" d="([^"]*)"', "".join(charts))
         assert points - 20 <= max(map(lambda line: line.count("L") + 1, lines)) <= points
+
+
+def test_losses_of_different_tokenizers_share_bits_per_byte_or_no_axis(tmp_path: Path) -> None:
+    history = read_history(write_run(tmp_path / "run", training()))
+    kinds = [RecordedTokenizer(name=name, vocabulary_size=size) for name, size in (("gpt2", 50257), ("bpe", 4096))]
+    several = [
+        attrs.evolve(history, record=attrs.evolve(history.record, tokenizer=kind), bits_per_nat=bits)
+        for kind, bits in zip(kinds, (0.3, 0.5), strict=True)
+    ]
+    charts = charted_axes(several)[0].charts
+    assert titles(charts)[0] == "training loss, bits per byte of text (the tokenizers differ)"
+    assert "validation loss, bits per byte" in titles(charts)[1] and "run ends at 1.55" in charts[1]
+    apart = titles(charted_axes([several[0], attrs.evolve(several[1], bits_per_nat=None)])[0].charts)
+    assert len([title for title in apart if "(not comparable with other tokenizers" in title]) == 4
+    assert "validation loss, nats per token of bpe (4,096 ids)" in apart[3]
+    assert differing_settings(several)[0].values == ["gpt2", "bpe"]
