@@ -84,6 +84,11 @@ def printable(text: str) -> str:
     return "".join(part if part.isprintable() else part.encode("unicode_escape").decode() for part in text)
 
 
+def printable_lines(text: str) -> str:
+    """Return text of several lines for a terminal or a log, each as `printable`."""
+    return "\n".join(map(printable, text.split("\n")))
+
+
 def either(words: Iterable[str]) -> str:
     """Return "a, b or c"."""
     *others, last = words

@@ -61,7 +61,7 @@ def download_snapshot(repository: str, kind: str, patterns: list[str], problem: 
     try:
         return Path(snapshot_download(repository, repo_type=kind, allow_patterns=patterns))
     except Exception as error:  # the hub client raises its own errors and those of its transport
-        detail = " ".join(str(error).split()) or type(error).__name__
+        detail = _offline(error) or " ".join(str(error).split()) or type(error).__name__
         raise BadInput(f"{repository}: {problem}: {detail}{advice}") from error
 
 
@@ -100,6 +100,17 @@ def explained(error: BaseException, wanted: str = "write to") -> str:
     status = getattr(getattr(error, "response", None), "status_code", None)
     said = getattr(error, "server_message", None) or str(error).strip() or type(error).__name__
     detail = printable(" ".join(said.split()))[:DETAIL_CHARACTERS]
+    if status is None and (offline := _offline(error)) is not None:
+        return offline
     if status in (401, 403):
         return f"{detail}; run `hf auth login` with a token that may {wanted} it"
     return f"{detail}; rerun the same command to resume"
+
+
+def _offline(error: BaseException) -> str | None:
+    """Return why the hub was not asked at all; None where it was, or the error is another."""
+    from huggingface_hub import constants
+
+    if not constants.HF_HUB_OFFLINE or isinstance(error, ValueError):
+        return None
+    return "HF_HUB_OFFLINE is set: unset it to reach the hub"

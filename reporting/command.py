@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import attrs
 
 from common.arguments import UsageError, number, option
+from common.errors import printable
 from reporting.section import COLOURS
 
 PROJECT = "lockstep"
@@ -89,7 +90,7 @@ class ReportCommand:
                 sent, held = replay.advance()
                 if last:
                     replay.close()  # may find that the tracker has not taken all
-                print(f"{run}: {sent:,} steps sent to {name}, {held:,} there", flush=True)
+                print(printable(f"{run}: {sent:,} steps sent to {name}, {held:,} there"), flush=True)
 
         with ExitStack() as stack:
             for replay in replays:
@@ -104,7 +105,7 @@ class ReportCommand:
         if not self.no_samples and any(map(lacks_samples, self.runs)):
             self._draw(record=False)  # what is known: to record the samples of a large model takes minutes
         notes = self._draw(record=not self.no_samples)
-        print(*notes, f"report {self._file}", sep="\n", flush=True)
+        print(*map(printable, [*notes, f"report {self._file}"]), sep="\n", flush=True)
 
     def _draw(self, *, record: bool) -> list[str]:
         """Write the page; return notes."""

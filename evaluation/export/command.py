@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import attrs
 
 from common.arguments import option
-from common.errors import BadInput
+from common.errors import BadInput, printable
 from evaluation.shared.command_line import MODEL_HELP, Checkpoint, Tokenizer, check_alone
 
 
@@ -43,6 +43,6 @@ class ExportCommand:
             check_logged_in()
         trained = load(locate(self.model, self.checkpoint), self.tokenizer, torch.device("cpu"))
         export(trained, self.directory, self.push, self.license, self.dtype)
-        print(f"{self.directory}: AutoModelForCausalLM.from_pretrained loads it")
+        print(printable(f"{self.directory}: AutoModelForCausalLM.from_pretrained loads it"))
         if self.push is not None:
             print(push(self.directory, self.push, private=self.private))

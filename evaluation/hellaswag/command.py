@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import attrs
 
 from common.arguments import option, whole_number
+from common.errors import printable
 from evaluation.shared.command_line import MeasureCommand
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class HellaSwagCommand(MeasureCommand):
         from evaluation.hellaswag.items import read_items
 
         data = read_items(self.data, self.count)
-        print(f"{data.file}: {len(data.items):,} items")
+        print(printable(f"{data.file}: {len(data.items):,} items"))
         for name, (how, acc, acc_norm) in PUBLISHED.items():
             print(f"{name}: {how}; GPT-2 124M: acc {acc:.4f}, acc_norm {acc_norm:.4f} on all {ITEMS:,}")
         return data

@@ -7,7 +7,7 @@ import attrs
 from cyclopts import Parameter
 
 from common.arguments import number, option, whole_number
-from common.errors import BadInput
+from common.errors import BadInput, printable
 from evaluation.shared.command_line import TIMEOUT_SECONDS, MeasureCommand
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class InstructCommand(MeasureCommand):
         first = self.settings.seed
         for place in places:
             if ranks.coordinates:
-                print(f"{place.path}:", flush=True)
+                print(printable(f"{place.path}:"), flush=True)
             tuned = []
             for seed in range(first, first + self.seeds):
                 trained = load_on_all(ranks, place, self.tokenizer)

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import attrs
 
-from common.errors import BadInput
+from common.errors import BadInput, printable
 from evaluation.shared.records import Answer, Answers, Record, read_answers
 from evaluation.shared.results import read_results
 from training.telemetry.metrics_log import ANSWERS
@@ -101,7 +101,7 @@ def _files_of_model(reference: str) -> list[Path]:
             f"{home / ANSWERS}: answers of {', '.join(found)}, and no record of which is the newest; "
             "pass a checkpoint, or files of answers"
         )
-    print(f"{reference}: using the answers of {newest}, not of {', '.join(found.keys() - {newest})}")
+    print(printable(f"{reference}: using the answers of {newest}, not of {', '.join(found.keys() - {newest})}"))
     return found[newest]
 
 

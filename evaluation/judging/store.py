@@ -14,6 +14,7 @@ from typing import Any
 import attrs
 
 from common.clock import utc_now
+from common.errors import printable
 from common.file_lock import lock
 from common.files import writing
 from common.json_files import JsonLog, read_json_lines
@@ -171,7 +172,8 @@ class VerdictStore:
             except (ValueError, KeyError, TypeError):
                 unread += 1
         if unread:
-            print(f"NOTE: {path}: skipped {unread:,} unreadable lines, as a crash leaves them; their content is lost")
+            note = f"NOTE: {path}: skipped {unread:,} unreadable lines, as a crash leaves them; their content is lost"
+            print(printable(note))
 
     def append(self, line: StoreLine) -> set[str]:
         """Store a line, synced to the disk, and return the keys of the prompts that it changes.

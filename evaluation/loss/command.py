@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import attrs
 
 from common.arguments import option, whole_number
-from common.errors import BadInput
+from common.errors import BadInput, printable
 from evaluation.loss.named_ranges import RangeName
 from evaluation.shared.command_line import MeasureCommand
 
@@ -61,7 +61,7 @@ class LossCommand(MeasureCommand):
             span = choose_range(directory, self.split or "validation", self.start, self.count, places)
         for place in places:
             check_unseen(place, span)
-        print(span)
+        print(printable(str(span)))
         return span, span.identity()
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 
-from common.errors import BadInput
+from common.errors import BadInput, printable
 from common.files import sha256
 from evaluation.loss.named_ranges import NAMED_RANGES, RangeName
 from evaluation.shared.load import ModelLocation
@@ -106,7 +106,7 @@ def check_unseen(place: ModelLocation, span: Range) -> None:
     for how, begin, end in _seen(place, span.directory, span.split):
         if begin < span.start + span.count + 1 and span.start < end:
             if how == "validated" and span.name is not None and NAMED_RANGES[span.name].validates:
-                print(f"NOTE: {place.path} was validated on tokens {begin:,} to {end:,} of {span.name}")
+                print(printable(f"NOTE: {place.path} was validated on tokens {begin:,} to {end:,} of {span.name}"))
                 continue
             raise BadInput(
                 f"{span}: {place.path} was {how} on tokens {begin:,} to {end:,} of it; pass another --from, --count or "

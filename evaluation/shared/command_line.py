@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 import attrs
 
 from common.arguments import option
-from common.errors import BadInput
+from common.errors import BadInput, printable, printable_lines
 
 if TYPE_CHECKING:
     from evaluation.shared.load import ModelLocation, Trained
@@ -68,7 +68,7 @@ class MeasureCommand:
             values, text = measure(load_on_all(ranks, place, self.tokenizer), prepared, ranks)
             if ranks.coordinates:
                 append_result(place.home, place.title, kind, values)
-                print(f"{place.path}:{text}")
+                print(f"{printable(str(place.path))}:{printable_lines(text)}")
         stop()
 
 

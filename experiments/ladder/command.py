@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import attrs
 
 from common.arguments import option
+from common.errors import printable, printable_lines
 from experiments.shared.pool_options import PoolOptions
 from training.planning.budget import USD
 
@@ -47,7 +48,7 @@ class LadderCommand:
         check_forecast(ladder.target.directory)
         plan = describe_plan(maker, self.pool.price_per_hour)  # refuses what could not be trained before anything is
         if self.dry_run:
-            print("\n".join([*plan, *([f"WARNING: {missing}"] if missing else [])]))
+            print("\n".join(map(printable, [*plan, *([f"WARNING: {missing}"] if missing else [])])))
             return None
         if missing is not None:
             raise BadInput(missing)
@@ -73,7 +74,7 @@ class LadderCommand:
                 train_trunks(pool, trunks, branches=True)
             table = conclude(maker.ladder, rates, trunks, self.best_for)
         except PoolStopped as stopped:
-            print(f"experiment.py: {stopped}")
+            print(printable(f"experiment.py: {stopped}"))
             return EXIT_STOPPED
         except NoForecast:
             write_forecast(maker.ladder, None)
@@ -90,8 +91,8 @@ class LadderCommand:
         try:
             written, path = table.write(output), write_forecast(table.ladder, table.forecast)
         finally:  # it may be all that there is
-            print(table.text(), flush=True)
-        print(f"\n{written}: this table", flush=True)
+            print(printable_lines(table.text()), flush=True)
+        print(printable_lines(f"\n{written}: this table"), flush=True)
         if table.refused is not None:
             raise BadInput(f"{self.file}: {table.refused}; all results are in {output}")
-        print(f"{path}: shown by train.py {table.ladder.target.directory} --plan")
+        print(printable(f"{path}: shown by train.py {table.ladder.target.directory} --plan"))

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import attrs
 
 from common.arguments import UsageError, option
+from common.errors import printable, printable_lines
 from experiments.shared.pool_options import PoolOptions
 
 if TYPE_CHECKING:
@@ -49,7 +50,8 @@ class SweepCommand:
             check_rungs(sweep, runs)
             check_variants(sweep, runs, None if self.print_commands else choose_device(self.pool.device))
         if self.dry_run:
-            print("\n".join([*describe_runs(sweep, runs, self.pool), *([f"WARNING: {missing}"] if missing else [])]))
+            lines = [*describe_runs(sweep, runs, self.pool), *([f"WARNING: {missing}"] if missing else [])]
+            print("\n".join(map(printable, lines)))
         elif self.print_commands:
             commands = shell_commands(sweep, runs, self.pool)
             write_runs(runs)
@@ -76,7 +78,7 @@ class SweepCommand:
                 train_sweep(pool, sweep, runs)
             except PoolStopped as stopped:
                 self._finish(sweep, runs, output)
-                print(f"\nexperiment.py: {stopped}")
+                print(printable_lines(f"\nexperiment.py: {stopped}"))
                 return EXIT_STOPPED
             self._finish(sweep, runs, output)
         return None
@@ -91,5 +93,5 @@ class SweepCommand:
         try:
             path = table.write(output)
         finally:  # it may be all that there is
-            print(table.text(), flush=True)
-        print(f"\n{path}", flush=True)
+            print(printable_lines(table.text()), flush=True)
+        print(printable_lines(f"\n{path}"), flush=True)

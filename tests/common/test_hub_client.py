@@ -35,3 +35,9 @@ def test_an_error_is_explained_by_what_to_do() -> None:
     wrapped.__cause__ = HubError(500, "\x1b[2J" + "x" * 1000)
     text = explained(wrapped)
     assert text.startswith("\\x1b[2Jxx") and text.index(";") == DETAIL_CHARACTERS
+
+
+def test_without_the_network_by_choice_the_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert explained(ConnectionError("check your connection")) == "HF_HUB_OFFLINE is set: unset it to reach the hub"
+    assert explained(HubError(403, "no")).startswith("no; run `hf auth login`")

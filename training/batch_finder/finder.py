@@ -15,7 +15,7 @@ import attrs
 import torch
 import torch.distributed as dist
 
-from common.errors import BadInput
+from common.errors import BadInput, printable
 from model.config import ModelConfig
 from training.batch_finder.edit_json import check_editable, write_microbatch
 from training.batch_finder.search import Search, candidates, keeping
@@ -60,7 +60,7 @@ def report_largest(run: Run, overrides: Sequence[str], device: str | None, proce
                 size = Finder(run.model, run.train, pool).find()
                 if write:
                     changed = "written" if write_microbatch(run.train.file, size) else "unchanged"
-                    print(f"{run.train.file}: {changed}", flush=True)
+                    print(printable(f"{run.train.file}: {changed}"), flush=True)
             else:
                 pool.follow()
     except dist.DistError as error:
