@@ -1,6 +1,7 @@
 """Rows of the comparison: each model's stored results, cost and recipe. No model is loaded."""
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -123,7 +124,7 @@ def _checkpoint(title: str) -> str:
 def _state(home: Path, title: str) -> SavedState | None:
     """Return `state.json` of a checkpoint, or None where it has been deleted."""
     path = home / "checkpoints" / _checkpoint(title)
-    return read_state(on_disk(path)) if (path / STATE).is_file() else None
+    return read_state(on_disk(path)) if os.path.isfile(path / STATE) else None  # noqa: PTH113  # of any name
 
 
 def _position(home: Path, state: SavedState) -> int | str:
