@@ -21,6 +21,7 @@ from training.config.batch_plan import make_plan
 from training.config.train_config import Run
 from training.exactness.fingerprint import resolve_numerics
 from training.exactness.levels import set_determinism
+from training.initial_weights import start_random
 from training.parallel.process_group import Ranks
 from training.state import StepSettings, TrainState
 from training.telemetry.metrics_log import METRICS, read_metrics
@@ -121,5 +122,6 @@ def build(run: Run, ranks: Ranks) -> tuple[TrainState, StepSettings]:
     plan = make_plan(run.train, run.model.context_length, ranks.world_size)
     numerics = resolve_numerics(run.train, ranks.device)
     set_determinism(numerics.determinism, run.train.execution.cpu_threads, ranks)
-    network = make_network(run.model, run.train.random_seed)
-    return make_state(network, run.train, plan, numerics, ranks), make_settings(run.train, plan, numerics)
+    state = make_state(make_network(run.model), run.train, plan, numerics, ranks)
+    start_random(state, run.train.random_seed)
+    return state, make_settings(run.train, plan, numerics)

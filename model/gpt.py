@@ -7,7 +7,7 @@ S tokens seen so far.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
 
@@ -245,34 +245,45 @@ def unrotated(x: Float[Tensor, "B H T D"], _: None) -> Float[Tensor, "B H T D"]:
 
 
 def initialize(model: GPT, seed: int) -> None:
-    """Initialize the weights as GPT-2 does: normal, residual projections scaled by 1/sqrt(2 L), biases zero.
+    """Set the weights of a network in the memory of one device to their initial values."""
+    parameters = dict(model.named_parameters())
+    with torch.no_grad():
+        for name, values in initial_weights(model, seed):
+            parameters[name].copy_(values)
 
-    `zero_init_projections` and `zero_init_head` set residual projections and the head to zero.
 
-    Draws on the CPU from a generator of its own: the initial weights are the same on every machine and rank.
+def initial_weights(model: GPT, seed: int) -> Iterator[tuple[str, Tensor]]:
+    """Yield the initial values of each parameter, whole, on the CPU, one at a time; of the model only shapes are used.
+
+    As in GPT-2: normal, residual projections scaled by 1/sqrt(2 L), biases zero. `zero_init_projections` and
+    `zero_init_head` set residual projections and the head to zero.
+
+    Draws from a generator of its own in this order: the values are the same on every machine and rank.
     """
     generator, config = torch.Generator().manual_seed(seed), model.config
-    residual_std = 0.0 if config.zero_init_projections else INITIAL_STD / math.sqrt(2 * config.n_layers)
-    head_std = 0.0 if config.zero_init_head else INITIAL_STD
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Linear):
-            residual = name.endswith(("attention.output", "mlp.down"))
-            std = residual_std if residual else head_std if name == "head" else INITIAL_STD
-            nn.init.normal_(module.weight, std=std, generator=generator)
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
-        elif isinstance(module, nn.Embedding):
-            std = INITIAL_POSITION_STD if name == "position_embedding" else INITIAL_STD
-            nn.init.normal_(module.weight, std=std, generator=generator)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if is_padded(name):
-                parameter[config.vocab_size :] = 0.0
+    for name, parameter in model.named_parameters():
+        values = torch.empty(parameter.shape, device="cpu")
+        if values.dim() > 1:
+            nn.init.normal_(values, std=_initial_std(name, config), generator=generator)
+        else:
+            values.fill_(0.0 if name.endswith("bias") else 1.0)  # else a norm's gain
+        if is_padded(name):
+            values[config.vocab_size :] = 0.0
+        yield name, values
 
 
 def is_padded(name: str) -> bool:
     """Tell whether the parameter of that name has rows beyond the vocabulary."""
     return name in ("token_embedding.weight", "head.weight")
+
+
+def _initial_std(name: str, config: ModelConfig) -> float:
+    """Return the standard deviation of a matrix's initial values."""
+    if name.endswith(("attention.output.weight", "mlp.down.weight")):
+        return 0.0 if config.zero_init_projections else INITIAL_STD / math.sqrt(2 * config.n_layers)
+    if name == "head.weight" and config.zero_init_head:
+        return 0.0
+    return INITIAL_POSITION_STD if name == "position_embedding.weight" else INITIAL_STD
 
 
 def _relu_squared(x: Tensor) -> Tensor:

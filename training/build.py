@@ -6,7 +6,7 @@ import attrs
 import torch
 
 from model.config import ModelConfig, flops_per_token
-from model.gpt import GPT, initialize
+from model.gpt import GPT
 from model.loss import NextTokenLoss
 from training.checkpoints.async_writer import Destination, Saver
 from training.checkpoints.bucket_upload import Uploader
@@ -46,20 +46,23 @@ from training.validation import Validation
 REPORT_SECONDS = 60.0  # longest wait for the last report, whose samples take as long as this with GPT-2 124M
 
 
-def make_network(model: ModelConfig, seed: int) -> GPT:
-    network = GPT(model)
-    initialize(network, seed)
-    return network
+def make_network(model: ModelConfig) -> GPT:
+    """Return a network on the meta device: shapes without memory."""
+    with torch.device("meta"):
+        return GPT(model)
 
 
 def make_state(network: GPT, train: TrainConfig, plan: Plan, numerics: Numerics, ranks: Ranks) -> TrainState:
-    """Wrap a network for all ranks; return it with its optimizer at step 0. Call it on every rank."""
+    """Wrap a network for all ranks; return it with its optimizer, before step 0. Call it on every rank.
+
+    The weights of a network on the meta device have no values yet: see training/initial_weights.py.
+    """
     # Matrix products that autocast leaves in fp32 may use TF32; a run that asks for fp32 gets fp32.
     torch.set_float32_matmul_precision("highest" if numerics.precision == "fp32" else "high")
     shape = Shape(network.config, train.batch.microbatch_size, numerics.precision, ranks.device)
     use_attention(shape, numerics.determinism, ranks, train.file.with_name("model.json"))
     recompute, chunks = train.memory.recompute_blocks, train.memory.loss_chunks
-    model = NextTokenLoss(network.to(ranks.device), recompute_blocks=recompute, chunks=chunks)
+    model = NextTokenLoss(network, recompute_blocks=recompute, chunks=chunks)
     kind, node_size = wrapper_and_node_size(train.execution.parallel, ranks, ordered=numerics.determinism != "off")
     parallel = parallelize(
         model, kind, numerics, plan.layout.microbatches, make_mesh(ranks.device, node_size, ranks.timeout)

@@ -1,4 +1,4 @@
-"""Initial weights: those of another model instead of random ones, for continued pretraining."""
+"""Initial weights: random ones, or for continued pretraining those of another model."""
 
 import hashlib
 import json
@@ -8,14 +8,16 @@ from typing import Any
 
 import attrs
 import torch
+import torch.distributed as dist
+from torch import Tensor, nn
 
 from common.errors import BadInput
 from model.config import ModelConfig
-from model.gpt import GPT
+from model.gpt import GPT, initial_weights
 from model.pretrained import unpadded
 from training.checkpoints.run_record import WeightsOrigin
 from training.checkpoints.storage import Checkpoint
-from training.parallel.process_group import Ranks, from_coordinator, together
+from training.parallel.process_group import Ranks, together
 from training.parallel.sharding import held_rows
 from training.state import TrainState
 from training.telemetry.reporter import print_lines
@@ -32,29 +34,43 @@ class InitialWeights:
     load: Callable[[], GPT]  # onto the CPU; raises BadInput
 
 
+def start_random(state: TrainState, seed: int) -> None:
+    """Give a state at step 0 random weights. A rank keeps its rows of one tensor after the other."""
+    parameters = state.parallel.named_parameters()
+    for name, values in initial_weights(state.parallel.network, seed):
+        keep_rows(parameters[name], values)
+
+
 def start_from(initial: InitialWeights, state: TrainState, model_file: Path, ranks: Ranks) -> WeightsOrigin:
-    """Replace the weights of a state at step 0. Call it on every rank.
+    """Set the weights of a state at step 0. Call it on every rank.
 
     Raises BadInput for a model that cannot be read, or is another network than that of `model_file`.
     """
-    loaded: list[GPT] = []
+    given: dict[str, Tensor] = {}  # on rank 0, so that no other holds a whole network
 
-    def load() -> None:
+    def load() -> str:
         network = initial.load()
         check_network(initial, network.config, state.parallel.network.config, model_file)
-        loaded.append(network)
+        given.update((name, parameter.detach()) for name, parameter in network.named_parameters())
+        return weights_sha256(network)
 
-    for first in (True, False):  # the first rank of a machine may download it for the others
-        together(ranks, load, only=(ranks.local_rank == 0) is first, group=ranks.download)
-    [network] = loaded
-    given = dict(network.named_parameters())
-    with torch.no_grad():
-        for name, parameter in state.parallel.named_parameters().items():
-            first_row, held = held_rows(parameter)
-            held.copy_(given[name][first_row : first_row + len(held)])
-    origin = WeightsOrigin(source=initial.source, sha256=from_coordinator(ranks, lambda: weights_sha256(network)))
+    [sha256] = together(ranks, load, only=ranks.coordinates, group=ranks.download)
+    for name, parameter in state.parallel.named_parameters().items():
+        whole = torch.empty(parameter.shape, device=ranks.device)
+        if ranks.coordinates:
+            whole.copy_(given.pop(name))
+        dist.broadcast(whole, src=0)
+        keep_rows(parameter, whole)
+    origin = WeightsOrigin(source=initial.source, sha256=sha256)
     print_lines(ranks, [f"starting from the weights of {origin.source}, sha256 {origin.sha256[:12]}..."])
     return origin
+
+
+@torch.no_grad()
+def keep_rows(parameter: nn.Parameter, whole: Tensor) -> None:
+    """Copy those rows of a whole tensor that this rank holds."""
+    first, held = held_rows(parameter)
+    held.copy_(whole[first : first + len(held)])
 
 
 def weights_sha256(network: GPT) -> str:

@@ -119,13 +119,13 @@ def _open_data(run: Run, options: Options, ranks: Ranks) -> tuple[TokenSet, Plan
 
 
 def _build_state(run: Run, plan: Plan, ranks: Ranks) -> tuple[TrainState, StepSettings]:
-    """Resolve the numerics on this machine; return the state at step 0 and the step settings."""
+    """Resolve the numerics on this machine; return a state without weights and the step settings."""
     numerics = resolve_numerics(run.train, ranks.device)
     set_determinism(numerics.determinism, run.train.execution.cpu_threads, ranks)
     with advisory("introduction"):
         print_lines(ranks, _introduction(run, plan, numerics, ranks))
-    network = make_network(run.model, run.train.random_seed)
-    return make_state(network, run.train, plan, numerics, ranks), make_settings(run.train, plan, numerics)
+    state = make_state(make_network(run.model), run.train, plan, numerics, ranks)
+    return state, make_settings(run.train, plan, numerics)
 
 
 def _as_begun(settings: StepSettings, run: Run, plan: Plan, beginning: Beginning) -> StepSettings:

@@ -25,7 +25,7 @@ from training.checkpoints.run_record import RESOLVED, RunRecord, WeightsOrigin, 
 from training.checkpoints.saved_state import read_state
 from training.checkpoints.storage import Checkpoint, name_of
 from training.exactness.attention_kernel import Shape, keep_attention
-from training.initial_weights import InitialWeights, check_origin, start_from
+from training.initial_weights import InitialWeights, check_origin, start_from, start_random
 from training.parallel.process_group import Ranks, from_coordinator
 from training.state import TrainState
 from training.telemetry.reporter import print_lines
@@ -108,7 +108,9 @@ def _check_branch(bucket: Bucket | None, step: int, wanted: str, ranks: Ranks) -
 def _begin(request: ResumeRequest, state: TrainState, ranks: Ranks) -> Beginning:
     """Begin at step 0."""
     origin = None
-    if request.initial is not None:
+    if request.initial is None:
+        start_random(state, request.record.train["random_seed"])
+    else:
         origin = start_from(request.initial, state, request.directory / "model.json", ranks)
     return Beginning([], attrs.evolve(request.record, initial_weights=origin))
 

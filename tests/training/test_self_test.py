@@ -15,6 +15,7 @@ from training.config.batch_plan import make_plan
 from training.config.train_config import load_run
 from training.exactness.fingerprint import resolve_numerics
 from training.exactness.levels import set_determinism
+from training.initial_weights import start_random
 from training.parallel import process_group as ranks
 from training.precision import Numerics
 from training.self_test import SelfTest, describe, gradients_repeat
@@ -32,7 +33,8 @@ def parts(make_run: Callable[..., Path]) -> Iterator[Parts]:
     alone = ranks.start("cpu", 60)
     plan = make_plan(run.train, run.model.context_length, 1, {"x": 100_000})
     numerics = resolve_numerics(run.train, alone.device)
-    state = build.make_state(build.make_network(run.model, run.train.random_seed), run.train, plan, numerics, alone)
+    state = build.make_state(build.make_network(run.model), run.train, plan, numerics, alone)
+    start_random(state, run.train.random_seed)
     yield state, build.make_settings(run.train, plan, numerics), alone
     ranks.stop()
 

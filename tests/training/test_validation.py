@@ -15,6 +15,7 @@ from tokens.format.token_file import open_split
 from training import build
 from training.config.batch_plan import make_plan
 from training.config.train_config import load_run
+from training.initial_weights import start_random
 from training.parallel.process_group import Ranks
 from training.precision import Numerics
 from training.validation import Validation
@@ -27,7 +28,8 @@ def parts(make_run: Callable[..., Path], alone: Ranks) -> tuple[Any, Any, Ranks]
     run = load_run(make_run(model={"drop_rate": 0.5}), [])
     plan = make_plan(run.train, run.model.context_length, 1, {"x": 100_000})
     numerics = Numerics(determinism="off", precision="fp32", compiled=False)
-    state = build.make_state(build.make_network(run.model, run.train.random_seed), run.train, plan, numerics, alone)
+    state = build.make_state(build.make_network(run.model), run.train, plan, numerics, alone)
+    start_random(state, run.train.random_seed)
     return state, build.make_settings(run.train, plan, numerics), alone
 
 

@@ -17,11 +17,12 @@ import attrs
 import torch
 import torch._dynamo
 import torch.distributed as dist
+from torch import nn
 from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # missing from its __all__
 
 from common.errors import EXIT_ERROR, BadInput
-from model.gpt import GPT
-from training.build import make_settings, make_state
+from model.config import INITIAL_STD
+from training.build import make_network, make_settings, make_state
 from training.config.batch_plan import make_plan
 from training.config.train_config import Run
 from training.exactness.fingerprint import resolve_numerics
@@ -29,6 +30,7 @@ from training.exactness.levels import set_determinism
 from training.hardware.memory_errors import is_memory_error
 from training.launch import environment_rank
 from training.parallel.process_group import Ranks, start, torchrun_store
+from training.parallel.sharding import local_tensor
 from training.planning.memory_model import HEADROOM
 from training.self_test import random_batches
 from training.state import StepSettings, TrainState
@@ -134,9 +136,10 @@ def _start(run: Run, device: str | None) -> tuple[TrainState, StepSettings, Rank
     layout = attrs.evolve(plan.layout, microbatches=microbatches)
     plan = attrs.evolve(plan, layout=layout)
     set_determinism(numerics.determinism, run.train.execution.cpu_threads, ranks)
-    with ranks.device:  # any weights will do, and a GPU makes them in no time
-        network = GPT(run.model)
-    return make_state(network, run.train, plan, numerics, ranks), make_settings(run.train, plan, numerics), ranks
+    state = make_state(make_network(run.model), run.train, plan, numerics, ranks)
+    for parameter in state.parallel.named_parameters().values():  # any weights will do, and a GPU draws them in no time
+        nn.init.normal_(local_tensor(parameter), std=INITIAL_STD)
+    return state, make_settings(run.train, plan, numerics), ranks
 
 
 def _carry_out(state: TrainState, settings: StepSettings, ranks: Ranks, trial: Trial, gpu_bytes: int | None) -> Report:

@@ -92,13 +92,18 @@ class Parallel:
 def parallelize(
     model: NextTokenLoss | GPT, kind: str, numerics: Numerics, microbatches: int, mesh: DeviceMesh
 ) -> Parallel:
-    """Compile and wrap a model that lies on this rank's device, as `kind`: "ddp" or "fsdp". Call it on every rank.
+    """Compile and wrap a model as `kind`: "ddp" or "fsdp". Call it on every rank.
 
-    `microbatches`: of a step, on all ranks together.
+    A model on the meta device gets memory without values: a rank never holds more than it keeps. `microbatches`: of a
+    step, on all ranks together.
     """
     network = model.network if isinstance(model, NextTokenLoss) else model
     levels = levels_of(mesh)
     data_parallel, ordered = data_parallel_of(), None
+    device = torch.device("cuda", torch.cuda.current_device()) if mesh.device_type == "cuda" else torch.device("cpu")
+    sharded = kind == "fsdp" and levels.size > 1
+    if not sharded:
+        allocate(model, device)
     if numerics.determinism != "off":
         tree = step_tree(numerics.determinism, microbatches, data_parallel.size)
         shares = rank_shares(microbatches, data_parallel.size)
@@ -107,15 +112,21 @@ def parallelize(
     compile_model(model, numerics.compiled)
     wrapped: Any = model
     reduction: OrderedGradients | BucketSum | None = ordered
-    clock = StepClock(next(network.parameters()).device)
-    if levels.size > 1 and kind == "fsdp":
+    clock = StepClock(device)
+    if sharded:
         wrapped = wrap_in_fsdp(model, mesh, ordered, numerics.precision, clock)
+        allocate(model, device)
     elif levels.size > 1:
         reduction = ordered or BucketSum(data_parallel.group)  # NCCL knows of nodes by itself
         wrapped = wrap_in_ddp(model, reduction, clock)
     return Parallel(
         network=network, model=wrapped, levels=levels, gradient_divisor=microbatches, reduction=reduction, clock=clock
     )
+
+
+def allocate(model: nn.Module, device: torch.device) -> None:
+    """Move a model to a device in place; tensors on the meta device get memory there, without values."""
+    model._apply(lambda value: torch.empty_like(value, device=device) if value.is_meta else value.to(device))
 
 
 def compile_model(model: NextTokenLoss | GPT, how: bool | str) -> None:

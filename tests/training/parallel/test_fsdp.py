@@ -1,6 +1,7 @@
 """FSDP2: groups of blocks, the precision of what is gathered, how often, and the same bits as without it."""
 
 import collections
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,15 +12,17 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from model.config import GPT2_SIZES, ModelConfig
-from model.gpt import GPT, Block
+from model.gpt import GPT, Block, initial_weights, initialize
 from model.loss import NextTokenLoss
 from tests.conftest import TINY_MODEL, metrics, train
 from tests.training.parallel.conftest import as_rank
+from training.build import make_network
 from training.config.key_groups import OptimizationOptions
+from training.initial_weights import keep_rows
 from training.optimizer import Optimizer
 from training.parallel.fsdp import block_groups
 from training.parallel.mesh import make_mesh
-from training.parallel.sharding import local_tensor
+from training.parallel.sharding import held_rows, local_tensor
 from training.parallel.wrap import Parallel, parallelize
 from training.precision import DTYPES, Numerics, autocast
 
@@ -42,8 +45,10 @@ class Collectives(TorchDispatchMode):
         return function(*args, **kwargs or {})
 
 
-def wrapped(precision: str, determinism: str = "off", *, recompute_blocks: bool = False) -> Parallel:
-    model = NextTokenLoss(GPT(ModelConfig(**TINY_MODEL | SIX_LAYERS)), recompute_blocks=recompute_blocks)
+def wrapped(
+    precision: str, determinism: str = "off", *, recompute_blocks: bool = False, network: GPT | None = None
+) -> Parallel:
+    model = NextTokenLoss(network or GPT(ModelConfig(**TINY_MODEL | SIX_LAYERS)), recompute_blocks=recompute_blocks)
     numerics = Numerics(determinism=determinism, precision=precision, compiled=False)
     return parallelize(model, "fsdp", numerics, 6, make_mesh(CPU))
 
@@ -70,6 +75,42 @@ def test_small_blocks_share_a_group_and_large_ones_have_their_own(size: str, gro
 def test_the_last_group_may_be_shorter() -> None:
     assert [len(group) for group in block_groups([torch.nn.Linear(2, 2) for _ in range(11)])] == [3, 3, 3, 2]
     assert [len(group) for group in block_groups([torch.nn.Linear(2, 2) for _ in range(2)])] == [1, 1]
+
+
+class LiveBytes(TorchDispatchMode):
+    """Measures the most memory that tensors made inside hold at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: list[weakref.ref[torch.Tensor]] = []
+        self.most = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **kwargs or {})
+        if isinstance(result, torch.Tensor) and not result.is_meta and not isinstance(result, DTensor):
+            self.made.append(weakref.ref(result))
+            live = [tensor.untyped_storage() for tensor in (ref() for ref in self.made) if tensor is not None]
+            self.most = max(self.most, sum({storage.data_ptr(): storage.nbytes() for storage in live}.values()))
+        return result
+
+
+@pytest.mark.parametrize("determinism", ["off", "elastic"])
+def test_a_rank_never_holds_more_than_its_shard_and_one_whole_tensor(determinism: str) -> None:
+    config = ModelConfig(**TINY_MODEL | SIX_LAYERS | {"emb_dim": 256})
+    whole = {name: value for name, value in GPT(config).state_dict().items()}
+    network_bytes, largest = (take(value.nbytes for value in whole.values()) for take in (sum, max))
+    with as_rank(1, of=4):
+        with LiveBytes() as live:
+            parallel = wrapped("bf16", determinism, network=make_network(config))
+            for name, values in initial_weights(parallel.network, 3):
+                keep_rows(parallel.named_parameters()[name], values)
+        shards = {name: local_tensor(value) for name, value in parallel.named_parameters().items()}
+        assert sum(shard.nbytes for shard in shards.values()) < 0.3 * network_bytes
+        assert live.most < 0.3 * network_bytes + 2 * largest < 0.6 * network_bytes
+        initialize(reference := GPT(config), 3)
+        for name, parameter in parallel.named_parameters().items():
+            first, held = held_rows(parameter)
+            assert torch.equal(held, reference.get_parameter(name)[first : first + len(held)])
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16", "fp32"])
