@@ -29,7 +29,7 @@ from training.parallel.process_group import Ranks, from_coordinator, stop
 from training.planning.budget import expected_save_seconds
 from training.precision import Numerics
 from training.replay import RecordedSteps, read_recorded, replay
-from training.resume import Beginning, ResumeRequest, load_before, resume
+from training.resume import Beginning, ResumeRequest, files_read_before, load_before, resume
 from training.self_test import SelfTest, self_test
 from training.self_test import describe as describe_outcome
 from training.state import Position, StepSettings, TrainState
@@ -113,7 +113,8 @@ def _train(
 def _open_data(run: Run, options: Options, ranks: Ranks) -> tuple[TokenSet, Plan]:
     """Open and check the tokens; return them with the plan that they allow."""
     print_lines(ranks, run.notices)
-    token_set = open_tokens(run, options.token_files, ranks, follow=options.follow)
+    before = from_coordinator(ranks, lambda: files_read_before(run.directory))
+    token_set = open_tokens(run, options.token_files, ranks, follow=options.follow, begun_with=before)
     plan = make_plan(run.train, run.model.context_length, ranks.world_size, token_set.lengths)
     return verify_tokens(run.train, plan, token_set, ranks, run.model.vocab_size), plan
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 import attrs
 
 from common.errors import BadInput
+from common.files import by_number
 
 SUFFIXES = ("bin", "npy")
 
@@ -47,11 +48,11 @@ def parse_name(name: str) -> ForeignName | None:
 
 
 def foreign_names(where: object, names: Iterable[str]) -> dict[str, list[str]]:
-    """Return the names of token files by split, in the order of their names. `where` names their folder, for errors.
+    """Return the names of token files by split, in the order of their numbers. `where` names their folder, for errors.
 
     Raises BadInput for files of several sets or formats, a name without a split, and a missing shard.
     """
-    found = [parsed for parsed in map(parse_name, sorted(names)) if parsed is not None]
+    found = [parsed for parsed in map(parse_name, sorted(names, key=by_number)) if parsed is not None]
     by_split: dict[str, list[ForeignName]] = {}
     for file in found:
         if file.split is None:

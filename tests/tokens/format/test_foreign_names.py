@@ -34,10 +34,12 @@ def test_other_files_are_no_token_files(name: str) -> None:
     assert parse_name(name) is None
 
 
-def test_files_are_in_the_order_of_their_names() -> None:
+def test_files_are_in_the_order_of_their_numbers() -> None:
     names = ["a_train_000002.bin", "a_val_000000.bin", "README.md", "a_train_000001.bin"]
     wanted = {"train": ["a_train_000001.bin", "a_train_000002.bin"], "validation": ["a_val_000000.bin"]}
     assert foreign_names("tokens", names) == wanted
+    names = [f"train_{number}.bin" for number in range(7, 12)]
+    assert foreign_names("tokens", names[::-1]) == {"train": names}
     assert foreign_names("tokens", []) == {}
 
 
