@@ -5,8 +5,8 @@ from typing import Annotated
 import attrs
 from cyclopts import Parameter
 
-from common.arguments import UsageError, option
-from training.command import COUNT, WORLD_SIZE, Device
+from common.arguments import UsageError, option, whole_number
+from training.command import WORLD_SIZE, Device
 from training.planning.budget import HOURS, USD
 
 
@@ -17,7 +17,11 @@ class PoolOptions:
 
     at_once: Annotated[
         int | None,
-        option("runs side by side; default: as many as the GPUs, or on a CPU the cores, hold", "K", check=COUNT),
+        option(
+            "runs side by side; default: as many as the GPUs, or on a CPU the cores, hold",
+            "K",
+            check=whole_number(1, 1 << 16),
+        ),
     ] = None
     ranks: Annotated[int, option("ranks of each run, under torchrun", "R", check=WORLD_SIZE)] = 1
     device: Device = None

@@ -14,6 +14,7 @@ from common.errors import EXIT_ERROR
 from common.files import writing
 from experiments.shared.pool_job import PoolJob
 from experiments.shared.pool_options import PoolOptions
+from training.planning.budget import MOST_HOURS
 from training.supervision.exit_record import EXIT_FILE, read_exit
 from training.supervision.run_lock import lock_is_held
 
@@ -33,7 +34,7 @@ def train_command(
     if until_step is not None:
         command += ["--max-steps", str(until_step)]
     if hours is not None:
-        command += ["--max-hours", repr(hours)]
+        command += ["--max-hours", repr(min(hours, MOST_HOURS / 2))]
     return command
 
 

@@ -1,0 +1,136 @@
+"""Numbers that JSON allows and arithmetic does not, and other junk, in every record: left out or refused, never raised.
+
+Each value of each kind of record is replaced by each odd one; readers return, or raise BadInput.
+"""
+
+import copy
+import json
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from common.arguments import number
+from common.errors import BadInput
+from evaluation.comparison.compare import compare
+from evaluation.comparison.page import as_page
+from evaluation.comparison.rows import read_rows
+from evaluation.shared.run_cost import seconds_by_price
+from experiments.shared.account import Account
+from experiments.shared.account_lines import ACCOUNT
+from experiments.shared.pool_job import PoolJob
+from experiments.shared.pool_options import PoolOptions
+from experiments.shared.run_progress import measured_speed, read_progress
+from reporting.report_page import report_page
+from reporting.run_history import read_history
+from reporting.samples.sample_sections import sample_sections
+from reporting.trackers.tracked_rows import tracked_rows
+from tests.evaluation.comparison.stored import hellaswag, losses_on
+from tests.reporting.written_runs import start, step, training, write_run
+from training.config.train_config import load_run
+from training.planning.estimate import start_up_of
+from training.planning.forecast_file import FORECAST, describe_forecast_file
+from training.supervision.exit_record import final_status
+from training.telemetry.chart import draw_chart
+from training.telemetry.metrics_log import METRICS, current_records, read_counted, read_lines
+from training.telemetry.time_ledger import read_earlier
+
+ODD = [1e308, -1e308, 5e-324, 10**400, math.nan, math.inf, -1, 0, True, None, "x", "\ud800", "a\0b", [], {}, [[1e308]]]
+SOURCES = [{"dataset": "d", "tokens": 5, "epochs": 0.1}]
+LEDGER = {"compile": 1.0, "start-up": 2.0, "training": 3.0}
+RECORDS: list[dict[str, Any]] = [
+    {**start(), "time": "2026-01-01T00:00:00Z"},
+    {**step(5), "epochs": [0.5], "peak_memory_bytes": 5, "skipped_steps": 1},
+    {"step": 5, "validation_loss": 3.0, "validation_losses": {"a": 3.0, "b": 2.0}, "elapsed_seconds": 5.0},
+    {"event": "diverged", "step": 6, "problem": "x"},
+    {"event": "stopped", "step": 6, "reason": "--max-hours", "sources": SOURCES},
+    {"event": "end", "step": 6, "sources": SOURCES, "ledger": LEDGER, "run_ledger": LEDGER, "elapsed_seconds": 6.0},
+]
+
+
+def odd_forms(value: Any) -> Iterator[Any]:
+    """Yield copies of a JSON value, each with one part replaced by an odd one, or missing."""
+    items = list(value.items()) if isinstance(value, dict) else list(enumerate(value[:1])) if value else []
+    for key, part in items:
+        inner = odd_forms(part) if isinstance(part, dict | list) else ()
+        for odd in (*ODD, *inner):
+            changed = copy.copy(value)
+            changed[key] = odd
+            yield changed
+        if isinstance(value, dict):
+            yield {name: each for name, each in value.items() if name != key}
+
+
+def lines_of(*records: Any) -> str:
+    return "".join(f"{json.dumps(record)}\n" for record in records)
+
+
+def read_all(run: Path) -> None:
+    lines = read_lines(run)
+    tracked_rows(lines, current_records(lines))
+    report_page([run], [read_history(run)], sample_sections([run], record=False)[0])
+    read_earlier(run, 0.0), start_up_of(run), read_progress(run), measured_speed(run), final_status(run)
+    seconds_by_price(lines, 5.0, None), PoolJob(devices=[], began=0.0).last_written(run)
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.get("event", "step"))
+def test_odd_metrics_cost_their_line_and_no_report(tmp_path: Path, record: dict[str, Any]) -> None:
+    run = write_run(tmp_path / "run", training(30))
+    sound = (run / METRICS).read_text()
+    forms = list(odd_forms(record))
+    (run / METRICS).write_text(sound + lines_of(*forms) + sound)
+    assert len(read_counted(run).damaged) > len(forms) / 8
+    read_all(run)
+    draw_chart(run)
+
+
+def test_odd_records_beside_the_metrics_cost_no_report(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", training(30))
+    text = {"source": "a: b", "ids": [1, 2], "tokens": ["a", "b"], "window": 2}
+    said = [{"prompt": "a", "temperature": 1.0, "text": "b"}]
+    sample = {"step": 5, "name": "step-00000005", "weights_sha256": "x", "starts": 1, "said": said}
+    sample |= {"held_out": text, "log_probabilities": [-1.0]}
+    (run / "samples.jsonl").write_text(lines_of(*odd_forms(sample), sample))
+    read_all(run)
+    for form in odd_forms({"status": 0, "outcome": "done", "final": True}):
+        (run / "exit.json").write_text(json.dumps(form))
+        read_history(run), final_status(run)
+
+
+def test_an_odd_line_of_an_account_is_left_out(tmp_path: Path) -> None:
+    earlier = {"seconds": 1.0, "usd": 1.0, "unpriced_seconds": 1.0}
+    call = {"seconds": 0.5, "call": {"began": 1e9, "price_per_hour": 1.0, "earlier": earlier}}
+    job = {"seconds": 5, "run": "run", "job": {"devices": ["0"], "began": 1e9, "seconds": 5.0, "token": "abc"}}
+    (tmp_path / ACCOUNT).write_text(lines_of(*odd_forms(call), call, *odd_forms(job), {"seconds": 6.0, "ended": True}))
+    account = Account(tmp_path, PoolOptions(price_per_hour=2.0, max_usd=10.0, max_hours=1.0))
+    assert all(value is not None and math.isfinite(value) for value in (account.usd(), account.seconds_left()))
+    account.describe()
+
+
+def test_odd_results_and_forecasts_are_left_out_or_refused(tmp_path: Path) -> None:
+    homes = [losses_on(hellaswag(tmp_path / name, {1}), dataset="x", start=0, count=10) for name in ("a", "b")]
+    path = homes[0] / "evaluations.jsonl"
+    kept = [json.loads(line) for line in path.read_text().splitlines()]
+    path.write_text(lines_of(*(form for record in kept for form in odd_forms(record)), *kept))
+    as_page(compare(read_rows(list(map(str, homes)))))
+    run = load_run(write_run(tmp_path / "run", training(30)), ())
+    target = {"loss": 3.0, "low": 2.0, "high": 4.0, "extrapolation": 2.0}
+    forecast = {"date": "x", "commit": None, "target": target, "points": [], "held_out": {"error": 0.01}}
+    for form in odd_forms(forecast | {"recipe": {"model": {"n_layers": 1}, "train": {"learning_rate": 1}}}):
+        (run.directory / FORECAST).write_text(json.dumps(form))
+        returns_or_refuses(lambda: describe_forecast_file(run))
+
+
+@pytest.mark.parametrize("text", ["1e308", "5e-324", "1e400", "nan", "inf", "-1", "9" * 5000, "", "x", "true"])
+def test_an_odd_number_of_an_option_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="got"):
+        number(0, above=True)(text)
+
+
+def returns_or_refuses(call: Callable[[], object]) -> None:
+    try:
+        call()
+    except BadInput as error:
+        assert "\n" not in str(error)
