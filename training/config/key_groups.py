@@ -19,7 +19,7 @@ from training.schedule import DECAYS
 
 # Names that mean the same as the booleans of gpjt's run directories, which are what a run records.
 _SCHEDULES = {"cosine": True, "constant": False}
-LARGEST_RATE = 1e6  # of learning rates and weight decay, whose product is a number of fp32
+LARGEST_RATE = 1e30  # learning rate that torch takes as fp32, also over a bias correction
 GROUP_RATES = tuple(f"{group}_learning_rate" for group in ("matrix", "embedding", "head", "vector"))
 
 
@@ -107,7 +107,7 @@ class OptimizationOptions:
     decay_period_percent: float | None = define(optional(number(0.0, 100.0, above=True)), None)
     # of the peak, at the last step; null: 10 of a cosine, 0 of any other decay
     final_learning_rate_percent: float | None = define(optional(number(0.0, 100.0)), None)
-    weight_decay: float = define(number(0.0, LARGEST_RATE), 0.1)
+    weight_decay: float = define(number(0.0), 0.1)
     adam_beta1: float = define(number(0.0, 0.99999), 0.9)
     adam_beta2: float = define(number(0.0, 0.99999), 0.999)
     muon_split_qkv: bool = define(boolean(), False)  # queries, keys and values as three matrices
