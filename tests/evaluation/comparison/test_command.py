@@ -82,8 +82,9 @@ def test_a_checkpoint_and_torn_or_unknown_lines(runs: dict[str, Path], tmp_path:
 
 
 def test_one_process_s_work_is_not_done_by_every_rank(tmp_path: Path) -> None:
+    rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
     for command in ("compare", "export"):
-        done = evaluate(command, tmp_path / "run", tmp_path / "new", environment={"WORLD_SIZE": "2"})
+        done = evaluate(command, tmp_path / "run", tmp_path / "new", environment=rank)
         assert done.returncode == 1
         said = f"evaluate.py: {command}: got 2 processes of torchrun, wanted one: python evaluate.py {command}\n"
         assert done.stderr == said
