@@ -88,7 +88,7 @@ def test_fp16_scale_halves_on_overflow_and_doubles_after_a_quiet_time() -> None:
     assert scale.scale.item() == INITIAL_LOSS_SCALE
     restored = LossScale("fp16", torch.device("cpu"))
     scale.update(torch.tensor(1.0))
-    restored.load(scale.state())
+    restored.load(scale.state(), "fp16")
     assert restored.state() == scale.state() == SavedLossScale(scale=INITIAL_LOSS_SCALE, finite_steps=1)
     quiet = LossScale("bf16", torch.device("cpu"))
     quiet.update(torch.tensor(torch.nan))
