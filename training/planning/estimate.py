@@ -1,7 +1,9 @@
 """Estimate of a run on machines for rent: memory, hours, dollars."""
 
+import re
 import statistics
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import attrs
@@ -76,6 +78,7 @@ class RunEstimate:
     prices: PriceList
     start_up: StartUp
     network: Network
+    own: tuple[int, Plan] | None  # GPUs by the run directory's name, on all nodes, and the run on them
     offers: tuple[Offer, ...]
 
 
@@ -94,7 +97,20 @@ def make_estimate(
         raise BadInput(_too_big(model, train, offers))
     if not any(offer.plan for offer in offers):
         raise NoPlan(next(offer.problem for offer in offers if offer.problem is not None))
-    return RunEstimate(model=model, train=train, prices=prices, start_up=start_up, network=network, offers=offers)
+    gpus, own = gpus_by_name(run.directory), None
+    if gpus is not None:
+        gpus *= network.nodes
+        with suppress(BadInput):  # too few micro-batches for them: the table has other machines
+            own = gpus, make_plan(train, model.context_length, gpus, lengths)
+    return RunEstimate(
+        model=model, train=train, prices=prices, start_up=start_up, network=network, own=own, offers=offers
+    )
+
+
+def gpus_by_name(run_directory: Path) -> int | None:
+    """Return the GPUs of the machine that a run directory is named after, as in 8xa100; None where it is not."""
+    found = re.search(r"(?:^|-)(\d{1,6})x[a-z]", run_directory.resolve().name)
+    return int(found[1]) or None if found else None
 
 
 def start_up_of(run_directory: Path) -> StartUp:
@@ -132,7 +148,7 @@ def _offer(
     except BadInput as error:
         problem = str(error)
     speeds = throughputs(model, one)
-    if network.nodes > 1 and plan is not None:
+    if network.nodes > 1 and plan is not None and speeds[0].known:
         speeds = [on_network(speeds[0], network, model, plan, gathers=train.execution.parallel == "fsdp")]
     return Offer(
         machine=machine,

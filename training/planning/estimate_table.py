@@ -11,6 +11,10 @@ from training.planning.throughput import ANOTHER_TRAINER, SIMILAR
 
 _HEADS = ["machine", "$/hour", "batch", "largest", "GiB", "tokens/s", "hours", "$", "source of tokens/s", ""]
 _COLUMNS = ("left", *["right"] * 7, "left", "left")
+_UNKNOWN = (
+    "tokens/s, hours and dollars of so small a network are unknown, and with them the cheapest machine: measure it "
+    "(train.py RUN --max-steps 100) and enter tokens_per_second in a price list of your own (--machines)"
+)
 ESTIMATE_CAUTION = (
     "estimate: a roofline of the bytes that Lockstep's kernels move, and of matrix products and attention as fast as "
     "llm.c's on 8 x A100 and H100, with micro-batches that fill the GPU; expect less"
@@ -21,12 +25,18 @@ def describe_estimate(estimate: RunEstimate) -> list[str]:
     """Return the run's arithmetic, the table and its notes, as lines."""
     plans = {offer.machine.name: offer.plan for offer in estimate.offers if offer.plan is not None}
     first, plan = next(iter(plans.items()))
-    lines = describe(estimate.model, estimate.train, plan)
-    if any(other.layout != plan.layout for other in plans.values()):
-        lines.insert(0, f"machine      {first}; the other machines' batches are in the table")
+    alike = all(other.layout == plan.layout for other in plans.values())
+    machine = first + ("" if alike else "; the other machines' batches are in the table")
+    if estimate.own is not None:
+        gpus, plan = estimate.own
+        machine = f"{gpus} GPU{'s' * (gpus > 1)}, by the directory's name"
+        if all(offer.machine.gpus != gpus for offer in estimate.offers):
+            machine += "; the price list has none: the table is of others, --machines takes a list of your own"
+    lines = [f"machine      {machine}", *describe(estimate.model, estimate.train, plan)]
     possible = [offer for offer in estimate.offers if offer.plan is not None]
-    compared = [offer for offer in possible if offer.measured] or possible
-    best = {"cheapest": min(compared, key=Offer.usd), "fastest": min(compared, key=Offer.hours)}
+    known = [offer for offer in possible if offer.throughputs[0].known]
+    compared = [offer for offer in known if offer.measured] or known
+    best = {"cheapest": min(compared, key=Offer.usd), "fastest": min(compared, key=Offer.hours)} if compared else {}
     rows = []
     for offer in sorted(estimate.offers, key=lambda offer: not offer.measured):
         rows += _rows(offer, ", ".join(word for word, chosen in best.items() if chosen is offer))
@@ -35,7 +45,7 @@ def describe_estimate(estimate: RunEstimate) -> list[str]:
         "",
         *tabulate(rows, _HEADS, disable_numparse=True, colalign=_COLUMNS).splitlines(),
         "",
-        *_basis(possible, compared, best["cheapest"]),
+        *(_basis(known, compared, best["cheapest"]) if best else [_UNKNOWN]),
         *_notes(estimate, possible),
         *_changes(estimate),
     ]
@@ -59,9 +69,12 @@ def _rows(offer: Offer, marks: str) -> list[list[str]]:
     rows = []
     for throughput in offer.throughputs:
         most, least = ("<= ", ">= ") if throughput.bound else ("", "")
-        hours = offer.hours(throughput.tokens_per_second)
-        cells += [f"{most}{throughput.tokens_per_second:,.0f}", f"{least}{hours:.2f}"]
-        rows.append([*cells, f"{least}{hours * machine.usd_per_hour:,.2f}", throughput.source, marks])
+        hours, source = offer.hours(throughput.tokens_per_second), throughput.source
+        if offer.measured and not throughput.measured:
+            source += f", {throughput.tokens_per_second / offer.throughputs[0].tokens_per_second:.1f} x the measured"
+        figures = [f"{most}{throughput.tokens_per_second:,.0f}", f"{least}{hours:.2f}"]
+        figures.append(f"{least}{hours * machine.usd_per_hour:,.2f}")
+        rows.append([*cells, *(figures if throughput.known else ["", "", ""]), source, marks])
         cells, marks = [""] * 5, ""
     return rows
 
@@ -100,7 +113,7 @@ def _notes(estimate: RunEstimate, possible: list[Offer]) -> list[str]:
     if train.batch.global_batch_size is None and len({offer.machine.gpus for offer in estimate.offers}) > 1:
         lines.append("no global_batch_size: the batch and the number of steps depend on the machine")
     shown_rows = [throughput for offer in possible for throughput in offer.throughputs]
-    if any(not row.measured for row in shown_rows):
+    if any(row.known and not row.measured for row in shown_rows):
         lines.append(ESTIMATE_CAUTION)
         lines.append(
             "upper bound: at most so many tokens/s, at least so many hours and dollars: products, attention and memory "

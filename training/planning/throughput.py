@@ -6,7 +6,7 @@ from typing import Any
 import attrs
 
 from common.json_files import read_json
-from model.config import GATED, ModelConfig, matmul_parameter_count
+from model.config import GATED, GPT2_SMALL, ModelConfig, matmul_parameter_count
 from training.hardware.gpus import Gpu
 from training.planning.price_list import Machine
 
@@ -16,6 +16,10 @@ ENTERED = "entered in the price list"
 MEASURED, ANOTHER_TRAINER = "measured, Lockstep", "measured, another trainer"
 ESTIMATE, SIMILAR = "estimate: roofline", "estimate: roofline, not fitted"  # to this GPU, but to a similar one
 BOUND = "upper bound: datasheet"
+SMALL = "unknown: no kernel of so small a network was measured"
+# Matmul parameters, half of GPT-2 124M's, the smallest network that the estimates are fitted to: launches and the host
+# take most of the time of smaller ones, and no roofline knows how much.
+LEAST_PARAMETERS = matmul_parameter_count(GPT2_SMALL) // 2
 # Options of the network that change its speed little or not at all.
 SAME_SPEED = {
     *("drop_rate", "qkv_bias", "tie_weights", "norm_eps", "rope_base"),
@@ -56,7 +60,7 @@ class Throughput:
     """Tokens per second of a whole machine, and their source."""
 
     tokens_per_second: float
-    source: str  # ENTERED, MEASURED, ANOTHER_TRAINER, ESTIMATE, SIMILAR or BOUND
+    source: str  # ENTERED, MEASURED, ANOTHER_TRAINER, ESTIMATE, SIMILAR, BOUND or SMALL
     trainer: str | None = None  # of a measurement
 
     @property
@@ -69,12 +73,18 @@ class Throughput:
         """True where our kernels cannot be faster."""
         return self.source == BOUND
 
+    @property
+    def known(self) -> bool:
+        """True for a measurement or an estimate."""
+        return self.source != SMALL
+
 
 def throughputs(config: ModelConfig, machine: Machine) -> list[Throughput]:
     """Return the throughput to plan with, then those to show beside it.
 
     The first is that of the price list, or Lockstep's newest measurement, else another trainer's, else an estimate.
-    Beside it are measurements of other trainers, and where Lockstep has none, estimate and upper bound.
+    Beside it are measurements of other trainers, and where Lockstep has none, estimate and upper bound. Those of a
+    small network are unknown: what is returned is a bound that says nothing.
     """
     ours, others = [], []
     for row in reversed(read_json(MEASUREMENTS, list)):
@@ -90,6 +100,8 @@ def throughputs(config: ModelConfig, machine: Machine) -> list[Throughput]:
         return [ours[0], *others]
     source = ESTIMATE if machine.gpu.torch_name in FITTED else SIMILAR
     estimate, bound = (machine.gpus * speed(config, machine.gpu) for speed in (roofline, upper_bound))
+    if matmul_parameter_count(config) < LEAST_PARAMETERS:
+        return [*others, Throughput(bound, SMALL)]
     return [*others, Throughput(estimate, source), Throughput(bound, BOUND)]
 
 

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import attrs
+import pytest
 
 from tests.conftest import ROOT, train
 from training.config.train_config import Run, load_run
@@ -30,7 +31,11 @@ def test_a_plan_prices_machines_that_one_does_not_have_and_writes_nothing() -> N
     assert "8xa100-40gb: 128 does not fit; start with --set microbatch_size=64" in done.stdout
     assert re.search(r" 128 x 1 x 8 .* of 169\.1 .* measured, another trainer +fastest$", rows["8xb200"])
     assert re.search(r" 262,840 +3\.\d+ +3\d\.\d+ +measured, another trainer ", rows["8xa100-40gb"])
-    assert re.search(r"^ +<= [\d,]+ +>= 0\.\d+ +>= \d\.\d+ +upper bound: datasheet$", done.stdout, re.MULTILINE)
+    assert re.search(
+        r"^ +<= [\d,]+ +>= 0\.\d+ +>= \d\.\d+ +upper bound: datasheet, [\d.]+ x the measured$",
+        done.stdout,
+        re.MULTILINE,
+    )
     assert "cheapest, fastest: of the machines with known tokens/s (measured, another trainer)" in done.stdout
     assert "calibrated on torch's allocator, not on a card" in done.stdout
     assert "prices of 2025-12-06: training/planning/machines.json; " in done.stdout
@@ -48,7 +53,8 @@ def test_a_machine_that_needs_another_micro_batch_is_told_which(tmp_path: Path) 
     path.write_text(json.dumps({"date": "2026-01-01", "machines": machines}))
     run, prices = load_run(ROOT / "runs" / "8xa100", []), read_machines(path, ["two", "two", "sixteen", "three"])
     lines = describe_estimate(estimate(run, prices))
-    assert lines[0].startswith("machine      two; ") and "world size 2" in lines[2]
+    named = "machine      8 GPUs, by the directory's name; the price list has none: the table is of others, "
+    assert lines[0].startswith(named) and "world size 8" in lines[2]
     assert [line for line in lines if re.match("(two|sixteen|three): ", line)] == [
         "sixteen: a batch of 128 in micro-batches of 16 leaves some of 16 GPUs idle; start with --set "
         "microbatch_size=8",
@@ -76,3 +82,19 @@ def test_a_measured_machine_is_the_cheapest_and_a_cheaper_estimate_is_only_told(
     measured = attrs.evolve(estimate(run, prices), start_up=StartUp(seconds=42.0, jobs=2))
     assert "42 s of start-up (measured, median of this run's 2 earlier jobs)" in "\n".join(describe_estimate(measured))
     assert "not measured, cheaper by its estimate: 2xh100-80gb, $6.27" in lines
+
+
+@pytest.mark.parametrize("name", ["1xh100", "speedrun-1xrtx3090"])
+def test_a_run_is_planned_for_the_gpus_that_its_directory_is_named_after(name: str) -> None:
+    lines = describe_estimate(estimate(load_run(ROOT / "runs" / name, []), read_machines(MACHINES, [])))
+    assert lines[0].startswith("machine      1 GPU, by the directory's name; the price list has none: ")
+    assert lines[2].endswith(" x world size 1") and not any("world size 8" in line for line in lines)
+
+
+def test_speed_and_price_of_a_small_network_are_unknown_and_it_has_no_cheapest_machine() -> None:
+    lines = describe_estimate(estimate(load_run(ROOT / "runs" / "laptop", []), read_machines(MACHINES, [])))
+    assert lines[0] == "machine      8xa100-40gb"
+    rows = [line for line in lines if line.startswith("8x") and " GiB" not in line and ":" in line]
+    priced = [line for line in rows if "unknown: no kernel of so small a network was measured" in line]
+    assert len(priced) == 4 and not re.search(r"cheapest$|fastest$|estimate|upper bound", "\n".join(lines))
+    assert any(line.startswith("tokens/s, hours and dollars of so small a network are unknown") for line in lines)
