@@ -14,6 +14,7 @@ from model.gpt import GPT, initialize
 from model.loss import NextTokenLoss
 from tests.model.architectures import MODERN
 from tests.model.test_gpt import SMALL
+from tests.training.parallel.conftest import as_rank
 from training.parallel.mesh import make_mesh
 from training.parallel.wrap import parallelize
 from training.precision import Numerics, autocast
@@ -24,8 +25,6 @@ ZEROS = attrs.evolve(MODERN["Qwen3"], tie_weights=False, zero_init_projections=T
 NETWORKS: dict[str, ModelConfig] = MODERN | {"GPT-2": GPT2, "Qwen3": ZEROS}
 THRIFT = {"recompute_blocks": True, "chunks": 5}
 TRAINED, VALIDATED = ("blocks", "head and loss"), ("blocks", "losses of sequences")
-
-pytestmark = pytest.mark.usefixtures("alone")
 
 
 @pytest.fixture
@@ -76,7 +75,8 @@ def test_these_networks_have_every_option_between_them() -> None:
 def test_blocks_of_all_layers_share_a_graph(
     graphs: list[torch.fx.GraphModule], name: str, kind: str, memory: dict[str, Any], count: int
 ) -> None:
-    train_and_validate(NETWORKS[name], kind, **memory)
+    with as_rank(0, of=2 if kind == "fsdp" else 1):  # on one rank FSDP is the bare network
+        train_and_validate(NETWORKS[name], kind, **memory)
     assert len(graphs) == count
 
 
@@ -85,7 +85,8 @@ def test_blocks_of_all_layers_share_a_graph(
 def test_a_network_compiled_as_one_graph_has_one_to_train_and_one_to_validate(
     graphs: list[torch.fx.GraphModule], name: str
 ) -> None:
-    train_and_validate(NETWORKS[name], "ddp", "model")
+    with as_rank(0, of=1):
+        train_and_validate(NETWORKS[name], "ddp", "model")
     assert len(graphs) == 2
 
 
@@ -94,5 +95,6 @@ def test_inductor_compiles_the_blocks_of_all_layers_once(monkeypatch: pytest.Mon
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    train_and_validate(NETWORKS["no stock class"], "ddp")
+    with as_rank(0, of=1):
+        train_and_validate(NETWORKS["no stock class"], "ddp")
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == len(TRAINED + VALIDATED)
