@@ -72,8 +72,11 @@ def test_help_hides_the_workers_option(capsys: pytest.CaptureFixture[str]) -> No
         (["--machines", "x"], "--machines and --machine go with --plan"),
         (["--machine", "x"], "--machines and --machine go with --plan"),
         (["--max-usd", "1"], "--max-usd needs --price-per-hour"),
-        (["--price-per-hour", "$14"], "--price-per-hour: got '$14', wanted a number above 0, such as 14.32"),
-        (["--max-hours", "nan"], "--max-hours: got 'nan', wanted a number above 0, such as 3.5"),
+        (
+            ["--price-per-hour", "$14"],
+            "--price-per-hour: got '$14', wanted a number above 0 and below 1e+09, such as 14.32",
+        ),
+        (["--max-hours", "nan"], "--max-hours: got 'nan', wanted a number above 0 and below 1e+06, such as 3.5"),
         (["--dry-run", "--world-size", "1048577"], "--world-size: got '1048577', wanted a whole number"),
         (["--began", "1"], "Unknown option: --began"),
         (["--predict", "l4", "--write"], "--write goes with a search, not with --predict"),
