@@ -151,8 +151,10 @@ class Saver:
         def guarded() -> Value:
             try:
                 return work()
-            except OSError as error:
-                problem = write_problem(error.filename or self._storage.where(""), error)
+            except Exception as error:  # a rank that is gone breaks the group's next collective, too
+                problem = f"{type(error).__name__}: {error}"
+                if isinstance(error, OSError):
+                    problem = write_problem(error.filename or self._storage.where(""), error)
                 raise BadInput(f"rank {self._disks.ranks.rank}: {problem}") from error
 
         return together(self._disks.ranks, guarded, only=only, group=self._group)

@@ -67,3 +67,27 @@ def test_a_run_whose_last_checkpoint_cannot_be_written_says_so_and_can_be_contin
     assert verify(on_disk(run / "checkpoints" / "step-00000004")) is None
     assert json.loads((run / "exit.json").read_text())["outcome"] == "error"
     assert train(run).returncode == 0
+
+
+PRUNING_FAILS = """
+import train
+from training.checkpoints.disk import Disk
+
+
+def remove(*_):
+    raise ValueError("no reason")
+
+
+Disk.remove = remove
+train.leave(train.main())
+"""
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_no_failure_of_pruning_ends_a_run(make_run: Callable[..., Path], tmp_path: Path, ranks: int) -> None:
+    run, script = make_run(), tmp_path / "pruning_fails.py"
+    script.write_text(PRUNING_FAILS)
+    done = train(run, script=script, ranks=ranks)
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+    assert done.stderr.count("rank 0: ValueError: no reason") == 2
+    assert [path.name for path in (run / "checkpoints").glob("step-*")] == ["step-00000004", "step-00000008"]
