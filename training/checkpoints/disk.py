@@ -203,7 +203,8 @@ class Disk:
     def _restore_replaced(self) -> None:
         for aside in self.directory.glob(f"{PARTIAL}*{ASIDE}"):
             path = self.directory / aside.name.removeprefix(PARTIAL).removesuffix(ASIDE)
-            if not path.exists():
+            if not path.exists() or ((aside / MANIFEST).exists() and not (path / MANIFEST).exists()):
+                _remove(path)
                 _rename(aside, path)
 
     def _remove_left_behind(self) -> None:
@@ -235,15 +236,23 @@ def _is_ours(path: Path) -> bool:
 
 
 def _rename(path: Path, target: Path) -> None:
-    """Rename a folder; one of a container's image, which overlayfs cannot rename, is copied and deleted."""
+    """Rename a folder; one of a container's image, which overlayfs cannot rename, is copied and deleted.
+
+    Its manifest is copied last and deleted first: a kill leaves it whole under one of both names.
+    """
     try:
         path.rename(target)
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
-        shutil.copytree(path, target, symlinks=True)
+        shutil.copytree(path, target, symlinks=True, ignore=shutil.ignore_patterns(MANIFEST))
         for copied in (*target.iterdir(), target):
             sync(copied)
+        with suppress(FileNotFoundError):  # damaged
+            shutil.copy2(path / MANIFEST, target)
+            sync(target / MANIFEST)
+            sync(target)
+            (path / MANIFEST).unlink()
         _remove(path)
 
 

@@ -1,7 +1,9 @@
 """Checkpoints on a disk: interrupted operations are undone, other people's files are left alone."""
 
+import errno
 import subprocess
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -67,6 +69,36 @@ def test_a_replaced_checkpoint_comes_back_unless_its_replacement_is_complete(tmp
         (tmp_path / name).mkdir()
     Disk(tmp_path).recover()
     assert Disk(tmp_path).names() == ["step-00000002", "step-00000004"]
+
+
+@pytest.mark.parametrize(
+    ("place", "function"),
+    [(disk, "sync"), (disk.shutil, "copy2"), (disk, "_remove")],
+    ids=["copying", "manifest", "end"],
+)
+def test_a_kill_while_a_folder_of_an_image_is_replaced_leaves_it_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: ModuleType, function: str
+) -> None:
+    path, own = tmp_path / "step-00000001", {"state.json": "old", MANIFEST: "old"}
+    for folder, content in ((path, "old"), (tmp_path / ".partial-step-00000001", "new")):
+        folder.mkdir()
+        for file in own:
+            (folder / file).write_text(content)
+
+    def refuse(*_: Path) -> None:
+        raise OSError(errno.EXDEV, "as overlayfs does")
+
+    def killed(*_: object) -> None:
+        if function == "_remove":
+            (path / "state.json").unlink()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(Path, "rename", refuse)
+        patched.setattr(place, function, killed)
+        Disk(tmp_path).publish(path.name)
+    Disk(tmp_path).recover()
+    assert {file.name: file.read_text() for file in path.iterdir()} == own
 
 
 def test_folders_of_a_containers_image_are_set_aside_renamed_and_removed(tmp_path: Path) -> None:
