@@ -12,6 +12,7 @@ import attrs
 
 from common.errors import EXIT_ERROR
 from common.files import writing
+from common.json_files import open_descriptor, open_regular
 from experiments.shared.pool_job import PoolJob
 from experiments.shared.pool_options import PoolOptions
 from training.planning.budget import MOST_HOURS
@@ -44,7 +45,8 @@ class TrainingProcess:
     def __init__(self, directory: Path, command: list[str], environment: dict[str, str]):
         """Start it. It has a session of its own: Ctrl-C in a terminal reaches experiment.py alone, which asks it."""
         path = self.log = directory / JOB_LOG
-        with writing(path), path.open("ab") as log:
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+        with writing(path), os.fdopen(open_descriptor(path, flags), "ab") as log:
             self._log_start = log.tell()
             self._began = time.time()
             self._process = subprocess.Popen(
@@ -85,9 +87,11 @@ class TrainingProcess:
         if (code := self._process.poll()) is not None and code < 0:
             memory = " (out of memory?)" if -code == signal.SIGKILL else ""
             return f"killed by {signal.Signals(-code).name}{memory}"
-        with self.log.open("rb") as log:
-            log.seek(max(self._log_start, self.log.stat().st_size - LOG_TAIL_BYTES))
-            lines = [line.strip() for line in log.read().decode(errors="replace").splitlines() if line.strip()]
+        text = b""
+        with suppress(OSError), open_regular(self.log) as log:  # which may be gone
+            log.seek(max(self._log_start, os.fstat(log.fileno()).st_size - LOG_TAIL_BYTES))
+            text = log.read()
+        lines = [line.strip() for line in text.decode(errors="replace").splitlines() if line.strip()]
         own = [line for line in lines if line.startswith("train.py: ")]
         return (own or lines or ["it printed nothing"])[-1]
 

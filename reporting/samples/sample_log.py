@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import attrs
 
 from common.errors import LARGEST_INTEGER
-from common.json_files import JsonLines, read_json_lines
+from common.json_files import JsonLines, read_json_lines, read_regular
 from common.structure import structured
 from training.checkpoints.checkpoint_manifest import manifest_entries
 from training.checkpoints.disk import checkpoints_of
@@ -99,7 +99,7 @@ def weights_on_disk(run: Path) -> dict[str, str]:
     found = {}
     for name in steps_in(storage):
         try:
-            found[name] = manifest_entries(storage.local_file(name, MANIFEST).read_bytes())[WEIGHTS].sha256
+            found[name] = manifest_entries(read_regular(storage.local_file(name, MANIFEST)))[WEIGHTS].sha256
         except (OSError, ValueError, KeyError, TypeError):  # deleted a moment ago, or damaged: not to be sampled
             continue
     return found

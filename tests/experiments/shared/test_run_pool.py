@@ -19,7 +19,7 @@ from experiments.shared.pool_options import PoolOptions
 from experiments.shared.run_pool import BudgetSpent, PoolStopped, RunPool
 from experiments.shared.run_progress import read_progress
 from experiments.shared.run_target import PlannedRun, RunEnd
-from experiments.shared.training_process import TrainingProcess
+from experiments.shared.training_process import JOB_LOG, TrainingProcess
 from tests import launch
 from tests.conftest import ROOT
 from training.supervision.run_lock import lock_is_held
@@ -127,6 +127,17 @@ def test_a_job_that_a_signal_killed_is_said_to_be_killed(tmp_path: Path) -> None
     while process.status() is None:
         time.sleep(0.01)
     assert process.last_words() == "killed by SIGKILL (out of memory?)"
+
+
+def test_a_job_log_that_is_a_pipe_is_refused_and_one_that_is_gone_says_nothing(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / JOB_LOG)
+    with pytest.raises(BadInput, match="is a pipe"):
+        TrainingProcess(tmp_path, ["-c", ""], {})
+    (tmp_path / JOB_LOG).unlink()
+    process = TrainingProcess(tmp_path, ["-c", ""], {})
+    (tmp_path / JOB_LOG).unlink()
+    assert process.last_words() == "it printed nothing"
+    process.kill()
 
 
 def test_a_failure_names_keys_as_the_experiments_file_has_them(

@@ -2,13 +2,14 @@
 
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
 import attrs
 import pytest
 
-from reporting.samples.sample_log import CheckpointSample, read_counted_samples
+from reporting.samples.sample_log import CheckpointSample, read_counted_samples, weights_on_disk
 from reporting.samples.sample_sections import sample_sections
 from tests.reporting.samples.sampled import sample
 from tests.reporting.written_runs import training, write_run
@@ -55,3 +56,10 @@ def test_the_text_is_named_by_its_dataset_without_the_folders_around_it(tmp_path
     run = write_samples(tmp_path / "run", sample(4, 2.0, held_out=attrs.evolve(held_out, source=source)))
     [found] = read_counted_samples(run)[0]
     assert found.held_out is not None and found.held_out.source.startswith("code: validation")
+
+
+def test_a_manifest_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "checkpoints" / "step-00000004"
+    checkpoint.mkdir(parents=True)
+    os.mkfifo(checkpoint / "manifest.json")
+    assert weights_on_disk(tmp_path) == {}
