@@ -22,7 +22,7 @@ from tokens.tokenizer.tokenizer import RANKS_FILE, Tokenizer, fingerprint, load_
 from training.checkpoints.disk import on_disk
 from training.checkpoints.run_record import RESOLVED
 from training.checkpoints.saved_state import read_state
-from training.checkpoints.storage import STATE, WEIGHTS, name_of
+from training.checkpoints.storage import MANIFEST, STATE, WEIGHTS, name_of
 from training.checkpoints.verification import verify
 from training.launch import environment_rank
 from training.parallel.process_group import Ranks, together
@@ -41,8 +41,9 @@ class ModelLocation:
 
     @property
     def is_own(self) -> bool:
-        """True for a checkpoint of ours, with a record of its training."""
-        return (self.path / STATE).is_file()
+        """True for a checkpoint of ours, with a record of its training; for a damaged one, too."""
+        marks = (STATE,) if self.run is None else (STATE, MANIFEST)
+        return any(os.path.lexists(self.path / file) for file in marks)
 
     @property
     def title(self) -> str:

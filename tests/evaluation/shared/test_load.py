@@ -79,6 +79,8 @@ def test_what_cannot_be_loaded_is_one_line(make_run: Callable[..., Path], tmp_pa
     assert "damaged" in refused()
     weights.unlink()
     assert "missing; wanted weights as safetensors" in refused()
+    (run / "checkpoints/step-00000001/state.json").unlink()
+    assert "state.json: missing; choose another checkpoint" in refused("smoke", run)  # not taken for another program's
 
 
 def test_a_best_checkpoint_that_is_not_here_is_said_not_replaced_by_the_newest(copied: Path) -> None:
