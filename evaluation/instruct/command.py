@@ -48,9 +48,9 @@ class InstructCommand(MeasureCommand):
         from evaluation.shared.load import load_on_all
         from evaluation.shared.results import append_result, is_newest
         from training.exactness.levels import set_determinism
-        from training.parallel.process_group import from_coordinator, start, stop
+        from training.parallel.process_group import from_coordinator, meet, stop
 
-        ranks = start(self.device, TIMEOUT_SECONDS)
+        ranks = meet(self.device, TIMEOUT_SECONDS)
         set_determinism("elastic", 1, ranks)
         places, questions = from_coordinator(ranks, self._prepare)
         first = self.settings.seed

@@ -55,9 +55,9 @@ class MeasureCommand:
         """
         from evaluation.shared.load import load_on_all
         from evaluation.shared.results import append_result
-        from training.parallel.process_group import from_coordinator, start, stop
+        from training.parallel.process_group import from_coordinator, meet, stop
 
-        ranks = start(self.device, TIMEOUT_SECONDS)
+        ranks = meet(self.device, TIMEOUT_SECONDS)
 
         def make() -> "tuple[list[ModelLocation], Prepared]":
             places = self.locate_all()

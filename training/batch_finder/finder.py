@@ -26,6 +26,7 @@ from training.config.batch_plan import derive_layout
 from training.config.train_config import Run, TrainConfig
 from training.hardware.preflight import Needs, enforce
 from training.hardware.usable_gpus import choose_device
+from training.parallel.process_group import not_met
 from training.parallel.sum_tree import most_held_sums
 from training.planning.memory_model import GIB, MemoryModel, outside_bytes
 
@@ -64,7 +65,7 @@ def report_largest(run: Run, overrides: Sequence[str], device: str | None, proce
             else:
                 pool.follow()
     except dist.DistError as error:
-        raise BadInput("torchrun is gone, or does not answer; run the same command again", alone=True) from error
+        raise not_met() from error
 
 
 @attrs.frozen

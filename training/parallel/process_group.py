@@ -17,7 +17,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # missing 
 from common.errors import BadInput
 from common.files import system_error
 from training.hardware.usable_gpus import choose_device, use_gpu
-from training.launch import environment_local_world_size, environment_nodes, environment_rank, restarts
+from training.launch import environment_local_world_size, environment_nodes, environment_rank, restarts, torchrun_job
 from training.parallel.job_generation import agree_on_generation
 from training.parallel.network_interface import choose_interface
 
@@ -98,12 +98,26 @@ def start(device_kind: str | None, timeout_seconds: int) -> Ranks:
     )
 
 
+def meet(device_kind: str | None, timeout_seconds: int) -> Ranks:
+    """Start as `start` does. Raises BadInput, on this rank alone, where torchrun does not answer."""
+    try:
+        return start(device_kind, timeout_seconds)
+    except dist.DistError as error:
+        raise not_met() from error
+
+
 def torchrun_store() -> TCPStore:
     """Return a new connection to torchrun's store. Raises dist.DistError if torchrun has ended."""
     server = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = TCPStore(*server, is_master=False, wait_for_workers=False, timeout=CONNECT_TIMEOUT)
     store.set_timeout(STORE_TIMEOUT)
     return store
+
+
+def not_met() -> BadInput:
+    """Return the user error of a rank that has not met the others."""
+    gone = "another rank" if torchrun_job() is None else "torchrun"
+    return BadInput(f"{gone} is gone, or does not answer; run the same command again", alone=True)
 
 
 def stop() -> None:

@@ -46,8 +46,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from common.errors import EXIT_ERROR, EXIT_STOPPED, BadInput, advisory
-from training.launch import environment_nodes, torchrun_identity, torchrun_job, torchrun_process, will_restart
+from common.errors import EXIT_ERROR, EXIT_STOPPED, advisory
+from training.launch import environment_nodes, torchrun_identity, torchrun_process, will_restart
 from training.supervision.exit_record import LOST, ExitRecord, final_status
 from training.supervision.run_lock import RunLock, take_run_lock
 from training.supervision.signals import receive_signals
@@ -85,7 +85,7 @@ class Supervision:
         """Meet the other ranks; return this rank's heartbeat. Raises BadInput, on this rank alone, without torchrun."""
         import torch.distributed as dist
 
-        from training.parallel.process_group import gather, start
+        from training.parallel.process_group import gather, not_met, start
         from training.supervision.heartbeat import Heartbeat, Reactions
 
         try:
@@ -95,8 +95,7 @@ class Supervision:
             self._heartbeat = Heartbeat(ranks, timeout_seconds, reactions)
         except dist.DistError as error:
             self._end_as_lost()
-            gone = "another rank" if torchrun_job() is None else "torchrun"
-            raise BadInput(f"{gone} is gone, or does not answer; run the same command again", alone=True) from error
+            raise not_met() from error
         return self._heartbeat
 
     def lock_own_disk(self, run_directory: Path) -> None:

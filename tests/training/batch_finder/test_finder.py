@@ -125,6 +125,7 @@ def test_a_search_has_torchrun_or_no_launcher(make_run: Callable[..., Path], mon
     with pytest.raises(BadInput, match=r"--world-size: got 2, but torchrun sets the world size"):
         search(2)
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "gone")
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", "1")  # where nobody listens
     monkeypatch.setattr("training.parallel.process_group.CONNECT_TIMEOUT", timedelta(milliseconds=100))

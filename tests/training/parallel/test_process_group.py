@@ -2,6 +2,7 @@
 
 import json
 import socket
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,18 @@ def test_a_busy_port_of_rank_0_is_named(monkeypatch: pytest.MonkeyPatch) -> None
             monkeypatch.setenv(name, value)
         with pytest.raises(BadInput, match=f"rank 0 cannot listen on MASTER_PORT {port}, set another for all ranks: "):
             process_group._rendezvous()
+
+
+def test_a_torchrun_that_is_gone_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        port = closed.getsockname()[1]
+    variables = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    for name, value in (variables | {"TORCHELASTIC_RUN_ID": "", "TORCHELASTIC_USE_AGENT_STORE": "True"}).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(process_group, "CONNECT_TIMEOUT", timedelta(seconds=0.1))
+    with pytest.raises(BadInput, match="torchrun is gone, or does not answer"):
+        process_group.meet("cpu", 60)
 
 
 def test_an_error_without_a_file_is_no_user_error(alone: process_group.Ranks) -> None:
