@@ -45,6 +45,7 @@ IMPORTED_ONCE = [
     "s3fs",
 ]
 TIMEOUT_SECONDS = 180
+RANK_OF_TWO = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
 MESSAGE_BYTES = 1 << 20
 
 _address = ""  # of the server's socket, in the server and in all that it forks

@@ -99,7 +99,7 @@ class Account:
             if self._log is None:
                 self._log = JsonLog(self._directory / ACCOUNT)
                 call = CallStart(began=self._began_unix, price_per_hour=self.price_per_hour, earlier=self.earlier)
-                self._log.append(_record(AccountLine(seconds=self.call_seconds(), call=call)))
+                self._log.append(_record(AccountLine(seconds=line.seconds, call=call)))
             self._beaten = line.seconds
             self._log.append(_record(line), durable=True)
 
@@ -123,7 +123,8 @@ def _spent_before(lines: Sequence[AccountLine], now: float, jobs_until: float) -
     """Return what earlier calls have spent; Unix times."""
     call, seconds, ended = None, 0.0, True
     for line in lines:
-        if line.call is None and line.seconds < seconds and call is not None:  # the start of a call was damaged
+        # The start of a call was damaged. The first line after an intact one may be earlier by a moment.
+        if line.call is None and call is not None and (ended or line.seconds < seconds - BEAT_SECONDS):
             began, earlier = call.began + seconds, _with_call(call, seconds if ended else seconds + BEAT_SECONDS)
             call = attrs.evolve(call, began=began, earlier=earlier)
         call, seconds, ended = line.call or call, line.seconds, line.ended

@@ -7,8 +7,7 @@ import json
 import os
 import sys
 from pathlib import Path
-
-import attrs
+from typing import NamedTuple
 
 from common.clock import utc_now
 from common.errors import EXIT_DIVERGED, EXIT_DONE, EXIT_ERROR, EXIT_STOPPED, EXIT_USAGE, BadInput
@@ -49,8 +48,7 @@ class ExitRecord:
                 print(f"WARNING: {write_error(path, error)}", file=sys.stderr, flush=True)
 
 
-@attrs.frozen(kw_only=True)
-class JobExit:
+class JobExit(NamedTuple):
     """The content of an exit record."""
 
     status: int

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from evaluation.shared.intervals import ratio
+from tests import launch
 from tests.evaluation.comparison.stored import compared, evaluate, hellaswag, kept
 
 
@@ -82,9 +83,8 @@ def test_a_checkpoint_and_torn_or_unknown_lines(runs: dict[str, Path], tmp_path:
 
 
 def test_one_process_s_work_is_not_done_by_every_rank(tmp_path: Path) -> None:
-    rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
     for command in ("compare", "export"):
-        done = evaluate(command, tmp_path / "run", tmp_path / "new", environment=rank)
+        done = evaluate(command, tmp_path / "run", tmp_path / "new", environment=launch.RANK_OF_TWO)
         assert done.returncode == 1
         said = f"evaluate.py: {command}: got 2 processes of torchrun, wanted one: python evaluate.py {command}\n"
         assert done.stderr == said

@@ -26,7 +26,7 @@ def test_what_no_judge_can_be_asked_for_is_one_line(server: Judge, sessions: Ses
     assert unset.startswith("evaluate.py: OPENAI_API_KEY: not set")  # before the scores that take a while
     assert "--base-url: got 'localhost:1'" in refused("--base-url", "localhost:1")
     assert "http://127.0.0.1:1/v1: no server: [Errno 111]" in refused("--base-url", "http://127.0.0.1:1/v1")
-    ranks = launch.run(ROOT / "evaluate.py", *sessions.command(), environment={"WORLD_SIZE": "2"})
+    ranks = launch.run(ROOT / "evaluate.py", *sessions.command(), environment=launch.RANK_OF_TWO)
     assert (ranks.returncode, "wanted one: python evaluate.py judge" in ranks.stderr) == (1, True)
     assert "no price of 'script'; add it to the file, or pass --prices; did you mean 'scripted'?" in refused(
         "--model", "script"
