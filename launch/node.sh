@@ -3,6 +3,7 @@
 # it on every node, again and again. torchrun reads PET_NNODES, PET_NODE_RANK, PET_MASTER_ADDR and PET_MASTER_PORT.
 # Exit status: 0 done; 78 for good, by an error that no restart mends, or a divergence; 75 to start again.
 set -uo pipefail
+trap '' PIPE # whoever reads the output may go
 refuse() { echo "node.sh: $1" >&2; exit 78; }
 cd "$(dirname -- "$0")/.." || exit 78
 for word in "$@"; do

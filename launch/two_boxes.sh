@@ -6,6 +6,7 @@
 # same command follows the run again. RANKS=8: ranks per node, by default one per GPU.
 # shellcheck disable=SC2016  # variables of the nodes
 set -uo pipefail
+trap '' PIPE # whoever reads the output may go
 
 run=${1-} nodes=()
 shift
@@ -22,7 +23,9 @@ on() { # NODE COMMAND: in its clone; status 255 without an answer, 78 without a 
   job=$(quoted "$run/.node-${1#*@}")
   ssh -n -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=5 -- "$1" \
     "cd -- $(quoted "${CLONE:-$PWD}") && ls -d -- $(quoted "$run")launch/node.sh > /dev/null || exit 78
-    job=$job; exec 2> /dev/null; $2"
+    job=$job; exec 2> /dev/null
+    for end in pid status log; do [ ! -p \"\$job.\$end\" ] || rm \"\$job.\$end\"; done # it would hang
+    $2"
 }
 alive='grep -qs node.sh /proc/$(cat "$job.pid")/cmdline'
 start() { # NODE RANK: in the background there, where it outlives this connection

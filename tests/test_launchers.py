@@ -133,6 +133,10 @@ def test_an_error_that_no_restart_mends_asks_for_none(make_run: Callable[..., Pa
         subprocess.Popen(command, env=ALONE | environment, stderr=subprocess.PIPE, text=True)
         for command, environment, _ in cases
     ]
+    refused = subprocess.Popen([NODE, str(run), "--resume"], stderr=subprocess.PIPE)
+    assert refused.stderr is not None
+    refused.stderr.close()
+    assert refused.wait(SECONDS) == 78
     for process, (command, _, line) in zip(started, cases, strict=True):
         errors = process.communicate(timeout=SECONDS)[1]
         assert process.returncode == 78 and line in errors, (command, errors)
@@ -148,9 +152,13 @@ def test_two_boxes_takes_any_path_and_executes_no_part_of_it(make_run: Callable[
     run = make_run('a run\'s "name" $(touch executed) `touch executed` & \\ \t;')
     environment = ALONE | {"PATH": f"{ssh.parent}:{os.environ['PATH']}", "RANKS": "1"}
     command = [str(ROOT / "launch" / "two_boxes.sh"), str(run), "node", "--", "--set", "random_seed=7"]
-    looping = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    output = looping.communicate(timeout=SECONDS)
-    assert looping.returncode == 0, output
+    for name in ("pid", "status", "log"):
+        os.mkfifo(run / f".node-node.{name}")  # not waited for
+    reader, output = os.pipe()
+    os.close(reader)  # nor is a reader that has gone missed
+    looping = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=output)
+    os.close(output)
+    assert looping.wait(SECONDS) == 0, (run / ".node-node.log").read_text()
     assert metrics(run, "train_loss") and not list(ROOT.glob("executed"))
     absent = subprocess.run([*command[:1], str(tmp_path / "absent"), "node"], cwd=ROOT, env=environment, check=False)
     assert absent.returncode == 78
