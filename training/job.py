@@ -17,7 +17,7 @@ from training.checkpoints.run_record import RunRecord, make_record, write_record
 from training.checkpoints.storage import Checkpoint, name_of
 from training.command import Options
 from training.config.batch_plan import Plan, describe, make_plan
-from training.config.learning_rates import make_schedule
+from training.config.learning_rates import describe_schedule, make_schedule
 from training.config.train_config import Run
 from training.data.open_tokens import TokenSet, open_tokens
 from training.data.verify_tokens import verify_tokens
@@ -81,7 +81,7 @@ def _train(
         if options.replay is not None:
             return _replay(read_recorded(run.directory, options.replay, plan.steps), request, builder, state, settings)
         beginning = resume(request, state, disks, None if uploader is None else uploader.bucket)
-        settings = _as_begun(settings, run, plan, beginning)
+        settings = _as_begun(settings, run, plan, beginning, ranks)
         supervision.run_lock.write_resumed()
         position = state.position
         if uploader is not None and position.step > 0:
@@ -129,9 +129,11 @@ def _build_state(run: Run, plan: Plan, ranks: Ranks) -> tuple[TrainState, StepSe
     return state, make_settings(run.train, plan, numerics)
 
 
-def _as_begun(settings: StepSettings, run: Run, plan: Plan, beginning: Beginning) -> StepSettings:
+def _as_begun(settings: StepSettings, run: Run, plan: Plan, beginning: Beginning, ranks: Ranks) -> StepSettings:
     """Return the step settings with the rounding of the schedule's steps that the run began with."""
     schedule = make_schedule(run.train.optimization, plan.steps, exact=beginning.record.exact_percent)
+    if schedule != settings.schedule:
+        print_lines(ranks, [f"NOTE: the run keeps the schedule that it began with: {describe_schedule(schedule)}"])
     return attrs.evolve(settings, schedule=schedule)
 
 
@@ -141,7 +143,7 @@ def _replay(
     """Repeat recorded steps; return the exit status: 1 where a number differs from its record."""
     ranks = builder.heartbeat.ranks
     beginning = load_before(recorded.first, request, state, ranks)
-    settings = _as_begun(settings, builder.run, builder.plan, beginning)
+    settings = _as_begun(settings, builder.run, builder.plan, beginning, ranks)
     _test_determinism(state, settings, ranks)
     with closing(builder.feed(state, recorded.last)) as feed:
         return EXIT_DONE if replay(state, settings, ranks, feed.next, recorded) else EXIT_ERROR

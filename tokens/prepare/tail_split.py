@@ -10,7 +10,7 @@ from tokens.prepare.growing_files import COPY_BYTES, GrowingStream
 from tokens.prepare.plan import TAIL, PrepareSettings
 
 COPY_TOKENS = COPY_BYTES // 2
-MOST_TIMES = 10  # the share of a split that was asked: more is no split of what there is
+MOST_TIMES = 10  # the share asked, of a held-out split, or less of train: beyond, whole documents split nothing
 ADVICE = "add documents, or pass --split tail, which cuts the last one by tokens where it must"
 
 
@@ -55,11 +55,15 @@ def copy_tail(streams: dict[str, GrowingStream], settings: PrepareSettings, tota
 
 
 def too_much_held_out(settings: PrepareSettings, lengths: dict[str, int]) -> str | None:
-    """Return what is wrong with splits of such lengths: far more held out than was asked."""
-    for split, asked in settings.held_out.items():
-        share = lengths[split] / sum(lengths.values())
-        if share > MOST_TIMES * asked:
-            return f"--{split}-fraction {asked:g} would hold out {share:.1%} of the tokens"
+    """Return the problem of splits of such lengths, far from the shares that were asked, or None."""
+    tokens, asked = sum(lengths.values()), settings.held_out
+    for split, share in asked.items():
+        if lengths[split] > MOST_TIMES * share * tokens:
+            held_out = f"{lengths[split] / tokens:.1%} of the tokens, in whole documents"
+            return f"--{split}-fraction {share:g} would hold out {held_out}"
+    if MOST_TIMES * lengths["train"] < (1 - sum(asked.values())) * tokens:
+        fractions = " and ".join(f"--{split}-fraction {share:g}" for split, share in asked.items())
+        return f"{fractions} would leave {lengths['train']:,} of {tokens:,} tokens to train on"
     return None
 
 

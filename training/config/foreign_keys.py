@@ -59,6 +59,8 @@ _THEIRS = {
     ": the option --device of train.py chooses the device": "device",
     ": a run writes into its run directory": "out_dir output_dir",
 }
+_OLD = {"minibatch_size": "microbatch_size", "use_amp": "precision", "validation_batches": "validation_sequences"}
+OTHER_SPELLINGS = {**_OLD, **{ours: old for old, ours in _OLD.items()}}  # of gpjt/ddp-base-model-from-scratch
 FOREIGN_KEYS = {name: ours for ours, names in _THEIRS.items() for name in names.split()}
 
 
@@ -99,8 +101,9 @@ def translate(model: dict[str, Any], train: dict[str, Any], model_file: Path, tr
         use_amp = train.pop("use_amp")
         if type(use_amp) is not bool:
             raise BadInput(f"{train_file}: use_amp: got {quoted(use_amp)}, wanted true or false")
+        read = "ignored beside" if "precision" in train else "read as"
         precision = train.setdefault("precision", "auto" if use_amp else "fp32")
-        notices.append(f"{train_file}: use_amp {json.dumps(use_amp)} is read as precision {precision}")
+        notices.append(f"{train_file}: use_amp {json.dumps(use_amp)} is {read} precision {precision}")
     if "validation_batches" in train:
         batches, size = train.pop("validation_batches"), train.get("microbatch_size")
         if "validation_sequences" in train:

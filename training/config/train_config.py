@@ -14,7 +14,7 @@ from common.structure import checked
 from model.checks import boolean, integer
 from model.config import ModelConfig
 from model.stock_config import stock_class
-from training.config.foreign_keys import hint, translate
+from training.config.foreign_keys import OTHER_SPELLINGS, hint, translate
 from training.config.key_groups import (
     GROUP_RATES,
     BatchOptions,
@@ -185,12 +185,13 @@ def load_run(directory: Path, overrides: Sequence[str]) -> Run:
 
 
 def _apply(override: str, values: dict[str, dict[str, Any]]) -> str:
-    """Put an override in place; return its key."""
+    """Put an override in place, of either spelling; return its key."""
     name, equals, text = override.partition("=")
     section, _, key = name.rpartition(".")
     section = section or "train"
     if not equals or not key or section not in values:
         raise BadInput(f"--set {quoted(override)}: wanted train.KEY=VALUE or model.KEY=VALUE")
+    values[section].pop(OTHER_SPELLINGS.get(key, ""), None)
     try:
         values[section][key] = parse_json(text, kind=None)
     except ValueError:

@@ -45,13 +45,22 @@ def test_documents_that_all_fall_to_a_held_out_split_leave_room_for_the_command_
 def test_far_more_than_asked_is_held_out_by_no_split(tmp_path: Path, texts: list[str]) -> None:
     source = jsonl(tmp_path / "a.jsonl", ["", *texts, ""])
     for seed in range(3):
-        with pytest.raises(BadInput, match=r"would hold out .* of the tokens; .*--split tail.*; nothing was written"):
+        with pytest.raises(BadInput, match=r"would hold out .* of the tokens, .*--split tail.*; nothing was written"):
             write(tmp_path / "out", source, split="hash", split_seed=seed, validation_fraction=0.0005)
     write(tmp_path / "out", source, split="tail", validation_fraction=0.01)
     train, held_out = (tokens_of(tmp_path / "out", split) for split in ("train", "validation"))
     assert "".join(map(chr, train + held_out)) == "\u0100".join(["", *texts, "", ""])
     assert len(held_out) in (round(0.01 * len(train)), round(0.01 * len(train)) + 1, len(texts[-1]) + 2)
     assert chr(held_out[0]) in texts[-1]
+
+
+@pytest.mark.parametrize("fraction", [0.1, 0.5, 0.6])
+def test_large_fractions_leave_a_tenth_of_the_asked_share_to_train_on(tmp_path: Path, fraction: float) -> None:
+    source = jsonl(tmp_path / "a.jsonl", ["x", "y" * 5000])
+    with pytest.raises(BadInput, match=r"fraction .* would leave 2 of 5,003 tokens to train on; .*--split tail"):
+        write(tmp_path / "out", source, split="hash", split_seed=1, validation_fraction=fraction)
+    write(tmp_path / "out", source, split="tail", validation_fraction=fraction)
+    assert len(tokens_of(tmp_path / "out", "train")) == pytest.approx(5003 * (1 - fraction), abs=1)
 
 
 def test_empty_documents_take_no_part_in_a_split(tmp_path: Path) -> None:

@@ -78,6 +78,27 @@ def test_older_spellings_are_translated_and_said(
     assert [notice in line for line in run.notices] == [True]
 
 
+@pytest.mark.parametrize(
+    ("extra", "override", "wanted", "notice"),
+    [
+        ({"minibatch_size": 2}, "microbatch_size=12", {"microbatch_size": 12}, ""),
+        ({"microbatch_size": 2}, "minibatch_size=12", {"microbatch_size": 12}, "is read as microbatch_size"),
+        ({"use_amp": True}, "precision=fp32", {"precision": "fp32"}, ""),
+        ({"precision": "bf16"}, "use_amp=false", {"precision": "fp32"}, "is read as precision fp32"),
+        ({"precision": "bf16", "use_amp": False}, "log_interval=1", {"precision": "bf16"}, "is ignored beside"),
+        ({"validation_batches": 3}, "validation_sequences=5", {"validation_sequences": 5}, ""),
+    ],
+)
+def test_set_replaces_either_spelling_of_a_key(
+    tmp_path: Path, extra: dict[str, Any], override: str, wanted: dict[str, Any], notice: str
+) -> None:
+    others = {key: value for key, value in PUBLIC.items() if key != "microbatch_size"}
+    train = others | ({} if "minibatch_size" in extra else {"microbatch_size": 4}) | extra
+    run = load_run(run_directory(tmp_path / "r", GPT2_124M, train), [override])
+    assert run.train.flat() | wanted == run.train.flat()
+    assert [notice in line for line in run.notices] == [True] * (notice != "")
+
+
 @pytest.mark.parametrize("name", ["1xrtx3090", "1xh100", "8xa100", "8xa100m80", "8xh100", "8xb200"])
 def test_shipped_run_directories_train_the_same_model_on_the_same_batches(name: str) -> None:
     run = load_run(ROOT / "runs" / name, [])
