@@ -52,14 +52,14 @@ def advisory(name: str, *fatal: type[Exception]) -> Iterator[None]:
 
 
 def drop(name: str, problem: str) -> bool:
-    """Note once, for the metrics, what is dropped and why; tell whether this is the first time."""
+    """Note once, for the metrics, dropped work and the reason; return True the first time."""
     first = name not in _dropped
     _dropped.setdefault(name, problem)
     return first
 
 
 def newly_dropped() -> Iterator[tuple[str, str]]:
-    """Yield (name, problem) of what was dropped since the last call."""
+    """Yield (name, problem) of work dropped since the last call."""
     for name, problem in [*_dropped.items()]:
         if problem is not None:
             _dropped[name] = None

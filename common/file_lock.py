@@ -20,7 +20,7 @@ POLL_SECONDS = 0.2
 def open_locked(path: Path, contention: str, *, wait_seconds: float = 0.0) -> TextIO:
     """Open or create a lock file, and lock it until it is closed, as `lock` does.
 
-    Raises BadInput also for what is no regular file: a pipe's other end is not waited for.
+    Raises BadInput also unless it is a regular file: a pipe's other end is not waited for.
     """
     with writing(path):
         file = os.fdopen(open_descriptor(path, os.O_RDWR | os.O_APPEND | os.O_CREAT), "a+", errors="replace")

@@ -1,6 +1,6 @@
 """Installation check, guarded stdout and stderr, CUDA allocator setting: the first call of every script, before torch.
 
-Output never ends work: what stdout or stderr cannot take is dropped, whoever prints. A command whose product is its
+Output never ends work: text stdout or stderr cannot take is dropped, whoever prints. A command whose product is its
 output then has the status of an error; one that keeps logs only, such as a run, has the status of its work.
 """
 
@@ -26,7 +26,7 @@ READER_SECONDS = 5.0  # to wait for a log's reader that has stopped, such as a p
 
 
 class Output(io.RawIOBase):
-    """Bytes of stdout or stderr. Writing never raises: what cannot be written is dropped, and noted once."""
+    """Bytes of stdout or stderr. Writing never raises: lost bytes are noted once."""
 
     def __init__(self, name: str, number: int):
         self.name, self._number = name, number

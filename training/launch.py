@@ -1,4 +1,4 @@
-"""Launch environment: what torchrun, or another launcher, tells a process through environment variables."""
+"""Launch environment: variables that torchrun, or another launcher, sets for a process."""
 
 import os
 import re
@@ -142,7 +142,7 @@ def _started_ticks(process: int) -> int:
 
 
 def _contradiction(values: dict[str, int]) -> str | None:
-    """Return which of a rank's variables, by their values, is missing or too large."""
+    """Return the contradiction among a rank's variables, by their values: one is missing or too large."""
     if "RANK" not in values:
         alone = {"WORLD_SIZE": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
         strays = [f"{name} is {values[name]}" for name, value in alone.items() if values.get(name, value) != value]

@@ -68,7 +68,7 @@ def tell(lines: JsonLines) -> None:
 
 
 def _is_sound(record: dict[str, Any]) -> bool:
-    """Tell whether a result says of what it is, and its numbers are within arithmetic, or not finite."""
+    """Tell whether a result names its model and evaluation, and its numbers are within arithmetic, or not finite."""
     named = isinstance(record.get("model"), str) and isinstance(record.get("evaluation"), str)
     return named and all(is_number(one) or _is_not_finite(one) for one in numbers_in(record))
 

@@ -63,7 +63,7 @@ class Account:
         return None if left is None else left[0]
 
     def describe(self) -> str:
-        """Return what is spent, and of what, as text."""
+        """Return the spent shares of the limits, as text."""
         options, usd = self._options, self.usd()
         text = duration(self.elapsed_seconds())
         if options.max_hours is not None:
@@ -120,7 +120,7 @@ def _record(line: AccountLine) -> dict[str, object]:
 
 
 def _spent_before(lines: Sequence[AccountLine], now: float, jobs_until: float) -> Spent:
-    """Return what earlier calls have spent; Unix times."""
+    """Return the totals of earlier calls; Unix times."""
     call, seconds, ended = None, 0.0, True
     for line in lines:
         # The start of a call was damaged. The first line after an intact one may be earlier by a moment.
@@ -137,7 +137,7 @@ def _spent_before(lines: Sequence[AccountLine], now: float, jobs_until: float) -
 
 
 def _with_call(call: CallStart, seconds: float) -> Spent:
-    """Return what was spent at the end of a call that took so long."""
+    """Return the total after a call that took so long."""
     before = call.earlier
     return Spent(
         seconds=before.seconds + seconds,

@@ -59,7 +59,7 @@ class SweepTable:
         return "\n".join([table, "", *self._notes()])
 
     def write(self, output: Path) -> str:
-        """Write sweep.md and sweep.json, unless they hold runs that are here no more; return what was done, as text."""
+        """Write sweep.md and sweep.json, unless they hold runs that are here no more; return a line about it."""
         if gone := self._gone(output):
             return f"{output / 'sweep.md'}: kept as it is: it has results that are here no more: {', '.join(gone)}"
         markdown = f"# Sweep of {self.sweep.base}\n\n{self.text('github')}"
@@ -148,7 +148,7 @@ class SweepTable:
 
 
 def describe_power(sweep: Sweep) -> str:
-    """Return what this many seeds can find."""
+    """Return the differences that this many seeds can find, as text."""
     seeds, comparisons = len(sweep.seeds), len(sweep.variants) - 1
     if seeds < 2:
         return "one seed gives no verdict: nothing tells a difference from luck"

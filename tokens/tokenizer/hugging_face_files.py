@@ -106,7 +106,7 @@ def write_tokenizer_files(tokenizer: Tokenizer, directory: Path, context_length:
 def read_tokenizer_files(directory: Path) -> Tokenizer | None:
     """Return the tokenizer of a Hugging Face model directory, or None without one.
 
-    Raises BadInput unless its files say what GPT-2's do, but for the ranks: whatever else they name would be ignored.
+    Raises BadInput unless its files equal GPT-2's, but for the ranks: whatever else they name would be ignored.
     """
     path = directory / TOKENIZER
     try:

@@ -63,7 +63,7 @@ def describe(archived: Path) -> str:
 def archive_after(run_directory: Path, checkpoint: Checkpoint) -> Path | None:
     """Make a checkpoint the newest: move later ones into `archive/<time>/`; return where they are, if there were any.
 
-    A copy under another name gets its step's name; what has that name is moved as well, and so are damaged folders in
+    A copy under another name gets its step's name; one of that name is moved as well, and so are damaged folders in
     the place of links. Raises BadInput where the run directory cannot be changed.
     """
     storage = checkpoint.storage

@@ -39,7 +39,7 @@ _OWN_HIDDEN_NAME = re.compile(rf"{re.escape(PARTIAL)}({STEP_NAME.pattern}({ASIDE
 
 @attrs.frozen
 class Disk:
-    """Storage in a folder, or a link to one. See `Storage` for what each method does."""
+    """Storage in a folder, or a link to one. Its methods are described in `Storage`."""
 
     directory: Path
 

@@ -113,7 +113,7 @@ def keep_attention(shape: Shape, before: dict[str, Any], now: dict[str, Any], ra
 
 
 def problem_of(name: str, shape: Shape) -> str | None:
-    """Test a kernel's outputs and gradients against unfused attention; return what is wrong, or None."""
+    """Test a kernel's outputs and gradients against unfused attention; return the problem, or None."""
     return _in_memory(shape.microbatch_size, partial(_problem, name, shape))
 
 

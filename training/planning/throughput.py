@@ -84,7 +84,7 @@ def throughputs(config: ModelConfig, machine: Machine) -> list[Throughput]:
 
     The first is that of the price list, or Lockstep's newest measurement, else another trainer's, else an estimate.
     Beside it are measurements of other trainers, and where Lockstep has none, estimate and upper bound. Those of a
-    small network are unknown: what is returned is a bound that says nothing.
+    small network are unknown: the returned bound says nothing.
     """
     ours, others = [], []
     for row in reversed(read_json(MEASUREMENTS, list)):
