@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 from common.bucket_folder import BucketFolder
 from common.errors import BadInput
 from common.files import BLOCK_BYTES
+from common.json_files import open_regular
 from common.remote_files import REMOTE, THREADS, open_remote
 from tokens.format.contents import open_listed, read_contents
 from tokens.format.header import HEADER_BYTES
@@ -175,7 +176,7 @@ def _read(files: list[tuple[str, int]], begin: int, end: int) -> Iterator[bytes]
 
 
 def _open(path: str) -> BinaryIO:
-    return open_remote(path) if REMOTE in path else Path(path).open("rb")
+    return open_remote(path) if REMOTE in path else open_regular(Path(path))
 
 
 def _sources(plan: UnitPlan, index: int) -> str:

@@ -1,6 +1,7 @@
 """What has come of a preparation, and what is damaged, is told by name."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,14 @@ def test_all_that_is_damaged_is_told_with_what_it_was_made_from(sharded: Path) -
     assert f"tokens 0 to 129 of validation, made from unit 0: {source} (bytes 0 to " in said, said
     assert f" of train, made from unit 4: {source} (bytes " in said
     assert "unit 1" not in said and "unit 2" not in said
+
+
+def test_a_file_that_is_a_pipe_is_told_and_not_waited_for(sharded: Path) -> None:
+    file = next(sharded.glob("train*.safetensors"))
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(BadInput, match=file.name):
+        verify(str(sharded))
 
 
 def test_a_flipped_bit_of_a_train_file_whose_tail_was_cut_off_is_traced_to_its_unit(tmp_path: Path) -> None:
