@@ -100,11 +100,12 @@ class GrowingTokens:
         if self.finished or written != self._written:
             self._written, self._quiet_since = written, now
         quiet_seconds = now - self._quiet_since
-        held = is_held(self.directory / LOCK) if quiet_seconds >= DEAD_SECONDS else True
-        if held is None and quiet_seconds < STALLED_SECONDS:
+        if quiet_seconds < DEAD_SECONDS:
             return None
+        held = is_held(self.directory / LOCK)
         if held:
-            self._quiet_since = max(self._quiet_since, now - DEAD_SECONDS / 2)  # it is seldom locked by this look
+            self._quiet_since = now - DEAD_SECONDS / 2  # it is seldom locked by this look
+        if held or (held is None and quiet_seconds < STALLED_SECONDS):
             return None
         return (
             f"{self.directory}: its preparation has ended or hangs, {quiet_seconds:.0f} s after it wrote last: "
