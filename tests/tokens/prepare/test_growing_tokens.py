@@ -114,7 +114,7 @@ def test_a_preparation_is_abandoned_when_nobody_writes_and_its_lock_is_free(
 
     assert after(59) is None
     (tmp_path / "out" / ".units" / "00000009.train").write_bytes(b"a unit that is being computed")
-    assert after(59) is after(59) is None
+    assert after(59) is None
     with locked(tmp_path / "out"):
         assert after(1000) is None
     message = after(59)
