@@ -53,7 +53,7 @@ def test_runs_side_by_side_have_gpus_of_their_own(
     runs = [PlannedRun(directory=make_run(name)) for name in ("a", "b")]
     with RunPool(tmp_path, PoolOptions(device="cpu")) as pool:
         assert pool.train(runs) == [RunEnd.DONE] * 2
-    held = {line.run: line.job.devices for line in read_account(tmp_path) if line.job is not None}
+    held = {line.run: line.job.devices for line in read_account(tmp_path)[0] if line.job is not None}
     assert held == {"a": ["2"], "b": ["5"]}
 
 
