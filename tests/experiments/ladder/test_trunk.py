@@ -44,6 +44,7 @@ def train_trunk(trunk: Trunk) -> None:
         run_to_end(horizon.directory)
 
 
+@pytest.mark.slow
 def test_every_horizon_has_the_bits_of_a_run_trained_alone(make_ladder: MakeLadder, tmp_path: Path) -> None:
     file = make_ladder(**HORIZONS)
     trunk = trunk_of(file, tmp_path / "ladder")

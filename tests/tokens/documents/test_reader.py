@@ -158,7 +158,7 @@ def test_lone_surrogates_become_what_tiktoken_makes_of_them(tmp_path: Path) -> N
     assert [problem.kind for problem in reader.problems.first] == ["lone surrogate"]
 
 
-@pytest.mark.parametrize("unit_bytes", [1, 7, 100, 5000, 1 << 24])
+@pytest.mark.parametrize("unit_bytes", [pytest.param(1, marks=pytest.mark.slow), 7, 100, 5000, 1 << 24])
 @pytest.mark.parametrize("separator", ["<|endoftext|>", "\n## ", "é日"])
 def test_a_separator_makes_the_same_documents_in_units_of_any_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, separator: str, unit_bytes: int

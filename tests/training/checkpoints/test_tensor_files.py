@@ -110,7 +110,7 @@ SLOW = pytest.mark.slow
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp", "hsdp"])
+@pytest.mark.parametrize("parallel", ["fsdp", pytest.param("ddp", marks=SLOW), pytest.param("hsdp", marks=SLOW)])
 @pytest.mark.parametrize(
     ("model", "keys"),
     [
