@@ -32,15 +32,17 @@ class Locked(BadInput):
     """User error: another process holds a lock; once it has ended, the same command would do."""
 
 
-def is_held(path: Path) -> bool | None:
-    """Tell whether a process holds the lock of a file, on any machine; None where that cannot be known."""
+def is_held(path: Path, *, absent: bool | None = None) -> bool | None:
+    """Tell whether a process holds the lock of a file; None where that cannot be known, `absent` without the file."""
     try:
         with open_regular(path) as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # released at once: a job that starts would try again
         return False
     except BlockingIOError:
         return True
-    except OSError:  # no such file, or a file system without locks
+    except FileNotFoundError:
+        return absent
+    except OSError:  # a file system without locks, for one
         return None
 
 

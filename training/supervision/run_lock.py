@@ -4,9 +4,7 @@ The file also holds who that job is, for the groups of ranks that torchrun may s
 failure, or because a node has come or gone. A job is the same while one of its torchruns lives.
 """
 
-import fcntl
 import json
-import os
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
@@ -14,8 +12,8 @@ from typing import TextIO
 
 import attrs
 
-from common.file_lock import open_locked
-from common.json_files import open_descriptor, parse_json
+from common.file_lock import is_held, open_locked
+from common.json_files import parse_json
 from training.launch import environment_nodes, restarts, torchrun_identity
 from training.supervision.exit_record import EXIT_FILE
 
@@ -87,17 +85,7 @@ def is_locked(run_directory: Path) -> bool:
 
 def lock_is_held(run_directory: Path) -> bool | None:
     """Tell whether a job holds the run lock; None where the file system has no locks."""
-    path = run_directory / LOCK_FILE
-    try:
-        with os.fdopen(open_descriptor(path, os.O_RDONLY)) as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # released at once: a job that starts would try again
-    except BlockingIOError:
-        return True
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return None
-    return False
+    return is_held(run_directory / LOCK_FILE, absent=False)
 
 
 def _parsed(text: str) -> LockHolder | None:
