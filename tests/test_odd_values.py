@@ -96,7 +96,7 @@ def test_odd_records_beside_the_metrics_cost_no_report(tmp_path: Path) -> None:
     read_all(run)
     for form in odd_forms({"status": 0, "outcome": "done", "final": True}):
         (run / "exit.json").write_text(json.dumps(form))
-        read_history(run), final_status(run)
+        assert read_history(run).step > 0 and final_status(run) is None
 
 
 def test_an_odd_line_of_an_account_is_left_out(tmp_path: Path) -> None:
@@ -114,7 +114,8 @@ def test_odd_results_and_forecasts_are_left_out_or_refused(tmp_path: Path) -> No
     path = homes[0] / "evaluations.jsonl"
     kept = [json.loads(line) for line in path.read_text().splitlines()]
     path.write_text(lines_of(*(form for record in kept for form in odd_forms(record)), *kept))
-    as_page(compare(read_rows(list(map(str, homes)))))
+    rows = read_rows(list(map(str, homes)))
+    assert len(rows) == 2 and as_page(compare(rows))
     run = load_run(write_run(tmp_path / "run", training(30)), ())
     target = {"loss": 3.0, "low": 2.0, "high": 4.0, "extrapolation": 2.0}
     forecast = {"date": "x", "commit": None, "target": target, "points": [], "held_out": {"error": 0.01}}

@@ -95,10 +95,11 @@ def test_more_levers_and_seeds_leave_what_is_there(make_sweep: MakeSweep) -> Non
 
 def test_another_spelling_of_what_a_run_has_begun_with_is_no_change(make_sweep: MakeSweep) -> None:
     file = make_sweep(set={"train.weight_decay": 1, "model.n_kv_heads": 2})
-    for directory in write(file):
+    first = write(file)
+    for directory in first:
         (directory / "metrics.jsonl").touch()
     change(file, set={"train.weight_decay": 1.0, "train.final_learning_rate_percent": 10})
-    write(file)
+    assert write(file) == first
 
 
 def test_a_changed_recipe_is_refused_by_name_once_a_run_has_begun(make_sweep: MakeSweep) -> None:
