@@ -151,9 +151,9 @@ def wrap_in_ddp(model: nn.Module, reduction: OrderedGradients | BucketSum, clock
         model,
         device_ids=[device.index] if device.type == "cuda" else None,
         bucket_cap_mb=BUCKET_MIB if device.type == "cuda" else None,
-        broadcast_buffers=False,  # else before every forward pass; they are constants
         gradient_as_bucket_view=True,
     )
+    wrapped.broadcast_buffers = False  # before every forward pass: they are constants; torch renamed the argument
 
     def timed_hook(
         _: Any,
