@@ -109,6 +109,7 @@ def test_an_odd_line_of_an_account_is_left_out(tmp_path: Path) -> None:
     account.describe()
 
 
+@pytest.mark.filterwarnings("error")
 def test_odd_results_and_forecasts_are_left_out_or_refused(tmp_path: Path) -> None:
     homes = [losses_on(hellaswag(tmp_path / name, {1}), dataset="x", start=0, count=10) for name in ("a", "b")]
     path = homes[0] / "evaluations.jsonl"

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import numpy as np
 
 from common.errors import BadInput
 from common.json_files import is_number
@@ -102,7 +103,8 @@ def _structured(record: dict[str, Any]) -> list[EvaluationResult] | None:
 def _is_whole(result: EvaluationResult) -> bool:
     """Tell whether a result can be shown, and compared, if only with itself: all its numbers are finite."""
     try:
-        shown = [number for one in result.measurements for number in _numbers(one)]
+        with np.errstate(divide="raise", over="raise", invalid="raise"):
+            shown = [number for one in result.measurements for number in _numbers(one)]
     except UNREADABLE:
         return False
     return bool(result.measurements) and all(map(is_number, shown))

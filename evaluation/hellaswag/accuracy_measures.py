@@ -51,6 +51,8 @@ def read_results(record: dict[str, Any]) -> list[EvaluationResult]:
     for style, measure in MEASURES.items():
         packed = np.frombuffer(bytes.fromhex(record[style]["hits_norm"]), np.uint8)
         hits = np.unpackbits(packed)[:items].astype(np.float64)
+        if not 0 < items == len(hits):
+            raise ValueError(f"{items} items, but answers to {len(hits)}")
         value, error = record[style]["acc_norm"], record[style].get("acc_norm_error")
         measurements.append(Measurement(measure=measure, value=value, error=error, sample=hits))
     result = EvaluationResult.of(
