@@ -97,6 +97,7 @@ def test_predicted_memory_is_compared_with_a_real_forward_pass() -> None:
         assert done.stderr.startswith("memory.py: no GPU here; --device cpu") and done.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_emulated_steps_need_the_emulated_driver_and_say_so() -> None:
     done = launch.run(ROOT / "benchmarks" / "emulated_steps.py")
     assert done.returncode == 1

@@ -158,6 +158,7 @@ def read_all(kind: str, stream: Any) -> None:
         pyarrow.parquet.read_table(stream)
 
 
+@pytest.mark.slow
 def test_a_server_that_is_not_there_and_a_package_that_is_missing_are_one_line(
     tmp_path: Path, s3: S3Server, web: FileServer
 ) -> None:

@@ -81,6 +81,7 @@ def test_under_torchrun_it_is_the_same_and_is_written(make_run: Callable[..., Pa
     assert {path.name for path in run.iterdir()} == {"model.json", "train.json"}
 
 
+@pytest.mark.slow
 def test_nothing_fits_and_a_lost_process_are_told_in_a_line(make_run: Callable[..., Path]) -> None:
     run = make_run(determinism="off")
     options = ("--device", "cpu", "--world-size", "2")

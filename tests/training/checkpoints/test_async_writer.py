@@ -19,7 +19,8 @@ LONG = {"min_train_tokens": 80 * 8 * 32, "validation_interval": None, "checkpoin
 FULL = 60_000  # bytes that any file may have: less than the weights
 
 
-@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
 def test_a_full_disk_stops_no_run_and_the_next_save_is_tried_again(make_run: Callable[..., Path], ranks: int) -> None:
     straight, run = (make_run(name, **LONG) for name in ("straight", "full"))
     process = start(run, ranks, file_bytes=FULL, SLOW_STEP=0.03)

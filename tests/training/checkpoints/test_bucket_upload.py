@@ -93,7 +93,8 @@ def refuse_uploads(status: int) -> Callable[[str], int | None]:
     return lambda asked: status if asked.startswith(("PUT", "POST")) and "/step-" in asked else None
 
 
-@pytest.mark.parametrize("status", [403, *(pytest.param(status, marks=pytest.mark.slow) for status in (503, 507))])
+@pytest.mark.slow
+@pytest.mark.parametrize("status", [403, 503, 507])
 def test_a_failing_or_full_bucket_stops_no_training_and_the_next_checkpoint_is_tried(
     make_run: Callable[..., Path], bucket_server: BucketServer, straight: str, status: int
 ) -> None:

@@ -49,9 +49,8 @@ def wait_for(text: str, process: launch.Process) -> None:
     raise AssertionError(process.communicate())
 
 
-@pytest.mark.parametrize(
-    ("ranks", "shards"), [pytest.param(1, (), marks=pytest.mark.slow), (2, ("--shard-tokens", "1500"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("ranks", "shards"), [(1, ()), (2, ("--shard-tokens", "1500"))])
 def test_a_run_that_follows_has_the_state_of_one_that_began_at_the_end(
     make_run: Callable[..., Path], tmp_path: Path, preparation: tuple[object, ...], ranks: int, shards: tuple[str, ...]
 ) -> None:

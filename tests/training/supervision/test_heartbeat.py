@@ -39,7 +39,8 @@ def checkpoints(run: Path) -> set[str]:
     return {path.name for path in (run / "checkpoints").iterdir()}
 
 
-@pytest.mark.parametrize("frozen", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("frozen", [0, 1])
 def test_a_frozen_rank_ends_the_job_by_name(make_run: Callable[..., Path], frozen: int) -> None:
     run = make_run(**SETTINGS)
     process = start(run, ranks=2)
