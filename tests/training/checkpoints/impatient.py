@@ -1,7 +1,7 @@
-"""train.py with short waits for a bucket: for its answers, and for the end of another job's lease.
+"""train.py with short waits for a bucket: before the last retry, and for the end of another job's lease.
 
-SLOW_STEP: seconds by which each step is longer. BUCKET_SECONDS: to wait for an answer, 2 by default. DOWNLOADS: folder
-for token files. FAILS_ON_RANK: rank on which each upload fails, as no client library should.
+SLOW_STEP: seconds by which each step is longer. BUCKET_SECONDS: of retries, 2 by default. DOWNLOADS: folder for token
+files. FAILS_ON_RANK: rank on which each upload fails, as no client library should.
 """
 
 import os
@@ -15,7 +15,8 @@ from training import loop
 from training.checkpoints import bucket_lease
 from training.data import locate_tokens
 
-bucket.RETRY_SECONDS = bucket.REQUEST_SECONDS = float(os.environ.get("BUCKET_SECONDS", "2"))
+bucket.RETRY_SECONDS = float(os.environ.get("BUCKET_SECONDS", "2"))
+bucket.REQUEST_SECONDS = max(bucket.REQUEST_SECONDS, bucket.RETRY_SECONDS)  # the server's machine may be busy
 bucket_lease.RENEW_SECONDS, bucket_lease.EXPIRY_SECONDS, bucket_lease.POLL_SECONDS = 0.3, 2.0, 0.1
 locate_tokens.DOWNLOADS = Path(os.environ.get("DOWNLOADS", locate_tokens.DOWNLOADS))
 plain_step, plain_upload = loop.train_step, bucket.Bucket.upload
