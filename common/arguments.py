@@ -1,23 +1,21 @@
 """Command lines as typed classes, by cyclopts: options with checked numbers, plain help, usage errors of one line."""
 
-import math
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from cyclopts import App, CycloptsError, Parameter
 from cyclopts.help import PlainFormatter
 
-from common.errors import EXIT_DONE, EXIT_USAGE, LARGEST_INTEGER, integer_range, printable, quoted
-from common.json_files import LARGEST, SIZES, is_number
+from common.checks import Check
+from common.errors import EXIT_DONE, EXIT_USAGE, printable
 
 if TYPE_CHECKING:
     from cyclopts import Token
     from cyclopts.help import HelpPanel
 
-Number = TypeVar("Number", int, float)
 WIDTH = 80  # of the help, in columns
 NAME_WIDTH = 22  # of its left column
 
@@ -32,41 +30,21 @@ def option(
     *,
     name: str | None = None,
     required: bool | None = None,
-    check: Callable[[str], Any] | None = None,
+    check: Check | None = None,
 ) -> Parameter:
-    """Return an option's help, and where it differs its name; `check` returns a value, or raises ValueError.
+    """Return an option's help, and where it differs its name; `check`: of its value.
 
     Positional arguments have their metavar as `name`.
     """
 
     def convert(_: Any, tokens: "Sequence[Token]") -> Any:
         assert check is not None
-        values = tuple(check(token.value) for token in tokens)
+        values = tuple(check.parse(token.value) for token in tokens)
         return values if len(values) > 1 else values[0]
 
     converter = None if check is None else convert
     # The first line of the help is the metavar, which cyclopts does not know: PlainHelp splits it off.
     return Parameter(name=name, help=f"{metavar}\n{help_text}", converter=converter, required=required)
-
-
-def whole_number(minimum: int, maximum: int = LARGEST_INTEGER) -> Callable[[str], int]:
-    """Return a check of an option's text: an integer in [minimum, maximum]."""
-    wanted = f"a whole number {integer_range(minimum, maximum)}"
-    return _checked(int, lambda value: minimum <= value <= maximum, wanted)
-
-
-def number(low: float, high: float = LARGEST, *, above: bool = False, example: str = "") -> Callable[[str], float]:
-    """Return a check of an option's text: a number in [low, high), or in (low, high) when `above`."""
-    wanted = f"a number {'above' if above else 'from'} {low:g}"
-    wanted += f" and below {high:g}" if high < LARGEST else ""
-    wanted += f", such as {example}" if example else ""
-
-    def holds(value: float) -> bool:
-        if math.isfinite(value) and not is_number(value):
-            raise ValueError(f"got {value:g}, wanted {SIZES}")
-        return (value > low if above else value >= low) and value < high
-
-    return _checked(float, holds, wanted)
 
 
 def parse(
@@ -128,20 +106,6 @@ class PlainHelp(PlainFormatter):
             first = f"  {label:<{NAME_WIDTH}}  "
             print(textwrap.fill(text, WIDTH, initial_indent=first, subsequent_indent=" " * (NAME_WIDTH + 4)))
         print()
-
-
-def _checked(kind: type[Number], holds: Callable[[Number], bool], wanted: str) -> Callable[[str], Number]:
-    def check(text: str) -> Number:
-        try:
-            value = kind(text)
-        except ValueError:
-            pass
-        else:
-            if holds(value):
-                return value
-        raise ValueError(f"got {quoted(text)}, wanted {wanted}")
-
-    return check
 
 
 def _app(name: str, help_text: str) -> App:

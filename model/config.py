@@ -6,7 +6,7 @@ V vocabulary size. Each option defaults to GPT-2; docs/architecture.md has their
 
 import attrs
 
-from model import checks
+from common import checks
 
 INITIAL_STD = 0.02  # linear and token-embedding weights, as in OpenAI's model.py
 VOCABULARY_MULTIPLE = 128  # rows of the embedding in memory: matmuls over 50,304 rows are faster than over 50,257

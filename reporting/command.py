@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 
 import attrs
 
-from common.arguments import UsageError, number, option
+from common.arguments import UsageError, option
+from common.checks import number
 from common.errors import printable
 from reporting.section import COLOURS
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from common.arguments import number
+from common.checks import number
 from common.errors import BadInput
 from evaluation.comparison.compare import compare
 from evaluation.comparison.page import as_page
@@ -128,7 +128,7 @@ def test_odd_results_and_forecasts_are_left_out_or_refused(tmp_path: Path) -> No
 @pytest.mark.parametrize("text", ["1e308", "5e-324", "1e400", "nan", "inf", "-1", "9" * 5000, "", "x", "true"])
 def test_an_odd_number_of_an_option_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="got"):
-        number(0, above=True)(text)
+        number(0, above=True).parse(text)
 
 
 def returns_or_refuses(call: Callable[[], object]) -> None:

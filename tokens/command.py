@@ -6,7 +6,8 @@ from typing import Annotated, cast
 
 import attrs
 
-from common.arguments import option, parse, refuse, whole_number
+from common.arguments import option, parse, refuse
+from common.checks import integer
 from common.remote_files import REMOTE
 from tokens.prepare.command import PrepareCommand
 
@@ -88,7 +89,7 @@ class StatsCommand:
     directory: Directory = attrs.field(kw_only=False)
     end_of_text: Annotated[
         int | None,
-        option("end-of-text id; default: the manifest's, or 50256", "ID", check=whole_number(0, (1 << 32) - 1)),
+        option("end-of-text id; default: the manifest's, or 50256", "ID", check=integer(0, (1 << 32) - 1)),
     ] = None
 
     def lines(self) -> list[str]:

@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 import attrs
 from cyclopts import Parameter
 
-from common.arguments import UsageError, number, option, whole_number
+from common.arguments import UsageError, option
+from common.checks import integer, number
 from training.launch import job_seconds
 from training.planning.budget import USD, Budget
 
@@ -39,7 +40,7 @@ tokens and writes nothing but, with --write, one number.
 Exit status: 0 done, 1 error, 2 usage, 130 interrupted.
 """
 
-COUNT, WORLD_SIZE = whole_number(1), whole_number(1, 1 << 20)
+COUNT, WORLD_SIZE = integer(1), integer(1, 1 << 20)
 LINK = number(0, 1e6, above=True, example="12.5")
 RunDirectory = Annotated[
     Path, option("run directory: model.json and train.json; checkpoints go beside them", name="RUN")

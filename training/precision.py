@@ -6,7 +6,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from model.checks import integer, number
+from common.checks import integer, number
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 

@@ -10,9 +10,9 @@ import attrs
 import torch
 from torch import Tensor
 
+from common import checks
 from common.errors import quoted
 from common.json_files import is_number
-from model import checks
 from training.config.key_groups import SpikeOptions
 from training.parallel.process_group import Ranks, gather
 

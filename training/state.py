@@ -2,7 +2,7 @@
 
 import attrs
 
-from model.checks import integer, number, optional
+from common.checks import integer, number, optional
 from tokens.batches.sampling import Layout
 from training.optimizer import Optimizer
 from training.parallel.wrap import Parallel

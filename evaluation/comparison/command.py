@@ -5,7 +5,8 @@ from typing import Annotated
 
 import attrs
 
-from common.arguments import number, option
+from common.arguments import option
+from common.checks import number
 from evaluation.shared.command_line import Models, check_alone
 
 

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import attrs
 
-from common.arguments import option, whole_number
+from common.arguments import option
+from common.checks import integer
 from common.errors import BadInput
 from evaluation.shared.command_line import MeasureCommand, Models
 
@@ -25,13 +26,9 @@ class HarnessCommand(MeasureCommand):
     )
     models: Models = attrs.field(kw_only=False)
     include_path: Annotated[Path | None, option("directory of additional tasks, as YAML files", "DIR")] = None
-    fewshot: Annotated[
-        int | None, option("examples in the context; default: the task's", "N", check=whole_number(0))
-    ] = None
-    limit: Annotated[
-        int | None, option("documents per task, for a trial; default: all", "N", check=whole_number(1))
-    ] = None
-    batch_size: Annotated[int, option("requests per batch", "N", check=whole_number(1))] = 16
+    fewshot: Annotated[int | None, option("examples in the context; default: the task's", "N", check=integer(0))] = None
+    limit: Annotated[int | None, option("documents per task, for a trial; default: all", "N", check=integer(1))] = None
+    batch_size: Annotated[int, option("requests per batch", "N", check=integer(1))] = 16
 
     def run(self) -> None:
         """Print and store each model's metrics."""

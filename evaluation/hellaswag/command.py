@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import attrs
 
-from common.arguments import option, whole_number
+from common.arguments import option
+from common.checks import integer
 from common.errors import printable
 from evaluation.shared.command_line import MeasureCommand
 
@@ -29,9 +30,7 @@ class HellaSwagCommand(MeasureCommand):
         str,
         option("hellaswag_val.jsonl, or a dataset on the hub, whose validation split is used", "FILE|OWNER/NAME"),
     ] = "Rowan/hellaswag"
-    count: Annotated[
-        int | None, option("number of items, from the first; default: all", "N", check=whole_number(1))
-    ] = None
+    count: Annotated[int | None, option("number of items, from the first; default: all", "N", check=integer(1))] = None
 
     def run(self) -> None:
         """Print and store each model's accuracies."""

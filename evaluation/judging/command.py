@@ -5,10 +5,11 @@ from typing import Annotated, Literal
 
 import attrs
 
-from common.arguments import number, option, whole_number
+from common.arguments import option
+from common.checks import integer, number
 from evaluation.shared.command_line import check_alone
 
-SECONDS, USD, COUNT = number(0, 1e6, above=True), number(0, 1e9, above=True), whole_number(1)
+SECONDS, USD, COUNT = number(0, 1e6, above=True), number(0, 1e9, above=True), integer(1)
 
 
 @attrs.frozen(kw_only=True)
@@ -29,7 +30,7 @@ class JudgeCommand:
     batch: Annotated[bool, option("use the Batch API: half the price, replies within a day")] = False
     poll_seconds: Annotated[float, option("interval between polls of a batch", "N", check=SECONDS)] = 30.0
     orders: Annotated[int, option("prompts per question, with reordered answers", "K", check=COUNT)] = 3
-    seed: Annotated[int, option("random seed of the orders", "N", check=whole_number(0))] = 0
+    seed: Annotated[int, option("random seed of the orders", "N", check=integer(0))] = 0
     common: Annotated[bool, option("judge only the questions that all files share")] = False
     concurrency: Annotated[int, option("maximum requests in flight", "N", check=COUNT)] = 8
     timeout: Annotated[float, option("deadline of a request", "SECONDS", check=SECONDS)] = 120.0

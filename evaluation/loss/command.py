@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import attrs
 
-from common.arguments import option, whole_number
+from common.arguments import option
+from common.checks import integer
 from common.errors import BadInput, printable
 from evaluation.loss.named_ranges import RangeName
 from evaluation.shared.command_line import MeasureCommand
@@ -37,11 +38,11 @@ class LossCommand(MeasureCommand):
             "first token; default: 50,000,000, or in a shorter stream the first after the validated ones",
             "N",
             name="--from",
-            check=whole_number(0),
+            check=integer(0),
         ),
     ] = None
     count: Annotated[
-        int | None, option("tokens to predict; default: 19,660,800, or all that follow", "N", check=whole_number(1))
+        int | None, option("tokens to predict; default: 19,660,800, or all that follow", "N", check=integer(1))
     ] = None
 
     def run(self) -> None:

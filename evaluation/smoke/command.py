@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import attrs
 
-from common.arguments import number, option, whole_number
+from common.arguments import option
+from common.checks import integer, number
 from common.errors import BadInput
 from common.json_files import check_text
 from evaluation.shared.command_line import MeasureCommand
@@ -18,7 +19,7 @@ LEAST_TEMPERATURE = 1e-3  # below, logits divided by it leave fp32
 
 
 def _temperature(text: str) -> float:
-    value = number(0, 1e3)(text)
+    value = number(0, 1e3).parse(text)
     if 0 < value < LEAST_TEMPERATURE:
         raise ValueError(f"got {value:g}, wanted 0, which is greedy, or a number from {LEAST_TEMPERATURE:g}")
     return value
@@ -30,11 +31,11 @@ class SmokeCommand(MeasureCommand):
 
     prompt: Annotated[tuple[str, ...], option("replaces the fixed prompts; may be repeated", "TEXT")] = ()
     tokens: Annotated[
-        int | None, option("tokens to generate; default: 40, or half of a short context", "N", check=whole_number(1))
+        int | None, option("tokens to generate; default: 40, or half of a short context", "N", check=integer(1))
     ] = None
     temperature: Annotated[float, option("sampling temperature; 0: greedy only", "T", check=_temperature)] = 1.0
-    top_k: Annotated[int, option("sampling candidates for each token", "K", check=whole_number(1))] = 25
-    seed: Annotated[int, option("sampling seed", "N", check=whole_number(0))] = 0
+    top_k: Annotated[int, option("sampling candidates for each token", "K", check=integer(1))] = 25
+    seed: Annotated[int, option("sampling seed", "N", check=integer(0))] = 0
 
     def run(self) -> None:
         """Print and store each model's continuations."""

@@ -5,7 +5,8 @@ from typing import Annotated
 import attrs
 from cyclopts import Parameter
 
-from common.arguments import UsageError, option, whole_number
+from common.arguments import UsageError, option
+from common.checks import integer
 from training.command import WORLD_SIZE, Device
 from training.planning.budget import HOURS, USD
 
@@ -20,7 +21,7 @@ class PoolOptions:
         option(
             "runs side by side; default: as many as the GPUs, or on a CPU the cores, hold",
             "K",
-            check=whole_number(1, 1 << 16),
+            check=integer(1, 1 << 16),
         ),
     ] = None
     ranks: Annotated[int, option("ranks of each run, under torchrun", "R", check=WORLD_SIZE)] = 1

@@ -14,12 +14,12 @@ from typing import Any, ClassVar, Protocol
 
 import attrs
 
+from common.checks import integer
 from common.errors import BadInput, printable
 from common.file_lock import open_locked
 from common.files import is_folder, replace_file, writing
 from common.json_files import read_json
 from common.structure import structured
-from model.checks import integer
 from reporting.run_history import check_begun
 from reporting.trackers.tracked_rows import TrackedRow, tracked_rows
 from training.checkpoints.run_record import RESOLVED

@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal
 import attrs
 import pytest
 
-from common.arguments import UsageError, number, option, parse, whole_number
+from common.arguments import UsageError, option, parse
+from common.checks import integer, number
 from common.errors import EXIT_USAGE
 
 
@@ -15,8 +16,8 @@ class Example:
     """Describe the command."""
 
     names: Annotated[tuple[str, ...], option("one or more", name="NAME", required=True)] = attrs.field(kw_only=False)
-    count: Annotated[int, option("how many", "N", check=whole_number(1, 10))] = 3
-    span: Annotated[tuple[int, int] | None, option("a pair", "FROM TO", check=whole_number(1))] = None
+    count: Annotated[int, option("how many", "N", check=integer(1, 10))] = 3
+    span: Annotated[tuple[int, int] | None, option("a pair", "FROM TO", check=integer(1))] = None
     marks: Annotated[tuple[str, ...], option("may be repeated", "KEY=VALUE", name="--set")] = ()
     device: Annotated[Literal["cuda", "cpu"] | None, option("where")] = None
     fast: Annotated[bool, option("hurry")] = False
@@ -45,30 +46,30 @@ def refused(words: Sequence[str], capsys: pytest.CaptureFixture[str], commands: 
 
 @pytest.mark.parametrize("text", ["0", "-1", "1.5", "many", "", "1e3", "9" * 5000, str(10**30), "11"])
 def test_a_whole_number_out_of_range_is_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(ValueError, match="wanted a whole number of at least 1, at most 10"):
-        whole_number(1, 10)(text)
+    with pytest.raises(ValueError, match="wanted an integer of at least 1, at most 10"):
+        integer(1, 10).parse(text)
     for words in (["a", f"--count={text}"], ["a", "--count", text]):
         line = refused(words, capsys)
         assert line.startswith("example.py: --count: got '")
-        assert line.endswith("wanted a whole number of at least 1, at most 10; see --help") and len(line) < 250
+        assert line.endswith("wanted an integer of at least 1, at most 10; see --help") and len(line) < 250
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "1e999", "x", "1"])
 def test_a_number_out_of_range_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="wanted a number above 0 and below 1"):
-        number(0, 1, above=True)(text)
+        number(0, 1, above=True, below=True).parse(text)
 
 
 def test_numbers_in_range_are_taken() -> None:
-    assert whole_number(1)("8") == 8
-    assert number(0)("0") == 0.0
-    assert number(0, above=True, example="14.32")("14.32") == 14.32
+    assert integer(1).parse("8") == 8
+    assert number(0).parse("0") == 0.0
+    assert number(0, above=True, example="14.32").parse("14.32") == 14.32
 
 
 @pytest.mark.parametrize("text", ["14,32", "$14", "nan", "inf", "0", "-1"])
 def test_a_limit_that_is_no_number_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(ValueError, match=r"wanted a number above 0, such as 14\.32"):
-        number(0, above=True, example="14.32")(text)
+        number(0, above=True, example="14.32").parse(text)
 
 
 def test_a_command_line_becomes_its_class() -> None:
@@ -91,7 +92,7 @@ def test_a_command_line_becomes_its_class() -> None:
         (["a", "--device", "tpu\x1b[2J"], 'Invalid value "tpu\\x1b[2J" for --device. Choose from: "cuda", "cpu".'),
         (["a", "--set"], "Parameter --set requires an argument"),
         (["a", "--span", "1"], "Parameter --span requires 2 positional arguments. Only got 1"),
-        (["a", "--span", "1", "0"], "--span: got '0', wanted a whole number of at least 1"),
+        (["a", "--span", "1", "0"], "--span: got '0', wanted an integer of at least 1"),
         (["a", "--fast"], "--fast needs --device"),
         (["a", "--\x1b\udcff"], "Unknown option: --\\x1b\\udcff"),
     ],

@@ -74,14 +74,14 @@ def test_help_hides_the_workers_option(capsys: pytest.CaptureFixture[str]) -> No
         (["--max-usd", "1"], "--max-usd needs --price-per-hour"),
         (
             ["--price-per-hour", "$14"],
-            "--price-per-hour: got '$14', wanted a number above 0 and below 1e+09, such as 14.32",
+            "--price-per-hour: got '$14', wanted a number above 0 up to 1e+09, such as 14.32",
         ),
-        (["--max-hours", "nan"], "--max-hours: got 'nan', wanted a number above 0 and below 1e+06, such as 3.5"),
-        (["--dry-run", "--world-size", "1048577"], "--world-size: got '1048577', wanted a whole number"),
+        (["--max-hours", "nan"], "--max-hours: got 'nan', wanted a number above 0 up to 1e+06, such as 3.5"),
+        (["--dry-run", "--world-size", "1048577"], "--world-size: got '1048577', wanted an integer"),
         (["--began", "1"], "Unknown option: --began"),
         (["--predict", "l4", "--write"], "--write goes with a search, not with --predict"),
         (["--device", "cpu", "--machines", "m.json"], "--machines goes with --predict"),
-        (["--device", "cpu", "--world-size", "0"], "--world-size: got '0', wanted a whole number of at least 1"),
+        (["--device", "cpu", "--world-size", "0"], "--world-size: got '0', wanted an integer of at least 1"),
     ],
 )
 def test_a_wrong_line_is_refused(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

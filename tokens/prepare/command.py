@@ -6,11 +6,12 @@ from typing import Annotated, Literal
 
 import attrs
 
-from common.arguments import UsageError, number, option, whole_number
+from common.arguments import UsageError, option
+from common.checks import integer, number
 from common.remote_files import REMOTE
 
-FRACTION = number(0, 1)
-COUNT = whole_number(1)
+FRACTION = number(0, 1, below=True)
+COUNT = integer(1)
 
 
 def _separator(text: str) -> str:
@@ -45,7 +46,7 @@ class PrepareCommand:
     split: Annotated[
         Literal["hash", "tail"], option("held-out documents: by a hash of their text, or the last ones")
     ] = "hash"
-    split_seed: Annotated[int, option("seed of the hash", "N", check=whole_number(0))] = 0
+    split_seed: Annotated[int, option("seed of the hash", "N", check=integer(0))] = 0
     executor: Annotated[Literal["process", "inline", "ray"], option("where units are computed")] = "process"
     workers: Annotated[int, option("worker processes, one per core", "N", check=COUNT)] = attrs.field(
         factory=lambda: os.cpu_count() or 1

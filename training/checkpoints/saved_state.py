@@ -7,10 +7,10 @@ from typing import Any
 
 import attrs
 
+from common import checks
 from common.errors import BadInput, quoted
 from common.json_files import read_json
 from common.structure import structured
-from model import checks
 from training.checkpoints.run_record import RunRecord, with_stream_list
 from training.checkpoints.storage import STATE, STEP_NAME, Checkpoint, name_of
 from training.checkpoints.tensor_files import combined_sha256

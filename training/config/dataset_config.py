@@ -5,10 +5,10 @@ from typing import Any
 
 import attrs
 
+from common import checks
 from common.errors import quoted
 from common.json_files import is_number
 from common.structure import checked
-from model import checks
 from tokens.batches.mixture import to_shares
 
 MOST_STAGES = 512  # of all datasets of the list

@@ -10,8 +10,8 @@ from typing import Any
 import attrs
 
 from common.bucket import SCHEMES, is_bucket
+from common.checks import boolean, integer, number, one_of, optional, set_one_form
 from common.errors import either, quoted
-from model.checks import Validator, boolean, integer, number, one_of, optional, set_one_form
 from training.config.dataset_config import DatasetPart, one_form_of_dataset, read_parts
 from training.optimizers.optimizer_registry import OPTIMIZERS
 from training.optimizers.update_rule import FIRST_MOMENTUM, MuonOptions
@@ -24,7 +24,7 @@ GROUP_RATES = tuple(f"{group}_learning_rate" for group in ("matrix", "embedding"
 
 
 def define(
-    check: Validator,
+    check: Callable[[Any, "attrs.Attribute[Any]", Any], None],
     default: Any = attrs.NOTHING,
     *,
     plumbing: bool = False,

@@ -7,11 +7,11 @@ from typing import Any
 
 import attrs
 
+from common.checks import boolean, integer
 from common.errors import BadInput, quoted
 from common.files import is_folder
 from common.json_files import parse_json, read_json
 from common.structure import checked
-from model.checks import boolean, integer
 from model.config import ModelConfig
 from model.stock_config import stock_class
 from training.config.foreign_keys import OTHER_SPELLINGS, hint, translate

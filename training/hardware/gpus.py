@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 
 import attrs
 
+from common import checks
 from common.errors import BadInput, nearest, quoted
 from common.json_files import read_json
 from common.structure import checked
-from model import checks
 
 Entry = TypeVar("Entry")
 GPUS = Path(__file__).with_name("gpus.json")

@@ -5,7 +5,8 @@ from typing import Annotated, Protocol
 import attrs
 from cyclopts import Parameter
 
-from common.arguments import number, option
+from common.arguments import option
+from common.checks import number
 from common.errors import BadInput
 from model.config import ModelConfig, parameter_count
 from training.telemetry.time_ledger import TimeLedger

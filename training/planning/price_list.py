@@ -7,9 +7,9 @@ from typing import Any
 
 import attrs
 
+from common import checks
 from common.errors import BadInput, nearest, quoted
 from common.json_files import read_json
-from model import checks
 from training.hardware.gpus import SPEEDS, Gpu, find_gpu, known_gpus, read_entry, read_gpus
 
 MACHINES = Path(__file__).with_name("machines.json")

@@ -1,15 +1,15 @@
-"""Validators of configuration fields: what they accept, and the words of a refusal."""
+"""Checks of configuration fields and options: accepted values, and the words of a refusal."""
 
 from typing import Any
 
 import attrs
 import pytest
 
-from model import checks
+from common import checks
 
 
 @pytest.mark.parametrize(
-    ("validator", "good", "bad", "wanted"),
+    ("check", "good", "bad", "wanted"),
     [
         (checks.integer(1, 8), [1, 8], [0, 9, True, 1.0, "1", None], "an integer of at least 1, at most 8"),
         (
@@ -26,9 +26,9 @@ from model import checks
     ],
 )
 def test_values_are_accepted_or_refused_in_words(
-    validator: checks.Validator, good: list[Any], bad: list[Any], wanted: str
+    check: checks.Check, good: list[Any], bad: list[Any], wanted: str
 ) -> None:
-    made = attrs.make_class("Made", {"field": attrs.field(validator=validator)}, frozen=True)
+    made = attrs.make_class("Made", {"field": attrs.field(validator=check)}, frozen=True)
     for value in good:
         assert made(value).field == value
     for value in bad:
