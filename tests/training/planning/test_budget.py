@@ -10,9 +10,9 @@ import pytest
 
 from common.errors import BadInput
 from tests.conftest import train
+from tests.test_train import one_line
 from tests.training.supervision.runs import SLOW, outcome
 from tests.training.telemetry.ledgers import ledger_of
-from tests.training.test_job import one_line
 from training.planning.budget import Budget
 from training.telemetry.metrics_log import METRICS, read_metrics
 from training.telemetry.time_ledger import Earlier

@@ -8,7 +8,7 @@ import pytest
 
 from common.errors import BadInput
 from tests.conftest import ROOT, TINY_MODEL, train
-from tests.training.test_job import one_line
+from tests.test_train import one_line
 from training.build import make_intervals
 from training.command import Options
 from training.config.train_config import load_run

@@ -11,7 +11,7 @@ import pytest
 from common.errors import BadInput
 from tests import launch
 from tests.conftest import ROOT, train
-from tests.training.test_job import one_line
+from tests.test_train import one_line
 from training.planning.price_list import read_machines
 
 NONSENSE = {"date": "2026-01-01", "machines": {"x": {"gpu": "b200", "gpus": 8, "usd_per_hour": 1}}}
