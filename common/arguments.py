@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from cyclopts import App, CycloptsError, Parameter
 from cyclopts.help import PlainFormatter
 
-from common.checks import Check
+from common.checks import ValueCheck
 from common.errors import EXIT_DONE, EXIT_USAGE, printable
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def option(
     *,
     name: str | None = None,
     required: bool | None = None,
-    check: Check | None = None,
+    check: ValueCheck | None = None,
 ) -> Parameter:
     """Return an option's help, and where it differs its name; `check`: of its value.
 

@@ -10,7 +10,7 @@ from common.json_files import LARGEST, SIZES, is_number
 
 
 @attrs.frozen
-class Check:
+class ValueCheck:
     """A condition on a value. As a validator of an attrs field it raises ValueError, "FIELD: got ..., wanted ..."."""
 
     holds: Callable[[Any], bool]
@@ -49,18 +49,18 @@ def set_one_form(config: Any, **meant: Any) -> None:
             object.__setattr__(config, field.name, None)
 
 
-def integer(minimum: int, maximum: int = LARGEST_INTEGER) -> Check:
+def integer(minimum: int, maximum: int = LARGEST_INTEGER) -> ValueCheck:
     """Accept an int (not a bool) in [minimum, maximum]."""
 
     def holds(value: Any) -> bool:
         return type(value) is int and minimum <= value <= maximum
 
-    return Check(holds, f"an integer {integer_range(minimum, maximum)}", int)
+    return ValueCheck(holds, f"an integer {integer_range(minimum, maximum)}", int)
 
 
 def number(
     minimum: float, maximum: float = LARGEST, *, above: bool = False, below: bool = False, example: str = ""
-) -> Check:
+) -> ValueCheck:
     """Accept a float, or an int that can be one, in [minimum, maximum]; `above`, `below`: without that end."""
     wanted = f"a number {'above' if above else 'from'} {minimum:g}"
     wanted += "" if maximum == LARGEST else f"{' and below' if below else ' up to'} {maximum:g}"
@@ -71,23 +71,23 @@ def number(
             return False
         return (value > minimum if above else value >= minimum) and (value < maximum if below else value <= maximum)
 
-    return Check(holds, wanted, float)
+    return ValueCheck(holds, wanted, float)
 
 
-def text() -> Check:
-    return Check(lambda value: isinstance(value, str) and value != "", "a non-empty string")
+def text() -> ValueCheck:
+    return ValueCheck(lambda value: isinstance(value, str) and value != "", "a non-empty string")
 
 
-def one_of(*choices: str) -> Check:
-    return Check(lambda value: value in choices, either(f'"{choice}"' for choice in choices))
+def one_of(*choices: str) -> ValueCheck:
+    return ValueCheck(lambda value: value in choices, either(f'"{choice}"' for choice in choices))
 
 
-def boolean(*others: str) -> Check:
+def boolean(*others: str) -> ValueCheck:
     """Accept true, false (not 1 or 0), or one of the given strings."""
     wanted = either(["true", "false", *(f'"{other}"' for other in others)])
-    return Check(lambda value: type(value) is bool or value in others, wanted)
+    return ValueCheck(lambda value: type(value) is bool or value in others, wanted)
 
 
-def optional(check: Check) -> Check:
+def optional(check: ValueCheck) -> ValueCheck:
     """Accept None as well."""
     return attrs.evolve(check, holds=lambda value: value is None or check.holds(value))

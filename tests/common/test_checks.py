@@ -26,7 +26,7 @@ from common import checks
     ],
 )
 def test_values_are_accepted_or_refused_in_words(
-    check: checks.Check, good: list[Any], bad: list[Any], wanted: str
+    check: checks.ValueCheck, good: list[Any], bad: list[Any], wanted: str
 ) -> None:
     made = attrs.make_class("Made", {"field": attrs.field(validator=check)}, frozen=True)
     for value in good:
