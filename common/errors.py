@@ -11,7 +11,7 @@ from typing import Any
 EXIT_DONE = 0
 EXIT_ERROR = 1
 EXIT_USAGE = 2
-EXIT_DIVERGED = 3  # a loss or gradient was not finite, or spiked; the update was not applied
+EXIT_DIVERGED = 3  # a loss or gradient was not finite; the update was not applied
 EXIT_INTERRUPTED = 130  # Ctrl-C, as shells report it, in a command without checkpoints
 EXIT_STOPPED = 75  # stopped early with a checkpoint: rerun the same command (EX_TEMPFAIL of sysexits.h)
 
@@ -34,7 +34,7 @@ class BadInput(Exception):
 
 
 class Diverged(Exception):
-    """Training produced a loss or gradient that is not finite, or a spike. The message names the step."""
+    """Training produced a loss or gradient that is not finite. The message names the step."""
 
 
 @contextmanager

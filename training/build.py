@@ -19,6 +19,7 @@ from training.config.train_config import Run, TrainConfig
 from training.data.open_tokens import TokenSet, make_reading
 from training.data.watch_tokens import TokenWatch
 from training.exactness.attention_kernel import Shape, use_attention
+from training.guard import Guard
 from training.hardware.environment import peak_flops
 from training.limits import Limits
 from training.loop import Loop
@@ -30,7 +31,6 @@ from training.planning.budget import expected_save_seconds
 from training.precision import LossScale, Numerics
 from training.prefetch import Feed
 from training.saving import Saving
-from training.spike_guard import Guard
 from training.state import StepSettings, TrainState
 from training.step_intervals import Intervals
 from training.supervision.heartbeat import Heartbeat
@@ -72,7 +72,7 @@ def make_state(network: GPT, train: TrainConfig, plan: Plan, numerics: Numerics,
         parallel=parallel,
         optimizer=Optimizer(parallel.named_parameters(), train.optimization, ranks.device, sharing),
         loss_scale=LossScale(numerics.precision, ranks.device),
-        guard=Guard(ranks, train.spikes),
+        guard=Guard(ranks),
     )
 
 

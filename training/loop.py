@@ -1,4 +1,4 @@
-"""Training loop: for each step, train; then log, validate, save. Stops when asked, or when the spike guard says so."""
+"""Training loop: for each step, train; then log, validate, save. Stops when asked, or when the guard says so."""
 
 import gc
 from collections.abc import Mapping
@@ -94,7 +94,7 @@ class Loop:
         if logging or saving or validating or self.ranks.device.type == "cpu":
             self._check_guard()
         if logging:
-            self.reporter.log(step, result, self.state.guard, self.intervals.remaining(step))
+            self.reporter.log(step, result, self.intervals.remaining(step))
             self._check_token_files()
         if self.intervals.hash_due(step):
             self.reporter.record(step, state_sha256=state_sha256(self.state, self.ranks))
@@ -114,17 +114,11 @@ class Loop:
                 self._save()  # once more, with its loss: it may be the best
 
     def _check_guard(self) -> None:
-        """Report skipped steps; raise Diverged for a step that ends the run. Call it on every rank."""
-        step, guard = self.state.position.step, self.state.guard
-        skips = guard.new_skips()
-        if skips is not None:
-            skipped = {"skipped": skips.count, "last_skipped_step": skips.last.step}
-            self.reporter.event(step, "spike-skipped", **skipped, reason=str(skips.last))
-            self.reporter.say(f"{skips.last}; the update was skipped, {skips.total:,} so far")
-        problem = guard.problem()
+        """Raise Diverged for a step that ends the run. Call it on every rank."""
+        problem = self.state.guard.problem()
         if problem is not None:
             self.saving.settle()
-            self.reporter.event(step, "diverged", problem=problem)
+            self.reporter.event(self.state.position.step, "diverged", problem=problem)
             raise Diverged(f"{problem}; the last checkpoint is as it was: {self.checkpoints}")
 
     def _check_token_files(self, *, wait: bool = False) -> None:

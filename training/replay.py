@@ -56,7 +56,7 @@ def replay(
     for step in range(state.position.step, recorded.last):
         result = train_step(state, settings, step, next_batch)
         state.position = Position(step=step + 1)
-        skips, problem = state.guard.new_skips(), state.guard.problem()
+        problem = state.guard.problem()
         if step + 1 < recorded.first and problem is None:
             continue
         digest = state_sha256(state, ranks)
@@ -64,8 +64,6 @@ def replay(
         seen = dict(zip(KEYS, (result.loss.item(), norm if math.isfinite(norm) else None, digest), strict=True))
         if ranks.coordinates:
             same = _print_step(step + 1, seen, recorded.numbers.get(step + 1, {})) and same
-            if skips is not None:
-                print(f"        {skips.last}; the update was skipped")
             if problem is not None:
                 print(f"        {problem}")
         if problem is not None:

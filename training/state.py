@@ -4,11 +4,11 @@ import attrs
 
 from common.checks import integer, number, optional
 from tokens.batches.sampling import Layout
+from training.guard import Guard
 from training.optimizer import Optimizer
 from training.parallel.wrap import Parallel
 from training.precision import LossScale, Numerics
 from training.schedule import Schedule
-from training.spike_guard import Guard
 
 
 @attrs.frozen(kw_only=True)

@@ -1,6 +1,6 @@
 """Training step: forward and backward of every micro-batch, one gradient reduction, clipping, optimizer update.
 
-Losses and norms stay on the device, and the spike guard blocks updates there: nothing here waits for the GPU, but an
+Losses and norms stay on the device, and the guard blocks updates there: nothing here waits for the GPU, but an
 optimizer without a switch for that (training/optimizer.py).
 """
 
@@ -43,7 +43,7 @@ def train_step(state: TrainState, settings: StepSettings, step: int, next_batch:
     grad_norm = _clip(state, settings)
     # An overflow under fp16 is excused: this update is blocked and the scale halves, until the scale is exhausted.
     excused = state.loss_scale.dynamic & ~state.loss_scale.exhausted()
-    # 1.0 blocks this update: a loss or norm that is not finite, a spike, or any step after the one that ends the run.
+    # 1.0 blocks this update: a loss or norm that is not finite, or any step after the one that ends the run.
     held = state.guard.observe(step, own_losses, torch.stack([loss, grad_norm]), excused)
     state.loss_scale.update(grad_norm)
     state.optimizer.set_step(step, rate)

@@ -39,9 +39,7 @@ def loop_of(monkeypatch: pytest.MonkeyPatch, done: list[str], *, stop_at: int = 
         done.append(f"validate {state.position.step}")
         return 3.0 - state.position.step / 2
 
-    state.guard = fake(
-        new_skips=lambda: None, problem=lambda: f"step {bad_step}" if state.position.step >= bad_step else None
-    )
+    state.guard = fake(problem=lambda: f"step {bad_step}" if state.position.step >= bad_step else None)
     state.parallel = fake(clock=StepClock(torch.device("cpu")))
     saving = fake(begin=save, poll=lambda: None, settle=lambda **_: None, newest=None)
     monkeypatch.setattr(loop, "train_step", train)

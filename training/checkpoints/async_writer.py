@@ -69,7 +69,6 @@ class Saver:
             position=self._train_state.position,
             optimizer_steps=self._train_state.optimizer.steps,
             loss_scale=self._train_state.loss_scale.state(),
-            guard=self._train_state.guard.state(),
             config=self._config,
         )
         stall_seconds = time.perf_counter() - began

@@ -58,7 +58,6 @@ def load(checkpoint: Checkpoint, train_state: TrainState) -> None:
     read_tensor_files(checkpoint, train_state)
     train_state.optimizer.steps = state.optimizer_steps
     train_state.loss_scale.load(state.loss_scale, state.config.numerics.get("precision"))
-    train_state.guard.load(state.guard)
     train_state.position = state.position
 
 

@@ -1,4 +1,4 @@
-"""`state.json` of a checkpoint: position, optimizer steps, loss scale, spike window and run record; its validation."""
+"""`state.json` of a checkpoint: position, optimizer steps, loss scale and run record; its validation."""
 
 import hashlib
 import json
@@ -15,7 +15,6 @@ from training.checkpoints.run_record import RunRecord, with_stream_list
 from training.checkpoints.storage import STATE, STEP_NAME, Checkpoint, name_of
 from training.checkpoints.tensor_files import combined_sha256
 from training.precision import SavedLossScale
-from training.spike_guard import SpikeHistory
 from training.state import Position
 
 FORMAT = 3
@@ -30,7 +29,6 @@ class SavedState:
     position: Position  # its fields are keys of the file
     optimizer_steps: int = attrs.field(validator=checks.integer(0))
     loss_scale: SavedLossScale
-    guard: SpikeHistory | None
     config: RunRecord
     state_sha256: str = ""  # known when all ranks have written
 

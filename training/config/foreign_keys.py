@@ -59,6 +59,8 @@ _THEIRS = {
     ": the option --device of train.py chooses the device": "device",
     ": a run writes into its run directory": "out_dir output_dir",
 }
+# Keys of train.json that are read no more.
+_GONE = dict.fromkeys(("on_spike", "spike_window", "spike_zscore"), "steps that are not finite alone are held back")
 _OLD = {"minibatch_size": "microbatch_size", "use_amp": "precision", "validation_batches": "validation_sequences"}
 OTHER_SPELLINGS = {**_OLD, **{ours: old for old, ours in _OLD.items()}}  # of gpjt/ddp-base-model-from-scratch
 FOREIGN_KEYS = {name: ours for ours, names in _THEIRS.items() for name in names.split()}
@@ -87,7 +89,8 @@ def translate(model: dict[str, Any], train: dict[str, Any], model_file: Path, tr
 
     Raises BadInput for mixtures of experts, and for a key given in both spellings with different values.
     """
-    notices = []
+    gone = [key for key in _GONE if train.pop(key, None) is not None]
+    notices = [f"NOTE: {train_file}: {key} is ignored: {_GONE[key]}" for key in gone]
     if "moe" in model:
         raise BadInput(f"{model_file}: key 'moe': mixtures of experts are not GPT-2; Lockstep trains dense models only")
     if "minibatch_size" in train:

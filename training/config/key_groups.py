@@ -150,18 +150,6 @@ class OptimizationOptions:
 
 
 @attrs.frozen(kw_only=True)
-class SpikeOptions:
-    """Loss spikes: steps whose loss or gradient norm is far above those before."""
-
-    on_spike: str | None = define(optional(one_of("stop", "skip")), None)  # null: only non-finite steps are held back
-    spike_window: int = define(integer(2, 1 << 20), 128)  # steps
-    spike_zscore: float = define(number(0.0, above=True), 6.0)  # standard deviations
-
-    def __attrs_post_init__(self) -> None:
-        set_one_form(self)
-
-
-@attrs.frozen(kw_only=True)
 class CheckpointOptions:
     """Checkpoints: how often, how many."""
 

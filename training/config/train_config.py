@@ -23,7 +23,6 @@ from training.config.key_groups import (
     ExecutionOptions,
     MemoryOptions,
     OptimizationOptions,
-    SpikeOptions,
     ValidationOptions,
     define,
 )
@@ -42,7 +41,6 @@ class TrainConfig:
     data: DataOptions
     batch: BatchOptions
     optimization: OptimizationOptions
-    spikes: SpikeOptions
     checkpoints: CheckpointOptions
     validation: ValidationOptions
     log_interval: int = define(integer(1), 10, plumbing=True)  # steps; each logged step waits for the GPU once
@@ -131,8 +129,6 @@ def _without_effect(model: Mapping[str, Any], train: Mapping[str, Any]) -> Itera
         yield "train", "vector_learning_rate"
     if train["schedule_learning_rate"] is False:
         yield "train", "warmup_period_percent"
-    if train["on_spike"] is None:
-        yield from (("train", key) for key in ("spike_window", "spike_zscore"))
     first = train["muon_first_momentum"]
     rises = train["muon_momentum"] != (FIRST_MOMENTUM if first is None else first)
     if first == FIRST_MOMENTUM or not rises:

@@ -34,7 +34,7 @@ names the job once the ranks have met, and that --resume is done, for the groups
 | done     | 0      | last step, or that of --max-steps                                        |
 | error    | 1      | invalid input or an exception, on any rank                               |
 | lost     | 1      | another rank was killed, froze or hung                                   |
-| diverged | 3      | loss or gradient not finite, or a spike                                  |
+| diverged | 3      | loss or gradient not finite                                              |
 | stopped  | 75     | a request, with a checkpoint of the last step; before the first, without |
 """
 

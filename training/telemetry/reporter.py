@@ -14,7 +14,6 @@ from common.errors import advisory, newly_dropped, printable
 from training.config.batch_plan import Plan
 from training.hardware.environment import peak_memory_bytes
 from training.parallel.process_group import Ranks
-from training.spike_guard import Guard
 from training.step import StepResult
 from training.supervision.stragglers import Straggling
 from training.telemetry.background_drawing import BackgroundDrawing
@@ -88,14 +87,14 @@ class Reporter:
         if self.bar is not None:
             self.bar.advance()
 
-    def log(self, step: int, result: StepResult, guard: Guard, remaining: Remaining) -> None:
+    def log(self, step: int, result: StepResult, remaining: Remaining) -> None:
         """Record and show a step. Waits for the GPU, the only wait of a logged step."""
         if self.bar is None:
             return
         self.last_loss, grad_norm = result.loss.item(), result.grad_norm.item()
         rates: dict[str, Any] = {}
         with advisory("rates of a step"):
-            rates = self._rates(step, guard)
+            rates = self._rates(step)
         self.record(
             step,
             train_loss=self.last_loss,
@@ -136,7 +135,7 @@ class Reporter:
         if self.bar is not None:
             self.bar.close()
 
-    def _rates(self, step: int, guard: Guard) -> dict[str, Any]:
+    def _rates(self, step: int) -> dict[str, Any]:
         tokens_per_second = self.plan.tokens_per_step * self.ledger.steps_per_second()
         mfu = None if self.peak_flops is None else self.flops_per_token * tokens_per_second / self.peak_flops
         return {
@@ -145,7 +144,6 @@ class Reporter:
             "mfu": mfu,
             "peak_memory_bytes": peak_memory_bytes(self.device),
             "elapsed_seconds": round(self.ledger.elapsed_seconds(), 3),
-            **guard.metrics(),
         }
 
     def _outlook(self, remaining_seconds: float | None) -> list[str]:

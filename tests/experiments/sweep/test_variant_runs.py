@@ -65,7 +65,6 @@ WSD = {"train.schedule_learning_rate": "warmup_stable_decay"}
             "'log_interval=2' trains the same as 'base'; train.log_interval: no lever, it may stand in 'set'",
         ),
         ({"model.rope_base": [500]}, "'rope_base=500' trains the same as 'base'"),
-        ({"train.spike_window": [64]}, "'spike_window=64' trains the same as 'base'"),
         ({"train.min_train_tokens": [2047]}, "'min_train_tokens=2047' trains the same as 'base'"),
         ({"train.warmup_period_percent": [30]}, "'warmup_period_percent=30' trains the same as 'base'"),
         ({"train.matrix_learning_rate": [0.01]}, "'matrix_learning_rate=0.01' trains the same as 'base'"),

@@ -104,7 +104,7 @@ METRICS_LINES = (
     *("[1,2]", DEEP, '"x"', "null", ESCAPE, '{"event": "start"}', '{"event": "start", "step": {}}'),
     *('{"step": "x", "train_loss": []}', '{"step": 3, "validation_loss": "x"}', '{"step": 1e400, "train_loss": 1}'),
 )
-STATE_KEYS = ("step", "optimizer_steps", "best_step", "guard", "loss_scale", "config", "state_sha256", "format")
+STATE_KEYS = ("step", "optimizer_steps", "best_step", "loss_scale", "config", "state_sha256", "format")
 HEADERS = (
     *('{"tokens": 1}', DEEP, "[]", ESCAPE, '{"x": {"dtype": "U16", "shape": [1], "data_offsets": [0, 2]}}'),
     '{"tokens": {"dtype": "U16", "shape": [-5], "data_offsets": [0, -10]}}',

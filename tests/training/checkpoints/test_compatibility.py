@@ -102,7 +102,7 @@ STABLE = {"schedule_learning_rate": "warmup_stable_decay"}
     [
         ({}, {"learning_rate": 0.001, "log_interval": 9, "microbatch_size": 1}, ["learning_rate 0.01 -> 0.001"]),
         ({}, {"weight_decay": 0}, ["weight_decay 0.1 -> 0.0"]),
-        ({}, {"warmup_period_percent": 25.0, "final_learning_rate_percent": 10, "spike_window": 3}, []),
+        ({}, {"warmup_period_percent": 25.0, "final_learning_rate_percent": 10}, []),
         ({}, {"warmup_period_percent": 20}, ["warmup_period_percent 25.0 -> 20.0"]),
         ({}, {"drop_rate": 0.5}, ["drop_rate 0.0 -> 0.5"]),
         ({}, {"steps": 200}, ["steps 100 -> 200"]),

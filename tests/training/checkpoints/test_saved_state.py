@@ -10,7 +10,7 @@ from common.errors import BadInput
 from common.files import sha256
 from tests.conftest import forge_manifest
 from training.checkpoints.disk import on_disk
-from training.checkpoints.saved_state import check_origin, parse_state, read_state
+from training.checkpoints.saved_state import check_origin, fields_sha256, parse_state, read_state
 from training.checkpoints.storage import OPTIMIZER, WEIGHTS
 from training.checkpoints.verification import verify
 
@@ -20,7 +20,6 @@ FORGED = {
     "tokens": [1, "x"],
     "elapsed_seconds": ["1", -1, 10**400],
     "best_step": [9, "8"],
-    "guard": [[], {"losses": [1], "grad_norms": [], "skipped_steps": 0}, {"losses": [None]}],
     "loss_scale": [None, {"scale": 0, "finite_steps": 0}, {"scale": "1", "finite_steps": 0}],
     "config": [
         None,
@@ -52,9 +51,16 @@ def test_a_state_belongs_to_its_step_and_its_tensor_files(copied: Path) -> None:
 
 def test_a_missing_field_is_named(finished: Path) -> None:
     values = json.loads((finished / "checkpoints" / "latest" / "state.json").read_text())
-    for key in ("step", "guard", "config", "state_sha256"):
+    for key in ("step", "config", "state_sha256"):
         with pytest.raises(ValueError, match=f"^{key}: missing"):
             parse_state({name: value for name, value in values.items() if name != key})
+
+
+def test_the_spike_window_of_an_earlier_checkpoint_is_ignored(finished: Path) -> None:
+    values = json.loads((finished / "checkpoints" / "latest" / "state.json").read_text())
+    with_window = values | {"guard": {"losses": [1.0], "grad_norms": [2.0], "skipped_steps": 3}}
+    with_window["config"] = values["config"] | {"train": values["config"]["train"] | {"on_spike": "skip"}}
+    assert parse_state(with_window | {"fields_sha256": fields_sha256(with_window)}).position.step == 8
 
 
 def test_a_nested_value_is_named_with_its_keys(finished: Path) -> None:

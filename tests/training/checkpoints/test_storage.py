@@ -114,7 +114,6 @@ def save(storage: Storage, step: int, best_step: int | None = None) -> None:
         position=Position(step=step, best_step=best_step),
         optimizer_steps=step,
         loss_scale=SavedLossScale(scale=1.0, finite_steps=0),
-        guard=None,
         config=config,
     )
     atomic_commit.seal(storage, name, state, written)

@@ -15,7 +15,6 @@ from training.telemetry.reporter import Reporter, print_lines
 from training.telemetry.time_ledger import Remaining, TimeLedger
 
 REMAINING = Remaining(steps=1, validations=0, checkpoints=0)
-GUARD: Any = SimpleNamespace(metrics=lambda: {"skipped_steps": 2})
 
 
 @attrs.define
@@ -85,7 +84,7 @@ def log_third_step(reporter: Reporter, clock: list[float]) -> None:
         for seconds in (6.0, 2.0, 2.0):
             clock[0] += seconds
             reporter.ledger.after_step(0.0)
-        reporter.log(4, StepResult(0.1, torch.tensor(2.0), torch.tensor(math.inf)), GUARD, REMAINING)
+        reporter.log(4, StepResult(0.1, torch.tensor(2.0), torch.tensor(math.inf)), REMAINING)
 
 
 def test_a_logged_step_reaches_the_metrics_log_and_the_bar(clock: list[float]) -> None:
@@ -93,7 +92,7 @@ def test_a_logged_step_reaches_the_metrics_log_and_the_bar(clock: list[float]) -
     reporter, counter = reporter_of(kept)
     log_third_step(reporter, clock)
     [record] = kept.records
-    assert (record["step"], record["train_loss"], record["grad_norm"], record["skipped_steps"]) == (4, 2.0, None, 2)
+    assert (record["step"], record["train_loss"], record["grad_norm"]) == (4, 2.0, None)
     assert record["epochs"] == [0.5] and record["learning_rate"] == 0.1
     assert (record["tokens_per_second"], record["mfu"]) == (30.0, 6 * 30.0 / 1e6)
     assert reporter.last_loss == 2.0
@@ -135,7 +134,7 @@ def test_other_ranks_print_what_concerns_their_machine_alone(capsys: pytest.Capt
     ledger = TimeLedger(time.perf_counter())
     quiet = Reporter(plan=nothing, device=torch.device("cpu"), ledger=ledger, flops_per_token=6, peak_flops=None)
     result: Any = SimpleNamespace(loss=Unread(), grad_norm=Unread())
-    quiet.log(1, result, GUARD, REMAINING)
+    quiet.log(1, result, REMAINING)
     quiet.event(1, "checkpoint")
     quiet.step_done()
     quiet.say("of rank 0")
