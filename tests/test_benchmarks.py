@@ -11,11 +11,9 @@ import time
 from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
-from statistics import fmean
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
-import command
 import pytest
 import random_run
 import torch
@@ -26,13 +24,11 @@ from benchmarks import kernels
 from benchmarks.beside_nanogpt import CPU_CONDITION, GELU, _stepper
 from benchmarks.kernels import kind_of, table
 from benchmarks.process_tree import is_running
-from benchmarks.recipe_ladder import LEVERS, PLAIN, Ladder, difference
-from benchmarks.recipe_runs import Experiment, Recipe, Trainer, Training
 from common.errors import BadInput
 from common.installation import ALLOCATOR_SETTINGS
 from model.config import GPT2_SIZES, ModelConfig
 from tests import launch
-from tests.conftest import ROOT, SHARED_DATA, TINY_MODEL
+from tests.conftest import ROOT, TINY_MODEL
 from training.checkpoints.run_record import RESOLVED
 from training.hardware.gpus import known_gpus
 
@@ -102,100 +98,6 @@ def test_emulated_steps_need_the_emulated_driver_and_say_so() -> None:
     done = launch.run(ROOT / "benchmarks" / "emulated_steps.py")
     assert done.returncode == 1
     assert done.stderr == "emulated_steps.py: no emulated GPU; put tools/fakegpu/run before the command\n"
-
-
-def test_a_gain_over_seeds_has_the_interval_of_two_independent_samples() -> None:
-    gain = difference([2.0, 2.1, 2.3], [1.0, 1.3, 1.2])
-    assert gain.value == pytest.approx(0.966667, abs=1e-6)
-    low, high = 0.620383, 1.312950  # scipy.stats.ttest_ind(..., equal_var=True).confidence_interval(0.95)
-    assert (gain.low, gain.high) == (pytest.approx(low, abs=1e-5), pytest.approx(high, abs=1e-5))
-
-
-class FormulaTrainer:
-    """A trainer whose losses and CPU seconds follow a formula: 3 - log2(steps), more away from the best rates."""
-
-    best_rates: ClassVar = {"learning_rate": 0.004, "matrix_learning_rate": 0.032, "head_learning_rate": 0.001}
-    gains: ClassVar = {
-        "positions": 0.5,
-        "optimizer": 1.0,
-        "qk_norm": -0.2,
-        "zero_init_head": 0.3,
-        "logit_softcap": 0.05,
-    }
-    seconds: ClassVar = {"positions": 1.2, "optimizer": 1.1, "logit_softcap": 1.4}  # of a step, times those before
-
-    def __init__(self) -> None:
-        self.trained: list[Training] = []
-
-    def losses(self, trainings: list[Training]) -> list[float]:
-        self.trained += trainings
-        return [self._loss(one) for one in trainings]
-
-    def step_seconds(self, recipes: list[Recipe]) -> list[float]:
-        return [math.prod(value for key, value in self.seconds.items() if key in one.keys) for one in recipes]
-
-    def _loss(self, training: Training) -> float:
-        keys = training.recipe.keys
-        gain = sum(value for key, value in self.gains.items() if key in keys)
-        away = sum(math.log2(keys[key] / best) ** 2 for key, best in self.best_rates.items() if key in keys)
-        return 3 - math.log2(training.steps) - gain + 0.1 * away + 0.001 * (training.seed - 43)
-
-
-def test_a_ladder_keeps_the_levers_that_help_at_equal_cpu_seconds_at_their_best_rates() -> None:
-    ladder = Ladder(FormulaTrainer(), steps=1024)
-    rungs = {rung.name.removeprefix("+ "): rung for rung in ladder.climb()}
-    assert [name for name, rung in rungs.items() if rung.stays] == [
-        *("GPT-2, AdamW", "RoPE, RMSNorm", "Muon", "zero-initialized, untied")
-    ]
-    best = rungs["zero-initialized, untied"]
-    assert "qk_norm" not in best.recipe.model and best.recipe.model["positions"] == "rope"
-    for key, rate in FormulaTrainer.best_rates.items():
-        assert best.recipe.train[key] == pytest.approx(rate)
-    muon, softcap = rungs["Muon"], rungs["softcap"]
-    assert muon.gain is not None and muon.gain.value == pytest.approx(1.0)
-    assert muon.gain_at_equal_time is not None
-    assert muon.gain_at_equal_time.value == pytest.approx(1.0 - math.log2(1.1), abs=0.01)  # whole steps
-    assert softcap.gain is not None and softcap.gain.apart and not softcap.stays  # it costs more than it gains
-    plain = fmean(rungs["GPT-2, AdamW"].losses)
-    share = ladder.share_to_reach(best, plain)
-    assert share == pytest.approx(2**-1.8)  # 0.5 + 1.0 + 0.3
-    assert ladder.share_to_reach(rungs["GPT-2, AdamW"], plain - 1) is None
-
-
-def test_levers_are_pulled_together_and_tuned_at_a_share_of_the_steps() -> None:
-    trainer = FormulaTrainer()
-    chosen = [lever for lever in LEVERS if lever.name in ("+ RoPE, RMSNorm", "+ Muon", "+ zero-initialized, untied")]
-    first, recipe, seconds = Ladder(trainer, steps=1024).jump(chosen, 1 / 4)
-    assert first.recipe.train["learning_rate"] == pytest.approx(0.004)
-    for key, rate in FormulaTrainer.best_rates.items():
-        assert recipe.train[key] == pytest.approx(rate)
-    assert "qk_norm" not in recipe.model and recipe.model["zero_init_head"]
-    assert seconds == pytest.approx(1.2 * 1.1)
-    assert {run.steps for run in trainer.trained if "optimizer" in run.recipe.train} == {256}
-
-
-@pytest.mark.slow
-def test_a_trainer_trains_each_run_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    command.call(
-        "prepare_data.py", SHARED_DATA / "tinyshakespeare.txt", "--output", tmp_path / "tokens", *command.BYTES
-    )
-    experiment = Experiment(
-        tokens=tmp_path / "tokens",
-        vocabulary=257,
-        layers=1,
-        width=32,
-        context=32,
-        batch=4,
-        precision="fp32",
-        validation=16,
-    )
-    trainer = Trainer(tmp_path, experiment, jobs=2)
-    runs = [Training(recipe=PLAIN.changed({}, {"learning_rate": rate}), seed=42, steps=20) for rate in (0.001, 0.01)]
-    slow, fast = trainer.losses(runs)
-    assert 3 < fast < slow < 6
-    times = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/metrics.jsonl")}
-    assert trainer.losses(runs) == [slow, fast]
-    assert len(times) == 2 and all(path.stat().st_mtime_ns == time for path, time in times.items())
 
 
 def test_a_trainer_beside_nanogpt_is_left_at_the_deadline(tmp_path: Path) -> None:

@@ -25,9 +25,3 @@ def test_predicted_memory_beside_the_allocators() -> None:
     assert done.returncode == EXIT_DONE, done.stderr
     ratios = [float(ratio) for ratio in re.findall(r"allocated: .* ratio ([\d.]+)", done.stdout)]
     assert len(ratios) == 3 and all(0.95 <= ratio <= 1.05 for ratio in ratios)
-
-
-def test_cost_of_a_checkpoint() -> None:
-    done = run(ROOT / "benchmarks" / "checkpoints.py", "--ranks", 1)
-    assert done.returncode == EXIT_DONE, done.stderr
-    assert len(re.findall(r"^1 ddp( +[\d.]+){4} +\d+\.\d\d +[\d.]+%$", done.stdout, re.MULTILINE)) == 1, done.stdout
