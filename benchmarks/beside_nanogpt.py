@@ -14,10 +14,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import attrs
+import bench
 import numpy as np
-import random_run
 import torch
-from command import ROOT, table
+from bench import ROOT, table
 
 from common.errors import BadInput
 from model.config import ModelConfig
@@ -87,7 +87,7 @@ class NanogptComparison:
     def _lockstep(self, folder: Path, precision: str, compiled: bool, activation: str) -> tuple[list[str], Path]:
         """Return a command that trains, and the file that gets a line for each step."""
         steps = 2 * (WARM_UP + self.steps)  # on a loaded machine a halt may come after more than one
-        run = random_run.prepare(
+        run = bench.prepare(
             folder,
             attrs.evolve(self.model, activation=activation),
             steps,

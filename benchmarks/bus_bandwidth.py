@@ -11,7 +11,7 @@ import statistics
 import time
 from collections.abc import Callable
 
-import command
+import bench
 import torch
 import torch.distributed as dist
 
@@ -42,7 +42,7 @@ def main(*, mebibytes: tuple[int, ...] = (1, 16, 64, 256, 1024)) -> None:
         if ranks.coordinates:
             print(" | ".join(rows[-1]), flush=True)
     if ranks.coordinates:
-        print(f"\n{command.table(columns, rows)}", flush=True)
+        print(f"\n{bench.table(columns, rows)}", flush=True)
     stop()
 
 
@@ -82,4 +82,4 @@ def _synchronize(ranks: Ranks) -> None:
 
 
 if __name__ == "__main__":
-    command.run(main)
+    bench.run(main)

@@ -16,10 +16,9 @@ from tempfile import TemporaryDirectory
 from typing import Literal
 
 import attrs
-import command
-import random_run
+import bench
 import torch
-from train_speed import SIZES
+from bench import SIZES, Size
 
 from model.config import ModelConfig
 
@@ -34,7 +33,7 @@ def main(  # noqa: PLR0913  # each is an option
     ranks: int | None = None,
     microbatch: int = 16,
     steps: int = 30,
-    size: Literal["small", "124M", "350M", "774M", "1.5B"] = "124M",
+    size: Size = "124M",
     parallel: tuple[Literal["ddp", "fsdp"], ...] = ("ddp", "fsdp"),
     determinism: tuple[Literal["off", "elastic"], ...] = ("off", "elastic"),
     set: tuple[str, ...] = (),
@@ -63,7 +62,7 @@ def main(  # noqa: PLR0913  # each is an option
             columns = [f"{microbatch} sequences a rank", "ms a step", "one rank", "exposed ms", "share"]
         else:
             columns = [f"one sequence of {SHORT_CONTEXT} tokens a rank", "host ms a step"]
-        print(f"\n{title}\n{command.table(columns, rows)}\n", flush=True)
+        print(f"\n{title}\n{bench.table(columns, rows)}\n", flush=True)
 
 
 def _milliseconds(model: ModelConfig, ranks: int, microbatch: int, steps: int, settings: tuple[str, ...]) -> float:
@@ -71,11 +70,11 @@ def _milliseconds(model: ModelConfig, ranks: int, microbatch: int, steps: int, s
     batch = ranks * microbatch
     with TemporaryDirectory() as folder:
         sizes = {"microbatch_size": microbatch, "global_batch_size": batch, "log_interval": LOG_STEPS}
-        run = random_run.prepare(Path(folder), model, WARM_UP + steps, **sizes)
-        records, _ = random_run.train(run, ranks, *settings, kill_after=WARM_UP + steps)
-    seconds = random_run.seconds_by_step(records, batch * model.context_length)
+        run = bench.prepare(Path(folder), model, WARM_UP + steps, **sizes)
+        records = bench.train(run, ranks, *settings, kill_after=WARM_UP + steps)
+    seconds = bench.seconds_by_step(records, batch * model.context_length)
     return 1e3 * median(value for step, value in seconds.items() if step > WARM_UP)
 
 
 if __name__ == "__main__":
-    command.run(main)
+    bench.run(main)

@@ -7,22 +7,35 @@ status 1 if one fails. On a CPU the same under gloo.
 """
 
 import math
+import subprocess
 import sys
+import sysconfig
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal
+from typing import Any, Literal
 
 import attrs
-import command
+import bench
+import numpy as np
+import numpy.typing as npt
 import torch
-from small_run import SmallResult, SmallRun
+from bench import LOOK_SECONDS, ROOT, kill_tree, launcher, write_run_over
+
+from common.errors import BadInput
+from model.config import ModelConfig
+from training.telemetry.metrics_log import METRICS, read_metrics
 
 Part = Literal["losses", "elastic", "resume"]
 # Largest difference of a step's loss in nats. On a CPU bf16 differs from fp32 by 0.0003 in these steps, and DDP of two
 # ranks from one process by 0.0002 in bf16.
 FP32_LIMIT, BF16_LIMIT, ORDER_LIMIT = 1e-4, 3e-3, 2e-3
+MODEL = ModelConfig(
+    vocab_size=256, context_length=128, emb_dim=256, n_heads=4, n_layers=4, qkv_bias=True, tie_weights=True
+)
+TINY = attrs.evolve(MODEL, context_length=64, emb_dim=128, n_heads=2, n_layers=2)  # head width 64, as in the other
+GLOBAL_BATCH = 8  # of micro-batches of one sequence: up to 8 ranks
 COLUMNS = ["comparison", "found", "limit", "outcome"]
 
 
@@ -38,6 +51,95 @@ class MachineComparison:
     @property
     def cells(self) -> list[str]:
         return [self.what, self.found, self.limit, {True: "holds", False: "FAILS", None: "emulated"}[self.held]]
+
+
+@attrs.frozen(kw_only=True)
+class SmallResult:
+    """A trained run: losses and hashes by step; whether the self-test held, None without one."""
+
+    losses: dict[int, float]
+    hashes: dict[int, str]
+    self_test: bool | None
+
+
+@attrs.frozen(kw_only=True)
+class SmallRun:
+    """Runs of one small network, with the same tokens and initial weights."""
+
+    folder: Path
+    device: str  # of all but those that name another one
+    steps: int
+    tiny: bool  # and not compiled
+
+    @property
+    def model(self) -> ModelConfig:
+        return TINY if self.tiny else MODEL
+
+    @property
+    def description(self) -> str:
+        """The network and the step, for the table."""
+        model = self.model
+        return (
+            f"{self.device}: {model.n_layers} layers x {model.emb_dim}, {self.steps} steps of {GLOBAL_BATCH} x "
+            f"{model.context_length} bytes of Python's library"
+        )
+
+    def train(self, name: str, ranks: int, *, device: str | None = None, **keys: Any) -> SmallResult:
+        """Train to the end, and return what was recorded. `keys`: of train.json. Raises BadInput where it fails."""
+        run = self._write(name, **keys)
+        return self._finish(run, self._start(run, ranks, device or self.device))
+
+    def kill(self, name: str, ranks: int, after: int, **keys: Any) -> int | None:
+        """Kill all processes of a run by SIGKILL once a checkpoint beyond step `after` is there; return the step.
+
+        None where the run ended before.
+        """
+        run = self._write(name, checkpoint_interval=after, **keys)
+        process = self._start(run, ranks, self.device)
+        while process.poll() is None:
+            records = read_metrics(run) if (run / METRICS).exists() else []
+            if any(record.get("event") == "checkpoint" for record in records):
+                kill_tree(process)
+                process.communicate()
+                return max(record["step"] for record in records)
+            time.sleep(LOOK_SECONDS)
+        self._finish(run, process)
+        return None
+
+    def resume(self, name: str, ranks: int) -> SmallResult:
+        """Resume a killed run on so many ranks, to its end."""
+        run = self.folder / name / "run"
+        return self._finish(run, self._start(run, ranks, self.device))
+
+    def _write(self, name: str, **keys: Any) -> Path:
+        count = self.steps * GLOBAL_BATCH * self.model.context_length
+        train = {
+            "min_train_tokens": count,
+            "microbatch_size": 1,
+            "global_batch_size": GLOBAL_BATCH,
+            "learning_rate": 1e-4,  # a higher one, or no warm-up, makes rounding grow from step to step
+            "schedule_learning_rate": True,
+            "warmup_period_percent": 50,
+            "checkpoint_interval": self.steps,
+            "compile": False if self.tiny else None,
+        }
+        return write_run_over(_library_bytes(count + 1), self.folder / name, self.model, **(train | keys))
+
+    def _start(self, run: Path, ranks: int, device: str) -> subprocess.Popen[str]:
+        program = [*launcher(ranks), "train.py", str(run), "--device", device, "--hash-every", "1"]
+        return subprocess.Popen(program, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+    def _finish(self, run: Path, process: subprocess.Popen[str]) -> SmallResult:
+        _, errors = process.communicate()
+        if process.returncode:
+            raise BadInput(f"{run.parent.name}: train.py failed: {errors[-4000:]}")
+        records = read_metrics(run)
+        tests = [record["held"] for record in records if record.get("event") == "self-test"]
+        return SmallResult(
+            losses={record["step"]: record["train_loss"] for record in records if "train_loss" in record},
+            hashes={record["step"]: record["state_sha256"] for record in records if "state_sha256" in record},
+            self_test=all(tests) if tests else None,
+        )
 
 
 def main(
@@ -68,7 +170,7 @@ def main(
                 print(*shown.cells, sep=" | ", flush=True)
                 rows.append(shown)
             failed |= any(row.held is False for row in rows)
-            print(f"\n{part}, {small.description}\n{command.table(COLUMNS, [row.cells for row in rows])}\n", flush=True)
+            print(f"\n{part}, {small.description}\n{bench.table(COLUMNS, [row.cells for row in rows])}\n", flush=True)
     sys.exit(1 if failed else 0)
 
 
@@ -132,5 +234,15 @@ def compare_step_hashes(what: str, one: SmallResult, other: SmallResult) -> Mach
     return MachineComparison(f"hashes: {what}", found, "equal", bool(other.hashes) and not different)
 
 
+def _library_bytes(count: int) -> npt.NDArray[np.uint16]:
+    """Return the first bytes of Python's library sources, as token ids."""
+    content = b""
+    for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
+        if len(content) >= count:
+            break
+        content += path.read_bytes()
+    return np.frombuffer(content[:count], dtype=np.uint8).astype(np.uint16)
+
+
 if __name__ == "__main__":
-    command.run(main)
+    bench.run(main)

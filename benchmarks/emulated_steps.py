@@ -20,11 +20,10 @@ from tempfile import TemporaryDirectory
 from typing import Literal
 
 import attrs
-import command
-import random_run
+import bench
 import torch
 import torch.distributed as dist
-from command import Size
+from bench import SIZES, Size
 from torch.testing._internal.distributed import fake_pg  # noqa: F401  # registers the backend "fake"
 
 from common.errors import BadInput
@@ -139,7 +138,7 @@ def main(  # noqa: PLR0913  # each is an option
     ]
     if not as_json:
         rows = [_in_process(layout, steps).row(str(layout)) for layout in layouts]
-        print(command.table(COLUMNS, rows))
+        print(bench.table(COLUMNS, rows))
         return
     if len(layouts) > 1:
         raise BadInput(f"--as-json: got {len(layouts)} combinations, wanted one")
@@ -150,10 +149,10 @@ def main(  # noqa: PLR0913  # each is an option
 def measure(layout: EmulatedLayout, steps: int) -> EmulatedSteps:
     """Train for some steps in this process, which cannot do so a second time, and return what a step takes."""
     ranks = lone_rank(layout.world_size) if layout.world_size > 1 else start("cuda", TIMEOUT_SECONDS)
-    model = command.config(layout.size)
+    model = SIZES[layout.size]
     with TemporaryDirectory() as folder:
-        run = load_run(random_run.write_run(Path(folder), attrs.asdict(model), layout.train_keys()), layout.settings)
-    state, settings = random_run.build(run, ranks)
+        run = load_run(bench.write_run(Path(folder), model, layout.train_keys()), layout.settings)
+    state, settings = bench.build(run, ranks)
     make_batch = random_batches(settings.layout, run.model.vocab_size, ranks)
     batches = itertools.cycle([make_batch() for _ in range(layout.accumulation)])
 
@@ -235,4 +234,4 @@ def _in_process(layout: EmulatedLayout, steps: int) -> EmulatedSteps:
 
 
 if __name__ == "__main__":
-    command.run(main)
+    bench.run(main)

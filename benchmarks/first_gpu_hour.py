@@ -8,23 +8,60 @@ each step; a signal ends the running step and all processes below it. The same c
 in tmux. Send OUTPUT.tar.gz home: page.md, output and GPU clocks of each step; no weights, tokens or credentials.
 """
 
+import csv
+import platform
+import re
+import shutil
+import statistics
+import subprocess
 import sys
+import tarfile
+import tempfile
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import command
+import bench
 import torch
-from gpu_hour_page import PAGE, machine_lines, make_page, pack, samples_file
-from gpu_hour_steps import HourStep, hour_steps
-from gpu_state import sampled
-from limited_command import Outcome, read_outcome, run_limited
+from bench import SIZES, Size
+from gpu_hour_steps import HourStep, Outcome, hour_steps, read_outcome, run_limited
+from tabulate import tabulate
 
 from common.errors import EXIT_ERROR, BadInput
+from model.config import parameter_count
+from training.checkpoints.disk_need import STATE_BYTES
+from training.hardware.environment import cpu_name, git_commit
+from training.hardware.preflight import DiskNeed, Needs, report
 
 LEAST_SECONDS = 30.0  # a step that is given less is not started
 DRY_RUN_SECONDS = 900.0  # limit of each step, for one that hangs
 PREFLIGHT = "preflight"
+REST_BYTES = 2e9  # compiled kernels, random tokens, checkpoints of small networks
+PAGE = "page.md"
+LAST_LINES = 100  # shown of a step that is not done
+SMI = "nvidia-smi"
+SETTINGS = (
+    "index", "name", "driver_version", "memory.total", "memory.used", "power.limit", "power.max_limit", "clocks.sm",
+    "clocks.max.sm", "clocks.max.memory", "ecc.mode.current", "persistence_mode", "mig.mode.current", "temperature.gpu",
+)  # fmt: skip
+PROCESSES = ("gpu_bus_id", "pid", "used_memory")
+SAMPLE = ("clocks.sm", "power.draw", "temperature.gpu", "clocks_event_reasons.active")
+SAMPLE_SECONDS = 2
+TIMEOUT_SECONDS = 60  # of a driver that hangs
+UNDERLINING = re.compile(r"\x1b\[\d*m")
+# bits of clocks_event_reasons.active: docs.nvidia.com, NVML API reference, nvmlClocksEventReasons
+IDLE = 0x1
+REASONS = {
+    0x4: "sw_power_cap",
+    0x8: "hw_slowdown",
+    0x20: "sw_thermal_slowdown",
+    0x40: "hw_thermal_slowdown",
+    0x80: "hw_power_brake_slowdown",
+}
+
+Outcomes = Sequence[tuple[HourStep, Outcome]]
 
 
 def main(
@@ -33,6 +70,7 @@ def main(
     price_per_hour: float | None = None,
     output: Path = Path("gpu-hour"),
     dry_run: bool = False,
+    preflight: Size | None = None,
 ) -> None:
     """Run the steps and write the page.
 
@@ -41,7 +79,10 @@ def main(
         price_per_hour: of the machine; shows what each step has cost.
         output: folder of the page, the results and all temporary files.
         dry_run: tiny sizes, to try all this out on the emulated driver: its values mean nothing.
+        preflight: the hour's first step alone, with the disk that a network of this size needs.
     """
+    if preflight is not None:
+        sys.exit(report(needs(preflight)))
     gpus = torch.cuda.device_count()
     if gpus == 0:
         raise BadInput("no GPU here; tools/fakegpu/run python benchmarks/first_gpu_hour.py --dry-run emulates some")
@@ -64,6 +105,19 @@ def main(
     print(f"\n{output / PAGE}\n{pack(output)}", flush=True)
     if any(outcome.state != "done" for outcome in outcomes):
         sys.exit(EXIT_ERROR)
+
+
+def needs(largest: Size) -> Needs:
+    """Return what the preflight checks: train.py starts no run without room for its checkpoint."""
+    wanted = STATE_BYTES * parameter_count(SIZES[largest]) + REST_BYTES
+    disk = DiskNeed(
+        directory=Path(tempfile.gettempdir()),
+        what=f"a checkpoint of {largest} and compiled kernels",
+        least_bytes=wanted,
+        total_bytes=wanted,
+        advice="free some, or name a larger one with --output",
+    )
+    return Needs(disk=disk)
 
 
 def words(step: HourStep, ranks: int, *, dry_run: bool) -> list[str]:
@@ -103,5 +157,129 @@ def limit_seconds(step: HourStep, later: list[HourStep], left: float) -> float:
     return min(left, max(own, min(2 * own, spare)))
 
 
+def machine_lines() -> list[str]:
+    """Return paragraphs: versions, commit, hardware. Uses no GPU itself: that would take some of its memory."""
+    torch_line = f"torch {torch.__version__}, CUDA {torch.version.cuda}, Python {platform.python_version()}"
+    return [f"commit {git_commit()}, {torch_line}", f"{cpu_name()}, {platform.platform()}", *describe_gpus()]
+
+
+def samples_file(folder: Path, step: HourStep) -> Path:
+    """Return the file of nvidia-smi's samples during a step."""
+    return folder / f"{step.name}.gpus.csv"
+
+
+def make_page(head: Sequence[str], outcomes: Outcomes, folder: Path, price_per_hour: float | None) -> str:
+    """Return the page as Markdown: the machine, a table of all steps, then what each printed."""
+    columns = ["step", "outcome", "seconds", *(["USD"] if price_per_hour else []), "GPUs while busy", "fills"]
+    rows = []
+    for step, outcome in outcomes:
+        cost = [f"{outcome.seconds / 3600 * price_per_hour:.2f}"] if price_per_hour else []
+        busy = summarize(_lines(samples_file(folder, step), outcome))
+        rows.append([step.name, outcome.state, f"{outcome.seconds:.0f}", *cost, busy, step.fills])
+    total = sum(outcome.seconds for _, outcome in outcomes)
+    cost = [f"{total / 3600 * price_per_hour:.2f}"] if price_per_hour else []
+    rows.append(["all", "", f"{total:.0f}", *cost, "", ""])
+    parts = ["# First GPU hour", *head, _table(columns, rows)]
+    for step, outcome in outcomes:
+        lines = _lines(folder / f"{step.name}.txt", outcome)
+        shown = lines if outcome.state == "done" else lines[-LAST_LINES:]
+        parts.append(f"## {step.name}: {outcome.state}")
+        parts.append(_indented([f"python {' '.join(outcome.command)}", "", *shown]))
+    return "\n\n".join(parts) + "\n"
+
+
+def pack(folder: Path) -> Path:
+    """Write FOLDER.tar.gz: the page, what the steps printed and how they ended; return its path."""
+    archive = folder.with_name(f"{folder.name}.tar.gz")
+    with tarfile.open(archive, "w:gz") as tar:
+        for path in sorted(folder.iterdir()):
+            if path.suffix in (".md", ".txt", ".json", ".csv") and path.is_file():
+                tar.add(path, f"{folder.name}/{path.name}")
+    return archive
+
+
+def describe_gpus() -> list[str]:
+    """Return paragraphs of Markdown: each GPU's settings, its links to the others, processes that use it already."""
+    if shutil.which(SMI) is None:
+        return [f"No {SMI} here."]
+    settings = list(csv.reader(_query(f"--query-gpu={','.join(SETTINGS)}"), skipinitialspace=True))
+    processes = _query(f"--query-compute-apps={','.join(PROCESSES)}")
+    return [
+        _table(settings[0], settings[1:]) if len(settings) > 1 else _indented(map(" ".join, settings)),
+        "Processes on the GPUs before the start; in a container those of others may not show:",
+        _indented(processes),
+        "Links:",
+        _indented(_smi("topo", "-m")),
+    ]
+
+
+@contextmanager
+def sampled(path: Path) -> Iterator[None]:
+    """Write a line of SAMPLE for each GPU every two seconds, until the block ends; nothing without nvidia-smi."""
+    if shutil.which(SMI) is None:
+        yield
+        return
+    query = [SMI, f"--query-gpu={','.join(SAMPLE)}", "--format=csv,noheader,nounits", f"--loop={SAMPLE_SECONDS}"]
+    with path.open("w") as file:
+        process = subprocess.Popen(query, stdout=file, stderr=subprocess.STDOUT)
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def summarize(lines: Iterable[str]) -> str:
+    """Return the samples of GPUs that were busy: median clock, highest power and temperature, reasons of throttling."""
+    busy = []
+    for line in lines:
+        with suppress(ValueError):  # a line cut off, or a value that this GPU does not tell
+            clock, power, temperature, reasons = line.split(",")
+            if not int(reasons, 16) & IDLE:
+                busy.append((float(clock), float(power), float(temperature), int(reasons, 16)))
+    if not busy:
+        return ""
+    clocks, powers, temperatures, masks = zip(*busy, strict=True)
+    shares = Counter(name for mask in masks for bit, name in REASONS.items() if mask & bit)
+    throttled = [f"{name} {count / len(busy):.0%}" for name, count in shares.most_common()] or ["not throttled"]
+    busiest = f"{statistics.median(clocks):.0f} MHz, {max(powers):.0f} W, {max(temperatures):.0f} °C"
+    return ", ".join([busiest, *throttled])
+
+
+def _indented(lines: Iterable[str]) -> str:
+    """Return lines as a block of code in Markdown, without the underlining of `nvidia-smi topo`."""
+    return "\n".join(f"    {UNDERLINING.sub('', line).expandtabs()}" for line in lines)
+
+
+def _lines(path: Path, outcome: Outcome) -> list[str]:
+    """Return the lines of a step's file; none of an earlier command's."""
+    there = outcome.state != "not started" and path.exists()
+    return path.read_text(errors="replace").splitlines() if there else []
+
+
+def _query(what: str) -> list[str]:
+    return _smi(what, "--format=csv")
+
+
+def _smi(*arguments: str) -> list[str]:
+    """Return the lines that nvidia-smi prints, error messages included."""
+    try:
+        done = subprocess.run(
+            [SMI, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+            timeout=TIMEOUT_SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        return [f"{SMI} {' '.join(arguments)}: no answer in {TIMEOUT_SECONDS} s"]
+    return done.stdout.splitlines()
+
+
+def _table(columns: list[str], rows: list[list[str]]) -> str:
+    return str(tabulate(rows, columns, "github", disable_numparse=True))
+
+
 if __name__ == "__main__":
-    command.run(main)
+    bench.run(main)

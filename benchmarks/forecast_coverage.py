@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from itertools import product
 
 import attrs
-import command
+import bench
 import numpy as np
 
 from experiments.ladder.loss_law import LossLaw, LossPoint, fit_law, hold_out_largest, refusal
@@ -104,18 +104,18 @@ def main(*, simulations: int = 200) -> None:
         for group in GROUPS
         for shape in SHAPES
     ]
-    print(command.table(HEADS, rows), "\n\nThe first two groups by what was drawn:\n", sep="")
+    print(bench.table(HEADS, rows), "\n\nThe first two groups by what was drawn:\n", sep="")
     rows = []
     for name, shown in NAMES.items():
         for value in sorted({getattr(one, name) for one in inner}):
             rows.append(_row(f"{shown} {value}", (one for one in inner if getattr(one, name) == value)))
-    print(command.table(HEADS, rows), "\n\nIn the interval, by seeds, noise and its shared part:\n", sep="")
+    print(bench.table(HEADS, rows), "\n\nIn the interval, by seeds, noise and its shared part:\n", sep="")
     rows = [
         [f"{seeds}", f"{noise:.1%}", *(_cell(inner, seeds, noise, shared) for shared in SHARED)]
         for seeds in sorted({shape.seeds for shape in SHAPES.values()})
         for noise in NOISES
     ]
-    print(command.table(["seeds", "noise", *(f"shared {shared:g}" for shared in SHARED)], rows))
+    print(bench.table(["seeds", "noise", *(f"shared {shared:g}" for shared in SHARED)], rows))
 
 
 def simulate(group: str, truth: str, name: str, seed: int) -> Simulation:
@@ -190,4 +190,4 @@ def _covered(simulations: list[Simulation]) -> str:
 
 
 if __name__ == "__main__":
-    command.run(main)
+    bench.run(main)

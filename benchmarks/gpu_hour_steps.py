@@ -1,10 +1,28 @@
-"""Steps of the first GPU hour, in order of worth: command, time limit, and the cells of docs/ that each fills."""
+"""Steps of the first GPU hour, in order of worth: command, time limit, the cells of docs/ that each fills; their runs.
+
+A run leaves NAME.txt, what the step printed, and NAME.json, how it ended.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal
 
 import attrs
+from bench import GRACE_SECONDS, ROOT, kill_tree
 
 SMALL_SPEED = "benchmarks/train_speed.py --sizes small --steps 2 --set compile=false"
 SMALL_STEPS = "--ranks {ranks} --size small --steps 5 --microbatch 1 --set compile=false"
 TORCHRUN = "-m torch.distributed.run --standalone --nproc_per_node={ranks}"
+SECRETS = re.compile(r"TOKEN|KEY|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)  # names of variables that steps do not get
+COMPILED = "compiled"  # folder of kernels and graphs, kept from one command to the next
+
+State = Literal["done", "failed", "timed out", "interrupted", "not started"]
 
 
 @attrs.frozen(kw_only=True)
@@ -22,8 +40,8 @@ class HourStep:
 STEPS = (
     HourStep(
         name="preflight",
-        command="benchmarks/gpu_hour_preflight.py",
-        dry_run="benchmarks/gpu_hour_preflight.py --largest small",
+        command="benchmarks/first_gpu_hour.py --preflight 1.5B",
+        dry_run="benchmarks/first_gpu_hour.py --preflight small",
         minutes=2,
         fills="nothing: where it fails, the hour ends before it has cost anything",
     ),
@@ -157,3 +175,70 @@ STEPS = (
 def hour_steps(gpus: int) -> list[HourStep]:
     """Return the steps that so many GPUs can take."""
     return [step for step in STEPS if gpus >= step.least_gpus]
+
+
+@attrs.frozen(kw_only=True)
+class Outcome:
+    """Outcome of a command."""
+
+    command: list[str]
+    state: State = "not started"
+    seconds: float = 0.0
+    exit_status: int | None = None
+
+
+def run_limited(folder: Path, name: str, command: list[str], limit_seconds: float) -> Outcome:
+    """Run a command in the repository's root, for so long at most; write its files.
+
+    At the limit, and where an exception ends the wait, all of it is killed.
+    """
+    scratch = folder / "scratch"
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)  # a command that is killed removes nothing
+    began = time.monotonic()
+    state: State = "interrupted"
+    status: int | None = None
+    with (folder / f"{name}.txt").open("w") as log:
+        process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=_environment(folder, scratch),
+            text=True,
+        )
+        try:
+            status = process.wait(limit_seconds)
+            state = "failed" if status else "done"
+        except subprocess.TimeoutExpired:
+            state = "timed out"
+        finally:
+            if status is None:
+                kill_tree(process, GRACE_SECONDS)
+            shutil.rmtree(scratch, ignore_errors=True)
+            seconds = round(time.monotonic() - began, 1)
+            outcome = Outcome(command=command[1:], state=state, seconds=seconds, exit_status=status)
+            (folder / f"{name}.json").write_text(json.dumps(attrs.asdict(outcome), indent=2) + "\n")
+    return outcome
+
+
+def read_outcome(folder: Path, name: str, command: list[str]) -> Outcome:
+    """Return how this command ended earlier; "not started" where it was another one, or none."""
+    with suppress(OSError, ValueError, TypeError):
+        outcome = Outcome(**json.loads((folder / f"{name}.json").read_text()))
+        if outcome.command == command:
+            return outcome
+    return Outcome(command=command)
+
+
+def _environment(folder: Path, scratch: Path) -> dict[str, str]:
+    """Return this process's environment without credentials, with a temporary directory and a cache of all commands."""
+    environment = {key: value for key, value in os.environ.items() if not SECRETS.search(key)}
+    compiled = folder.absolute() / COMPILED
+    return environment | {
+        "TMPDIR": str(scratch.absolute()),
+        "TORCHINDUCTOR_CACHE_DIR": str(compiled / "inductor"),
+        "TRITON_CACHE_DIR": str(compiled / "triton"),
+        "PYTHONUNBUFFERED": "1",
+    }

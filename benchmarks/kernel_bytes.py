@@ -18,10 +18,9 @@ from typing import Any
 from unittest.mock import patch
 
 import attrs
-import command
-import random_run
+import bench
 import torch
-from command import Size
+from bench import SIZES, Size
 from emulated_steps import lone_rank
 from torch._inductor import config as inductor_config
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -74,7 +73,7 @@ def main(
     inductor_config.benchmark_kernel = True  # kernels then know their bytes
     ranks = lone_rank(world_size) if world_size > 1 else start("cuda", 600)
     for size in sizes:
-        model = command.config(size)
+        model = SIZES[size]
         moved = measure(size, microbatch, set, ranks)
         tokens = microbatch * model.context_length
         by_layer, by_row = tokens * model.n_layers * model.emb_dim, tokens * model.padded_vocab_size
@@ -83,7 +82,7 @@ def main(
             for kind in (moved.compiled, moved.eager)
             for name, total in kind.most_common(SHOWN)
         ]
-        print(command.table([f"{size}, micro-batch {microbatch}", "calls", "GB", "bytes a token, layer, C"], rows))
+        print(bench.table([f"{size}, micro-batch {microbatch}", "calls", "GB", "bytes a token, layer, C"], rows))
         print(
             f"blocks, compiled: {moved.block_bytes / by_layer:.1f} bytes a token, layer and C\n"
             f"loss, compiled: {moved.loss_bytes / by_row:.1f} bytes a token and row of the vocabulary\n"
@@ -100,11 +99,11 @@ def main(
 
 def measure(size: Size, microbatch: int, settings: tuple[str, ...], ranks: Ranks) -> KernelBytes:
     """Train for some steps, and count the bytes of the last."""
-    model = command.config(size)
+    model = SIZES[size]
     keys = {"dataset": "random", "min_train_tokens": 10**9, "microbatch_size": microbatch, "clipping_max_norm": 1.0}
     with TemporaryDirectory() as folder:
-        run = load_run(random_run.write_run(Path(folder), attrs.asdict(model), keys), settings)
-    state, step_settings = random_run.build(run, ranks)
+        run = load_run(bench.write_run(Path(folder), model, keys), settings)
+    state, step_settings = bench.build(run, ranks)
     next_batch = random_batches(step_settings.layout, model.vocab_size, ranks)
     for step in range(WARM_UP):
         train_step(state, step_settings, step, next_batch)
@@ -181,4 +180,4 @@ def _updated(operator: Any, args: Any) -> list[torch.Tensor]:
 
 
 if __name__ == "__main__":
-    command.run(main)
+    bench.run(main)

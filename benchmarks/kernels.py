@@ -10,8 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-import command
-import random_run
+import bench
 import torch
 from torch.autograd import DeviceType  # type: ignore[attr-defined]  # missing from its __all__
 from torch.profiler import ProfilerActivity, profile
@@ -41,7 +40,7 @@ def main(directory: Path, /, *overrides: str) -> None:
     """Print the table on rank 0."""
     run = load_run(directory, overrides)
     ranks = start(None, run.train.timeout_seconds)
-    state, settings = random_run.build(run, ranks)
+    state, settings = bench.build(run, ranks)
     take_steps(state, settings, ranks, WARM_UP)
     seconds = kernel_seconds(lambda: take_steps(state, settings, ranks, 1))
     if ranks.coordinates:
@@ -83,7 +82,7 @@ def table(seconds: dict[str, float], config: ModelConfig, gpu: Gpu | None) -> st
         taken = seconds.get(kind, 0.0)
         wanted = f"{ideal[kind] / sum(ideal.values()):.1%}" if kind in ideal else "-"
         rows.append([kind, f"{1000 * taken:,.1f}", f"{taken / sum(seconds.values()):.1%}", wanted])
-    return command.table(["kernels", "ms a step", "share", "roofline"], rows)
+    return bench.table(["kernels", "ms a step", "share", "roofline"], rows)
 
 
 def _gpu_here() -> Gpu | None:
@@ -95,4 +94,4 @@ def _gpu_here() -> Gpu | None:
 
 
 if __name__ == "__main__":
-    command.run(main)
+    bench.run(main)

@@ -1,10 +1,9 @@
 """Predicted memory beside what torch.cuda.max_memory_allocated() says, and what fits: predicted beside found.
 
-python benchmarks/memory.py [--sizes 124M 1.5B] [--cards a100-40gb] [--device cpu]
+python benchmarks/memory.py [--sizes 124M 1.5B] [--cards a100-40gb]
 
 Each micro-batch is tried as find_batch_size.py tries it: compiled steps with accumulation and AdamW, in a process that
-may run out of memory. A smaller card is this one with less of it given to torch's allocator. On a CPU, what a small
-network's forward pass saves. Needs torch, numpy, safetensors, attrs, jaxtyping, tqdm and matplotlib.
+may run out of memory. A smaller card is this one with less of it given to torch's allocator.
 """
 
 import json
@@ -13,15 +12,12 @@ import sys
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal
 
-import command
+import bench
 import torch
-from random_run import prepare
+from bench import SIZES, Size, prepare
 
 from common.errors import BadInput
-from model.config import GPT2_SIZES, ModelConfig
-from model.gpt import GPT
 from training.batch_finder.finder import PROBE, TRIAL_STEPS, Finder
 from training.batch_finder.search import Search, candidates
 from training.batch_finder.worker_pool import WorkerPool
@@ -29,32 +25,23 @@ from training.config.train_config import Run, load_run
 from training.hardware.environment import git_commit
 from training.hardware.gpus import known_gpus
 from training.planning.memory_model import GIB, HEADROOM, MemoryModel, gpu_bytes
-from training.planning.network_sizes import network_sizes, saved_bytes
 
 CARDS = ("rtx3090-24gb", "a100-40gb", "l40s-48gb", "h100-80gb")
 CARD_SECONDS = 20.0  # for one size on one card; what has fitted by then is a least
 OVERRIDE = "global_batch_size=null"  # any micro-batch is a candidate
 SHARES = (0.25, 0.5, 0.75)  # of the largest micro-batch by prediction
-SMALL = ModelConfig(
-    vocab_size=256, context_length=128, emb_dim=128, n_heads=4, n_layers=2, qkv_bias=True, tie_weights=True
-)
-SIZES = {"small": SMALL, **GPT2_SIZES}
 
 
 def main(
     *,
-    sizes: tuple[Literal["small", "124M", "350M", "774M", "1.5B"], ...] = ("124M", "350M", "774M", "1.5B"),
+    sizes: tuple[Size, ...] = ("124M", "350M", "774M", "1.5B"),
     cards: tuple[str, ...] = CARDS,
-    device: Literal["cuda", "cpu"] = "cuda",
 ) -> None:
     """Print the tables."""
-    if device == "cpu":
-        compare_saved()
-        return
     if unknown := [card for card in cards if card not in known_gpus()]:
         raise BadInput(f"--cards: got {unknown[0]}, wanted some of {', '.join(known_gpus())}")
     if not torch.cuda.is_available():
-        raise BadInput("no GPU here; --device cpu compares what a small network's forward pass saves")
+        raise BadInput("no GPU here")
     name, total = _gpu()
     print(f"{name}, {total / GIB:.1f} GiB, torch {torch.__version__}, commit {git_commit()}", flush=True)
     with TemporaryDirectory() as folder:
@@ -64,17 +51,6 @@ def main(
         for size, run in runs.items():
             for card in cards:
                 compare_largest(size, run, card, total)
-
-
-def compare_saved() -> None:
-    """Print the bytes that a forward pass saves on this CPU, beside those predicted."""
-    network, sizes = GPT(SMALL), network_sizes(SMALL)  # uncompiled, unlike MemoryModel
-    copies = sizes.outer_copies + SMALL.n_layers * sizes.block_copies
-    for microbatch_size in (1, 4):
-        predicted = copies + microbatch_size * (sizes.outer_bytes + SMALL.n_layers * sizes.block_bytes)
-        with torch.autocast("cpu", torch.bfloat16):
-            saved = saved_bytes(network, microbatch_size)
-        _print_ratio(f"small, micro-batch {microbatch_size}, saved", predicted, saved)
 
 
 def compare_allocated(size: str, run: Run, gpu_memory: int) -> None:
@@ -139,4 +115,4 @@ def _print_ratio(what: str, predicted: int, measured: int) -> None:
 
 
 if __name__ == "__main__":
-    command.run(main)
+    bench.run(main)

@@ -8,11 +8,9 @@ rank replaces CONTEXT_BYTES of training/planning/memory_model.py, the largest of
 """
 
 import json
-import subprocess
 from pathlib import Path
 
-import command
-import random_run
+import bench
 import torch
 
 from common.errors import BadInput
@@ -27,7 +25,7 @@ COLUMNS = ["GiB outside the allocator", "at the start", f"after {STEPS} steps", 
 
 
 def main(
-    run: Path = command.ROOT / "runs" / "8xh100",
+    run: Path = bench.ROOT / "runs" / "8xh100",
     /,
     *,
     ranks: int | None = None,
@@ -53,7 +51,7 @@ def main(
         cells = (*_in_processes(run, size, settings), outside_bytes(size))
         rows.append([f"ranks {size}, {parallel}, {level}", *(f"{cell / GIB:.3f}" for cell in cells)])
         print(" | ".join(rows[-1]), flush=True)
-    print(f"\n{command.table(COLUMNS, rows)}", flush=True)
+    print(f"\n{bench.table(COLUMNS, rows)}", flush=True)
 
 
 def measure(directory: Path, settings: tuple[str, ...]) -> None:
@@ -61,7 +59,7 @@ def measure(directory: Path, settings: tuple[str, ...]) -> None:
     run = load_run(directory, settings)
     ranks = start("cuda", run.train.timeout_seconds)
     at_start = _outside()
-    state, step_settings = random_run.build(run, ranks)
+    state, step_settings = bench.build(run, ranks)
     take_steps(state, step_settings, ranks, STEPS)
     found = gather(ranks, (at_start, _outside()))
     if ranks.coordinates:
@@ -76,12 +74,9 @@ def _outside() -> int:
 
 
 def _in_processes(run: Path, ranks: int, settings: tuple[str, ...]) -> list[int]:
-    script = [*random_run.launcher(ranks), __file__, str(run), "--as-json", "--set", *settings]
-    done = subprocess.run(script, cwd=command.ROOT, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise BadInput(f"{ranks} ranks, {' '.join(settings)}: the measurement failed:\n{done.stderr[-4000:]}")
-    return list(json.loads(done.stdout.splitlines()[-1]))
+    printed = bench.output_of(ranks, __file__, str(run), "--as-json", "--set", *settings)
+    return list(json.loads(printed.splitlines()[-1]))
 
 
 if __name__ == "__main__":
-    command.run(main)
+    bench.run(main)

@@ -1,6 +1,6 @@
 """Sweeps' verdicts on simulated losses: false differences in the family of all levers, and planted effects found."""
 
-import command  # first: it makes the repository's modules importable
+import bench  # first: it makes the repository's modules importable
 import numpy as np
 import numpy.typing as npt
 
@@ -20,7 +20,7 @@ def main(*, sweeps: int = 100_000) -> None:
     for name, levers, seeds, kind in nulls():
         share = false_share(kind, levers, seeds, sweeps, random)
         rows.append([name, str(levers), str(seeds), percent(share, sweeps)])
-    print(command.table(["no differences", "levers", "seeds", "sweeps with a false one"], rows))
+    print(bench.table(["no differences", "levers", "seeds", "sweeps with a false one"], rows))
     rows = []
     for levers in (1, 2, 3, 5):
         for seeds in sorted({3, 5, default_seeds(levers)}):
@@ -28,7 +28,7 @@ def main(*, sweeps: int = 100_000) -> None:
             chosen = "the default" if seeds == default_seeds(levers) else ""
             rows.append([f"one of {EFFECT:g} deviations", str(levers), str(seeds), percent(share, sweeps), chosen])
     print()
-    print(command.table(["planted", "levers", "seeds", "found", ""], rows))
+    print(bench.table(["planted", "levers", "seeds", "found", ""], rows))
 
 
 def nulls() -> list[tuple[str, int, int, str]]:
@@ -97,4 +97,4 @@ def percent(share: float, sweeps: int) -> str:
 
 
 if __name__ == "__main__":
-    command.run(main)
+    bench.run(main)

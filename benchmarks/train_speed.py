@@ -9,33 +9,29 @@ their last step, but train.py wants room for a checkpoint in the temporary direc
 
 import json
 import statistics
-import subprocess
+import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import attrs
-import command
-import random_run
+import bench
 import torch
+from bench import SIZES, Size
 from beside_nanogpt import WARM_UP, NanogptComparison
 from cyclopts import Parameter
-from matmul_speed import matmul_flops
 
-from common.errors import BadInput
-from model.config import GPT2_SIZES, ModelConfig, flops_per_token
+from model.config import ModelConfig, flops_per_token
 from tokens.batches.sampling import Layout
 from training.checkpoints.run_record import RESOLVED
 from training.config.train_config import load_run
 from training.hardware.gpus import named_gpus
 from training.planning.memory_model import GIB, MemoryModel
 
-SMALL = ModelConfig(
-    vocab_size=256, context_length=256, emb_dim=384, n_heads=6, n_layers=6, qkv_bias=True, tie_weights=True
-)
-SIZES = {"small": SMALL, **GPT2_SIZES}
 LARGEST_MICROBATCH = 64  # more gains nothing where it fits
 HEADROOM = 0.05  # of a GPU's memory
+MATMUL_SIDES = {"cuda": 8192, "cpu": 1024}
+MATMUL_SECONDS = 2.0  # long enough for a GPU to come down to the clock that it holds
 
 
 @Parameter(name="*")
@@ -43,7 +39,7 @@ HEADROOM = 0.05  # of a GPU's memory
 class SpeedBenchmark:
     """Command-line options; None: the default of a GPU, or of a CPU."""
 
-    sizes: tuple[Literal["small", "124M", "350M", "774M", "1.5B"], ...] = ()
+    sizes: tuple[Size, ...] = ()
     """default: 124M; CPU: small"""
     steps: int | None = None
     """that count, after 3 others; default: 50; CPU: 10"""
@@ -123,7 +119,7 @@ def _predicted(model: ModelConfig, options: SpeedBenchmark, share: int) -> int:
     usable = int((1 - HEADROOM) * torch.cuda.get_device_properties(0).total_memory)
     with TemporaryDirectory() as folder:
         keys = {"dataset": "random", "microbatch_size": 1, "global_batch_size": share * options.ranks}
-        train = load_run(random_run.write_run(Path(folder), attrs.asdict(model), keys), options.set).train
+        train = load_run(bench.write_run(Path(folder), model, keys), options.set).train
     models = [MemoryModel.of(model, train.replace(parallel=kind), options.ranks) for kind in options.parallel]
     return min(memory.largest_microbatch(usable) or 1 for memory in models)
 
@@ -137,9 +133,9 @@ def _report(size: str, layout: Layout, kind: str, options: SpeedBenchmark) -> fl
         run, records = _train(Path(name) / "whole", model, layout, options.counted_steps, settings)
         record = json.loads((run / RESOLVED).read_text())
         tokens = layout.global_batch_size * model.context_length
-        seconds = random_run.seconds_by_step(records, tokens)
+        seconds = bench.seconds_by_step(records, tokens)
         counted = [value for step, value in seconds.items() if step > WARM_UP]
-        speed, peak = tokens / statistics.median(counted), random_run.peak_memory(records) / GIB
+        speed, peak = tokens / statistics.median(counted), _peak_memory(records) / GIB
         _print_row("model", f"{size}, context {model.context_length}")
         _print_setup(record, kind, ranks)
         shape = f"{ranks} ranks x {layout.accumulation} x {layout.microbatch_size} sequences"
@@ -149,10 +145,13 @@ def _report(size: str, layout: Layout, kind: str, options: SpeedBenchmark) -> fl
         _print_utilization(record, flops_per_token(model) * speed / ranks, options)
         if slope := layout.microbatch_size - half.microbatch_size:
             _, half_records = _train(Path(name) / "half", model, half, 0, settings)
-            gained = (peak - random_run.peak_memory(half_records) / GIB) / (slope * model.context_length / 1024)
+            gained = (peak - _peak_memory(half_records) / GIB) / (slope * model.context_length / 1024)
             sizes = f"{half.microbatch_size} and {layout.microbatch_size}"
             _print_row("per sequence", f"{gained:.3f} GiB for 1,024 tokens, from micro-batches of {sizes}")
-        print("", *([_kernels(run, ranks, settings)] if options.kernels else []), sep="\n", flush=True)
+        if options.kernels:
+            script = str(Path(__file__).with_name("kernels.py"))
+            print(f"\n{bench.output_of(ranks, script, str(run), *settings)}", flush=True)
+        print(flush=True)
     return speed
 
 
@@ -175,6 +174,33 @@ def _print_utilization(record: dict[str, Any], flops: float, options: SpeedBench
     _print_row("of a matmul", f"{flops / matmul:.1%} of the measured {matmul / 1e12:,.2f} TFLOP/s")
 
 
+def matmul_flops(device: Literal["cuda", "cpu"], precision: str, threads: int) -> float:
+    """Return the FLOP/s of a large square product: a bound on training that is closer than the datasheet's peak.
+
+    bf16 on a GPU, the run's precision on a CPU.
+    """
+    torch.set_num_threads(threads)
+    side = MATMUL_SIDES[device]
+    dtype = torch.float32 if precision == "fp32" and device == "cpu" else torch.bfloat16
+    left, right = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
+    seconds: list[float] = []
+    until = time.perf_counter() + MATMUL_SECONDS
+    while time.perf_counter() < until:
+        began = time.perf_counter()
+        left @ right
+        if device == "cuda":
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - began)
+    del left, right
+    torch.cuda.empty_cache()  # runs that follow need the GPU's memory
+    return float(2 * side**3 / statistics.median(seconds))
+
+
+def _peak_memory(records: list[dict[str, Any]]) -> int:
+    """Return the peak memory of rank 0 in bytes."""
+    return max(record["peak_memory_bytes"] for record in records if "train_loss" in record)
+
+
 def _print_row(name: str, value: object) -> None:
     print(f"{name:14}{value}", flush=True)
 
@@ -184,17 +210,9 @@ def _train(
 ) -> tuple[Path, list[dict[str, Any]]]:
     """Train a run for that many steps after those that do not count; return its directory and metrics."""
     sizes = {"microbatch_size": layout.microbatch_size, "global_batch_size": layout.global_batch_size}
-    run = random_run.prepare(folder, model, WARM_UP + counted, **sizes)
-    return run, random_run.train(run, layout.data_parallel_size, *settings, kill_after=WARM_UP + counted)[0]
-
-
-def _kernels(run: Path, ranks: int, settings: list[str]) -> str:
-    script = [*random_run.launcher(ranks), str(Path(__file__).with_name("kernels.py")), str(run), *settings]
-    done = subprocess.run(script, cwd=command.ROOT, text=True, capture_output=True, check=False)
-    if done.returncode:
-        raise BadInput(f"--kernels: the measurement failed:\n{done.stderr[-4000:]}")
-    return f"{done.stdout}\n"
+    run = bench.prepare(folder, model, WARM_UP + counted, **sizes)
+    return run, bench.train(run, layout.data_parallel_size, *settings, kill_after=WARM_UP + counted)
 
 
 if __name__ == "__main__":
-    command.run(main)
+    bench.run(main)

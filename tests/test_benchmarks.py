@@ -14,16 +14,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import bench
 import pytest
-import random_run
 import torch
 import train_speed
+from bench import is_running
 from torch.autograd import DeviceType
 
 from benchmarks import kernels
 from benchmarks.beside_nanogpt import CPU_CONDITION, GELU, _stepper
 from benchmarks.kernels import kind_of, table
-from benchmarks.process_tree import is_running
 from common.errors import BadInput
 from common.installation import ALLOCATOR_SETTINGS
 from model.config import GPT2_SIZES, ModelConfig
@@ -82,18 +82,6 @@ def test_a_profile_of_a_gpu_counts_kernels_and_no_spans_of_the_host(monkeypatch:
 
 
 @pytest.mark.slow
-def test_predicted_memory_is_compared_with_a_real_forward_pass() -> None:
-    done = launch.run(ROOT / "benchmarks" / "memory.py", "--device", "cpu")
-    assert done.returncode == 0, done.stderr
-    ratios = [float(ratio) for ratio in re.findall(r"saved: predicted .* GiB, measured .*, ratio (.*)", done.stdout)]
-    assert len(ratios) == 2 and all(0.99 < ratio < 1.01 for ratio in ratios)
-    if not torch.cuda.is_available():
-        done = launch.run(ROOT / "benchmarks" / "memory.py")
-        assert done.returncode == 1
-        assert done.stderr.startswith("memory.py: no GPU here; --device cpu") and done.stderr.count("\n") == 1
-
-
-@pytest.mark.slow
 def test_emulated_steps_need_the_emulated_driver_and_say_so() -> None:
     done = launch.run(ROOT / "benchmarks" / "emulated_steps.py")
     assert done.returncode == 1
@@ -110,13 +98,13 @@ def test_a_trainer_beside_nanogpt_is_left_at_the_deadline(tmp_path: Path) -> Non
 @pytest.mark.slow
 def test_a_benchmark_that_is_ended_leaves_no_trainer_running(tmp_path: Path) -> None:
     program = (
-        "import command, math, sys, time; from pathlib import Path; from beside_nanogpt import _stepper\n"
+        "import bench, math, sys, time; from pathlib import Path; from beside_nanogpt import _stepper\n"
         "def main() -> None:\n"
         f"    trainer, log = [sys.executable, '-c', 'import time; time.sleep(600)'], Path({str(tmp_path / 'log')!r})\n"
         "    with _stepper(trainer, log, 1, math.inf):\n"
         "        print(Path('/proc/self/task', str(os.getpid()), 'children').read_text(), flush=True)\n"
         "        time.sleep(600)\n"
-        "import os; command.run(main)\n"
+        "import os; bench.run(main)\n"
     )
     environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'benchmarks'}"}
     command = [sys.executable, "-c", program]
@@ -152,12 +140,12 @@ def test_a_speed_benchmark_has_printed_its_speed_before_the_run_for_memory_begin
 
 @pytest.mark.slow
 def test_a_measured_run_is_killed_after_its_last_step_and_one_that_fails_is_an_error(tmp_path: Path) -> None:
-    run = random_run.prepare(tmp_path, ModelConfig(**TINY_MODEL), 5000, microbatch_size=1, global_batch_size=2)
-    records, _ = random_run.train(run, 2, kill_after=3)
+    run = bench.prepare(tmp_path, ModelConfig(**TINY_MODEL), 5000, microbatch_size=1, global_batch_size=2)
+    records = bench.train(run, 2, kill_after=3)
     steps = [record["step"] for record in records if "train_loss" in record]
     assert 3 <= steps[-1] < 5000 and not (run / "checkpoints").exists()
     with pytest.raises(BadInput, match=r"train\.py failed: .*microbatch_size"):
-        random_run.train(run, 1, "microbatch_size=-1", kill_after=3)
+        bench.train(run, 1, "microbatch_size=-1", kill_after=3)
 
 
 def test_seconds_beside_nanogpt_are_those_of_one_step_where_a_trainer_took_several(tmp_path: Path) -> None:

@@ -12,19 +12,15 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-import command
-import gpu_hour_preflight
-import gpu_state
+import bench
+import first_gpu_hour as hour
 import pytest
+from bench import is_running
 from bus_bandwidth import TRANSFERS, bus_bandwidth
-from correctness import MachineComparison, compare_step_hashes, compare_step_losses
+from correctness import MachineComparison, SmallResult, compare_step_hashes, compare_step_losses
 from cyclopts import CycloptsError
-from first_gpu_hour import limit_seconds, run_steps
-from gpu_hour_page import make_page, pack
-from gpu_hour_steps import STEPS, HourStep, hour_steps
-from limited_command import read_outcome, run_limited
-from process_tree import is_running
-from small_run import SmallResult
+from first_gpu_hour import limit_seconds, make_page, pack, run_steps
+from gpu_hour_steps import STEPS, HourStep, hour_steps, read_outcome, run_limited
 
 from common.arguments import parse
 from tests.conftest import ROOT
@@ -122,12 +118,12 @@ def test_page_and_tarball_are_written_after_each_step_and_a_signal_ends_the_runn
         "import signal, sys, torch\n"
         "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"  # `nohup make test` has it ignored
         f"sys.path[:0] = [{str(ROOT / 'benchmarks')!r}, {str(ROOT)!r}]\n"
-        "import command, first_gpu_hour as hour; from gpu_hour_steps import HourStep\n"
+        "import bench, first_gpu_hour as hour; from gpu_hour_steps import HourStep\n"
         "torch.cuda.device_count = lambda: 1\n"
         f"steps = [HourStep(name=n, command=c, dry_run=c, minutes=60, fills='') for n, c in {steps!r}]\n"
         "hour.hour_steps = lambda ranks: steps\n"
         f"sys.argv[1:] = ['--output', {str(tmp_path / 'hour')!r}]\n"
-        "command.run(hour.main)\n"
+        "bench.run(hour.main)\n"
     )
     process = subprocess.Popen([PYTHON, "-c", program], stdout=subprocess.PIPE, text=True)
     written, page = tmp_path / "hour" / "hangs.txt", tmp_path / "hour" / "page.md"
@@ -215,9 +211,9 @@ def test_every_command_is_one_that_its_script_takes(each: HourStep) -> None:
             parse(script, FindCommand, words, epilog=FIND_EPILOG)
             continue
         main = importlib.import_module(Path(script).stem).main
-        command.parser(main).parse_args(words, exit_on_error=False, print_error=False)
+        bench.parser(main).parse_args(words, exit_on_error=False, print_error=False)
         with pytest.raises(CycloptsError):
-            command.parser(main).parse_args([*words, "--nonsense"], exit_on_error=False, print_error=False)
+            bench.parser(main).parse_args([*words, "--nonsense"], exit_on_error=False, print_error=False)
 
 
 def test_page_and_tarball_have_the_gpus_before_and_during_the_steps(
@@ -232,7 +228,7 @@ def test_page_and_tarball_have_the_gpus_before_and_during_the_steps(
     samples = output / "works.gpus.csv"
     Path(scripts["works"]).write_text(f"while not open({str(samples)!r}).read(): pass")
     outcomes = list(run_steps([step("works", scripts["works"])], output, 1, 60, dry_run=False))
-    page = make_page(gpu_state.describe_gpus(), outcomes, output, None)
+    page = make_page(hour.describe_gpus(), outcomes, output, None)
     for shown in (
         "| NVIDIA H100 80GB HBM3 |",
         "| 1240 MiB ",
@@ -250,9 +246,9 @@ def test_page_and_tarball_have_the_gpus_before_and_during_the_steps(
 
 def test_idle_and_unreadable_samples_are_left_out() -> None:
     samples = ["345, 70.0, 30, 0x1", "1980, [N/A], 40, 0x4", "1500, 500.0, 60, 0x44", "1700, 600.0, 61, 0x0", "17"]
-    assert gpu_state.summarize(samples) == "1600 MHz, 600 W, 61 °C, sw_power_cap 50%, hw_thermal_slowdown 50%"
-    assert gpu_state.summarize(["1980, 600.0, 61, 0x0"]) == "1980 MHz, 600 W, 61 °C, not throttled"
-    assert gpu_state.summarize(samples[:1]) == ""
+    assert hour.summarize(samples) == "1600 MHz, 600 W, 61 °C, sw_power_cap 50%, hw_thermal_slowdown 50%"
+    assert hour.summarize(["1980, 600.0, 61, 0x0"]) == "1980 MHz, 600 W, 61 °C, not throttled"
+    assert hour.summarize(samples[:1]) == ""
 
 
 def test_the_preflight_wants_room_for_the_largest_checkpoint(
@@ -261,7 +257,7 @@ def test_the_preflight_wants_room_for_the_largest_checkpoint(
     for free, status in ((20e9, 1), (21e9, 0)):
         monkeypatch.setattr(preflight.shutil, "disk_usage", lambda _, free=free: SimpleNamespace(free=int(free)))
         with pytest.raises(SystemExit) as ended:
-            gpu_hour_preflight.main()
+            hour.main(preflight="1.5B")
         assert ended.value.code == status
     assert re.search(
         r"disk +problem +20.0 GB free at .*, wanted 20.7 GB for .* 1.5B .*--output", capsys.readouterr().out
