@@ -49,6 +49,8 @@ SIZES = {
     **GPT2_SIZES,
 }
 SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
+WARM_UP = 3  # steps that are not counted: compilation, DDP's buckets
+GROUP_SECONDS = 600  # limit of a collective
 LOOK_SECONDS = 0.005  # between looks at metrics, and at processes that end
 GRACE_SECONDS = 10.0  # from SIGTERM to SIGKILL
 GONE_SECONDS = 60.0  # for a killed process to be gone: the driver frees its memory first

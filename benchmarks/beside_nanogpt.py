@@ -17,7 +17,7 @@ import attrs
 import bench
 import numpy as np
 import torch
-from bench import ROOT, table
+from bench import ROOT, WARM_UP, table
 
 from common.errors import BadInput
 from model.config import ModelConfig
@@ -25,12 +25,10 @@ from tokens.batches.sampling import Layout
 from training.hardware.environment import cpu_name, git_commit
 from training.telemetry.metrics_log import METRICS
 
-WARM_UP = 3  # steps that are not counted
-POLL_SECONDS = 0.0005
+HALT_SECONDS = 0.0005  # between looks for the end of a step
 STEP = re.compile(r'^(iter \d+|\{"step": \d+, "train_loss")')  # the line of a step: nanoGPT's, and of metrics.jsonl
 # On a CPU nanoGPT computes in fp32 whatever --dtype says: this is why. Without it the copy does what is asked.
 CPU_CONDITION = "nullcontext() if device_type == 'cpu' else "
-GELU, GPT2_GELU = "nn.GELU()", "nn.GELU(approximate='tanh')"  # nanoGPT's, with erf; GPT-2's, and our default
 OVER_THE_LIMIT = "over the limit"
 DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 
@@ -51,17 +49,15 @@ class NanogptComparison:
         tokens = self.layout.global_batch_size * self.model.context_length
         print(f"{size} on {cpu_name()}, {self.threads} threads, torch {torch.__version__}, commit {git_commit()}")
         print(f"{tokens:,} tokens a step in micro-batches of {self.layout.microbatch_size}; {self.steps} steps in turn")
-        print("medians of tokens/s and of ratios to nanoGPT's step beside it, with its own GELU and with the same one;")
-        print("in brackets by CPU seconds")
+        print(
+            "medians of tokens/s, and of ratios to nanoGPT's step beside it, with its GELU; in brackets by CPU seconds"
+        )
         for compile_it, precision in product((False, True) if compiled else (False,), DTYPES):
             trainers = self._step_in_turn(precision, compile_it)
             title = precision + (", compiled" if compile_it else "")
-            theirs, theirs_gpt2, *_ = trainers.values()
-            rows = [
-                [name, _cell(tokens / own), _cell(theirs / own, 2), _cell(same / own, 2)]
-                for (name, own), same in zip(trainers.items(), (theirs, theirs_gpt2) * 2, strict=True)
-            ]
-            print(f"\n{table([title, 'tokens/s', 'ratio', 'same GELU'], rows)}", flush=True)
+            theirs = trainers["nanoGPT"]
+            rows = [[name, _cell(tokens / own), _cell(theirs / own, 2)] for name, own in trainers.items()]
+            print(f"\n{table([title, 'tokens/s', 'ratio'], rows)}", flush=True)
             if len(theirs) < self.steps:
                 print(f"{title}: {len(theirs)} of {self.steps} steps within {self.minutes:g} minutes", flush=True)
 
@@ -69,27 +65,20 @@ class NanogptComparison:
         """Return (steps, 2) wall-clock and CPU seconds of each trainer by its name: fewer steps where time is up."""
         deadline = time.monotonic() + 60 * self.minutes
         with ExitStack() as stack:
-
-            def folder() -> Path:
-                return Path(stack.enter_context(TemporaryDirectory()))
-
             steppers = {}
-            for name, gelu in (("nanoGPT", GELU), ("nanoGPT with GPT-2's GELU", GPT2_GELU)):
-                command, log = self._nanogpt(folder(), precision, compiled, gelu)
-                steppers[name] = stack.enter_context(_stepper(command, log, self.threads, deadline))
-            for name, activation in (("Lockstep with nanoGPT's GELU", "gelu"), ("Lockstep", "gelu_tanh")):
-                command, log = self._lockstep(folder(), precision, compiled, activation)
+            for name, prepare in (("nanoGPT", self._nanogpt), ("Lockstep", self._lockstep)):
+                command, log = prepare(Path(stack.enter_context(TemporaryDirectory())), precision, compiled)
                 steppers[name] = stack.enter_context(_stepper(command, log, self.threads, deadline))
             rounds = list(islice(zip(*steppers.values(), strict=False), WARM_UP + self.steps))
         counted = np.array(rounds[WARM_UP:]).reshape(-1, len(steppers), 2)
         return dict(zip(steppers, counted.transpose(1, 0, 2), strict=True))
 
-    def _lockstep(self, folder: Path, precision: str, compiled: bool, activation: str) -> tuple[list[str], Path]:
+    def _lockstep(self, folder: Path, precision: str, compiled: bool) -> tuple[list[str], Path]:
         """Return a command that trains, and the file that gets a line for each step."""
         steps = 2 * (WARM_UP + self.steps)  # on a loaded machine a halt may come after more than one
         run = bench.prepare(
             folder,
-            attrs.evolve(self.model, activation=activation),
+            attrs.evolve(self.model, activation="gelu"),
             steps,
             microbatch_size=self.layout.microbatch_size,
             global_batch_size=self.layout.global_batch_size,
@@ -99,16 +88,15 @@ class NanogptComparison:
         )
         return [sys.executable, str(ROOT / "train.py"), str(run), "--device=cpu"], run / METRICS
 
-    def _nanogpt(self, folder: Path, precision: str, compiled: bool, gelu: str) -> tuple[list[str], Path]:
+    def _nanogpt(self, folder: Path, precision: str, compiled: bool) -> tuple[list[str], Path]:
         """Put nanoGPT and random tokens into a folder; return as `_lockstep`. Raises BadInput if it is not nanoGPT."""
-        changes = {"train.py": (CPU_CONDITION, ""), "model.py": (GELU, gelu), "configurator.py": ("", "")}
-        for name, (old, new) in changes.items():
+        for name in ("train.py", "model.py", "configurator.py"):
             if not (self.clone / name).is_file():
                 raise BadInput(f"--beside-nanogpt {self.clone}: no {name} there; clone github.com/karpathy/nanoGPT")
             text = (self.clone / name).read_text()
-            if old and text.count(old) != 1:
+            if name == "train.py" and text.count(CPU_CONDITION) != 1:
                 raise BadInput(f"--beside-nanogpt {self.clone}: {name} is not the one that is known; check out 3adf61e")
-            (folder / name).write_text(text.replace(old, new) if old else text)
+            (folder / name).write_text(text.replace(CPU_CONDITION, ""))
         data, model = folder / "data" / "random", self.model
         data.mkdir(parents=True)
         for split in ("train", "val"):
@@ -165,7 +153,7 @@ def _steps(process: subprocess.Popen[bytes], log: Path, deadline: float) -> Iter
                 raise BadInput(f"{process.args!r}: ended too early:\n{(log.parent / 'errors').read_text()[-4000:]}")
             if time.monotonic() > deadline:
                 return
-            time.sleep(POLL_SECONDS)
+            time.sleep(HALT_SECONDS)
         process.send_signal(signal.SIGSTOP)
         steps, done = _count(log) - done, _count(log)
         yield (time.perf_counter() - wall) / steps, (_cpu_seconds(process.pid) - cpu) / steps

@@ -18,8 +18,7 @@ import torch.distributed as dist
 from common.errors import BadInput
 from training.parallel.process_group import Ranks, all_gather_single, reduce_scatter_single, start, stop
 
-TIMEOUT_SECONDS = 120
-WARM_UP, ROUNDS, CALLS = 1, 5, 10
+ROUNDS, CALLS = 5, 10
 TRANSFERS = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1}  # times (n - 1) / n of the buffer
 
 
@@ -29,7 +28,7 @@ def main(*, mebibytes: tuple[int, ...] = (1, 16, 64, 256, 1024)) -> None:
     Args:
         mebibytes: sizes of the larger buffer.
     """
-    ranks = start(None, TIMEOUT_SECONDS)
+    ranks = start(None, bench.GROUP_SECONDS)
     if ranks.world_size == 1:
         raise BadInput("got one rank, wanted several: python -m torch.distributed.run --nproc_per_node=2 or more")
     columns = [f"MiB, {ranks.world_size} ranks", *(f"{name} GB/s" for name in TRANSFERS), "all-reduce ms"]
@@ -64,21 +63,17 @@ def _collectives(ranks: Ranks, size_bytes: int) -> list[Callable[[], object]]:
 
 def _seconds(ranks: Ranks, call: Callable[[], object]) -> float:
     """Return the seconds of a call: the median over rounds of calls that follow each other at once."""
+    synchronize = torch.cuda.synchronize if ranks.device.type == "cuda" else lambda: None
     seconds = []
-    for _ in range(WARM_UP + ROUNDS):
+    for _ in range(1 + ROUNDS):  # the first one connects
         dist.barrier()
-        _synchronize(ranks)
+        synchronize()
         began = time.perf_counter()
         for _ in range(CALLS):
             call()
-        _synchronize(ranks)
+        synchronize()
         seconds.append((time.perf_counter() - began) / CALLS)
-    return statistics.median(seconds[WARM_UP:])
-
-
-def _synchronize(ranks: Ranks) -> None:
-    if ranks.device.type == "cuda":
-        torch.cuda.synchronize(ranks.device)
+    return statistics.median(seconds[1:])
 
 
 if __name__ == "__main__":

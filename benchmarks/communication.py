@@ -22,7 +22,7 @@ from bench import SIZES, Size
 
 from model.config import ModelConfig
 
-WARM_UP, LOG_STEPS = 5, 5  # only a logged step waits for the GPU
+LOG_STEPS = 5  # only a logged step waits for the GPU; the first five do not count
 SHORT_CONTEXT = 64  # tokens
 
 Part = Literal["exposed", "host"]
@@ -58,11 +58,11 @@ def main(  # noqa: PLR0913  # each is an option
                 rows.append([f"{kind} {level}", f"{_milliseconds(short, count, 1, steps, settings):.1f}"])
             print(" | ".join(rows[-1]), flush=True)
         title = f"{size}, {count} ranks, medians of {steps} steps"
-        if part == "exposed":
-            columns = [f"{microbatch} sequences a rank", "ms a step", "one rank", "exposed ms", "share"]
-        else:
-            columns = [f"one sequence of {SHORT_CONTEXT} tokens a rank", "host ms a step"]
-        print(f"\n{title}\n{bench.table(columns, rows)}\n", flush=True)
+        columns = {
+            "exposed": [f"{microbatch} sequences a rank", "ms a step", "one rank", "exposed ms", "share"],
+            "host": [f"one sequence of {SHORT_CONTEXT} tokens a rank", "host ms a step"],
+        }
+        print(f"\n{title}\n{bench.table(columns[part], rows)}\n", flush=True)
 
 
 def _milliseconds(model: ModelConfig, ranks: int, microbatch: int, steps: int, settings: tuple[str, ...]) -> float:
@@ -70,10 +70,10 @@ def _milliseconds(model: ModelConfig, ranks: int, microbatch: int, steps: int, s
     batch = ranks * microbatch
     with TemporaryDirectory() as folder:
         sizes = {"microbatch_size": microbatch, "global_batch_size": batch, "log_interval": LOG_STEPS}
-        run = bench.prepare(Path(folder), model, WARM_UP + steps, **sizes)
-        records = bench.train(run, ranks, *settings, kill_after=WARM_UP + steps)
+        run = bench.prepare(Path(folder), model, LOG_STEPS + steps, **sizes)
+        records = bench.train(run, ranks, *settings, kill_after=LOG_STEPS + steps)
     seconds = bench.seconds_by_step(records, batch * model.context_length)
-    return 1e3 * median(value for step, value in seconds.items() if step > WARM_UP)
+    return 1e3 * median(value for step, value in seconds.items() if step > LOG_STEPS)
 
 
 if __name__ == "__main__":

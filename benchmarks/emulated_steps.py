@@ -23,7 +23,7 @@ import attrs
 import bench
 import torch
 import torch.distributed as dist
-from bench import SIZES, Size
+from bench import GROUP_SECONDS, SIZES, WARM_UP, Size
 from torch.testing._internal.distributed import fake_pg  # noqa: F401  # registers the backend "fake"
 
 from common.errors import BadInput
@@ -35,8 +35,6 @@ from training.planning.memory_model import GIB, MemoryModel
 from training.self_test import random_batches
 from training.step import train_step
 
-WARM_UP = 3
-TIMEOUT_SECONDS = 600
 COLUMNS = [
     "layout", "host ms", "least", "cpu ms", "least", "launches", "streams", "waits", "NCCL calls", "NCCL MB",
     "first GiB", "later GiB", "predicted GiB", "reserved GiB", "predicted GiB",
@@ -148,7 +146,7 @@ def main(  # noqa: PLR0913  # each is an option
 
 def measure(layout: EmulatedLayout, steps: int) -> EmulatedSteps:
     """Train for some steps in this process, which cannot do so a second time, and return what a step takes."""
-    ranks = lone_rank(layout.world_size) if layout.world_size > 1 else start("cuda", TIMEOUT_SECONDS)
+    ranks = lone_rank(layout.world_size) if layout.world_size > 1 else start("cuda", GROUP_SECONDS)
     model = SIZES[layout.size]
     with TemporaryDirectory() as folder:
         run = load_run(bench.write_run(Path(folder), model, layout.train_keys()), layout.settings)

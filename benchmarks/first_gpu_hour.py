@@ -35,7 +35,7 @@ from training.checkpoints.disk_need import STATE_BYTES
 from training.hardware.environment import cpu_name, git_commit
 from training.hardware.preflight import DiskNeed, Needs, report
 
-LEAST_SECONDS = 30.0  # a step that is given less is not started
+LEAST_STEP_SECONDS = 30.0  # a step that is given less is not started
 DRY_RUN_SECONDS = 900.0  # limit of each step, for one that hangs
 PREFLIGHT = "preflight"
 REST_BYTES = 2e9  # compiled kernels, random tokens, checkpoints of small networks
@@ -43,13 +43,13 @@ PAGE = "page.md"
 LAST_LINES = 100  # shown of a step that is not done
 SMI = "nvidia-smi"
 SETTINGS = (
-    "index", "name", "driver_version", "memory.total", "memory.used", "power.limit", "power.max_limit", "clocks.sm",
-    "clocks.max.sm", "clocks.max.memory", "ecc.mode.current", "persistence_mode", "mig.mode.current", "temperature.gpu",
-)  # fmt: skip
-PROCESSES = ("gpu_bus_id", "pid", "used_memory")
-SAMPLE = ("clocks.sm", "power.draw", "temperature.gpu", "clocks_event_reasons.active")
+    "index,name,driver_version,memory.total,memory.used,power.limit,power.max_limit,clocks.sm,clocks.max.sm,"
+    "clocks.max.memory,ecc.mode.current,persistence_mode,mig.mode.current,temperature.gpu"
+)
+PROCESSES = "gpu_bus_id,pid,used_memory"
+SAMPLE = "clocks.sm,power.draw,temperature.gpu,clocks_event_reasons.active"
 SAMPLE_SECONDS = 2
-TIMEOUT_SECONDS = 60  # of a driver that hangs
+SMI_SECONDS = 60  # of a driver that hangs
 UNDERLINING = re.compile(r"\x1b\[\d*m")
 # bits of clocks_event_reasons.active: docs.nvidia.com, NVML API reference, nvmlClocksEventReasons
 IDLE = 0x1
@@ -139,7 +139,7 @@ def run_steps(
         left = deadline - time.monotonic()
         limit = min(left, DRY_RUN_SECONDS) if dry_run else limit_seconds(step, waiting, left)
         outcome = earlier
-        if earlier.state != "done" and limit >= LEAST_SECONDS:
+        if earlier.state != "done" and limit >= LEAST_STEP_SECONDS:
             with sampled(samples_file(output, step)):
                 outcome = run_limited(output, step.name, [sys.executable, *earlier.command], limit)
             print(f"{outcome.state:12}{outcome.seconds:6.0f} s of {limit:.0f}", flush=True)
@@ -202,12 +202,11 @@ def describe_gpus() -> list[str]:
     """Return paragraphs of Markdown: each GPU's settings, its links to the others, processes that use it already."""
     if shutil.which(SMI) is None:
         return [f"No {SMI} here."]
-    settings = list(csv.reader(_query(f"--query-gpu={','.join(SETTINGS)}"), skipinitialspace=True))
-    processes = _query(f"--query-compute-apps={','.join(PROCESSES)}")
+    settings = list(csv.reader(_smi(f"--query-gpu={SETTINGS}", "--format=csv"), skipinitialspace=True))
     return [
         _table(settings[0], settings[1:]) if len(settings) > 1 else _indented(map(" ".join, settings)),
         "Processes on the GPUs before the start; in a container those of others may not show:",
-        _indented(processes),
+        _indented(_smi(f"--query-compute-apps={PROCESSES}", "--format=csv")),
         "Links:",
         _indented(_smi("topo", "-m")),
     ]
@@ -219,7 +218,7 @@ def sampled(path: Path) -> Iterator[None]:
     if shutil.which(SMI) is None:
         yield
         return
-    query = [SMI, f"--query-gpu={','.join(SAMPLE)}", "--format=csv,noheader,nounits", f"--loop={SAMPLE_SECONDS}"]
+    query = [SMI, f"--query-gpu={SAMPLE}", "--format=csv,noheader,nounits", f"--loop={SAMPLE_SECONDS}"]
     with path.open("w") as file:
         process = subprocess.Popen(query, stdout=file, stderr=subprocess.STDOUT)
     try:
@@ -257,10 +256,6 @@ def _lines(path: Path, outcome: Outcome) -> list[str]:
     return path.read_text(errors="replace").splitlines() if there else []
 
 
-def _query(what: str) -> list[str]:
-    return _smi(what, "--format=csv")
-
-
 def _smi(*arguments: str) -> list[str]:
     """Return the lines that nvidia-smi prints, error messages included."""
     try:
@@ -270,10 +265,10 @@ def _smi(*arguments: str) -> list[str]:
             stderr=subprocess.STDOUT,
             text=True,
             check=False,
-            timeout=TIMEOUT_SECONDS,
+            timeout=SMI_SECONDS,
         )
     except subprocess.TimeoutExpired:
-        return [f"{SMI} {' '.join(arguments)}: no answer in {TIMEOUT_SECONDS} s"]
+        return [f"{SMI} {' '.join(arguments)}: no answer in {SMI_SECONDS} s"]
     return done.stdout.splitlines()
 
 

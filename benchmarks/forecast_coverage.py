@@ -69,7 +69,6 @@ MISSPECIFIED: dict[str, Truth] = {
 # Kaplan et al., table 1, as a sum: exponents below the prior's.
 OUTSIDE: dict[str, Truth] = {"no floor, 0.076 and 0.095": lambda n, d: (8.8e13 / n) ** 0.076 + (5.4e13 / d) ** 0.095}
 HEADS = ["ladders", "simulations", "in the interval", "width", "error", "refused", "in, where not refused"]
-NAMES = {"noise": "noise", "shared": "shared noise", "factor": "compute of the target, times", "truth": "truth:"}
 GROUPS = {"exact law": EXACT, "mildly misspecified": MISSPECIFIED, "outside of the prior": OUTSIDE}
 
 
@@ -78,11 +77,7 @@ class Simulation:
     """One ladder, and one new run of its target."""
 
     group: str
-    truth: str
     shape: str
-    noise: float
-    shared: float
-    factor: int  # compute of the target over the ladder's largest
     inside: bool
     width: float  # of the interval, as a share of the loss
     error: float  # of the value, likewise
@@ -90,7 +85,7 @@ class Simulation:
 
 
 def main(*, simulations: int = 200) -> None:
-    """Print coverage, median width and root mean square error, by shape of the ladder and by what was drawn."""
+    """Print coverage, median width and root mean square error, by group and shape of the ladder."""
     done = [
         simulate(group, truth, shape, seed)
         for group, truths in GROUPS.items()
@@ -98,24 +93,12 @@ def main(*, simulations: int = 200) -> None:
         for shape in SHAPES
         for seed in range(simulations)
     ]
-    inner = [one for one in done if one.group != "outside of the prior"]
     rows = [
         _row(f"{group}, {shape}", (one for one in done if one.group == group and one.shape == shape))
         for group in GROUPS
         for shape in SHAPES
     ]
-    print(bench.table(HEADS, rows), "\n\nThe first two groups by what was drawn:\n", sep="")
-    rows = []
-    for name, shown in NAMES.items():
-        for value in sorted({getattr(one, name) for one in inner}):
-            rows.append(_row(f"{shown} {value}", (one for one in inner if getattr(one, name) == value)))
-    print(bench.table(HEADS, rows), "\n\nIn the interval, by seeds, noise and its shared part:\n", sep="")
-    rows = [
-        [f"{seeds}", f"{noise:.1%}", *(_cell(inner, seeds, noise, shared) for shared in SHARED)]
-        for seeds in sorted({shape.seeds for shape in SHAPES.values()})
-        for noise in NOISES
-    ]
-    print(bench.table(["seeds", "noise", *(f"shared {shared:g}" for shared in SHARED)], rows))
+    print(bench.table(HEADS, rows))
 
 
 def simulate(group: str, truth: str, name: str, seed: int) -> Simulation:
@@ -132,11 +115,7 @@ def simulate(group: str, truth: str, name: str, seed: int) -> Simulation:
     assert forecast.low is not None and forecast.high is not None
     return Simulation(
         group=group,
-        truth=truth,
         shape=name,
-        noise=noise,
-        shared=shared,
-        factor=factor,
         inside=forecast.low <= measured <= forecast.high,
         width=(forecast.high - forecast.low) / measured,
         error=forecast.value / measured - 1,
@@ -175,11 +154,6 @@ def _row(name: str, simulations: Iterable[Simulation]) -> list[str]:
     refused = f"{100 * (1 - len(given) / len(chosen)):.0f} %"
     covered = [_covered(chosen), _covered(given)]
     return [name, str(len(chosen)), covered[0], f"{100 * width:.1f} %", f"{100 * squares:.1f} %", refused, covered[1]]
-
-
-def _cell(simulations: list[Simulation], seeds: int, noise: float, shared: float) -> str:
-    cell = (seeds, noise, shared)
-    return _covered([one for one in simulations if (SHAPES[one.shape].seeds, one.noise, one.shared) == cell])
 
 
 def _covered(simulations: list[Simulation]) -> str:

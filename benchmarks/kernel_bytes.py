@@ -20,7 +20,7 @@ from unittest.mock import patch
 import attrs
 import bench
 import torch
-from bench import SIZES, Size
+from bench import GROUP_SECONDS, SIZES, WARM_UP, Size
 from emulated_steps import lone_rank
 from torch._inductor import config as inductor_config
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -32,8 +32,7 @@ from training.parallel.process_group import Ranks, start, stop
 from training.self_test import random_batches
 from training.step import train_step
 
-WARM_UP = 2  # steps: compilation
-SHOWN = 12  # kernels of each kind
+SHOWN_KERNELS = 12  # kernels of each kind
 LOSS = re.compile(r"nll_loss|log_softmax|cross_entropy")
 # Operators that move nothing, and those whose time is that of their FLOPs.
 VIEWS = re.compile(
@@ -71,7 +70,7 @@ def main(
 ) -> None:
     """Print a table for each size; --elastic: and what operators move beyond that with `determinism` "elastic"."""
     inductor_config.benchmark_kernel = True  # kernels then know their bytes
-    ranks = lone_rank(world_size) if world_size > 1 else start("cuda", 600)
+    ranks = lone_rank(world_size) if world_size > 1 else start("cuda", GROUP_SECONDS)
     for size in sizes:
         model = SIZES[size]
         moved = measure(size, microbatch, set, ranks)
@@ -80,7 +79,7 @@ def main(
         rows = [
             [name, f"{moved.calls[name]:,}", f"{total / 1e9:.2f}", f"{total / by_layer:.1f}"]
             for kind in (moved.compiled, moved.eager)
-            for name, total in kind.most_common(SHOWN)
+            for name, total in kind.most_common(SHOWN_KERNELS)
         ]
         print(bench.table([f"{size}, micro-batch {microbatch}", "calls", "GB", "bytes a token, layer, C"], rows))
         print(

@@ -23,7 +23,6 @@ from training.parallel.process_group import start, stop
 from training.planning.memory_model import gpu_bytes
 from training.planning.throughput import FITS, seconds_per_token
 
-WARM_UP = 3  # steps: compilation, DDP's buckets
 # By name of the CUDA kernel, or of the ATen operation on a CPU; the first match counts, attention before matmul: its
 # kernels have both in their names. Compiled kernels are elementwise or the loss, and name their neighbors, too.
 KINDS = {
@@ -41,7 +40,7 @@ def main(directory: Path, /, *overrides: str) -> None:
     run = load_run(directory, overrides)
     ranks = start(None, run.train.timeout_seconds)
     state, settings = bench.build(run, ranks)
-    take_steps(state, settings, ranks, WARM_UP)
+    take_steps(state, settings, ranks, bench.WARM_UP)
     seconds = kernel_seconds(lambda: take_steps(state, settings, ranks, 1))
     if ranks.coordinates:
         print(table(seconds, run.model, _gpu_here()))

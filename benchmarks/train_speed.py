@@ -1,6 +1,6 @@
 """Tokens a second of training, and how far that is from what this hardware can do.
 
-python benchmarks/train_speed.py [--sizes 124M 350M] [--kernels] [--beside-nanogpt PATH]
+python benchmarks/train_speed.py [--sizes 124M 350M] [--beside-nanogpt PATH]
 
 train.py on random tokens: feed, compiled blocks, accumulation, clipping, AdamW, a logged line each step; medians over
 the steps. Default: 124M in steps of half a million tokens on a GPU, a small network on a CPU. Runs are killed after
@@ -17,8 +17,8 @@ from typing import Any, Literal
 import attrs
 import bench
 import torch
-from bench import SIZES, Size
-from beside_nanogpt import WARM_UP, NanogptComparison
+from bench import SIZES, WARM_UP, Size
+from beside_nanogpt import NanogptComparison
 from cyclopts import Parameter
 
 from model.config import ModelConfig, flops_per_token
@@ -52,8 +52,6 @@ class SpeedBenchmark:
     """default: 524,288; CPU: 2,048"""
     threads: int = 1
     """of a rank on a CPU"""
-    kernels: bool = False
-    """what kinds of kernels take the time"""
     beside_nanogpt: Path | None = None
     """on a CPU, beside this clone of it"""
     not_compiled: bool = False
@@ -128,14 +126,17 @@ def _report(size: str, layout: Layout, kind: str, options: SpeedBenchmark) -> fl
     """Print the rows of one wrapper, each as soon as it is known; return tokens/s."""
     model, ranks = SIZES[size], layout.data_parallel_size
     settings = [f"parallel={kind}", f"cpu_threads={options.threads}", *options.set]
-    half = attrs.evolve(layout, microbatch_size=-(-layout.microbatch_size // 2))
     with TemporaryDirectory() as name:
-        run, records = _train(Path(name) / "whole", model, layout, options.counted_steps, settings)
+        steps = WARM_UP + options.counted_steps
+        sizes = {"microbatch_size": layout.microbatch_size, "global_batch_size": layout.global_batch_size}
+        run = bench.prepare(Path(name), model, steps, **sizes)
+        records = bench.train(run, ranks, *settings, kill_after=steps)
         record = json.loads((run / RESOLVED).read_text())
         tokens = layout.global_batch_size * model.context_length
         seconds = bench.seconds_by_step(records, tokens)
         counted = [value for step, value in seconds.items() if step > WARM_UP]
-        speed, peak = tokens / statistics.median(counted), _peak_memory(records) / GIB
+        speed = tokens / statistics.median(counted)
+        peak = max(record["peak_memory_bytes"] for record in records if "train_loss" in record) / GIB
         _print_row("model", f"{size}, context {model.context_length}")
         _print_setup(record, kind, ranks)
         shape = f"{ranks} ranks x {layout.accumulation} x {layout.microbatch_size} sequences"
@@ -143,14 +144,6 @@ def _report(size: str, layout: Layout, kind: str, options: SpeedBenchmark) -> fl
         _print_row("tokens/s", f"{speed:,.0f}")
         _print_row("peak memory", f"{peak:.2f} GiB" + ("" if options.cuda else ", of the process"))
         _print_utilization(record, flops_per_token(model) * speed / ranks, options)
-        if slope := layout.microbatch_size - half.microbatch_size:
-            _, half_records = _train(Path(name) / "half", model, half, 0, settings)
-            gained = (peak - _peak_memory(half_records) / GIB) / (slope * model.context_length / 1024)
-            sizes = f"{half.microbatch_size} and {layout.microbatch_size}"
-            _print_row("per sequence", f"{gained:.3f} GiB for 1,024 tokens, from micro-batches of {sizes}")
-        if options.kernels:
-            script = str(Path(__file__).with_name("kernels.py"))
-            print(f"\n{bench.output_of(ranks, script, str(run), *settings)}", flush=True)
         print(flush=True)
     return speed
 
@@ -175,15 +168,12 @@ def _print_utilization(record: dict[str, Any], flops: float, options: SpeedBench
 
 
 def matmul_flops(device: Literal["cuda", "cpu"], precision: str, threads: int) -> float:
-    """Return the FLOP/s of a large square product: a bound on training that is closer than the datasheet's peak.
-
-    bf16 on a GPU, the run's precision on a CPU.
-    """
+    """Return the FLOP/s of a large square product, bf16 on a GPU: a closer bound on training than the datasheet's."""
     torch.set_num_threads(threads)
     side = MATMUL_SIDES[device]
     dtype = torch.float32 if precision == "fp32" and device == "cpu" else torch.bfloat16
     left, right = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
-    seconds: list[float] = []
+    seconds = []
     until = time.perf_counter() + MATMUL_SECONDS
     while time.perf_counter() < until:
         began = time.perf_counter()
@@ -196,22 +186,8 @@ def matmul_flops(device: Literal["cuda", "cpu"], precision: str, threads: int) -
     return float(2 * side**3 / statistics.median(seconds))
 
 
-def _peak_memory(records: list[dict[str, Any]]) -> int:
-    """Return the peak memory of rank 0 in bytes."""
-    return max(record["peak_memory_bytes"] for record in records if "train_loss" in record)
-
-
 def _print_row(name: str, value: object) -> None:
     print(f"{name:14}{value}", flush=True)
-
-
-def _train(
-    folder: Path, model: ModelConfig, layout: Layout, counted: int, settings: list[str]
-) -> tuple[Path, list[dict[str, Any]]]:
-    """Train a run for that many steps after those that do not count; return its directory and metrics."""
-    sizes = {"microbatch_size": layout.microbatch_size, "global_batch_size": layout.global_batch_size}
-    run = bench.prepare(folder, model, WARM_UP + counted, **sizes)
-    return run, bench.train(run, layout.data_parallel_size, *settings, kill_after=WARM_UP + counted)
 
 
 if __name__ == "__main__":

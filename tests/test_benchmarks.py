@@ -1,6 +1,5 @@
 """Benchmarks, as far as they go without a GPU."""
 
-import json
 import math
 import os
 import re
@@ -12,7 +11,6 @@ from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import bench
 import pytest
@@ -22,14 +20,13 @@ from bench import is_running
 from torch.autograd import DeviceType
 
 from benchmarks import kernels
-from benchmarks.beside_nanogpt import CPU_CONDITION, GELU, _stepper
+from benchmarks.beside_nanogpt import CPU_CONDITION, _stepper
 from benchmarks.kernels import kind_of, table
 from common.errors import BadInput
 from common.installation import ALLOCATOR_SETTINGS
 from model.config import GPT2_SIZES, ModelConfig
 from tests import launch
 from tests.conftest import ROOT, TINY_MODEL
-from training.checkpoints.run_record import RESOLVED
 from training.hardware.gpus import known_gpus
 
 
@@ -116,28 +113,6 @@ def test_a_benchmark_that_is_ended_leaves_no_trainer_running(tmp_path: Path) -> 
     assert not is_running(trainer)
 
 
-def test_a_speed_benchmark_has_printed_its_speed_before_the_run_for_memory_begins(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    numerics = {"determinism": "off", "precision": "fp32", "compiled": False, "attention": "cpu"}
-    environment = {"device": "a GPU", "packages": {"torch": "2"}, "python": "3", "cuda": None}
-    record = {"numerics": numerics, "environment": environment, "git_commit": "0"}
-
-    def train(folder: Path, *_: Any) -> tuple[Path, list[dict[str, Any]]]:
-        if folder.name == "half":
-            raise BadInput("killed")
-        (tmp_path / RESOLVED).write_text(json.dumps(record))
-        logged = {"train_loss": 1.0, "tokens_per_second": 1024.0, "peak_memory_bytes": 1 << 30}
-        return tmp_path, [{"step": step, **logged} for step in range(1, 9)]
-
-    monkeypatch.setattr(train_speed, "_train", train)
-    monkeypatch.setattr(train_speed, "matmul_flops", lambda *_: 1e12)
-    with pytest.raises(BadInput):
-        train_speed.main(train_speed.SpeedBenchmark(sizes=("small",), steps=5))
-    rows = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
-    assert rows["tokens/s"] == "1,024" and {"model", "step", "MFU", "peak", "of"} <= rows.keys()
-
-
 @pytest.mark.slow
 def test_a_measured_run_is_killed_after_its_last_step_and_one_that_fails_is_an_error(tmp_path: Path) -> None:
     run = bench.prepare(tmp_path, ModelConfig(**TINY_MODEL), 5000, microbatch_size=1, global_batch_size=2)
@@ -160,10 +135,10 @@ def test_tables_beside_nanogpt_are_printed_when_their_time_is_up(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "train.py").write_text(f"import time  # {CPU_CONDITION}\ntime.sleep(600)")
-    (tmp_path / "model.py").write_text(GELU)
+    (tmp_path / "model.py").touch()
     (tmp_path / "configurator.py").touch()
     train_speed.main(train_speed.SpeedBenchmark(beside_nanogpt=tmp_path, not_compiled=True, minutes=0.0))
     printed = capsys.readouterr().out
     for precision in ("fp32", "bf16"):
         assert re.search(rf"{precision}: 0 of 10 steps within 0 minutes", printed)
-    assert len(re.findall("^.+? over the limit  over the limit  over the limit$", printed, re.MULTILINE)) == 2 * 4
+    assert len(re.findall("^.+? over the limit  over the limit$", printed, re.MULTILINE)) == 2 * 2

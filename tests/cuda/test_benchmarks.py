@@ -8,15 +8,14 @@ from common.errors import EXIT_DONE
 from tests.conftest import ROOT
 from tests.cuda.emulated import run
 
-SPEED = "--sizes small --steps 3 --step-tokens 4096 --ranks 2 --kernels --set compile=false"
+SPEED = "--sizes small --steps 3 --step-tokens 4096 --ranks 2 --set compile=false"
 
 
 @pytest.mark.oldest_torch
-def test_speed_and_kernels_of_two_ranks() -> None:
+def test_speed_of_two_ranks() -> None:
     done = run(ROOT / "benchmarks" / "train_speed.py", *SPEED.split(), FAKEGPU_COUNT="2")
     assert done.returncode == EXIT_DONE, done.stderr
     assert len(re.findall(r"^tokens/s +[\d,]+$", done.stdout, re.MULTILINE)) == 1
-    assert "kernels: none were recorded" in done.stdout
 
 
 def test_predicted_memory_beside_the_allocators() -> None:
