@@ -36,12 +36,12 @@ def main() -> int:
 
 def prepare(command: "PrepareCommand") -> int:
     """Read, encode and write every document, in the order of the sources."""
-    from tokens.prepare.commit_log import LEDGER
+    from tokens.prepare.commit_log import COMMITS
     from tokens.prepare.display import Display, report, too_many_bad
     from tokens.prepare.prepare import prepare
 
     def kept() -> str:
-        begun = (command.directory / LEDGER).exists()
+        begun = (command.directory / COMMITS).exists()
         return "; what was committed is kept: the same command goes on" if begun else ""
 
     keep_logs_only()

@@ -119,9 +119,9 @@ def initial_weights(source: str | None) -> "InitialWeights | None":
 
 def check_initial_weights(run: "Run", options: "Options") -> None:
     """Raise BadInput where training could not begin with, or go on from, the weights of --init-from."""
-    from training.checkpoints.directory import find
-    from training.checkpoints.disk import checkpoints_of
+    from training.checkpoints.directory import checkpoints_of
     from training.checkpoints.saved_state import read_state
+    from training.checkpoints.verification import find
     from training.initial_weights import check_network, check_origin
 
     if (initial := initial_weights(options.init_from)) is None:
@@ -138,7 +138,7 @@ def check_machine(run: "Run", command: "TrainCommand") -> int:
 
     Returns the exit status. Raises BadInput for a problem.
     """
-    from training.checkpoints.disk_need import disk_need
+    from training.checkpoints.node_disks import disk_need
     from training.hardware.preflight import Needs, enforce, report
     from training.launch import environment_local_world_size
 

@@ -31,7 +31,7 @@ from tabulate import tabulate
 
 from common.errors import EXIT_ERROR, BadInput
 from model.config import parameter_count
-from training.checkpoints.disk_need import STATE_BYTES
+from training.checkpoints.node_disks import CHECKPOINT_BYTES
 from training.hardware.environment import cpu_name, git_commit
 from training.hardware.preflight import DiskNeed, Needs, report
 
@@ -109,7 +109,7 @@ def main(
 
 def needs(largest: Size) -> Needs:
     """Return what the preflight checks: train.py starts no run without room for its checkpoint."""
-    wanted = STATE_BYTES * parameter_count(SIZES[largest]) + REST_BYTES
+    wanted = CHECKPOINT_BYTES * parameter_count(SIZES[largest]) + REST_BYTES
     disk = DiskNeed(
         directory=Path(tempfile.gettempdir()),
         what=f"a checkpoint of {largest} and compiled kernels",

@@ -16,8 +16,7 @@ from reporting.run_charts import charted_axes, legend
 from reporting.run_facts import differing_settings, facts, headline, recipe
 from reporting.run_history import RunHistory
 from reporting.section import Section
-from training.checkpoints.disk import checkpoints_of
-from training.checkpoints.storage import steps_in
+from training.checkpoints.directory import checkpoints_of, steps_in
 from training.telemetry.metrics_log import EVALUATIONS
 
 if TYPE_CHECKING:

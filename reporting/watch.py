@@ -5,8 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from reporting.run_history import NotBegun
-from training.checkpoints.disk import checkpoints_of
-from training.checkpoints.storage import steps_in
+from training.checkpoints.directory import checkpoints_of, steps_in
 from training.supervision.exit_record import EXIT_FILE
 from training.supervision.run_lock import is_locked
 from training.telemetry.metrics_log import EVALUATIONS, METRICS

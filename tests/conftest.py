@@ -210,9 +210,8 @@ def in_terminal(command: list[str]) -> tuple[int, list[str]]:
 def seal_again(checkpoint: Path) -> None:
     """Make the hashes and the manifest of a checkpoint whose files a test has changed."""
     from common.files import sha256
-    from training.checkpoints.saved_state import FIELDS_SHA256, fields_sha256
-    from training.checkpoints.storage import OPTIMIZER, WEIGHTS
-    from training.checkpoints.tensor_files import combined_sha256
+    from training.checkpoints.directory import OPTIMIZER, WEIGHTS
+    from training.checkpoints.saved_state import FIELDS_SHA256, combined_sha256, fields_sha256
 
     state = json.loads((checkpoint / "state.json").read_text())
     digests = {name: sha256(checkpoint / name) for name in (WEIGHTS, OPTIMIZER)}
@@ -225,8 +224,8 @@ def seal_again(checkpoint: Path) -> None:
 def forge_manifest(checkpoint: Path) -> None:
     """Make a manifest for a checkpoint whose files were changed, and no other hash."""
     from common.files import sha256
-    from training.checkpoints.checkpoint_manifest import manifest_text
-    from training.checkpoints.storage import MANIFEST, FileDigest
+    from training.checkpoints.directory import MANIFEST
+    from training.checkpoints.verification import FileDigest, manifest_text
 
     files = {
         path.name: FileDigest(path.stat().st_size, sha256(path))

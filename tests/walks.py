@@ -16,8 +16,8 @@ import attrs
 
 from tests import launch
 from tests.conftest import ROOT, metrics, train, train_command
-from training.checkpoints.directory import find
-from training.checkpoints.disk import checkpoints_of
+from training.checkpoints.directory import checkpoints_of
+from training.checkpoints.verification import find
 from training.telemetry.metrics_log import METRICS, read_metrics
 
 VICTIMS = ("a rank", "all ranks", "torchrun", "everything")

@@ -10,7 +10,7 @@ from model.gpt import GPT
 from model.loss import NextTokenLoss
 from training.checkpoints.async_writer import Destination, Saver
 from training.checkpoints.bucket_upload import Uploader
-from training.checkpoints.disk import checkpoints_of
+from training.checkpoints.directory import checkpoints_of
 from training.checkpoints.node_disks import NodeDisks
 from training.checkpoints.run_record import RunRecord
 from training.command import Options
@@ -116,8 +116,8 @@ class LoopBuilder:
         run, plan, ledger, ranks = self.run, self.plan, self.ledger, self.heartbeat.ranks
         intervals = self.intervals
         reporter = self._reporter(ranks, state.position.step, record)
-        storage, validations = checkpoints_of(run.directory), self._validations()
-        destination = Destination(storage, run.train.checkpoints.keep_checkpoints, self.uploader)
+        directory, validations = checkpoints_of(run.directory), self._validations()
+        destination = Destination(directory, run.train.checkpoints.keep_checkpoints, self.uploader)
         saver = Saver(destination, state, self.disks, record)
         saving = Saving(saver, state, ledger, reporter, expected_save_seconds(run.model, state.optimizer.state_bytes))
         limits = Limits(
@@ -143,7 +143,7 @@ class LoopBuilder:
             heartbeat=self.heartbeat,
             limits=limits,
             stop_request=StopRequest(ranks, self.stop_asked, limits.reached),
-            checkpoints=storage.where(""),
+            checkpoints=str(directory),
         )
 
     @property

@@ -16,7 +16,6 @@ from model.config import ModelConfig
 from model.gpt import GPT, initial_weights
 from model.pretrained import unpadded
 from training.checkpoints.run_record import WeightsOrigin
-from training.checkpoints.storage import Checkpoint
 from training.parallel.process_group import Ranks, together
 from training.parallel.sharding import held_rows
 from training.state import TrainState
@@ -93,7 +92,7 @@ def check_network(initial: InitialWeights, given: ModelConfig, wanted: ModelConf
             )
 
 
-def check_origin(initial: InitialWeights, origin: WeightsOrigin | None, checkpoint: Checkpoint) -> None:
+def check_origin(initial: InitialWeights, origin: WeightsOrigin | None, checkpoint: Path) -> None:
     """Raise BadInput where the run of a checkpoint began with other weights. `origin`: those it began with."""
     if origin is None or origin.source != initial.source:
         began = "random weights" if origin is None else f"those of {origin.source}"

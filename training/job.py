@@ -11,10 +11,9 @@ from common.clock import utc_now
 from common.errors import EXIT_DONE, EXIT_ERROR, EXIT_STOPPED, advisory
 from training.build import LoopBuilder, make_network, make_settings, make_state
 from training.checkpoints.bucket_upload import open_uploader
-from training.checkpoints.disk import checkpoints_of
+from training.checkpoints.directory import checkpoints_of, name_of
 from training.checkpoints.node_disks import NodeDisks, find_disks
 from training.checkpoints.run_record import RunRecord, make_record, write_record
-from training.checkpoints.storage import Checkpoint, name_of
 from training.command import Options
 from training.config.batch_plan import Plan, describe, make_plan
 from training.config.learning_rates import describe_schedule, make_schedule
@@ -85,7 +84,7 @@ def _train(
         supervision.run_lock.write_resumed()
         position = state.position
         if uploader is not None and position.step > 0:
-            uploader.catch_up(Checkpoint(checkpoints_of(run.directory), name_of(position.step)))
+            uploader.catch_up(checkpoints_of(run.directory) / name_of(position.step))
         ledger.add_earlier(from_coordinator(ranks, lambda: read_earlier(run.directory, position.elapsed_seconds)))
         # A stop may have cut the last validation short: the loop makes up for it.
         last_step = builder.intervals.last_step

@@ -6,6 +6,7 @@ import attrs
 
 from common.bucket import Bucket
 from common.errors import BadInput
+from common.files import is_folder
 from common.json_files import read_json
 from common.structure import structured
 from training.checkpoints import archive
@@ -17,13 +18,13 @@ from training.checkpoints.compatibility import (
     numerics_drift,
     validates_alike,
 )
-from training.checkpoints.directory import find_before, load
-from training.checkpoints.disk import checkpoints_of
+from training.checkpoints.directory import checkpoints_of, name_of
 from training.checkpoints.node_copies import find_on_nodes
 from training.checkpoints.node_disks import NodeDisks
 from training.checkpoints.run_record import RESOLVED, RunRecord, WeightsOrigin, describe_changes, with_stream_list
 from training.checkpoints.saved_state import read_state
-from training.checkpoints.storage import Checkpoint, name_of
+from training.checkpoints.tensor_files import load
+from training.checkpoints.verification import find_before
 from training.exactness.attention_kernel import Shape, keep_attention
 from training.initial_weights import InitialWeights, check_origin, start_from, start_random
 from training.parallel.process_group import Ranks, from_coordinator
@@ -72,11 +73,11 @@ def resume(request: ResumeRequest, state: TrainState, disks: NodeDisks, bucket: 
     beginning = _load(found, request, state, ranks)
     _check_branch(bucket, state.position.step, wanted, ranks)
     # Later checkpoints are damaged, or belong to another branch of the run from here on.
-    archived = disks.on_each(lambda: archive.archive_after(directory, found))[0]
+    archived = disks.on_each(lambda: archive.archive_after(found))[0]
     if archived is not None:
         print_lines(ranks, [f"--resume {wanted}: later checkpoints are now in {archived}"])
     best = state.position.best_step
-    if best is not None and not found.storage.exists(name_of(best)):
+    if best is not None and not is_folder(found.with_name(name_of(best))):
         print_lines(ranks, [f"NOTE: the best checkpoint of the run, {name_of(best)}, is not on this disk"])
     print_lines(ranks, [f"resuming from {found} at step {state.position.step:,} of {request.record.steps:,}"])
     return beginning
@@ -144,7 +145,7 @@ def _check_beginning(recorded: WeightsOrigin | None, now: WeightsOrigin | None) 
     raise BadInput(f"--replay: the run began with the weights of {recorded.source}; {advice}")
 
 
-def _load(found: Checkpoint, request: ResumeRequest, state: TrainState, ranks: Ranks) -> Beginning:
+def _load(found: Path, request: ResumeRequest, state: TrainState, ranks: Ranks) -> Beginning:
     """Print the changes since the checkpoint, then load it."""
     before = read_state(found).config
     if request.initial is not None:

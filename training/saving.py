@@ -5,7 +5,7 @@ import attrs
 from common.errors import BadInput
 from training.checkpoints.async_writer import Saved, Saver
 from training.checkpoints.bucket_upload import UploadOutcome
-from training.checkpoints.storage import name_of
+from training.checkpoints.directory import name_of
 from training.state import TrainState
 from training.telemetry.reporter import Reporter
 from training.telemetry.time_ledger import TimeLedger

@@ -17,10 +17,9 @@ from evaluation.shared.load import ModelLocation, home_of
 from evaluation.shared.measure import EvaluationResult, Measurement
 from evaluation.shared.results import read_result_lines, tell
 from evaluation.shared.run_cost import RunCost, cost_of
-from training.checkpoints.disk import on_disk
+from training.checkpoints.directory import LINKS, STATE
 from training.checkpoints.run_record import RunRecord, SettingChange, describe_changes
 from training.checkpoints.saved_state import SavedState, read_state
-from training.checkpoints.storage import LINKS, STATE
 from training.config.train_config import PLUMBING_KEYS, recipe
 from training.telemetry.metrics_log import EVALUATIONS
 
@@ -126,7 +125,7 @@ def _checkpoint(title: str) -> str:
 def _state(home: Path, title: str) -> SavedState | None:
     """Return `state.json` of a checkpoint, or None where it has been deleted."""
     path = home / "checkpoints" / _checkpoint(title)
-    return read_state(on_disk(path)) if os.path.isfile(path / STATE) else None  # noqa: PTH113  # of any name
+    return read_state(path) if os.path.isfile(path / STATE) else None  # noqa: PTH113  # of any name
 
 
 def _position(home: Path, state: SavedState) -> int | str:

@@ -10,7 +10,6 @@ from model.config import ModelConfig, parameter_count
 from model.stock import folds_embedding_norm
 from model.stock_config import stock_class
 from tokens.hub.download import hub_name
-from training.checkpoints.disk import on_disk
 from training.checkpoints.run_record import describe_changes
 from training.checkpoints.saved_state import read_state
 from training.config.key_groups import OptimizationOptions
@@ -118,7 +117,7 @@ def _shape(trained: Trained, config: ModelConfig) -> Iterator[tuple[str, str]]:
 def _training(place: ModelLocation) -> Iterator[tuple[str, str]]:
     if not place.is_own:
         return
-    state = read_state(on_disk(place.path))
+    state = read_state(place.path)
     config = state.config
     train = config.train
     cost = cost_of(place, state.position)

@@ -14,7 +14,6 @@ from evaluation.shared.load import ModelLocation
 from tokens.format.manifest import finished_by, read_manifest
 from tokens.format.token_file import open_split
 from tokens.hub.download import download_dataset, hub_name
-from training.checkpoints.disk import on_disk
 from training.checkpoints.run_record import StreamRecord
 from training.checkpoints.saved_state import read_state
 from training.data.locate_tokens import DOWNLOADS
@@ -121,7 +120,7 @@ def _seen(place: ModelLocation, directory: Path, split: str) -> list[tuple[str, 
     """
     if not place.is_own:
         return []
-    config = read_state(on_disk(place.path)).config
+    config = read_state(place.path).config
     train = config.train
     length, streams = open_split(directory, split).length, config.train_streams
     unknown = {"tokens": None, "epochs": None}  # older versions recorded no sources

@@ -21,7 +21,7 @@ from model.pretrained import load_plain
 from model.stock import CLASSES, GPT2
 from model.stock_config import GPT2_ACTIVATIONS, config_of_stock
 from model.stock_weights import from_stock
-from training.checkpoints.storage import WEIGHTS
+from training.checkpoints.directory import WEIGHTS
 from training.launch import environment_rank
 
 INDEX = f"{WEIGHTS}.index.json"  # of weights in several files

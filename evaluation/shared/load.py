@@ -19,10 +19,9 @@ from model.gpt import GPT
 from model.pretrained import load_plain
 from tokens.tokenizer.hugging_face_files import ADDED, SPECIAL, VOCABULARY, read_tokenizer_files
 from tokens.tokenizer.tokenizer import RANKS_FILE, Tokenizer, fingerprint, load_tokenizer
-from training.checkpoints.disk import on_disk
+from training.checkpoints.directory import MANIFEST, STATE, WEIGHTS, name_of
 from training.checkpoints.run_record import RESOLVED
 from training.checkpoints.saved_state import read_state
-from training.checkpoints.storage import MANIFEST, STATE, WEIGHTS, name_of
 from training.checkpoints.verification import verify
 from training.launch import environment_rank
 from training.parallel.process_group import Ranks, together
@@ -87,7 +86,7 @@ def locate(reference: str, name: str | None) -> ModelLocation:
         run = home = inside
     place = ModelLocation(path, run, home)
     if place.is_own:
-        if problem := verify(on_disk(path)):
+        if problem := verify(path):
             raise BadInput(f"{problem}; choose another checkpoint")
     else:
         check_foreign(path, run)
@@ -156,7 +155,7 @@ def _best(directory: Path) -> str:
         return best.name
     if best.is_symlink():
         missing = best.readlink().name
-    elif (newest / STATE).is_file() and (step := read_state(on_disk(newest)).position.best_step) is not None:
+    elif (newest / STATE).is_file() and (step := read_state(newest).position.best_step) is not None:
         missing = name_of(step)
     if missing is None or (directory / missing).is_dir():
         return missing or newest.name
@@ -166,7 +165,7 @@ def _best(directory: Path) -> str:
 
 
 def _own(path: Path) -> GPT:
-    network = GPT(ModelConfig(**read_state(on_disk(path)).config.model))
+    network = GPT(ModelConfig(**read_state(path).config.model))
     try:
         load_plain(network, load_file(path / WEIGHTS))
     except ValueError as error:

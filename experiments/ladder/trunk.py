@@ -18,8 +18,8 @@ from experiments.ladder.size_rules import BatchSize, scaled_batch
 from experiments.shared.run_directories import BUCKET, Sections, check_unchanged, write_run_directory
 from experiments.shared.run_progress import read_progress
 from model.config import flops_per_token
-from training.checkpoints.disk import PARTIAL, checkpoints_of
-from training.checkpoints.storage import name_of
+from training.checkpoints.atomic_commit import discard, partial_of, publish
+from training.checkpoints.directory import checkpoints_of, name_of
 from training.config.batch_plan import Plan, make_plan
 from training.config.train_config import TrainConfig, contradictions
 from training.data.locate_tokens import lengths_at_hand
@@ -123,8 +123,7 @@ def write_branch(trunk: Trunk, horizon: Horizon) -> None:
     step = horizon.decay_begins
     if read_progress(horizon.directory).reached(step, horizon.plan.steps, validates=False):
         return
-    name, disk = name_of(step), checkpoints_of(horizon.directory)
-    source = checkpoints_of(trunk.directory).directory / name
+    source, branch = (checkpoints_of(each.directory) / name_of(step) for each in (trunk, horizon))
     if not source.is_dir():
         raise BadInput(
             f"{source}: no such checkpoint, and {horizon.directory} has not begun; move {trunk.directory} away"
@@ -132,11 +131,10 @@ def write_branch(trunk: Trunk, horizon: Horizon) -> None:
     write_run_directory(horizon.directory, horizon.sections)
     with writing(horizon.directory):
         replace_file(horizon.directory / METRICS, (trunk.directory / METRICS).read_bytes(), durable=True)
-        partial = disk.directory / f"{PARTIAL}{name}"
-        shutil.rmtree(partial, ignore_errors=True)  # of a call that was killed here
-        shutil.copytree(source, partial, copy_function=_link)
-        sync(partial)
-        disk.publish(name)
+        discard(branch)  # of a call that was killed here
+        shutil.copytree(source, partial_of(branch), copy_function=_link)
+        sync(partial_of(branch))
+        publish(branch)
 
 
 def _link(source: str, target: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from common.errors import BadInput, quoted
 from common.files import replace_file, writing
 from common.json_files import read_json
-from training.checkpoints.disk import CHECKPOINTS
+from training.checkpoints.directory import CHECKPOINTS
 from training.config.train_config import Run, TrainConfig, load_run, one_form
 from training.data.locate_tokens import locate_tokens
 from training.telemetry.metrics_log import METRICS

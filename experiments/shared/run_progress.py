@@ -11,8 +11,7 @@ from typing import Any
 import attrs
 
 from common.json_files import open_regular
-from training.checkpoints.disk import CHECKPOINTS
-from training.checkpoints.storage import STEP_NAME
+from training.checkpoints.directory import CHECKPOINTS, STEP_NAME
 from training.config.batch_plan import Plan, make_plan
 from training.config.train_config import load_run
 from training.data.locate_tokens import lengths_at_hand

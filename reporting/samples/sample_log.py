@@ -14,9 +14,8 @@ import attrs
 from common.errors import LARGEST_INTEGER
 from common.json_files import JsonLines, read_json_lines, read_regular
 from common.structure import structured
-from training.checkpoints.checkpoint_manifest import manifest_entries
-from training.checkpoints.disk import checkpoints_of
-from training.checkpoints.storage import MANIFEST, WEIGHTS, steps_in
+from training.checkpoints.directory import MANIFEST, WEIGHTS, checkpoints_of, steps_in
+from training.checkpoints.verification import manifest_entries
 from training.telemetry.metrics_log import SAMPLES, read_starts
 
 Item = TypeVar("Item")
@@ -95,11 +94,11 @@ def spaced(items: Sequence[Item], most: int) -> list[Item]:
 
 def weights_on_disk(run: Path) -> dict[str, str]:
     """Return the sha256 of each checkpoint's weights by its manifest; one that vanishes meanwhile is left out."""
-    storage = checkpoints_of(run)
+    directory = checkpoints_of(run)
     found = {}
-    for name in steps_in(storage):
+    for name in steps_in(directory):
         try:
-            found[name] = manifest_entries(read_regular(storage.local_file(name, MANIFEST)))[WEIGHTS].sha256
+            found[name] = manifest_entries(read_regular(directory / name / MANIFEST))[WEIGHTS].sha256
         except (OSError, ValueError, KeyError, TypeError):  # deleted a moment ago, or damaged: not to be sampled
             continue
     return found

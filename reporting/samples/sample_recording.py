@@ -17,9 +17,8 @@ from common.files import sha256, write_error
 from common.json_files import JsonLog
 from reporting.recorded_run import read_recorded
 from reporting.samples.sample_log import CheckpointSample, HeldOutText, Said, read_samples, weights_on_disk
-from training.checkpoints.disk import CHECKPOINTS, checkpoints_of
+from training.checkpoints.directory import CHECKPOINTS, WEIGHTS, checkpoints_of, link_target
 from training.checkpoints.run_record import RESOLVED
-from training.checkpoints.storage import WEIGHTS
 from training.telemetry.metrics_log import SAMPLES, read_starts
 
 if TYPE_CHECKING:
@@ -77,7 +76,7 @@ def _missing(run: Path, text: HeldOutTokens | None) -> list[str]:
     known = {sample.name: sample for sample in read_samples(run)}
     done = {name for name, sample in known.items() if sample.held_out is not None or text is None or sample.problem}
     names = [name for name, weights in weights_on_disk(run).items() if name not in done]
-    best = checkpoints_of(run).target("best")
+    best = link_target(checkpoints_of(run) / "best")
     newest_first = sorted(names, reverse=True)
     return sorted(newest_first, key=lambda name: name not in (max(names), best))
 

@@ -13,7 +13,7 @@ from tests import launch
 from tests.bucket_server import BucketServer
 from tests.conftest import ROOT
 from training.checkpoints.bucket_checkpoints import complete_steps, fetch
-from training.checkpoints.disk import checkpoints_of
+from training.checkpoints.directory import checkpoints_of
 
 IMPATIENT = ROOT / "tests" / "training" / "checkpoints" / "impatient.py"
 KEYS = {"min_train_tokens": 6 * 8 * 32, "checkpoint_interval": 2, "validation_interval": 2, "keep_checkpoints": 1}
@@ -46,7 +46,7 @@ def test_a_kill_at_any_request_loses_no_checkpoint_that_the_bucket_has(
         bucket = Bucket(prefix)
         held = complete_steps(bucket)
         for name in held:
-            assert fetch(bucket, name, checkpoints_of(run.with_name(f"fetched-{number}"))) is None
+            assert fetch(bucket, checkpoints_of(run.with_name(f"fetched-{number}")) / name) is None
         resumed = start(blank)
         output, errors = resumed.communicate(SECONDS)
         assert resumed.returncode == 0, errors

@@ -10,7 +10,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.conftest import metrics, seal_again, train
-from training.checkpoints.disk import on_disk
 from training.checkpoints.verification import verify
 from training.guard import Guard
 from training.parallel.process_group import Ranks
@@ -114,7 +113,7 @@ def test_what_is_not_finite_is_named_and_the_state_before_it_kept(
     assert done.returncode == 1
     assert message in done.stderr
     assert list(metrics(run, "train_loss")) == [1, 2]
-    assert verify(on_disk(run / "checkpoints" / "step-00000002")) is None
+    assert verify(run / "checkpoints" / "step-00000002") is None
     assert train(run).returncode == 0  # goes on from there
 
 

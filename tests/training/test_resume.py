@@ -12,7 +12,6 @@ from reporting.run_history import read_history
 from tests.conftest import metrics, seal_again, train
 from tests.evaluation.comparison.stored import evaluate
 from tests.training.supervision.runs import assert_same_weights
-from training.checkpoints.disk import on_disk
 from training.checkpoints.verification import verify
 from training.telemetry.metrics_log import read_metrics
 
@@ -41,7 +40,7 @@ def test_a_finished_run_says_so_and_can_start_anew_without_losing_anything(make_
     assert anew.returncode == 0
     [archive] = (run / "archive").iterdir()
     assert (archive / "metrics.jsonl").read_text() == before
-    assert verify(on_disk(archive / "checkpoints" / "latest")) is None
+    assert verify(archive / "checkpoints" / "latest") is None
     assert list(metrics(run, "train_loss")) == [1]
 
 

@@ -18,7 +18,7 @@ from common.remote_files import REMOTE
 from tokens.documents.sources import HUB, STANDARD_LIBRARY
 from tokens.format.manifest import MANIFEST, SPLITS, Manifest, is_of, manifest_text, read_manifest
 from tokens.hub.dataset_card import dataset_card
-from tokens.prepare.commit_log import LEDGER
+from tokens.prepare.commit_log import COMMITS
 from tokens.prepare.verify import verify
 from tokens.stats.length_chart import CHART
 from tokens.tokenizer.tokenizer import RANKS_FILE
@@ -63,8 +63,8 @@ def published_files(directory: Path, manifest: Manifest) -> dict[str, Path | byt
     """
     files: dict[str, Path | bytes] = {name: directory / name for name in manifest.files}
     files[MANIFEST] = manifest_text(public_manifest(manifest)).encode()
-    if (directory / LEDGER).is_file():
-        files[LEDGER] = _public_ledger(directory / LEDGER)
+    if (directory / COMMITS).is_file():
+        files[COMMITS] = _public_ledger(directory / COMMITS)
     for name in (RANKS_FILE, CHART):
         if (directory / name).is_file():
             files[name] = directory / name

@@ -21,7 +21,7 @@ from tokens.format.header import readable_tokens
 from tokens.format.manifest import SPLITS, Content
 from tokens.prepare.encode_unit import Result
 
-LEDGER = "ledger.jsonl"
+COMMITS = "ledger.jsonl"
 SHOWN = 5  # examples of each kind of problem in the totals
 FORMAT = 1
 
@@ -101,7 +101,7 @@ class CommitLog:
 
     def __init__(self, directory: Path, plan_fingerprint: str):
         """Continue a log, or begin one. Raises BadInput for a damaged one, and for that of another plan."""
-        self.path = directory / LEDGER
+        self.path = directory / COMMITS
         self.totals = Totals()
         head, known_bytes = LogHead(FORMAT, plan_fingerprint), 0
         for entry, end in entries_after(self.path, 0):
@@ -132,7 +132,7 @@ class CommitLog:
 def read_log(directory: Path) -> Totals:
     """Return the sums over a commit log, which another process may be writing."""
     totals = Totals()
-    for entry, _ in entries_after(directory / LEDGER, 0):
+    for entry, _ in entries_after(directory / COMMITS, 0):
         totals.add(entry)
     return totals
 

@@ -18,7 +18,7 @@ from common.file_lock import is_held
 from tokens.format.header import HEADER_BYTES, TokenFile
 from tokens.format.manifest import MANIFEST, TokenizerRecord
 from tokens.format.token_file import TokenStream, Version, open_split
-from tokens.prepare.commit_log import LEDGER, Totals, entries_after
+from tokens.prepare.commit_log import COMMITS, Totals, entries_after
 from tokens.prepare.growing_files import LOCK, UNITS, partial_path
 from tokens.prepare.plan import HASH, read_plan
 from tokens.tokenizer.tokenizer import RANKS_FILE
@@ -61,7 +61,7 @@ class GrowingTokens:
         """Read the entries committed since the last call. Thread-safe."""
         with self._lock:
             finished = (self.directory / MANIFEST).exists()  # before the log: a finished one has all its lines
-            for entry, end in entries_after(self.directory / LEDGER, self._seen_bytes):
+            for entry, end in entries_after(self.directory / COMMITS, self._seen_bytes):
                 self._seen_bytes = end
                 self._totals.add(entry)
             if self._totals.uploaded:
@@ -89,7 +89,7 @@ class GrowingTokens:
 
     def progress(self) -> str:
         units = f"{self._totals.units:,} of {self._units:,} units, {self.committed('train'):,} tokens to train on"
-        ledger = self.directory / LEDGER
+        ledger = self.directory / COMMITS
         if self.finished or not ledger.exists():
             return units
         return f"{units}, last commit {max(0.0, time.time() - ledger.stat().st_mtime):.0f} s ago"
@@ -155,8 +155,8 @@ class FollowedStream(TokenStream):
                 return
             time.sleep(NAMING_SECONDS)
         raise BadInput(
-            f"{self._growing.directory}: a token file that its {LEDGER} lists is gone; bring it back, or prepare these "
-            "tokens anew"
+            f"{self._growing.directory}: a token file that its {COMMITS} lists is gone; bring it back, or prepare "
+            "these tokens anew"
         )
 
     def _files(self, length: int) -> list[TokenFile]:

@@ -10,7 +10,7 @@ from common.file_lock import open_locked
 from common.files import is_folder, writing
 from tokens.format.manifest import MANIFEST
 from tokens.prepare.command import PrepareCommand
-from tokens.prepare.commit_log import LEDGER
+from tokens.prepare.commit_log import COMMITS
 from tokens.prepare.growing_files import LOCK, UNITS, partial_files
 from tokens.prepare.plan import PLAN
 from tokens.prepare.s3_output import IN_USE, scratch_of
@@ -39,7 +39,7 @@ def locked(directory: Path) -> Iterator[None]:
 
 def refuse_other_tokens(directory: Path) -> None:
     """Raise BadInput for a folder with tokens but without a plan; delete hidden files, which no plan can resume."""
-    taken = [*directory.glob("[!.]*.safetensors"), *directory.glob(MANIFEST), *directory.glob(LEDGER)]
+    taken = [*directory.glob("[!.]*.safetensors"), *directory.glob(MANIFEST), *directory.glob(COMMITS)]
     if taken:
         raise BadInput(f"{taken[0]}: exists; pass another --output, or delete it to prepare these tokens anew")
     for path in partial_files(directory):
@@ -55,6 +55,6 @@ def delete_units(directory: Path) -> None:
 
 def discard(directory: Path) -> None:
     """Delete a preparation without tokens, so that another command may begin here."""
-    for path in (*partial_files(directory), directory / LEDGER, directory / RANKS_FILE, directory / PLAN):
+    for path in (*partial_files(directory), directory / COMMITS, directory / RANKS_FILE, directory / PLAN):
         path.unlink(missing_ok=True)
     shutil.rmtree(directory / UNITS)

@@ -57,7 +57,7 @@ def prepare(command: PrepareCommand, display: Display) -> Manifest:
             if bucket is None:
                 read_log(directory)  # raises BadInput for a damaged one
             else:
-                bucket.tidy()
+                bucket.delete_leftovers()
             display.say(f"{command.output}: complete already")
             return finished
         _warn_of_large_units(plan, display)

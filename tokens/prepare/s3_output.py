@@ -30,7 +30,7 @@ from common.remote_files import THREADS
 from tokens.format.contents import read_content
 from tokens.format.header import HEADER_BYTES, read_header
 from tokens.format.manifest import MANIFEST, Content, Manifest, parse_manifest
-from tokens.prepare.commit_log import LEDGER, reached
+from tokens.prepare.commit_log import COMMITS, reached
 from tokens.prepare.growing_files import PARTIAL, GrowingStream, partial_files, partial_path
 from tokens.prepare.plan import PLAN, UnitPlan, read_plan
 from tokens.tokenizer.tokenizer import RANKS_FILE
@@ -71,15 +71,15 @@ class S3Output:
     def describe(self) -> None:
         """Copy plan, commit log, manifest and ranks, as far as they exist, into the scratch folder."""
         names = set(self._objects.names())
-        for name in sorted(names & {PLAN, LEDGER, MANIFEST, RANKS_FILE}):
+        for name in sorted(names & {PLAN, COMMITS, MANIFEST, RANKS_FILE}):
             (self._scratch / name).write_bytes(self._objects.read(name))
         plan = read_plan(self._scratch)
-        if plan is None or LEDGER in names or plan.settings.shard_tokens is None:
+        if plan is None or COMMITS in names or plan.settings.shard_tokens is None:
             return
         self.restore(plan)
         if self._checkpoints:
             written = self._objects.written_at(_checkpoint(self._checkpoints - 1))
-            os.utime(self._scratch / LEDGER, (written, written))
+            os.utime(self._scratch / COMMITS, (written, written))
 
     def begin(self) -> None:
         self._objects.create(PLAN, (self._scratch / PLAN).read_bytes(), IN_USE)
@@ -95,7 +95,7 @@ class S3Output:
         if names != wanted:
             lost = sorted(set(wanted) - set(names))
             raise BadInput(f"{self.url}/{lost[0]}: missing, and later ones are there; begin anew in another --output")
-        with (self._scratch / LEDGER).open("wb") as log, ThreadPoolExecutor(THREADS) as threads:
+        with (self._scratch / COMMITS).open("wb") as log, ThreadPoolExecutor(THREADS) as threads:
             for data in threads.map(self._objects.read, names):
                 tensors = load(data)
                 log.write(tensors.pop("ledger").tobytes())
@@ -109,7 +109,7 @@ class S3Output:
             self._log_bytes = log.tell()
         self._checkpoints = len(names)
         if not names:
-            (self._scratch / LEDGER).unlink()
+            (self._scratch / COMMITS).unlink()
 
     def upload(self, path: Path) -> Content:
         """Upload a full shard; return its content."""
@@ -122,7 +122,7 @@ class S3Output:
         """Commit the new lines of the log, whose full shards are in the bucket, and the new tokens after those."""
         from safetensors.numpy import save
 
-        with (self._scratch / LEDGER).open("rb") as file:
+        with (self._scratch / COMMITS).open("rb") as file:
             file.seek(self._log_bytes)
             lines = file.read()
         tensors = {"ledger": np.frombuffer(lines, np.uint8)}
@@ -142,13 +142,13 @@ class S3Output:
             reached("shard named")
         if ranks is not None:
             self._objects.write(RANKS_FILE, ranks.read_bytes())
-        self._objects.write(LEDGER, (self._scratch / LEDGER).read_bytes())
+        self._objects.write(COMMITS, (self._scratch / COMMITS).read_bytes())
         reached("ledger uploaded")
         self._objects.write(MANIFEST, manifest.encode())
         reached("manifest uploaded")
-        self.tidy()
+        self.delete_leftovers()
 
-    def tidy(self) -> None:
+    def delete_leftovers(self) -> None:
         """Delete leftovers of a finished preparation, in the bucket and here."""
         names = [name for name in self._objects.names() if name.startswith((CHECKPOINT, PARTIAL))]
         for _ in self._objects.delete(names):
@@ -177,7 +177,7 @@ class S3Output:
         (self._scratch / MARK).unlink(missing_ok=True)
 
     def _empty_scratch(self) -> None:
-        for path in (*partial_files(self._scratch), self._scratch / PLAN, self._scratch / LEDGER):
+        for path in (*partial_files(self._scratch), self._scratch / PLAN, self._scratch / COMMITS):
             path.unlink(missing_ok=True)
 
 

@@ -19,7 +19,7 @@ from common.remote_files import REMOTE, THREADS, open_remote
 from tokens.format.contents import open_listed, read_contents
 from tokens.format.header import HEADER_BYTES
 from tokens.format.manifest import MANIFEST, SPLITS, Manifest, is_of, read_manifest
-from tokens.prepare.commit_log import LEDGER, SHOWN, entries_after, read_log
+from tokens.prepare.commit_log import COMMITS, SHOWN, entries_after, read_log
 from tokens.prepare.encode_unit import Result
 from tokens.prepare.plan import PLAN, UnitPlan, read_plan
 from tokens.prepare.s3_output import S3Output
@@ -35,7 +35,7 @@ def status(where: str) -> list[str]:
         if read_manifest(directory) is not None:
             state = "complete"
         else:
-            age = time.time() - (directory / LEDGER).stat().st_mtime if (directory / LEDGER).exists() else 0
+            age = time.time() - (directory / COMMITS).stat().st_mtime if (directory / COMMITS).exists() else 0
             state = f"not complete, last commit {age:.0f} s ago; the same command resumes it"
     done, total = sum(plan.unit_bytes[: totals.units]), sum(plan.unit_bytes)
     tokens, documents = sum(totals.tokens.values()), sum(totals.documents.values())
@@ -78,7 +78,7 @@ def verify(where: str) -> list[str]:
             except BadInput as error:  # of the ledger
                 damaged.append(str(error))
             if units and not damaged:
-                damaged = [f"{where}/{LEDGER}: damaged: {units[0]}: its digest is not that of the tokens"]
+                damaged = [f"{where}/{COMMITS}: damaged: {units[0]}: its digest is not that of the tokens"]
     if damaged:
         made_from = f"; damaged: {'; '.join(units)}" if units else ""
         more = f" (and {len(damaged) - SHOWN} more)" if len(damaged) > SHOWN else ""
@@ -148,7 +148,7 @@ def _damaged_units(where: str, directory: Path, plan: UnitPlan, manifest: Manife
     for split in SPLITS:  # one that was cut from the tail of train goes on where that ends
         files["train"] += files[split] if log.cut is not None and not log.tokens[split] else []
     begins = dict.fromkeys(SPLITS, 0)  # tokens
-    for entry, _ in entries_after(directory / LEDGER, 0):
+    for entry, _ in entries_after(directory / COMMITS, 0):
         if not isinstance(entry, Result):
             continue
         for split, part in entry.parts.items():

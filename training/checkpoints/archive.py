@@ -5,13 +5,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from common.files import write_error
+from common.files import is_folder, write_error
 from tokens.tokenizer.tokenizer import RANKS_FILE
-from training.checkpoints.atomic_commit import point_best
-from training.checkpoints.disk import CHECKPOINTS, checkpoints_of, new_archive
+from training.checkpoints.atomic_commit import copy_to_partial, point, point_best, publish, recover
+from training.checkpoints.directory import (
+    CHECKPOINTS,
+    archive,
+    checkpoints_of,
+    dereferenced_links,
+    name_of,
+    names_in,
+    new_archive,
+    rename,
+    stale_partials,
+    steps_in,
+)
 from training.checkpoints.run_record import RESOLVED
 from training.checkpoints.saved_state import read_state
-from training.checkpoints.storage import Checkpoint, followed_links, name_of, steps_in
 from training.checkpoints.verification import verify
 from training.telemetry.chart import CHART
 from training.telemetry.metrics_log import ANSWERS, EVALUATIONS, METRICS, REPORT, SAMPLES
@@ -25,14 +35,13 @@ def restore(run_directory: Path) -> list[str]:
 
     A copy that followed links (`cp -rL`, `zip`) has folders in the place of the links `latest` and `best`. An intact
     one whose step's name is free, or is a damaged checkpoint's, gets that name; a second copy goes to the archive. A
-    damaged one stays for `directory.find` to refuse. Returns a line for each. Raises BadInput where the run directory
+    damaged one stays for `find` to refuse. Returns a line for each. Raises BadInput where the run directory
     cannot be changed.
     """
-    storage = checkpoints_of(run_directory)
+    directory = checkpoints_of(run_directory)
     with _changing(run_directory):
-        storage.recover()
-        followed = [Checkpoint(storage, link) for link in followed_links(storage)]
-        return [_restore_followed(run_directory, copy) for copy in followed if verify(copy) is None]
+        recover(directory)
+        return [_restore_link(copy) for copy in dereferenced_links(directory) if verify(copy) is None]
 
 
 def archive_all(run_directory: Path) -> Path | None:
@@ -40,15 +49,15 @@ def archive_all(run_directory: Path) -> Path | None:
 
     Raises BadInput where the run directory cannot be changed.
     """
-    storage = checkpoints_of(run_directory)
+    directory = checkpoints_of(run_directory)
     with _changing(run_directory):
         results = [path for name in RESULTS if _has_content(path := run_directory / name)]
-        checkpoints = [*storage.names(), *storage.left_behind()]
+        checkpoints = [*names_in(directory), *stale_partials(directory)]
         if not results and not checkpoints:
             return None
         target = new_archive(run_directory)
         if checkpoints:
-            storage.set_aside(target)
+            archive(directory, None, target)
         for path in results:
             _move(path, target / path.name)
         return target
@@ -60,44 +69,42 @@ def describe(archived: Path) -> str:
     return f"{archived}, checkpoints in {checkpoints.resolve()}" if checkpoints.is_symlink() else str(archived)
 
 
-def archive_after(run_directory: Path, checkpoint: Checkpoint) -> Path | None:
+def archive_after(checkpoint: Path) -> Path | None:
     """Make a checkpoint the newest: move later ones into `archive/<time>/`; return where they are, if there were any.
 
     A copy under another name gets its step's name; one of that name is moved as well, and so are damaged folders in
     the place of links. Raises BadInput where the run directory cannot be changed.
     """
-    storage = checkpoint.storage
-    position = read_state(checkpoint).position
-    newest = name_of(position.step)
-    is_copy = checkpoint.name != newest
-    with _changing(run_directory):
-        displaced = [name for name in steps_in(storage) if name > newest] + followed_links(storage)
+    directory, position = checkpoint.parent, read_state(checkpoint).position
+    newest = directory / name_of(position.step)
+    is_copy = checkpoint != newest
+    with _changing(directory.parent):
+        displaced = [name for name in steps_in(directory) if name > newest.name]
+        displaced += [link.name for link in dereferenced_links(directory)]
         if is_copy:
-            storage.copy(checkpoint.name, newest)
-            displaced += [newest] if storage.exists(newest) else []
-        target = storage.set_aside(new_archive(run_directory), displaced) if displaced else None
+            copy_to_partial(checkpoint, newest)
+            displaced += [newest.name] if newest.exists() else []
+        target = archive(directory, displaced) if displaced else None
         if is_copy:
-            storage.publish(newest)
-        storage.point("latest", newest)
-        if not point_best(storage, position.best_step):
-            storage.point("best", None)
+            publish(newest)
+        point(directory / "latest", newest.name)
+        if not point_best(directory, position.best_step):
+            point(directory / "best", None)
         return target
 
 
-def _restore_followed(run_directory: Path, copy: Checkpoint) -> str:
+def _restore_link(copy: Path) -> str:
     """Rename an intact folder in a link's place to its step's name, and make the link; return a line about it."""
-    storage = copy.storage
-    named = Checkpoint(storage, name_of(read_state(copy).position.step))
+    named = copy.with_name(name_of(read_state(copy).position.step))
     line = f"NOTE: {copy} is no link, as after a copy that followed links; it is now "
-    if storage.exists(named.name) and verify(named) is None:
-        archived = storage.set_aside(new_archive(run_directory), [copy.name])
-        line += f"{archived / copy.name}, because {named.name} is intact"
+    if is_folder(named) and verify(named) is None:
+        line += f"{archive(copy.parent, [copy.name]) / copy.name}, because {named.name} is intact"
     else:
-        if storage.exists(named.name):
-            storage.set_aside(new_archive(run_directory), [named.name])
-        storage.rename(copy.name, named.name)
+        if is_folder(named):
+            archive(copy.parent, [named.name])
+        rename(copy, named)
         line += str(named)
-    storage.point(copy.name, named.name)
+    point(copy, named.name)
     return line
 
 

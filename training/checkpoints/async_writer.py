@@ -7,6 +7,7 @@ waits for is delayed; the result of a save is known to all of them.
 import threading
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import TypeVar
 
 import attrs
@@ -14,13 +15,19 @@ import torch.distributed as dist
 
 from common.errors import BadInput
 from common.files import write_problem
-from training.checkpoints import crash_points
-from training.checkpoints.atomic_commit import seal, tidy
+from training.checkpoints import atomic_commit
+from training.checkpoints.atomic_commit import (
+    create_partial,
+    discard,
+    prune_checkpoints,
+    publish,
+    write_state_and_manifest,
+)
 from training.checkpoints.bucket_upload import Uploader, UploadOutcome
+from training.checkpoints.directory import name_of
 from training.checkpoints.node_disks import NodeDisks
 from training.checkpoints.run_record import RunRecord
 from training.checkpoints.saved_state import SavedState
-from training.checkpoints.storage import Checkpoint, Storage, name_of
 from training.checkpoints.tensor_files import StateShard
 from training.parallel.process_group import SAVE_TIMEOUT, together
 from training.state import Position, TrainState
@@ -41,9 +48,9 @@ class Saved:
 
 @attrs.frozen
 class Destination:
-    """Storage of a run's checkpoints."""
+    """Places of a run's checkpoints."""
 
-    storage: Storage
+    directory: Path
     keep: int  # newest checkpoints
     uploader: Uploader | None = None  # to a bucket, besides
 
@@ -52,13 +59,13 @@ class Saver:
     """Writes checkpoints of a training state. Every rank calls `begin` and `settle` at the same steps."""
 
     def __init__(self, destination: Destination, train_state: TrainState, disks: NodeDisks, config: RunRecord):
-        self._storage, self._keep, self._uploader = destination.storage, destination.keep, destination.uploader
+        self._directory, self._keep, self._uploader = destination.directory, destination.keep, destination.uploader
         self._train_state, self._disks, self._config = train_state, disks, config
         self._shard = StateShard(train_state, disks)
         self._group = dist.new_group(backend="gloo", timeout=SAVE_TIMEOUT)
         self._thread: threading.Thread | None = None
         self._outcome: Saved | Exception | None = None
-        self._newest: Checkpoint | None = None  # durable one of this job
+        self._newest: Path | None = None  # durable one of this job
 
     def begin(self) -> None:
         """Copy the state off the device and start writing it. The previous save must have been settled."""
@@ -118,28 +125,29 @@ class Saver:
 
     def _write(self, state: SavedState) -> tuple[bool, str | None]:
         """Return whether the checkpoint is durable, and what went wrong."""
-        storage, name, keeps, ranks = self._storage, name_of(state.position.step), self._disks.keeps, self._disks.ranks
+        path, keeps, ranks = self._directory / name_of(state.position.step), self._disks.keeps, self._disks.ranks
         if not self._disks.shared:  # the same file everywhere, though clocks differ
             [state] = together(ranks, lambda: state, only=ranks.coordinates, group=self._group)
         try:
-            self._all(lambda: storage.begin(name, self._shard.files), only=keeps)
-            crash_points.reached("prepared")
-            told = self._all(lambda: self._shard.write(storage, name, self._group), only=True)
-            crash_points.reached("share written")
+            self._all(lambda: create_partial(path, self._shard.files), only=keeps)
+            atomic_commit.reached("prepared")
+            told = self._all(lambda: self._shard.write(path, self._group), only=True)
+            atomic_commit.reached("share written")
             shares = self._disks.of_own_disk(told)
             written = {file: [piece for share in shares for piece in share[file]] for file in self._shard.files}
-            self._all(lambda: seal(storage, name, state, written), only=keeps)
-            self._all(lambda: storage.publish(name), only=keeps)
+            self._all(lambda: write_state_and_manifest(path, state, written), only=keeps)
+            self._all(lambda: publish(path), only=keeps)
         except BadInput as error:
             if keeps:
-                storage.discard(name)
+                discard(path)
             return False, str(error)
         problem = None
         try:
-            self._all(lambda: tidy(storage, name, state.position.best_step, self._keep), only=keeps)
+            best = state.position.best_step
+            self._all(lambda: prune_checkpoints(self._directory, path.name, best, self._keep), only=keeps)
         except BadInput as error:  # a resume needs neither the links nor the deletions
             problem = str(error)
-        self._newest = Checkpoint(storage, name)
+        self._newest = path
         if self._uploader is not None:
             self._uploader.offer(self._newest, self._group)
         return True, problem
@@ -153,7 +161,7 @@ class Saver:
             except Exception as error:  # a rank that is gone breaks the group's next collective, too
                 problem = f"{type(error).__name__}: {error}"
                 if isinstance(error, OSError):
-                    problem = write_problem(error.filename or self._storage.where(""), error)
+                    problem = write_problem(error.filename or self._directory, error)
                 raise BadInput(f"rank {self._disks.ranks.rank}: {problem}") from error
 
         return together(self._disks.ranks, guarded, only=only, group=self._group)

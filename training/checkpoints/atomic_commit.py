@@ -1,56 +1,269 @@
-"""Atomic commit of a checkpoint: rank 0's part of a save, safe against a kill between any two of its lines.
+"""Atomic commit of a checkpoint on a disk: a kill at any moment loses nothing.
 
-A checkpoint is written under a hidden name, so under its own name it is complete. Nothing is resumed through the links
-`latest` and `best`, which serve people.
+A checkpoint is written under a hidden name by all ranks of a node, synced, and renamed by the first: under its own name
+it is complete, and never changes; it is replaced, moved or removed as a whole. After a kill and `recover` each name has
+its complete old content, its complete new content, or none. Failures are OSErrors that name the file.
 """
 
-from collections.abc import Mapping, Sequence
+import errno
+import hashlib
+import os
+import shutil
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 import attrs
 
-from training.checkpoints import crash_points
-from training.checkpoints.checkpoint_manifest import manifest_text
-from training.checkpoints.saved_state import SavedState
-from training.checkpoints.storage import (
+from common.errors import BadInput, printable
+from common.files import BLOCK_BYTES, is_folder, sync, write_error
+from training.checkpoints.directory import (
     LINKS,
     MANIFEST,
     OPTIMIZER,
+    PARTIAL,
+    REPLACED,
     STATE,
     WEIGHTS,
-    Storage,
-    WrittenBytes,
+    archive,
+    link_target,
     name_of,
+    remove,
+    rename,
+    stale_partials,
     steps_in,
 )
-from training.checkpoints.tensor_files import combined_sha256
+from training.checkpoints.saved_state import SavedState, combined_sha256
+from training.checkpoints.verification import FileDigest, manifest_text, verify
+
+CRASH_POINTS = (
+    "prepared",
+    "share written",
+    "hashed",
+    "state written",
+    "manifest written",
+    "old one aside",
+    "renamed",
+    "durable",
+    "latest made",
+    "latest moved",
+    "best made",
+    "best moved",
+    "deletion hidden",
+    "deleted",
+)  # of a save, in order
 
 
-def seal(storage: Storage, name: str, state: SavedState, written: Mapping[str, Sequence[WrittenBytes]]) -> None:
-    """Read back both tensor files, compare them with what was `written`, then add state and manifest."""
-    files = {file: storage.entry(name, file, written[file]) for file in (WEIGHTS, OPTIMIZER)}
-    crash_points.reached("hashed")
+@attrs.frozen
+class NewFile:
+    """A file to be filled by all ranks."""
+
+    header: bytes
+    size_bytes: int  # header included
+
+
+@attrs.frozen
+class WrittenBytes:
+    """Consecutive bytes of a checkpoint file, hashed in memory."""
+
+    offset_bytes: int
+    size_bytes: int
+    sha256: str
+
+    @classmethod
+    def of(cls, offset_bytes: int, content: bytes | memoryview) -> "WrittenBytes":
+        return cls(offset_bytes, len(content), hashlib.sha256(content).hexdigest())
+
+
+def reached(point: str) -> None:
+    """Do nothing; tests replace this function to end the process at a crash point."""
+    assert point in CRASH_POINTS, point
+
+
+def partial_of(path: Path) -> Path:
+    """Return the hidden path of a checkpoint or link that is being written."""
+    return path.with_name(f"{PARTIAL}{path.name}")
+
+
+def create_partial(path: Path, files: Mapping[str, NewFile]) -> None:
+    """Create a hidden checkpoint, its files at their full size, so that every rank can write at its offsets.
+
+    What interrupted saves have left is removed.
+    """
+    _restore_replaced(path.parent)
+    _remove_stale(path.parent)
+    partial_of(path).mkdir(parents=True)
+    for file, new in files.items():
+        with (partial_of(path) / file).open("wb") as opened:
+            opened.write(new.header)
+            opened.truncate(new.size_bytes)
+
+
+def write_rows(path: Path, file: str, rows: Iterable[tuple[int, memoryview]]) -> None:
+    """Write (offset in bytes, content) pairs into a file of a hidden checkpoint and wait until they are durable."""
+    with (partial_of(path) / file).open("r+b") as opened:
+        for offset_bytes, content in rows:
+            opened.seek(offset_bytes)
+            opened.write(content)
+        opened.flush()
+        os.fsync(opened.fileno())
+
+
+def write_state_and_manifest(path: Path, state: SavedState, written: Mapping[str, Sequence[WrittenBytes]]) -> None:
+    """Read back both tensor files of a hidden checkpoint, compare them with what was `written`, then add the rest."""
+    files = {file: _compared(partial_of(path) / file, written[file]) for file in (WEIGHTS, OPTIMIZER)}
+    reached("hashed")
     digests = {file: entry.sha256 for file, entry in files.items()}
     state = attrs.evolve(state, state_sha256=combined_sha256(state.position.step, digests))
     text = state.text().encode()
-    storage.put(name, STATE, text)
-    crash_points.reached("state written")
-    files[STATE] = storage.entry(name, STATE, [WrittenBytes.of(0, text)])
-    storage.put(name, MANIFEST, manifest_text(files).encode())
-    crash_points.reached("manifest written")
+    _put(partial_of(path) / STATE, text)
+    reached("state written")
+    files[STATE] = _compared(partial_of(path) / STATE, [WrittenBytes.of(0, text)])
+    _put(partial_of(path) / MANIFEST, manifest_text(files).encode())
+    reached("manifest written")
 
 
-def tidy(storage: Storage, name: str, best_step: int | None, keep: int) -> None:
+def publish(path: Path) -> None:
+    """Rename a hidden checkpoint, in the place of an older one; where that cannot be synced, undo it and raise."""
+    partial = partial_of(path)
+    if path.exists():  # the same step again: saved before its validation
+        rename(path, partial.with_name(f"{partial.name}{REPLACED}"))
+        reached("old one aside")
+    try:
+        partial.rename(path)
+        reached("renamed")
+        sync(path.parent)
+        sync(path.parent.parent)  # the first checkpoint's folder is new as well
+    except OSError:
+        if not partial.exists():
+            path.rename(partial)
+        _restore_replaced(path.parent)
+        raise
+    reached("durable")
+
+
+def discard(path: Path) -> None:
+    """Remove a hidden checkpoint, ignoring errors."""
+    shutil.rmtree(partial_of(path), ignore_errors=True)
+
+
+def write_copy(path: Path, files: Mapping[str, Iterable[tuple[int, memoryview]]]) -> str | None:
+    """Write a checkpoint that comes from elsewhere, and publish it where it is intact; return its damage, or None.
+
+    `files`: (offset in bytes, content) pairs of each.
+    """
+    partial = partial_of(path)
+    try:
+        create_partial(path, dict.fromkeys(files, NewFile(b"", 0)))
+        for file, pieces in files.items():
+            write_rows(path, file, pieces)
+        sync(partial)
+        problem = verify(partial)
+        if problem is None:
+            publish(path)
+            return None
+    except (OSError, BadInput):
+        discard(path)
+        raise
+    discard(path)
+    return problem.replace(str(partial), str(path))
+
+
+def prune_checkpoints(directory: Path, newest: str, best_step: int | None, keep: int) -> None:
     """Make the links refer to the newest and the best checkpoint, and delete all but those and the newest `keep`."""
-    storage.point("latest", name)
+    point(directory / "latest", newest)
     # Each time, not only for a new best one: a kill may have come between that one's publication and its link.
-    point_best(storage, best_step)
-    kept = {storage.target(link) for link in LINKS}
-    storage.remove([name for name in steps_in(storage)[:-keep] if name not in kept])
+    point_best(directory, best_step)
+    kept = {link_target(directory / link) for link in LINKS}
+    for name in steps_in(directory)[:-keep]:
+        if name not in kept:
+            hidden = partial_of(directory / name)
+            rename(directory / name, hidden)  # first: an interrupted deletion leaves no incomplete checkpoint
+            reached("deletion hidden")
+            remove(hidden)
+            reached("deleted")
+    _remove_stale(directory)
 
 
-def point_best(storage: Storage, step: int | None) -> bool:
+def point_best(directory: Path, step: int | None) -> bool:
     """Make `best` refer to the checkpoint of a step, if there is one; return whether there is."""
-    if step is None or not storage.exists(name_of(step)):
+    if step is None or not is_folder(directory / name_of(step)):
         return False
-    storage.point("best", name_of(step))
+    point(directory / "best", name_of(step))
     return True
+
+
+def point(link: Path, name: str | None) -> None:
+    """Replace a symbolic link in one step, or remove it. A folder of that name goes to the archive."""
+    partial = partial_of(link)
+    if link.is_symlink() and name is not None and link.readlink() == Path(name):
+        return
+    remove(partial)
+    if link.exists() and not link.is_symlink():
+        moved = archive(link.parent, [link.name])
+        print(printable(f"NOTE: {link} is no link; it is now {moved / link.name}"), file=sys.stderr)
+    if name is None:
+        link.unlink(missing_ok=True)
+        return
+    partial.symlink_to(name)
+    reached(f"{link.name} made")
+    partial.replace(link)
+    sync(link.parent)
+    reached(f"{link.name} moved")
+
+
+def recover(directory: Path) -> None:
+    """Restore a checkpoint whose replacement was interrupted. Raises BadInput where nothing can be written."""
+    if os.path.lexists(directory):
+        if not is_folder(directory):
+            raise BadInput(f"{directory}: wanted a folder, or a link to one; move it away, or mount its disk")
+        if not os.access(directory, os.W_OK | os.X_OK):
+            raise write_error(directory, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
+    _restore_replaced(directory)
+
+
+def copy_to_partial(source: Path, path: Path) -> None:
+    """Copy a checkpoint to a hidden one, to be published."""
+    discard(path)  # left by a start that was killed here
+    shutil.copytree(source, partial_of(path))
+    for copied in (*partial_of(path).iterdir(), partial_of(path)):
+        sync(copied)
+
+
+def _put(file: Path, content: bytes) -> None:
+    file.write_bytes(content)
+    sync(file)
+    sync(file.parent)
+
+
+def _compared(path: Path, pieces: Iterable[WrittenBytes]) -> FileDigest:
+    """Return size and hash of a file, read back from its disk. Raises OSError where it differs from its pieces."""
+    whole, end = hashlib.sha256(), 0
+    with path.open("rb") as opened:
+        if sys.platform == "linux":  # else this machine's cached pages would be compared
+            os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        for piece in sorted(pieces, key=lambda each: each.offset_bytes):
+            assert piece.offset_bytes == end, "each byte is written once"
+            end += piece.size_bytes
+            own = hashlib.sha256()
+            while block := opened.read(min(BLOCK_BYTES, end - opened.tell())):
+                whole.update(block)
+                own.update(block)
+            if own.hexdigest() != piece.sha256:
+                wrong = f"bytes {piece.offset_bytes:,} to {end:,} are read back other than they were written"
+                raise OSError(errno.EIO, wrong, str(path))
+        assert not opened.read(1), "all bytes are written"
+    return FileDigest(end, whole.hexdigest())
+
+
+def _restore_replaced(directory: Path) -> None:
+    for aside in directory.glob(f"{PARTIAL}*{REPLACED}"):
+        path = directory / aside.name.removeprefix(PARTIAL).removesuffix(REPLACED)
+        if not path.exists() or ((aside / MANIFEST).exists() and not (path / MANIFEST).exists()):
+            remove(path)
+            rename(aside, path)
+
+
+def _remove_stale(directory: Path) -> None:
+    for path in stale_partials(directory):
+        remove(path)

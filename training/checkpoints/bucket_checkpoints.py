@@ -1,26 +1,17 @@
 """Checkpoints in a bucket: the objects that one has there, its publication, retention and download."""
 
+import hashlib
+from pathlib import Path
+
 from common.bucket import Bucket
 from common.errors import BadInput
-from common.files import write_error
+from common.files import writing
 from common.json_files import parse_json
-from training.checkpoints.checkpoint_manifest import manifest_entries, manifest_text
-from training.checkpoints.saved_state import check_format, parse_state, read_state
-from training.checkpoints.storage import (
-    MANIFEST,
-    OPTIMIZER,
-    STATE,
-    STEP_NAME,
-    WEIGHTS,
-    Checkpoint,
-    FileDigest,
-    NewFile,
-    Storage,
-    name_of,
-)
-from training.checkpoints.tensor_files import combined_sha256
+from training.checkpoints.atomic_commit import write_copy
+from training.checkpoints.directory import MANIFEST, STATE, STEP_NAME, TENSOR_FILES, name_of
+from training.checkpoints.saved_state import check_format, combined_sha256, parse_state, read_state
+from training.checkpoints.verification import FileDigest, manifest_entries, manifest_text
 
-TENSOR_FILES = (OPTIMIZER, WEIGHTS)  # the larger one first
 NEWEST = ("auto", "latest")  # names of the newest intact checkpoint; the object `latest` is for people
 
 
@@ -29,7 +20,7 @@ def complete_steps(bucket: Bucket) -> list[str]:
     return sorted(name for name, files in _folders(bucket).items() if MANIFEST in files)
 
 
-def holds(bucket: Bucket, checkpoint: Checkpoint) -> bool:
+def holds(bucket: Bucket, checkpoint: Path) -> bool:
     """Tell whether a bucket has a checkpoint, its state intact. Raises BadInput for another run's of its name."""
     state = bucket.read(f"{checkpoint.name}/{STATE}")
     if state is None or checkpoint.name not in complete_steps(bucket):
@@ -67,7 +58,7 @@ def check_branch(bucket: Bucket, step: int, wanted: str) -> None:
         )
 
 
-def publish(bucket: Bucket, name: str, small: dict[str, bytes]) -> None:
+def complete_upload(bucket: Bucket, name: str, small: dict[str, bytes]) -> None:
     """Complete an uploaded checkpoint, in the place of an older one of its name: its state, then its manifest.
 
     A kill in between leaves a new state beside an old manifest; both are of the same tensor files, and `fetch` takes
@@ -78,7 +69,7 @@ def publish(bucket: Bucket, name: str, small: dict[str, bytes]) -> None:
     bucket.replace(manifest, small[MANIFEST], bucket.read(manifest))
 
 
-def tidy(bucket: Bucket, name: str, best: str | None, keep: int) -> None:
+def prune_bucket(bucket: Bucket, name: str, best: str | None, keep: int) -> None:
     """Write `latest` and `best`; delete what kills have left, and older checkpoints.
 
     The best and the newest `keep` stay, and later ones, which were not intact. `best`: of the run; where the bucket
@@ -97,49 +88,32 @@ def tidy(bucket: Bucket, name: str, best: str | None, keep: int) -> None:
     bucket.delete([f"{each}/{file}" for each, files in old.items() for file in files - {MANIFEST}])
 
 
-def fetch(bucket: Bucket, name: str, storage: Storage) -> str | None:
-    """Download a checkpoint to the disk, where no other has its name; return why it is damaged, or None.
+def fetch(bucket: Bucket, checkpoint: Path) -> str | None:
+    """Download a checkpoint to the disk, where no other has its name; return its damage, or None.
 
     Raises BadInput where the bucket does not answer, or the disk is full.
     """
-    small = {file: bucket.read(f"{name}/{file}") for file in (MANIFEST, STATE)}
-    sizes = bucket.sizes(name)
+    name, address = checkpoint.name, f"{bucket.url}/{checkpoint.name}"
+    found = bucket.sizes(name)
     try:
+        small = {file: bucket.read(f"{name}/{file}") for file in (MANIFEST, STATE)}
         contents = {file: version.content for file, version in small.items() if version is not None}
-        wanted = manifest_entries(contents[MANIFEST])
-        _check_state(f"{bucket.url}/{name}", contents[STATE], wanted)
-        files = {file: NewFile(b"", sizes[f"{name}/{file}"]) for file in TENSOR_FILES}
-        for file, new in files.items():
-            if new.size_bytes != wanted[file].size_bytes:
-                raise ValueError(f"{file}: got {new.size_bytes:,} bytes, wanted {wanted[file].size_bytes:,}")
+        wanted, state = manifest_entries(contents[MANIFEST]), contents[STATE]
+        _check_state(address, state, wanted)
+        pieces = {file: bucket.pieces(f"{name}/{file}", found[f"{name}/{file}"]) for file in TENSOR_FILES}
     except (ValueError, KeyError, TypeError) as error:
-        return f"{bucket.url}/{name}: damaged: {error}{' is missing' if isinstance(error, KeyError) else ''}"
-    try:
-        storage.begin(name, files)
-        for file, new in files.items():
-            storage.write_rows(name, file, bucket.pieces(f"{name}/{file}", new.size_bytes))
-        found = {file: storage.entry(name, file) for file in TENSOR_FILES}
-        damaged = [file for file, entry in found.items() if entry != wanted[file]]
-        if not damaged:
-            storage.put(name, STATE, contents[STATE])
-            found[STATE] = storage.entry(name, STATE)
-            storage.put(name, MANIFEST, manifest_text(found).encode())
-            storage.publish(name)
-            return None
-    except BadInput:
-        storage.discard(name)
-        raise
-    except OSError as error:
-        storage.discard(name)
-        raise write_error(storage.where(name), error) from error
-    storage.discard(name)
-    return f"{bucket.url}/{name}: {damaged[0]}: damaged: its sha256 is not the one in {MANIFEST}"
+        return f"{address}: damaged: {error}{' is missing' if isinstance(error, KeyError) else ''}"
+    manifest = manifest_text(wanted | {STATE: FileDigest(len(state), hashlib.sha256(state).hexdigest())}).encode()
+    with writing(checkpoint):
+        small_files = {STATE: [(0, memoryview(state))], MANIFEST: [(0, memoryview(manifest))]}
+        problem = write_copy(checkpoint, {**pieces, **small_files})
+    return None if problem is None else problem.replace(str(checkpoint), address)
 
 
 def _check_state(address: str, text: bytes, files: dict[str, FileDigest]) -> None:
     """Raise ValueError unless a state is of its address' step and these tensor files; BadInput for another version's.
 
-    Its own sha256 may be newer than the manifest's: see `publish`.
+    Its own sha256 may be newer than the manifest's: see `complete_upload`.
     """
     values = parse_json(text)
     check_format(values, f"{address}/{STATE}")

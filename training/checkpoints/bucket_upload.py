@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, BinaryIO
 
@@ -21,11 +22,12 @@ import torch.distributed as dist
 
 from common.bucket import Bucket
 from common.errors import BadInput
-from training.checkpoints.bucket_checkpoints import TENSOR_FILES, complete_steps, holds, publish, tidy
+from common.files import is_folder
+from training.checkpoints.bucket_checkpoints import complete_steps, complete_upload, holds, prune_bucket
 from training.checkpoints.bucket_lease import BucketLease
+from training.checkpoints.directory import MANIFEST, STATE, TENSOR_FILES
 from training.checkpoints.node_disks import NodeDisks
 from training.checkpoints.saved_state import best_name
-from training.checkpoints.storage import MANIFEST, STATE, Checkpoint
 from training.config.train_config import Run
 from training.parallel.process_group import SAVE_TIMEOUT, from_coordinator, gather, together
 from training.telemetry.reporter import print_lines
@@ -82,7 +84,7 @@ class Uploader:
         self._under_way: str | None = None
         self._error: Exception | None = None  # what broke the group
 
-    def offer(self, checkpoint: Checkpoint, group: Any) -> None:
+    def offer(self, checkpoint: Path, group: Any) -> None:
         """Begin to upload a checkpoint of the disk, unless an upload is under way on any rank.
 
         `group`: the gloo group to agree on that, on which nothing else is under way.
@@ -106,7 +108,7 @@ class Uploader:
         self._thread = threading.Thread(target=self._run, args=[opened], name="uploader", daemon=True)
         self._thread.start()
 
-    def catch_up(self, checkpoint: Checkpoint) -> None:
+    def catch_up(self, checkpoint: Path) -> None:
         """Begin to upload the checkpoint that a job resumes from; if the bucket has it, remove what a kill has left.
 
         Raises BadInput where the bucket has another one of its name.
@@ -115,7 +117,7 @@ class Uploader:
         def is_there() -> bool:
             if not holds(self.bucket, checkpoint):
                 return False
-            tidy(self.bucket, checkpoint.name, best_name(checkpoint), self._keep)
+            prune_bucket(self.bucket, checkpoint.name, best_name(checkpoint), self._keep)
             return True
 
         ranks = self._disks.ranks
@@ -127,7 +129,7 @@ class Uploader:
         while not self._outcomes.empty():
             yield self._outcomes.get()
 
-    def finish(self, newest: Checkpoint | None) -> None:
+    def finish(self, newest: Path | None) -> None:
         """Wait until the newest checkpoint, and the best one, are uploaded, or have failed to be; end the lease.
 
         Raises what broke the group.
@@ -135,18 +137,18 @@ class Uploader:
         self._join()
         if newest is not None:
             for name in from_coordinator(self._disks.ranks, lambda: self._missing(newest), group=self._group):
-                self.offer(Checkpoint(newest.storage, name), self._group)
+                self.offer(newest.with_name(name), self._group)
                 self._join()
         if self._lease is not None:
             self._lease.release()
 
-    def _missing(self, newest: Checkpoint) -> list[str]:
+    def _missing(self, newest: Path) -> list[str]:
         """Return the best checkpoint, if the bucket lacks it and this disk has it, and the newest, if it lacks that."""
         names = [] if self._complete == newest.name else [newest.name]
         with suppress(BadInput):  # of a bucket that does not answer, the upload says so
             best = best_name(newest)
             absent = best not in {newest.name, *complete_steps(self.bucket)}
-            if best is not None and absent and newest.storage.exists(best):
+            if best is not None and absent and is_folder(newest.with_name(best)):
                 names.insert(0, best)
         return names
 
@@ -164,7 +166,7 @@ class Uploader:
         if self._error is not None:
             raise self._error
 
-    def _open(self, checkpoint: Checkpoint) -> OpenCheckpoint:
+    def _open(self, checkpoint: Path) -> OpenCheckpoint:
         """Open what this rank uploads: the files go to ranks of the first node, or of nodes that have them, too.
 
         Another node's client of a shared disk may not see a new file for a while.
@@ -175,8 +177,8 @@ class Uploader:
         first = ranks.coordinates
         return OpenCheckpoint(
             name=checkpoint.name,
-            tensors={file: checkpoint.file(file).open("rb") for file in mine},
-            small={file: checkpoint.file(file).read_bytes() for file in (STATE, MANIFEST)} if first else {},
+            tensors={file: (checkpoint / file).open("rb") for file in mine},
+            small={file: (checkpoint / file).read_bytes() for file in (STATE, MANIFEST)} if first else {},
             best=best_name(checkpoint) if first else None,
         )
 
@@ -208,8 +210,8 @@ class Uploader:
         def complete() -> None:
             if self._lease is not None:  # on rank 0
                 self._lease.check()
-                publish(bucket, name, opened.small)
-                tidy(bucket, self._newest(name), opened.best, self._keep)
+                complete_upload(bucket, name, opened.small)
+                prune_bucket(bucket, self._newest(name), opened.best, self._keep)
 
         try:
             for work in (claim, send, complete):

@@ -8,7 +8,6 @@ import attrs
 
 from common.errors import BadInput
 from training.checkpoints.run_record import RunRecord, SettingChange, StreamRecord
-from training.checkpoints.storage import Checkpoint
 from training.config.train_config import KEYS, recipe
 from training.exactness.fingerprint import drift
 from training.schedule import agree
@@ -24,7 +23,7 @@ _RESOLVED_KEYS = ("dataset", "min_train_tokens", "global_batch_size")  # to shar
 _SLICE_KEYS = ("validation_sequences", "start_val_token")  # of the validation stream
 
 
-def differences(run_directory: Path, before: RunRecord, now: RunRecord, checkpoint: Checkpoint) -> list[str]:
+def differences(run_directory: Path, before: RunRecord, now: RunRecord, checkpoint: Path) -> list[str]:
     """Return the changes since the checkpoint, a line each. Raises BadInput for one that makes it unusable."""
     if before.shares != now.shares:
         raise BadInput(
@@ -96,7 +95,7 @@ def validates_alike(before: RunRecord, now: RunRecord) -> bool:
     return (old.plan is not None and old.plan == new.plan) or _has_same_beginning(old, new) or None in old.sha256
 
 
-def numerics_drift(before: RunRecord, now: RunRecord, checkpoint: Checkpoint, *, allowed: bool) -> list[str]:
+def numerics_drift(before: RunRecord, now: RunRecord, checkpoint: Path, *, allowed: bool) -> list[str]:
     """Return the changes of the numerics since the checkpoint.
 
     Raises BadInput when one breaks the promise of `determinism` and is not allowed.
@@ -143,7 +142,7 @@ def _reads_once_in_order(record: RunRecord, number: int) -> bool:
     return record.train.get("shuffle") is False and epochs is not None and epochs <= 1
 
 
-def _other_tokens(split: str, old: StreamRecord, new: StreamRecord, checkpoint: Checkpoint) -> str | None:
+def _other_tokens(split: str, old: StreamRecord, new: StreamRecord, checkpoint: Path) -> str | None:
     """Return why a stream is not the one that the checkpoint was made with, or None: other windows follow."""
     if None in (old.tokens, new.tokens):  # still being prepared, then or now
         if old.plan is not None and old.plan == new.plan:

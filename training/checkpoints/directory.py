@@ -1,87 +1,144 @@
-"""Checkpoints of a run: directories of safetensors and JSON that one process, DDP and FSDP read alike.
+"""Checkpoint directory of a run: names, links, listing and moves.
+
+A checkpoint is a folder of safetensors and JSON that one process, DDP and FSDP read alike.
 
     checkpoints/step-00000617/model.safetensors       weights, plain names, no vocabulary padding
                               optimizer.safetensors   exp_avg.<name>, exp_avg_sq.<name>, momentum_buffer.<name>
                               state.json              position and configuration of the run
                               manifest.json           sizes and sha256, written last
-    checkpoints/latest, best                          links, for people
-
-Here they are found and loaded; async_writer.py and atomic_commit.py write them.
+    checkpoints/latest, best                          links, for people: nothing is resumed through them
 """
 
-import sys
+import errno
+import os
+import re
+import shutil
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import datetime, timezone
+from pathlib import Path
 
-from common.errors import BadInput, printable
-from training.checkpoints.saved_state import read_state
-from training.checkpoints.storage import LINKS, MANIFEST, Checkpoint, Storage, followed_links, name_of, steps_in
-from training.checkpoints.tensor_files import read_tensor_files
-from training.checkpoints.verification import verify
-from training.state import TrainState
+from common.files import is_folder, sync
+
+CHECKPOINTS, ARCHIVE = "checkpoints", "archive"  # folders of a run directory
+ARCHIVED_HERE = ".archive"  # folder among checkpoints that are on another file system than the archive
+STEP_NAME = re.compile(r"step-(\d{8})")  # names that a run gives; copies may have any other
+LINKS = ("latest", "best")
+WEIGHTS, OPTIMIZER, STATE, MANIFEST = "model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"
+TENSOR_FILES = (OPTIMIZER, WEIGHTS)  # the larger one first
+PARTIAL = ".partial-"  # begins the hidden name of what is written or deleted
+REPLACED = "-aside"  # ends the hidden name of a checkpoint that is being replaced
+_OWN_HIDDEN_NAME = re.compile(rf"{re.escape(PARTIAL)}({STEP_NAME.pattern}({REPLACED})?|{'|'.join(LINKS)})")
 
 
-def find(storage: Storage, wanted: str) -> Checkpoint | None:
-    """Return the checkpoint to resume from: "auto" is the newest complete one, or None where there is none at all.
+def checkpoints_of(run_directory: Path) -> Path:
+    return run_directory / CHECKPOINTS
 
-    Raises BadInput when checkpoints exist but none verifies, or the named one is missing or damaged.
+
+def name_of(step: int) -> str:
+    """Return the checkpoint name of a step; names sort by step."""
+    return f"step-{step:08d}"
+
+
+def names_in(directory: Path) -> list[str]:
+    """Return the names of checkpoints and links, sorted."""
+    return sorted(path.name for path in directory.iterdir() if _is_ours(path)) if directory.is_dir() else []
+
+
+def steps_in(directory: Path) -> list[str]:
+    """Return the names of checkpoints that a run wrote, oldest first; copies under other names are left alone."""
+    return [name for name in names_in(directory) if STEP_NAME.fullmatch(name)]
+
+
+def link_target(path: Path) -> str | None:
+    """Return the target of a symbolic link: a name, where it lies in the same folder, else a path. None: no link."""
+    if not os.path.islink(path):  # noqa: PTH114  # Path.is_symlink raises for an impossible name
+        return None
+    link = path.readlink()
+    here = (path.parent / link).parent.resolve() == path.parent.resolve()
+    return link.name if here else str(link)
+
+
+def dereferenced_links(directory: Path) -> list[Path]:
+    """Return the folders in the place of links, the newest first: made by a copy of a run that followed links."""
+    return [directory / link for link in LINKS if is_folder(directory / link) and link_target(directory / link) is None]
+
+
+def stale_partials(directory: Path) -> list[Path]:
+    """Return the hidden leftovers of interrupted saves and deletions. Other hidden names are not ours."""
+    return [path for path in directory.glob(f"{PARTIAL}*") if _OWN_HIDDEN_NAME.fullmatch(path.name)]
+
+
+def new_archive(run_directory: Path) -> Path:
+    target = run_directory / ARCHIVE / datetime.now(timezone.utc).strftime("%Y%m%dT%H%M%S.%fZ")
+    target.mkdir(parents=True)
+    return target
+
+
+def archive(directory: Path, names: Sequence[str] | None, into: Path | None = None) -> Path:
+    """Move checkpoints to `archive/TIME/checkpoints/`; return where they are. None: all of them, hidden ones included.
+
+    They stay on their file system: where the archive is on another, they go to `.archive/TIME/` beside the
+    checkpoints, and `archive/TIME/checkpoints` is a link to it. `into`: an `archive/TIME` that is there already.
     """
-    if wanted != "auto":
-        return _find_named(storage, wanted)
-    problems: list[str] = []
-    for name in [*reversed(steps_in(storage)), *followed_links(storage)]:  # the latter are damaged, or were renamed
-        checkpoint = Checkpoint(storage, name)
-        problem = verify(checkpoint)
-        if problem is None:
-            for line in problems:
-                print(printable(f"WARNING: {line}; falling back to {name}"), file=sys.stderr)
-            return checkpoint
-        problems.append(problem)
-    if problems:
-        raise BadInput(
-            f"{problems[0]}; no other checkpoint is intact: copy it here again, or start anew with --resume never"
-        )
-    _check_leftovers(storage)
-    return None
+    target = _folder_in(into or new_archive(directory.parent), directory)
+    everything = [*sorted(path.name for path in stale_partials(directory)), *names_in(directory)]
+    for name in everything if names is None else names:  # in this order: a kill leaves the newest
+        rename(directory / name, target / name)
+    if names is None:
+        with suppress(OSError):  # a link, a mount, or it holds more than checkpoints
+            directory.rmdir()
+    return target
 
 
-def find_before(storage: Storage, step: int) -> Checkpoint | None:
-    """Return the newest complete checkpoint from which `step` is still to come, or None to begin at the start."""
-    earlier = [Checkpoint(storage, name) for name in reversed(steps_in(storage)) if name < name_of(step)]
-    return next((checkpoint for checkpoint in earlier if verify(checkpoint) is None), None)
+def rename(path: Path, target: Path) -> None:
+    """Rename a folder; one of a container's image, which overlayfs cannot rename, is copied and deleted.
 
-
-def load(checkpoint: Checkpoint, train_state: TrainState) -> None:
-    """Load a checkpoint into the training state. Call it on every rank.
-
-    Raises BadInput when the checkpoint is of another model, or cannot be seen from this rank.
+    Its manifest is copied last and deleted first: a kill leaves it whole under one of both names.
     """
-    state = read_state(checkpoint)
-    read_tensor_files(checkpoint, train_state)
-    train_state.optimizer.steps = state.optimizer_steps
-    train_state.loss_scale.load(state.loss_scale, state.config.numerics.get("precision"))
-    train_state.position = state.position
+    try:
+        path.rename(target)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        shutil.copytree(path, target, symlinks=True, ignore=shutil.ignore_patterns(MANIFEST))
+        for copied in (*target.iterdir(), target):
+            sync(copied)
+        with suppress(FileNotFoundError):  # damaged
+            shutil.copy2(path / MANIFEST, target)
+            sync(target / MANIFEST)
+            sync(target)
+            (path / MANIFEST).unlink()
+        remove(path)
 
 
-def _find_named(storage: Storage, name: str) -> Checkpoint:
-    if not storage.exists(name):
-        target = storage.target(name)
-        reason = "no such checkpoint" if target is None else f"refers to {target}, which does not exist"
-        raise BadInput(f"{storage.where(name)}: {reason}; there are {', '.join(storage.names()) or 'none'}")
-    if problem := verify(Checkpoint(storage, name)):
-        raise BadInput(f"{problem}; resume from another one with --resume NAME")
-    return Checkpoint(storage, storage.target(name) or name)
+def remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
-def _check_leftovers(storage: Storage) -> None:
-    """Without a checkpoint of the run: raise BadInput for a broken link, and mention copies under other names."""
-    copies = [name for name in storage.names() if storage.local_file(name, MANIFEST).is_file()]
-    for link in LINKS:
-        target = storage.target(link)
-        if target is not None:  # its checkpoint was not copied, or deleted by hand
-            instead = f"continue from a copy with --resume {copies[0]}" if copies else "copy it here again"
-            raise BadInput(
-                f"{storage.where(link)}: refers to {target}, which does not exist; {instead}, or start anew with "
-                "--resume never"
-            )
-    if copies:
-        found = f"{storage.where('')}: found only {', '.join(copies)}"
-        print(printable(f"NOTE: {found}; --resume {copies[0]} continues from it"))
+def _folder_in(archived: Path, directory: Path) -> Path:
+    """Return a new folder for checkpoints, on their file system, that is or is linked from one in an archive."""
+    target, here = archived / directory.name, directory / ARCHIVED_HERE / archived.name
+    here.mkdir(parents=True)
+    try:
+        here.rename(target)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        place = directory.parent.resolve() / directory.name / ARCHIVED_HERE / here.name
+        target.symlink_to(os.path.relpath(place, archived.resolve()))
+        return here
+    with suppress(OSError):  # others are there
+        here.parent.rmdir()
+    return target
+
+
+def _is_ours(path: Path) -> bool:
+    """Tell whether a path is named by a run, or holds a checkpoint; a mounted disk has `lost+found`, for one."""
+    if STEP_NAME.fullmatch(path.name) or path.name in LINKS:
+        return True
+    found = any(os.path.isfile(path / file) for file in (MANIFEST, WEIGHTS))  # noqa: PTH113  # False where not allowed
+    return found and not path.name.startswith(".")

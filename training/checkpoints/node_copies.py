@@ -2,8 +2,9 @@
 
 import bisect
 import functools
+import itertools
 import socket
-from collections.abc import Callable
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,29 +15,27 @@ import torch.distributed as dist
 
 from common.bucket import Bucket
 from common.errors import BadInput
-from common.files import write_error
+from common.files import is_folder, write_error
+from training.checkpoints.atomic_commit import point, write_copy
 from training.checkpoints.bucket_checkpoints import NEWEST, candidates, fetch
-from training.checkpoints.directory import find
-from training.checkpoints.disk import Disk, checkpoints_of, new_archive
-from training.checkpoints.node_disks import NodeDisks
-from training.checkpoints.saved_state import read_state
-from training.checkpoints.storage import (
+from training.checkpoints.directory import (
     LINKS,
     MANIFEST,
-    OPTIMIZER,
     STATE,
-    WEIGHTS,
-    Checkpoint,
-    NewFile,
-    followed_links,
+    TENSOR_FILES,
+    archive,
+    checkpoints_of,
+    dereferenced_links,
     name_of,
     steps_in,
 )
-from training.checkpoints.verification import verify
+from training.checkpoints.node_disks import NodeDisks
+from training.checkpoints.saved_state import read_state
+from training.checkpoints.verification import find
 from training.parallel.process_group import DOWNLOAD_TIMEOUT, from_coordinator, gather
 from training.telemetry.reporter import print_lines
 
-FILES = (WEIGHTS, OPTIMIZER, STATE, MANIFEST)  # the last one makes a checkpoint complete
+FILES = (*TENSOR_FILES, STATE, MANIFEST)
 PIECE_BYTES = 64 << 20
 
 
@@ -49,17 +48,17 @@ class HeldCheckpoints:
     problem: str | None  # why there is none
 
 
-def find_on_nodes(run_directory: Path, wanted: str, disks: NodeDisks, bucket: Bucket | None) -> Checkpoint | None:
+def find_on_nodes(run_directory: Path, wanted: str, disks: NodeDisks, bucket: Bucket | None) -> Path | None:
     """Return the checkpoint to resume from, on this node's disk; None where no node and no bucket has any. See `find`.
 
     A newer one of the bucket is downloaded by each node. A node that has to be brought one by another puts into the
     archive what that has not, too. Call it on every rank. Raises BadInput where nodes have some and none is intact, or
     different newest ones.
     """
-    storage = checkpoints_of(run_directory)
-    on_nodes = disks.on_each(lambda: _look(storage, wanted))
-    if bucket is not None and _fetch_newer(bucket, storage, wanted, disks, on_nodes):
-        on_nodes = disks.on_each(lambda: _look(storage, wanted))
+    directory = checkpoints_of(run_directory)
+    on_nodes = disks.on_each(lambda: _look(directory, wanted))
+    if bucket is not None and _fetch_newer(bucket, directory, wanted, disks, on_nodes):
+        on_nodes = disks.on_each(lambda: _look(directory, wanted))
     found = [node.found for node in on_nodes if node.found is not None]
     if not found:
         if problems := [node.problem for node in on_nodes if node.problem is not None]:
@@ -71,38 +70,40 @@ def find_on_nodes(run_directory: Path, wanted: str, disks: NodeDisks, bucket: Bu
     digests = {node.steps.get(newest) for node, holding in zip(on_nodes, holds, strict=True) if holding}
     if len(digests) > 1:
         raise BadInput(
-            f"{storage.where(name_of(newest))}: nodes have different ones, with state_sha256 "
+            f"{directory / name_of(newest)}: nodes have different ones, with state_sha256 "
             f"{' and '.join(sorted(map(str, digests)))}, of different runs; move the checkpoints of one away"
         )
     keepers = [rank for rank, keeps in enumerate(gather(disks.ranks, disks.keeps)) if keeps]
     place = bisect.bisect(keepers, disks.ranks.rank) - 1  # this node's
     own = on_nodes[place]
-    checkpoint = Checkpoint(storage, own.found[1] if own.found is not None and holds[place] else name_of(newest))
+    checkpoint = directory / (own.found[1] if own.found is not None and holds[place] else name_of(newest))
     if taking := [rank for rank, held_there in zip(keepers, holds, strict=True) if not held_there]:
         print_lines(disks.ranks, [f"bringing {name_of(newest)} to {len(taking)} of {len(keepers)} nodes"])
         known = on_nodes[source].steps
         strange = [name_of(step) for step, digest in own.steps.items() if known.get(step) != digest]
-        archived = disks.on_each(lambda: None if holds[place] else _archive(storage, {*strange, name_of(newest)}))
+        archived = disks.on_each(lambda: None if holds[place] else _archive(directory, {*strange, name_of(newest)}))
         print_lines(disks.ranks, [f"what else was there is now in {where}" for where in archived if where])
         _bring(checkpoint, keepers[source], taking, disks)
     return checkpoint
 
 
-def _look(storage: Disk, wanted: str) -> HeldCheckpoints:
+def _look(directory: Path, wanted: str) -> HeldCheckpoints:
     """Return what this node's disk has."""
     steps = {}
-    for name in steps_in(storage):
+    for name in steps_in(directory):
         with suppress(BadInput):  # a damaged one
-            state = read_state(Checkpoint(storage, name))
+            state = read_state(directory / name)
             steps[state.position.step] = state.state_sha256
     try:
-        found = find(storage, wanted)
+        found = find(directory, wanted)
     except BadInput as error:  # another node may have it
         return HeldCheckpoints(steps, None, str(error))
     return HeldCheckpoints(steps, None if found is None else (read_state(found).position.step, found.name), None)
 
 
-def _fetch_newer(bucket: Bucket, storage: Disk, wanted: str, disks: NodeDisks, on_nodes: list[HeldCheckpoints]) -> bool:
+def _fetch_newer(
+    bucket: Bucket, directory: Path, wanted: str, disks: NodeDisks, on_nodes: list[HeldCheckpoints]
+) -> bool:
     """Download the newest intact checkpoint of a bucket to each node, where no node has one as new; return whether.
 
     A link that was wanted then refers to it. Raises BadInput where none is intact, here or there.
@@ -113,12 +114,15 @@ def _fetch_newer(bucket: Bucket, storage: Disk, wanted: str, disks: NodeDisks, o
         if held is not None and name_of(held[0]) >= name:
             return False
         print_lines(disks.ranks, [f"downloading {name} from {bucket.url}"])
-        archived = disks.on_each(functools.partial(_archive, storage, {name, *followed_links(storage)}))
+        in_the_way = {name, *(link.name for link in dereferenced_links(directory))}
+        archived = disks.on_each(functools.partial(_archive, directory, in_the_way))
         print_lines(disks.ranks, [f"what had its name is now in {where}" for where in archived if where])
-        problems = [each for each in disks.on_each(functools.partial(fetch, bucket, name, storage)) if each is not None]
+        problems = [
+            each for each in disks.on_each(functools.partial(fetch, bucket, directory / name)) if each is not None
+        ]
         if not problems:
             if wanted in LINKS:
-                disks.on_each(functools.partial(storage.point, wanted, name))
+                disks.on_each(functools.partial(point, directory / wanted, name))
             return True
         print_lines(disks.ranks, [f"WARNING: {problems[0]}"])
         damaged.append(problems[0])
@@ -128,15 +132,15 @@ def _fetch_newer(bucket: Bucket, storage: Disk, wanted: str, disks: NodeDisks, o
     return False
 
 
-def _archive(storage: Disk, names: set[str]) -> str | None:
-    """Set aside those of these checkpoints that are there; return where, with this node's host name."""
-    present = sorted(name for name in names if storage.exists(name))
+def _archive(directory: Path, names: set[str]) -> str | None:
+    """Archive those of these checkpoints that are there; return where, with this node's host name."""
+    present = sorted(name for name in names if is_folder(directory / name))
     if not present:
         return None
-    return f"{socket.gethostname()}:{storage.set_aside(new_archive(storage.directory.parent), present)}"
+    return f"{socket.gethostname()}:{archive(directory, present)}"
 
 
-def _bring(checkpoint: Checkpoint, source: int, taking: list[int], disks: NodeDisks) -> None:
+def _bring(checkpoint: Path, source: int, taking: list[int], disks: NodeDisks) -> None:
     """Copy a checkpoint from the rank that holds it to those that do not. Call it on every rank."""
     group = dist.new_group(sorted([source, *taking]), timeout=DOWNLOAD_TIMEOUT, backend="gloo")
 
@@ -149,8 +153,8 @@ def _bring(checkpoint: Checkpoint, source: int, taking: list[int], disks: NodeDi
     disks.on_each(move)
 
 
-def _send(checkpoint: Checkpoint, source: int, group: Any) -> None:
-    files = [checkpoint.file(name) for name in FILES]
+def _send(checkpoint: Path, source: int, group: Any) -> None:
+    files = [checkpoint / name for name in FILES]
     dist.broadcast(torch.tensor([file.stat().st_size for file in files]), source, group=group)
     for file in files:
         with file.open("rb") as opened:
@@ -158,35 +162,24 @@ def _send(checkpoint: Checkpoint, source: int, group: Any) -> None:
                 dist.broadcast(torch.frombuffer(bytearray(piece), dtype=torch.uint8), source, group=group)
 
 
-def _take(checkpoint: Checkpoint, source: int, group: Any) -> None:
-    """Write what another node sends; where that cannot be done, take it all the same, and raise then."""
-    storage, name = checkpoint.storage, checkpoint.name
-    announced = torch.empty(len(FILES), dtype=torch.int64)
-    dist.broadcast(announced, source, group=group)
-    sizes = dict(zip(FILES, announced.tolist(), strict=True))
-    problem: OSError | None = None
-
-    def unless_failed(work: Callable[[], None]) -> None:
-        nonlocal problem
-        if problem is None:
-            try:
-                work()
-            except OSError as error:
-                problem = error
-
-    unless_failed(lambda: storage.begin(name, {file: NewFile(b"", sizes[file]) for file in (WEIGHTS, OPTIMIZER)}))
-    for file, size in sizes.items():
-        for offset in range(0, size, PIECE_BYTES):
-            piece = torch.empty(min(PIECE_BYTES, size - offset), dtype=torch.uint8)
-            dist.broadcast(piece, source, group=group)
-            content = memoryview(piece.numpy().data)
-            if file in {STATE, MANIFEST}:  # smaller than a piece
-                unless_failed(functools.partial(storage.put, name, file, bytes(content)))
-            else:
-                unless_failed(functools.partial(storage.write_rows, name, file, [(offset, content)]))
-    unless_failed(lambda: storage.publish(name))
-    if problem is not None:
-        storage.discard(name)
-        raise write_error(checkpoint.file(WEIGHTS), problem) from problem
-    if (damage := verify(checkpoint)) is not None:
+def _take(checkpoint: Path, source: int, group: Any) -> None:
+    """Write the files that another node sends; where that cannot be done, take them all the same, and raise then."""
+    sizes = torch.empty(len(FILES), dtype=torch.int64)
+    dist.broadcast(sizes, source, group=group)
+    pieces = {file: _receive(size, source, group) for file, size in zip(FILES, sizes.tolist(), strict=True)}
+    try:
+        damage = write_copy(checkpoint, pieces)
+    except OSError as error:
+        for piece in itertools.chain.from_iterable(pieces.values()):
+            del piece
+        raise write_error(checkpoint, error) from error
+    if damage is not None:
         raise BadInput(f"{damage}; run the same command again")
+
+
+def _receive(size: int, source: int, group: Any) -> Iterator[tuple[int, memoryview]]:
+    """Yield (offset in bytes, content) of the pieces of a file."""
+    for offset in range(0, size, PIECE_BYTES):
+        piece = torch.empty(min(PIECE_BYTES, size - offset), dtype=torch.uint8)
+        dist.broadcast(piece, source, group=group)
+        yield offset, memoryview(piece.numpy().data)

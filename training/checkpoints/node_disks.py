@@ -1,6 +1,6 @@
-"""Disks of a job's nodes: one run directory that all share, or one on each node, with whole checkpoints in each.
+"""Disks of a job's nodes: one run directory that all share, or one on each, and the space that checkpoints need there.
 
-Of several, the first node's alone has metrics, chart and exit record.
+Each has whole checkpoints; of several, the first node's alone has metrics, chart and exit record.
 """
 
 import functools
@@ -16,8 +16,11 @@ from uuid import uuid4
 import attrs
 
 from common.errors import BadInput
-from common.files import writing
+from common.files import is_folder, writing
+from model.config import parameter_count
+from training.checkpoints.directory import checkpoints_of, names_in, stale_partials
 from training.config.train_config import Run
+from training.hardware.preflight import DiskNeed
 from training.parallel.process_group import Ranks, gather, together
 
 # Files by which each node looks for the others, one a poll: what a network disk's client did not find once, it may not
@@ -25,6 +28,9 @@ from training.parallel.process_group import Ranks, gather, together
 PROBES = 20
 POLL_SECONDS = 1.0
 PREFIX = ".shared-disk-"  # begins their names
+CHECKPOINT_BYTES = 12  # a parameter's weight and two moments in fp32, the most that an optimizer here has
+BESIDE = 2  # checkpoints beside the newest ones: the best, and the one being written
+SECTOR_BYTES = 512  # of st_blocks
 
 Value = TypeVar("Value")
 
@@ -102,6 +108,32 @@ def find_disks(run: Run, ranks: Ranks) -> NodeDisks:
             '"hsdp" or "ddp", or put the run directory on a disk that all nodes share'
         )
     return NodeDisks(ranks, shared=False)
+
+
+def disk_need(run: Run, *, resumes: bool) -> DiskNeed:
+    """Return the space that the run's checkpoints will take, less what it will delete of those there if it resumes.
+
+    A run that resumes has saved here: a lack of space is a warning then.
+    """
+    size = CHECKPOINT_BYTES * parameter_count(run.model)
+    directory, count = checkpoints_of(run.directory), run.train.checkpoints.keep_checkpoints + BESIDE
+    least, there, left = size, 0, 0
+    if resumes and any(is_folder(directory / name) for name in names_in(directory)):  # else those there are archived
+        files = [file for file in directory.glob("step-*/*") if file.is_file()]
+        there = min(sum(file.stat().st_size for file in files), (count - 1) * size)
+        # of an interrupted save, removed by the next; its files have their full size from the beginning
+        left = sum(
+            SECTOR_BYTES * file.lstat().st_blocks for path in stale_partials(directory) for file in path.glob("*")
+        )
+        least = 0
+    return DiskNeed(
+        directory=directory,
+        what=f"{count} checkpoints of {size / 1e9:.2f} GB, less those there",
+        least_bytes=least,
+        total_bytes=max(0, count * size - there - left),
+        advice=f"free some, make {directory} a link to a larger disk, or keep fewer with --set keep_checkpoints=1",
+        in_place=True,
+    )
 
 
 def _check_configurations(run: Run, ranks: Ranks) -> None:

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -11,9 +12,8 @@ from common import checks
 from common.errors import BadInput, quoted
 from common.json_files import read_json
 from common.structure import structured
+from training.checkpoints.directory import OPTIMIZER, STATE, STEP_NAME, WEIGHTS, name_of
 from training.checkpoints.run_record import RunRecord, with_stream_list
-from training.checkpoints.storage import STATE, STEP_NAME, Checkpoint, name_of
-from training.checkpoints.tensor_files import combined_sha256
 from training.precision import SavedLossScale
 from training.state import Position
 
@@ -57,9 +57,9 @@ def parse_state(values: dict[str, Any]) -> SavedState:
     return state
 
 
-def read_state(checkpoint: Checkpoint) -> SavedState:
+def read_state(checkpoint: Path) -> SavedState:
     """Return a checkpoint's `state.json`. Raises BadInput for a damaged one, or another version's."""
-    file = checkpoint.file(STATE)
+    file = checkpoint / STATE
     if not file.exists():
         raise BadInput(f"{file}: not there; it has to be on every machine's disk, or on one that all share", alone=True)
     values = read_json(file, advice=_ADVICE)
@@ -79,13 +79,13 @@ def check_format(values: dict[str, Any], where: str) -> None:
         )
 
 
-def best_name(checkpoint: Checkpoint) -> str | None:
+def best_name(checkpoint: Path) -> str | None:
     """Return the name of the best checkpoint, as this one's state has it; None where nothing was validated."""
     step = read_state(checkpoint).position.best_step
     return None if step is None else name_of(step)
 
 
-def check_origin(checkpoint: Checkpoint, digests: Mapping[str, str]) -> None:
+def check_origin(checkpoint: Path, digests: Mapping[str, str]) -> None:
     """Raise BadInput unless the state is of the folder's step and of the tensor files with these sha256."""
     state, name = read_state(checkpoint), STEP_NAME.fullmatch(checkpoint.name)
     step, problem = state.position.step, ""
@@ -94,7 +94,12 @@ def check_origin(checkpoint: Checkpoint, digests: Mapping[str, str]) -> None:
     elif state.state_sha256 != combined_sha256(step, digests):
         problem = "state_sha256: does not match the step and the two tensor files"
     if problem:
-        raise BadInput(f"{checkpoint.file(STATE)}: damaged or edited: {problem}; {_ADVICE}")
+        raise BadInput(f"{checkpoint / STATE}: damaged or edited: {problem}; {_ADVICE}")
+
+
+def combined_sha256(step: int, files: Mapping[str, str]) -> str:
+    """Return `state_sha256`: of "STEP DIGEST DIGEST", the sha256 of the weights' and of the optimizer's file."""
+    return hashlib.sha256(f"{step} {files[WEIGHTS]} {files[OPTIMIZER]}".encode()).hexdigest()
 
 
 def fields_sha256(values: dict[str, Any]) -> str:

@@ -11,7 +11,7 @@ import itertools
 import json
 import math
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,10 @@ from torch import Tensor
 
 from common.errors import BadInput
 from model.pretrained import stored_rows
+from training.checkpoints.atomic_commit import NewFile, WrittenBytes, write_rows
+from training.checkpoints.directory import OPTIMIZER, WEIGHTS
 from training.checkpoints.node_disks import NodeDisks
-from training.checkpoints.storage import OPTIMIZER, WEIGHTS, Checkpoint, NewFile, Storage, WrittenBytes
+from training.checkpoints.saved_state import combined_sha256, read_state
 from training.parallel.mesh import RankGroup
 from training.parallel.process_group import Ranks, gather
 from training.parallel.sharding import checkpoint_rows, full_tensor, held_rows
@@ -90,7 +92,7 @@ class StateShard:
         if self._pinned:
             torch.cuda.current_stream().synchronize()
 
-    def write(self, storage: Storage, name: str, group: Any) -> dict[str, list[WrittenBytes]]:
+    def write(self, checkpoint: Path, group: Any) -> dict[str, list[WrittenBytes]]:
         """Write the staged rows into the files of a hidden checkpoint and wait until they are durable.
 
         On a node that does not write: send them, in the gloo `group`. Return this rank's pieces of each file.
@@ -107,7 +109,7 @@ class StateShard:
             rows = itertools.chain(own, self._receive(file, group))
             try:
                 if problem is None:
-                    storage.write_rows(name, file, rows)
+                    write_rows(checkpoint, file, rows)
             except OSError as error:
                 problem = error
             for _ in rows:  # after a failure: other nodes send until all is taken
@@ -145,11 +147,6 @@ class StateShard:
                 offset_bytes += stored.rows * stored.row_bytes
 
 
-def combined_sha256(step: int, files: Mapping[str, str]) -> str:
-    """Return `state_sha256`: of "STEP DIGEST DIGEST", the sha256 of the weights' and of the optimizer's file."""
-    return hashlib.sha256(f"{step} {files[WEIGHTS]} {files[OPTIMIZER]}".encode()).hexdigest()
-
-
 def state_sha256(state: TrainState, ranks: Ranks) -> str | None:
     """Return the `state_sha256` that a checkpoint of this state has; None but on rank 0. Call it on every rank."""
     digests = {}
@@ -163,11 +160,22 @@ def state_sha256(state: TrainState, ranks: Ranks) -> str | None:
     return combined_sha256(state.position.step, digests) if ranks.coordinates else None
 
 
-def read_tensor_files(checkpoint: Checkpoint, state: TrainState) -> None:
-    """Read weights and moments, each rank the rows it holds. Raises BadInput for files of another model."""
+def load(checkpoint: Path, state: TrainState) -> None:
+    """Load a checkpoint into the training state, each rank the rows it holds. Call it on every rank.
+
+    Raises BadInput when the checkpoint is of another model, or cannot be seen from this rank.
+    """
+    saved = read_state(checkpoint)
+    _read_tensor_files(checkpoint, state)
+    state.optimizer.steps = saved.optimizer_steps
+    state.loss_scale.load(saved.loss_scale, saved.config.numerics.get("precision"))
+    state.position = saved.position
+
+
+def _read_tensor_files(checkpoint: Path, state: TrainState) -> None:
     with torch.no_grad():
         for name, tensors in _files(state):
-            file = checkpoint.file(name)
+            file = checkpoint / name
             try:
                 with safe_open(file, framework="pt") as opened:
                     _check_tensors(file, opened, tensors)

@@ -21,7 +21,7 @@ from tests.tokens.format.foreign_files import write_llm_c
 from tests.tokens.preparing import PREPARE, run
 from tokens.format.token_file import open_split
 from tokens.tokenizer.tokenizer import load_tokenizer
-from training.checkpoints.storage import WEIGHTS
+from training.checkpoints.directory import WEIGHTS
 
 VALIDATED = 16 * 32  # tokens that the tiny run validates on
 

@@ -13,7 +13,7 @@ from evaluation.smoke.smoke import GALLERY, shortest_cycle
 from tests import launch
 from tests.conftest import ROOT, seal_again, shared, train
 from tests.evaluation.comparison.stored import evaluate, results
-from training.checkpoints.storage import WEIGHTS
+from training.checkpoints.directory import WEIGHTS
 
 
 def smoke(run: Path, *options: str) -> Any:

@@ -7,8 +7,7 @@ from experiments.sweep.halving import check_rungs, losers
 from experiments.sweep.sweep_file import Halving, read_sweep
 from experiments.sweep.variant_runs import runs_of, write_runs
 from tests.experiments.conftest import MakeSweep
-from training.checkpoints.disk import CHECKPOINTS
-from training.checkpoints.storage import name_of
+from training.checkpoints.directory import CHECKPOINTS, name_of
 
 
 @pytest.mark.parametrize(("factor", "lost"), [(3, ["c", "d"]), (2, ["c", "d"]), (1.3, []), (100, ["a", "c", "d"])])

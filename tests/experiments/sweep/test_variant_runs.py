@@ -11,8 +11,7 @@ from common.json_files import read_json
 from experiments.sweep.sweep_file import read_sweep
 from experiments.sweep.variant_runs import check_variants, results_of, runs_of, write_runs
 from tests.experiments.conftest import MakeSweep
-from training.checkpoints.disk import CHECKPOINTS
-from training.checkpoints.storage import name_of
+from training.checkpoints.directory import CHECKPOINTS, name_of
 from training.config.train_config import load_run
 
 

@@ -21,7 +21,7 @@ from reporting.samples.sample_log import CheckpointSample, read_samples
 from reporting.samples.sample_recording import record_samples
 from tests.conftest import metrics, seal_again, train
 from tokens.format.token_file import open_split
-from training.checkpoints.storage import WEIGHTS
+from training.checkpoints.directory import WEIGHTS
 from training.telemetry.metrics_log import SAMPLES
 
 

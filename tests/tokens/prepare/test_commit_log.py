@@ -8,7 +8,7 @@ import pytest
 from common.errors import BadInput
 from tests.tokens.preparing import jsonl, write
 from tokens.prepare import verify as audit
-from tokens.prepare.commit_log import LEDGER, CommitLog
+from tokens.prepare.commit_log import COMMITS, CommitLog
 
 
 @pytest.mark.parametrize("name", ["plan.json", "ledger.jsonl"])
@@ -25,6 +25,6 @@ def test_a_damaged_plan_or_ledger_is_one_line(tmp_path: Path, name: str, content
 
 
 def test_a_pipe_in_the_place_of_the_ledger_is_not_waited_for(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / LEDGER)
+    os.mkfifo(tmp_path / COMMITS)
     with pytest.raises(BadInput, match=r"ledger\.jsonl: cannot be read: is a pipe, wanted a regular file"):
         CommitLog(tmp_path, "a plan")

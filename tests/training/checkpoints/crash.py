@@ -1,6 +1,6 @@
 """train.py that kills itself at a named point of a save. The environment says what happens:
 
-CRASH_AT        the point, one of training.checkpoints.crash_points.CRASH_POINTS; without it nothing is killed
+CRASH_AT        the point, one of training.checkpoints.atomic_commit.CRASH_POINTS; without it nothing is killed
 CRASH_SAVE      at which save, from 1
 CRASH_RANK      on which rank, by default 0
 STOP_IN_STEP_2  set: be asked to stop in the validation after step 2, which leaves a checkpoint without a loss
@@ -13,7 +13,7 @@ import signal
 import time
 
 import train
-from training.checkpoints import crash_points
+from training.checkpoints import atomic_commit
 from training.parallel.process_group import Ranks
 from training.state import StepSettings, TrainState
 from training.supervision.stop_request import StopRequest
@@ -46,5 +46,5 @@ def reached(point: str) -> None:
 
 
 Validation.measure = measured
-crash_points.reached = reached
+atomic_commit.reached = reached
 train.leave(train.main())

@@ -5,8 +5,8 @@ CLIENTS     folder for the clients' caches, one of each node
 LATER_NODE  node whose client flushes last
 WRONG_BYTE  set: the disk returns another last byte of each file than was written
 
-A client reads a page before it writes a part of it, and flushes whole pages. Here it reads what `begin` left there, as
-if the other nodes had flushed theirs later: the worst order, whichever node is last.
+A client reads a page before it writes a part of it, and flushes whole pages. Here it reads what `create_partial` left
+there, as if the other nodes had flushed theirs later: the worst order, whichever node is last.
 """
 
 import fcntl
@@ -18,32 +18,30 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from training.checkpoints.disk import Disk
-from training.checkpoints.storage import NewFile
+from training.checkpoints import async_writer, tensor_files
+from training.checkpoints.atomic_commit import NewFile, create_partial, partial_of
 
 PAGE_BYTES = 4096
 NODE = int(os.environ["RANK"]) // int(os.environ["NODE_SIZE"])
 CLIENTS = Path(os.environ["CLIENTS"])
 
-begin = Disk.begin
+
+def create_and_keep(path: Path, files: Mapping[str, NewFile]) -> None:
+    create_partial(path, files)
+    shutil.rmtree(CLIENTS / path.name, ignore_errors=True)
+    shutil.copytree(partial_of(path), CLIENTS / path.name / "server")
 
 
-def begin_and_keep(self: Disk, name: str, files: Mapping[str, NewFile]) -> None:
-    begin(self, name, files)
-    shutil.rmtree(CLIENTS / name, ignore_errors=True)
-    shutil.copytree(self._partial(name), CLIENTS / name / "server")
-
-
-def write_through_client(self: Disk, name: str, file: str, rows: Iterable[tuple[int, memoryview]]) -> None:
+def write_through_client(path: Path, file: str, rows: Iterable[tuple[int, memoryview]]) -> None:
     """Write into this node's cache, which its ranks share; then flush the pages that were written."""
-    server, cache = self._partial(name) / file, CLIENTS / name / f"{file}-{NODE}"
+    server, cache = partial_of(path) / file, CLIENTS / path.name / f"{file}-{NODE}"
     with suppress(FileExistsError):
         os.close(os.open(cache, os.O_CREAT | os.O_EXCL))
     pages: set[int] = set()
     with cache.open("r+b") as cached:
         fcntl.flock(cached, fcntl.LOCK_EX)  # as a client writes one page at a time
         if not os.fstat(cached.fileno()).st_size:
-            cached.write((CLIENTS / name / "server" / file).read_bytes())
+            cached.write((CLIENTS / path.name / "server" / file).read_bytes())
         for offset_bytes, content in rows:
             cached.seek(offset_bytes)
             cached.write(content)
@@ -60,5 +58,5 @@ def write_through_client(self: Disk, name: str, file: str, rows: Iterable[tuple[
                 flushed.write(b"\x55")
 
 
-Disk.begin, Disk.write_rows = begin_and_keep, write_through_client
+async_writer.create_partial, tensor_files.write_rows = create_and_keep, write_through_client
 runpy.run_path(str(Path(__file__).parents[1] / "parallel" / "as_nodes.py"))

@@ -11,10 +11,9 @@ from common.errors import BadInput
 from tests.conftest import train
 from tests.training.checkpoints.conftest import flipped
 from training.checkpoints.archive import archive_after, archive_all, describe, restore
-from training.checkpoints.directory import find
-from training.checkpoints.disk import checkpoints_of, on_disk
-from training.checkpoints.storage import Checkpoint
-from training.checkpoints.verification import verify
+from training.checkpoints.atomic_commit import point
+from training.checkpoints.directory import checkpoints_of, link_target, names_in
+from training.checkpoints.verification import find, verify
 
 
 @pytest.mark.parametrize("left", ["latest", "best", "both", "all"])
@@ -35,7 +34,7 @@ def test_a_copy_that_followed_links_is_resumed_and_loses_nothing(copied: Path, l
     found = find(checkpoints_of(copied), "auto")
     assert found is not None and found.name == "step-00000008"  # the best one as well
     links = ("latest", "best") if left in ("both", "all") else (left,)
-    assert all((directory / link).is_symlink() and verify(on_disk(directory / link)) is None for link in links)
+    assert all((directory / link).is_symlink() and verify(directory / link) is None for link in links)
     left_over = {path.read_text() for path in copied.rglob("manifest.json")}
     assert left_over == digests
     assert restore(copied) == []
@@ -67,7 +66,7 @@ def test_a_damaged_folder_in_a_links_place_is_refused_and_never_deleted(
     with pytest.raises(BadInput, match=r"latest/state\.json: got 2 bytes.*start anew with --resume never"):
         find(checkpoints_of(copied), "auto")
     (directory / "note").mkdir()
-    checkpoints_of(copied).point("latest", "note")
+    point(directory / "latest", "note")
     [moved] = copied.glob("archive/*/checkpoints/latest")
     assert (moved / "state.json").read_text() == "{}"
     assert f"{directory / 'latest'} is no link; it is now {moved}" in capsys.readouterr().err
@@ -82,20 +81,20 @@ def test_checkpoints_that_cannot_be_written_are_refused_before_the_first_step(
 
 
 def test_later_checkpoints_are_archived_and_the_links_follow(copied: Path) -> None:
-    storage = checkpoints_of(copied)
-    archived = archive_after(copied, Checkpoint(storage, "step-00000004"))
+    directory = checkpoints_of(copied)
+    archived = archive_after(directory / "step-00000004")
     assert archived is not None and archived.relative_to(copied).parts[::2] == ("archive", "checkpoints")
     assert [path.name for path in archived.iterdir()] == ["step-00000008"]
-    assert (storage.target("latest"), storage.target("best")) == ("step-00000004", "step-00000004")
-    assert archive_after(copied, Checkpoint(storage, "step-00000004")) is None
+    assert (link_target(directory / "latest"), link_target(directory / "best")) == ("step-00000004", "step-00000004")
+    assert archive_after(directory / "step-00000004") is None
 
 
 def test_a_kept_copy_gets_the_name_of_its_step(copied: Path) -> None:
-    storage = checkpoints_of(copied)
-    storage.rename("step-00000004", "kept")
-    assert archive_after(copied, Checkpoint(storage, "kept")) is not None
-    assert storage.names() == ["best", "kept", "latest", "step-00000004"]
-    assert verify(Checkpoint(storage, "step-00000004")) is None
+    directory = checkpoints_of(copied)
+    (directory / "step-00000004").rename(directory / "kept")
+    assert archive_after(directory / "kept") is not None
+    assert names_in(directory) == ["best", "kept", "latest", "step-00000004"]
+    assert verify(directory / "step-00000004") is None
 
 
 def test_a_start_from_step_0_archives_all_results(copied: Path) -> None:
@@ -111,21 +110,21 @@ def test_a_start_from_step_0_archives_all_results(copied: Path) -> None:
 def test_checkpoints_on_another_file_system_stay_there_when_set_aside(
     copied: Path, move_elsewhere: Callable[[Path], Path]
 ) -> None:
-    directory, storage = copied / "checkpoints", checkpoints_of(copied)
+    directory = copied / "checkpoints"
     other = move_elsewhere(directory)
     (directory / "lost+found").mkdir()
     was_link, before = directory.is_symlink(), {path.read_text() for path in other.rglob("manifest.json")}
-    later = archive_after(copied, Checkpoint(storage, "step-00000004"))
+    later = archive_after(directory / "step-00000004")
     assert later is not None and later.parent == directory / ".archive"
     assert [path.name for path in later.iterdir()] == ["step-00000008"]
-    assert storage.names() == ["best", "latest", "step-00000004"]
+    assert names_in(directory) == ["best", "latest", "step-00000004"]
     archived = archive_all(copied)
     assert archived is not None and (archived / "metrics.jsonl").is_file()
     assert (archived / "checkpoints").resolve() == (directory / ".archive" / archived.name).resolve()
     assert str((archived / "checkpoints").resolve()) in describe(archived)
-    assert verify(on_disk(archived / "checkpoints" / "latest")) is None
+    assert verify(archived / "checkpoints" / "latest") is None
     assert {path.read_text() for path in other.rglob("manifest.json")} == before
-    assert storage.names() == [] and directory.is_symlink() == was_link
+    assert names_in(directory) == [] and directory.is_symlink() == was_link
     assert {path.name for path in directory.iterdir()} == {".archive", "lost+found"}
     assert archive_all(copied) is None
 
@@ -167,5 +166,5 @@ def test_results_are_archived_from_and_to_other_file_systems(
     assert archived is not None
     assert (archived / "metrics.jsonl").read_text() == real.read_text()
     assert (archived / "answers" / "one.json").read_text() == "{}" and not (copied / "answers").exists()
-    assert verify(on_disk(archived / "checkpoints" / "latest")) is None
+    assert verify(archived / "checkpoints" / "latest") is None
     assert (copied / "checkpoints" / ".archive" / archived.name / "latest").is_symlink()

@@ -11,7 +11,6 @@ import pytest
 from tests import launch
 from tests.conftest import ROOT, in_terminal, metrics, train, train_command
 from tests.training.supervision.runs import start
-from training.checkpoints.disk import on_disk
 from training.checkpoints.verification import verify
 from training.telemetry.metrics_log import read_metrics
 
@@ -65,21 +64,21 @@ def test_a_run_whose_last_checkpoint_cannot_be_written_says_so_and_can_be_contin
     assert done.returncode == 1
     assert done.stderr.count("the last steps are not saved, older checkpoints are as they were") == 1
     assert [path.name for path in (run / "checkpoints").glob("*step-*")] == ["step-00000004"]
-    assert verify(on_disk(run / "checkpoints" / "step-00000004")) is None
+    assert verify(run / "checkpoints" / "step-00000004") is None
     assert json.loads((run / "exit.json").read_text())["outcome"] == "error"
     assert train(run).returncode == 0
 
 
 PRUNING_FAILS = """
 import train
-from training.checkpoints.disk import Disk
+from training.checkpoints import async_writer
 
 
-def remove(*_):
+def prune(*_):
     raise ValueError("no reason")
 
 
-Disk.remove = remove
+async_writer.prune_checkpoints = prune
 train.leave(train.main())
 """
 

@@ -10,9 +10,9 @@ import pytest
 
 from tests.conftest import train, write_run
 from tests.training.checkpoints.conftest import CRASH
-from training.checkpoints.crash_points import CRASH_POINTS
-from training.checkpoints.directory import find
-from training.checkpoints.disk import checkpoints_of
+from training.checkpoints.atomic_commit import CRASH_POINTS, recover
+from training.checkpoints.directory import checkpoints_of
+from training.checkpoints.verification import find
 
 CRASH_SETTINGS = {"checkpoint_interval": 2, "validation_interval": 2, "keep_checkpoints": 1}
 
@@ -54,9 +54,8 @@ def test_a_kill_at_any_point_of_a_save_loses_nothing_and_changes_nothing(
     killed = train(run, ranks=ranks, script=CRASH, environment=at)
     assert killed.returncode == (-signal.SIGKILL if ranks == 1 else 1)
     assert "Signal 9" in killed.stderr or ranks == 1
-    storage = checkpoints_of(run)
-    storage.recover()  # as a start does
-    intact = find(storage, "auto")
+    recover(checkpoints_of(run))  # as a start does
+    intact = find(checkpoints_of(run), "auto")
     before = CRASH_POINTS.index(point) < CRASH_POINTS.index("renamed")
     assert intact is not None and intact.name == ("step-00000002" if before else "step-00000004")
     done = train(run, ranks=ranks, script=CRASH)

@@ -9,10 +9,9 @@ import pytest
 from common.errors import BadInput
 from tests.conftest import TINY_MODEL, TINY_TRAIN
 from training.checkpoints.compatibility import all_changes, changed_settings, differences, numerics_drift
-from training.checkpoints.disk import on_disk
 from training.checkpoints.run_record import RunRecord, SettingChange, StreamRecord
 
-CHECKPOINT = on_disk(Path("step-1"))
+CHECKPOINT = Path("step-1")
 RUN = Path("run")
 
 

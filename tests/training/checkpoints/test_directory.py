@@ -1,67 +1,173 @@
-"""Finding and loading checkpoints: damaged ones are passed over, what is missing is explained."""
+"""Checkpoint directory: interrupted operations are undone, other people's files are left alone."""
 
-import shutil
+import errno
+import subprocess
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-from common.errors import BadInput
-from tests.conftest import train
-from tests.training.checkpoints.conftest import flipped
-from training.checkpoints.directory import find, find_before
-from training.checkpoints.disk import checkpoints_of, on_disk
-from training.checkpoints.verification import verify
+from training.checkpoints import atomic_commit, directory
+from training.checkpoints.atomic_commit import (
+    NewFile,
+    WrittenBytes,
+    create_partial,
+    discard,
+    partial_of,
+    point,
+    prune_checkpoints,
+    publish,
+    recover,
+    write_rows,
+    write_state_and_manifest,
+)
+from training.checkpoints.directory import (
+    MANIFEST,
+    OPTIMIZER,
+    WEIGHTS,
+    archive,
+    link_target,
+    name_of,
+    names_in,
+    remove,
+    rename,
+    stale_partials,
+)
+from training.checkpoints.run_record import RunRecord
+from training.checkpoints.saved_state import SavedState, read_state
+from training.checkpoints.verification import find
+from training.precision import SavedLossScale
+from training.state import Position
+
+NEW = {WEIGHTS: NewFile(b"header", 8), OPTIMIZER: NewFile(b"header", 8)}
 
 
-def test_a_damaged_checkpoint_is_passed_over_loudly_and_set_aside(finished: Path, copied: Path) -> None:
-    run = copied
-    newest = run / "checkpoints" / "step-00000008"
-    weights = newest / "model.safetensors"
-    weights.write_bytes(flipped(weights.read_bytes(), -1000, 0))
-    done = train(run, ranks=2)
-    assert done.returncode == 0, done.stderr
-    assert f"WARNING: {weights}: damaged: its sha256 is not the one in manifest.json" in done.stderr
-    assert "falling back to step-00000004" in done.stderr
-    assert verify(on_disk(newest)) is None  # written again
-    assert len(list((run / "archive").glob("*/checkpoints/step-00000008"))) == 1
-    # Byte for byte what one rank had written: the layout of the files does not depend on who writes them.
-    for name in ("model.safetensors", "optimizer.safetensors"):
-        assert (newest / name).read_bytes() == (finished / "checkpoints" / newest.name / name).read_bytes()
+def save(directory: Path, step: int, best_step: int | None = None) -> None:
+    """Save a state as the asynchronous writer does, with two ranks that write a byte each."""
+    path, content = directory / name_of(step), bytes([step])
+    create_partial(path, NEW)
+    written = {file: [WrittenBytes.of(0, new.header)] for file, new in NEW.items()}
+    for offset in (7, 6):
+        for file in NEW:
+            write_rows(path, file, [(offset, memoryview(content))])
+            written[file].append(WrittenBytes.of(offset, content))
+    state = SavedState(
+        position=Position(step=step, best_step=best_step),
+        optimizer_steps=step,
+        loss_scale=SavedLossScale(scale=1.0, finite_steps=0),
+        config=RunRecord(model={}, train={}, global_batch_size=8, numerics={"determinism": "run"}),
+    )
+    write_state_and_manifest(path, state, written)
+    assert path.name not in names_in(directory)
+    publish(path)
+    prune_checkpoints(directory, path.name, best_step, keep=1)
 
 
-def test_a_run_with_nothing_but_a_kept_copy_says_how_to_continue(
-    copied: Path, capsys: pytest.CaptureFixture[str]
+def test_saves_are_found_verified_and_retained(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    assert find(folder, "auto") is None
+    for step in (1, 2, 3):
+        save(folder, step, best_step=1)
+    create_partial(folder / name_of(4), NEW)  # a save that was not published
+    assert names_in(folder) == ["best", "latest", "step-00000001", "step-00000003"]
+    assert (link_target(folder / "latest"), link_target(folder / "best")) == ("step-00000003", "step-00000001")
+    found = find(folder, "auto")
+    assert found == folder / "step-00000003"
+    assert read_state(found).position == Position(step=3, best_step=1)
+    assert (found / WEIGHTS).read_bytes() == b"header\3\3"
+
+
+def test_a_checkpoint_whose_name_cannot_be_synced_is_taken_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    directory = copied / "checkpoints"
-    (directory / "step-00000008").rename(directory / "kept")
-    shutil.rmtree(directory / "step-00000004")
-    with pytest.raises(
-        BadInput, match="refers to step-00000008, which does not exist; continue from a copy with --resume kept"
-    ):
-        find(checkpoints_of(copied), "auto")
-    for link in ("latest", "best"):
-        (directory / link).unlink()
-    assert find(checkpoints_of(copied), "auto") is None
-    assert capsys.readouterr().out == f"NOTE: {directory}: found only kept; --resume kept continues from it\n"
+    path = tmp_path / "step-00000002"
+    for folder, text in ((path, "old"), (partial_of(path), "new")):
+        folder.mkdir()
+        (folder / "state.json").write_text(text)
+
+    def broken(_: Path) -> None:
+        raise OSError("Input/output error")
+
+    monkeypatch.setattr(atomic_commit, "sync", broken)
+    with pytest.raises(OSError, match="Input/output error"):
+        publish(path)
+    discard(path)
+    assert [(file, file.read_text()) for file in tmp_path.rglob("*.json")] == [(path / "state.json", "old")]
 
 
-def test_a_run_whose_links_name_nothing_does_not_begin_anew_in_silence(copied: Path) -> None:
-    for name in ("step-00000004", "step-00000008"):
-        shutil.rmtree(copied / "checkpoints" / name)
-    with pytest.raises(
-        BadInput, match="latest: refers to step-00000008, which does not exist; copy it here again, or start anew"
-    ):
-        find(checkpoints_of(copied), "auto")
+def test_hidden_names_of_others_are_left_alone(tmp_path: Path) -> None:
+    for name in (".partial-step-00000004", ".partial-mine", ".partial-step-00000004-aside", "step-00000004"):
+        (tmp_path / name).mkdir()
+    (tmp_path / ".partial-best").symlink_to("nowhere")
+    prune_checkpoints(tmp_path, "step-00000004", None, keep=1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".partial-mine", "latest", "step-00000004"]
 
 
-def test_a_checkpoint_is_found_by_name_link_or_step(finished: Path) -> None:
-    storage = checkpoints_of(finished)
-    found = [find(storage, wanted) for wanted in ("auto", "latest", "best", "step-00000004")]
-    assert [checkpoint.name for checkpoint in found if checkpoint][::3] == ["step-00000008", "step-00000004"]
-    assert str(found[1]) == str(finished / "checkpoints" / "step-00000008")
-    with pytest.raises(
-        BadInput, match="checkpoints/nothing: no such checkpoint; there are best, latest, step-00000004"
-    ):
-        find(storage, "nothing")
-    earlier = [find_before(storage, step) for step in (9, 8, 4)]
-    assert [checkpoint and checkpoint.name for checkpoint in earlier] == ["step-00000008", "step-00000004", None]
+def test_a_link_is_told_by_the_name_that_it_refers_to(tmp_path: Path) -> None:
+    (tmp_path / "step-00000001").mkdir()
+    point(tmp_path / "latest", "step-00000001")
+    (tmp_path / "kept").symlink_to(tmp_path / "step-00000001")
+    (tmp_path / "elsewhere").symlink_to("/somewhere/else")
+    targets = [link_target(tmp_path / name) for name in ("latest", "kept", "elsewhere", "step-00000001", "nothing")]
+    assert targets == ["step-00000001", "step-00000001", "/somewhere/else", None, None]
+    point(tmp_path / "latest", None)
+    assert not (tmp_path / "latest").exists()
+
+
+def test_a_replaced_checkpoint_comes_back_unless_its_replacement_is_complete(tmp_path: Path) -> None:
+    for name in (".partial-step-00000002-aside", ".partial-step-00000004-aside", "step-00000004"):
+        (tmp_path / name).mkdir()
+    recover(tmp_path)
+    assert names_in(tmp_path) == ["step-00000002", "step-00000004"]
+
+
+@pytest.mark.parametrize(
+    ("place", "function"),
+    [(directory, "sync"), (directory.shutil, "copy2"), (directory, "remove")],
+    ids=["copying", "manifest", "end"],
+)
+def test_a_kill_while_a_folder_of_an_image_is_replaced_leaves_it_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: ModuleType, function: str
+) -> None:
+    path, own = tmp_path / "step-00000001", {"state.json": "old", MANIFEST: "old"}
+    for folder, content in ((path, "old"), (partial_of(path), "new")):
+        folder.mkdir()
+        for file in own:
+            (folder / file).write_text(content)
+
+    def refuse(*_: Path) -> None:
+        raise OSError(errno.EXDEV, "as overlayfs does")
+
+    def killed(*_: object) -> None:
+        if function == "remove":
+            (path / "state.json").unlink()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(Path, "rename", refuse)
+        patched.setattr(place, function, killed)
+        publish(path)
+    recover(tmp_path)
+    assert {file.name: file.read_text() for file in path.iterdir()} == own
+
+
+def test_folders_of_a_containers_image_are_archived_renamed_and_removed(tmp_path: Path) -> None:
+    image, changes, work, run = (tmp_path / name for name in ("image", "changes", "work", "run"))
+    for name in ("step-00000001", "step-00000002", "step-00000003"):
+        (image / "checkpoints" / name).mkdir(parents=True)
+        (image / "checkpoints" / name / MANIFEST).write_text(name)
+    for folder in (changes, work, run):
+        folder.mkdir()
+    layers = f"lowerdir={image},upperdir={changes},workdir={work}"
+    if subprocess.run(["mount", "-t", "overlay", "overlay", "-o", layers, run], check=False).returncode:
+        pytest.skip("needs the right to mount an overlay")
+    try:
+        folder = run / "checkpoints"
+        archived = archive(folder, ["step-00000001"])
+        prune_checkpoints(folder, "step-00000003", None, keep=1)
+        rename(folder / "step-00000003", folder / "kept")
+        remove(folder / "latest")
+        assert (archived / "step-00000001" / MANIFEST).read_text() == "step-00000001"
+        assert names_in(folder) == ["kept"] and stale_partials(folder) == []
+    finally:
+        subprocess.run(["umount", run], check=True)

@@ -11,7 +11,7 @@ import pytest
 from tests.bucket_server import BucketServer
 from tests.conftest import metrics, train
 from tests.machines import Machine
-from training.checkpoints.storage import MANIFEST, WEIGHTS
+from training.checkpoints.directory import MANIFEST, WEIGHTS
 
 SECONDS = 300  # a hang
 

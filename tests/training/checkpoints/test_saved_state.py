@@ -9,9 +9,8 @@ import pytest
 from common.errors import BadInput
 from common.files import sha256
 from tests.conftest import forge_manifest
-from training.checkpoints.disk import on_disk
+from training.checkpoints.directory import OPTIMIZER, WEIGHTS
 from training.checkpoints.saved_state import check_origin, fields_sha256, parse_state, read_state
-from training.checkpoints.storage import OPTIMIZER, WEIGHTS
 from training.checkpoints.verification import verify
 
 FORGED = {
@@ -34,19 +33,19 @@ FORGED = {
 
 def test_a_state_is_written_as_it_was_read(finished: Path) -> None:
     path = finished / "checkpoints" / "step-00000008"
-    assert read_state(on_disk(path)).text() == (path / "state.json").read_text()
+    assert read_state(path).text() == (path / "state.json").read_text()
 
 
 def test_a_state_belongs_to_its_step_and_its_tensor_files(copied: Path) -> None:
     directory = copied / "checkpoints"
     digests = {name: sha256(directory / "step-00000008" / name) for name in (WEIGHTS, OPTIMIZER)}
-    check_origin(on_disk(directory / "step-00000008"), digests)
-    check_origin(on_disk((directory / "step-00000008").rename(directory / "kept")), digests)
+    check_origin(directory / "step-00000008", digests)
+    check_origin(((directory / "step-00000008").rename(directory / "kept")), digests)
     with pytest.raises(BadInput, match="state_sha256: does not match"):
-        check_origin(on_disk(directory / "kept"), digests | {WEIGHTS: "c"})
+        check_origin(directory / "kept", digests | {WEIGHTS: "c"})
     (directory / "kept").rename(directory / "step-00000007")
     with pytest.raises(BadInput, match="step: got 8, wanted 7 by the folder's name"):
-        check_origin(on_disk(directory / "step-00000007"), digests)
+        check_origin(directory / "step-00000007", digests)
 
 
 def test_a_missing_field_is_named(finished: Path) -> None:
@@ -89,8 +88,8 @@ def test_a_state_that_was_edited_is_refused_though_its_manifest_was_made_anew(co
                         continue  # nothing tells
                 (path / "state.json").write_text(json.dumps(state))
                 forge_manifest(path)
-                problem = verify(on_disk(path))
+                problem = verify(path)
                 assert problem is not None and f"{path / 'state.json'}: " in problem, (key, value, older)
     (path / "state.json").write_text(json.dumps({k: v for k, v in intact.items() if k != "fields_sha256"}))
     forge_manifest(path)
-    assert verify(on_disk(path)) is None
+    assert verify(path) is None

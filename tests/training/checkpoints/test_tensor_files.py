@@ -12,8 +12,8 @@ from common.files import sha256
 from tests.conftest import metrics, seal_again, train
 from tests.model.architectures import NANOCHAT, QWEN3
 from tests.training.checkpoints.conftest import FILES
-from training.checkpoints.storage import OPTIMIZER, WEIGHTS
-from training.checkpoints.tensor_files import combined_sha256
+from training.checkpoints.directory import OPTIMIZER, WEIGHTS
+from training.checkpoints.saved_state import combined_sha256
 from training.telemetry.metrics_log import read_metrics
 
 NETWORK_DISK = Path(__file__).with_name("network_disk.py")

@@ -11,7 +11,7 @@ from typing import Any
 
 import train
 from training import job, loop, validation
-from training.checkpoints import crash_points
+from training.checkpoints import atomic_commit
 from training.resume import ResumeRequest
 
 plain_resume, plain_step, plain_read = job.resume, loop.train_step, validation.read_windows
@@ -43,5 +43,5 @@ def reached(point: str) -> None:
         wait("SLOW_SAVE")
 
 
-job.resume, loop.train_step, validation.read_windows, crash_points.reached = resume, step, read, reached
+job.resume, loop.train_step, validation.read_windows, atomic_commit.reached = resume, step, read, reached
 train.leave(train.main())

@@ -15,7 +15,6 @@ import pytest
 from tests.conftest import ROOT, metrics, train
 from tests.training.supervision.runs import LONG, outcome, start, wait_for_step, wait_until
 from tests.walks import children, kill
-from training.checkpoints.disk import on_disk
 from training.checkpoints.verification import verify
 from training.supervision.heartbeat import BEAT_SECONDS
 from training.telemetry.metrics_log import read_metrics
@@ -146,7 +145,7 @@ def test_ranks_whose_torchrun_was_killed_stop_with_a_checkpoint(make_run: Callab
     assert "stopped early; the same command continues" in output, errors
     assert errors.count("train.py: torchrun is gone: stopping at the next step") == 1
     assert [record["event"] for record in read_metrics(run) if "event" in record][-1] == "stopped"
-    assert verify(on_disk(run / "checkpoints" / "latest")) is None
+    assert verify(run / "checkpoints" / "latest") is None
     assert_no_process_left(run)
 
 
@@ -213,7 +212,7 @@ def test_a_rank_that_starts_when_torchrun_is_gone_ends(make_run: Callable[..., P
     script = tmp_path / "hurried.py"
     script.write_text(HURRIED)
     with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
+        closed.bind("127.0.0.1", 0)
         port = closed.getsockname()[1]
     places = dict.fromkeys(["RANK", "LOCAL_RANK"], "0") | dict.fromkeys(["WORLD_SIZE", "LOCAL_WORLD_SIZE"], "1")
     torchrun = {"TORCHELASTIC_RUN_ID": "gone", "TORCHELASTIC_USE_AGENT_STORE": "True"}

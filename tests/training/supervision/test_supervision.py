@@ -12,7 +12,6 @@ import pytest
 from tests.conftest import metrics, train, write_run
 from tests.training.supervision.runs import LONG, assert_same_weights, outcome, start, wait_for_step, wait_until
 from tests.walks import children, kill
-from training.checkpoints.disk import on_disk
 from training.checkpoints.verification import verify
 from training.telemetry.metrics_log import read_metrics
 
@@ -31,7 +30,7 @@ def test_a_signal_stops_a_lone_process_with_a_checkpoint_and_exit_75(
     assert "stopped early; the same command continues" in output
     state = json.loads((run / "checkpoints" / "latest" / "state.json").read_text())
     assert 5 <= state["step"] < 200
-    assert verify(on_disk(run / "checkpoints" / "latest")) is None
+    assert verify(run / "checkpoints" / "latest") is None
     assert f"at step {state['step']} of 200" in train(run, "--max-steps", str(state["step"])).stdout
 
 
@@ -45,7 +44,7 @@ def test_ctrl_c_under_torchrun_leaves_a_checkpoint_and_no_process(make_run: Call
     assert "stopped early; the same command continues" in output, errors
     assert process.returncode != 0
     assert 'train.py", line' not in errors  # only torchrun's own words
-    assert verify(on_disk(run / "checkpoints" / "latest")) is None
+    assert verify(run / "checkpoints" / "latest") is None
     assert str(run) not in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
 
 
@@ -89,7 +88,7 @@ def test_a_signal_is_obeyed_in_every_phase(make_run: Callable[..., Path], undist
     else:
         newest = run / "checkpoints" / "latest"
         step = json.loads((newest / "state.json").read_text())["step"]
-        assert verify(on_disk(newest)) is None
+        assert verify(newest) is None
         assert max(metrics(run, "train_loss"), default=0) == step
         assert step == 0 if phase == "validation" else 0 < step < 50
     done = train(run)

@@ -17,7 +17,7 @@ from training.telemetry.metrics_log import METRICS, MetricsLog, read_counted, re
 from training.telemetry.time_ledger import read_earlier
 
 NUMBERS = [None, "1", [], {}, True, 10**400, -1]
-LEDGER = {"ledger": {"compile": 1.0}, "run_ledger": {"compile": 1.0}, "elapsed_seconds": 5.0}
+COMMITS = {"ledger": {"compile": 1.0}, "run_ledger": {"compile": 1.0}, "elapsed_seconds": 5.0}
 UNSOUND: list[Any] = [
     *({"step": value, "train_loss": 1.0} for value in [*NUMBERS, 10**30, 1.5]),
     *({"step": 1, "train_loss": value} for value in NUMBERS[:-1]),
@@ -29,7 +29,7 @@ UNSOUND: list[Any] = [
     {"event": "start"},
     {"train_loss": 1.0},
     {"event": "start", "step": 0, "price_per_hour": "x"},
-    *({**LEDGER, key: value} for key in LEDGER for value in (None, [], {"compile": "x"}, {"other": 1})),
+    *({**COMMITS, key: value} for key in COMMITS for value in (None, [], {"compile": "x"}, {"other": 1})),
     {"ledger": {"compile": 1.0}},
 ]
 
@@ -49,7 +49,7 @@ def test_records_of_any_shape_are_left_out_and_counted(tmp_path: Path) -> None:
         {"event": "start", "step": 0, "price_per_hour": None},
         {"step": 1, "train_loss": 2.0, "grad_norm": None},
         {"step": 2, "train_loss": float("nan"), "learning_rate": 1e-3, "elapsed_seconds": 3},
-        {"step": 2, **LEDGER},
+        {"step": 2, **COMMITS},
         {"event": "odd", "other": {}},
     ]
     with (tmp_path / METRICS).open("wb") as file:
