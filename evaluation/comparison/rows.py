@@ -12,11 +12,11 @@ import numpy as np
 from common.errors import BadInput
 from common.json_files import is_number
 from evaluation.registry import COMMANDS
-from evaluation.shared.intervals import CONFIDENCE
 from evaluation.shared.load import ModelLocation, home_of
 from evaluation.shared.measure import EvaluationResult, Measurement
 from evaluation.shared.results import read_result_lines, tell
 from evaluation.shared.run_cost import RunCost, cost_of
+from evaluation.shared.significance import CONFIDENCE
 from training.checkpoints.directory import LINKS, STATE
 from training.checkpoints.run_record import RunRecord, SettingChange, describe_changes
 from training.checkpoints.saved_state import SavedState, read_state

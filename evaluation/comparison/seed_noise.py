@@ -10,8 +10,8 @@ from statistics import fmean
 import attrs
 
 from evaluation.comparison.rows import Row
-from evaluation.shared.intervals import Interval, student_quantile
 from evaluation.shared.measure import EvaluationResult, Measure, Measurement
+from evaluation.shared.significance import Interval, student_quantile
 
 NAMED = 3  # models listed by name in a statement
 

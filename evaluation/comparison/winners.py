@@ -13,8 +13,8 @@ import attrs
 
 from evaluation.comparison.rows import Row
 from evaluation.comparison.seed_noise import Group, SeedNoise, group_by_recipe, pooled_noise, widened
-from evaluation.shared.intervals import CONFIDENCE, Interval
 from evaluation.shared.measure import EvaluationResult, Measure
+from evaluation.shared.significance import CONFIDENCE, Interval
 
 NO_WINNER = "no winner: the seed noise is unknown"
 

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from evaluation.hellaswag.command import PUBLISHED
-from evaluation.shared.intervals import Interval, student_interval
 from evaluation.shared.measure import EvaluationResult, Measure, Measurement, Published
+from evaluation.shared.significance import Interval, student_interval
 
 SOURCE = (
     "karpathy/build-nanogpt, hellaswag.py: acc_norm on all 10,042 items of the validation split, by that script and by "

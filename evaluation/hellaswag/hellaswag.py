@@ -14,8 +14,8 @@ import torch
 from common.errors import BadInput
 from evaluation.hellaswag.items import ENDINGS, Item
 from evaluation.loss.held_out_loss import BATCH_TOKENS, prediction_losses
-from evaluation.shared.intervals import plus_minus
 from evaluation.shared.load import Trained
+from evaluation.shared.significance import plus_minus
 from evaluation.shared.split_over_ranks import share
 from tokens.tokenizer.tokenizer import Tokenizer
 from training.parallel.process_group import Ranks

@@ -15,9 +15,9 @@ from evaluation.export.export import FINE_TUNING, write_fine_tuned
 from evaluation.instruct.command import FineTuneSettings, InstructCommand
 from evaluation.instruct.fine_tuning import FineTuned, answer_losses, encode, fine_tune, make_example, prompt_text
 from evaluation.instruct.overlap import FreeScores, free_scores
-from evaluation.shared.intervals import plus_minus
 from evaluation.shared.load import Trained
 from evaluation.shared.records import Answer, Answers, Record, read_answers, read_records, write_answers
+from evaluation.shared.significance import plus_minus
 from evaluation.shared.split_over_ranks import share
 from evaluation.smoke.smoke import decode
 from model.generate import Sampling, generate, lay_out_for_generation

@@ -5,9 +5,9 @@ from typing import Any
 
 import attrs
 
-from evaluation.shared.intervals import plus_minus
 from evaluation.shared.measure import EvaluationResult, Measure, Measurement
 from evaluation.shared.records import Answers
+from evaluation.shared.significance import plus_minus
 
 MEASURES = {  # by the key of a stored result
     "chrf": Measure(name="chrF", digits=2),

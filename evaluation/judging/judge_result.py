@@ -15,9 +15,9 @@ from evaluation.instruct.overlap import FreeScores
 from evaluation.judging.judgement import Judgement, PromptVerdict
 from evaluation.judging.panel import Panel
 from evaluation.judging.scores import Scores
-from evaluation.shared.intervals import Interval
 from evaluation.shared.measure import EvaluationResult, Measure, Measurement, Published
 from evaluation.shared.results import append_result, as_read, results_of
+from evaluation.shared.significance import Interval
 from training.telemetry.metrics_log import ANSWERS
 
 OF_THE_SESSION = ("time", "usd", "usd_uncounted")  # fields that may differ between equal results

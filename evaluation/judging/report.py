@@ -8,7 +8,7 @@ from evaluation.instruct.overlap import FreeScores
 from evaluation.judging.judgement import Judgement, PromptVerdict
 from evaluation.judging.panel import Panel
 from evaluation.judging.scores import GOOD_REFERENCE, Scores
-from evaluation.shared.intervals import plus_minus
+from evaluation.shared.significance import plus_minus
 
 CAVEAT = "Another judge can move all scores, and their order, by more than the intervals."
 OF_SEEDS = "Intervals cover other questions and fine-tuning seeds of the same kind."

@@ -8,7 +8,7 @@ import numpy as np
 from evaluation.judging.panel import Panel
 from evaluation.judging.prompt import Grade, Prompt
 from evaluation.shared.bootstrap import paired_intervals
-from evaluation.shared.intervals import Interval
+from evaluation.shared.significance import Interval
 
 GOOD_REFERENCE = 90  # a reference answer with a lower score is doubtful, or the judge is
 

@@ -16,9 +16,9 @@ from torch import Tensor
 from common.errors import BadInput
 from evaluation.loss.loss_measures import Groups, in_groups
 from evaluation.loss.token_range import Range
-from evaluation.shared.intervals import plus_minus, ratio
 from evaluation.shared.load import Trained
 from evaluation.shared.measure import perplexity
+from evaluation.shared.significance import plus_minus, ratio
 from evaluation.shared.split_over_ranks import share
 from model.gpt import GPT
 from tokens.format.manifest import read_manifest

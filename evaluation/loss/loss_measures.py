@@ -11,8 +11,8 @@ import attrs
 import numpy as np
 
 from evaluation.loss.named_ranges import NAMED_RANGES
-from evaluation.shared.intervals import Interval, ratio, student_interval
 from evaluation.shared.measure import EvaluationResult, Measure, Measurement, Published
+from evaluation.shared.significance import Interval, ratio, student_interval
 
 GROUPS = 256  # in one result, at most
 GPJT_RANGE = NAMED_RANGES["gpjt-test"].identity()

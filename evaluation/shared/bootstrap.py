@@ -13,7 +13,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from evaluation.shared.intervals import CONFIDENCE, Interval, student_quantile
+from evaluation.shared.significance import CONFIDENCE, Interval, student_quantile
 
 DRAWS, CHUNK = 10_000, 1_000  # resamples in all, and in memory at once
 

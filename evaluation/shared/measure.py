@@ -6,7 +6,7 @@ from typing import Any
 
 import attrs
 
-from evaluation.shared.intervals import NORMAL_95, Interval, plus_minus
+from evaluation.shared.significance import NORMAL_95, Interval, plus_minus
 
 # Of samples of two sides, one for each training seed, and a confidence: the mean of the first less that of the second.
 Difference = Callable[[list[Any], list[Any], float], Interval | None]

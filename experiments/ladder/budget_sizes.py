@@ -7,7 +7,7 @@ import attrs
 import numpy as np
 
 from common.errors import BadInput
-from evaluation.shared.intervals import Interval
+from evaluation.shared.significance import Interval
 from experiments.ladder.forecast import MOST_EXTRAPOLATION, describe_extrapolation
 from experiments.ladder.loss_law import LawFit
 from model.config import ModelConfig, matmul_parameter_count

@@ -7,7 +7,7 @@ import attrs
 from tabulate import tabulate
 
 from common.errors import printable
-from evaluation.shared.intervals import Interval
+from evaluation.shared.significance import Interval
 from experiments.ladder.loss_law import HeldOut, LawFit
 from model.config import matmul_parameter_count
 from training.config.batch_plan import make_plan

@@ -18,7 +18,7 @@ import attrs
 import numpy as np
 
 from common.errors import BadInput
-from evaluation.shared.intervals import Interval
+from evaluation.shared.significance import Interval
 from experiments.ladder.law_posterior import Laws, Observations, explaining_laws
 
 CONFIDENCE = 0.90

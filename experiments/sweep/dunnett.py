@@ -15,7 +15,7 @@ from functools import cache
 import numpy as np
 from scipy import optimize, special
 
-from evaluation.shared.intervals import student_quantile
+from evaluation.shared.significance import student_quantile
 
 FAMILY_ERROR = 0.05  # probability of any false difference, where none is
 OWN_EXPONENT = 2 / 3

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import attrs
 import numpy as np
 
-from evaluation.shared.intervals import Interval
+from evaluation.shared.significance import Interval
 from experiments.sweep.dunnett import POWER, detectable_errors, dunnett_quantile, own_quantile
 
 DIGITS = 4

@@ -11,8 +11,8 @@ from evaluate import commands
 from evaluation import registry
 from evaluation.comparison.compare import compare
 from evaluation.instruct.command import FineTuneSettings
-from evaluation.shared.intervals import Interval
 from evaluation.shared.measure import EvaluationResult, Measure, Measurement, Published
+from evaluation.shared.significance import Interval
 from evaluation.smoke.command import SmokeCommand
 from tests.evaluation.comparison.stored import losses_on, rows_of, write
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from evaluation.shared.intervals import ratio
+from evaluation.shared.significance import ratio
 from tests import launch
 from tests.evaluation.comparison.stored import compared, evaluate, hellaswag, kept
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from evaluation.comparison.seed_noise import Group, SeedNoise, pooled_noise, widened
-from evaluation.shared.intervals import Interval, student_quantile
 from evaluation.shared.measure import Measure, Measurement
+from evaluation.shared.significance import Interval, student_quantile
 from tests.evaluation.comparison.stored import result
 
 LOSS = Measure(name="loss", digits=2)

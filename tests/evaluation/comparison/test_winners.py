@@ -20,8 +20,8 @@ from evaluation.judging.judge_result import JUDGED
 from evaluation.loss.loss_measures import HELD_OUT, LossSample
 from evaluation.shared import bootstrap
 from evaluation.shared.bootstrap import paired_intervals
-from evaluation.shared.intervals import Interval, student_quantile
 from evaluation.shared.measure import Measure, Measurement
+from evaluation.shared.significance import Interval, student_quantile
 from tests.evaluation.comparison.stored import hellaswag, result, rows_of
 from tests.evaluation.shared.test_bootstrap import session
 

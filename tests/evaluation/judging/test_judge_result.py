@@ -5,7 +5,7 @@ from pathlib import Path
 
 from evaluation.comparison.compare import compare
 from evaluation.judging.judge_result import JudgedCandidate, judged_difference
-from evaluation.shared.intervals import Interval
+from evaluation.shared.significance import Interval
 from tests.evaluation.comparison.stored import judged, rows_of
 from tests.evaluation.judging.sessions import PROMPTS, Sessions
 from tests.judge_server import Judge

@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 
 from evaluation.loss.held_out_loss import byte_lengths, summary
-from evaluation.shared.intervals import ratio
 from evaluation.shared.load import load, locate
+from evaluation.shared.significance import ratio
 from tests.conftest import seal_again, shared, train
 from tests.evaluation.comparison.stored import evaluate, results
 from tests.tokens.format.foreign_files import write_llm_c

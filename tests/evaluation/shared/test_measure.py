@@ -2,8 +2,8 @@
 
 import pytest
 
-from evaluation.shared.intervals import Interval
 from evaluation.shared.measure import EvaluationResult, Measure, Measurement
+from evaluation.shared.significance import Interval
 
 LOSS = Measure(name="loss", digits=2)
 

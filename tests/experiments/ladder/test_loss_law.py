@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from common.errors import BadInput
-from evaluation.shared.intervals import Interval
+from evaluation.shared.significance import Interval
 from experiments.ladder.loss_law import LossPoint, fit_law, hold_out_largest, refusal
 
 TARGET = (5e8, 1e10)

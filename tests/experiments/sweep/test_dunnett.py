@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import multivariate_t
 
-from evaluation.shared.intervals import student_quantile
+from evaluation.shared.significance import student_quantile
 from experiments.sweep.dunnett import (
     POWER,
     SOUGHT_DEVIATIONS,

@@ -4,7 +4,7 @@ import attrs
 import numpy as np
 import pytest
 
-from evaluation.shared.intervals import Interval, plus_minus, ratio, student_interval, student_quantile
+from evaluation.shared.significance import Interval, plus_minus, ratio, student_interval, student_quantile
 
 
 def test_turned_round_an_interval_says_the_same_of_the_other() -> None:
