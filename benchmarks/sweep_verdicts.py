@@ -4,10 +4,10 @@ import bench  # first: it makes the repository's modules importable
 import numpy as np
 import numpy.typing as npt
 
-from experiments.sweep.dunnett import default_seeds
+from evaluation.shared.significance import default_seeds
 from experiments.sweep.halving import losers
 from experiments.sweep.sweep_file import Halving
-from experiments.sweep.verdicts import intervals
+from experiments.sweep.verdicts import compare_with_base
 
 SHARED = 2.0  # deviation of what a seed does to all variants alike, in seed deviations
 EFFECT = 3.0  # planted, in seed deviations
@@ -80,9 +80,8 @@ def halve(sweep: npt.NDArray[np.float64], rung: npt.NDArray[np.float64]) -> npt.
 
 def significant(sweep: npt.NDArray[np.float64], comparisons: int) -> npt.NDArray[np.bool_]:
     """Tell of each lever whether it is called better or worse."""
-    difference, reach, _ = intervals(sweep, comparisons)
-    found: npt.NDArray[np.bool_] = np.abs(difference) > reach
-    return found
+    base, *levers = [dict(enumerate(runs.tolist())) for runs in sweep]
+    return np.array([difference.apart for difference, _ in compare_with_base(base, levers, comparisons)])
 
 
 def found_share(levers: int, seeds: int, sweeps: int, random: np.random.Generator) -> float:

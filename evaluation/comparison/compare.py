@@ -20,9 +20,13 @@ SCOPE = (
     "random_seed where its noise is known. Differences are stated between recipes (settings without the seed), not "
     "between single trained models."
 )
+BRACKETS = (
+    "Brackets: zero lies outside where Holm's procedure, at 5 % for all pairs of a measure together, finds a "
+    "difference. Each covers its own difference with 95 % at least, all of them together less often."
+)
 ADVICE = (
-    "No winner is named where the seed noise is unknown: train a run again with another random_seed and compare all, "
-    "or pass --seed-deviation NATS."
+    "No winner is named where the seed noise is unknown: train each recipe with two values of random_seed or more, the "
+    "same ones, and compare all, or pass --seed-deviation NATS."
 )
 Shown = dict[str, list[EvaluationResult | None]]  # by evaluation, one result or None for each model
 
@@ -64,6 +68,7 @@ def compare(rows: list[Row], stated_deviation: float | None = None) -> Compariso
     columns = [column for column in columns if any(cell.text for cell in column.cells)]
     on_shared_data = [one for results in shown.values() for one in results if one and one.subject not in marks]
     published, sources = published_rows(columns, on_shared_data)
+    scope = [SCOPE, BRACKETS] if any("[" in line for line in statements) else [SCOPE]
     advice = [ADVICE] if any(line.endswith(NO_WINNER) for line in statements) else []
     cells = [list(row) for row in zip(*(column.cells for column in columns), strict=True)]
     return Comparison(
@@ -72,7 +77,7 @@ def compare(rows: list[Row], stated_deviation: float | None = None) -> Compariso
         statements=list(map(printable, statements)),
         notes=[
             printable(note)
-            for note in (*notes, *_not_shown(rows, shown), *_changes(rows), *sources, SCOPE, *noises, *advice)
+            for note in (*notes, *_not_shown(rows, shown), *_changes(rows), *sources, *scope, *noises, *advice)
         ],
     )
 

@@ -1,22 +1,54 @@
 """Significance of differences between recipes, over the noise of the text and of the training seed.
 
 Without an estimate of the seed noise no winner is named: two runs that differ only in `random_seed` differ by more than
-the interval over the text. All pairs of a measure are tested together at 5 %, by Holm's procedure with Shaffer's
-refinement for pairs ("Modified Sequentially Rejective Multiple Test Procedures", Journal of the American Statistical
-Association 81, 1986).
+the interval over the text. All pairs of a measure are tested together at 5 % by Holm's procedure (Scandinavian
+Journal of Statistics 6, 1979).
 """
 
+import math
 from itertools import combinations
-from math import comb
 
 import attrs
 
 from evaluation.comparison.rows import Row
-from evaluation.comparison.seed_noise import Group, SeedNoise, group_by_recipe, pooled_noise, widened
 from evaluation.shared.measure import EvaluationResult, Measure
-from evaluation.shared.significance import CONFIDENCE, Interval
+from evaluation.shared.significance import (
+    ERROR,
+    Interval,
+    Runs,
+    SeedNoise,
+    residual_deviation,
+    seed_noise,
+    shared_seeds,
+)
 
+NAMED = 3  # models listed by name in a statement
 NO_WINNER = "no winner: the seed noise is unknown"
+
+
+@attrs.frozen(kw_only=True)
+class Group:
+    """Models of one recipe measured on the same data. A model of unknown recipe is a group of its own."""
+
+    labels: list[str]  # of all models
+    results: dict[int, EvaluationResult]  # by training seed; of an unknown one below zero
+
+    @property
+    def name(self) -> str:
+        """The group's name in a statement."""
+        count, more = len(self.results), len(self.labels) - NAMED
+        names = ", ".join(self.labels if more < 2 else [*self.labels[:NAMED], f"{more} more"])
+        return names + (f" ({count} seeds)" if count > 1 else "")
+
+    @property
+    def verb(self) -> str:
+        """Verb of a statement about the group."""
+        return "is" if len(self.labels) == 1 else "are"
+
+    def values(self, measure: Measure) -> Runs:
+        """Return the values of a measure by training seed."""
+        found = {seed: result.measurement(measure) for seed, result in self.results.items()}
+        return {seed: one.value for seed, one in found.items() if one is not None}
 
 
 @attrs.frozen(kw_only=True)
@@ -30,16 +62,19 @@ class Pair:
     @property
     def ranks_models(self) -> bool:
         """True if intervals cover all sources of chance, fine-tuning included."""
-        return self.groups[0].results[0].ranks_models
+        return all(result.ranks_models for result in self.groups[0].results.values())
 
-    def difference(self, confidence: float) -> Interval | None:
-        """Return the first less the second; None where there is no paired data."""
+    def difference(self, comparisons: int) -> Interval | None:
+        """Return the first less the second, as one of several comparisons; None where there is no paired data."""
         assert self.measure.difference is not None
-        one, other = ([found.sample for found in group.measurements(self.measure)] for group in self.groups)
-        found = self.measure.difference(one, other, confidence)
-        if found is None or self.noise is None:
-            return found
-        return widened(found, self.noise, (len(one), len(other)), confidence)
+        values = [group.values(self.measure) for group in self.groups]
+        seeds = shared_seeds(*values)
+        samples = [
+            [found.sample for seed in seeds or runs if (found := group.results[seed].measurement(self.measure))]
+            for group, runs in zip(self.groups, values, strict=True)
+        ]
+        found = self.measure.difference(*samples, 1 - ERROR / comparisons)
+        return found if found is None or self.noise is None else found.widened(self.noise.reach(comparisons))
 
 
 def find_winners(
@@ -47,19 +82,48 @@ def find_winners(
 ) -> tuple[list[str], list[str]]:
     """Return statements about a measure, and notes on its seed noise. `results`: the result shown for each row."""
     statements, notes = [], []
-    for groups in group_by_recipe(rows, results):
-        noise, note = pooled_noise(measure, groups)
-        notes += [] if note is None else [note]
-        if stated_deviation is not None:
-            noise = SeedNoise(deviation=stated_deviation, freedom=float("inf"))
+    for known in group_by_recipe(rows, results):
+        groups = [group for group in known if group.values(measure)]
+        notes += seed_note(measure, groups)
         if measure.difference is None:
             continue
-        pairs = [Pair(measure=measure, groups=pair, noise=noise) for pair in combinations(groups, 2)]
+        runs = [group.values(measure) for group in groups]
+        pairs = [
+            Pair(measure=measure, groups=(one, other), noise=_noise(runs, a, b, stated_deviation))
+            for (one, a), (other, b) in combinations(zip(groups, runs, strict=True), 2)
+        ]
         found = [verdict(pair, interval) for pair, interval in differences_together(pairs)]
         seeds = [group.name for group in groups if len(group.labels) > 1]
         found += [f"{name} are runs of one recipe: their difference is noise" for name in seeds]
         statements += [f"{measure.name}: {line}" for line in found]
     return statements, notes
+
+
+def group_by_recipe(rows: list[Row], results: list[EvaluationResult | None]) -> list[list[Group]]:
+    """Return the groups of each subject, in the order of the rows. `results`: the result shown for each row."""
+    subjects: dict[str, dict[object, Group]] = {}
+    for index, (row, result) in enumerate(zip(rows, results, strict=True)):
+        if result is not None:
+            recipes = subjects.setdefault(result.subject, {})
+            group = recipes.setdefault(index if row.recipe is None else row.recipe, Group(labels=[], results={}))
+            group.labels.append(row.label)
+            group.results.setdefault(-1 - index if row.seed is None else row.seed, result)
+    return [list(recipes.values()) for recipes in subjects.values()]
+
+
+def seed_note(measure: Measure, groups: list[Group]) -> list[str]:
+    """Return a note on the spread of each recipe over its seeds; none where all have one."""
+    digits, recipes = measure.digits, [(group.name, group.values(measure)) for group in groups]
+    spreads = [
+        f"{name} from {min(runs.values()):.{digits}f} to {max(runs.values()):.{digits}f}"
+        for name, runs in recipes
+        if len(runs) > 1
+    ]
+    if not spreads:
+        return []
+    deviation, freedom = residual_deviation([runs for _, runs in recipes], paired=False)
+    spread = f"standard deviation {deviation:.{digits}f}, {freedom} degree{'s' if freedom > 1 else ''} of freedom"
+    return [f"Seed noise, {measure.name}: {'; '.join(spreads)}; {spread}"]
 
 
 def differences_together(pairs: list[Pair]) -> list[tuple[Pair, Interval]]:
@@ -68,12 +132,10 @@ def differences_together(pairs: list[Pair]) -> list[tuple[Pair, Interval]]:
     In rounds: pairs that were found to differ need no share of the 5 % in the next. The intervals of the last round are
     returned: zero lies outside where a pair differs significantly.
     """
-    found = [(pair, interval) for pair in pairs if (interval := pair.difference(CONFIDENCE)) is not None]
-    groups = len({id(group) for pair, _ in found for group in pair.groups})
-    left = len(found)
+    left = sum(pair.difference(1) is not None for pair in pairs)
     while True:
-        confidence = 1 - (1 - CONFIDENCE) / max(1, _equal_at_most(groups, left))
-        found = [(pair, interval) for pair, _ in found if (interval := pair.difference(confidence)) is not None]
+        intervals = [(pair, pair.difference(max(1, left))) for pair in pairs]
+        found = [(pair, interval) for pair, interval in intervals if interval is not None]
         still = sum(not interval.apart for _, interval in found)
         if left in (0, still):
             return found
@@ -99,9 +161,8 @@ def verdict(pair: Pair, found: Interval) -> str:
     return f"{one.name} {one.verb} better than {other.name} by {size}"
 
 
-def _equal_at_most(groups: int, left: int) -> int:
-    """Return how many of `left` pairs can be equal at once: a third group equals at most one of two that differ."""
-    counts = {0: {0}}  # by number of groups: pairs that are equal, for each partition into equal groups
-    for number in range(1, groups + 1):
-        counts[number] = {comb(size, 2) + rest for size in range(1, number + 1) for rest in counts[number - size]}
-    return max(count for count in counts[groups] if count <= left)
+def _noise(recipes: list[Runs], one: Runs, other: Runs, stated_deviation: float | None) -> SeedNoise | None:
+    if stated_deviation is None:
+        return seed_noise(recipes, one, other)
+    runs = [2 / len(seeds)] if (seeds := shared_seeds(one, other)) else [1 / len(one), 1 / len(other)]
+    return SeedNoise(pooled=stated_deviation * math.sqrt(sum(runs)), freedom=math.inf)

@@ -28,7 +28,7 @@ def accuracy_difference(a: list[np.ndarray], b: list[np.ndarray], confidence: fl
     shrunk = float(by_item.sum()) / (items + 2)
     variance = (float(np.square(by_item).sum()) + 1) / (items + 2) - shrunk**2
     error = math.sqrt(variance / (items + 1)) if items > 1 else None
-    return student_interval(float(by_item.mean()), error, items, confidence)
+    return student_interval(float(by_item.mean()), error, items - 1, confidence)
 
 
 MEASURES = {  # by the key of a stored result
@@ -54,7 +54,7 @@ def read_results(record: dict[str, Any]) -> list[EvaluationResult]:
         if not 0 < items == len(hits):
             raise ValueError(f"{items} items, but answers to {len(hits)}")
         value, error = record[style]["acc_norm"], record[style].get("acc_norm_error")
-        measurements.append(Measurement(measure=measure, value=value, error=error, sample=hits))
+        measurements.append(Measurement(measure=measure, value=value, error=error, freedom=items - 1, sample=hits))
     result = EvaluationResult.of(
         record,
         subject=f"{data['sha256']} {items} {[len(record[style]['hits_norm']) for style in MEASURES]}",

@@ -4,7 +4,6 @@ They differ in the text around an ending, in where it is split into tokens, and 
 accuracies are comparable only within one convention.
 """
 
-import math
 import re
 
 import attrs
@@ -15,7 +14,7 @@ from common.errors import BadInput
 from evaluation.hellaswag.items import ENDINGS, Item
 from evaluation.loss.held_out_loss import BATCH_TOKENS, prediction_losses
 from evaluation.shared.load import Trained
-from evaluation.shared.significance import plus_minus
+from evaluation.shared.significance import mean_and_error, plus_minus
 from evaluation.shared.split_over_ranks import share
 from tokens.tokenizer.tokenizer import Tokenizer
 from training.parallel.process_group import Ranks
@@ -134,9 +133,9 @@ def accuracy(likelihoods: np.ndarray, choices: list[Choice], labels: list[int]) 
     hits, hits_norm = (values.reshape(-1, ENDINGS).argmax(1) == labels for values in (likelihoods, means))
     return Accuracy(
         acc=float(hits.mean()),
-        acc_error=_error(hits),
+        acc_error=mean_and_error(hits)[1],
         acc_norm=float(hits_norm.mean()),
-        acc_norm_error=_error(hits_norm),
+        acc_norm_error=mean_and_error(hits_norm)[1],
         hits=np.packbits(hits).tobytes().hex(),
         hits_norm=np.packbits(hits_norm).tobytes().hex(),
     )
@@ -152,8 +151,3 @@ def _batch(trained: Trained, choices: list[Choice]) -> np.ndarray:
         counts[row, end - choice.scored : end] = True
     losses = prediction_losses(trained.network, torch.from_numpy(tokens)).cpu().numpy()
     return -(losses * counts[:, 1:]).sum(axis=1, dtype=np.float64)
-
-
-def _error(hits: np.ndarray) -> float | None:
-    mean, number = float(hits.mean()), len(hits)
-    return math.sqrt(mean * (1 - mean) / (number - 1)) if number > 1 else None

@@ -4,10 +4,11 @@ import math
 from typing import Any
 
 import attrs
+import numpy as np
 
 from evaluation.shared.measure import EvaluationResult, Measure, Measurement
 from evaluation.shared.records import Answers
-from evaluation.shared.significance import plus_minus
+from evaluation.shared.significance import combined_error, mean_and_error, plus_minus
 
 MEASURES = {  # by the key of a stored result
     "chrf": Measure(name="chrF", digits=2),
@@ -42,12 +43,12 @@ def free_scores(answers: Answers) -> FreeScores:
     from sacrebleu.metrics.chrf import CHRF
 
     metric = CHRF()
-    texts = [(answer.text.strip(), answer.record.output.strip()) for answer in answers.answers]
-    chrf, chrf_error = _mean([metric.sentence_score(text, [reference]).score for text, reference in texts])
+    texts = [(answer.text.strip(), [answer.record.output.strip()]) for answer in answers.answers]
+    chrf, chrf_error = mean_and_error(np.array([metric.sentence_score(*pair).score for pair in texts]))
     losses = [answer.reference_loss for answer in answers.answers if answer.reference_loss is not None]
-    loss, loss_error = _mean(losses) if len(losses) == len(texts) else (None, None)
+    loss, loss_error = mean_and_error(np.array(losses)) if len(losses) == len(texts) else (None, None)
     return FreeScores(
-        exact=sum(text == reference for text, reference in texts) / len(texts),
+        exact=sum(text == reference for text, [reference] in texts) / len(texts),
         chrf=chrf,
         chrf_error=chrf_error,
         reference_loss=loss,
@@ -61,11 +62,11 @@ def read_results(record: dict[str, Any]) -> list[EvaluationResult]:
     Models are not ranked by it: scores of single questions are not stored, so differences cannot be paired.
     """
     data = record["data"]
-    measurements = [
-        Measurement(measure=measure, value=record[key]["value"], error=_error_over_seeds(record, key))
-        for key, measure in MEASURES.items()
-        if record[key]["value"] is not None
-    ]
+    measurements = []
+    for key, measure in MEASURES.items():
+        if record[key]["value"] is not None:
+            error, freedom = _error_over_seeds(record, key)
+            measurements.append(Measurement(measure=measure, value=record[key]["value"], error=error, freedom=freedom))
     result = EvaluationResult.of(
         record,
         subject=f"{data['sha256']} {data['test']}",
@@ -76,18 +77,14 @@ def read_results(record: dict[str, Any]) -> list[EvaluationResult]:
     return [result]
 
 
-def _error_over_seeds(record: dict[str, Any], key: str) -> float | None:
-    """Return the standard error of a mean over seeds: that over questions, common to all seeds, and that over seeds."""
+def _error_over_seeds(record: dict[str, Any], key: str) -> tuple[float | None, float]:
+    """Return the standard error of a mean over seeds, and its degrees of freedom.
+
+    It is that over questions, common to all seeds, and that over seeds.
+    """
     errors = [seed[f"{key}_error"] for seed in record["seeds"]]
     if not errors or None in errors:
-        return None
+        return None, math.inf
     over_questions = math.fsum(errors) / len(errors)  # of the same questions: averaging does not reduce it
-    return math.hypot(over_questions, (record[key]["spread"] or 0) / math.sqrt(len(errors)))
-
-
-def _mean(values: list[float]) -> tuple[float, float | None]:
-    number = len(values)
-    mean = math.fsum(values) / number
-    if number == 1:
-        return mean, None
-    return mean, math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (number - 1) / number)
+    over_seeds = (record[key]["spread"] or 0) / math.sqrt(len(errors))
+    return combined_error((over_questions, max(1, record["data"]["test"] - 1)), (over_seeds, max(1, len(errors) - 1)))

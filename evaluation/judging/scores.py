@@ -7,8 +7,7 @@ import numpy as np
 
 from evaluation.judging.panel import Panel
 from evaluation.judging.prompt import Grade, Prompt
-from evaluation.shared.bootstrap import paired_intervals
-from evaluation.shared.significance import Interval
+from evaluation.shared.significance import Interval, mean_and_error, two_way_intervals
 
 GOOD_REFERENCE = 90  # a reference answer with a lower score is doubtful, or the judge is
 
@@ -40,7 +39,7 @@ def score(panel: Panel, prompts: list[Prompt], verdicts: list[list[Grade] | None
     cells = _cells(panel, prompts, verdicts)  # (M + 1, S, Q, K): models, seeds, questions, orders; the reference last
     models = len(panel.candidates)
     means = cells.mean(3)  # (M + 1, S, Q)
-    intervals, differences = paired_intervals(means[:models].filled(np.nan))
+    intervals, differences = two_way_intervals(means[:models].filled(np.nan))
     of_seeds = means[:models].mean(2)  # (M, S)
     references = means[models].mean(0)  # (Q,)
     standings = [
@@ -91,9 +90,7 @@ def _position_bias(prompts: list[Prompt], cells: np.ma.MaskedArray) -> list[tupl
         added[:, question, slot, repeat] = cells[order, slot, question, repeat] - expected
     result = []
     for row in added.reshape(answers, questions, -1).mean(2):
-        means = row.compressed()  # the questions are the sample
-        deviation = _deviation(means)
-        result.append((float(means.mean()), None if deviation is None else deviation / math.sqrt(len(means))))
+        result.append(mean_and_error(row.compressed()))  # the questions are the sample
     return result
 
 

@@ -18,7 +18,7 @@ from evaluation.loss.loss_measures import Groups, in_groups
 from evaluation.loss.token_range import Range
 from evaluation.shared.load import Trained
 from evaluation.shared.measure import perplexity
-from evaluation.shared.significance import plus_minus, ratio
+from evaluation.shared.significance import effective_units, mean_and_error, plus_minus
 from evaluation.shared.split_over_ranks import share
 from model.gpt import GPT
 from tokens.format.manifest import read_manifest
@@ -26,6 +26,7 @@ from tokens.format.token_file import TokenStream, open_split
 from tokens.tokenizer.tokenizer import RANKS_FILE, Tokenizer, fingerprint, read_ranks
 from training.parallel.process_group import Ranks
 
+FEW_DOCUMENTS = 10.0  # of one length, below which the standard error is little known
 BATCH_TOKENS = 1 << 12  # in a forward pass: 0.8 GB of logits with GPT-2's vocabulary
 
 
@@ -47,9 +48,11 @@ class HeldOutLoss:
         nats = plus_minus(self.nats_per_token, self.nats_per_token_error, 4)
         bits = plus_minus(self.bits_per_byte, self.bits_per_byte_error, 4)
         documents = "1 document" if self.documents == 1 else f"{self.documents:,} documents"
+        even = effective_units(np.array(self.groups.tokens))
+        few = f"; few of them hold most tokens: as little is known as from {even:.1f} of one length"
         return (
             f"{nats} nats per token, perplexity {self.perplexity:,.2f}, {bits} bits per byte, over {self.tokens:,} "
-            f"tokens of {documents}"
+            f"tokens of {documents}{few if self.documents > 1 and even < FEW_DOCUMENTS else ''}"
         )
 
 
@@ -102,8 +105,8 @@ def summary(losses: np.ndarray, targets: np.ndarray, tokenizer: Tokenizer) -> He
     nats = np.add.reduceat(losses.astype(np.float64), begins)
     counts = np.diff(np.append(begins, len(targets))).astype(np.float64)
     text_bytes = np.add.reduceat(byte_lengths(tokenizer)[targets], begins).astype(np.float64)
-    mean, error = ratio(nats, counts)
-    bits, bits_error = ratio(nats / math.log(2), text_bytes)
+    mean, error = mean_and_error(nats, counts)
+    bits, bits_error = mean_and_error(nats / math.log(2), text_bytes)
     return HeldOutLoss(
         tokens=len(targets),
         documents=len(begins),

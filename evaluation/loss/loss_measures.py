@@ -12,7 +12,7 @@ import numpy as np
 
 from evaluation.loss.named_ranges import NAMED_RANGES
 from evaluation.shared.measure import EvaluationResult, Measure, Measurement, Published
-from evaluation.shared.significance import Interval, ratio, student_interval
+from evaluation.shared.significance import Interval, mean_and_error, ratio_freedom, student_interval
 
 GROUPS = 256  # in one result, at most
 GPJT_RANGE = NAMED_RANGES["gpjt-test"].identity()
@@ -52,8 +52,8 @@ def in_groups(nats: np.ndarray, tokens: np.ndarray, text_bytes: np.ndarray) -> G
 def loss_difference(a: list[LossSample], b: list[LossSample], confidence: float) -> Interval:
     """Compare group by group: the difficulty of a text, common to both models, cancels in their difference."""
     nats = [np.mean([sample.nats for sample in side], axis=0) for side in (a, b)]
-    value, error = ratio(nats[0] - nats[1], a[0].tokens)
-    return student_interval(value, error, len(a[0].tokens), confidence)
+    value, error = mean_and_error(nats[0] - nats[1], a[0].tokens)
+    return student_interval(value, error, ratio_freedom(a[0].tokens), confidence)
 
 
 HELD_OUT = Measure(
@@ -81,7 +81,13 @@ def read_results(record: dict[str, Any]) -> list[EvaluationResult]:
     sample = LossSample(nats=nats, tokens=tokens, is_gpjt_range=is_gpjt_range)
     where, end = span.get("dataset") or Path(span["tokens"]).name, span["start"] + span["count"]
     loss, bits = (
-        Measurement(measure=measure, value=record[key], error=record.get(f"{key}_error"), sample=sample)
+        Measurement(
+            measure=measure,
+            value=record[key],
+            error=record.get(f"{key}_error"),
+            freedom=ratio_freedom(tokens),
+            sample=sample,
+        )
         for key, measure in (("nats_per_token", HELD_OUT), ("bits_per_byte", BITS))
     )
     result = EvaluationResult.of(

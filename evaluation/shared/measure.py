@@ -6,7 +6,7 @@ from typing import Any
 
 import attrs
 
-from evaluation.shared.significance import NORMAL_95, Interval, plus_minus
+from evaluation.shared.significance import Interval, plus_minus, student_interval
 
 # Of samples of two sides, one for each training seed, and a confidence: the mean of the first less that of the second.
 Difference = Callable[[list[Any], list[Any], float], Interval | None]
@@ -49,6 +49,7 @@ class Measurement:
     measure: Measure
     value: float
     error: float | None = None
+    freedom: float = math.inf  # degrees of freedom of the error
     interval: Interval | None = None  # 95 %
     sample: Any = None  # input of `measure.difference`, of a type that the evaluation chooses
 
@@ -62,11 +63,8 @@ class Measurement:
     @property
     def bounds(self) -> tuple[float, float] | None:
         """Both ends of the 95 % interval, where known."""
-        if self.error is not None:
-            return self.value - NORMAL_95 * self.error, self.value + NORMAL_95 * self.error
-        if self.interval is None or self.interval.low is None or self.interval.high is None:
-            return None
-        return self.interval.low, self.interval.high
+        found = self.interval or student_interval(self.value, self.error, self.freedom)
+        return None if found.low is None or found.high is None else (found.low, found.high)
 
 
 @attrs.frozen(kw_only=True)

@@ -1,14 +1,31 @@
-"""Confidence intervals: Student's t, and the standard error of a ratio of sums over documents."""
+"""Statistics: Student's t, errors of means, seed noise, Holm's and Dunnett's families, and two-way judge scores.
+
+One engine for evaluate.py compare and judge and for experiment.py sweep, so that the same runs get one verdict. The
+noise of a training seed is told from recipes with several seeds, paired by seed where two recipes share seeds: what a
+seed does to all recipes alike, such as the order of the data, cancels. The error is pooled over recipes. That is wrong
+where one recipe, an unstable one, scatters more than the rest, so a difference must also lie outside the t-interval of
+the two recipes' own runs, at the level 5 % / k ** (2/3) of k comparisons. Plain Bonferroni, 5 % / k, would hold for any
+variances, but needs a seed or two more; the exponent is our choice: benchmarks/sweep_verdicts.py measures it.
+"""
 
 import math
+from collections.abc import Mapping, Sequence
+from functools import cache
+from itertools import combinations
 from statistics import NormalDist
 
 import attrs
 import numpy as np
-from scipy.special import stdtrit
+from scipy import optimize, special
 
-CONFIDENCE = 0.95
-NORMAL_95 = 1.96  # standard errors on each side of a 95 % interval
+ERROR = 0.05  # probability of any false difference, where none is
+CONFIDENCE = 1 - ERROR
+OWN_EXPONENT = 2 / 3
+POWER = 0.9
+SOUGHT_DEVIATIONS = 3.0  # seed deviations that the default number of seeds finds
+_NODES, _CELLS, _REACH = 96, 200, 8.5
+
+Runs = Mapping[int, float]  # values of a recipe's runs, by training seed
 
 
 @attrs.frozen(kw_only=True)
@@ -29,12 +46,38 @@ class Interval:
         """Tell whether zero lies outside: a difference is significant."""
         return self.low is not None and self.high is not None and not self.low <= 0 <= self.high
 
+    def widened(self, reach: float) -> "Interval":
+        """Return the interval with an independent error, which alone would reach so far on both sides."""
+        if self.low is None or self.high is None:
+            return self
+        low, high = math.hypot(self.value - self.low, reach), math.hypot(self.high - self.value, reach)
+        return Interval(value=self.value, low=self.value - low, high=self.value + high)
+
     def text(self, digits: int, sign: str = "") -> str:
         """Return the value and, where known, the bounds in brackets. `sign`: "+" to show it."""
         value = f"{self.value:{sign}.{digits}f}"
         if self.low is None or self.high is None:
             return value
         return f"{value} [{self.low:{sign}.{digits}f}, {self.high:{sign}.{digits}f}]"
+
+
+@attrs.frozen(kw_only=True)
+class SeedNoise:
+    """Standard errors of a difference of two recipes over training seeds."""
+
+    pooled: float  # over all recipes
+    freedom: float  # degrees of freedom; infinite where the user stated the deviation
+    own: float = 0.0  # of the runs of the two alone
+    own_freedom: float = 1.0
+
+    def reach(self, comparisons: int, critical: float | None = None) -> float:
+        """Return the half width of the interval, for one of several comparisons.
+
+        `critical`: of the pooled error, such as Dunnett's; None: Bonferroni's.
+        """
+        if critical is None:
+            critical = student_quantile(1 - ERROR / comparisons / 2, self.freedom)
+        return max(critical * self.pooled, own_quantile(comparisons, self.own_freedom) * self.own)
 
 
 def plus_minus(value: float, error: float | None, digits: int, *, signed: bool = False) -> str:
@@ -44,28 +87,29 @@ def plus_minus(value: float, error: float | None, digits: int, *, signed: bool =
     return text if error is None else f"{text} ± {error:.{digits}f}"
 
 
-def student_interval(value: float, error: float | None, units: int, confidence: float) -> Interval:
-    """Return the interval of a mean over independent units with that standard error; None: no bounds."""
+def student_quantile(probability: float, freedom: float) -> float:
+    """Return a quantile of Student's t with `freedom` degrees of freedom, above zero; infinite: the normal's."""
+    if math.isinf(freedom):
+        return NormalDist().inv_cdf(probability)
+    return float(special.stdtrit(freedom, probability))
+
+
+def student_interval(value: float, error: float | None, freedom: float, confidence: float = CONFIDENCE) -> Interval:
+    """Return the interval of a value with that standard error; None: no bounds."""
     if error is None:
         return Interval(value=value)
-    reach = student_quantile((1 + confidence) / 2, units - 1) * error
+    reach = student_quantile((1 + confidence) / 2, freedom) * error
     return Interval(value=value, low=value - reach, high=value + reach)
 
 
-def student_quantile(probability: float, freedom: float) -> float:
-    """Return a quantile of Student's t with `freedom` degrees of freedom, at least one; infinite: the normal's."""
-    if math.isinf(freedom):
-        return NormalDist().inv_cdf(probability)
-    return float(stdtrit(freedom, probability))
+def mean_and_error(values: np.ndarray, sizes: np.ndarray | None = None) -> tuple[float, float | None]:
+    """Return the mean and its standard error, where there are two units or more.
 
-
-def ratio(values: np.ndarray, sizes: np.ndarray) -> tuple[float, float | None]:
-    """Return the sum of values over the sum of sizes, and its standard error where there are two units or more.
-
-    A mean over tokens is such a ratio over documents, the units that were sampled: tokens of one document are
-    correlated (Cochran, Sampling Techniques, 3rd ed. 1977, section 2.11). Given differences of two models' values, it
-    is the difference of their ratios with its paired error.
+    With `sizes` the sum of values over the sum of sizes. A mean over tokens is such a ratio over documents, the units
+    that were sampled: tokens of one document are correlated (Cochran, Sampling Techniques, 3rd ed. 1977, section 2.11).
+    Given differences of two models' values, it is the difference of their ratios with its paired error.
     """
+    sizes = np.ones(len(values)) if sizes is None else sizes
     total = float(sizes.sum())
     mean = float(values.sum()) / total
     number = len(values)
@@ -73,3 +117,161 @@ def ratio(values: np.ndarray, sizes: np.ndarray) -> tuple[float, float | None]:
         return mean, None
     squares = float(np.square(values - mean * sizes).sum())
     return mean, math.sqrt(squares * number / (number - 1)) / total
+
+
+def effective_units(sizes: np.ndarray) -> float:
+    """Return the number of units of one size that would weigh as evenly (Kish, Survey Sampling, 1965)."""
+    return float(sizes.sum()) ** 2 / float(np.square(sizes).sum())
+
+
+def ratio_freedom(sizes: np.ndarray) -> float:
+    """Return the degrees of freedom of the error of a mean over units of these sizes, one at least.
+
+    One document that holds most of the tokens leaves an error that few degrees of freedom determine.
+    """
+    return max(1.0, effective_units(sizes) - 1)
+
+
+def combined_error(*parts: tuple[float, float]) -> tuple[float, float]:
+    """Return the error of a sum of independent parts, each an error with its degrees of freedom, and its own.
+
+    By Satterthwaite (Biometrics Bulletin 2, 1946).
+    """
+    variance = math.fsum(error**2 for error, _ in parts)
+    spread = math.fsum(error**4 / freedom for error, freedom in parts)
+    return math.sqrt(variance), variance**2 / spread if spread else math.inf
+
+
+def residual_deviation(recipes: Sequence[Runs], *, paired: bool) -> tuple[float, int]:
+    """Return the standard deviation of a run over seeds, and its degrees of freedom; none: of no meaning.
+
+    `paired`: without what a seed does to all recipes alike, by least squares of a two-way layout.
+    """
+    runs = [(number, seed, value) for number, recipe in enumerate(recipes) for seed, value in recipe.items()]
+    seeds = {seed: index for index, seed in enumerate(dict.fromkeys(seed for _, seed, _ in runs))}
+    layout = np.zeros((len(runs), len(recipes) + len(seeds) * paired))
+    for row, (number, seed, _) in enumerate(runs):
+        layout[row, number] = 1
+        if paired:
+            layout[row, len(recipes) + seeds[seed]] = 1
+    values = np.array([value for *_, value in runs])
+    effects, _, rank, _ = np.linalg.lstsq(layout, values - values.mean(), rcond=None)
+    freedom = len(runs) - int(rank)
+    squares = float(np.square(values - values.mean() - layout @ effects).sum())
+    return math.sqrt(squares / freedom) if freedom else 0.0, freedom
+
+
+def shared_seeds(one: Runs, other: Runs) -> list[int]:
+    """Return the seeds by which two recipes are paired; none where they share fewer than two."""
+    seeds = sorted(one.keys() & other.keys())
+    return seeds if len(seeds) > 1 else []
+
+
+def seed_noise(recipes: Sequence[Runs], one: Runs, other: Runs) -> SeedNoise | None:
+    """Return the noise of the difference of two of several recipes; None where one of the two has a single seed.
+
+    Of recipes that share seeds it is that of the differences at these, else that of their means.
+    """
+    if min(len(one), len(other)) < 2:
+        return None
+    if seeds := shared_seeds(one, other):
+        deviation, freedom = residual_deviation(recipes, paired=True)
+        _, own = mean_and_error(np.array([one[seed] - other[seed] for seed in seeds]))
+        assert own is not None
+        pooled = deviation * math.sqrt(2 / len(seeds))
+        return SeedNoise(pooled=pooled, freedom=freedom, own=own, own_freedom=len(seeds) - 1)
+    deviation, freedom = residual_deviation(recipes, paired=False)
+    errors = [(mean_and_error(np.array([*runs.values()]))[1] or 0.0, len(runs) - 1) for runs in (one, other)]
+    own, own_freedom = combined_error(*errors)
+    pooled = deviation * math.sqrt(1 / len(one) + 1 / len(other))
+    return SeedNoise(pooled=pooled, freedom=freedom, own=own, own_freedom=own_freedom)
+
+
+def own_quantile(comparisons: int, freedom: float) -> float:
+    """Return the critical value of the error of two recipes' own runs."""
+    return student_quantile(1 - ERROR / comparisons**OWN_EXPONENT / 2, freedom)
+
+
+@cache
+def dunnett_quantile(comparisons: int, freedom: float) -> float:
+    """Return the two-sided critical value of so many differences from one base, with equal numbers of seeds.
+
+    Dunnett (1955, JASA 50, 1096) bounds the largest of k statistics that share the base and one pooled error, knowing
+    their correlation of 1/2. P(max |T| <= c) = E over s and z of [Phi(sqrt(2) c s + z) - Phi(-sqrt(2) c s + z)] ** k,
+    with z normal and s ** 2 chi-squared over its degrees of freedom, by Gauss-Legendre quadrature: scipy's
+    multivariate_t integrates k dimensions at random.
+    """
+    nodes, weights = np.polynomial.legendre.leggauss(_NODES)
+    base = _REACH * nodes
+    density = _REACH * weights * np.exp(-base * base / 2) / math.sqrt(2 * math.pi)
+    scale = np.sqrt(special.chdtri(freedom, 1 - (nodes + 1) / 2) / freedom)[:, None]
+
+    def excess(critical: float) -> float:
+        reach = math.sqrt(2) * critical * scale
+        inside = special.ndtr(reach + base) - special.ndtr(-reach + base)
+        return float(weights / 2 @ (inside**comparisons @ density)) - CONFIDENCE
+
+    return float(optimize.brentq(excess, 1.0, 1000.0))
+
+
+@cache
+def power(shift: float, comparisons: int, seeds: int) -> float:
+    """Return the probability to find one difference of `shift` standard errors from a base, at equal variances.
+
+    The sum of squares of the pooled error is that of the variant's own differences and an independent rest.
+    """
+    own, pooled = own_quantile(comparisons, seeds - 1), dunnett_quantile(comparisons, comparisons * (seeds - 1))
+    first = (np.arange(_CELLS) + 0.5) / _CELLS
+    freedom, rest = seeds - 1, (comparisons - 1) * (seeds - 1)
+    own_squares = special.chdtri(freedom, 1 - first)[:, None]
+    rest_squares = special.chdtri(rest, 1 - first)[None, :] if rest else np.zeros((1, 1))
+    reach = np.maximum(
+        own * np.sqrt(own_squares / freedom), pooled * np.sqrt((own_squares + rest_squares) / (freedom + rest))
+    )
+    return float(np.mean(special.ndtr(shift - reach) + special.ndtr(-shift - reach)))
+
+
+@cache
+def detectable_deviations(comparisons: int, seeds: int) -> float:
+    """Return the difference that is found with the probability POWER, in seed deviations: of one run over seeds."""
+    most = 1.0
+    while power(most, comparisons, seeds) < POWER:
+        most *= 2
+    errors = optimize.brentq(lambda shift: power(shift, comparisons, seeds) - POWER, 0.0, most, xtol=1e-6)
+    return float(errors) * math.sqrt(2 / seeds)
+
+
+def default_seeds(comparisons: int) -> int:
+    """Return the fewest seeds that find a difference of SOUGHT_DEVIATIONS."""
+    return next(seeds for seeds in range(2, 100) if detectable_deviations(comparisons, seeds) <= SOUGHT_DEVIATIONS)
+
+
+def two_way_intervals(scores: np.ndarray) -> tuple[list[Interval], dict[tuple[int, int], Interval]]:
+    """Return each model's mean score, and the differences a - b of models a < b, with 95 % intervals.
+
+    `scores`: float64 (M models, S fine-tuning seeds, Q questions), NaN where a question was not judged, which must be
+    the same for all models: ValueError. Questions are paired; seeds are not, and their variance is pooled over models.
+    Each error has its own degrees of freedom, and the noise of single answers is counted in both: the intervals are
+    conservative. One seed tells no error of seeds: its intervals cover questions only, for that
+    fine-tuning, and do not say which model is better. Intervals of differences are simultaneous (Bonferroni).
+    """
+    judged = ~np.isnan(scores)
+    if (judged != judged[0]).any() or not judged.any():
+        raise ValueError("scores: wanted at least one judged question, and the same ones judged for all models")
+    scores = scores[:, judged[0].any(1)][:, :, judged[0].any(0)]
+    models, seeds, questions = scores.shape
+    counts = (~np.isnan(scores[0])).sum(0)
+    sums = np.nansum(scores, axis=1)  # (M, Q)
+    freedom = models * (seeds - 1)
+    squares = np.square(np.nanmean(scores, axis=2) - np.nanmean(scores, axis=(1, 2))[:, None]).sum()
+    variance = float(squares) / freedom / seeds if freedom else 0.0  # of a model's mean over seeds
+
+    def interval(of_questions: np.ndarray, sides: int, confidence: float) -> Interval:
+        value, error = mean_and_error(of_questions, counts)
+        of_seeds = student_quantile((1 + confidence) / 2, freedom) * math.sqrt(sides * variance) if freedom else 0.0
+        return student_interval(value, error, questions - 1, confidence).widened(of_seeds)
+
+    pairs = list(combinations(range(models), 2))
+    simultaneous = 1 - ERROR / max(1, len(pairs))
+    means = [interval(sums[model], 1, CONFIDENCE) for model in range(models)]
+    return means, {(a, b): interval(sums[a] - sums[b], 2, simultaneous) for a, b in pairs}

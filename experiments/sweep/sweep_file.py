@@ -6,9 +6,9 @@ from typing import Any
 import attrs
 
 from common.errors import BadInput, quoted
+from evaluation.shared.significance import default_seeds
 from experiments.shared.experiment_files import read_experiment, read_seeds
 from experiments.shared.run_directories import Changes, changed_run
-from experiments.sweep.dunnett import default_seeds
 from experiments.sweep.levers import MOST_VARIANTS, Variant, read_changes, read_variants
 
 KNOWN = ("base", "levers", "seeds", "set", "combine", "halving")

@@ -10,18 +10,17 @@ from tabulate import tabulate
 from common.errors import BadInput
 from common.json_files import read_json
 from common.structure import structured
-from experiments.shared.experiment_files import counted, write_results
-from experiments.sweep.dunnett import FAMILY_ERROR, POWER, SOUGHT_DEVIATIONS, default_seeds, detectable_deviations
-from experiments.sweep.sweep_file import Sweep, run_name
-from experiments.sweep.verdicts import (
-    DIGITS,
-    STOPPED,
-    SweepVerdict,
-    VariantResult,
-    judge_variants,
-    loss_matrix,
+from evaluation.shared.significance import (
+    CONFIDENCE,
+    POWER,
+    SOUGHT_DEVIATIONS,
+    default_seeds,
+    detectable_deviations,
     residual_deviation,
 )
+from experiments.shared.experiment_files import counted, write_results
+from experiments.sweep.sweep_file import Sweep, run_name
+from experiments.sweep.verdicts import DIGITS, STOPPED, SweepVerdict, VariantResult, judge_variants
 
 COLUMNS = ("variant", "runs", "validation loss", "verdict against the base")
 
@@ -102,8 +101,7 @@ class SweepTable:
         compared = [one for one, verdict in zip(self.results[1:], self.verdicts, strict=True) if verdict.difference]
         if not compared:
             return None
-        losses = loss_matrix([self.results[0], *compared], self.sweep.seeds)
-        return residual_deviation(losses), len(compared) * (len(self.sweep.seeds) - 1)
+        return residual_deviation([one.runs for one in (self.results[0], *compared)], paired=True)
 
     def _notes(self) -> list[str]:
         seeds, found = self.sweep.seeds, self._deviation()
@@ -111,7 +109,7 @@ class SweepTable:
         lines = [f"Final validation loss in nats per token, mean over the seeds {shown}; lower is better."]
         if found is not None:
             lines += [
-                f"Differences are paired by seed, with simultaneous {1 - FAMILY_ERROR:.0%} intervals for "
+                f"Differences are paired by seed, with simultaneous {CONFIDENCE:.0%} intervals for "
                 f"{counted(len(self.verdicts), 'comparison')}.",
                 "Deviation of one run over seeds, without what a seed does to all variants alike: "
                 f"{found[0]:.{DIGITS}f} (degrees of freedom: {found[1]}).",
@@ -119,6 +117,7 @@ class SweepTable:
         if (rule := self.sweep.halving) is not None:
             rungs = ", ".join(f"{share:.0%}" for share in rule.rungs)
             lines.append(f"Rule, stated beforehand: at {rungs} of the steps the best 1/{rule.factor:g} go on.")
+            lines.append("Their means look too good, for they were chosen by them: a gain is stated by its bound.")
         if missing := self._missing():
             lines.append(f"Missing: {', '.join(missing)}.")
         return lines

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from evaluation.shared.significance import ratio
+from evaluation.shared.significance import mean_and_error
 from tests import launch
 from tests.evaluation.comparison.stored import compared, evaluate, hellaswag, kept
 
@@ -51,7 +51,7 @@ def test_pairs_on_the_same_text_know_more_than_each_alone(runs: dict[str, Path])
     sizes = np.array(one["groups"]["tokens"], float)
     assert len(sizes) > 100
     nats = [np.array(result["groups"]["nats"]) for result in (one, other)]
-    paired, alone = ratio(nats[0] - nats[1], sizes)[1], [ratio(values, sizes)[1] for values in nats]
+    paired, alone = mean_and_error(nats[0] - nats[1], sizes)[1], [mean_and_error(values, sizes)[1] for values in nats]
     assert paired is not None
     assert paired < 0.7 * np.hypot(*alone)
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from evaluation.loss.held_out_loss import byte_lengths, summary
 from evaluation.shared.load import load, locate
-from evaluation.shared.significance import ratio
+from evaluation.shared.significance import mean_and_error
 from tests.conftest import seal_again, shared, train
 from tests.evaluation.comparison.stored import evaluate, results
 from tests.tokens.format.foreign_files import write_llm_c
@@ -103,7 +103,7 @@ def test_groups_are_whole_documents_whatever_the_model() -> None:
     assert sum(one.groups.nats) / 40_000 == pytest.approx(one.nats_per_token, abs=1e-8)
     ends = np.cumsum(one.groups.tokens)[:-1] - 1
     assert (targets[ends] == tokenizer.end_of_text_id).all()
-    _, error = ratio(np.array(one.groups.nats), np.array(one.groups.tokens))
+    _, error = mean_and_error(np.array(one.groups.nats), np.array(one.groups.tokens))
     assert error == pytest.approx(one.nats_per_token_error, rel=0.2)  # of documents: they are independent here
 
 

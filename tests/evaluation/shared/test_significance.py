@@ -1,10 +1,27 @@
-"""Intervals and standard errors."""
+"""Statistics: intervals cover what they state, critical values are those of tables, equal models are not told apart."""
 
-import attrs
 import numpy as np
 import pytest
+from scipy.stats import multivariate_t
 
-from evaluation.shared.significance import Interval, plus_minus, ratio, student_interval, student_quantile
+from evaluation.shared.significance import (
+    POWER,
+    SOUGHT_DEVIATIONS,
+    Interval,
+    combined_error,
+    default_seeds,
+    detectable_deviations,
+    dunnett_quantile,
+    mean_and_error,
+    plus_minus,
+    power,
+    ratio_freedom,
+    residual_deviation,
+    seed_noise,
+    student_interval,
+    student_quantile,
+    two_way_intervals,
+)
 
 
 def test_turned_round_an_interval_says_the_same_of_the_other() -> None:
@@ -12,25 +29,8 @@ def test_turned_round_an_interval_says_the_same_of_the_other() -> None:
     assert -found == Interval(value=-2, low=-5, high=1)
     assert not found.apart and Interval(value=2, low=1, high=3).apart and Interval(value=-2, low=-3, high=-1).apart
     unknown = Interval(value=2, low=None, high=None)
-    assert not unknown.apart and -unknown == attrs.evolve(unknown, value=-2)
-
-
-def test_quantiles_are_students() -> None:  # of a table
-    for freedom, quantile in ((1, 12.706), (2, 4.303), (10, 2.228), (109, 1.982)):
-        assert student_quantile(0.975, freedom) == pytest.approx(quantile, abs=5e-4)
-
-
-def test_a_ratio_over_units_of_one_size_has_the_error_of_a_mean() -> None:
-    values = np.array([1.0, 2.0, 4.0, 9.0])
-    mean, error = ratio(values * 10, np.full(4, 10.0))
-    assert (mean, error) == (4.0, pytest.approx(values.std(ddof=1) / 2))
-    assert ratio(values[:1], np.ones(1)) == (1.0, None)
-
-
-def test_an_interval_of_a_mean_is_students() -> None:
-    found = student_interval(2.0, 0.5, 11, 0.95)
-    assert [found.low, found.high] == pytest.approx([2 - 2.228 * 0.5, 2 + 2.228 * 0.5], abs=1e-3)
-    assert student_interval(2.0, None, 1, 0.95) == Interval(value=2.0)
+    assert not unknown.apart and -unknown == Interval(value=-2) and unknown.widened(1) == unknown
+    assert Interval(value=0, low=-3, high=6).widened(4) == Interval(value=0, low=-5, high=52**0.5)
 
 
 def test_values_are_told_with_their_errors_and_without_a_negative_zero() -> None:
@@ -38,3 +38,114 @@ def test_values_are_told_with_their_errors_and_without_a_negative_zero() -> None
     assert plus_minus(0.26, 0.14, 1, signed=True) == "+0.3 ± 0.1"
     assert Interval(value=1, low=0.5, high=2).text(1) == "1.0 [0.5, 2.0]"
     assert Interval(value=1).text(2) == "1.00"
+
+
+def test_quantiles_and_intervals_are_students() -> None:  # of a table
+    for freedom, quantile in ((1, 12.706), (2, 4.303), (10, 2.228), (109, 1.982), (float("inf"), 1.960)):
+        assert student_quantile(0.975, freedom) == pytest.approx(quantile, abs=5e-4)
+    found = student_interval(2.0, 0.5, 10)
+    assert [found.low, found.high] == pytest.approx([2 - 2.228 * 0.5, 2 + 2.228 * 0.5], abs=1e-3)
+    assert student_interval(2.0, None, 0) == Interval(value=2.0)
+
+
+def test_a_ratio_over_units_of_one_size_has_the_error_of_a_mean() -> None:
+    values = np.array([1.0, 2.0, 4.0, 9.0])
+    assert mean_and_error(values * 10, np.full(4, 10.0)) == mean_and_error(values)
+    assert mean_and_error(values) == (4.0, pytest.approx(values.std(ddof=1) / 2))
+    assert mean_and_error(values[:1]) == (1.0, None)
+
+
+def test_parts_of_an_error_are_weighed_by_their_degrees_of_freedom() -> None:
+    assert combined_error((3, 5), (4, 5)) == (5, pytest.approx(625 / (81 / 5 + 256 / 5)))
+    assert combined_error((3, 5), (0, 1)) == (3, pytest.approx(5))
+
+
+@pytest.mark.parametrize("documents", [3, 5, 30])
+def test_the_interval_of_a_loss_holds_for_few_documents_of_uneven_lengths(documents: int) -> None:
+    draw, tables = np.random.default_rng(documents), 2000
+    inside = 0
+    for _ in range(tables):
+        tokens = np.round(np.exp(draw.normal(6.3, 1.0, documents))) + 1
+        losses = 3.5 + draw.normal(0, 0.5, documents) + draw.normal(0, 1.5, documents) / np.sqrt(tokens)
+        found = student_interval(*mean_and_error(losses * tokens, tokens), ratio_freedom(tokens))
+        inside += found.low <= 3.5 <= found.high
+    assert 0.92 <= inside / tables <= 0.97
+
+
+@pytest.mark.parametrize(("comparisons", "freedom"), [(2, 4), (3, 20), (5, 10), (9, 60)])
+def test_dunnetts_values_hold_95_percent_of_the_multivariate_t(comparisons: int, freedom: int) -> None:
+    shape = np.full((comparisons, comparisons), 0.5) + 0.5 * np.eye(comparisons)
+    reach = np.full(comparisons, dunnett_quantile(comparisons, freedom))
+    inside = multivariate_t.cdf(reach, shape=shape, df=freedom, lower_limit=-reach, maxpts=200_000, random_state=0)
+    assert inside == pytest.approx(0.95, abs=5e-4)
+
+
+@pytest.mark.parametrize("comparisons", [1, 2, 5])
+def test_the_default_seeds_find_three_deviations_with_the_stated_power_and_one_fewer_does_not(comparisons: int) -> None:
+    seeds = default_seeds(comparisons)
+    found = detectable_deviations(comparisons, seeds)
+    assert found <= SOUGHT_DEVIATIONS < detectable_deviations(comparisons, seeds - 1)
+    assert power(found / (2 / seeds) ** 0.5, comparisons, seeds) == pytest.approx(POWER, abs=1e-5)
+    assert power(0.0, comparisons, seeds) < 0.05
+    assert 8 <= default_seeds(999) <= 15
+
+
+def test_two_recipes_are_compared_by_the_paired_t_test_where_they_share_seeds() -> None:
+    one, other = {1: 4.0, 2: 4.3, 3: 5.1}, {1: 3.8, 2: 4.2, 3: 4.7, 9: 8.0}
+    noise = seed_noise([one, other], one, other)
+    error = np.std([0.2, 0.1, 0.4], ddof=1) / 3**0.5
+    assert noise is not None and (noise.freedom, noise.own_freedom) == (2, 2)
+    assert (noise.pooled, noise.own) == pytest.approx((error, error))
+    assert noise.reach(1) == pytest.approx(4.303 * error, abs=1e-3)
+    assert dunnett_quantile(1, 2) == pytest.approx(4.303, rel=1e-3)
+
+
+def test_recipes_that_share_no_seed_are_compared_by_their_means_and_one_seed_tells_nothing() -> None:
+    one, other, third = {1: 1.0, 2: 3.0}, {3: 5.0, 4: 5.0, 5: 8.0}, {9: 9.0}
+    assert residual_deviation([one, other, third], paired=False) == (pytest.approx((8 / 3) ** 0.5), 3)
+    noise = seed_noise([one, other, third], one, other)
+    assert noise is not None and noise.freedom == 3
+    assert (noise.pooled, noise.own) == pytest.approx(((8 / 3 * 5 / 6) ** 0.5, 2**0.5))  # Welch
+    assert seed_noise([one, other, third], one, third) is None
+
+
+def session(draw: np.random.Generator, shape: tuple[int, int, int], seed_deviation: float = 0) -> np.ndarray:
+    """Return a judge's scores of equal models, 0 to 100: most questions are hard for everybody, answers are noisy."""
+    models, seeds, questions = shape
+    scores = draw.beta(0.6, 2, questions) * 100 + draw.normal(0, 8, (models, 1, questions))
+    scores = scores + draw.normal(0, 18, shape) + draw.normal(0, seed_deviation, (models, seeds, 1))
+    return np.clip(scores, 0, 100)
+
+
+@pytest.mark.parametrize("deviation", [1.7, 8])
+@pytest.mark.parametrize("shape", [(2, 2, 110), (3, 2, 500), (2, 3, 500), (2, 1, 110), (3, 1, 80)], ids=str)
+def test_equal_models_are_not_told_apart_19_times_in_20(shape: tuple[int, int, int], deviation: float) -> None:
+    draw, sessions = np.random.default_rng(sum(shape)), 400
+    of_seeds = deviation if shape[1] > 1 else 0  # one fine-tuning each: no winner, whatever the interval
+    found = [two_way_intervals(session(draw, shape, of_seeds))[1].values() for _ in range(sessions)]
+    assert np.mean([any(one.apart for one in each) for each in found]) <= 0.05 + 3 * (0.05 * 0.95 / sessions) ** 0.5
+
+
+def test_a_difference_is_paired_by_question_and_found() -> None:
+    draw = np.random.default_rng(0)
+    hardness = draw.uniform(0, 100, 60)
+    scores = np.stack([hardness + 2, hardness])[:, None] + draw.normal(0, 1, (2, 1, 60))
+    means, differences = two_way_intervals(scores)
+    found = differences[0, 1]
+    assert found.value == pytest.approx(means[0].value - means[1].value)
+    assert 1 < found.low < found.value < found.high < 3
+    assert means[0].high - means[0].low > 10  # though each alone is little known
+
+
+def test_what_was_not_judged_is_left_out_for_all_alike() -> None:
+    scores = session(np.random.default_rng(0), (2, 2, 30))
+    scores[:, 1, 4] = scores[:, :, 7] = np.nan
+    means, _ = two_way_intervals(scores)
+    assert means[0].value == pytest.approx(np.nanmean(scores[0]))
+    scores[0, 0, 9] = np.nan
+    with pytest.raises(ValueError, match="the same ones judged"):
+        two_way_intervals(scores)
+    with pytest.raises(ValueError, match="at least one judged"):
+        two_way_intervals(np.full((2, 1, 3), np.nan))
+    alone, differences = two_way_intervals(np.array([[[10.0]], [[4.0]]]))
+    assert (alone[0], differences[0, 1]) == (Interval(value=10), Interval(value=6))
