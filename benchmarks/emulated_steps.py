@@ -30,7 +30,7 @@ from common.errors import BadInput
 from tools.fakegpu.recorder import launches, record
 from training.config.train_config import load_run
 from training.loop import collect_garbage
-from training.parallel.process_group import Ranks, start
+from training.parallel.process_group import ALONE, Ranks, start
 from training.planning.memory_model import GIB, MemoryModel
 from training.self_test import random_batches
 from training.step import train_step
@@ -198,8 +198,7 @@ def lone_rank(world_size: int) -> Ranks:
     return Ranks(
         rank=0,
         world_size=world_size,
-        local_rank=0,
-        local_world_size=1,
+        node=ALONE,
         device=device,
         control=control,
         download=control,

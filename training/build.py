@@ -24,7 +24,6 @@ from training.hardware.environment import peak_flops
 from training.limits import Limits
 from training.loop import Loop
 from training.optimizer import Optimizer
-from training.parallel.mesh import make_mesh, wrapper_and_node_size
 from training.parallel.process_group import Ranks
 from training.parallel.wrap import parallelize
 from training.planning.budget import expected_save_seconds
@@ -63,14 +62,10 @@ def make_state(network: GPT, train: TrainConfig, plan: Plan, numerics: Numerics,
     use_attention(shape, numerics.determinism, ranks, train.file.with_name("model.json"))
     recompute, chunks = train.memory.recompute_blocks, train.memory.loss_chunks
     model = NextTokenLoss(network, recompute_blocks=recompute, chunks=chunks)
-    kind, node_size = wrapper_and_node_size(train.execution.parallel, ranks, ordered=numerics.determinism != "off")
-    parallel = parallelize(
-        model, kind, numerics, plan.layout.microbatches, make_mesh(ranks.device, node_size, ranks.timeout)
-    )
-    sharing = parallel.levels.inside if kind == "fsdp" else parallel.data_parallel
+    parallel = parallelize(model, train.execution.parallel, numerics, plan.layout.microbatches, ranks)
     return TrainState(
         parallel=parallel,
-        optimizer=Optimizer(parallel.named_parameters(), train.optimization, ranks.device, sharing),
+        optimizer=Optimizer(parallel.named_parameters(), train.optimization, ranks.device, parallel.updating),
         loss_scale=LossScale(numerics.precision, ranks.device),
         guard=Guard(ranks),
     )

@@ -114,7 +114,7 @@ def _open_data(run: Run, options: Options, ranks: Ranks) -> tuple[TokenSet, Plan
     print_lines(ranks, run.notices)
     before = from_coordinator(ranks, lambda: files_read_before(run.directory))
     token_set = open_tokens(run, options.token_files, ranks, follow=options.follow, begun_with=before)
-    plan = make_plan(run.train, run.model.context_length, ranks.world_size, token_set.lengths)
+    plan = make_plan(run.train, run.model.context_length, ranks.data_parallel.size, token_set.lengths)
     return verify_tokens(run.train, plan, token_set, ranks, run.model.vocab_size), plan
 
 
@@ -212,9 +212,9 @@ def _introduction(run: Run, plan: Plan, numerics: Numerics, ranks: Ranks) -> lis
     settings = f"{wrapper}, {numerics.precision}, {compiled}, determinism {numerics.determinism}"
     lines = [f"{run.directory}: {ranks.world_size} x {name}, {settings}", *describe(run.model, run.train, plan)]
     visible = torch.cuda.device_count() if ranks.device.type == "cuda" else 0
-    if visible > ranks.local_world_size:
+    if visible > ranks.node.size:
         lines.append(
-            f"WARNING: {visible - ranks.local_world_size} of this machine's {visible} GPUs are idle; "
+            f"WARNING: {visible - ranks.node.size} of this machine's {visible} GPUs are idle; "
             f"start with torchrun --nproc_per_node={visible}"
         )
     return lines

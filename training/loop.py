@@ -123,7 +123,7 @@ class Loop:
 
     def _check_token_files(self, *, wait: bool = False) -> None:
         """Raise BadInput, on one rank of a machine alone, for a token file that was written since the run began."""
-        if self.ranks.local_rank == 0:
+        if self.ranks.node.rank == 0:
             for path in self.token_watch.check(wait=wait):
                 line = f"WARNING: {path}: was touched while the run reads it; its content is as it was"
                 self.reporter.say_on_machine(line)

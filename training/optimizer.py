@@ -10,7 +10,7 @@ from common.errors import BadInput
 from training.config.key_groups import OptimizationOptions
 from training.optimizers.optimizer_registry import OPTIMIZERS
 from training.optimizers.update_rule import RATE_FACTOR, HyperParameters, Placement, StateTensor
-from training.parallel.mesh import ALONE, RankGroup
+from training.parallel.process_group import ALONE, RankGroup
 from training.parallel.sharding import local_parameter, local_tensor
 
 

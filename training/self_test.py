@@ -93,7 +93,7 @@ def _gradients(state: TrainState, settings: StepSettings, ranks: Ranks) -> tuple
 
 def random_batches(layout: Layout, vocabulary_size: int, ranks: Ranks) -> NextBatch:
     """Return a function that returns random micro-batches of this rank; the same sequence every time."""
-    generator = torch.Generator().manual_seed(ranks.rank)
+    generator = torch.Generator().manual_seed(ranks.data_parallel.rank)
 
     def next_batch() -> tuple[Tensor, Tensor]:
         shape = (2, layout.microbatch_size, layout.context_length)

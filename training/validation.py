@@ -6,7 +6,7 @@ import torch
 
 from tokens.batches.sampling import inputs_and_targets, read_windows
 from tokens.format.token_file import TokenStream
-from training.parallel.process_group import Ranks, gather
+from training.parallel.process_group import Ranks, gather_parts
 from training.precision import autocast
 from training.prefetch import on_device, pinned
 from training.state import StepSettings, TrainState
@@ -53,6 +53,6 @@ class Validation:
             for window, loss in zip(own, values.tolist(), strict=True)
             if window < self._sequences
         ]
-        losses = [loss for of_rank in gather(ranks, own_losses) for loss in of_rank]
+        losses = [loss for part_losses in gather_parts(ranks, own_losses) for loss in part_losses]
         assert len(losses) == self._sequences
         return math.fsum(losses) / self._sequences

@@ -20,7 +20,6 @@ from evaluation.shared.load import Trained
 from evaluation.shared.records import Record
 from evaluation.shared.split_over_ranks import share
 from tokens.batches.rank_shares import rank_shares
-from training.parallel.mesh import make_mesh
 from training.parallel.process_group import Ranks
 from training.parallel.wrap import parallelize
 from training.precision import Numerics
@@ -70,8 +69,9 @@ def fine_tune(
 
     Raises BadInput where the batch cannot be shared by so many ranks, and where a loss is not finite.
     """
-    if ranks.world_size > settings.batch_size:
-        raise BadInput(f"--batch-size {settings.batch_size}: got {ranks.world_size} ranks, wanted at most that many")
+    if ranks.data_parallel.size > settings.batch_size:
+        got = f"got {ranks.data_parallel.size} ranks, wanted at most that many"
+        raise BadInput(f"--batch-size {settings.batch_size}: {got}")
     if len(train) < settings.batch_size:
         raise BadInput(f"--batch-size {settings.batch_size}: got {len(train)} training records; pass a smaller one")
     network = trained.network
@@ -120,10 +120,11 @@ def encode(trained: Trained, text: str) -> list[int]:
 class _Tuner:
     def __init__(self, trained: Trained, examples: list[Example], settings: FineTuneSettings, ranks: Ranks):
         self._network, self._examples, self._settings, self._ranks = trained.network, examples, settings, ranks
-        self._share = rank_shares(settings.batch_size, ranks.world_size)[ranks.rank]  # records; a micro-batch is one
+        part = ranks.data_parallel
+        self._share = rank_shares(settings.batch_size, part.size)[part.rank]  # records; a micro-batch is one
         numerics = Numerics(determinism="elastic", precision="fp32", compiled=False)
         network = trained.network.to(ranks.device)
-        self._parallel = parallelize(network, "ddp", numerics, settings.batch_size, make_mesh(ranks.device))
+        self._parallel = parallelize(network, "ddp", numerics, settings.batch_size, ranks)
         self._optimizer = torch.optim.AdamW(
             trained.network.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay
         )

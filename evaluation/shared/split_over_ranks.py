@@ -20,7 +20,8 @@ def share(ranks: Ranks, batches: Sequence[Batch], work: Callable[[Batch], Result
     """
     if ranks.device.type == "cpu":
         torch.set_num_threads(1)
-    mine = batches[ranks.rank :: ranks.world_size]
+    part = ranks.data_parallel
+    mine = batches[part.rank :: part.size]
     bar = tqdm(mine, disable=None if ranks.coordinates else True, unit=unit, leave=False)
-    shares = together(ranks, lambda: [work(batch) for batch in bar])
-    return [shares[number % ranks.world_size][number // ranks.world_size] for number in range(len(batches))]
+    shares = dict(together(ranks, lambda: (part.rank, [work(batch) for batch in bar])))
+    return [shares[number % part.size][number // part.size] for number in range(len(batches))]

@@ -54,7 +54,7 @@ def loop_of(monkeypatch: pytest.MonkeyPatch, done: list[str], *, stop_at: int = 
     nothing: Any = None
     parts: Any = {
         "state": state,
-        "ranks": fake(device=fake(type="cuda"), local_rank=1),
+        "ranks": fake(device=fake(type="cuda"), node=fake(rank=1)),
         "plan": fake(steps=8, tokens_per_step=10, read_until=lambda _: []),
         "feed": fake(waited_seconds=0.0, next=nothing, close=note("close"), wait_for_tokens=lambda *_: True),
         "token_watch": nothing,

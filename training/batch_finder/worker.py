@@ -130,9 +130,9 @@ def _report_error(store: Any, number: int, error: Exception) -> None:
 def _start(run: Run, device: str | None) -> tuple[TrainState, StepSettings, Ranks]:
     ranks = start(device, run.train.timeout_seconds)
     train = run.train.replace(global_batch_size=None, gradient_accumulation_steps=1, min_train_tokens=1)
-    plan = make_plan(train, run.model.context_length, ranks.world_size)
+    plan = make_plan(train, run.model.context_length, ranks.data_parallel.size)
     numerics = resolve_numerics(run.train, ranks.device)
-    microbatches = MICRO_STEPS[numerics.determinism] * ranks.world_size
+    microbatches = MICRO_STEPS[numerics.determinism] * ranks.data_parallel.size
     layout = attrs.evolve(plan.layout, microbatches=microbatches)
     plan = attrs.evolve(plan, layout=layout)
     set_determinism(numerics.determinism, run.train.execution.cpu_threads, ranks)

@@ -171,7 +171,7 @@ class Uploader:
 
         Another node's client of a shared disk may not see a new file for a while.
         """
-        ranks, node = self._disks.ranks, self._disks.ranks.local_world_size
+        ranks, node = self._disks.ranks, self._disks.ranks.node.size
         stride, senders = (1, node) if self._disks.shared else (node, ranks.world_size)
         mine = [file for place, file in enumerate(TENSOR_FILES) if place * stride % senders == ranks.rank]
         first = ranks.coordinates

@@ -45,7 +45,7 @@ class NodeDisks:
     @property
     def keeps(self) -> bool:
         """True on the rank that keeps a run directory: on rank 0, or on the first one of each node."""
-        return self.ranks.coordinates if self.shared else self.ranks.local_rank == 0
+        return self.ranks.coordinates if self.shared else self.ranks.node.rank == 0
 
     def on_each(self, work: Callable[[], Value]) -> list[Value]:
         """Call `work` for each run directory, on the rank that keeps it; return the values on every rank.
@@ -61,12 +61,12 @@ class NodeDisks:
         One node alone writes to a disk that several share: clients of a network file system write whole pages, and one
         would write its outdated copy of a page over the bytes that another has put there.
         """
-        return not self.shared or self.ranks.rank == self.ranks.local_rank
+        return not self.shared or self.ranks.rank == self.ranks.node.rank
 
     def of_own_disk(self, values: list[Value]) -> list[Value]:
         """Return, of each rank's value, those of the ranks whose rows are in this node's checkpoints."""
-        first = self.ranks.rank - self.ranks.local_rank
-        return values if self.shared else values[first : first + self.ranks.local_world_size]
+        first = self.ranks.rank - self.ranks.node.rank
+        return values if self.shared else values[first : first + self.ranks.node.size]
 
 
 def find_disks(run: Run, ranks: Ranks) -> NodeDisks:
@@ -75,13 +75,13 @@ def find_disks(run: Run, ranks: Ranks) -> NodeDisks:
     Raises BadInput where nodes have other configurations, where some share a disk and others do not, and where each
     would have shards of its own only.
     """
-    if ranks.local_world_size == ranks.world_size:  # one node; then so on all ranks
+    if ranks.node.size == ranks.world_size:  # one node; then so on all ranks
         return NodeDisks(ranks)
     _check_configurations(run, ranks)
-    directory, leads = run.directory, ranks.local_rank == 0
+    directory, leads = run.directory, ranks.node.rank == 0
     told = gather(ranks, f"{PREFIX}{uuid4().hex}" if leads else None)
     probes = [probe for probe in told if probe is not None]
-    own = told[ranks.rank - ranks.local_rank]
+    own = told[ranks.rank - ranks.node.rank]
 
     def write() -> None:
         for number in range(PROBES):

@@ -27,8 +27,7 @@ from training.checkpoints.atomic_commit import NewFile, WrittenBytes, write_rows
 from training.checkpoints.directory import OPTIMIZER, WEIGHTS
 from training.checkpoints.node_disks import NodeDisks
 from training.checkpoints.saved_state import combined_sha256, read_state
-from training.parallel.mesh import RankGroup
-from training.parallel.process_group import Ranks, gather
+from training.parallel.process_group import RankGroup, Ranks, gather
 from training.parallel.sharding import checkpoint_rows, full_tensor, held_rows
 from training.state import TrainState
 
@@ -67,9 +66,9 @@ class StateShard:
         self._state, self._disks, self._pinned = state, disks, ranks.device.type == "cuda"
         writers = [rank for rank, writes in enumerate(gather(ranks, disks.writes)) if writes]
         if not disks.shared:
-            self._node = RankGroup(rank=ranks.local_rank, size=ranks.local_world_size, group=None)
+            self._node = ranks.node
         else:
-            self._node = RankGroup(rank=writers.index(ranks.rank) if disks.writes else 0, size=len(writers), group=None)
+            self._node = RankGroup(rank=writers.index(ranks.rank) if disks.writes else 0, size=len(writers))
         self.files: dict[str, NewFile] = {}  # whole files, of all ranks
         for file, tensors in _files(state):
             header = _header(tensors)

@@ -84,7 +84,7 @@ def download(location: TokenLocation, train_tokens: int | None, ranks: Ranks) ->
         fetch = functools.partial(download_dataset, location.dataset, location.directory, train_tokens)
         if is_bucket(location.dataset):
             fetch = functools.partial(download_tokens, location.dataset, location.directory)
-        together(ranks, fetch, only=ranks.local_rank == 0, group=ranks.download)
+        together(ranks, fetch, only=ranks.node.rank == 0, group=ranks.download)
 
 
 def _is_begun(directory: Path) -> bool:

@@ -89,7 +89,7 @@ def open_tokens(
     Raises BadInput on every rank.
     """
     locations = locate_tokens(run.train, given)
-    wanted = train_tokens_wanted(run.train, run.model.context_length, ranks.world_size)
+    wanted = train_tokens_wanted(run.train, run.model.context_length, ranks.data_parallel.size)
     for location in locations:
         download(location, wanted.get(location.dataset), ranks)
     growing = growing_directories([location.directory for location in locations], ranks, follow=follow)

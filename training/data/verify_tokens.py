@@ -36,15 +36,15 @@ def verify_tokens(train: TrainConfig, plan: Plan, token_set: TokenSet, ranks: Ra
     for directory in token_set.directories:
         read = functools.partial(read_contents, _files(directory), directory.manifest)
         # the other ranks wait on gloo, which leaves this one the processor
-        on_machines = together(ranks, read, only=ranks.local_rank == 0, group=ranks.download)
+        on_machines = together(ranks, read, only=ranks.node.rank == 0, group=ranks.download)
         checked.append(attrs.evolve(directory, contents=agreed_contents(directory.path, on_machines)))
 
     def check_ids() -> None:
         for directory, stream, first, count in _ranges_to_read(checked, plan, begin, shuffle=train.data.shuffle):
             if max(directory.contents[file.path.name].max_id for file in stream.files) < vocabulary_size:
                 continue
-            share = -(-count // ranks.local_world_size)  # each machine looks at its copy once
-            own = first + ranks.local_rank * share
+            share = -(-count // ranks.node.size)  # each machine looks at its copy once
+            own = first + ranks.node.rank * share
             stream.check_ids(own, max(0, min(share, first + count - own)), vocabulary_size)
 
     together(ranks, check_ids)
@@ -106,7 +106,7 @@ def _check_validation_length(directory: TokenDirectory, begin: int, plan: Plan, 
     assert stream is not None
     if growing is not None:
         wait = functools.partial(wait_for_validation, growing, wanted, say=ranks.coordinates)
-        together(ranks, wait, only=ranks.local_rank == 0, group=ranks.download)  # the other ranks wait on gloo
+        together(ranks, wait, only=ranks.node.rank == 0, group=ranks.download)  # the other ranks wait on gloo
         growing.refresh()
     elif stream.length < wanted:
         raise BadInput(

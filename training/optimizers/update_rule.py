@@ -7,7 +7,7 @@ import attrs
 import torch
 from torch import nn
 
-from training.parallel.mesh import RankGroup
+from training.parallel.process_group import RankGroup
 
 FIRST_MOMENTUM = 0.85  # of Muon's momentum warm-up, as in KellerJordan/modded-nanogpt
 RATE_FACTOR = "rate_factor"  # key of a parameter group: its learning rate over the schedule's

@@ -13,8 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.fsdp._fully_shard import _fsdp_api  # ReduceScatter, the interface of set_custom_reduce_scatter
 
-from training.parallel.mesh import RankGroup
-from training.parallel.process_group import reduce_scatter_single
+from training.parallel.process_group import RankGroup, reduce_scatter_single
 
 
 @contextmanager

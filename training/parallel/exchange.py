@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from training.parallel.mesh import Levels, RankGroup
-from training.parallel.process_group import all_gather_single
+from training.parallel.mesh import Levels
+from training.parallel.process_group import RankGroup, all_gather_single
 from training.parallel.sum_tree import SumTree, leaf
 
 # Elements of partial sums that a rank sends at a time: a GPU's memory for them is its stream's own for good, and DDP's

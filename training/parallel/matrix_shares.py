@@ -10,8 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from training.parallel.mesh import RankGroup
-from training.parallel.process_group import all_gather_single
+from training.parallel.process_group import RankGroup, all_gather_single
 
 
 @attrs.frozen(kw_only=True)

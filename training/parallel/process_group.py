@@ -36,18 +36,43 @@ Value = TypeVar("Value")
 
 
 @attrs.frozen(kw_only=True)
+class RankGroup:
+    """Ranks that divide the global batch, or the rows of a tensor, and this process's place among them."""
+
+    rank: int  # 0 .. size - 1
+    size: int
+    group: Any = None  # dist.ProcessGroup, in the order of these ranks; None: the default group
+
+    def chunk(self, rows: int) -> int:
+        """Return the rows of a shard, as torch.chunk divides them; the last ones may have less, or none."""
+        return -(-rows // self.size)
+
+    def first_row(self, rows: int) -> int:
+        """Return the place of this rank's first row in the whole tensor."""
+        return min(self.rank * self.chunk(rows), rows)
+
+
+ALONE = RankGroup(rank=0, size=1)
+
+
+@attrs.frozen(kw_only=True)
 class Ranks:
     """Rank of this process, world size, and the process groups of the job."""
 
     rank: int
     world_size: int
-    local_rank: int  # on this machine; picks the GPU
-    local_world_size: int
+    node: RankGroup = attrs.field()  # ranks of this machine, without a group; the place among them picks the GPU
+    data_parallel: RankGroup = attrs.field()  # ranks that divide the global batch
     device: torch.device
     control: Any  # dist.ProcessGroup
     download: Any  # likewise
     timeout: timedelta = STORE_TIMEOUT  # of collectives on device tensors
     generation: str = "0"  # of these processes, in what torchrun restarts
+
+    @node.default
+    @data_parallel.default
+    def _all(self) -> RankGroup:
+        return RankGroup(rank=self.rank, size=self.world_size)
 
     @property
     def coordinates(self) -> bool:
@@ -88,8 +113,7 @@ def start(device_kind: str | None, timeout_seconds: int) -> Ranks:
     return Ranks(
         rank=dist.get_rank(),
         world_size=dist.get_world_size(),
-        local_rank=local_rank,
-        local_world_size=local_world_size,
+        node=RankGroup(rank=local_rank, size=local_world_size),
         device=device,
         control=dist.new_group(backend="gloo", timeout=timeout),
         download=dist.new_group(backend="gloo", timeout=DOWNLOAD_TIMEOUT),
@@ -130,6 +154,12 @@ def gather(ranks: Ranks, value: Value, group: Any = None) -> list[Value]:
     values: list[Any] = [None] * ranks.world_size
     dist.all_gather_object(values, value, group=group or ranks.control)
     return values
+
+
+def gather_parts(ranks: Ranks, value: Value) -> list[Value]:
+    """All-gather a Python value of each data-parallel rank, in their order; ranks that share batches have the same."""
+    parts = dict(gather(ranks, (ranks.data_parallel.rank, value)))
+    return [parts[rank] for rank in range(ranks.data_parallel.size)]
 
 
 def from_coordinator(ranks: Ranks, make: Callable[[], Value], *, group: Any = None) -> Value:

@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from training.parallel.mesh import RankGroup
+from training.parallel.process_group import RankGroup
 
 
 def shards_of(value: Tensor) -> RankGroup | None:

@@ -12,7 +12,6 @@ import torch
 import torch._dynamo
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
@@ -22,8 +21,9 @@ from tokens.batches.rank_shares import rank_shares
 from training.parallel.bucket_sum import BucketSum
 from training.parallel.exchange import exchanges
 from training.parallel.fsdp import wrap_in_fsdp
-from training.parallel.mesh import Levels, RankGroup, data_parallel_of, levels_of
+from training.parallel.mesh import Levels, levels_of, make_mesh, wrapper_and_node_size
 from training.parallel.ordered_reduce import OrderedGradients
+from training.parallel.process_group import RankGroup, Ranks
 from training.parallel.step_clock import StepClock
 from training.parallel.sum_tree import step_tree
 from training.precision import Numerics
@@ -39,10 +39,10 @@ class Parallel:
     network: GPT  # bare: plain names
     model: Any  # wrapped: what to call
     levels: Levels
+    data_parallel: RankGroup
     gradient_divisor: int  # of reduced gradients of unscaled losses: sums over micro-batches and ranks
     reduction: OrderedGradients | BucketSum | None
     clock: StepClock
-    data_parallel: RankGroup = attrs.field(init=False, factory=data_parallel_of)
     # Read once: between a forward and its backward FSDP shows gathered weights under the same names.
     _parameters: dict[str, nn.Parameter] = attrs.field(init=False)
     _sharded: list[FSDPModule] = attrs.field(init=False)
@@ -75,6 +75,11 @@ class Parallel:
             for module in self._sharded:
                 module.reshard()  # what is gathered once a step
 
+    @property
+    def updating(self) -> RankGroup:
+        """Ranks that share out an update's work: those with the shards of the parameters, or all data-parallel ones."""
+        return self.levels.inside if self._sharded else self.data_parallel
+
     def zero_grad(self) -> None:
         """Clear gradients. DDP copies the next ones into its buckets, which moves fewer bytes than adding to zeros."""
         for parameter in self._parameters.values():
@@ -90,17 +95,18 @@ class Parallel:
 
 
 def parallelize(
-    model: NextTokenLoss | GPT, kind: str, numerics: Numerics, microbatches: int, mesh: DeviceMesh
+    model: NextTokenLoss | GPT, parallel: str, numerics: Numerics, microbatches: int, ranks: Ranks
 ) -> Parallel:
-    """Compile and wrap a model as `kind`: "ddp" or "fsdp". Call it on every rank.
+    """Compile and wrap a model; `parallel` as in train.json. Call it on every rank.
 
     A model on the meta device gets memory without values: a rank never holds more than it keeps. `microbatches`: of a
-    step, on all ranks together.
+    step, on all ranks together. Raises BadInput for "hsdp" on nodes of different sizes.
     """
     network = model.network if isinstance(model, NextTokenLoss) else model
-    levels = levels_of(mesh)
-    data_parallel, ordered = data_parallel_of(), None
-    device = torch.device("cuda", torch.cuda.current_device()) if mesh.device_type == "cuda" else torch.device("cpu")
+    kind, node_size = wrapper_and_node_size(parallel, ranks, ordered=numerics.determinism != "off")
+    mesh = make_mesh(ranks, node_size)
+    levels, data_parallel, device = levels_of(mesh), ranks.data_parallel, ranks.device
+    ordered = None
     sharded = kind == "fsdp" and levels.size > 1
     if not sharded:
         allocate(model, device)
@@ -120,7 +126,13 @@ def parallelize(
         reduction = ordered or BucketSum(data_parallel.group)  # NCCL knows of nodes by itself
         wrapped = wrap_in_ddp(model, reduction, clock)
     return Parallel(
-        network=network, model=wrapped, levels=levels, gradient_divisor=microbatches, reduction=reduction, clock=clock
+        network=network,
+        model=wrapped,
+        levels=levels,
+        data_parallel=data_parallel,
+        gradient_divisor=microbatches,
+        reduction=reduction,
+        clock=clock,
     )
 
 

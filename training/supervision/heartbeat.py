@@ -198,7 +198,7 @@ class Heartbeat:
             silent = silent + 1 if self._polls == seen else 0
             seen = self._polls
             if silent >= patience:
-                if self.ranks.local_rank == 0:
+                if self.ranks.node.rank == 0:
                     seconds = silent * self._beat_seconds
                     _print(
                         f"the first node, {os.environ.get('MASTER_ADDR')}, has not answered for {seconds:.0f} s; the "

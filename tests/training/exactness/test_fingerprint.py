@@ -17,7 +17,7 @@ ELASTIC = Numerics(determinism="elastic", precision="fp32", compiled=False)
 
 
 def ranks(world_size: int) -> Ranks:
-    place = {"rank": 0, "local_rank": 0, "world_size": world_size, "local_world_size": world_size}
+    place = {"rank": 0, "world_size": world_size}
     return Ranks(**place, device=torch.device("cpu"), control=None, download=None)
 
 

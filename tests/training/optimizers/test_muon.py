@@ -18,7 +18,7 @@ from training.optimizers import muon
 from training.optimizers.muon import Muon, matrices_of, orthogonalization_flops, orthogonalize
 from training.optimizers.update_rule import FIRST_MOMENTUM, HyperParameters, MuonOptions, Placement, Shape, rate_group
 from training.parallel import matrix_shares
-from training.parallel.mesh import ALONE, RankGroup
+from training.parallel.process_group import ALONE, RankGroup
 
 SHAPES = {
     "blocks.0.attention.qkv.weight": (36, 12),
@@ -183,7 +183,7 @@ def test_on_eight_ranks_each_computes_an_eighth(
         sides = [sorted(shape) for shape in computed]
         return sum(5 * (4 * short * short * long + 2 * short**3) for short, long in sides)
 
-    alone, shared = flops(ALONE), [flops(RankGroup(rank=rank, size=8, group=None)) for rank in range(8)]
+    alone, shared = flops(ALONE), [flops(RankGroup(rank=rank, size=8)) for rank in range(8)]
     assert sum(shared) == alone
     assert max(shared) <= most * alone / 8
 

@@ -3,8 +3,11 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from training.parallel.process_group import Ranks
 
 
 @contextmanager
@@ -15,3 +18,9 @@ def as_rank(rank: int, *, of: int) -> Iterator[None]:
         yield
     finally:
         dist.destroy_process_group()
+
+
+def default_ranks() -> Ranks:
+    """Return this rank of the default process group, on the CPU."""
+    size, cpu = dist.get_world_size(), torch.device("cpu")
+    return Ranks(rank=dist.get_rank(), world_size=size, device=cpu, control=None, download=None)

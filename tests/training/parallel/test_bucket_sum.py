@@ -11,8 +11,8 @@ from model.gpt import GPT, initialize
 from model.loss import NextTokenLoss
 from tests.conftest import TINY_MODEL
 from training.parallel.bucket_sum import BucketSum
-from training.parallel.mesh import Levels, data_parallel_of
-from training.parallel.process_group import Ranks
+from training.parallel.mesh import Levels
+from training.parallel.process_group import ALONE, Ranks
 from training.parallel.step_clock import StepClock
 from training.parallel.wrap import Parallel, wrap_in_ddp
 
@@ -25,8 +25,8 @@ def parallel(alone: Ranks) -> Parallel:
     reduction = BucketSum(dist.group.WORLD)
     clock = StepClock(alone.device)
     wrapped = wrap_in_ddp(NextTokenLoss(network), reduction, clock)
-    levels = Levels(inside=data_parallel_of())
-    parts = {"levels": levels, "gradient_divisor": 3, "reduction": reduction, "clock": clock}
+    places = {"levels": Levels(inside=ALONE), "data_parallel": ALONE}
+    parts = places | {"gradient_divisor": 3, "reduction": reduction, "clock": clock}
     return Parallel(network=network, model=wrapped, **parts)
 
 

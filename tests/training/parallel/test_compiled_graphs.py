@@ -14,8 +14,7 @@ from model.gpt import GPT, initialize
 from model.loss import NextTokenLoss
 from tests.model.architectures import MODERN
 from tests.model.test_gpt import SMALL
-from tests.training.parallel.conftest import as_rank
-from training.parallel.mesh import make_mesh
+from tests.training.parallel.conftest import as_rank, default_ranks
 from training.parallel.wrap import parallelize
 from training.precision import Numerics, autocast
 
@@ -46,7 +45,7 @@ def train_and_validate(config: ModelConfig, kind: str, compiled: bool | str = Tr
     network = GPT(attrs.evolve(config, n_layers=12))
     initialize(network, 0)
     numerics = Numerics(determinism="off", precision="bf16", compiled=compiled)
-    parallel = parallelize(NextTokenLoss(network, **memory), kind, numerics, 2, make_mesh(CPU))
+    parallel = parallelize(NextTokenLoss(network, **memory), kind, numerics, 2, default_ranks())
     tokens = torch.zeros(2, config.context_length, dtype=torch.int64)
     for _ in range(2):
         for last in (False, True):

@@ -16,8 +16,9 @@ from tests.training.parallel.test_ordered_reduce import leaves, tree_sum
 from tokens.batches.rank_shares import odd_factor, rank_shares
 from training.parallel import exchange
 from training.parallel.exchange import exchanges, ordered_all_reduce, ordered_reduce_scatter
-from training.parallel.mesh import ALONE, Levels, RankGroup
+from training.parallel.mesh import Levels
 from training.parallel.ordered_reduce import LeafSum
+from training.parallel.process_group import ALONE, RankGroup
 from training.parallel.sum_tree import step_tree
 
 MakeGroup = Callable[[str, int, int], RankGroup]  # of name, rank, size

@@ -15,13 +15,12 @@ from model.config import GPT2_SIZES, ModelConfig
 from model.gpt import GPT, Block, initial_weights, initialize
 from model.loss import NextTokenLoss
 from tests.conftest import TINY_MODEL, metrics, train
-from tests.training.parallel.conftest import as_rank
+from tests.training.parallel.conftest import as_rank, default_ranks
 from training.build import make_network
 from training.config.key_groups import OptimizationOptions
 from training.initial_weights import keep_rows
 from training.optimizer import Optimizer
 from training.parallel.fsdp import block_groups
-from training.parallel.mesh import make_mesh
 from training.parallel.sharding import held_rows, local_tensor
 from training.parallel.wrap import Parallel, parallelize
 from training.precision import DTYPES, Numerics, autocast
@@ -50,7 +49,7 @@ def wrapped(
 ) -> Parallel:
     model = NextTokenLoss(network or GPT(ModelConfig(**TINY_MODEL | SIX_LAYERS)), recompute_blocks=recompute_blocks)
     numerics = Numerics(determinism=determinism, precision=precision, compiled=False)
-    return parallelize(model, "fsdp", numerics, 6, make_mesh(CPU))
+    return parallelize(model, "fsdp", numerics, 6, default_ranks())
 
 
 def run_pass(parallel: Parallel, precision: str, *, last: bool) -> None:

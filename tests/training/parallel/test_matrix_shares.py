@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from training.parallel.matrix_shares import Matrix, compute_replicated, compute_sharded, deal
-from training.parallel.mesh import RankGroup
+from training.parallel.process_group import RankGroup
 
 HEIGHTS = {"a": [5], "b": [3, 2, 2], "c": [1], "d": [6]}  # rows of the matrices of each parameter
 COLUMNS = 3
@@ -41,7 +41,7 @@ def test_each_matrix_is_dealt_once_and_no_rank_has_more_than_its_part_and_one(he
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 8])
 def test_the_shards_of_a_matrix_are_its_rows_in_the_order_of_ranks(size: int) -> None:
-    ranks = RankGroup(rank=0, size=size, group=None)
+    ranks = RankGroup(rank=0, size=size)
     for matrix in matrices(HEIGHTS):
         rows = [row for rank in range(size) for row in matrix.rows_on(rank, ranks)]
         assert rows == list(range(matrix.first_row, matrix.first_row + matrix.rows))

@@ -19,8 +19,9 @@ from tests.model.architectures import NANOCHAT, QWEN3
 from tests.walks import final_hash
 from tokens.batches.rank_shares import odd_factor, rank_shares
 from training.parallel.exchange import exchanges
-from training.parallel.mesh import ALONE, Levels
+from training.parallel.mesh import Levels
 from training.parallel.ordered_reduce import LeafSum, OrderedGradients
+from training.parallel.process_group import ALONE
 from training.parallel.sum_tree import SumTree, leaf, step_tree
 from training.telemetry.metrics_log import read_metrics
 

@@ -14,7 +14,7 @@ from training.parallel import process_group
 MEMBER = """
 import json, sys
 from common.errors import BadInput
-from training.parallel.process_group import from_coordinator, gather, start, stop, together
+from training.parallel.process_group import ALONE, from_coordinator, gather, start, stop, together
 
 ranks = start("cpu", 60)
 
@@ -38,7 +38,8 @@ stop()
 
 
 def test_a_process_without_a_launcher_is_a_group_of_one(alone: process_group.Ranks) -> None:
-    assert (alone.rank, alone.world_size, alone.local_rank, alone.coordinates) == (0, 1, 0, True)
+    assert (alone.rank, alone.world_size, alone.coordinates) == (0, 1, True)
+    assert alone.node == alone.data_parallel == process_group.ALONE
     assert process_group.gather(alone, "x") == ["x"]
     assert process_group.from_coordinator(alone, lambda: 5) == 5
 

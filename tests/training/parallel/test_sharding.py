@@ -5,8 +5,9 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from tests.training.parallel.conftest import as_rank
-from training.parallel.mesh import RankGroup, make_mesh
+from tests.training.parallel.conftest import as_rank, default_ranks
+from training.parallel.mesh import make_mesh
+from training.parallel.process_group import RankGroup
 from training.parallel.sharding import checkpoint_rows, full_tensor, held_rows, local_tensor, shards_of
 
 ROWS, SIZE = [1, 3, 4, 5, 7, 8, 13], 4
@@ -20,7 +21,7 @@ def whole(rows: int) -> torch.Tensor:
 def test_shards_are_those_of_torch_chunk(rows: int) -> None:
     chunks = whole(rows).chunk(SIZE)
     for rank in range(SIZE):
-        shards = RankGroup(rank=rank, size=SIZE, group=None)
+        shards = RankGroup(rank=rank, size=SIZE)
         first = shards.first_row(rows)
         own = whole(rows)[first : first + shards.chunk(rows)]
         assert torch.equal(own, chunks[rank] if rank < len(chunks) else whole(rows)[:0])
@@ -30,7 +31,7 @@ def test_shards_are_those_of_torch_chunk(rows: int) -> None:
 def test_of_a_replica_each_row_is_written_once_in_order(rows: int) -> None:
     parts = []
     for rank in range(SIZE):
-        node = RankGroup(rank=rank, size=SIZE, group=None)
+        node = RankGroup(rank=rank, size=SIZE)
         first, part = checkpoint_rows(whole(rows), node, replica=True, shard=True)
         assert first == sum(map(len, parts))
         parts.append(part)
@@ -42,13 +43,13 @@ def test_of_a_replica_each_row_is_written_once_in_order(rows: int) -> None:
 @pytest.mark.parametrize("rank", range(SIZE))
 def test_of_a_shard_the_held_rows_are_held_and_written(rows: int, rank: int) -> None:
     with as_rank(rank, of=SIZE):
-        mesh = make_mesh(torch.device("cpu"))
+        mesh = make_mesh(default_ranks())
         sharded = distribute_tensor(whole(rows), mesh, [Shard(0)], src_data_rank=None)
         first, held = held_rows(sharded)
         assert torch.equal(held, whole(rows)[first : first + len(held)])
         assert torch.equal(held, local_tensor(sharded))
         assert len(held) == len(sharded.to_local())
-        node = RankGroup(rank=rank, size=SIZE, group=None)
+        node = RankGroup(rank=rank, size=SIZE)
         other_first, written = checkpoint_rows(sharded, node, replica=False, shard=True)
         assert (other_first, written.tolist()) == (first, held.tolist())
         assert not len(checkpoint_rows(sharded, node, replica=True, shard=False)[1])  # another node writes

@@ -1,22 +1,16 @@
 """Nodes: gradients added up inside them first, and HSDP, have the bits of one process; resumes across all layouts."""
 
-import re
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from common.errors import BadInput
 from model.config import ModelConfig, parameter_count
 from tests.conftest import TINY_MODEL, metrics, train
 from tests.machines import two_machines
 from tests.model.architectures import NANOCHAT
-from tests.training.parallel.conftest import as_rank
-from training.parallel.mesh import Levels, inside_mesh, levels_of, make_mesh, wrapper_and_node_size
-from training.parallel.process_group import Ranks
 
 AS_NODES = Path(__file__).with_name("as_nodes.py")
 LAYOUTS = [(1, 1), (1, 2), (2, 1), (2, 2), (1, 4)]  # nodes, ranks of each
@@ -101,59 +95,3 @@ def test_a_step_sends_no_more_between_nodes_than_it_must(
     least = 4 * parameters  # 2 (R - 1) / R of the fp32 gradients, R = 2 nodes
     print(f"{parallel}: {(sent[40] - sent[10]) / 30 / least:.3f} of the least")
     assert least <= (sent[40] - sent[10]) / 30 <= 1.1 * least
-
-
-def test_levels_are_nodes_and_places_on_them() -> None:
-    with as_rank(5, of=8):
-        mesh = make_mesh(torch.device("cpu"), 4)
-        levels = levels_of(mesh)
-        assert (levels.inside.rank, levels.inside.size) == (1, 4)
-        assert (levels.across.rank, levels.across.size, levels.size) == (1, 2, 8)
-        assert inside_mesh(mesh).size() == 4
-
-
-def test_one_level_has_all_ranks() -> None:
-    with as_rank(5, of=8):
-        levels = levels_of(make_mesh(torch.device("cpu")))
-        assert (levels.inside.rank, levels.inside.size, levels.size) == (5, 8, 8)
-        assert levels == Levels(inside=levels.inside)
-
-
-@pytest.mark.parametrize(
-    ("parallel", "nodes", "chosen"),
-    [
-        ("ddp", [8], ("ddp", None)),
-        ("hsdp", [8], ("fsdp", None)),
-        ("ddp", [4, 4], ("ddp", 4)),
-        ("fsdp", [4, 4], ("fsdp", None)),
-        ("hsdp", [4, 4], ("fsdp", 4)),
-        ("hsdp", [1, 1], ("ddp", None)),
-        ("ddp", [1, 1], ("ddp", None)),
-        ("ddp", [6, 6], ("ddp", 6)),
-        ("hsdp", [6, 6], ("fsdp", 6)),
-        ("ddp", [4, 2], ("ddp", None)),
-        ("hsdp", [4, 2], 'parallel: "hsdp": got nodes of [2, 4] ranks, wanted as many on each'),
-    ],
-)
-def test_levels_follow_from_the_nodes(
-    parallel: str, nodes: list[int], chosen: tuple[str, int | None] | str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    places = [(size, sum(nodes[:node])) for node, size in enumerate(nodes) for _ in range(size)]
-    monkeypatch.setattr("training.parallel.mesh.gather", lambda ranks, own: places)
-    size, first = places[0]
-    ranks = Ranks(
-        rank=first,
-        world_size=sum(nodes),
-        local_rank=0,
-        local_world_size=size,
-        device=torch.device("cpu"),
-        control=None,
-        download=None,
-    )
-    if isinstance(chosen, str):
-        with pytest.raises(BadInput, match=re.escape(chosen)):
-            wrapper_and_node_size(parallel, ranks, ordered=True)
-    else:
-        assert wrapper_and_node_size(parallel, ranks, ordered=True) == chosen
-        # Without an ordered sum DDP uses no groups of nodes: makes none
-        assert wrapper_and_node_size(parallel, ranks, ordered=False) == (("ddp", None) if parallel == "ddp" else chosen)

@@ -11,12 +11,11 @@ from model.config import ModelConfig
 from model.gpt import GPT, initialize
 from model.loss import NextTokenLoss
 from tests.conftest import TINY_MODEL
-from training.parallel.mesh import make_mesh
+from tests.training.parallel.conftest import default_ranks
 from training.parallel.wrap import Parallel, compile_model, parallelize
 from training.precision import Numerics
 
 CONFIG = ModelConfig(**TINY_MODEL)
-CPU = torch.device("cpu")
 
 
 pytestmark = pytest.mark.usefixtures("alone")
@@ -26,7 +25,7 @@ def wrap(kind: str, determinism: str, microbatches: int = 6) -> Parallel:
     network = GPT(CONFIG)
     initialize(network, 0)
     numerics = Numerics(determinism=determinism, precision="fp32", compiled=False)
-    return parallelize(NextTokenLoss(network), kind, numerics, microbatches, make_mesh(CPU))
+    return parallelize(NextTokenLoss(network), kind, numerics, microbatches, default_ranks())
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])

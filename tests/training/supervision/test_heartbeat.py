@@ -172,8 +172,8 @@ from training.supervision.heartbeat import Heartbeat, Reactions
 
 server = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
 os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(server.port), TORCHELASTIC_RUN_ID="sleeping")
-place = dict(local_world_size=2, device=torch.device("cpu"), control=None, download=None)
-ranks = [Ranks(rank=rank, world_size=2, local_rank=rank, **place) for rank in range(2)]
+place = dict(device=torch.device("cpu"), control=None, download=None)
+ranks = [Ranks(rank=rank, world_size=2, **place) for rank in range(2)]
 reactions = Reactions(lost=os.abort, stopped=os.abort, orphaned=os.abort)
 heartbeats = [Heartbeat(each, 1, reactions, beat_seconds=0.1) for each in ranks]
 time.sleep(0.5)
