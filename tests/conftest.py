@@ -74,6 +74,14 @@ def shared(name: str) -> Path:
     return path
 
 
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Append a test that has ended to the file that REACHED_TESTS names: .ci/run says which ones it did not reach."""
+    file = os.environ.get("REACHED_TESTS")
+    if file and "PYTEST_XDIST_WORKER" not in os.environ and (report.failed or report.when == "teardown"):
+        with Path(file).open("a") as reached:
+            reached.write(f"{'FAILED ' if report.failed else ''}{report.nodeid}\n")
+
+
 @pytest.fixture(autouse=True)
 def no_process_group_is_left() -> Iterator[None]:
     """Fail the test that leaves one, not a later one that would start its own."""
