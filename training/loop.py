@@ -71,12 +71,9 @@ class Loop:
 
     def _train_step(self, step: int) -> StepResult:
         """Train on a step, and time this rank's own part in it."""
-        clock, waited_seconds = self.state.parallel.clock, self.feed.waited_seconds
-        clock.begin_step()
-        self.heartbeat.begin_step(step + 1, clock.totals)
-        result = train_step(self.state, self.settings, step, self.feed.next)
-        clock.end_step(self.feed.waited_seconds - waited_seconds)
-        return result
+        with self.state.parallel.clock.timed():
+            self.heartbeat.begin_step(step + 1, self.state.parallel.clock.totals)
+            return train_step(self.state, self.settings, step, self.feed.next)
 
     def _count_step(self, step: int) -> None:
         """Account for a step; `step` counts the updates done."""
@@ -84,8 +81,6 @@ class Loop:
         tokens = step * self.plan.tokens_per_step
         self.state.position = attrs.evolve(self.state.position, step=step, tokens=tokens, validation_loss=None)
         self.reporter.step_done()
-        for straggling in self.heartbeat.straggling():
-            self.reporter.straggling(step, straggling)
         self.saving.poll()
 
     def _do_what_is_due(self, step: int, result: StepResult) -> None:
@@ -94,7 +89,7 @@ class Loop:
         if logging or saving or validating or self.ranks.device.type == "cpu":
             self._check_guard()
         if logging:
-            self.reporter.log(step, result, self.intervals.remaining(step))
+            self.reporter.log(step, result, self.intervals.remaining(step), self.heartbeat.beats.rank_seconds())
             self._check_token_files()
         if self.intervals.hash_due(step):
             self.reporter.record(step, state_sha256=state_sha256(self.state, self.ranks))

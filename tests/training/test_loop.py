@@ -61,7 +61,7 @@ def loop_of(monkeypatch: pytest.MonkeyPatch, done: list[str], *, stop_at: int = 
         "validations": {"first": fake(measure=validate), "second": fake(measure=lambda *_: 9.0)},
         "saving": saving,
         "reporter": reporter,
-        "heartbeat": fake(begin_step=lambda *_: None, straggling=list),
+        "heartbeat": fake(begin_step=lambda *_: None, beats=fake(rank_seconds=lambda: None)),
         "limits": fake(stopped_by=lambda *, signalled: "signal" if signalled else "--max-hours"),
         "stop_request": fake(agreed=lambda: state.position.step >= stop_at, signalled=True),
     }

@@ -24,19 +24,7 @@ class StepSeconds:
     """Totals of steps."""
 
     steps: int = 0
-    whole: float = 0.0
     own: float = 0.0
-    data: float = 0.0  # of these, waiting for data; on a GPU by the host's clock
-
-
-@attrs.frozen(kw_only=True)
-class Marks:
-    """A step between its marks."""
-
-    begin: Mark
-    own: list[tuple[Mark, Mark]]
-    end: Mark
-    data_seconds: float
 
 
 class StepClock:
@@ -45,25 +33,28 @@ class StepClock:
     def __init__(self, device: torch.device):
         self.totals = StepSeconds()
         self._device = device
-        self._steps: deque[Marks] = deque()  # that have not passed
-        self._begin: Mark | None = None  # of the current step
+        self._steps: deque[list[tuple[Mark, Mark]]] = deque()  # own work of steps whose marks have not passed
         self._since: Mark | None = None  # of own work
-        self._own: list[tuple[Mark, Mark]] = []
+        self._own: list[tuple[Mark, Mark]] = []  # of the current step
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """Context of one step."""
+        self._begin_step()
+        yield
+        self._end_step()
 
     @advisory("step clock")
-    def begin_step(self) -> None:
-        while self._steps and _passed(self._steps[0].end):
-            self._count(self._steps.popleft())
-        self._own = []
-        self._begin = self._since = self._mark()
+    def _begin_step(self) -> None:
+        while self._steps and _passed(self._steps[0][-1][1]):
+            own = sum(_seconds(begin, end) for begin, end in self._steps.popleft())
+            self.totals = StepSeconds(steps=self.totals.steps + 1, own=self.totals.own + own)
+        self._own, self._since = [], self._mark()
 
     @advisory("step clock")
-    def end_step(self, waited_for_data_seconds: float) -> None:
-        """`waited_for_data_seconds`: in this step."""
-        assert self._begin is not None
-        end = self._mark()
-        own = self._own or [(self._begin, end)]
-        self._steps.append(Marks(begin=self._begin, own=own, end=end, data_seconds=waited_for_data_seconds))
+    def _end_step(self) -> None:
+        assert self._since is not None
+        self._steps.append(self._own or [(self._since, self._mark())])
         self._since = None
 
     def begin_waiting(self) -> None:
@@ -92,15 +83,6 @@ class StepClock:
         event = torch.cuda.Event(enable_timing=True)
         event.record(torch.cuda.default_stream(self._device))
         return event
-
-    def _count(self, step: Marks) -> None:
-        totals = self.totals
-        self.totals = StepSeconds(
-            steps=totals.steps + 1,
-            whole=totals.whole + _seconds(step.begin, step.end),
-            own=totals.own + sum(_seconds(begin, end) for begin, end in step.own),
-            data=totals.data + step.data_seconds,
-        )
 
 
 def _passed(mark: Mark) -> bool:

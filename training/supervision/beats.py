@@ -4,6 +4,7 @@ from typing import Any, Literal
 
 import attrs
 
+from common.errors import advisory
 from training.parallel.step_clock import StepSeconds
 
 SILENT_POLLS = 2  # that need no mention: a poll may fall between two beats
@@ -43,6 +44,7 @@ class Beats:
         self.departures: set[Departure] = set()  # of all ranks
         self._poll_seconds = poll_seconds
         self._silent_polls = [0] * world_size
+        self._timed: list[StepSeconds] = []  # of all ranks, at the last answer of `rank_seconds`
 
     def observe(self, rank: int, beat: Beat) -> None:
         """Take what a poll found of a rank: a new beat, or the same as before.
@@ -75,6 +77,19 @@ class Beats:
 
     def silent_seconds(self, rank: int) -> float:
         return self._silent_polls[rank] * self._poll_seconds
+
+    @advisory("seconds of each rank")
+    def rank_seconds(self) -> list[float] | None:
+        """Return each rank's own seconds a step since the last call that had them; None until all have taken one."""
+        if len(self.last) < self.world_size:
+            return None
+        totals = [self.last[rank].seconds for rank in range(self.world_size)]
+        pairs = list(zip(totals, self._timed or totals, strict=True))
+        if any(now.steps == then.steps for now, then in pairs):
+            self._timed = self._timed or totals
+            return None
+        self._timed = totals
+        return [(now.own - then.own) / (now.steps - then.steps) for now, then in pairs]
 
     def report(self) -> list[str]:
         lines = []

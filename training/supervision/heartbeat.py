@@ -11,8 +11,7 @@ import socket
 import sys
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
 from typing import NoReturn
@@ -29,13 +28,13 @@ from training.supervision.beat_exchange import BeatExchange
 from training.supervision.beats import Beat, Beats, Departure
 from training.supervision.exit_record import ERROR, LOST
 from training.supervision.stack_location import current_place, place_of_error
-from training.supervision.stragglers import WINDOW_SECONDS, Stragglers, Straggling
 
 BEAT_SECONDS = 1.0
 LOST_SECONDS = 60.0  # at most; a thread that only sleeps and beats is never busy for so long
 STOPPED_SECONDS = 5.0  # for torchrun to ask this rank to stop, too
 STOP_SECONDS = 20.0  # for the thread to end this process, because another rank was asked to stop
 STORE_POLLS = 20  # at least, without an answer of the store: a thread that ends this process polls less
+TIMED_POLLS = 10  # between two looks of rank 0 at the seconds of all
 SPEAKER_SECONDS = 2.0  # for one rank to print, and for all to read its news: torchrun ends all ranks after the first
 
 
@@ -71,9 +70,6 @@ class Heartbeat:
         self._stopped_polls = 0  # since another rank was asked to stop
         self._step: int | None = None  # that training is at
         self._seconds = StepSeconds()  # of the steps before
-        self._judging_polls = max(1, round(WINDOW_SECONDS / beat_seconds))
-        self._stragglers = Stragglers(ranks.world_size)
-        self._straggling: deque[Straggling] = deque()  # not yet reported
         self._departure: Departure | None = None
         self._error_place: str | None = None  # where this rank's error was raised
         self._ending = threading.Event()  # set when the thread has to end
@@ -89,11 +85,6 @@ class Heartbeat:
     def begin_step(self, step: int, seconds: StepSeconds) -> None:
         """Put the step that training begins, counted from 1, and the totals of those before into the beats."""
         self._step, self._seconds = step, seconds
-
-    def straggling(self) -> Iterator[Straggling]:
-        """Yield what has changed, on rank 0, in which ranks are slow."""
-        while self._straggling:
-            yield self._straggling.popleft()
 
     def __enter__(self) -> "Heartbeat":
         return self
@@ -170,12 +161,9 @@ class Heartbeat:
 
     def _watch(self) -> None:
         """Read the others' beats; end this process where one is lost, or was asked to stop."""
-        judging = self.ranks.coordinates and self._polls % self._judging_polls == 0
+        timing = self.ranks.coordinates and self._polls % TIMED_POLLS == 0
         self._polls += 1
-        self._exchange.poll(everyone=judging)
-        if judging:
-            with advisory("stragglers"):
-                self._straggling.extend(self._stragglers.judge(self.beats.last))
+        self._exchange.poll(everyone=timing)
         if self.beats.departed("asked to stop"):
             self._stopped_polls += 1
             if self._stopped_polls * self._beat_seconds >= STOPPED_SECONDS:

@@ -1,6 +1,7 @@
 """Reporter: metrics records, log lines, progress bar and drawings of a training run. Quiet on all ranks but rank 0."""
 
 import math
+import statistics
 import sys
 from collections.abc import Iterable
 from typing import Any
@@ -15,7 +16,6 @@ from training.config.batch_plan import Plan
 from training.hardware.environment import peak_memory_bytes
 from training.parallel.process_group import Ranks
 from training.step import StepResult
-from training.supervision.stragglers import Straggling
 from training.telemetry.background_drawing import BackgroundDrawing
 from training.telemetry.metrics_log import MetricsLog
 from training.telemetry.progress_bar import ProgressBar, duration
@@ -28,6 +28,7 @@ def print_lines(ranks: Ranks, lines: Iterable[str]) -> None:
         _print(lines)
 
 
+SLOW_SHARE = 0.2  # of the median rank's own seconds
 FAILURES = {"checkpoint": "NOT SAVED", "upload": "NOT UPLOADED"}  # of events that may fail, beside the bar
 
 
@@ -63,15 +64,6 @@ class Reporter:
         for drawing in self.drawings if event == "checkpoint" else ():
             drawing.redraw(step)
 
-    @advisory("stragglers")
-    def straggling(self, step: int, found: Straggling) -> None:
-        """Record and print that ranks have become slow, or no longer are; show beside the bar which ones are."""
-        slowness = {} if found.slowness is None else attrs.asdict(found.slowness)
-        self.event(step, "straggler" if slowness else "straggler-end", who=found.name, ranks=found.ranks, **slowness)
-        self.say(found.line())
-        if self.bar is not None:
-            self.bar.warn("stragglers", found.mark)
-
     @advisory("log lines")
     def say(self, line: str) -> None:
         if self.bar is not None:
@@ -87,8 +79,11 @@ class Reporter:
         if self.bar is not None:
             self.bar.advance()
 
-    def log(self, step: int, result: StepResult, remaining: Remaining) -> None:
-        """Record and show a step. Waits for the GPU, the only wait of a logged step."""
+    def log(self, step: int, result: StepResult, remaining: Remaining, rank_seconds: list[float] | None = None) -> None:
+        """Record and show a step. Waits for the GPU, the only wait of a logged step.
+
+        `rank_seconds`: own seconds a step of each rank, where they are known anew.
+        """
         if self.bar is None:
             return
         self.last_loss, grad_norm = result.loss.item(), result.grad_norm.item()
@@ -102,7 +97,11 @@ class Reporter:
             grad_norm=grad_norm if math.isfinite(grad_norm) else None,  # fp16 overflowed: the step was skipped
             **rates,
         )
+        if rank_seconds is not None:
+            self.record(step, rank_seconds=[round(seconds, 6) for seconds in rank_seconds])
         with advisory("progress bar"):
+            if rank_seconds is not None:
+                self.bar.warn("slowest rank", describe_slowest(rank_seconds))
             numbers = [f"loss {self.last_loss:.4f}", f"{rates['tokens_per_second']:,.0f} tok/s"]
             numbers += [] if rates["mfu"] is None else [f"MFU {rates['mfu']:.1%}"]
             self.bar.show(step, "  ".join(numbers + self._outlook(self.ledger.remaining_seconds(remaining))))
@@ -166,6 +165,14 @@ class Reporter:
         for name, problem in newly_dropped():
             event = {"event": "dropped", "step": self._step, "what": name, "problem": problem, "time": utc_now()}
             self.metrics.write(event)
+
+
+def describe_slowest(rank_seconds: list[float]) -> str | None:
+    """Return the slowest rank in words, if it exceeds the median by SLOW_SHARE."""
+    slowest, median = max(rank_seconds), statistics.median_low(rank_seconds)
+    if slowest <= (1 + SLOW_SHARE) * median:
+        return None
+    return f"slowest: rank {rank_seconds.index(slowest)}, {slowest:.3g} s a step (median {median:.3g})"
 
 
 def _print(lines: Iterable[str]) -> None:

@@ -19,29 +19,27 @@ def test_own_seconds_end_with_the_last_gradient_and_leave_out_reductions_and_wai
     clock = StepClock(torch.device("cpu"))
     for _ in range(2):
         now[0] += 1000  # between steps
-        clock.begin_step()
-        now[0] += 1
-        clock.begin_waiting()
-        now[0] += 20  # for weights
-        clock.end_waiting()
-        now[0] += 2
-        for _ in range(2):
-            with clock.reducing():
-                now[0] += 300
-            now[0] += 4
-        clock.end_step(waited_for_data_seconds=0.5)
-    clock.begin_step()
-    assert clock.totals == StepSeconds(steps=2, whole=2 * 631, own=2 * 7, data=1.0)
+        with clock.timed():
+            now[0] += 1
+            clock.begin_waiting()
+            now[0] += 20  # for weights
+            clock.end_waiting()
+            now[0] += 2
+            for _ in range(2):
+                with clock.reducing():
+                    now[0] += 300
+                now[0] += 4
+    with clock.timed():
+        assert clock.totals == StepSeconds(steps=2, own=2 * 7)
 
 
 def test_a_step_without_reduction_is_all_own_and_what_is_outside_of_steps_counts_nowhere(now: list[float]) -> None:
     clock = StepClock(torch.device("cpu"))
     with clock.reducing():
         now[0] += 1
-    clock.begin_step()
-    now[0] += 3
-    clock.end_step(0.0)
+    with clock.timed():
+        now[0] += 3
     with clock.reducing():
         now[0] += 1
-    clock.begin_step()
-    assert clock.totals == StepSeconds(steps=1, whole=3, own=3, data=0.0)
+    with clock.timed():
+        assert clock.totals == StepSeconds(steps=1, own=3)

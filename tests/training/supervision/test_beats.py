@@ -1,8 +1,15 @@
 """Beats: who is silent, for how many polls, and how that reads."""
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import pytest
+
+from tests.conftest import train
+from training.parallel.step_clock import StepSeconds
 from training.supervision.beats import Beat, Beats
+from training.telemetry.metrics_log import read_metrics
 
 
 def beat(count: int, **fields: Any) -> Beat:
@@ -59,3 +66,51 @@ def test_the_report_has_a_line_a_rank_with_silence_and_departure() -> None:
     failed = polled(5, 5, 5, 5, departure="failed", step=None)
     assert failed.report()[1] == f"rank 1 {known}): failed starting up in training/step.py:1, run"
     assert polled(5, 5, 5, 5).silent_seconds(1) == 3
+
+
+def test_seconds_of_each_rank_are_of_the_steps_since_the_last_time() -> None:
+    beats = Beats(2, poll_seconds=1.0)
+    answers = []
+    for count, (own, late) in enumerate([(1.0, 3.0), (2.0, 6.0), (2.5, 6.0), (4.0, 9.0)]):
+        for rank, seconds in enumerate((own, late)):
+            steps = 10 * count if rank == 0 else round(10 * late / 3)
+            beats.observe(rank, beat(count, seconds=StepSeconds(steps=steps, own=seconds)))
+            answers.append(beats.rank_seconds())
+    assert answers[:2] == [None, None]
+    assert answers[3] == [pytest.approx(0.1), pytest.approx(0.3)]
+    assert answers[4:6] == [None, None] and answers[7] == [pytest.approx(0.1), pytest.approx(0.3)]
+
+
+SLOWED = """
+import os
+import time
+
+import train
+from training import step
+from training.supervision import heartbeat
+
+heartbeat.TIMED_POLLS = 1
+plain_loss = step.microbatch_loss
+
+
+def loss(*arguments):
+    time.sleep(0.02 + 0.1 * (os.environ["RANK"] == "1"))
+    return plain_loss(*arguments)
+
+
+step.microbatch_loss = loss
+train.leave(train.main())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_a_slow_rank_is_named(make_run: Callable[..., Path], tmp_path: Path, parallel: str) -> None:
+    script = tmp_path / "slowed.py"
+    script.write_text(SLOWED)
+    run = make_run(min_train_tokens=60 * 8 * 32, validation_interval=None, log_interval=1, parallel=parallel)
+    done = train(run, ranks=2, script=script)
+    assert done.returncode == 0, done.stderr
+    measured = [record["rank_seconds"] for record in read_metrics(run) if "rank_seconds" in record]
+    assert measured and measured[-1][1] > 1.2 * measured[-1][0]
+    assert "slowest: rank 1, 0." in done.stderr

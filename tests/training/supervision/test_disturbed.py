@@ -22,7 +22,7 @@ STEPS = 8  # of a run of make_run
 ADVICE = (
     "training.telemetry.time_ledger:TimeLedger.longest_step_seconds",
     "training.telemetry.time_ledger:TimeLedger.typical_seconds",
-    "training.supervision.stragglers:Stragglers.judge",
+    "training.telemetry.reporter:describe_slowest",
     "training.telemetry.progress_bar:ProgressBar.advance",
     "training.telemetry.progress_bar:ProgressBar.show",
     "training.telemetry.time_ledger:TimeLedger.steps_per_second",
@@ -91,7 +91,7 @@ def test_a_run_outlives_its_advice(make_run: Callable[..., Path], finished: Path
         "remaining time",
         "introduction",
     }
-    assert dropped(run).keys() >= names | ({"stragglers", "step clock"} if ranks > 1 else set())
+    assert dropped(run).keys() >= names | ({"step clock"} if ranks > 1 else set())
     assert all(problem.endswith(": advice") for problem in dropped(run).values())
     assert done.stderr.count("WARNING: progress bar: dropped: ZeroDivisionError in ") == 1
 

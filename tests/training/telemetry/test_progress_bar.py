@@ -17,7 +17,7 @@ def test_plain_lines_are_few_and_a_warning_stays_until_it_is_taken_back(capsys: 
     bar.show(10, "loss 2")
     bar.warn("checkpoint", "step 8 NOT SAVED")
     bar.show(10, "loss 2")
-    bar.warn("stragglers", "SLOW: rank 1")
+    bar.warn("slowest rank", "SLOW: rank 1")
     bar.warn("checkpoint", None)
     bar.show(10, "loss 1")
     bar.close()

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from training.step import StepResult
-from training.supervision.stragglers import Slowness, Straggling
 from training.telemetry.reporter import Reporter, print_lines
 from training.telemetry.time_ledger import Remaining, TimeLedger
 
@@ -154,18 +153,13 @@ def test_rank_0_prints_lines_with_warnings_on_stderr(capsys: pytest.CaptureFixtu
     assert (printed.out, printed.err) == ("resuming\n", "WARNING: numerics changed\n")
 
 
-def test_a_slow_rank_is_an_event_a_line_and_a_mark_until_it_ends() -> None:
+def test_seconds_of_each_rank_are_recorded_and_the_slowest_is_named_until_it_is_not_slow(clock: list[float]) -> None:
     kept = Kept()
     reporter, counter = reporter_of(kept)
-    slowness = Slowness(phase="data", factor=1.84)
-    changes = [(slowness, "SLOW: rank 1"), (None, None)]
-    for step, (measure, mark) in enumerate(changes):
-        reporter.straggling(step, Straggling(ranks=[1], name="rank 1", slowness=measure, mark=mark))
-    begun, ended = kept.records
-    assert (begun["event"], begun["ranks"], begun["phase"], begun["factor"]) == ("straggler", [1], "data", 1.84)
-    assert (ended["event"], ended["who"]) == ("straggler-end", "rank 1")
-    assert counter.lines == [
-        "rank 1: 1.8 times as slow as the median rank for 30 s, in data",
-        "rank 1: no longer slow",
-    ]
-    assert counter.warnings == ["SLOW: rank 1", None]
+    for rank_seconds in ([1.0, 1.9, 1.0], None, [1.0, 1.1, 1.0]):
+        with reporter.ledger.measure("training"):
+            clock[0] += 1
+            reporter.ledger.after_step(0.0)
+        reporter.log(4, StepResult(0.1, torch.tensor(2.0), torch.tensor(1.0)), REMAINING, rank_seconds)
+    assert [one["rank_seconds"] for one in kept.records if "rank_seconds" in one] == [[1.0, 1.9, 1.0], [1.0, 1.1, 1.0]]
+    assert counter.warnings == ["slowest: rank 1, 1.9 s a step (median 1)", None]
