@@ -18,11 +18,10 @@ from evaluation.comparison.compare import compare
 from evaluation.comparison.page import as_page
 from evaluation.comparison.rows import read_rows
 from evaluation.shared.run_cost import seconds_by_price
-from experiments.shared.account import Account
-from experiments.shared.account_lines import ACCOUNT
-from experiments.shared.pool_job import PoolJob
+from experiments.shared.account import ACCOUNT, Account
 from experiments.shared.pool_options import PoolOptions
 from experiments.shared.run_progress import measured_speed, read_progress
+from experiments.shared.training_process import PoolJob
 from reporting.report_page import report_page
 from reporting.run_history import read_history
 from reporting.samples.sample_sections import sample_sections

@@ -34,12 +34,11 @@ class LadderCommand:
     def run(self) -> int | None:
         """Train what is missing, print the results, write the target's forecast."""
         from common.errors import BadInput
-        from experiments.ladder.conclusion import check_forecast
+        from experiments.ladder.forecast import check_forecast
         from experiments.ladder.ladder_file import read_ladder
-        from experiments.ladder.ladder_plan import describe_plan
         from experiments.ladder.trunk import TrunkMaker
-        from experiments.shared.experiment_files import check_results, output_of
-        from experiments.shared.run_directories import missing_tokens
+        from experiments.ladder.trunk_training import describe_plan
+        from experiments.shared.experiment_files import check_results, missing_tokens, output_of
 
         ladder = read_ladder(self.file)
         missing = missing_tokens(self.file, ladder.target.train)
@@ -57,12 +56,11 @@ class LadderCommand:
     def _train(self, maker: "TrunkMaker") -> int | None:
         from common.errors import EXIT_STOPPED
         from common.files import writing
-        from experiments.ladder.conclusion import conclude, write_forecast
-        from experiments.ladder.ladder_plan import size_trunks
+        from experiments.ladder.forecast import write_forecast
+        from experiments.ladder.ladder_table import conclude
         from experiments.ladder.loss_law import NoForecast
-        from experiments.ladder.trunk_training import train_trunks, tune_rate
+        from experiments.ladder.trunk_training import best_rate, size_trunks, train_trunks, tune_rate
         from experiments.shared.experiment_files import remove_results
-        from experiments.shared.interior_optimum import best_rate
         from experiments.shared.run_pool import PoolStopped, RunPool
 
         with writing(maker.output):
@@ -77,7 +75,7 @@ class LadderCommand:
             print(printable(f"experiment.py: {stopped}"))
             return EXIT_STOPPED
         except NoForecast:
-            write_forecast(maker.ladder, None)
+            write_forecast(maker.ladder.target.directory, None)
             remove_results(maker.output, "ladder")
             raise
         self._finish(table, maker.output)
@@ -86,10 +84,10 @@ class LadderCommand:
     def _finish(self, table: "LadderTable", output: Path) -> None:
         """Write the table and the forecast, and print them. Raises BadInput without one."""
         from common.errors import BadInput
-        from experiments.ladder.conclusion import write_forecast
+        from experiments.ladder.forecast import write_forecast
 
         try:
-            written, path = table.write(output), write_forecast(table.ladder, table.forecast)
+            written, path = table.write(output), write_forecast(table.ladder.target.directory, table.forecast)
         finally:  # it may be all that there is
             print(printable_lines(table.text()), flush=True)
         print(printable_lines(f"\n{written}: this table"), flush=True)

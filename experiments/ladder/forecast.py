@@ -1,20 +1,25 @@
 """Forecast of a target run by a ladder's law: loss with interval, tokens, hours, dollars; forecast.json's content."""
 
+import json
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
 import attrs
 from tabulate import tabulate
 
 from common.errors import printable
+from common.files import check_replaceable, replace_file, writing
 from evaluation.shared.significance import Interval
 from experiments.ladder.loss_law import HeldOut, LawFit
 from model.config import matmul_parameter_count
 from training.config.batch_plan import make_plan
 from training.config.train_config import Run
 from training.data.locate_tokens import lengths_at_hand
-from training.planning.estimate import RunEstimate
-from training.planning.forecast_file import recipe_of
+from training.hardware.environment import git_commit
+from training.planning.estimate import NoPlan, RunEstimate, make_estimate
+from training.planning.forecast_file import FORECAST, recipe_of
+from training.planning.price_list import MACHINES, read_machines
 
 MOST_EXTRAPOLATION = 30.0  # of compute: as far as the coverage of intervals is simulated
 
@@ -45,6 +50,17 @@ def target_tokens(run: Run) -> int:
     """Return the train tokens of a target with a global batch, which its micro-batches do not change."""
     train = run.train.replace(microbatch_size=1, gradient_accumulation_steps=None)
     return make_plan(train, run.model.context_length, 1, lengths_at_hand(train, None)).train_tokens
+
+
+def price_target(target: Run) -> RunEstimate | str:
+    """Return the target's hours and dollars on the machines of the price list, or why no batch of it fits their GPUs.
+
+    Raises BadInput where it is too big for every machine.
+    """
+    try:
+        return make_estimate(target, read_machines(MACHINES, ()), lengths_at_hand(target.train, None))
+    except NoPlan as problem:  # such as a laptop's batch
+        return f"not priced: {problem}"
 
 
 def make_forecast(run: Run, fit: LawFit, held_out: HeldOut, estimate: RunEstimate | str) -> Forecast:
@@ -113,3 +129,20 @@ def forecast_record(forecast: Forecast, commit: str | None) -> dict[str, Any]:
         },
         "recipe": recipe_of(forecast.run),
     }
+
+
+def check_forecast(target: Path) -> None:
+    """Raise BadInput where a target's forecast.json is a file of the user: no forecast of an earlier call."""
+    check_replaceable(target / FORECAST, b'"recipe": ', "a forecast of experiment.py ladder", "target, or move it away")
+
+
+def write_forecast(target: Path, forecast: Forecast | None) -> Path:
+    """Write the target's forecast.json, which train.py --plan shows; without a forecast, remove it. Return its path."""
+    path = target / FORECAST
+    check_forecast(target)
+    with writing(path):
+        if forecast is None:
+            path.unlink(missing_ok=True)
+        else:
+            replace_file(path, json.dumps(forecast_record(forecast, git_commit()), indent=2) + "\n", durable=True)
+    return path

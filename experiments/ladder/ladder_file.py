@@ -9,8 +9,7 @@ import attrs
 
 from common.errors import BadInput, nearest, quoted
 from experiments.ladder.loss_law import LEAST_SIZES
-from experiments.shared.experiment_files import read_experiment, read_seeds
-from experiments.shared.run_directories import BUCKET, changed_run
+from experiments.shared.experiment_files import BUCKET, changed_run, read_experiment, read_seeds
 from model.config import ModelConfig, matmul_parameter_count
 from training.config.train_config import KEYS, PLUMBING_KEYS, Run
 
@@ -131,3 +130,33 @@ def _rising(file: Path, key: str, values: Any, least: int) -> tuple[float, ...]:
     if not fine or len(numbers) < least or any(low >= high for low, high in pairwise(numbers)):
         raise BadInput(f"{file}: {key}: got {quoted(values)}, wanted {least} or more rising numbers above 0")
     return tuple(float(one) for one in numbers)
+
+
+BATCH_EXPONENT = 2 / 3
+RATE_EXPONENT = -1 / 3
+MOST_DEVIATION = 1.25  # factor between a target's own rate and the rule's, above which the forecast warns
+
+
+@attrs.frozen(kw_only=True)
+class BatchSize:
+    """Sequences of a step, in whole micro-batches."""
+
+    microbatch_size: int
+    global_batch_size: int
+
+
+def scaled_rate(rate: float, parameters: int, other: int) -> float:
+    """Return the rate for a size of so many parameters, when `rate` is that of the other; four digits."""
+    return rounded_rate(rate * (parameters / other) ** RATE_EXPONENT)
+
+
+def rounded_rate(rate: float) -> float:
+    """Return a rate as run directories have it, in four digits."""
+    return float(f"{rate:.4g}")
+
+
+def scaled_batch(sequences: int, parameters: int, other: int, microbatch_size: int, ranks: int) -> BatchSize:
+    """Return the batch for a size, when `sequences` is that of the other: at least a micro-batch for each rank."""
+    wanted = sequences * (parameters / other) ** BATCH_EXPONENT
+    size = min(microbatch_size, max(1, round(wanted / ranks)))
+    return BatchSize(microbatch_size=size, global_batch_size=size * max(ranks, round(wanted / size)))

@@ -11,13 +11,15 @@ from typing import Any
 import attrs
 from tabulate import tabulate
 
-from experiments.ladder.forecast import Forecast, describe_forecast
-from experiments.ladder.ladder_file import LadderFile
-from experiments.ladder.loss_law import HeldOut, LossPoint, mean_points
-from experiments.ladder.size_rules import MOST_DEVIATION, rounded_rate, scaled_rate
+from common.errors import BadInput
+from experiments.ladder.budget_sizes import best_sizes, describe_choices, size_family
+from experiments.ladder.forecast import Forecast, describe_forecast, make_forecast, price_target
+from experiments.ladder.ladder_file import MOST_DEVIATION, LadderFile, rounded_rate, scaled_rate
+from experiments.ladder.loss_law import HeldOut, LawFit, LossPoint, fit_law, hold_out_largest, mean_points, refusal
 from experiments.ladder.trunk import SCHEDULE, Trunk, target_size
+from experiments.ladder.trunk_training import best_rate, loss_points
 from experiments.shared.experiment_files import write_results
-from experiments.shared.interior_optimum import best_rate
+from training.planning.price_list import MACHINES, PriceList, read_machines
 
 DIGITS = 4
 
@@ -115,3 +117,34 @@ class LadderTable:
             "refused": self.refused,
             "notes": self.notes(),
         }
+
+
+def conclude(ladder: LadderFile, rates: dict[float, float], trunks: Sequence[Trunk], usd: float | None) -> LadderTable:
+    """Return the results; `usd`: with the best sizes for so much money. Raises NoForecast for a run that diverged."""
+    points = loss_points(trunks)
+    held_out = hold_out_largest(points)
+    refused = refusal(held_out)
+    forecast, budget = None, [] if usd is None else ["", f"for ${usd:,.2f}   no best size without a forecast"]
+    if refused is None:
+        fit = fit_law(points)
+        forecast = make_forecast(ladder.target, fit, held_out, price_target(ladder.target))
+        if usd is not None:
+            budget = ["", *_best_for(usd, ladder, fit, read_machines(MACHINES, ()))]
+    return LadderTable(
+        ladder=ladder,
+        rates=rates,
+        trunks=trunks,
+        points=points,
+        held_out=held_out,
+        forecast=forecast,
+        refused=refused,
+        budget=budget,
+    )
+
+
+def _best_for(usd: float, ladder: LadderFile, fit: LawFit, prices: PriceList) -> list[str]:
+    family = size_family([size.model for size in ladder.sizes])
+    try:
+        return describe_choices(usd, best_sizes(fit, family, ladder.target, usd, prices))
+    except BadInput as error:  # too little money for any: the ladder is paid for, and its table stays
+        return [f"for ${usd:,.2f}   {error}"]

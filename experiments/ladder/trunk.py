@@ -13,9 +13,8 @@ import attrs
 
 from common.errors import BadInput
 from common.files import replace_file, sync, writing
-from experiments.ladder.ladder_file import LadderFile, LadderSize, stated
-from experiments.ladder.size_rules import BatchSize, scaled_batch
-from experiments.shared.run_directories import BUCKET, Sections, check_unchanged, write_run_directory
+from experiments.ladder.ladder_file import BatchSize, LadderFile, LadderSize, scaled_batch, stated
+from experiments.shared.experiment_files import BUCKET, Sections, check_unchanged, write_run_directory
 from experiments.shared.run_progress import read_progress
 from model.config import flops_per_token
 from training.checkpoints.atomic_commit import discard, partial_of, publish
@@ -72,7 +71,7 @@ class TrunkMaker:
     output: Path  # directory of all runs
     ranks: int
 
-    def seeds(self, size: LadderSize, rate: float) -> list[Trunk]:
+    def trunks(self, size: LadderSize, rate: float) -> list[Trunk]:
         """Return the trunks of a size, one for each seed; nothing is written.
 
         Raises BadInput for runs that could not be trained.

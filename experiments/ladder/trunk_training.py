@@ -1,18 +1,21 @@
-"""Training of trunks and branches by stages: all trunks to a pause, then on, beside the branches that begin there."""
+"""Training of a ladder: its plan and cost, the tuning of the rate, and its trunks and branches by stages.
+
+All trunks train to a pause, then on, beside the branches that begin there.
+"""
 
 import math
 import statistics
 from collections.abc import Sequence
 
 from common.errors import BadInput
+from experiments.ladder.forecast import price_target, target_tokens
+from experiments.ladder.ladder_file import rounded_rate, scaled_rate
 from experiments.ladder.loss_law import LossPoint, NoForecast
-from experiments.ladder.size_rules import rounded_rate
 from experiments.ladder.trunk import Horizon, Trunk, TrunkMaker, write_branch
-from experiments.shared.interior_optimum import best_rate, edge_of, find_optimum
-from experiments.shared.run_directories import write_run_directory
+from experiments.shared.experiment_files import counted, write_run_directory
 from experiments.shared.run_pool import RunPool
-from experiments.shared.run_progress import read_progress
-from experiments.shared.run_target import PlannedRun
+from experiments.shared.run_progress import PlannedRun, measured_speed, read_progress, time_and_cost
+from model.config import flops_per_token
 
 MOST_EXTENSIONS = 3  # of a sweep of rates whose best one lies at its edge
 
@@ -26,13 +29,16 @@ def tune_rate(pool: RunPool, maker: TrunkMaker) -> dict[float, float]:
     ladder = maker.ladder
 
     def measure(rates: list[float]) -> list[float]:
-        tried = [maker.seeds(ladder.sizes[0], rounded_rate(rate)) for rate in rates]
+        tried = [maker.trunks(ladder.sizes[0], rounded_rate(rate)) for rate in rates]
         train_trunks(pool, [trunk for trunks in tried for trunk in trunks], branches=False)
         return [statistics.fmean(final_loss(trunk.horizons[-1]) for trunk in trunks) for trunks in tried]
 
-    rates = ladder.rates
-    factor = (rates[-1] / rates[0]) ** (1 / (len(rates) - 1))
-    losses = find_optimum(measure, rates, [factor], MOST_EXTENSIONS)
+    losses = dict(zip(ladder.rates, measure(list(ladder.rates)), strict=True))
+    factor = (ladder.rates[-1] / ladder.rates[0]) ** (1 / (len(ladder.rates) - 1))
+    for _ in range(MOST_EXTENSIONS):
+        if (edge := edge_of(losses)) is not None:
+            rate = best_rate(losses) * (factor if edge == "highest" else 1 / factor)
+            losses[rate] = measure([rate])[0]
     losses = {rounded_rate(rate): losses[rate] for rate in sorted(losses)}
     if not any(map(math.isfinite, losses.values())):
         tried = ", ".join(f"{rate:g}" for rate in losses)
@@ -44,6 +50,17 @@ def tune_rate(pool: RunPool, maker: TrunkMaker) -> dict[float, float]:
             f"{edge}, so a better one may lie beyond ({tried}); widen the sweep"
         )
     return losses
+
+
+def best_rate(losses: dict[float, float]) -> float:
+    """Return the learning rate of least loss."""
+    return min(losses, key=losses.__getitem__)
+
+
+def edge_of(losses: dict[float, float]) -> str | None:
+    """Return which end of the rates tried the best one is, in words; None inside."""
+    best = best_rate(losses)
+    return {max(losses): "highest", min(losses): "lowest"}.get(best)
 
 
 def train_trunks(pool: RunPool, trunks: Sequence[Trunk], *, branches: bool) -> None:
@@ -100,3 +117,65 @@ def loss_points(trunks: Sequence[Trunk]) -> list[LossPoint]:
                 )
             )
     return points
+
+
+def size_trunks(maker: TrunkMaker, best: float) -> list[Trunk]:
+    """Return the trunks of all sizes and seeds, given the best rate of the smallest size."""
+    smallest, *larger = maker.ladder.sizes
+    found = maker.trunks(smallest, best)
+    for size in larger:
+        found += maker.trunks(size, scaled_rate(best, size.parameters, smallest.parameters))
+    return found
+
+
+def describe_plan(maker: TrunkMaker, usd_per_hour: float | None) -> list[str]:
+    """Return the plan as lines; `usd_per_hour`: of this machine.
+
+    Raises BadInput for runs that could not be trained, and a target too large to price.
+    """
+    ladder = maker.ladder
+    seeds = len(ladder.seeds)
+    tried = [maker.trunks(ladder.sizes[0], rounded_rate(rate))[0] for rate in ladder.rates]
+    trunks = size_trunks(maker, ladder.rates[len(ladder.rates) // 2])[::seeds]
+    lines = [_line(trunk, trunk.directory.name, len(trunk.horizons) - 1) for trunk in tried]
+    for trunk in trunks:
+        lines += [
+            _line(trunk, f"{trunk.size.name}, {ratio:g} tokens per parameter", index)
+            for index, ratio in enumerate(ladder.tokens_per_parameter)
+        ]
+    flops = sum(trunk.flops(branches=False) for trunk in tried)
+    flops += sum(trunk.flops(branches=True) for trunk in trunks) - trunks[0].flops(branches=False)
+    flops *= seeds
+    priced = price_target(ladder.target)  # a target too big for every machine is refused before anything is trained
+    whole = flops_per_token(ladder.target.model) * target_tokens(ladder.target)
+    return [
+        *lines,
+        f"{len(tried)} rates at {trunks[0].size.name}, more while the best one lies at the edge; then {len(trunks)} "
+        f"sizes x {len(ladder.tokens_per_parameter)} horizons, each size one trunk"
+        + (f"; all of it with {seeds} seeds" if seeds > 1 else "")
+        + f": {flops:.3g} FLOPs, "
+        f"{flops / whole:.2g} x the target's {whole:.3g}",
+        _cost([*tried, *trunks], flops, usd_per_hour),
+        *([f"the target is {priced}"] if isinstance(priced, str) else []),
+    ]
+
+
+def _cost(trunks: Sequence[Trunk], flops: float, usd_per_hour: float | None) -> str:
+    """Return hours and dollars at the speed of the ladder's runs that have ended."""
+    measured = [
+        speed * flops_per_token(trunk.size.model)
+        for trunk in {trunk.directory: trunk for trunk in trunks}.values()
+        if (speed := measured_speed(trunk.directory)) is not None
+    ]
+    if not measured:
+        return "time and cost: not known before a run of this ladder has ended: no estimate holds for small networks"
+    total, runs = time_and_cost(flops, measured, usd_per_hour), counted(len(measured), "earlier run")
+    return f"{total} one run after the other, at the FLOP/s of {runs}; small sizes reach less than large"
+
+
+def _line(trunk: Trunk, name: str, index: int) -> str:
+    plan = trunk.horizons[index].plan
+    return (
+        f"{name}: N {trunk.size.parameters:,}, {plan.steps:,} steps of {trunk.batch.global_batch_size} sequences, "
+        f"{plan.train_tokens:,} tokens"
+    )

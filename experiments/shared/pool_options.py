@@ -1,5 +1,6 @@
 """Command-line options of a pool of training jobs: how many side by side, on what, under which budget."""
 
+import os
 from typing import Annotated
 
 import attrs
@@ -7,6 +8,7 @@ from cyclopts import Parameter
 
 from common.arguments import UsageError, option
 from common.checks import integer
+from common.errors import BadInput
 from training.command import WORLD_SIZE, Device
 from training.planning.budget import HOURS, USD
 
@@ -36,3 +38,46 @@ class PoolOptions:
     def __attrs_post_init__(self) -> None:
         if self.max_usd is not None and self.price_per_hour is None:
             raise UsageError("--max-usd needs --price-per-hour, the price of the machine")
+
+
+@attrs.frozen
+class PoolDevices:
+    """Devices, and how many jobs share them, each with as many as it has ranks."""
+
+    gpus: list[str]  # numbers, as CUDA_VISIBLE_DEVICES has them; none on a CPU
+    at_once: int
+    ranks: int
+
+    @classmethod
+    def of(cls, options: PoolOptions) -> "PoolDevices":
+        """Return the devices of this machine. Raises BadInput where it has too few."""
+        gpus, ranks = _gpus(options.device), options.ranks
+        at_once = options.at_once or max(1, (len(gpus) or _cores()) // ranks)
+        if gpus and at_once * ranks > len(gpus):
+            raise BadInput(f"--at-once {at_once} x --ranks {ranks}: this machine has {len(gpus)} GPUs")
+        return cls(gpus, at_once, ranks)
+
+    def free(self, taken: list[list[str]]) -> list[str] | None:
+        """Return the devices of one more job beside those that jobs have taken; None where there are too few."""
+        places = self.gpus or [str(place) for place in range(self.at_once * self.ranks)]
+        left = [place for place in places if not any(place in devices for devices in taken)]
+        return left[: self.ranks] if len(taken) < self.at_once and len(left) >= self.ranks else None
+
+    def environment(self, devices: list[str]) -> dict[str, str]:
+        """Return the environment variables of a job that has these devices."""
+        return {"CUDA_VISIBLE_DEVICES": ",".join(devices)} if self.gpus else {"OMP_NUM_THREADS": "1"}
+
+
+def _gpus(device: str | None) -> list[str]:
+    from training.hardware.usable_gpus import choose_device
+
+    if choose_device(device) == "cpu":
+        return []
+    import torch
+
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return visible.split(",") if visible else [str(index) for index in range(torch.cuda.device_count())]
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

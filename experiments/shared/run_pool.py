@@ -8,6 +8,7 @@ A job that the user has started by hand is waited for, too, and never stopped.
 
 import re
 import signal
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,20 +16,74 @@ from types import TracebackType
 from typing import Any
 
 import attrs
+from tqdm import tqdm
 
-from common.errors import EXIT_DIVERGED, EXIT_DONE, EXIT_STOPPED, BadInput
+from common.errors import EXIT_DIVERGED, EXIT_DONE, EXIT_STOPPED, BadInput, printable
 from common.file_lock import open_locked
 from common.installation import keep_logs_only
 from experiments.shared.account import Account
-from experiments.shared.pool_devices import PoolDevices
-from experiments.shared.pool_display import PoolDisplay
-from experiments.shared.pool_job import JOB_VARIABLE
-from experiments.shared.pool_options import PoolOptions
-from experiments.shared.run_progress import read_progress
-from experiments.shared.run_target import PlannedRun, RunEnd, Target, make_target
-from experiments.shared.training_process import AdoptedProcess, TrainingProcess, train_command
+from experiments.shared.pool_options import PoolDevices, PoolOptions
+from experiments.shared.run_progress import PlannedRun, RunEnd, Target, logged_step, make_target, read_progress
+from experiments.shared.training_process import JOB_VARIABLE, AdoptedProcess, TrainingProcess, train_command
 from training.supervision.run_lock import lock_is_held
+from training.telemetry.progress_bar import duration
 from training.telemetry.time_ledger import read_earlier
+
+SHOW_SECONDS = 2.0  # between updates of the bar
+
+
+class PoolDisplay:
+    """Progress of one call of `train`: a line for each event, in a terminal a bar over the steps of all runs."""
+
+    def __init__(self, targets: list[Target], account: Account):
+        self._targets, self._account = targets, account
+        self._shown = time.monotonic()
+        total, first = sum(target.step for target in targets), self._steps()
+        self._bar = (
+            tqdm(
+                total=total,
+                initial=first,
+                unit="step",
+                dynamic_ncols=True,
+                bar_format="{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} steps, {remaining} left{postfix}",
+            )
+            if sys.stderr.isatty() and first < total
+            else None
+        )
+        self._first, self._total, self._began = first, total, time.monotonic()
+
+    def __enter__(self) -> "PoolDisplay":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def say(self, line: str) -> None:
+        """Print a line with the runs done, what is spent, and when there is enough to tell it, the time left."""
+        done = sum(target.done for target in self._targets)
+        text = f"{done} of {len(self._targets)} runs; {self._account.describe()}"
+        steps, seconds = self._steps(), time.monotonic() - self._began
+        if self._first < steps < self._total:
+            text += f"; about {duration((self._total - steps) * seconds / (steps - self._first))} left"
+        tqdm.write(printable(f"{line} ({text})"), file=sys.stderr)
+
+    def show(self) -> None:
+        """Update the bar."""
+        if self._bar is None or time.monotonic() - self._shown < SHOW_SECONDS:
+            return
+        self._shown = time.monotonic()
+        done = sum(target.done for target in self._targets)
+        self._bar.set_postfix_str(f"{done} of {len(self._targets)} runs, {self._account.describe()}", refresh=False)
+        self._bar.n = self._steps()
+        self._bar.refresh()
+
+    def _steps(self) -> int:
+        return sum(
+            target.step if target.done else min(logged_step(target.run.directory), target.step)
+            for target in self._targets
+        )
+
 
 EXPERIMENT_LOCK = ".experiment.lock"
 LOCK_SECONDS = 2.0  # to wait for a call that is about to end

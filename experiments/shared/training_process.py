@@ -1,6 +1,8 @@
 """Training process: one job of a run as a subprocess, or one that a killed experiment.py has left behind."""
 
+import calendar
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -13,11 +15,66 @@ import attrs
 from common.errors import EXIT_ERROR
 from common.files import writing
 from common.json_files import open_descriptor, open_regular
-from experiments.shared.pool_job import PoolJob
 from experiments.shared.pool_options import PoolOptions
+from experiments.shared.run_progress import lock_holder
 from training.planning.budget import MOST_HOURS
 from training.supervision.exit_record import EXIT_FILE, read_exit
 from training.supervision.run_lock import lock_is_held
+from training.telemetry.metrics_log import read_lines
+
+JOB_VARIABLE = "LOCKSTEP_EXPERIMENT_JOB"
+START_UP_SECONDS = 3600.0  # longest from a job's start to its first record: later ones are of another job
+
+
+@attrs.frozen(kw_only=True)
+class PoolJob:
+    """A job as the account holds it."""
+
+    devices: list[str]  # numbers of GPUs, or of places on a CPU
+    began: float  # Unix time
+    seconds: float | None = None  # it ends before so many, by its --max-hours
+    token: str = attrs.field(factory=lambda: secrets.token_hex(8))
+
+    def process(self, directory: Path) -> int | None:
+        """Return the process of this job that holds the run lock; None for another job's, or an unknown one."""
+        holder = lock_holder(directory)
+        if holder is not None:
+            with suppress(OSError):  # it has ended
+                if f"{JOB_VARIABLE}={self.token}".encode() in Path(f"/proc/{holder}/environ").read_bytes().split(b"\0"):
+                    return holder
+        return None
+
+    def lives(self, directory: Path) -> bool:
+        """Tell whether it still trains, or something does of which the system does not tell (/proc) what."""
+        if not lock_is_held(directory):
+            return False
+        return lock_holder(directory) is None or self.process(directory) is not None
+
+    def last_written(self, directory: Path) -> float:
+        """Return when it last wrote to the metrics, by the times in them, Unix time; when it began, where it did not.
+
+        Lines between two events have no time, but the elapsed time of the run: at most so much after the start.
+        """
+        last, started, before, elapsed = self.began, None, 0.0, 0.0
+        for line in read_lines(directory):
+            at = _unix_time(line.get("time"))
+            if line.get("event") == "start":
+                if started is not None:
+                    break  # another job's
+                if at is not None and -1 <= at - self.began <= START_UP_SECONDS:
+                    started, before = at, elapsed
+            elapsed = max(elapsed, line.get("elapsed_seconds", 0.0))
+            if started is not None:
+                last = max(last, at or 0.0, started + elapsed - before)
+        return last if self.seconds is None else min(last, self.began + self.seconds)
+
+
+def _unix_time(text: object) -> float | None:
+    """Return the seconds of a timestamp as `common.clock.utc_now` writes it."""
+    with suppress(ValueError, TypeError):
+        return float(calendar.timegm(time.strptime(text, "%Y-%m-%dT%H:%M:%SZ")))  # type: ignore[arg-type]
+    return None
+
 
 ROOT = Path(__file__).parents[2]
 JOB_LOG = "train.log"  # output of all jobs, in the run directory

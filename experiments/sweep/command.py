@@ -34,8 +34,7 @@ class SweepCommand:
     def run(self) -> int | None:
         """Train what is missing, and print the table."""
         from common.errors import BadInput
-        from experiments.shared.experiment_files import check_results, output_of
-        from experiments.shared.run_directories import missing_tokens
+        from experiments.shared.experiment_files import check_results, missing_tokens, output_of
         from experiments.sweep.halving import check_rungs
         from experiments.sweep.sweep_file import read_sweep
         from experiments.sweep.variant_runs import check_variants, describe_runs, runs_of, shell_commands, write_runs

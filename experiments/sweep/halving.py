@@ -6,10 +6,8 @@ from itertools import pairwise
 
 from common.errors import BadInput
 from experiments.shared.run_pool import RunPool
-from experiments.shared.run_progress import read_progress
-from experiments.shared.run_target import PlannedRun
-from experiments.sweep.levers import BASE
-from experiments.sweep.sweep_file import Halving, Sweep
+from experiments.shared.run_progress import PlannedRun, read_progress
+from experiments.sweep.sweep_file import BASE, Halving, Sweep
 from experiments.sweep.variant_runs import VariantRun
 
 

@@ -1,15 +1,151 @@
 """Sweep file: a base run directory, levers, seeds, and a rule that stops losers."""
 
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import attrs
 
-from common.errors import BadInput, quoted
+from common.errors import BadInput, nearest, quoted
 from evaluation.shared.significance import default_seeds
-from experiments.shared.experiment_files import read_experiment, read_seeds
-from experiments.shared.run_directories import Changes, changed_run
-from experiments.sweep.levers import MOST_VARIANTS, Variant, read_changes, read_variants
+from experiments.shared.experiment_files import BUCKET, Changes, changed_run, read_experiment, read_seeds
+from training.config.train_config import KEYS, Run
+
+BASE = "base"
+MOST_VARIANTS = 1000
+LONGEST_NAME = 200  # of a variant; its runs are directories, with the seed behind it
+# What decides on which tokens, in which windows, the final loss is measured
+FIXED = (
+    "train.validation_sequences",
+    "train.start_val_token",
+    "train.validation_interval",
+    "model.vocab_size",
+    "model.context_length",
+    "train.dataset",
+)
+
+
+@attrs.frozen(kw_only=True)
+class LeverValue:
+    """A value of a lever."""
+
+    name: str
+    changes: Changes
+
+
+@attrs.frozen(kw_only=True)
+class Variant:
+    """The base, or a change of it."""
+
+    name: str
+    changes: Changes
+    run: Run  # with the changes, and with those of all runs
+
+
+def read_variants(file: Path, values: Mapping[str, Any], base: Run, shared: Changes) -> tuple[Variant, ...]:
+    """Return the base, then each lever's values alone, or all combinations; `shared`: the changes of all runs.
+
+    Raises BadInput, naming file and lever.
+    """
+    levers, combine = values.get("levers"), values.get("combine", False)
+    if not isinstance(levers, dict) or not levers:
+        raise BadInput(f'{file}: levers: got {quoted(levers)}, wanted {{"train.KEY": [VALUE, ...]}}')
+    if not isinstance(combine, bool):
+        raise BadInput(f"{file}: combine: got {quoted(combine)}, wanted true or false")
+
+    def changed(choice: LeverValue) -> Run:
+        return changed_run(str(file), base.directory, shared | choice.changes)
+
+    choices = [
+        [choice for choice in _choices(file, name, lever) if _keys(changed(choice)) != _keys(base)]
+        for name, lever in levers.items()
+    ]
+    count = math.prod(len(lever) + 1 for lever in choices) - 1 if combine else sum(map(len, choices))
+    if not 1 <= count < MOST_VARIANTS:
+        raise BadInput(f"{file}: levers: got {count:,} variants that differ from the base, wanted 1 to 999")
+    if combine:
+        _check_separate(file, dict(zip(levers, choices, strict=True)))
+        found = [_combined(parts) for parts in product(*([None, *lever] for lever in choices))][1:]
+    else:
+        found = [choice for lever in choices for choice in lever]
+    _check_names(file, [BASE, *(choice.name for choice in found)])
+    variants = [Variant(name=BASE, changes={}, run=base)]
+    variants += [Variant(name=choice.name, changes=choice.changes, run=changed(choice)) for choice in found]
+    return tuple(variants)
+
+
+def read_changes(file: Path, where: str, values: Any, *, lever: bool = False) -> Changes:
+    if not isinstance(values, dict) or (lever and not values):
+        raise BadInput(f'{file}: {where}: got {quoted(values)}, wanted {{"train.KEY": VALUE}}')
+    known = [f"{section}.{key}" for section, keys in KEYS.items() for key in keys]
+    for key in values:
+        if key not in known:
+            raise BadInput(f"{file}: {where}: unknown key {quoted(key)}{nearest(key, known)}")
+        if key == f"train.{BUCKET}":
+            raise BadInput(f"{file}: {where}: {key}: all runs would share it; their checkpoints stay on the disk")
+        if key == "train.random_seed":
+            raise BadInput(f"{file}: {where}: {key}: the seeds of a sweep are its key 'seeds'")
+        if lever and key in FIXED:
+            raise BadInput(
+                f"{file}: {where}: {key}: no lever, for it changes the tokens that the final loss is measured on; "
+                "it may stand in 'set', for all runs"
+            )
+    return dict(values)
+
+
+def _choices(file: Path, name: str, lever: Any) -> Iterator[LeverValue]:
+    """Yield each value of a lever: of one key, or the keys of a named one."""
+    if isinstance(lever, dict):
+        if not re.fullmatch(r"[\w.+-]{1,80}", name) or name.startswith("."):
+            raise BadInput(f"{file}: levers: {quoted(name)}: wanted a name of letters, digits and _ . + -")
+        yield LeverValue(name=name, changes=read_changes(file, f"levers: {name}", lever, lever=True))
+        return
+    if not isinstance(lever, list) or not lever:
+        raise BadInput(f"{file}: levers: {name}: got {quoted(lever)}, wanted a list of values, or an object of keys")
+    for value in lever:
+        changes = read_changes(file, "levers", {name: value}, lever=True)
+        if isinstance(value, list | dict):
+            raise BadInput(f'{file}: levers: {name}: a list needs a name: {{"NAME": {{"{name}": ...}}}}')
+        text = re.sub(r"[^\w.+-]", "_", value if isinstance(value, str) else json.dumps(value))
+        yield LeverValue(name=f"{name.partition('.')[2]}={text[:80]}", changes=changes)
+
+
+def _keys(run: Run) -> str:
+    """Return all keys of a run, defaults included, as text: true is not 1 there."""
+    return json.dumps([attrs.asdict(run.model), run.train.flat()])
+
+
+def _combined(parts: tuple[LeverValue | None, ...]) -> LeverValue:
+    chosen = [part for part in parts if part is not None]
+    changes = {key: value for part in chosen for key, value in part.changes.items()}
+    return LeverValue(name=",".join(part.name for part in chosen), changes=changes)
+
+
+def _check_separate(file: Path, choices: Mapping[str, list[LeverValue]]) -> None:
+    """Raise BadInput where two levers that are combined change one key: one of the changes would be lost."""
+    owners: dict[str, str] = {}
+    for name, lever in choices.items():
+        for key in dict.fromkeys(key for choice in lever for key in choice.changes):
+            if (other := owners.setdefault(key, name)) != name:
+                raise BadInput(
+                    f"{file}: levers: {key} is changed by {quoted(other)} and by {quoted(name)}, which combine cannot "
+                    "join; put both into one lever, or leave combine out"
+                )
+
+
+def _check_names(file: Path, names: list[str]) -> None:
+    seen = set()
+    for name in names:
+        if len(name) > LONGEST_NAME:
+            raise BadInput(f"{file}: levers: {quoted(name)}: got {len(name)} characters, wanted {LONGEST_NAME} at most")
+        if name in seen:
+            raise BadInput(f"{file}: levers: two variants are called {quoted(name)}; give one a name of its own")
+        seen.add(name)
+
 
 KNOWN = ("base", "levers", "seeds", "set", "combine", "halving")
 

@@ -11,18 +11,17 @@ import torch
 
 from common.errors import BadInput, quoted
 from common.json_files import read_json
-from experiments.shared.experiment_files import counted
-from experiments.shared.pool_options import PoolOptions
-from experiments.shared.run_directories import (
+from experiments.shared.experiment_files import (
     BUCKET,
     Sections,
     check_unchanged,
+    counted,
     write_run_directory,
 )
+from experiments.shared.pool_options import PoolOptions
 from experiments.shared.run_progress import measured_speed, read_progress, time_and_cost
 from experiments.shared.training_process import train_command
-from experiments.sweep.levers import Variant
-from experiments.sweep.sweep_file import Sweep, run_name
+from experiments.sweep.sweep_file import Sweep, Variant, run_name
 from experiments.sweep.sweep_table import describe_power
 from experiments.sweep.verdicts import VariantResult
 from training.config.batch_plan import Plan, make_plan

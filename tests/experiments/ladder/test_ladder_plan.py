@@ -6,15 +6,15 @@ from pathlib import Path
 import pytest
 
 from experiments.ladder.ladder_file import read_ladder
-from experiments.ladder.ladder_plan import describe_plan
 from experiments.ladder.trunk import TrunkMaker
+from experiments.ladder.trunk_training import describe_plan
 from tests.experiments.ladder.conftest import MakeLadder
 
 
 def test_time_and_cost_are_those_of_runs_that_have_ended(make_ladder: MakeLadder, tmp_path: Path) -> None:
     maker = TrunkMaker(ladder=read_ladder(make_ladder()), output=tmp_path / "out", ranks=1)
     assert describe_plan(maker, 2.0)[-1].startswith("time and cost: not known before a run of this ladder has ended")
-    [trunk] = maker.seeds(maker.ladder.sizes[0], 0.01)
+    [trunk] = maker.trunks(maker.ladder.sizes[0], 0.01)
     trunk.directory.mkdir(parents=True)
     (trunk.directory / "model.json").write_text(json.dumps(trunk.horizons[-1].sections["model"]))
     (trunk.directory / "train.json").write_text(json.dumps(trunk.horizons[-1].sections["train"]))

@@ -1,6 +1,6 @@
 """Rules of batch and rate."""
 
-from experiments.ladder.size_rules import scaled_batch, scaled_rate
+from experiments.ladder.ladder_file import scaled_batch, scaled_rate
 
 
 def test_eight_times_the_weights_have_half_the_rate_and_four_times_the_batch() -> None:

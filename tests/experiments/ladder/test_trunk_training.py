@@ -26,8 +26,8 @@ def _tune(make_ladder: MakeLadder, tmp_path: Path, monkeypatch: pytest.MonkeyPat
         rates: dict[Path, float] = {}
 
         class Noted(TrunkMaker):
-            def seeds(self, size: LadderSize, rate: float) -> list[Trunk]:
-                trunks = super().seeds(size, rate)
+            def trunks(self, size: LadderSize, rate: float) -> list[Trunk]:
+                trunks = super().trunks(size, rate)
                 rates.update({trunk.directory: trunk.rate for trunk in trunks})
                 return trunks
 

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from experiments.shared.account import BEAT_SECONDS, Account
-from experiments.shared.account_lines import ACCOUNT
-from experiments.shared.pool_job import JOB_VARIABLE, PoolJob
+from experiments.shared.account import ACCOUNT, BEAT_SECONDS, Account
 from experiments.shared.pool_options import PoolOptions
+from experiments.shared.training_process import JOB_VARIABLE, PoolJob
 from training.launch import job_seconds
 
 PRICED = PoolOptions(price_per_hour=2.0, max_usd=10.0, max_hours=100.0)

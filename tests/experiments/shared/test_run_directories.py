@@ -7,7 +7,7 @@ import pytest
 
 from common.errors import BadInput
 from common.json_files import read_json
-from experiments.shared.run_directories import missing_tokens, write_run_directory
+from experiments.shared.experiment_files import missing_tokens, write_run_directory
 from training.config.train_config import load_run
 
 

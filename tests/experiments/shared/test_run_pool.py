@@ -12,13 +12,11 @@ from typing import Any
 import pytest
 
 from common.errors import BadInput
-from experiments.shared import pool_devices, run_pool
-from experiments.shared.account import Account
-from experiments.shared.account_lines import ACCOUNT, read_account
+from experiments.shared import pool_options, run_pool
+from experiments.shared.account import ACCOUNT, Account, read_account
 from experiments.shared.pool_options import PoolOptions
 from experiments.shared.run_pool import BudgetSpent, PoolStopped, RunPool
-from experiments.shared.run_progress import read_progress
-from experiments.shared.run_target import PlannedRun, RunEnd
+from experiments.shared.run_progress import PlannedRun, RunEnd, read_progress
 from experiments.shared.training_process import JOB_LOG, TrainingProcess
 from tests import launch
 from tests.conftest import ROOT
@@ -49,7 +47,7 @@ def test_runs_of_two_ranks_pause_and_go_on_to_the_losses_of_one_rank(
 def test_runs_side_by_side_have_gpus_of_their_own(
     make_run: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool_devices, "_gpus", lambda _: ["2", "5"])  # the jobs themselves train on the CPU
+    monkeypatch.setattr(pool_options, "_gpus", lambda _: ["2", "5"])  # the jobs themselves train on the CPU
     runs = [PlannedRun(directory=make_run(name)) for name in ("a", "b")]
     with RunPool(tmp_path, PoolOptions(device="cpu")) as pool:
         assert pool.train(runs) == [RunEnd.DONE] * 2

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from common.errors import BadInput
-from experiments.ladder.conclusion import conclude, write_forecast
+from experiments.ladder.forecast import write_forecast
 from experiments.ladder.ladder_file import read_ladder
-from experiments.ladder.ladder_plan import describe_plan, size_trunks
-from experiments.ladder.ladder_table import LadderTable
+from experiments.ladder.ladder_table import LadderTable, conclude
 from experiments.ladder.trunk import TrunkMaker
-from experiments.shared.run_directories import write_run_directory
+from experiments.ladder.trunk_training import describe_plan, size_trunks
+from experiments.shared.experiment_files import write_run_directory
 from tests.experiments.ladder.conftest import MakeLadder
 from training.config.train_config import load_run
 from training.planning.forecast_file import describe_forecast_file
@@ -51,7 +51,7 @@ def test_a_clean_ladder_forecasts_the_target_and_plan_shows_it(file: Path, tmp_p
     assert table.refused is None and table.forecast is not None
     target = table.forecast.run
     assert table.forecast.loss.value == pytest.approx(clean(table.forecast.parameters, table.forecast.tokens), rel=0.02)
-    assert write_forecast(table.ladder, table.forecast) == target.directory / "forecast.json"
+    assert write_forecast(table.ladder.target.directory, table.forecast) == target.directory / "forecast.json"
     assert f"forecast     loss {table.forecast.loss.value:.4f}" in describe_forecast_file(target)[0]
     assert "held out: predicted" in table.text()
 
@@ -112,7 +112,7 @@ def test_a_warm_up_that_leaves_no_room_for_the_decay_is_refused_before_anything_
 def test_a_missed_held_out_size_is_refused_with_all_points_kept(file: Path, tmp_path: Path) -> None:
     output = tmp_path / "out"
     first = concluded(file, output, clean, INSIDE)
-    write_forecast(first.ladder, first.forecast)
+    write_forecast(first.ladder.target.directory, first.forecast)
     missed = lambda size, tokens: clean(size, tokens) * (1.1 if size > 8000 else 1)  # noqa: E731
     table = concluded(file, output, missed, INSIDE, usd=40)
     assert table.refused is not None and "held out" in table.refused and table.forecast is None
@@ -120,7 +120,7 @@ def test_a_missed_held_out_size_is_refused_with_all_points_kept(file: Path, tmp_
     assert "for $40.00   no best size without a forecast" in table.text()
     assert "the ladder is for the rule's" in table.text() and "forecast is for" not in table.text()
     assert len(json.loads((output / "ladder.json").read_text())["points"]) == 12
-    write_forecast(table.ladder, table.forecast)
+    write_forecast(table.ladder.target.directory, table.forecast)
     assert describe_forecast_file(table.ladder.target) == []  # an earlier one is gone
 
 
