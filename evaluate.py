@@ -8,7 +8,7 @@ from common.errors import EXIT_DONE, EXIT_ERROR, EXIT_INTERRUPTED, BadInput
 from common.installation import begin, exit_status
 
 if TYPE_CHECKING:
-    from evaluation.registry import EvaluateCommand
+    from evaluation.registry import RegisteredCommand
 
 DESCRIPTION = """Evaluate, compare and export models. MODEL: a run directory, one of its
 checkpoints, a model directory of Hugging Face's, or OWNER/NAME on the hub."""
@@ -29,14 +29,17 @@ Exit status: 0 done, 1 error or degenerate output, 2 usage, 75 stopped at --max-
 """
 
 
-def commands() -> "dict[str, type[EvaluateCommand]]":
+def commands() -> "dict[str, RegisteredCommand]":
     """Return the commands by name."""
     from evaluation.comparison.command import CompareCommand
     from evaluation.export.command import ExportCommand
-    from evaluation.registry import COMMANDS
+    from evaluation.registry import COMMANDS, RegisteredCommand
 
-    measuring = {name: entry.command for name, entry in COMMANDS.items()}
-    return measuring | {"compare": CompareCommand, "export": ExportCommand}
+    return {
+        **COMMANDS,
+        "compare": RegisteredCommand(CompareCommand, "evaluation.comparison.command"),
+        "export": RegisteredCommand(ExportCommand, "evaluation.export.export"),
+    }
 
 
 def main() -> int:
@@ -44,12 +47,14 @@ def main() -> int:
     begin("evaluate.py")
     from common.arguments import parse
 
-    command: EvaluateCommand = parse("evaluate.py", commands(), sys.argv[1:], help_text=DESCRIPTION, epilog=EPILOG)
+    known = commands()
+    classes = {name: command.options for name, command in known.items()}
+    options = parse("evaluate.py", classes, sys.argv[1:], help_text=DESCRIPTION, epilog=EPILOG)
     from training.launch import check_environment, environment_rank
 
     try:
         check_environment()
-        return command.run() or EXIT_DONE
+        return known[sys.argv[1]].run(options) or EXIT_DONE
     except BadInput as error:
         if error.alone or environment_rank() == 0:  # all ranks raise it together
             print(f"evaluate.py: {error}", file=sys.stderr)

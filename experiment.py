@@ -2,12 +2,8 @@
 """Experiments on runs: `sweep` compares changes of a run over seeds, `ladder` forecasts a large run from small ones."""
 
 import sys
-from typing import TYPE_CHECKING
 
 from common.installation import begin, exit_status, run_command
-
-if TYPE_CHECKING:
-    from evaluation.registry import EvaluateCommand
 
 DESCRIPTION = "Train variants of a run under one budget, and say what the results prove."
 EPILOG = """examples:
@@ -20,7 +16,7 @@ Exit status: 0 done, 1 error, 2 usage, 75 stopped at its budget or by SIGTERM,
 """
 
 
-def commands() -> "dict[str, type[EvaluateCommand]]":
+def commands() -> dict[str, type]:
     """Return the commands by name."""
     from experiments.ladder.command import LadderCommand
     from experiments.sweep.command import SweepCommand
@@ -33,7 +29,7 @@ def main() -> int:
     begin("experiment.py")
     from common.arguments import parse
 
-    command: EvaluateCommand = parse("experiment.py", commands(), sys.argv[1:], help_text=DESCRIPTION, epilog=EPILOG)
+    command = parse("experiment.py", commands(), sys.argv[1:], help_text=DESCRIPTION, epilog=EPILOG)
     return run_command("experiment.py", command.run, "; the same command continues")
 
 

@@ -1,7 +1,7 @@
 """Registry of the commands of `evaluate.py` that measure models. To add one: write its folder, add a line here."""
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import attrs
 
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
     from evaluation.shared.measure import EvaluationResult
 
 
-class EvaluateCommand(Protocol):
-    """A command of `evaluate.py`: a frozen class with its options; the docstring is its help."""
-
-    def run(self) -> int | None:
-        """Do the work; return an exit status, None for success."""
-
-
 @attrs.frozen
-class MeasuringCommand:
-    """A command that appends results to `evaluations.jsonl` under its own name, and how the comparison reads them."""
+class RegisteredCommand:
+    """A command that appends results to `evaluations.jsonl` under its own name, and how the comparison reads them.
 
-    command: type[EvaluateCommand]
-    # Module whose `read_results` structures such a line, imported at use: numpy and torch are heavy. Of a damaged line,
-    # or another version's, it may raise UNREADABLE of evaluation/comparison/rows.py. None: nothing to compare.
+    Modules are imported at use: numpy and torch are heavy.
+    """
+
+    options: type  # frozen, of options; the docstring is the command's help
+    module: str  # its `run` takes the options, and returns an exit status, None for success
+    # Module whose `read_results` structures such a line. Of a damaged line, or another version's, it may raise
+    # UNREADABLE of evaluation/comparison/rows.py. None: nothing to compare.
     measures: str | None = None
+
+    def run(self, options: Any) -> int | None:
+        return import_module(self.module).run(options)
 
     def read_results(self, record: dict[str, Any]) -> "list[EvaluationResult]":
         """Structure a stored result."""
@@ -38,10 +38,14 @@ class MeasuringCommand:
 
 
 COMMANDS = {  # in the order of the comparison's columns
-    "smoke": MeasuringCommand(SmokeCommand),
-    "loss": MeasuringCommand(LossCommand, "evaluation.loss.loss_measures"),
-    "hellaswag": MeasuringCommand(HellaSwagCommand, "evaluation.hellaswag.accuracy_measures"),
-    "instruct": MeasuringCommand(InstructCommand, "evaluation.instruct.overlap"),
-    "judge": MeasuringCommand(JudgeCommand, "evaluation.judging.judge_result"),
-    "harness": MeasuringCommand(HarnessCommand, "evaluation.harness.harness"),
+    "smoke": RegisteredCommand(SmokeCommand, "evaluation.smoke.smoke"),
+    "loss": RegisteredCommand(LossCommand, "evaluation.loss.held_out_loss", "evaluation.loss.loss_measures"),
+    "hellaswag": RegisteredCommand(
+        HellaSwagCommand, "evaluation.hellaswag.hellaswag", "evaluation.hellaswag.accuracy_measures"
+    ),
+    "instruct": RegisteredCommand(
+        InstructCommand, "evaluation.instruct.instruct", "evaluation.instruct.reference_scores"
+    ),
+    "judge": RegisteredCommand(JudgeCommand, "evaluation.judging.judge", "evaluation.judging.judge_result"),
+    "harness": RegisteredCommand(HarnessCommand, "evaluation.harness.harness", "evaluation.harness.harness"),
 }

@@ -37,7 +37,7 @@ IMPORTED_ONCE = [
     "matplotlib.backends.backend_agg",
     "training.job",
     "evaluation.smoke.smoke",
-    "evaluation.judging.session",
+    "evaluation.judging.client",
     "openai.resources",
     "sacrebleu.metrics.chrf",
     "tokens.prepare.prepare",

@@ -16,11 +16,14 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from common.errors import BadInput
+from common.errors import BadInput, printable
 from common.files import replace_file, writing
-from common.hub_client import CARD, hub_errors, upload
+from common.hub_client import CARD, check_logged_in, check_names, hub_errors, upload
+from common.installation import keep_logs_only
+from evaluation.export.command import ExportCommand
 from evaluation.export.model_card import model_card
-from evaluation.shared.load import Trained
+from evaluation.shared.command_line import check_alone
+from evaluation.shared.load import Trained, load, locate
 from model.gpt import GPT
 from model.pretrained import unpadded
 from model.stock_config import stock_class
@@ -32,6 +35,22 @@ LONGEST_GENERATION = 256  # tokens, the default of pipelines; a short context ge
 OURS = (EVALUATIONS, ANSWERS)  # results about the model, stored beside it: not uploaded
 CONFIG, GENERATION, WEIGHTS = "config.json", "generation_config.json", "model.safetensors"
 FINE_TUNING = "fine_tuning.json"
+
+
+def run(command: ExportCommand) -> None:
+    """Export a model, and upload it if asked."""
+    keep_logs_only()
+    check_alone("export")
+    if command.private and command.push is None:
+        raise BadInput("--private: applies to --push, which is missing")
+    check_names(command.push or "owner/name", command.license)
+    if command.push is not None:
+        check_logged_in()
+    trained = load(locate(command.model, command.checkpoint), command.tokenizer, torch.device("cpu"))
+    export(trained, command.directory, command.push, command.license, command.dtype)
+    print(printable(f"{command.directory}: AutoModelForCausalLM.from_pretrained loads it"))
+    if command.push is not None:
+        print(push(command.directory, command.push, private=command.private))
 
 
 def export(

@@ -24,12 +24,13 @@ from evaluation.export.export import CONFIG, hugging_face_weights
 from evaluation.harness.command import HarnessCommand
 from evaluation.shared.load import Trained
 from evaluation.shared.measure import EvaluationResult, Measure, Measurement
-from evaluation.shared.split_over_ranks import share
+from evaluation.shared.measuring import measure_each, share
 from model.stock_config import stock_class
 from tokens.tokenizer.hugging_face_files import write_tokenizer_files
 from training.hardware.memory_errors import is_memory_error
 from training.parallel.process_group import Ranks, together
 
+REQUIREMENT = "lm_eval[hf]==0.4.13"
 KINDS = ("loglikelihood", "loglikelihood_rolling", "generate_until")  # of requests: methods of the harness's models
 DOCUMENTS, ERROR = "sample_len", "_stderr"  # in the names of its values
 PIECE_BATCHES = 8  # the harness groups equal contexts, so that a piece of one batch would not fill it
@@ -41,6 +42,28 @@ class Requests:
 
     kind: str
     pieces: list[list[tuple[Any, ...]]]  # arguments of each request
+
+
+def run(command: HarnessCommand) -> None:
+    """Print and store each model's metrics."""
+    try:
+        import lm_eval
+    except ImportError as error:
+        raise BadInput(f'lm-evaluation-harness is not installed ({error}): pip install "{REQUIREMENT}"') from error
+    if command.include_path is not None and not command.include_path.is_dir():
+        raise BadInput(f"--include-path {command.include_path}: no such directory; wanted one with tasks as YAML files")
+    how = {
+        "lm_eval": lm_eval.__version__,
+        "fewshot": command.fewshot,
+        "limit": command.limit,
+        "batch_size": command.batch_size,
+    }
+
+    def measured(trained: Trained, _: None, ranks: Ranks) -> tuple[dict[str, Any], str]:
+        found = measure(trained, command, ranks)
+        return {**how, "tasks": found}, f"\n{describe(found)}"
+
+    measure_each(command, "harness", lambda _: None, measured)
 
 
 def measure(trained: Trained, wanted: HarnessCommand, ranks: Ranks) -> dict[str, dict[str, Any]]:

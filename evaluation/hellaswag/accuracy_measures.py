@@ -1,18 +1,12 @@
-"""Measures of HellaSwag: accuracy by either convention, compared item by item."""
+"""Measure of HellaSwag: accuracy, compared item by item."""
 
 import math
 from typing import Any
 
 import numpy as np
 
-from evaluation.hellaswag.command import PUBLISHED
 from evaluation.shared.measure import EvaluationResult, Measure, Measurement, Published
 from evaluation.shared.significance import Interval, student_interval
-
-SOURCE = (
-    "karpathy/build-nanogpt, hellaswag.py: acc_norm on all 10,042 items of the validation split, by that script and by "
-    "lm-eval"
-)
 
 
 def accuracy_difference(a: list[np.ndarray], b: list[np.ndarray], confidence: float) -> Interval:
@@ -31,34 +25,28 @@ def accuracy_difference(a: list[np.ndarray], b: list[np.ndarray], confidence: fl
     return student_interval(float(by_item.mean()), error, items - 1, confidence)
 
 
-MEASURES = {  # by the key of a stored result
-    key: Measure(
-        name=f"HellaSwag, {name}",
-        unit="of all items",
-        difference=accuracy_difference,
-        published=Published(
-            values={"OpenAI GPT-2 small": f"{PUBLISHED[name][2]:.4f}", "OpenAI GPT-2 XL": xl}, source=SOURCE
-        ),
-    )
-    for key, name, xl in (("completion", "completion", "0.4893"), ("lm_eval", "lm-eval", "0.5089"))
-}
+COMPLETION = Measure(
+    name="HellaSwag, completion",
+    unit="of all items",
+    difference=accuracy_difference,
+    published=Published(
+        values={"OpenAI GPT-2 small": "0.2955", "OpenAI GPT-2 XL": "0.4893"},
+        source="karpathy/build-nanogpt, hellaswag.py: acc_norm on all 10,042 items of the validation split",
+    ),
+)
 
 
 def read_results(record: dict[str, Any]) -> list[EvaluationResult]:
     """Return a stored result of `evaluate.py hellaswag`."""
-    data, items = record["data"], record["items"]
-    measurements = []
-    for style, measure in MEASURES.items():
-        packed = np.frombuffer(bytes.fromhex(record[style]["hits_norm"]), np.uint8)
-        hits = np.unpackbits(packed)[:items].astype(np.float64)
-        if not 0 < items == len(hits):
-            raise ValueError(f"{items} items, but answers to {len(hits)}")
-        value, error = record[style]["acc_norm"], record[style].get("acc_norm_error")
-        measurements.append(Measurement(measure=measure, value=value, error=error, freedom=items - 1, sample=hits))
+    data, items, found = record["data"], record["items"], record["completion"]
+    hits = np.unpackbits(np.frombuffer(bytes.fromhex(found["hits_norm"]), np.uint8))[:items].astype(np.float64)
+    if not 0 < items == len(hits):
+        raise ValueError(f"{items} items, but answers to {len(hits)}")
+    value, error = found["acc_norm"], found.get("acc_norm_error")
     result = EvaluationResult.of(
         record,
-        subject=f"{data['sha256']} {items} {[len(record[style]['hits_norm']) for style in MEASURES]}",
+        subject=f"{data['sha256']} {items} {len(found['hits_norm'])}",
         description=f"acc_norm on {items:,} items of {data['file']}; ± is a standard error over items",
-        measurements=measurements,
+        measurements=[Measurement(measure=COMPLETION, value=value, error=error, freedom=items - 1, sample=hits)],
     )
     return [result]

@@ -1,21 +1,22 @@
-"""HellaSwag (Zellers et al., 2019): accuracy of the likeliest ending, by both published conventions.
+"""HellaSwag (Zellers et al., 2019): accuracy of the likeliest ending, as karpathy/build-nanogpt and llm.c measure it.
 
-They differ in the text around an ending, in where it is split into tokens, and in the length by which acc_norm divides;
-accuracies are comparable only within one convention.
+lm-evaluation-harness has another convention, whose accuracies are not comparable: `evaluate.py harness hellaswag`.
 """
 
-import re
+from functools import partial
+from typing import Any
 
 import attrs
 import numpy as np
 import torch
 
-from common.errors import BadInput
-from evaluation.hellaswag.items import ENDINGS, Item
+from common.errors import BadInput, printable
+from evaluation.hellaswag.command import HellaSwagCommand
+from evaluation.hellaswag.items import ENDINGS, Item, Items, read_items
 from evaluation.loss.held_out_loss import BATCH_TOKENS, prediction_losses
-from evaluation.shared.load import Trained
+from evaluation.shared.load import ModelLocation, Trained
+from evaluation.shared.measuring import measure_each, share
 from evaluation.shared.significance import mean_and_error, plus_minus
-from evaluation.shared.split_over_ranks import share
 from tokens.tokenizer.tokenizer import Tokenizer
 from training.parallel.process_group import Ranks
 
@@ -26,7 +27,6 @@ class Choice:
 
     tokens: np.ndarray  # of context and ending, 1-D
     scored: int  # number of them, at the end, whose loss counts
-    characters: int | None  # divisor of acc_norm; None: `scored`
 
 
 @attrs.frozen(kw_only=True)
@@ -47,65 +47,44 @@ class Accuracy:
 
 @attrs.frozen(kw_only=True)
 class HellaSwag:
-    """A model's accuracies on a set of items."""
+    """A model's accuracy on a set of items."""
 
     items: int
     cut: int  # items longer than the model's context
     completion: Accuracy
-    lm_eval: Accuracy
 
     def __str__(self) -> str:
         cut = f"; {self.cut:,} items were cut to the context" if self.cut else ""
-        return f"completion: {self.completion}; lm-eval: {self.lm_eval}{cut}"
+        return f"{self.completion}{cut}"
+
+
+def run(command: HellaSwagCommand) -> None:
+    """Print and store each model's accuracy."""
+    measure_each(command, "hellaswag", partial(_read, command), _measured)
 
 
 def measure(trained: Trained, items: list[Item], ranks: Ranks) -> HellaSwag:
-    """Return a model's accuracies; call it on every rank. Raises BadInput for likelihoods that are not finite."""
+    """Return a model's accuracy; call it on every rank. Raises BadInput for likelihoods that are not finite."""
     length = trained.network.config.context_length
-    accuracies = {}
-    cut: set[int] = set()
-    for name, convention in (("completion", completion), ("lm_eval", lm_eval)):
-        choices = [choice for item in items for choice in convention(item, trained.tokenizer)]
-        cut.update(index // ENDINGS for index, choice in enumerate(choices) if len(choice.tokens) > length + 1)
-        choices = [fitted(choice, length) for choice in choices]
-        likelihoods = log_likelihoods(trained, choices, ranks)
-        if not np.isfinite(likelihoods).all():
-            raise BadInput(
-                f"{trained.place.path}: its loss is not finite: the weights are damaged, or training diverged"
-            )
-        accuracies[name] = accuracy(likelihoods, choices, [int(item.label) for item in items])
-    return HellaSwag(items=len(items), cut=len(cut), **accuracies)
+    choices = [choice for item in items for choice in completion(item, trained.tokenizer)]
+    cut = {index // ENDINGS for index, choice in enumerate(choices) if len(choice.tokens) > length + 1}
+    choices = [fitted(choice, length) for choice in choices]
+    likelihoods = log_likelihoods(trained, choices, ranks)
+    if not np.isfinite(likelihoods).all():
+        raise BadInput(f"{trained.place.path}: its loss is not finite: the weights are damaged, or training diverged")
+    found = accuracy(likelihoods, choices, [int(item.label) for item in items])
+    return HellaSwag(items=len(items), cut=len(cut), completion=found)
 
 
 def completion(item: Item, tokenizer: Tokenizer) -> list[Choice]:
     """Return an item's choices as karpathy/build-nanogpt and llm.c make them (hellaswag.py): encoded separately."""
     context = tokenizer.encode(item.ctx)
     endings = [tokenizer.encode(f" {ending}") for ending in item.endings]
-    return [Choice(np.concatenate([context, ending]), len(ending), None) for ending in endings]
-
-
-def lm_eval(item: Item, tokenizer: Tokenizer) -> list[Choice]:
-    """Return an item's choices as EleutherAI/lm-evaluation-harness 0.4 makes them: with the topic, encoded together.
-
-    Its tasks/hellaswag/utils.py makes the texts, its api/model.py the tokens.
-    """
-    query = cleaned(f"{item.activity_label}: {item.ctx_a} {item.ctx_b.capitalize()}")
-    begin = len(tokenizer.encode(query.rstrip()))  # trailing spaces of the context belong to the ending
-    choices = []
-    for ending in map(cleaned, item.endings):
-        tokens = tokenizer.encode(f"{query} {ending}")
-        choices.append(Choice(tokens, len(tokens) - begin, len(ending)))
-    return choices
-
-
-def cleaned(text: str) -> str:
-    """Return a text without WikiHow's markup, as lm-evaluation-harness does."""
-    text = re.sub(r"\[.*?\]", "", text.strip().replace(" [title]", ". "))
-    return text.replace("  ", " ")
+    return [Choice(np.concatenate([context, ending]), len(ending)) for ending in endings]
 
 
 def fitted(choice: Choice, context_length: int) -> Choice:
-    """Return a choice cut to the last tokens that the context holds, as lm-evaluation-harness does."""
+    """Return a choice cut to the last tokens that the context holds."""
     return attrs.evolve(
         choice, tokens=choice.tokens[-(context_length + 1) :], scored=min(choice.scored, context_length)
     )
@@ -127,9 +106,7 @@ def log_likelihoods(trained: Trained, choices: list[Choice], ranks: Ranks) -> np
 
 def accuracy(likelihoods: np.ndarray, choices: list[Choice], labels: list[int]) -> Accuracy:
     """Return how often the true one of four choices is the likeliest; of equal ones the first counts."""
-    lengths = np.array([choice.scored if choice.characters is None else choice.characters for choice in choices])
-    with np.errstate(divide="ignore"):  # an ending of nothing but markup has length 0 and is never chosen
-        means = likelihoods / lengths
+    means = likelihoods / np.array([choice.scored for choice in choices])
     hits, hits_norm = (values.reshape(-1, ENDINGS).argmax(1) == labels for values in (likelihoods, means))
     return Accuracy(
         acc=float(hits.mean()),
@@ -139,6 +116,18 @@ def accuracy(likelihoods: np.ndarray, choices: list[Choice], labels: list[int]) 
         hits=np.packbits(hits).tobytes().hex(),
         hits_norm=np.packbits(hits_norm).tobytes().hex(),
     )
+
+
+def _read(command: HellaSwagCommand, _: list[ModelLocation]) -> Items:
+    data = read_items(command.data, command.count)
+    print(printable(f"{data.file}: {len(data.items):,} items"))
+    print("GPT-2 124M: acc 0.2859, acc_norm 0.2955 on all 10,042, by build-nanogpt's hellaswag.py")
+    return data
+
+
+def _measured(trained: Trained, data: Items, ranks: Ranks) -> tuple[dict[str, Any], str]:
+    result = measure(trained, data.items, ranks)
+    return {"data": {"file": data.file, "sha256": data.sha256}, **attrs.asdict(result)}, f" {result}"
 
 
 def _batch(trained: Trained, choices: list[Choice]) -> np.ndarray:

@@ -20,10 +20,7 @@ ENDINGS = 4
 class Item:
     """A context and four endings, under the names of rowanz/hellaswag."""
 
-    activity_label: str  # the topic
     ctx: str
-    ctx_a: str  # its complete sentences
-    ctx_b: str  # the beginning of the last one, may be empty
     endings: list[str]
     label: str  # number of the true one; Parquet has it as text, JSON Lines as a number
 
@@ -60,7 +57,7 @@ def _item(row: dict[str, Any], where: str) -> Item:
         item = structured(row | {"label": str(row.get("label", ""))}, Item, unknown_keys=True)
     except ValueError as error:
         raise BadInput(f"{where}: {error}") from error
-    for text in (item.activity_label, item.ctx, item.ctx_a, item.ctx_b, *item.endings):
+    for text in (item.ctx, *item.endings):
         check_text(text, where)
     if not item.ctx.strip():
         raise BadInput(f"{where}: ctx: got {quoted(item.ctx)}, wanted a text")

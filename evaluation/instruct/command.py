@@ -1,19 +1,14 @@
-"""evaluate.py instruct"""
+"""Options of evaluate.py instruct."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import attrs
 from cyclopts import Parameter
 
 from common.arguments import option
 from common.checks import integer, number
-from common.errors import BadInput, printable
-from evaluation.shared.command_line import TIMEOUT_SECONDS, MeasureCommand
-
-if TYPE_CHECKING:
-    from evaluation.instruct.instruct import HeldOutQuestions
-    from evaluation.shared.load import ModelLocation
+from evaluation.shared.command_line import MeasureOptions
 
 
 @attrs.frozen(kw_only=True)
@@ -32,7 +27,7 @@ class FineTuneSettings:
 
 
 @attrs.frozen(kw_only=True)
-class InstructCommand(MeasureCommand):
+class InstructCommand(MeasureOptions):
     """Fine-tune a copy on instructions, and generate answers to held-out ones."""
 
     data: Annotated[Path, option("JSON of records: instruction, input, output", "FILE")]
@@ -42,48 +37,3 @@ class InstructCommand(MeasureCommand):
     keep_weights: Annotated[
         Path | None, option("write each fine-tuned model to DIR, as Hugging Face's libraries load it", "DIR")
     ] = None
-
-    def run(self) -> None:
-        """Print and store each model's scores after fine-tuning; under torchrun the ranks share the work."""
-        from evaluation.instruct.instruct import describe_summary, instruct, summary
-        from evaluation.shared.load import load_on_all
-        from evaluation.shared.results import append_result, is_newest
-        from training.exactness.levels import set_determinism
-        from training.parallel.process_group import from_coordinator, meet, stop
-
-        ranks = meet(self.device, TIMEOUT_SECONDS)
-        set_determinism("elastic", 1, ranks)
-        places, questions = from_coordinator(ranks, self._prepare)
-        first = self.settings.seed
-        for place in places:
-            if ranks.coordinates:
-                print(printable(f"{place.path}:"), flush=True)
-            tuned = []
-            for seed in range(first, first + self.seeds):
-                trained = load_on_all(ranks, place, self.tokenizer)
-                tuned.append(instruct(trained, questions, attrs.evolve(self.settings, seed=seed), self, ranks))
-                if ranks.coordinates:
-                    print(f"  {tuned[-1]}", flush=True)
-            if ranks.coordinates:
-                values = summary(tuned, questions, self.settings)
-                if not is_newest(place.home, place.title, "instruct", values):
-                    append_result(place.home, place.title, "instruct", values)
-                if len(tuned) > 1:
-                    print(f"  {describe_summary(values)}")
-        stop()
-
-    def _prepare(self) -> "tuple[list[ModelLocation], HeldOutQuestions]":
-        from evaluation.instruct.instruct import read_questions
-        from evaluation.shared.records import check_folder
-        from training.telemetry.metrics_log import ANSWERS
-
-        places = self.locate_all()
-        titles = [place.title for place in places]
-        if len(set(titles)) < len(titles):
-            raise BadInput(f"MODEL: got {', '.join(titles)}, wanted each once, under different names")
-        questions = read_questions(self.data)
-        for place in places:
-            check_folder(self.output or place.home / ANSWERS)
-        if self.keep_weights is not None:
-            check_folder(self.keep_weights, "--keep-weights")
-        return places, questions

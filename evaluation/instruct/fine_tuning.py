@@ -17,8 +17,8 @@ from tqdm import tqdm
 from common.errors import BadInput
 from evaluation.instruct.command import FineTuneSettings
 from evaluation.shared.load import Trained
+from evaluation.shared.measuring import share
 from evaluation.shared.records import Record
-from evaluation.shared.split_over_ranks import share
 from tokens.batches.rank_shares import rank_shares
 from training.parallel.process_group import Ranks
 from training.parallel.wrap import parallelize

@@ -2,27 +2,30 @@
 
 import hashlib
 import statistics
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import attrs
 
-from common.errors import BadInput
+from common.errors import BadInput, printable
 from common.files import sha256
 from common.json_files import read_json
 from common.structure import structured
 from evaluation.export.export import FINE_TUNING, write_fine_tuned
 from evaluation.instruct.command import FineTuneSettings, InstructCommand
 from evaluation.instruct.fine_tuning import FineTuned, answer_losses, encode, fine_tune, make_example, prompt_text
-from evaluation.instruct.overlap import FreeScores, free_scores
-from evaluation.shared.load import Trained
-from evaluation.shared.records import Answer, Answers, Record, read_answers, read_records, write_answers
+from evaluation.instruct.reference_scores import ReferenceScores, reference_scores
+from evaluation.shared.load import ModelLocation, Trained, load_on_all
+from evaluation.shared.measuring import TIMEOUT_SECONDS, locate_all, share
+from evaluation.shared.records import Answer, Answers, Record, check_folder, read_answers, read_records, write_answers
+from evaluation.shared.results import append_result, is_newest
 from evaluation.shared.significance import plus_minus
-from evaluation.shared.split_over_ranks import share
 from evaluation.smoke.smoke import decode
 from model.generate import Sampling, generate, lay_out_for_generation
 from model.stock_config import stock_class
-from training.parallel.process_group import Ranks, from_coordinator
+from training.exactness.levels import set_determinism
+from training.parallel.process_group import Ranks, from_coordinator, meet, stop
 from training.telemetry.metrics_log import ANSWERS
 
 TRAINED, TESTED = 0.85, 0.10  # of the records; the rest validates
@@ -50,7 +53,7 @@ class Tuned:
 
     seed: int
     fine_tuned: FineTuned
-    free: FreeScores
+    scores: ReferenceScores
     answers: Path
     cut: int  # records longer than the context
     kept: bool  # from an earlier session
@@ -59,11 +62,35 @@ class Tuned:
         losses, best = self.fine_tuned.losses, self.fine_tuned.best_epoch
         parts = [
             f"best epoch {best}, validation loss {losses[0]:.4f} -> {losses[best]:.4f} nats per token",
-            str(self.free),
+            str(self.scores),
             *([f"{self.cut} records cut to the context"] if self.cut else []),
             f"answers in {self.answers}" + (", kept from an earlier session" if self.kept else ""),
         ]
         return f"seed {self.seed}: {'; '.join(parts)}"
+
+
+def run(command: InstructCommand) -> None:
+    """Print and store each model's scores after fine-tuning; under torchrun the ranks share the work."""
+    ranks = meet(command.device, TIMEOUT_SECONDS)
+    set_determinism("elastic", 1, ranks)
+    places, questions = from_coordinator(ranks, partial(_prepare, command))
+    first = command.settings.seed
+    for place in places:
+        if ranks.coordinates:
+            print(printable(f"{place.path}:"), flush=True)
+        tuned = []
+        for seed in range(first, first + command.seeds):
+            trained = load_on_all(ranks, place, command.tokenizer)
+            tuned.append(instruct(trained, questions, attrs.evolve(command.settings, seed=seed), command, ranks))
+            if ranks.coordinates:
+                print(f"  {tuned[-1]}", flush=True)
+        if ranks.coordinates:
+            values = summary(tuned, questions, command.settings)
+            if not is_newest(place.home, place.title, "instruct", values):
+                append_result(place.home, place.title, "instruct", values)
+            if len(tuned) > 1:
+                print(f"  {describe_summary(values)}")
+    stop()
 
 
 def read_questions(path: Path) -> HeldOutQuestions:
@@ -108,7 +135,7 @@ def instruct(
     return Tuned(
         seed=settings.seed,
         fine_tuned=structured(answers.settings, FineTuned, unknown_keys=True),
-        free=free_scores(answers),
+        scores=reference_scores(answers),
         answers=file,
         cut=sum(make_example(trained, record).cut for record in everything),
         kept=kept is not None,
@@ -125,13 +152,13 @@ def summary(tuned: list[Tuned], questions: HeldOutQuestions, settings: FineTuneS
                 "seed": one.seed,
                 "best_epoch": one.fine_tuned.best_epoch,
                 "validation_loss": one.fine_tuned.losses[one.fine_tuned.best_epoch],
-                **attrs.asdict(one.free),
+                **attrs.asdict(one.scores),
                 "answers": one.answers.name,
             }
             for one in tuned
         ],
-        "reference_loss": _over_seeds([one.free.reference_loss for one in tuned]),
-        "chrf": _over_seeds([one.free.chrf for one in tuned]),
+        "reference_loss": _over_seeds([one.scores.reference_loss for one in tuned]),
+        "chrf": _over_seeds([one.scores.chrf for one in tuned]),
     }
 
 
@@ -173,6 +200,19 @@ def answer_all(trained: Trained, records: list[Record], settings: FineTuneSettin
         Answer(record=record, text=text, reference_loss=loss)
         for record, text, loss in zip(records, texts, losses, strict=True)
     ]
+
+
+def _prepare(command: InstructCommand) -> tuple[list[ModelLocation], HeldOutQuestions]:
+    places = locate_all(command)
+    titles = [place.title for place in places]
+    if len(set(titles)) < len(titles):
+        raise BadInput(f"MODEL: got {', '.join(titles)}, wanted each once, under different names")
+    questions = read_questions(command.data)
+    for place in places:
+        check_folder(command.output or place.home / ANSWERS)
+    if command.keep_weights is not None:
+        check_folder(command.keep_weights, "--keep-weights")
+    return places, questions
 
 
 def _identity(trained: Trained) -> dict[str, Any]:

@@ -1,156 +1,222 @@
-"""HTTP client of a judge: single requests with a deadline and a size limit, no redirects, no secrets in replies."""
+"""Requests to a judge through OpenAI's client, each reserved in the budget before it leaves, retries included."""
 
 import asyncio
-import base64
-import re
-import socket
-from collections.abc import Iterable
-from email.utils import parsedate_to_datetime
-from time import time
+import signal
+import sys
+import uuid
+from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
-from urllib.parse import urlsplit
-from urllib.request import getproxies
 
+import attrs
 import httpx2
-from openai import APIConnectionError, APIError, APIStatusError, AsyncOpenAI
+from openai import APIConnectionError, APIStatusError, AsyncOpenAI, OpenAIError
+from tqdm import tqdm
 
 from common.errors import BadInput
 from common.json_files import parse_json
-from evaluation.judging.address import SHORTEST_SECRET, Credentials, find_key
-from evaluation.judging.replies import Failure, NoReply, message_in, one_line, outcome_of_error, read_reply
-from evaluation.judging.store import Asked, Reply
+from evaluation.judging.cost import money
+from evaluation.judging.judgement import Failure, Judgement, one_line
+from evaluation.judging.prompt import Prompt
+from evaluation.judging.store import Asked, Reply, Usage
 
-CONNECT_SECONDS = 10.0
-REPLY_BYTES = 1 << 22
-FILE_BYTES, FILE_SECONDS = 1 << 30, 3600.0  # of a batch's files: up to 200 MB go up, more come back
-MOST_WAIT = 120.0  # seconds that Retry-After is obeyed
-HIDDEN = b"[secret]"
-UNSENT = (
-    httpx2.ConnectError,
-    httpx2.ConnectTimeout,
-    httpx2.LocalProtocolError,
-    httpx2.PoolTimeout,
-    httpx2.ProxyError,
-    httpx2.UnsupportedProtocol,
-)
-# An API's own error was not billed. A 502, a 504 or a gateway's page says nothing of the API behind it.
-FAILED = (500, 503, 529)
-GAVE_UP = (408, 425, 499)  # a gateway's timeout: the API behind it may go on, and bill
-PATHS = {"responses": "/responses", "chat": "/chat/completions"}
+RETRIES = 6  # of a request, by OpenAI's client
+KEY, ID = "Idempotency-Key", "X-Client-Request-Id"
+REFUSED = ("content_filter", "content_policy_violation", "invalid_prompt")  # error codes: this prompt, not others
+REJECTED = (400, 413, 422)  # this prompt, if others are answered: it may be too long
+UNUSABLE = (401, 402, 403, 404, 405)  # the same for every request, and for a repeated one
+NO_CREDIT = "insufficient_quota"  # a 429 that waiting does not end
+GAVE_UP = (408, 409, 425, 499)  # a gateway's timeout: the API behind it may go on, and bill
+FAILED = (500, 503, 529)  # not billed if the API says so itself; other statuses say nothing of the API behind a gateway
+UNSENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.LocalProtocolError, httpx2.PoolTimeout, httpx2.ProxyError)
 
 
-def open_client(base_url: str, credentials: Credentials, timeout_seconds: float, concurrency: int = 1) -> AsyncOpenAI:
-    """Return a client without retries, as a repeated request may be billed again.
-
-    None of `concurrency` requests waits for a connection. Raises BadInput as `find_key`, or if no server listens.
-    """
-    key = find_key(base_url, credentials)
-    _check_listening(base_url)
-    user, password = credentials or ("", "")
-    basic = base64.b64encode(f"{user}:{password}".encode()).decode()
-    token = user if len(password) < SHORTEST_SECRET else ""  # https://TOKEN@host, https://TOKEN:x@host
-    # Connecting times out first: what has not been sent is not billed.
-    timeout = httpx2.Timeout(timeout_seconds, connect=min(CONNECT_SECONDS, timeout_seconds / 2))
-    limits = httpx2.Limits(max_connections=concurrency + 4, max_keepalive_connections=concurrency + 4)
-    secrets = [key or "", basic, password, token]
-    http = BoundedClient(base_url, timeout_seconds, secrets, auth=credentials, limits=limits)
-    return AsyncOpenAI(api_key=key or "none", base_url=base_url, timeout=timeout, max_retries=0, http_client=http)
+class NotSentError(OpenAIError):
+    """Nothing more is to be sent. OpenAI's client passes its own errors on, and retries after all others."""
 
 
-async def send(client: AsyncOpenAI, api: str, body: dict[str, Any], asked: Asked, attempt: str) -> Reply | NoReply:
-    """Send a request once and return its outcome. `attempt`: tells repeated requests from new ones.
+class BudgetedClient(httpx2.AsyncClient):
+    """HTTP client that stores the most that each request can cost before it is sent, and what ended unbilled."""
 
-    A server that knows the header Idempotency-Key answers a repeated request with the reply that it has billed already.
-    """
-    headers = {"Idempotency-Key": f"{asked.key}-{attempt}", "X-Client-Request-Id": asked.id}
-    whole = {**body, "stream": False}  # explicit: transformers serve streams responses by default
-    try:
-        raw = await client.post(PATHS[api], cast_to=httpx2.Response, body=whole, options={"headers": headers})
-        return read_reply(asked, parse_json(raw.text, None, unique=False))  # paid for, so duplicate keys are accepted
-    except APIConnectionError as error:
-        return NoReply(explained(error), Failure.LOST if may_be_done(error) else Failure.FAILED)
-    except APIStatusError as error:
-        failure = Failure.LOST if may_be_done(error) else Failure.FAILED
-        said = NoReply(explained(error), failure, _retry_after(error.response.headers.get("retry-after", "")))
-        return outcome_of_error(asked, error.status_code, error.code, said)
-    except ValueError as error:
-        return NoReply(f"half a reply, or none: {error}", Failure.LOST)
-
-
-def may_be_done(error: APIError) -> bool:
-    """Tell whether a request that ended with this error may have been done, and billed, all the same."""
-    if not isinstance(error, APIStatusError):
-        return not isinstance(error.__cause__, UNSENT)
-    of_the_api = isinstance(error.body, dict) and error.status_code in FAILED
-    return error.status_code in GAVE_UP or (error.status_code >= 500 and not of_the_api)
-
-
-def explained(error: Exception) -> str:
-    if isinstance(error, APIStatusError):
-        if 300 <= error.status_code < 400 and "location" in error.response.headers:
-            return f"{error.status_code}: redirects are not followed; pass the final address as --base-url"
-        return f"{error.status_code}: {message_in(error.body) or one_line(str(error))}"
-    cause = "" if error.__cause__ is None else f": {error.__cause__}"
-    return one_line(f"{error}{cause}")
-
-
-class BoundedClient(httpx2.AsyncClient):
-    """HTTP client with a deadline and a size limit for each whole request; secrets in replies are replaced."""
-
-    def __init__(self, base_url: str, seconds: float, secrets: Iterable[str], **options: Any):
-        super().__init__(follow_redirects=False, **options)
-        self._files = urlsplit(base_url).path.rstrip("/") + "/files"
-        self._seconds = seconds
-        patterns = [_any_spelling(secret) for secret in secrets if len(secret) >= SHORTEST_SECRET]
-        self._secrets = re.compile("|".join(patterns or ["(?!)"]).encode(), re.IGNORECASE)
+    def __init__(self, judgement: Judgement):
+        super().__init__()  # redirects are not followed
+        self._judgement, self._reached = judgement, False
+        self.asked: dict[str, Asked] = {}  # by Idempotency-Key, without the id of a sending
 
     async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
-        """Send a request and return its response, read to the end. Raises httpx2.TransportError."""
-        of_file = request.url.path.startswith(self._files)
-        seconds = max(self._seconds, FILE_SECONDS) if of_file else self._seconds
-        most = FILE_BYTES if of_file else REPLY_BYTES
+        """Send a request and return its response, read to the end. Raises httpx2.TransportError and NotSentError."""
+        judgement, asked = self._judgement, attrs.evolve(self.asked[request.headers[KEY]], id=uuid.uuid4().hex)
+        request.headers[ID] = asked.id
         try:
-            return await asyncio.wait_for(self._whole(request, most, {**options, "stream": True}), seconds)
-        except asyncio.TimeoutError as error:
-            raise httpx2.ReadTimeout(f"no complete reply within {seconds:g} s (--timeout)", request=request) from error
-        except httpx2.HTTPError as error:
-            error.args = tuple(self._secrets.sub(HIDDEN, str(part).encode()).decode() for part in error.args)
-            raise
+            if not judgement.reserve(asked):
+                raise NotSentError
+            response = await super().send(request, **options)
+            self._reached = True
+            if response.is_error and not _may_be_billed(response):
+                judgement.release(asked, f"status {response.status_code}")
+        except httpx2.TransportError as error:
+            judgement.unanswered_in_a_row += 1
+            if not isinstance(error, UNSENT):
+                raise
+            judgement.release(asked, str(error))
+            if self._reached:
+                raise
+            url = judgement.judge.base_url
+            judgement.fail(BadInput(f"{url}: no server: {error}; start it, or pass another --base-url"))
+            raise NotSentError from error
+        except BadInput as error:  # of the store
+            judgement.fail(error)
+            raise NotSentError from error
+        return response
 
-    async def _whole(self, request: httpx2.Request, most: int, options: dict[str, Any]) -> httpx2.Response:
-        response = await super().send(request, **options)
-        content = bytearray()
+
+class Asker:
+    """Requests of a session: one at a time, one more with each verdict, up to --concurrency.
+
+    The first replies show what the next ones cost, and whether the judge is usable at all.
+    """
+
+    def __init__(self, judgement: Judgement, key: str):
+        self._judgement, self._options = judgement, judgement.options
+        self._http, self._key = BudgetedClient(judgement), key
+        url, timeout = judgement.judge.base_url, judgement.options.timeout
+        self._client = AsyncOpenAI(
+            api_key=key or "none", base_url=url, timeout=timeout, max_retries=RETRIES, http_client=self._http
+        )
+        self._slots, self._at_once = asyncio.Semaphore(1), 1
+
+    async def ask(self) -> None:
+        """Send what is outstanding. `judgement.fatal` takes errors."""
+        judgement, before = self._judgement, -1
+        async with self._client:
+            while (prompts := judgement.outstanding()) and before != len(judgement.store.replies):
+                before = len(judgement.store.replies)
+                judgement.over_budget = None  # replies have made room since
+                with tqdm(total=len(prompts), disable=None, unit="verdict") as bar:
+                    waiting = iter(prompts)
+                    workers = min(self._options.concurrency, len(prompts))
+                    await asyncio.gather(*(self._work(waiting, bar) for _ in range(workers)))
+                if judgement.over_budget is None:
+                    return
+
+    async def _work(self, waiting: Iterator[Prompt], bar: tqdm) -> None:
+        for prompt in waiting:
+            if self._judgement.stopping:
+                return
+            try:
+                await self._ask(prompt)
+            except Exception as error:  # noqa: BLE001  # the other workers' replies are paid for: keep them
+                self._judgement.fail(error)
+            bar.set_postfix_str(money(self._judgement.cost.usd))
+            bar.update()
+
+    async def _ask(self, prompt: Prompt) -> None:
+        """Ask a prompt until it is settled, it fails, or nothing more is to be sent."""
+        judgement = self._judgement
+        while not judgement.is_settled(prompt):
+            async with self._slots:
+                outcome = None if judgement.stopping else await self._send(prompt)
+            if isinstance(outcome, Failure):
+                judgement.failed[prompt.key] = outcome
+            if not isinstance(outcome, Reply):
+                return
+            if judgement.take(outcome) and self._at_once < self._options.concurrency:
+                self._at_once += 1
+                self._slots.release()
+
+    async def _send(self, prompt: Prompt) -> Reply | Failure | None:
+        """Return the outcome of a request; None: nothing more is to be sent."""
+        judgement = self._judgement
+        asked, body = judgement.request(prompt)
+        # A server that knows this header answers a repeated request with the reply that it has billed already.
+        key = f"{asked.key}-{len(judgement.history(prompt).replies)}-{asked.limit}"
+        self._http.asked[key] = asked
         try:
-            async for chunk in response.aiter_bytes():
-                content += chunk
-                if len(content) > most:
-                    raise httpx2.ReadError(f"a reply of more than {most:,} bytes", request=request)
-        finally:
-            await response.aclose()
-        of_transfer = ("content-encoding", "content-length", "transfer-encoding")  # of the bytes as they came
-        headers = {name: value for name, value in response.headers.items() if name not in of_transfer}
-        clean = self._secrets.sub(HIDDEN, bytes(content))
-        return httpx2.Response(response.status_code, headers=headers, content=clean, request=request)
+            raw = await self._client.chat.completions.with_raw_response.create(**body, extra_headers={KEY: key})
+            asked = attrs.evolve(asked, id=raw.http_response.request.headers[ID])
+            return read_reply(asked, parse_json(self._hidden(raw.http_response.text), unique=False))
+        except NotSentError:
+            return None
+        except APIConnectionError as error:
+            return Failure(one_line(f"{error}: {error.__cause__}"))
+        except APIStatusError as error:
+            judgement.unanswered_in_a_row += 1
+            return self._explained(error, attrs.evolve(asked, id=error.request.headers[ID]))
+        except ValueError as error:
+            judgement.unanswered_in_a_row += 1
+            return Failure(f"half a reply, or none: {error}")
+
+    def _explained(self, error: APIStatusError, asked: Asked) -> Reply | Failure:
+        """Return the refusal or failure that an error is; one that all requests would get ends the session."""
+        said = error.body.get("message") if isinstance(error.body, dict) else None
+        why = f"{error.status_code}: {one_line(self._hidden(str(said or error)))}"
+        if error.code in REFUSED:
+            return Reply(key=asked.key, asked=asked.id, id=None, text="", refusal=why, usage=Usage(input=0, output=0))
+        if error.status_code in UNUSABLE or error.status_code < 400 or error.code == NO_CREDIT:
+            self._judgement.fail(BadInput(f"{self._judgement.judge.base_url}: {why}"))
+        return Failure(why, rejected=error.status_code in REJECTED)
+
+    def _hidden(self, text: str) -> str:
+        return text.replace(self._key, "[secret]") if self._key else text
 
 
-def _any_spelling(secret: str) -> str:
-    """Return a pattern of a secret in text or JSON: each character plain, after a backslash, or as its \\u escape."""
-    return "".join(rf"(?:\\?{re.escape(character)}|\\u{ord(character):04x})" for character in secret)
+async def ask(judgement: Judgement, key: str) -> None:
+    """Send what is outstanding. `judgement.fatal` takes errors, `judgement.interrupted` a signal.
+
+    The first SIGINT, SIGTERM or SIGHUP stops sending, the second waiting.
+    """
+    task = asyncio.current_task()
+    assert task is not None
+
+    def stop() -> None:
+        if judgement.interrupted.is_set():
+            task.cancel()
+            return
+        judgement.interrupted.set()
+        print("stopping: waiting for requests in flight; press Ctrl-C again to abandon them", file=sys.stderr)
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, stop)
+    with suppress(asyncio.CancelledError):
+        await Asker(judgement, key).ask()
 
 
-def _check_listening(base_url: str) -> None:
-    url = urlsplit(base_url)
-    if url.scheme == "http" and not getproxies():
-        try:
-            socket.create_connection((url.hostname or "", url.port or 80), CONNECT_SECONDS).close()
-        except (OSError, ValueError) as error:
-            raise BadInput(f"{base_url}: no server: {error}; start it, or pass another --base-url") from error
-
-
-def _retry_after(value: str) -> float | None:
-    """Return the seconds of a Retry-After header, which holds seconds or a date; None for anything else."""
+def read_reply(asked: Asked, body: Any) -> Reply:
+    """Return the content of a chat completion. One of another form is paid for as well: an invalid verdict."""
+    reply = Reply(key=asked.key, asked=asked.id, id=None, text="", refusal=None, usage=_usage(body.get("usage")))
     try:
-        seconds = float(value) if value[:1].isdigit() else parsedate_to_datetime(value).timestamp() - time()
-    except (TypeError, ValueError, OverflowError):
+        [choice, *_] = body["choices"]
+        message, finish = choice["message"], choice["finish_reason"]
+        refusal = message.get("refusal") or ("content filter" if finish == "content_filter" else None)
+        return attrs.evolve(
+            reply,
+            id=str(body["id"]),
+            text=str(message["content"] or ""),
+            refusal=None if refusal is None else one_line(str(refusal)),
+            model=one_line(str(body["model"])),
+            cut=finish == "length",
+        )
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        return attrs.evolve(reply, error=one_line(str(body.get("error") or f"no chat completion: {error!r}")))
+
+
+def _usage(usage: Any) -> Usage | None:
+    """Return the token counts of a reply; None if they cannot be right."""
+    try:
+        details = usage.get("prompt_tokens_details") or {}
+        cached, written = (details.get(name) or 0 for name in ("cached_tokens", "cache_write_tokens"))
+        read, said = usage["prompt_tokens"], usage["completion_tokens"]
+        return Usage(input=read, cached_input=cached, cache_write=written, output=said) if read and said else None
+    except (AttributeError, KeyError, TypeError, ValueError):
         return None
-    return min(max(seconds, 0.0), MOST_WAIT)
+
+
+def _may_be_billed(response: httpx2.Response) -> bool:
+    """Tell whether a request that ended with this error may have been done, and billed, all the same."""
+    if response.status_code < 500:
+        return response.status_code in GAVE_UP
+    try:
+        of_the_api = response.status_code in FAILED and bool(parse_json(response.content).get("error"))
+    except ValueError:
+        of_the_api = False
+    return not of_the_api

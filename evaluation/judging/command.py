@@ -1,13 +1,12 @@
-"""evaluate.py judge: an OpenAI-compatible language model scores several models' answers side by side."""
+"""Options of evaluate.py judge."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import attrs
 
 from common.arguments import option
 from common.checks import integer, number
-from evaluation.shared.command_line import check_alone
 
 SECONDS, USD, COUNT = number(0, 1e6, above=True), number(0, 1e9, above=True), integer(1)
 
@@ -25,10 +24,7 @@ class JudgeCommand:
     base_url: Annotated[str | None, option("OpenAI-compatible server; default: $OPENAI_BASE_URL, or OpenAI", "URL")] = (
         None
     )
-    api: Annotated[Literal["responses", "chat"], option("OpenAI API to use")] = "responses"
     effort: Annotated[str | None, option("reasoning effort; default: the server's", "LEVEL")] = None
-    batch: Annotated[bool, option("use the Batch API: half the price, replies within a day")] = False
-    poll_seconds: Annotated[float, option("interval between polls of a batch", "N", check=SECONDS)] = 30.0
     orders: Annotated[int, option("prompts per question, with reordered answers", "K", check=COUNT)] = 3
     seed: Annotated[int, option("random seed of the orders", "N", check=integer(0))] = 0
     common: Annotated[bool, option("judge only the questions that all files share")] = False
@@ -45,10 +41,3 @@ class JudgeCommand:
     verdicts: Annotated[
         Path | None, option("verdict store; default: runs/verdicts.jsonl of the repository", "FILE")
     ] = None
-
-    def run(self) -> int:
-        """Print the scores that need no judge, send what is not answered yet, keep and print the judge's scores."""
-        check_alone("judge")
-        from evaluation.judging.judge import judge_answers  # imports numpy
-
-        return judge_answers(self)

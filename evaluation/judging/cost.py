@@ -1,17 +1,23 @@
-"""Cost of a judgement: the most that a request can be billed, estimates, and the budget that --max-usd sets."""
+"""Cost of a judgement: price table, the most that a request can be billed, estimates, and what has been spent.
 
-import json
+Prices are dollars per million tokens, from a dated JSON file that people edit.
+"""
+
 import math
-import uuid
+import re
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import attrs
 
-from evaluation.judging.prices import Price, money
-from evaluation.judging.prompt import Judge, Prompt, request_body
-from evaluation.judging.store import Asked, StoreLine, Usage, VerdictStore
+from common.errors import BadInput, nearest
+from common.json_files import read_json
+from common.structure import structured
+from evaluation.judging.prompt import Judge
+from evaluation.judging.store import PromptHistory, Usage
 
+PRICES = Path(__file__).with_name("prices.json")
 BYTES_PER_TOKEN = 4  # English, roughly: judges' tokenizers would have to be downloaded
 TOKENS_PER_GRADE = 40  # label, comment, score
 MOST_TOKENS_PER_GRADE, MOST_TOKENS_AROUND = 160, 200  # of a judge that exceeds the rubric's fifteen words
@@ -22,17 +28,38 @@ MOST_REASONING = (2000, 25_000)  # of every other effort; OpenAI advises as much
 REASONING_MODELS = ("gpt-5", "gpt-6", "o1", "o3", "o4")  # by default, except:
 SILENT_BY_DEFAULT = ("gpt-5.1", "gpt-5.2", "gpt-5.4")
 NEVER_REASONING = ("gpt-4", "gpt-3.5")  # others are not known
-ENOUGH_REPLIES = 5  # of a judge, to estimate by their usage
-MANY_REPLIES, ROOM = 20, 4  # to limit replies by the longest of them, and to how many times that
-MOST_DOUBLINGS = 4  # of the limit of a reply
+_USD: list[Any] = [attrs.validators.ge(0), attrs.validators.lt(math.inf)]
+_SHARE: list[Any] = [attrs.validators.ge(0), attrs.validators.le(1)]
+
+
+@attrs.frozen(kw_only=True)
+class Price:
+    """Prices of one model, in US dollars per million tokens."""
+
+    input: float = attrs.field(validator=_USD)
+    cached_input: float = attrs.field(validator=_USD)
+    cache_write: float = attrs.field(validator=_USD)
+    output: float = attrs.field(validator=_USD)
+    batch_discount: float = attrs.field(default=0.0, validator=_SHARE)  # share that a batch has saved
+    date: str  # when the price was read; empty: the price is unknown
+
+    def of(self, usage: Usage, *, batch: bool = False) -> float:
+        """Return the cost of tokens in dollars."""
+        plain = usage.input - usage.cached_input - usage.cache_write
+        write = max(self.input, self.cache_write)
+        usd = plain * self.input + usage.cached_input * self.cached_input + usage.cache_write * write
+        return (usd + usage.output * self.output) / 1e6 * (1 - self.batch_discount if batch else 1)
+
+
+UNKNOWN_PRICE = Price(input=0.0, cached_input=0.0, cache_write=0.0, output=0.0, date="")
 
 
 @attrs.frozen
 class JudgeCost:
     """Cost so far, never below the server's bill."""
 
-    counted: float = 0.0  # dollars of replies, by the server's counts
-    open: list[float] = attrs.field(factory=list)  # the most that each request without an answer or a count can cost
+    counted: float  # dollars of replies, by the server's counts
+    open: list[float]  # the most that each request without an answer or a count can cost
 
     @property
     def uncounted(self) -> float:
@@ -52,119 +79,49 @@ class JudgeCost:
         )
 
 
-@attrs.define
-class JudgeBudget:
-    """Requests and running cost of a judgement, in all sessions, within --max-usd. All that is stored passes it."""
-
-    judge: Judge
-    prompts: dict[str, Prompt]  # by key
-    store: VerdictStore
-    price: Price
-    limit_usd: float | None  # --max-usd
-    usd: float = attrs.field(default=0.0, init=False)  # upper bound of the bill: requests without an outcome at most
-    _costs: dict[str, JudgeCost] = attrs.field(factory=dict, init=False)  # by key
-
-    def __attrs_post_init__(self) -> None:
-        self._count(self.prompts)  # of earlier sessions
-
-    @property
-    def cost(self) -> JudgeCost:
-        costs = self._costs.values()
-        return JudgeCost(sum(cost.counted for cost in costs), [usd for cost in costs for usd in cost.open])
-
-    def note(self, line: StoreLine) -> bool:
-        """Store a line and count its cost; False if nothing in it is new. Raises BadInput as `VerdictStore.append`."""
-        changed = self.store.append(line)
-        self._count(changed)
-        return bool(changed)
-
-    def allows(self, usd: float) -> bool:
-        return self.limit_usd is None or self.usd + usd <= self.limit_usd
-
-    def most_usd(self, asked: Asked) -> float:
-        return self.price.of(asked.most, batch=asked.batch)
-
-    def plan(self, prompt: Prompt, *, batch: bool = False) -> tuple[Asked, dict[str, Any]]:
-        """Return the record and the body of a request about to be sent."""
-        limit = self._limit(prompt)
-        body = request_body(self.judge, prompt, limit)
-        sent = len(json.dumps(body, ensure_ascii=False).encode())
-        excess = self.store.usage[self.judge.label].excess
-        most_input = math.ceil(sent * excess)  # a tokenizer of bytes makes at most one token of each
-        asked = Asked(
-            id=uuid.uuid4().hex,
-            key=prompt.key,
-            judge=self.judge.label,
-            answers=prompt.answers,
-            sent_bytes=sent,
-            limit=limit,
-            most=Usage(input=most_input, cache_write=most_input, output=math.ceil(limit * excess)),
-            batch=batch,
-        )
-        return asked, body
-
-    def estimate(self, prompts: list[Prompt], *, batch: bool) -> tuple[float, str]:
-        """Return the expected cost of prompts in dollars, by earlier replies if there are enough; and as text."""
-        used = self.store.usage[self.judge.label]
-        measured = used.replies >= ENOUGH_REPLIES
-        requests = [self.plan(prompt, batch=batch)[0] for prompt in prompts]
-        expected = [used.scaled_to(one) if measured else expected_usage(one, self.judge) for one in requests]
-        usd = sum(self.price.of(one, batch=batch) for one in expected)
-        if not self.price.date:
-            return usd, "price unknown"
-        source = f", as {used.replies:,} replies of this judge" if measured else ""
-        most = money(sum(map(self.most_usd, requests)))
-        return (
-            usd,
-            f"about {money(usd)} at prices of {self.price.date}{source}, {most} if every reply is as long as allowed",
-        )
-
-    def _count(self, keys: Iterable[str]) -> None:
-        for key in keys:
-            if key in self.prompts:
-                before = self._costs.get(key, JudgeCost())
-                self._costs[key] = cost = self._cost_of_prompt(key)
-                self.usd += cost.usd - before.usd
-
-    def _limit(self, prompt: Prompt) -> int:
-        history, used = self.store.prompts[prompt.key], self.store.usage[self.judge.label]
-        last_asked = next(reversed(history.asked.values()), None)
-        if last_asked is not None and last_asked.id in self.store.open:
-            return last_asked.limit  # a server that knows Idempotency-Key compares bodies
-        longest = used.longest if used.replies >= MANY_REPLIES else None
-        cut = sum(reply.cut for reply in history.replies)
-        return most_output(prompt.answers, self.judge, longest) << min(cut, MOST_DOUBLINGS)  # twice for each cut reply
-
-    def _cost_of_prompt(self, key: str) -> JudgeCost:
-        history = self.store.prompts[key]
-        counted, open = 0.0, [self.most_usd(asked) for id, asked in history.asked.items() if id in self.store.open]
-        for reply in history.replies:
-            asked = history.asked.get(reply.asked or "")
-            if reply.usage is not None:
-                counted += self.price.of(reply.usage, batch=reply.batch)
-            elif asked is not None or reply.refusal is None:  # earlier versions stored unbilled refusals like this
-                most = (asked or self.plan(self.prompts[key])[0]).most
-                open.append(self.price.of(most, batch=reply.batch))
-        return JudgeCost(counted, open)
+def read_price(path: Path, model: str) -> Price:
+    """Return the price of a model, or of a dated version of it. Raises BadInput if the file has none."""
+    table = read_json(path)
+    try:
+        models, shared = table["usd_per_million_tokens"], {key: table[key] for key in ("batch_discount", "date")}
+        row = models.get(model, models.get(re.sub(r"-\d{4}-\d\d-\d\d$", "", model)))
+        if row is not None:
+            defaults = {"cached_input": row["input"], "cache_write": row["input"]}
+            return structured({**defaults, **row, **shared}, Price, unknown_keys=True)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BadInput(f"{path}: {error!r}; wanted the keys and numbers of {PRICES.name}") from error
+    raise BadInput(f"{path}: no price of '{model}'; add it to the file, or pass --prices{nearest(model, models)}")
 
 
-def most_output(answers: int, judge: Judge, longest: int | None = None) -> int:
-    """Return the token limit of a reply, reasoning included.
+def money(usd: float) -> str:
+    """Return dollars as text, rounded up: no printed cost is below the bill."""
+    return f"${math.ceil(usd * 1e4 - 1e-6) / 1e4:.4f}"
 
-    `longest`: output of the longest of many replies of this judge; the limit is halved while it is far above that.
-    """
+
+def cost_of_prompts(histories: Iterable[PromptHistory], price: Price) -> JudgeCost:
+    """Return the cost of all requests of some prompts; those without an outcome or a count count at their most."""
+    counted, open = 0.0, []
+    for history in histories:
+        uncounted = {reply.asked for reply in history.replies if reply.usage is None} | history.open
+        open += [price.of(asked.most, batch=asked.batch) for id, asked in history.asked.items() if id in uncounted]
+        counted += sum(price.of(reply.usage, batch=reply.batch) for reply in history.replies if reply.usage is not None)
+    return JudgeCost(counted, open)
+
+
+def most_output(answers: int, judge: Judge) -> int:
+    """Return the token limit of a reply, reasoning included."""
     by_default = "low" if judge.model.startswith(SILENT_BY_DEFAULT) else "medium"
     allowed = REASONING.get(judge.effort or by_default, MOST_REASONING)[1]
-    least = MOST_TOKENS_AROUND + answers * MOST_TOKENS_PER_GRADE
-    limit = least + (0 if judge.model.startswith(NEVER_REASONING) else allowed)
-    while longest is not None and limit // 2 >= max(least, ROOM * longest):
-        limit //= 2
-    return limit
+    return (
+        MOST_TOKENS_AROUND
+        + answers * MOST_TOKENS_PER_GRADE
+        + (0 if judge.model.startswith(NEVER_REASONING) else allowed)
+    )
 
 
-def expected_usage(asked: Asked, judge: Judge) -> Usage:
+def expected_usage(sent_bytes: int, answers: int, judge: Judge) -> Usage:
     """Return a guess of the usage of a request, without discounts for repeated prefixes."""
     silent = judge.effort is None and judge.model.startswith(SILENT_BY_DEFAULT)
     reasons = judge.model.startswith(REASONING_MODELS) and not silent
     reasoning = REASONING.get(judge.effort or "medium", MOST_REASONING)[0] if reasons else 0
-    return Usage(input=-(-asked.sent_bytes // BYTES_PER_TOKEN), output=asked.answers * TOKENS_PER_GRADE + reasoning)
+    return Usage(input=-(-sent_bytes // BYTES_PER_TOKEN), output=answers * TOKENS_PER_GRADE + reasoning)

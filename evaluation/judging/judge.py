@@ -5,47 +5,48 @@ import os
 from collections import Counter
 from contextlib import closing
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from common.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_STOPPED, BadInput
-from evaluation.instruct.overlap import FreeScores, free_scores
-from evaluation.judging.address import OPENAI_URL, find_key, split_credentials
+from evaluation.instruct.reference_scores import ReferenceScores, reference_scores
 from evaluation.judging.command import JudgeCommand
+from evaluation.judging.cost import PRICES, UNKNOWN_PRICE, Price, money, read_price
 from evaluation.judging.judge_result import keep_comments, keep_results
 from evaluation.judging.judgement import NOT_ASKED, Judgement
 from evaluation.judging.panel import Panel, find_files, read_panel
-from evaluation.judging.prices import PRICES, UNKNOWN_PRICE, Price, money, read_price
 from evaluation.judging.prompt import Judge
-from evaluation.judging.report import cost_line, free_table, report
+from evaluation.judging.report import cost_line, report, table_without_judge
 from evaluation.judging.scores import score
 from evaluation.judging.store import VerdictStore
+from evaluation.shared.command_line import check_alone
 
+OPENAI_URL = "https://api.openai.com/v1"
 VERDICTS = Path(__file__).resolve().parents[2] / "runs" / "verdicts.jsonl"
 AGAIN = "nothing is lost, rerun the same command to continue"
 
 
-def judge_answers(command: JudgeCommand) -> int:
+def run(command: JudgeCommand) -> int:
     """Print scores without a judge, ask what has no answer yet, keep and print its scores; return the exit status."""
+    check_alone("judge")
     panel = read_panel(find_files(command.answers), common=command.common)
     if command.model is None:
-        _print_free(panel)
+        _print_without_judge(panel)
         print("no judge was asked: name one with --model")
         return EXIT_DONE
-    url = command.base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI_URL
-    url, credentials = split_credentials(url)
-    judge = Judge(model=command.model, effort=command.effort, base_url=url.rstrip("/"), api=command.api)
+    url = (command.base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI_URL).rstrip("/")
+    judge = Judge(model=command.model, effort=command.effort, base_url=url)
     price = _price(command, judge)
-    with closing(VerdictStore(command.verdicts or default_store())) as store:
+    with closing(VerdictStore(command.verdicts or VERDICTS)) as store:
         judgement = Judgement(panel, judge, store, price, command)
-        if judgement.outstanding():
-            find_key(judge.base_url, credentials)  # fails before anything that takes time
-        free = _print_free(panel)
+        key = find_key(url) if judgement.outstanding() else ""  # fails before anything that takes time
+        without_judge = _print_without_judge(panel)
         if any(len(candidate.seeds) > panel.slots for candidate in panel.candidates):
             print(f"judged: the first {panel.slots} of each model's seeds, as many as all models have")
         print(judgement.plan(), flush=True)
         if judgement.outstanding():
-            from evaluation.judging.session import ask  # imports openai
+            from evaluation.judging.client import ask  # imports openai
 
-            asyncio.run(ask(judgement, credentials))
+            asyncio.run(ask(judgement, key))
         if judgement.interrupted.is_set():
             missing = sum(verdict.state == "missing" for verdict in judgement.verdicts())
             print(f"{cost_line(judgement)}\ninterrupted: {missing:,} verdicts are missing; {AGAIN}")
@@ -53,24 +54,32 @@ def judge_answers(command: JudgeCommand) -> int:
         if judgement.fatal is not None:
             print(cost_line(judgement), flush=True)
             raise judgement.fatal
-        return _conclude(judgement, free)
+        return _conclude(judgement, without_judge)
 
 
-def default_store() -> Path:
-    """Return the repository's store. Raises BadInput if one in this folder, an earlier default, would be ignored."""
-    here = Path("runs/verdicts.jsonl")
-    if here.exists() and here.resolve() != VERDICTS.resolve():
+def find_key(base_url: str) -> str:
+    """Return the environment's API key; other servers than OpenAI's may need none.
+
+    Raises BadInput without one for OpenAI, or if a secret would be stored, or cross the network unencrypted.
+    """
+    key, url = os.environ.get("OPENAI_API_KEY", "").strip(), urlsplit(base_url)
+    if url.scheme not in ("http", "https") or "@" in base_url:
+        shown = base_url.rpartition("@")[2]
+        raise BadInput(f"--base-url: got '{shown}', wanted http:// or https://, without user and password")
+    if not key and base_url == OPENAI_URL:
+        raise BadInput("OPENAI_API_KEY: not set; set it to a key of the provider, or pass --base-url of another server")
+    if key and url.scheme == "http" and url.hostname not in ("localhost", "127.0.0.1", "::1"):
         raise BadInput(
-            f"{here}: holds verdicts, and so may {VERDICTS}, the default in every folder; "
-            "pass the one to use as --verdicts"
+            f"{base_url}: OPENAI_API_KEY would cross the network unencrypted; use https://, or an SSH tunnel to "
+            "localhost, or unset it if this server needs no key"
         )
-    return VERDICTS
+    return key
 
 
-def _print_free(panel: Panel) -> list[list[FreeScores]]:
-    free = [[free_scores(answers) for answers in candidate.seeds] for candidate in panel.candidates]
-    print(f"{len(panel.questions):,} questions\n{free_table(panel, free)}", flush=True)
-    return free
+def _print_without_judge(panel: Panel) -> list[list[ReferenceScores]]:
+    found = [[reference_scores(answers) for answers in candidate.seeds] for candidate in panel.candidates]
+    print(f"{len(panel.questions):,} questions\n{table_without_judge(panel, found)}", flush=True)
+    return found
 
 
 def _price(command: JudgeCommand, judge: Judge) -> Price:
@@ -83,7 +92,7 @@ def _price(command: JudgeCommand, judge: Judge) -> Price:
         return UNKNOWN_PRICE
 
 
-def _conclude(judgement: Judgement, free: list[list[FreeScores]]) -> int:
+def _conclude(judgement: Judgement, without_judge: list[list[ReferenceScores]]) -> int:
     """Keep and print scores and comments; return the exit status. Raises BadInput if too many verdicts are missing."""
     verdicts, allowed = judgement.verdicts(), judgement.options.allow_left_out
     left_out = [verdict for verdict in verdicts if verdict.state != "judged"]
@@ -92,7 +101,7 @@ def _conclude(judgement: Judgement, free: list[list[FreeScores]]) -> int:
     scores, notes = None, []
     if len(left_out) < len(verdicts):
         scores = score(judgement.panel, judgement.prompts, [verdict.grades for verdict in verdicts])
-        notes += keep_results(judgement, verdicts, scores, free) if complete else []
+        notes += keep_results(judgement, verdicts, scores, without_judge) if complete else []
         notes += keep_comments(judgement, verdicts)
     if homeless := [candidate.model for candidate in judgement.panel.candidates if candidate.home is None]:
         notes.append(f"not added to any evaluations.jsonl, as their runs are not here: {', '.join(homeless)}")

@@ -11,7 +11,7 @@ import attrs
 
 from common.errors import printable
 from common.files import replace_file, writing
-from evaluation.instruct.overlap import FreeScores
+from evaluation.instruct.reference_scores import ReferenceScores
 from evaluation.judging.judgement import Judgement, PromptVerdict
 from evaluation.judging.panel import Panel
 from evaluation.judging.scores import Scores
@@ -63,7 +63,7 @@ JUDGED = Measure(
 
 
 def keep_results(
-    judgement: Judgement, verdicts: list[PromptVerdict], scores: Scores, free: list[list[FreeScores]]
+    judgement: Judgement, verdicts: list[PromptVerdict], scores: Scores, reference_scores: list[list[ReferenceScores]]
 ) -> list[str]:
     """Append the result to those of every model that has a home; return notes for people. Raises BadInput.
 
@@ -71,7 +71,7 @@ def keep_results(
     """
     shared = _shared_values(judgement, verdicts, scores)
     notes = []
-    for candidate, standing, seeds in zip(judgement.panel.candidates, scores.standings, free, strict=True):
+    for candidate, standing, seeds in zip(judgement.panel.candidates, scores.standings, reference_scores, strict=True):
         own = {
             "candidate": standing.title,
             "score": attrs.asdict(standing.score),
@@ -110,8 +110,8 @@ def read_results(record: dict[str, Any]) -> list[EvaluationResult]:
     covered = "questions and fine-tuning seeds" if seeds > 1 else one_each
     differences = {(entry["a"], entry["b"]): _interval(entry) for entry in record["differences"]}
     differences |= {(b, a): -difference for (a, b), difference in differences.items()}
-    name = record.get("candidate", record["model"])  # older results have no name of their own
-    candidate, score = JudgedCandidate(name=name, differences=differences), _interval(record["score"])
+    candidate = JudgedCandidate(name=record["candidate"], differences=differences)
+    score = _interval(record["score"])
     return [
         EvaluationResult(
             evaluation="judge",
@@ -129,7 +129,7 @@ def read_results(record: dict[str, Any]) -> list[EvaluationResult]:
 
 
 def _shared_values(judgement: Judgement, verdicts: list[PromptVerdict], scores: Scores) -> dict[str, Any]:
-    panel, judge, budget = judgement.panel, judgement.judge, judgement.budget
+    panel, judge, cost, priced = judgement.panel, judgement.judge, judgement.cost, bool(judgement.price.date)
     states = [verdict.state for verdict in verdicts]
     return {
         "judge": judge.model,
@@ -153,8 +153,8 @@ def _shared_values(judgement: Judgement, verdicts: list[PromptVerdict], scores: 
         ],
         "left_out": len(states) - states.count("judged"),
         "refused": states.count("refused"),
-        "usd": budget.cost.usd if budget.price.date else None,
-        "usd_uncounted": budget.cost.uncounted if budget.price.date else None,
+        "usd": cost.usd if priced else None,
+        "usd_uncounted": cost.uncounted if priced else None,
     }
 
 

@@ -1,23 +1,23 @@
-"""Judgement: every question to a judge in several orders; what has become of each, and what ends the asking."""
+"""Judge session: prompts, outcomes, stop conditions, and the budget in dollars that each request is taken from."""
 
 import asyncio
-import sys
-from contextlib import suppress
+import json
+import uuid
 from typing import Any, Literal, TypeAlias
 
 import attrs
 
-from common.errors import BadInput
+from common.errors import BadInput, printable
 from evaluation.judging.command import JudgeCommand
-from evaluation.judging.cost import JudgeBudget
+from evaluation.judging.cost import JudgeCost, Price, cost_of_prompts, expected_usage, money, most_output
 from evaluation.judging.panel import Panel
-from evaluation.judging.prices import Price, money
-from evaluation.judging.prompt import Grade, Judge, Prompt, make_prompts
-from evaluation.judging.replies import Failure, NoReply, one_line
-from evaluation.judging.store import Asked, PromptHistory, Reply, StoreLine, VerdictStore
+from evaluation.judging.prompt import Grade, Judge, Prompt, make_prompts, request_body
+from evaluation.judging.store import Asked, PromptHistory, Reply, StoreLine, Usage, VerdictStore
 
 TRIES = 2  # of a prompt whose first reply is invalid
 DEAD = 8  # requests in a row without a reply, or with an invalid one: the fault is common to all
+MOST_DOUBLINGS = 4  # of the limit of a reply
+MOST_CHARACTERS = 300  # of a server's message
 NOT_ASKED = "not asked"
 State: TypeAlias = Literal["judged", "refused", "not taken", "missing", "invalid"]
 
@@ -31,26 +31,39 @@ class PromptVerdict:
     grades: list[Grade] | None = None  # by position
 
 
+@attrs.frozen
+class Failure:
+    """Last request of a prompt, which got no reply."""
+
+    why: str
+    rejected: bool = False  # by the server: this prompt, or all
+
+
 class Judgement:
     """The prompts of a panel for a judge, and the outcomes of requests in this session and earlier ones."""
 
     def __init__(self, panel: Panel, judge: Judge, store: VerdictStore, price: Price, options: JudgeCommand):
-        self.panel, self.judge, self.store, self.options = panel, judge, store, options
+        self.panel, self.judge, self.store, self.price, self.options = panel, judge, store, price, options
         self.prompts = make_prompts(panel, judge, options.orders, options.seed)
         self.by_key = {prompt.key: prompt for prompt in self.prompts}
-        self.budget = JudgeBudget(judge, self.by_key, store, price, options.max_usd)
         self._tries = {key: TRIES + options.retry_wrong * len(store.prompts[key].replies) for key in self.by_key}
+        self._first_reply = len(store.replies) if options.retry_wrong else 0  # that counts as invalid in a row
         self.interrupted = asyncio.Event()
-        self.over_budget: float | None = None  # dollars of the next request at its most, if --max-usd ended the session
+        self.over_budget: float | None = None  # dollars of the next request at its most, if --max-usd has no room
         self.fatal: Exception | None = None  # the first error that ended the session
-        self.failed: dict[str, NoReply] = {}  # by key, of prompts whose last request in this session got no reply
-        self.unanswered_in_a_row = self._invalid_in_a_row = 0
+        self.failed: dict[str, Failure] = {}  # by key, of prompts whose last request in this session got no reply
+        self.unanswered_in_a_row = 0
 
     @property
     def stopping(self) -> bool:
         """True if nothing more is to be sent."""
         ended = self.interrupted.is_set() or self.over_budget is not None or self.fatal is not None
         return ended or self.unanswered_in_a_row >= DEAD
+
+    @property
+    def cost(self) -> JudgeCost:
+        """Cost of all sessions of this judgement."""
+        return cost_of_prompts((self.store.prompts[key] for key in self.by_key), self.price)
 
     def history(self, prompt: Prompt) -> PromptHistory:
         return self.store.prompts[prompt.key]
@@ -66,73 +79,71 @@ class Judgement:
 
     def plan(self) -> str:
         """Return what is to be sent, and its cost. Raises BadInput above --max-usd, or after invalid replies only."""
-        left, options, paid = self.outstanding(), self.options, self.budget.usd
-        handed_over = {key for batch in self.store.open_batches(self.judge.base_url) for key in batch.keys}
-        new = [prompt for prompt in left if prompt.key not in handed_over]
-        if new and not options.retry_wrong:
+        left, most_usd, paid = self.outstanding(), self.options.max_usd, self.cost.usd
+        if left and not self.options.retry_wrong:
             self._check_last_replies()
-        usd, estimate = self.budget.estimate(new, batch=options.batch)
-        # The cost of an open batch is known only when it has been fetched: then the budget decides.
-        if new and len(new) == len(left) and not self.budget.allows(usd):
+        requests = [self.request(prompt)[0] for prompt in left]
+        guesses = [
+            expected_usage(one.most.input, prompt.answers, self.judge)
+            for prompt, one in zip(left, requests, strict=True)
+        ]
+        usd = sum(map(self.price.of, guesses))
+        if left and most_usd is not None and paid + usd > most_usd:
             before = f", beside {money(paid)} that earlier sessions paid" if paid else ""
             raise BadInput(
-                f"--max-usd: got {options.max_usd:g}, and {len(new):,} requests may cost about {money(usd)}"
-                f"{before}; nothing was sent: allow more, or pass fewer --orders or answers"
+                f"--max-usd: got {most_usd:g}, and {len(left):,} requests may cost about {money(usd)}{before}; "
+                "nothing was sent: allow more, or pass fewer --orders or answers"
             )
-        waiting = f", {len(left) - len(new):,} in a batch" if len(new) < len(left) else ""
-        return f"{len(new):,} requests{waiting}, {len(self.by_key) - len(left):,} already answered, {estimate}"
+        most = money(sum(self.price.of(one.most) for one in requests))
+        estimate = f"about {money(usd)} at prices of {self.price.date}, {most} if every reply is as long as allowed"
+        return (
+            f"{len(left):,} requests, {len(self.by_key) - len(left):,} already answered, "
+            f"{estimate if self.price.date else 'price unknown'}"
+        )
 
-    def admit(self, prompt: Prompt, *, alone: bool) -> tuple[Asked, dict[str, Any]] | None:
-        """Return the record, which is stored, and the body of a request; None while the budget has no room for it.
+    def request(self, prompt: Prompt) -> tuple[Asked, dict[str, Any]]:
+        """Return the record and the body of a request. A reply that was cut off gets twice the limit next time."""
+        cut = sum(reply.cut for reply in self.history(prompt).replies)
+        limit = most_output(prompt.answers, self.judge) << min(cut, MOST_DOUBLINGS)
+        body = request_body(self.judge, prompt, limit)
+        sent = len(
+            json.dumps(body, ensure_ascii=False).encode()
+        )  # a tokenizer of bytes makes at most one token of each
+        most = Usage(input=sent, cache_write=sent, output=limit)
+        return Asked(id=uuid.uuid4().hex, key=prompt.key, limit=limit, most=most), body
 
-        `alone`: no other request can make room, which ends the session.
+    def reserve(self, asked: Asked) -> bool:
+        """Store a request that is about to be sent; False if nothing more is to be sent, or the budget has no room.
+
+        Raises BadInput as `VerdictStore.append`.
         """
-        asked, body = self.budget.plan(prompt)
-        usd = self.budget.most_usd(asked)
-        if self.budget.allows(usd):
-            self.budget.note(StoreLine(asked=asked))
-            return asked, body
-        self.over_budget = usd if alone else None
-        return None
+        if self.stopping:
+            return False
+        usd, most_usd = self.price.of(asked.most), self.options.max_usd
+        if most_usd is not None and self.cost.usd + usd > most_usd:
+            self.over_budget = usd
+            return False
+        self.store.append(StoreLine(asked=asked))
+        return True
 
-    def take(self, asked: Asked, outcome: Reply | NoReply) -> bool:
-        """Store and count the outcome of a request; return whether it is a verdict or a refusal. Raises BadInput."""
-        if isinstance(outcome, NoReply):
-            self._take_failure(asked, outcome)
-            return False
-        usage = self.store.usage[self.judge.label]
-        before = usage.excess
-        if not self.budget.note(StoreLine(reply=outcome)):
-            return False
-        if before == 1.0 < usage.excess:
-            print(
-                f"NOTE: a reply of {self.judge.model} used more tokens than its limit: this server ignores limits; "
-                "from now on requests count at the larger size",
-                file=sys.stderr,
-            )
-        self.failed.pop(asked.key, None)
+    def release(self, asked: Asked, why: str) -> None:
+        """Store that a request has ended unbilled."""
+        self.store.append(StoreLine(unbilled=[asked.id], why=why))
+
+    def take(self, reply: Reply) -> bool:
+        """Store a reply; return whether it is a verdict or a refusal."""
+        self.store.append(StoreLine(reply=reply))
+        self.failed.pop(reply.key, None)
         self.unanswered_in_a_row = 0
-        valid = self._problem(outcome) is None
-        self._invalid_in_a_row = 0 if valid else self._invalid_in_a_row + 1
-        if self._invalid_in_a_row >= DEAD:
-            self.fail(self._all_invalid(outcome))
-        return valid
+        try:
+            self._check_last_replies()
+        except BadInput as error:
+            self.fail(error)
+        return self._problem(reply) is None
 
     def fail(self, error: Exception) -> None:
         """End the session with an error, unless there is an earlier one."""
         self.fatal = self.fatal or error
-
-    def check_taken(self, least: int = 1) -> None:
-        """End the session if the server has rejected so many prompts, and more than were ever answered."""
-        rejected = [failed.why for failed in self.failed.values() if failed.failure is Failure.NOT_TAKEN]
-        answered = sum(bool(self.history(prompt).replies) for prompt in self.by_key.values())
-        if len(rejected) >= least and len(rejected) > answered:
-            self.fail(BadInput(f"{self.judge.base_url}: {rejected[0]}"))
-
-    async def pause(self, seconds: float) -> None:
-        """Wait, until interrupted."""
-        with suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self.interrupted.wait(), seconds)
 
     def verdicts(self) -> list[PromptVerdict]:
         return [self._verdict(prompt) for prompt in self.prompts]
@@ -151,33 +162,27 @@ class Judgement:
             return PromptVerdict("refused", f"refused: {history.refusal}")
         state: State = "invalid" if self.is_settled(prompt) else "missing"
         if failed is not None:
-            return PromptVerdict("not taken" if failed.failure is Failure.NOT_TAKEN else state, failed.why)
+            return PromptVerdict("not taken" if failed.rejected else state, failed.why)
         problem = f"an invalid verdict: {history.replies[-1].problem(prompt.answers)}" if history.replies else NOT_ASKED
         return PromptVerdict(state, problem)
 
-    def _take_failure(self, asked: Asked, failed: NoReply) -> None:
-        self.failed[asked.key] = failed
-        if failed.failure is not Failure.LOST:
-            self.budget.note(StoreLine(unbilled=[asked.id], why=failed.why))
-        if failed.failure is Failure.UNUSABLE:
-            self.fail(BadInput(f"{self.judge.base_url}: {failed.why}"))
-        if not any(self.history(prompt).replies for prompt in self.prompts):
-            self.check_taken(DEAD)
-
     def _problem(self, reply: Reply) -> str | None:
-        """Return what is wrong with a reply; None for a verdict, a refusal, and prompts of other judgements."""
-        prompt = self.by_key.get(reply.key)
-        return None if prompt is None or reply.refusal else reply.problem(prompt.answers)
+        """Return what is wrong with a reply; None for a verdict and a refusal."""
+        return None if reply.refusal else reply.problem(self.by_key[reply.key].answers)
 
     def _check_last_replies(self) -> None:
-        last = [reply for reply in self.store.in_order if reply.key in self.by_key][-DEAD:]
-        if len(last) == DEAD and all(self._problem(reply) is not None for reply in last):
-            raise self._all_invalid(last[-1])
-
-    def _all_invalid(self, last: Reply) -> BadInput:
-        quoted = "" if last.error is not None else f"; it says '{one_line(last.text)[:200]}'"
-        return BadInput(
-            f"{self.judge.model}: {DEAD} replies in a row are not valid verdicts, the last one: {self._problem(last)}"
-            f"{quoted}; they are stored, and not paid for again: pass another --model, or --retry-wrong, perhaps with "
-            "another --api"
+        """Raise BadInput if the newest replies are all invalid."""
+        last = [one for one in self.store.replies[self._first_reply :] if one.key in self.by_key][-DEAD:]
+        if len(last) < DEAD or any(self._problem(reply) is None for reply in last):
+            return
+        quoted = "" if last[-1].error is not None else f"; it says '{one_line(last[-1].text)[:200]}'"
+        raise BadInput(
+            f"{self.judge.model}: {DEAD} replies in a row are not valid verdicts, the last one: "
+            f"{self._problem(last[-1])}{quoted}; they are stored, and not paid for again: pass another --model, or "
+            "--retry-wrong"
         )
+
+
+def one_line(text: str) -> str:
+    """Return foreign text cut to a line that is safe to print."""
+    return printable(" ".join(text[: 4 * MOST_CHARACTERS].split()))[:MOST_CHARACTERS]

@@ -40,12 +40,6 @@ class Judge:
     model: str
     effort: str | None  # of reasoning; None: the server's default
     base_url: str
-    api: str  # "responses" or "chat"; no part of a verdict's key
-
-    @property
-    def label(self) -> str:
-        """Name under which token usage is averaged."""
-        return f"{self.model} {self.effort or 'default'} {self.base_url}"
 
 
 @attrs.frozen(kw_only=True)
@@ -110,30 +104,20 @@ def prompt_text(record: Record, texts: list[str]) -> str:
 
 
 def prompt_key(judge: Judge, text: str, answers: int) -> str:
-    """Return the key of a verdict: the sha256 of judge, rubric, prompt and schema, whatever API sends them."""
+    """Return the key of a verdict: the sha256 of judge, rubric, prompt and schema."""
     asked = [judge.model, judge.effort, judge.base_url, RUBRIC, text, verdict_schema(answers)]
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
 
 
 def request_body(judge: Judge, prompt: Prompt, limit: int) -> dict[str, Any]:
-    """Return the body of a request, without temperature and seed, which newer models reject. `limit`: of tokens."""
-    form = {"type": "json_schema", "name": "verdict", "strict": True, "schema": verdict_schema(prompt.answers)}
-    if judge.api == "responses":
-        return {
-            "model": judge.model,
-            "instructions": RUBRIC,
-            "input": prompt.text,
-            "store": False,
-            "max_output_tokens": limit,
-            "text": {"format": form},
-            **({} if judge.effort is None else {"reasoning": {"effort": judge.effort}}),
-        }
+    """Return a chat completion's body, without temperature and seed, which newer models reject. `limit`: of tokens."""
+    form = {"name": "verdict", "strict": True, "schema": verdict_schema(prompt.answers)}
     return {
         "model": judge.model,
         "messages": [{"role": "system", "content": RUBRIC}, {"role": "user", "content": prompt.text}],
-        "response_format": {"type": form.pop("type"), "json_schema": form},
-        **({} if judge.effort is None else {"reasoning_effort": judge.effort}),
+        "response_format": {"type": "json_schema", "json_schema": form},
         "max_completion_tokens": limit,
+        **({} if judge.effort is None else {"reasoning_effort": judge.effort}),
     }
 
 

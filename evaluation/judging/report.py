@@ -4,7 +4,7 @@ from statistics import fmean
 
 from tabulate import tabulate
 
-from evaluation.instruct.overlap import FreeScores
+from evaluation.instruct.reference_scores import ReferenceScores
 from evaluation.judging.judgement import Judgement, PromptVerdict
 from evaluation.judging.panel import Panel
 from evaluation.judging.scores import GOOD_REFERENCE, Scores
@@ -20,8 +20,8 @@ OF_ONE_SEED = (
 MOST_DOUBTFUL = 3  # questions that are shown
 
 
-def free_table(panel: Panel, free: list[list[FreeScores]]) -> str:
-    """Return the scores that need no judge, a line per candidate: means over its seeds. `free`: by candidate, seed."""
+def table_without_judge(panel: Panel, scores: list[list[ReferenceScores]]) -> str:
+    """Return the scores that need no judge, by candidate and seed, a line per candidate: means over its seeds."""
     rows = [
         [
             candidate.title,
@@ -30,7 +30,7 @@ def free_table(panel: Panel, free: list[list[FreeScores]]) -> str:
             _with_error([(seed.chrf, seed.chrf_error) for seed in seeds], 1),
             _with_error([(seed.reference_loss, seed.reference_loss_error) for seed in seeds], 3),
         ]
-        for candidate, seeds in zip(panel.candidates, free, strict=True)
+        for candidate, seeds in zip(panel.candidates, scores, strict=True)
     ]
     return tabulate(rows, ["model", "seeds", "exact", "chrF", "reference loss"], disable_numparse=True)
 
@@ -54,8 +54,7 @@ def report(judgement: Judgement, verdicts: list[PromptVerdict], scores: Scores |
 
 
 def cost_line(judgement: Judgement) -> str:
-    budget = judgement.budget
-    return f"cost, including earlier sessions: {budget.cost}" if budget.price.date else "cost: unknown"
+    return f"cost, including earlier sessions: {judgement.cost}" if judgement.price.date else "cost: unknown"
 
 
 def describe(panel: Panel, scores: Scores) -> str:

@@ -1,15 +1,12 @@
-"""Verdict store: an append-only JSON Lines file of requests, replies and batches.
+"""Verdict store: an append-only JSON Lines file of requests and replies.
 
-A line is a request about to be sent, with the most that it can be billed; a reply, under the key of its prompt; the ids
-of requests that ended unbilled; or a step of a batch: uploaded, created, done. Whatever may be paid for is on the disk
-before it is sent. A request without an outcome may have been billed, and counts at its most forever. Torn lines, and
-fields of other versions, are skipped.
+A line is a request about to be sent, with the most that it can be billed; a reply, under the key of its prompt; or the
+ids of requests that ended unbilled. Whatever may be paid for is on the disk before it is sent. A request without an
+outcome may have been billed, and counts at its most forever. Torn lines are skipped.
 """
 
-import math
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
 
 import attrs
 
@@ -21,7 +18,7 @@ from common.json_files import JsonLog, read_json_lines
 from common.structure import structured
 from evaluation.judging.prompt import Grade, read_grades
 
-_COUNT = [attrs.validators.ge(0), attrs.validators.le(1 << 50)]
+_COUNT = [attrs.validators.instance_of(int), attrs.validators.ge(0), attrs.validators.le(1 << 50)]
 
 
 @attrs.frozen(kw_only=True)
@@ -42,14 +39,11 @@ class Usage:
 class Asked:
     """A request about to be sent."""
 
-    id: str  # of this sending; empty in replies to a batch of an earlier version
+    id: str  # of this sending
     key: str  # of the prompt
-    judge: str  # Judge.label
-    answers: int
-    sent_bytes: int
-    limit: int  # max_output_tokens, as sent
+    limit: int  # max_completion_tokens, as sent
     most: Usage  # that can be billed
-    batch: bool = False
+    batch: bool = False  # at the price of a batch, which earlier versions could send
 
 
 @attrs.frozen(kw_only=True)
@@ -57,12 +51,12 @@ class Reply:
     """A judge's reply to a prompt, valid or not: it is paid for."""
 
     key: str
+    asked: str | None  # Asked.id
     id: str | None  # the server's
     text: str
     refusal: str | None
     usage: Usage | None  # None: not counted by the server
-    batch: bool  # at the price of a batch
-    asked: str | None = None  # Asked.id; None: from an earlier version
+    batch: bool = False
     model: str | None = None  # the dated snapshot that answered, by the server's name
     cut: bool = False  # ended at the limit
     error: str | None = None  # the server's message in place of an answer
@@ -80,13 +74,9 @@ class Reply:
 
 @attrs.frozen(kw_only=True)
 class StoredBatch:
-    """Requests handed over together."""
+    """Requests handed over together by an earlier version. Its open ones count at the most that they can cost."""
 
-    upload: str  # the server's id of their file
-    base_url: str
-    keys: list[str]
-    id: str | None = None  # the server's; None: not known to have been created
-    asked: list[Asked] = attrs.field(factory=list)  # by key; empty from an earlier version
+    asked: list[Asked]
 
 
 @attrs.frozen(kw_only=True)
@@ -97,8 +87,7 @@ class StoreLine:
     reply: Reply | None = None
     unbilled: list[str] = attrs.field(factory=list)  # ids of requests that have ended unbilled
     why: str | None = None
-    batch: StoredBatch | None = None  # uploaded or, with its id, created
-    batch_done: str | None = None  # its `upload`
+    batch: StoredBatch | None = None
 
 
 @attrs.define
@@ -106,6 +95,7 @@ class PromptHistory:
     """Requests and replies of one prompt, oldest first."""
 
     asked: dict[str, Asked] = attrs.field(factory=dict)  # by id
+    open: set[str] = attrs.field(factory=set)  # ids of requests without an outcome
     replies: list[Reply] = attrs.field(factory=list)
 
     def verdict(self, answers: int) -> list[Grade] | None:
@@ -118,47 +108,14 @@ class PromptHistory:
         return next((reply.refusal for reply in self.replies if reply.refusal is not None), None)
 
 
-@attrs.define
-class JudgeUsage:
-    """Tokens that the counted replies of one judge have used."""
-
-    replies: int = 0  # with output: others, as refusals by status, move no average
-    sent_bytes: int = 0
-    answers: int = 0
-    input: int = 0
-    output: int = 0
-    longest: int = 0  # output of a reply
-    excess: float = 1.0  # above 1: a reply used so many times what it was limited to
-
-    def add(self, asked: Asked, usage: Usage) -> None:
-        if usage.output:
-            self.replies += 1
-            self.sent_bytes += asked.sent_bytes
-            self.answers += asked.answers
-            self.input += usage.input
-            self.output += usage.output
-        self.longest = max(self.longest, usage.output)
-        used = max(usage.input / max(asked.sent_bytes, 1), usage.output / max(asked.limit, 1))
-        self.excess = max(self.excess, used)
-
-    def scaled_to(self, asked: Asked) -> Usage:
-        return Usage(
-            input=math.ceil(self.input / self.sent_bytes * asked.sent_bytes),
-            output=math.ceil(self.output / self.answers * asked.answers),
-        )
-
-
 class VerdictStore:
-    """Requests and replies by prompt, and open batches. One process at a time holds a file."""
+    """The file, locked while it is open. Raises BadInput if it cannot be used, or is in use."""
 
     def __init__(self, path: Path):
-        """Open and read it. Raises BadInput if it cannot be written, or another process holds it."""
         self.path = path
-        self.open: dict[str, Asked] = {}  # by id: requests without an outcome
         self.prompts: defaultdict[str, PromptHistory] = defaultdict(PromptHistory)  # by key
-        self.usage: defaultdict[str, JudgeUsage] = defaultdict(JudgeUsage)  # by Judge.label
-        self.in_order: list[Reply] = []
-        self._batches: dict[str, StoredBatch] = {}  # by upload
+        self.replies: list[Reply] = []  # oldest first
+        self._keys: dict[str, str] = {}  # of prompts, by the id of a request
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._locked = JsonLog(path)
@@ -168,65 +125,33 @@ class VerdictStore:
         unread = len(lines.damaged)
         for record in lines.records:
             try:
-                self._take(_structured_line(record))
-            except (ValueError, KeyError, TypeError):
+                self._take(structured(record, StoreLine, unknown_keys=True))
+            except ValueError:
                 unread += 1
         if unread:
             note = f"NOTE: {path}: skipped {unread:,} unreadable lines, as a crash leaves them; their content is lost"
             print(printable(note))
 
-    def append(self, line: StoreLine) -> set[str]:
-        """Store a line, synced to the disk, and return the keys of the prompts that it changes.
-
-        A stored reply and ids of requests with an outcome are not repeated. Raises BadInput if the disk is full, say.
-        """
-        unbilled = [id for id in dict.fromkeys(line.unbilled) if id in self.open]
-        if (line.reply is not None and self._is_stored(line.reply)) or (line.unbilled and not unbilled):
-            return set()
-        line = attrs.evolve(line, unbilled=unbilled)
+    def append(self, line: StoreLine) -> None:
+        """Store a line, synced to the disk. Raises BadInput if the disk is full, say."""
         record = {key: value for key, value in attrs.asdict(line).items() if value}
         with writing(self.path):  # what is unbilled counts as billed if this line is lost
-            self._log.append({**record, "time": utc_now()}, durable=not unbilled)
-        return self._take(line)
-
-    def open_batches(self, base_url: str) -> list[StoredBatch]:
-        """Return the batches at a server whose replies have not been fetched."""
-        return [batch for batch in self._batches.values() if batch.base_url == base_url]
+            self._log.append({**record, "time": utc_now()}, durable=not line.unbilled)
+        self._take(line)
 
     def close(self) -> None:
         self._log.close()
         self._locked.close()
 
-    def _is_stored(self, reply: Reply) -> bool:
-        stored = self.prompts[reply.key].replies
-        return reply in stored or (reply.asked is not None and any(one.asked == reply.asked for one in stored))
-
-    def _take(self, line: StoreLine) -> set[str]:
-        asked = [line.asked] if line.asked else line.batch.asked if line.batch else []
-        for one in asked:
-            self.prompts[one.key].asked[one.id] = self.open[one.id] = one
-        ended = [self.open.pop(id) for id in line.unbilled if id in self.open]
-        if line.batch is not None:
-            self._batches[line.batch.upload] = line.batch
-        self._batches.pop(line.batch_done or "", None)
-        changed = {one.key for one in (*asked, *ended)}
-        return changed if line.reply is None else changed | {self._take_reply(line.reply)}
-
-    def _take_reply(self, reply: Reply) -> str:
-        history = self.prompts[reply.key]
-        history.replies.append(reply)
-        self.in_order.append(reply)
-        answered = history.asked.get(reply.asked or "")
-        if answered is not None:
-            self.open.pop(answered.id, None)
-            if reply.usage is not None:
-                self.usage[answered.judge].add(answered, reply.usage)
-        return reply.key
-
-
-def _structured_line(record: dict[str, Any]) -> StoreLine:
-    """Structure a line; keys of other versions are ignored. Raises ValueError, KeyError or TypeError."""
-    try:
-        return structured(record, StoreLine, unknown_keys=True)
-    except ValueError:  # earlier versions stored whatever counts a server sent
-        return structured({"reply": {**record["reply"], "usage": None}}, StoreLine, unknown_keys=True)
+    def _take(self, line: StoreLine) -> None:
+        for asked in line.batch.asked if line.batch else [line.asked] if line.asked else []:
+            self._keys[asked.id] = asked.key
+            self.prompts[asked.key].asked[asked.id] = asked
+            self.prompts[asked.key].open.add(asked.id)
+        for id in line.unbilled:
+            self.prompts[self._keys.get(id, "")].open.discard(id)
+        if line.reply is not None:
+            history = self.prompts[line.reply.key]
+            history.replies.append(line.reply)
+            history.open.discard(line.reply.asked or "")
+            self.replies.append(line.reply)

@@ -1,26 +1,46 @@
-"""evaluate.py loss"""
+"""Options of evaluate.py loss, and named ranges of public token sets, on which others have published losses."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import attrs
 
 from common.arguments import option
 from common.checks import integer
-from common.errors import BadInput, printable
-from evaluation.loss.named_ranges import RangeName
-from evaluation.shared.command_line import MeasureCommand
+from evaluation.shared.command_line import MeasureOptions
 
-if TYPE_CHECKING:
-    from evaluation.loss.token_range import Range
-    from evaluation.shared.load import ModelLocation, Trained
-    from training.parallel.process_group import Ranks
-
-UNKNOWN = "; its training data are unknown"
+RangeName = Literal["fineweb-val-10m", "gpjt-test"]
 
 
 @attrs.frozen(kw_only=True)
-class LossCommand(MeasureCommand):
+class NamedRange:
+    """A range of a hub dataset: tokens start + 1 .. start + count of the split are predicted."""
+
+    dataset: str
+    split: str
+    start: int
+    count: int
+    validates: bool  # whether runs are meant to validate on it, and publish that loss
+
+    def identity(self) -> dict[str, Any]:
+        """Return the fields that a stored result of it has."""
+        return {"dataset": self.dataset, "split": self.split, "start": self.start, "count": self.count}
+
+
+NAMED_RANGES: dict[RangeName, NamedRange] = {
+    # The records of KellerJordan/modded-nanogpt are validated on it, in the tables of its README.
+    "fineweb-val-10m": NamedRange(
+        dataset="kjj0/fineweb10B-gpt2", split="validation", start=0, count=10_485_760, validates=True
+    ),
+    # gpjt/ddp-base-model-from-scratch compares its models on it.
+    "gpjt-test": NamedRange(
+        dataset="gpjt/fineweb-gpt2-tokens", split="validation", start=50_000_000, count=19_660_800, validates=False
+    ),
+}
+
+
+@attrs.frozen(kw_only=True)
+class LossCommand(MeasureOptions):
     """Held-out loss in nats per token and bits per byte, with standard errors."""
 
     tokens: Annotated[Path | None, option("token directory; default: that of the first run", "DIR")] = None
@@ -44,31 +64,3 @@ class LossCommand(MeasureCommand):
     count: Annotated[
         int | None, option("tokens to predict; default: 19,660,800, or all that follow", "N", check=integer(1))
     ] = None
-
-    def run(self) -> None:
-        """Print and store each model's loss on a range of tokens."""
-        self.measure_each("loss", self._choose, _measure)
-
-    def _choose(self, places: "list[ModelLocation]") -> "tuple[Range, dict[str, Any]]":
-        """Return the range and its identity."""
-        from evaluation.loss.token_range import check_unseen, choose_named, choose_range, token_directory
-
-        if self.name is not None:
-            if (self.split, self.start, self.count) != (None, None, None):
-                raise BadInput(f"--range {self.name}: tells split, start and count; leave out --split, --from, --count")
-            span = choose_named(self.name, self.tokens, places)
-        else:
-            directory = self.tokens or token_directory(places)
-            span = choose_range(directory, self.split or "validation", self.start, self.count, places)
-        for place in places:
-            check_unseen(place, span)
-        print(printable(str(span)))
-        return span, span.identity()
-
-
-def _measure(trained: "Trained", chosen: "tuple[Range, dict[str, Any]]", ranks: "Ranks") -> tuple[dict[str, Any], str]:
-    from evaluation.loss.held_out_loss import measure
-
-    span, identity = chosen
-    result = measure(trained, span, ranks)
-    return {"range": identity, **attrs.asdict(result)}, f" {result}{'' if trained.place.is_own else UNKNOWN}"

@@ -6,6 +6,8 @@ rank has one thread, and losses are summed in order, in fp64: the result has the
 """
 
 import math
+from functools import partial
+from typing import Any
 
 import attrs
 import numpy as np
@@ -14,12 +16,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from common.errors import BadInput
+from evaluation.loss.command import LossCommand
 from evaluation.loss.loss_measures import Groups, in_groups
-from evaluation.loss.token_range import Range
+from evaluation.loss.token_range import Range, choose
 from evaluation.shared.load import Trained
 from evaluation.shared.measure import perplexity
+from evaluation.shared.measuring import measure_each, share
 from evaluation.shared.significance import effective_units, mean_and_error, plus_minus
-from evaluation.shared.split_over_ranks import share
 from model.gpt import GPT
 from tokens.format.manifest import read_manifest
 from tokens.format.token_file import TokenStream, open_split
@@ -27,6 +30,7 @@ from tokens.tokenizer.tokenizer import RANKS_FILE, Tokenizer, fingerprint, read_
 from training.parallel.process_group import Ranks
 
 FEW_DOCUMENTS = 10.0  # of one length, below which the standard error is little known
+UNKNOWN = "; its training data are unknown"
 BATCH_TOKENS = 1 << 12  # in a forward pass: 0.8 GB of logits with GPT-2's vocabulary
 
 
@@ -54,6 +58,11 @@ class HeldOutLoss:
             f"{nats} nats per token, perplexity {self.perplexity:,.2f}, {bits} bits per byte, over {self.tokens:,} "
             f"tokens of {documents}{few if self.documents > 1 and even < FEW_DOCUMENTS else ''}"
         )
+
+
+def run(command: LossCommand) -> None:
+    """Print and store each model's loss on a range of tokens."""
+    measure_each(command, "loss", partial(choose, command), _measured)
 
 
 def measure(trained: Trained, span: Range, ranks: Ranks) -> HeldOutLoss:
@@ -126,6 +135,12 @@ def byte_lengths(tokenizer: Tokenizer) -> np.ndarray:
     for token, number in tokenizer.ranks().items():
         lengths[number] = len(token)
     return lengths
+
+
+def _measured(trained: Trained, chosen: tuple[Range, dict[str, Any]], ranks: Ranks) -> tuple[dict[str, Any], str]:
+    span, identity = chosen
+    result = measure(trained, span, ranks)
+    return {"range": identity, **attrs.asdict(result)}, f" {result}{'' if trained.place.is_own else UNKNOWN}"
 
 
 def _check_tokenizer(trained: Trained, stream: TokenStream, span: Range) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 import numpy as np
 
-from evaluation.loss.named_ranges import NAMED_RANGES
+from evaluation.loss.command import NAMED_RANGES
 from evaluation.shared.measure import EvaluationResult, Measure, Measurement, Published
 from evaluation.shared.significance import Interval, mean_and_error, ratio_freedom, student_interval
 

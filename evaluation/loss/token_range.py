@@ -9,7 +9,7 @@ import attrs
 
 from common.errors import BadInput, printable
 from common.files import sha256
-from evaluation.loss.named_ranges import NAMED_RANGES, RangeName
+from evaluation.loss.command import NAMED_RANGES, LossCommand, RangeName
 from evaluation.shared.load import ModelLocation
 from tokens.format.manifest import finished_by, read_manifest
 from tokens.format.token_file import open_split
@@ -46,6 +46,21 @@ class Range:
             "count": self.count,
             "sha256": hashlib.sha256(tokens.astype("<u4").tobytes()).hexdigest(),
         }
+
+
+def choose(command: LossCommand, places: list[ModelLocation]) -> tuple[Range, dict[str, Any]]:
+    """Return the range of a command line, unseen by all models, and its identity. Raises BadInput."""
+    if command.name is None:
+        directory = command.tokens or token_directory(places)
+        span = choose_range(directory, command.split or "validation", command.start, command.count, places)
+    elif (command.split, command.start, command.count) != (None, None, None):
+        raise BadInput(f"--range {command.name}: tells split, start and count; leave out --split, --from, --count")
+    else:
+        span = choose_named(command.name, command.tokens, places)
+    for place in places:
+        check_unseen(place, span)
+    print(printable(str(span)))
+    return span, span.identity()
 
 
 def token_directory(places: list[ModelLocation]) -> Path:

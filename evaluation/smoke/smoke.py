@@ -1,12 +1,15 @@
 """Smoke test: continuations of fixed prompts, and detection of degenerate output."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import attrs
 
 from common.errors import BadInput
+from common.json_files import check_text
 from evaluation.shared.load import Trained
-from evaluation.shared.split_over_ranks import share
+from evaluation.shared.measuring import measure_each, share
+from evaluation.smoke.command import SmokeCommand
 from model.generate import Sampling, generate, lay_out_for_generation
 from training.parallel.process_group import Ranks
 
@@ -36,6 +39,24 @@ class Continuation:
     def __str__(self) -> str:
         way = "greedy" if self.temperature == 0 else f"temperature {self.temperature:g}"
         return f"[{way}] {self.prompt}{self.text}"
+
+
+def run(command: SmokeCommand) -> None:
+    """Print and store each model's continuations. Raises BadInput for degenerate ones."""
+    for text in command.prompt:
+        check_text(text, "--prompt")
+    sampling = Sampling(temperature=command.temperature, top_k=command.top_k, seed=command.seed)
+    problems: list[str] = []
+
+    def measure(trained: Trained, _: None, ranks: Ranks) -> tuple[dict[str, Any], str]:
+        said = smoke(trained, command.prompt, command.tokens, sampling, ranks)
+        problems.extend(f"{trained.place.path}: degenerate output: {one.problem}" for one in said if one.problem)
+        values = {"top_k": command.top_k, "seed": command.seed, "said": [attrs.asdict(one) for one in said]}
+        return values, "".join(f"\n{one}" for one in said)
+
+    measure_each(command, "smoke", lambda _: None, measure)
+    if problems:
+        raise BadInput(problems[0] + (f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""))
 
 
 def smoke(

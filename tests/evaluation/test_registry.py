@@ -38,7 +38,7 @@ def read_results(record: dict[str, Any]) -> list[EvaluationResult]:
 
 
 def test_a_registered_command_is_a_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(registry.COMMANDS, "poetry", registry.MeasuringCommand(SmokeCommand, __name__))
+    monkeypatch.setitem(registry.COMMANDS, "poetry", registry.RegisteredCommand(SmokeCommand, __name__, __name__))
     homes = [
         write(losses_on(tmp_path / name), "poetry", rhymes=rhymes)
         for name, rhymes in (("a", 12), ("b", 7))
@@ -55,7 +55,8 @@ def test_an_unregistered_command_is_left_out(tmp_path: Path) -> None:
     assert compare(rows_of(home)).columns == ["model", "held-out loss", "bits/byte"]
 
 
-def test_every_registered_measures_module_reads_results() -> None:
+def test_every_registered_module_runs_its_command_or_reads_its_results() -> None:
+    assert all(callable(import_module(entry.module).run) for entry in commands().values())
     named = [entry.measures for entry in registry.COMMANDS.values() if entry.measures is not None]
     assert "evaluation.loss.loss_measures" in named and len(named) == len(set(named))
     assert all(callable(import_module(name).read_results) for name in named)
@@ -71,13 +72,14 @@ def test_every_registered_measures_module_reads_results() -> None:
             ["instruct", "a", "--data", "f", "--seeds=3", "--epochs=2"],
             {"data": Path("f"), "seeds": 3, "settings": FineTuneSettings(epochs=2)},
         ),
-        (["judge", "a", "--max-usd", "2"], {"answers": ("a",), "max_usd": 2.0, "timeout": 120.0, "api": "responses"}),
+        (["judge", "a", "--max-usd", "2"], {"answers": ("a",), "max_usd": 2.0, "timeout": 120.0}),
         (["harness", "x,y", "a", "b", "--fewshot=0"], {"tasks": "x,y", "models": ("a", "b"), "fewshot": 0}),
         (["compare", "a", "b", "--markdown"], {"models": ("a", "b"), "markdown": True, "html": None}),
         (["export", "a", "d", "--push", "me/it"], {"model": "a", "directory": Path("d"), "push": "me/it"}),
     ],
 )
 def test_a_command_line_is_an_instance_of_its_command(words: list[str], values: dict[str, Any]) -> None:
-    command = parse("evaluate.py", commands(), words)
-    assert isinstance(command, commands()[words[0]])
+    known = {name: command.options for name, command in commands().items()}
+    command = parse("evaluate.py", known, words)
+    assert isinstance(command, known[words[0]])
     assert {name: getattr(command, name) for name in values} == values

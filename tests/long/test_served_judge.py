@@ -95,24 +95,23 @@ def served(folder: Path) -> Iterator[str]:
 
 
 @pytest.mark.slow
-def test_a_small_model_behind_transformers_serve_judges_over_both_interfaces(tmp_path: Path) -> None:
+def test_a_small_model_behind_transformers_serve_judges(tmp_path: Path) -> None:
     files = [write(tmp_path, "good", 60), write(tmp_path, "poor", 40)]
     prompts = make_prompts(read_panel(files, common=False), JUDGE, repeats=ORDERS, seed=0)
     teach(tmp_path / "model", [prompt.text[-SEEN:] for prompt in prompts])
     with served(tmp_path / "model") as url:
-        for api in ("responses", "chat"):
-            store = tmp_path / api / "verdicts.jsonl"
-            options = ("--model", str(tmp_path / "model"), "--base-url", url, "--api", api, "--verdicts", str(store))
-            done = launch.run(ROOT / "evaluate.py", "judge", *map(str, files), *options)
-            print(done.stdout)
-            assert done.returncode == 0, done.stderr
-            found = result(files[0])
-            assert found["left_out"] == 0
-            assert found["anchor"] == 50  # it stands everywhere equally often, and position is all that it sees
-            assert [row["score"] for row in found["candidates"]] == [50, 50]
-            assert "so no rank is given" in done.stdout  # of one fine-tuning
-            assert "position bias, first to last: +20.0 ± 0.0, +0.0 ± 0.0, -20.0 ± 0.0" in done.stdout
-            lines = map(json.loads, store.read_text().splitlines())
-            usage = [line["reply"]["usage"] for line in lines if "reply" in line]
-            assert len(usage) == QUESTIONS * ORDERS
-            assert all(used["output"] > 10 for used in usage)
+        store = tmp_path / "verdicts.jsonl"
+        options = ("--model", str(tmp_path / "model"), "--base-url", url, "--verdicts", str(store))
+        done = launch.run(ROOT / "evaluate.py", "judge", *map(str, files), *options)
+        print(done.stdout)
+        assert done.returncode == 0, done.stderr
+        found = result(files[0])
+        assert found["left_out"] == 0
+        assert found["anchor"] == 50  # it stands everywhere equally often, and position is all that it sees
+        assert [row["score"] for row in found["candidates"]] == [50, 50]
+        assert "so no rank is given" in done.stdout  # of one fine-tuning
+        assert "position bias, first to last: +20.0 ± 0.0, +0.0 ± 0.0, -20.0 ± 0.0" in done.stdout
+        lines = map(json.loads, store.read_text().splitlines())
+        usage = [line["reply"]["usage"] for line in lines if "reply" in line]
+        assert len(usage) == QUESTIONS * ORDERS
+        assert all(used["output"] > 10 for used in usage)

@@ -78,7 +78,7 @@ def hellaswag(home: Path, right: set[int], items: int = 1000) -> Path:
 def judged(home: Path, score: list[float], differences: list[dict[str, Any]], **more: Any) -> Path:
     """Append a judge's score with its interval, and the session's differences."""
     value = dict(zip(("value", "low", "high"), score, strict=True))
-    return write(home, "judge", **(JUDGE | more), score=value, differences=differences)
+    return write(home, "judge", **({"candidate": home.name} | JUDGE | more), score=value, differences=differences)
 
 
 def instructed(home: Path, chrf: float, spread: float | None, errors: list[float | None]) -> Path:

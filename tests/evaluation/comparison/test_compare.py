@@ -45,5 +45,5 @@ def test_a_session_with_prompts_left_out_does_not_take_the_place_of_a_whole_one(
 def test_columns_are_in_the_order_of_the_registry_whatever_was_measured_first(tmp_path: Path) -> None:
     home = judged(tmp_path / "a", [20, 17, 23], [])
     losses_on(hellaswag(home, {1}))
-    shown = ["held-out loss", "bits/byte", "HellaSwag, completion", "HellaSwag, lm-eval", "judge's score"]
+    shown = ["held-out loss", "bits/byte", "HellaSwag, completion", "judge's score"]
     assert compare(rows_of(home)).columns == ["model", *shown]

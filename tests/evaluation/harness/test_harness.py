@@ -1,26 +1,19 @@
-"""lm-evaluation-harness finds the same in our model on any number of ranks, and on HellaSwag what we find."""
+"""lm-evaluation-harness finds the same in our model on any number of ranks, and in the exported one."""
 
 import json
 from pathlib import Path
 from typing import Any
 
-import attrs
 import pytest
 import torch
 
 from evaluation.comparison.compare import compare
-from evaluation.harness.command import REQUIREMENT
-from evaluation.hellaswag.hellaswag import fitted, log_likelihoods, measure
-from evaluation.hellaswag.hellaswag import lm_eval as as_lm_eval
-from evaluation.hellaswag.items import read_items
-from evaluation.shared.load import Trained, load, locate
-from model.gpt import GPT
+from evaluation.harness.harness import REQUIREMENT, harness_model
+from evaluation.shared.load import load, locate
 from tests import launch
-from tests.conftest import ROOT, shared, train, write_run
+from tests.conftest import ROOT, train, write_run
 from tests.evaluation.comparison.stored import evaluate, results, rows_of, write
 from tests.evaluation.hellaswag.written_items import write_items
-from tokens.tokenizer.tokenizer import load_tokenizer
-from training.parallel.process_group import start, stop
 
 pytestmark = pytest.mark.timeout(900)  # importing the harness takes every rank ten seconds
 CONTEXT = 64  # bytes, of which some items have more
@@ -90,48 +83,28 @@ def test_it_finds_the_same_on_any_number_of_ranks(trained: Path, tasks: Path) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["bytes", "gpt2", "exported"])
-def test_our_hellaswag_is_the_harnesss(trained: Path, tasks: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+def test_the_model_in_memory_scores_as_the_exported_one(
+    trained: Path, tasks: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, value in OFFLINE.items():
         monkeypatch.setenv(name, value)
     from lm_eval import simple_evaluate
     from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager
 
-    from evaluation.harness.harness import harness_model
-
+    exported = tasks.parent / "exported"
+    assert evaluate("export", trained, exported).returncode == 0
     model = load(locate(str(trained), None), None, torch.device("cpu"))
-    length = CONTEXT
-    if way == "gpt2":
-        length = 14
-        config = attrs.evolve(model.network.config, vocab_size=50257, context_length=length)
-        torch.manual_seed(0)
-        model = Trained(GPT(config).eval(), load_tokenizer(str(shared("gpt2.tiktoken"))), model.place)
     manager = TaskManager(include_path=str(tasks), include_defaults=False)
-    if way == "exported":  # as its users load it, without code of ours
-        exported = tasks.parent / "exported"
-        assert evaluate("export", trained, exported).returncode == 0
-        asked = HFLM(pretrained=str(exported), batch_size=4, device="cpu")
-    else:
-        asked = harness_model(model, 4, torch.device("cpu"))
-    theirs = simple_evaluate(asked, tasks=["our_choices"], task_manager=manager)
-    items = read_items(str(tasks / "items.jsonl"), None).items
-    ranks = start("cpu", 60)
-    ours = measure(model, items, ranks).lm_eval
-    found = theirs["results"]["our_choices"]
-    assert (ours.acc, ours.acc_norm) == (found["acc,none"], found["acc_norm,none"])
-    assert (ours.acc_error, ours.acc_norm_error) == pytest.approx(
-        (found["acc_stderr,none"], found["acc_norm_stderr,none"])
-    )
-    samples = sorted(theirs["samples"]["our_choices"], key=lambda sample: sample["doc_id"])
-    cut = 0
-    for item, sample in zip(items, samples, strict=True):
-        choices = as_lm_eval(item, model.tokenizer)
-        cut += any(len(choice.tokens) > length + 1 for choice in choices)
-        likelihoods = log_likelihoods(model, [fitted(choice, length) for choice in choices], ranks)
-        assert likelihoods.tolist() == pytest.approx([resps[0][0] for resps in sample["resps"]], abs=1e-4)
-    stop()
-    assert 0 < cut < len(items)
+    loaded = HFLM(pretrained=str(exported), batch_size=4, device="cpu")  # as its users load it, without code of ours
+    samples = [
+        simple_evaluate(asked, tasks=["our_choices"], task_manager=manager)["samples"]["our_choices"]
+        for asked in (loaded, harness_model(model, 4, torch.device("cpu")))
+    ]
+    theirs, ours = ([[resps[0][0] for resps in sample["resps"]] for sample in one] for one in samples)
+    assert len(ours) == 37
+    for one, other in zip(ours, theirs, strict=True):
+        assert one == pytest.approx(other, abs=1e-4)
 
 
 @pytest.mark.slow

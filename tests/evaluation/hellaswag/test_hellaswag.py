@@ -1,4 +1,4 @@
-"""HellaSwag is counted as others count it, on any number of ranks, from a file as from the hub."""
+"""HellaSwag is counted as build-nanogpt counts it, on any number of ranks, from a file as from the hub."""
 
 import math
 from pathlib import Path
@@ -11,7 +11,7 @@ import pyarrow.parquet
 import pytest
 import torch
 
-from evaluation.hellaswag.hellaswag import Choice, accuracy, cleaned, completion, lm_eval
+from evaluation.hellaswag.hellaswag import Choice, accuracy, completion
 from evaluation.hellaswag.items import Item
 from evaluation.shared.load import load, locate
 from tests.conftest import shared, train, write_run
@@ -50,39 +50,35 @@ def alone(network: Any, choice: Choice) -> float:
     return float(each[-choice.scored :].sum())
 
 
-def test_both_ways_are_counted_the_same_on_any_number_of_ranks(trained: Path, tmp_path: Path) -> None:
+def test_hits_are_those_of_single_endings_on_any_number_of_ranks(trained: Path, tmp_path: Path) -> None:
     data = tmp_path / "items.jsonl"
     rows = write_items(data)
-    for ranks in (1, 2, 3):
+    for ranks in (1, 3):
         done = hellaswag(trained, "--data", data, ranks=ranks)
         assert done.returncode == 0, done.stderr
-    first, *others = ({**result, "time": ""} for result in results(trained))
-    assert [first] * 2 == others  # every bit
+    first, other = ({**result, "time": ""} for result in results(trained))
+    assert first == other  # every bit
     model = load(locate(str(trained), None), None, torch.device("cpu"))
-    cut = set()
-    for name, convention in (("completion", completion), ("lm_eval", lm_eval)):
-        hits = {"hits": [], "hits_norm": []}
-        for number, row in enumerate(rows):
-            choices = convention(item(**row), model.tokenizer)
-            likelihoods = [alone(model.network, choice) for choice in choices]
-            lengths = [choice.characters or choice.scored for choice in choices]
-            means = [value / length for value, length in zip(likelihoods, lengths, strict=True)]
-            hits["hits"].append(likelihoods.index(max(likelihoods)) == row["label"])
-            hits["hits_norm"].append(means.index(max(means)) == row["label"])
-            if any(len(choice.tokens) > CONTEXT + 1 for choice in choices):
-                cut.add(number)
-        for key, short in (("hits", "acc"), ("hits_norm", "acc_norm")):
-            bits = np.unpackbits(np.frombuffer(bytes.fromhex(first[name][key]), np.uint8))[: len(rows)]
-            assert bits.tolist() == hits[key]
-            mean = sum(hits[key]) / len(rows)
-            assert first[name][short] == mean
-            assert first[name][f"{short}_error"] == pytest.approx(math.sqrt(mean * (1 - mean) / (len(rows) - 1)))
-    assert first["completion"]["hits"] != first["lm_eval"]["hits"]
-    assert 0 < len(cut) < len(rows)
-    assert first["cut"] == len(cut)
-    assert f"; {len(cut)} items were cut to the context" in done.stdout
-    assert "convention of build-nanogpt and llm.c; GPT-2 124M: acc 0.2859, acc_norm 0.2955 on all 10,042" in done.stdout
-    assert f"completion: acc {first['completion']['acc']:.4f} ± " in done.stdout
+    hits: dict[str, list[bool]] = {"hits": [], "hits_norm": []}
+    cut = 0
+    for row in rows:
+        choices = completion(item(**row), model.tokenizer)
+        likelihoods = [alone(model.network, choice) for choice in choices]
+        means = [value / choice.scored for value, choice in zip(likelihoods, choices, strict=True)]
+        hits["hits"].append(likelihoods.index(max(likelihoods)) == row["label"])
+        hits["hits_norm"].append(means.index(max(means)) == row["label"])
+        cut += any(len(choice.tokens) > CONTEXT + 1 for choice in choices)
+    for key, short in (("hits", "acc"), ("hits_norm", "acc_norm")):
+        bits = np.unpackbits(np.frombuffer(bytes.fromhex(first["completion"][key]), np.uint8))[: len(rows)]
+        assert bits.tolist() == hits[key]
+        mean = sum(hits[key]) / len(rows)
+        assert first["completion"][short] == mean
+        assert first["completion"][f"{short}_error"] == pytest.approx(math.sqrt(mean * (1 - mean) / (len(rows) - 1)))
+    assert 0 < cut < len(rows)
+    assert first["cut"] == cut
+    assert f"; {cut} items were cut to the context" in done.stdout
+    assert "GPT-2 124M: acc 0.2859, acc_norm 0.2955 on all 10,042" in done.stdout
+    assert f": acc {first['completion']['acc']:.4f} ± " in done.stdout
 
 
 def test_the_hubs_parquet_counts_as_the_file_does(trained: Path, tmp_path: Path) -> None:
@@ -110,23 +106,10 @@ def test_what_others_publish_is_what_is_encoded() -> None:
     tokenizer = load_tokenizer(str(shared("gpt2.tiktoken")))
     spoken = [tokenizer.decode(choice.tokens.tolist()) for choice in completion(item(), tokenizer)]
     assert spoken[1] == "A man is on a roof. he sings."
-    marked = "[header] How to sing [title] Warm up. [step]"
-    texts = item(ctx_a=marked, ctx_b="", endings=["[step] Breathe  in.", "a", "b", "é"])
-    choices = lm_eval(texts, tokenizer)
-    assert tokenizer.decode(choices[0].tokens.tolist()) == "Roof removal: How to sing. Warm up.   Breathe in."
-    assert [choice.characters for choice in choices] == [12, 1, 1, 1]
-    ending = tokenizer.decode(choices[0].tokens[-choices[0].scored :].tolist())
-    assert ending == "   Breathe in."  # what the context ended with counts for the ending
-    assert lm_eval(item(), tokenizer)[0].tokens.tolist() == tokenizer.encode(
-        "Roof removal: A man is on a roof. He rips up tiles."
-    ).tolist()  # fmt: skip
-    assert cleaned(" a [b] c [title] d ") == "a c. d"
 
 
-def test_equal_choices_and_empty_ones_count_as_with_the_harness() -> None:
-    choices = [Choice(np.zeros(9), 3, characters) for characters in (10, 0, 10, 20)]
-    found = accuracy(np.array([-4.0, -1.0, -4.0, -9.0]), choices, [1])
-    assert (found.acc, found.acc_norm, found.acc_error) == (1.0, 0.0, None)
-    assert accuracy(np.array([-4.0, -1.0, -4.0, -9.0]), choices, [0]).acc_norm == 1.0  # the first of equal ones
-    by_tokens = [attrs.evolve(choices[0], characters=None, scored=scored) for scored in (1, 2, 4, 1)]
-    assert accuracy(np.array([-4.0, -3.0, -4.0, -9.0]), by_tokens, [2]).acc_norm == 1.0
+def test_of_equal_choices_the_first_counts() -> None:
+    choices = [Choice(np.zeros(9), scored) for scored in (1, 2, 4, 1)]
+    found = accuracy(np.array([-4.0, -3.0, -4.0, -9.0]), choices, [2])
+    assert (found.acc, found.acc_norm, found.acc_error) == (0.0, 1.0, None)
+    assert accuracy(np.array([-4.0, -4.0, -4.0, -9.0]), choices, [0]).acc == 1.0

@@ -18,9 +18,7 @@ def test_items_are_those_of_the_file_up_to_a_count(tmp_path: Path) -> None:
     data = tmp_path / "items.jsonl"
     rows = write_items(data)
     found = read_items(str(data), 9)
-    assert [(item.activity_label, item.ctx, item.label) for item in found.items] == [
-        (row["activity_label"], row["ctx"], str(row["label"])) for row in rows[:9]
-    ]
+    assert [(item.ctx, item.label) for item in found.items] == [(row["ctx"], str(row["label"])) for row in rows[:9]]
     assert (found.file, found.sha256) == (str(data), sha256(data))
     table = pyarrow.Table.from_pylist([{**row, "label": str(row["label"])} for row in rows])
     pyarrow.parquet.write_table(table, tmp_path / "items.parquet")
@@ -33,12 +31,12 @@ def test_items_are_those_of_the_file_up_to_a_count(tmp_path: Path) -> None:
         ([ITEM, '{"ind": 4, '], "line 2: not JSON"),
         ([ITEM, ITEM | {"endings": ["a", "b", "c"]}], "item 2: endings: got 3, wanted 4 texts"),
         ([ITEM | {"label": ""}], "item 1: label: got '', wanted 0 to 3; the test split has no labels"),
-        ([ITEM | {"ctx_a": None}], "item 1: ctx_a: got None, wanted a string"),
+        ([ITEM | {"ctx": None}], "item 1: ctx: got None, wanted a string"),
         ([ITEM | {"ctx": " "}], "item 1: ctx: got ' ', wanted a text"),
         ([], "holds no items"),
         ([ITEM] * 4, "--count: got 5, but"),
     ],
-    ids=["json", "endings", "label", "ctx_a", "ctx", "none", "count"],
+    ids=["json", "endings", "label", "null", "ctx", "none", "count"],
 )
 def test_items_that_cannot_be_scored_are_named(tmp_path: Path, rows: list[Any], message: str) -> None:
     data = tmp_path / "items.jsonl"

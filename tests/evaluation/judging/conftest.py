@@ -10,7 +10,8 @@ from tests.judge_server import Judge, serve
 
 
 @pytest.fixture
-def server() -> Iterator[Judge]:
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Judge]:
+    monkeypatch.setattr("openai._base_client.MAX_RETRY_DELAY", 0.05)
     with serve(quality) as judge:
         yield judge
 

@@ -25,7 +25,7 @@ from tests.judge_server import Judge
 QUESTIONS, ORDERS = 5, 3
 PROMPTS = QUESTIONS * ORDERS
 ANSWERED_AGAIN = ["cut off", "wrong labels", "missing label", "duplicate label", "too high", "no number", "prose"]
-REPEATED = ["429", "500", "503", "dropped", "billed and dropped", "slow", "half a body"]
+REPEATED = ["429", "500", "503", "dropped", "billed and dropped", "slow", "less than a body"]
 OF_THE_SESSION = ("time", "base_url", "usd", "usd_uncounted")  # of a result: may differ between sessions that agree
 PRICES = {
     "date": "2026-01-01",
@@ -33,9 +33,8 @@ PRICES = {
     "usd_per_million_tokens": {"scripted": {"input": 100, "cached_input": 10, "output": 1000}},
 }
 SILENT = ("--effort", "none")
-BATCH = ("--batch", "--poll-seconds", "0.05")
 Result = dict[str, Any]  # a line of evaluations.jsonl
-JUDGE = WhoIsAsked(model="gpt-5-mini", effort=None, base_url="http://here/v1", api="responses")
+JUDGE = WhoIsAsked(model="gpt-5-mini", effort=None, base_url="http://here/v1")
 
 
 def quality(asked: dict[str, Any]) -> dict[str, int]:
@@ -85,31 +84,17 @@ class Sessions:
 
     def run(self, *options: str, files: list[Path] | None = None) -> Any:
         """Run evaluate.py to its end, in this process."""
-        output, errors = io.StringIO(), io.StringIO()
-        arguments = ["evaluate.py", *self.command(*options, files=files)]
-        with patch("sys.argv", arguments), redirect_stdout(output), redirect_stderr(errors):
-            status = evaluate.main()
-        return SimpleNamespace(returncode=status, stdout=output.getvalue(), stderr=errors.getvalue())
+        return run(*self.command(*options, files=files))
 
     def result(self, number: int = 0) -> Result:
         return result(self.files[number])
 
     def replies(self) -> list[Reply]:
-        return read_store(self.store).in_order
+        return read_store(self.store).replies
 
     def unanswered(self) -> set[str]:
         """Return the ids of stored requests without an outcome."""
-        return set(read_store(self.store).open)
-
-    def lines(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.store.read_text().splitlines()]
-
-    def write(self, lines: list[dict[str, Any]]) -> None:
-        self.store.write_text("".join(json.dumps(line) + "\n" for line in lines))
-
-    def written(self) -> list[str]:
-        """Return the content of every file."""
-        return [path.read_text(errors="replace") for path in self.folder.rglob("*") if path.is_file()]
+        return {id for history in read_store(self.store).prompts.values() for id in history.open}
 
     def check_paid_once(self, *, wrong: int = 0) -> None:
         """Every prompt has one right verdict, and all that was billed is kept."""
@@ -123,6 +108,14 @@ def sessions_in(folder: Path, server: Judge) -> Sessions:
     """Write prices, and answers of two models."""
     (folder / "prices.json").write_text(json.dumps(PRICES))
     return Sessions(server, [write(folder, "good", 60), write(folder, "poor", 40)])
+
+
+def run(*arguments: str) -> Any:
+    """Run evaluate.py to its end, in this process."""
+    output, errors = io.StringIO(), io.StringIO()
+    with patch("sys.argv", ["evaluate.py", *arguments]), redirect_stdout(output), redirect_stderr(errors):
+        status = evaluate.main()
+    return SimpleNamespace(returncode=status, stdout=output.getvalue(), stderr=errors.getvalue())
 
 
 def result(file: Path) -> Result:

@@ -1,56 +1,61 @@
 """evaluate.py judge: what cannot be judged is one line; what needs no judge needs no options."""
 
 import re
-from pathlib import Path
 
 import pytest
 
-from common.errors import BadInput
-from evaluation.judging import judge as judge_module
-from tests import launch
 from tests.conftest import ROOT
-from tests.evaluation.judging.sessions import Sessions
+from tests.evaluation.judging.sessions import Sessions, run
 from tests.judge_server import Judge
+from tests.launch import RANK_OF_TWO
+
+KEY = "sk-proj-/secret+key=0123"
+OPENAI = ("--base-url", "https://api.openai.com/v1")
+REFUSED = {  # by options: the key in the environment, and the line
+    OPENAI: ("", "OPENAI_API_KEY: not set; set it to a key"),  # before the scores that take a while
+    ("--base-url", "localhost:1"): ("", "--base-url: got 'localhost:1', wanted http:// or https://"),
+    ("--base-url", "https://me:secret@host/v1"): ("", "--base-url: got 'host/v1', wanted http:// or https://, without"),
+    ("--base-url", "http://192.168.1.5/v1"): (KEY, "OPENAI_API_KEY would cross the network unencrypted; use https://"),
+    ("--base-url", "http://127.0.0.1:1/v1"): ("", "http://127.0.0.1:1/v1: no server: "),
+    ("--model", "script"): ("", "no price of 'script'; add it to the file, or pass --prices; did you mean 'scripted'?"),
+    ("--prices", "README.md"): ("", "README.md: not JSON"),
+}
 
 
-def test_what_no_judge_can_be_asked_for_is_one_line(server: Judge, sessions: Sessions, tmp_path: Path) -> None:
-    def refused(*options: str) -> str:
-        arguments = sessions.command(*options)
-        done = launch.run(ROOT / "evaluate.py", *arguments, environment={"OPENAI_API_KEY": ""})
-        assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
-        return done.stdout + done.stderr
-
-    spoiled = tmp_path / "spoiled.json"
-    spoiled.write_text("{")
-    unset = refused("--base-url", "https://api.openai.com/v1")
-    assert unset.startswith("evaluate.py: OPENAI_API_KEY: not set")  # before the scores that take a while
-    assert "--base-url: got 'localhost:1'" in refused("--base-url", "localhost:1")
-    assert "http://127.0.0.1:1/v1: no server: [Errno 111]" in refused("--base-url", "http://127.0.0.1:1/v1")
-    ranks = launch.run(ROOT / "evaluate.py", *sessions.command(), environment=launch.RANK_OF_TWO)
-    assert (ranks.returncode, "wanted one: python evaluate.py judge" in ranks.stderr) == (1, True)
-    assert "no price of 'script'; add it to the file, or pass --prices; did you mean 'scripted'?" in refused(
-        "--model", "script"
-    )
-    assert "spoiled.json: not JSON" in refused("--prices", str(spoiled))
-    server.every = "401"
-    assert f"{server.url}: 401: scripted 401" in refused()
-    assert len(server.requests) <= 8
-    server.every = "404"
-    assert "404: scripted 404; does it have the Responses API? --api chat" in refused()
+@pytest.mark.parametrize("options", REFUSED, ids=" ".join)
+def test_what_no_judge_can_be_asked_for_is_one_line(
+    sessions: Sessions, options: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key, line = REFUSED[options]
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("OPENAI_API_KEY", key)
+    done = sessions.run(*options)
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
+    assert line in done.stderr
+    assert "secret" not in done.stdout + done.stderr
 
 
-def test_without_a_judge_there_are_scores_all_the_same(sessions: Sessions) -> None:
-    done = launch.run(ROOT / "evaluate.py", "judge", *map(str, sessions.files))
+@pytest.mark.parametrize(
+    ("fault", "line"), [("401", "401: scripted 401"), ("404", "404: scripted 404"), ("echo", "401: wrong key: Bearer ")]
+)
+def test_what_every_request_would_get_ends_the_session(
+    server: Judge, sessions: Sessions, monkeypatch: pytest.MonkeyPatch, fault: str, line: str
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    server.every = fault
+    done = sessions.run()
+    assert (done.returncode, done.stderr.count("\n"), len(server.requests)) == (1, 1, 1), done.stderr
+    assert f"evaluate.py: {server.url}: {line}" in done.stderr
+    written = [path.read_text(errors="replace") for path in sessions.folder.rglob("*") if path.is_file()]
+    assert not any("secret+key" in text for text in [done.stdout, done.stderr, *written])
+
+
+def test_without_a_judge_there_are_scores_all_the_same(sessions: Sessions, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = run("judge", *map(str, sessions.files))
     assert done.returncode == 0, done.stderr
     assert "no judge was asked: name one with --model" in done.stdout
     assert re.search(r"good +1 +0\.0% +[\d.]+ ± [\d.]+ +2\.200 ± 0\.071", done.stdout)
-
-
-def test_verdicts_are_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judge_module, "VERDICTS", tmp_path / "repository" / "runs" / "verdicts.jsonl")
-    monkeypatch.chdir(tmp_path)
-    assert judge_module.default_store() == tmp_path / "repository" / "runs" / "verdicts.jsonl"
-    (tmp_path / "runs").mkdir()
-    (tmp_path / "runs" / "verdicts.jsonl").write_text("")
-    with pytest.raises(BadInput, match=r"runs/verdicts.jsonl: holds verdicts, and so may .*; pass the one to use"):
-        judge_module.default_store()
+    for name, value in RANK_OF_TWO.items():
+        monkeypatch.setenv(name, value)
+    ranks = sessions.run()
+    assert (ranks.returncode, "wanted one: python evaluate.py judge" in ranks.stderr) == (1, True)

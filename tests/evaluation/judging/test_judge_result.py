@@ -16,7 +16,7 @@ def test_refused_prompts_make_no_result_and_replace_no_complete_one(server: Judg
     complete = sessions.results.read_text()
     store = sessions.store
     store.unlink()
-    server.prompts.clear()
+    server.said.clear()
     server.faults = dict.fromkeys(range(8, PROMPTS), "400")
     done = sessions.run()
     assert done.returncode == 1
@@ -71,7 +71,7 @@ def test_another_judgement_between_adds_no_second_result(server: Judge, sessions
     assert len(complete.splitlines()) == 2
     sessions.store.unlink()
     server.faults = {0: "400"}
-    server.prompts.clear()
+    server.said.clear()
     done = sessions.run("--effort", "low")
     assert "leaves out 0 prompts, this one 1" in done.stdout
     assert results.read_text() == complete

@@ -55,4 +55,4 @@ def test_seeds_of_a_model_are_judged_side_by_side(server: Judge, sessions: Sessi
     good, poor = sessions.result()["candidates"]
     assert (good["score"], poor["score"]) == (64, 42)  # of seed 0 and 1
     assert sessions.result()["seeds"] == 2
-    assert all(len(json.loads(body["input"])["answers"]) == 3 for body in server.requests)
+    assert all(len(json.loads(body["messages"][1]["content"])["answers"]) == 3 for body in server.requests)

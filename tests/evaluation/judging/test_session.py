@@ -1,15 +1,12 @@
-"""Direct requests: no fault of the server loses a verdict, pays for one twice or makes a zero. Over real sockets."""
+"""Sessions: no fault of the server loses a verdict, pays for one twice or makes a zero. Over real sockets."""
 
+import re
 import signal
-import threading
-import time
-from concurrent.futures import Future
-from typing import Any
 
 import pytest
 
-from evaluation.judging.cost import JudgeBudget
-from evaluation.judging.store import StoreLine
+from evaluation.judging.judgement import Judgement
+from evaluation.judging.store import StoreLine, VerdictStore
 from tests import launch
 from tests.conftest import ROOT
 from tests.evaluation.judging.sessions import (
@@ -23,69 +20,50 @@ from tests.evaluation.judging.sessions import (
     printed,
     wait_until,
 )
-from tests.judge_server import Judge
+from tests.judge_server import API_FAULTS, GATEWAY_FAULTS, WRONG_USAGES, Judge
 
 
-@pytest.mark.parametrize("fault", REPEATED + ANSWERED_AGAIN)
-def test_no_fault_loses_or_doubles_a_verdict(server: Judge, sessions: Sessions, faultless: Result, fault: str) -> None:
-    server.faults = {1: fault, 4: fault, 9: fault}
-    quick = ("--timeout", "0.5") if fault == "slow" else ()
-    done = sessions.run("--concurrency", "15", *quick)
-    assert done.returncode == 0, done.stderr
-    assert sessions.result() == faultless
-    sessions.check_paid_once(wrong=3 if fault in ANSWERED_AGAIN else 0)
-    assert all(body["text"]["format"]["strict"] and body["store"] is False for body in server.requests)
-
-
-def test_chat_completions_say_the_same_whatever_happens(server: Judge, sessions: Sessions, faultless: Result) -> None:
-    server.faults = dict(enumerate([*REPEATED, *ANSWERED_AGAIN]))
-    done = sessions.run("--api", "chat", "--timeout", "0.5", "--concurrency", "15", "--effort", "low")
+@pytest.mark.parametrize("faults", [REPEATED, ANSWERED_AGAIN], ids=["repeated", "answered again"])
+def test_no_fault_loses_or_doubles_a_verdict(
+    server: Judge, sessions: Sessions, faultless: Result, faults: list[str]
+) -> None:
+    server.faults = dict(enumerate(faults, 1))
+    done = sessions.run("--concurrency", "15", "--timeout", "0.5", "--effort", "low")
     assert done.returncode == 0, done.stderr
     assert sessions.result() == faultless | {"effort": "low"}
-    assert set(server.paths) == {"POST /v1/chat/completions"}
-    assert {body["reasoning_effort"] for body in server.requests} == {"low"}
+    sessions.check_paid_once(wrong=len(ANSWERED_AGAIN) if faults == ANSWERED_AGAIN else 0)
     assert all(body["response_format"]["json_schema"]["strict"] for body in server.requests)
-    sessions.check_paid_once(wrong=len(ANSWERED_AGAIN))
+    assert {body["reasoning_effort"] for body in server.requests} == {"low"}
 
 
-def test_a_server_that_names_a_time_is_left_alone_until_then(server: Judge, sessions: Sessions) -> None:
-    server.faults, server.retry_after = {0: "429"}, "2"  # the client's own first wait is half a second at most
-    assert sessions.run("--concurrency", "1", files=sessions.files[:1]).returncode == 0
-    assert server.requests[0] == server.requests[1]
-    assert server.times[1] - server.times[0] >= 2
-
-
-@pytest.mark.parametrize("api", ["responses", "chat"])
-def test_refusals_are_left_out_for_all_alike_and_not_asked_again(server: Judge, sessions: Sessions, api: str) -> None:
+def test_refusals_are_left_out_for_all_alike_and_not_asked_again(server: Judge, sessions: Sessions) -> None:
     server.faults = {2: "refusal", 7: "refusal"}
-    done = sessions.run("--api", api, "--allow-left-out", "20")
+    done = sessions.run("--allow-left-out", "20")
     assert done.returncode == 0, done.stderr
     assert "verdicts: 13 of 15, refused: 2" in done.stdout
     found = sessions.result()
     assert (found["left_out"], found["refused"]) == (2, 2)
     assert [(row["model"], row["score"]) for row in found["candidates"]] == [("good", 62), ("poor", 42)]  # no zeros
-    too_many = sessions.run("--api", api)
+    too_many = sessions.run()
     assert too_many.returncode == 1
     assert "2 of 15 prompts (13%) have no verdict, wanted at most 10 %: the result is not kept" in too_many.stderr
     assert server.billed == PROMPTS
     server.every = "refusal"
-    alone = sessions.run("--api", api, files=sessions.files[:1])
-    assert (alone.returncode, alone.stderr) == (
-        1,
-        "evaluate.py: scripted gave no verdict: refused: I cannot grade this.; pass another --model\n",
-    )
+    alone = sessions.run(files=sessions.files[:1])
+    said = "evaluate.py: scripted gave no verdict: refused: I cannot grade this.; pass another --model\n"
+    assert (alone.returncode, alone.stderr) == (1, said)
 
 
 def test_a_judge_that_gives_no_verdicts_is_paid_for_eight_and_not_again(
     server: Judge, sessions: Sessions, faultless: Result
 ) -> None:
     server.every = "missing label"
-    done = sessions.run()
+    done = sessions.run("--concurrency", "64")
     assert done.returncode == 1
     assert done.stderr == (
         "evaluate.py: scripted: 8 replies in a row are not valid verdicts, the last one: labels B, C, wanted A, B, C "
         f"once each; it says '{sessions.replies()[-1].text[:200]}'; they are stored, and not paid for again: pass "
-        "another --model, or --retry-wrong, perhaps with another --api\n"
+        "another --model, or --retry-wrong\n"
     )
     assert "cost, including earlier sessions: $" in done.stdout
     assert server.billed == len(sessions.replies()) == 8
@@ -125,7 +103,7 @@ def test_a_killed_session_goes_on_and_a_finished_one_costs_nothing(
     process.send_signal(signal.SIGKILL)
     process.communicate()
     kept = len(sessions.replies())
-    assert kept == 5
+    assert (kept, len(sessions.unanswered())) == (5, 2)
     store = sessions.store
     content = store.read_bytes()
     last_reply = content.index(b"\n", content.rindex(b'{"reply"'))
@@ -135,8 +113,9 @@ def test_a_killed_session_goes_on_and_a_finished_one_costs_nothing(
     assert done.returncode == 0, done.stderr
     assert f"{PROMPTS - kept + 1} requests, {kept - 1} already answered" in done.stdout
     assert len(server.requests) - asked == PROMPTS - kept + 1
-    assert server.billed == PROMPTS  # what was paid for and lost is repeated, not billed again
+    assert len(server.replies) == PROMPTS  # what was paid for and lost is repeated, not billed again
     assert sessions.result() == faultless
+    assert printed(done.stdout) >= server.usd(PRICES)
     again = sessions.run(files=sessions.files[::-1])
     assert f"0 requests, {PROMPTS} already answered" in again.stdout
     assert len(server.requests) - asked == PROMPTS - kept + 1
@@ -162,23 +141,17 @@ def test_ctrl_c_keeps_what_is_in_flight(server: Judge, sessions: Sessions) -> No
 def test_a_prompt_that_the_server_does_not_take_holds_up_no_other(
     server: Judge, sessions: Sessions, faultless: Result
 ) -> None:
-    server.faults = {0: "400", 4: "400", PROMPTS + 3: "400"}
-    most = ("--allow-left-out", "20")
-    done = sessions.run("--concurrency", "1", *most)
+    server.faults = {0: "400", 4: "400"}
+    done = sessions.run("--allow-left-out", "20")
     assert done.returncode == 0, done.stderr
-    assert "rejected by the server: 2 prompts, such as 'Instruction 0': 400: scripted 400" in done.stdout
+    assert "rejected by the server: 2 prompts, such as 'Instruction " in done.stdout
     assert (sessions.result()["left_out"], sessions.result()["refused"]) == (2, 0)
-    server.every = "400"
-    assert sessions.run(*most).returncode == 0  # these two again; others were answered
-    server.every = None
     assert sessions.run().returncode == 0  # they are asked again, as the server may take it now
     assert sessions.result() == faultless
-    done = sessions.run("--effort", "low", "--batch", "--poll-seconds", "0.05")
-    assert (done.returncode, sessions.result()["left_out"]) == (0, 1), done.stderr
-    asked, server.every = len(server.requests), "400"
-    done = sessions.run("--effort", "high", "--concurrency", "1")
-    assert (done.returncode, done.stderr) == (1, f"evaluate.py: {server.url}: 400: scripted 400\n")
-    assert len(server.requests) - asked == 8
+    server.every = "400"
+    done = sessions.run("--effort", "high")
+    assert (done.returncode, len(server.requests)) == (1, PROMPTS + 2 + 8)
+    assert "7 verdicts are missing: 400: scripted 400" in done.stderr
 
 
 def test_a_full_disk_is_one_line_and_the_same_command_goes_on(
@@ -187,34 +160,34 @@ def test_a_full_disk_is_one_line_and_the_same_command_goes_on(
     full = launch.run(ROOT / "evaluate.py", *sessions.command(), file_bytes=4000)
     assert (full.returncode, full.stderr.count("\n")) == (1, 1), full.stderr
     assert "verdicts.jsonl: cannot be written" in full.stderr
-    assert 0 < len(server.prompts) < PROMPTS
+    assert 0 < len(server.said) < PROMPTS
     assert sessions.run().returncode == 0
     assert sessions.result() == faultless
-    sessions.check_paid_once()
+    assert len(server.replies) == PROMPTS
 
 
-@pytest.mark.parametrize(
-    "fault", ["slow", "half a body", "less than a body", "billed and dropped", "504", "408", "425", "499"]
-)
-def test_what_was_billed_without_an_answer_counts_for_ever(server: Judge, sessions: Sessions, fault: str) -> None:
-    server.idempotent, server.slow_seconds = False, 3
-    server.faults = {0: fault, 3: fault, 9: fault}
-    done = sessions.run(*SILENT, "--timeout", "1")
+def test_what_was_billed_without_an_answer_counts_for_ever(server: Judge, sessions: Sessions) -> None:
+    """Half a body is not asked again in the session."""
+    faults = ["slow", "half a body", "less than a body", "billed and dropped", *GATEWAY_FAULTS]
+    server.idempotent, server.slow_seconds, server.faults = False, 3, dict(enumerate(faults))
+    sessions.run(*SILENT, "--timeout", "1")
+    done = sessions.run(*SILENT)
     assert done.returncode == 0, done.stderr
-    assert (len(server.bill), server.billed, len(sessions.replies())) == (PROMPTS + 3, PROMPTS + 3, PROMPTS)
+    lost = len(faults)
+    assert (server.billed, len(sessions.replies())) == (PROMPTS + lost, PROMPTS)
     assert sessions.unanswered() == set(server.bill) - {reply.asked for reply in sessions.replies()}
-    assert "for 3 requests without an answer or count, which may have been billed" in done.stdout
+    assert f"for {lost} requests without an answer or count, which may have been billed" in done.stdout
     assert printed(done.stdout) >= server.usd(PRICES)
     assert printed(sessions.run(*SILENT).stdout) == printed(done.stdout)
 
 
-@pytest.mark.parametrize("fault", ["429", "500", "503", "400"])
-def test_what_the_server_says_has_failed_counts_as_nothing(server: Judge, sessions: Sessions, fault: str) -> None:
-    server.faults = {0: fault}
+def test_what_the_server_says_has_failed_counts_as_nothing(server: Judge, sessions: Sessions) -> None:
+    server.faults = dict(enumerate(["429", "500", "503", "400"]))
     done = sessions.run(*SILENT)
     assert done.returncode == 0, done.stderr
     assert not sessions.unanswered()
     assert printed(done.stdout) == pytest.approx(server.usd(PRICES), abs=1e-4)
+    assert all(fault in API_FAULTS for fault in server.faults.values())
 
 
 def test_a_server_without_replies_is_asked_eight_times(server: Judge, sessions: Sessions) -> None:
@@ -224,65 +197,13 @@ def test_a_server_without_replies_is_asked_eight_times(server: Judge, sessions: 
     assert server.billed == 8
 
 
-def test_a_killed_session_counts_what_was_in_flight(server: Judge, sessions: Sessions) -> None:
-    server.idempotent, server.slow_seconds, server.faults = False, 600, {4: "slow", 5: "slow"}
-    process = launch.start(ROOT / "evaluate.py", *sessions.command(*SILENT, "--concurrency", "2"))
-    wait_until(lambda: server.billed == 6)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    assert len(sessions.unanswered()) == 2
-    done = sessions.run(*SILENT)
-    assert done.returncode == 0, done.stderr
-    assert server.billed == PROMPTS + 2
-    assert printed(done.stdout) >= server.usd(PRICES)
-
-
-def test_requests_begin_one_at_a_time_and_are_halved_after_a_fault(
-    server: Judge, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The server answers the oldest request when as many are in flight as may be: no timing decides their number."""
-    server.retry_after = "0"
-    in_flight: list[Future[str | None]] = []  # faults to come, oldest request first
-    at_once: list[int] = []  # how many were in flight when each came
-    answered, allowed = 0, 1
-    real, lock = server.fault_of, threading.Lock()
-
-    def gated(key: str, body: dict[str, Any]) -> str | None:
-        nonlocal answered, allowed
-        real(key, body)
-        with lock:
-            in_flight.append(mine := Future())
-            at_once.append(len(in_flight))
-        time.sleep(0.05)  # one too many would come now
-        with lock:
-            while in_flight and len(in_flight) >= min(allowed, PROMPTS + 8 - answered):
-                fault = "429" if 8 <= answered < 16 else None
-                answered += 1
-                allowed = max(1, allowed // 2) if fault else min(allowed + 1, 4)
-                in_flight.pop(0).set_result(fault)
-        return mine.result(60)
-
-    monkeypatch.setattr(server, "fault_of", gated)
-    assert sessions.run(*SILENT, "--concurrency", "4").returncode == 0
-    one_more_each = [1, *(1, 2), *(2, 3), *(3, 4)]
-    assert at_once == [*one_more_each, *[4] * 5, *[1] * 4, *one_more_each]  # four and more faults leave one at a time
-
-
-@pytest.mark.parametrize("api", ["responses", "chat"])
-def test_odd_replies_cost_no_other_ones(server: Judge, sessions: Sessions, api: str) -> None:
-    server.faults = {0: "odd choices", 4: "error in 200", 5: "fenced", 6: "numbers in strings", 7: "halves"}
-    done = sessions.run("--api", api)
+def test_odd_replies_cost_no_other_ones(server: Judge, sessions: Sessions) -> None:
+    odd = ["odd choices", "error in 200", "fenced", "numbers in strings", "halves", "repeated key"]
+    server.faults = dict(enumerate(odd))
+    done = sessions.run()
     assert done.returncode == 0, done.stderr
     assert server.billed == len(sessions.replies()) == PROMPTS + 2
-    assert "scripted overload" in [reply.error for reply in sessions.replies()]
-
-
-@pytest.mark.parametrize("options", [(), ("--batch", "--poll-seconds", "0.05")], ids=str)
-def test_a_reply_that_repeats_a_key_is_kept(server: Judge, sessions: Sessions, options: tuple[str, ...]) -> None:
-    server.idempotent, server.faults = False, {0: "repeated key", 5: "repeated key"}
-    done = sessions.run(*options)
-    assert done.returncode == 0, done.stderr
-    assert server.billed == len(sessions.replies()) == PROMPTS
+    assert any("scripted overload" in (reply.error or "") for reply in sessions.replies())
 
 
 def test_an_error_of_this_program_loses_no_reply_that_is_in_flight(
@@ -290,41 +211,85 @@ def test_an_error_of_this_program_loses_no_reply_that_is_in_flight(
 ) -> None:
     server.faults, server.slow_seconds = {5: "slow", 6: "slow"}, 600
 
-    def broken(budget: JudgeBudget, line: StoreLine) -> bool:
-        noted = note(budget, line)
-        if len(budget.store.in_order) == 6 and not server.released.is_set():  # the first that overtakes the slow ones
+    def broken(store: VerdictStore, line: StoreLine) -> None:
+        append(store, line)
+        if len(store.replies) == 6 and not server.released.is_set():  # the first that overtakes the slow ones
             server.released.set()
             raise RuntimeError("a fault of ours")
-        return noted
 
-    note = JudgeBudget.note
-    monkeypatch.setattr(JudgeBudget, "note", broken)
+    append = VerdictStore.append
+    monkeypatch.setattr(VerdictStore, "append", broken)
     with pytest.raises(RuntimeError, match="a fault of ours"):
         sessions.run()
     assert not sessions.unanswered()
     assert len(sessions.replies()) == server.billed < PROMPTS
 
 
-def test_asking_wrong_ones_again_is_not_done_until_they_are_answered(server: Judge, sessions: Sessions) -> None:
-    server.idempotent, server.faults, server.wrong_again = False, {0: "prose"}, True
-    assert sessions.run(*SILENT).returncode == 0
-    retry = (*SILENT, "--retry-wrong")
-    done = sessions.run(*retry, "--max-usd", str(server.usd(PRICES) + 0.3))
+def test_requests_begin_one_at_a_time_and_grow_with_verdicts(
+    server: Judge, sessions: Sessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_flight, most = 0, []
+    reserve, take = Judgement.reserve, Judgement.take
+
+    def reserved(judgement: Judgement, *arguments: object) -> bool:
+        nonlocal in_flight
+        in_flight += 1
+        most.append(in_flight)
+        return reserve(judgement, *arguments)  # type: ignore[arg-type]
+
+    def taken(judgement: Judgement, *arguments: object) -> bool:
+        nonlocal in_flight
+        in_flight -= 1
+        return take(judgement, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Judgement, "reserve", reserved)
+    monkeypatch.setattr(Judgement, "take", taken)
+    assert sessions.run(*SILENT, "--concurrency", "4").returncode == 0
+    assert (most[:2], max(most)) == ([1, 1], 4) or (most[:3], max(most)) == ([1, 1, 2], 4)
+
+
+def test_no_more_is_spent_than_allowed(server: Judge, sessions: Sessions, faultless: Result) -> None:
+    silent = (*SILENT, "--concurrency", "1")  # a little may be said, nothing thought
+    refused = sessions.run(*silent, "--max-usd", "0.5")
+    assert refused.returncode == 1
+    assert "--max-usd: got 0.5, and 15 requests may cost about $" in refused.stderr
+    assert server.requests == []
+    estimate = float(re.findall(r"about \$([\d.]+)", refused.stderr)[0])
+    server.faults, server.wrong_again = dict.fromkeys((0, 2, 4, 6, 8, 10), "wrong labels"), True  # dearer than planned
+    done = sessions.run(*silent, "--max-usd", str(estimate * 1.05))
+    spent = float(re.findall(r"sessions: \$([\d.]+)", done.stdout)[0])
+    assert (done.returncode, done.stderr) == (75, "")
+    assert estimate * 0.5 < spent <= estimate * 1.05
+    assert spent == pytest.approx(server.usd(PRICES), abs=1e-4)
+    assert re.search(r"verdicts are missing, and the next one may cost up to \$\d+\.\d+; nothing is lost", done.stdout)
+    server.wrong_again, billed = False, server.billed
+    again = sessions.run(*silent, "--max-usd", str(spent + 0.1))
+    assert (again.returncode, server.billed) == (1, billed)  # "in all" counts what was paid before
+    assert f"beside ${spent:.4f} that earlier sessions paid; nothing was sent" in again.stderr
+    assert sessions.run(*silent, "--retry-wrong", "--max-usd", str(estimate * 3)).returncode == 0
+    assert sessions.result() == faultless | {"effort": "none"}
+
+
+def test_timeouts_and_long_replies_do_not_spend_more_than_allowed(server: Judge, sessions: Sessions) -> None:
+    server.idempotent, server.every = False, "slow"
+    done = sessions.run(*SILENT, "--timeout", "0.2", "--max-usd", "4", "--concurrency", "64")
     assert done.returncode == 75, done.stderr
-    assert "--max-usd: 1 verdicts are missing, and the next one may cost up to" in done.stdout
-    server.every = "billed and dropped"
-    done = sessions.run(*retry)
-    assert done.returncode == 1
-    assert "1 verdicts are missing: " in done.stderr
-    server.every = None
-    done = sessions.run(*retry)
-    assert (done.returncode, sessions.result()["left_out"]) == (0, 1), done.stderr
+    assert 0 < server.usd(PRICES) <= printed(done.stdout) <= 4
+    assert sessions.run(*SILENT, "--timeout", "0.2", "--max-usd", "4").returncode == 1
+    assert server.usd(PRICES) <= 4
+    sessions.store.unlink()
+    server.every, server.bill, asked = "long", {}, len(server.requests)
+    done = sessions.run(*SILENT, "--max-usd", "6", "--concurrency", "64")
+    assert server.billed <= 8
+    assert {body["max_completion_tokens"] for body in server.requests[asked:]} == {680}
+    assert server.usd(PRICES) <= printed(done.stdout) <= 6
 
 
-def test_eight_wrong_verdicts_by_one_api_are_asked_again_by_the_other(server: Judge, sessions: Sessions) -> None:
-    server.every = "prose"
-    done = sessions.run()
-    assert "--retry-wrong, perhaps with another --api" in done.stderr
-    server.every = None
-    done = sessions.run("--retry-wrong", "--api", "chat")
+def test_wrong_counts_of_tokens_never_print_less_than_the_bill(server: Judge, sessions: Sessions) -> None:
+    server.faults = dict(enumerate(["more cached than read", *WRONG_USAGES]))
+    done = sessions.run(*SILENT)
     assert done.returncode == 0, done.stderr
+    assert f"for {len(server.faults)} requests without an answer or count" in done.stdout
+    assert printed(done.stdout) >= server.usd(PRICES)
+    assert printed(sessions.run(*SILENT).stdout) == printed(done.stdout)
+    assert server.billed == PROMPTS

@@ -1,56 +1,72 @@
-"""The verdict store: files of earlier and later versions are read."""
+"""The verdict store: files that version 2996586 wrote are read, and nothing in them is paid for again."""
 
 import json
 from pathlib import Path
+from typing import Any
 
-import attrs
 import pytest
 
-from evaluation.judging.store import Asked, Reply, StoreLine, Usage, VerdictStore
+from evaluation.judging.cost import cost_of_prompts, read_price
 from tests.evaluation.judging.sessions import PRICES, PROMPTS, Sessions, printed, read_store
 from tests.judge_server import Judge
 
-
-def test_what_a_later_version_has_noted_is_read_and_what_is_lost_is_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    usage = Usage(input=5, output=7)
-    reply = Reply(key="k", id="r", text="{}", refusal=None, usage=usage, batch=False)
-    line = {"reply": attrs.asdict(reply) | {"new": 1, "usage": attrs.asdict(usage) | {"thought": 3}}}
-    file = tmp_path / "verdicts.jsonl"
-    file.write_text(json.dumps(line) + '\n{"reply": {"key"\n')
-    store = VerdictStore(file)
-    store.close()
-    assert store.in_order == store.prompts["k"].replies == [reply]
-    assert capsys.readouterr().out.startswith(f"NOTE: {file}: skipped 1 unreadable lines")
+MOST = {"input": 1539, "cached_input": 0, "cache_write": 1539, "output": 680}
+ASKED = {
+    "judge": "scripted default http://127.0.0.1:1/v1",
+    "answers": 3,
+    "sent_bytes": 1539,
+    "limit": 680,
+    "most": MOST,
+}
+USAGE = {"input": 389, "cached_input": 194, "cache_write": 0, "output": 97}
 
 
-def test_what_replies_use_beyond_the_limit_does_not_compound(tmp_path: Path) -> None:
-    store = VerdictStore(tmp_path / "verdicts.jsonl")
-    for id, most in (("a", 100), ("b", 1000)):  # the second was noted at ten times the limit already
-        most_used = Usage(input=10, output=most)
-        store.append(
-            StoreLine(asked=Asked(id=id, key=id, judge="j", answers=1, sent_bytes=10, limit=100, most=most_used))
-        )
-        usage = Usage(input=5, output=1000)
-        reply = Reply(key=id, id=None, text="", refusal=None, usage=usage, batch=False, asked=id)
-        store.append(StoreLine(reply=reply))
-    store.close()
-    assert [store.usage["j"].excess, read_store(store.path).usage["j"].excess] == [10, 10]
+def asked(id: str, key: str, *, batch: bool = False) -> dict[str, Any]:
+    return {"id": id, "key": key, **ASKED, "batch": batch}
 
 
-@pytest.mark.parametrize("usage", [None, {"cached_input": 10**7}, {"output": -5}, {"input": 10**30}])
-def test_a_file_of_an_earlier_version_is_read_as_before(
-    server: Judge, sessions: Sessions, usage: dict[str, int] | None
-) -> None:
+def reply(id: str, key: str, text: str, usage: Any = USAGE, *, batch: bool = False) -> dict[str, Any]:
+    said = {"key": key, "id": "resp_1", "text": text, "refusal": None, "usage": usage, "batch": batch, "asked": id}
+    return {"reply": {**said, "model": "scripted", "cut": False, "error": None}, "time": "2026-11-25T18:01:53Z"}
+
+
+def test_a_file_of_2996586_is_read_and_not_paid_for_again(server: Judge, sessions: Sessions) -> None:
     assert sessions.run().returncode == 0
-    old = [line for line in sessions.lines() if "reply" in line]
-    for line in old:
-        for key in ("asked", "model", "error", "cut"):
-            del line["reply"][key]
-    old[0]["reply"]["usage"] = None if usage is None else {**old[0]["reply"]["usage"], **usage}
-    sessions.write(old)
+    verdicts = [(one.key, one.text) for one in sessions.replies()]
+    (of_batch, text), (uncounted, other), *direct = verdicts
+    handed_over = {"upload": "file-0", "base_url": server.url, "keys": [of_batch]}
+    handed_over["asked"] = [asked("b", of_batch, batch=True)]
+    lines: list[dict[str, Any]] = [
+        {"batch": {**handed_over, "id": None}},
+        {"batch": {**handed_over, "id": "batch_0"}},
+        reply("b", of_batch, text, batch=True),
+        {"batch_done": "file-0"},
+        {"asked": asked("u", uncounted)},
+        reply("u", uncounted, other, None),
+        {"asked": asked("f", uncounted)},
+        {"unbilled": ["f"], "why": "429: scripted 429"},
+        {"asked": asked("lost", uncounted)},
+    ]
+    for number, (key, said) in enumerate(direct):
+        lines += [{"asked": asked(str(number), key)}, reply(str(number), key, said)]
+    sessions.store.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    before = server.billed
     again = sessions.run()
+    assert again.returncode == 0, again.stderr
     assert f"0 requests, {PROMPTS} already answered" in again.stdout
-    assert "for 1 requests without an answer or count" in again.stdout
-    assert printed(again.stdout) >= server.usd(PRICES)
+    assert "NOTE" not in again.stdout
+    assert server.billed == before
+    dollars = (195 * 100 + 194 * 10 + 97 * 1000) / 1e6  # at the prices of the tests
+    most = (1539 * 100 + 680 * 1000) / 1e6
+    assert printed(again.stdout) == pytest.approx((len(direct) + 0.5) * dollars + 2 * most, abs=1e-4)
+    assert "for 2 requests without an answer or count" in again.stdout
+    price = read_price(sessions.folder / "prices.json", "scripted")
+    assert len(cost_of_prompts(read_store(sessions.store).prompts.values(), price).open) == 2
+    assert PRICES["batch_discount"] == 0.5
+
+
+def test_what_is_lost_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "verdicts.jsonl"
+    file.write_text(json.dumps(reply("a", "k", "{}")) + '\n{"reply": {"key"\n')
+    assert [one.text for one in read_store(file).replies] == ["{}"]
+    assert capsys.readouterr().out.startswith(f"NOTE: {file}: skipped 1 unreadable lines")

@@ -11,7 +11,7 @@ import pytest
 
 from common.errors import BadInput
 from evaluation.loss import token_range
-from evaluation.loss.named_ranges import NAMED_RANGES, RangeName
+from evaluation.loss.command import NAMED_RANGES, RangeName
 from evaluation.loss.token_range import Range, check_unseen
 from evaluation.shared.load import locate
 from tests.conftest import train

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from common.errors import BadInput
-from evaluation.shared import split_over_ranks
+from evaluation.shared import measuring
 from training.parallel.process_group import Ranks
 
 
@@ -23,10 +23,10 @@ def test_results_are_in_order_and_each_batch_is_done_once(monkeypatch: pytest.Mo
         assert own() == (ranks.rank, shares[ranks.rank])
         return list(enumerate(shares))
 
-    monkeypatch.setattr(split_over_ranks, "together", other_ranks)
+    monkeypatch.setattr(measuring, "together", other_ranks)
     for rank in range(world_size):
         ranks = Ranks(rank=rank, world_size=world_size, device=torch.device("cpu"), control=None, download=None)
-        assert split_over_ranks.share(ranks, range(7), work) == [0, 10, 20, 30, 40, 50, 60]
+        assert measuring.share(ranks, range(7), work) == [0, 10, 20, 30, 40, 50, 60]
     assert sorted(done) == list(range(7))
 
 
@@ -34,7 +34,7 @@ def test_a_refused_batch_ends_it_for_all(monkeypatch: pytest.MonkeyPatch) -> Non
     def work(batch: int) -> int:
         raise BadInput(f"batch {batch}")
 
-    monkeypatch.setattr(split_over_ranks, "together", lambda ranks, own: [own()])
+    monkeypatch.setattr(measuring, "together", lambda ranks, own: [own()])
     ranks = Ranks(rank=0, world_size=1, device=torch.device("cpu"), control=None, download=None)
     with pytest.raises(BadInput, match="batch 0"):
-        split_over_ranks.share(ranks, range(3), work)
+        measuring.share(ranks, range(3), work)

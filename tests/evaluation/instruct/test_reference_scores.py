@@ -6,18 +6,18 @@ from pathlib import Path
 import pytest
 
 from evaluation.comparison.compare import compare
-from evaluation.instruct.overlap import FreeScores, free_scores
+from evaluation.instruct.reference_scores import ReferenceScores, reference_scores
 from evaluation.shared.records import Answer, Answers, Record
 from tests.evaluation.comparison.stored import instructed, rows_of
 
 
-def scores(*answers: tuple[str, str, float | None]) -> FreeScores:
+def scores(*answers: tuple[str, str, float | None]) -> ReferenceScores:
     """Score (answer, reference, reference loss)."""
     rows = [
         Answer(record=Record(instruction="Say it.", input="", output=reference), text=text, reference_loss=loss)
         for text, reference, loss in answers
     ]
-    return free_scores(Answers(model="run", seed=0, home=None, settings={}, answers=rows))
+    return reference_scores(Answers(model="run", seed=0, home=None, settings={}, answers=rows))
 
 
 def test_closer_answers_score_more_and_only_the_reference_is_exact() -> None:

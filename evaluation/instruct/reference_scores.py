@@ -17,7 +17,7 @@ MEASURES = {  # by the key of a stored result
 
 
 @attrs.frozen(kw_only=True)
-class FreeScores:
+class ReferenceScores:
     """Means over questions; standard errors are None where there is one question."""
 
     exact: float  # share of answers that are the reference, 0 to 1
@@ -34,7 +34,7 @@ class FreeScores:
         return ", ".join(parts)
 
 
-def free_scores(answers: Answers) -> FreeScores:
+def reference_scores(answers: Answers) -> ReferenceScores:
     """Return the scores of one model's answers.
 
     chrF is the F-score of character n-grams (Popović, "chrF: character n-gram F-score for automatic MT evaluation",
@@ -47,7 +47,7 @@ def free_scores(answers: Answers) -> FreeScores:
     chrf, chrf_error = mean_and_error(np.array([metric.sentence_score(*pair).score for pair in texts]))
     losses = [answer.reference_loss for answer in answers.answers if answer.reference_loss is not None]
     loss, loss_error = mean_and_error(np.array(losses)) if len(losses) == len(texts) else (None, None)
-    return FreeScores(
+    return ReferenceScores(
         exact=sum(text == reference for text, [reference] in texts) / len(texts),
         chrf=chrf,
         chrf_error=chrf_error,

@@ -1,0 +1,64 @@
+"""Measurement of models by all ranks: each model loaded, measured and its result stored; batches of work shared out."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+from tqdm import tqdm
+
+from common.errors import printable, printable_lines
+from evaluation.shared.command_line import MeasureOptions
+from evaluation.shared.load import ModelLocation, Trained, load_on_all, locate
+from evaluation.shared.results import append_result
+from training.parallel.process_group import Ranks, from_coordinator, meet, stop, together
+
+TIMEOUT_SECONDS = 3600  # of collectives: how long ranks wait for each other
+Batch = TypeVar("Batch")
+Prepared = TypeVar("Prepared")
+Result = TypeVar("Result")
+
+
+def locate_all(options: MeasureOptions) -> list[ModelLocation]:
+    """Return the models' locations. Raises BadInput."""
+    return [locate(model, options.checkpoint) for model in options.models]
+
+
+def measure_each(
+    options: MeasureOptions,
+    kind: str,
+    prepare: Callable[[list[ModelLocation]], Prepared],
+    measure: Callable[[Trained, Prepared, Ranks], tuple[dict[str, Any], str]],
+) -> None:
+    """Measure each model, store its result, and print it.
+
+    `prepare` is called on rank 0, before a model is loaded; `measure` on every rank, with what was prepared. It
+    returns the result to store and the text to print after the model's path.
+    """
+    ranks = meet(options.device, TIMEOUT_SECONDS)
+
+    def make() -> tuple[list[ModelLocation], Prepared]:
+        places = locate_all(options)
+        return places, prepare(places)
+
+    places, prepared = from_coordinator(ranks, make)
+    for place in places:
+        values, text = measure(load_on_all(ranks, place, options.tokenizer), prepared, ranks)
+        if ranks.coordinates:
+            append_result(place.home, place.title, kind, values)
+            print(f"{printable(str(place.path))}:{printable_lines(text)}")
+    stop()
+
+
+def share(ranks: Ranks, batches: Sequence[Batch], work: Callable[[Batch], Result], unit: str = "batch") -> list[Result]:
+    """Return `work` of each batch, in order, on every rank; call it on every rank.
+
+    The batches must not depend on the number of ranks. On a CPU a rank gets one thread, as the number of threads
+    changes sums. A BadInput of any rank is raised on all.
+    """
+    if ranks.device.type == "cpu":
+        torch.set_num_threads(1)
+    part = ranks.data_parallel
+    mine = batches[part.rank :: part.size]
+    bar = tqdm(mine, disable=None if ranks.coordinates else True, unit=unit, leave=False)
+    shares = dict(together(ranks, lambda: (part.rank, [work(batch) for batch in bar])))
+    return [shares[number % part.size][number // part.size] for number in range(len(batches))]
