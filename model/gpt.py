@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from model.axes import axes_of, stored_rows
 from model.config import GATED, INITIAL_STD, ModelConfig
 
 Rotation = Float[Tensor, "2 T _"] | None  # cosines and sines of RoPE's angles, (2, T, D / 2)
@@ -267,23 +268,18 @@ def initial_weights(model: GPT, seed: int) -> Iterator[tuple[str, Tensor]]:
             nn.init.normal_(values, std=_initial_std(name, config), generator=generator)
         else:
             values.fill_(0.0 if name.endswith("bias") else 1.0)  # else a norm's gain
-        if is_padded(name):
-            values[config.vocab_size :] = 0.0
+        values[stored_rows(name, len(values), config) :] = 0.0  # the vocabulary padding
         yield name, values
-
-
-def is_padded(name: str) -> bool:
-    """Tell whether the parameter of that name has rows beyond the vocabulary."""
-    return name in ("token_embedding.weight", "head.weight")
 
 
 def _initial_std(name: str, config: ModelConfig) -> float:
     """Return the standard deviation of a matrix's initial values."""
-    if name.endswith(("attention.output.weight", "mlp.down.weight")):
+    axes = axes_of(name, config)
+    if axes.row_names == ["embed"]:  # back to the residual stream
         return 0.0 if config.zero_init_projections else INITIAL_STD / math.sqrt(2 * config.n_layers)
-    if name == "head.weight" and config.zero_init_head:
+    if axes.row_names == ["vocab"] and not axes.embedding and config.zero_init_head:
         return 0.0
-    return INITIAL_POSITION_STD if name == "position_embedding.weight" else INITIAL_STD
+    return INITIAL_POSITION_STD if axes.row_names == ["position"] else INITIAL_STD
 
 
 def _relu_squared(x: Tensor) -> Tensor:

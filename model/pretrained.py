@@ -3,13 +3,9 @@
 import torch
 from torch import Tensor
 
+from model.axes import stored_rows
 from model.config import ModelConfig
-from model.gpt import GPT, is_padded
-
-
-def stored_rows(name: str, rows: int, config: ModelConfig) -> int:
-    """Return the number of a parameter's rows that a checkpoint stores: all but the vocabulary padding."""
-    return config.vocab_size if is_padded(name) else rows
+from model.gpt import GPT
 
 
 def unpadded(name: str, value: Tensor, config: ModelConfig) -> Tensor:

@@ -5,6 +5,7 @@ import threading
 import attrs
 import torch
 
+from model.axes import axes_of
 from model.config import ModelConfig, flops_per_token
 from model.gpt import GPT
 from model.loss import NextTokenLoss
@@ -63,9 +64,11 @@ def make_state(network: GPT, train: TrainConfig, plan: Plan, numerics: Numerics,
     recompute, chunks = train.memory.recompute_blocks, train.memory.loss_chunks
     model = NextTokenLoss(network, recompute_blocks=recompute, chunks=chunks)
     parallel = parallelize(model, train.execution.parallel, numerics, plan.layout.microbatches, ranks)
+    parameters = parallel.named_parameters()
+    axes = {name: axes_of(name, network.config) for name in parameters}
     return TrainState(
         parallel=parallel,
-        optimizer=Optimizer(parallel.named_parameters(), train.optimization, ranks.device, parallel.updating),
+        optimizer=Optimizer(parameters, axes, train.optimization, ranks.device, parallel.updating),
         loss_scale=LossScale(numerics.precision, ranks.device),
         guard=Guard(ranks),
     )

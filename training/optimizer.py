@@ -1,12 +1,13 @@
 """The optimizer of a run: the update of all parameters, and the state that checkpoints keep."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
 
 from common.errors import BadInput
+from model.axes import Axes
 from training.config.key_groups import OptimizationOptions
 from training.optimizers.optimizer_registry import OPTIMIZERS
 from training.optimizers.update_rule import RATE_FACTOR, HyperParameters, Placement, StateTensor
@@ -24,6 +25,7 @@ class Optimizer:
     def __init__(
         self,
         parameters: dict[str, nn.Parameter],
+        axes: Mapping[str, Axes],
         options: OptimizationOptions,
         device: torch.device,
         ranks: RankGroup = ALONE,
@@ -38,14 +40,13 @@ class Optimizer:
         self.state_tensors: dict[str, dict[str, Tensor]] = {}
         self.parts: tuple[torch.optim.Optimizer, ...] = ()
         self._name, rules = options.optimizer, OPTIMIZERS[options.optimizer].rules
-        shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
-        taken = {name: [rule for rule in rules if rule.takes(name, shape)] for name, shape in shapes.items()}
+        taken = {name: [rule for rule in rules if rule.takes(axes[name])] for name in parameters}
         for name, takers in taken.items():
             if len(takers) != 1:
                 raise BadInput(f"optimizer {self._name}: {len(takers)} of its rules take {name}, wanted one")
         local = {name: local_parameter(parameter) for name, parameter in parameters.items()}
         self._shards = [(whole, local[name]) for name, whole in parameters.items() if local[name] is not whole]
-        placement = Placement(device=device, ranks=ranks, sharded=bool(self._shards), shapes=shapes)
+        placement = Placement(device=device, ranks=ranks, sharded=bool(self._shards), axes=axes)
         self._settings: tuple[Callable[[int], dict[str, float]], ...] = ()  # of each part, by step
         for rule in rules:
             own = {name: local[name] for name, [taker] in taken.items() if taker is rule}
@@ -54,7 +55,7 @@ class Optimizer:
                 self.parts += (part,)
                 self._settings += (functools.partial(rule.settings, hyper),)
                 for name, parameter in own.items():
-                    for kind, declared in rule.state(shapes[name]).items():
+                    for kind, declared in rule.state(axes[name].shape).items():
                         state = _first_state(parameters[name], declared)
                         part.state[parameter][kind] = local_tensor(state)
                         self.state_tensors.setdefault(kind, {})[name] = state

@@ -4,7 +4,8 @@ import attrs
 import pytest
 import torch
 
-from model.pretrained import load_plain, stored_rows, unpadded
+from model.axes import stored_rows
+from model.pretrained import load_plain, unpadded
 from tests.model.test_gpt import SMALL, network
 
 UNTIED = attrs.evolve(SMALL, tie_weights=False)

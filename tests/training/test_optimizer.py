@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
+from model.axes import axes_of
 from model.config import ModelConfig
 from model.gpt import GPT, initialize
 from tests.conftest import TINY_MODEL, metrics, train
@@ -36,7 +37,8 @@ def make(**keys: Any) -> tuple[dict[str, torch.nn.Parameter], Optimizer]:
     generator = torch.Generator().manual_seed(0)
     for parameter in parameters.values():
         parameter.grad = torch.randn(parameter.shape, generator=generator)
-    return parameters, Optimizer(parameters, OptimizationOptions(**keys), torch.device("cpu"))
+    axes = {name: axes_of(name, CONFIG) for name in parameters}
+    return parameters, Optimizer(parameters, axes, OptimizationOptions(**keys), torch.device("cpu"))
 
 
 def state(parameters: dict[str, torch.nn.Parameter], optimizer: Optimizer) -> dict[str, torch.Tensor]:

@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from common.errors import BadInput
-from model.pretrained import stored_rows
+from model.axes import stored_rows
 from training.checkpoints.atomic_commit import NewFile, WrittenBytes, write_rows
 from training.checkpoints.directory import OPTIMIZER, WEIGHTS
 from training.checkpoints.node_disks import NodeDisks

@@ -20,7 +20,7 @@ def _moments(shape: Shape) -> dict[str, StateTensor]:
 
 def _build(parameters: dict[str, nn.Parameter], hyper: HyperParameters, placement: Placement) -> torch.optim.Optimizer:
     device = placement.device
-    groups = parameter_groups(parameters, hyper)
+    groups = parameter_groups(parameters, hyper, placement.axes)
     # On a CPU, one tensor after the other stays in the cache: about half the time of foreach, same bits.
     kernel = {"fused": True} if device.type == "cuda" else {"foreach": False}
     adamw = torch.optim.AdamW(groups, lr=hyper.learning_rate, betas=hyper.betas, **kernel)

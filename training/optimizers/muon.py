@@ -14,6 +14,7 @@ import attrs
 import torch
 from torch import Tensor, nn
 
+from model.axes import Axes
 from training.optimizers.adamw import ADAMW_RULE
 from training.optimizers.update_rule import (
     HyperParameters,
@@ -51,12 +52,10 @@ def orthogonalization_flops(matrix: Matrix) -> int:
     return NEWTON_SCHULZ_STEPS * (4 * short * short * long + 2 * short**3)
 
 
-def matrices_of(name: str, shape: Shape, *, split_qkv: bool) -> list[Matrix]:
-    """Return the matrices of a parameter: of queries, keys and values three where they are split, else one."""
-    rows, columns = shape
-    heights = [rows]
-    if split_qkv and name.endswith("attention.qkv.weight"):
-        heights = [columns, (rows - columns) // 2, (rows - columns) // 2]  # queries are as wide as the network
+def matrices_of(name: str, axes: Axes, *, split: bool) -> list[Matrix]:
+    """Return the matrices of a parameter: of a fused one several, such as queries, keys and values, where `split`."""
+    rows, columns = axes.shape
+    heights = [axis.size for axis in axes.rows] if split else [rows]
     first_rows = [sum(heights[:index]) for index in range(len(heights))]
     return [
         Matrix(parameter=name, parameter_rows=rows, first_row=first, rows=height, columns=columns)
@@ -81,14 +80,14 @@ class Muon(torch.optim.Optimizer):
             "momentum": hyper.muon.momentum,
             "fused": placement.device.type == "cuda",  # what training/optimizer.py asks: it knows `found_inf`
         }
-        super().__init__(parameter_groups(parameters, hyper), defaults)
+        super().__init__(parameter_groups(parameters, hyper, placement.axes), defaults)
         names = {parameter: name for name, parameter in parameters.items()}
         self._compute_type, self._placement, self._parameters = compute_type, placement, parameters
         self._group = {names[parameter]: group for group in self.param_groups for parameter in group["params"]}
         matrices = [
             matrix
             for name in parameters
-            for matrix in matrices_of(name, placement.shapes[name], split_qkv=hyper.muon.split_qkv)
+            for matrix in matrices_of(name, placement.axes[name], split=hyper.muon.split_qkv)
         ]
         self._rounds = deal(matrices, orthogonalization_flops, placement.ranks.size)
 
@@ -139,8 +138,8 @@ def _updated(tensor: Tensor, held: Tensor | None) -> Iterator[Tensor]:
     torch.where(held, tensor, updated, out=tensor)
 
 
-def _is_block_matrix(name: str, shape: Shape) -> bool:
-    return rate_group(name, shape) == "matrix"
+def _is_matrix(axes: Axes) -> bool:
+    return rate_group(axes) == "matrix"
 
 
 def _momentum(shape: Shape) -> dict[str, StateTensor]:
@@ -158,7 +157,7 @@ def _settings(hyper: HyperParameters, step: int) -> dict[str, float]:
 MUON = OptimizerKind(
     title="Muon for the matrices of the blocks, AdamW for all else",
     rules=(
-        attrs.evolve(ADAMW_RULE, takes=lambda name, shape: not _is_block_matrix(name, shape)),
-        UpdateRule(takes=_is_block_matrix, state=_momentum, build=Muon, settings=_settings),
+        attrs.evolve(ADAMW_RULE, takes=lambda axes: not _is_matrix(axes)),
+        UpdateRule(takes=_is_matrix, state=_momentum, build=Muon, settings=_settings),
     ),
 )

@@ -1,12 +1,13 @@
 """Declaration of an optimizer: its state per parameter, and how torch builds it. `optimizer_registry.py` lists all."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import attrs
 import torch
 from torch import nn
 
+from model.axes import Axes
 from training.parallel.process_group import RankGroup
 
 FIRST_MOMENTUM = 0.85  # of Muon's momentum warm-up, as in KellerJordan/modded-nanogpt
@@ -35,20 +36,19 @@ class HyperParameters:
     betas: tuple[float, float]
     muon: MuonOptions
 
-    def rate_factor(self, name: str, parameter: nn.Parameter) -> float:
+    def rate_factor(self, axes: Axes) -> float:
         """Return the learning rate of a parameter over that of the schedule, at every step."""
-        own = self.group_learning_rates.get(rate_group(name, tuple(parameter.shape)), self.learning_rate)
-        return own / self.learning_rate
+        return self.group_learning_rates.get(rate_group(axes), self.learning_rate) / self.learning_rate
 
 
 @attrs.frozen(kw_only=True)
 class Placement:
-    """Device and ranks of a rule's parameters: on every rank whole, or sharded by rows."""
+    """Placement of a rule's parameters: on every rank whole, or sharded by rows."""
 
     device: torch.device
     ranks: RankGroup  # that share out an update's work
     sharded: bool
-    shapes: Mapping[str, Shape]  # whole, on all ranks together
+    axes: Mapping[str, Axes]  # by the parameter's name
 
 
 @attrs.frozen
@@ -72,7 +72,7 @@ class UpdateRule:
     (`found_inf`); with any other one the host waits for the GPU before each update.
     """
 
-    takes: Callable[[str, Shape], bool] = lambda name, shape: True  # by a parameter's name and shape
+    takes: Callable[[Axes], bool] = lambda axes: True
     state: Callable[[Shape], dict[str, StateTensor]]  # state of one parameter, by torch's names
     build: Callable[[dict[str, nn.Parameter], HyperParameters, Placement], torch.optim.Optimizer]
     # What parameter groups have at a step, counted from 0, beside the learning rate.
@@ -88,34 +88,37 @@ class OptimizerKind:
     # FSDP gives each rank some rows of every parameter. State of another shape than its parameter needs it whole, too.
     needs_whole_parameters: bool = False
 
-    def state_bytes(self, parameters: Mapping[str, Shape]) -> int:
-        """Return the bytes of all state tensors for parameters of these names and shapes."""
+    def state_bytes(self, parameters: Iterable[Axes]) -> int:
+        """Return the bytes of all state tensors for parameters of these axes."""
         return sum(
             tensor.size_bytes
-            for name, shape in parameters.items()
+            for axes in parameters
             for rule in self.rules
-            if rule.takes(name, shape)
-            for tensor in rule.state(shape).values()
+            if rule.takes(axes)
+            for tensor in rule.state(axes.shape).values()
         )
 
 
-def rate_group(name: str, shape: Shape) -> str:
+def rate_group(axes: Axes) -> str:
     """Return the group of a parameter whose learning rate train.json can set."""
-    if len(shape) < 2:
+    if axes.columns is None:
         return "vector"
-    if name.startswith("blocks."):
-        return "matrix"
-    return "head" if name.startswith("head.") else "embedding"
+    if axes.embedding:
+        return "embedding"
+    return "head" if axes.row_names == ["vocab"] else "matrix"
 
 
-def parameter_groups(parameters: Mapping[str, nn.Parameter], hyper: HyperParameters) -> list[dict[str, Any]]:
+def parameter_groups(
+    parameters: Mapping[str, nn.Parameter], hyper: HyperParameters, axes: Mapping[str, Axes]
+) -> list[dict[str, Any]]:
     """Return parameter groups of torch, one for each weight decay and learning rate: only matrices decay.
 
     `rate_factor` of a group is for training/optimizer.py, which sets its learning rate at each step.
     """
     groups: dict[tuple[bool, float], list[nn.Parameter]] = {}
     for name, parameter in parameters.items():
-        groups.setdefault((parameter.dim() >= 2, hyper.rate_factor(name, parameter)), []).append(parameter)
+        key = axes[name].columns is not None, hyper.rate_factor(axes[name])
+        groups.setdefault(key, []).append(parameter)
     return [
         {"params": own, "weight_decay": hyper.weight_decay if decays else 0.0, RATE_FACTOR: factor}
         for (decays, factor), own in groups.items()

@@ -14,18 +14,18 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 
+from model.axes import Axes, axes_of
 from model.config import ModelConfig
 from model.gpt import GPT
 from training.optimizers.optimizer_registry import OPTIMIZERS
-from training.optimizers.update_rule import Shape
 
 
 @attrs.frozen(kw_only=True)
 class NetworkSizes:
     """Sizes that add up over layers: of one block, and of all outside the blocks."""
 
-    outer: dict[str, Shape]  # parameters
-    block: dict[str, Shape]
+    outer: dict[str, Axes]  # parameters
+    block: dict[str, Axes]
     outer_copies: int  # bytes, whatever the micro-batch
     block_copies: int
     outer_bytes: int  # per sequence
@@ -33,11 +33,11 @@ class NetworkSizes:
 
     @property
     def outer_parameters(self) -> int:
-        return sum(map(math.prod, self.outer.values()))
+        return sum(math.prod(axes.shape) for axes in self.outer.values())
 
     @property
     def block_parameters(self) -> int:
-        return sum(map(math.prod, self.block.values()))
+        return sum(math.prod(axes.shape) for axes in self.block.values())
 
     def parameters(self, layers: int) -> int:
         """Return the parameters of the whole network."""
@@ -46,7 +46,7 @@ class NetworkSizes:
     def state_bytes(self, optimizer: str, layers: int) -> int:
         """Return the bytes of optimizer state of the whole network."""
         kind = OPTIMIZERS[optimizer]
-        return kind.state_bytes(self.outer) + layers * kind.state_bytes(self.block)
+        return kind.state_bytes(self.outer.values()) + layers * kind.state_bytes(self.block.values())
 
 
 @functools.cache
@@ -57,12 +57,12 @@ def network_sizes(config: ModelConfig) -> NetworkSizes:
         with torch.device("meta"), _AsOnAGpu():
             network = GPT(attrs.evolve(config, n_layers=layers))
             sizes[layers] = [saved_bytes(network, microbatch_size) for microbatch_size in (1, 2)]
-        shapes = {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
+        parameters = {name: axes_of(name, config) for name, _ in network.named_parameters()}
     each = {layers: two - one for layers, (one, two) in sizes.items()}
     fixed = {layers: 2 * one - two for layers, (one, two) in sizes.items()}
     return NetworkSizes(
-        outer={name: shape for name, shape in shapes.items() if not name.startswith("blocks.")},
-        block={name: shape for name, shape in shapes.items() if name.startswith("blocks.0.")},
+        outer={name: axes for name, axes in parameters.items() if not name.startswith("blocks.")},
+        block={name: axes for name, axes in parameters.items() if name.startswith("blocks.0.")},
         outer_copies=2 * fixed[1] - fixed[2],
         block_copies=fixed[2] - fixed[1],
         outer_bytes=2 * each[1] - each[2],

@@ -10,22 +10,21 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from model.config import GPT2_SIZES
+from model.axes import Axes, axes_of
+from model.config import GPT2_SIZES, ModelConfig
 from model.gpt import GPT
 from training.config.key_groups import OptimizationOptions
 from training.optimizer import Optimizer
 from training.optimizers import muon
 from training.optimizers.muon import Muon, matrices_of, orthogonalization_flops, orthogonalize
-from training.optimizers.update_rule import FIRST_MOMENTUM, HyperParameters, MuonOptions, Placement, Shape, rate_group
+from training.optimizers.update_rule import FIRST_MOMENTUM, HyperParameters, MuonOptions, Placement, rate_group
 from training.parallel import matrix_shares
 from training.parallel.process_group import ALONE, RankGroup
 
-SHAPES = {
-    "blocks.0.attention.qkv.weight": (36, 12),
-    "blocks.0.attention.output.weight": (12, 12),
-    "blocks.0.mlp.up.weight": (48, 12),
-    "blocks.0.mlp.down.weight": (12, 48),
-}
+CONFIG = ModelConfig(vocab_size=257, context_length=8, emb_dim=12, n_heads=3, n_layers=1)
+NAMES = [f"blocks.0.{layer}.weight" for layer in ("attention.qkv", "attention.output", "mlp.up", "mlp.down")]
+AXES = {name: axes_of(name, CONFIG) for name in NAMES}
+SHAPES = {name: axes.shape for name, axes in AXES.items()}
 PLAIN = MuonOptions(split_qkv=False, momentum=0.95, warmup_steps=0, first_momentum=FIRST_MOMENTUM)
 SPLIT = MuonOptions(split_qkv=True, momentum=0.95, warmup_steps=0, first_momentum=FIRST_MOMENTUM)
 HYPER = HyperParameters(learning_rate=0.02, group_learning_rates={}, weight_decay=0.1, betas=(0.9, 0.95), muon=PLAIN)
@@ -39,7 +38,7 @@ def make(options: MuonOptions, kind: torch.dtype = torch.float32, **settings: An
     parameters = {
         name: torch.nn.Parameter(torch.randn(shape, generator=generator).to(kind)) for name, shape in SHAPES.items()
     }
-    placement = Placement(device=CPU, ranks=ALONE, sharded=False, shapes=SHAPES)
+    placement = Placement(device=CPU, ranks=ALONE, sharded=False, axes=AXES)
     made = Muon(parameters, attrs.evolve(HYPER, muon=options), placement, **settings)
     for parameter in parameters.values():
         made.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
@@ -128,29 +127,30 @@ def test_a_switch_on_the_device_holds_an_update_and_changes_no_bit_of_another(op
 
 
 def test_queries_keys_and_values_are_the_rows_of_the_fused_matrix_however_many_heads_share_keys() -> None:
-    name = "blocks.3.attention.qkv.weight"
-    for shape, rows in (((36, 12), [(0, 12), (12, 12), (24, 12)]), ((20, 12), [(0, 12), (12, 4), (16, 4)])):
-        assert [(part.first_row, part.rows) for part in matrices_of(name, shape, split_qkv=True)] == rows
-        assert [(part.first_row, part.rows) for part in matrices_of(name, shape, split_qkv=False)] == [(0, shape[0])]
-    assert len(matrices_of("blocks.3.mlp.up.weight", (48, 12), split_qkv=True)) == 1
+    fused, _, up, _ = NAMES
+    for heads, rows in ((3, [(0, 12), (12, 12), (24, 12)]), (1, [(0, 12), (12, 4), (16, 4)])):
+        axes = axes_of(fused, attrs.evolve(CONFIG, n_kv_heads=heads))
+        assert [(part.first_row, part.rows) for part in matrices_of(fused, axes, split=True)] == rows
+        assert [(part.first_row, part.rows) for part in matrices_of(fused, axes, split=False)] == [(0, axes.shape[0])]
+    assert len(matrices_of(up, AXES[up], split=True)) == 1
 
 
 def test_momentum_warms_up_in_a_line_and_stays() -> None:
     options = OptimizationOptions(optimizer="muon", muon_momentum_warmup_steps=300)
     parameters = {name: torch.nn.Parameter(torch.randn(shape)) for name, shape in SHAPES.items()}
-    optimizer = Optimizer(parameters, options, CPU)
+    optimizer = Optimizer(parameters, AXES, options, CPU)
     [part] = optimizer.parts
     for step, momentum in ((0, 0.85), (150, 0.90), (299, 0.9497), (300, 0.95), (10_000, 0.95)):
         optimizer.set_step(step, 0.02)
         assert [group["momentum"] for group in part.param_groups] == [pytest.approx(momentum, abs=4e-5)], step
-    without = Optimizer(parameters, OptimizationOptions(optimizer="muon"), CPU)
+    without = Optimizer(parameters, AXES, OptimizationOptions(optimizer="muon"), CPU)
     without.set_step(0, 0.02)
     assert [group["momentum"] for group in without.parts[0].param_groups] == [0.95]
 
 
 def test_flops_are_those_that_torch_counts() -> None:
     for name, shape in SHAPES.items():
-        [matrix] = matrices_of(name, shape, split_qkv=False)
+        [matrix] = matrices_of(name, AXES[name], split=False)
         with FlopCounterMode(display=False) as counter:
             orthogonalize(torch.randn(shape))
         assert counter.get_total_flops() == orthogonalization_flops(matrix), name
@@ -173,13 +173,13 @@ def test_on_eight_ranks_each_computes_an_eighth(
     monkeypatch.setattr(matrix_shares, "all_gather_single", lambda *_, **__: None)
     monkeypatch.setattr(torch.distributed, "all_to_all_single", lambda *_, **__: None)
     with torch.device("meta"):
-        shapes = {name: tuple(parameter.shape) for name, parameter in GPT(GPT2_SIZES[size]).named_parameters()}
-    shapes = {name: shape for name, shape in shapes.items() if rate_group(name, shape) == "matrix"}
+        axes = {name: axes_of(name, GPT2_SIZES[size]) for name, _ in GPT(GPT2_SIZES[size]).named_parameters()}
+    axes = {name: own for name, own in axes.items() if rate_group(own) == "matrix"}
 
     def flops(ranks: RankGroup) -> int:
         """Return the FLOPs of the matrices that a rank makes orthogonal in a step."""
         computed.clear()
-        step_on(ranks, shapes, SPLIT if split_qkv else PLAIN, sharded=sharded)
+        step_on(ranks, axes, SPLIT if split_qkv else PLAIN, sharded=sharded)
         sides = [sorted(shape) for shape in computed]
         return sum(5 * (4 * short * short * long + 2 * short**3) for short, long in sides)
 
@@ -188,14 +188,14 @@ def test_on_eight_ranks_each_computes_an_eighth(
     assert max(shared) <= most * alone / 8
 
 
-def step_on(ranks: RankGroup, shapes: dict[str, Shape], options: MuonOptions, *, sharded: bool) -> None:
+def step_on(ranks: RankGroup, axes: dict[str, Axes], options: MuonOptions, *, sharded: bool) -> None:
     """Take a step on one rank, without memory."""
     meta = torch.device("meta")
     own = {}
-    for name, (rows, columns) in shapes.items():
+    for name, (rows, columns) in ((name, own_axes.shape) for name, own_axes in axes.items()):
         held = max(0, min(ranks.chunk(rows), rows - ranks.first_row(rows))) if sharded else rows
         own[name] = torch.nn.Parameter(torch.empty(held, columns, device=meta))
-    placement = Placement(device=meta, ranks=ranks, sharded=sharded, shapes=shapes)
+    placement = Placement(device=meta, ranks=ranks, sharded=sharded, axes=axes)
     made = Muon(own, attrs.evolve(HYPER, muon=options), placement)
     for parameter in own.values():
         parameter.grad = torch.empty_like(parameter)

@@ -9,6 +9,7 @@ import torch
 from safetensors import safe_open
 
 from common.errors import BadInput
+from model.axes import Axes, Axis
 from model.config import ModelConfig
 from tests.conftest import TINY_MODEL, metrics, train
 from tests.training.optimizers.sign_descent import SIGN_DESCENT
@@ -20,6 +21,7 @@ from training.optimizers.update_rule import OptimizerKind, StateTensor, UpdateRu
 from training.planning.memory_model import MemoryModel
 
 SCRIPT = Path(__file__).with_name("sign_descent.py")
+AXES = Axes(rows=(Axis("embed", 2),), columns=Axis("embed", 2), embedding=False)
 HASHED = ("--set", "optimizer=sign", "--hash-every", "1")
 
 
@@ -65,7 +67,7 @@ def test_state_that_no_rule_declares_is_refused_at_the_first_update(
     monkeypatch.setitem(OPTIMIZERS, "adamw", OptimizerKind(title="forgetful", rules=(rule,)))
     weight = torch.nn.Parameter(torch.ones(2, 2))
     weight.grad = torch.ones(2, 2)
-    optimizer = Optimizer({"weight": weight}, OptimizationOptions(), torch.device("cpu"))
+    optimizer = Optimizer({"weight": weight}, {"weight": AXES}, OptimizationOptions(), torch.device("cpu"))
     with pytest.raises(BadInput, match=f"optimizer adamw: torch's .* keeps ({kept}), which a resume would lose"):
         optimizer.step(torch.tensor(0.0))
 
@@ -75,4 +77,9 @@ def test_each_parameter_is_taken_by_one_rule(monkeypatch: pytest.MonkeyPatch, co
     rules = OPTIMIZERS["adamw"].rules * count
     monkeypatch.setitem(OPTIMIZERS, "adamw", OptimizerKind(title="unsure", rules=rules))
     with pytest.raises(BadInput, match=f"optimizer adamw: {count} of its rules take weight, wanted one"):
-        Optimizer({"weight": torch.nn.Parameter(torch.ones(1))}, OptimizationOptions(), torch.device("cpu"))
+        Optimizer(
+            {"weight": torch.nn.Parameter(torch.ones(2, 2))},
+            {"weight": AXES},
+            OptimizationOptions(),
+            torch.device("cpu"),
+        )

@@ -11,6 +11,7 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from model.axes import axes_of
 from model.config import GPT2_SIZES, ModelConfig
 from model.gpt import GPT, Block, initial_weights, initialize
 from model.loss import NextTokenLoss
@@ -194,8 +195,10 @@ def test_on_two_ranks_fsdps_own_reduction_has_the_bits_of_ddps(make_run: Callabl
 
 def test_the_optimizer_updates_plain_tensors_in_the_memory_of_the_shards() -> None:
     with as_rank(0, of=2):
-        parameters = wrapped("bf16").named_parameters()
-        optimizer = Optimizer(parameters, OptimizationOptions(learning_rate=1.0, weight_decay=0.0), CPU)
+        parallel = wrapped("bf16")
+        parameters = parallel.named_parameters()
+        axes = {name: axes_of(name, parallel.network.config) for name in parameters}
+        optimizer = Optimizer(parameters, axes, OptimizationOptions(learning_rate=1.0, weight_decay=0.0), CPU)
         before = {name: local_tensor(parameter).clone() for name, parameter in parameters.items()}
         for parameter in parameters.values():
             parameter.grad = torch.ones_like(parameter)

@@ -1,0 +1,42 @@
+"""Named axes: every parameter of every network has them, and what follows from them."""
+
+import pytest
+import torch
+
+from model.axes import Axes, Axis, axes_of, stored_rows
+from model.config import ModelConfig
+from model.gpt import GPT
+from tests.model.architectures import MODERN
+from tests.model.test_gpt import SMALL
+
+NETWORKS = MODERN | {"GPT-2": SMALL}
+
+
+@pytest.mark.parametrize("config", NETWORKS.values(), ids=NETWORKS)
+def test_axes_have_the_shape_of_the_parameter(config: ModelConfig) -> None:
+    with torch.device("meta"):
+        network = GPT(config)
+    for name, parameter in network.named_parameters():
+        assert axes_of(name, config).shape == parameter.shape, name
+
+
+def test_axes_name_the_dimensions_of_the_network() -> None:
+    config = MODERN["NanoChat"]  # with fewer heads of keys and values
+    queries, keys = (heads * config.head_width for heads in config.qkv_heads[:2])
+    assert keys < queries
+    fused = (Axis("heads", queries), Axis("kv_heads", keys), Axis("kv_heads", keys))
+    width = Axis("embed", config.emb_dim)
+    assert axes_of("blocks.1.attention.qkv.weight", config) == Axes(rows=fused, columns=width, embedding=False)
+    assert axes_of("blocks.1.attention.qkv.bias", config) == Axes(rows=fused, columns=None, embedding=False)
+    vocabulary = (Axis("vocab", config.padded_vocab_size),)
+    assert axes_of("head.weight", config) == Axes(rows=vocabulary, columns=width, embedding=False)
+    assert axes_of("token_embedding.weight", config) == Axes(rows=vocabulary, columns=width, embedding=True)
+
+
+def test_only_rows_of_the_vocabulary_are_padded() -> None:
+    with torch.device("meta"):
+        network = GPT(MODERN["NanoChat"])
+    for name, parameter in network.named_parameters():
+        padded = name in ("token_embedding.weight", "head.weight")
+        wanted = network.config.vocab_size if padded else len(parameter)
+        assert stored_rows(name, len(parameter), network.config) == wanted, name
