@@ -3,7 +3,7 @@
 import re
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from cyclopts import App, CycloptsError, Parameter
@@ -30,16 +30,18 @@ def option(
     *,
     name: str | None = None,
     required: bool | None = None,
-    check: ValueCheck | None = None,
+    check: ValueCheck | Callable[[str], Any] | None = None,
 ) -> Parameter:
-    """Return an option's help, and where it differs its name; `check`: of its value.
+    """Return an option's help, and where it differs its name.
 
-    Positional arguments have their metavar as `name`.
+    `check`: of its value, or a function that returns the value of a text, or raises ValueError. Positional arguments
+    have their metavar as `name`.
     """
 
     def convert(_: Any, tokens: "Sequence[Token]") -> Any:
-        assert check is not None
-        values = tuple(check.parse(token.value) for token in tokens)
+        read = check.parse if isinstance(check, ValueCheck) else check
+        assert read is not None
+        values = tuple(read(token.value) for token in tokens)
         return values if len(values) > 1 else values[0]
 
     converter = None if check is None else convert
