@@ -26,7 +26,8 @@ train: .venv/installed token_files/quickstart/manifest.json
 	$(BIN)/python evaluate.py smoke $(QUICKSTART) --prompt "def " --tokens 100
 
 picture: .venv/installed token_files/quickstart/manifest.json
-	$(BIN)/torchrun --standalone --nproc_per_node=2 train.py $(QUICKSTART) --resume never --device cpu --report-every 300
+	$(BIN)/torchrun --standalone --nproc_per_node=2 train.py $(QUICKSTART) --resume never --device cpu
+	$(BIN)/python report.py $(QUICKSTART)
 	cp $(QUICKSTART)/training-run-chart.png docs/images/quickstart.png
 	chromium --headless --no-sandbox --hide-scrollbars --window-size=1100,1900 \
 	  --screenshot=docs/images/report.png "file://$(CURDIR)/$(QUICKSTART)/report.html"

@@ -34,8 +34,7 @@ from model.config import GPT2_SIZES, ModelConfig  # noqa: E402
 from training.build import make_network, make_settings, make_state  # noqa: E402
 from training.config.batch_plan import make_plan  # noqa: E402
 from training.config.train_config import Run  # noqa: E402
-from training.exactness.fingerprint import resolve_numerics  # noqa: E402
-from training.exactness.levels import set_determinism  # noqa: E402
+from training.exactness.fingerprint import resolve_numerics, set_determinism  # noqa: E402
 from training.initial_weights import start_random  # noqa: E402
 from training.parallel.process_group import Ranks  # noqa: E402
 from training.state import StepSettings, TrainState  # noqa: E402

@@ -286,10 +286,10 @@ def _become(command: list[str], environment: dict[str, str], file_bytes: int, ra
     sys.path[:0] = [str(Path(command[0]).parent), str(ROOT)]
     from experiments.shared import training_process
     from training.batch_finder import worker_pool as team
-    from training.telemetry import background_drawing
+    from training.telemetry import chart
 
     team.subprocess = SimpleNamespace(Popen=lambda args, env, **_: _fork_again(args[1:], dict(env)))
-    background_drawing.subprocess = SimpleNamespace(
+    chart.subprocess = SimpleNamespace(
         Popen=lambda args, env, **_: _fork_again(args[1:], env), TimeoutExpired=subprocess.TimeoutExpired, DEVNULL=None
     )
     training_process.subprocess = SimpleNamespace(

@@ -1,8 +1,5 @@
 """Builders: the network, its training state, step settings and training loop from a checked configuration."""
 
-import threading
-
-import attrs
 import torch
 
 from model.axes import axes_of
@@ -10,40 +7,31 @@ from model.config import ModelConfig, flops_per_token
 from model.gpt import GPT
 from model.loss import NextTokenLoss
 from training.checkpoints.async_writer import Destination, Saver
-from training.checkpoints.bucket_upload import Uploader
 from training.checkpoints.directory import checkpoints_of
-from training.checkpoints.node_disks import NodeDisks
 from training.checkpoints.run_record import RunRecord
-from training.command import Options
 from training.config.batch_plan import VALIDATION_SHARE, Plan
-from training.config.train_config import Run, TrainConfig
-from training.data.open_tokens import TokenSet, make_reading
-from training.data.watch_tokens import TokenWatch
+from training.config.train_config import TrainConfig
+from training.data.open_tokens import make_reading
+from training.data.verify_tokens import TokenWatch
 from training.exactness.attention_kernel import Shape, use_attention
 from training.guard import Guard
 from training.hardware.environment import peak_flops
-from training.limits import Limits
 from training.loop import Loop
+from training.open_job import OpenJob
 from training.optimizer import Optimizer
 from training.parallel.process_group import Ranks
 from training.parallel.wrap import parallelize
-from training.planning.budget import expected_save_seconds
 from training.precision import LossScale, Numerics
 from training.prefetch import Feed
 from training.saving import Saving
 from training.state import StepSettings, TrainState
-from training.step_intervals import Intervals
-from training.supervision.heartbeat import Heartbeat
-from training.supervision.stop_request import StopRequest
-from training.telemetry.background_drawing import ROOT, BackgroundDrawing
-from training.telemetry.chart import background_chart
-from training.telemetry.metrics_log import REPORT, MetricsLog
+from training.stopping import Limits, StopRequest
+from training.telemetry.budget import expected_save_seconds
+from training.telemetry.chart import BackgroundChart
+from training.telemetry.metrics_log import MetricsLog
 from training.telemetry.progress_bar import ProgressBar
 from training.telemetry.reporter import Reporter
-from training.telemetry.time_ledger import TimeLedger
 from training.validation import Validation
-
-REPORT_SECONDS = 60.0  # longest wait for the last report, whose samples take as long as this with GPT-2 124M
 
 
 def make_network(model: ModelConfig) -> GPT:
@@ -84,113 +72,64 @@ def make_settings(train: TrainConfig, plan: Plan, numerics: Numerics) -> StepSet
     )
 
 
-def make_intervals(train: TrainConfig, plan: Plan, options: Options) -> Intervals:
-    """Return when this job logs, validates, saves and ends."""
-    return Intervals(
-        log=train.log_interval,
-        checkpoint=train.checkpoints.checkpoint_interval,
-        validation=train.validation.validation_interval,
-        state_hash=options.hash_every,
-        last_step=plan.steps if options.max_steps is None else min(plan.steps, options.max_steps),
+def make_feed(job: OpenJob, state: TrainState, last_step: int) -> Feed:
+    """Return the micro-batches of this rank, from where the state stands to the last step."""
+    reading = make_reading(job.run.train, job.plan, job.token_set, job.run.model.vocab_size)
+    watch = TokenWatch(job.token_set.streams, job.token_set.digests)
+    steps = range(state.position.step, last_step)
+    return Feed(reading, state.parallel.data_parallel.rank, job.ranks.device, steps, watch)
+
+
+def build_loop(job: OpenJob, state: TrainState, settings: StepSettings, record: RunRecord) -> Loop:
+    """Return the training loop. Call it on every rank. Raises BadInput where the metrics log cannot be opened."""
+    run, plan, intervals = job.run, job.plan, job.intervals
+    reporter, validations = _make_reporter(job, state.position.step), _make_validations(job)
+    keep = run.train.checkpoints.keep_checkpoints
+    saver = Saver(Destination(checkpoints_of(run.directory), keep, job.uploader), state, job.disks, record)
+    saving = Saving(saver, state, job.ledger, reporter, expected_save_seconds(run.model, state.optimizer.state_bytes))
+    limits = Limits(
+        budget=job.options.budget,
+        ledger=job.ledger,
+        state=state,
+        intervals=intervals,
+        saving=saving,
+        validation_steps=validation_steps(plan) * len(validations),
     )
-
-
-@attrs.frozen(kw_only=True)
-class LoopBuilder:
-    """Inputs of a job, made before the first step; `build` makes the loop of a training state."""
-
-    run: Run
-    plan: Plan
-    token_set: TokenSet
-    options: Options
-    ledger: TimeLedger
-    heartbeat: Heartbeat
-    disks: NodeDisks
-    uploader: Uploader | None
-    stop_asked: threading.Event  # set by a signal
-
-    def build(self, state: TrainState, settings: StepSettings, record: RunRecord) -> Loop:
-        """Return the training loop. Call it on every rank."""
-        run, plan, ledger, ranks = self.run, self.plan, self.ledger, self.heartbeat.ranks
-        intervals = self.intervals
-        reporter = self._reporter(ranks, state.position.step, record)
-        directory, validations = checkpoints_of(run.directory), self._validations()
-        destination = Destination(directory, run.train.checkpoints.keep_checkpoints, self.uploader)
-        saver = Saver(destination, state, self.disks, record)
-        saving = Saving(saver, state, ledger, reporter, expected_save_seconds(run.model, state.optimizer.state_bytes))
-        limits = Limits(
-            budget=self.options.budget,
-            ledger=ledger,
-            state=state,
-            intervals=intervals,
-            saving=saving,
-            validation_steps=validation_steps(plan) * len(validations),
-        )
-        return Loop(
-            state=state,
-            settings=settings,
-            ranks=ranks,
-            plan=plan,
-            intervals=intervals,
-            feed=self.feed(state, intervals.last_step),
-            token_watch=TokenWatch(self.token_set.streams, self.token_set.digests),
-            validations=validations,
-            saving=saving,
-            ledger=ledger,
-            reporter=reporter,
-            heartbeat=self.heartbeat,
-            limits=limits,
-            stop_request=StopRequest(ranks, self.stop_asked, limits.reached),
-            checkpoints=str(directory),
-        )
-
-    @property
-    def intervals(self) -> Intervals:
-        """When this job logs, validates, saves and ends."""
-        return make_intervals(self.run.train, self.plan, self.options)
-
-    def feed(self, state: TrainState, last_step: int) -> Feed:
-        """Return the micro-batches of this rank, from where the state stands to the last step."""
-        reading = make_reading(self.run.train, self.plan, self.token_set, self.run.model.vocab_size)
-        rank, device = state.parallel.data_parallel.rank, self.heartbeat.ranks.device
-        return Feed(reading, rank, device, range(state.position.step, last_step))
-
-    def _validations(self) -> dict[str, Validation]:
-        """Return the validation on each dataset that has tokens for it, in the order of train.json."""
-        start, sequences = self.run.train.validation.start_val_token, self.plan.validation_sequences
-        streams = {each.dataset: each.validation for each in self.token_set.validated if each.validation is not None}
-        return {dataset: Validation(stream, start, sequences) for dataset, stream in streams.items()}
-
-    def _reporter(self, ranks: Ranks, first_step: int, record: RunRecord) -> Reporter:
-        """Return this rank's reporter. Raises BadInput where the metrics log cannot be opened."""
-        peak = peak_flops(ranks.device)
-        bar = ProgressBar(first_step, self.plan.steps) if ranks.coordinates else None
-        return Reporter(
-            plan=self.plan,
-            device=ranks.device,
-            ledger=self.ledger,
-            flops_per_token=flops_per_token(self.run.model),
-            peak_flops=None if peak is None else peak * ranks.world_size,
-            bar=bar,
-            metrics=None if bar is None else MetricsLog(self.run.directory, bar.say),
-            drawings=[] if bar is None else self._drawings(),
-        )
-
-    def _drawings(self) -> list[BackgroundDrawing]:
-        drawings, every = [background_chart(self.run.directory)], self.options.report_every
-        if every is not None:
-            drawings.append(
-                BackgroundDrawing(
-                    name="report",
-                    file=self.run.directory / REPORT,
-                    arguments=[str(ROOT / "report.py"), str(self.run.directory.resolve())],
-                    every_steps=every,
-                    finish_seconds=REPORT_SECONDS,
-                )
-            )
-        return drawings
+    return Loop(
+        state=state,
+        settings=settings,
+        intervals=intervals,
+        feed=make_feed(job, state, intervals.last_step),
+        validations=validations,
+        saving=saving,
+        reporter=reporter,
+        heartbeat=job.heartbeat,
+        stop_request=StopRequest(job.ranks, job.supervision.stop_asked, limits),
+    )
 
 
 def validation_steps(plan: Plan) -> float:
     """Return how many training steps take as long as a validation, roughly: it has no backward pass."""
     return VALIDATION_SHARE * plan.validation_sequences * plan.layout.context_length / plan.tokens_per_step
+
+
+def _make_validations(job: OpenJob) -> dict[str, Validation]:
+    """Return the validation on each dataset that has tokens for it, in the order of train.json."""
+    start, sequences = job.run.train.validation.start_val_token, job.plan.validation_sequences
+    streams = {each.dataset: each.validation for each in job.token_set.validated if each.validation is not None}
+    return {dataset: Validation(stream, start, sequences) for dataset, stream in streams.items()}
+
+
+def _make_reporter(job: OpenJob, first_step: int) -> Reporter:
+    """Return this rank's reporter."""
+    ranks, peak = job.ranks, peak_flops(job.ranks.device)
+    bar = ProgressBar(first_step, job.plan.steps) if ranks.coordinates else None
+    return Reporter(
+        plan=job.plan,
+        device=ranks.device,
+        ledger=job.ledger,
+        peak_tokens=None if peak is None else peak * ranks.world_size / flops_per_token(job.run.model),
+        bar=bar,
+        metrics=None if bar is None else MetricsLog(job.run.directory, bar.say),
+        chart=None if bar is None else BackgroundChart(job.run.directory),
+    )

@@ -10,7 +10,7 @@ from cyclopts import Parameter
 from common.arguments import UsageError, option
 from common.checks import integer, number
 from training.launch import job_seconds
-from training.planning.budget import USD, Budget
+from training.telemetry.budget import USD, Budget
 
 TRAIN_EPILOG = """examples:
   torchrun --standalone --nproc_per_node=8 train.py runs/8xa100 --price-per-hour 14.32
@@ -82,14 +82,6 @@ class Options:
         float | None, option("price of the machine: shows dollars spent and expected", "USD", check=USD)
     ] = None
     budget: Budget = attrs.field(factory=Budget)
-    report_every: Annotated[
-        int | None,
-        option(
-            "write the report at the first checkpoint N steps after the last one, and at the end, in the background",
-            "N",
-            check=COUNT,
-        ),
-    ] = None
     hash_every: Annotated[
         int | None, option("write the hash of weights and moments to the metrics", "N", check=COUNT)
     ] = None

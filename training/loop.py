@@ -7,19 +7,14 @@ import attrs
 
 from common.errors import Diverged
 from training.checkpoints.tensor_files import state_sha256
-from training.config.batch_plan import Plan
-from training.data.watch_tokens import TokenWatch
-from training.limits import Limits
-from training.parallel.process_group import Ranks
 from training.prefetch import Feed
 from training.saving import Saving
 from training.state import StepSettings, TrainState
 from training.step import StepResult, train_step
 from training.step_intervals import Intervals
+from training.stopping import StopRequest
 from training.supervision.heartbeat import Heartbeat
-from training.supervision.stop_request import StopRequest
 from training.telemetry.reporter import Reporter
-from training.telemetry.time_ledger import TimeLedger
 from training.validation import Validation
 
 GARBAGE_INTERVAL_STEPS = 1000
@@ -31,54 +26,39 @@ class Loop:
 
     state: TrainState
     settings: StepSettings
-    ranks: Ranks
-    plan: Plan
     intervals: Intervals
     feed: Feed
-    token_watch: TokenWatch
     validations: Mapping[str, Validation]  # by dataset; the loss on the first decides which checkpoint is best
     saving: Saving
-    ledger: TimeLedger
     reporter: Reporter
     heartbeat: Heartbeat
-    limits: Limits
     stop_request: StopRequest
-    checkpoints: str  # their address, for messages
 
-    def train(self) -> bool:
+    def run_steps(self) -> bool:
         """Run to the last step; return False when it stopped early with a checkpoint. Raises Diverged."""
-        try:
-            with self.ledger.measure("training"):
-                return self._run_steps()
-        finally:
-            self.feed.close()
-
-    def _run_steps(self) -> bool:
         self._catch_up()
-        first_step = self.state.position.step
+        first_step, clock = self.state.position.step, self.state.parallel.clock
         for step in range(first_step, self.intervals.last_step):
-            stopping = self.stop_request.agreed()
-            if stopping or not self.feed.wait_for_tokens(step, self.ranks, self.stop_request, self.reporter.say):
+            if self.stop_request.agreed() or not self._wait_for_tokens(step):
                 self._stop_early()
                 return False
-            result = self._train_step(step)
+            self.heartbeat.begin_step(step + 1, clock.totals)
+            with clock.timed():
+                result = train_step(self.state, self.settings, step, self.feed.next)
             self._count_step(step + 1)
             self._do_what_is_due(step + 1, result)
             collect_garbage(step + 1 - first_step)
         self.saving.settle(required=True)
-        self._report_end("end" if self.state.position.step == self.plan.steps else "pause")
+        self._report_end("end" if self.state.position.step == self.reporter.plan.steps else "pause")
         return True
 
-    def _train_step(self, step: int) -> StepResult:
-        """Train on a step, and time this rank's own part in it."""
-        with self.state.parallel.clock.timed():
-            self.heartbeat.begin_step(step + 1, self.state.parallel.clock.totals)
-            return train_step(self.state, self.settings, step, self.feed.next)
+    def _wait_for_tokens(self, step: int) -> bool:
+        return self.feed.wait_for_tokens(step, self.heartbeat.ranks, self.stop_request.agreed, self.reporter.say)
 
     def _count_step(self, step: int) -> None:
         """Account for a step; `step` counts the updates done."""
-        self.ledger.after_step(self.feed.waited_seconds)
-        tokens = step * self.plan.tokens_per_step
+        self.reporter.ledger.after_step(self.feed.waited_seconds)
+        tokens = step * self.reporter.plan.tokens_per_step
         self.state.position = attrs.evolve(self.state.position, step=step, tokens=tokens, validation_loss=None)
         self.reporter.step_done()
         self.saving.poll()
@@ -86,13 +66,13 @@ class Loop:
     def _do_what_is_due(self, step: int, result: StepResult) -> None:
         logging, saving = self.intervals.log_due(step), self.intervals.checkpoint_due(step)
         validating = self.intervals.validation_due(step)
-        if logging or saving or validating or self.ranks.device.type == "cpu":
+        if logging or saving or validating or self.heartbeat.ranks.device.type == "cpu":
             self._check_guard()
         if logging:
             self.reporter.log(step, result, self.intervals.remaining(step), self.heartbeat.beats.rank_seconds())
             self._check_token_files()
         if self.intervals.hash_due(step):
-            self.reporter.record(step, state_sha256=state_sha256(self.state, self.ranks))
+            self.reporter.record(step, state_sha256=state_sha256(self.state, self.heartbeat.ranks))
         if saving:
             self.saving.settle()  # the previous save, on the disk long ago unless saves follow each other closely
         if validating:
@@ -114,12 +94,12 @@ class Loop:
         if problem is not None:
             self.saving.settle()
             self.reporter.event(self.state.position.step, "diverged", problem=problem)
-            raise Diverged(f"{problem}; the last checkpoint is as it was: {self.checkpoints}")
+            raise Diverged(f"{problem}; the last checkpoint is as it was: {self.saving.directory}")
 
     def _check_token_files(self, *, wait: bool = False) -> None:
         """Raise BadInput, on one rank of a machine alone, for a token file that was written since the run began."""
-        if self.ranks.node.rank == 0:
-            for path in self.token_watch.check(wait=wait):
+        if self.heartbeat.ranks.node.rank == 0:
+            for path in self.feed.watch.check(wait=wait):
                 line = f"WARNING: {path}: was touched while the run reads it; its content is as it was"
                 self.reporter.say_on_machine(line)
 
@@ -133,7 +113,7 @@ class Loop:
         if self.intervals.checkpoint_due(position.step) and (best is None or loss < best):
             position = attrs.evolve(position, best_step=position.step, best_validation_loss=loss)
         self.state.position = position
-        elapsed = round(self.ledger.elapsed_seconds(), 3)
+        elapsed = round(self.reporter.ledger.elapsed_seconds(), 3)
         several = {"validation_losses": losses} if len(losses) > 1 else {}
         self.reporter.record(position.step, validation_loss=loss, **several, elapsed_seconds=elapsed)
         each = ", ".join(f"{dataset} {value:.4f}" for dataset, value in losses.items())
@@ -143,9 +123,9 @@ class Loop:
         """Return the validation loss on each dataset; None when asked to stop meanwhile. Call it on every rank."""
         assert self.validations
         losses = {}
-        with self.ledger.measure("validation"):
+        with self.reporter.ledger.measure("validation"):
             for dataset, validation in self.validations.items():
-                loss = validation.measure(self.state, self.settings, self.ranks, self.stop_request)
+                loss = validation.measure(self.state, self.settings, self.heartbeat.ranks, self.stop_request.agreed)
                 if loss is None:
                     return None
                 losses[dataset] = loss
@@ -161,12 +141,12 @@ class Loop:
             self.saving.settle()
             self._save()
         self.saving.settle(required=True)
-        self._report_end("stopped", reason=self.limits.stopped_by(signalled=self.stop_request.signalled))
+        self._report_end("stopped", reason=self.stop_request.cause)
 
     def _report_end(self, event: str, **details: str) -> None:
         """Record the end of this job's training, with the tokens read of each dataset."""
         step = self.state.position.step
-        self.reporter.event(step, event, **details, sources=self.plan.read_until(step))
+        self.reporter.event(step, event, **details, sources=self.reporter.plan.read_until(step))
 
 
 def collect_garbage(steps: int) -> None:

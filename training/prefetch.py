@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from tokens.batches.micro_batches import Reading, micro_batches, ready
-from training.data.follow_tokens import wait_for_step
+from training.data.verify_tokens import TokenWatch
 from training.parallel.process_group import Ranks
-from training.supervision.stop_request import StopRequest
 
 MICROBATCHES_AHEAD = 4
 POLL_SECONDS = 1.0  # between two looks at tokens that are being written
@@ -25,8 +24,9 @@ class _Closed(Exception):
 class Feed:
     """Yields (inputs, targets) of some steps, micro-step by micro-step. Close it to end the thread."""
 
-    def __init__(self, reading: Reading, rank: int, device: torch.device, steps: range):
+    def __init__(self, reading: Reading, rank: int, device: torch.device, steps: range, watch: TokenWatch):
         self.waited_seconds = 0.0  # training time spent waiting for data
+        self.watch = watch  # over the files that are read
         self._reading = reading
         self._rank, self._device = rank, device  # rank: data-parallel
         self._ready: queue.Queue[tuple[Tensor, Tensor] | Exception] = queue.Queue(MICROBATCHES_AHEAD)
@@ -42,15 +42,19 @@ class Feed:
             raise item
         return on_device(item, self._device)
 
-    def wait_for_tokens(self, step: int, ranks: Ranks, stop_request: StopRequest, say: Callable[[str], None]) -> bool:
+    def wait_for_tokens(
+        self, step: int, ranks: Ranks, stopping: Callable[[], bool], say: Callable[[str], None]
+    ) -> bool:
         """Wait for a step's tokens where they are still being prepared; return False when asked to stop meanwhile.
 
         Call it on every rank.
         """
         if not self._reading.growing:
             return True
+        from training.data.follow_tokens import wait_for_step
+
         with self._waiting():
-            return wait_for_step(self._reading, step, ranks, stop_request, say)
+            return wait_for_step(self._reading, step, ranks, stopping, say)
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:

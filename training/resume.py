@@ -116,15 +116,6 @@ def _begin(request: ResumeRequest, state: TrainState, ranks: Ranks) -> Beginning
     return Beginning([], attrs.evolve(request.record, initial_weights=origin))
 
 
-def files_read_before(directory: Path) -> list[list[str]]:
-    """Return the names of the files of each token stream that a run's last job read, in its order."""
-    try:
-        record = _recorded(directory)
-    except BadInput:  # a checkpoint tells, too, whether these are the tokens that it was made with
-        return []
-    return [] if record is None else [one.files for one in (*record.train_streams, *record.validation_streams)]
-
-
 def _recorded(directory: Path) -> RunRecord | None:
     """Return the record of a run's last job, if there is one. Raises BadInput for a damaged one."""
     file = directory / RESOLVED

@@ -1,5 +1,7 @@
 """Saving policy: one save in flight, the best checkpoint on the disk, how long a stop with a checkpoint takes."""
 
+from pathlib import Path
+
 import attrs
 
 from common.errors import BadInput
@@ -23,6 +25,10 @@ class Saving:
         self.newest = state.position.step or None  # step of the newest checkpoint, in flight or on the disk
         self._best = state.position.best_step, state.position.best_validation_loss  # best checkpoint on the disk
         self._reported: int | None = None  # step of the last save whose outcome was reported
+
+    @property
+    def directory(self) -> Path:
+        return self._saver.directory
 
     @property
     def seconds_to_stop(self) -> float:

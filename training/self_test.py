@@ -32,10 +32,8 @@ class SelfTest:
     tensors: int  # that were compared
 
 
-def self_test(state: TrainState, settings: StepSettings, ranks: Ranks) -> SelfTest | None:
-    """Run the self-test, on GPUs and unless determinism is off. Call it on every rank, between two steps."""
-    if not _wanted(settings, ranks):
-        return None
+def self_test(state: TrainState, settings: StepSettings, ranks: Ranks) -> SelfTest:
+    """Run the self-test. Call it on every rank, between two steps."""
     differing = gradients_repeat(state, settings, ranks)
     return SelfTest(held=not differing, differing=differing, tensors=len(state.parallel.named_parameters()))
 
@@ -74,10 +72,6 @@ def describe(outcome: SelfTest, numerics: Numerics) -> str:
         f"tensors): {level} does not hold here, this run repeats to rounding only; {advice}--set determinism=off "
         "promises no more and is faster"
     )
-
-
-def _wanted(settings: StepSettings, ranks: Ranks) -> bool:
-    return ranks.device.type == "cuda" and settings.numerics.determinism != "off"
 
 
 def _gradients(state: TrainState, settings: StepSettings, ranks: Ranks) -> tuple[dict[str, str], float]:

@@ -1,6 +1,7 @@
 """Validation: mean loss over a fixed slice of the validation stream, computed by all ranks together."""
 
 import math
+from collections.abc import Callable
 
 import torch
 
@@ -10,7 +11,6 @@ from training.parallel.process_group import Ranks, gather_parts
 from training.precision import autocast
 from training.prefetch import on_device, pinned
 from training.state import StepSettings, TrainState
-from training.supervision.stop_request import StopRequest
 
 
 class Validation:
@@ -21,7 +21,7 @@ class Validation:
 
     @torch.no_grad()
     def measure(
-        self, state: TrainState, settings: StepSettings, ranks: Ranks, stop_request: StopRequest
+        self, state: TrainState, settings: StepSettings, ranks: Ranks, stopping: Callable[[], bool]
     ) -> float | None:
         """Return the mean nats per token, dropout off; None when asked to stop meanwhile.
 
@@ -35,7 +35,7 @@ class Validation:
         pending = []
         model.eval()
         for first in range(0, self._sequences, per_round):
-            if stop_request.agreed():
+            if stopping():
                 model.train()
                 return None
             own = range(first + part.rank * layout.microbatch_size, first + (part.rank + 1) * layout.microbatch_size)

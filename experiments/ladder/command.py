@@ -8,7 +8,7 @@ import attrs
 from common.arguments import option
 from common.errors import printable, printable_lines
 from experiments.shared.pool_options import PoolOptions
-from training.planning.budget import USD
+from training.telemetry.budget import USD
 
 if TYPE_CHECKING:
     from experiments.ladder.ladder_table import LadderTable

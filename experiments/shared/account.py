@@ -21,7 +21,7 @@ from common.structure import structured
 from experiments.shared.pool_options import PoolOptions
 from experiments.shared.training_process import PoolJob
 from training.launch import job_seconds
-from training.planning.budget import Budget
+from training.telemetry.budget import Budget
 from training.telemetry.progress_bar import duration
 
 ACCOUNT = "account.jsonl"

@@ -10,7 +10,7 @@ from common.arguments import UsageError, option
 from common.checks import integer
 from common.errors import BadInput
 from training.command import WORLD_SIZE, Device
-from training.planning.budget import HOURS, USD
+from training.telemetry.budget import HOURS, USD
 
 
 @Parameter(name="*")

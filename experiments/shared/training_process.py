@@ -17,9 +17,9 @@ from common.files import writing
 from common.json_files import open_descriptor, open_regular
 from experiments.shared.pool_options import PoolOptions
 from experiments.shared.run_progress import lock_holder
-from training.planning.budget import MOST_HOURS
 from training.supervision.exit_record import EXIT_FILE, read_exit
 from training.supervision.run_lock import lock_is_held
+from training.telemetry.budget import MOST_HOURS
 from training.telemetry.metrics_log import read_lines
 
 JOB_VARIABLE = "LOCKSTEP_EXPERIMENT_JOB"

@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import metrics, train
-from training.build import make_intervals, make_settings, validation_steps
+from training.build import make_settings, validation_steps
 from training.command import Options
 from training.config.batch_plan import make_plan
 from training.config.train_config import load_run
+from training.open_job import make_intervals
 from training.precision import Numerics
 
 LENGTHS = {"x": 100_000}

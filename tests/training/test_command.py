@@ -7,7 +7,7 @@ import pytest
 from common.arguments import parse
 from common.errors import EXIT_USAGE
 from training.command import FindCommand, TrainCommand
-from training.planning.budget import Budget
+from training.telemetry.budget import Budget
 
 
 def parsed(*words: str) -> TrainCommand:

@@ -112,9 +112,9 @@ DAMAGE_AFTER_THE_CHECK = """
 import os
 
 import train
-from training import job
+from training import open_job
 
-plain, damage = job.verify_tokens, os.environ["DAMAGE"]
+plain, damage = open_job.verify_tokens, os.environ["DAMAGE"]
 
 
 def check_then_damage(train, plan, token_set, ranks, vocabulary_size):
@@ -136,7 +136,7 @@ def check_then_damage(train, plan, token_set, ranks, vocabulary_size):
     return checked
 
 
-job.verify_tokens = check_then_damage
+open_job.verify_tokens = check_then_damage
 train.leave(train.main())
 """
 

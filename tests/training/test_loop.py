@@ -41,7 +41,7 @@ def loop_of(monkeypatch: pytest.MonkeyPatch, done: list[str], *, stop_at: int = 
 
     state.guard = fake(problem=lambda: f"step {bad_step}" if state.position.step >= bad_step else None)
     state.parallel = fake(clock=StepClock(torch.device("cpu")))
-    saving = fake(begin=save, poll=lambda: None, settle=lambda **_: None, newest=None)
+    saving = fake(begin=save, poll=lambda: None, settle=lambda **_: None, newest=None, directory="run/checkpoints")
     monkeypatch.setattr(loop, "train_step", train)
     monkeypatch.setattr(loop, "collect_garbage", lambda _: None)
     reporter = fake(
@@ -50,26 +50,24 @@ def loop_of(monkeypatch: pytest.MonkeyPatch, done: list[str], *, stop_at: int = 
         record=lambda *_, **__: None,
         say=lambda _: None,
         step_done=lambda: None,
+        ledger=TimeLedger(time.perf_counter()),
+        plan=fake(steps=8, tokens_per_step=10, read_until=lambda _: []),
     )
     nothing: Any = None
+    ranks = fake(device=fake(type="cuda"), node=fake(rank=1))
+    heartbeat = fake(ranks=ranks, begin_step=lambda *_: None, beats=fake(rank_seconds=lambda: None))
     parts: Any = {
         "state": state,
-        "ranks": fake(device=fake(type="cuda"), node=fake(rank=1)),
-        "plan": fake(steps=8, tokens_per_step=10, read_until=lambda _: []),
-        "feed": fake(waited_seconds=0.0, next=nothing, close=note("close"), wait_for_tokens=lambda *_: True),
-        "token_watch": nothing,
+        "feed": fake(waited_seconds=0.0, next=nothing, wait_for_tokens=lambda *_: True),
         "validations": {"first": fake(measure=validate), "second": fake(measure=lambda *_: 9.0)},
         "saving": saving,
         "reporter": reporter,
-        "heartbeat": fake(begin_step=lambda *_: None, beats=fake(rank_seconds=lambda: None)),
-        "limits": fake(stopped_by=lambda *, signalled: "signal" if signalled else "--max-hours"),
-        "stop_request": fake(agreed=lambda: state.position.step >= stop_at, signalled=True),
+        "heartbeat": heartbeat,
+        "stop_request": fake(agreed=lambda: state.position.step >= stop_at, cause="signal"),
     }
     return Loop(
         settings=nothing,
         intervals=INTERVALS,
-        ledger=TimeLedger(time.perf_counter()),
-        checkpoints="run/checkpoints",
         **parts,
     )
 
@@ -77,11 +75,11 @@ def loop_of(monkeypatch: pytest.MonkeyPatch, done: list[str], *, stop_at: int = 
 def test_after_a_step_the_loop_logs_validates_and_saves_in_this_order(monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
     training = loop_of(monkeypatch, done)
-    assert training.train()
+    assert training.run_steps()
     assert done == [
         *("validate 0", "train 1", "log 1", "train 2", "log 2", "train 3", "validate 3"),
         *("train 4", "log 4", "validate 4", "save 4"),
-        *("train 5", "log 5", "validate 5", "save 5", "pause 5", "close 5"),  # of 8 steps: --max-steps
+        *("train 5", "log 5", "validate 5", "save 5", "pause 5"),  # of 8 steps: --max-steps
     ]
     position = training.state.position
     assert (position.tokens, position.validation_loss) == (50, 0.5)
@@ -91,15 +89,15 @@ def test_after_a_step_the_loop_logs_validates_and_saves_in_this_order(monkeypatc
 def test_a_stop_saves_the_last_step_once(monkeypatch: pytest.MonkeyPatch) -> None:
     for stop_at, last in ((3, ["validate 3", "save 3"]), (4, ["validate 4", "save 4"])):
         done: list[str] = []
-        assert not loop_of(monkeypatch, done, stop_at=stop_at).train()
-        assert done[-4:] == [*last, f"stopped {stop_at} signal", f"close {stop_at}"]
+        assert not loop_of(monkeypatch, done, stop_at=stop_at).run_steps()
+        assert done[-3:] == [*last, f"stopped {stop_at} signal"]
 
 
 def test_a_bad_step_ends_the_run_before_anything_is_saved(monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
     with pytest.raises(Diverged, match="step 4; the last checkpoint is as it was: run/checkpoints"):
-        loop_of(monkeypatch, done, bad_step=4).train()
-    assert done[-3:] == ["train 4", "diverged 4", "close 4"]
+        loop_of(monkeypatch, done, bad_step=4).run_steps()
+    assert done[-2:] == ["train 4", "diverged 4"]
     assert not any(what.startswith("save") for what in done)
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from common.errors import BadInput
 from training import prefetch
+from training.data import follow_tokens
 from training.prefetch import MICROBATCHES_AHEAD, Feed
 
 
@@ -20,7 +21,7 @@ def feed_of(monkeypatch: pytest.MonkeyPatch, read: Any) -> Feed:
         prefetch, "micro_batches", lambda reading, rank, steps, wait: read(steps.start, steps.stop, wait)
     )
     nothing: Any = None
-    return Feed(nothing, 0, torch.device("cpu"), range(3, 20))
+    return Feed(nothing, 0, torch.device("cpu"), range(3, 20), nothing)
 
 
 def batch(number: int) -> tuple[Tensor, Tensor]:
@@ -66,7 +67,7 @@ def test_time_spent_waiting_for_data_is_counted(monkeypatch: pytest.MonkeyPatch)
     feed.next()
     first_wait = feed.waited_seconds
     assert first_wait > 0.1
-    monkeypatch.setattr(prefetch, "wait_for_step", lambda *_: time.sleep(0.1))
+    monkeypatch.setattr(follow_tokens, "wait_for_step", lambda *_: time.sleep(0.1))
     feed._reading = SimpleNamespace(growing=True)  # type: ignore[assignment]
     nothing: Any = None
     assert not feed.wait_for_tokens(4, nothing, nothing, print)  # asked to stop

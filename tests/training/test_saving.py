@@ -22,7 +22,7 @@ class Recorder:
     lines: list[str] = attrs.field(factory=list)
 
     def event(self, step: int, event: str, **_: Any) -> None:
-        self.events.append(step, event)
+        self.events.append((step, event))
 
     def say(self, line: str) -> None:
         self.lines.append(line)

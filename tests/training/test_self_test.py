@@ -13,8 +13,7 @@ from tests.conftest import metrics, train
 from training import build
 from training.config.batch_plan import make_plan
 from training.config.train_config import load_run
-from training.exactness.fingerprint import resolve_numerics
-from training.exactness.levels import set_determinism
+from training.exactness.fingerprint import resolve_numerics, set_determinism
 from training.initial_weights import start_random
 from training.parallel import process_group as ranks
 from training.precision import Numerics
@@ -86,10 +85,10 @@ import itertools
 import os
 
 import train
-from training import self_test
+from training import job, self_test
 from training.parallel.sharding import local_tensor
 
-self_test._wanted = lambda settings, ranks: True
+job.wants_self_test = lambda settings, ranks: True
 plain, counter = self_test.run_microbatches, itertools.count()
 
 

@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -20,7 +19,9 @@ from training.parallel.process_group import Ranks
 from training.precision import Numerics
 from training.validation import Validation
 
-NEVER: Any = SimpleNamespace(agreed=lambda: False)
+
+def never() -> bool:
+    return False
 
 
 @pytest.fixture
@@ -39,18 +40,19 @@ def test_the_mean_is_over_the_slice_to_the_bit_whatever_the_micro_batch(parts: A
     found = set()
     for size in (1, 3, 4, 10, 16):
         layout = attrs.evolve(settings.layout, microbatch_size=size)
-        found.add(validation.measure(state, attrs.evolve(settings, layout=layout), ranks, NEVER))
+        found.add(validation.measure(state, attrs.evolve(settings, layout=layout), ranks, never))
         assert state.parallel.model.training
     [loss] = found
     assert loss == pytest.approx(math.log(257), rel=0.05)  # nothing is learned yet
-    other = Validation(open_split(token_files, "validation"), 8, 10).measure(state, settings, ranks, NEVER)
+    other = Validation(open_split(token_files, "validation"), 8, 10).measure(state, settings, ranks, never)
     assert other != loss
 
 
 def test_a_stop_request_ends_it_without_a_number(parts: Any, token_files: Path) -> None:
     state, settings, ranks = parts
-    asked: Any = SimpleNamespace(agreed=lambda: True)
-    assert Validation(open_split(token_files, "validation"), 0, 10).measure(state, settings, ranks, asked) is None
+    assert (
+        Validation(open_split(token_files, "validation"), 0, 10).measure(state, settings, ranks, lambda: True) is None
+    )
     assert state.parallel.model.training
 
 
@@ -68,5 +70,5 @@ def test_token_ids_are_copied_to_a_gpu_from_pinned_memory(
     monkeypatch.setattr(torch.Tensor, "to", note)
     monkeypatch.setattr("training.validation.autocast", lambda *_: nullcontext())
     gpu = attrs.evolve(ranks, device=torch.device("cuda", 0))
-    assert Validation(open_split(token_files, "validation"), 0, 1).measure(state, settings, gpu, NEVER) is not None
+    assert Validation(open_split(token_files, "validation"), 0, 1).measure(state, settings, gpu, never) is not None
     assert copied[:4] == [({},)] * 2 + [(gpu.device, {"non_blocking": True})] * 2

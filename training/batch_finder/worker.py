@@ -25,8 +25,7 @@ from model.config import INITIAL_STD
 from training.build import make_network, make_settings, make_state
 from training.config.batch_plan import make_plan
 from training.config.train_config import Run
-from training.exactness.fingerprint import resolve_numerics
-from training.exactness.levels import set_determinism
+from training.exactness.fingerprint import resolve_numerics, set_determinism
 from training.hardware.memory_errors import is_memory_error
 from training.launch import environment_rank
 from training.parallel.process_group import Ranks, start, torchrun_store

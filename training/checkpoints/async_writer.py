@@ -59,7 +59,7 @@ class Saver:
     """Writes checkpoints of a training state. Every rank calls `begin` and `settle` at the same steps."""
 
     def __init__(self, destination: Destination, train_state: TrainState, disks: NodeDisks, config: RunRecord):
-        self._directory, self._keep, self._uploader = destination.directory, destination.keep, destination.uploader
+        self.directory, self._keep, self._uploader = destination.directory, destination.keep, destination.uploader
         self._train_state, self._disks, self._config = train_state, disks, config
         self._shard = StateShard(train_state, disks)
         self._group = dist.new_group(backend="gloo", timeout=SAVE_TIMEOUT)
@@ -125,7 +125,7 @@ class Saver:
 
     def _write(self, state: SavedState) -> tuple[bool, str | None]:
         """Return whether the checkpoint is durable, and what went wrong."""
-        path, keeps, ranks = self._directory / name_of(state.position.step), self._disks.keeps, self._disks.ranks
+        path, keeps, ranks = self.directory / name_of(state.position.step), self._disks.keeps, self._disks.ranks
         if not self._disks.shared:  # the same file everywhere, though clocks differ
             [state] = together(ranks, lambda: state, only=ranks.coordinates, group=self._group)
         try:
@@ -144,7 +144,7 @@ class Saver:
         problem = None
         try:
             best = state.position.best_step
-            self._all(lambda: prune_checkpoints(self._directory, path.name, best, self._keep), only=keeps)
+            self._all(lambda: prune_checkpoints(self.directory, path.name, best, self._keep), only=keeps)
         except BadInput as error:  # a resume needs neither the links nor the deletions
             problem = str(error)
         self._newest = path
@@ -161,7 +161,7 @@ class Saver:
             except Exception as error:  # a rank that is gone breaks the group's next collective, too
                 problem = f"{type(error).__name__}: {error}"
                 if isinstance(error, OSError):
-                    problem = write_problem(error.filename or self._directory, error)
+                    problem = write_problem(error.filename or self.directory, error)
                 raise BadInput(f"rank {self._disks.ranks.rank}: {problem}") from error
 
         return together(self._disks.ranks, guarded, only=only, group=self._group)

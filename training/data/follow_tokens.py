@@ -13,7 +13,6 @@ from tokens.format.manifest import MANIFEST
 from tokens.prepare.growing_tokens import GrowingTokens
 from tokens.prepare.plan import PLAN
 from training.parallel.process_group import Ranks, from_coordinator
-from training.supervision.stop_request import StopRequest
 
 POLL_SECONDS = 1.0  # between two looks at the commit log
 REMIND_SECONDS = 60.0  # between two log lines while waiting
@@ -63,7 +62,7 @@ def wait_for_validation(growing: GrowingTokens, wanted_tokens: int, *, say: bool
 
 
 def wait_for_step(
-    reading: Reading, step: int, ranks: Ranks, stop_request: StopRequest, say: Callable[[str], None]
+    reading: Reading, step: int, ranks: Ranks, stopping: Callable[[], bool], say: Callable[[str], None]
 ) -> bool:
     """Wait until every rank sees the tokens of a step; return False when asked to stop, or when no more will come.
 
@@ -80,7 +79,7 @@ def wait_for_step(
             return True
         if problem is not None:
             say(problem)
-        if not flags[1].item() or stop_request.agreed():
+        if not flags[1].item() or stopping():
             return False
         if time.monotonic() - told >= REMIND_SECONDS:
             told = time.monotonic()

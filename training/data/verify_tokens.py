@@ -1,22 +1,25 @@
-"""Verification of a run's token files before the first step: length, sha256, ids, the same on every machine."""
+"""Verification of a run's token files: before the first step, length, sha256 and ids; then a watch for changes."""
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import attrs
 
 from common.errors import BadInput, printable
+from common.files import sha256
 from tokens.format.contents import read_contents
 from tokens.format.header import TokenFile
 from tokens.format.manifest import Content
-from tokens.format.token_file import TokenStream
+from tokens.format.token_file import TokenStream, Version, version_of
 from training.config.batch_plan import Plan
 from training.config.train_config import TrainConfig
-from training.data.follow_tokens import wait_for_validation
 from training.data.open_tokens import TokenDirectory, TokenSet
 from training.parallel.process_group import Ranks, together
 
+HASHED_AT_ONCE = 4  # files
 ANNOUNCED_BYTES = 2e9  # reading more takes more than a few seconds
 
 
@@ -105,6 +108,8 @@ def _check_validation_length(directory: TokenDirectory, begin: int, plan: Plan, 
     wanted, growing, stream = begin + _validation_tokens(plan), directory.growing, directory.validation
     assert stream is not None
     if growing is not None:
+        from training.data.follow_tokens import wait_for_validation
+
         wait = functools.partial(wait_for_validation, growing, wanted, say=ranks.coordinates)
         together(ranks, wait, only=ranks.node.rank == 0, group=ranks.download)  # the other ranks wait on gloo
         growing.refresh()
@@ -114,3 +119,47 @@ def _check_validation_length(directory: TokenDirectory, begin: int, plan: Plan, 
             f"{plan.validation_sequences:,} sequences x {plan.layout.context_length:,} + 1; hold out more with "
             f"--validation-fraction, or lower validation_sequences in {train_json}"
         )
+
+
+class TokenWatch:
+    """Checks this rank's files and hashes in threads, so that no rank waits for the disk of another."""
+
+    def __init__(self, streams: Sequence[TokenStream], digests: dict[Path, str]):
+        """`digests`: the sha256 of each file before the first step."""
+        self._versions = {path: version for stream in streams for path, version in stream.versions.items()}
+        self._digests = digests
+        self._threads = ThreadPoolExecutor(HASHED_AT_ONCE, thread_name_prefix="token hash")
+        self._hashing: dict[Path, tuple[Version, Future[str]]] = {}  # with the version before it was read
+
+    def check(self, *, wait: bool) -> list[Path]:
+        """Return files whose modification time changed, but not their content; `wait`: for the hash of every one.
+
+        Raises BadInput, on this rank alone, for a file whose content changed.
+        """
+        touched = []
+        for path, before in self._versions.items():
+            now = version_of(path)
+            if now in (before, None):  # a deleted file that is open can be read
+                continue
+            if before is None or now[0] != before[0] or path not in self._digests:
+                raise _written(path)
+            if path not in self._hashing:
+                self._hashing[path] = now, self._threads.submit(sha256, path)
+            version, digest = self._hashing[path]
+            if not wait and not digest.done():
+                continue
+            del self._hashing[path]
+            with suppress(OSError):  # unreadable now: reading its tokens raises the error
+                if digest.result() != self._digests[path]:
+                    raise _written(path)
+                self._versions[path] = version
+                touched.append(path)
+        return touched
+
+
+def _written(path: Path) -> BadInput:
+    return BadInput(
+        f"{path}: was written while the run read it; put it back as it was, then rerun the same command, "
+        "which continues from the last checkpoint",
+        alone=True,
+    )

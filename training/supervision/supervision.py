@@ -4,12 +4,12 @@ Phases: start (before torch is imported, until the ranks have met), preparation 
 training.
 
 Requests to stop may come on any rank. In training they are noted: before each step and inside a validation all ranks
-agree (stop_request.py), and one rank's request makes all of them save and end as "stopped".
+agree (training/stopping.py), and one rank's request makes all of them save and end as "stopped".
 
 | request                            | in start             | in preparation                        | in training |
 |------------------------------------|----------------------|---------------------------------------|-------------|
 | SIGTERM, SIGINT, SIGUSR1, SIGHUP   | end at once:         | ask the others' heartbeats (3 s), end | noted       |
-| (signals.py)                       | "stopped", not final | "lost" or "error" by the beats, else  |             |
+| (`receive_signals`)                  | "stopped", not final | "lost" or "error" by the beats, else  |             |
 |                                    |                      | "stopped"                             |             |
 | another rank was asked, and        |                      | the same, and end torchrun            |             |
 | torchrun does not ask this one     |                      |                                       |             |
@@ -50,11 +50,12 @@ from common.errors import EXIT_ERROR, EXIT_STOPPED, advisory
 from training.launch import environment_nodes, torchrun_identity, torchrun_process, will_restart
 from training.supervision.exit_record import LOST, ExitRecord, final_status
 from training.supervision.run_lock import RunLock, take_run_lock
-from training.supervision.signals import receive_signals
 
 if TYPE_CHECKING:
     from training.supervision.heartbeat import Heartbeat
 
+# A cloud's notice, Ctrl-C, a batch system's notice, a closed terminal.
+NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 TORCHRUN_SECONDS = 5.0  # for torchrun to ask its ranks to stop, once another node's has
 FIRST_RANK_SECONDS = 120.0  # for the first rank of a node to end, which draws the chart
 
@@ -158,3 +159,21 @@ class Supervision:
             then()
         finally:
             os._exit(EXIT_STOPPED)
+
+
+def receive_signals(on_signal: Callable[[str], object]) -> None:
+    """Call `on_signal` with the name of each signal from now on, in a thread. Call it once, in the main thread."""
+    received, wakeup = os.pipe()
+    os.set_blocking(wakeup, False)
+    for number in NUMBERS:
+        signal.signal(number, lambda *_: None)
+    # Python's own handlers wait while the main thread is in C++, as in a rendezvous or collective; this pipe does not.
+    signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
+
+    def listen() -> None:
+        while True:
+            number = os.read(received, 1)[0]
+            if number in NUMBERS:
+                on_signal(signal.Signals(number).name)
+
+    threading.Thread(target=listen, name="signals", daemon=True).start()

@@ -5,25 +5,67 @@
 
 import io
 import math
+import os
+import subprocess
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from common.errors import BadInput, printable
 from common.files import replace_file, writing
 from common.installation import guard_outputs, keep_logs_only
-from training.telemetry.background_drawing import BackgroundDrawing
 from training.telemetry.metrics_log import read_metrics
 
 CHART = "training-run-chart.png"
+LEAST_SECONDS = 10.0  # between drawings
+FAILED_SECONDS = 600.0  # after a failed drawing, which printed its error
+LAST_SECONDS = 300.0  # longest wait for each of the last two; one that hangs, on a dead disk for one, is left
+ROOT = Path(__file__).parents[2]
+OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")  # torchrun's variables: a drawing is no rank
 SMOOTHED_SHARE = 0.02  # width of the moving average, as a share of the logged steps
 TRAIN, VALIDATION, RATE, NORM = "#4477aa", "#cc3311", "#228833", "#aa7744"
 
 
-def background_chart(directory: Path) -> BackgroundDrawing:
-    """Return the chart of a run, to be drawn in the background."""
-    arguments = ["-m", "training.telemetry.chart", str(directory.resolve())]
-    return BackgroundDrawing(name="chart", file=directory / CHART, arguments=arguments)
+class BackgroundChart:
+    """The chart of a run, drawn by one process at a time: no step waits for it, and its failure ends no run."""
+
+    def __init__(self, directory: Path):
+        self.file = directory / CHART
+        self._process: subprocess.Popen[bytes] | None = None
+        self._began = time.monotonic()  # the last drawing, or this
+
+    def redraw(self) -> None:
+        """Start a drawing unless the last one still runs or is recent."""
+        status = 0 if self._process is None else self._process.poll()
+        pause = LEAST_SECONDS if status == 0 else FAILED_SECONDS
+        if status is not None and time.monotonic() >= self._began + pause:
+            self._start()
+
+    def finish(self) -> bool:
+        """Wait for a drawing in progress, draw the final state and wait for it; return whether it is drawn."""
+        try:
+            if self._process is not None:
+                self._process.wait(LAST_SECONDS)
+            self._start()
+            return self._process is not None and self._process.wait(LAST_SECONDS) == 0
+        except subprocess.TimeoutExpired:
+            return False
+
+    def _start(self) -> None:
+        self._began = time.monotonic()
+        environment = {name: value for name, value in os.environ.items() if name not in OF_A_RANK}
+        command = [sys.executable, "-m", "training.telemetry.chart", str(self.file.parent.resolve())]
+        self._process = None
+        with suppress(OSError):  # no memory for another process: a run goes on without a chart
+            self._process = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                stdout=subprocess.DEVNULL,
+                env=environment,
+                start_new_session=True,  # the terminal's Ctrl-C is for the run, which waits for its last chart
+            )
 
 
 def draw_chart(directory: Path) -> Path:

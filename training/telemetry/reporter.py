@@ -1,4 +1,4 @@
-"""Reporter: metrics records, log lines, progress bar and drawings of a training run. Quiet on all ranks but rank 0."""
+"""Reporter: metrics records, log lines, progress bar and chart of a training run. Quiet on all ranks but rank 0."""
 
 import math
 import statistics
@@ -16,7 +16,7 @@ from training.config.batch_plan import Plan
 from training.hardware.environment import peak_memory_bytes
 from training.parallel.process_group import Ranks
 from training.step import StepResult
-from training.telemetry.background_drawing import BackgroundDrawing
+from training.telemetry.chart import BackgroundChart
 from training.telemetry.metrics_log import MetricsLog
 from training.telemetry.progress_bar import ProgressBar, duration
 from training.telemetry.time_ledger import Remaining, TimeLedger
@@ -42,11 +42,10 @@ class Reporter:
     plan: Plan
     device: torch.device
     ledger: TimeLedger
-    flops_per_token: int
-    peak_flops: float | None  # all GPUs together, dense bf16; None where a GPU is unknown
+    peak_tokens: float | None  # tokens/s at the dense bf16 peak of all GPUs; None where a GPU is unknown
     bar: ProgressBar | None = None
     metrics: MetricsLog | None = None
-    drawings: list[BackgroundDrawing] = attrs.field(factory=list)
+    chart: BackgroundChart | None = None
     last_loss: float = math.nan  # at the last logged step
     _step: int = attrs.field(init=False, default=0)  # of the last record
 
@@ -56,13 +55,13 @@ class Reporter:
 
     @advisory("events")
     def event(self, step: int, event: str, **details: Any) -> None:
-        """Record an event. Draw after a checkpoint; show a failed one beside the bar until the next."""
+        """Record an event. Draw the chart after a checkpoint; show a failed one beside the bar until the next."""
         self._write({"event": event, "step": step, **details, "time": utc_now()})
         kind = event.removesuffix("-failed")
         if self.bar is not None and kind in FAILURES:
             self.bar.warn(kind, None if event == kind else f"step {step:,} {FAILURES[kind]}")
-        for drawing in self.drawings if event == "checkpoint" else ():
-            drawing.redraw(step)
+        if self.chart is not None and event == "checkpoint":
+            self.chart.redraw()
 
     @advisory("log lines")
     def say(self, line: str) -> None:
@@ -106,25 +105,19 @@ class Reporter:
             numbers += [] if rates["mfu"] is None else [f"MFU {rates['mfu']:.1%}"]
             self.bar.show(step, "  ".join(numbers + self._outlook(self.ledger.remaining_seconds(remaining))))
 
-    def finish(self) -> list[str]:
-        """Close the bar and draw the final state; return what is drawn and what is not, for people."""
+    def finish(self) -> str:
+        """Close the bar and draw the chart of the final state; return its file in words."""
         self._close_bar()
-        lines = []
-        for drawing in self.drawings:
-            drawn = False
-            with advisory(drawing.name):
-                drawn = drawing.finish()
-            lines.append(f"{drawing.name} {drawing.file}" if drawn else f"no {drawing.name}")
-        return lines
+        drawn = False
+        with advisory("chart"):
+            drawn = self.chart is not None and self.chart.finish()
+        return f"chart {self.chart.file}" if drawn and self.chart is not None else "no chart"
 
     def close(self, lines: Iterable[str] = ()) -> None:
-        """Close the bar, print the last lines, end drawings and close the metrics log."""
+        """Close the bar, print the last lines and close the metrics log."""
         self._close_bar()
         if self.bar is not None:
             _print(lines)
-        with advisory("drawings"):
-            for drawing in self.drawings:
-                drawing.end()
         if self.metrics is not None:
             self._record_dropped()
             self.metrics.close()
@@ -136,7 +129,7 @@ class Reporter:
 
     def _rates(self, step: int) -> dict[str, Any]:
         tokens_per_second = self.plan.tokens_per_step * self.ledger.steps_per_second()
-        mfu = None if self.peak_flops is None else self.flops_per_token * tokens_per_second / self.peak_flops
+        mfu = None if self.peak_tokens is None else tokens_per_second / self.peak_tokens
         return {
             "epochs": [read["epochs"] for read in self.plan.read_until(step)],
             "tokens_per_second": round(tokens_per_second, 1),

@@ -11,12 +11,12 @@ Of all validations the one after step 4 is the best.
 import os
 import signal
 import time
+from collections.abc import Callable
 
 import train
 from training.checkpoints import atomic_commit
 from training.parallel.process_group import Ranks
 from training.state import StepSettings, TrainState
-from training.supervision.stop_request import StopRequest
 from training.validation import Validation
 
 BEST_STEP = 4
@@ -26,14 +26,14 @@ saves = []
 
 
 def measured(
-    self: Validation, state: TrainState, settings: StepSettings, ranks: Ranks, stop_request: StopRequest
+    self: Validation, state: TrainState, settings: StepSettings, ranks: Ranks, stopping: Callable[[], bool]
 ) -> float | None:
     step = state.position.step
     if step == 2 and "STOP_IN_STEP_2" in os.environ:
         os.kill(os.getpid(), signal.SIGTERM)
-        while not stop_request.agreed():  # the signal is heard by another thread
+        while not stopping():  # the signal is heard by another thread
             time.sleep(0.01)
-    loss = measure(self, state, settings, ranks, stop_request)
+    loss = measure(self, state, settings, ranks, stopping)
     return loss + 10 if step > BEST_STEP and loss is not None else loss
 
 

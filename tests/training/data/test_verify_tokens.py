@@ -1,13 +1,19 @@
-"""Verification of token files: every machine has the same ones."""
+"""Verification of token files: every machine has the same ones, and their content stays while a run reads them."""
 
+import os
+import time
 from pathlib import Path
 
 import attrs
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from common.errors import BadInput
+from common.files import sha256
 from tokens.format.manifest import Content
-from training.data.verify_tokens import agreed_contents
+from tokens.format.token_file import open_split
+from training.data.verify_tokens import TokenWatch, agreed_contents
 
 CONTENT = Content(size_bytes=8, sha256="0" * 64, max_id=1)
 
@@ -21,3 +27,28 @@ def test_machines_agree_on_every_file() -> None:
             agreed_contents(Path("tokens"), [here, here, other])
     with pytest.raises(BadInput, match=r"tokens/train-00000-of-00002\.safetensors: machine 2 of 2"):
         agreed_contents(Path("tokens"), [here, {"train.safetensors": CONTENT}])
+
+
+def test_a_token_file_that_was_only_touched_is_read_on_and_another_content_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "train.safetensors"
+    save_file({"tokens": np.arange(1000, dtype=np.uint16)}, path)
+    content, tokens = path.read_bytes(), open_split(tmp_path, "train")
+    watch, ignorant = TokenWatch([tokens], {path: sha256(path)}), TokenWatch([tokens], {})
+    assert watch.check(wait=True) == []
+    os.utime(path, ns=(1, 1))
+    assert (watch.check(wait=True), watch.check(wait=True)) == ([path], [])
+    with pytest.raises(BadInput, match=r"train\.safetensors: was written while the run read it"):
+        ignorant.check(wait=True)
+    os.utime(path, ns=(2, 2))
+    found, deadline = watch.check(wait=False), time.monotonic() + 60
+    while not found and time.monotonic() < deadline:
+        found = watch.check(wait=False)
+    assert found == [path]
+    path.write_bytes(content[:-1] + b"x")
+    with pytest.raises(BadInput, match=r"train\.safetensors: was written while the run read it"):
+        watch.check(wait=True)
+    path.write_bytes(content[:-2])
+    with pytest.raises(BadInput, match=r"train\.safetensors: was written while the run read it"):
+        watch.check(wait=False)
+    path.unlink()
+    assert watch.check(wait=True) == []  # what is open can be read

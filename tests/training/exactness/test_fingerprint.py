@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from training.config.train_config import load_run
-from training.exactness.fingerprint import drift, fingerprint
+from training.exactness.fingerprint import drift, fingerprint, resolve_determinism
 from training.parallel.process_group import Ranks
 from training.precision import Numerics
 
@@ -55,3 +55,20 @@ def test_a_setting_of_the_environment_and_a_loss_in_chunks_are_differences(
     after = of(make_run("after", loss_chunks=3))
     assert drift(before, after) == ["ATEN_CPU_CAPABILITY: None -> default", "loss_chunks: None -> 3"]
     assert drift(before, before) == []
+
+
+@pytest.mark.parametrize(
+    ("wanted", "device", "level"),
+    [
+        (None, "cpu", "elastic"),
+        (None, "cuda", "off"),
+        ("run", "cpu", "run"),
+        ("elastic", "cuda", "elastic"),
+        ("off", "cpu", "off"),
+    ],
+)
+def test_the_default_is_the_strongest_level_that_costs_nothing(
+    make_run: Callable[..., Path], wanted: str | None, device: str, level: str
+) -> None:
+    train = load_run(make_run(determinism=wanted), []).train
+    assert resolve_determinism(train, torch.device(device)) == level

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import train
 from training import loop
-from training.telemetry.background_drawing import BackgroundDrawing
+from training.telemetry.chart import BackgroundChart
 
 plain_step = loop.train_step
 
@@ -56,6 +56,6 @@ for place in json.loads(os.environ.get("BROKEN", "[]")):
     assert hasattr(owner, function)
     setattr(owner, function, fail)
 if "LOSSES" in os.environ:
-    BackgroundDrawing._start = lambda _: None  # that of tests/launch.py needs the run's streams
+    BackgroundChart._start = lambda _: None  # that of tests/launch.py needs the run's streams
 loop.train_step = step
 train.leave(train.main())

@@ -28,13 +28,12 @@ ADVICE = (
     "training.telemetry.time_ledger:TimeLedger.steps_per_second",
     "training.telemetry.time_ledger:TimeLedger.usd",
     "training.telemetry.time_ledger:TimeLedger.record",
-    "training.telemetry.background_drawing:BackgroundDrawing.redraw",
-    "training.telemetry.background_drawing:BackgroundDrawing.finish",
-    "training.telemetry.background_drawing:BackgroundDrawing.end",
+    "training.telemetry.chart:BackgroundChart.redraw",
+    "training.telemetry.chart:BackgroundChart.finish",
     "training.parallel.step_clock:_seconds",
     "training.step_intervals:count_due",
-    "training.job:_introduction",
-    "training.job:_summary",
+    "training.job:introduce",
+    "training.job:summarize",
 )
 
 
@@ -86,7 +85,7 @@ def test_a_run_outlives_its_advice(make_run: Callable[..., Path], finished: Path
         "rates of a step",
         "time ledger",
         "events",
-        "drawings",
+        "chart",
         "summary",
         "remaining time",
         "introduction",

@@ -11,7 +11,7 @@ import hashlib
 import os
 import sys
 
-from training.supervision.signals import receive_signals
+from training.supervision.supervision import receive_signals
 
 
 def received(name):

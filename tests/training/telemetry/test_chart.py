@@ -1,6 +1,7 @@
 """Chart: drawn from the metrics in a process of its own, which never costs the run."""
 
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,8 +9,8 @@ import pytest
 
 from common.errors import BadInput
 from tests.conftest import train
-from training.telemetry.background_drawing import FAILED_SECONDS, LEAST_SECONDS
-from training.telemetry.chart import CHART, background_chart, draw_chart
+from training.telemetry import chart
+from training.telemetry.chart import CHART, FAILED_SECONDS, LEAST_SECONDS, BackgroundChart, draw_chart
 from training.telemetry.metrics_log import METRICS, MetricsLog
 
 
@@ -22,11 +23,11 @@ def test_a_chart_is_drawn_from_metrics_alone(make_run: Callable[..., Path]) -> N
     for step, loss in ((100, 2.0), (199, 1.0)):
         log.write({"step": step, "validation_loss": loss, "validation_losses": {"a": loss, "_$b$_^": loss + 1}})
     log.close()
-    drawing = background_chart(run)
-    drawing.redraw(1)  # too soon after the start
+    drawing = BackgroundChart(run)
+    drawing.redraw()  # too soon after the start
     assert drawing._process is None
     drawing._began -= LEAST_SECONDS
-    drawing.redraw(1)
+    drawing.redraw()
     assert drawing._process is not None and drawing._process.wait(60) == 0
     assert (run / "training-run-chart.png").stat().st_size > 10_000
 
@@ -34,17 +35,17 @@ def test_a_chart_is_drawn_from_metrics_alone(make_run: Callable[..., Path]) -> N
 def test_a_drawing_that_failed_is_tried_again_later(make_run: Callable[..., Path]) -> None:
     run = make_run()
     (run / CHART).mkdir()
-    drawing = background_chart(run)
+    drawing = BackgroundChart(run)
     drawing._began -= LEAST_SECONDS
-    drawing.redraw(1)
+    drawing.redraw()
     failed = drawing._process
     assert failed is not None and failed.wait(60) == 1
     (run / CHART).rmdir()
     drawing._began -= LEAST_SECONDS
-    drawing.redraw(1)
+    drawing.redraw()
     assert drawing._process is failed
     drawing._began -= FAILED_SECONDS
-    drawing.redraw(1)
+    drawing.redraw()
     assert drawing._process is not failed and drawing._process.wait(60) == 0
 
 
@@ -66,6 +67,27 @@ def test_a_chart_that_cannot_be_drawn_is_not_named(make_run: Callable[..., Path]
 
 def test_a_chart_whose_process_cannot_start_ends_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "absent"))
-    failing = background_chart(tmp_path)
-    failing.redraw(1)
+    failing = BackgroundChart(tmp_path)
+    failing.redraw()
     assert failing.finish() is False
+
+
+def test_a_chart_that_hangs_is_left_and_its_process_is_no_rank_of_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\nenv > "$0.env"\nexec sleep 600\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    monkeypatch.setattr(chart, "LAST_SECONDS", 0.1)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    drawing = BackgroundChart(tmp_path)
+    assert drawing.finish() is False and drawing.finish() is False
+    assert drawing._process is not None and drawing._process.poll() is None
+    while not (variables := (tmp_path / "python.env").read_text().splitlines()):
+        time.sleep(0.01)
+    drawing._process.kill()
+    drawing._process.wait()
+    names = {line.partition("=")[0] for line in variables}
+    assert "PATH" in names and not {"RANK", "WORLD_SIZE"} & names

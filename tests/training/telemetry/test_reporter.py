@@ -51,11 +51,8 @@ class Counter:
     def close(self) -> None:
         self.lines.append("closed")
 
-    def redraw(self, _: int) -> None:
+    def redraw(self) -> None:
         self.drawings += 1
-
-    def end(self) -> None:
-        self.lines.append("ended")
 
 
 class Unread:
@@ -72,9 +69,9 @@ def reporter_of(
         tokens_per_step=100, read_until=lambda step: [{"dataset": "x", "tokens": step, "epochs": 0.5}]
     )
     counter = Counter()
-    parts: Any = {"plan": plan, "bar": counter, "drawings": [counter], "metrics": kept}
+    parts: Any = {"plan": plan, "bar": counter, "chart": counter, "metrics": kept}
     ledger = TimeLedger(time.perf_counter(), price)
-    return Reporter(device=torch.device("cpu"), ledger=ledger, flops_per_token=6, peak_flops=peak, **parts), counter
+    return Reporter(device=torch.device("cpu"), ledger=ledger, peak_tokens=peak and peak / 6, **parts), counter
 
 
 def log_third_step(reporter: Reporter, clock: list[float]) -> None:
@@ -118,7 +115,7 @@ def test_events_carry_their_step_and_a_checkpoint_redraws_the_chart() -> None:
     reporter.record(8, state_sha256="ab")
     assert kept.records[-1] == {"step": 8, "state_sha256": "ab"}
     reporter.close()
-    assert kept.closed and counter.lines == ["closed", "ended"]
+    assert kept.closed and counter.lines == ["closed"]
 
 
 def test_a_failed_upload_is_marked_in_the_bar_until_one_succeeds() -> None:
@@ -131,14 +128,14 @@ def test_a_failed_upload_is_marked_in_the_bar_until_one_succeeds() -> None:
 def test_other_ranks_print_what_concerns_their_machine_alone(capsys: pytest.CaptureFixture[str]) -> None:
     nothing: Any = None
     ledger = TimeLedger(time.perf_counter())
-    quiet = Reporter(plan=nothing, device=torch.device("cpu"), ledger=ledger, flops_per_token=6, peak_flops=None)
+    quiet = Reporter(plan=nothing, device=torch.device("cpu"), ledger=ledger, peak_tokens=None)
     result: Any = SimpleNamespace(loss=Unread(), grad_norm=Unread())
     quiet.log(1, result, REMAINING)
     quiet.event(1, "checkpoint")
     quiet.step_done()
     quiet.say("of rank 0")
     quiet.record(1, validation_loss=2.0)
-    assert quiet.finish() == [] and math.isnan(quiet.last_loss)
+    assert quiet.finish() == "no chart" and math.isnan(quiet.last_loss)
     quiet.close()
     quiet.say_on_machine("WARNING: a file was touched")
     printed = capsys.readouterr()

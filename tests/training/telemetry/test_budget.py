@@ -13,7 +13,7 @@ from tests.conftest import train
 from tests.test_train import one_line
 from tests.training.supervision.runs import SLOW, outcome
 from tests.training.telemetry.ledgers import ledger_of
-from training.planning.budget import Budget
+from training.telemetry.budget import Budget
 from training.telemetry.metrics_log import METRICS, read_metrics
 from training.telemetry.time_ledger import Earlier
 

@@ -1,5 +1,6 @@
-"""Limits of a job: a validation or a save that the budget no longer holds is not begun."""
+"""Stopping early: a signal, or a validation or save that the budget no longer holds; agreed on by all ranks."""
 
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,13 +8,31 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.training.telemetry.ledgers import ledger_of
-from training.build import make_intervals, validation_steps
+from training.build import validation_steps
 from training.command import Options
 from training.config.batch_plan import make_plan
 from training.config.train_config import load_run
-from training.limits import Limits
-from training.planning.budget import Budget
+from training.open_job import make_intervals
+from training.parallel.process_group import Ranks
 from training.state import Position
+from training.stopping import Limits, StopRequest
+from training.telemetry.budget import Budget
+
+
+@pytest.mark.parametrize(
+    ("asked", "reached", "cause"),
+    [(False, False, None), (False, True, "--max-hours"), (True, False, "signal"), (True, True, "signal")],
+)
+def test_a_signal_or_the_ranks_own_condition_stops(
+    alone: Ranks, clock: list[float], asked: bool, reached: bool, cause: str | None
+) -> None:
+    event = threading.Event()
+    limits: Any = SimpleNamespace(reached=lambda: reached, budget=Budget(max_hours=1.0), ledger=ledger_of(clock))
+    request = StopRequest(alone, event, limits)
+    if asked:
+        event.set()
+    assert request.agreed() == (cause is not None)
+    assert cause in (None, request.cause)
 
 
 def limits_of(clock: list[float], *, validated: bool, hours: float) -> Any:
@@ -53,10 +72,3 @@ def test_the_first_validation_is_expected_to_take_as_long_as_its_share_of_a_step
 
 
 VALIDATED_SEQUENCES = load_run(ROOT / "runs" / "8xa100", []).train.validation.validation_sequences
-
-
-@pytest.mark.parametrize(("signalled", "cause"), [(True, "signal"), (False, "--max-hours")])
-def test_the_cause_of_a_stop_is_a_signal_or_the_option_of_the_limit(
-    clock: list[float], signalled: bool, cause: str
-) -> None:
-    assert limits_of(clock, validated=True, hours=1.0).stopped_by(signalled=signalled) == cause
