@@ -46,7 +46,7 @@ def is_held(path: Path, *, absent: bool | None = None) -> bool | None:
         return None
 
 
-def lock(file: IO[Any], path: Path, contention: str, *, wait_seconds: float = 0.0) -> None:
+def lock(file: IO[Any] | int, path: Path, contention: str, *, wait_seconds: float = 0.0) -> None:
     """Lock an open file for as long as it stays open; on a file system without locks, print a note instead.
 
     Raises Locked with the message `contention` when another process still holds the lock after `wait_seconds`.

@@ -1,13 +1,11 @@
 """Export to a model directory that Hugging Face's libraries load without remote code; upload to the hub."""
 
-import fcntl
 import filecmp
-import glob
 import json
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from common.errors import BadInput, printable
+from common.file_lock import lock
 from common.files import replace_file, writing
 from common.hub_client import CARD, check_logged_in, check_names, hub_errors, upload
 from common.installation import keep_logs_only
@@ -69,12 +68,7 @@ def export(
         _write_model(trained, partial, dtype)
         replace_file(partial / CARD, model_card(trained, repository or directory.name, license_name, dtype))
         if empty:
-            try:
-                partial.rename(directory)
-            except OSError as error:
-                if not directory.exists():
-                    raise
-                raise BadInput(f"{directory}: another export wrote it meanwhile; pass another folder") from error
+            partial.rename(directory)
         elif not filecmp.cmp(directory / WEIGHTS, partial / WEIGHTS, shallow=False):
             raise BadInput(f"{directory}: holds other weights; pass another folder, or delete it")
 
@@ -92,7 +86,7 @@ def write_fine_tuned(trained: Trained, directory: Path, settings: dict[str, Any]
         before = partial.with_name(f"{partial.name}-before")
         with suppress(FileNotFoundError):
             directory.rename(before)
-        partial.rename(directory)  # refused where another process has just done so
+        partial.rename(directory)
         shutil.rmtree(before, ignore_errors=True)
 
 
@@ -132,50 +126,25 @@ def hugging_face_weights(network: GPT) -> dict[str, Tensor]:
 
 @contextmanager
 def _partial_directory(directory: Path) -> Iterator[Path]:
-    """Yield an empty directory beside the final one, of this process alone, and delete it at the end.
+    """Yield an empty directory beside the final one, and delete it at the end; one process at a time has it.
 
     Errors of the disk become BadInput.
     """
-    _delete_left_behind(directory)
-    partial = directory.with_name(f".partial-{directory.name}-{os.uname().nodename}-{os.getpid()}")
+    partial = directory.with_name(f".partial-{directory.name}")
     try:
-        with writing(directory):
+        with writing(directory), ExitStack() as stack:
             if directory.is_dir() and not any(directory.iterdir()):
                 directory.rmdir()  # a mount is refused: nothing can be renamed to it
-            partial.mkdir(parents=True)
-            with _locked(partial):
-                yield partial
+            partial.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(partial, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            stack.callback(os.close, descriptor)
+            lock(descriptor, partial, f"{directory}: another export writes it; pass another folder")
+            stack.callback(shutil.rmtree, partial, ignore_errors=True)
+            for left in partial.iterdir():  # by an export that was killed
+                left.unlink()
+            yield partial
     except SafetensorError as error:
         raise BadInput(f"{directory}: cannot be written: {error}") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-
-
-def _delete_left_behind(directory: Path) -> None:
-    """Delete what exports to this directory have left behind that were killed."""
-    for left in directory.parent.glob(f".partial-{glob.escape(directory.name)}-*"):
-        with _locked(left) as is_free:
-            if is_free:
-                shutil.rmtree(left, ignore_errors=True)
-
-
-@contextmanager
-def _locked(directory: Path) -> Iterator[bool]:
-    """Lock a directory; yield False where that cannot be done."""
-    try:
-        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        yield False
-        return
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            is_locked = True
-        except OSError:  # by another process, or on a file system without such locks
-            is_locked = False
-        yield is_locked
-    finally:
-        os.close(descriptor)
 
 
 def _write_model(trained: Trained, directory: Path, dtype: str = "float32") -> None:

@@ -20,7 +20,6 @@ from evaluation.shared.results import append_result, as_read, results_of
 from evaluation.shared.significance import Interval
 from training.telemetry.metrics_log import ANSWERS
 
-OF_THE_SESSION = ("time", "usd", "usd_uncounted")  # fields that may differ between equal results
 SUBJECT = ("judge", "questions", "orders", "seeds", "differences")  # of results that are comparable
 IDENTITY = ("judge", "effort", "base_url", "questions", "orders", "seeds", "candidate")
 
@@ -67,22 +66,23 @@ def keep_results(
 ) -> list[str]:
     """Append the result to those of every model that has a home; return notes for people. Raises BadInput.
 
-    It is left out if the newest result of the same judgement is equal, or more complete.
+    It is left out if the newest result of the same judgement is as complete.
     """
     shared = _shared_values(judgement, verdicts, scores)
     notes = []
     for candidate, standing, seeds in zip(judgement.panel.candidates, scores.standings, reference_scores, strict=True):
-        own = {
-            "candidate": standing.title,
-            "score": attrs.asdict(standing.score),
-            "free": [attrs.asdict(seed) for seed in seeds],
-        }
-        values = as_read({**own, **shared})
-        earlier = [] if candidate.home is None else results_of(candidate.home, candidate.model, "judge")
-        same = [old for old in earlier if _subject(old) == _subject(values)]
-        if superfluous := _superfluous(same[-1], values) if same else None:
-            notes.append(f"{candidate.title}: no result was added: that of {same[-1].get('time')} {superfluous}")
-        elif candidate.home is not None:
+        if candidate.home is None:
+            continue
+        own = {"candidate": standing.title, "score": attrs.asdict(standing.score)}
+        values = as_read({**own, "free": [attrs.asdict(seed) for seed in seeds], **shared})
+        earlier = results_of(candidate.home, candidate.model, "judge")
+        same = [old for old in earlier if _identity(old) == _identity(values)]
+        if same and same[-1]["left_out"] <= values["left_out"]:
+            notes.append(
+                f"{candidate.title}: no result was added: that of {same[-1]['time']} leaves out "
+                f"{same[-1]['left_out']:,} prompts, this one {values['left_out']:,}"
+            )
+        else:
             append_result(candidate.home, candidate.model, "judge", values)
     return notes
 
@@ -158,16 +158,9 @@ def _shared_values(judgement: Judgement, verdicts: list[PromptVerdict], scores: 
     }
 
 
-def _superfluous(newest: dict[str, Any], values: dict[str, Any]) -> str | None:
-    """Return why a result adds nothing to the newest one; None if it does."""
-    if all(newest.get(key) == value for key, value in values.items() if key not in OF_THE_SESSION):
-        return "says the same"
-    before, now = newest.get("left_out"), values["left_out"]
-    return f"leaves out {before:,} prompts, this one {now:,}" if isinstance(before, int) and before < now else None
-
-
-def _subject(result: dict[str, Any]) -> list[Any]:
-    panel = [candidate.get("model") for candidate in result.get("candidates", [])]
+def _identity(result: dict[str, Any]) -> list[Any]:
+    """Return the values that are equal in results of one judgement."""
+    panel = [candidate["model"] for candidate in result.get("candidates", [])]
     return [panel, *(result.get(key) for key in IDENTITY)]
 
 
