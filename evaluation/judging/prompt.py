@@ -66,7 +66,8 @@ class Prompt:
 
 
 def make_prompts(panel: Panel, judge: Judge, repeats: int, seed: int) -> list[Prompt]:
-    """Return `repeats` prompts for each seed of the models and each question."""
+    """Return `repeats` prompts for each seed of the models and each question, or as many as there are orders."""
+    repeats = min(repeats, most_orders(len(panel.candidates) + 1))
     items = [(slot, question) for slot in range(panel.slots) for question in range(len(panel.questions))]
     prompts = []
     for index, order in enumerate(orders(len(panel.candidates) + 1, len(items), repeats, seed)):
@@ -78,21 +79,29 @@ def make_prompts(panel: Panel, judge: Judge, repeats: int, seed: int) -> list[Pr
 
 
 def orders(answers: int, items: int, repeats: int, seed: int) -> list[tuple[int, ...]]:
-    """Return the order of answers in each of `items` x `repeats` prompts, item by item.
+    """Return the order of answers in each of `items` x `repeats` prompts, item by item; of most_orders at most.
 
-    They are rotations of shuffled arrangements: over the prompts of an item, and over those of all items, every answer
-    stands at every position equally often, within one.
+    They are rows of Williams squares (Australian Journal of Scientific Research A 2, 1949) with shuffled answers: over
+    the prompts of an item, and over those of all items, every answer stands at every position equally often, within
+    one; over all items it also follows each other answer equally often. The orders of an item differ.
     """
-    items_of_arrangement = answers // gcd(answers, repeats)  # after so many all its rotations have been used
+    first = [place // 2 + 1 if place % 2 else -(place // 2) % answers for place in range(answers)]
+    items_of_square = answers // gcd(answers, repeats)  # after so many all its rows have been used
     result = []
     for item in range(items):
-        group, place = divmod(item, items_of_arrangement)
-        arrangement = list(range(answers))
-        random.Random(f"{seed} {group}").shuffle(arrangement)
+        group, place = divmod(item, items_of_square)
+        labels = list(range(answers))
+        random.Random(f"{seed} {group // 2}").shuffle(labels)
         for repeat in range(repeats):
-            shift = (place * repeats + repeat) % answers
-            result.append((*arrangement[shift:], *arrangement[:shift]))
+            row = [labels[(one + place * repeats + repeat) % answers] for one in first]
+            mirrored = (group + repeat // answers) % 2  # an odd number of answers needs both
+            result.append(tuple(reversed(row)) if mirrored else tuple(row))
     return result
+
+
+def most_orders(answers: int) -> int:
+    """Return the number of balanced orders: a square and, of an odd number of answers, its mirror image."""
+    return answers if answers % 2 == 0 else 2 * answers
 
 
 def prompt_text(record: Record, texts: list[str]) -> str:

@@ -3,11 +3,12 @@
 import json
 import re
 from collections import Counter
+from itertools import pairwise
 
 import attrs
 import pytest
 
-from evaluation.judging.prompt import make_prompts, orders, prompt_text, read_grades
+from evaluation.judging.prompt import make_prompts, most_orders, orders, prompt_text, read_grades
 from evaluation.shared.records import Record
 from tests.evaluation.judging.sessions import JUDGE, panel
 
@@ -15,17 +16,32 @@ from tests.evaluation.judging.sessions import JUDGE, panel
 @pytest.mark.parametrize("answers", [2, 3, 4, 6, 7, 12])
 @pytest.mark.parametrize("repeats", [1, 2, 3, 5, 8])
 def test_every_answer_stands_everywhere_equally_often(answers: int, repeats: int) -> None:
-    items = 13
+    items, repeats = 13, min(repeats, most_orders(answers))
     all_orders = orders(answers, items, repeats, seed=1)
     assert len(all_orders) == items * repeats
     assert all(sorted(order) == list(range(answers)) for order in all_orders)
     parts = [all_orders[start : start + repeats] for start in range(0, len(all_orders), repeats)]
     for part in [*parts, all_orders]:
+        assert part is all_orders or len(set(part)) == repeats  # no request is repeated
         for answer in range(answers):
             counts = Counter(order.index(answer) for order in part)
             times = [counts[position] for position in range(answers)]
             assert max(times) - min(times) <= 1
     assert all_orders == orders(answers, items, repeats, seed=1) != orders(answers, items, repeats, seed=2)
+
+
+@pytest.mark.parametrize("answers", [2, 3, 4, 7, 10])
+@pytest.mark.parametrize("repeats", [1, 3])
+def test_every_answer_follows_each_other_equally_often(answers: int, repeats: int) -> None:
+    follows = Counter(
+        pair for order in orders(answers, 2 * answers, min(repeats, answers), seed=1) for pair in pairwise(order)
+    )
+    assert len(follows) == answers * (answers - 1) and len(set(follows.values())) == 1
+
+
+def test_more_orders_than_there_are_repeat_no_request() -> None:
+    prompts = make_prompts(panel(2, 4, slots=1), JUDGE, repeats=9, seed=0)
+    assert len(prompts) == len({prompt.key for prompt in prompts}) == 4 * 6
 
 
 def test_no_answer_can_pose_as_another_or_hide_its_end() -> None:
