@@ -12,6 +12,7 @@ from experiments.ladder.forecast import MOST_EXTRAPOLATION, describe_extrapolati
 from experiments.ladder.loss_law import LawFit
 from model.config import ModelConfig, matmul_parameter_count
 from training.config.train_config import Run, TrainConfig
+from training.data.locate_tokens import lengths_at_hand
 from training.planning.estimate import ASSUMED_START_UP_SECONDS
 from training.planning.estimate_table import ESTIMATE_CAUTION
 from training.planning.memory_model import MemoryModel, gpu_bytes
@@ -91,7 +92,8 @@ def best_sizes(
 ) -> list[BudgetChoice]:
     """Return the best shape for each machine that can train one, the lowest loss first. Raises BadInput for none.
 
-    Of the budget's hours the assumed start-up is taken off; validation is not.
+    Of the budget's hours the assumed start-up is taken off; validation is not. No run has more tokens than are at hand,
+    in `max_epochs` epochs.
     """
     speeds = [MachineSpeed.of(target.model, machine) for machine in prices.machines]
     choices = [_best_on(speed, fit, shapes, target.train, usd) for speed in speeds]
@@ -99,6 +101,12 @@ def best_sizes(
     if not found:
         raise BadInput(f"${usd:,.2f}: not enough for the start-up of any machine of {prices.path}; raise the budget")
     return sorted(found, key=lambda choice: choice.loss.value)
+
+
+def tokens_at_hand(train: TrainConfig) -> int | None:
+    """Return the most tokens that a run may read of its datasets; None where one is not here."""
+    lengths = [*lengths_at_hand(train, None).values()]
+    return None if None in lengths else train.data.max_epochs * sum(length for length in lengths if length)
 
 
 def describe_choices(usd: float, choices: Sequence[BudgetChoice]) -> list[str]:
@@ -120,18 +128,19 @@ def _best_on(
     speed: MachineSpeed, fit: LawFit, shapes: Sequence[ModelConfig], train: TrainConfig, usd: float
 ) -> BudgetChoice | None:
     machine = speed.machine
-    hours = usd / machine.usd_per_hour
-    seconds = 3600 * hours - ASSUMED_START_UP_SECONDS
+    seconds = 3600 * usd / machine.usd_per_hour - ASSUMED_START_UP_SECONDS
     if seconds <= 0:
         return None
-    candidates = []
+    candidates, most = [], tokens_at_hand(train)
     for model in shapes:
         tokens = int(seconds * speed.tokens_per_second(model))
+        tokens = tokens if most is None else min(tokens, most)
         candidates.append((fit.predict(matmul_parameter_count(model), tokens), model, tokens))
     for loss, model, tokens in sorted(candidates, key=lambda candidate: candidate[0].value):
         if MemoryModel.of(model, train, machine.gpus).largest_microbatch(gpu_bytes(machine.gpu)) is None:
             continue
-        limits = _limits(fit, shapes, model, tokens)
+        hours = (tokens / speed.tokens_per_second(model) + ASSUMED_START_UP_SECONDS) / 3600
+        limits = (*_limits(fit, shapes, model, tokens), *_data_limits(train, tokens, most))
         return BudgetChoice(
             machine=machine, model=model, tokens=tokens, hours=hours, speed=speed, loss=loss, limits=limits
         )
@@ -155,3 +164,11 @@ def _limits(fit: LawFit, shapes: Sequence[ModelConfig], model: ModelConfig, toke
             "horizon"
         )
     return tuple(limits)
+
+
+def _data_limits(train: TrainConfig, tokens: int, most: int | None) -> list[str]:
+    """Return where the tokens at hand limit a choice, or are not known."""
+    if most is None:
+        return [f"needs {tokens:,} train tokens: whether the dataset holds as many is not known here"]
+    epochs = f"{train.data.max_epochs} epoch{'s' if train.data.max_epochs > 1 else ''} of the tokens at hand"
+    return [f"all of {epochs}: prepare more, or raise max_epochs"] if tokens == most else []

@@ -5,6 +5,7 @@ import pytest
 from forecast_coverage import BESIROGLU
 
 from common.errors import BadInput
+from experiments.ladder import budget_sizes
 from experiments.ladder.budget_sizes import MachineSpeed, best_sizes, describe_choices, size_family
 from experiments.ladder.loss_law import LawFit, LossPoint, fit_law
 from model.config import ModelConfig, matmul_parameter_count
@@ -108,3 +109,15 @@ def test_the_edges_of_family_and_ladder_are_named() -> None:
 def test_a_budget_that_ends_in_the_start_up_is_refused() -> None:
     with pytest.raises(BadInput, match=r"\$0.10: not enough for the start-up"):
         best_sizes(fit(), LADDER, RUN, 0.1, prices())
+
+
+def test_no_size_is_named_for_more_tokens_than_are_at_hand_in_the_epochs_allowed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    machines = prices("8xh100-80gb")
+    [free] = best_sizes(fit(), LADDER, RUN, 40, machines)
+    assert any("whether the dataset holds as many is not known here" in limit for limit in free.limits)
+    monkeypatch.setattr(budget_sizes, "lengths_at_hand", lambda *_: {"fineweb": 10**9})
+    [choice] = best_sizes(fit(), LADDER, attrs.evolve(RUN, train=RUN.train.replace(max_epochs=3)), 40, machines)
+    assert choice.tokens == 3 * 10**9 < free.tokens and choice.hours < free.hours
+    assert any("all of 3 epochs of the tokens at hand" in limit for limit in choice.limits)
