@@ -64,7 +64,7 @@ first-gpu-hour-dry-run: $(patsubst %,%/installed,$(filter .venv-cuda-%,$(CUDA_VE
 	$(@D)/bin/python -m pip install --quiet torch===$*.0
 	grep -v '^torch==' requirements.txt | $(@D)/bin/python -m pip install --quiet --requirement /dev/stdin \
 	  --requirement tools/fakegpu/requirements.txt
-	grep -E '^(pytest|hypothesis|beartype|s3fs)' requirements-test.txt | \
+	grep -E '^(pytest|hypothesis|beartype)' requirements-test.txt | \
 	  $(@D)/bin/python -m pip install --quiet --requirement /dev/stdin "$(HARNESS)"
 	touch $@
 

@@ -1,15 +1,18 @@
 """Bucket: the objects under one prefix of S3, Google Cloud Storage or Azure, by obstore. Every failure is one line.
 
-Credentials come from the environment or the machine's role, never from a URL. Retries are bounded: a request that fails
-for good raises within RETRY_SECONDS and a request's own time.
+Credentials come from the environment, the AWS profile or the machine's role, never from a URL. Retries are bounded: a
+request that fails for good raises within RETRY_SECONDS and a request's own time.
 """
 
+import configparser
 import functools
+import hashlib
 import os
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypeVar
 
 import attrs
@@ -24,13 +27,26 @@ RETRY_SECONDS = 60.0  # after which a request is not tried again
 REQUEST_SECONDS = 60.0  # of one request; it moves a piece at most
 PIECE_BYTES = 1 << 24  # of an upload in parts, and of a download
 PIECES_AT_ONCE = 8  # held in memory
+ATTEMPTS = 4  # to read a range whose answer breaks off
+UPLOADS = 3  # attempts with a file that arrives damaged
+PROFILE_FILES = {  # of AWS, by the variable with another path; later ones go before
+    "AWS_CONFIG_FILE": "~/.aws/config",
+    "AWS_SHARED_CREDENTIALS_FILE": "~/.aws/credentials",
+}
+PROFILE_KEYS = {  # option of obstore: key of a profile, variables that go before it
+    "access_key_id": ("aws_access_key_id", ["AWS_ACCESS_KEY_ID"]),
+    "secret_access_key": ("aws_secret_access_key", ["AWS_ACCESS_KEY_ID"]),
+    "session_token": ("aws_session_token", ["AWS_ACCESS_KEY_ID"]),
+    "region": ("region", ["AWS_REGION", "AWS_DEFAULT_REGION"]),
+    "endpoint": ("endpoint_url", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AWS_ENDPOINT_URL_S3"]),
+}
 
 Answer = TypeVar("Answer")
 
 
 @attrs.frozen
 class Version:
-    """Content of a small object, and what identifies it in a conditional write."""
+    """Content of a small object, and its tag for a conditional write."""
 
     content: bytes
     tag: "UpdateVersion"
@@ -43,10 +59,11 @@ class StoredObject:
     size_bytes: int
     written_at: float  # by the server's clock, in seconds since 1970
     e_tag: str | None  # None where the server has none
+    version: str | None  # None in lists, and where the server has none
 
 
 class Taken(BadInput):
-    """A conditional write found another version than it was to replace."""
+    """A conditional write or read found another version than it was of."""
 
 
 def is_bucket(url: str) -> bool:
@@ -55,42 +72,58 @@ def is_bucket(url: str) -> bool:
 
 
 class Bucket:
-    """The objects under a URL, SCHEME://BUCKET/PREFIX, by the rest of their names. Methods raise BadInput."""
+    """The objects under a URL, SCHEME://BUCKET/PREFIX, by the rest of their names. Methods raise BadInput.
 
-    def __init__(self, url: str):
+    The URL of a file on the web is that of a bucket whose one object has an empty name.
+    """
+
+    def __init__(self, url: str, headers: Mapping[str, str] | None = None):
+        """`headers`: of each request to a web server."""
         try:
             import obstore.store
         except ImportError as error:
             raise BadInput(f"{url}: needs obstore: pip install obstore") from error
-        self.url = url.rstrip("/")
-        wait = timedelta(seconds=REQUEST_SECONDS)
-        local = os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://")
-        self._store = self._ask(
-            "",
-            "opened",
-            lambda: obstore.store.from_url(
-                self.url,
-                client_options={"timeout": wait, "connect_timeout": timedelta(seconds=10), "allow_http": local},
-                retry_config={"retry_timeout": timedelta(seconds=RETRY_SECONDS)},
-            ),
-        )
+        self.url = url.rstrip("/") if is_bucket(url.rstrip("/")) else url
+        profile: Any = _aws_profile() if url.startswith("s3://") else {}
+        endpoint = profile.get("endpoint") or os.environ.get("AWS_ENDPOINT_URL", "")
+        options: Any = {
+            "client_options": {
+                "timeout": timedelta(seconds=REQUEST_SECONDS),
+                "connect_timeout": timedelta(seconds=10),
+                "default_headers": dict(headers or {}),
+                "allow_http": endpoint.startswith("http://") or url.startswith("http://"),
+            },
+            "retry_config": {"retry_timeout": timedelta(seconds=RETRY_SECONDS)},
+        }
+        self._store = self._ask("", "opened", lambda: obstore.store.from_url(self.url, **profile, **options))
 
     def objects(self, prefix: str = "") -> dict[str, StoredObject]:
         """Return each object whose name begins with a prefix of whole folders."""
         import obstore
 
         def find() -> dict[str, StoredObject]:
-            entries = (entry for page in obstore.list(self._store, prefix.rstrip("/") or None) for entry in page)
-            return {
-                entry["path"]: StoredObject(entry["size"], entry["last_modified"].timestamp(), entry["e_tag"])
-                for entry in entries
-            }
+            pages = obstore.list(self._store, prefix.rstrip("/") or None)
+            return {entry["path"]: _as_stored(entry) for page in pages for entry in page}
 
         return self._ask(prefix, "listed", find)
 
     def sizes(self, prefix: str = "") -> dict[str, int]:
         """Return the bytes of each of these objects."""
         return {name: found.size_bytes for name, found in self.objects(prefix).items()}
+
+    def look_up(self, name: str) -> StoredObject:
+        """Return an object's entry."""
+        import obstore
+
+        try:
+            return self._ask(name, "read", lambda: _as_stored(obstore.head(self._store, name)))
+        except BadInput as error:
+            if not self.url.startswith("http") or isinstance(error.__cause__, FileNotFoundError):
+                raise
+            # a signed URL allows nothing but reading
+            return self._ask(
+                name, "read", lambda: _as_stored(obstore.get(self._store, name, options={"range": (0, 1)}).meta)
+            )
 
     def read(self, name: str) -> Version | None:
         """Return a small object; None where there is none."""
@@ -128,29 +161,71 @@ class Bucket:
             return there
         return Version(content, _tag(result))
 
-    def upload(self, name: str, file: BinaryIO) -> None:
-        """Write an object of any size from a file, in parts; it appears when all have arrived."""
+    def upload(self, name: str, file: BinaryIO) -> str | None:
+        """Write an object of any size from a file, in parts; it appears when all have arrived. Return its tag."""
         import obstore
 
         put = functools.partial(obstore.put, chunk_size=PIECE_BYTES, max_concurrency=PIECES_AT_ONCE)
-        self._ask(name, "written", lambda: put(self._store, name, file))
+        return self._ask(name, "written", lambda: put(self._store, name, file))["e_tag"]
+
+    def upload_verified(self, path: Path, sha256: str) -> None:
+        """Write a file under its own name, and verify that the object has its sha256.
+
+        By the server's tag if that is a checksum, or else by reading it.
+        """
+        name, tag = path.name, _checksum_tag(path)
+        for _ in range(UPLOADS):
+            with path.open("rb") as file:
+                arrived = str(self.upload(name, file)).strip('"')
+            if arrived == tag or self.sha256(name) == sha256:
+                return
+        raise BadInput(
+            f"{self.url}/{name}: arrived damaged {UPLOADS} times; check the network, then rerun the same command"
+        )
+
+    def sha256(self, name: str) -> str:
+        """Return the sha256 of an object, read to its end."""
+        digest = hashlib.sha256()
+        for _, piece in self.pieces(name, self.look_up(name).size_bytes):
+            digest.update(piece)
+        return digest.hexdigest()
+
+    def copy(self, name: str, final: str) -> None:
+        """Copy an object to another name, on the server."""
+        import obstore
+
+        self._ask(final, "written", lambda: obstore.copy(self._store, name, final))
+
+    def read_range(self, name: str, begin: int, end: int, e_tag: str | None = None) -> memoryview:
+        """Return bytes begin .. end of an object. Raises Taken where its tag is another."""
+        import obstore
+        from obstore.exceptions import GenericError, PreconditionError
+
+        options: GetOptions = {"range": (begin, end)}
+        if e_tag is not None and not e_tag.startswith("W/"):  # a weak one never matches
+            options["if_match"] = e_tag
+        for left in reversed(range(ATTEMPTS)):
+            try:
+                data = self._ask(
+                    name, "read", lambda: memoryview(obstore.get(self._store, name, options=options).bytes())
+                )
+                if len(data) != end - begin:
+                    raise BadInput(f"{self._where(name)}: got {len(data)} bytes at {begin}, wanted {end - begin}")
+                return data
+            except BadInput as error:
+                if isinstance(error.__cause__, PreconditionError):
+                    raise Taken(
+                        f"{self._where(name)}: was replaced while it was read; rerun the same command"
+                    ) from error
+                if not left or not (isinstance(error.__cause__, GenericError) and "body error" in str(error)):
+                    raise
+        raise AssertionError("the last attempt raises")
 
     def pieces(self, name: str, size_bytes: int, e_tag: str | None = None) -> Iterator[tuple[int, memoryview]]:
         """Yield (offset in bytes, content) of an object's pieces, in order. Raises Taken where its tag is another."""
-        import obstore
-        from obstore.exceptions import PreconditionError
 
         def fetch(offset: int) -> tuple[int, memoryview]:
-            options: GetOptions = {"range": (offset, min(offset + PIECE_BYTES, size_bytes))}
-            if e_tag is not None:
-                options["if_match"] = e_tag
-            try:
-                request = functools.partial(obstore.get, self._store, name, options=options)
-                return offset, memoryview(self._ask(name, "read", lambda: request().bytes()))
-            except BadInput as error:
-                if not isinstance(error.__cause__, PreconditionError):
-                    raise
-                raise Taken(f"{self.url}/{name}: was replaced during the download; rerun the same command") from error
+            return offset, self.read_range(name, offset, min(offset + PIECE_BYTES, size_bytes), e_tag)
 
         offsets = range(0, size_bytes, PIECE_BYTES)
         with ThreadPoolExecutor(PIECES_AT_ONCE) as threads:
@@ -171,17 +246,66 @@ class Bucket:
         try:
             return request()
         except (BaseError, ValueError, OSError) as error:
-            where = f"{self.url}/{name}" if name else self.url
-            raise BadInput(f"{where}: cannot be {done}: {_reason(error)}") from error
+            raise BadInput(f"{self._where(name)}: cannot be {done}: {_reason(error)}") from error
+
+    def _where(self, name: str) -> str:
+        return f"{self.url}/{name}" if name else self.url
+
+
+def _as_stored(entry: Mapping[str, Any]) -> StoredObject:
+    return StoredObject(entry["size"], entry["last_modified"].timestamp(), entry["e_tag"], entry["version"])
 
 
 def _tag(found: Mapping[str, Any]) -> "UpdateVersion":
-    """Return what a store tells versions apart by; obstore refuses None."""
+    """Return the tags by which a store tells versions apart; obstore refuses None."""
     return {key: found[key] for key in ("e_tag", "version") if found[key] is not None}  # type: ignore[return-value]
 
 
+def _checksum_tag(path: Path) -> str:
+    """Return S3's ETag of a file: its md5, or for one that is sent in parts, that of their md5s."""
+    digests = []
+    with path.open("rb") as file:
+        while data := file.read(PIECE_BYTES):
+            digests.append(hashlib.md5(data))
+    if len(digests) == 1:
+        return digests[0].hexdigest()
+    return f"{hashlib.md5(b''.join(each.digest() for each in digests)).hexdigest()}-{len(digests)}"
+
+
 def _reason(error: Exception) -> str:
-    """Return why a request failed: the server's own words where it has answered."""
+    """Return the reason of a failed request: the server's own words where it has answered."""
     text = " ".join(str(error).partition("\n\nDebug source")[0].split())
     answer = re.search(r"<Code>(.*?)</Code>.*?<Message>(.*?)(</Message>|$)", text)
-    return f"{answer[1]}: {answer[2]}" if answer else f"{text[:300]}; check network and credentials"
+    if answer:
+        return f"{answer[1]}: {answer[2]}"
+    if isinstance(error, FileNotFoundError):
+        return "not found; the same command goes on when it is there"
+    return f"{text[:300]}; check network and credentials"
+
+
+def _aws_profile() -> dict[str, str]:
+    """Return the options of the AWS profile, AWS_PROFILE or "default", that the environment does not set."""
+    name = os.environ.get("AWS_PROFILE", "default")
+    found: dict[str, str] = {}
+    for variable, usual in PROFILE_FILES.items():
+        path, parser = Path(os.environ.get(variable, usual)).expanduser(), configparser.RawConfigParser()
+        try:
+            parser.read(path)
+        except (OSError, ValueError, configparser.Error):  # whose text may quote a key
+            raise BadInput(f"{path}: cannot be read, wanted the profiles of AWS; fix this, or move it away") from None
+        for section in {name, name if name == "default" else f"profile {name}"} & {*parser.sections()}:
+            found |= parser[section]
+    if "AWS_PROFILE" in os.environ and not found:
+        raise BadInput(f"AWS_PROFILE: got {name}, no profile in {' or '.join(PROFILE_FILES.values())}")
+    options = {
+        option: found[key]
+        for option, (key, variables) in PROFILE_KEYS.items()
+        if key in found and not any(variable in os.environ for variable in variables)
+    }
+    others = sorted(found.keys() & {"credential_process", "role_arn", "sso_session", "sso_start_url"})
+    if others and "access_key_id" not in options and "AWS_ACCESS_KEY_ID" not in os.environ:
+        raise BadInput(
+            f"AWS profile {name}: got {others[0]}, wanted access keys; run "
+            f'eval "$(aws configure export-credentials --profile {name} --format env)"'
+        )
+    return options

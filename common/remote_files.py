@@ -1,101 +1,89 @@
-"""Remote files: any URL that fsspec opens (s3://, gs://, https://, hf://), with every failure as one line.
+"""Remote files: objects of a bucket, files on the web and on the Hugging Face hub, with every failure as one line."""
 
-s3fs, gcsfs and the hub's client retry errors that may pass; fsspec's http does not, so `ask` does.
-"""
-
+import base64
 import glob
 import io
-import time
-from collections.abc import Callable
+import re
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, BinaryIO, TypeVar
+from datetime import datetime, timezone
+from email.utils import format_datetime
+from typing import Any, BinaryIO
+from urllib.parse import urljoin
 
+import attrs
+
+from common.bucket import SCHEMES, Bucket, StoredObject
 from common.errors import BadInput
+from common.hub_client import hub_errors
 
 REMOTE = "://"
 HTTP = ("http://", "https://")
-BLOCK_BYTES = 1 << 22  # read-ahead: s3fs's own 50 MB would be read for every unit of 16
-BUFFER_BYTES = 1 << 18
-RETRY_SECONDS = (0.2, 0.5, 1.0, 2.0)  # pauses before the next attempts
+HUB_FILES = "hf://"
+READ_AHEAD_BYTES = 1 << 22  # a unit of documents is some 16 MB
 THREADS = 16  # requests at once, each mostly waiting
-TRANSIENT = (408, 429, 500, 502, 503, 504)  # HTTP statuses
-RERUN = "the same command goes on when it is there"
-
-Answer = TypeVar("Answer")
 
 
-def find_remote(name: str) -> dict[str, dict[str, Any]]:
-    """Return a server's entries of the files behind a URL, by URL: one file's, a folder's, or a glob's.
+@attrs.frozen
+class RemoteFile:
+    """A file of a server, as it was when it was looked up."""
 
-    Over http a folder's name ends in a slash, and its page must list it. Raises BadInput.
+    url: str
+    size_bytes: int
+    stamp: str  # changes with the content
+    e_tag: str | None = None
+
+    def open(self) -> BinaryIO:
+        """Open the file for reading, by ranges. Raises BadInput, then and whenever it is not this file to its end."""
+        return io.BufferedReader(_Ranges(self), READ_AHEAD_BYTES)
+
+
+def find_remote(name: str) -> dict[str, RemoteFile]:
+    """Return the files behind a URL, by URL: one file, a folder's, or a glob's.
+
+    On the web a folder's name ends in a slash, and its page must list it. Raises BadInput.
     """
-    file_system, inner = file_system_of(name)
+    if name.startswith(HUB_FILES):
+        return _find_on_hub(name)
+    bucket, inner = _locate(name)
     web = name.startswith(HTTP)
+    magic = glob.has_magic(name.replace("?", "") if web else inner)  # a URL's ? begins its query
+    if magic and not _is_there(bucket, inner):
+        folder, wanted = re.split(r"[^/]*[*?[]", name, maxsplit=1)[0], re.compile(_expression(name))
+    elif magic or (web and not name.endswith("/")):
+        return {name: look_up_remote(name)}
+    else:
+        folder, wanted = f"{name.rstrip('/')}/", re.compile(".*")
+    entries = {} if web else bucket.objects(folder.removeprefix(f"{bucket.url}/"))
+    urls = _linked(folder) if web else [f"{bucket.url}/{path}" for path in entries]
+    found = [url for url in urls if wanted.fullmatch(url)]
+    if not found and not magic:
+        found = [name]
+    elif entries and not name.startswith("gs://"):  # whose lists tell no version
+        return {url: _remote_file(url, entries[url.removeprefix(f"{bucket.url}/")]) for url in found}
+    with ThreadPoolExecutor(THREADS) as threads:
+        return dict(zip(found, threads.map(look_up_remote, found), strict=True))
 
-    def find() -> dict[str, dict[str, Any]]:
-        magic = glob.has_magic(inner.replace("?", "") if web else inner)  # a URL's ? begins its query
-        if magic and not file_system.isfile(inner):
-            return file_system.glob(inner, detail=True)
-        if name.endswith("/") if web else file_system.isdir(inner):  # http's isdir reads the file to its end
-            return file_system.find(inner, detail=True)
-        return {inner: file_system.info(inner)}
 
-    found = ask(name, find)
-    urls = {file_system.unstrip_protocol(path): entry for path, entry in found.items() if entry["type"] == "file"}
-    if web:  # a page of links knows no sizes
-        with ThreadPoolExecutor(THREADS) as threads:
-            urls = dict(zip(urls, threads.map(look_up_remote, urls), strict=True))
-    return urls
-
-
-def look_up_remote(url: str) -> dict[str, Any]:
-    """Return a server's current entry of a file. Raises BadInput."""
-    file_system, inner = file_system_of(url)
-    return ask(url, lambda: file_system.info(inner))
+def look_up_remote(url: str) -> RemoteFile:
+    """Return a file as it is now. Raises BadInput."""
+    if url.startswith(HUB_FILES):
+        with hub_errors(f"{url}: cannot be read", "read"):
+            return _hub_file(url, _hub().info(url))
+    bucket, name = _locate(url)
+    return _remote_file(url, bucket.look_up(name))
 
 
 def open_remote(url: str) -> BinaryIO:
-    """Open a file for reading, by ranges. Raises BadInput, then and whenever it cannot be read to its end."""
-    return io.BufferedReader(_RemoteFile(url), BUFFER_BYTES)
+    return look_up_remote(url).open()
 
 
-def file_system_of(url: str) -> tuple[Any, str]:
-    """Return fsspec's file system of a URL, and the name in it. Raises BadInput naming a package that is missing."""
-    import fsspec
+class _Ranges(io.RawIOBase):
+    """A remote file whose errors cannot be taken for those of a damaged file."""
 
-    try:
-        return fsspec.core.url_to_fs(url, use_listings_cache=False)
-    except ImportError as error:
-        raise BadInput(f"{url}: {_detail(error)}: pip install it") from error
-    except ValueError as error:
-        raise BadInput(f"{url}: {_detail(error)}") from error
-
-
-def ask(url: str, call: Callable[[], Answer], what: str = "read") -> Answer:
-    """Return the result of a request to a server, repeated while errors are transient. Raises BadInput.
-
-    `what` is done to the file, for the error: read, written or deleted.
-    """
-    for pause in (*RETRY_SECONDS, None):
-        try:
-            return call()
-        except Exception as error:  # every library has errors of its own, and not all of them are OSErrors
-            if pause is None or not (url.startswith(HTTP) and _is_transient(error)):
-                raise BadInput(f"{url}: cannot be {what}: {_detail(error)}; {RERUN}") from error
-            time.sleep(pause)
-    raise AssertionError("the last attempt raises")
-
-
-class _RemoteFile(io.RawIOBase):
-    """A file of fsspec whose errors cannot be taken for those of a damaged file."""
-
-    def __init__(self, url: str):
-        self._url = url
-        file_system, inner = file_system_of(url)
-        self._stream = ask(url, lambda: file_system.open(inner, "rb", block_size=BLOCK_BYTES, cache_type="readahead"))
-        if self._stream.size is None:
-            raise BadInput(f"{url}: its server does not send parts of a file; download it first")
-        self._position = 0
+    def __init__(self, file: RemoteFile):
+        self._file, self._position = file, 0
+        self._bucket, self._name = _locate(file.url)
 
     def readable(self) -> bool:
         return True
@@ -104,46 +92,101 @@ class _RemoteFile(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._stream.size}[whence]
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._file.size_bytes}[whence]
         self._position = base + offset
         return self._position
 
     def readinto(self, buffer: Any) -> int:
-        wanted = min(len(buffer), max(0, self._stream.size - self._position))
-        data = ask(self._url, lambda: self._read(wanted))
+        end = min(self._position + len(buffer), self._file.size_bytes)
+        if end <= self._position:
+            return 0
+        data = self._bucket.read_range(self._name, self._position, end, self._file.e_tag)
         buffer[: len(data)] = data
-        self._position += len(data)
+        self._position = end
         return len(data)
 
-    def close(self) -> None:
-        if not self.closed:
-            super().close()
-            if hasattr(self, "_stream"):
-                self._stream.close()
 
-    def _read(self, count: int) -> bytes:
-        self._stream.seek(self._position)  # again after an attempt that failed half-way
-        data = self._stream.read(count)
-        if len(data) != count:
-            raise EOFError(f"got {len(data)} bytes at {self._position}, wanted {count}")
-        return data
+def _locate(url: str) -> tuple[Bucket, str]:
+    """Return a bucket and the name of an object in it."""
+    scheme, _, rest = url.partition(REMOTE)
+    if scheme in SCHEMES:
+        name, _, inner = rest.partition("/")
+        return Bucket(f"{scheme}://{name}"), inner.strip("/")
+    if url.startswith(HUB_FILES):
+        from huggingface_hub import get_token
 
-
-def _is_transient(error: BaseException) -> bool:
-    from aiohttp import ClientConnectionError, ClientPayloadError, ClientResponseError
-    from fsspec.exceptions import FSTimeoutError
-
-    if isinstance(error, FileNotFoundError):  # fsspec's, whatever happened
-        error = error.__cause__ or error
-    if isinstance(error, ClientResponseError):
-        return error.status in TRANSIENT
-    return isinstance(error, (ClientConnectionError, ClientPayloadError, FSTimeoutError, EOFError))
+        token = get_token()
+        return Bucket(_hub().url(url), {} if token is None else {"authorization": f"Bearer {token}"}), ""
+    if not url.startswith(HTTP):
+        raise BadInput(f"{url}: unknown kind of URL; wanted s3://, gs://, az://, https:// or hf://")
+    return Bucket(url), ""
 
 
-def _detail(error: BaseException) -> str:
-    """Return the first line of an error's text; of a FileNotFoundError its cause, which may be something else."""
-    cause = error.__cause__ if isinstance(error, FileNotFoundError) else None
-    said = str(cause or error)
-    if isinstance(error, FileNotFoundError) and cause is None and " " not in said:  # only its name
-        said = "not found"
-    return said.splitlines()[0] if said else type(error).__name__
+def _is_there(bucket: Bucket, name: str) -> bool:
+    try:
+        bucket.look_up(name)
+    except BadInput as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            return False
+        raise
+    return True
+
+
+def _remote_file(url: str, found: StoredObject) -> RemoteFile:
+    """Return a file with the stamp that plans have had since fsspec's clients read them."""
+    if url.startswith("gs://") and found.version is not None:
+        return RemoteFile(url, found.size_bytes, f"etag {_google_tag(int(found.version))}", found.e_tag)
+    if found.e_tag is not None:
+        tag = found.e_tag.replace('"', "")
+        return RemoteFile(url, found.size_bytes, f"{'etag' if url.startswith('az://') else 'ETag'} {tag}", found.e_tag)
+    when = format_datetime(datetime.fromtimestamp(found.written_at, timezone.utc), usegmt=True)
+    return RemoteFile(url, found.size_bytes, f"Last-Modified {when}" if found.written_at else "no tag")
+
+
+def _google_tag(generation: int) -> str:
+    """Return the tag of Google's JSON interface: generation and metageneration (1) as a protocol buffer."""
+    digits = []
+    while generation > 127:
+        digits.append(generation & 127 | 128)
+        generation >>= 7
+    return base64.b64encode(bytes([8, *digits, generation, 16, 1])).decode()
+
+
+def _linked(folder: str) -> Iterator[str]:
+    """Yield the URLs of the files that a web server's page lists, in its folders, too."""
+    page = Bucket(folder).read("")
+    if page is None:
+        raise BadInput(f"{folder}: cannot be read: not found")
+    text = page.content.decode(errors="replace")
+    for link in re.findall(r"""<a\s[^>]*href=["']([^"'?#]+)["']""", text, re.IGNORECASE):
+        url = urljoin(folder, link)
+        if url.startswith(folder) and url != folder:
+            yield from _linked(url) if url.endswith("/") else [url]
+
+
+def _expression(pattern: str) -> str:
+    """Return a glob as a regular expression: `*` and `?` stay in a folder, `**/` is any folders."""
+    of = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+    parts = re.findall(r"\*\*/|\*\*|\[!?[^]]+\]|.", pattern)
+    return "".join(of.get(part) or (part.replace("[!", "[^") if len(part) > 1 else re.escape(part)) for part in parts)
+
+
+def _hub() -> Any:
+    from huggingface_hub import HfFileSystem
+
+    return HfFileSystem()
+
+
+def _find_on_hub(name: str) -> dict[str, RemoteFile]:
+    with hub_errors(f"{name}: cannot be read", "read"):
+        hub, inner = _hub(), name.removeprefix(HUB_FILES)
+        if glob.has_magic(inner) and not hub.isfile(inner):
+            found = hub.glob(inner, detail=True)
+        else:
+            found = hub.find(inner, detail=True) if hub.isdir(inner) else {inner: hub.info(inner)}
+        files = {f"{HUB_FILES}{path}": entry for path, entry in found.items() if entry["type"] == "file"}
+        return {url: _hub_file(url, entry) for url, entry in files.items()}
+
+
+def _hub_file(url: str, entry: dict[str, Any]) -> RemoteFile:
+    return RemoteFile(url, int(entry["size"]), f"blob_id {entry['blob_id']}")

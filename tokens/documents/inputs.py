@@ -4,17 +4,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import attrs
 
 from common.errors import BadInput
-from common.remote_files import REMOTE, RERUN, look_up_remote, open_remote
+from common.remote_files import REMOTE, RemoteFile, look_up_remote
 
 TEXT_SUFFIXES = (".txt", ".md", ".py")  # a file is a document
 LINE_SUFFIXES = (".jsonl", ".json")  # a line is a document
 COMPRESSED_SUFFIXES = tuple(f"{lines}{packed}" for lines in LINE_SUFFIXES for packed in (".gz", ".zst"))
 SUFFIXES = (*TEXT_SUFFIXES, *LINE_SUFFIXES, *COMPRESSED_SUFFIXES, ".parquet")
+RERUN = "the same command goes on when it is there"
 MODIFIED = "mtime "  # before the nanoseconds of a local file's stamp
 
 
@@ -32,11 +33,13 @@ class Input:
 
     def open(self) -> BinaryIO:
         """Open the file for reading. Raises BadInput when it is missing, has changed, or may not be read."""
-        # Opened before it is looked at: from here on s3fs holds what it reads to the tag of what was opened.
-        stream = open_remote(self.path) if REMOTE in self.path else None
+        if REMOTE in self.path:
+            file = look_up_remote(self.path)  # from here on what is read is held to its tag
+            self.compare(remote_input(file))
+            return file.open()
         self.compare(look_up(self.path))
         with readable(self.path):
-            return stream or Path(self.path).open("rb")
+            return Path(self.path).open("rb")
 
     def compare(self, now: "Input") -> None:
         """Raise BadInput when the file that is there now is not this one."""
@@ -63,19 +66,14 @@ class Extent:
 def look_up(path: str) -> Input:
     """Return a file as it is now. Raises BadInput when there is none."""
     if REMOTE in path:
-        return remote_input(path, look_up_remote(path))
+        return remote_input(look_up_remote(path))
     with readable(path):
         status = Path(path).stat()
     return Input(path, status.st_size, f"{MODIFIED}{status.st_mtime_ns}")
 
 
-def remote_input(url: str, entry: dict[str, Any]) -> Input:
-    """Return a remote file from its server's entry. Raises BadInput if that has no size."""
-    tags = ("ETag", "etag", "blob_id", "md5Hash", "LastModified", "Last-Modified", "last_modified", "mtime")
-    tag = next((f"{key} {entry[key]}" for key in tags if entry.get(key)), "no tag")
-    if entry.get("size") is None:
-        raise BadInput(f"{url}: its server does not tell its size; download it first")
-    return Input(url, int(entry["size"]), tag.replace('"', ""))
+def remote_input(file: RemoteFile) -> Input:
+    return Input(file.url, file.size_bytes, file.stamp)
 
 
 @contextmanager

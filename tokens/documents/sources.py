@@ -15,7 +15,7 @@ import attrs
 from common.errors import BadInput
 from common.files import by_number
 from common.hub_client import hub_errors, quiet
-from common.remote_files import REMOTE, find_remote
+from common.remote_files import REMOTE, find_remote, look_up_remote
 from tokens.documents.inputs import SUFFIXES, Input, look_up, readable, remote_input
 
 STANDARD_LIBRARY = "stdlib"
@@ -148,7 +148,7 @@ def _remote_files(name: str) -> tuple[list[Input], list[str]]:
         raise BadInput(f"{name}: holds no documents; wanted files ending in {', '.join(SUFFIXES)}")
     for url in found:
         _check_kind(url)
-    return [remote_input(url, entry) for url, entry in found.items()], others
+    return [remote_input(file) for file in found.values()], others
 
 
 def _hub_dataset(name: str, commit: str | None) -> list[Input]:
@@ -157,7 +157,6 @@ def _hub_dataset(name: str, commit: str | None) -> list[Input]:
     Without one: at that of the revision, or else of the main branch, now.
     """
     import datasets
-    import fsspec
 
     quiet()
     dataset, _, revision = name.removeprefix(HUB).partition("@")
@@ -165,8 +164,7 @@ def _hub_dataset(name: str, commit: str | None) -> list[Input]:
     with hub_errors(f"{name}: cannot be resolved on the hub", "read"):
         builder = datasets.load_dataset_builder(repository, configuration or None, revision=commit or revision or None)
         urls = [str(url) for url in (builder.config.data_files or {}).get("train", [])]
-        file_system = fsspec.filesystem("hf")
-        inputs = [remote_input(url, file_system.info(url)) for url in urls]
+        inputs = [remote_input(look_up_remote(url)) for url in urls]
     if not inputs:
         raise BadInput(f"{name}: no files of a train split; name its files: hf://datasets/{repository}/...")
     for item in inputs:

@@ -7,11 +7,14 @@ from typing import Annotated, Literal
 import attrs
 
 from common.arguments import UsageError, option
+from common.bucket import is_bucket
 from common.checks import integer, number
 from common.remote_files import REMOTE
 
 FRACTION = number(0, 1, below=True)
 COUNT = integer(1)
+
+LARGEST_SHARD = 5 * 10**9 // 4  # tokens of 4 bytes: S3 copies no object of more than 5 GB to its final name
 
 
 def _separator(text: str) -> str:
@@ -32,7 +35,10 @@ class PrepareCommand:
     sources: Annotated[
         tuple[str, ...], option("files, folders, buckets or datasets: see below", name="SOURCE...", required=True)
     ] = attrs.field(kw_only=False)
-    output: Annotated[str, option("output directory of the token files; resumes if partially written", "DIR|s3://...")]
+    output: Annotated[
+        str,
+        option("output directory of the token files; resumes if partially written", "DIR|s3://...|gs://...|az://..."),
+    ]
     tokenizer: Annotated[str, option("text to token ids", "gpt2|bytes|FILE.tiktoken")] = "gpt2"
     text_field: Annotated[str, option("field of records", "NAME")] = "text"
     separator: Annotated[
@@ -57,7 +63,7 @@ class PrepareCommand:
         int | None, option("tokens of each file of a split; default: one file per split", "N", check=COUNT)
     ] = None
     scratch: Annotated[
-        Path | None, option("folder for shards on their way to an s3:// output; default: token_files/NAME", "DIR")
+        Path | None, option("folder for shards on their way to a bucket; default: token_files/NAME", "DIR")
     ] = None
     on_bad_document: Annotated[
         Literal["skip", "fail"], option("skip: count and leave out bad documents; fail: stop at the first")
@@ -67,20 +73,24 @@ class PrepareCommand:
         remote = self.bucket is not None
         if self.validation_fraction + self.test_fraction >= 1:
             raise UsageError("--validation-fraction and --test-fraction: wanted a sum below 1, something to train on")
-        if remote and not self.output.startswith("s3://"):
-            raise UsageError(f"--output {self.output}: wanted a folder, or s3://BUCKET/PREFIX")
-        if remote and self.shard_tokens is None:
-            raise UsageError("--output s3://...: wanted --shard-tokens N, so that finished shards can leave this disk")
+        if remote and not is_bucket(self.output.rstrip("/")):
+            raise UsageError(f"--output {self.output}: wanted a folder, or s3://, gs:// or az://BUCKET/PREFIX")
+        if remote and not 0 < (self.shard_tokens or 0) <= LARGEST_SHARD:
+            raise UsageError(
+                f"--output {self.output}: wanted --shard-tokens N, at most {LARGEST_SHARD:,}, so that finished shards "
+                "can leave this disk, and be named in the bucket"
+            )
         if remote and self.split == "tail":
             raise UsageError(
-                "--output s3://...: wanted --split hash; the tail would be cut from shards that have left this disk"
+                f"--output {self.output}: wanted --split hash; the tail would be cut from shards that have left this "
+                "disk"
             )
         if self.scratch is not None and not remote:
-            raise UsageError("--scratch: only for an s3:// output")
+            raise UsageError("--scratch: only for an output in a bucket")
 
     @property
     def bucket(self) -> str | None:
-        """The s3:// URL of the output, None for a folder."""
+        """The URL of an output in a bucket, None for a folder."""
         return self.output if REMOTE in self.output else None
 
     @property

@@ -9,11 +9,11 @@ from common.errors import BadInput
 from common.file_lock import open_locked
 from common.files import is_folder, writing
 from tokens.format.manifest import MANIFEST
+from tokens.prepare.bucket_output import IN_USE, scratch_of
 from tokens.prepare.command import PrepareCommand
 from tokens.prepare.commit_log import COMMITS
 from tokens.prepare.growing_files import LOCK, UNITS, partial_files
 from tokens.prepare.plan import PLAN
-from tokens.prepare.s3_output import IN_USE, scratch_of
 from tokens.tokenizer.tokenizer import RANKS_FILE
 
 

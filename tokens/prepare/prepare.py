@@ -14,6 +14,7 @@ from tokens.documents.inputs import COMPRESSED_SUFFIXES
 from tokens.documents.sources import Source, resolve_sources
 from tokens.format.contents import read_finished
 from tokens.format.manifest import Manifest
+from tokens.prepare.bucket_output import BucketOutput
 from tokens.prepare.command import PrepareCommand
 from tokens.prepare.commit_log import CommitLog, Totals, read_log
 from tokens.prepare.display import Display
@@ -22,7 +23,6 @@ from tokens.prepare.executors import Executor, Processes, RayCluster, in_order
 from tokens.prepare.growing_files import UNITS
 from tokens.prepare.output_folder import check_output, delete_units, discard, locked, refuse_other_tokens
 from tokens.prepare.plan import VERSION, PrepareSettings, UnitPlan, check_same, make_plan, read_plan, write_plan
-from tokens.prepare.s3_output import S3Output
 from tokens.prepare.tail_split import TooFewDocuments
 from tokens.prepare.writer import TokenWriter
 from tokens.tokenizer.fast_encoder import has_fastokens, write_recipe
@@ -41,7 +41,7 @@ def prepare(command: PrepareCommand, display: Display) -> Manifest:
     with writing(directory):
         directory.mkdir(parents=True, exist_ok=True)
     with locked(directory):
-        bucket = None if command.bucket is None else S3Output(command.bucket, directory)
+        bucket = None if command.bucket is None else BucketOutput(command.bucket, directory)
         finished = read_finished(directory) if bucket is None else bucket.open()
         plan = read_plan(directory)
         version = VERSION if plan is None else plan.settings.version
@@ -74,7 +74,7 @@ def _begin(
     sources: list[Source],
     settings: PrepareSettings,
     tokenizer: Tokenizer,
-    bucket: S3Output | None,
+    bucket: BucketOutput | None,
 ) -> UnitPlan:
     """Make and keep the plan of a new preparation."""
     directory = command.directory.absolute()
@@ -102,7 +102,7 @@ def _settings(command: PrepareCommand, tokenizer: Tokenizer, version: int) -> Pr
 
 
 def _write(
-    command: PrepareCommand, display: Display, plan: UnitPlan, tokenizer: Tokenizer, bucket: S3Output | None
+    command: PrepareCommand, display: Display, plan: UnitPlan, tokenizer: Tokenizer, bucket: BucketOutput | None
 ) -> Manifest:
     """Compute and commit the units that are missing; finish the token files and return their manifest."""
     directory = command.directory.absolute()

@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, BinaryIO
 
-from common.bucket_folder import BucketFolder
+from common.bucket import Bucket
 from common.errors import BadInput
 from common.files import BLOCK_BYTES
 from common.json_files import open_regular
@@ -19,10 +19,10 @@ from common.remote_files import REMOTE, THREADS, open_remote
 from tokens.format.contents import open_listed, read_contents
 from tokens.format.header import HEADER_BYTES
 from tokens.format.manifest import MANIFEST, SPLITS, Manifest, is_of, read_manifest
+from tokens.prepare.bucket_output import BucketOutput
 from tokens.prepare.commit_log import COMMITS, SHOWN, entries_after, read_log
 from tokens.prepare.encode_unit import Result
 from tokens.prepare.plan import PLAN, UnitPlan, read_plan
-from tokens.prepare.s3_output import S3Output
 
 
 def status(where: str) -> list[str]:
@@ -66,7 +66,7 @@ def verify(where: str) -> list[str]:
             raise BadInput(f"{where}: no {MANIFEST}; only a finished preparation has one")
         plan = read_plan(directory)
         if REMOTE in where:
-            damaged = _refused(functools.partial(_check_object, BucketFolder(where), manifest), manifest.files)
+            damaged = _refused(functools.partial(_check_object, Bucket(where), manifest), manifest.files)
         else:
             damaged = _damaged_files(directory, manifest)
         units = []
@@ -95,7 +95,7 @@ def _described(where: str) -> Iterator[Path]:
         return
     with TemporaryDirectory() as folder:
         try:
-            S3Output(where, Path(folder)).describe()
+            BucketOutput(where, Path(folder)).describe()
             yield Path(folder)
         except BadInput as error:
             raise BadInput(str(error).replace(folder, where)) from error
@@ -114,12 +114,12 @@ def _damaged_files(directory: Path, manifest: Manifest) -> list[str]:
     return problems + _refused(lambda file: read_contents([file], manifest), files)
 
 
-def _check_object(objects: BucketFolder, manifest: Manifest, name: str) -> None:
+def _check_object(bucket: Bucket, manifest: Manifest, name: str) -> None:
     """Raise BadInput for an object of a bucket that differs from its manifest entry."""
-    got, wanted = objects.sha256(name), manifest.files[name].sha256
+    got, wanted = bucket.sha256(name), manifest.files[name].sha256
     if got != wanted:
         raise BadInput(
-            f"{objects.url}/{name}: damaged: got sha256 {got[:12]}..., wanted {wanted[:12]}... by {MANIFEST}; "
+            f"{bucket.url}/{name}: damaged: got sha256 {got[:12]}..., wanted {wanted[:12]}... by {MANIFEST}; "
             "prepare it again"
         )
 

@@ -24,11 +24,11 @@ from tokens.format.manifest import (
     TokenizerRecord,
     manifest_text,
 )
+from tokens.prepare.bucket_output import BucketOutput
 from tokens.prepare.commit_log import CommitLog, TailCut, Totals, Uploaded, reached
 from tokens.prepare.encode_unit import Result, unit_file
 from tokens.prepare.growing_files import UNITS, GrowingStream, Shard
 from tokens.prepare.plan import HASH, PrepareSettings, UnitPlan
-from tokens.prepare.s3_output import S3Output
 from tokens.prepare.tail_split import copy_tail, missing_splits, too_much_held_out
 from tokens.tokenizer.tokenizer import RANKS_FILE, Tokenizer
 
@@ -36,7 +36,9 @@ from tokens.tokenizer.tokenizer import RANKS_FILE, Tokenizer
 class TokenWriter:
     """The growing token files of one directory."""
 
-    def __init__(self, directory: Path, plan: UnitPlan, tokenizer: Tokenizer, log: CommitLog, bucket: S3Output | None):
+    def __init__(
+        self, directory: Path, plan: UnitPlan, tokenizer: Tokenizer, log: CommitLog, bucket: BucketOutput | None
+    ):
         """Continue where the commit log ends. Raises BadInput when a file is shorter than that.
 
         `bucket`: destination of full shards; then `directory` is scratch.
@@ -114,7 +116,7 @@ class TokenWriter:
         reached("cut noted")
         return lengths
 
-    def _move_full_shards(self, bucket: S3Output) -> None:
+    def _move_full_shards(self, bucket: BucketOutput) -> None:
         """Upload full shards with a checkpoint that another disk can resume from; delete them here."""
         full = [path for stream in self._streams.values() for path in stream.full_shards()]
         if not full:
@@ -125,10 +127,10 @@ class TokenWriter:
         for stream in self._streams.values():
             stream.drop_full_shards()
 
-    def _upload(self, bucket: S3Output, path: Path) -> None:
+    def _upload(self, bucket: BucketOutput, path: Path) -> None:
         self._log.append(Uploaded(path.name, bucket.upload(path)))
 
-    def _publish(self, bucket: S3Output, shards: list[Shard]) -> Manifest:
+    def _publish(self, bucket: BucketOutput, shards: list[Shard]) -> Manifest:
         uploaded = self.totals.uploaded
         for shard in shards:
             if shard.path.name not in uploaded:

@@ -5,7 +5,7 @@ import signal
 import sys
 
 import prepare_data
-from tokens.prepare import s3_output as bucket
+from tokens.prepare import bucket_output as bucket
 from tokens.prepare import writer
 
 points: list[str] = []

@@ -1,4 +1,4 @@
-"""S3 output: token files that grow in a bucket, where a preparation resumes without the disk that began it.
+"""Bucket output: token files that grow in a bucket, where a preparation resumes without the disk that began it.
 
 Objects under the prefix while the files grow:
 
@@ -17,12 +17,13 @@ each shard, but only the manifest could tell whether all shards are there.
 """
 
 import os
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 
-from common.bucket_folder import BucketFolder
+from common.bucket import Bucket, StoredObject, Taken
 from common.errors import BadInput
 from common.files import replace_file
 from common.json_files import read_regular
@@ -41,13 +42,13 @@ URL_BYTES = 1 << 14  # longest URL in MARK
 IN_USE = "another process prepares these tokens; wait for it, or stop it"
 
 
-class S3Output:
+class BucketOutput:
     """A token directory in a bucket, and its scratch folder on this disk."""
 
     def __init__(self, url: str, scratch: Path):
         self.url = url.rstrip("/")
         self._scratch = scratch
-        self._objects = BucketFolder(url)
+        self._bucket = Bucket(url)
         self._checkpoints = 0
         self._log_bytes = 0  # in checkpoints
         self._lengths: dict[str, int] = {}  # tokens of each split in shards and checkpoints
@@ -61,28 +62,28 @@ class S3Output:
             raise BadInput(f"{self._scratch / PLAN}: another preparation's; pass another --scratch")
         replace_file(self._scratch / MARK, self.url)
         self._empty_scratch()
-        names = set(self._objects.names())
+        names = self._objects()
         if PLAN in names:
-            (self._scratch / PLAN).write_bytes(self._objects.read(PLAN))
+            (self._scratch / PLAN).write_bytes(self._read(PLAN))
         elif names:
             raise BadInput(f"{self.url}/{min(names)}: exists, and no {PLAN}; pass another --output")
         return self._finished(names) if MANIFEST in names else None
 
     def describe(self) -> None:
         """Copy plan, commit log, manifest and ranks, as far as they exist, into the scratch folder."""
-        names = set(self._objects.names())
-        for name in sorted(names & {PLAN, COMMITS, MANIFEST, RANKS_FILE}):
-            (self._scratch / name).write_bytes(self._objects.read(name))
+        names = self._objects()
+        for name in sorted(names.keys() & {PLAN, COMMITS, MANIFEST, RANKS_FILE}):
+            (self._scratch / name).write_bytes(self._read(name))
         plan = read_plan(self._scratch)
         if plan is None or COMMITS in names or plan.settings.shard_tokens is None:
             return
         self.restore(plan)
         if self._checkpoints:
-            written = self._objects.written_at(_checkpoint(self._checkpoints - 1))
+            written = names[_checkpoint(self._checkpoints - 1)].written_at
             os.utime(self._scratch / COMMITS, (written, written))
 
     def begin(self) -> None:
-        self._objects.create(PLAN, (self._scratch / PLAN).read_bytes(), IN_USE)
+        self._create(PLAN, (self._scratch / PLAN).read_bytes())
         reached("plan uploaded")
 
     def restore(self, plan: UnitPlan) -> None:
@@ -90,13 +91,13 @@ class S3Output:
         from safetensors.numpy import load
 
         assert plan.settings.shard_tokens is not None
-        names = sorted(name for name in self._objects.names() if name.startswith(CHECKPOINT))
+        names = sorted(name for name in self._objects() if name.startswith(CHECKPOINT))
         wanted = [_checkpoint(number) for number in range(len(names))]
         if names != wanted:
             lost = sorted(set(wanted) - set(names))
             raise BadInput(f"{self.url}/{lost[0]}: missing, and later ones are there; begin anew in another --output")
         with (self._scratch / COMMITS).open("wb") as log, ThreadPoolExecutor(THREADS) as threads:
-            for data in threads.map(self._objects.read, names):
+            for data in threads.map(self._read, names):
                 tensors = load(data)
                 log.write(tensors.pop("ledger").tobytes())
                 begins = {key.removesuffix(" begin"): tensors.pop(key) for key in list(tensors) if " " in key}
@@ -114,7 +115,7 @@ class S3Output:
     def upload(self, path: Path) -> Content:
         """Upload a full shard; return its content."""
         content = read_content(read_header(path))
-        self._objects.upload(path, content.sha256)
+        self._bucket.upload_verified(path, content.sha256)
         reached("shard uploaded")
         return content
 
@@ -131,46 +132,69 @@ class S3Output:
             begin = max(stream.full, self._lengths.get(split, 0))
             tensors |= {split: stream.read(begin, stream.length), f"{split} begin": np.array([begin])}
             self._lengths[split] = stream.length
-        self._objects.create(_checkpoint(self._checkpoints), save(tensors), IN_USE)
+        self._create(_checkpoint(self._checkpoints), save(tensors))
         self._checkpoints += 1
         self._log_bytes += len(lines)
         reached("checkpoint written")
 
     def publish(self, names: dict[str, str], ranks: Path | None, manifest: str) -> None:
         """Copy shards from their hidden to their final `names`; write log and manifest; delete leftovers."""
-        for _ in self._objects.copy(names):
-            reached("shard named")
+        with ThreadPoolExecutor(THREADS) as threads:
+            for _ in threads.map(self._bucket.copy, names.keys(), names.values()):
+                reached("shard named")
+        sizes = self._bucket.sizes()
+        for name, final in names.items():
+            if sizes[final] != sizes[name]:
+                raise BadInput(
+                    f"{self.url}/{final}: got {sizes[final]:,} bytes, wanted {sizes[name]:,} as in {name}; try again"
+                )
         if ranks is not None:
-            self._objects.write(RANKS_FILE, ranks.read_bytes())
-        self._objects.write(COMMITS, (self._scratch / COMMITS).read_bytes())
+            self._bucket.write(RANKS_FILE, ranks.read_bytes())
+        self._bucket.write(COMMITS, (self._scratch / COMMITS).read_bytes())
         reached("ledger uploaded")
-        self._objects.write(MANIFEST, manifest.encode())
+        self._bucket.write(MANIFEST, manifest.encode())
         reached("manifest uploaded")
         self.delete_leftovers()
 
     def delete_leftovers(self) -> None:
         """Delete leftovers of a finished preparation, in the bucket and here."""
-        names = [name for name in self._objects.names() if name.startswith((CHECKPOINT, PARTIAL))]
-        for _ in self._objects.delete(names):
+        for name in [name for name in self._objects() if name.startswith((CHECKPOINT, PARTIAL))]:
+            self._bucket.delete([name])
             reached("leftover deleted")
         self._leave_scratch()
 
     def discard(self) -> None:
         """Delete a preparation without tokens, in the bucket and here."""
-        if self._objects.read(PLAN) == (self._scratch / PLAN).read_bytes():  # without tokens there is nothing else
-            list(self._objects.delete([PLAN]))
+        if self._read(PLAN) == (self._scratch / PLAN).read_bytes():  # without tokens there is nothing else
+            self._bucket.delete([PLAN])
         self._leave_scratch()
 
-    def _finished(self, names: set[str]) -> Manifest | None:
+    def _finished(self, names: Collection[str]) -> Manifest | None:
         """Return the manifest in the bucket. Raises BadInput where it is damaged, or lists a missing file."""
         try:
-            manifest = parse_manifest(self._objects.read(MANIFEST))
+            manifest = parse_manifest(self._read(MANIFEST))
         except ValueError as error:
             raise BadInput(f"{self.url}/{MANIFEST}: damaged: {error}; begin anew in another --output") from error
         for name in () if manifest is None else manifest.files:
             if name not in names:
                 raise BadInput(f"{self.url}/{name}: missing, but {MANIFEST} lists it; begin anew in another --output")
         return manifest
+
+    def _objects(self) -> dict[str, StoredObject]:
+        """Return the objects directly under the prefix."""
+        return {name: found for name, found in self._bucket.objects().items() if "/" not in name}
+
+    def _read(self, name: str) -> bytes:
+        found = self._bucket.read(name)
+        if found is None:
+            raise BadInput(f"{self.url}/{name}: missing; begin anew in another --output")
+        return found.content
+
+    def _create(self, name: str, content: bytes) -> None:
+        try:
+            self._bucket.replace(name, content, None)
+        except Taken as error:
+            raise BadInput(f"{self.url}/{name}: exists: {IN_USE}") from error
 
     def _leave_scratch(self) -> None:
         self._empty_scratch()

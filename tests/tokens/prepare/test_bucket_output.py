@@ -1,0 +1,178 @@
+"""Bucket output: the token files of a folder, looked at and verified where they are; no disk holds them all."""
+
+import io
+import re
+from pathlib import Path
+
+import attrs
+import numpy as np
+import pytest
+
+from common.bucket import Bucket
+from common.errors import BadInput
+from tests.bucket_server import BucketServer
+from tests.conftest import shared
+from tests.tokens.documents.reading import SETTINGS
+from tests.tokens.preparing import CRASH, PREPARE, files_of, jsonl, run, write
+from tokens.prepare.bucket_output import BucketOutput
+from tokens.prepare.commit_log import CommitLog, Entry
+from tokens.prepare.growing_files import GrowingStream
+from tokens.prepare.plan import UnitPlan
+from tokens.prepare.verify import status, verify
+
+OPTIONS = ("--tokenizer", "bytes", "--unit-bytes", "1000", "--executor", "inline", "--shard-tokens", "300")
+FRACTIONS = ("--validation-fraction", "0.2", "--test-fraction", "0.05")
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return jsonl(tmp_path_factory.mktemp("source") / "a.jsonl", [f"document {number}" for number in range(200)])
+
+
+def test_a_bucket_gets_the_files_of_a_folder_and_the_disk_is_left_empty(
+    bucket_server: BucketServer, source: Path, tmp_path: Path
+) -> None:
+    assert run(PREPARE, source, "--output", tmp_path / "local", *OPTIONS, *FRACTIONS).returncode == 0
+    output = ("--output", "s3://runs/some/tokens", "--scratch", tmp_path / "scratch")
+    done = run(PREPARE, source, *output, *OPTIONS, *FRACTIONS)
+    assert done.returncode == 0, done.stderr
+    assert not list((tmp_path / "scratch").rglob("*.safetensors"))
+    again = run(PREPARE, source, *output, *OPTIONS, *FRACTIONS)
+    assert again.returncode == 0
+    assert "s3://runs/some/tokens: complete already" in again.stderr
+    for name, data in bucket_server.contents("some/tokens").items():
+        (tmp_path / "scratch" / name).write_bytes(data)
+    assert files_of(tmp_path / "scratch") == files_of(tmp_path / "local")
+    assert (tmp_path / "scratch/manifest.json").read_bytes() == (tmp_path / "local/manifest.json").read_bytes()
+    assert "all as written" in run(PREPARE, "verify", tmp_path / "scratch").stdout
+    refused = run(PREPARE, source, *output, *OPTIONS, *FRACTIONS)
+    assert "finished tokens are no scratch; pass another --scratch" in refused.stderr
+
+
+def test_a_bucket_is_resumed_looked_at_and_verified_where_it_is(
+    bucket_server: BucketServer, source: Path, tmp_path: Path
+) -> None:
+    url = "s3://runs/looked-at"
+    bucket, command = Bucket(url), (source, "--output", url, *OPTIONS, *FRACTIONS)
+    with pytest.raises(BadInput, match=f"{url}: no plan.json"):
+        status(url)
+    run(CRASH, *command, "--scratch", tmp_path / "a", CRASH_AT="checkpoint written", CRASH_TIME="3")
+    midway = status(url)
+    assert f"{url}: not complete, last commit " in midway[0] and "3 of 5 (60.0% of " in midway[1]
+    with pytest.raises(BadInput, match=f"{url}: no manifest.json; only a finished preparation has one"):
+        verify(url)
+    checkpoint = bucket.read(".checkpoint-00000001.safetensors").content
+    bucket.delete([".checkpoint-00000001.safetensors"])
+    missing = run(PREPARE, *command, "--scratch", tmp_path / "b")
+    assert f"{url}/.checkpoint-00000001.safetensors: missing, and later ones are there" in missing.stderr
+    bucket.write(".checkpoint-00000001.safetensors", checkpoint)
+    done = run(PREPARE, *command, "--scratch", tmp_path / "b")
+    assert "resuming after 4 of" in done.stderr or "resuming after 3 of" in done.stderr, done.stderr
+    whole = status(url)
+    assert f"{url}: complete" in whole[0] and "5 of 5 (100.0% of " in whole[1]
+    assert "all as written" in verify(url)[0]
+    name = max(name for name in bucket.sizes() if name.startswith("train-"))
+    data = bytearray(bucket.read(name).content)
+    data[-1] ^= 1
+    bucket.write(name, bytes(data))
+    damaged = run(PREPARE, "verify", url)
+    assert damaged.returncode == 1
+    assert f"{url}/{name}: damaged: got sha256 " in damaged.stderr
+    assert re.search(rf"of train, made from unit 4: {source} \(bytes [\d,]+ to [\d,]+\)$", damaged.stderr.strip())
+
+
+def test_the_disk_holds_open_shards_only_and_the_tokenizers_ranks_go_with_the_tokens(
+    bucket_server: BucketServer, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = []
+    append = CommitLog.append
+
+    def look(log: CommitLog, *entries: Entry) -> None:
+        held.append(len(list(tmp_path.glob(".partial-*"))))
+        append(log, *entries)
+
+    monkeypatch.setattr(CommitLog, "append", look)
+    ranks = shared("gpt2.tiktoken")
+    options = {"tokenizer": str(ranks), "validation_fraction": 0.2, "unit_bytes": 500, "shard_tokens": 100}
+    write(tmp_path, source, split="hash", bucket="s3://runs/held", **options)
+    assert len(held) >= 10
+    assert max(held) <= 2 + 2  # an open one of each split, and those that a unit has filled
+    assert bucket_server.contents("held")["tokenizer.tiktoken"] == ranks.read_bytes()
+
+
+@pytest.mark.usefixtures("bucket_server")
+def test_two_machines_do_not_write_the_same_tokens(tmp_path: Path) -> None:
+    places = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "ledger.jsonl").write_text(f"{name}\n")
+        places.append(BucketOutput("s3://runs/two", tmp_path / name))
+    places[0].checkpoint({})
+    with pytest.raises(BadInput, match="exists: another process prepares these tokens"):
+        places[1].checkpoint({})
+
+
+@pytest.mark.usefixtures("bucket_server")
+def test_checkpoints_at_the_edge_of_a_shard_restore_its_tokens(tmp_path: Path) -> None:
+    settings = attrs.evolve(SETTINGS, shard_tokens=4)
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "a" / "ledger.jsonl").write_text("a line\n")
+    output = BucketOutput("s3://runs/edge", tmp_path / "a")
+    stream = GrowingStream(tmp_path / "a", "train", settings, to_bucket=True)
+    tokens = np.arange(7, dtype=np.uint16)
+    for begin, end in ((0, 4), (4, 4), (4, 6), (6, 6), (6, 7)):
+        stream.append(io.BytesIO(tokens[begin:end].tobytes()))
+        output.checkpoint({"train": stream})
+        stream.drop_full_shards()
+    BucketOutput("s3://runs/edge", tmp_path / "b").restore(UnitPlan(settings, (), (), ()))
+    restored = GrowingStream(tmp_path / "b", "train", settings, to_bucket=True)
+    restored.resume(7, tmp_path / "ledger.jsonl")
+    assert restored.read(4, 7).tolist() == [4, 5, 6]
+    assert [path.name for path in (tmp_path / "b").glob(".partial*")] == [".partial-train-00001.safetensors"]
+
+
+@pytest.mark.usefixtures("bucket_server")
+def test_the_scratch_of_another_preparation_is_left_alone(source: Path, tmp_path: Path) -> None:
+    scratch = tmp_path / "scratch"
+    run(CRASH, source, "--output", scratch, *OPTIONS, CRASH_AT="ledger written", CRASH_TIME="3")
+    refused = run(PREPARE, source, "--output", "s3://runs/mine", "--scratch", scratch, *OPTIONS)
+    assert "plan.json: another preparation's; pass another --scratch" in refused.stderr
+    assert "resuming after 3 of" in run(PREPARE, source, "--output", scratch, *OPTIONS).stderr
+
+
+def test_a_preparation_that_finds_nothing_leaves_nothing_in_the_bucket(
+    bucket_server: BucketServer, tmp_path: Path
+) -> None:
+    source = tmp_path / "a.jsonl"
+    source.write_text('{"content": "text"}\n' * 50)
+    command = (source, "--output", "s3://runs/nothing", "--scratch", tmp_path / "scratch", *OPTIONS)
+    assert "none of the 50 documents of the sources could be read" in run(PREPARE, *command).stderr
+    assert bucket_server.contents("nothing") == {}
+    done = run(PREPARE, *command, "--text-field", "content", "--validation-fraction", "0")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.usefixtures("bucket_server")
+@pytest.mark.parametrize(
+    ("output", "options", "said"),
+    [
+        ("s3://runs/a", (*OPTIONS, "--split", "tail"), "wanted --split hash"),
+        ("ftp://a/b", OPTIONS, "wanted a folder, or s3://, gs:// or az://BUCKET/PREFIX"),
+        ("s3://key:secret@a/b", OPTIONS, "wanted a folder, or s3://, gs:// or az://BUCKET/PREFIX"),
+        ("s3://runs/taken", OPTIONS, "s3://runs/taken/other.txt: exists, and no plan.json; pass another --output"),
+        ("s3://runs/lost", OPTIONS, "plan.json: damaged: "),
+        ("s3://absent/a", OPTIONS, "s3://absent/a: cannot be listed: "),
+        ("s3://runs/b", (*OPTIONS, "--test-fraction", "0.00001"), "no document's hash fell to test, and the train "),
+        ("s3://runs/c", OPTIONS[:-2], "wanted --shard-tokens N, at most 1,250,000,000"),
+        ("gs://runs/c", (*OPTIONS, "--shard-tokens", "2000000000"), "wanted --shard-tokens N, at most 1,250,000,000"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line(
+    source: Path, tmp_path: Path, output: str, options: tuple[str, ...], said: str
+) -> None:
+    Bucket("s3://runs/taken").write("other.txt", b"mine")
+    Bucket("s3://runs/lost").write("plan.json", b"{}")
+    done = run(PREPARE, source, "--output", output, "--scratch", tmp_path / "scratch", *options)
+    assert done.returncode in (1, 2)
+    assert said in done.stderr.splitlines()[-1], done.stderr

@@ -1,0 +1,154 @@
+"""A kill at any moment of a preparation changes no byte of the token files, in a folder or in a bucket."""
+
+import hashlib
+import random
+import re
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.bucket_server import BucketServer
+from tests.conftest import ROOT, shared
+from tests.tokens.preparing import COMMAND, CRASH, PIPES, PREPARE, files_of, jsonl, kill_again_and_again, run
+from tests.walks import children, kill
+from tokens.prepare import bucket_output, writer
+
+COMMIT_POINTS = ("tokens written", "ledger written", "unit deleted")
+END_POINTS = (
+    *("tail copied", "cut noted", "tail cut off", "headers written", "file named", "all named", "manifest written"),
+)
+QUICK_POINTS = ("shard uploaded", "ledger uploaded")  # of a bucket
+BUCKET_POINTS = ("plan uploaded", "checkpoint written", "shard named", "manifest uploaded", "leftover deleted")
+SHARDS = ("--shard-tokens", "300")
+OPTIONS = ("--tokenizer", "bytes", "--unit-bytes", "1000", "--executor", "inline")
+FRACTIONS = ("--validation-fraction", "0.1", "--test-fraction", "0.001")  # no hash falls to test: cut off as well
+BUCKET_FRACTIONS = ("--validation-fraction", "0.2", "--test-fraction", "0.05")
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return jsonl(tmp_path_factory.mktemp("source") / "a.jsonl", [f"document {number}" for number in range(200)])
+
+
+@pytest.fixture(scope="module")
+def straight(source: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
+    """The files of preparations that were not killed, by the options of their splits."""
+    found = {}
+    for options in ("hash", "tail --shard-tokens 300"):
+        out = tmp_path_factory.mktemp("straight") / "out"
+        done = run(PREPARE, source, *OPTIONS, *FRACTIONS, "--split", *options.split(), "--output", out)
+        assert done.returncode == 0, done.stderr
+        found[options] = files_of(out)
+    assert len(found["hash"]) == 3 and len(found["tail --shard-tokens 300"]) > 5
+    return found
+
+
+@pytest.fixture(scope="module")
+def local(source: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The token files and their manifest as a folder has them, prepared as into a bucket."""
+    out = tmp_path_factory.mktemp("local") / "out"
+    done = run(PREPARE, source, "--output", out, *OPTIONS, *SHARDS, *BUCKET_FRACTIONS)
+    assert done.returncode == 0, done.stderr
+    return files_of(out) | {"manifest.json": hashlib.sha256((out / "manifest.json").read_bytes()).hexdigest()}
+
+
+def in_bucket(server: BucketServer, prefix: str) -> dict[str, str]:
+    """Return the sha256 of each object but the plan and the ledger, whose lines follow the commits."""
+    found = server.contents(prefix)
+    assert {"plan.json", "ledger.jsonl"} < set(found)
+    hashed = found.keys() - {"plan.json", "ledger.jsonl"}
+    return {name: hashlib.sha256(found[name]).hexdigest() for name in hashed}
+
+
+def test_every_crash_point_is_tried() -> None:
+    texts = [Path(module.__file__).read_text() for module in (writer, bucket_output)]
+    named = {point for text in texts for point in re.findall(r'reached\("([^"]+)"\)', text)}
+    assert named == {*COMMIT_POINTS, *END_POINTS, *QUICK_POINTS, *BUCKET_POINTS}
+
+
+@pytest.mark.parametrize("point", [*COMMIT_POINTS, *END_POINTS])
+@pytest.mark.parametrize("split", ["hash", "tail --shard-tokens 300"])
+def test_a_kill_at_any_moment_changes_no_file(
+    source: Path, straight: dict[str, dict[str, str]], tmp_path: Path, point: str, split: str
+) -> None:
+    command = (source, *OPTIONS, *FRACTIONS, "--split", *split.split(), "--output", tmp_path / "out")
+    killed = run(CRASH, *command, CRASH_AT=point, CRASH_TIME="3" if point in COMMIT_POINTS else "1")
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert (tmp_path / "out" / "manifest.json").exists() == (point == "manifest written")
+    done = run(PREPARE, *command)
+    assert done.returncode == 0, done.stderr
+    assert files_of(tmp_path / "out") == straight[split]
+    left = {path.name for path in (tmp_path / "out").iterdir()}
+    assert left == {*straight[split], ".lock", "plan.json", "ledger.jsonl", "manifest.json"}
+
+
+@pytest.mark.parametrize(
+    "point",
+    [*QUICK_POINTS, *(pytest.param(point, marks=pytest.mark.slow) for point in (*COMMIT_POINTS, *BUCKET_POINTS))],
+)
+def test_a_kill_at_any_moment_and_the_loss_of_the_disk_change_no_object(
+    bucket_server: BucketServer, source: Path, local: dict[str, str], tmp_path: Path, point: str
+) -> None:
+    once = point in ("plan uploaded", "ledger uploaded", "manifest uploaded")
+    for number, disk in (("1", "lost"), *([] if once else [("4", "kept")])):
+        prefix, scratch = f"{point.replace(' ', '-')}-{disk}", tmp_path / disk
+        command = (source, "--output", f"s3://runs/{prefix}", *OPTIONS, *SHARDS, *BUCKET_FRACTIONS)
+        killed = run(CRASH, *command, "--scratch", scratch, CRASH_AT=point, CRASH_TIME=number)
+        assert killed.returncode == -signal.SIGKILL, killed.stderr
+        if number == "4" and point != "leftover deleted":
+            assert ".checkpoint-00000000.safetensors" in bucket_server.contents(prefix)
+        if disk == "lost":
+            shutil.rmtree(scratch)
+        done = run(PREPARE, *command, "--scratch", scratch)
+        assert done.returncode == 0, done.stderr
+        assert in_bucket(bucket_server, prefix) == local
+
+
+@pytest.mark.slow
+def test_random_kills_of_anything_under_changing_workers_change_nothing(
+    corpus: Path, undisturbed: dict[str, str], tmp_path: Path
+) -> None:
+    log = kill_again_and_again([str(corpus)], tmp_path / "out", undisturbed, kills=3)
+    assert len(log) == 3
+    assert files_of(tmp_path / "out") == undisturbed
+
+
+@pytest.mark.slow
+def test_random_kills_change_no_shard(corpus: Path, tmp_path: Path) -> None:
+    shards = ("--shard-tokens", "100000")
+    command = (corpus, "--output", tmp_path / "straight", "--tokenizer", shared("gpt2.tiktoken"), *shards, *COMMAND)
+    assert run(PREPARE, *command, "--unit-bytes", "20000", "--split", "tail").returncode == 0
+    wanted = files_of(tmp_path / "straight")
+    assert len(wanted) > 5
+    kill_again_and_again([str(corpus), *shards, "--split", "tail"], tmp_path / "out", wanted, kills=3)
+    assert files_of(tmp_path / "out") == wanted
+
+
+@pytest.mark.slow
+def test_random_kills_and_lost_disks_change_no_object(bucket_server: BucketServer, tmp_path: Path) -> None:
+    draw = random.Random(0)
+    source = jsonl(tmp_path / "a.jsonl", [" ".join(draw.choices(["some", "words"], k=400)) for _ in range(2000)])
+    options = ("--tokenizer", "bytes", "--unit-bytes", "100000", "--shard-tokens", "150000", *BUCKET_FRACTIONS)
+    assert run(PREPARE, source, "--output", tmp_path / "local", *options).returncode == 0
+    wanted = files_of(tmp_path / "local")
+    bucket_server.refusal = lambda _: 503 if len(bucket_server.requests) % 7 == 0 else None
+    for kills in range(5):
+        scratch = tmp_path / f"scratch{kills}"
+        more = ["--workers", str(draw.choice([1, 2])), "--scratch", str(scratch), "--output", "s3://runs/random"]
+        process = subprocess.Popen([*PREPARE, str(source), *options, *more], cwd=ROOT, **PIPES)
+        if kills < 4:
+            time.sleep(draw.uniform(1, 3))
+            for pid in [process.pid, *children(process)]:
+                kill(pid)
+        _, errors = process.communicate(timeout=120)
+        if process.returncode == 0:  # it was faster, or left alone
+            break
+        assert kills < 4, errors
+        shutil.rmtree(scratch, ignore_errors=True)
+    bucket_server.calm()
+    found = in_bucket(bucket_server, "random")
+    assert kills and {name: sha for name, sha in found.items() if name.endswith(".safetensors")} == wanted
