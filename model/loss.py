@@ -41,24 +41,41 @@ class NextTokenLoss(nn.Module):
         self._sequence_losses = torch.compile(sequence_losses, **options)
 
     def forward(
-        self, tokens: Int[Tensor, "B T"], targets: Int[Tensor, "B T"], *, by_sequence: bool = False
+        self,
+        tokens: Int[Tensor, "B T"],
+        targets: Int[Tensor, "B T"],
+        token_weights: Float[Tensor, "B T"] | None = None,
+        *,
+        by_sequence: bool = False,
     ) -> Float[Tensor, "*B"]:
-        """Return the mean loss over all B * T targets, a scalar; or of each sequence, (B,), not for training."""
-        loss = self._by_sequence if by_sequence else self._mean
+        """Return the mean loss over all B * T targets, a scalar; or of each sequence, (B,), not for training.
+
+        `token_weights`: factor of each target's loss in the scalar mean.
+        """
         hidden = self.network.hidden(tokens, recompute=self._recompute if self.training else None)  # (B, T, C)
-        return loss(hidden, self.network.output_weight(), targets)
+        if by_sequence:
+            return self._by_sequence(hidden, self.network.output_weight(), targets)
+        return self._mean(hidden, self.network.output_weight(), targets, token_weights)
 
     def _mean(
-        self, hidden: Float[Tensor, "B T C"], weight: Float[Tensor, "R C"], targets: Int[Tensor, "B T"]
+        self,
+        hidden: Float[Tensor, "B T C"],
+        weight: Float[Tensor, "R C"],
+        targets: Int[Tensor, "B T"],
+        token_weights: Float[Tensor, "B T"] | None,
     ) -> Float[Tensor, ""]:
-        options = self.network.head_options
+        options, factors = self.network.head_options, None if token_weights is None else token_weights.flatten()
         hidden, targets = hidden.flatten(0, 1), targets.flatten()
-        if self._chunks == 1:
+        if self._chunks == 1 and factors is None:
             return self._head_loss(hidden, weight, targets, options, "mean")
-        total = torch.zeros((), device=hidden.device)
-        for part, wanted in zip(hidden.chunk(self._chunks), targets.chunk(self._chunks), strict=True):
-            arguments = (part, weight, wanted, options, "sum")
-            total = total + checkpoint(self._head_loss, *arguments, use_reentrant=False, preserve_rng_state=False)
+        if self._chunks == 1:
+            return (self._head_loss(hidden, weight, targets, options, "none") * factors).mean()
+        total, parts = torch.zeros((), device=hidden.device), hidden.chunk(self._chunks)
+        chunks_of_factors = [None] * len(parts) if factors is None else factors.chunk(self._chunks)
+        for part, wanted, own in zip(parts, targets.chunk(self._chunks), chunks_of_factors, strict=True):
+            arguments = (part, weight, wanted, options, "sum" if own is None else "none")
+            loss = checkpoint(self._head_loss, *arguments, use_reentrant=False, preserve_rng_state=False)
+            total = total + (loss if own is None else (loss * own).sum())
         return total / targets.numel()
 
     def _by_sequence(

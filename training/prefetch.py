@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from tokens.batches.micro_batches import Reading, micro_batches, ready
+from tokens.batches.micro_batches import MicroBatch, Reading, micro_batches, ready
 from training.data.verify_tokens import TokenWatch
 from training.parallel.process_group import Ranks
 
@@ -22,20 +22,20 @@ class _Closed(Exception):
 
 
 class Feed:
-    """Yields (inputs, targets) of some steps, micro-step by micro-step. Close it to end the thread."""
+    """Yields the micro-batches of some steps, micro-step by micro-step. Close it to end the thread."""
 
     def __init__(self, reading: Reading, rank: int, device: torch.device, steps: range, watch: TokenWatch):
         self.waited_seconds = 0.0  # training time spent waiting for data
         self.watch = watch  # over the files that are read
         self._reading = reading
         self._rank, self._device = rank, device  # rank: data-parallel
-        self._ready: queue.Queue[tuple[Tensor, Tensor] | Exception] = queue.Queue(MICROBATCHES_AHEAD)
+        self._ready: queue.Queue[MicroBatch | Exception] = queue.Queue(MICROBATCHES_AHEAD)
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._read, args=(steps,), name="feed", daemon=True)
         self._thread.start()
 
-    def next(self) -> tuple[Tensor, Tensor]:
-        """Return the next micro-batch on the device, (B, T) int64 each. Raises BadInput for an id out of range."""
+    def next(self) -> MicroBatch:
+        """Return the next micro-batch on the device. Raises BadInput for an id out of range."""
         with self._waiting():
             item = self._ready.get()
         if isinstance(item, Exception):
@@ -83,21 +83,21 @@ class Feed:
         try:
             if self._device.type == "cuda":
                 torch.cuda.set_device(self._device)  # else pinning opens a context on GPU 0 in every rank
-            for inputs, targets in micro_batches(self._reading, self._rank, steps, self._wait_for):
+            for batch in micro_batches(self._reading, self._rank, steps, self._wait_for):
                 if self._closed.is_set():
                     return
-                self._ready.put(pinned((inputs, targets), self._device))
+                self._ready.put(pinned(batch, self._device))
         except _Closed:
             return
         except Exception as error:  # noqa: BLE001  # handed to the training thread, which raises it
             self._ready.put(error)
 
 
-def pinned(ids: tuple[Tensor, Tensor], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return inputs and targets where a GPU can copy them while the host goes on."""
-    return (ids[0].pin_memory(), ids[1].pin_memory()) if device.type == "cuda" else ids
+def pinned(batch: MicroBatch, device: torch.device) -> MicroBatch:
+    """Return a micro-batch where a GPU can copy it while the host goes on."""
+    return batch.moved(Tensor.pin_memory) if device.type == "cuda" else batch
 
 
-def on_device(ids: tuple[Tensor, Tensor], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return pinned inputs and targets on the device."""
-    return ids[0].to(device, non_blocking=True), ids[1].to(device, non_blocking=True)
+def on_device(batch: MicroBatch, device: torch.device) -> MicroBatch:
+    """Return a pinned micro-batch on the device."""
+    return batch.moved(lambda values: values.to(device, non_blocking=True))

@@ -12,6 +12,7 @@ import attrs
 import torch
 from torch import Tensor
 
+from tokens.batches.micro_batches import MicroBatch
 from tokens.batches.sampling import Layout
 from training.grad_norm import ordered_grad_norm
 from training.parallel.process_group import Ranks, gather
@@ -89,10 +90,9 @@ def random_batches(layout: Layout, vocabulary_size: int, ranks: Ranks) -> NextBa
     """Return a function that returns random micro-batches of this rank; the same sequence every time."""
     generator = torch.Generator().manual_seed(ranks.data_parallel.rank)
 
-    def next_batch() -> tuple[Tensor, Tensor]:
+    def next_batch() -> MicroBatch:
         shape = (2, layout.microbatch_size, layout.context_length)
-        inputs, targets = torch.randint(vocabulary_size, shape, generator=generator).to(ranks.device)
-        return inputs, targets
+        return MicroBatch(*torch.randint(vocabulary_size, shape, generator=generator).to(ranks.device))
 
     return next_batch
 

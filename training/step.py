@@ -11,6 +11,7 @@ import attrs
 import torch
 from torch import Tensor
 
+from tokens.batches.micro_batches import MicroBatch
 from tokens.batches.sampling import idle_micro_steps, microbatch_index
 from training.grad_norm import fast_grad_norm, mean_over_ranks, ordered_grad_norm
 from training.parallel.sharding import local_tensor
@@ -18,7 +19,7 @@ from training.precision import autocast, kept_casts
 from training.schedule import learning_rate
 from training.state import StepSettings, TrainState
 
-NextBatch = Callable[[], tuple[Tensor, Tensor]]  # returns inputs and targets, (B, T) int64
+NextBatch = Callable[[], MicroBatch]  # returns one on the device
 
 CLIP_EPSILON = 1e-6  # keeps the division finite, as in torch.nn.utils.clip_grad_norm_
 
@@ -62,21 +63,26 @@ def run_microbatches(state: TrainState, settings: StepSettings, step: int, next_
     losses = []
     with kept_casts(scale.device):
         for micro_step in range(layout.accumulation):
-            inputs, targets = next_batch()
+            batch = next_batch()
             if state.parallel.network.config.drop_rate > 0:
                 seed_dropout(settings.seed, step, microbatch_index(layout, micro_step, rank))
             last, idle = micro_step == layout.accumulation - 1, micro_step < idle_micro_steps(layout, rank)
             with state.parallel.gradient_sync(enabled=last, idle=idle):
-                loss = microbatch_loss(state, settings, inputs, targets)
+                loss = microbatch_loss(state, settings, batch)
                 (loss * (torch.zeros_like(scale) if idle else scale)).backward()
             losses.append(loss.detach())
     return torch.stack(losses)
 
 
-def microbatch_loss(state: TrainState, settings: StepSettings, inputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean loss of a micro-batch, in nats per token."""
-    with autocast(settings.numerics.precision, inputs.device):
-        return state.parallel.model(inputs, targets)
+def microbatch_loss(state: TrainState, settings: StepSettings, batch: MicroBatch) -> Tensor:
+    """Return the mean loss of a micro-batch, in nats per token, so that the mean over a step is that of its targets.
+
+    With weights it is their mean weighted loss over the mean weight of the step.
+    """
+    with autocast(settings.numerics.precision, batch.inputs.device):
+        if batch.weights is None:
+            return state.parallel.model(batch.inputs, batch.targets)
+        return state.parallel.model(batch.inputs, batch.targets, batch.weights) / batch.mean_weight
 
 
 def seed_dropout(seed: int, step: int, index: int) -> None:

@@ -5,7 +5,8 @@ from collections.abc import Callable
 
 import torch
 
-from tokens.batches.sampling import inputs_and_targets, read_windows
+from tokens.batches.micro_batches import MicroBatch
+from tokens.batches.sampling import read_windows
 from tokens.format.token_file import TokenStream
 from training.parallel.process_group import Ranks, gather_parts
 from training.precision import autocast
@@ -42,10 +43,10 @@ class Validation:
             # Every rank runs every round at the same shape: FSDP gathers weights in it. The surplus is not counted.
             windows = [min(window, self._sequences - 1) for window in own]
             parts = [(self._stream, self._start_token + window * layout.context_length) for window in windows]
-            ids = pinned(inputs_and_targets(read_windows(parts, layout.context_length)), ranks.device)
-            inputs, targets = on_device(ids, ranks.device)
+            batch = pinned(MicroBatch.of_windows(read_windows(parts, layout.context_length)), ranks.device)
+            batch = on_device(batch, ranks.device)
             with autocast(settings.numerics.precision, ranks.device):
-                pending.append((own, model(inputs, targets, by_sequence=True)))
+                pending.append((own, model(batch.inputs, batch.targets, by_sequence=True)))
         model.train()
         own_losses = [
             loss

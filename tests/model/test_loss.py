@@ -44,6 +44,23 @@ def test_the_loss_is_the_cross_entropy_of_the_logits_and_the_mean_of_the_sequenc
         assert torch.allclose(model(inputs, targets, by_sequence=True), losses.view(targets.shape).mean(dim=1))
 
 
+@pytest.mark.parametrize("chunks", [1, 3])
+def test_weights_multiply_each_target_s_loss_and_those_of_one_change_nothing_but_rounding(chunks: int) -> None:
+    model = training_loss(chunks=chunks)
+    inputs, targets = batch()
+    weights = torch.rand(targets.shape, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        losses = F.cross_entropy(model.network(inputs).flatten(0, 1), targets.flatten(), reduction="none")
+        assert torch.allclose(model(inputs, targets, weights), (losses * weights.flatten()).mean())
+    gradients = []
+    for given in (None, torch.ones(targets.shape)):
+        model.zero_grad()
+        model(inputs, targets, given).backward()
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    for one, other in zip(*gradients, strict=True):
+        assert torch.allclose(one, other, rtol=1e-4, atol=1e-7)
+
+
 def test_padded_rows_of_the_head_do_not_count() -> None:
     hidden, weight, targets = torch.randn(4, 7, 5), torch.randn(16, 5), torch.randint(11, (4, 7))
     by_hand = -torch.log_softmax((hidden @ weight.T)[..., :11], -1).gather(-1, targets[..., None]).squeeze(-1)

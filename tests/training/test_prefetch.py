@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from common.errors import BadInput
+from tokens.batches.micro_batches import MicroBatch
 from training import prefetch
 from training.data import follow_tokens
 from training.prefetch import MICROBATCHES_AHEAD, Feed
@@ -24,14 +24,14 @@ def feed_of(monkeypatch: pytest.MonkeyPatch, read: Any) -> Feed:
     return Feed(nothing, 0, torch.device("cpu"), range(3, 20), nothing)
 
 
-def batch(number: int) -> tuple[Tensor, Tensor]:
-    return torch.tensor([number]), torch.tensor([number + 1])
+def batch(number: int) -> MicroBatch:
+    return MicroBatch(torch.tensor([number]), torch.tensor([number + 1]), torch.tensor([0.5]), 0.5)
 
 
 def test_micro_batches_arrive_in_order_and_few_are_read_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[int] = []
 
-    def numbers(first: int, end: int, _: Any) -> Iterator[tuple[Tensor, Tensor]]:
+    def numbers(first: int, end: int, _: Any) -> Iterator[MicroBatch]:
         for number in range(first, end):
             read.append(number)
             yield batch(number)
@@ -39,7 +39,7 @@ def test_micro_batches_arrive_in_order_and_few_are_read_ahead(monkeypatch: pytes
     feed = feed_of(monkeypatch, numbers)
     try:
         seen = [feed.next() for _ in range(5)]
-        assert [(inputs.item(), targets.item()) for inputs, targets in seen] == [(n, n + 1) for n in range(3, 8)]
+        assert seen == [batch(number) for number in range(3, 8)]
         assert len(read) <= 5 + MICROBATCHES_AHEAD + 1  # one more waits for room
     finally:
         feed.close()
@@ -47,7 +47,7 @@ def test_micro_batches_arrive_in_order_and_few_are_read_ahead(monkeypatch: pytes
 
 
 def test_an_error_of_the_thread_is_raised_in_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    def failing(first: int, *_: Any) -> Iterator[tuple[Tensor, Tensor]]:
+    def failing(first: int, *_: Any) -> Iterator[MicroBatch]:
         yield batch(first)
         raise BadInput("token 7: got id 300, wanted less than vocab_size 257")
 
@@ -59,7 +59,7 @@ def test_an_error_of_the_thread_is_raised_in_training(monkeypatch: pytest.Monkey
 
 
 def test_time_spent_waiting_for_data_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    def slow(first: int, *_: Any) -> Iterator[tuple[Tensor, Tensor]]:
+    def slow(first: int, *_: Any) -> Iterator[MicroBatch]:
         time.sleep(0.3)
         yield batch(first)
 
@@ -78,7 +78,7 @@ def test_time_spent_waiting_for_data_is_counted(monkeypatch: pytest.MonkeyPatch)
 def test_a_feed_that_waits_for_growing_tokens_can_be_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefetch, "ready", lambda *_: False)
 
-    def growing(first: int, end: int, wait_for: Any) -> Iterator[tuple[Tensor, Tensor]]:
+    def growing(first: int, end: int, wait_for: Any) -> Iterator[MicroBatch]:
         wait_for(first)
         yield batch(first)
 

@@ -3,11 +3,23 @@
 import ast
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
-from tests.conftest import train
+from model.config import ModelConfig
+from model.gpt import GPT, initialize
+from model.loss import NextTokenLoss
+from tests.conftest import TINY_MODEL, train
+from tokens.batches.micro_batches import MicroBatch
+from tokens.batches.sampling import Layout
+from training.parallel.process_group import Ranks
+from training.parallel.wrap import parallelize
+from training.precision import GROWTH_INTERVAL, INITIAL_LOSS_SCALE, LossScale, Numerics, SavedLossScale
+from training.step import run_microbatches, seed_dropout
 
 # Runs under torchrun on two ranks. Counts what the process group is asked for in the third step of a run.
 COUNT_COLLECTIVES = """
@@ -64,9 +76,37 @@ def test_gradients_are_reduced_once_a_step_whatever_the_accumulation(
     assert {name: count for name, count in counts.items() if name in others} == norm
 
 
-def test_dropout_is_a_function_of_seed_step_and_place() -> None:
-    from training.step import seed_dropout
+def test_with_weights_a_step_has_the_weighted_mean_loss_of_its_global_batch(alone: Ranks) -> None:
+    generator = torch.Generator().manual_seed(0)
+    config = ModelConfig(**TINY_MODEL)
+    rows = torch.randint(config.vocab_size, (4, 2, config.context_length + 1), generator=generator)
+    weights = torch.rand(rows[..., 1:].shape, generator=generator)
+    weights[1] = 0.0  # a micro-batch of which nothing counts
+    networks = [GPT(config), GPT(config)]
+    for network in networks:
+        initialize(network, 0)
+    numerics = Numerics(determinism="elastic", precision="fp32", compiled=False)
+    parallel = parallelize(NextTokenLoss(networks[0]), "ddp", numerics, 4, alone)
+    layout = Layout(context_length=config.context_length, microbatch_size=2, microbatches=4, data_parallel_size=1)
+    state: Any = SimpleNamespace(parallel=parallel, loss_scale=LossScale("fp32", alone.device))
+    settings: Any = SimpleNamespace(layout=layout, numerics=numerics, seed=0)
+    batches = [
+        MicroBatch(part[:, :-1], part[:, 1:], own, weights.mean().item())
+        for part, own in zip(rows, weights, strict=True)
+    ]
+    losses = run_microbatches(state, settings, 0, iter(batches).__next__)
+    whole = F.cross_entropy(
+        networks[1](rows[..., :-1].flatten(0, 1)).flatten(0, 1), rows[..., 1:].flatten(), reduction="none"
+    )
+    wanted = (whole * weights.flatten()).sum() / weights.sum()
+    wanted.backward()
+    assert torch.allclose(losses.mean(), wanted)
+    for found, parameter in zip(parallel.gradients(), networks[1].parameters(), strict=True):
+        assert parameter.grad is not None
+        assert torch.allclose(found / parallel.gradient_divisor, parameter.grad, rtol=1e-4, atol=1e-7)
 
+
+def test_dropout_is_a_function_of_seed_step_and_place() -> None:
     def mask(*position: int) -> torch.Tensor:
         torch.rand(torch.randint(1, 50, ()).item())  # history of the generator does not matter
         seed_dropout(*position)
@@ -78,8 +118,6 @@ def test_dropout_is_a_function_of_seed_step_and_place() -> None:
 
 
 def test_fp16_scale_halves_on_overflow_and_doubles_after_a_quiet_time() -> None:
-    from training.precision import GROWTH_INTERVAL, INITIAL_LOSS_SCALE, LossScale, SavedLossScale
-
     scale = LossScale("fp16", torch.device("cpu"))
     scale.update(torch.tensor(torch.inf))
     assert scale.scale.item() == INITIAL_LOSS_SCALE / 2

@@ -1,4 +1,4 @@
-"""Micro-batches of one data-parallel rank, in order, from any step on: token ids as (inputs, targets).
+"""Micro-batches of one data-parallel rank, in order, from any step on: token ids as inputs and targets.
 
 tokens/batches/sampling.py decides which samples a rank takes; tokens/batches/mixture.py, from which of several streams.
 Token files that are still being written give the batches of the finished files: committed tokens do not change, so a
@@ -11,11 +11,12 @@ from typing import Protocol
 
 import attrs
 import numpy as np
+import torch
 from torch import Tensor
 
 from common.errors import BadInput
 from tokens.batches.mixture import Mixture
-from tokens.batches.sampling import Layout, WindowOrder, inputs_and_targets, rank_samples, read_windows, window_count
+from tokens.batches.sampling import Layout, WindowOrder, rank_samples, read_windows, window_count
 from tokens.format.token_file import TokenStream
 
 SAMPLES_AHEAD = 4096  # located at once, which amortizes numpy's cost per call
@@ -39,6 +40,26 @@ class Growing(Protocol):
 
     def abandoned(self) -> str | None:
         """Return that the preparation has ended without being complete, or None."""
+
+
+@attrs.frozen
+class MicroBatch:
+    """Network inputs and next-token targets; how much each target counts where they do not count alike."""
+
+    inputs: Tensor  # (B, T) int64
+    targets: Tensor  # (B, T) int64
+    weights: Tensor | None = None  # of each target, (B, T) fp32
+    mean_weight: float = 1.0  # of all targets of the global batch, known before its first backward pass
+
+    @classmethod
+    def of_windows(cls, rows: np.ndarray) -> "MicroBatch":
+        """Return the inputs and targets of windows (B, T + 1)."""
+        return cls(torch.from_numpy(rows[:, :-1].astype(np.int64)), torch.from_numpy(rows[:, 1:].astype(np.int64)))
+
+    def moved(self, move: Callable[[Tensor], Tensor]) -> "MicroBatch":
+        """Return the micro-batch with its tensors in other memory."""
+        weights = None if self.weights is None else move(self.weights)
+        return MicroBatch(move(self.inputs), move(self.targets), weights, self.mean_weight)
 
 
 @attrs.frozen(kw_only=True)
@@ -99,8 +120,8 @@ class Reading:
 
 def micro_batches(
     reading: Reading, rank: int, steps: range, wait_for: Callable[[int], None] | None = None
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield (inputs, targets), (B, T) int64 each, of a data-parallel rank's micro-steps in some steps.
+) -> Iterator[MicroBatch]:
+    """Yield the micro-batches of a data-parallel rank's micro-steps in some steps.
 
     `wait_for` is called before a step of growing tokens is read, and returns when that is `ready`. Raises BadInput for
     an id that is not below the vocabulary size.
@@ -117,7 +138,7 @@ def micro_batches(
             if rows.max() >= reading.vocabulary_size:
                 step = first + index // layout.accumulation
                 raise BadInput(f"step {step + 1}: {_find_bad_id(reading, parts)}", alone=True)
-            yield inputs_and_targets(rows)
+            yield MicroBatch.of_windows(rows)
 
 
 def locate(reading: Reading, samples: np.ndarray) -> list[tuple[TokenStream, int]]:

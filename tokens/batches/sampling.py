@@ -10,8 +10,6 @@ stream's order.
 
 import attrs
 import numpy as np
-import torch
-from torch import Tensor
 
 from tokens.batches.rank_shares import longest_share, rank_shares
 from tokens.format.token_file import TokenStream
@@ -79,11 +77,6 @@ def read_windows(parts: list[tuple[TokenStream, int]], context_length: int) -> n
         else:
             row[:] = stream.read(first, context_length + 1)
     return rows
-
-
-def inputs_and_targets(rows: np.ndarray) -> tuple[Tensor, Tensor]:
-    """Split windows (B, T + 1) into network inputs and next-token targets, (B, T) int64 each."""
-    return torch.from_numpy(rows[:, :-1].astype(np.int64)), torch.from_numpy(rows[:, 1:].astype(np.int64))
 
 
 @attrs.frozen(kw_only=True)

@@ -13,7 +13,7 @@ from training.hardware.gpus import Gpu, known_gpus
 from training.optimizers.optimizer_registry import OPTIMIZERS
 from training.parallel.block_groups import group_length
 from training.parallel.sum_tree import most_held_sums
-from training.planning.memory_peaks import HALF_BYTES, STATE_BYTES, MicroBatch, Moment
+from training.planning.memory_peaks import HALF_BYTES, STATE_BYTES, BatchMemory, Moment
 from training.planning.network_sizes import NetworkSizes, network_sizes
 
 GIB = 1 << 30
@@ -104,7 +104,7 @@ class MemoryModel:
     def predict(self, microbatch_size: int) -> Prediction:
         """Return the bytes at the peak of a run's steps."""
         saved = network_sizes(self.model)
-        batch = MicroBatch(model=self.model, options=self.options, saved=saved, size=microbatch_size)
+        batch = BatchMemory(model=self.model, options=self.options, saved=saved, size=microbatch_size)
         microbatches = self.microbatches_at(microbatch_size)
         moments = (self._prediction(saved, microbatches, moment) for moment in batch.moments)
         peak = max(moments, key=lambda prediction: prediction.total)

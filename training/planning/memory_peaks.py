@@ -35,7 +35,7 @@ class Moment:
 
 
 @attrs.frozen(kw_only=True)
-class MicroBatch:
+class BatchMemory:
     """Shape of the work between two moments."""
 
     model: ModelConfig

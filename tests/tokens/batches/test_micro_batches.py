@@ -52,8 +52,8 @@ def read_steps(reading: Reading, first_step: int = 0) -> Tensor:
     ranks = []
     for rank in range(reading.layout.data_parallel_size):
         batches = list(micro_batches(reading, rank, range(first_step, STEPS)))
-        assert all(torch.equal(inputs[:, 1:], targets[:, :-1]) for inputs, targets in batches)
-        ranks.append(torch.cat([inputs for inputs, _ in batches]).unflatten(0, (STEPS - first_step, -1)))
+        assert all(torch.equal(batch.inputs[:, 1:], batch.targets[:, :-1]) for batch in batches)
+        ranks.append(torch.cat([batch.inputs for batch in batches]).unflatten(0, (STEPS - first_step, -1)))
     return torch.cat(ranks, dim=1)
 
 

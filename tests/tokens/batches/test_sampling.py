@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
+from tokens.batches.micro_batches import MicroBatch
 from tokens.batches.sampling import (
     Layout,
     WindowOrder,
     idle_micro_steps,
-    inputs_and_targets,
     mix,
     permute,
     rank_samples,
@@ -117,7 +117,8 @@ def test_inputs_and_targets_are_the_stream_and_the_stream_one_later(tmp_path: Pa
     count = window_count(stream.length, 3, 8)
     assert count == (40 + extra - 3 - 1) // 8
     parts = [(stream, 3 + window * 8) for window in range(count)]
-    inputs, targets = inputs_and_targets(read_windows(parts, 8))
+    batch = MicroBatch.of_windows(read_windows(parts, 8))
+    inputs, targets = batch.inputs, batch.targets
     assert inputs.flatten().tolist() == list(range(3, 3 + 8 * count))
     assert targets.flatten().tolist() == list(range(4, 4 + 8 * count))
 

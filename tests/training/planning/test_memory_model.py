@@ -18,7 +18,7 @@ from tests.conftest import TINY_MODEL
 from training.config.key_groups import MemoryOptions
 from training.hardware.gpus import known_gpus
 from training.planning.memory_model import PLAIN, THRIFTY, MemoryModel, gpu_bytes
-from training.planning.memory_peaks import COMPILED_SAVES, MicroBatch
+from training.planning.memory_peaks import COMPILED_SAVES, BatchMemory
 from training.planning.network_sizes import network_sizes, saved_bytes
 
 TINY = ModelConfig(**TINY_MODEL | {"n_layers": 3})
@@ -39,7 +39,7 @@ def test_a_softcap_holds_its_tanh_beside_the_logits_of_a_chunk() -> None:
     for chunks in (1, 4):
         options, tokens = MemoryOptions(loss_chunks=chunks), 4 * TINY.context_length // chunks
         plain, more = (
-            MicroBatch(model=model, options=options, saved=network_sizes(model), size=4).head.backward
+            BatchMemory(model=model, options=options, saved=network_sizes(model), size=4).head.backward
             for model in (TINY, capped)
         )
         assert 0 <= more - plain <= 4 * TINY.vocab_size * tokens
@@ -47,7 +47,7 @@ def test_a_softcap_holds_its_tanh_beside_the_logits_of_a_chunk() -> None:
 
 def kept(config: ModelConfig, microbatch_size: int, options: MemoryOptions = PLAIN) -> int:
     """Return the predicted bytes between forward and backward pass, of blocks that are not compiled."""
-    batch = MicroBatch(model=config, options=options, saved=network_sizes(config), size=microbatch_size)
+    batch = BatchMemory(model=config, options=options, saved=network_sizes(config), size=microbatch_size)
     blocks = 0 if options.recompute_blocks else config.n_layers
     compiled = COMPILED_SAVES * config.emb_dim * microbatch_size * config.context_length * blocks
     return batch.kept + batch.head.copies - compiled
