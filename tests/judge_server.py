@@ -1,19 +1,15 @@
 """An OpenAI-compatible server on loopback whose model is a function, and whose faults are scripted.
 
 It keeps its own bill, by the id of each request, and answers a repeated Idempotency-Key with the reply that it has
-billed, unless it is told not to know that header. By itself it is a judge to try commands with:
-`python -m tests.judge_server --port 8123 --records instructions.json`.
+billed, unless it is told not to know that header.
 """
 
-import argparse
-import hashlib
 import json
 import random
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
-from pathlib import Path
 from typing import Any
 
 import attrs
@@ -218,42 +214,13 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serve(scorer: Scorer, port: int = 0) -> Iterator[Judge]:
+def serve(scorer: Scorer) -> Iterator[Judge]:
     """Run the server in a thread for as long as the context lasts; yield what it is."""
     judge = Judge(scorer)
-    with serving(Handler, port) as server:
+    with serving(Handler) as server:
         server.judge = judge  # type: ignore[attr-defined]
         judge.url = f"{server.url}/v1"
         try:
             yield judge
         finally:
             judge.released.set()
-
-
-def overlap_scorer(records: list[dict[str, str]]) -> Scorer:
-    """Return a judge that knows the references: words in common with them, and a little noise of its own."""
-    references = {(row["instruction"], row.get("input", "")): row["output"] for row in records}
-
-    def score(asked: dict[str, Any]) -> dict[str, int]:
-        reference = references[asked["instruction"], asked.get("input", "")]
-        return {label: grade(text, reference) for label, text in asked["answers"].items()}
-
-    def grade(text: str, reference: str) -> int:
-        if text.strip() == reference.strip():
-            return 97
-        ours, theirs = set(text.lower().split()), set(reference.lower().split())
-        shared = len(ours & theirs) / max(1, len(ours | theirs))
-        noise = hashlib.sha256(text.encode()).digest()[0] % 11 - 5
-        return max(0, min(95, round(90 * shared) + noise))
-
-    return score
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--records", type=Path, required=True, help="the questions, with references")
-    options = parser.parse_args()
-    with serve(overlap_scorer(json.loads(options.records.read_text())), options.port) as running:
-        print(running.url, flush=True)
-        threading.Event().wait()

@@ -153,11 +153,8 @@ def test_the_tokenizer_of_an_export_is_gpt2s(tmp_path: Path) -> None:
         assert theirs.decode(ids, skip_special_tokens=True) == ours.decode(ids)
 
 
-def test_a_published_model_is_the_exported_one_and_can_be_asked(
-    make_run: Callable[..., Path], hub: Hub, tmp_path: Path
-) -> None:
-    run = make_run()
-    assert train(run, "--max-steps", "2").returncode == 0
+def test_a_published_model_is_the_exported_one_and_can_be_asked(copied: Path, hub: Hub, tmp_path: Path) -> None:
+    run = copied
     nobody = evaluate("export", run, tmp_path / "out", "--push", "owner/model", environment=at_hub(hub, None))
     assert nobody.returncode == 1
     assert "no access token of the Hugging Face hub" in nobody.stderr

@@ -11,70 +11,40 @@ from tests.evaluation.judging.sessions import PROMPTS, Sessions
 from tests.judge_server import Judge
 
 
-def test_refused_prompts_make_no_result_and_replace_no_complete_one(server: Judge, sessions: Sessions) -> None:
-    assert sessions.run().returncode == 0
+def test_a_judgement_adds_one_result_and_no_less_complete_one(server: Judge, sessions: Sessions) -> None:
+    for effort in ("low", "none", "low", "none"):
+        done = sessions.run("--effort", effort)
+        assert done.returncode == 0, done.stderr
+    assert re.search(r"good: no result was added: that of \S+ leaves out 0 prompts, this one 0", done.stdout)
     complete = sessions.results.read_text()
-    store = sessions.store
-    store.unlink()
+    assert len(complete.splitlines()) == 2
+    sessions.store.unlink()
     server.said.clear()
     server.faults = dict.fromkeys(range(8, PROMPTS), "400")
-    done = sessions.run()
+    done = sessions.run("--effort", "low")
     assert done.returncode == 1
     assert "7 of 15 prompts (47%) have no verdict, wanted at most 10 %: the result is not kept" in done.stderr
     server.every = "400"
-    done = sessions.run("--allow-left-out", "50")
+    done = sessions.run("--effort", "low", "--allow-left-out", "50")
     assert done.returncode == 0, done.stderr
-    assert re.search(r"good: no result was added: that of \S+ leaves out 0 prompts, this one 7", done.stdout)
+    assert "leaves out 0 prompts, this one 7" in done.stdout
     assert sessions.results.read_text() == complete
 
 
-def test_a_finished_judgement_adds_no_second_result(server: Judge, sessions: Sessions) -> None:
-    assert sessions.run().returncode == 0
-    again = sessions.run()
-    assert again.returncode == 0, again.stderr
-    assert "good: no result was added: that of" in again.stdout
-    assert len(sessions.results.read_text().splitlines()) == 1
-
-
 def test_the_judges_snapshot_and_comments_are_kept(server: Judge, sessions: Sessions) -> None:
-    server.snapshot = "scripted-2026-01-01"
+    server.snapshot, server.faults = "scripted-2026-01-01", dict.fromkeys(range(8, PROMPTS), "400")
+    assert sessions.run().returncode == 1  # too few for a result
+    (comments,) = sessions.files[0].parent.glob("judged-by-scripted-????????.md")
     done = sessions.run()
+    assert f"the judge's comments: {comments}" in done.stdout
     assert "answered by: scripted-2026-01-01" in done.stdout
     assert sessions.result()["judge_snapshots"] == ["scripted-2026-01-01"]
-    (comments,) = sessions.files[0].parent.glob("judged-by-scripted-????????.md")
-    assert f"the judge's comments: {comments}" in done.stdout
     text = comments.read_text()
     assert text.count("- 95: follows the instruction closely") == PROMPTS
     assert "## 1. Instruction 0" in text
     assert "**poor**, seed 0\n\n> poor says to 0: 40\n\n- 40: follows" in text
-
-
-def test_comments_are_written_whenever_there_are_some(server: Judge, sessions: Sessions) -> None:
-    server.faults = dict.fromkeys(range(8, PROMPTS), "400")
-    done = sessions.run()
-    assert done.returncode == 1  # too few for a result
-    (comments,) = sessions.files[0].parent.glob("judged-by-*.md")
-    assert f"the judge's comments: {comments}" in done.stdout
-    assert sessions.run().returncode == 0
-    comments.unlink()
-    assert sessions.run().returncode == 0
-    assert comments.exists()
     assert sessions.run("--orders", "2", "--effort", "low").returncode == 0
     assert len(list(sessions.files[0].parent.glob("judged-by-*.md"))) == 2
-
-
-def test_another_judgement_between_adds_no_second_result(server: Judge, sessions: Sessions) -> None:
-    results = sessions.results
-    for effort in ("low", "none", "low", "none"):
-        assert sessions.run("--effort", effort).returncode == 0
-    complete = results.read_text()
-    assert len(complete.splitlines()) == 2
-    sessions.store.unlink()
-    server.faults = {0: "400"}
-    server.said.clear()
-    done = sessions.run("--effort", "low")
-    assert "leaves out 0 prompts, this one 1" in done.stdout
-    assert results.read_text() == complete
 
 
 def test_of_one_fine_tuning_each_the_judge_finds_nobody_better(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The report claims no rank that the data cannot give."""
+"""Scores and report: no rank that the data cannot give; what was not judged counts for nobody."""
 
 import pytest
 
@@ -19,3 +19,19 @@ def test_one_fine_tuning_ranks_no_model(seeds: int) -> None:
     assert ("for this one fine-tuning only" in said, "--seeds 2 or more" in said) == (seeds == 1, seeds == 1)
     apart = score(judged, prompts, [grades(prompt, 60 + 9 * (-1) ** prompt.question, 61, 95) for prompt in prompts])
     assert ("not told apart" in describe(judged, apart)) == (seeds > 1)
+
+
+def test_what_is_not_judged_counts_for_nobody() -> None:
+    judged = panel(2, 4)
+    prompts = make_prompts(judged, JUDGE, repeats=2, seed=0)
+    verdicts = [grades(p, *(score - 10 * p.question for score in (80, 30, 95))) for p in prompts]
+    full = score(judged, prompts, verdicts)
+    assert [standing.score.value for standing in full.standings] == [65, 15]
+    assert full.anchor == 80
+    assert full.doubtful == [1, 2, 3]
+    assert full.disagreement == 0
+    without = [
+        None if p.question == 3 or n == 0 else verdict
+        for n, (p, verdict) in enumerate(zip(prompts, verdicts, strict=True))
+    ]
+    assert [standing.score.value for standing in score(judged, prompts, without).standings] == [70, 20]

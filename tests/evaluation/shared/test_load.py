@@ -12,17 +12,16 @@ from safetensors.torch import load_file, save_file
 
 from common.errors import BadInput
 from evaluation.shared.load import home_of, load, locate
-from tests.conftest import TINY_MODEL, train
+from tests.conftest import TINY_MODEL
 from tests.evaluation.comparison.stored import evaluate
 from tests.model.test_naming import gpjt, nanogpt, openai, plain_of
 
 
 @pytest.mark.parametrize("naming", [openai, nanogpt, gpjt])
 def test_models_of_other_programs_are_asked_like_ours(
-    make_run: Callable[..., Path], tmp_path: Path, naming: Callable[..., dict[str, torch.Tensor]]
+    copied: Path, tmp_path: Path, naming: Callable[..., dict[str, torch.Tensor]]
 ) -> None:
-    run = make_run()
-    assert train(run, "--max-steps", "2").returncode == 0
+    run = copied
     ours = load(locate(str(run), None), None, torch.device("cpu"))
     weights = naming(plain_of(ours.network), ours.network.config)
     if naming is gpjt:  # a run directory as that repository leaves it
@@ -42,11 +41,10 @@ def test_models_of_other_programs_are_asked_like_ours(
     assert "pass it with --tokenizer" in evaluate("smoke", tmp_path / "theirs").stderr
 
 
-def test_what_cannot_be_loaded_is_one_line(make_run: Callable[..., Path], tmp_path: Path) -> None:
-    run = make_run()
-    assert train(run, "--max-steps", "1").returncode == 0
+def test_what_cannot_be_loaded_is_one_line(copied: Path, tmp_path: Path) -> None:
+    run = copied
     typed = os.path.relpath(run)
-    assert str(locate(typed, "best").path) == f"{typed}/checkpoints/step-00000001"  # results name it as it was typed
+    assert str(locate(typed, "best").path) == f"{typed}/checkpoints/step-00000008"  # results name it as it was typed
     exported = tmp_path / "exported"
     assert evaluate("export", run, exported).returncode == 0
     config, weights = exported / "config.json", exported / "model.safetensors"
@@ -79,7 +77,7 @@ def test_what_cannot_be_loaded_is_one_line(make_run: Callable[..., Path], tmp_pa
     assert "damaged" in refused()
     weights.unlink()
     assert "missing; wanted weights as safetensors" in refused()
-    (run / "checkpoints/step-00000001/state.json").unlink()
+    (run / "checkpoints/step-00000008/state.json").unlink()
     assert "state.json: missing; choose another checkpoint" in refused("smoke", run)  # not taken for another program's
 
 
