@@ -164,7 +164,7 @@ def _count(log: Path) -> int:
 
 
 def _cpu_seconds(pid: int) -> float:
-    """Return what all threads of a process have used so far, on Linux."""
+    """Return the CPU seconds of all threads of a process so far, on Linux."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

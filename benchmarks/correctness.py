@@ -85,7 +85,7 @@ class SmallRun:
         )
 
     def train(self, name: str, ranks: int, *, device: str | None = None, **keys: Any) -> SmallResult:
-        """Train to the end, and return what was recorded. `keys`: of train.json. Raises BadInput where it fails."""
+        """Train to the end, and return the record. `keys`: of train.json. Raises BadInput where it fails."""
         run = self._write(name, **keys)
         return self._finish(run, self._start(run, ranks, device or self.device))
 

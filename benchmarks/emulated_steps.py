@@ -145,7 +145,7 @@ def main(  # noqa: PLR0913  # each is an option
 
 
 def measure(layout: EmulatedLayout, steps: int) -> EmulatedSteps:
-    """Train for some steps in this process, which cannot do so a second time, and return what a step takes."""
+    """Train for some steps in this process, which cannot do so a second time, and return the cost of a step."""
     ranks = lone_rank(layout.world_size) if layout.world_size > 1 else start("cuda", GROUP_SECONDS)
     model = SIZES[layout.size]
     with TemporaryDirectory() as folder:
@@ -189,7 +189,7 @@ def measure(layout: EmulatedLayout, steps: int) -> EmulatedSteps:
 
 
 def lone_rank(world_size: int) -> Ranks:
-    """Return rank 0 of a job whose other ranks do not exist; what they would send is what this rank sends."""
+    """Return rank 0 of a job whose other ranks do not exist; this rank's data stand for theirs."""
     device = torch.device("cuda", 0)
     torch.cuda.set_device(device)
     store = dist.HashStore()  # type: ignore[attr-defined]  # missing from its __all__

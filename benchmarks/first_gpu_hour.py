@@ -108,7 +108,7 @@ def main(
 
 
 def needs(largest: Size) -> Needs:
-    """Return what the preflight checks: train.py starts no run without room for its checkpoint."""
+    """Return the preflight's requirements: train.py starts no run without room for its checkpoint."""
     wanted = CHECKPOINT_BYTES * parameter_count(SIZES[largest]) + REST_BYTES
     disk = DiskNeed(
         directory=Path(tempfile.gettempdir()),
@@ -152,7 +152,7 @@ def run_steps(
 
 
 def limit_seconds(step: HourStep, later: list[HourStep], left: float) -> float:
-    """Return a step's limit: its own, and up to twice that of what earlier steps left over; later ones keep theirs."""
+    """Return a step's limit: up to twice its own, from time that earlier steps left over; later ones keep theirs."""
     own, spare = 60 * step.minutes, left - 60 * sum(each.minutes for each in later)
     return min(left, max(own, min(2 * own, spare)))
 
@@ -189,7 +189,7 @@ def make_page(head: Sequence[str], outcomes: Outcomes, folder: Path, price_per_h
 
 
 def pack(folder: Path) -> Path:
-    """Write FOLDER.tar.gz: the page, what the steps printed and how they ended; return its path."""
+    """Write FOLDER.tar.gz: the page, the steps' output and outcomes; return its path."""
     archive = folder.with_name(f"{folder.name}.tar.gz")
     with tarfile.open(archive, "w:gz") as tar:
         for path in sorted(folder.iterdir()):

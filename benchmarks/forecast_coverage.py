@@ -23,7 +23,7 @@ CENTER = (3e7, 3e8)  # N and D at which the parts of a truth are given
 
 @attrs.frozen
 class LadderShape:
-    """Sizes of a ladder, what each is trained on, and how often."""
+    """Sizes, horizons and seeds of a ladder."""
 
     sizes: int
     span: float  # largest size over smallest

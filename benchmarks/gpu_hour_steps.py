@@ -1,6 +1,6 @@
 """Steps of the first GPU hour, in order of worth: command, time limit, the cells of docs/ that each fills; their runs.
 
-A run leaves NAME.txt, what the step printed, and NAME.json, how it ended.
+A run leaves NAME.txt, the step's output, and NAME.json, its outcome.
 """
 
 import json

@@ -68,7 +68,7 @@ def main(
     elastic: bool = False,
     set: tuple[str, ...] = (),
 ) -> None:
-    """Print a table for each size; --elastic: and what operators move beyond that with `determinism` "elastic"."""
+    """Print a table for each size; --elastic: and the bytes that `determinism` "elastic" adds."""
     inductor_config.benchmark_kernel = True  # kernels then know their bytes
     ranks = lone_rank(world_size) if world_size > 1 else start("cuda", GROUP_SECONDS)
     for size in sizes:

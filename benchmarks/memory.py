@@ -1,4 +1,4 @@
-"""Predicted memory beside what torch.cuda.max_memory_allocated() says, and what fits: predicted beside found.
+"""Predicted memory beside torch.cuda.max_memory_allocated(), and the largest micro-batch: predicted beside found.
 
 python benchmarks/memory.py [--sizes 124M 1.5B] [--cards a100-40gb]
 

@@ -1,4 +1,4 @@
-"""Tokens a second of training, and how far that is from what this hardware can do.
+"""Tokens a second of training, as shares of the hardware's peak and of a measured matrix product.
 
 python benchmarks/train_speed.py [--sizes 124M 350M] [--beside-nanogpt PATH]
 

@@ -22,7 +22,7 @@ _dropped: dict[str, str | None] = {}  # first problem of each kind of output or 
 
 
 class BadInput(Exception):
-    """User error: an invalid file, option or value. The message is one line: what, where, got, wanted, what to do.
+    """User error: an invalid file, option or value. The message is one line: place, got, wanted, next step.
 
     Control characters in it, which names of files or values may contain, are escaped. All ranks of a job raise it
     together and rank 0 prints it, unless `alone`: then this rank prints it.

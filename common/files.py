@@ -155,7 +155,7 @@ def sha256(path: Path) -> str:
 
 
 def sha256_of(stream: BinaryIO) -> str:
-    """Return the sha256 of what a stream still holds, in hexadecimal."""
+    """Return the sha256 of the rest of a stream, in hexadecimal."""
     digest = hashlib.sha256()
     while block := stream.read(BLOCK_BYTES):
         digest.update(block)

@@ -1,4 +1,4 @@
-"""Named axes of the network's parameters: which of its dimensions rows and columns stand for.
+"""Named axes of the network's parameters: the dimensions that rows and columns stand for.
 
 A layer's weight has its outputs as rows and its inputs as columns, an embedding the other way round. From the names
 follow padded rows, first weights, weight decay, learning rates by group, and the matrices that an optimizer takes.

@@ -93,7 +93,7 @@ class LineChart:
         return _widened(*value_range(shown), MARGIN)
 
     def _described_title(self) -> str:
-        """Return the title with the kind of the axis, and what lies outside it."""
+        """Return the title with the kind of the axis, and the values outside it."""
         title = f"{self.title}, logarithmic axis" if self.logarithmic else self.title
         top = math.inf if self.top is None else self.top
         values = {line.name: line.y[np.isfinite(line.y)] for line in self.lines}

@@ -1,4 +1,4 @@
-"""Facts of a run for people: what was trained, on what, for how much; and what differs between runs."""
+"""Facts of a run for people: network, data, machine, cost; and differences between runs."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -23,7 +23,7 @@ class DifferingSetting:
 
 
 def headline(history: RunHistory) -> list[str]:
-    """Return how far a run is, in a few words each."""
+    """Return a run's progress, in a few words each."""
     parts = [history.state, f"step {history.step:,}" + _of(history.record.steps)]
     for name, text in (("validation_loss", "validation loss"), ("train_loss", "training loss")):
         if name in history.curves:
@@ -34,7 +34,7 @@ def headline(history: RunHistory) -> list[str]:
 
 
 def facts(history: RunHistory) -> list[Fact]:
-    """Return what was trained, and on what. Unknown facts are left out."""
+    """Return network, data and machine. Unknown facts are left out."""
     return [*_model_facts(history), *_data_facts(history), *_machine_facts(history)]
 
 

@@ -113,7 +113,7 @@ def torchrun_process() -> int | None:
 
 
 def torchrun_identity() -> str | None:
-    """Return what tells the torchrun that started this process from all others, on any machine; None without."""
+    """Return the identity of the torchrun that launched this process, unique over machines; None without."""
     if (job := torchrun_job()) is None:
         return None
     try:

@@ -8,7 +8,7 @@ import attrs
 
 @attrs.frozen(kw_only=True)
 class Decay:
-    """A decay from the peak to a final learning rate, and what train.json need not say of it."""
+    """A decay from the peak to a final learning rate, with its defaults."""
 
     curve: Callable[[float], float]  # from 1 to 0 while its argument, the progress of the decay, goes from 0 to 1
     period_percent: float | None  # of all steps; None: all steps after warm-up

@@ -59,7 +59,7 @@ def gradients_repeat(state: TrainState, settings: StepSettings, ranks: Ranks) ->
 
 
 def describe(outcome: SelfTest, numerics: Numerics) -> str:
-    """Return the outcome and what it means, as one line."""
+    """Return the outcome and its meaning, as one line."""
     level = f"determinism {numerics.determinism}"
     if outcome.held:
         workspace = os.environ.get("CUBLAS_WORKSPACE_CONFIG")

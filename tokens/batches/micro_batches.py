@@ -1,6 +1,6 @@
 """Micro-batches of one data-parallel rank, in order, from any step on: token ids as inputs and targets.
 
-tokens/batches/sampling.py decides which samples a rank takes; tokens/batches/mixture.py, from which of several streams.
+tokens/batches/sampling.py decides which samples a rank takes; tokens/batches/mixture.py, their streams.
 Token files that are still being written give the batches of the finished files: committed tokens do not change, so a
 window can be read as soon as everything that its place depends on is committed.
 """

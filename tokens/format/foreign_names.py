@@ -35,7 +35,7 @@ class ForeignName:
 
 
 def parse_name(name: str) -> ForeignName | None:
-    """Return what the name of a token file says, None for a file of another kind."""
+    """Return the parts of a token file's name, None for a file of another kind."""
     stem, dot, suffix = name.rpartition(".")
     if not dot or suffix not in SUFFIXES or name.startswith("."):
         return None

@@ -1,4 +1,4 @@
-"""Progress bar of a preparation, and the final report of what was written and left out."""
+"""Progress bar of a preparation, and the final report of tokens written and text left out."""
 
 import itertools
 import sys

@@ -1,4 +1,4 @@
-"""Record of what a program asks of emulated GPUs: kernels, matrix products, collectives, copies, waits, allocations.
+"""Record of a program's calls to emulated GPUs: kernels, matrix products, collectives, copies, waits, allocations.
 
     with record() as recording:
         train_step(...)
@@ -61,7 +61,7 @@ class Entry(ctypes.Structure):
 
 @attrs.frozen(kw_only=True)
 class Event:
-    """One call; what does not apply to its kind is 0."""
+    """One call; fields of other kinds are 0."""
 
     kind: Kind
     name: str  # of the kernel, the collective, the function, or the direction of a copy

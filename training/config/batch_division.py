@@ -32,7 +32,7 @@ def factors(layout: Layout) -> str:
 
 
 def describe_balance(layout: Layout, level: str | None) -> list[str]:
-    """Return how busy ranks are, what elastic sums cost, and a better micro-batch, as a line; none if all is even.
+    """Return the ranks' load, the cost of elastic sums, and a better micro-batch, as a line; none if all is even.
 
     `level`: determinism as in train.json. Under DDP a rank sends each of its partial sums once, then its part of the
     whole sum, which makes as many bytes again as one.

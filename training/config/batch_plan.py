@@ -58,7 +58,7 @@ class Plan:
         return self.steps * self.tokens_per_step
 
     def read_until(self, step: int) -> list[dict[str, Any]]:
-        """Return what is read of each dataset in the first `step` steps: tokens and epochs."""
+        """Return the tokens and epochs of each dataset in the first `step` steps."""
         counts = self.mixture.counts(step * self.layout.global_batch_size)
         return [
             {"dataset": source.dataset, "tokens": count * self.layout.context_length, "epochs": source.epochs(count)}

@@ -58,7 +58,7 @@ class DatasetPart:
 
 
 def read_parts(value: Any) -> tuple[DatasetPart, ...]:
-    """Return what a value of `dataset` means. Raises ValueError for a wrong one."""
+    """Return the datasets that a value of `dataset` names. Raises ValueError for a wrong one."""
     if isinstance(value, str) and value:
         return (DatasetPart(value, 1),)
     if not isinstance(value, list) or not value:

@@ -67,7 +67,7 @@ FOREIGN_KEYS = {name: ours for ours, names in _THEIRS.items() for name in names.
 
 
 def hint(section: str, key: str, value: Any, keys: Mapping[str, Mapping[str, Any]], *, overridden: bool) -> str:
-    """Return what an unknown key of a section may mean: a key of the other file, another program's, or the nearest.
+    """Return the likely meaning of an unknown key: a key of the other file, of another program, or the nearest.
 
     `keys`: all known keys by section, "model" and "train". `overridden`: given by --set.
     """

@@ -38,7 +38,7 @@ FINEWEB_BYTES = 21e9  # a token set of runs/8xa100, downloaded
 
 @attrs.frozen
 class Check:
-    """Outcome of one check: what was found, and for a warning or a problem what to do."""
+    """Outcome of one check: its finding, and for a warning or a problem the next step."""
 
     name: str
     found: str

@@ -18,7 +18,7 @@ from training.parallel.process_group import RankGroup, reduce_scatter_single
 
 @contextmanager
 def compute_memory(device: torch.device) -> Iterator[None]:
-    """Context in which new tensors have memory of the compute stream. The current stream waits for what used it before.
+    """Context in which new tensors have memory of the compute stream. The current stream waits for earlier users.
 
     Before such a tensor is dropped, the compute stream has to wait for its last use.
     """

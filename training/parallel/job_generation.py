@@ -1,4 +1,4 @@
-"""Generation of a job's processes: what tells those that torchrun has started together from all before and after.
+"""Generation of a job's processes: the identity of those that torchrun has started together.
 
 On one node torchrun counts restarts. On several each torchrun counts its own, and none counts that a node has come or
 gone, while the store, where the processes meet, may be the same and keep what earlier ones wrote.

@@ -3,7 +3,7 @@
 The micro-batches of a step are the leaves, whatever the number of ranks. Runs of `run` leaves are added in order, then
 the results pairwise, neighbors first; an odd last one joins at the next level. A contiguous range of leaves has one
 partial sum for each of its largest complete subtrees. Of a run that it cuts, a beginning is one partial sum, and other
-leaves are one each, because they are added in order to what comes before them.
+leaves are one each, because they are added in order to the sum before them.
 """
 
 import functools
